@@ -1,0 +1,34 @@
+"""Accelerators: are there any, has this process touched them?"""
+
+from __future__ import annotations
+
+import torch
+
+from .built_with import extension_device_type
+
+
+def accelerator_is_initialised() -> bool:
+    """Does this process hold an accelerator context already? `torch.cuda`, `torch.xpu`: 2.11 to 2.15."""
+
+    return torch.cuda.is_initialized() or torch.xpu.is_initialized()
+
+
+def accelerator_is_in_bad_fork() -> bool:
+    """In a forked child: did the parent touch CUDA or XPU, so that it cannot? `_is_in_bad_fork`: 2.11 to 2.15."""
+
+    return torch.cuda._is_in_bad_fork() or torch.xpu._is_in_bad_fork()
+
+
+def other_accelerator_is_built() -> bool:
+    """Is torch built, or extended, for an accelerator other than CUDA and ROCm?
+
+    `torch.xpu._is_compiled`, `torch._C._mtia_isBuilt`, `_get_privateuse1_backend_name`: 2.11 to 2.15.
+    """
+
+    return (
+        torch.xpu._is_compiled()
+        or torch._C._mtia_isBuilt()
+        or torch.backends.mps.is_built()
+        or hasattr(torch, "hpu")
+        or hasattr(torch, extension_device_type())
+    )

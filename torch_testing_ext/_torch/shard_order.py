@@ -1,0 +1,63 @@
+"""DTensor's order of shards, since 2.10, and its sharding rules."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+
+def shard_order(mesh_dims_by_tensor_dim: Mapping[int, Sequence[int]]) -> tuple[Any, ...]:
+    """Which mesh dimensions cut a tensor dimension, in order. `_dtensor_spec.ShardOrderEntry`."""
+    from torch.distributed.tensor._dtensor_spec import ShardOrderEntry
+
+    return tuple(
+        ShardOrderEntry(tensor_dim=tensor_dim, mesh_dims=tuple(mesh_dims))
+        for tensor_dim, mesh_dims in mesh_dims_by_tensor_dim.items()
+    )
+
+
+def redistribute_local(local: Any, before: Any, after: Any, use_graph_based_transform: bool) -> Any:
+    """This rank's part of a tensor, from one spec to the other. `_redistribute.redistribute_local_tensor`."""
+    from torch.distributed.tensor._redistribute import redistribute_local_tensor
+
+    return redistribute_local_tensor(local, before, after, use_graph_based_transform=use_graph_based_transform)
+
+
+def take_placements_literally(spec: Any) -> None:
+    """Let strided shards stand for themselves, not for an order of shards. `DTensorSpec`, until 2.15 at least."""
+    spec.use_strided_shard_as_shard_order = False
+    spec.__post_init__()
+
+
+_STRATEGY_TABLES = (
+    "op_to_rules",
+    "op_strategy_funcs",
+    "op_to_schema_info",
+    "op_single_dim_strategy_funcs",
+    "op_to_schema_info_for_single_dim_strategy",
+)
+
+
+@contextlib.contextmanager
+def replaced_op_strategy(op: Any, strategy: Callable[..., Any], schema_info: Any) -> Iterator[None]:
+    """DTensor's sharding strategy for `op`, for a while. The propagator's tables, `_ops.utils.register_op_strategy`
+    and `debug._clear_sharding_prop_cache`, seen on 2.13 and 2.15."""
+    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor._ops.utils import register_op_strategy
+    from torch.distributed.tensor.debug import _clear_sharding_prop_cache
+
+    # Any rule of another kind would win: none of them may stay.
+    propagator = vars(DTensor._op_dispatcher.sharding_propagator)
+    tables: list[dict[Any, Any]] = [propagator[name] for name in _STRATEGY_TABLES if name in propagator]
+    before = [table.pop(op, None) for table in tables]
+    try:
+        register_op_strategy(op, schema_info=schema_info)(strategy)
+        _clear_sharding_prop_cache()
+        yield
+    finally:
+        for table, entry in zip(tables, before, strict=True):
+            table.pop(op, None)
+            if entry is not None:
+                table[op] = entry
+        _clear_sharding_prop_cache()

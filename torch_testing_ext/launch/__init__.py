@@ -1,0 +1,35 @@
+"""How ranks are born, watched and ended. Knows processes, files and signals; no test framework.
+
+run = launch(Job(...))          start the ranks, in milliseconds
+outcome = watch(run, ...)       see them to their end
+verdict = judge(outcome...)     one outcome and one message for all of them
+"""
+
+from .client import CannotStart, Run, close, launch, new_directory
+from .job import Job, Named, Surroundings
+from .rank import Report
+from .report import Ending, RankReport, now
+from .verdict import Case, Expected, Outcome, Verdict, judge
+from .watch import end, watch
+
+__all__ = [
+    "CannotStart",
+    "Case",
+    "Ending",
+    "Expected",
+    "Job",
+    "Named",
+    "Outcome",
+    "RankReport",
+    "Report",
+    "Run",
+    "Surroundings",
+    "Verdict",
+    "close",
+    "end",
+    "judge",
+    "launch",
+    "new_directory",
+    "now",
+    "watch",
+]

@@ -1,0 +1,166 @@
+"""Where hung ranks are, and which one differs: out of their stacks and their flight recorders' entries. Pure.
+
+Of the recorder only what was *enqueued* is trusted: gloo marks what has completed late, or never.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .report import Ending, RankReport
+
+_FRAME = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+) in (?P<function>.+)$')
+_PACKAGE = str(Path(__file__).parents[1])
+_BIRTH = re.compile(rf'"{re.escape(_PACKAGE)}/launch/rank\.py", line \d+ in (_run|_answer)$')
+_OURS = re.compile(rf'"{re.escape(_PACKAGE)}/(\w+|launch/\w+|_torch/\w+)\.py", line')
+
+_EQUAL_SHAPES = ("all_reduce", "allreduce", "broadcast", "all_gather", "allgather", "reduce_scatter")
+
+
+@dataclass(frozen=True)
+class Collective:
+    """One entry of the flight recorder. The same on all ranks, if all ranks do the same."""
+
+    group: str
+    sequence: int
+    kind: str
+    shapes: str
+    order: int  # in this rank, over all groups
+
+    def __str__(self) -> str:
+        return f"{self.kind} #{self.sequence} {self.shapes}".rstrip()
+
+
+def explain(reports: Sequence[RankReport], file: str) -> str:
+    """A table with a line for each rank that still ran, and under it which rank differs."""
+    running = [r for r in reports if r.ending is Ending.STOPPED]
+    histories = {r.rank: collectives(r.recorder) for r in running}
+    lines = [f"  rank {r.rank}: {where(r.stacks, file)}; {_last(histories[r.rank])}" for r in running]
+    known = {rank: history for rank, history in histories.items() if history is not None}
+    return "\n".join(["where the running ranks are:", *lines, *(f"=> {line}" for line in differences(known))])
+
+
+def _last(history: list[Collective] | None) -> str:
+    if history is None:
+        return "its collectives are not known (it did not answer)"
+    return f"last collective: {history[-1]}" if history else "no collective yet"
+
+
+def collectives(recorder: str) -> list[Collective] | None:
+    """What a rank has enqueued, over all its groups, in its order; None where it did not answer, or not in full."""
+    try:
+        entries = json.loads(recorder)["entries"]
+    except (ValueError, KeyError):
+        return None
+    found = [_collective(entry) for entry in entries if not entry.get("is_p2p")]
+    return sorted(found, key=lambda collective: collective.order)
+
+
+def _collective(entry: dict[str, Any]) -> Collective:
+    shapes = " ".join(str(shape) for shape in entry.get("input_sizes", []))
+    return Collective(
+        group=str(entry.get("process_group", ["?"])[0]),
+        sequence=int(entry.get("collective_seq_id", 0)),
+        kind=str(entry.get("profiling_name", "?")).rpartition(":")[2],
+        shapes=shapes,
+        order=int(entry.get("record_id", entry.get("id", 0))),
+    )
+
+
+def differences(histories: Mapping[int, Sequence[Collective]]) -> list[str]:
+    """Which rank does something else than the others, in sentences; none where all do the same."""
+    if len(histories) < 2:
+        return []
+    groups: dict[str, dict[int, dict[int, Collective]]] = {}
+    for rank, history in histories.items():
+        for collective in history:
+            groups.setdefault(collective.group, {}).setdefault(rank, {})[collective.sequence] = collective
+    if len(groups) == 1:
+        # With one group everybody is in it, also who has not come to any collective.
+        members = next(iter(groups.values()))
+        members.update({rank: {} for rank in histories if rank not in members})
+    return [sentence for members in groups.values() for sentence in _in_group(members)]
+
+
+def _in_group(members: dict[int, dict[int, Collective]]) -> list[str]:
+    """The first collective that the ranks do not agree on is the cause; who lags behind without that, the hint."""
+    front = max(max(history, default=0) for history in members.values())
+    for sequence in range(1, front + 1):
+        here = {rank: history[sequence] for rank, history in members.items() if sequence in history}
+        if len({_must_agree(collective) for collective in here.values()}) > 1:
+            return [_disagreement(here, latest=sequence == front)]
+    behind = sorted(rank for rank, history in members.items() if max(history, default=0) < front)
+    there = next(history[front] for history in members.values() if front in history)
+    return [f"{_ranks(behind)} never reached {there}"] if behind else []
+
+
+def _must_agree(collective: Collective) -> tuple[str, str]:
+    """What has to be the same on all ranks: the shapes only where the collective wants them equal."""
+    equal = any(word in collective.kind for word in _EQUAL_SHAPES)
+    return collective.kind, collective.shapes if equal else ""
+
+
+def _disagreement(here: dict[int, Collective], latest: bool) -> str:
+    """The few first, then the many: it is the few that one looks for."""
+    by_text: dict[str, list[int]] = {}
+    for rank, collective in sorted(here.items()):
+        by_text.setdefault(str(collective), []).append(rank)
+    parts = []
+    for text, ranks in sorted(by_text.items(), key=lambda item: len(item[1])):
+        verb = ("is" if latest else "was") if len(ranks) == 1 else ("are" if latest else "were")
+        parts.append(f"{_ranks(ranks)} {verb} at {text}")
+    return ", ".join(parts)
+
+
+def where(stacks: str, file: str) -> str:
+    """The line of the test that a rank is in: the innermost frame of its main thread in the test's file, else
+    the innermost that is not the library's."""
+    frames = main_thread(stacks)
+    if not frames:
+        return "place unknown"
+    chosen = next((f for f in frames if f["file"] == file), None)
+    chosen = chosen or next((f for f in frames if not _is_library(f["file"])), frames[0])
+    at = f"{Path(chosen['file']).name}:{chosen['line']} in {chosen['function']}"
+    return f"{at}{_source(chosen)}"
+
+
+def main_thread(stacks: str) -> list[dict[str, str]]:
+    """The frames of the main thread, innermost first. faulthandler lists threads newest first, so it comes last."""
+    threads = re.split(r"^(?:Current thread|Thread) .*$", stacks, flags=re.MULTILINE)
+    return [match.groupdict() for line in threads[-1].splitlines() if (match := _FRAME.match(line))]
+
+
+def tidy(stacks: str) -> str:
+    """A dump without what is ours. Below a rank's first frame lies the stack of whoever forked it, down to the test
+    runner's start; above it is how we came to call the test; and a thread of ours answers for the flight recorder."""
+    kept = []
+    for thread in re.split(r"\n(?=(?:Current thread|Thread) )", stacks):
+        title, *frames = itertools.takewhile(lambda line: not _BIRTH.search(line), thread.splitlines() or [""])
+        while frames and (_OURS.search(frames[-1]) or not frames[-1].strip()):
+            frames.pop()
+        if frames:
+            kept.append("\n".join([title, *frames]))
+    return "\n\n".join(kept)
+
+
+def _is_library(file: str) -> bool:
+    return file.startswith(_PACKAGE) or "/torch/" in file or "/lib/python3" in file
+
+
+def _source(frame: dict[str, str]) -> str:
+    try:
+        text = Path(frame["file"]).read_text(errors="replace").splitlines()[int(frame["line"]) - 1].strip()
+    except (OSError, IndexError):
+        return ""
+    return f" ({text})"
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    names = ", ".join(str(rank) for rank in ranks)
+    return f"rank {names}" if len(ranks) == 1 else f"ranks {names}"

@@ -1,0 +1,75 @@
+"""What a user may switch by environment: one table, read at each launch, so that a test may change it.
+
+A misspelt name or value is an error that lists the known ones: a switch that silently does nothing costs an hour.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+PREFIX = "TORCH_TESTING_EXT_"
+
+
+@dataclass(frozen=True)
+class Settings:
+    start: str = "auto"
+    logs: Path | None = None
+    stream: bool = False
+    debug_rank: int | None = None
+    explain_hangs: bool = False
+
+
+@dataclass(frozen=True)
+class _Switch:
+    field: str
+    values: str
+    parse: Callable[[str], Any]
+
+
+def _one_of(*known: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text not in known:
+            raise ValueError(text)
+        return text
+
+    return parse
+
+
+def _flag(text: str) -> bool:
+    return {"0": False, "1": True}[text]
+
+
+def _rank(text: str) -> int:
+    if not text.isdecimal():
+        raise ValueError(text)
+    return int(text)
+
+
+SWITCHES = {
+    PREFIX + "START": _Switch("start", "auto, fork or spawn", _one_of("auto", "fork", "spawn")),
+    PREFIX + "LOGS": _Switch("logs", "a directory", lambda text: Path(text).expanduser().absolute()),
+    PREFIX + "STREAM": _Switch("stream", "0 or 1", _flag),
+    PREFIX + "DEBUG_RANK": _Switch("debug_rank", "a rank: 0, 1, 2 ...", _rank),
+    PREFIX + "EXPLAIN_HANGS": _Switch("explain_hangs", "0 or 1", _flag),
+}
+
+
+def read(environ: Mapping[str, str] | None = None) -> Settings:
+    """The settings in force. An empty value counts as not set. Raises ValueError for what is not known."""
+    environ = os.environ if environ is None else environ
+    chosen = {}
+    for name, text in environ.items():
+        if not name.startswith(PREFIX) or not text:
+            continue
+        if name not in SWITCHES:
+            raise ValueError(f"{name} is not a known setting; known are: {', '.join(SWITCHES)}")
+        switch = SWITCHES[name]
+        try:
+            chosen[switch.field] = switch.parse(text)
+        except (ValueError, KeyError):
+            raise ValueError(f"{name}={text!r} is not understood; known values: {switch.values}") from None
+    return Settings(**chosen)

@@ -1,0 +1,143 @@
+"""What differs between operating systems, each behind one name. Nobody else here asks for sys.platform."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+
+LINUX = sys.platform.startswith("linux")
+# macOS can fork, but its frameworks start threads that a child misses, and it does not tell of them.
+CAN_FORK = LINUX
+# A real-time signal where there are any: tests use SIGUSR1 and SIGUSR2 for purposes of their own.
+DUMP_STACKS: int = signal.SIGRTMAX - 1 if hasattr(signal, "SIGRTMAX") else signal.SIGUSR2
+LOOPBACK = "lo" if LINUX else "lo0"
+
+HUGE_PAGE = 2 << 20
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_MADV_COLLAPSE = 25
+
+
+@functools.cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
+
+
+def _prctl(option: int, value: int) -> None:
+    if LINUX:
+        _libc().prctl(option, value, 0, 0, 0)
+
+
+def die_with(parent: int, by: int) -> None:
+    """Ask for signal `by` when the process `parent` ends. Where it has ended already, go at once."""
+    _prctl(_PR_SET_PDEATHSIG, by)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of what our children leave behind, instead of init: so that it can be found and ended."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def cores() -> int:
+    """The cores this process may use."""
+    return len(os.sched_getaffinity(0)) if LINUX else os.cpu_count() or 1
+
+
+def for_gloo() -> dict[str, str]:
+    """What the environment lacks for gloo to talk over the loop-back interface: all ranks are on this machine, and
+    there is no name to look up."""
+    chosen = "GLOO_SOCKET_IFNAME" in os.environ
+    if chosen or LOOPBACK not in (name for _, name in socket.if_nameindex()):
+        return {}
+    return {"GLOO_SOCKET_IFNAME": LOOPBACK}
+
+
+def threads() -> int:
+    """Threads of this process, also those Python knows nothing of. 1 where the system does not tell."""
+    try:
+        return len(os.listdir("/proc/self/task"))
+    except OSError:
+        return 1
+
+
+def children(pid: int) -> list[int]:
+    """The children of a process, as far as the system tells."""
+    try:
+        text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+    except OSError:
+        return []
+    return [int(child) for child in text.split()]
+
+
+def group_members(group: int) -> list[int]:
+    """The living members of a process group."""
+    return [pid for pid in _all_pids() if _stat(pid)[1:] == (group, True)]
+
+
+def describe(pid: int) -> str:
+    """A process as a person would name it."""
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+    except OSError:
+        words = ""
+    return f"pid {pid}: {words[:80]}" if words else f"pid {pid}"
+
+
+def _all_pids() -> list[int]:
+    try:
+        return [int(name) for name in os.listdir("/proc") if name.isdecimal()]
+    except OSError:
+        return []
+
+
+def _stat(pid: int) -> tuple[int, int, bool]:
+    """Parent, process group, and whether it lives (a zombie does not)."""
+    try:
+        after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return (0, 0, False)
+    return (int(after_name[1]), int(after_name[2]), after_name[0] not in "ZX")
+
+
+def loaded_library(name: str) -> str | None:
+    """The path of a shared library this process has loaded, by the beginning of its file name."""
+    try:
+        maps = Path("/proc/self/maps").read_text()
+    except OSError:
+        return None
+    for line in maps.splitlines():
+        path = line.partition("/")[2]
+        if path.rpartition("/")[2].startswith(name):
+            return "/" + path
+    return None
+
+
+def memory_regions(piece: int = 4 * HUGE_PAGE) -> list[tuple[int, int]]:
+    """The large private writable mappings without a file: what a fork has to copy page tables for. In pieces of
+    whole huge pages: of a piece that begins elsewhere, the kernel leaves the edges as they are."""
+    regions = []
+    try:
+        lines = Path("/proc/self/maps").read_text().splitlines()
+    except OSError:
+        return []
+    for line in lines:
+        span, mode, _, _, _, *name = line.split(maxsplit=5)
+        if mode.startswith("rw-p") and (not name or name[0] == "[heap]"):
+            start, end = (int(part, 16) for part in span.split("-"))
+            start, end = -(-start // HUGE_PAGE) * HUGE_PAGE, end // HUGE_PAGE * HUGE_PAGE
+            regions += [(at, min(piece, end - at)) for at in range(start, end, piece)]
+    return regions
+
+
+def collapse(start: int, length: int) -> None:
+    """Let the kernel gather a region into huge pages (Linux 6.1 and newer; elsewhere nothing happens)."""
+    if LINUX:
+        _libc().madvise(ctypes.c_void_p(start), ctypes.c_size_t(length), _MADV_COLLAPSE)

@@ -1,0 +1,196 @@
+"""From how every rank ended to one outcome and one message for the test. Pure: no process, no file, no clock."""
+
+from __future__ import annotations
+
+import enum
+import re
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from . import hang
+from .report import Ending, RankReport, cut_middle, signal_name
+
+LONGEST_OUTPUT = 6_000
+
+
+class Outcome(enum.Enum):
+    PASSED = "passed"
+    SKIPPED = "skipped"
+    FAILED = "failed"  # an assertion of the test, or ranks that disagree
+    ERROR = "error"  # an exception
+    CRASHED = "crashed"  # a rank died, or left before the test was over
+    TIMEOUT = "timeout"
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What a test announced about exit codes. `code`: the exit code rank 0 has to have."""
+
+    any_code: bool = False
+    code: int | None = None
+
+    def decides(self, report: RankReport) -> bool:
+        """Does this rank's end alone make the test fail?"""
+        if report.ending in (Ending.FAILED, Ending.ERROR, Ending.LOST, Ending.STOPPED):
+            return True
+        return report.ending.is_failure and not self.codes_are_open
+
+    @property
+    def codes_are_open(self) -> bool:
+        return self.any_code or self.code is not None
+
+
+@dataclass(frozen=True)
+class Case:
+    """The test a verdict is about. `again`: the command that runs it alone; `file`: where its source is."""
+
+    name: str
+    again: str = ""
+    file: str = ""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    outcome: Outcome
+    message: str = ""
+    culprit: int | None = None
+
+
+# What a rank says that lost its peer, on gloo, NCCL and the stores: it saw the trouble, it did not make it.
+_VICTIM = re.compile(
+    r"connection (was )?(closed|reset|refused|aborted)|broken pipe|closed by peer|connection lost"
+    r"|remote process exited|recvValue failed|sendBytes failed|NCCL.*(remote error|communicator was aborted)"
+    r"|socket (timeout|error)|failed to recv",
+    re.IGNORECASE,
+)
+
+
+def judge(reports: Sequence[RankReport], timed_out: bool, case: Case, expected: Expected | None = None) -> Verdict:
+    """One verdict for the test out of what is known of each rank."""
+    expected = expected or Expected()
+    running = [r for r in reports if r.ending is Ending.STOPPED]
+    deciding = [r for r in reports if expected.decides(r) and r not in running]
+    if timed_out and (running or not deciding):
+        return _timed_out(reports, running, case)
+    if deciding:
+        return _failed(reports, deciding, case)
+    skips = [r for r in reports if r.ending is Ending.SKIPPED]
+    if len(skips) == len(reports) and not expected.any_code:
+        return Verdict(Outcome.SKIPPED, skips[0].summary)
+    # Where codes are open a skip is one of them; but one who had to be ended never makes a pass.
+    if running or (skips and not expected.any_code):
+        return _disagree(reports, skips or running, case)
+    if expected.code is not None and not expected.any_code and reports[0].code != expected.code:
+        return _wrong_code(reports, expected.code, case)
+    return Verdict(Outcome.PASSED)
+
+
+def _failed(reports: Sequence[RankReport], deciding: list[RankReport], case: Case) -> Verdict:
+    culprits = sorted(deciding, key=lambda r: (is_victim(r), r.ended, r.rank))
+    first = culprits[0]
+    title = f"rank {first.rank} of {len(reports)} {_what_happened(first, case)}"
+    shown = [r for r in culprits if r is first or not is_victim(r)]
+    outcome = {
+        Ending.FAILED: Outcome.FAILED,
+        Ending.ERROR: Outcome.ERROR,
+        Ending.LOST: Outcome.ERROR,
+    }.get(first.ending, Outcome.CRASHED)
+    return Verdict(outcome, _compose(title, reports, shown, case, first.rank), first.rank)
+
+
+def _timed_out(reports: Sequence[RankReport], running: list[RankReport], case: Case) -> Verdict:
+    seconds = max((r.seconds for r in reports), default=0.0)
+    # Our asking where they are may end a wait: a rank that goes on only then has not passed.
+    who = f"{_ranks(running)} of {len(reports)} still running" if running else "the last ranks ended only then"
+    title = f"{case.name} timed out after {seconds:.1f} s; {who}"
+    failed = [r for r in reports if r.ending.is_failure and r.ending is not Ending.STOPPED]
+    message = _compose(title, reports, failed, case, None)
+    return Verdict(Outcome.TIMEOUT, message, running[0].rank if running else None)
+
+
+def _wrong_code(reports: Sequence[RankReport], code: int, case: Case) -> Verdict:
+    title = f"rank 0 of {len(reports)} was to end with {_code(code)}, but ended with {_code(reports[0].code)}"
+    return Verdict(Outcome.FAILED, _compose(title, reports, [reports[0]], case, 0), 0)
+
+
+def _disagree(reports: Sequence[RankReport], ones: list[RankReport], case: Case) -> Verdict:
+    """`ones` skipped, or else were ended while they still ran; the others did not."""
+    others = [r for r in reports if r not in ones]
+    verb = "skipped" if ones[0].ending is Ending.SKIPPED else "had to be ended"
+    besides = f", {_ranks(others)} did not" if others else ""
+    title = f"ranks disagree in {case.name}: {_ranks(ones)} {verb}{besides}"
+    message = _compose(title, reports, [], case, ones[0].rank)
+    return Verdict(Outcome.FAILED, message, ones[0].rank)
+
+
+def is_victim(report: RankReport) -> bool:
+    """Did this rank fail of another rank's end?"""
+    return report.ending is Ending.ERROR and bool(_VICTIM.search(report.summary))
+
+
+def _what_happened(report: RankReport, case: Case) -> str:
+    into = f"{report.seconds:.1f} s into {case.name}"
+    if report.ending is Ending.KILLED:
+        hint = " (out of memory?)" if report.code == -signal.SIGKILL else ""
+        return f"was killed by {signal_name(-(report.code or 0))} {into}{hint}"
+    if report.ending is Ending.EXITED:
+        return f"exited with code {report.code} {into}, before the test finished"
+    if report.ending is Ending.LOST:
+        return f"was lost {into}: {report.summary}"
+    verb = "failed" if report.ending is Ending.FAILED else "raised"
+    return f"{verb} {into}: {report.summary}"
+
+
+def _compose(
+    title: str, reports: Sequence[RankReport], shown: Sequence[RankReport], case: Case, first: int | None
+) -> str:
+    """Title; a line a rank, the culprit's first; where the running ones were; tracebacks; output; what to run next."""
+    in_order = sorted(reports, key=lambda r: (r.rank != first, r.rank))
+    parts = [title, "\n".join(f"  rank {r.rank}: {_line(r, first)}" for r in in_order)]
+    parts += _explain_running(reports, case)
+    parts += [f"rank {r.rank}'s traceback:\n{r.traceback.rstrip()}" for r in shown if r.traceback]
+    parts += [_output(r) for r in _worth_hearing(reports, shown) if r.output]
+    parts += [_leftovers(r) for r in reports if r.leftovers]
+    parts += [_stacks(r) for r in reports if r.stacks]
+    if case.again:
+        parts.append(f"To run it alone:\n  {case.again}")
+    return "\n\n".join(parts)
+
+
+def _line(report: RankReport, first: int | None) -> str:
+    victim = first is not None and report.rank != first and is_victim(report)
+    return report.line() + (f" (lost its peer: follows from rank {first})" if victim else "")
+
+
+def _explain_running(reports: Sequence[RankReport], case: Case) -> list[str]:
+    running = [r for r in reports if r.ending is Ending.STOPPED]
+    return [hang.explain(reports, case.file)] if running else []
+
+
+def _worth_hearing(reports: Sequence[RankReport], shown: Sequence[RankReport]) -> list[RankReport]:
+    """Whose output helps: the culprits'; in a hang everybody's."""
+    return list(shown) if shown else [r for r in reports if r.ending is not Ending.PASSED]
+
+
+def _output(report: RankReport) -> str:
+    return f"rank {report.rank}'s last lines of output:\n{cut_middle(report.output, LONGEST_OUTPUT)}"
+
+
+def _leftovers(report: RankReport) -> str:
+    return f"rank {report.rank} left running (ended now): {'; '.join(report.leftovers)}"
+
+
+def _stacks(report: RankReport) -> str:
+    return f"rank {report.rank}'s stacks, most recent call first:\n{report.stacks.rstrip()}"
+
+
+def _ranks(reports: Sequence[RankReport]) -> str:
+    numbers = [str(r.rank) for r in reports]
+    return f"rank {numbers[0]}" if len(numbers) == 1 else f"ranks {', '.join(numbers)}"
+
+
+def _code(code: int | None) -> str:
+    if code is None:
+        return "no exit code"
+    return f"exit code {code}" + (f" ({signal_name(-code)})" if code < 0 else "")

@@ -1,0 +1,141 @@
+"""From launched to over: wait for exits, end what has to be ended, gather what is known of every rank.
+
+Waits on exits, never on a clock, but for deadlines. When a rank has failed the others get a short grace to say what
+they saw of it; then stacks are taken from those still alive, then the ladder: SIGTERM, grace, SIGKILL.
+"""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from . import client, hang
+from .client import Run
+from .report import Account, Ending, Exit, RankReport, now, read_account, settle, tail
+from .verdict import Expected
+
+# Peers of a dead rank fail within 0.02 s; on a loaded machine ten times that. A death is to be known within 1 s.
+GRACE_AFTER_DEATH = 0.4
+# Others may be about to fail for reasons of their own, worth knowing together with the first.
+GRACE_AFTER_FAILURE = 1.0
+# One rank skips, others run: they may yet skip too, or will wait for it in vain.
+GRACE_AFTER_SKIP = 5.0
+GRACE_AFTER_SIGTERM = 0.2
+# A few milliseconds do; who holds the GIL in C answers for its stacks, but never for its flight recorder.
+DUMP_PATIENCE = 1.0
+DUMP_PATIENCE_AFTER_DEATH = 0.3
+
+
+@dataclass(frozen=True)
+class End:
+    reports: tuple[RankReport, ...]
+    timed_out: bool
+    seconds: float
+
+
+def watch(run: Run, timeout: float | None, expected: Expected) -> End:
+    """See a run to its end."""
+    watched = _Watched(run, expected)
+    deadline = None if timeout is None else run.began + timeout
+    try:
+        timed_out = watched.until_over(deadline)
+        if run.alive:
+            watched.take_stacks()
+    finally:
+        # Also when Ctrl-C or an error of ours came between.
+        watched.end_all()
+        client.finish(run)
+    reports = watched.reports()
+    client.teach(run, max((r.imported for r in reports), key=len, default=()))
+    return End(reports, timed_out, now() - run.began)
+
+
+def end(run: Run) -> None:
+    """End a run that nobody wants to hear of any more."""
+    _Watched(run, Expected()).end_all()
+    client.finish(run)
+
+
+class _Watched:
+    def __init__(self, run: Run, expected: Expected):
+        self.run = run
+        self.expected = expected
+        self.accounts: dict[int, Account | None] = {}
+        self.stopped: dict[int, float] = {}  # when we began to end them
+        self.grace_ends: float | None = None
+        self.dump_patience = DUMP_PATIENCE
+
+    def until_over(self, deadline: float | None) -> bool:
+        """Wait until no rank is left, a grace is over, or the deadline. Returns whether it was the deadline."""
+        while self.run.alive:
+            ends = [end for end in (deadline, self.grace_ends) if end is not None]
+            if not self.run.wait_for_news(min(ends, default=None)):
+                return self.grace_ends is None or (deadline is not None and deadline <= self.grace_ends)
+            for rank in self.run.exits.keys() - self.accounts.keys():
+                self._look_at(rank)
+        return False
+
+    def _look_at(self, rank: int) -> None:
+        self.accounts[rank] = read_account(self.run.job.account(rank))
+        report = self._settle(rank)
+        if report.ending is Ending.SKIPPED and not self.expected.codes_are_open:
+            self._grant(rank, GRACE_AFTER_SKIP)
+        elif self.expected.decides(report):
+            died = report.ending in (Ending.KILLED, Ending.EXITED)
+            self.dump_patience = DUMP_PATIENCE_AFTER_DEATH if died else DUMP_PATIENCE
+            self._grant(rank, GRACE_AFTER_DEATH if died else GRACE_AFTER_FAILURE)
+
+    def _grant(self, rank: int, seconds: float) -> None:
+        end = self.run.exits[rank].at + seconds
+        self.grace_ends = end if self.grace_ends is None else min(self.grace_ends, end)
+
+    def take_stacks(self) -> None:
+        self.run.dump(self.dump_patience)
+
+    def end_all(self) -> None:
+        """The ladder. Whoever still runs now was stopped by us, however it ends."""
+        began = now()
+        self.stopped.update(dict.fromkeys(self.run.alive, began))
+        if self.run.alive:
+            self.run.end(signal.SIGTERM)
+            while self.run.alive and self.run.wait_for_news(began + GRACE_AFTER_SIGTERM):
+                pass
+        if self.run.alive:
+            self.run.end(signal.SIGKILL)
+            self.run.insist(lambda: not self.run.alive)
+
+    def _settle(self, rank: int) -> RankReport:
+        account, exit = self.accounts.get(rank), self.run.exits[rank]
+        return settle(rank, account, exit, self.run.began, self.stopped.get(rank))
+
+    def reports(self) -> tuple[RankReport, ...]:
+        ranks = range(self.run.job.world_size)
+        for rank in ranks:
+            self.accounts.setdefault(rank, read_account(self.run.job.account(rank)))
+        ended = [self._settle(rank) if rank in self.run.exits else self._lost(rank) for rank in ranks]
+        quiet = all(report.ending is Ending.PASSED for report in ended)
+        return tuple(ended if quiet else map(self._with_texts, ended))
+
+    def _with_texts(self, report: RankReport) -> RankReport:
+        """What is worth reading only where something went wrong."""
+        job, rank = self.run.job, report.rank
+        output = tail(job.log(rank))
+        if report.ending not in (Ending.STOPPED, Ending.KILLED):
+            return replace(report, output=output)
+        stacks = hang.tidy(_text(job.stacks(rank)))
+        return replace(report, output=output, stacks=stacks, recorder=_text(job.recorder(rank)))
+
+    def _lost(self, rank: int) -> RankReport:
+        """The server died. What the rank had told before still counts, but for a pass: that might not be the end."""
+        account = self.accounts[rank]
+        if account is not None and account.ending is not Ending.PASSED:
+            return settle(rank, account, Exit(account.code << 8, now()), self.run.began, stopped=now())
+        return RankReport(rank, Ending.LOST, now() - self.run.began, now(), summary=self.run.lost or "")
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""
