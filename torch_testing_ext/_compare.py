@@ -1,0 +1,436 @@
+"""When are two values equal? What `TestCase.assertEqual` asks.
+
+Containers are walked first, so that a wrong length or key is reported before any value; then every pair of leaves is
+compared. The answer is a text that names the item which differs, or None. A comparison that makes no sense (three
+elements against one number, a DTensor against a plain tensor) is an error, not a difference.
+
+What counts as equal, and the phrases by which a test may recognise a failure, are PyTorch's.
+"""
+
+from __future__ import annotations
+
+import cmath
+import dataclasses
+import enum
+import reprlib
+import sys
+import unittest
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NoReturn
+
+import torch
+
+from torch_testing_ext import _torch
+
+Path = tuple[Any, ...]
+
+_NUMBERS = (int, float, complex)
+# The default (rtol, atol) of Python's numbers; the looser of the two sides' counts.
+_NUMBER_TOLERANCES = {int: (0.0, 0.0), float: (1.3e-6, 1e-5), complex: (1.3e-6, 1e-5)}
+_STORED_AS = {
+    torch.quint8: torch.uint8,
+    torch.quint4x2: torch.uint8,
+    torch.quint2x4: torch.uint8,
+    torch.qint8: torch.int8,
+    torch.qint32: torch.int32,
+}
+_LISTED_ITEMS = 10
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = 100
+
+
+@dataclasses.dataclass(frozen=True)
+class Rules:
+    """What a comparison is strict about. A floor raises a tolerance, whether given or by default."""
+
+    rtol: float | None = None
+    atol: float | None = None
+    rtol_floor: float = 0.0
+    atol_floor: float = 0.0
+    equal_nan: bool = True
+    exact_dtype: bool = True
+    exact_device: bool = False
+    exact_layout: bool = False
+    exact_stride: bool = False
+    exact_is_coalesced: bool = False
+
+
+class _Different(Exception):
+    """Two containers that cannot be walked side by side."""
+
+    def __init__(self, path: Path, text: str) -> None:
+        super().__init__(text)
+        self.path = path
+        self.text = text
+
+
+def find_difference(actual: Any, expected: Any, rules: Rules) -> str | None:
+    """What differs between the two, in words; None where nothing does."""
+    actual, expected = _as_tensor_beside(actual, expected), _as_tensor_beside(expected, actual)
+    if _are_dtensors(actual, expected):
+        layout = _layout_difference(actual, expected)
+        if layout is not None:
+            return layout
+        actual, expected = actual.to_local(), expected.to_local()
+    try:
+        leaves = list(_walk(actual, expected, ()))
+    except _Different as different:
+        return different.text + _place(different.path)
+    differences = [(path, text) for path, text in _compare_all(leaves, rules) if text is not None]
+    if not differences:
+        return None
+    path, text = differences[0]
+    return text + _place(path) + _others([path for path, _ in differences[1:]], len(leaves))
+
+
+def _place(path: Path) -> str:
+    return f"\n\nThe failure occurred for item {_spell(path)}" if path else ""
+
+
+def _others(paths: list[Path], total: int) -> str:
+    if not paths:
+        return ""
+    listed = ", ".join(_spell(path) for path in paths[:_LISTED_ITEMS])
+    more = ", ..." if len(paths) > _LISTED_ITEMS else ""
+    return f"\n{len(paths) + 1} of {total} items differ; the others are {listed}{more}"
+
+
+def _spell(path: Path) -> str:
+    return "".join(f"[{item!r}]" for item in path)
+
+
+# -- containers
+
+
+def _as_tensor_beside(value: Any, other: Any) -> Any:
+    """A sequence that is compared with a tensor is read as a tensor like it; at the top only, not inside containers."""
+    if isinstance(other, torch.Tensor) and isinstance(value, Sequence):
+        return torch.as_tensor(value, dtype=other.dtype, device=other.device)
+    return value
+
+
+def _walk(actual: Any, expected: Any, path: Path) -> Iterator[tuple[Path, Any, Any]]:
+    actual, expected = _unpack(actual, expected)
+    if isinstance(actual, bytes) and isinstance(expected, bytes):
+        yield path, actual, expected
+    elif _is_sequence(actual) and _is_sequence(expected):
+        yield from _walk_sequences(actual, expected, path)
+    elif _is_mapping(actual) and _is_mapping(expected):
+        yield from _walk_mappings(actual, expected, path)
+    elif _is_dataclass_without_verdict(actual, expected):
+        for field in dataclasses.fields(actual):
+            if field.compare:
+                yield from _walk(getattr(actual, field.name), getattr(expected, field.name), (*path, field.name))
+    else:
+        yield path, actual, expected
+
+
+def _walk_sequences(actual: Any, expected: Any, path: Path) -> Iterator[tuple[Path, Any, Any]]:
+    if len(actual) != len(expected):
+        raise _Different(path, _length_difference(actual, expected))
+    for index in range(len(actual)):
+        yield from _walk(actual[index], expected[index], (*path, index))
+
+
+def _length_difference(actual: Any, expected: Any) -> str:
+    which, longer = ("first", actual) if len(actual) > len(expected) else ("second", expected)
+    start = min(len(actual), len(expected))
+    rest = [longer[index] for index in range(start, min(len(longer), start + _LISTED_ITEMS))]
+    return (
+        f"The length of the sequences mismatch: {len(actual)} != {len(expected)}\n"
+        f"The {which} goes on with {_SHORT.repr(rest)}"
+    )
+
+
+def _walk_mappings(actual: Any, expected: Any, path: Path) -> Iterator[tuple[Path, Any, Any]]:
+    missing = [key for key in expected if key not in actual]
+    added = [key for key in actual if key not in expected]
+    if missing or added:
+        raise _Different(
+            path,
+            "The keys of the mappings do not match:\n"
+            f"Missing keys in the actual mapping: {_sorted_if_possible(missing)}\n"
+            f"Additional keys in the actual mapping: {_sorted_if_possible(added)}",
+        )
+    for key in _sorted_if_possible(list(actual)):
+        yield from _walk(actual[key], expected[key], (*path, key))
+
+
+def _sorted_if_possible(keys: list[Any]) -> list[Any]:
+    try:
+        return sorted(keys)
+    except TypeError:
+        return keys
+
+
+def _is_sequence(value: Any) -> bool:
+    script_list, _ = _torch.script_container_types()
+    kinds = (
+        Sequence,
+        torch.nn.Sequential,
+        torch.nn.ModuleList,
+        torch.nn.ParameterList,
+        torch.utils.data.Subset,
+        script_list,
+    )
+    return isinstance(value, kinds) and not isinstance(value, str)
+
+
+def _is_mapping(value: Any) -> bool:
+    _, script_dict = _torch.script_container_types()
+    return isinstance(value, (Mapping, torch.nn.ModuleDict, torch.nn.ParameterDict, script_dict))
+
+
+def _unpack(actual: Any, expected: Any) -> tuple[Any, Any]:
+    """Lists in place of what torch cannot compare as a whole: nested tensors, and arrays of dtypes it does not know."""
+    if any(_is_array(value) and not _has_torch_dtype(value) for value in (actual, expected)):
+        actual, expected = _as_list(actual), _as_list(expected)
+    return _unbind(actual), _unbind(expected)
+
+
+def _as_list(value: Any) -> Any:
+    return value.tolist() if isinstance(value, torch.Tensor) or _is_array(value) else value
+
+
+def _unbind(value: Any) -> Any:
+    is_list_of_tensors = isinstance(value, torch.Tensor) and value.is_nested and value.layout == torch.strided
+    return value.unbind() if is_list_of_tensors else value
+
+
+def _is_dataclass_without_verdict(actual: Any, expected: Any) -> bool:
+    """Dataclasses whose own `==` gives no answer, because a field of theirs is a tensor: to be walked by field."""
+    if type(actual) is not type(expected) or isinstance(actual, type) or not dataclasses.is_dataclass(actual):
+        return False
+    try:
+        return not isinstance(actual == expected, bool)
+    except RuntimeError as error:
+        if "Boolean value of Tensor" not in str(error):
+            raise
+        return True
+
+
+# -- leaves
+
+
+def _compare_all(leaves: list[tuple[Path, Any, Any]], rules: Rules) -> Iterator[tuple[Path, str | None]]:
+    for path, actual, expected in leaves:
+        try:
+            yield path, _compare(actual, expected, rules)
+        except Exception as error:
+            if not path:
+                raise
+            raise _same_error(error, f"{error}{_place(path)}") from error
+
+
+def _same_error(error: Exception, text: str) -> Exception:
+    """The same kind of error with a longer text, for the kinds that take one."""
+    kind = type(error) if type(error) in (TypeError, ValueError, RuntimeError) else RuntimeError
+    return kind(text)
+
+
+def _compare(actual: Any, expected: Any, rules: Rules) -> str | None:
+    """What differs between two values that are no containers. The order of the questions is part of the answer."""
+    pair = (actual, expected)
+    if actual is None or expected is None:
+        return None if actual is expected else f"None mismatch: {actual} is not {expected}"
+    if _one_is(pair, _is_bool, _is_bool_like):
+        return _compare_bools(_to_bool(actual), _to_bool(expected))
+    if _one_is(pair, _is_number, _is_number_like):
+        numbers = _to_number(actual), _to_number(expected)
+        if all(type(number) in _NUMBER_TOLERANCES for number in numbers):
+            return _compare_numbers(*numbers, rules)
+    if all(isinstance(value, torch.Tensor) or _is_array(value) for value in pair):
+        return _compare_tensors(torch.as_tensor(actual), torch.as_tensor(expected), rules)
+    if all(isinstance(value, torch.storage.TypedStorage) for value in pair):
+        return _compare_tensors(_stored(actual), _stored(expected), rules)
+    return _compare_objects(actual, expected)
+
+
+def _one_is(pair: tuple[Any, Any], wanted: Any, accepted: Any) -> bool:
+    """One of the two is wanted, and the other is at least accepted beside it."""
+    first, second = pair
+    return (wanted(first) and accepted(second)) or (wanted(second) and accepted(first))
+
+
+def _numpy() -> Any:
+    """NumPy, where the process has it: without it, no value is of its types."""
+    return sys.modules.get("numpy")
+
+
+def _is_array(value: Any) -> bool:
+    numpy = _numpy()
+    return numpy is not None and isinstance(value, numpy.ndarray)
+
+
+def _has_torch_dtype(array: Any) -> bool:
+    try:
+        torch.from_numpy(_numpy().empty(0, dtype=array.dtype))
+    except TypeError:
+        return False
+    return True
+
+
+def _is_bool(value: Any) -> bool:
+    numpy = _numpy()
+    return isinstance(value, bool) or (numpy is not None and isinstance(value, numpy.bool_))
+
+
+def _is_number(value: Any) -> bool:
+    numpy = _numpy()
+    return isinstance(value, _NUMBERS) or (numpy is not None and isinstance(value, numpy.number))
+
+
+def _is_number_like(value: Any) -> bool:
+    return _is_number(value) or isinstance(value, torch.Tensor) or _is_array(value)
+
+
+def _is_bool_like(value: Any) -> bool:
+    return _is_bool(value) or _is_number_like(value)
+
+
+def _single_element(value: Any, beside: str) -> Any:
+    elements = value.numel() if isinstance(value, torch.Tensor) else value.size
+    if elements > 1:
+        raise ValueError(
+            f"Only single element tensor-likes can be compared against a {beside}. Got {elements} elements instead."
+        )
+    return value.item()
+
+
+def _to_bool(value: Any) -> bool:
+    if isinstance(value, torch.Tensor) or _is_array(value):
+        return bool(_single_element(value, "boolean"))
+    if type(value) not in (bool, *_NUMBERS) and type(value).__module__ != "numpy":
+        raise TypeError(f"Unknown boolean type {type(value)}.")
+    return bool(value)
+
+
+def _compare_bools(actual: bool, expected: bool) -> str | None:
+    return None if actual is expected else f"Booleans mismatch: {actual} is not {expected}"
+
+
+def _to_number(value: Any) -> Any:
+    if isinstance(value, torch.Tensor) or _is_array(value):
+        number = _single_element(value, "number")
+        return int(number) if isinstance(number, bool) else number
+    if isinstance(value, enum.Enum):
+        return int(value)  # type: ignore[call-overload]
+    numpy = _numpy()
+    return value.item() if numpy is not None and isinstance(value, numpy.number) else value
+
+
+def _compare_numbers(actual: Any, expected: Any, rules: Rules) -> str | None:
+    rtol, atol = _number_tolerances(actual, expected, rules)
+    if actual == expected or (rules.equal_nan and cmath.isnan(actual) and cmath.isnan(expected)):
+        return None
+    distance = abs(actual - expected)
+    if cmath.isfinite(distance) and distance <= atol + rtol * abs(expected):
+        return None
+    exact = rtol == 0 and atol == 0
+    relative = distance / abs(expected) if expected != 0 else float("inf")
+    return (
+        f"Scalars are not {'equal' if exact else 'close'}!\n\n"
+        f"Expected {expected} but got {actual}.\n"
+        f"Absolute difference: {distance}{'' if exact else f' (up to {atol} allowed)'}\n"
+        f"Relative difference: {relative}{'' if exact else f' (up to {rtol} allowed)'}"
+    )
+
+
+def _number_tolerances(actual: Any, expected: Any, rules: Rules) -> tuple[float, float]:
+    rtol, atol = rules.rtol, rules.atol
+    if (rtol is None) != (atol is None):
+        _refuse_half_a_tolerance(rtol)
+    if rtol is None or atol is None:
+        ours, theirs = _NUMBER_TOLERANCES[type(actual)], _NUMBER_TOLERANCES[type(expected)]
+        rtol, atol = max(ours[0], theirs[0]), max(ours[1], theirs[1])
+    return max(rtol, rules.rtol_floor), max(atol, rules.atol_floor)
+
+
+def _refuse_half_a_tolerance(rtol: float | None) -> NoReturn:
+    missing = "rtol" if rtol is None else "atol"
+    raise ValueError(f"Both 'rtol' and 'atol' must be either specified or omitted, but got no '{missing}'.")
+
+
+def _stored(storage: Any) -> torch.Tensor:
+    dtype = _STORED_AS.get(storage.dtype, storage.dtype)
+    return torch.empty(0, dtype=dtype, device=storage.device).set_(storage.untyped())
+
+
+_unittest = unittest.TestCase()
+_unittest.maxDiff = None
+
+
+def _compare_objects(actual: Any, expected: Any) -> str | None:
+    """By `==`; unittest words the difference, which for strings and sets shows where it lies."""
+    try:
+        _unittest.assertEqual(actual, expected)
+    except AssertionError as error:
+        return f"{_kind_of(actual, expected)} comparison failed: {error}"
+    except Exception as error:
+        kinds = f"{type(actual).__name__} == {type(expected).__name__}"
+        raise RuntimeError(f"{kinds} raised {type(error).__name__}: {error}") from error
+    return None
+
+
+def _kind_of(actual: Any, expected: Any) -> str:
+    kinds = {"String": (str, bytes), "Set": (set,), "Type": (type,)}
+    for name, classes in kinds.items():
+        if isinstance(actual, classes) and isinstance(expected, classes):
+            return name
+    return "Object"
+
+
+# -- tensors
+
+
+def _compare_tensors(actual: torch.Tensor, expected: torch.Tensor, rules: Rules) -> str | None:
+    if _are_dtensors(actual, expected) and _shards_tell(actual, expected):
+        actual, expected = actual.to_local(), expected.to_local()  # type: ignore[attr-defined]
+    if rules.exact_is_coalesced and actual.layout == expected.layout == torch.sparse_coo:
+        ours, theirs = actual.is_coalesced(), expected.is_coalesced()
+        if ours != theirs:
+            return f"The values for attribute 'is_coalesced()' do not match: {ours} != {theirs}."
+    try:
+        _torch.compare_tensors(
+            actual,
+            expected,
+            rtol=rules.rtol,
+            atol=rules.atol,
+            rtol_floor=rules.rtol_floor,
+            atol_floor=rules.atol_floor,
+            equal_nan=rules.equal_nan,
+            check_dtype=rules.exact_dtype,
+            check_device=rules.exact_device,
+            check_layout=rules.exact_layout,
+            check_stride=rules.exact_stride,
+        )
+    except AssertionError as error:
+        return str(error)
+    return None
+
+
+def _are_dtensors(actual: Any, expected: Any) -> bool:
+    module = sys.modules.get("torch.distributed.tensor")
+    if module is None:  # nobody has made a DTensor yet, and importing it here would cost half a second
+        return False
+    ours, theirs = isinstance(actual, module.DTensor), isinstance(expected, module.DTensor)
+    if ours != theirs:
+        raise TypeError(
+            "Comparing a DTensor to a non-DTensor is ambiguous: compare .full_tensor() for the whole, "
+            "or .to_local() for what this rank holds."
+        )
+    return ours
+
+
+def _layout_difference(actual: Any, expected: Any) -> str | None:
+    for name, attribute in (("placements", "placements"), ("device meshes", "device_mesh")):
+        ours, theirs = getattr(actual, attribute), getattr(expected, attribute)
+        if ours != theirs:
+            return f"DTensor {name} do not match: {ours} != {theirs}"
+    return None
+
+
+def _shards_tell(actual: Any, expected: Any) -> bool:
+    """Can each rank judge by what it holds, without asking the others? Parts of a sum say nothing by themselves."""
+    is_sum = any(placement.is_partial() for placement in actual.placements)
+    return not is_sum and actual.shape == expected.shape and _layout_difference(actual, expected) is None

@@ -1,0 +1,141 @@
+"""Settings and files for the length of a `with`; what was there before is back at the end of it."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import tempfile
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+
+class DeterministicGuard:
+    """Use, or do not use, deterministic algorithms only."""
+
+    def __init__(self, deterministic: bool, *, warn_only: bool = False, fill_uninitialized_memory: bool = True) -> None:
+        self.deterministic = deterministic
+        self.warn_only = warn_only
+        self.fill_uninitialized_memory = fill_uninitialized_memory
+
+    @classmethod
+    def _current_state(cls) -> DeterministicGuard:
+        return cls(
+            torch.are_deterministic_algorithms_enabled(),
+            warn_only=torch.is_deterministic_algorithms_warn_only_enabled(),
+            fill_uninitialized_memory=torch.utils.deterministic.fill_uninitialized_memory,  # type: ignore[attr-defined]
+        )
+
+    def _update(self) -> None:
+        torch.use_deterministic_algorithms(self.deterministic, warn_only=self.warn_only)
+        torch.utils.deterministic.fill_uninitialized_memory = self.fill_uninitialized_memory  # type: ignore[attr-defined]
+
+    def __enter__(self) -> None:
+        self._restore = self._current_state()
+        self._update()
+
+    def __exit__(self, *_: object) -> None:
+        self._restore._update()
+
+
+@contextlib.contextmanager
+def set_default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+@contextlib.contextmanager
+def set_default_tensor_type(tensor_type: Any) -> Iterator[None]:
+    before = torch.tensor([]).type()
+    torch.set_default_tensor_type(tensor_type)
+    try:
+        yield
+    finally:
+        torch.set_default_tensor_type(before)
+
+
+@contextlib.contextmanager
+def set_warn_always_context(new_val: bool) -> Iterator[None]:
+    """Whether torch gives the warnings it would give once in a process each time."""
+    before = torch.is_warn_always_enabled()
+    torch.set_warn_always(new_val)
+    try:
+        yield
+    finally:
+        torch.set_warn_always(before)
+
+
+@contextlib.contextmanager
+def disable_gc() -> Iterator[None]:
+    before = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if before:
+            gc.enable()
+
+
+@contextlib.contextmanager
+def check_leaked_tensors(limit: int = 1, matched_type: Any = torch.Tensor) -> Iterator[list[Any]]:
+    """Warn where tensors became garbage that only the cycle collector finds; they are in the list afterwards.
+
+    With `objgraph` installed, what refers to the first `limit` of them is drawn.
+    """
+    gc.collect()
+    flags, known = gc.get_debug(), len(gc.garbage)
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    leaked: list[Any] = []
+    try:
+        yield leaked
+        gc.collect()
+        leaked.extend(item for item in gc.garbage[known:] if isinstance(item, matched_type))
+        if leaked:
+            _report_leak(leaked, limit)
+    finally:
+        gc.set_debug(flags)
+        del gc.garbage[known:]
+
+
+def _report_leak(leaked: list[Any], limit: int) -> None:
+    kinds = ", ".join(sorted({type(item).__name__ for item in leaked}))
+    warnings.warn(
+        f"{len(leaked)} tensors were found in the garbage ({kinds}). Did you introduce a reference cycle?", stacklevel=4
+    )
+    try:
+        import objgraph
+    except ImportError:
+        warnings.warn("with `objgraph` installed, what refers to the leaked tensors is drawn", stacklevel=4)
+        return
+    for item in leaked[:limit]:
+        objgraph.show_backrefs([item], max_depth=10)
+
+
+@contextlib.contextmanager
+def set_cwd(path: str) -> Iterator[None]:
+    before = os.getcwd()
+    os.chdir(path)
+    try:
+        yield
+    finally:
+        os.chdir(before)
+
+
+@contextlib.contextmanager
+def TemporaryFileName(*args: Any, **kwargs: Any) -> Iterator[str]:
+    """The name of an empty file that is removed at the end; the arguments are `tempfile.NamedTemporaryFile`'s."""
+    with tempfile.NamedTemporaryFile(*args, **kwargs) as file:
+        yield file.name
+
+
+@contextlib.contextmanager
+def TemporaryDirectoryName(suffix: str | None = None) -> Iterator[str]:
+    with tempfile.TemporaryDirectory(suffix=suffix) as directory:
+        yield directory

@@ -1,0 +1,72 @@
+"""DistributedTestBase: ranks that choose their backend by device type; and run_subtests, the ranks in step."""
+
+from __future__ import annotations
+
+import itertools
+import unittest
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from torch_testing_ext import _environment, _torch
+from torch_testing_ext._multi_process import MultiProcessTestCase
+
+__unittest = True  # keeps these frames out of unittest's tracebacks
+__rank_frame__ = True  # and out of the tracebacks of ranks
+
+
+class DistributedTestBase(MultiProcessTestCase):
+    """Ranks that choose their backend by device type."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        setting = _environment.changed(WORLD_SIZE=str(self.world_size))
+        setting.__enter__()
+        self.addCleanup(setting.__exit__, None, None, None)
+        self._spawn_processes()
+
+    def backend(self, device: str) -> str:
+        known = {"cuda": "nccl", "hpu": "hccl", "xpu": "xccl"}
+        return next((backend for kind, backend in known.items() if kind in device), "gloo")
+
+    def create_pg(self, device: str, world_size: int | None = None, backend: str | None = None) -> Any:
+        """The default group over all ranks, on the backend for `device`; an accelerator's rank gets its device."""
+        world_size = self.world_size if world_size is None else world_size
+        backend = backend or self.backend(device)
+        if backend in ("nccl", "xccl"):
+            self._take_device()
+        store = dist.FileStore(self.file_name, world_size)
+        dist.init_process_group(backend=backend, world_size=world_size, rank=self.rank, store=store)
+        return dist.group.WORLD
+
+    def _take_device(self) -> None:
+        accelerator = torch.accelerator.current_accelerator()
+        if accelerator is None:
+            raise RuntimeError("a group over an accelerator's backend needs an accelerator, and there is none")
+        device = torch.device(accelerator.type, self.rank)
+        torch.set_default_device(device)
+        torch.accelerator.set_device_index(self.rank)
+
+    def rank_to_device(self, device: str) -> dict[int, list[int]]:
+        count = torch.get_device_module(device).device_count()
+        return {rank: [rank % count] for rank in range(self.world_size)}
+
+
+def run_subtests(
+    cls_inst: unittest.TestCase,
+    subtest_config: dict[str, list[Any]],
+    test_fn: Callable[..., Any],
+    *test_args: Any,
+    **test_kwargs: Any,
+) -> None:
+    """Call `test_fn` for every combination of the configuration's values, each as a subtest, the ranks in step."""
+    names = list(subtest_config)
+    for values in itertools.product(*subtest_config.values()):
+        chosen = dict(zip(names, values, strict=True))
+        with cls_inst.subTest(**chosen):
+            _torch.reset_dynamo()
+            test_fn(*test_args, **test_kwargs, **chosen)
+            _torch.reset_dynamo()
+        dist.barrier()

@@ -1,0 +1,155 @@
+"""What tests ask about where they run: platform, build, accelerators, and the switches in the environment.
+
+Every flag is worked out when it is first asked for, since some cost a process or an import; afterwards it is a plain
+attribute of this module. The names, and the variables that set them, are PyTorch's.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+import platform
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from torch_testing_ext import _devices, _torch
+
+Flag = Callable[[], Any]
+
+
+@functools.cache
+def flag(name: str) -> Any:
+    """The value of a flag; it is worked out once in a process."""
+    return _FLAGS[name]()
+
+
+def _switch(variable: str, default: bool = False, implied_by: Flag = lambda: False) -> Flag:
+    """A flag set by an environment variable; where that is not set, it may be implied by something else."""
+
+    def ask() -> bool:
+        value = os.environ.get(variable)
+        if value is None:
+            return default or bool(implied_by())
+        return value != "0" if default else value == "1"
+
+    return ask
+
+
+def _machine(*names: str) -> Flag:
+    return lambda: platform.machine() in names
+
+
+def _module(name: str) -> Flag:
+    def ask() -> bool:
+        try:
+            return importlib.util.find_spec(name) is not None
+        except ModuleNotFoundError:  # a parent package of it is missing
+            return False
+
+    return ask
+
+
+def _accelerator(kind: str) -> Flag:
+    return lambda: _devices.accelerator_type() == kind and _devices.device_count() > 0
+
+
+def _is_jetson() -> bool:
+    boards = ("orin", "concord", "galen", "xavier", "nano", "jetson", "tegra", "thor")
+    return any(board in platform.platform() for board in boards)
+
+
+def _has_acl() -> bool:
+    return torch.backends.mkldnn.is_available() and _torch.onednn_uses_arm_compute_library()
+
+
+def _has_cuda_graphs() -> bool:
+    return flag("TEST_CUDA") and not flag("TEST_SKIP_CUDAGRAPH")
+
+
+def _has_expandable_segments() -> bool:
+    options = os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "").split(",")
+    return "expandable_segments:True" in options
+
+
+def _macos_version() -> float:
+    return float(".".join(platform.mac_ver()[0].split(".")[:2]) or -1)
+
+
+_FLAGS: dict[str, Flag] = {
+    # where this is
+    "IS_LINUX": lambda: sys.platform == "linux",
+    "IS_WINDOWS": lambda: sys.platform == "win32",
+    "IS_MACOS": lambda: sys.platform == "darwin",
+    "MACOS_VERSION": _macos_version,
+    "IS_PPC": _machine("ppc64le"),
+    "IS_X86": _machine("x86_64", "i386"),
+    "IS_ARM64": _machine("arm64", "aarch64", "ARM64"),
+    "IS_S390X": _machine("s390x"),
+    "IS_JETSON": _is_jetson,
+    "IS_FILESYSTEM_UTF8_ENCODING": lambda: sys.getfilesystemencoding() == "utf-8",
+    "IS_CI": lambda: bool(os.environ.get("CI")),
+    "IS_SANDCASTLE": _switch("SANDCASTLE", implied_by=lambda: os.environ.get("TW_JOB_USER") == "sandcastle"),
+    "IS_FBCODE": _switch("PYTORCH_TEST_FBCODE", implied_by=lambda: _torch.is_internal_build()),
+    "IS_REMOTE_GPU": _switch("PYTORCH_TEST_REMOTE_GPU"),
+    "IN_RE_WORKER": lambda: "INSIDE_RE_WORKER" in os.environ,
+    "DISABLE_RUNNING_SCRIPT_CHK": _switch("PYTORCH_DISABLE_RUNNING_SCRIPT_CHK"),
+    "NO_MULTIPROCESSING_SPAWN": lambda: False,
+    # accelerators
+    "ACCELERATOR_TYPE": _devices.accelerator_type,
+    "TEST_ACCELERATOR": lambda: _devices.device_count() > 0,
+    "TEST_MULTIACCELERATOR": lambda: _devices.device_count() > 1,
+    "TEST_CUDA": _accelerator("cuda"),
+    "TEST_MULTIGPU": lambda: flag("TEST_CUDA") and _devices.device_count() > 1,
+    "TEST_XPU": _accelerator("xpu"),
+    "TEST_HPU": _accelerator("hpu"),
+    "TEST_MPS": lambda: torch.backends.mps.is_available(),
+    "TEST_MTIA": _accelerator("mtia"),
+    "TEST_PRIVATEUSE1": lambda: _accelerator(_torch.extension_device_type())(),
+    "TEST_PRIVATEUSE1_DEVICE_TYPE": lambda: _torch.extension_device_type(),
+    "TEST_CUDA_GRAPH": _has_cuda_graphs,
+    "TEST_SKIP_CUDAGRAPH": _switch("PYTORCH_TEST_SKIP_CUDAGRAPH"),
+    "EXPANDABLE_SEGMENTS": _has_expandable_segments,
+    # what is installed or built in
+    "TEST_ACL": _has_acl,
+    "TEST_MKL": lambda: torch.backends.mkl.is_available(),
+    "TEST_ONEDNN": lambda: torch.backends.mkldnn.enabled and torch.backends.mkldnn.is_available(),
+    "TEST_NUMPY": _module("numpy"),
+    "TEST_SCIPY": _module("scipy"),
+    "TEST_NUMBA": _module("numba"),
+    "TEST_DILL": _module("dill"),
+    "TEST_TRANSFORMERS": _module("transformers"),
+    "TEST_OPT_EINSUM": _module("opt_einsum"),
+    "TEST_Z3": _module("z3"),
+    "TEST_WITH_ROCM": _switch("PYTORCH_TEST_WITH_ROCM", implied_by=lambda: torch.version.hip is not None),
+    "TEST_WITH_MTIA": _switch("PYTORCH_TEST_WITH_MTIA"),
+    # how the run was asked for
+    "TEST_WITH_ASAN": _switch("PYTORCH_TEST_WITH_ASAN"),
+    "TEST_WITH_DEV_DBG_ASAN": _switch("PYTORCH_TEST_WITH_DEV_DBG_ASAN"),
+    "TEST_WITH_TSAN": _switch("PYTORCH_TEST_WITH_TSAN"),
+    "TEST_WITH_UBSAN": _switch("PYTORCH_TEST_WITH_UBSAN"),
+    "TEST_WITH_SLOW": _switch("PYTORCH_TEST_WITH_SLOW"),
+    "TEST_WITH_SLOW_GRADCHECK": _switch("PYTORCH_TEST_WITH_SLOW_GRADCHECK"),
+    "TEST_SKIP_FAST": _switch("PYTORCH_TEST_SKIP_FAST"),
+    "TEST_WITH_CROSSREF": _switch("PYTORCH_TEST_WITH_CROSSREF"),
+    "TEST_WITH_TORCHINDUCTOR": _switch("PYTORCH_TEST_WITH_INDUCTOR"),
+    "TEST_WITH_AOT_EAGER": _switch("PYTORCH_TEST_WITH_AOT_EAGER"),
+    "TEST_WITH_TORCHDYNAMO": _switch(
+        "PYTORCH_TEST_WITH_DYNAMO",
+        implied_by=lambda: flag("TEST_WITH_TORCHINDUCTOR") or flag("TEST_WITH_AOT_EAGER"),
+    ),
+    "TEST_CUDA_MEM_LEAK_CHECK": _switch("PYTORCH_TEST_CUDA_MEM_LEAK_CHECK"),
+}
+
+
+def names() -> list[str]:
+    return sorted(_FLAGS)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _FLAGS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return flag(name)

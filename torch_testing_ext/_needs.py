@@ -1,0 +1,119 @@
+"""What a test needs, written on its function where the parent and a runner can read it before any rank exists."""
+
+from __future__ import annotations
+
+import functools
+import unittest
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar
+
+from torch_testing_ext import _devices
+
+F = TypeVar("F", bound=Callable[..., Any])
+ATTRIBUTE = "_torch_testing_ext_needs"
+
+
+class TestSkip(NamedTuple):
+    exit_code: int
+    message: str
+
+
+def _devices_skip(count: int, exit_code: int) -> TestSkip:
+    return TestSkip(exit_code, f"Need at least {count} accelerator device{'s' if count > 1 else ''}")
+
+
+_DEVICE_CODES = {1: 75, 2: 77, 3: 80, 4: 81, 5: 82, 6: 83, 7: 84, 8: 85}
+_GENERIC = 86
+
+TEST_SKIPS: dict[str, TestSkip] = {
+    "backend_unavailable": TestSkip(72, "The distributed backend is not available"),
+    "small_worldsize": TestSkip(73, "The world size is too small"),
+    "no_cuda": TestSkip(74, "CUDA is not available"),
+    "nccl": TestSkip(76, "torch was built without NCCL"),
+    "skipIfRocm": TestSkip(78, "Does not run on ROCm"),
+    "no_peer_access": TestSkip(79, "The devices have no peer access"),
+    "generic": TestSkip(_GENERIC, "Skipped in the ranks; their logs may say why"),
+    "odd_worldsize": TestSkip(87, "The world size is odd"),
+    "importerror": TestSkip(88, "An import is missing"),
+    "no_accelerator": TestSkip(89, "No accelerator is available"),
+    **{f"multi-device-{n}": _devices_skip(n, code) for n, code in _DEVICE_CODES.items()},
+    **{f"multi-gpu-{n}": _devices_skip(n, code) for n, code in _DEVICE_CODES.items()},
+}
+
+
+def too_few_devices(count: int) -> TestSkip:
+    """The skip for any number of devices; above 8 without an exit code of its own."""
+    return _devices_skip(count, _DEVICE_CODES.get(count, _GENERIC))
+
+
+class Skipped(unittest.SkipTest):
+    """A SkipTest that remembers the exit code a rank ends with."""
+
+    def __init__(self, skip: TestSkip):
+        super().__init__(skip.message)
+        self.exit_code = skip.exit_code
+
+
+@dataclass(frozen=True)
+class Need:
+    """One thing a test needs. `unmet()` gives the skip where this machine has it not.
+
+    `devices`, `allow_cpu`, `backend` and `world_size` are for a runner that leases devices before it starts anything.
+    """
+
+    unmet: Callable[[], TestSkip | None]
+    devices: int = 0
+    allow_cpu: bool = False
+    backend: str | None = None
+    world_size: int | None = None
+
+
+def devices(count: int, allow_cpu: bool = False) -> Need:
+    """At least `count` accelerators; with `allow_cpu` a machine without any will do as well."""
+
+    def unmet() -> TestSkip | None:
+        here = _devices.device_count()
+        enough = here >= count or (allow_cpu and here == 0)
+        return None if enough else too_few_devices(count)
+
+    return Need(unmet, devices=count, allow_cpu=allow_cpu)
+
+
+def requires(need: Need) -> Callable[[F], F]:
+    """Decorator: skip the test where the need is unmet, in the parent if it can be told there."""
+
+    def decorate(func: F) -> F:
+        @functools.wraps(func)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            skip = need.unmet()
+            if skip is None:
+                return func(*args, **kwargs)
+            return _skip_now(args, skip)
+
+        setattr(wrapper, ATTRIBUTE, (need, *needs_of(func)))
+        if need.devices:
+            # PyTorch's own name for it, which its collection-time tools read.
+            wrapper._min_gpus_required = need.devices  # type: ignore[attr-defined]
+        if need.world_size is not None:
+            wrapper._required_world_size = need.world_size  # type: ignore[attr-defined]
+        return wrapper  # type: ignore[return-value]
+
+    return decorate
+
+
+def _skip_now(args: tuple[Any, ...], skip: TestSkip) -> None:
+    """Classes with ranks of another kind (persistent ones, threads) may have a way of their own to skip."""
+    handle = getattr(args[0], "_handle_test_skip", None) if args else None
+    if handle is None:
+        raise Skipped(skip)
+    handle(skip.message)
+
+
+def needs_of(func: Any) -> tuple[Need, ...]:
+    """All that a test function needs, outermost decorator first."""
+    return getattr(func, ATTRIBUTE, ())
+
+
+def first_unmet(func: Any) -> TestSkip | None:
+    return next((skip for need in needs_of(func) if (skip := need.unmet()) is not None), None)

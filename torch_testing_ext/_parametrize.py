@@ -1,0 +1,224 @@
+"""One test method for many values: `parametrize` and its kin, with the names PyTorch gives the tests.
+
+A decorator only leaves a recipe on the method, `parametrize_fn`; `instantiate_parametrized_tests` puts a method for
+each set of values in place of it. A recipe is called as `(test, generic_cls, device_cls)` and yields
+`(test, name suffix, arguments, function from all arguments to the decorators to apply)`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
+
+import torch
+
+__unittest = True  # by this mark unittest leaves our frames out of a failure's traceback
+
+Decorator = Callable[[Any], Any]
+Arguments = dict[str, Any]
+Case = tuple[Callable[..., Any], str, Arguments, Callable[[Arguments], Iterable[Decorator]]]
+Recipe = Callable[..., Iterator[Case]]
+Class = TypeVar("Class", bound=type)
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """`torch.float32` -> `"float32"`."""
+    return str(dtype).split(".")[1]
+
+
+class _TestParametrizer:
+    """What every such decorator is: a subclass says by `_parametrize_test` which cases a test has."""
+
+    def _parametrize_test(self, test: Any, generic_cls: type, device_cls: type | None) -> Iterator[Case]:
+        raise NotImplementedError
+
+    def __call__(self, fn: Any) -> Any:
+        earlier = getattr(fn, "parametrize_fn", None)
+        recipe = self._parametrize_test
+        fn.parametrize_fn = compose_parametrize_fns(earlier, recipe) if earlier else recipe
+        return fn
+
+
+def compose_parametrize_fns(old_parametrize_fn: Recipe, new_parametrize_fn: Recipe) -> Recipe:
+    """Every case of one with every case of the other; names read as the decorators do, from the top down."""
+
+    def composed(test: Any, generic_cls: type, device_cls: type | None) -> Iterator[Case]:
+        for inner_test, inner_name, inner_args, inner_decorators in list(
+            old_parametrize_fn(test, generic_cls, device_cls)
+        ):
+            for outer_test, outer_name, outer_args, outer_decorators in new_parametrize_fn(
+                inner_test, generic_cls, device_cls
+            ):
+                _check_disjoint(test, inner_args, outer_args)
+                name = "_".join(part for part in (outer_name, inner_name) if part)
+                yield outer_test, name, {**inner_args, **outer_args}, _both(inner_decorators, outer_decorators)
+
+    return composed
+
+
+def _check_disjoint(test: Any, inner: Arguments, outer: Arguments) -> None:
+    twice = sorted(inner.keys() & outer.keys())
+    if twice:
+        raise RuntimeError(
+            f"{test.__name__}: parametrized over the same parameter by more than one decorator: {', '.join(twice)}"
+        )
+
+
+def _both(first: Callable[[Arguments], Iterable[Decorator]], second: Callable[[Arguments], Iterable[Decorator]]) -> Any:
+    return lambda arguments: [*first(arguments), *second(arguments)]
+
+
+class subtest:
+    """The value, or tuple of values, of one case, with a name and decorators of its own."""
+
+    __slots__ = ["arg_values", "decorators", "name"]
+
+    def __init__(self, arg_values: Any, name: str | None = None, decorators: Iterable[Decorator] | None = None) -> None:
+        self.arg_values = arg_values
+        self.name = name
+        self.decorators = list(decorators or ())
+
+
+class parametrize(_TestParametrizer):
+    """Run a test once for each of `arg_values`, passed under the comma-separated names in `arg_str`.
+
+    Cases are named after parameter and value (`test_x_size_3`), by `name_fn(*values)`, or by the name of a `subtest`.
+    """
+
+    def __init__(self, arg_str: str, arg_values: Iterable[Any], name_fn: Callable[..., str] | None = None) -> None:
+        self.arg_names = [name.strip() for name in arg_str.split(",") if name != ""]
+        self.arg_values = arg_values
+        self.name_fn = name_fn
+
+    def _parametrize_test(self, test: Any, generic_cls: type, device_cls: type | None) -> Iterator[Case]:
+        if not self.arg_names:
+            yield test, "", {}, _no_decorators
+            return
+        index = -1
+        for index, given in enumerate(self.arg_values):
+            case = given if isinstance(given, subtest) else subtest(given)
+            values = self._values(case.arg_values, test)
+            name = case.name or self._name(index, values)
+            yield test, name, dict(zip(self.arg_names, values, strict=True)), _always(case.decorators)
+        if index == -1:
+            raise ValueError(
+                f"{test.__qualname__}: an empty arg_values was passed to @parametrize. "
+                "A generator is empty when it is used a second time: pass a list."
+            )
+
+    def _values(self, given: Any, test: Any) -> list[Any]:
+        values = list(given) if len(self.arg_names) > 1 else [given]
+        if len(values) != len(self.arg_names):
+            raise RuntimeError(
+                f"{test.__name__}: {len(values)} values ({values}) for the {len(self.arg_names)} "
+                f"parameters {', '.join(self.arg_names)}"
+            )
+        return values
+
+    def _name(self, index: int, values: list[Any]) -> str:
+        if self.name_fn is not None:
+            return self.name_fn(*values)
+        return "_".join(_spell(index, name, value) for name, value in zip(self.arg_names, values, strict=True))
+
+
+def _spell(index: int, name: str, value: Any) -> str:
+    if isinstance(value, torch.dtype):
+        return dtype_name(value)
+    if isinstance(value, torch.device):
+        return str(value)
+    if type(value).__name__ in ("OpInfo", "ModuleInfo"):  # PyTorch's descriptions of operators name themselves
+        return value.formatted_name
+    if isinstance(value, (int, float, str)):
+        return f"{name}_{str(value).replace('.', '_')}"
+    return f"{name}{index}"
+
+
+def _no_decorators(_: Arguments) -> Iterable[Decorator]:
+    return ()
+
+
+def _always(decorators: Iterable[Decorator]) -> Callable[[Arguments], Iterable[Decorator]]:
+    return lambda _: decorators
+
+
+class reparametrize(_TestParametrizer):
+    """Change the cases of another parametrizer: `adapter_fn(name, arguments)` yields `(name, arguments)` pairs.
+
+    A case for which it gives None, or yields None, is left out.
+    """
+
+    def __init__(self, parametrizer: _TestParametrizer, adapter_fn: Callable[[str, Arguments], Any]) -> None:
+        self.parametrizer = parametrizer
+        self.adapter_fn = adapter_fn
+
+    def _parametrize_test(self, test: Any, generic_cls: type, device_cls: type | None) -> Iterator[Case]:
+        for gen_test, name, arguments, decorators in self.parametrizer._parametrize_test(test, generic_cls, device_cls):
+            for adapted in self.adapter_fn(name, arguments) or ():
+                if adapted is not None:
+                    new_name, new_arguments = adapted
+                    yield gen_test, new_name, new_arguments, decorators
+
+
+class decorateIf(_TestParametrizer):
+    """Apply `decorator` to those cases for whose arguments `predicate_fn(arguments)` holds."""
+
+    def __init__(self, decorator: Decorator, predicate_fn: Callable[[Arguments], bool]) -> None:
+        self.decorator = decorator
+        self.predicate_fn = predicate_fn
+
+    def _parametrize_test(self, test: Any, generic_cls: type, device_cls: type | None) -> Iterator[Case]:
+        yield test, "", {}, lambda arguments: [self.decorator] if self.predicate_fn(arguments) else []
+
+
+def instantiate_parametrized_tests(generic_cls: Class) -> Class:
+    """Put the parametrized tests in place of the generic ones; call it on a test class, or decorate one with it."""
+    for attribute in dir(generic_cls):
+        generic = getattr(generic_cls, attribute)
+        if hasattr(generic, "parametrize_fn"):
+            _hide(generic_cls, attribute)
+            for test, suffix, arguments, decorators in generic.parametrize_fn(
+                generic, generic_cls=generic_cls, device_cls=None
+            ):
+                name = f"{test.__name__}_{suffix}"
+                _add(generic_cls, name, _specialise(test, name, arguments, decorators(arguments)))
+    return generic_cls
+
+
+def _hide(cls: type, attribute: str) -> None:
+    """Take a generic test out of the class; one it inherits stays with its owner and is only covered up."""
+    if attribute in vars(cls):
+        delattr(cls, attribute)
+    if hasattr(cls, attribute):
+        setattr(cls, attribute, None)
+
+
+def _add(cls: type, name: str, test: Any) -> None:
+    if "." in name:
+        raise RuntimeError(f"{cls.__name__}: a test's name cannot hold a period, as {name!r} does")
+    if getattr(cls, name, None) is not None:
+        raise RuntimeError(f"{cls.__name__}: two tests would be called {name}; name one by subtest(..., name=...)")
+    setattr(cls, name, test)
+
+
+def _specialise(test: Any, name: str, arguments: Arguments, decorators: Iterable[Decorator]) -> Any:
+    """The method for one case: the generic one under the case's decorators, given the case's arguments."""
+    for decorator in decorators:
+        test = decorator(_copy(test))  # a copy, as some decorators mark the function they are given
+
+    @functools.wraps(test)
+    def instantiated_test(self: Any) -> Any:
+        return test(self, **arguments)
+
+    vars(instantiated_test).pop("parametrize_fn", None)
+    instantiated_test.__name__ = name
+    instantiated_test.__qualname__ = f"{test.__qualname__.rpartition('.')[0]}.{name}".lstrip(".")
+    return instantiated_test
+
+
+def _copy(test: Any) -> Any:
+    @functools.wraps(test)
+    def decorated(*args: Any, **kwargs: Any) -> Any:
+        return test(*args, **kwargs)
+
+    return decorated

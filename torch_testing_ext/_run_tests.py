@@ -1,0 +1,168 @@
+"""`run_tests`: what a test file calls when it is run by itself. unittest's own command line, and a few more options."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import unittest
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from torch_testing_ext import _seeds
+
+EXIT_FAILED = 1
+EXIT_NO_TESTS = 5  # as unittest has it since Python 3.12
+EXIT_INTERRUPTED = 130
+
+
+def run_tests(argv: Sequence[str] | None = None) -> None:
+    """Run the tests of the main module and exit; the code is unittest's, 5 where no test was found."""
+    argv = list(sys.argv if argv is None else argv)
+    options, rest = _parser().parse_known_args(argv[1:])
+    rest = [argv[0], *rest]
+    if "-h" in rest or "--help" in rest:
+        print(_parser().format_help())
+    if options.seed is not None:
+        _seeds.SEED = options.seed
+    if options.accept:
+        os.environ["EXPECTTEST_ACCEPT"] = "1"  # where expecttest looks, in this process and in those it starts
+    _seeds.set_rng_seed()
+    for name, reason in _NOT_NEEDED.items():
+        if getattr(options, name):
+            print(f"--{name.replace('_', '-')} has no effect: {reason}", file=sys.stderr)
+    if options.showlocals:
+        rest.insert(1, "--locals")
+    try:
+        code = _run(options, rest)
+    except KeyboardInterrupt:
+        code = EXIT_INTERRUPTED
+    sys.exit(code)
+
+
+def _run(options: argparse.Namespace, argv: list[str]) -> int:
+    if options.discover_tests:
+        print("\n".join(_selected(argv)))
+        return 0
+    if options.use_pytest:
+        return _run_pytest(argv)
+    if options.subprocess:
+        return _run_each_alone(argv, options.seed)
+    for _ in range(max(1, options.repeat)):
+        code = _run_once(argv)
+        if code:
+            return code
+    return 0
+
+
+# The options of unittest that say how to run a test, not which: they go to the process of every single test.
+_SWITCHES = ("-v", "--verbose", "-q", "--quiet", "-b", "--buffer", "--locals")
+
+_NOT_NEEDED = {
+    "save_xml": "run the file by pytest with --junitxml for a report in XML",
+    "run_parallel": "tests run one after another in a file that is run by itself",
+    "log_suffix": "no log is written",
+    "jit_executor": "the executor is left as torch sets it",
+    "test_bailouts": "the executor is left as torch sets it",
+    "import_slow_tests": "tests are slow by their @slowTest alone",
+    "import_disabled_tests": "no list of disabled tests is read",
+    "rerun_disabled_tests": "no list of disabled tests is read",
+}
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python test_file.py", add_help=False, allow_abbrev=False)
+    parser.usage = "%(prog)s [these options] [unittest's options, below] [TestClass[.test_method] ...]"
+    add = parser.add_argument
+    add("--seed", type=int, help=f"seed of every test (default: {_seeds.SEED})")
+    add("--repeat", type=int, default=1, metavar="N", help="run all tests N times, or until one fails")
+    add("--subprocess", action="store_true", help="run each test in an interpreter of its own")
+    add("--discover-tests", action="store_true", help="list the tests and run none")
+    add("--accept", action="store_true", help="rewrite inline expectations to what the tests gave")
+    add("--showlocals", action=argparse.BooleanOptionalAction, default=False, help="variables in tracebacks")
+    add("--use-pytest", action="store_true", help="run the file by pytest; other options are pytest's then")
+    hidden = argparse.SUPPRESS
+    add("--save-xml", nargs="?", const="test-reports", help=hidden)
+    add("--run-parallel", type=int, help=hidden)
+    add("--log-suffix", help=hidden)
+    add("--jit-executor", "--jit_executor", help=hidden)
+    add("--test-bailouts", "--test_bailouts", action="store_true", help=hidden)
+    add("--import-slow-tests", nargs="?", const=True, help=hidden)
+    add("--import-disabled-tests", nargs="?", const=True, help=hidden)
+    add("--rerun-disabled-tests", action="store_true", help=hidden)
+    return parser
+
+
+def _run_once(argv: list[str]) -> int:
+    program: Any = unittest.main(module="__main__", argv=argv, testRunner=_Runner, exit=False)
+    result = program.result
+    if getattr(result, "interrupted", False):
+        return EXIT_INTERRUPTED
+    if not result.wasSuccessful():
+        return EXIT_FAILED
+    return _nothing_tested() if result.testsRun == 0 and not result.skipped else 0
+
+
+def _nothing_tested() -> int:
+    print("No test was found, so nothing was tested: --discover-tests lists what there is.", file=sys.stderr)
+    return EXIT_NO_TESTS
+
+
+class _Runner(unittest.TextTestRunner):
+    """unittest's own, except that Ctrl-C ends the tests and not the report on them."""
+
+    def run(self, test: Any) -> Any:
+        def run_until_interrupted(result: Any) -> None:
+            try:
+                test(result)
+            except KeyboardInterrupt:
+                result.interrupted = True
+                result.stop()
+                self.stream.writeln("\nInterrupted: the tests that follow were not run.")
+
+        return super().run(run_until_interrupted)  # type: ignore[arg-type]
+
+
+class _Lister:
+    """In the place of a runner: keeps the names of the tests it is given, and runs none."""
+
+    def __init__(self, **wishes: Any) -> None:
+        pass
+
+    def run(self, suite: Any) -> list[str]:
+        return [test.id().split(".", 1)[1] for test in _flatten(suite)]
+
+
+def _selected(argv: list[str]) -> list[str]:
+    """The names of the tests that unittest would run for this command line."""
+    program: Any = unittest.main(module="__main__", argv=argv, testRunner=_Lister, exit=False)  # type: ignore[arg-type]
+    return program.result
+
+
+def _flatten(suite: Any) -> Iterator[unittest.TestCase]:
+    if isinstance(suite, unittest.TestCase):
+        yield suite
+        return
+    for part in suite:
+        yield from _flatten(part)
+
+
+def _run_pytest(argv: list[str]) -> int:
+    import pytest
+
+    return int(pytest.main(argv))
+
+
+def _run_each_alone(argv: list[str], seed: int | None) -> int:
+    names = _selected(argv)
+    if not names:
+        return _nothing_tested()
+    command = [sys.executable, argv[0], *(word for word in argv[1:] if word in _SWITCHES)]
+    if seed is not None:
+        command.append(f"--seed={seed}")
+    failed = [name for name in names if subprocess.run([*command, name]).returncode != 0]
+    for name in failed:
+        print(f"failed: {name}; to run it alone: {' '.join([*command, name])}", file=sys.stderr)
+    print(f"Ran {len(names)} tests, each in a process of its own: {len(failed)} failed.", file=sys.stderr)
+    return EXIT_FAILED if failed else 0

@@ -1,0 +1,48 @@
+"""The seed of every test, and random state that is left as it was found."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import sys
+from collections.abc import Iterator
+
+import torch
+
+from torch_testing_ext import _devices
+
+SEED = 1234
+
+
+def set_rng_seed(seed: int | None = None) -> None:
+    """Seed torch, `random`, and NumPy where the process has it; with SEED unless told otherwise."""
+    seed = SEED if seed is None else seed
+    if _devices.device_may_exist():
+        torch.manual_seed(seed)
+    else:
+        # The CPU's generator alone: what torch.manual_seed keeps for devices to come costs each rank 1 ms.
+        torch.default_generator.manual_seed(seed)
+    random.seed(seed)
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed(seed)
+
+
+@contextlib.contextmanager
+def freeze_rng_state() -> Iterator[None]:
+    """Put torch's random state back at the end: the CPU's, and that of the device in use, if any is."""
+    with torch.random.fork_rng(devices=_devices_in_use(), device_type=_device_type_in_use() or "cuda"):
+        yield
+
+
+def _device_type_in_use() -> str | None:
+    """Only a device that is initialised has random state to keep; looking must not initialise one."""
+    for name in ("cuda", "xpu"):
+        if getattr(torch, name).is_initialized():
+            return name
+    return None
+
+
+def _devices_in_use() -> list[int]:
+    kind = _device_type_in_use()
+    return [getattr(torch, kind).current_device()] if kind else []

@@ -1,0 +1,250 @@
+"""Decorators that skip, or expect to fail, by a flag. The flag is looked at when the test runs, not when it is written.
+
+So importing a test file works out no flag. Only a decorated class needs the answer at once: unittest wants to know
+before it makes an instance.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import sysconfig
+import unittest
+import warnings
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from torch_testing_ext import _flags
+from torch_testing_ext._flags import flag
+
+Decorator = Callable[[Any], Any]
+
+
+def lazy_skip_if(condition_fn: Callable[[], Any], reason: str) -> Decorator:
+    """Skip the decorated test or class where `condition_fn()` holds; asked each time a test is about to run."""
+
+    def decorate(target: Any) -> Any:
+        if isinstance(target, type):
+            return unittest.skip(reason)(target) if condition_fn() else target
+
+        @functools.wraps(target)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            if condition_fn():
+                raise unittest.SkipTest(reason)
+            return target(*args, **kwargs)
+
+        return wrapper
+
+    return decorate
+
+
+def _bare_or_called(func: Any, decorator: Decorator) -> Any:
+    """`@skip` and `@skip(msg=...)` both."""
+    return decorator if func is None else decorator(func)
+
+
+def _skip_by(name: str, reason: str, *, unless: bool = False) -> Decorator:
+    return lazy_skip_if(lambda: bool(flag(name)) != unless, reason)
+
+
+def skipIfRocm(func: Any = None, *, msg: str = "test doesn't currently work on the ROCm stack") -> Any:
+    return _bare_or_called(func, _skip_by("TEST_WITH_ROCM", f"skipIfRocm: {msg}"))
+
+
+def skipIfXpu(func: Any = None, *, msg: str = "test doesn't currently work on the XPU stack") -> Any:
+    return _bare_or_called(func, _skip_by("TEST_XPU", f"skipIfXpu: {msg}"))
+
+
+def skipIfWindows(func: Any = None, *, msg: str = "test doesn't currently work on the Windows stack") -> Any:
+    return _bare_or_called(func, _skip_by("IS_WINDOWS", f"skipIfWindows: {msg}"))
+
+
+def skipIfHpu(fn: Any) -> Any:
+    return _skip_by("TEST_HPU", "test doesn't currently work with HPU")(fn)
+
+
+def skipIfMPS(fn: Any) -> Any:
+    return _skip_by("TEST_MPS", "test doesn't currently work with MPS")(fn)
+
+
+def skipIfNoXPU(fn: Any) -> Any:
+    return _skip_by("TEST_XPU", "test needs PyTorch with XPU", unless=True)(fn)
+
+
+def requires_cuda(fn: Any) -> Any:
+    return _skip_by("TEST_CUDA", "Requires CUDA", unless=True)(fn)
+
+
+def runOnRocm(fn: Any) -> Any:
+    return _skip_by("TEST_WITH_ROCM", "test currently only works on the ROCm stack", unless=True)(fn)
+
+
+def skipIfCrossRef(fn: Any) -> Any:
+    return _skip_by("TEST_WITH_CROSSREF", "test doesn't currently work with crossref")(fn)
+
+
+def skipIfNoDill(fn: Any) -> Any:
+    return _skip_by("TEST_DILL", "no dill", unless=True)(fn)
+
+
+def skipIfNoSciPy(fn: Any) -> Any:
+    return _skip_by("TEST_SCIPY", "test requires SciPy, but SciPy was not found", unless=True)(fn)
+
+
+def requires_mkl(fn: Any) -> Any:
+    return _skip_by("TEST_MKL", "Test requires MKL", unless=True)(fn)
+
+
+def skipIfTorchDynamo(msg: str = "test doesn't currently work with dynamo") -> Decorator:
+    if not isinstance(msg, str):
+        raise ValueError("skipIfTorchDynamo is used as @skipIfTorchDynamo() or @skipIfTorchDynamo('reason')")
+    return _skip_by("TEST_WITH_TORCHDYNAMO", msg)
+
+
+def skipIfTorchInductor(
+    msg: str = "test doesn't currently work with torchinductor", condition: bool | None = None
+) -> Decorator:
+    return lazy_skip_if(lambda: flag("TEST_WITH_TORCHINDUCTOR") if condition is None else condition, msg)
+
+
+def skipIfFreeThreaded(msg: str = "Test doesn't work with free-threaded python") -> Decorator:
+    return unittest.skipIf(sysconfig.get_config_var("Py_GIL_DISABLED") == 1, msg)
+
+
+def skipIfPythonVersionMismatch(predicate: Callable[[int, int, int], bool]) -> Decorator:
+    """Run only where `predicate(major, minor, micro)` holds."""
+    return lazy_skip_if(lambda: not predicate(*sys.version_info[:3]), "Python version mismatch")
+
+
+def skip_if_pytest(fn: Any) -> Any:
+    return lazy_skip_if(lambda: "PYTEST_CURRENT_TEST" in os.environ, "does not work under pytest")(fn)
+
+
+def slowTest(fn: Any) -> Any:
+    """A test that runs only where PYTORCH_TEST_WITH_SLOW=1 asks for slow ones."""
+    wrapper = _skip_by("TEST_WITH_SLOW", "test is slow; run with PYTORCH_TEST_WITH_SLOW to enable test", unless=True)(
+        fn
+    )
+    wrapper.slow_test = True
+    return wrapper
+
+
+def slowTestIf(condition: bool) -> Decorator:
+    return slowTest if condition else lambda fn: fn
+
+
+def check_slow_or_fast(test: unittest.TestCase) -> None:
+    """Leave out the fast tests where PYTORCH_TEST_SKIP_FAST=1 asks for the slow ones alone."""
+    if flag("TEST_SKIP_FAST") and not getattr(getattr(test, test._testMethodName), "slow_test", False):
+        raise unittest.SkipTest("test is fast; we disabled it with PYTORCH_TEST_SKIP_FAST")
+
+
+def skip_but_pass_in_sandcastle(reason: str) -> Decorator:
+    """`unittest.skip`, except in Meta's sandcastle, where the test passes without running."""
+    return skip_but_pass_in_sandcastle_if(True, reason)
+
+
+def skip_but_pass_in_sandcastle_if(condition: Any, reason: str) -> Decorator:
+    """`unittest.skipIf`, except in Meta's sandcastle, where the test passes without running."""
+
+    def decorate(func: Any) -> Any:
+        if not condition:
+            return func
+        if not flag("IS_SANDCASTLE"):
+            func.__unittest_skip__ = True
+            func.__unittest_skip_why__ = reason
+            return func
+
+        @functools.wraps(func)
+        def wrapper(*args: Any, **kwargs: Any) -> None:
+            print(f"Skipping {func.__name__} on sandcastle for following reason: {reason}", file=sys.stderr)
+
+        return wrapper
+
+    return decorate
+
+
+def xfailIf(condition: Any) -> Decorator:
+    return lambda func: unittest.expectedFailure(func) if condition else func
+
+
+def xfailIfLinux(func: Any) -> Any:
+    return xfailIf(_flags.IS_LINUX and not _flags.TEST_WITH_ROCM and not _flags.IS_FBCODE)(func)
+
+
+def xfailIfTorchDynamo(func: Any) -> Any:
+    return xfailIf(_flags.TEST_WITH_TORCHDYNAMO)(func)
+
+
+def xfailIfROCm(func: Any) -> Any:
+    return xfailIf(_flags.TEST_WITH_ROCM)(func)
+
+
+def xfailIfWindows(func: Any) -> Any:
+    return xfailIf(_flags.IS_WINDOWS)(func)
+
+
+def xfailIfPy312Plus(func: Any) -> Any:
+    return xfailIf(sys.version_info >= (3, 12))(func)
+
+
+def xfail_inherited_tests(tests: Iterable[str]) -> Decorator:
+    """Expect the named tests, inherited by the decorated class, to fail in it alone."""
+
+    def decorate(cls: Any) -> Any:
+        for name in tests:
+            inherited = getattr(cls, name)
+
+            @functools.wraps(inherited)
+            def test(self: Any, *args: Any, _inherited: Any = inherited, **kwargs: Any) -> Any:
+                return _inherited(self, *args, **kwargs)
+
+            setattr(cls, name, unittest.expectedFailure(test))
+        return cls
+
+    return decorate
+
+
+def suppress_warnings(fn: Any) -> Any:
+    @functools.wraps(fn)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return fn(*args, **kwargs)
+
+    return wrapper
+
+
+def serialTest(condition: bool = True) -> Decorator:
+    """Mark a test that must not run beside others (the mark is pytest's `serial`)."""
+    if type(condition) is not bool:
+        raise ValueError("serialTest is used as @serialTest() or @serialTest(condition)")
+
+    def decorate(fn: Any) -> Any:
+        if not condition or "pytest" not in sys.modules:
+            return fn
+        import pytest
+
+        return pytest.mark.serial(fn)
+
+    return decorate
+
+
+def markDynamoStrictTest(cls_or_func: Any = None, nopython: bool = False) -> Any:
+    """Mark a test or class for runs under torch.compile: errors of the compiler count there."""
+
+    def decorate(target: Any) -> Any:
+        target.dynamo_strict = True
+        target.dynamo_strict_nopython = nopython
+        return target
+
+    return _bare_or_called(cls_or_func, decorate)
+
+
+def unMarkDynamoStrictTest(cls: Any = None) -> Any:
+    def decorate(target: Any) -> Any:
+        target.dynamo_strict = False
+        return target
+
+    return _bare_or_called(cls, decorate)

@@ -1,0 +1,269 @@
+"""The test case that all of this kit builds on: it compares tensors, seeds every test, and cleans up after it."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import expecttest
+import torch
+
+from torch_testing_ext import _torch
+from torch_testing_ext._compare import Rules, find_difference
+from torch_testing_ext._contexts import disable_gc, set_warn_always_context
+from torch_testing_ext._seeds import set_rng_seed
+from torch_testing_ext._skips import check_slow_or_fast
+
+__unittest = True  # by this mark unittest leaves our frames out of a failure's traceback
+
+_ANSI_ESCAPE = re.compile(r"\x1b(?:[@-Z\\-_]|\[[0-?]*[ -/]*[@-~])")
+
+
+class TestCase(expecttest.TestCase):
+    """`unittest.TestCase` with an assertEqual for tensors and what holds them, and expecttest's inline expectations."""
+
+    maxDiff = None
+    # unittest gives up on showing a difference between longer texts; we always want to see it.
+    _diffThreshold = sys.maxsize
+
+    # The least tolerances of every comparison in the class or test.
+    precision: float = 0
+    rel_tol: float = 0
+
+    _default_dtype_check_enabled = False
+    # As found by setUp; these stand in where a subclass has a setUp that does not call this one.
+    _modes_before = 0
+    _grad_before: bool | None = None
+    _invariants_before: bool | None = None
+
+    def __init__(self, method_name: str = "runTest", methodName: str = "runTest") -> None:
+        super().__init__(method_name if methodName == "runTest" else methodName)
+
+    # -- before and after each test
+
+    def setUp(self) -> None:
+        check_slow_or_fast(self)
+        set_rng_seed()
+        self._check_default_dtype()
+        invariants = torch.sparse.check_sparse_tensor_invariants
+        self._invariants_before = invariants.is_enabled()
+        invariants.enable()
+        self._grad_before = torch.is_grad_enabled()
+        self._modes_before = _torch.torch_function_modes()
+        self._state_before = _torch.torch_function_state()
+
+    def tearDown(self) -> None:
+        if self._invariants_before is False:
+            torch.sparse.check_sparse_tensor_invariants.disable()
+        if self._grad_before is not None:
+            torch.set_grad_enabled(self._grad_before)
+            self._check_torch_function()
+        self._check_default_dtype()
+
+    def _check_default_dtype(self) -> None:
+        dtype = torch.get_default_dtype()
+        if self._default_dtype_check_enabled and dtype != torch.float:
+            raise AssertionError(f"a test left {dtype} as the default dtype; set_default_dtype() restores it")
+
+    def _check_torch_function(self) -> None:
+        """A leaked mode (a default device is one) would change every later test: take it off, and fail this one."""
+        leaked = _torch.torch_function_modes() - self._modes_before
+        for _ in range(leaked):
+            _torch.pop_torch_function_mode()
+        if leaked:
+            raise AssertionError(f"the test left {leaked} torch function mode(s) on (torch.set_default_device is one)")
+        state = _torch.torch_function_state()
+        if state != self._state_before:
+            _torch.set_torch_function_state(self._state_before)
+            raise AssertionError(f"the test left __torch_function__ in the state {state}; it was {self._state_before}")
+
+    # -- equality
+
+    def assertEqual(
+        self,
+        x: Any,
+        y: Any,
+        msg: str | Callable[[str], str] | None = None,
+        *,
+        atol: float | None = None,
+        rtol: float | None = None,
+        equal_nan: bool = True,
+        exact_dtype: bool = True,
+        exact_device: bool = False,
+        exact_layout: bool = False,
+        exact_stride: bool = False,
+        exact_is_coalesced: bool = False,
+    ) -> None:
+        """Fail where the two differ: tensors by value within tolerances, containers item by item, the rest by `==`.
+
+        `msg` is added to what differs; a function gets that text and returns the one to fail with.
+        """
+        __tracebackhide__ = True
+        rules = Rules(
+            rtol=rtol,
+            atol=atol,
+            rtol_floor=self.rel_tol,
+            atol_floor=self.precision,
+            equal_nan=equal_nan,
+            exact_dtype=exact_dtype,
+            exact_device=exact_device,
+            exact_layout=exact_layout,
+            exact_stride=exact_stride,
+            exact_is_coalesced=exact_is_coalesced,
+        )
+        difference = find_difference(x, y, rules)
+        if difference is not None:
+            raise self.failureException(self._compose_message(msg, difference))
+
+    def _compose_message(self, msg: str | Callable[[str], str] | None, difference: str) -> str:
+        if msg is None:
+            return difference
+        if callable(msg):
+            return msg(difference)
+        return f"{difference}\n{msg}" if self.longMessage else msg
+
+    def assertNotEqual(  # type: ignore[override]
+        self,
+        x: Any,
+        y: Any,
+        msg: str | None = None,
+        *,
+        atol: float | None = None,
+        rtol: float | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Fail where assertEqual would not."""
+        try:
+            self.assertEqual(x, y, msg, atol=atol, rtol=rtol, **kwargs)
+        except AssertionError:
+            return
+        raise self.failureException(self._formatMessage(msg, f"the two are equal, and should differ: {x} and {y}"))
+
+    def assertEqualIgnoreType(self, *args: Any, **kwargs: Any) -> None:
+        self.assertEqual(*args, exact_dtype=False, **kwargs)
+
+    def assertEqualBroadcasting(self, x: torch.Tensor, y: Any, *args: Any, **kwargs: Any) -> None:
+        """assertEqual, with `y` (a number, or a sequence of them) broadcast to the shape of `x`."""
+        if not isinstance(y, torch.Tensor):
+            y = torch.ones_like(x) * (torch.tensor(y) if isinstance(y, Iterable) else y)
+        self.assertEqual(x, y, *args, **kwargs)
+
+    def assertEqualTypeString(self, x: torch.Tensor, y: torch.Tensor) -> None:
+        self.assertEqual(x.device, y.device)
+        self.assertEqual(x.dtype, y.dtype)
+        self.assertEqual(x.is_sparse, y.is_sparse)
+
+    def assertObjectIn(self, obj: Any, iterable: Iterable[Any]) -> None:
+        """Fail unless the very object is among the items: by identity, not by `==`."""
+        if not any(item is obj for item in iterable):
+            raise AssertionError("object not found in iterable")
+
+    def assertGreaterAlmostEqual(
+        self, first: Any, second: Any, places: int | None = None, msg: Any = None, delta: Any = None
+    ) -> None:
+        """Fail where `first` is less than `second` by more than `delta`, or by a difference that shows at `places`."""
+        if delta is not None and places is not None:
+            raise TypeError("specify delta or places not both")
+        if first >= second:
+            return
+        places = 7 if places is None else places
+        difference = second - first
+        if difference <= delta if delta is not None else round(difference, places) == 0:
+            return
+        within = f"{delta} delta" if delta is not None else f"{places} places"
+        raise self.failureException(
+            self._formatMessage(msg, f"{first} not greater than or equal to {second} within {within}")
+        )
+
+    # -- expected output
+
+    def assertExpectedInline(
+        self,
+        actual: Any,
+        expect: str,
+        skip: int = 0,
+        ignore_comments: bool = False,
+        ignore_empty_lines: bool = False,
+    ) -> None:
+        """Fail unless the text is `expect`, a string literal in the test; EXPECTTEST_ACCEPT=1 rewrites the literal."""
+        if os.environ.get("EXPECTTEST_ACCEPT") and not self._accepts_expected():
+            return  # another process rewrites the literal, which stays in this one as it was imported
+
+        actual = clean_expected(actual, ignore_comments, ignore_empty_lines)
+        expect = clean_expected(expect, ignore_comments, ignore_empty_lines)
+        super().assertExpectedInline(actual, expect, skip + 1)
+
+    def _accepts_expected(self) -> bool:
+        """May this process rewrite expectations in the test file? Of several ranks, only one may."""
+        return True
+
+    # -- warnings and logs
+
+    def assertNotWarn(self, callable: Callable[[], Any], msg: str = "") -> None:
+        """Fail where the call warns."""
+        with _all_warnings() as caught:
+            callable()
+        self.assertTrue(not caught, msg or f"it warned: {[str(warning.message) for warning in caught]}")
+
+    @contextlib.contextmanager
+    def assertWarnsOnceRegex(self, category: type[Warning], regex: str = "") -> Iterator[None]:
+        """Fail unless the block warns; warnings that torch gives once in a process are given each time in it."""
+        with _all_warnings() as caught:
+            yield
+        if not caught:
+            self.fail("no warning caught")
+        found = [str(warning.message) for warning in caught if type(warning.message) is category]
+        self.assertTrue(found, f"no {category.__name__} among {[repr(warning.message) for warning in caught]}")
+        texts = [str(warning.message) for warning in caught]
+        self.assertTrue(any(re.match(regex, text) for text in texts), f"{regex!r} matches none of {texts}")
+
+    def assertLogs(self, logger: Any = None, level: Any = None) -> Any:
+        """As in unittest, except that the logger is torch's where none is given."""
+        return super().assertLogs(logger or logging.getLogger("torch"), level)
+
+    def assertNoLogs(self, logger: Any = None, level: Any = None) -> Any:
+        return super().assertNoLogs(logger or logging.getLogger("torch"), level)
+
+    def assertNoUnraisable(self, callable: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+        """Fail where the call raises in a place from which nothing can be raised, such as a destructor."""
+        caught: list[str] = []
+        hook = sys.unraisablehook
+        sys.unraisablehook = lambda unraisable: caught.append(repr(unraisable.exc_value))
+        try:
+            with disable_gc():
+                callable(*args, **kwargs)
+        finally:
+            sys.unraisablehook = hook
+        if caught:
+            self.fail(f"raised where nothing can be raised: {', '.join(caught)}")
+
+
+@contextlib.contextmanager
+def _all_warnings() -> Iterator[list[warnings.WarningMessage]]:
+    with warnings.catch_warnings(record=True) as caught, set_warn_always_context(True):
+        warnings.simplefilter("always")
+        yield caught
+
+
+def clean_expected(text: Any, ignore_comments: bool = False, ignore_empty_lines: bool = False) -> str:
+    """What assertExpectedInline compares of a text: no colours, and no lines that are to be ignored."""
+    text = _ANSI_ESCAPE.sub("", str(text))
+    if ignore_comments:
+        text = _without_lines(text, lambda line: line.startswith("#"))
+    return _without_lines(text, lambda line: not line) if ignore_empty_lines else text
+
+
+def _without_lines(text: str, unwanted: Callable[[str], bool]) -> str:
+    return "\n".join(line for line in text.split("\n") if not unwanted(line.strip()))
+
+
+class NoTest:
+    """What pytest shall not take for a test, whatever its name."""
+
+    __test__ = False

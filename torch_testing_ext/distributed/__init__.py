@@ -1,0 +1,1 @@
+"""PyTorch's `torch.testing._internal.distributed`, by our own hands."""
