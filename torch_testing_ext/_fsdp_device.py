@@ -1,0 +1,66 @@
+"""The device that the FSDP helpers use: the machine's accelerator, or the CPU where there is none.
+
+A rank may be told to stay on the CPU (`use`), when its test needs more devices than the machine has and allows
+the CPU. Importing this module asks nothing of any driver; the first question does.
+"""
+
+from __future__ import annotations
+
+import time
+from enum import Enum, auto
+
+import torch
+from torch import nn
+
+from torch_testing_ext import _devices, _torch
+
+_chosen: str | None = None
+
+
+class DEVICEInitMode(Enum):
+    """When a test model goes to the device: before FSDP wraps it, after that, or never."""
+
+    DEVICE_BEFORE = auto()
+    DEVICE_AFTER = auto()
+    DEVICE_NEVER = auto()
+
+
+def use(device_type: str) -> None:
+    """From now on this process keeps its models on `device_type`."""
+    global _chosen
+    _chosen = device_type
+
+
+def device_type() -> str:
+    return _chosen or _devices.accelerator_type() or "cpu"
+
+
+def device_count() -> int:
+    """Devices of that type; 1 on the CPU."""
+    return 1 if device_type() == "cpu" else _devices.device_count()
+
+
+def backend() -> str:
+    """The default backend of that device: nccl, xccl, hccl, ..., gloo."""
+    return torch.distributed.get_default_backend_for_device(device_type())
+
+
+def compute_device(rank: int) -> torch.device:
+    """The device on which rank `rank` computes."""
+    kind = device_type()
+    return torch.device("cpu") if kind == "cpu" else torch.device(kind, rank % device_count())
+
+
+def place(module: nn.Module, mode: DEVICEInitMode, now: DEVICEInitMode) -> nn.Module:
+    """`module`, moved to the device if `mode` says that this is the moment."""
+    return module.to(device_type()) if mode is now else module
+
+
+def delay(milliseconds: float) -> None:
+    """Keep the device busy for so long. On CUDA the stream waits and the host goes on, as behind a slow kernel."""
+    if milliseconds <= 0 or device_type() == "cpu":
+        return
+    if device_type() == "cuda":
+        _torch.cuda_spin(milliseconds)
+    else:
+        time.sleep(milliseconds / 1000)

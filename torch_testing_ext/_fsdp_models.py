@@ -1,0 +1,476 @@
+"""The models of the FSDP1 tests: each knows how to make its own input and loss, and how to wrap itself.
+
+`init(group, fsdp_init_mode, device_init_mode, fsdp_kwargs, deterministic, ...)` builds a model, plain or wrapped.
+With `deterministic`, two models built one after the other start from the same parameters.
+"""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from enum import Enum, auto
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+from torch.distributed.fsdp import ShardingStrategy
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy, always_wrap_policy, wrap
+
+from torch_testing_ext import _fsdp_device as device
+from torch_testing_ext import _torch
+from torch_testing_ext._fsdp_device import DEVICEInitMode
+
+BEFORE, AFTER = DEVICEInitMode.DEVICE_BEFORE, DEVICEInitMode.DEVICE_AFTER
+HYBRID = (ShardingStrategy.HYBRID_SHARD, ShardingStrategy._HYBRID_SHARD_ZERO2)
+
+
+class FSDPInitMode(Enum):
+    """NO_FSDP: the plain model. RECURSIVE: some or all of its modules wrapped, as the model's `init` says."""
+
+    NO_FSDP = auto()
+    RECURSIVE = auto()
+
+
+class FSDPTestModel(nn.Module, ABC):
+    """What `_train_for_several_steps` asks of a model."""
+
+    @abstractmethod
+    def get_input(self, device: torch.device) -> tuple[torch.Tensor, ...]:
+        """One batch, the same each time it is asked for, different on each rank."""
+
+    @abstractmethod
+    def get_loss(self, input: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor: ...
+
+    @abstractmethod
+    def run_backward(self, loss: torch.Tensor) -> None: ...
+
+    @staticmethod
+    @abstractmethod
+    def init(*args: Any, **kwargs: Any) -> nn.Module: ...
+
+
+class DummyProcessGroup:
+    """A rank and a size without any communication: an all-reduce is done at once and changes nothing."""
+
+    def __init__(self, rank: int, size: int):
+        self._rank = rank
+        self._size = size
+
+    def rank(self) -> int:
+        return self._rank
+
+    def size(self) -> int:
+        return self._size
+
+    def allreduce(self, *args: Any, **kwargs: Any) -> Any:
+        done: torch.futures.Future = torch.futures.Future()
+        done.set_result(1)
+        work = mock.Mock()
+        work.get_future = lambda: done
+        return work
+
+
+class DummyDDP(nn.Module):
+    """Gives a plain model the `.module` that a data-parallel wrapper would have."""
+
+    def __init__(self, module: nn.Module):
+        super().__init__()
+        self.module = module
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.module(*args, **kwargs)
+
+
+class TransformerWithSharedParams(FSDPTestModel):
+    """A small transformer whose output projection shares the embedding's weight; has buffers, one of them integral."""
+
+    vocab_bias: torch.Tensor
+    long_buffer: torch.Tensor
+
+    def __init__(self, group: dist.ProcessGroup, device_init_mode: DEVICEInitMode, add_bn: bool, deterministic: bool):
+        super().__init__()
+        self.rank = group.rank()
+        self.world_size = group.size()
+        if deterministic:
+            torch.manual_seed(0)
+        vocabulary, width = 23, 16
+        self.embed_tokens = nn.Embedding(vocabulary, width)
+        self.transformer = nn.Transformer(
+            d_model=width, num_encoder_layers=2, num_decoder_layers=2, dim_feedforward=8, dropout=0.1
+        )
+        self.output_proj = nn.Linear(width, vocabulary)
+        self.output_proj.weight = self.embed_tokens.weight
+        self.register_buffer("vocab_bias", torch.ones(width))
+        self.register_buffer("long_buffer", torch.zeros(width, dtype=torch.long))
+        self.bs = 2
+        self.bn = nn.BatchNorm1d(self.bs) if add_bn else nn.Identity()
+        device.place(self, device_init_mode, BEFORE)
+        if deterministic:
+            self.eval()
+
+    def get_input(self, device: torch.device) -> tuple[torch.Tensor, ...]:
+        torch.manual_seed(1 + self.rank)  # the same dropout each time
+        source = torch.arange(12, device=device).view(6, self.bs)
+        target = torch.arange(4 * self.bs, device=device).view(4, self.bs)
+        return source, target
+
+    def forward(self, src_ids: torch.Tensor, tgt_ids: torch.Tensor) -> torch.Tensor:
+        source = self.embed_tokens(src_ids)
+        source = source + self.vocab_bias + self.long_buffer.type_as(source)
+        target = self.bn(self.embed_tokens(tgt_ids))
+        return self.output_proj(self.transformer(source, target))
+
+    def get_loss(self, input: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:
+        target = input[1]
+        return nn.functional.cross_entropy(output.flatten(0, -2), target.flatten(), reduction="sum")
+
+    def run_backward(self, loss: torch.Tensor) -> None:
+        loss.backward()
+
+    @staticmethod
+    def init(
+        group: dist.ProcessGroup | tuple[dist.ProcessGroup, dist.ProcessGroup],
+        fsdp_init_mode: FSDPInitMode,
+        device_init_mode: DEVICEInitMode,
+        fsdp_kwargs: dict[str, Any] | None = None,
+        deterministic: bool = False,
+        add_bn: bool = True,
+    ) -> nn.Module:
+        """RECURSIVE wraps the whole model, and inside it what `fsdp_kwargs["auto_wrap_policy"]` says (if it is not
+        given: encoder and decoder layers). A pair of groups is for hybrid sharding: the model lives in the first."""
+        _check_mode(fsdp_init_mode)
+        first_group = group[0] if isinstance(group, tuple) else group
+        model = TransformerWithSharedParams(first_group, device_init_mode, add_bn, deterministic)
+        if fsdp_init_mode is FSDPInitMode.NO_FSDP:
+            return model
+        options = dict(fsdp_kwargs or {})
+        layers = ModuleWrapPolicy({nn.TransformerEncoderLayer, nn.TransformerDecoderLayer})
+        policy = options.pop("auto_wrap_policy", layers)
+        # Hybrid sharding over one group: FSDP builds the groups within and between machines itself.
+        makes_own_groups = options.get("sharding_strategy") in HYBRID and not isinstance(group, tuple)
+        wrapped = FSDP(model, None if makes_own_groups else group, auto_wrap_policy=policy, **options)
+        return device.place(wrapped, device_init_mode, AFTER)
+
+    def get_ignored_modules(self) -> list[nn.Module]:
+        return [self.transformer]
+
+
+class NestedWrappedModule(FSDPTestModel):
+    """Four stages of linear layers; wrapped modules lie next to, inside, and around unwrapped ones.
+
+    `init` never wraps the model as a whole: the test may do that.
+    """
+
+    def __init__(
+        self,
+        group: dist.ProcessGroup,
+        wrap_fsdp: bool,
+        device_init_mode: DEVICEInitMode,
+        deterministic: bool,
+        **fsdp_kwargs: Any,
+    ):
+        super().__init__()
+        self.rank = group.rank()
+        self.world_size = group.size()
+        if deterministic:
+            torch.manual_seed(0)
+
+        def linear(width_in: int, width_out: int) -> nn.Module:
+            return device.place(nn.Linear(width_in, width_out), device_init_mode, BEFORE)
+
+        def wrapped(module: nn.Module) -> nn.Module:
+            return FSDP(module, group, **fsdp_kwargs) if wrap_fsdp else module
+
+        self.module = nn.Sequential(*self._stages(linear, wrapped))
+
+    @staticmethod
+    def _stages(linear: Callable[[int, int], nn.Module], wrapped: Callable[[nn.Module], nn.Module]) -> list[nn.Module]:
+        return [
+            linear(8, 4),
+            wrapped(nn.Sequential(wrapped(linear(4, 16)), linear(16, 16))),
+            wrapped(linear(16, 4)),
+            linear(4, 8),
+        ]
+
+    def get_input(self, device: torch.device) -> tuple[torch.Tensor, ...]:
+        torch.manual_seed(1 + self.rank)
+        return (torch.rand(4, 8, device=device),)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.module(x)
+
+    def get_loss(self, input: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:
+        return output.sum()
+
+    def run_backward(self, loss: torch.Tensor) -> None:
+        loss.backward()
+
+    @staticmethod
+    def init(
+        group: dist.ProcessGroup,
+        fsdp_init_mode: FSDPInitMode,
+        device_init_mode: DEVICEInitMode,
+        fsdp_kwargs: dict[str, Any] | None = None,
+        deterministic: bool = False,
+    ) -> nn.Module:
+        return _init_nested(
+            NestedWrappedModule, group, fsdp_init_mode, device_init_mode, fsdp_kwargs, deterministic=deterministic
+        )
+
+
+class AlwaysWrapNestedWrappedModule(NestedWrappedModule):
+    """RECURSIVE wraps every module, and the model as a whole."""
+
+    @staticmethod
+    def init(
+        group: dist.ProcessGroup,
+        fsdp_init_mode: FSDPInitMode,
+        device_init_mode: DEVICEInitMode,
+        fsdp_kwargs: dict[str, Any] | None = None,
+        deterministic: bool = False,
+    ) -> nn.Module:
+        _check_mode(fsdp_init_mode)
+        model = NestedWrappedModule.init(group, FSDPInitMode.NO_FSDP, device_init_mode, deterministic=deterministic)
+        if fsdp_init_mode is FSDPInitMode.NO_FSDP:
+            return model
+        wrapped = FSDP(model, auto_wrap_policy=always_wrap_policy, **(fsdp_kwargs or {}))
+        return device.place(wrapped, device_init_mode, AFTER)
+
+
+class NonUniformReqGradNWM(NestedWrappedModule):
+    """Only the very last linear layer trains: with original parameters, some ranks then hold no trainable element.
+
+    The last two layers share one wrapper, which puts all of the last one's elements on one rank.
+    """
+
+    @staticmethod
+    def _stages(linear: Callable[[int, int], nn.Module], wrapped: Callable[[nn.Module], nn.Module]) -> list[nn.Module]:
+        return [
+            linear(8, 4),
+            wrapped(nn.Sequential(wrapped(linear(4, 16)), linear(16, 16))),
+            wrapped(nn.Sequential(linear(16, 4), linear(4, 8))),
+        ]
+
+    @staticmethod
+    def _set_nonuniform_req_grad(model: nn.Module, req_grad_mask: str | re.Pattern[str]) -> None:
+        for name, parameter in model.named_parameters():
+            if not re.match(req_grad_mask, name):
+                parameter.requires_grad_(False)
+
+    @staticmethod
+    def init(
+        group: dist.ProcessGroup,
+        fsdp_init_mode: FSDPInitMode,
+        device_init_mode: DEVICEInitMode,
+        fsdp_kwargs: dict[str, Any] | None = None,
+        deterministic: bool = False,
+    ) -> nn.Module:
+        model = _init_nested(
+            NonUniformReqGradNWM, group, fsdp_init_mode, device_init_mode, fsdp_kwargs, deterministic=deterministic
+        )
+        # "module.2.1.", with or without FSDP's own level between the two numbers.
+        NonUniformReqGradNWM._set_nonuniform_req_grad(model, re.compile(r"module\.2.*\.1.*"))
+        return model
+
+
+class ModuleWithDelay(FSDPTestModel):
+    """Another test model, slowed down after the loss, before gradients are reduced, or both.
+
+    The delays show what runs too early; on the CPU, where nothing overlaps, there are none.
+    """
+
+    def __init__(self, module: FSDPTestModel, delay_after_loss_ms: int, delay_before_reduction_ms: int):
+        super().__init__()
+        self.module = module
+        self.delay_after_loss_ms = delay_after_loss_ms
+        self.delay_before_reduction_ms = delay_before_reduction_ms
+
+    def get_input(self, device: torch.device) -> tuple[torch.Tensor, ...]:
+        return self.module.get_input(device)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.module(x)
+
+    def get_loss(self, input: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:
+        loss = self.module.get_loss(input, output)
+        device.delay(self.delay_after_loss_ms)
+        return loss
+
+    def run_backward(self, loss: torch.Tensor) -> None:
+        name = _torch.reduce_scatter_name()
+        reduce_scatter = getattr(dist, name)
+
+        def late(*args: Any, **kwargs: Any) -> Any:
+            device.delay(self.delay_before_reduction_ms)
+            return reduce_scatter(*args, **kwargs)
+
+        with mock.patch.object(dist, name, late):
+            self.module.run_backward(loss)
+
+    @staticmethod
+    def init(
+        module_class: type[FSDPTestModel],
+        *model_args: Any,
+        delay_after_loss_ms: int,
+        delay_before_reduction_ms: int,
+        **model_kwargs: Any,
+    ) -> nn.Module:
+        model: Any = module_class.init(*model_args, **model_kwargs)
+        return ModuleWithDelay(model, delay_after_loss_ms, delay_before_reduction_ms)
+
+
+class NestedWrappedModuleWithDelay(ModuleWithDelay):
+    @staticmethod
+    def init(  # type: ignore[override]
+        group: dist.ProcessGroup,
+        fsdp_init_mode: FSDPInitMode,
+        device_init_mode: DEVICEInitMode = DEVICEInitMode.DEVICE_AFTER,
+        fsdp_kwargs: dict[str, Any] | None = None,
+        deterministic: bool = False,
+        delay_after_loss_ms: int = 0,
+        delay_before_reduction_ms: int = 0,
+    ) -> nn.Module:
+        return ModuleWithDelay.init(
+            NestedWrappedModule,
+            group=group,
+            fsdp_init_mode=fsdp_init_mode,
+            device_init_mode=device_init_mode,
+            fsdp_kwargs=fsdp_kwargs,
+            deterministic=deterministic,
+            delay_after_loss_ms=delay_after_loss_ms,
+            delay_before_reduction_ms=delay_before_reduction_ms,
+        )
+
+
+class MixtureOfExperts(NestedWrappedModule):
+    """A shared layer, then an expert layer that differs from rank to rank and whose gradients are not reduced.
+
+    Wrapped, the expert lives in a group of one rank. Unwrapped, `run_backward` averages the other gradients itself.
+    """
+
+    def __init__(
+        self,
+        group: dist.ProcessGroup,
+        wrap_fsdp: bool,
+        device_init_mode: DEVICEInitMode,
+        delay_before_free_ms: int,
+        deterministic: bool,
+        **fsdp_kwargs: Any,
+    ):
+        super().__init__(group, False, device_init_mode, deterministic)
+        self.group = group
+        self.wrap_fsdp = wrap_fsdp
+        self.delay_before_free_ms = delay_before_free_ms
+        self.move_to_device = device_init_mode is BEFORE
+
+        def linear(width_in: int, width_out: int) -> nn.Module:
+            return device.place(nn.Linear(width_in, width_out), device_init_mode, BEFORE)
+
+        if deterministic:
+            torch.manual_seed(42 + self.rank)
+        expert = linear(23, 12)
+        self.num_expert_params = sum(parameter.numel() for parameter in expert.parameters())
+        for parameter in expert.parameters():
+            parameter.expert = True  # type: ignore[attr-defined]
+        if deterministic:
+            torch.manual_seed(0)
+        shared = linear(12, 23)
+        if wrap_fsdp:
+            expert = FSDP(expert, dist.new_group([group.rank()]), **fsdp_kwargs)
+            shared = FSDP(shared, group, **fsdp_kwargs)
+        self.module = nn.Sequential(linear(8, 12), shared, expert, linear(12, 8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.delay_before_free_ms <= 0 or not self.wrap_fsdp:
+            return self.module(x)
+        with _torch.fsdp_reshard_preceded_by(lambda: device.delay(self.delay_before_free_ms)):
+            return self.module(x)
+
+    def run_backward(self, loss: torch.Tensor) -> None:
+        loss.backward()
+        if self.wrap_fsdp:
+            return
+        for parameter in self.parameters():
+            if parameter.grad is not None and not hasattr(parameter, "expert"):
+                parameter.grad.div_(self.world_size)
+                dist.all_reduce(parameter.grad, group=self.group)
+
+    @staticmethod
+    def init(
+        group: dist.ProcessGroup,
+        fsdp_init_mode: FSDPInitMode,
+        device_init_mode: DEVICEInitMode,
+        fsdp_kwargs: dict[str, Any] | None = None,
+        deterministic: bool = False,
+        delay_before_free_ms: int = 0,
+    ) -> nn.Module:
+        return _init_nested(
+            MixtureOfExperts,
+            group,
+            fsdp_init_mode,
+            device_init_mode,
+            fsdp_kwargs,
+            deterministic=deterministic,
+            delay_before_free_ms=delay_before_free_ms,
+        )
+
+
+class SkipModule(nn.Module):
+    """A layer that an auto wrap policy is asked to leave alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = nn.Linear(10, 10, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.lin(x)
+
+
+class NestedLinear(nn.Module):
+    """One linear layer; with `fsdp_wrap`, wrapped by the enclosing `enable_wrap`."""
+
+    def __init__(self, fsdp_wrap: bool):
+        super().__init__()
+        linear = nn.Linear(10, 10, bias=False).to(device.device_type())
+        self.nested_linear = wrap(linear) if fsdp_wrap else linear
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.nested_linear(x)
+
+
+class SkipModel(nn.Module):
+    """A plain layer, one to skip, and one wrapped by the enclosing `enable_wrap` (twice with `double_nest`)."""
+
+    def __init__(self, double_nest: bool):
+        super().__init__()
+        kind = device.device_type()
+        self.linear = nn.Linear(10, 10, bias=False).to(kind)
+        self.linear_skip = SkipModule().to(kind)
+        self.nested_linear = wrap(NestedLinear(fsdp_wrap=double_nest), device_id=kind)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.nested_linear(self.linear_skip(self.linear(x)))
+
+
+def _check_mode(mode: FSDPInitMode) -> None:
+    if mode not in (FSDPInitMode.NO_FSDP, FSDPInitMode.RECURSIVE):
+        raise ValueError(f"fsdp_init_mode must be one of {[str(m) for m in FSDPInitMode]}, not {mode!r}")
+
+
+def _init_nested(
+    model_class: type[NestedWrappedModule],
+    group: dist.ProcessGroup,
+    fsdp_init_mode: FSDPInitMode,
+    device_init_mode: DEVICEInitMode,
+    fsdp_kwargs: dict[str, Any] | None,
+    **model_kwargs: Any,
+) -> nn.Module:
+    _check_mode(fsdp_init_mode)
+    if fsdp_init_mode is FSDPInitMode.NO_FSDP:
+        return model_class(group, wrap_fsdp=False, device_init_mode=device_init_mode, **model_kwargs)
+    model = model_class(group, wrap_fsdp=True, device_init_mode=device_init_mode, **model_kwargs, **(fsdp_kwargs or {}))
+    return device.place(model, device_init_mode, AFTER)

@@ -1,0 +1,106 @@
+"""The models of the FSDP2 tests: plain modules that a test shards itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
+
+
+class MLP(nn.Module):
+    """dim -> dim_multiplier * dim -> dim, ReLU after both; with `with_buffer`, a random buffer is added at the end."""
+
+    def __init__(
+        self,
+        dim: int,
+        device: torch.device | None = None,
+        *,
+        bias: bool = True,
+        with_buffer: bool = False,
+        dim_multiplier: int = 4,
+    ):
+        super().__init__()
+        hidden = dim_multiplier * dim
+        self.in_proj = nn.Linear(dim, hidden, device=device, bias=bias)
+        self.out_proj = nn.Linear(hidden, dim, device=device, bias=bias)
+        self.buffer: torch.Tensor | None
+        if with_buffer:
+            self.register_buffer("buffer", torch.randn((dim,), device=device))
+        else:
+            self.buffer = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out = self.out_proj(self.in_proj(x).relu()).relu()
+        return out if self.buffer is None else out + self.buffer
+
+    def reset_parameters(self) -> None:
+        if self.buffer is not None:
+            nn.init.normal_(self.buffer)
+
+
+class MLPStack(nn.Sequential):
+    """Three MLPs, the outer two of a width (3 * dim) that does not divide evenly; then perhaps a LayerNorm."""
+
+    def __init__(self, mlp_dim: int, *, with_seq_parallel: bool = False):
+        layers: list[nn.Module] = [MLP(mlp_dim, dim_multiplier=3), MLP(mlp_dim), MLP(mlp_dim, dim_multiplier=3)]
+        if with_seq_parallel:
+            layers.append(nn.LayerNorm(mlp_dim, bias=False))
+        super().__init__(*layers)
+        self.with_seq_parallel = with_seq_parallel
+
+    def parallelize(
+        self, tp_mesh: DeviceMesh, dp_mesh: DeviceMesh, use_activation_checkpointing: bool, **fsdp_kwargs: Any
+    ) -> MLPStack:
+        """Tensor parallelism over `tp_mesh`, then each MLP and the whole given to `fully_shard` over `dp_mesh`."""
+        parallelize_module(self, device_mesh=tp_mesh, parallelize_plan=self._plan())
+        for module in self:
+            if isinstance(module, nn.LayerNorm):
+                continue
+            if use_activation_checkpointing:
+                _checkpoint(module)
+            fully_shard(module, mesh=dp_mesh, **fsdp_kwargs)
+        fully_shard(self, mesh=dp_mesh, **fsdp_kwargs)
+        return self
+
+    def _plan(self) -> dict[str, ParallelStyle]:
+        # Between the layers activations stay DTensors: as plain tensors, uneven shards would lose their true sizes.
+        plan: dict[str, ParallelStyle] = {}
+        for index in range(3):
+            plan[f"{index}.in_proj"] = ColwiseParallel(use_local_output=False)
+            plan[f"{index}.out_proj"] = RowwiseParallel(use_local_output=False)
+        plan["2.out_proj"] = RowwiseParallel(output_layouts=Shard(1)) if self.with_seq_parallel else RowwiseParallel()
+        if self.with_seq_parallel:
+            plan["3"] = SequenceParallel(sequence_dim=1)
+        return plan
+
+
+def _checkpoint(module: nn.Module) -> None:
+    from torch.distributed._composable import checkpoint
+
+    checkpoint(module)
+
+
+class DoubleLinear(nn.Module):
+    """Two linear layers side by side: two outputs, or (`use_second_linear=False`) one output and an unused layer."""
+
+    def __init__(self, dim: int, use_second_linear: bool = True):
+        super().__init__()
+        self.lin1 = nn.Linear(dim, dim)
+        self.lin2 = nn.Linear(dim, dim)
+        self.relu = nn.ReLU()
+        self.use_second_linear = use_second_linear
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | torch.Tensor:
+        first = self.relu(self.lin1(x))
+        return (first, self.relu(self.lin2(x))) if self.use_second_linear else first

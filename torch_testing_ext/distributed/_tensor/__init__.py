@@ -1,0 +1,1 @@
+"""Bases and models for tests of DTensor."""

@@ -1,0 +1,86 @@
+"""All the ways to place the tensor arguments of a call on a mesh."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Placement, Replicate, Shard, distribute_tensor
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from torch_testing_ext import _torch
+
+
+class DTensorConverter:
+    """Iterates over (args, kwargs) with their tensors distributed, once for every combination of placements.
+
+    A tensor is replicated, or sharded over the whole mesh in a dimension that divides evenly. What cannot become a
+    DTensor stays as it is and is counted in `miss`.
+    """
+
+    def __init__(
+        self, mesh: DeviceMesh, args: tuple[object, ...], kwargs: dict[str, object], replicate_only: bool = False
+    ) -> None:
+        self.hit = 0
+        self.miss = 0
+        self.mesh = mesh
+        self.args = args
+        self.kwargs = kwargs
+        self.replicate_only = replicate_only
+        self._leaves, self._spec = tree_flatten((args, kwargs))
+        choices = [self.gen_sharding_choices_for_arg(leaf) for leaf in self._leaves if isinstance(leaf, torch.Tensor)]
+        self.sharding_combs: Iterator[Sequence[Placement]] = itertools.product(*choices)
+
+    def successful(self) -> bool:
+        """Were there tensors, and has each become a DTensor so far?"""
+        return self.hit > 0 and self.miss == 0
+
+    def is_supported_tensor(self, t: torch.Tensor) -> bool:
+        unsupported = (
+            t.is_sparse
+            or t.layout is not torch.strided
+            or t.is_quantized
+            or t.is_nested
+            or t.is_neg()
+            or t.is_conj()
+            or t.device.type in ("lazy", "meta")
+            or _torch.is_functional_tensor(t)
+        )
+        return not unsupported
+
+    def gen_sharding_choices_for_arg(self, arg: torch.Tensor) -> Sequence[Placement]:
+        choices: list[Placement] = [Replicate()]
+        # No collective takes a bool tensor, so it could not be put together again.
+        if not self.replicate_only and arg.dtype is not torch.bool:
+            ranks = self.mesh.size()
+            choices += [Shard(dim) for dim, size in enumerate(arg.shape) if size > 1 and size % ranks == 0]
+        return choices
+
+    def __iter__(self) -> DTensorConverter:
+        return self
+
+    def __next__(self) -> tuple[tuple[object, ...], dict[str, object]]:
+        placements = iter(next(self.sharding_combs))
+        leaves = [
+            self.to_dist_tensor(leaf, self.mesh, [next(placements)]) if isinstance(leaf, torch.Tensor) else leaf
+            for leaf in self._leaves
+        ]
+        return tree_unflatten(leaves, self._spec)
+
+    def to_dist_tensor(self, t: Any, mesh: DeviceMesh, placements: list[Placement]) -> torch.Tensor:
+        if not torch.overrides.is_tensor_like(t):
+            raise RuntimeError(f"only a tensor can become a DTensor, not a {type(t).__name__}")
+        # What a DTensor of another subclass should be is not settled: those stay as they are.
+        plain = type(t) in (torch.Tensor, nn.Parameter) or _torch.is_local_tensor(t)
+        if not plain or not self.is_supported_tensor(t):
+            self.miss += 1
+            return t
+        self.hit += 1
+        if t.ndim == 0:
+            placements = [Replicate()] * mesh.ndim
+        distributed = distribute_tensor(t, mesh, placements)
+        return nn.Parameter(distributed, t.requires_grad) if isinstance(t, nn.Parameter) else distributed

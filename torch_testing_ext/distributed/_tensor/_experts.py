@@ -1,0 +1,140 @@
+"""A layer of experts without a router, and the ways to spread it: each expert cut, the experts dealt out, or both.
+
+All communication is a change of placement: gathering tokens is Shard(0) to Replicate, combining what experts computed
+is Partial to Shard(0); backward is the reverse of each.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_module, distribute_tensor
+from torch.distributed.tensor.parallel import ParallelStyle
+
+from torch_testing_ext import _torch
+
+# Within one expert: w1 makes the hidden features, w2 consumes them.
+CUT = {"w1": Shard(1), "w2": Shard(2)}
+
+
+class Experts(nn.Module):
+    """`num_experts` two-layer networks; every token visits all of them, and the results are summed."""
+
+    def __init__(self, dim: int, hidden_dim: int, num_experts: int) -> None:
+        super().__init__()
+        self.num_experts = num_experts
+        self.w1 = nn.Parameter(torch.empty(num_experts, hidden_dim, dim))
+        self.w2 = nn.Parameter(torch.empty(num_experts, dim, hidden_dim))
+        self.reset_parameters()
+        self.gelu = nn.GELU()
+
+    def reset_parameters(self) -> None:
+        for weight in (self.w1, self.w2):
+            nn.init.normal_(weight, std=0.02)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        # The tokens are plain tensors here, the weights may be DTensors: this rank's share of them does the work.
+        w1, w2 = (w.to_local() if isinstance(w, DTensor) else w for w in (self.w1, self.w2))
+        hidden = self.gelu(torch.bmm(x.expand(len(w1), *x.shape), w1.mT))
+        return torch.bmm(hidden, w2.mT).sum(dim=0)
+
+
+class ExpertLayer(nn.Module):
+    """The mean over all experts, for tokens in a (batch, sequence, dim) tensor."""
+
+    def __init__(self, num_experts: int, dim: int, hidden_dim: int) -> None:
+        super().__init__()
+        self.num_experts = num_experts
+        self.experts = Experts(dim=dim, hidden_dim=hidden_dim, num_experts=num_experts)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        combined = self.experts(x.reshape(-1, x.shape[-1]))
+        return (combined / self.num_experts).view(x.shape)
+
+
+class TensorParallelForExpert(ParallelStyle):
+    """Every rank holds a slice of every expert. Shard(0) layouts in and out make it sequence parallel."""
+
+    def __init__(self, *, input_layouts: Placement | None = None, output_layouts: Placement | None = None) -> None:
+        super().__init__()
+        self.input_layouts = input_layouts
+        self.output_layouts = output_layouts or Replicate()
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        return distribute_module(module, device_mesh, self._cut, self._prepare_input, self._prepare_output)
+
+    @staticmethod
+    def _cut(_name: str, module: nn.Module, mesh: DeviceMesh) -> None:
+        _distribute_parameters(module, mesh, {name: [placement] for name, placement in CUT.items()})
+
+    def _prepare_input(self, _module: nn.Module, inputs: Any, mesh: DeviceMesh) -> Any:
+        layout = self.input_layouts or Replicate()
+        return (_share_tokens(inputs[0], mesh, layout),)
+
+    def _prepare_output(self, _module: nn.Module, output: Any, mesh: DeviceMesh) -> Any:
+        return _change(output, mesh, Partial(), self.output_layouts)
+
+
+class ExpertParallel(ParallelStyle):
+    """Every rank holds some of the experts, whole: it gets everyone's tokens, and its results go back summed."""
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        return distribute_module(module, device_mesh, self._deal_out, self._prepare_input, self._prepare_output)
+
+    @staticmethod
+    def _deal_out(_name: str, module: nn.Module, mesh: DeviceMesh) -> None:
+        _distribute_parameters(module, mesh, {name: [Shard(0)] for name, _ in module.named_parameters(recurse=False)})
+
+    @staticmethod
+    def _prepare_input(_module: nn.Module, inputs: Any, mesh: DeviceMesh) -> Any:
+        return (_share_tokens(inputs[0], mesh, Shard(0)),)
+
+    @staticmethod
+    def _prepare_output(_module: nn.Module, output: Any, mesh: DeviceMesh) -> Any:
+        return _combine(output, mesh)
+
+
+class ExpertParallelWithTP(ParallelStyle):
+    """Both: experts are dealt out over `ep_mesh`, each cut over `tp_mesh`. To be applied to an ExpertLayer.
+
+    `tp_layout` is how the tokens come, and the results go, on `tp_mesh`: Shard(0) makes that sequence parallel.
+    """
+
+    def __init__(self, ep_mesh: DeviceMesh, tp_mesh: DeviceMesh, tp_layout: Placement | None = None) -> None:
+        super().__init__()
+        self.ep_mesh = ep_mesh
+        self.tp_mesh = tp_mesh
+        self.tp_layout = tp_layout or Replicate()
+        self.ep_tp_mesh = _torch.concatenate_meshes([ep_mesh, tp_mesh])
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        ep_mesh, tp_mesh, tp_layout = self.ep_mesh, self.tp_mesh, self.tp_layout
+        experts = module.get_submodule("experts")
+        _distribute_parameters(experts, self.ep_tp_mesh, {name: [Shard(0), cut] for name, cut in CUT.items()})
+        module.register_forward_pre_hook(lambda _module, inputs: (_share_tokens(inputs[0], ep_mesh, Shard(0)),))
+        module.register_forward_hook(lambda _module, _inputs, output: _combine(output, ep_mesh))
+        experts.register_forward_pre_hook(lambda _module, inputs: (_share_tokens(inputs[0], tp_mesh, tp_layout),))
+        experts.register_forward_hook(lambda _module, _inputs, output: _change(output, tp_mesh, Partial(), tp_layout))
+        return module
+
+
+def _distribute_parameters(module: nn.Module, mesh: DeviceMesh, placements: dict[str, list[Placement]]) -> None:
+    for name, param in list(module.named_parameters(recurse=False)):
+        if name in placements:
+            module.register_parameter(name, nn.Parameter(distribute_tensor(param, mesh, placements[name])))
+
+
+def _change(x: torch.Tensor, mesh: DeviceMesh, before: Placement, after: Placement) -> torch.Tensor:
+    return DTensor.from_local(x, mesh, [before]).redistribute(mesh, [after]).to_local()
+
+
+def _share_tokens(x: torch.Tensor, mesh: DeviceMesh, layout: Placement) -> torch.Tensor:
+    """Everyone's tokens. Each rank's experts know only their part of the tokens' gradient: backward sums it."""
+    return DTensor.from_local(x, mesh, [layout]).redistribute(mesh, [Replicate()]).to_local(grad_placements=[Partial()])
+
+
+def _combine(x: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
+    return _change(x, mesh, Partial(), Shard(0))

@@ -1,0 +1,127 @@
+"""Tests of DTensor in one process: local tensors hold what each rank would hold, and collectives work on them.
+
+Such a test runs the same code as in real ranks, at once for all of them, without a process or a network.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Collection, Iterable
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from torch_testing_ext import _torch
+from torch_testing_ext.distributed._tensor.common_dtensor import DTensorTestBase
+
+
+class LocalDTensorTestBase(DTensorTestBase):
+    """All ranks in this process, which takes part in a group that is not real as rank 0 of `world_size`."""
+
+    @property
+    def is_local_tensor_enabled(self) -> bool:
+        return True
+
+    @property
+    def rank(self) -> Any:
+        """A symbolic integer: each rank's own number, whoever looks."""
+        return _torch.local_ranks(int(self.world_size))
+
+    @rank.setter
+    def rank(self, rank: int) -> None: ...
+
+    def setUp(self) -> None:
+        super().setUp()
+        # Profiling records of autograd cannot carry what local tensors put in them.
+        _torch.record_autograd(False)
+        self.addCleanup(_torch.record_autograd, True)
+        self.addCleanup(_torch.forget_dtensor_rng)
+
+    def _spawn_processes(self) -> None: ...
+
+    def join_or_run(self, fn: Callable[[], Any]) -> Callable[[], None]:
+        @functools.wraps(fn)
+        def run() -> None:
+            fn()
+
+        return run
+
+    def run_test(self, test_name: str, pipe: Any) -> None:
+        getattr(self, test_name)()
+
+    def init_pg(self, eager_init: bool, backend: str | None = None) -> None:
+        _torch.register_fake_backend()
+        dist.init_process_group("fake", rank=0, world_size=int(self.world_size))
+
+    def destroy_pg(self, device_id: int | None = None) -> None:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+    def build_device_mesh(self) -> DeviceMesh:
+        with _torch.without_local_tensors():
+            return super().build_device_mesh()
+
+    def init_manual_seed_for_rank(self) -> None:
+        # One generator serves all ranks.
+        torch.manual_seed(0)
+
+    def _handle_test_skip(self, msg: str) -> None:
+        self.skipTest(msg)
+
+    def _get_local_tensor_mode(self) -> Any:
+        return _torch.local_tensor_mode(int(self.world_size))
+
+
+def create_local_tensor_test_class(
+    orig_cls: type, skipped_tests: Collection[str] | None = None, base_class: type = LocalDTensorTestBase
+) -> type:
+    """The tests of `orig_cls` on local tensors, as a class with "WithLocalTensor" at the end of its name.
+
+    To be made before or after its tests are instantiated. Those of `skipped_tests` are skipped there.
+    """
+    body = {name: value for name, value in vars(orig_cls).items() if name not in ("__dict__", "__weakref__")}
+    for name, value in body.items():
+        if name in (skipped_tests or ()):
+            body[name] = _skipped
+        elif name.startswith("test_") and callable(value):
+            body[name] = make_wrapped(value, [lambda test: test._get_local_tensor_mode()])
+    name = f"{orig_cls.__name__}WithLocalTensor"
+    return type(name, (base_class, *orig_cls.__bases__), {**body, "__qualname__": name})
+
+
+def _skipped(self: Any) -> None:
+    self.skipTest("does not run on local tensors")
+
+
+def make_wrapped(fn: Callable[..., Any], ctxs: Iterable[Any]) -> Callable[..., Any]:
+    """A test method that runs within these contexts, each given as such or as a function of the test."""
+
+    @functools.wraps(fn)
+    def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
+        _torch.reset_dynamo()
+        with ExitStack() as stack:
+            for context in ctxs:
+                stack.enter_context(context(self) if callable(context) else context)
+            return fn(self, *args, **kwargs)
+
+    return wrapped
+
+
+def reduce_local_int(val: Any, func: Callable[[dict[int, int]], Any]) -> Any:
+    """`func` of what each rank has for this integer, by rank."""
+    return func(_torch.local_ints(val))
+
+
+@_torch.for_each_local_rank
+def map_local_tensor_for_rank(tensor: Any, rank: Any, func: Callable[[Any, Any], Any]) -> Any:
+    """`func(tensor, rank)` as each rank would call it, put together again."""
+    return func(tensor, rank)
+
+
+@_torch.for_each_local_rank
+def map_local_for_rank(rank: Any, func: Callable[[Any], Any]) -> Any:
+    """`func(rank)` as each rank would call it, put together again."""
+    return func(rank)

@@ -1,0 +1,76 @@
+"""DTensors whose dimension is sharded over several mesh dimensions, in an order of one's own.
+
+DTensor itself always goes from the first mesh dimension to the last. These helpers reach below its public functions, to
+test what lies there; forward only.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from copy import deepcopy
+from typing import Any
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
+
+from torch_testing_ext import _torch
+
+ShardOrder = tuple[Any, ...]  # of entries: a tensor dimension, and the mesh dimensions that cut it, in order
+
+
+def generate_shard_orders(mesh: DeviceMesh, tensor_rank: int) -> Iterator[ShardOrder]:
+    """Every way to use all mesh dimensions: put them in some order, cut it into runs, give each a tensor dimension."""
+    for order in itertools.permutations(range(mesh.ndim)):
+        for count in range(1, mesh.ndim + 1):
+            for cuts in itertools.combinations(range(1, mesh.ndim), count - 1):
+                runs = [order[start:end] for start, end in itertools.pairwise((0, *cuts, mesh.ndim))]
+                for dims in itertools.combinations(range(tensor_rank), count):
+                    yield _torch.shard_order(dict(zip(dims, runs, strict=True)))
+
+
+def shard_order_to_placement(shard_order: ShardOrder | None, mesh: DeviceMesh) -> tuple[Placement, ...]:
+    """The placements that say the same, but for the order."""
+    cut_by = {mesh_dim: entry.tensor_dim for entry in shard_order or () for mesh_dim in entry.mesh_dims}
+    return tuple(Shard(cut_by[dim]) if dim in cut_by else Replicate() for dim in range(mesh.ndim))
+
+
+def redistribute(
+    dtensor_input: DTensor,
+    device_mesh: DeviceMesh,
+    placements: Sequence[Placement] | None,
+    shard_order: ShardOrder | None,
+    use_graph_based_transform: bool = True,
+) -> DTensor:
+    """To these placements, or those of the shard order where they are None, sharded in that order."""
+    before = dtensor_input._spec
+    after = deepcopy(before)
+    after.placements = tuple(shard_order_to_placement(shard_order, device_mesh) if placements is None else placements)
+    after.shard_order = shard_order or ()
+    if after == before:
+        return dtensor_input
+    local = _torch.redistribute_local(dtensor_input.to_local(), before, after, use_graph_based_transform)
+    redistributed = DTensor.from_local(local, device_mesh)
+    redistributed._spec = deepcopy(after)
+    return redistributed
+
+
+def patched_distribute_tensor(
+    input_tensor: torch.Tensor,
+    device_mesh: DeviceMesh,
+    placements: Sequence[Placement] | None,
+    shard_order: ShardOrder | None,
+    use_graph_based_transform: bool = True,
+    src_data_rank: int | None = 0,
+) -> DTensor:
+    """`distribute_tensor`, sharded in this order."""
+    chosen = shard_order_to_placement(shard_order, device_mesh) if placements is None else tuple(placements)
+    distributed = distribute_tensor(input_tensor, device_mesh, chosen, src_data_rank=src_data_rank)
+    _torch.take_placements_literally(distributed._spec)
+    return redistribute(distributed, device_mesh, chosen, shard_order, use_graph_based_transform)
+
+
+def make_full_tensor(dtensor_input: DTensor) -> torch.Tensor:
+    """`full_tensor` for any shard order."""
+    return redistribute(dtensor_input, dtensor_input.device_mesh, placements=None, shard_order=()).to_local()

@@ -1,0 +1,113 @@
+"""Is a sharding rule right? One sample of it, run on local tensors and put together, against the whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Placement, distribute_tensor
+from torch.utils._pytree import tree_leaves, tree_map
+
+from torch_testing_ext import _torch
+
+# What an operation says that DTensor does not know, or not for these arguments.
+_NOT_SUPPORTED = ("does not have a sharding strategy registered", "got mixed torch.Tensor and DTensor")
+
+
+def validate_sharding_rule_sample(
+    op: Callable[..., Any],
+    full_args: tuple[Any, ...],
+    full_kwargs: dict[str, Any],
+    input_placements: Sequence[Placement],
+    output_placements: Sequence[Placement],
+    device_mesh: DeviceMesh,
+) -> bool:
+    """Do tensors placed like the inputs give, locally, results that are placed like the outputs?"""
+    tensors = _tensors((full_args, full_kwargs))
+    locals_ = [
+        distribute_tensor(t, device_mesh, (p,)).to_local() for t, p in zip(tensors, input_placements, strict=False)
+    ]
+    local_args, local_kwargs = _replaced((full_args, full_kwargs), locals_)
+    expected = _tensors(op(*full_args, **full_kwargs))
+    got = _tensors(op(*local_args, **local_kwargs))
+    return all(
+        _close(DTensor.from_local(local, device_mesh, (placement,)).full_tensor(), whole, rtol=1e-5)
+        for whole, local, placement in zip(expected, got, output_placements, strict=False)
+    )
+
+
+def validate_sharding_rule_sample_backward(
+    op: Callable[..., Any],
+    full_args: tuple[Any, ...],
+    full_kwargs: dict[str, Any],
+    input_placements: Sequence[Placement],
+    device_mesh: DeviceMesh,
+) -> bool | None:
+    """Do DTensors placed like the inputs get the gradients of whole tensors? None where there are none to compare."""
+    tensors = _tensors((full_args, full_kwargs))
+    if len(input_placements) != len(tensors):
+        raise ValueError(f"{len(input_placements)} placements for {len(tensors)} tensors")
+    whole = _fresh_leaves(tensors)
+    try:
+        if not _run_backward(op, _replaced((full_args, full_kwargs), whole)):
+            return None
+    except RuntimeError:
+        return None
+    placed = [
+        distribute_tensor(t, device_mesh, (p,)) for t, p in zip(_fresh_leaves(tensors), input_placements, strict=True)
+    ]
+    try:
+        if not _run_backward(op, _replaced((full_args, full_kwargs), placed)):
+            return None
+    except Exception as error:
+        if any(text in str(error) for text in _NOT_SUPPORTED):
+            return None
+        raise
+    return all(_same_gradient(w.grad, p.grad) for w, p in zip(whole, placed, strict=True) if w.grad is not None)
+
+
+def _same_gradient(whole: torch.Tensor, placed: torch.Tensor | None) -> bool:
+    if placed is None:
+        return False
+    return _close(placed.full_tensor() if isinstance(placed, DTensor) else placed, whole, rtol=1.3e-6)
+
+
+def _close(got: torch.Tensor, expected: torch.Tensor, rtol: float) -> bool:
+    return got.shape == expected.shape and torch.allclose(expected, got, atol=1e-5, rtol=rtol, equal_nan=True)
+
+
+def _tensors(tree: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+def _replaced(tree: Any, tensors: Sequence[torch.Tensor]) -> Any:
+    """The same arguments with these tensors, in order."""
+    others = iter(tensors)
+    return tree_map(lambda leaf: next(others) if isinstance(leaf, torch.Tensor) else leaf, tree)
+
+
+def _fresh_leaves(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    return [t.detach().clone().requires_grad_(t.is_floating_point()) for t in tensors]
+
+
+def _run_backward(op: Callable[..., Any], arguments: tuple[tuple[Any, ...], dict[str, Any]]) -> bool:
+    """Was there anything to run it from?"""
+    args, kwargs = arguments
+    outputs = [t for t in _tensors(op(*args, **kwargs)) if t.is_floating_point() and t.requires_grad]
+    if not outputs:
+        return False
+    total = outputs[0].sum()
+    for output in outputs[1:]:
+        total = total + output.sum()
+    total.backward()
+    return True
+
+
+@contextmanager
+def op_strategy_context(op_overload: Any, strategy_func: Callable[..., Any], schema_info: Any = None) -> Iterator[None]:
+    """This strategy for an operation, and afterwards the one it had, if any."""
+    with _torch.replaced_op_strategy(op_overload, strategy_func, schema_info):
+        yield
