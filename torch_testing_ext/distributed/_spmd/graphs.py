@@ -1,0 +1,77 @@
+"""Reading and writing graphs: which storages a node touches, and new nodes with the values they would have."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+
+from ..._torch import storage_key, tree
+from .watch import written_arguments
+
+_tree = tree()
+# Draws from the generator keep their order: the generator counts as a storage that each of them writes.
+_GENERATOR = -1
+
+
+def call(graph: fx.Graph, like: fx.Node, target: Callable[..., Any], *args: Any, **kwargs: Any) -> fx.Node:
+    """A new node at the insertion point, with its fake value; source line and phase are those of `like`."""
+    node = graph.call_function(target, args, kwargs)
+    for key in ("where", "backward"):
+        node.meta[key] = like.meta.get(key)
+    values = fx.node.map_aggregate((args, kwargs), lambda a: a.meta.get("val") if isinstance(a, fx.Node) else a)
+    mode = next((v.fake_mode for v in _tree.tree_leaves(values) if hasattr(v, "fake_mode")), contextlib.nullcontext())
+    with mode, torch.no_grad():
+        node.meta["val"] = target(*values[0], **values[1])
+    return node
+
+
+def storages(node: fx.Node) -> set[int]:
+    return {storage_key(leaf) for leaf in _tree.tree_leaves(node.meta.get("val")) if isinstance(leaf, torch.Tensor)}
+
+
+def reads(node: fx.Node) -> set[int]:
+    found: set[int] = set().union(*(storages(arg) for arg in node.all_input_nodes))
+    return found | ({_GENERATOR} if _draws(node) else set())
+
+
+def writes(node: fx.Node) -> set[int]:
+    found = {_GENERATOR} if _draws(node) else set()
+    if isinstance(node.target, torch._ops.OpOverload):
+        for written in written_arguments(node.target, node.args, node.kwargs):
+            for leaf in _tree.tree_leaves(written):
+                if isinstance(leaf, fx.Node):
+                    found |= storages(leaf)
+    return found
+
+
+def _draws(node: fx.Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags
+
+
+def is_view(node: fx.Node) -> bool:
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return False
+    returns = [r.alias_info for r in node.target._schema.returns]
+    return any(alias is not None and not alias.is_write for alias in returns)
+
+
+def nbytes(value: torch.Tensor) -> int:
+    return value.numel() * value.element_size()
+
+
+def param_of(marker: fx.Node) -> int:
+    """The parameter that a marker is about."""
+    param = marker.args[1]
+    assert isinstance(param, int)
+    return param
+
+
+def operand(node: fx.Node, position: int = 0) -> fx.Node:
+    """An argument that is known to be another node."""
+    found = node.args[position]
+    assert isinstance(found, fx.Node)
+    return found

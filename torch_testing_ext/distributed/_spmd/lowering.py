@@ -1,0 +1,83 @@
+"""From the traced local program to the data-parallel one: clean it, follow shards, cut it into buckets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+
+from .buckets import Bucket, Wire
+from .buffers import share_written_buffers
+from .cleaning import clean, placeholders, remove_dead_code
+from .distribute import lies_like
+from .gathers import lower_gathers
+from .schedule import schedule_gradients
+from .state import State, StateEntry
+from .taint import combine_across_shards
+from .tracing import Source, Traced
+
+
+@dataclass
+class Program:
+    """A graph with collectives, and what its inputs and outputs are."""
+
+    graph: fx.GraphModule
+    traced: Traced
+    buckets: list[Bucket]
+    baked_lrs: set[tuple[int, int]]
+    shards: dict[int, int] = field(default_factory=dict)  # graph output -> parameter it lies like
+    used: list[bool] = field(default_factory=list)  # for each source, whether the graph reads it
+
+
+def lower(traced: Traced, state: State, entries: list[StateEntry], wire: Wire, reshard: bool) -> Program:
+    lr_groups, lr_values = _learning_rates(state)
+    baked = clean(traced, lr_groups, lr_values)
+    graph = traced.graph.graph
+    sharded = any(layout.sharded for layout in traced.layouts)
+    shard_nodes = {}
+    if sharded:
+        state_layout = _state_layouts(state, entries)
+        shard_nodes = combine_across_shards(traced.graph, traced.sources, traced.layouts, state_layout, wire.group)
+        if wire.world == 1:
+            _drop_trivial_collectives(graph)
+    names = [held.name for held in state.params]
+    buckets = lower_gathers(graph, traced.layouts, names, wire, reshard) if sharded else []
+    outputs: Any = next(node for node in graph.nodes if node.op == "output").args[0]
+    shards = {i: shard_nodes[node].param for i, node in enumerate(outputs) if node in shard_nodes}
+    buckets = share_written_buffers(graph, traced.sources, state, wire) + buckets
+    new, _, grad_buckets = schedule_gradients(graph, traced.layouts, names, wire)
+    remove_dead_code(new)
+    new.lint()
+    module = fx.GraphModule(traced.graph, new)
+    used = [bool(node.users) for node in placeholders(new)]
+    return Program(module, traced, buckets + grad_buckets, baked, shards, used)
+
+
+def _learning_rates(state: State) -> tuple[dict[int, tuple[int, int]], dict[tuple[int, int], Any]]:
+    groups: dict[int, tuple[int, int]] = {}
+    values: dict[tuple[int, int], Any] = {}
+    for i, optimizer in enumerate(state.optimizers):
+        for j, group in enumerate(optimizer.param_groups):
+            values[(i, j)] = group.get("lr")
+            for param in group["params"]:
+                groups[state.known_index(param)] = (i, j)
+    return groups, values
+
+
+def _state_layouts(state: State, entries: list[StateEntry]) -> dict[Source, int]:
+    layouts = {}
+    for e, entry in enumerate(entries):
+        for j in range(len(entry.leaves)):
+            if (owner := lies_like(entry, j, state)) is not None:
+                layouts[Source("state", e, j)] = owner
+    return layouts
+
+
+def _drop_trivial_collectives(graph: fx.Graph) -> None:
+    c10d = torch.ops._c10d_functional
+    for node in list(graph.nodes):
+        if node.target in (c10d.all_reduce.default, c10d.wait_tensor.default):
+            node.replace_all_uses_with(node.args[0])
+            graph.erase_node(node)

@@ -1,0 +1,62 @@
+"""From a program to something that runs: by the interpreter, or compiled by inductor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.func import functionalize
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from ..._torch import inductor_compile, inductor_decompositions, python_dispatcher
+from .cleaning import placeholders, remove_dead_code
+from .emit import emit
+from .lowering import Program
+
+aten = torch.ops.aten
+
+
+def executable(program: Program, compiled: bool) -> Callable[[list[Any]], Any]:
+    """A function from the values of the inputs that the program uses, in order, to its outputs."""
+    if not compiled:
+        return emit(program.graph.graph, program.graph)
+    return _compiled(program)
+
+
+def _compiled(program: Program) -> Callable[[list[Any]], Any]:
+    """Inductor takes a graph without writes, of tensors only: rates go in as 0-d tensors, writes become copies."""
+    graph = program.graph.graph
+    nodes, sources = placeholders(graph), program.traced.sources
+    used = [(node, source) for node, source in zip(nodes, sources, strict=True) if node.users]
+    fakes = [node.meta["val"] for node, _ in used]
+    numbers = [i for i, (_, source) in enumerate(used) if source.kind == "lr"]
+    mode = fakes[0].fake_mode
+    plain = emit(graph, program.graph)
+
+    def with_rates_as_numbers(*inputs: torch.Tensor) -> Any:
+        values: list[Any] = list(inputs)
+        for i in numbers:
+            values[i] = values[i].item() if _is_number(program, used[i][1]) else values[i]
+        return plain(values)
+
+    with mode, python_dispatcher(), torch.no_grad():
+        functional = make_fx(
+            functionalize(with_rates_as_numbers, remove="mutations_and_views"),
+            decomposition_table=inductor_decompositions(),
+        )(*fakes)
+    remove_dead_code(functional.graph)
+    functional.recompile()
+    run = inductor_compile(functional, fakes, mode)
+    to_tensors = [i for i in numbers if _is_number(program, used[i][1])]
+
+    def call(inputs: list[Any]) -> Any:
+        for i in to_tensors:
+            inputs[i] = torch.tensor(inputs[i], dtype=torch.float64)
+        return run(inputs)
+
+    return call
+
+
+def _is_number(program: Program, source: Any) -> bool:
+    return program.traced.number_rates.get((source.i, source.j), False)

@@ -1,0 +1,178 @@
+"""One program made ready to be called: where its inputs come from, and where its outputs go."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+
+from ..._torch import below_autograd, local_tensor, set_grad_enabled, set_local_tensor, tree
+from .binding import Binding
+from .distribute import is_step_count, to_dtensor
+from .lowering import Program
+from .tracing import NewState, Recipe, Source
+
+_tree = tree()
+
+
+class Plan:
+    def __init__(
+        self, program: Program, run: Callable[[list[Any]], Any], compiled: bool, mesh: DeviceMesh, binding: Binding
+    ) -> None:
+        self.program, self.run, self.compiled, self.mesh = program, run, compiled, mesh
+        self.effects = program.traced.effects
+        self.sources = [s for s, used in zip(program.traced.sources, program.used, strict=True) if used]
+        self.baked = {
+            group: binding.state.optimizers[group[0]].param_groups[group[1]]["lr"] for group in program.baked_lrs
+        }
+        traced_grads = {s.i for s in program.traced.sources if s.kind == "grad"}
+        # Traced as if every gradient existed. Where the graph never reads one, it may as well be absent.
+        self.needs_grads = {s.i for s in self.sources if s.kind == "grad"}
+        trainable = {i for i, p in enumerate(binding.params) if p.requires_grad}
+        self.needs_no_grads = trainable - traced_grads
+        self.always_fits = not (self.needs_grads or self.needs_no_grads or self.baked)
+        self.grad_shells: dict[int, DTensor] = {}
+        self.grad_holders: dict[int, tuple[int, int]] = {}  # references when not, and when, it is the gradient
+        self.bind(binding)
+
+    def bind(self, binding: Binding) -> None:
+        """Look up once what stays the same from call to call."""
+        self.binding = binding
+        self.template: list[Any] = [None] * len(self.sources)
+        self.from_args: list[tuple[int, int]] = []
+        self.from_groups: list[tuple[int, dict[str, Any]]] = []
+        self.from_grads: list[tuple[int, torch.Tensor]] = []
+        for position, source in enumerate(self.sources):
+            if source.kind == "arg":
+                self.from_args.append((position, source.i))
+            elif source.kind == "lr":
+                group = binding.state.optimizers[source.i].param_groups[source.j]
+                self.from_groups.append((position, group))
+            elif source.kind == "grad":
+                self.from_grads.append((position, binding.params[source.i]))
+            else:
+                self.template[position] = binding.value_of(source)
+        self.new_grads = [(i, binding.params[i], index) for i, index in self.effects.grads.items()]
+
+    def fits(self, binding: Binding) -> bool:
+        """Whether what differs between calls without leaving a trace elsewhere is as this program needs it."""
+        params, optimizers = binding.params, binding.state.optimizers
+        return (
+            all(params[i].grad is not None for i in self.needs_grads)
+            and all(params[i].grad is None for i in self.needs_no_grads)
+            and all(optimizers[i].param_groups[j]["lr"] == lr for (i, j), lr in self.baked.items())
+        )
+
+    # -- a call
+
+    def __call__(self, leaves: list[Any]) -> Any:
+        inputs = self.template.copy()
+        for position, leaf in self.from_args:
+            inputs[position] = leaves[leaf]
+        for position, group in self.from_groups:
+            inputs[position] = group["lr"]
+        for position, param in self.from_grads:
+            inputs[position] = local_tensor(param.grad)
+        grad_mode = torch.is_grad_enabled()
+        set_grad_enabled(False)
+        guard = below_autograd()
+        try:
+            outputs = self.run(inputs)
+        finally:
+            del guard
+            set_grad_enabled(grad_mode)
+        if self.new_grads:
+            self._install_grads(outputs)
+        if self.effects.states or self.effects.buffers:
+            self._install_states(outputs)
+        return self._result(outputs, leaves)
+
+    def _install_grads(self, outputs: Sequence[Any]) -> None:
+        for i, param, index in self.new_grads:
+            if index is None:
+                param.grad = None
+                continue
+            shell = self.grad_shells.get(i)
+            attached = shell is not None and param.grad is shell
+            if shell is not None and sys.getrefcount(shell) == self.grad_holders[i][attached]:
+                # Nobody but the parameter has last step's gradient: let the same DTensor hold the new one.
+                set_local_tensor(shell, outputs[index])
+                if not attached:
+                    param.grad = shell
+            else:
+                self._install_new_grad(i, param, outputs[index])
+
+    def _install_new_grad(self, i: int, param: Any, local: torch.Tensor) -> None:
+        layout, shells = self.binding.layouts[i], self.grad_shells
+        shells[i] = to_dtensor(local, layout.shape, layout, self.mesh)
+        loose = _holders(shells, i)
+        param.grad = shells[i]
+        self.grad_holders[i] = loose, _holders(shells, i)
+
+    def _install_states(self, outputs: Sequence[Any]) -> None:
+        state = self.binding.state
+        for new in self.effects.states:
+            leaves = [self._new_leaf(new, j, recipe, outputs) for j, recipe in enumerate(new.leaves)]
+            key = new.key if new.owner is None else self.binding.params[new.owner]
+            state.optimizers[new.optimizer].state[key] = _tree.tree_unflatten(leaves, new.spec)
+        for i, index in self.effects.buffers.items():
+            self._install_buffer(i, outputs[index])
+
+    def _new_leaf(self, new: NewState, j: int, recipe: Recipe, outputs: Sequence[Any]) -> Any:
+        if recipe.output is None:
+            return recipe.constant if recipe.source is None else self._object(recipe.source, [])
+        value = outputs[recipe.output]
+        if new.owner is not None and isinstance(value, torch.Tensor) and not is_step_count(new.names[j]):
+            layout = self.binding.layouts[new.owner]
+            if value.shape == layout.local_shape and (not layout.sharded or recipe.output in self.program.shards):
+                return to_dtensor(value, layout.shape, layout, self.mesh)
+        return value
+
+    def _install_buffer(self, i: int, value: torch.Tensor) -> None:
+        held = self.binding.state.buffers[i]
+        if held.value.shape == value.shape and held.value.dtype == value.dtype:
+            held.value.copy_(value)
+            return
+        for slot in held.slots:
+            slot.module._buffers[slot.name] = value
+
+    def _result(self, outputs: Sequence[Any], leaves: list[Any]) -> Any:
+        values = [self._returned(recipe, outputs, leaves) for recipe in self.effects.result]
+        if self.effects.result_spec.is_leaf():
+            return values[0]
+        return _tree.tree_unflatten(values, self.effects.result_spec)
+
+    def _returned(self, recipe: Recipe, outputs: Sequence[Any], leaves: list[Any]) -> Any:
+        if recipe.output is not None:
+            value = outputs[recipe.output]
+            param = self.program.shards.get(recipe.output)
+            if param is None:
+                return value
+            layout = self.binding.layouts[param]
+            return to_dtensor(value, layout.shape, layout, self.mesh)
+        return recipe.constant if recipe.source is None else self._object(recipe.source, leaves)
+
+    def _object(self, source: Source, leaves: list[Any]) -> Any:
+        """The object itself that stands behind a graph input."""
+        binding = self.binding
+        if source.kind == "arg":
+            return leaves[source.i]
+        if source.kind == "param":
+            return binding.params[source.i]
+        if source.kind == "grad":
+            return binding.params[source.i].grad
+        if source.kind == "lr":
+            return binding.state.optimizers[source.i].param_groups[source.j]["lr"]
+        if source.kind == "buffer":
+            return binding.state.buffers[source.i].value
+        return binding.entries[source.i].leaves[source.j]
+
+
+def _holders(shells: dict[int, DTensor], i: int) -> int:
+    """The count of references to a shell that nobody else holds, taken as `_install_grads` takes it."""
+    shell = shells[i]
+    return sys.getrefcount(shell)

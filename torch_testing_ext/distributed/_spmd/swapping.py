@@ -1,0 +1,97 @@
+"""Changes that last as long as a trace: what is put into model and optimizers, and taken out again."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..._torch import is_fake, tree
+from .errors import SPMDError
+from .state import State
+
+_tree = tree()
+_REGISTRIES = ("_parameters", "_buffers", "_modules")
+
+
+@contextlib.contextmanager
+def kept_as_it_is(state: State) -> Iterator[None]:
+    """Give model and optimizers back what they held, however the trace ends.
+
+    A step that leaves a tensor or a counted number in an attribute of a module would leave it once, at trace time,
+    and never again: that is refused rather than forgotten.
+    """
+    attributes = [dict(module.__dict__) for module in state.modules]
+    registries = [[dict(getattr(module, name)) for name in _REGISTRIES] for module in state.modules]
+    optimizers = [(optimizer.param_groups, optimizer.state) for optimizer in state.optimizers]
+    changes: list[str] = []
+    try:
+        yield
+        for module, name, before in zip(state.modules, state.module_names, attributes, strict=True):
+            changes += [f"{name or type(module).__name__}.{key}" for key in _carried(module, before)]
+    finally:
+        for module, before, contents in zip(state.modules, attributes, registries, strict=True):
+            for name, content in zip(_REGISTRIES, contents, strict=True):
+                registry = getattr(module, name)
+                registry.clear()
+                registry.update(content)
+            module.__dict__.clear()
+            module.__dict__.update(before)
+        for optimizer, (groups, states) in zip(state.optimizers, optimizers, strict=True):
+            optimizer.param_groups, optimizer.state = groups, states
+    if changes:
+        raise SPMDError(
+            f"The step sets {', '.join(changes)}. The traced program does not run Python again: it would be set once.",
+            remedy="Return the value from the step, or keep it in a registered buffer.",
+        )
+
+
+def _carried(module: nn.Module, before: dict[str, Any]) -> list[str]:
+    found = []
+    for key, value in module.__dict__.items():
+        if key in _REGISTRIES or key == "_flat_weights" or value is before.get(key):
+            continue
+        plain = isinstance(value, (bool, int, float, str, torch.SymInt, torch.SymFloat))
+        if (plain and not _equal(value, before.get(key))) or any(map(is_fake, _tree.tree_leaves(value))):
+            found.append(key)
+    return found
+
+
+def _equal(a: Any, b: Any) -> bool:
+    return type(a) is type(b) and bool(a == b)
+
+
+@contextlib.contextmanager
+def whole_attributes(module: nn.Module, names: dict[str, int], whole: Callable[[int], torch.Tensor]) -> Iterator[None]:
+    """Let the attributes `names` of `module` be whole parameters; its registry goes on holding shards."""
+    original = type(module)
+    body: dict[str, Any] = {name: _computed(whole, i) for name, i in names.items()}
+    if isinstance(module, nn.RNNBase):
+        body["_flat_weights"] = property(_whole_weights, lambda self, weights: None)
+    body["__module__"] = original.__module__
+    module.__class__ = type(original.__name__, (original,), body)
+    try:
+        yield
+    finally:
+        module.__class__ = original
+
+
+def _computed(whole: Callable[[int], torch.Tensor], i: int) -> property:
+    return property(lambda self: whole(i))
+
+
+def _whole_weights(module: Any) -> list[torch.Tensor]:
+    return [getattr(module, name) for name in module._flat_weights_names]
+
+
+@contextlib.contextmanager
+def recurrent_without_mkldnn(state: State) -> Iterator[None]:
+    """On CPU the fused LSTM packs its weights in a way that cannot be traced; the plain one gives the same numbers."""
+    if not any(isinstance(module, nn.RNNBase) for module in state.modules):
+        yield
+        return
+    with torch.backends.mkldnn.flags(enabled=False):
+        yield

@@ -1,0 +1,433 @@
+"""From a train step to one graph of the local program, markers standing where it needs the other ranks.
+
+The step runs once on fake tensors that take the places of parameters, gradients, buffers, optimizer states and
+inputs. Whatever it leaves behind (new gradients, new states, return value) is written down as `Effects`; then the
+model and the optimizers get back exactly what they held.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from ..._torch import (
+    data_dependent_errors,
+    disable_torch_function,
+    fake_like,
+    foreach_by_default,
+    import_tracer,
+    is_fake,
+    new_fake_mode,
+    python_dispatcher,
+    seen_as_compiling,
+    storage_key,
+    tree,
+)
+from .distribute import lies_like, put_parameter
+from .errors import SPMDError, users_line_of
+from .layout import Layout
+from .markers import GATHER, Gather, sync_gradients_of
+from .state import State, StateEntry
+from .swapping import kept_as_it_is, recurrent_without_mkldnn, whole_attributes
+from .watch import Watch, WholeWhereDifferentiated
+
+import_tracer()
+_tree = tree()
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a graph input is read from at each call.
+
+    kind: "param", "grad", "buffer" (index i), "state" (entry i, leaf j), "lr" (optimizer i, group j), "arg" (leaf i).
+    """
+
+    kind: str
+    i: int
+    j: int = 0
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How one value is made after a run: from graph output `index`, from a source as it is, or a constant."""
+
+    output: int | None = None
+    source: Source | None = None
+    constant: Any = None
+
+
+@dataclass
+class NewState:
+    optimizer: int
+    owner: int | None
+    key: Any
+    spec: Any
+    leaves: list[Recipe]
+    names: list[str]
+    shapes: list[Any]  # of each leaf that is a graph output
+
+
+@dataclass
+class Effects:
+    result: list[Recipe] = field(default_factory=list)
+    result_spec: Any = None
+    grads: dict[int, int | None] = field(default_factory=dict)  # param -> graph output, or None for no gradient
+    states: list[NewState] = field(default_factory=list)
+    buffers: dict[int, int] = field(default_factory=dict)  # buffer -> graph output
+
+
+@dataclass
+class Traced:
+    graph: fx.GraphModule
+    sources: list[Source]  # one for each placeholder, in order
+    effects: Effects
+    guards: Callable[[list[torch.Tensor]], bool]
+    layouts: list[Layout]
+    number_rates: dict[tuple[int, int], bool]  # of each lifted learning rate, whether it is a Python number
+
+
+@dataclass
+class Request:
+    """What to trace: the step, its flattened arguments, the state it works on, and how parameters lie."""
+
+    step: Callable[..., Any]
+    leaves: list[Any]
+    spec: Any
+    state: State
+    entries: list[StateEntry]
+    layouts: list[Layout]
+    batch_dim: int
+    present_grads: frozenset[int]
+    baked_lrs: bool = False
+    compiling: bool = False  # for a compiler: optimizers take their capturable form where they have one
+    overrides: Callable[[State], contextlib.AbstractContextManager[None]] | None = None
+
+
+def trace(request: Request) -> Traced:
+    """Trace the step as it is; where an optimizer branches on numbers it keeps in tensors, trace other forms of it.
+
+    The capturable form of torch's optimizers does without such branches; a learning rate may become a constant.
+    """
+    asked = request.compiling, request.baked_lrs
+    first: Exception | None = None
+    for compiling, baked in dict.fromkeys([asked, (True, False), (False, True), (True, True)]):
+        request.compiling, request.baked_lrs = compiling, baked
+        try:
+            return _Trace(request).run()
+        except data_dependent_errors() as error:
+            first = first or error
+    request.compiling, request.baked_lrs = asked
+    assert first is not None
+    raise _control_flow(first) from first
+
+
+def _control_flow(error: Exception) -> SPMDError:
+    first = str(error).strip().splitlines()[0]
+    return SPMDError(
+        f"The step branches on the value of a tensor (data-dependent control flow): {first}",
+        remedy="Use torch.where or a mask instead of if, bool() or int(); log values by returning them from the step.",
+        where=users_line_of(error),
+    )
+
+
+class _Trace:
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self.state = request.state
+        self.mode = new_fake_mode()
+        self.watch = Watch()
+        self.sources: list[Source] = []
+        self.fakes: list[torch.Tensor] = []
+        self.fake_of: dict[Source, torch.Tensor] = {}
+        self.effects = Effects()
+        self.groups: list[list[dict[str, Any]]] = []  # as the step finds them
+        self.number_rates: dict[tuple[int, int], bool] = {}
+        self.wholes: dict[tuple[int, bool], tuple[int, torch.Tensor]] = {}
+
+    # -- fake leaves
+
+    def _add(self, source: Source, fake: torch.Tensor) -> None:
+        self.sources.append(source)
+        self.fakes.append(fake)
+        self.fake_of[source] = fake
+
+    def _make_fakes(self) -> None:
+        request = self.request
+        with self.mode:
+            for i, (held, layout) in enumerate(zip(self.state.params, request.layouts, strict=True)):
+                self._add(Source("param", i), nn.Parameter(_empty(held.value, layout), held.value.requires_grad))
+            for i in sorted(request.present_grads):
+                self._add(Source("grad", i), _empty(self.state.params[i].value, request.layouts[i]))
+            for e, entry in enumerate(request.entries):
+                for j, leaf in enumerate(entry.leaves):
+                    if isinstance(leaf, torch.Tensor):
+                        owner = lies_like(entry, j, self.state)
+                        at = None if owner is None else request.layouts[owner]
+                        self._add(Source("state", e, j), _empty(leaf, at))
+            for i, held in enumerate(self.state.buffers):
+                self._add(Source("buffer", i), _empty(held.value, None))
+            for i, optimizer in enumerate(self.state.optimizers):
+                for j, group in enumerate(optimizer.param_groups):
+                    if self._lifts(group):
+                        lr = group["lr"]
+                        fake = (
+                            _empty(lr, None) if isinstance(lr, torch.Tensor) else torch.empty((), dtype=torch.float64)
+                        )
+                        self._add(Source("lr", i, j), fake)
+                        self.number_rates[(i, j)] = not isinstance(lr, torch.Tensor)
+        for i, leaf in enumerate(request.leaves):
+            if isinstance(leaf, torch.Tensor):
+                self._add(Source("arg", i), fake_like(self.mode, leaf, f"t{i}", request.batch_dim))
+
+    def _lifts(self, group: dict[str, Any]) -> bool:
+        lr = group.get("lr")
+        return isinstance(lr, torch.Tensor) or (isinstance(lr, float) and not self.request.baked_lrs)
+
+    # -- the run
+
+    def run(self) -> Traced:
+        self._make_fakes()
+        rng = torch.get_rng_state()
+        try:
+            with kept_as_it_is(self.state), self.mode, python_dispatcher():
+                graph = make_fx(self._traced, tracing_mode="real")(*self.fakes)
+        finally:
+            rng_moved = not torch.equal(rng, torch.get_rng_state())
+            torch.set_rng_state(rng)
+        if rng_moved:
+            raise SPMDError(
+                "The step sets the random generator or draws from it outside of torch operations (manual_seed?); the "
+                "traced program would not do it again.",
+                remedy="Seed outside of the step.",
+            )
+        args = [fake for source, fake in zip(self.sources, self.fakes, strict=True) if source.kind == "arg"]
+        return Traced(graph, self.sources, self.effects, self._guards(args), self.request.layouts, self.number_rates)
+
+    def _guards(self, fakes: list[torch.Tensor]) -> Callable[[list[torch.Tensor]], bool]:
+        """What must hold of other batch sizes. Asked for late: a compiler may have added to it."""
+        shapes = self.mode.shape_env
+
+        @functools.lru_cache(None)
+        def expression() -> str | None:
+            return shapes.produce_guards_expression(fakes)
+
+        def hold(tensors: list[torch.Tensor]) -> bool:
+            text = expression()
+            return not text or bool(shapes.evaluate_guards_expression(text, tensors))
+
+        return hold
+
+    def _traced(self, *fakes: torch.Tensor) -> list[Any]:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(recurrent_without_mkldnn(self.state))
+            if self.request.overrides is not None:
+                stack.enter_context(self.request.overrides(self.state))
+            stack.enter_context(self.watch.over_fork_rng())
+            stack.enter_context(self.watch)
+            self._swap_in()
+            if any(layout.sharded for layout in self.request.layouts):
+                stack.enter_context(self._whole_attributes())
+                stack.enter_context(WholeWhereDifferentiated(self._whole_of))
+            if self.request.compiling:
+                stack.enter_context(seen_as_compiling())
+            leaves = [self.fake_of.get(Source("arg", i), leaf) for i, leaf in enumerate(self.request.leaves)]
+            args, kwargs = _tree.tree_unflatten(leaves, self.request.spec)
+            result = self.request.step(*args, **kwargs)
+            return self._collect_effects(result)
+
+    def _swap_in(self) -> None:
+        state = self.state
+        for i, held in enumerate(state.params):
+            fake = self.fake_of[Source("param", i)]
+            fake.grad = self.fake_of.get(Source("grad", i))
+            if fake.requires_grad and not self.request.layouts[i].sharded:
+                sync_gradients_of(fake, i)
+            for slot in held.slots:
+                put_parameter(slot.module, slot.name, fake)
+        for i, held in enumerate(state.buffers):
+            for slot in held.slots:
+                slot.module._buffers[slot.name] = self.fake_of[Source("buffer", i)]
+        for i, optimizer in enumerate(state.optimizers):
+            optimizer.param_groups = [self._fake_group(i, j, group) for j, group in enumerate(optimizer.param_groups)]
+            optimizer.state = defaultdict(dict)
+            self.groups.append([dict(group) for group in optimizer.param_groups])
+        for e, entry in enumerate(self.request.entries):
+            leaves = [self.fake_of.get(Source("state", e, j), leaf) for j, leaf in enumerate(entry.leaves)]
+            key = entry.key if entry.owner is None else self.fake_of[Source("param", entry.owner)]
+            state.optimizers[entry.optimizer].state[key] = _tree.tree_unflatten(leaves, entry.spec)
+
+    def _fake_group(self, i: int, j: int, group: dict[str, Any]) -> dict[str, Any]:
+        params = [self.fake_of[Source("param", self.state.known_index(param))] for param in group["params"]]
+        fake = {**group, "params": params}
+        if self._lifts(group):
+            lr = self.fake_of[Source("lr", i, j)]
+            # The fused operations take the rate as a plain number; lowering puts the graph's input in its place.
+            if isinstance(group["lr"], torch.Tensor):
+                fake["lr"] = lr
+            elif not group.get("fused") or self.request.compiling:
+                fake["lr"] = lr.item()
+        if (
+            "foreach" in group
+            and group["foreach"] is None
+            and not group.get("fused")
+            and not group.get("differentiable")
+        ):
+            fake["foreach"] = foreach_by_default(self.state.device)
+        if self.request.compiling:
+            # One plain form of the update, whatever the user chose: the compiler does its own fusing.
+            forms = {"capturable": True, "fused": False, "foreach": False}
+            fake.update({name: form for name, form in forms.items() if name in group})
+        return fake
+
+    # -- whole parameters where modules read them
+
+    def _whole_of(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        index = self._sharded_index.get(id(tensor))
+        return None if index is None or not tensor.requires_grad else self._whole(index)
+
+    def _whole(self, i: int) -> torch.Tensor:
+        shard = self.fake_of[Source("param", i)]
+        differentiable = torch.is_grad_enabled() and shard.requires_grad
+        version = self.watch.writes[storage_key(shard)]
+        known = self.wholes.get((i, differentiable))
+        if known is not None and known[0] == version:
+            return known[1]
+        shape = self.request.layouts[i].shape
+        with disable_torch_function():
+            whole = Gather.apply(shard, i, shape) if differentiable else GATHER(shard, i, list(shape))
+        self.wholes[(i, differentiable)] = (version, whole)
+        return whole
+
+    @contextlib.contextmanager
+    def _whole_attributes(self) -> Iterator[None]:
+        """Let `module.weight` be the whole parameter, while `module.parameters()` yields the shard."""
+        indices: dict[nn.Module, dict[str, int]] = {}
+        self._sharded_index: dict[int, int] = {}
+        for i, held in enumerate(self.state.params):
+            if self.request.layouts[i].sharded:
+                self._sharded_index[id(self.fake_of[Source("param", i)])] = i
+                for slot in held.slots:
+                    indices.setdefault(slot.module, {})[slot.name] = i
+        with contextlib.ExitStack() as stack:
+            for module, names in indices.items():
+                stack.enter_context(whole_attributes(module, names, self._whole))
+            yield
+
+    # -- what the step leaves behind
+
+    def _collect_effects(self, result: Any) -> list[Any]:
+        outputs: list[Any] = []
+        source_of = {id(fake): source for source, fake in self.fake_of.items()}
+        module_or_optimizer = {id(leaf): leaf for leaf in self.request.leaves if not isinstance(leaf, torch.Tensor)}
+
+        def recipe(value: Any) -> Recipe:
+            if id(value) in source_of:
+                return Recipe(source=source_of[id(value)])
+            if is_fake(value) or isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+                outputs.append(value)
+                return Recipe(output=len(outputs) - 1)
+            return Recipe(constant=module_or_optimizer.get(id(value), value))
+
+        leaves, self.effects.result_spec = _tree.tree_flatten(result)
+        self.effects.result = [recipe(leaf) for leaf in leaves]
+        self._collect_grads(recipe)
+        self._collect_states(recipe)
+        for i, held in enumerate(self.state.buffers):
+            now = held.slots[0].module._buffers.get(held.slots[0].name)
+            made = recipe(now)
+            if made.output is not None:
+                self.effects.buffers[i] = made.output
+        _refuse_rebound_parameters(self.state, self.fake_of)
+        return outputs
+
+    def _collect_grads(self, recipe: Callable[[Any], Recipe]) -> None:
+        for i in range(len(self.state.params)):
+            before, now = self.fake_of.get(Source("grad", i)), self.fake_of[Source("param", i)].grad
+            if now is before:
+                continue
+            made = Recipe() if now is None else recipe(now)
+            if made.source is not None:  # a tensor that is an input by itself, as under `p.grad = batch`
+                raise SPMDError(
+                    f"The step makes an input the gradient of {self.state.params[i].name}.", remedy="Clone it first."
+                )
+            self.effects.grads[i] = made.output
+
+    def _collect_states(self, recipe: Callable[[Any], Recipe]) -> None:
+        param_of = {id(self.fake_of[Source("param", i)]): i for i in range(len(self.state.params))}
+        before = {
+            (entry.optimizer, entry.owner, entry.key if entry.owner is None else None): e
+            for e, entry in enumerate(self.request.entries)
+        }
+        for o, optimizer in enumerate(self.state.optimizers):
+            _refuse_changed_groups(optimizer, self.groups[o])
+            for key, value in optimizer.state.items():
+                owner = param_of.get(id(key))
+                paths, spec = _tree.tree_flatten_with_path(value)
+                recipes = [recipe(leaf) for _, leaf in paths]
+                entry = before.get((o, owner, key if owner is None else None))
+                if entry is not None and self._unchanged(entry, spec, recipes):
+                    continue
+                names = [str(_tree.keystr(path)) for path, _ in paths]
+                shapes = [getattr(leaf, "shape", None) for _, leaf in paths]
+                real_key = key if owner is None else None
+                self.effects.states.append(NewState(o, owner, real_key, spec, recipes, names, shapes))
+
+    def _unchanged(self, e: int, spec: Any, recipes: list[Recipe]) -> bool:
+        entry = self.request.entries[e]
+        if spec != entry.spec:
+            return False
+        same = True
+        for j, (leaf, made) in enumerate(zip(entry.leaves, recipes, strict=True)):
+            if isinstance(leaf, torch.Tensor):
+                same = same and made.source == Source("state", e, j)
+            elif made.output is None and made.source is None:
+                _refuse_counted_in_python(self.state, entry, j, leaf, made.constant)
+            else:
+                same = False
+        return same
+
+
+def _empty(like: torch.Tensor, layout: Layout | None) -> torch.Tensor:
+    """A tensor as a rank holds `like`: its own part where `layout` cuts it."""
+    shape = like.shape if layout is None else layout.local_shape
+    if shape == like.shape:
+        return torch.empty_strided(shape, like.stride(), dtype=like.dtype, device=like.device)
+    return torch.empty(shape, dtype=like.dtype, device=like.device)
+
+
+def _refuse_rebound_parameters(state: State, fake_of: dict[Source, torch.Tensor]) -> None:
+    for i, held in enumerate(state.params):
+        for slot in held.slots:
+            if slot.module._parameters.get(slot.name) is not fake_of[Source("param", i)]:
+                raise SPMDError(
+                    f"The step replaces the parameter {held.name} by another object.",
+                    remedy="Change parameters in place, under torch.no_grad(), or outside of the step.",
+                )
+
+
+def _refuse_changed_groups(optimizer: torch.optim.Optimizer, before: list[dict[str, Any]]) -> None:
+    for old, new in zip(before, optimizer.param_groups, strict=False):
+        changed = [key for key in new if new[key] is not old.get(key)]
+        if changed or len(before) != len(optimizer.param_groups):
+            raise SPMDError(
+                f"The step changes {', '.join(changed) or 'the groups'} in {type(optimizer).__name__}.param_groups.",
+                remedy="Change them outside of the step; call the scheduler after it.",
+            )
+
+
+def _refuse_counted_in_python(state: State, entry: StateEntry, j: int, before: Any, now: Any) -> None:
+    if type(before) is not type(now) or (before is not now and before != now):
+        kind = type(state.optimizers[entry.optimizer]).__name__
+        raise SPMDError(
+            f"{kind} keeps a Python value in its state that changes in each step ({entry.names[j]}: "
+            f"{before} to {now}).",
+            remedy="Keep it in a 0-d tensor, as torch's own optimizers keep their step.",
+        )
