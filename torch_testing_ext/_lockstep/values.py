@@ -1,0 +1,75 @@
+"""What travels from rank 0 to the others in an example, and what each rank makes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class PerRank(Generic[T]):
+    """A value for each rank. The test's body gets its own rank's."""
+
+    values: tuple[T, ...]
+
+    def __repr__(self) -> str:
+        return "{" + ", ".join(f"rank {rank}: {value!r}" for rank, value in enumerate(self.values)) + "}"
+
+
+class Blueprint:
+    """Something that all ranks make together, such as a mesh. What is drawn, sent and shown is the plan of it."""
+
+    def build(self) -> Any:
+        raise NotImplementedError
+
+
+def for_rank(value: Any, rank: int) -> Any:
+    """What the body gets for a drawn value: the rank's own share, blueprints built; also inside of containers."""
+    if isinstance(value, PerRank):
+        return for_rank(value.values[rank], rank)
+    if isinstance(value, Blueprint):
+        return value.build()
+    if type(value) in (list, tuple):
+        return type(value)(for_rank(item, rank) for item in value)
+    if type(value) is dict:
+        return {key: for_rank(item, rank) for key, item in value.items()}
+    return value
+
+
+class NoMoreDraws(RuntimeError):
+    """A rank waits for rank 0 to draw, which has left the example."""
+
+
+class LeadersData:
+    """`st.data()` in rank 0: what is drawn in the middle of an example goes to the other ranks at once."""
+
+    def __init__(self, data: Any, send: Callable[[Any], None]):
+        self._data = data
+        self._send = send
+
+    def draw(self, strategy: Any, label: Any = None) -> Any:
+        value = self._data.draw(strategy, label)
+        self._send(value)
+        return for_rank(value, 0)
+
+    def __repr__(self) -> str:
+        return repr(self._data)
+
+
+class FollowersData:
+    """`st.data()` in another rank."""
+
+    def __init__(self, receive: Callable[[], Any]):
+        self._receive = receive
+
+    def draw(self, strategy: Any, label: Any = None) -> Any:
+        from .ranks import Rank
+
+        assert Rank.current is not None
+        return for_rank(self._receive(), Rank.current.rank)
+
+    def __repr__(self) -> str:
+        return "data(...)"

@@ -1,0 +1,1 @@
+"""What property tests draw: tensors, meshes, placements, groups, programs of collectives."""

@@ -1,0 +1,91 @@
+"""Placements that are valid for a tensor on a mesh, and DTensors that have them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from hypothesis import strategies as st
+
+from torch_testing_ext._lockstep.values import Blueprint
+
+from .meshes import MeshPlan, device_meshes
+from .tensors import shapes, tensors
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor, Placement
+
+
+def placements(
+    mesh: Any,
+    tensor: torch.Tensor | int,
+    *,
+    shard: bool = True,
+    partial: tuple[str, ...] = ("sum",),
+) -> st.SearchStrategy[tuple[Placement, ...]]:
+    """One for each dim of the mesh (a plan or a DeviceMesh). `tensor`: it, or how many dims it has.
+
+    `partial`: the reductions that partial placements may have; () for none.
+    """
+    from torch.distributed.tensor import Partial, Replicate, Shard
+
+    dims = tensor if isinstance(tensor, int) else tensor.dim()
+    choices: list[Placement] = [Replicate()]
+    if shard:
+        choices += [Shard(dim) for dim in range(dims)]
+    choices += [Partial(op) for op in partial]
+    return st.tuples(*[st.sampled_from(choices) for _ in range(mesh.ndim)]).filter(_go_together)
+
+
+def _go_together(chosen: tuple[Placement, ...]) -> bool:
+    """Partial results of different reductions have no order in which they are to be reduced."""
+    return len({placement.reduce_op for placement in chosen if placement.is_partial()}) <= 1  # type: ignore[attr-defined]
+
+
+@dataclass(frozen=True)
+class DTensorPlan(Blueprint):
+    """A DTensor to be. It is a DTensor in the test's body, whose full tensor is `full`."""
+
+    full: torch.Tensor
+    mesh: MeshPlan
+    placements: tuple[Any, ...]
+
+    def build(self) -> DTensor:
+        return distribute(self.full, self.mesh.build(), self.placements)
+
+    def __repr__(self) -> str:
+        shape, dtype = tuple(self.full.shape), str(self.full.dtype).removeprefix("torch.")
+        return f"DTensor({dtype}{list(shape)} on {self.mesh!r} as {self.placements})"
+
+
+def distribute(full: torch.Tensor, mesh: Any, chosen: tuple[Any, ...]) -> DTensor:
+    """A DTensor with these placements, from a full tensor that every rank has, without communication.
+
+    A partial sum is the whole in the first rank of its mesh dim and nothing in the others; other reductions have the
+    whole everywhere.
+    """
+    from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
+
+    whole = tuple(Replicate() if placement.is_partial() else placement for placement in chosen)
+    placed = distribute_tensor(full, mesh, whole, src_data_rank=None)
+    local = placed.to_local().clone()
+    for dim, placement in enumerate(chosen):
+        if placement.is_partial() and placement.reduce_op == "sum" and mesh.get_local_rank(dim) != 0:
+            local = torch.zeros_like(local)
+    return DTensor.from_local(local, mesh, chosen, run_check=False, shape=full.shape, stride=placed.stride())
+
+
+def dtensors(
+    mesh: st.SearchStrategy[MeshPlan] | None = None,
+    full: st.SearchStrategy[torch.Tensor] | None = None,
+    partial: tuple[str, ...] = ("sum",),
+) -> st.SearchStrategy[DTensorPlan]:
+    """DTensors of any placements. In strategies they are plans, with `.full`, `.mesh` and `.placements`."""
+    full = tensors(shapes(1), torch.float32, contiguous=True) if full is None else full
+    mesh = device_meshes(max_dims=2) if mesh is None else mesh
+
+    def place(parts: tuple[torch.Tensor, MeshPlan]) -> st.SearchStrategy[DTensorPlan]:
+        return placements(parts[1], parts[0], partial=partial).map(lambda chosen: DTensorPlan(*parts, chosen))
+
+    return st.tuples(full, mesh).flatmap(place)

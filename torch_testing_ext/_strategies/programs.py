@@ -1,0 +1,273 @@
+"""Programs of collectives with the result that each rank must get, worked out in plain Python.
+
+A program is the same for all ranks, and so are the inputs it works on: what a rank puts into step n is a function of
+its number, so that every rank can work out what every other one has.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from hypothesis import strategies as st
+
+from .meshes import _over_world
+from .tensors import lay_out
+
+Lists = list[list[int]]
+
+
+def value(rank: int, step: int, index: int) -> int:
+    """What `rank` has at `index` in the input of a step: small, and different for neighbours of any kind."""
+    return (3 * rank + 5 * step + index) % 11 + 1
+
+
+@dataclass(frozen=True)
+class Step:
+    """One collective. `size`: elements a rank puts in (for each other rank, where each gets its own)."""
+
+    op: str
+    size: int = 1
+    root: int = 0
+    reduce: str = "sum"
+    dtype: torch.dtype = torch.float32
+    is_async: bool = False
+    layout: str = "contiguous"
+    sizes: tuple[tuple[int, ...], ...] = ()  # uneven all_to_all: what each rank sends to each
+
+    def __repr__(self) -> str:
+        told = [f"{self.size}"]
+        told += [f"root={self.root}"] if self.op in ROOTED else []
+        told += [self.reduce] if self.op in REDUCING else []
+        told += [str(self.dtype).removeprefix("torch.")] if self.dtype != torch.float32 else []
+        told += ["async"] if self.is_async else []
+        told += [self.layout] if self.layout != "contiguous" else []
+        told += [f"{[list(row) for row in self.sizes]}"] if self.sizes else []
+        return f"{self.op}({', '.join(told)})"
+
+
+REDUCING = ("all_reduce", "reduce", "reduce_scatter")
+ROOTED = ("broadcast", "reduce", "gather", "scatter")
+REDUCTIONS: dict[str, Callable[[int, int], int]] = {
+    "sum": lambda a, b: a + b,
+    "max": max,
+    "min": min,
+    "product": lambda a, b: a * b,
+}
+OPS = (
+    "all_reduce",
+    "broadcast",
+    "all_gather",
+    "all_gather_into_tensor",
+    "reduce_scatter",
+    "all_to_all",
+    "all_to_all_single",
+    "gather",
+    "scatter",
+    "reduce",
+    "send_recv",
+    "barrier",
+)
+
+
+# -- the model: lists of numbers
+
+
+def put_in(step: Step, number: int, rank: int, size: int) -> Lists:
+    """The lists that a rank hands to a step: one for each rank where each gets its own, else one."""
+    if step.sizes:
+        counts: Sequence[int] = step.sizes[rank]
+    elif step.op in ("reduce_scatter", "all_to_all", "all_to_all_single", "scatter"):
+        counts = [step.size] * size
+    else:
+        counts = [step.size]
+    ends = [sum(counts[: i + 1]) for i in range(len(counts))]
+    return [[value(rank, number, i) for i in range(end - count, end)] for end, count in zip(ends, counts, strict=True)]
+
+
+def expected(step: Step, number: int, rank: int, size: int) -> Lists:
+    """The lists that `rank` has to get out of a step; none where it gets nothing."""
+    inputs = [put_in(step, number, other, size) for other in range(size)]
+    match step.op:
+        case "all_reduce":
+            return [_reduced(step, [lists[0] for lists in inputs])]
+        case "reduce":
+            return [_reduced(step, [lists[0] for lists in inputs])] if rank == step.root else []
+        case "reduce_scatter":
+            return [_reduced(step, [lists[rank] for lists in inputs])]
+        case "broadcast":
+            return inputs[step.root]
+        case "all_gather" | "all_gather_into_tensor":
+            return [lists[0] for lists in inputs]
+        case "gather":
+            return [lists[0] for lists in inputs] if rank == step.root else []
+        case "scatter":
+            return [inputs[step.root][rank]]
+        case "all_to_all" | "all_to_all_single":
+            return [lists[rank] for lists in inputs]
+        case "send_recv":
+            return [inputs[(rank - 1) % size][0]]
+        case "barrier":
+            return []
+    raise ValueError(f"no such collective: {step.op}")
+
+
+def _reduced(step: Step, lists: Lists) -> list[int]:
+    total = lists[0]
+    for other in lists[1:]:
+        total = [REDUCTIONS[step.reduce](a, b) for a, b in zip(total, other, strict=True)]
+    return total
+
+
+# -- the real thing
+
+
+def perform(step: Step, number: int, group: Any, device: str) -> Callable[[], list[torch.Tensor]]:
+    """Start a step in this rank. What is returned waits for it, and gives the tensors that it gave."""
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    given = [_tensor(step, numbers, device) for numbers in put_in(step, number, rank, size)]
+    root = dist.get_global_rank(group, step.root) if step.op in ROOTED else 0
+    op = getattr(dist.ReduceOp, step.reduce.upper())
+    options: dict[str, Any] = {"group": group, "async_op": step.is_async}
+    is_root = rank == step.root
+
+    def room(count: int = step.size) -> torch.Tensor:
+        return _tensor(step, [0] * count, device)
+
+    match step.op:
+        case "all_reduce":
+            out = given
+            work = dist.all_reduce(given[0], op=op, **options)
+        case "reduce":
+            out = given if is_root else []
+            work = dist.reduce(given[0], root, op=op, **options)
+        case "reduce_scatter":
+            out = [room()]
+            work = dist.reduce_scatter(out[0], given, op=op, **options)
+        case "broadcast":
+            out = given
+            work = dist.broadcast(given[0], root, **options)
+        case "all_gather":
+            out = [room() for _ in range(size)]
+            work = dist.all_gather(out, given[0], **options)
+        case "all_gather_into_tensor":
+            whole = torch.zeros(step.size * size, dtype=step.dtype, device=device)
+            out = list(whole.chunk(size)) if step.size else [room() for _ in range(size)]
+            work = dist.all_gather_into_tensor(whole, given[0].contiguous(), **options)
+        case "gather":
+            out = [room() for _ in range(size)] if is_root else []
+            work = dist.gather(given[0], out if is_root else None, root, **options)
+        case "scatter":
+            out = [room()]
+            work = dist.scatter(out[0], given if is_root else None, root, **options)
+        case "all_to_all":
+            out = [room() for _ in range(size)]
+            work = dist.all_to_all(out, given, **options)
+        case "all_to_all_single":
+            counts_out = [row[rank] for row in step.sizes] if step.sizes else [step.size] * size
+            counts_in = list(step.sizes[rank]) if step.sizes else [step.size] * size
+            whole = torch.zeros(sum(counts_out), dtype=step.dtype, device=device)
+            out = list(whole.split(counts_out))
+            work = dist.all_to_all_single(whole, torch.cat(given), counts_out, counts_in, **options)
+        case "send_recv":
+            return _ring(step, given[0], room(), group)
+        case "barrier":
+            out = []
+            work = dist.barrier(**options)
+        case _:
+            raise ValueError(f"no such collective: {step.op}")
+
+    def finish() -> list[torch.Tensor]:
+        if work is not None:
+            work.wait()
+        return out
+
+    return finish
+
+
+def _ring(step: Step, mine: torch.Tensor, out: torch.Tensor, group: Any) -> Callable[[], list[torch.Tensor]]:
+    """Each rank sends to the next one and receives from the one before."""
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    if size == 1:
+        return lambda: [mine]
+    after = dist.get_global_rank(group, (rank + 1) % size)
+    before = dist.get_global_rank(group, (rank - 1) % size)
+    works = [dist.isend(mine, after, group=group), dist.irecv(out, before, group=group)]
+
+    def finish() -> list[torch.Tensor]:
+        for work in works:
+            assert work is not None
+            work.wait()
+        return [out]
+
+    return finish
+
+
+def _tensor(step: Step, numbers: list[int], device: str) -> torch.Tensor:
+    return lay_out(torch.tensor(numbers, dtype=step.dtype, device=device), step.layout)
+
+
+# -- programs
+
+
+@dataclass(frozen=True)
+class Program:
+    """Collectives, one after the other. Asynchronous ones are waited for when the program is over."""
+
+    steps: tuple[Step, ...]
+
+    def run(self, group: Any = None, device: str = "cpu") -> list[list[torch.Tensor]]:
+        """In this rank: what each step gave."""
+        group = group or dist.group.WORLD
+        finishes = []
+        for number, step in enumerate(self.steps):
+            # Once: a second wait for a received message never ends with gloo (docs/found).
+            finish = functools.cache(perform(step, number, group, device))
+            finishes.append(finish)
+            if not step.is_async:
+                finish()
+        return [finish() for finish in finishes]
+
+    def expected(self, rank: int, size: int) -> list[Lists]:
+        return [expected(step, number, rank, size) for number, step in enumerate(self.steps)]
+
+    def __repr__(self) -> str:
+        return f"[{', '.join(map(repr, self.steps))}]"
+
+
+def steps(
+    size: int, ops: Sequence[str] = OPS, dtypes: Sequence[torch.dtype] = (torch.float32, torch.int64, torch.float64)
+) -> st.SearchStrategy[Step]:
+    """Steps for groups of `size` ranks."""
+
+    def fill(op: str) -> st.SearchStrategy[Step]:
+        fields: dict[str, st.SearchStrategy[Any]] = {"size": st.sampled_from([1, 2, 3, 0, 5, 7])}
+        if op != "barrier":
+            fields["dtype"] = st.sampled_from(list(dtypes))
+        if op in ROOTED:
+            fields["root"] = st.integers(0, size - 1)
+        if op in REDUCING:
+            fields["reduce"] = st.sampled_from(sorted(REDUCTIONS, key=lambda name: name != "sum"))
+        if op == "all_to_all_single":
+            row = st.tuples(*[st.integers(0, 3)] * size)
+            fields["sizes"] = st.one_of(st.just(()), st.tuples(*[row] * size))
+        if op != "send_recv":
+            fields["is_async"] = st.booleans()
+        return st.builds(Step, st.just(op), **fields)
+
+    return st.sampled_from(list(ops)).flatmap(fill)
+
+
+def collective_programs(
+    max_steps: int = 4, ops: Sequence[str] = OPS, size: int | None = None
+) -> st.SearchStrategy[Program]:
+    """Programs for groups of `size` ranks (default: the world)."""
+
+    def make(size: int) -> st.SearchStrategy[Program]:
+        return st.lists(steps(size, ops), min_size=1, max_size=max_steps).map(lambda chosen: Program(tuple(chosen)))
+
+    return _over_world(make) if size is None else make(size)
