@@ -1,0 +1,51 @@
+"""Every collective of gloo against a model in plain Python: sizes, roots, reductions, layouts, groups and orders."""
+
+from hypothesis import strategies as st
+
+from torch_testing_ext.common_distributed import MultiProcessTestCase, requires_gloo
+from torch_testing_ext.common_utils import run_tests
+from torch_testing_ext.hypothesis_utils import collective_programs, given, partitions, per_rank, settings
+
+PROFILE = settings(max_examples=60, database=None, derandomize=True)
+# Of groups smaller than the world, each has a program of its own size.
+PROGRAMS_BY_SIZE = st.fixed_dictionaries({size: collective_programs(3, size=size) for size in (1, 2, 3, 4)})
+
+
+def lists(tensors):
+    return [tensor.tolist() for tensor in tensors]
+
+
+@requires_gloo()
+class TestCollectives(MultiProcessTestCase):
+    world_size = 4
+
+    def setUp(self):
+        super().setUp()
+        self._spawn_processes()
+
+    @PROFILE
+    @given(program=collective_programs())
+    def test_programs_over_the_world(self, program):
+        got = [lists(step) for step in program.run()]
+        self.assertEqual(got, program.expected(self.rank, self.world_size))
+
+    @PROFILE
+    @given(partition=partitions(), programs=PROGRAMS_BY_SIZE)
+    def test_programs_in_every_group_of_a_partition(self, partition, programs):
+        program, members = programs[len(partition.members)], partition.members
+        got = [lists(step) for step in program.run(partition.mine)]
+        self.assertEqual(got, program.expected(members.index(self.rank), len(members)))
+
+    @PROFILE
+    @given(size=st.sampled_from([0, 1, 2, 5]), mine=per_rank(st.integers(-5, 5)))
+    def test_objects_of_each_rank_reach_every_rank(self, size, mine):
+        import torch.distributed as dist
+
+        gathered = [None] * self.world_size
+        dist.all_gather_object(gathered, {"rank": self.rank, "values": [mine] * size})
+        self.assertEqual([item["rank"] for item in gathered], list(range(self.world_size)))
+        self.assertEqual(gathered[self.rank]["values"], [mine] * size)
+
+
+if __name__ == "__main__":
+    run_tests()
