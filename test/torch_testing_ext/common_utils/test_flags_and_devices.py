@@ -1,0 +1,327 @@
+"""Flags are right, and late; devices are counted without spoiling this process for forking."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import unittest
+from pathlib import Path
+from unittest import mock
+
+import torch
+
+from torch_testing_ext import _devices, _flags, _torch, common_utils
+from torch_testing_ext.common_utils import TestCase, instantiate_parametrized_tests, parametrize, run_tests
+from torch_testing_ext.launch import system
+
+
+def run_python(code, **environment):
+    """What a fresh interpreter prints, read as JSON."""
+    path = os.pathsep.join(path or os.getcwd() for path in sys.path)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": path, **environment},
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+class TestImport(TestCase):
+    def test_imports_nothing_heavy_and_asks_no_device(self):
+        code = """if True:
+            import json, sys
+            import torch, torch.distributed
+            from unittest import mock
+
+            asked = []
+            names = ["cuda.is_available", "cuda.device_count", "xpu.is_available", "accelerator.is_available",
+                     "accelerator.device_count", "accelerator.current_accelerator"]
+            patches = [mock.patch(f"torch.{name}", lambda *a, name=name, **k: asked.append(name)) for name in names]
+            for patch in patches:
+                patch.start()
+            before = set(sys.modules)
+            import torch_testing_ext.common_utils
+            new = {name if name.startswith("torch.") else name.split(".")[0] for name in set(sys.modules) - before}
+            print(json.dumps([asked, sorted(new)]))
+        """
+        asked, new = run_python(code)
+        self.assertEqual(asked, [])
+        self.assertEqual(set(new) - {"torch_testing_ext", "expecttest"} - sys.stdlib_module_names, set())
+
+    def test_a_test_run_imports_no_compiler_and_no_dtensor(self):
+        code = """if True:
+            import json, sys
+            import torch, torch.distributed
+            from torch_testing_ext.common_utils import TestCase
+
+            class Case(TestCase):
+                def test_it(self):
+                    self.assertEqual({"a": torch.ones(2)}, {"a": torch.ones(2)})
+                    self.assertNotEqual(torch.ones(2), torch.zeros(2))
+
+            result = Case("test_it").run()
+            heavy = ["torch._dynamo", "torch._inductor", "torch.distributed.tensor", "hypothesis"]
+            print(json.dumps([result.wasSuccessful(), [name for name in heavy if name in sys.modules]]))
+        """
+        self.assertEqual(run_python(code), [True, []])
+
+
+@instantiate_parametrized_tests
+class TestFlags(TestCase):
+    def setUp(self):
+        super().setUp()
+        _flags.flag.cache_clear()
+        self.addCleanup(_flags.flag.cache_clear)
+
+    def flag_under(self, name, **environment):
+        with mock.patch.dict(os.environ, environment):
+            return _flags.flag(name)
+
+    @parametrize("name", _flags.names())
+    def test_every_flag_has_a_value(self, name):
+        value = getattr(_flags, name)
+        expected = {"MACOS_VERSION": float, "TEST_PRIVATEUSE1_DEVICE_TYPE": str, "ACCELERATOR_TYPE": (str, type(None))}
+        self.assertIsInstance(value, expected.get(name, bool))
+
+    @parametrize(
+        "name,variable",
+        [
+            ("TEST_WITH_ASAN", "PYTORCH_TEST_WITH_ASAN"),
+            ("TEST_WITH_DEV_DBG_ASAN", "PYTORCH_TEST_WITH_DEV_DBG_ASAN"),
+            ("TEST_WITH_TSAN", "PYTORCH_TEST_WITH_TSAN"),
+            ("TEST_WITH_SLOW", "PYTORCH_TEST_WITH_SLOW"),
+            ("TEST_SKIP_FAST", "PYTORCH_TEST_SKIP_FAST"),
+            ("TEST_WITH_ROCM", "PYTORCH_TEST_WITH_ROCM"),
+            ("TEST_WITH_TORCHDYNAMO", "PYTORCH_TEST_WITH_DYNAMO"),
+            ("TEST_WITH_TORCHDYNAMO", "PYTORCH_TEST_WITH_INDUCTOR"),
+            ("TEST_WITH_TORCHINDUCTOR", "PYTORCH_TEST_WITH_INDUCTOR"),
+            ("IS_SANDCASTLE", "SANDCASTLE"),
+        ],
+        name_fn=lambda name, variable: f"{name}_by_{variable}",
+    )
+    def test_a_switch_is_on_when_set_to_1(self, name, variable):
+        self.assertFalse(self.flag_under(name, **{variable: "0"}))
+        _flags.flag.cache_clear()
+        self.assertTrue(self.flag_under(name, **{variable: "1"}))
+
+    def test_a_variable_that_is_set_wins_over_what_implies_the_flag(self):
+        self.assertFalse(
+            self.flag_under("TEST_WITH_TORCHDYNAMO", PYTORCH_TEST_WITH_DYNAMO="0", PYTORCH_TEST_WITH_INDUCTOR="1")
+        )
+
+    def test_any_text_in_ci_counts(self):
+        self.assertTrue(self.flag_under("IS_CI", CI="false"))
+        _flags.flag.cache_clear()
+        self.assertFalse(self.flag_under("IS_CI", CI=""))
+
+    def test_exactly_one_platform(self):
+        self.assertEqual([_flags.IS_LINUX, _flags.IS_MACOS, _flags.IS_WINDOWS].count(True), 1)
+
+    def test_a_flag_is_worked_out_once_and_then_kept(self):
+        self.addCleanup(vars(common_utils).pop, "IS_JETSON", None)
+        vars(common_utils).pop("IS_JETSON", None)
+        asked = mock.Mock(return_value=True)
+        with mock.patch.dict(_flags._FLAGS, {"IS_JETSON": asked}):
+            self.assertTrue(common_utils.IS_JETSON)
+            self.assertTrue(common_utils.IS_JETSON)
+        asked.assert_called_once_with()
+
+    def test_unknown_names_are_attribute_errors(self):
+        for module in (common_utils, _flags):
+            with self.assertRaisesRegex(AttributeError, f"{module.__name__!r} has no attribute 'TEST_NONSENSE'"):
+                module.TEST_NONSENSE  # noqa: B018
+        self.assertFalse(hasattr(common_utils, "TEST_NONSENSE"))
+
+    def test_same_as_pytorch(self):
+        code = """if True:
+            import json
+            from torch.testing._internal import common_utils as theirs
+            from torch_testing_ext import _flags, common_utils as ours
+
+            names = [name for name in _flags.names() if hasattr(theirs, name)]
+            plain = lambda value: value._cb() if type(value).__name__ == "LazyVal" else value
+            pairs = {name: (getattr(ours, name), plain(getattr(theirs, name))) for name in names}
+            # Of flags that are off, PyTorch has some as False and some as None.
+            differ = {name: repr(pair) for name, pair in pairs.items() if pair[0] != pair[1] and any(pair)}
+            print(json.dumps([len(names), differ]))
+        """
+        count, differ = run_python(code)
+        self.assertGreater(count, 50)
+        self.assertEqual(differ, {})
+
+
+class TestDevices(TestCase):
+    def setUp(self):
+        super().setUp()
+        self.forget()
+        self.addCleanup(self.forget)
+        self.open_before = len(os.listdir("/proc/self/fd"))
+
+    def tearDown(self):
+        self.assertEqual(len(os.listdir("/proc/self/fd")), self.open_before)
+        super().tearDown()
+
+    @staticmethod
+    def forget():
+        _devices._answer.cache_clear()
+
+    def pretend(self, **answers):
+        """Devices that a driver in another process would tell of."""
+        questions = {name: lambda value=value: value for name, value in answers.items()}
+        for room, target, value in (
+            (_devices, "device_may_exist", lambda: True),
+            (_devices, "QUESTIONS", questions),
+            # Whoever ran before in this process may have asked CUDA; the parent would then answer for its child.
+            (_torch, "accelerator_is_in_bad_fork", lambda: False),
+        ):
+            patch = mock.patch.object(room, target, value)
+            patch.start()
+            self.addCleanup(patch.stop)
+
+    @unittest.skipIf(any(Path("/dev").glob("nvidia[0-9]*")) or os.path.exists("/dev/kfd"), "there are devices")
+    def test_no_device_node_no_process(self):
+        with mock.patch.object(os, "fork") as fork, mock.patch.object(subprocess, "Popen") as popen:
+            self.assertEqual(_devices.device_count(), 0)
+            self.assertIsNone(_devices.accelerator_type())
+            self.assertFalse(_devices.peers_have_access())
+        fork.assert_not_called()
+        popen.assert_not_called()
+
+    def test_a_forked_child_answers(self):
+        self.pretend(ask_devices=("cuda", 3))
+        with mock.patch.object(subprocess, "Popen") as popen:
+            self.assertEqual(_devices.device_count(), 3)
+            self.assertEqual(_devices.accelerator_type(), "cuda")
+        popen.assert_not_called()
+
+    def test_this_process_is_not_the_one_that_asks(self):
+        self.pretend()
+        with mock.patch.dict(_devices.QUESTIONS, {"ask_devices": lambda: ("cuda", os.getpid())}):
+            self.assertNotEqual(_devices.device_count(), os.getpid())
+
+    def test_asked_once_for_each_mask(self):
+        self.pretend(ask_devices=("cuda", 3))
+        with mock.patch.object(_devices, "_ask_forked", side_effect=[("cuda", 3), ("cuda", 1)]) as ask:
+            self.assertEqual([_devices.device_count(), _devices.device_count()], [3, 3])
+            with mock.patch.dict(os.environ, CUDA_VISIBLE_DEVICES="2"):
+                self.assertEqual([_devices.device_count(), _devices.device_count()], [1, 1])
+        self.assertEqual(ask.call_count, 2)
+
+    def test_asked_directly_where_a_context_exists_already(self):
+        self.pretend(ask_devices=("cuda", 2))
+        with (
+            mock.patch.object(_torch, "accelerator_is_initialised", lambda: True),
+            mock.patch.object(os, "fork") as fork,
+        ):
+            self.assertEqual(_devices.device_count(), 2)
+        fork.assert_not_called()
+
+    def test_a_process_that_has_asked_before_asks_again(self):
+        parent = os.getpid()
+        self.pretend()
+        with (
+            mock.patch.object(_torch, "accelerator_is_in_bad_fork", lambda: os.getpid() != parent),
+            mock.patch.dict(_devices.QUESTIONS, {"ask_devices": lambda: ("cuda", os.getpid())}),
+        ):
+            self.assertEqual(_devices.device_count(), parent)
+
+    def test_a_forked_child_of_a_process_that_has_asked_starts_an_interpreter(self):
+        self.pretend(ask_devices=("cuda", 0))
+        with (
+            mock.patch.object(_torch, "accelerator_is_in_bad_fork", lambda: True),
+            mock.patch.object(_devices, "_ask_new_interpreter", return_value=["cuda", 4]) as ask,
+        ):
+            self.assertEqual(_devices.device_count(), 4)
+        ask.assert_called_once_with("ask_devices")
+
+    def test_with_threads_a_new_interpreter_is_asked(self):
+        self.pretend(ask_devices=("cuda", 0))
+        done = threading.Event()
+        thread = threading.Thread(target=done.wait)
+        thread.start()
+        try:
+            with (
+                mock.patch.object(os, "fork") as fork,
+                mock.patch.object(_devices, "_ask_new_interpreter", return_value=["cuda", 4]),
+            ):
+                self.assertEqual(_devices.device_count(), 4)
+            fork.assert_not_called()
+        finally:
+            done.set()
+            thread.join()
+
+    def test_a_child_that_hangs_is_ended(self):
+        self.pretend()
+        before = system.children(os.getpid())
+        with (
+            mock.patch.object(_devices, "FORK_TIMEOUT", 0.2),
+            mock.patch.dict(_devices.QUESTIONS, {"ask_devices": signal.pause}),
+        ):
+            self.assertIsNone(_devices._ask_forked("ask_devices"))
+        self.assertEqual(system.children(os.getpid()), before)
+
+    def test_a_child_that_dies_gives_no_answer(self):
+        self.pretend()
+        with mock.patch.dict(_devices.QUESTIONS, {"ask_devices": lambda: os.kill(os.getpid(), signal.SIGKILL)}):
+            self.assertIsNone(_devices._ask_forked("ask_devices"))
+
+    def test_a_new_interpreter_answers(self):
+        kind, count = _devices._ask_new_interpreter("ask_devices")
+        self.assertEqual([kind, count], list(_devices._ask_forked("ask_devices")))
+
+    def test_a_new_interpreter_that_fails_is_an_error(self):
+        with (
+            mock.patch.object(sys, "executable", "/bin/false"),
+            self.assertRaisesRegex(RuntimeError, "ended with code 1"),
+        ):
+            _devices._ask_new_interpreter("ask_devices")
+
+    def test_peer_access_is_asked_only_of_several_cuda_devices(self):
+        self.pretend(ask_devices=("xpu", 2), ask_peer_access=True)
+        self.assertFalse(_devices.peers_have_access())
+        self.forget()
+        self.pretend(ask_devices=("cuda", 2), ask_peer_access=True)
+        self.assertTrue(_devices.peers_have_access())
+
+
+class TestDeviceNodes(TestCase):
+    def may_exist(self, *nodes, cuda=None, hip=None, **environment):
+        with (
+            tempfile.TemporaryDirectory() as dev,
+            mock.patch.object(torch.version, "cuda", cuda),
+            mock.patch.object(torch.version, "hip", hip),
+            mock.patch.object(_torch, "other_accelerator_is_built", lambda: False),
+            mock.patch.dict(os.environ, environment),
+        ):
+            for node in nodes:
+                (Path(dev) / node).touch()
+            return _devices.device_may_exist(Path(dev))
+
+    def test_a_build_without_accelerators_has_none_whatever_the_machine(self):
+        self.assertFalse(self.may_exist("nvidiactl", "nvidia0", "kfd"))
+
+    def test_each_kind_of_node_counts(self):
+        for node in ("nvidiactl", "nvidia0", "nvidia7", "dxg", "kfd"):
+            self.assertTrue(self.may_exist(node, cuda="12.8"), node)
+            self.assertTrue(self.may_exist(node, hip="6.4"), node)
+
+    def test_a_machine_without_nodes_has_none(self):
+        self.assertFalse(self.may_exist("null", "nvram", cuda="12.8"))
+
+    def test_a_mask_that_hides_all_devices(self):
+        for mask in ("", "-1"):
+            self.assertFalse(self.may_exist("nvidia0", cuda="12.8", CUDA_VISIBLE_DEVICES=mask))
+        self.assertTrue(self.may_exist("nvidia0", cuda="12.8", CUDA_VISIBLE_DEVICES="0"))
+
+    def test_other_accelerators_are_asked_for(self):
+        with mock.patch.object(_torch, "other_accelerator_is_built", lambda: True):
+            self.assertTrue(_devices.device_may_exist(Path("/nonexistent")))
+
+
+if __name__ == "__main__":
+    run_tests()

@@ -1,0 +1,243 @@
+"""What `python test_file.py` does: which tests run, what is printed, how the process ends."""
+
+import os
+import runpy
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+import traceback
+from pathlib import Path
+
+from torch_testing_ext.common_utils import TestCase, instantiate_parametrized_tests, parametrize, run_tests
+
+SCRIPT = """
+import os, signal, sys, unittest
+import torch
+from torch_testing_ext import common_utils
+from torch_testing_ext.common_utils import TestCase, instantiate_parametrized_tests, parametrize, run_tests
+
+@instantiate_parametrized_tests
+class TestGood(TestCase):
+    @parametrize("x", [1, 2])
+    def test_fine(self, x):
+        print("fine", x, os.getpid())
+
+    def test_random(self):
+        print("random", torch.rand(1).item())
+
+    def test_text(self):
+        self.assertExpectedInline("new", '''old''') if "accept" in str(sys.argv) else None
+
+class TestBad(TestCase):
+    @unittest.skipUnless(os.environ.get("BAD"), "only when asked for")
+    def test_fails(self):
+        here = "a local variable"
+        self.assertEqual(1, 2)
+
+    @unittest.skipUnless(os.environ.get("INTERRUPT"), "only when asked for")
+    def test_interrupted(self):
+        os.kill(os.getpid(), signal.SIGINT)
+
+class TestZLast(TestCase):
+    def test_last(self):
+        print("last")
+
+if __name__ == "__main__":
+    run_tests()
+"""
+
+
+class ScriptTestCase(TestCase):
+    def setUp(self):
+        super().setUp()
+        directory = tempfile.TemporaryDirectory()
+        self.addCleanup(directory.cleanup)
+        self.script = Path(directory.name) / "test_script.py"
+        self.write(SCRIPT)
+
+    def write(self, text):
+        self.script.write_text(textwrap.dedent(text))
+
+    def run_script(self, *arguments, **environment):
+        """Run the script in a fork of this process, which has imported torch already."""
+        with tempfile.TemporaryFile("w+") as stdout, tempfile.TemporaryFile("w+") as stderr:
+            sys.stdout.flush()
+            pid = os.fork()
+            if pid == 0:
+                self.become_script(arguments, environment, stdout, stderr)
+            _, status = os.waitpid(pid, 0)
+            texts = [self.read(file) for file in (stdout, stderr)]
+        return subprocess.CompletedProcess(arguments, os.waitstatus_to_exitcode(status), *texts)
+
+    def become_script(self, arguments, environment, stdout, stderr):
+        code = 1
+        try:
+            os.dup2(stdout.fileno(), 1)
+            os.dup2(stderr.fileno(), 2)
+            sys.stdout, sys.stderr = (open(number, "w", closefd=False) for number in (1, 2))  # noqa: SIM115
+            os.environ.update(environment, PYTHONPATH=os.pathsep.join(path or os.getcwd() for path in sys.path))
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            sys.argv = [str(self.script), *arguments]
+            runpy.run_path(str(self.script), run_name="__main__")
+        except SystemExit as end:
+            code = end.code or 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+
+    @staticmethod
+    def read(file):
+        file.seek(0)
+        return file.read()
+
+    def run_interpreter(self, *arguments):
+        path = os.pathsep.join(path or os.getcwd() for path in sys.path)
+        command = [sys.executable, str(self.script), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path})
+
+
+class TestOutcomes(ScriptTestCase):
+    def test_success(self):
+        done = self.run_interpreter("-v")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("test_fine_x_2 (__main__.TestGood", done.stderr)
+        self.assertIn("Ran 7 tests", done.stderr)
+        self.assertTrue(done.stderr.rstrip().endswith("OK (skipped=2)"), done.stderr)
+
+    def test_failure(self):
+        done = self.run_script(BAD="1")
+        self.assertEqual(done.returncode, 1, done.stderr)
+        self.assertIn("FAIL: test_fails", done.stderr)
+        self.assertIn("Scalars are not equal!", done.stderr)
+        self.assertIn("last", done.stdout)
+
+    def test_ctrl_c_ends_the_tests_and_still_reports(self):
+        done = self.run_script("TestBad", "TestZLast", BAD="1", INTERRUPT="1")
+        self.assertEqual(done.returncode, 130, done.stderr)
+        self.assertIn("Scalars are not equal!", done.stderr)
+        self.assertIn("Interrupted: the tests that follow were not run.", done.stderr)
+        self.assertIn("Ran 2 tests", done.stderr)
+        self.assertNotIn("last", done.stdout)
+        self.assertNotIn("KeyboardInterrupt", done.stderr)
+
+    def test_no_test_at_all(self):
+        self.write("from torch_testing_ext.common_utils import run_tests\nrun_tests()")
+        done = self.run_script()
+        self.assertEqual(done.returncode, 5, done.stderr)
+        self.assertIn("No test was found, so nothing was tested", done.stderr)
+
+    def test_no_test_matches(self):
+        for arguments in (["-k", "nothing_like_it"], ["-k", "nothing_like_it", "--subprocess"]):
+            done = self.run_script(*arguments)
+            self.assertEqual(done.returncode, 5, done.stderr)
+            self.assertIn("No test was found", done.stderr)
+
+    def test_everything_skipped_is_not_nothing(self):
+        self.assertEqual(self.run_script("TestBad").returncode, 0)
+
+    def test_an_error_before_the_first_test_is_an_error(self):
+        self.write("""
+            from torch_testing_ext.common_utils import TestCase, run_tests
+            class Case(TestCase):
+                @classmethod
+                def setUpClass(cls):
+                    raise ValueError("broken")
+                def test_it(self):
+                    pass
+            run_tests()
+        """)
+        done = self.run_script()
+        self.assertEqual(done.returncode, 1, done.stderr)
+        self.assertIn("ValueError: broken", done.stderr)
+
+
+@instantiate_parametrized_tests
+class TestOptions(ScriptTestCase):
+    def test_help_explains_both(self):
+        done = self.run_script("--help")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        for text in ("--seed", "--subprocess", "run all tests N times", "-k TESTNAMEPATTERNS", "--failfast"):
+            self.assertIn(text, done.stdout)
+
+    def test_selection(self):
+        done = self.run_script("-v", "-k", "fine")
+        self.assertIn("Ran 2 tests", done.stderr)
+        done = self.run_script("TestGood.test_fine_x_1")
+        self.assertIn("Ran 1 test", done.stderr)
+
+    def test_seed(self):
+        first, second, other = (self.run_script("-k", "random", f"--seed={seed}").stdout for seed in (7, 7, 8))
+        self.assertIn("random", first)
+        self.assertEqual(first, second)
+        self.assertNotEqual(first, other)
+
+    def test_repeat(self):
+        done = self.run_script("-k", "last", "--repeat", "3")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(done.stdout.count("last"), 3)
+
+    def test_repeat_ends_with_the_first_failure(self):
+        done = self.run_script("-k", "test_fails", "--repeat", "3", BAD="1")
+        self.assertEqual(done.returncode, 1)
+        self.assertEqual(done.stderr.count("FAIL: test_fails"), 1)
+
+    def test_subprocess(self):
+        done = self.run_script("--subprocess", "-k", "fine", "-k", "test_fails", "-v", BAD="1")
+        self.assertEqual(done.returncode, 1, done.stderr)
+        pids = {line.split()[-1] for line in done.stdout.splitlines() if line.startswith("fine")}
+        self.assertEqual(len(pids), 2)
+        self.assertIn("failed: TestBad.test_fails; to run it alone: ", done.stderr)
+        self.assertIn("Ran 3 tests, each in a process of its own: 1 failed.", done.stderr)
+
+    def test_discover_tests_runs_none(self):
+        done = self.run_script("--discover-tests", "-k", "TestGood")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        names = ["fine_x_1", "fine_x_2", "random", "text"]
+        self.assertEqual(done.stdout.split(), [f"TestGood.test_{name}" for name in names])
+
+    def test_accept_rewrites_the_literal(self):
+        done = self.run_script("TestGood.test_text", "--accept")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("'''new'''", self.script.read_text())
+        self.assertNotIn("'''old'''", self.script.read_text())
+
+    def test_showlocals(self):
+        self.assertIn("a local variable", self.run_script("--showlocals", "-k", "test_fails", BAD="1").stderr)
+
+    def test_use_pytest(self):
+        done = self.run_script("--use-pytest", "-k", "fine", "-q")
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        self.assertIn("2 passed", done.stdout)
+
+    @parametrize(
+        "arguments",
+        [["--save-xml"], ["--save-xml=reports"], ["--run-parallel=2"], ["--import-disabled-tests"], ["--log-suffix=x"]],
+        name_fn=lambda arguments: "".join(filter(str.isalpha, arguments[0])),
+    )
+    def test_options_without_effect_say_so(self, arguments):
+        done = self.run_script(*arguments, "-k", "last")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn(f"{arguments[0].split('=')[0]} has no effect: ", done.stderr)
+        self.assertIn("Ran 1 test", done.stderr)
+
+    def test_unknown_options_are_a_usage_error(self):
+        done = self.run_script("--no-such-option")
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("unrecognized arguments: --no-such-option", done.stderr)
+        self.assertNotIn("Traceback", done.stderr)
+
+    def test_an_unknown_test_is_an_error(self):
+        self.assertEqual(self.run_script("TestGood.test_missing").returncode, 1)
+
+    def test_arguments_may_be_given_by_the_caller(self):
+        self.write(SCRIPT.replace("    run_tests()", "    run_tests([sys.argv[0], '-k', 'last'])"))
+        self.assertIn("Ran 1 test", self.run_script("--no-such-option").stderr)
+
+
+if __name__ == "__main__":
+    run_tests()

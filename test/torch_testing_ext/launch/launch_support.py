@@ -1,0 +1,155 @@
+"""What the tests of the launch layer share: run one method on ranks, take its outcome, count what is left."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import textwrap
+import time
+import unittest
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from unittest import mock
+
+import torch.distributed as dist
+
+from torch_testing_ext import _multi_process
+from torch_testing_ext.common_distributed import MultiProcessTestCase
+from torch_testing_ext.launch import client, system
+
+PACKAGE_PARENT = str(Path(_multi_process.__file__).parents[1])
+
+
+class Ranks(MultiProcessTestCase):
+    """Subclasses name their methods without `test`: no loader picks them up, `outcome_of` runs them."""
+
+    world_size = 4
+
+    def setUp(self):
+        super().setUp()
+        self._spawn_processes()
+
+    def join_group(self):
+        store = dist.FileStore(self.file_name, self.world_size)
+        dist.init_process_group("gloo", store=store, rank=self.rank, world_size=self.world_size)
+
+
+@dataclass(frozen=True)
+class Seen:
+    outcome: str  # passed, skipped, failed, error, expected failure, unexpected success
+    message: str
+    seconds: float
+
+
+def outcome_of(test: unittest.TestCase) -> Seen:
+    """Run one test case; what unittest makes of it."""
+    result = unittest.TestResult()
+    began = time.monotonic()
+    test.run(result)
+    seconds = time.monotonic() - began
+    for outcome, entries in (
+        ("error", result.errors),
+        ("failed", result.failures),
+        ("skipped", result.skipped),
+        ("expected failure", result.expectedFailures),
+    ):
+        if entries:
+            return Seen(outcome, entries[0][1], seconds)
+    return Seen("unexpected success" if result.unexpectedSuccesses else "passed", "", seconds)
+
+
+@contextlib.contextmanager
+def nothing_left(case: unittest.TestCase) -> Iterator[None]:
+    """No process, no file, no descriptor more than before."""
+    _settle()
+    before = _count()
+    yield
+    _settle()
+    case.assertEqual(_count(), before)
+
+
+def _settle() -> None:
+    """The server exists and has nothing to do: it answers in order, so its answer comes after all else."""
+    if client._server is not None and client._server.unfit is None:
+        client._server.send("dump", -1, [], 0.0)
+        while client._server.take_message(time.monotonic() + 5) and not SETTLED.pop("dumped", False):
+            pass
+
+
+SETTLED: dict[str, bool] = {}
+_on_dumped = client.ServerProcess._on_dumped
+
+
+def _note_dumped(self: client.ServerProcess, number: int) -> None:
+    if number == -1:
+        SETTLED["dumped"] = True
+    else:
+        _on_dumped(self, number)
+
+
+client.ServerProcess._on_dumped = _note_dumped  # type: ignore[method-assign]
+
+
+def _count() -> dict[str, object]:
+    server = client._server.pid if client._server else None
+    return {
+        "children of the server": system.children(server) if server else [],
+        "children besides the server": [pid for pid in system.children(os.getpid()) if pid != server],
+        "files": sorted(p.name for p in client.session_directory().iterdir()),
+        "descriptors": len(os.listdir("/proc/self/fd")),
+        "descriptors of the server": len(os.listdir(f"/proc/{server}/fd")) if server else 0,
+    }
+
+
+def timeout(seconds: float):
+    """Another default time-out for a test."""
+    return mock.patch.object(_multi_process, "TIMEOUT_DEFAULT", seconds)
+
+
+def environ(**values: str):
+    return mock.patch.dict(os.environ, values)
+
+
+def python(*arguments: str, cwd: Path, **environment: str) -> subprocess.Popen[str]:
+    """A new interpreter that finds the package, its output in pipes."""
+    return subprocess.Popen(
+        [sys.executable, *arguments],
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": PACKAGE_PARENT, **environment},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def write(directory: Path, name: str, source: str) -> Path:
+    file = directory / name
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(textwrap.dedent(source))
+    return file
+
+
+def gone(pid: int) -> bool:
+    """Has this process ended? (A zombie has.)"""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    except OSError:
+        return True
+
+
+def wait_until_gone(pids: list[int], seconds: float) -> list[int]:
+    """Wait for the end of processes that are not our children; returns those still there."""
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            fd = os.pidfd_open(pid)
+            try:
+                import select
+
+                select.select([fd], [], [], seconds)
+            finally:
+                os.close(fd)
+    return [pid for pid in pids if not gone(pid)]

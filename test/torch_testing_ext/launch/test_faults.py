@@ -1,0 +1,329 @@
+"""Each way a rank can go wrong, done for real: the outcome, the message, the time, and that nothing is left."""
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import unittest
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from launch_support import Ranks, nothing_left, outcome_of
+
+from torch_testing_ext.common_utils import TestCase, run_tests
+from torch_testing_ext.launch.rank import Report
+from torch_testing_ext.launch.report import Ending, Pen, read_account
+
+
+class Unprintable(Exception):
+    def __str__(self):
+        raise RuntimeError("no words")
+
+
+class Unpicklable(Exception):
+    def __init__(self):
+        super().__init__("holds a lock")
+        self.lock = threading.Lock()
+
+
+class Faults(Ranks):
+    def all_pass(self):
+        self.join_group()
+        dist.all_reduce(torch.ones(1))
+
+    def raises(self):
+        self.join_group()
+        if self.rank == 1:
+            raise ValueError("the reason")
+        dist.all_reduce(torch.ones(1))
+
+    def two_raise(self):
+        if self.rank == 3:
+            raise ValueError("first")
+        if self.rank == 1:
+            time.sleep(0.3)  # later than rank 3, within the grace
+            raise KeyError("second")
+
+    def fails(self):
+        self.assertEqual(self.rank, 0)
+
+    def _dies_by(self, number):
+        self.join_group()
+        if self.rank == 2:
+            os.kill(os.getpid(), number)
+        dist.all_reduce(torch.ones(1))
+
+    def dies_by_sigkill(self):
+        self._dies_by(signal.SIGKILL)
+
+    def dies_by_sigabrt(self):
+        self._dies_by(signal.SIGABRT)
+
+    def dies_by_a_null_pointer(self):
+        if self.rank == 1:
+            print("about to read address 0")
+            ctypes.string_at(0)
+
+    def dies_while_others_sleep(self):
+        if self.rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(1000)
+
+    def dies_while_others_ignore_sigterm(self):
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        self.join_group()
+        dist.barrier()
+        if self.rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(1000)
+
+    def leaves_with_0(self):
+        if self.rank == 1:
+            os._exit(0)
+
+    def leaves_with_3(self):
+        if self.rank == 1:
+            os._exit(3)
+
+    def sys_exits_with_0(self):
+        if self.rank == 1:
+            sys.exit(0)
+
+    def sys_exits_with_3(self):
+        if self.rank == 1:
+            sys.exit(3)
+
+    def sys_exits_with_a_text(self):
+        if self.rank == 1:
+            sys.exit("could not go on")
+
+    def rank_1_skips(self):
+        if self.rank == 1:
+            raise unittest.SkipTest("not here")
+
+    def all_skip(self):
+        raise unittest.SkipTest("not today")
+
+    def rank_0_skips_rank_1_crashes(self):
+        if self.rank == 0:
+            raise unittest.SkipTest("not here")
+        if self.rank == 1:
+            os.kill(os.getpid(), signal.SIGSEGV)
+
+    def one_skips_others_wait(self):
+        if self.rank == 0:
+            raise unittest.SkipTest("not here")
+        self.join_group()
+
+    def cannot_join(self):
+        if self.rank == 1:
+            raise RuntimeError("no such backend")
+        self.join_group()
+
+    def says_much(self):
+        raise ValueError("begin " + "x" * 300_000 + " end")
+
+    def is_unpicklable(self):
+        raise Unpicklable
+
+    def is_unprintable(self):
+        raise Unprintable
+
+    def recurses(self):
+        self.recurses.__func__(self)
+
+    def prints_much(self):
+        if self.rank == 1:
+            block = "y" * 1023 + "\n"
+            for _ in range(50 * 1024):
+                sys.stdout.write(block)
+            print("the last line")
+            raise ValueError("after 50 MB")
+
+    def leaves_grandchildren(self):
+        if self.rank == 1:
+            subprocess.Popen(["sleep", "1001"])
+        if self.rank == 2:
+            # In a session of its own: out of the rank's group.
+            subprocess.Popen(["sleep", "1002"], start_new_session=True)
+
+    def closes_its_stdout(self):
+        sys.stdout.close()
+        os.close(1)
+        os.close(2)
+        if self.rank == 1:
+            raise ValueError("without a word")
+
+    def raises_from_clean_up(self):
+        if self.rank == 1:
+            self.addCleanup(self.fail, "in clean-up")
+            raise ValueError("in the test")
+
+
+class FaultTest(TestCase):
+    """A rank's fault, as the parent reports it."""
+
+    @classmethod
+    def setUpClass(cls):
+        outcome_of(Faults("all_pass"))  # the server is there from now on, and counted before and after
+
+    def check(self, method, outcome, *parts, within=60.0, case=Faults):
+        """The outcome, these parts in the message in this order, in time, and nothing is left."""
+        with nothing_left(self):
+            seen = outcome_of(case(method))
+        self.assertEqual(seen.outcome, outcome, seen.message)
+        at = 0
+        for part in parts:
+            found = seen.message.find(part, at)
+            self.assertGreaterEqual(found, 0, f"{part!r} is not in, or not in this order:\n{seen.message[-5000:]}")
+            at = found + len(part)
+        self.assertLess(seen.seconds, within)
+        return seen
+
+    def test_all_pass(self):
+        self.check("all_pass", "passed")
+
+    def test_raises(self):
+        seen = self.check(
+            "raises",
+            "error",
+            "rank 1 of 4 raised",
+            "ValueError: the reason",
+            "rank 1: error",
+            "rank 0: error",
+            "follows from rank 1",
+            "rank 1's traceback:",
+            'raise ValueError("the reason")',
+            "To run it alone:",
+            "raises",
+        )
+        self.assertNotIn("rank 0's traceback", seen.message)
+
+    def test_two_raise(self):
+        self.check(
+            "two_raise",
+            "error",
+            "rank 3 of 4 raised",
+            "ValueError: first",
+            "rank 1: error",
+            "KeyError: 'second'",
+            "rank 3's traceback:",
+            "rank 1's traceback:",
+        )
+
+    def test_an_assertion_is_a_failure(self):
+        self.check("fails", "failed", "rank 0: passed after", "AssertionError")
+
+    def test_death_by_signal(self):
+        for method, name in (("dies_by_sigkill", "SIGKILL"), ("dies_by_sigabrt", "SIGABRT")):
+            with self.subTest(name):
+                self.check(method, "error", f"rank 2 of 4 was killed by {name}", "rank 2: killed", "rank 0: error")
+
+    def test_out_of_memory_is_suspected(self):
+        self.check("dies_by_sigkill", "error", "(out of memory?)")
+
+    def test_segmentation_fault(self):
+        self.check(
+            "dies_by_a_null_pointer",
+            "error",
+            "rank 1 of 4 was killed by SIGSEGV",
+            "about to read address 0",
+            "ctypes.string_at(0)" if sys.version_info >= (3, 14) else "in dies_by_a_null_pointer",
+        )
+
+    def test_a_death_is_known_at_once(self):
+        """The others would sleep for ever: they are ended, and it is told where they were."""
+        self.check(
+            "dies_while_others_sleep",
+            "error",
+            "rank 1 of 4 was killed by SIGKILL",
+            "rank 0: still running",
+            "in dies_while_others_sleep (time.sleep(1000))",
+            within=1.0 * _LEISURE,
+        )
+
+    def test_ignoring_sigterm_does_not_help(self):
+        self.check(
+            "dies_while_others_ignore_sigterm", "error", "rank 1 of 4 was killed by SIGKILL", within=1.5 * _LEISURE
+        )
+
+    def test_leaving_early(self):
+        for method, code in (
+            ("leaves_with_0", 0),
+            ("leaves_with_3", 3),
+            ("sys_exits_with_0", 0),
+            ("sys_exits_with_3", 3),
+            ("sys_exits_with_a_text", 1),
+        ):
+            with self.subTest(method):
+                self.check(method, "error", f"rank 1 of 4 exited with code {code}", "before the test finished")
+
+    def test_what_sys_exit_says_is_shown(self):
+        self.check("sys_exits_with_a_text", "error", "could not go on")
+
+    def test_skips(self):
+        self.check("all_skip", "skipped", "not today")
+        self.check("rank_1_skips", "failed", "ranks disagree", "rank 1 skipped, ranks 0, 2, 3 did not", "skipped after")
+        self.check("rank_0_skips_rank_1_crashes", "error", "rank 1 of 4 was killed by SIGSEGV", "rank 0: skipped")
+
+    def test_one_skips_and_the_others_wait_for_it(self):
+        self.check("one_skips_others_wait", "failed", "rank 0 skipped, ranks 1, 2, 3 did not", "in one_skips_others")
+
+    def test_set_up_of_the_group_raises(self):
+        self.check("cannot_join", "error", "rank 1 of 4 raised", "RuntimeError: no such backend", within=5 * _LEISURE)
+
+    def test_exceptions_of_all_kinds(self):
+        self.check("says_much", "error", "ValueError: begin", "characters cut here", " end")
+        self.check("is_unpicklable", "error", "Unpicklable: holds a lock")
+        self.check("is_unprintable", "error", "Unprintable", "its str() raised RuntimeError")
+        self.check("recurses", "error", "RecursionError")
+
+    def test_much_output(self):
+        seen = self.check("prints_much", "error", "ValueError: after 50 MB", "the last line")
+        self.assertLess(len(seen.message), 100_000)
+
+    def test_grandchildren_are_ended_and_told_of(self):
+        import contextlib
+        import io
+
+        told = io.StringIO()
+        with contextlib.redirect_stderr(told):
+            self.check("leaves_grandchildren", "passed")
+        self.assertIn("rank 1 left running (ended now): pid", told.getvalue())
+        self.assertIn("sleep 1001", told.getvalue())
+        self.assertIn("sleep 1002", told.getvalue())
+
+    def test_a_forked_child_does_not_speak_for_its_rank(self):
+        """A child that a test forks without exec comes to the end of the rank's code too, some time or other."""
+        with tempfile.TemporaryDirectory() as directory:
+            path = Path(directory, "account")
+            pen = Pen.open(path)
+            report = Report(pen)
+            report.passed()
+            child = os.fork()
+            if child == 0:
+                report.failed(ValueError("in the child"), assertion=False)
+                os._exit(0)
+            os.waitpid(child, 0)
+            pen.close()
+            self.assertIs(read_account(path).ending, Ending.PASSED)
+
+    def test_without_stdout(self):
+        self.check("closes_its_stdout", "error", "rank 1 of 4 raised", "ValueError: without a word", "rank 0: passed")
+
+    def test_the_tests_error_wins_over_clean_up(self):
+        seen = self.check("raises_from_clean_up", "error", "rank 1: error", "ValueError: in the test")
+        self.assertNotIn("in clean-up", seen.message)
+
+
+# Limits in seconds are what a user is promised on a machine that is not overloaded; this one may be.
+_LEISURE = float(os.environ.get("TEST_LEISURE", "3"))
+
+
+if __name__ == "__main__":
+    run_tests()

@@ -1,0 +1,348 @@
+"""Where hung ranks are and which one differs, out of recorder entries and stacks made by hand."""
+
+import json
+import tempfile
+import unittest
+from pathlib import Path
+
+import torch_testing_ext
+from torch_testing_ext.common_utils import run_tests
+from torch_testing_ext.launch import Ending, RankReport, hang
+
+PACKAGE = Path(torch_testing_ext.__file__).parent
+TEST = "/home/me/test_thing.py"
+
+
+def entry(kind, sequence, shape=(4,), group="0", record=None, **more):
+    """One entry of the flight recorder, in the form that torch gives it."""
+    return {
+        "record_id": sequence if record is None else record,
+        "collective_seq_id": sequence,
+        "profiling_name": f"gloo:{kind}",
+        "input_sizes": [list(shape)],
+        "process_group": [group, "default_pg" if group == "0" else "undefined"],
+        "is_p2p": False,
+        "time_created_ns": 1,
+        **more,
+    }
+
+
+def recorded(*entries):
+    return json.dumps({"version": "2.10", "entries": list(entries)})
+
+
+def p2p(record):
+    return entry("send 0->1", 0, record=record, is_p2p=True, p2p_seq_id=1)
+
+
+def running(rank, recorder="", stacks=""):
+    return RankReport(rank, Ending.STOPPED, 1.0, recorder=recorder, stacks=stacks)
+
+
+def stack(*frames, title="Current thread 0x00007f (most recent call first):"):
+    """A faulthandler dump of one thread; frames are (file, line, name), innermost first."""
+    return (
+        "\n".join([title, *(f'  File "{file}", line {line} in {function}' for file, line, function in frames)]) + "\n"
+    )
+
+
+def said(*recorders):
+    """The sentences about ranks with these recordings, None for a rank that no longer runs."""
+    reports = [
+        RankReport(rank, Ending.PASSED) if text is None else running(rank, text) for rank, text in enumerate(recorders)
+    ]
+    lines = hang.explain(reports, TEST).splitlines()
+    return [line[3:] for line in lines if line.startswith("=> ")]
+
+
+class TestDifferences(unittest.TestCase):
+    def test_all_do_the_same(self):
+        same = recorded(entry("all_reduce", 1), entry("all_gather", 2))
+        self.assertEqual(said(same, same, same), [])
+
+    def test_another_kind(self):
+        others, one = (recorded(entry("all_reduce", 1), entry(kind, 2)) for kind in ("all_reduce", "all_gather"))
+        self.assertEqual(
+            said(others, others, one, others),
+            ["rank 2 is at all_gather #2 [4], ranks 0, 1, 3 are at all_reduce #2 [4]"],
+        )
+
+    def test_another_shape(self):
+        others, one = (recorded(entry("all_reduce", 2, shape)) for shape in ((4,), (6,)))
+        self.assertEqual(said(one, others), ["rank 0 is at all_reduce #2 [6], rank 1 is at all_reduce #2 [4]"])
+
+    def test_several_inputs(self):
+        two = recorded(entry("allgather_coalesced", 1, input_sizes=[[4], [2, 3]]))
+        one = recorded(entry("allgather_coalesced", 1, input_sizes=[[4]]))
+        self.assertIn("rank 1 is at allgather_coalesced #1 [4] [2, 3]", said(one, two, one)[0])
+
+    def test_the_few_before_the_many(self):
+        kinds = ["barrier", "all_reduce", "barrier", "broadcast", "barrier", "all_reduce"]
+        (sentence,) = said(*(recorded(entry(kind, 5)) for kind in kinds))
+        self.assertEqual(
+            sentence,
+            "rank 3 is at broadcast #5 [4], ranks 1, 5 are at all_reduce #5 [4], ranks 0, 2, 4 are at barrier #5 [4]",
+        )
+
+    def test_a_rank_that_stayed_behind(self):
+        ahead = recorded(entry("all_reduce", 1), entry("all_reduce", 2))
+        behind = recorded(entry("all_reduce", 1))
+        self.assertEqual(said(ahead, ahead, ahead, behind), ["rank 3 never reached all_reduce #2 [4]"])
+        self.assertEqual(said(behind, ahead, behind), ["ranks 0, 2 never reached all_reduce #2 [4]"])
+
+    def test_a_rank_that_never_began(self):
+        nothing = recorded()
+        self.assertEqual(said(recorded(entry("all_reduce", 1)), nothing), ["rank 1 never reached all_reduce #1 [4]"])
+
+    def test_a_disagreement_is_the_cause_of_lagging_behind(self):
+        ranks = [recorded(entry(kind, 2)) for kind in ("all_reduce", "all_reduce", "barrier")]
+        self.assertEqual(
+            said(*ranks, recorded(entry("all_reduce", 1))),
+            ["rank 2 is at barrier #2 [4], ranks 0, 1 are at all_reduce #2 [4]"],
+        )
+
+    def test_the_first_disagreement_is_the_cause(self):
+        """Some went on after it, and are elsewhere by now."""
+        one = recorded(entry("all_reduce", 1), entry("all_reduce", 2, (6,)))
+        others = recorded(entry("all_reduce", 1), entry("all_reduce", 2), entry("barrier", 3, ()))
+        self.assertEqual(
+            said(others, one, others), ["rank 1 was at all_reduce #2 [6], ranks 0, 2 were at all_reduce #2 [4]"]
+        )
+
+    def test_shapes_may_differ_where_the_collective_allows_it(self):
+        for kind in ("all_to_all", "gather", "scatter"):
+            self.assertEqual(said(recorded(entry(kind, 1, (3,))), recorded(entry(kind, 1, (5,)))), [], kind)
+
+    def test_shapes_must_be_equal(self):
+        for kind in (
+            "all_reduce",
+            "allreduce_coalesced",
+            "broadcast",
+            "all_gather",
+            "_allgather_base",
+            "reduce_scatter",
+        ):
+            self.assertEqual(len(said(recorded(entry(kind, 1, (3,))), recorded(entry(kind, 1, (5,))))), 1, kind)
+
+    def test_who_did_not_answer_is_not_accused(self):
+        """It holds the GIL perhaps; what it enqueued is not known."""
+        text = recorded(entry("all_reduce", 1))
+        self.assertEqual(said(text, "", text), [])
+        self.assertEqual(said(text, "{broken", text), [])
+
+    def test_who_ended_is_not_accused(self):
+        self.assertEqual(said(recorded(entry("all_reduce", 1)), None, recorded(entry("all_reduce", 1))), [])
+
+    def test_one_running_rank_differs_from_nobody(self):
+        self.assertEqual(said(recorded(entry("all_reduce", 1)), None), [])
+
+    def test_nobody_running(self):
+        self.assertEqual(said(None, None), [])
+
+    def test_a_ranks_order_over_all_groups(self):
+        """Sequence numbers are a group's own: record ids tell which came last."""
+        text = recorded(entry("broadcast", 1, group="1", record=8), entry("all_reduce", 7, group="0", record=7))
+        self.assertEqual([str(one) for one in hang.collectives(text)], ["all_reduce #7 [4]", "broadcast #1 [4]"])
+
+    def test_each_group_by_itself(self):
+        """Two pairs, each at its own place: no pair is behind the other."""
+        first = recorded(entry("all_reduce", 1, group="1"))
+        second = recorded(entry("all_gather", 9, group="2"))
+        self.assertEqual(said(first, second, first, second), [])
+
+    def test_a_difference_within_one_of_the_groups(self):
+        first = recorded(entry("all_reduce", 1, group="1"))
+        third = recorded(entry("all_reduce", 1, (5,), group="1"))
+        second = recorded(entry("all_gather", 9, group="2"))
+        self.assertEqual(
+            said(first, second, third, second), ["rank 0 is at all_reduce #1 [4], rank 2 is at all_reduce #1 [5]"]
+        )
+
+    def test_with_several_groups_silence_accuses_nobody(self):
+        """Which of the groups a rank without collectives is missing from cannot be told."""
+        self.assertEqual(
+            said(recorded(entry("barrier", 1, group="1")), recorded(entry("barrier", 1, group="2")), recorded()), []
+        )
+
+    def test_point_to_point_is_no_collective(self):
+        text = recorded(entry("all_reduce", 1, record=1), p2p(record=2))
+        self.assertEqual([str(one) for one in hang.collectives(text)], ["all_reduce #1 [4]"])
+        self.assertEqual(hang.collectives(recorded(p2p(record=1))), [])
+
+
+class TestRecorder(unittest.TestCase):
+    def test_what_is_no_recording(self):
+        """None, or a rank would be said to have come to no collective."""
+        whole = recorded(entry("all_reduce", 1))
+        for text in ("", "{", "{}", "\0", whole[:-10], whole + "}"):
+            with self.subTest(text=text):
+                self.assertIsNone(hang.collectives(text))
+
+    def test_an_entry_with_gaps(self):
+        (collective,) = hang.collectives('{"entries": [{}]}')
+        self.assertEqual((collective.group, collective.sequence, collective.order), ("?", 0, 0))
+
+    def test_an_entry(self):
+        (collective,) = hang.collectives(recorded(entry("all_reduce", 3, (2, 5), group="7", record=12)))
+        self.assertEqual(collective, hang.Collective("7", 3, "all_reduce", "[2, 5]", 12))
+        self.assertEqual(str(collective), "all_reduce #3 [2, 5]")
+
+    def test_a_barrier_has_no_shape(self):
+        (collective,) = hang.collectives(recorded(entry("barrier", 3, input_sizes=[])))
+        self.assertEqual(str(collective), "barrier #3")
+
+    def test_a_real_recording(self):
+        """The form above is torch's: what it really gives is read."""
+        import torch
+        import torch.distributed as dist
+
+        from torch_testing_ext import _torch
+
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        try:
+            dist.all_reduce(torch.ones(3, 2))
+            dist.broadcast(torch.ones(5), 0)
+            text = _torch.flight_recorder()
+        finally:
+            dist.destroy_process_group()
+        latest = hang.collectives(text)[-2:]  # a process that had groups before has more
+        self.assertEqual([str(one) for one in latest], ["all_reduce #1 [3, 2]", "broadcast #2 [5]"])
+
+
+class TestExplain(unittest.TestCase):
+    def test_a_line_for_each_running_rank(self):
+        reports = [
+            running(0, recorded(entry("all_reduce", 2)), stack((TEST, 12, "test_x"))),
+            RankReport(1, Ending.ERROR, 1.0),
+            running(2, recorded(), stack((TEST, 10, "test_x"))),
+            running(3, "", ""),
+        ]
+        self.assertEqual(
+            hang.explain(reports, TEST),
+            """\
+where the running ranks are:
+  rank 0: test_thing.py:12 in test_x; last collective: all_reduce #2 [4]
+  rank 2: test_thing.py:10 in test_x; no collective yet
+  rank 3: place unknown; its collectives are not known (it did not answer)
+=> rank 2 never reached all_reduce #2 [4]""",
+        )
+
+
+class TestWhere(unittest.TestCase):
+    GLOO = ("/usr/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py", 2810, "all_reduce")
+
+    def test_the_innermost_frame_in_the_tests_file(self):
+        stacks = stack(self.GLOO, (TEST, 30, "helper"), (TEST, 12, "test_x"))
+        self.assertEqual(hang.where(stacks, TEST), "test_thing.py:30 in helper")
+
+    def test_without_one_the_innermost_of_the_users(self):
+        stacks = stack(self.GLOO, ("/home/me/model.py", 3, "forward"), ("/home/me/train.py", 9, "step"))
+        self.assertEqual(hang.where(stacks, TEST), "model.py:3 in forward")
+
+    def test_without_one_the_innermost_of_all(self):
+        stacks = stack(self.GLOO, (str(PACKAGE / "_multi_process.py"), 9, "run_test"))
+        self.assertEqual(hang.where(stacks, TEST), "distributed_c10d.py:2810 in all_reduce")
+
+    def test_the_standard_library_is_a_library(self):
+        stacks = stack(("/usr/lib/python3.11/threading.py", 320, "wait"), ("/home/me/model.py", 3, "forward"))
+        self.assertEqual(hang.where(stacks, ""), "model.py:3 in forward")
+
+    def test_a_user_may_call_a_directory_like_ours(self):
+        """Their test of torch_testing_ext is not torch_testing_ext."""
+        stacks = stack(("/home/me/test/torch_testing_ext/support.py", 3, "hang"), ("/home/me/run.py", 1, "main"))
+        self.assertEqual(hang.where(stacks, TEST), "support.py:3 in hang")
+
+    def test_the_source_line_is_shown(self):
+        with tempfile.TemporaryDirectory() as directory:
+            file = Path(directory, "test_real.py")
+            file.write_text("def test_x():\n    dist.all_reduce(t)  # \u00e9\n", encoding="latin-1")
+            stacks = stack((file, 2, "test_x"))
+            self.assertEqual(
+                hang.where(stacks, str(file)).partition("  #")[0], "test_real.py:2 in test_x (dist.all_reduce(t)"
+            )
+            self.assertEqual(hang.where(stack((file, 9, "test_x")), str(file)), "test_real.py:9 in test_x")
+
+    def test_nothing_known(self):
+        for stacks in (
+            "",
+            "\n",
+            "Fatal Python error: Segmentation fault\n",
+            "Current thread 0x1 (most recent call first):\n",
+        ):
+            with self.subTest(stacks=stacks):
+                self.assertEqual(hang.where(stacks, TEST), "place unknown")
+
+    def test_the_main_thread_is_the_last(self):
+        stacks = (
+            stack(("/a.py", 1, "worker"), title="Thread 0x1 (most recent call first):")
+            + "\n"
+            + stack(("/b.py", 2, "inner"), ("/b.py", 3, "outer"), title="Current thread 0x2 (most recent call first):")
+        )
+        self.assertEqual(
+            hang.main_thread(stacks),
+            [{"file": "/b.py", "line": "2", "function": "inner"}, {"file": "/b.py", "line": "3", "function": "outer"}],
+        )
+
+    def test_the_signal_may_have_met_another_thread(self):
+        stacks = (
+            stack(("/a.py", 1, "worker"))
+            + "\n"
+            + stack(("/b.py", 2, "main"), title="Thread 0x2 [python] (most recent call first):")
+        )
+        self.assertEqual(hang.main_thread(stacks), [{"file": "/b.py", "line": "2", "function": "main"}])
+
+    def test_names_that_are_not_plain(self):
+        stacks = stack(('/my "own"/test, line 3 in x.py', 7, "<lambda>"))
+        self.assertEqual(
+            hang.main_thread(stacks), [{"file": '/my "own"/test, line 3 in x.py', "line": "7", "function": "<lambda>"}]
+        )
+
+
+class TestTidy(unittest.TestCase):
+    OURS = (
+        (PACKAGE / "_multi_process.py", 300, "run_test"),
+        (PACKAGE / "launch" / "rank.py", 105, "_run"),
+        (PACKAGE / "launch" / "rank.py", 80, "live"),
+        (PACKAGE / "launch" / "server.py", 240, "_fork"),
+        ("/usr/lib/python3.11/unittest/main.py", 102, "__init__"),
+    )
+
+    def test_what_lies_below_the_test_goes(self):
+        before = stack(("/usr/lib/python3.11/threading.py", 1, "wait"), (TEST, 12, "test_x"), *self.OURS)
+        after = stack(("/usr/lib/python3.11/threading.py", 1, "wait"), (TEST, 12, "test_x"))
+        self.assertEqual(hang.tidy(before), after.rstrip())
+
+    def test_our_frames_between_the_tests_stay(self):
+        frames = [(PACKAGE / "common_distributed.py", 5, "wrapper"), (TEST, 12, "test_x")]
+        self.assertEqual(hang.tidy(stack(*frames, *self.OURS)), stack(*frames).rstrip())
+
+    def test_the_thread_that_answers_goes(self):
+        answering = stack(
+            (PACKAGE / "launch" / "rank.py", 215, "_answer"), title="Thread 0x1 (most recent call first):"
+        )
+        own = stack(("/home/me/loader.py", 5, "load"), title="Thread 0x2 (most recent call first):")
+        main = stack((TEST, 12, "test_x"), *self.OURS)
+        self.assertEqual(
+            hang.tidy("\n".join([answering, own, main])), own + "\n" + stack((TEST, 12, "test_x")).rstrip()
+        )
+
+    def test_a_package_of_the_same_name_elsewhere_stays(self):
+        dump = stack(("/home/me/torch_testing_ext/launch/rank.py", 5, "_run"), (TEST, 12, "test_x"))
+        self.assertEqual(hang.tidy(dump), dump.rstrip())
+
+    def test_nothing(self):
+        self.assertEqual(hang.tidy(""), "")
+        self.assertEqual(hang.tidy("\n"), "")
+
+    def test_a_rank_stuck_before_its_test(self):
+        """Nothing but our own frames: nothing to show."""
+        self.assertEqual(hang.tidy(stack(*self.OURS)), "")
+
+    def test_a_title_of_python_3_14(self):
+        title = "Thread 0x00007f [python3.14] (most recent call first):"
+        dump = stack((TEST, 12, "test_x"), *self.OURS, title=title)
+        self.assertEqual(hang.tidy(dump), stack((TEST, 12, "test_x"), title=title).rstrip())
+
+
+if __name__ == "__main__":
+    run_tests()

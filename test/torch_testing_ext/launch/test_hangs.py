@@ -1,0 +1,117 @@
+"""Ranks that hang, for real: which one differs, where each is, and what a second run under DETAIL says."""
+
+import ctypes
+import time
+
+import torch
+import torch.distributed as dist
+from launch_support import Ranks, environ, nothing_left, outcome_of, timeout
+
+from torch_testing_ext.common_utils import TestCase, run_tests
+
+# The ranks hang for ever; this is only how long the parent watches them do it.
+LIMIT = 4.0
+
+
+def _deadlock_in_c():
+    """Lock a mutex twice. PyDLL, unlike CDLL, keeps the GIL; and unlike sleep() no signal ends this."""
+    libc, mutex = ctypes.PyDLL(None), ctypes.create_string_buffer(128)
+    libc.pthread_mutex_lock(mutex)
+    libc.pthread_mutex_lock(mutex)
+
+
+class Hangs(Ranks):
+    def warm(self):
+        self.join_group()
+
+    def kind_differs(self):
+        self.join_group()
+        dist.all_reduce(torch.ones(4))
+        if self.rank == 2:
+            dist.all_gather([torch.empty(4) for _ in range(4)], torch.ones(4))
+        else:
+            dist.all_reduce(torch.ones(4))
+
+    def shape_differs(self):
+        self.join_group()
+        dist.all_reduce(torch.ones(6 if self.rank == 1 else 4))
+        dist.barrier()
+
+    def one_never_comes(self):
+        self.join_group()
+        dist.all_reduce(torch.ones(4))
+        if self.rank == 3:
+            time.sleep(1000)
+        dist.all_reduce(torch.ones(4))
+
+    def one_holds_the_gil(self):
+        self.join_group()
+        dist.all_reduce(torch.ones(4))
+        if self.rank == 3:
+            _deadlock_in_c()
+        dist.all_reduce(torch.ones(4))
+
+    def all_sleep(self):
+        time.sleep(1000)
+
+    def has_another_thread(self):
+        import threading
+
+        threading.Thread(target=time.sleep, args=(1000,), name="helper of the test").start()
+        time.sleep(1000)
+
+
+class HangTest(TestCase):
+    @classmethod
+    def setUpClass(cls):
+        outcome_of(Hangs("warm"))
+
+    def hang(self, method, *parts):
+        with nothing_left(self), timeout(LIMIT):
+            seen = outcome_of(Hangs(method))
+        self.assertEqual(seen.outcome, "error", seen.message)
+        for part in (f"Hangs.{method} timed out after", *parts):
+            self.assertIn(part, seen.message)
+        return seen.message
+
+    def test_kind_mismatch(self):
+        self.hang(
+            "kind_differs",
+            "=> rank 2 is at all_gather #2 [4], ranks 0, 1, 3 are at all_reduce #2 [4]",
+            "last collective: all_gather #2 [4]",
+            "in kind_differs (dist.all_reduce(torch.ones(4)))",
+        )
+
+    def test_shape_mismatch(self):
+        # The others went on to the barrier: the cause lies further back.
+        self.hang("shape_differs", "=> rank 1 was at all_reduce #1 [6], ranks 0, 2, 3 were at all_reduce #1 [4]")
+
+    def test_missing_rank(self):
+        self.hang("one_never_comes", "=> rank 3 never reached all_reduce #2 [4]", "(time.sleep(1000))")
+
+    def test_rank_in_c_with_the_gil(self):
+        message = self.hang(
+            "one_holds_the_gil",
+            "in _deadlock_in_c (libc.pthread_mutex_lock(mutex))",
+            "rank 3's stacks",
+        )
+        # It cannot answer for its flight recorder, and nothing is said in its name.
+        self.assertIn("its collectives are not known (it did not answer)", message)
+
+    def test_no_collective_at_all(self):
+        self.hang("all_sleep", "ranks 0, 1, 2, 3 of 4 still running", "no collective yet")
+
+    def test_all_threads_are_shown(self):
+        message = self.hang("has_another_thread")
+        self.assertEqual(message.count("Current thread 0x"), 4)
+        self.assertEqual(message.count("\nThread 0x"), 4)
+
+    def test_explained_by_a_second_run(self):
+        with environ(TORCH_TESTING_EXT_EXPLAIN_HANGS="1"):
+            message = self.hang("kind_differs", "Run again under TORCH_DISTRIBUTED_DEBUG=DETAIL:")
+        second = message.partition("=DETAIL:")[2]
+        self.assertIn("Detected mismatch between collectives on ranks", second)
+
+
+if __name__ == "__main__":
+    run_tests()

@@ -1,0 +1,412 @@
+"""What a rank writes of itself and how it is read again; and what its exit status adds to that."""
+
+import json
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import unittest
+from contextlib import contextmanager
+from pathlib import Path
+from unittest import mock
+
+import torch_testing_ext
+from torch_testing_ext.common_utils import run_tests
+from torch_testing_ext.launch import Ending, RankReport
+from torch_testing_ext.launch.report import (
+    LONGEST_TEXT,
+    RESERVED,
+    Account,
+    Exit,
+    Pen,
+    cut_middle,
+    read_account,
+    settle,
+    signal_name,
+    tail,
+)
+
+HAS_MOUNT_NAMESPACES = sys.platform.startswith("linux") and os.geteuid() == 0 and shutil.which("unshare") is not None
+
+
+class InDirectory(unittest.TestCase):
+    def setUp(self):
+        directory = tempfile.TemporaryDirectory()
+        self.addCleanup(directory.cleanup)
+        self.directory = Path(directory.name)
+        self.file = self.directory / "rank0.account"
+
+    def open_pen(self):
+        pen = Pen.open(self.file)
+        self.addCleanup(pen.close)
+        return pen
+
+    def round_trip(self, account):
+        self.open_pen().write(account)
+        return read_account(self.file)
+
+
+class TestAccount(InDirectory):
+    def test_round_trip(self):
+        for ending in Ending:
+            account = Account(ending, 1.25, 2.5, "what", "Traceback\n  what\n", 10, ("torch.fx", "torch.onnx"))
+            with self.subTest(ending=ending):
+                self.assertEqual(self.round_trip(account), account)
+
+    def test_texts_of_all_kinds(self):
+        for text in ("", "\0", "\x1b[1m", "na\u00efve \u4e16\u754c \U0001f600", "\ud800 alone", "a\r\nb\u2028c", '"\\'):
+            with self.subTest(text=text):
+                account = Account(Ending.ERROR, 0.0, 0.0, text, text)
+                self.assertEqual(self.round_trip(account), account)
+
+    def test_times_are_exact(self):
+        account = Account(Ending.PASSED, 123456.7890123, 1e9 / 3)
+        self.assertEqual(self.round_trip(account), account)
+
+    def test_a_later_account_replaces_the_first(self):
+        pen = self.open_pen()
+        pen.write(Account(Ending.ERROR, 0.0, 1.0, "x" * 5000, "y" * 50_000))
+        last = Account(Ending.PASSED, 0.0, 2.0)
+        pen.write(last)
+        self.assertEqual(read_account(self.file), last)
+
+    def test_a_long_text_is_cut_in_the_middle(self):
+        account = self.round_trip(Account(Ending.ERROR, 0.0, 0.0, "a" * 300_000 + "z", "b" * 300_000 + "\n" + "c" * 10))
+        self.assertTrue(account.summary.startswith("aaa") and account.summary.endswith("aaz"))
+        self.assertTrue(account.traceback.startswith("bbb") and account.traceback.endswith("\ncccccccccc"))
+        for text in (account.summary, account.traceback):
+            self.assertIn(" characters cut here ", text)
+            self.assertLess(len(text), LONGEST_TEXT + 100)
+
+    def test_none_was_written(self):
+        self.assertIsNone(read_account(self.file))
+        self.open_pen()
+        self.assertIsNone(read_account(self.file))
+
+    def test_killed_while_writing(self):
+        """At every step of the way it reads as no account, or as one of the two that were written."""
+        before, after = Account(Ending.ERROR, 0.0, 1.0, "x" * 700), Account(Ending.PASSED, 0.0, 2.0)
+        like_before = Account(Ending.ERROR, 0.0, 1.0, "y" * 700)  # half of each would make a whole
+        for first, second in ((None, before), (before, after), (after, before), (before, like_before)):
+            for steps in range(8):
+                self.file.unlink(missing_ok=True)
+                pen = self.open_pen()
+                if first is not None:
+                    pen.write(first)
+                done = self._write_and_die_after(pen, second, steps)
+                with self.subTest(first=first, steps=steps, done=done):
+                    self.assertIn(read_account(self.file), (second,) if done else (first, None, second))
+                    if not done and steps > 0 and first is not None:
+                        self.assertNotEqual(read_account(self.file), first, "half of another is written over it")
+            self.assertTrue(done, "more steps than looked at")
+
+    def _write_and_die_after(self, pen, account, steps):
+        class Killed(BaseException):
+            pass
+
+        def dying(call):
+            def step(*args):
+                nonlocal steps
+                if steps == 0:
+                    raise Killed
+                steps -= 1
+                return call(*args)
+
+            return step
+
+        with (
+            mock.patch("os.pwrite", dying(_short_pwrite)),
+            mock.patch("os.ftruncate", dying(os.ftruncate)),
+        ):
+            try:
+                pen.write(account)
+            except Killed:
+                return False
+        return True
+
+    def test_what_is_no_account(self):
+        whole = json.dumps({"ending": "passed", "started": 0, "ended": 1, "imported": []}).encode()
+        for content in (b"", b"\0" * 100, whole[:-1], whole + b"\0\0", b"\0" + whole[1:], b"\xff"):
+            with self.subTest(content=content):
+                self.file.write_bytes(content)
+                self.assertIsNone(read_account(self.file))
+
+    def test_not_a_file(self):
+        self.assertIsNone(read_account(self.directory))
+
+
+_pwrite = os.pwrite
+
+
+def _short_pwrite(fd, data, at):
+    """The kernel may write less than it was given."""
+    return _pwrite(fd, bytes(data)[:400], at)
+
+
+ON_A_SMALL_DISK = """
+import os
+import sys
+from pathlib import Path
+from torch_testing_ext.launch.report import Account, Ending, Pen, read_account
+
+disk = Path(sys.argv[1])
+pen = Pen.open(disk / "account")
+try:
+    (disk / "filler").write_bytes(bytes(1 << 20))
+except OSError as error:
+    print(f"{error.errno}, {os.statvfs(disk).f_bavail} blocks left")
+pen.write(Account(Ending.ERROR, 0.0, 1.0, "s" * 90_000, "t" * 300_000 + "\\nlast line", 10))
+account = read_account(disk / "account")
+print(account.ending.value)
+print(account.traceback.splitlines()[-1])
+"""
+
+
+class TestDisk(InDirectory):
+    """A rank that filled the disk can still say so: room was kept for it."""
+
+    TRACEBACK = "first line\n" + "t" * 300_000 + "\nlast line"
+    LONG = Account(Ending.ERROR, 0.0, 1.0, "summary " + "s" * 90_000, TRACEBACK, 10)
+
+    def assertShort(self, account):
+        self.assertIsNotNone(account, "no account")
+        self.assertIs(account.ending, Ending.ERROR)
+        self.assertEqual(account.code, 10)
+        self.assertTrue(account.summary.startswith("summary s"), account.summary)
+        self.assertTrue(account.traceback.startswith("first line\nt"))
+        self.assertTrue(account.traceback.endswith("t\nlast line"))
+        self.assertIn("characters cut here", account.traceback)
+
+    def test_room_is_reserved(self):
+        self.open_pen()
+        self.assertGreaterEqual(self.file.stat().st_blocks * 512, RESERVED)
+
+    def test_the_shortest_form_fits_the_reserved_room(self):
+        """Whatever the text: the widest character takes 12 bytes in an account."""
+        wide = "\U0001f600" * 50_000
+        with self._files_up_to(RESERVED):
+            account = self.round_trip(Account(Ending.ERROR, 0.0, 1.0, wide, wide, 10, ("torch.onnx",) * 1000))
+        self.assertIsNotNone(account, "no account")
+        self.assertTrue(account.summary.startswith("\U0001f600"))
+
+    def test_file_size_limit(self):
+        with self._files_up_to(RESERVED):
+            self.assertShort(self.round_trip(self.LONG))
+
+    def test_no_room_to_begin_with(self):
+        descriptors = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
+        with self._files_up_to(RESERVED // 2), self.assertRaises(OSError):
+            Pen.open(self.file)
+        if descriptors:
+            self.assertEqual(len(os.listdir("/proc/self/fd")), descriptors)
+
+    @unittest.skipUnless(HAS_MOUNT_NAMESPACES, "needs root on Linux and unshare, to mount a small file system")
+    def test_full_disk(self):
+        mount = 'mount -t tmpfs -o size=64k none "$1" && exec "$2" -c "$3" "$1"'
+        # A mount namespace of its own: nobody else sees the file system, and it is gone with the process.
+        done = subprocess.run(
+            ["unshare", "-m", "sh", "-c", mount, "sh", str(self.directory), sys.executable, ON_A_SMALL_DISK],
+            env={**os.environ, "PYTHONPATH": str(Path(torch_testing_ext.__file__).parents[1])},
+            capture_output=True,
+            text=True,
+        )
+        if "unshare failed" in done.stderr or "mount:" in done.stderr:
+            self.skipTest(f"no small file system can be mounted here: {done.stderr}")
+        self.assertEqual(done.stdout.splitlines(), ["28, 0 blocks left", "error", "last line"], done.stderr)
+
+    @contextmanager
+    def _files_up_to(self, size):
+        """No file of this process may grow beyond this; beyond it a write fails with EFBIG."""
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+            signal.signal(signal.SIGXFSZ, handler)
+
+
+def status(code):
+    """A wait status: an exit code, or minus a signal."""
+    return -code if code < 0 else code << 8
+
+
+class TestSettle(unittest.TestCase):
+    def settle(self, told=None, code=0, stopped=False):
+        """`told`: ending and exit code of the account."""
+        account = None if told is None else Account(told[0], 10.0, 11.0, "summary", "traceback", told[1], ("torch.fx",))
+        return settle(2, account, Exit(status(code), 14.0, ("pid 7: cat",)), 9.0, 12.0 if stopped else None)
+
+    def test_endings(self):
+        passed, skipped, error = (Ending.PASSED, 0), (Ending.SKIPPED, 86), (Ending.ERROR, 10)
+        failed = (Ending.FAILED, 10)
+        term, kill, segv = -signal.SIGTERM, -signal.SIGKILL, -signal.SIGSEGV
+        table = [
+            # what it told, its exit status, whether we ended it -> what it comes to
+            (passed, 0, False, Ending.PASSED),
+            (skipped, 86, False, Ending.SKIPPED),
+            (failed, 10, False, Ending.FAILED),
+            (error, 10, False, Ending.ERROR),
+            (None, 0, False, Ending.EXITED),
+            (None, 3, False, Ending.EXITED),
+            (None, 10, False, Ending.EXITED),
+            (None, segv, False, Ending.KILLED),
+            (None, kill, False, Ending.KILLED),
+            # It crashed on its way out.
+            (passed, 1, False, Ending.EXITED),
+            (passed, segv, False, Ending.KILLED),
+            (skipped, 0, False, Ending.EXITED),
+            (skipped, 87, False, Ending.EXITED),
+            (error, 0, False, Ending.EXITED),
+            (error, segv, False, Ending.KILLED),
+            # Ended by us, having told nothing: however it takes it.
+            (None, term, True, Ending.STOPPED),
+            (None, kill, True, Ending.STOPPED),
+            (None, 0, True, Ending.STOPPED),
+            (None, 3, True, Ending.STOPPED),
+            (None, segv, True, Ending.STOPPED),
+            # Ended by us, having come to an end in the last moment.
+            (passed, 0, True, Ending.PASSED),
+            (skipped, 86, True, Ending.SKIPPED),
+            (error, 10, True, Ending.ERROR),
+            # A failure that was told of is one; but a rank that hangs on its way out has not passed.
+            (error, term, True, Ending.ERROR),
+            (failed, kill, True, Ending.FAILED),
+            (passed, term, True, Ending.STOPPED),
+            (passed, kill, True, Ending.STOPPED),
+            (skipped, kill, True, Ending.STOPPED),
+        ]
+        for told, code, stopped, ending in table:
+            with self.subTest(told=told, code=code, stopped=stopped):
+                report = self.settle(told, code, stopped)
+                self.assertIs(report.ending, ending)
+                self.assertEqual((report.rank, report.code, report.leftovers), (2, code, ("pid 7: cat",)))
+
+    def test_what_it_told_of_being_ended(self):
+        """A handler for our SIGTERM that raises: the rank was still running, the error is how it took the end."""
+        account = Account(Ending.ERROR, 10.0, 13.0, "RuntimeError: told to go", "traceback", 10)
+        report = settle(2, account, Exit(status(10), 14.0), 9.0, 12.0)
+        self.assertIs(report.ending, Ending.STOPPED)
+        self.assertIn("RuntimeError: told to go", report.line())
+
+    def test_what_it_told_is_kept(self):
+        report = self.settle((Ending.ERROR, 10), 10)
+        self.assertEqual((report.summary, report.traceback, report.imported), ("summary", "traceback", ("torch.fx",)))
+
+    def test_times_of_one_that_told(self):
+        report = self.settle((Ending.PASSED, 0), 0)
+        self.assertEqual((report.seconds, report.ended), (1.0, 11.0))
+
+    def test_times_of_one_that_did_not(self):
+        """Of its start only the launch is known."""
+        report = self.settle(None, 3)
+        self.assertEqual((report.seconds, report.ended), (5.0, 14.0))
+
+    def test_times_of_one_that_crashed_on_its_way_out(self):
+        report = self.settle((Ending.PASSED, 0), -signal.SIGSEGV)
+        self.assertEqual((report.seconds, report.ended), (4.0, 14.0))
+        self.assertEqual(report.summary, "the test had passed: summary")
+        self.assertEqual(report.traceback, "traceback")
+
+
+class TestLine(unittest.TestCase):
+    def test_lines(self):
+        table = [
+            (RankReport(0, Ending.PASSED, 1.234), "passed after 1.23 s"),
+            (RankReport(0, Ending.SKIPPED, 0.5, summary="no GPU"), "skipped after 0.50 s: no GPU"),
+            (RankReport(0, Ending.FAILED, 0.5, summary="1 != 2"), "failed after 0.50 s: 1 != 2"),
+            (RankReport(0, Ending.ERROR, 0.5, summary="KeyError: 1"), "error after 0.50 s: KeyError: 1"),
+            (RankReport(0, Ending.EXITED, 0.5, code=3), "exited with code 3 after 0.50 s, before the test finished"),
+            (
+                RankReport(0, Ending.EXITED, 0.5, code=3, summary="the test had passed"),
+                "exited with code 3 after 0.50 s, before the test finished; before that: the test had passed",
+            ),
+            (RankReport(0, Ending.KILLED, 0.5, code=-11), "killed by SIGSEGV after 0.50 s"),
+            (RankReport(0, Ending.KILLED, 0.5, code=-9), "killed by SIGKILL after 0.50 s (out of memory?)"),
+            (
+                RankReport(0, Ending.KILLED, 0.5, code=-6, summary="the test had passed"),
+                "killed by SIGABRT after 0.50 s; before that: the test had passed",
+            ),
+            (RankReport(0, Ending.STOPPED, 0.5, code=-15), "still running after 0.50 s, ended by the parent"),
+            (
+                RankReport(0, Ending.STOPPED, 0.5, code=3),
+                "still running after 0.50 s, ended by the parent (left with code 3 then)",
+            ),
+            (
+                RankReport(0, Ending.STOPPED, 0.5, code=-9, summary="the test had passed"),
+                "still running after 0.50 s, ended by the parent; before that: the test had passed",
+            ),
+            (RankReport(0, Ending.LOST, 0.5, summary="server gone"), "lost after 0.50 s: server gone"),
+        ]
+        for report, line in table:
+            with self.subTest(ending=report.ending, code=report.code):
+                self.assertEqual(report.line(), line)
+        self.assertEqual({report.ending for report, _ in table}, set(Ending))
+
+    def test_signals_without_a_name(self):
+        self.assertEqual(signal_name(signal.SIGTERM), "SIGTERM")
+        self.assertEqual(signal_name(99), "signal 99")
+
+    def test_which_endings_are_failures(self):
+        self.assertEqual({ending for ending in Ending if not ending.is_failure}, {Ending.PASSED, Ending.SKIPPED})
+
+
+class TestCutMiddle(unittest.TestCase):
+    def test_short_enough(self):
+        for text in ("", "abc", "a" * 10):
+            self.assertEqual(cut_middle(text, 10), text)
+
+    def test_in_one_line(self):
+        self.assertEqual(cut_middle("abcdefghijk", 4), "ab ... 7 characters cut here ... jk")
+
+    def test_in_lines(self):
+        self.assertEqual(cut_middle("abc\ndefghij", 4), "ab\n... 7 characters cut here ...\nij")
+
+    def test_odd_length(self):
+        self.assertEqual(cut_middle("abcdefghijk", 5), "ab ... 7 characters cut here ... jk")
+
+
+class TestTail(InDirectory):
+    def log(self, content):
+        self.file.write_bytes(content)
+        return self.file
+
+    def test_short(self):
+        for content in ("", "one", "one\ntwo\n", "one\n\ntwo"):
+            with self.subTest(content=content):
+                self.assertEqual(tail(self.log(content.encode())), content.rstrip("\n"))
+
+    def test_the_last_lines(self):
+        lines = [f"line {number}" for number in range(1000)]
+        self.assertEqual(tail(self.log("\n".join(lines).encode())), "\n".join(lines[-20:]))
+        self.assertEqual(tail(self.file, lines=2), "line 998\nline 999")
+
+    def test_long_lines(self):
+        text = tail(self.log(b"a" * 100_000 + b"b" * 10))
+        self.assertEqual(len(text), 8000)
+        self.assertTrue(text.endswith("abbbbbbbbbb"))
+
+    def test_a_large_file_is_not_read_in_full(self):
+        with self.file.open("wb") as file:
+            file.truncate(1 << 40)  # takes no room on disk
+            file.seek(0, os.SEEK_END)
+            file.write(b"\nthe end\n")
+        self.assertEqual(tail(self.file).splitlines()[-1], "the end")
+
+    def test_what_is_no_text(self):
+        self.assertEqual(tail(self.log(b"\xff\xfe ok\n")), "\ufffd\ufffd ok")
+
+    def test_cut_inside_a_character(self):
+        self.assertIn("\u4e16", tail(self.log("\u4e16".encode() * 5000)))
+
+    def test_no_file(self):
+        self.assertEqual(tail(self.file), "")
+        self.assertEqual(tail(self.directory), "")
+
+
+if __name__ == "__main__":
+    run_tests()

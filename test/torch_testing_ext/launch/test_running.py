@@ -1,0 +1,245 @@
+"""A test file as a user starts it: by itself, by module, by pytest, with each setting; what is printed and returned."""
+
+import os
+import pty
+import re
+import select
+import shlex
+import subprocess
+import sys
+import tempfile
+import unittest
+from importlib.util import find_spec
+from pathlib import Path
+
+from launch_support import PACKAGE_PARENT, python, write
+
+from torch_testing_ext.common_utils import TestCase, run_tests
+
+FILE = """
+    import os, sys, time, unittest
+    import torch, torch.distributed as dist
+    from torch_testing_ext.common_distributed import MultiProcessTestCase
+    from torch_testing_ext.common_utils import run_tests
+    # more at import
+
+    class TestIt(MultiProcessTestCase):
+        world_size = 2
+
+        def setUp(self):
+            super().setUp()
+            self._spawn_processes()
+
+        def test_passes(self):
+            store = dist.FileStore(self.file_name, 2)
+            dist.init_process_group("gloo", store=store, rank=self.rank, world_size=2)
+            dist.all_reduce(torch.ones(1))
+
+        def test_fails_in_rank_1(self):
+            print("rank", self.rank, "was here")
+            print("and here", file=sys.stderr)
+            if self.rank == 1:
+                raise ValueError("on purpose")
+
+        def test_breakpoint(self):
+            answer = 42 + self.rank
+            if self.rank == 1:
+                breakpoint()
+            self.assertEqual(answer, 42 + self.rank)
+
+    if __name__ == "__main__":
+        run_tests()
+    """
+
+
+class RunningTest(TestCase):
+    def setUp(self):
+        super().setUp()
+        temporary = tempfile.TemporaryDirectory()
+        self.addCleanup(temporary.cleanup)
+        self.directory = Path(temporary.name)
+        self.file = write(self.directory, "test_it.py", FILE)
+
+    def run_python(self, *arguments, code=0, **environment):
+        main = python(*arguments, cwd=self.directory, **environment)
+        printed, _ = main.communicate(timeout=120)
+        self.assertEqual(main.returncode, code, printed)
+        return printed
+
+    def with_line(self, line):
+        self.file.write_text(self.file.read_text().replace("# more at import", line))
+
+    # -- ways to start
+
+    def test_as_a_file(self):
+        self.assertIn("Ran 1 test", self.run_python("test_it.py", "TestIt.test_passes"))
+
+    def test_from_another_directory(self):
+        (self.directory / "elsewhere").mkdir()
+        main = python(str(self.file), "-k", "passes", cwd=self.directory / "elsewhere")
+        self.assertIn("Ran 1 test", main.communicate(timeout=60)[0])
+        self.assertEqual(main.returncode, 0)
+
+    def test_as_a_module(self):
+        self.assertIn("Ran 1 test", self.run_python("-m", "unittest", "test_it.TestIt.test_passes"))
+
+    def test_in_a_package(self):
+        write(self.directory, "package/__init__.py", "")
+        write(self.directory, "package/inner/__init__.py", "")
+        write(self.directory, "package/inner/helper.py", "value = 1")
+        write(self.directory, "package/inner/test_it.py", FILE.replace("# more at import", "from .helper import value"))
+        self.run_python("-m", "unittest", "package.inner.test_it.TestIt.test_passes")
+        spawned = {"TORCH_TESTING_EXT_START": "spawn"}
+        self.run_python("-m", "unittest", "package.inner.test_it.TestIt.test_passes", **spawned)
+        self.run_python("-m", "package.inner.test_it", "TestIt.test_passes")
+
+    def test_spawned(self):
+        for way in (["test_it.py", "TestIt.test_passes"], ["-m", "unittest", "test_it.TestIt.test_passes"]):
+            self.run_python(*way, TORCH_TESTING_EXT_START="spawn")
+
+    @unittest.skipUnless(find_spec("pytest"), "pytest is not installed")
+    def test_under_pytest(self):
+        self.assertIn("1 passed", self.run_python("-m", "pytest", "-q", "test_it.py", "-k", "passes"))
+        printed = self.run_python("-m", "pytest", "-q", "test_it.py", "-k", "fails", code=1)
+        self.assertIn("rank 1 of 2 raised", printed)
+        self.assertIn("python -m pytest test_it.py::TestIt::test_fails_in_rank_1", printed)
+
+    @unittest.skipUnless(find_spec("xdist"), "pytest-xdist is not installed")
+    def test_under_xdist(self):
+        """Its workers have a thread besides the main one: the ranks come from a new interpreter."""
+        printed = self.run_python("-m", "pytest", "-q", "-n", "2", "test_it.py", "-k", "passes or fails", code=1)
+        self.assertIn("1 failed, 1 passed", printed)
+        self.assertIn("rank 1 of 2 raised", printed)
+
+    def test_the_command_given_runs_just_this_test(self):
+        printed = self.run_python("test_it.py", code=1)
+        command = re.search(r"To run it alone:\n  (python .*fails.*)", printed).group(1)
+        arguments = shlex.split(command)[1:]
+        again = self.run_python(*arguments, code=1)
+        self.assertIn("Ran 1 test", again)
+        self.assertIn("on purpose", again)
+
+    # -- what a module may do while it is imported
+
+    def test_thread_at_import(self):
+        """Every interpreter that imports the module has the thread: ranks are spawned, and it is said once."""
+        self.with_line("import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()")
+        printed = self.run_python("test_it.py", "TestIt.test_passes", "TestIt.test_passes")
+        self.assertIn("Ran 2 tests", printed)
+        self.assertEqual(printed.count("ranks are started as new interpreters"), 1, printed)
+        self.assertIn("it runs other threads (Thread-1", printed)
+
+    def test_thread_at_import_and_forced_fork(self):
+        self.with_line("import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()")
+        printed = self.run_python("test_it.py", "TestIt.test_passes", code=1, TORCH_TESTING_EXT_START="fork")
+        self.assertIn("TORCH_TESTING_EXT_START=fork, but ranks cannot be forked", printed)
+
+    def test_accelerator_asked_for_at_import(self):
+        self.with_line("torch.cuda.is_available(), torch.cuda.device_count(), torch.accelerator.is_available()")
+        self.run_python("test_it.py", "TestIt.test_passes")
+
+    def test_a_module_that_cannot_be_imported(self):
+        self.with_line("import no_such_module")
+        for way in (["test_it.py"], ["-m", "unittest", "test_it"]):
+            self.assertIn("No module named 'no_such_module'", self.run_python(*way, code=1))
+
+    def test_a_module_that_only_the_main_process_can_import(self):
+        """Ranks that are new interpreters say what went wrong, each with its own traceback."""
+        self.with_line("assert os.environ.setdefault('MAIN', str(os.getpid())) == str(os.getpid()), 'not the main'")
+        printed = self.run_python("test_it.py", "TestIt.test_passes", code=1, TORCH_TESTING_EXT_START="spawn")
+        self.assertIn("AssertionError: not the main", printed)
+
+    # -- settings
+
+    def test_a_setting_that_does_not_exist(self):
+        printed = self.run_python("test_it.py", "TestIt.test_passes", code=1, TORCH_TESTING_EXT_STRAT="fork")
+        self.assertIn("TORCH_TESTING_EXT_STRAT is not a known setting; known are: TORCH_TESTING_EXT_START", printed)
+        printed = self.run_python("test_it.py", "TestIt.test_passes", code=1, TORCH_TESTING_EXT_START="vfork")
+        self.assertIn("'vfork' is not understood; known values: auto, fork or spawn", printed)
+
+    def test_logs_are_kept(self):
+        logs = self.directory / "logs"
+        self.run_python("test_it.py", "TestIt.test_fails_in_rank_1", code=1, TORCH_TESTING_EXT_LOGS=str(logs))
+        (kept,) = logs.iterdir()
+        self.assertEqual(kept.name, "__main__.TestIt.test_fails_in_rank_1")
+        for rank in (0, 1):
+            self.assertIn(f"rank {rank} was here", (kept / f"rank{rank}.log").read_text())
+        self.run_python("test_it.py", "TestIt.test_fails_in_rank_1", code=1, TORCH_TESTING_EXT_LOGS=str(logs))
+        self.assertEqual(len(list(logs.iterdir())), 2)
+
+    def test_output_is_not_shown_but_for_the_culprit(self):
+        printed = self.run_python("test_it.py", "TestIt.test_fails_in_rank_1", code=1)
+        self.assertIn("rank 1 was here", printed)
+        self.assertNotIn("rank 0 was here", printed)
+
+    def test_output_is_streamed(self):
+        printed = self.run_python("test_it.py", "TestIt.test_fails_in_rank_1", code=1, TORCH_TESTING_EXT_STREAM="1")
+        for rank in (0, 1):
+            self.assertIn(f"[rank{rank}] rank {rank} was here\n", printed)
+            self.assertIn(f"[rank{rank}] and here\n", printed)
+        self.assertIn("rank 1's last lines of output:\nrank 1 was here", printed)
+
+    def test_debugging_one_rank(self):
+        """Rank 1 has the terminal: its prompt is there, it takes what is typed, and no time-out ends it."""
+        with Terminal(self.directory, "test_it.py", "TestIt.test_breakpoint") as terminal:
+            terminal.wait_for("(Pdb)")
+            terminal.type("p 'answer is', answer\n")
+            terminal.wait_for("('answer is', 43)")
+            # Longer than the time-out, which is switched off.
+            terminal.type("p 'rested', __import__('time').sleep(1.5)\n")
+            terminal.wait_for("('rested', None)")
+            terminal.type("continue\n")
+            terminal.wait_for("OK")
+        self.assertEqual(terminal.code, 0, terminal.seen)
+
+
+class Terminal:
+    """A test file on a pseudo-terminal, with a person at it."""
+
+    def __init__(self, directory, *arguments):
+        self.seen = ""
+        self.ours, theirs = pty.openpty()
+        self.main = subprocess.Popen(
+            [sys.executable, *arguments],
+            cwd=directory,
+            env={
+                **os.environ,
+                "PYTHONPATH": PACKAGE_PARENT,
+                "TORCH_TESTING_EXT_DEBUG_RANK": "1",
+                "DISTRIBUTED_TESTS_DEFAULT_TIMEOUT": "1",
+                "TERM": "dumb",
+            },
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            start_new_session=True,
+        )
+        os.close(theirs)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        try:
+            self.code = self.main.wait(timeout=30)
+        finally:
+            self.main.kill()
+            self.main.wait()
+            os.close(self.ours)
+
+    def type(self, text):
+        os.write(self.ours, text.encode())
+
+    def wait_for(self, text):
+        start = len(self.seen)
+        while text not in self.seen[start:]:
+            if not select.select([self.ours], [], [], 60)[0]:
+                raise AssertionError(f"{text!r} did not appear:\n{self.seen}")
+            try:
+                self.seen += os.read(self.ours, 4096).decode(errors="replace")
+            except OSError:
+                raise AssertionError(f"ended before {text!r} appeared:\n{self.seen}") from None
+
+
+if __name__ == "__main__":
+    run_tests()

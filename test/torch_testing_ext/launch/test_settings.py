@@ -1,0 +1,86 @@
+"""Switches in the environment: what is read, and that a misspelt one is told of."""
+
+import os
+import unittest
+from pathlib import Path
+from unittest import mock
+
+from torch_testing_ext.common_utils import run_tests
+from torch_testing_ext.launch import settings
+from torch_testing_ext.launch.settings import SWITCHES, Settings, read
+
+
+class TestSettings(unittest.TestCase):
+    def test_none(self):
+        self.assertEqual(read({}), Settings("auto", None, False, None, False))
+
+    def test_known(self):
+        table = [
+            ("START", "auto", {"start": "auto"}),
+            ("START", "fork", {"start": "fork"}),
+            ("START", "spawn", {"start": "spawn"}),
+            ("LOGS", "/var/log/ranks", {"logs": Path("/var/log/ranks")}),
+            ("LOGS", "ranks", {"logs": Path.cwd() / "ranks"}),
+            ("LOGS", "~/ranks", {"logs": Path.home() / "ranks"}),
+            ("STREAM", "1", {"stream": True}),
+            ("STREAM", "0", {"stream": False}),
+            ("DEBUG_RANK", "0", {"debug_rank": 0}),
+            ("DEBUG_RANK", "12", {"debug_rank": 12}),
+            ("EXPLAIN_HANGS", "1", {"explain_hangs": True}),
+            ("EXPLAIN_HANGS", "0", {"explain_hangs": False}),
+        ]
+        for name, value, chosen in table:
+            with self.subTest(name=name, value=value):
+                self.assertEqual(read({settings.PREFIX + name: value}), Settings(**chosen))
+        self.assertEqual({settings.PREFIX + name for name, _, _ in table}, set(SWITCHES), "a switch is not tested")
+
+    def test_several(self):
+        given = {"TORCH_TESTING_EXT_START": "spawn", "TORCH_TESTING_EXT_STREAM": "1"}
+        self.assertEqual(read(given), Settings(start="spawn", stream=True))
+
+    def test_empty_is_not_set(self):
+        self.assertEqual(read(dict.fromkeys(SWITCHES, "")), Settings())
+
+    def test_an_unknown_name_lists_the_known(self):
+        for name in ("TORCH_TESTING_EXT_STRAT", "TORCH_TESTING_EXT_", "TORCH_TESTING_EXT_start"):
+            with self.subTest(name=name), self.assertRaises(ValueError) as caught:
+                read({name: "fork"})
+            self.assertEqual(
+                str(caught.exception),
+                f"{name} is not a known setting; known are: TORCH_TESTING_EXT_START, TORCH_TESTING_EXT_LOGS, "
+                "TORCH_TESTING_EXT_STREAM, TORCH_TESTING_EXT_DEBUG_RANK, TORCH_TESTING_EXT_EXPLAIN_HANGS",
+            )
+
+    def test_an_unknown_value_lists_the_known(self):
+        table = [
+            ("START", ["forks", "FORK", " fork", "1"], "auto, fork or spawn"),
+            ("STREAM", ["yes", "2", "true", "-1", " 1"], "0 or 1"),
+            ("EXPLAIN_HANGS", ["on"], "0 or 1"),
+            ("DEBUG_RANK", ["-1", "one", "1.0", "0x1", "1,2"], "a rank: 0, 1, 2 ..."),
+        ]
+        for name, values, known in table:
+            for value in values:
+                with self.subTest(name=name, value=value), self.assertRaises(ValueError) as caught:
+                    read({settings.PREFIX + name: value})
+                said = f"TORCH_TESTING_EXT_{name}={value!r} is not understood; known values: {known}"
+                self.assertEqual(str(caught.exception), said)
+                self.assertIsNone(caught.exception.__cause__)
+
+    def test_digits_that_are_not_ours(self):
+        """Other scripts have digits too; int() takes them, and so may we."""
+        self.assertEqual(read({"TORCH_TESTING_EXT_DEBUG_RANK": "\u0663"}).debug_rank, 3)
+        with self.assertRaisesRegex(ValueError, "DEBUG_RANK='\u00b2' is not understood"):
+            read({"TORCH_TESTING_EXT_DEBUG_RANK": "\u00b2"})
+
+    def test_what_is_not_ours_is_left_alone(self):
+        self.assertEqual(read({"TORCH_TESTING": "1", "MY_TORCH_TESTING_EXT_START": "fork", "PATH": "/bin"}), Settings())
+
+    def test_the_environment_is_read_each_time(self):
+        with mock.patch.dict(os.environ, TORCH_TESTING_EXT_STREAM="1"):
+            self.assertTrue(read().stream)
+        with mock.patch.dict(os.environ, TORCH_TESTING_EXT_STREAM="0"):
+            self.assertFalse(read().stream)
+
+
+if __name__ == "__main__":
+    run_tests()

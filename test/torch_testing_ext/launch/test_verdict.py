@@ -1,0 +1,392 @@
+"""The verdict as a table: from how every rank ended to one outcome and one message. No process, no file, no clock."""
+
+import itertools
+import signal
+from dataclasses import replace
+
+from verdict_support import (
+    ABORTS,
+    ANY_CODE,
+    CASE,
+    ONE_OF_EACH,
+    VICTIMS_SAY,
+    VerdictTestCase,
+    exited,
+    failed,
+    killed,
+    lost,
+    passed,
+    raised,
+    skipped,
+    stopped,
+    victim,
+    world,
+)
+
+from torch_testing_ext.common_utils import run_tests
+from torch_testing_ext.launch import Case, Ending, Expected, Outcome, Verdict, judge
+from torch_testing_ext.launch.verdict import is_victim
+
+
+class TestOutcomes(VerdictTestCase):
+    def test_a_single_rank(self):
+        table = {
+            Ending.PASSED: Outcome.PASSED,
+            Ending.SKIPPED: Outcome.SKIPPED,
+            Ending.FAILED: Outcome.FAILED,
+            Ending.ERROR: Outcome.ERROR,
+            Ending.EXITED: Outcome.CRASHED,
+            Ending.KILLED: Outcome.CRASHED,
+            Ending.LOST: Outcome.ERROR,
+        }
+        for report in ONE_OF_EACH:
+            if report.ending is not Ending.STOPPED:
+                with self.subTest(ending=report.ending, code=report.code):
+                    self.assertIs(self.judge(report).outcome, table[report.ending])
+
+    def test_every_rank_counts(self):
+        """One bad rank among good ones decides, wherever it stands."""
+        table = [
+            (failed(), Outcome.FAILED, "failed 1.0 s into TestThing.test_x: AssertionError: 1 != 2"),
+            (raised(), Outcome.ERROR, "raised 1.0 s into TestThing.test_x: ValueError: broken"),
+            (victim(), Outcome.ERROR, "raised 1.0 s into TestThing.test_x: RuntimeError: [../gloo"),
+            (exited(0), Outcome.CRASHED, "exited with code 0 1.0 s into TestThing.test_x, before the test finished"),
+            (exited(3), Outcome.CRASHED, "exited with code 3 1.0 s into TestThing.test_x, before the test finished"),
+            (exited(10), Outcome.CRASHED, "exited with code 10"),
+            (
+                killed(signal.SIGKILL, 0.8),
+                Outcome.CRASHED,
+                "was killed by SIGKILL 0.8 s into TestThing.test_x (out of memory?)",
+            ),
+            (killed(signal.SIGSEGV), Outcome.CRASHED, "was killed by SIGSEGV 1.0 s into TestThing.test_x"),
+            (killed(signal.SIGABRT), Outcome.CRASHED, "was killed by SIGABRT 1.0 s into TestThing.test_x"),
+            (killed(63), Outcome.CRASHED, "was killed by signal 63"),
+            (lost(), Outcome.ERROR, "was lost 1.0 s into TestThing.test_x: the process that starts the ranks"),
+        ]
+        for bad, outcome, said in table:
+            for place in range(3):
+                with self.subTest(ending=bad.ending, code=bad.code, place=place):
+                    reports = [passed(), passed(), passed()]
+                    reports[place] = bad
+                    verdict = self.judge(*reports)
+                    self.assertVerdict(verdict, outcome, place)
+                    self.assertTrue(verdict.message.startswith(f"rank {place} of 3 {said}"), verdict.message)
+
+    def test_only_sigkill_hints_at_memory(self):
+        self.assertNotIn("memory", self.judge(killed(signal.SIGSEGV), passed()).message)
+
+    def test_all_skip(self):
+        verdict = self.judge(skipped("Need at least 4 devices"), skipped("Need at least 4 devices"))
+        self.assertEqual(verdict, Verdict(Outcome.SKIPPED, "Need at least 4 devices"))
+
+    def test_all_pass(self):
+        self.assertEqual(self.judge(passed(), passed()), Verdict(Outcome.PASSED))
+
+    def test_some_skip(self):
+        for skips in ((0,), (1,), (0, 2), (1, 2)):
+            with self.subTest(skips=skips):
+                verdict = self.judge(*(skipped() if rank in skips else passed() for rank in range(3)))
+                every = [f"rank {rank}: {'skipped' if rank in skips else 'passed'} after" for rank in range(3)]
+                self.assertVerdict(verdict, Outcome.FAILED, skips[0], "ranks disagree in TestThing.test_x: rank")
+                for line in every:
+                    self.assertIn(line, verdict.message)
+        self.assertInOrder(self.judge(passed(), skipped()).message, "rank 1 skipped, rank 0 did not")
+        self.assertInOrder(
+            self.judge(skipped(), passed(), skipped(), passed()).message, "ranks 0, 2 skipped, ranks 1, 3 did not"
+        )
+
+    def test_a_skip_hides_no_failure(self):
+        for bad in ONE_OF_EACH:
+            if bad.ending in (Ending.PASSED, Ending.SKIPPED, Ending.STOPPED):
+                continue
+            for reports, culprit in (((skipped(), bad), 1), ((bad, skipped()), 0)):
+                with self.subTest(ending=bad.ending, culprit=culprit):
+                    verdict = self.judge(*reports)
+                    self.assertNotIn(verdict.outcome, (Outcome.PASSED, Outcome.SKIPPED))
+                    self.assertEqual(verdict.culprit, culprit)
+                    self.assertIn(f"rank {1 - culprit}: skipped after 0.10 s: no luck", verdict.message)
+
+    def test_a_skip_that_the_others_wait_for(self):
+        verdict = self.judge(skipped(), stopped())
+        self.assertVerdict(verdict, Outcome.FAILED, 0, "ranks disagree", "rank 0 skipped, rank 1 did not")
+        self.assertInOrder(verdict.message, "rank 1: still running after 1.50 s, ended by the parent")
+
+    def test_a_rank_that_was_ended_never_makes_a_pass(self):
+        for expected in (Expected(), ANY_CODE, Expected(code=0)):
+            for others in ((passed(),), (skipped(),), (exited(3),), (killed(signal.SIGABRT),)):
+                with self.subTest(expected=expected, others=[other.ending for other in others]):
+                    verdict = self.judge(*others, stopped(), expected=expected)
+                    self.assertNotIn(verdict.outcome, (Outcome.PASSED, Outcome.SKIPPED))
+
+    def test_timeout(self):
+        verdict = self.judge(stopped(30.0), passed(), stopped(30.1), timed_out=True)
+        self.assertVerdict(
+            verdict, Outcome.TIMEOUT, 0, "TestThing.test_x timed out after 30.1 s; ranks 0, 2 of 3 still running"
+        )
+        self.assertInOrder(verdict.message, "rank 1: passed after 1.00 s", "where the running ranks are:")
+
+    def test_timeout_of_one_rank(self):
+        verdict = self.judge(passed(), stopped(30.0), timed_out=True)
+        self.assertVerdict(verdict, Outcome.TIMEOUT, 1, "rank 1 of 2 still running", "rank 0: passed")
+
+    def test_timeout_shows_what_had_failed_too(self):
+        verdict = self.judge(stopped(30.0), raised(seconds=29.5), timed_out=True)
+        self.assertVerdict(
+            verdict, Outcome.TIMEOUT, 0, "timed out", "rank 1's traceback:\nTraceback:\nValueError: broken"
+        )
+
+    def test_timeout_where_all_came_to_an_end_meanwhile(self):
+        """Our own signals may have woken them: that is no pass. But an error of theirs says more than the clock."""
+        for reports in ((passed(30.0), passed(30.2)), (skipped(), passed(30.2))):
+            for expected in (None, ANY_CODE):
+                verdict = self.judge(*reports, timed_out=True, expected=expected)
+                self.assertVerdict(
+                    verdict, Outcome.TIMEOUT, None, "TestThing.test_x timed out after 30.2 s; the last ranks"
+                )
+                self.assertNotIn("still running", verdict.message)
+        self.assertVerdict(self.judge(passed(), raised(), timed_out=True), Outcome.ERROR, 1, "rank 1 of 2 raised")
+
+    def test_codes_do_not_excuse_a_timeout(self):
+        for expected in (ANY_CODE, ABORTS):
+            verdict = self.judge(killed(signal.SIGABRT), stopped(), timed_out=True, expected=expected)
+            self.assertVerdict(verdict, Outcome.TIMEOUT, 1, "rank 0: killed by SIGABRT")
+
+
+class TestDeclaredCodes(VerdictTestCase):
+    """skip_return_code_checks (any code) and special_return_code_checks (rank 0's code)."""
+
+    def test_any_code_excuses_exits_and_signals(self):
+        ends = [exited(0), exited(3), exited(10), killed(signal.SIGKILL), killed(signal.SIGSEGV), passed(), skipped()]
+        for pair in itertools.product(ends, repeat=2):
+            with self.subTest(pair=[(report.ending, report.code) for report in pair]):
+                self.assertVerdict(self.judge(*pair, expected=ANY_CODE), Outcome.PASSED)
+
+    def test_no_code_excuses_an_exception(self):
+        for expected in (ANY_CODE, Expected(code=10), ABORTS):
+            for bad, outcome in ((failed(), Outcome.FAILED), (raised(), Outcome.ERROR), (lost(), Outcome.ERROR)):
+                for reports, culprit in (((bad, killed(signal.SIGABRT)), 0), ((killed(signal.SIGABRT), bad), 1)):
+                    with self.subTest(expected=expected, ending=bad.ending, culprit=culprit):
+                        self.assertVerdict(self.judge(*reports, expected=expected), outcome, culprit)
+
+    def test_the_expected_code_is_rank_0s(self):
+        good = [
+            (killed(signal.SIGABRT), killed(signal.SIGABRT)),
+            (killed(signal.SIGABRT), passed()),
+            (killed(signal.SIGABRT), killed(signal.SIGKILL)),
+            (killed(signal.SIGABRT), exited(1)),
+        ]
+        for pair in good:
+            with self.subTest(pair=[(report.ending, report.code) for report in pair]):
+                self.assertVerdict(self.judge(*pair, expected=ABORTS), Outcome.PASSED)
+
+    def test_another_code_than_expected(self):
+        table = [
+            (passed(), "exit code 0"),
+            (exited(0), "exit code 0"),
+            (exited(6), "exit code 6"),
+            (killed(signal.SIGKILL), "exit code -9 (SIGKILL)"),
+        ]
+        for first, had in table:
+            with self.subTest(had=had):
+                verdict = self.judge(first, killed(signal.SIGABRT), expected=ABORTS)
+                said = f"rank 0 of 2 was to end with exit code -6 (SIGABRT), but ended with {had}\n"
+                self.assertVerdict(verdict, Outcome.FAILED, 0, said, "rank 1: killed by SIGABRT")
+
+    def test_expected_code_0_is_a_clean_exit(self):
+        self.assertVerdict(self.judge(passed(), exited(3), expected=Expected(code=0)), Outcome.PASSED)
+
+    def test_a_skip_is_a_skip_whatever_code_was_expected(self):
+        verdict = self.judge(skipped("no NCCL"), skipped("no NCCL"), expected=ABORTS)
+        self.assertEqual(verdict, Verdict(Outcome.SKIPPED, "no NCCL"))
+
+    def test_ranks_disagree_whatever_code_was_expected(self):
+        for pair in ((skipped(), killed(signal.SIGABRT)), (killed(signal.SIGABRT), skipped())):
+            verdict = self.judge(*pair, expected=ABORTS)
+            self.assertVerdict(verdict, Outcome.FAILED, int(pair[1].ending is Ending.SKIPPED), "ranks disagree")
+
+    def test_any_code_goes_before_a_certain_one(self):
+        verdict = self.judge(exited(3), passed(), expected=Expected(any_code=True, code=-signal.SIGABRT))
+        self.assertVerdict(verdict, Outcome.PASSED)
+
+    def test_which_ends_decide(self):
+        """The others are ended soon after an end that decides; so this must agree with the verdict."""
+        for expected in (Expected(), ANY_CODE, ABORTS):
+            for report in ONE_OF_EACH:
+                with self.subTest(expected=expected, ending=report.ending):
+                    always = report.ending in (Ending.FAILED, Ending.ERROR, Ending.LOST, Ending.STOPPED)
+                    by_code = report.ending in (Ending.EXITED, Ending.KILLED) and expected == Expected()
+                    self.assertIs(expected.decides(report), always or by_code)
+
+
+class TestCulprits(VerdictTestCase):
+    def test_two_culprits_earliest_first(self):
+        first, second = raised("ValueError: early", 1.0), raised("KeyError: late", 1.3)
+        for reports, culprit in (((first, second), 0), ((second, first), 1)):
+            verdict = self.judge(*reports)
+            self.assertVerdict(
+                verdict,
+                Outcome.ERROR,
+                culprit,
+                f"rank {culprit} of 2 raised 1.0 s into TestThing.test_x: ValueError: early",
+                f"rank {culprit}: error after 1.00 s: ValueError: early",
+                f"rank {1 - culprit}: error after 1.30 s: KeyError: late",
+                f"rank {culprit}'s traceback:\nTraceback:\nValueError: early",
+                f"rank {1 - culprit}'s traceback:\nTraceback:\nKeyError: late",
+            )
+
+    def test_first_is_who_ended_first_not_who_ran_shortest(self):
+        """A rank that is a new interpreter may start seconds after another."""
+        early, late = replace(raised(seconds=3.0), ended=13.0), replace(raised(seconds=1.0), ended=14.0)
+        self.assertVerdict(self.judge(late, early), Outcome.ERROR, 1, "rank 1 of 2 raised 3.0 s into")
+
+    def test_outcome_is_that_of_the_culprit(self):
+        self.assertVerdict(self.judge(failed(seconds=1.0), raised(seconds=1.1)), Outcome.FAILED, 0)
+        self.assertVerdict(self.judge(failed(seconds=1.1), raised(seconds=1.0)), Outcome.ERROR, 1)
+        self.assertVerdict(self.judge(failed(seconds=1.1), killed(signal.SIGSEGV, 1.0)), Outcome.CRASHED, 1)
+
+    def test_victims_come_after_the_culprit(self):
+        """Also where they noticed earlier than the culprit was reaped."""
+        for culprit in (raised(seconds=1.2), failed(seconds=1.2), killed(signal.SIGKILL, 1.2), exited(0, 1.2)):
+            with self.subTest(ending=culprit.ending):
+                verdict = self.judge(victim(1.0), culprit, victim(1.1))
+                self.assertEqual(verdict.culprit, 1)
+                lines = verdict.message.splitlines()
+                self.assertTrue(lines[0].startswith("rank 1 of 3 "), lines[0])
+                self.assertTrue(lines[2].startswith("  rank 1: "), lines[2])
+                for line, rank in ((lines[3], 0), (lines[4], 2)):
+                    self.assertTrue(line.startswith(f"  rank {rank}: error after"), line)
+                    self.assertTrue(line.endswith("(lost its peer: follows from rank 1)"), line)
+
+    def test_a_victims_traceback_is_left_out(self):
+        message = self.judge(victim(), killed(signal.SIGSEGV)).message
+        self.assertNotIn("rank 0's traceback", message)
+
+    def test_only_victims_the_first_is_shown(self):
+        """Its peer lives: whatever closed the connection, this is all there is to see."""
+        verdict = self.judge(victim(1.1), victim(1.0), passed())
+        self.assertVerdict(verdict, Outcome.ERROR, 1, "rank 1 of 3 raised", "rank 1's traceback:")
+        self.assertNotIn("rank 0's traceback", verdict.message)
+        self.assertIn("(lost its peer: follows from rank 1)", verdict.message)
+
+    def test_what_a_victim_says(self):
+        for text in VICTIMS_SAY:
+            self.assertTrue(is_victim(raised(text)), text)
+
+    def test_who_is_no_victim(self):
+        for text in ("ValueError: broken", "RuntimeError: shapes do not match", "NCCL is not available", ""):
+            self.assertFalse(is_victim(raised(text)), text)
+        for report in (failed(VICTIMS_SAY[0]), killed(9), exited(1), passed(), skipped(VICTIMS_SAY[0])):
+            self.assertFalse(is_victim(report), report)
+
+    def test_same_moment_lowest_rank_first(self):
+        self.assertVerdict(self.judge(passed(), raised(), raised()), Outcome.ERROR, 1, "rank 1's", "rank 2's")
+
+    def test_the_one_we_ended_is_no_culprit(self):
+        verdict = self.judge(stopped(1.0), killed(signal.SIGKILL, 1.4))
+        self.assertVerdict(
+            verdict, Outcome.CRASHED, 1, "rank 1: killed by SIGKILL", "rank 0: still running after 1.00 s"
+        )
+
+
+class TestMessages(VerdictTestCase):
+    def test_all_ranks_are_listed_the_culprit_first_then_in_order(self):
+        message = self.judge(passed(), passed(), passed(), exited(3)).message
+        lines = [line for line in message.splitlines() if line.startswith("  rank ")]
+        self.assertEqual([line[:9] for line in lines], ["  rank 3:", "  rank 0:", "  rank 1:", "  rank 2:"])
+
+    def test_a_whole_message(self):
+        running = stopped(
+            stacks='Current thread 0x1 (most recent call first):\n  File "/home/me/test_thing.py", line 9 in test_x',
+        )
+        reports = world(
+            running,
+            replace(
+                killed(signal.SIGKILL, 0.84), output="step 1\nstep 2", leftovers=("pid 77: sleep 60", "pid 78: cat")
+            ),
+        )
+        self.assertEqual(
+            judge(reports, False, CASE).message,
+            """\
+rank 1 of 2 was killed by SIGKILL 0.8 s into TestThing.test_x (out of memory?)
+
+  rank 1: killed by SIGKILL after 0.84 s (out of memory?)
+  rank 0: still running after 1.50 s, ended by the parent
+
+where the running ranks are:
+  rank 0: test_thing.py:9 in test_x; its collectives are not known (it did not answer)
+
+rank 1's last lines of output:
+step 1
+step 2
+
+rank 1 left running (ended now): pid 77: sleep 60; pid 78: cat
+
+rank 0's stacks, most recent call first:
+Current thread 0x1 (most recent call first):
+  File "/home/me/test_thing.py", line 9 in test_x
+
+To run it alone:
+  python test_thing.py TestThing.test_x""",
+        )
+
+    def test_every_failure_tells_how_to_run_it_again(self):
+        for report in ONE_OF_EACH:
+            if report.ending is Ending.PASSED:
+                continue
+            message = self.judge(passed(), report).message
+            self.assertTrue(message.endswith("To run it alone:\n  python test_thing.py TestThing.test_x"), message)
+
+    def test_without_a_command_nothing_is_said_of_it(self):
+        self.assertNotIn("run it alone", judge(world(raised()), False, Case("t")).message)
+
+    def test_output_of_the_culprits_alone(self):
+        reports = world(
+            *(replace(report, output=f"said {at}") for at, report in enumerate((raised(), victim(), passed())))
+        )
+        message = judge(reports, False, CASE).message
+        self.assertIn("rank 0's last lines of output:\nsaid 0", message)
+        self.assertNotIn("said 1", message)
+        self.assertNotIn("said 2", message)
+
+    def test_output_of_everybody_not_done_in_a_hang(self):
+        reports = world(
+            *(replace(report, output=f"said {at}") for at, report in enumerate((stopped(), passed(), stopped())))
+        )
+        message = judge(reports, True, CASE).message
+        self.assertIn("said 0", message)
+        self.assertIn("said 2", message)
+        self.assertNotIn("said 1", message)
+
+    def test_long_output_is_cut_and_says_so(self):
+        long = replace(raised(), output="a" * 9000 + "b" * 9000)
+        message = self.judge(long).message
+        self.assertLess(len(message), 8000)
+        self.assertInOrder(message, "aaa", "12000 characters cut here", "bbb")
+
+    def test_a_long_summary_does_not_fill_the_list_of_ranks(self):
+        message = self.judge(passed(), raised("ValueError: " + "x" * 5000)).message
+        (line,) = [line for line in message.splitlines() if line.startswith("  rank 1: ")]
+        self.assertLess(len(line), 300)
+
+    def test_what_a_rank_told_before_it_crashed_on_its_way_out(self):
+        crashed = replace(killed(signal.SIGSEGV), summary="the test had passed")
+        message = self.judge(crashed, passed()).message
+        self.assertIn("rank 0: killed by SIGSEGV after 1.00 s; before that: the test had passed", message)
+
+    def test_leftovers_of_all_ranks(self):
+        reports = world(raised(), replace(passed(), leftovers=("pid 5: sleep 9",)))
+        self.assertIn("rank 1 left running (ended now): pid 5: sleep 9", judge(reports, False, CASE).message)
+
+    def test_stacks_of_whoever_ran(self):
+        reports = world(raised(), stopped(stacks='Thread 1:\n  File "a.py", line 1 in f\n'), stopped())
+        message = judge(reports, False, CASE).message
+        self.assertIn('rank 1\'s stacks, most recent call first:\nThread 1:\n  File "a.py", line 1 in f\n\nTo', message)
+        self.assertNotIn("rank 2's stacks", message)
+
+    def test_a_pass_is_silent(self):
+        reports = world(replace(passed(), output="noise", leftovers=("pid 5: sleep 9",)))
+        self.assertEqual(judge(reports, False, CASE).message, "")
+
+
+if __name__ == "__main__":
+    run_tests()

@@ -1,0 +1,72 @@
+"""What holds for every verdict, whatever happened to the ranks."""
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from verdict_support import ABORTS, ANY_CODE, CASE, ONE_OF_EACH, VerdictTestCase, skipped, victim
+
+from torch_testing_ext.common_utils import run_tests
+from torch_testing_ext.launch import Ending, Expected, Outcome
+
+ENDS = st.sampled_from([*ONE_OF_EACH, victim(), skipped("another reason", 72)])
+WORLDS = st.lists(ENDS, min_size=1, max_size=6)
+# The same examples each time, and no file of past ones. Each --repeat makes new instances of the test.
+steady = settings(
+    derandomize=True,
+    database=None,
+    deadline=None,
+    max_examples=150,
+    suppress_health_check=[HealthCheck.differing_executors],
+)
+EXPECTATIONS = st.sampled_from([Expected(), ANY_CODE, ABORTS, Expected(code=3), Expected(True, 0)])
+
+
+class TestProperties(VerdictTestCase):
+    @steady
+    @given(WORLDS, st.booleans(), EXPECTATIONS)
+    def test_a_pass_needs_every_rank(self, reports, timed_out, expected):
+        if self.judge(*reports, timed_out=timed_out, expected=expected).outcome is not Outcome.PASSED:
+            return
+        self.assertFalse(timed_out)
+        allowed = {Ending.PASSED}
+        if expected.any_code:
+            allowed |= {Ending.EXITED, Ending.KILLED, Ending.SKIPPED}
+        elif expected.code is not None:
+            allowed |= {Ending.EXITED, Ending.KILLED}
+            self.assertEqual(reports[0].code, expected.code)
+        self.assertLessEqual({report.ending for report in reports}, allowed)
+
+    @steady
+    @given(WORLDS, st.booleans(), EXPECTATIONS)
+    def test_a_skip_needs_every_rank(self, reports, timed_out, expected):
+        if self.judge(*reports, timed_out=timed_out, expected=expected).outcome is Outcome.SKIPPED:
+            self.assertFalse(timed_out)
+            self.assertEqual({report.ending for report in reports}, {Ending.SKIPPED})
+
+    @steady
+    @given(WORLDS, st.booleans(), EXPECTATIONS)
+    def test_whatever_is_not_well_is_explained(self, reports, timed_out, expected):
+        verdict = self.judge(*reports, timed_out=timed_out, expected=expected)
+        if verdict.outcome in (Outcome.PASSED, Outcome.SKIPPED):
+            return
+        self.assertIn(CASE.again, verdict.message)
+        for rank, report in enumerate(reports):
+            self.assertIn(f"  rank {rank}: {report.line()}", verdict.message)
+
+    @steady
+    @given(WORLDS, st.randoms(use_true_random=False), st.booleans())
+    def test_where_a_rank_stands_does_not_matter(self, reports, random, any_code):
+        shuffled = random.sample(reports, len(reports))
+        before, after = (self.judge(*order, expected=Expected(any_code)).outcome for order in (reports, shuffled))
+        good = (Outcome.PASSED, Outcome.SKIPPED)
+        self.assertEqual(before if before in good else "bad", after if after in good else "bad")
+
+    @steady
+    @given(WORLDS, st.booleans(), st.booleans())
+    def test_the_culprit_did_not_pass(self, reports, timed_out, any_code):
+        verdict = self.judge(*reports, timed_out=timed_out, expected=Expected(any_code))
+        if verdict.culprit is not None:
+            self.assertIsNot(reports[verdict.culprit].ending, Ending.PASSED)
+
+
+if __name__ == "__main__":
+    run_tests()

@@ -1,0 +1,97 @@
+"""Ranks that ended in every way there is, as data, for the tests of the verdict."""
+
+import signal
+import unittest
+from dataclasses import replace
+
+from torch_testing_ext.launch import Case, Ending, Expected, Outcome, RankReport, Verdict, judge
+
+CASE = Case("TestThing.test_x", "python test_thing.py TestThing.test_x", "/home/me/test_thing.py")
+
+VICTIMS_SAY = [
+    "RuntimeError: [../gloo/pair.cc:547] Connection closed by peer [127.0.0.1]:12345",
+    "RuntimeError: Read error [127.0.0.1]:23: Connection reset by peer",
+    "ConnectionRefusedError: [Errno 111] Connection refused",
+    "BrokenPipeError: [Errno 32] Broken pipe",
+    "DistBackendError: NCCL error: remote process exited or there was a network error",
+    "DistBackendError: NCCL communicator was aborted on rank 1",
+    "DistNetworkError: failed to recv, got 0 bytes",
+    "RuntimeError: recvValue failed on SocketImpl(fd=5)",
+]
+
+
+# -- ranks, each ended in one way. `world` gives them their numbers, and has them all start at 0 on the common clock.
+
+
+def passed(seconds=1.0):
+    return RankReport(-1, Ending.PASSED, seconds, code=0)
+
+
+def skipped(why="no luck", code=86):
+    return RankReport(-1, Ending.SKIPPED, 0.1, code=code, summary=why)
+
+
+def failed(summary="AssertionError: 1 != 2", seconds=1.0):
+    return RankReport(-1, Ending.FAILED, seconds, code=10, summary=summary, traceback=f"Traceback:\n{summary}\n")
+
+
+def raised(summary="ValueError: broken", seconds=1.0):
+    return RankReport(-1, Ending.ERROR, seconds, code=10, summary=summary, traceback=f"Traceback:\n{summary}\n")
+
+
+def victim(seconds=1.02):
+    return raised(VICTIMS_SAY[0], seconds)
+
+
+def exited(code, seconds=1.0):
+    return RankReport(-1, Ending.EXITED, seconds, code=code)
+
+
+def killed(by, seconds=1.0):
+    return RankReport(-1, Ending.KILLED, seconds, code=-by)
+
+
+def stopped(seconds=1.5, **texts):
+    return RankReport(-1, Ending.STOPPED, seconds, code=-signal.SIGTERM, **texts)
+
+
+def lost(why="the process that starts the ranks (pid 7) was killed by signal 9"):
+    return RankReport(-1, Ending.LOST, 1.0, summary=why)
+
+
+def world(*reports):
+    return [replace(report, rank=rank, ended=report.ended or report.seconds) for rank, report in enumerate(reports)]
+
+
+ONE_OF_EACH = [
+    passed(),
+    skipped(),
+    failed(),
+    raised(),
+    exited(0),
+    exited(3),
+    killed(signal.SIGKILL),
+    killed(signal.SIGABRT),
+    stopped(),
+    lost(),
+]
+ANY_CODE = Expected(any_code=True)
+ABORTS = Expected(code=-signal.SIGABRT)
+
+
+class VerdictTestCase(unittest.TestCase):
+    maxDiff = None
+
+    def judge(self, *reports, timed_out=False, expected=None):
+        return judge(world(*reports), timed_out, CASE, expected)
+
+    def assertVerdict(self, verdict: Verdict, outcome: Outcome, culprit=None, *said: str):
+        self.assertEqual((verdict.outcome, verdict.culprit), (outcome, culprit), verdict.message)
+        self.assertInOrder(verdict.message, *said)
+
+    def assertInOrder(self, text: str, *parts: str):
+        at = 0
+        for part in parts:
+            found = text.find(part, at)
+            self.assertGreaterEqual(found, 0, f"{part!r} is not, or not in this order, in:\n{text}")
+            at = found + len(part)
