@@ -1,0 +1,116 @@
+"""Shard orders and sharding rules: PyTorch's orders, there and back by each, and rules that are right or wrong."""
+
+from __future__ import annotations
+
+import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
+from torch.testing._internal.distributed._tensor import common_dtensor as pytorch
+
+from torch_testing_ext.common_utils import run_tests
+from torch_testing_ext.distributed._tensor.common_dtensor import (
+    DTensorTestBase,
+    generate_shard_orders,
+    make_full_tensor,
+    op_strategy_context,
+    patched_distribute_tensor,
+    redistribute,
+    shard_order_to_placement,
+    validate_sharding_rule_sample,
+    validate_sharding_rule_sample_backward,
+    with_comms,
+)
+
+aten = torch.ops.aten
+
+
+class ShardOrderTest(DTensorTestBase):
+    @property
+    def world_size(self) -> int:
+        return 4
+
+    @with_comms
+    def test_orders_are_pytorchs(self) -> None:
+        for shape in ((4,), (2, 2), (2, 2, 1)):
+            mesh = init_device_mesh(self.device_type, shape)
+            for rank in (1, 2, 3):
+                orders = list(generate_shard_orders(mesh, rank))
+                self.assertEqual(orders, list(pytorch.generate_shard_orders(mesh, rank)))
+                for order in orders:
+                    self.assertEqual(
+                        shard_order_to_placement(order, mesh), pytorch.shard_order_to_placement(order, mesh)
+                    )
+        self.assertEqual(shard_order_to_placement(None, mesh), (Replicate(),) * 3)
+
+    @with_comms
+    def test_there_and_back(self) -> None:
+        mesh = init_device_mesh(self.device_type, (2, 2))
+        x = torch.arange(64.0, device=self.device_type).reshape(8, 8)
+        orders = list(generate_shard_orders(mesh, 2))
+        for order in orders:
+            placed = patched_distribute_tensor(x, mesh, None, order)
+            theirs = pytorch.patched_distribute_tensor(x, mesh, None, order)
+            self.assertEqual(placed.to_local(), theirs.to_local(), msg=str(order))
+            self.assertEqual(make_full_tensor(placed), x, msg=str(order))
+            for other in orders:
+                self.assertEqual(make_full_tensor(redistribute(placed, mesh, None, other)), x, msg=f"{order}, {other}")
+
+    # -- sharding rules
+
+    @with_comms
+    def test_rules_that_are_right(self) -> None:
+        mesh = self.build_device_mesh()
+        x, y = (torch.rand(8, 8, device=self.device_type) for _ in range(2))
+        for inputs, output in (([Shard(0), Replicate()], Shard(0)), ([Shard(1), Shard(0)], Partial())):
+            self.assertTrue(validate_sharding_rule_sample(torch.mm, (x, y), {}, inputs, [output], mesh))
+            self.assertIs(validate_sharding_rule_sample_backward(torch.mm, (x, y), {}, inputs, mesh), True)
+
+    @with_comms
+    def test_rules_that_are_wrong(self) -> None:
+        mesh = self.build_device_mesh()
+        x = torch.arange(16.0, device=self.device_type).reshape(4, 4)
+        self.assertFalse(validate_sharding_rule_sample(torch.cumsum, (x, 0), {}, [Shard(0)], [Shard(0)], mesh))
+        self.assertFalse(validate_sharding_rule_sample(torch.sum, (x,), {}, [Shard(0)], [Replicate()], mesh))
+
+        class Doubles(torch.autograd.Function):
+            """Its backward is wrong for DTensors alone."""
+
+            @staticmethod
+            def forward(ctx: torch.autograd.function.FunctionCtx, x: torch.Tensor) -> torch.Tensor:
+                return x + x
+
+            @staticmethod
+            def backward(ctx: torch.autograd.function.FunctionCtx, grad: torch.Tensor) -> torch.Tensor:
+                return grad * (3 if hasattr(grad, "placements") else 2)
+
+        self.assertIs(validate_sharding_rule_sample_backward(Doubles.apply, (x,), {}, [Shard(0)], mesh), False)
+
+    @with_comms
+    def test_nothing_to_compare(self) -> None:
+        mesh = self.build_device_mesh()
+        whole = torch.arange(4, device=self.device_type)
+        self.assertIsNone(validate_sharding_rule_sample_backward(torch.neg, (whole,), {}, [Shard(0)], mesh))
+        with self.assertRaisesRegex(ValueError, "2 placements for 1 tensors"):
+            validate_sharding_rule_sample_backward(torch.neg, (whole,), {}, [Shard(0)] * 2, mesh)
+
+    @with_comms
+    def test_strategy_is_replaced_for_a_while(self) -> None:
+        from torch.distributed.tensor._op_schema import OpSchema, OpSpec, OpStrategy
+
+        mesh = self.build_device_mesh()
+        x = distribute_tensor(torch.arange(8.0, device=self.device_type), mesh, [Shard(0)])
+        before = x.neg().placements
+
+        def only_replicated(schema: OpSchema) -> OpStrategy:
+            from torch.distributed.tensor._dtensor_spec import DTensorSpec
+
+            spec = DTensorSpec(mesh, (Replicate(),))
+            return OpStrategy([OpSpec(spec, input_specs=(spec,), redistribute_cost=[[0.0]])])
+
+        with op_strategy_context(aten.neg.default, only_replicated):
+            self.assertEqual(x.neg().placements, (Replicate(),))
+        self.assertEqual(x.neg().placements, before)
+
+
+if __name__ == "__main__":
+    run_tests()

@@ -1,0 +1,135 @@
+"""The names that tests import from PyTorch's common_fsdp and common_dist_composable are here, and are called the same.
+
+PyTorch's files are read, not imported.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from torch_testing_ext import common_dist_composable, common_fsdp
+from torch_testing_ext.common_distributed import MultiProcessTestCase
+from torch_testing_ext.common_utils import TestCase, instantiate_parametrized_tests, parametrize, run_tests
+
+THEIRS = Path(torch.__file__).parent / "testing" / "_internal"
+# Bases whose ranks are threads, or live on from test to test: not here yet.
+LEFT_OUT = {"FSDPTestMultiThread", "FSDPTestContinuous"}
+MODULES = {"common_fsdp": common_fsdp, "common_dist_composable": common_dist_composable}
+
+Function = ast.FunctionDef
+
+
+def definitions(module: str) -> list[Any]:
+    body = ast.parse((THEIRS / f"{module}.py").read_text()).body
+    return [node for node in body if isinstance(node, (ast.ClassDef, Function)) and node.name not in LEFT_OUT]
+
+
+def functions(module: str) -> Iterator[tuple[str, Function]]:
+    """Their functions and methods, with a dotted name."""
+    for node in definitions(module):
+        if isinstance(node, Function):
+            yield node.name, node
+        else:
+            yield from ((f"{node.name}.{each.name}", each) for each in node.body if isinstance(each, Function))
+
+
+def find(module: str, dotted: str) -> Any:
+    found: Any = MODULES[module]
+    for name in dotted.split("."):
+        found = inspect.getattr_static(found, name) if inspect.isclass(found) else getattr(found, name)
+    return getattr(found, "__func__", getattr(found, "fget", found))
+
+
+def keywords(node: Function) -> dict[str, bool]:
+    """The parameters of a definition, and whether each has a default."""
+    given = node.args
+    plain = given.posonlyargs + given.args
+    required = len(plain) - len(given.defaults)
+    by_position = {arg.arg: index >= required for index, arg in enumerate(plain)}
+    return {**by_position, **{a.arg: d is not None for a, d in zip(given.kwonlyargs, given.kw_defaults, strict=True)}}
+
+
+@instantiate_parametrized_tests
+class NamesTest(TestCase):
+    @parametrize("module", list(MODULES))
+    def test_every_class_and_function_is_here(self, module: str) -> None:
+        missing = [node.name for node in definitions(module) if not hasattr(MODULES[module], node.name)]
+        self.assertEqual(missing, [])
+        self.assertGreater(len(definitions(module)), 5)
+
+    @parametrize("module", list(MODULES))
+    def test_parameters_have_the_same_names_and_defaults(self, module: str) -> None:
+        compared = 0
+        for name, node in functions(module):
+            try:
+                ours = find(module, name)
+            except AttributeError:
+                continue  # inherited here, or a method that PyTorch has put inside another
+            takes = inspect.signature(ours).parameters.values()
+            named = {p.name: p.default is not p.empty for p in takes if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)}
+            self.assertEqual(named, keywords(node), msg=name)
+            compared += 1
+        self.assertGreater(compared, 10)
+
+    def test_values_found_out_late(self) -> None:
+        for name in ("DEVICE_TYPE", "DISTRIBUTED_BACKEND", "DEVICE_COUNT"):
+            self.assertIsNotNone(getattr(common_fsdp, name))
+        with self.assertRaisesRegex(AttributeError, "no attribute 'DEVICE'"):
+            _ = common_fsdp.DEVICE
+        self.assertIs(common_fsdp.CUDAInitMode, common_fsdp.DEVICEInitMode)
+
+    def test_import_asks_for_no_device_and_compiles_nothing(self) -> None:
+        code = (
+            "import sys; from unittest import mock; from torch_testing_ext import _devices\n"
+            "with mock.patch.object(_devices, '_answer', side_effect=AssertionError('asked for devices')):\n"
+            "    import torch_testing_ext.common_fsdp, torch_testing_ext.common_dist_composable\n"
+            "import torch; assert not torch.cuda.is_initialized()\n"
+            "unwanted = ('torch._dynamo', 'torch.testing._internal.common_utils')\n"
+            "print([name for name in unwanted if name in sys.modules])\n"
+        )
+        said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+        self.assertEqual(said.stdout.strip(), "[]", msg=said.stderr)
+
+
+class OneRank(MultiProcessTestCase):
+    """In a rank: where torch is built for CUDA, a backward leaves threads, off which nobody could fork."""
+
+    world_size = 1
+
+    def setUp(self) -> None:
+        super().setUp()
+        self._spawn_processes()
+
+
+@instantiate_parametrized_tests
+class ComposableModelsTest(OneRank):
+    @parametrize("name", ["UnitModule", "CompositeModel", "UnitParamModule", "CompositeParamModel"])
+    def test_every_parameter_takes_part(self, name: str) -> None:
+        model = getattr(common_dist_composable, name)(torch.device("cpu"))
+        model(torch.rand(2, 100)).sum().backward()
+        self.assertEqual([key for key, param in model.named_parameters() if param.grad is None], [])
+
+    def test_fake_sequential_hides_its_modules(self) -> None:
+        inner = nn.Linear(3, 2)
+        fake = common_dist_composable.FakeSequential(inner, nn.ReLU())
+        self.assertEqual(list(fake.children()), [])
+        batch = torch.rand(4, 3)
+        self.assertEqual(fake(batch), inner(batch).relu())
+
+    def test_nested_sequential_model(self) -> None:
+        model = common_dist_composable.NestedSequentialModel(torch.device("cpu"))
+        self.assertEqual(model(torch.rand(5, 1)).shape, (5, 4))
+        self.assertEqual([name for name, _ in model.named_children()], ["seq1", "lin", "seq2"])
+
+
+if __name__ == "__main__":
+    run_tests()

@@ -1,0 +1,230 @@
+"""Properties across ranks: what is drawn, how failures shrink, what is reported. Also with mutants: each is found, and
+the example that is reported is the smallest there is."""
+
+import os
+import signal
+
+import torch
+import torch.distributed as dist
+from hypothesis import strategies as st
+
+from torch_testing_ext.common_distributed import MultiProcessTestCase, RankError, RankFailure
+from torch_testing_ext.common_utils import run_tests
+from torch_testing_ext.hypothesis_utils import (
+    assume,
+    data,
+    device_meshes,
+    example,
+    given,
+    note,
+    partitions,
+    per_rank,
+    settings,
+    target,
+)
+
+PROFILE = settings(max_examples=60, database=None, derandomize=True)
+NUMBERS = st.integers(0, 100)
+
+
+def gathered(value):
+    everyone = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, value)
+    return everyone
+
+
+def fails_with(*parts, error=RankFailure):
+    """The test is to fail, and its message to hold these texts."""
+
+    def decorate(test):
+        test.expected_error, test.expected_parts = error, parts
+        return test
+
+    return decorate
+
+
+class Properties(MultiProcessTestCase):
+    world_size = 4
+
+    def setUp(self):
+        super().setUp()
+        self._spawn_processes()
+
+    def _join_processes(self, fn):
+        parts = getattr(fn, "expected_parts", None)
+        if parts is None:
+            super()._join_processes(fn)
+            return
+        with self.assertRaises(fn.expected_error) as caught:
+            super()._join_processes(fn)
+        for part in parts:
+            self.assertIn(part, str(caught.exception))
+
+
+class TestDrawing(Properties):
+    @PROFILE
+    @given(n=NUMBERS, mine=per_rank(NUMBERS))
+    def test_all_ranks_have_the_same_and_a_share_of_their_own(self, n, mine):
+        self.assertEqual(gathered(n), [n] * self.world_size)
+        self.assertEqual(gathered(mine)[self.rank], mine)
+
+    @PROFILE
+    @given(data())
+    def test_values_drawn_in_the_middle_are_the_same(self, data):
+        first = data.draw(NUMBERS)
+        dist.barrier()
+        second = data.draw(st.integers(0, first))
+        self.assertEqual(gathered((first, second)), [(first, second)] * self.world_size)
+
+    @PROFILE
+    @given(mesh=device_meshes(), partition=partitions())
+    def test_blueprints_are_built(self, mesh, partition):
+        self.assertEqual(mesh.size(), self.world_size)
+        total = torch.ones(1)
+        dist.all_reduce(total, group=partition.mine)
+        self.assertEqual(total.item(), len(partition.members))
+
+    @PROFILE
+    @given(n=NUMBERS)
+    def test_one_rank_may_reject(self, n):
+        if self.rank == 1:
+            assume(n % 5 != 4)
+        dist.barrier()
+        self.assertNotEqual(n % 5, 4)
+
+    @PROFILE
+    @example(n=7)
+    @given(n=st.just(3))
+    def test_example_runs_in_all_ranks(self, n):
+        seen = self.__dict__.setdefault("seen", set())
+        seen.add(n)
+        self.assertIn(7, seen)
+        self.assertEqual(gathered(n), [n] * self.world_size)
+
+    @settings(max_examples=300, database=None, derandomize=True)
+    @fails_with("rank 2: failed: AssertionError: high")
+    @given(mine=per_rank(st.integers(0, 100_000)))
+    def test_target_climbs_the_score_of_any_rank(self, mine):
+        if self.rank == 2:
+            target(float(mine))
+            if mine >= 99_000:
+                self.fail("high")
+
+
+class TestShrinking(Properties):
+    @PROFILE
+    @fails_with(
+        "rank 2 of 4 failed",
+        "test_failure_before_a_collective_that_others_are_in(n=17, v={rank 0: 0, rank 1: 0, rank 2: 6, rank 3: 0})",
+        "rank 0: was waiting for another rank",
+        "rank 2: v is 6",
+        "@reproduce_failure",
+    )
+    @given(n=NUMBERS, v=per_rank(NUMBERS))
+    def test_failure_before_a_collective_that_others_are_in(self, n, v):
+        note(f"v is {v}")
+        dist.barrier()
+        if self.rank == 2 and n > 16 and v > 5:
+            self.fail("too much")
+        dist.all_reduce(torch.ones(n))
+
+    @PROFILE
+    @fails_with("Draw 1: 0", "Draw 2: 8", "rank 0: failed: ValueError: more than 7")
+    @given(data())
+    def test_failure_between_draws(self, data):
+        data.draw(NUMBERS)
+        n = data.draw(NUMBERS)
+        if self.rank == 0 and n > 7:
+            raise ValueError("more than 7")
+        dist.barrier()
+        data.draw(NUMBERS)
+
+    @settings(max_examples=40, database=None, derandomize=True, deadline=1000)
+    @fails_with("(n=11) hangs: ranks 0, 1, 2 of 4 waited")
+    @given(n=NUMBERS)
+    def test_hang_within_a_deadline(self, n):
+        if self.rank == 3 and n > 10:
+            return
+        dist.barrier()
+
+    @PROFILE
+    @fails_with("rank 3 of 4 was killed by SIGKILL", "rank 3 was lost in this example: test_death(n=", error=RankError)
+    @given(n=NUMBERS)
+    def test_death(self, n):
+        if self.rank == 3 and n > 10:
+            os.kill(os.getpid(), signal.SIGKILL)
+        dist.barrier()
+
+    @PROFILE
+    @fails_with("rank 0 of 4 was killed by SIGKILL", "rank 0 was lost in this example: test_death_of", error=RankError)
+    @given(n=NUMBERS)
+    def test_death_of_the_leader(self, n):
+        if self.rank == 0 and n > 10:
+            os.kill(os.getpid(), signal.SIGKILL)
+        dist.barrier()
+
+    @PROFILE
+    @fails_with("failed, and then did not fail when it was run again")
+    @given(n=NUMBERS)
+    def test_flaky_failure(self, n):
+        self.runs = getattr(self, "runs", 0) + 1
+        if self.rank == 1 and self.runs == 3:
+            self.fail("once")
+
+    @settings(max_examples=60, database=None, derandomize=False)  # in CI, Hypothesis takes no seed by itself
+    @fails_with("For the same examples again: @hypothesis.seed(")
+    @given(n=NUMBERS)
+    def test_seed_is_told(self, n):
+        self.assertLess(n, 5)
+
+
+def shard_bounds(size, parts, index):
+    each = -(-size // parts)
+    return min(size, index * each), min(size, (index + 1) * each)
+
+
+class TestMutants(Properties):
+    @PROFILE
+    @fails_with("(size=5) fails on rank")
+    @given(size=st.integers(0, 40))
+    def test_off_by_one_in_a_shard_boundary(self, size):
+        """Rank 0 stops one short, where the shards are uneven and longer than one."""
+        start, end = shard_bounds(size, self.world_size, self.rank)
+        uneven = size % self.world_size and end - start > 1
+        wrong_end = end - 1 if self.rank == 0 and uneven else end
+        part = torch.arange(start, wrong_end)
+        parts = gathered(part.tolist())
+        self.assertEqual([number for part in parts for number in part], list(range(size)))
+
+    @PROFILE
+    @fails_with("(shift=2, values={", "fails on rank")
+    @given(shift=st.integers(0, 3), values=per_rank(st.integers(0, 9)))
+    def test_swapped_rank(self, shift, values):
+        everyone = gathered(values)
+        source = (self.rank + shift) % self.world_size if shift < 2 else (self.rank - shift - 1) % self.world_size
+        self.assertEqual(everyone[source], everyone[(self.rank + shift) % self.world_size])
+
+    @settings(max_examples=60, database=None, derandomize=True)
+    @fails_with("(n=1, ask_async=True) fails on")
+    @given(n=st.integers(0, 20), ask_async=st.booleans())
+    def test_missing_wait(self, n, ask_async):
+        """Rank 1 comes late, when the others have looked at what is not there yet."""
+        received = torch.zeros(n)
+        if self.rank == 0:
+            work = dist.irecv(received, 1)
+            if not ask_async:
+                work.wait()
+            seen = received.clone()
+            dist.barrier()
+            work.wait() if ask_async else None
+            self.assertEqual(seen, torch.ones(n))
+        else:
+            if self.rank == 1 and not ask_async:
+                dist.send(torch.ones(n), 0)
+            dist.barrier()
+            if self.rank == 1 and ask_async:
+                dist.send(torch.ones(n), 0)
+
+
+if __name__ == "__main__":
+    run_tests()

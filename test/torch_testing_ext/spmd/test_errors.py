@@ -1,0 +1,264 @@
+"""What is refused: each with its kind, the line of the step, the remedy; model and optimizer as they were."""
+
+from __future__ import annotations
+
+import copy
+import functools
+
+import torch
+import torch.distributed as dist
+from spmd_training import MLP, normal_batch, step
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+
+from torch_testing_ext.common_utils import instantiate_parametrized_tests, parametrize, run_tests
+from torch_testing_ext.distributed._spmd import DataParallel, SPMDError, compile
+from torch_testing_ext.distributed._tensor.common_dtensor import DTensorTestBase, with_comms
+
+mlp = functools.partial(MLP, (10, 8, 4))
+STYLES = parametrize("style", ["replicate", "fully_shard"])
+
+
+def finish(optimizer, loss):
+    loss.backward()
+    optimizer.step()
+    return loss
+
+
+def branching_step(model, optimizer, batch):
+    loss = model(batch[0]).sum()
+    if loss > 0:  # THE LINE
+        loss = loss * 2
+    return finish(optimizer, loss)
+
+
+def across_shards_step(model, optimizer, batch):
+    loss = finish(optimizer, model(batch[0]).sum())
+    with torch.no_grad():
+        values = [p.grad.flatten() for p in model.parameters()]  # THE LINE
+    return loss, torch.cat(values)
+
+
+def sorted_step(model, optimizer, batch):
+    loss = finish(optimizer, model(batch[0]).sum())
+    first = next(model.parameters())
+    return loss, first.grad.sort(0)  # THE LINE
+
+
+def dropout_checkpoint_step(model, optimizer, batch):
+    def forward(x):
+        return torch.dropout(model(x), 0.5, train=True)  # THE LINE
+
+    return finish(optimizer, checkpoint(forward, batch[0], use_reentrant=False).sum())
+
+
+def double_backward_step(model, optimizer, batch):
+    loss = model(batch[0]).sum()
+    grads = torch.autograd.grad(loss, list(model.parameters()), create_graph=True)
+    return finish(optimizer, loss + sum(g.pow(2).sum() for g in grads))
+
+
+def scheduling_step(model, optimizer, batch):
+    loss = finish(optimizer, model(batch[0]).sum())
+    optimizer.param_groups[0]["weight_decay"] = 0.1
+    return loss
+
+
+def seeding_step(model, optimizer, batch):
+    torch.manual_seed(3)
+    return finish(optimizer, model(batch[0] + torch.randn_like(batch[0])).sum())
+
+
+def remembering_step(model, optimizer, batch):
+    loss = finish(optimizer, model(batch[0]).sum())
+    model.last_loss = loss
+    return loss
+
+
+def counting_step(model, optimizer, batch):
+    model.calls = getattr(model, "calls", 0) + 1
+    return finish(optimizer, model(batch[0]).sum())
+
+
+def rebinding_step(model, optimizer, batch):
+    loss = finish(optimizer, model(batch[0]).sum())
+    model.layers[0].bias = nn.Parameter(torch.zeros(8))
+    return loss
+
+
+class CountingSGD(torch.optim.SGD):
+    """Counts its steps in Python, as no optimizer of torch does any more."""
+
+    def step(self, closure=None):
+        loss = super().step(closure)
+        for group in self.param_groups:
+            for p in group["params"]:
+                self.state[p]["calls"] = self.state[p].get("calls", 0) + 1
+        return loss
+
+
+SHARDED_ONLY = {"across_shards", "sorted"}
+STEPS = {
+    "branching": (branching_step, "data-dependent control flow", "torch.where"),
+    "across_shards": (across_shards_step, "works across the rows of a sharded tensor", "replicate"),
+    "sorted": (sorted_step, "works across the rows of a sharded tensor", "replicate"),
+    "dropout_checkpoint": (dropout_checkpoint_step, "random numbers", "checkpointed regions"),
+    "double_backward": (double_backward_step, "create_graph", "gradient penalties"),
+    "scheduling": (scheduling_step, "changes weight_decay in SGD.param_groups", "scheduler"),
+    "seeding": (seeding_step, "random generator", "Seed outside"),
+    "remembering": (remembering_step, "last_loss", "Return the value"),
+    "counting": (counting_step, "calls", "buffer"),
+    "rebinding": (rebinding_step, "layers.0.bias", "in place"),
+}
+
+
+def snapshot(model, optimizer):
+    """Everything that an error must leave alone: objects by identity, tensors by value too."""
+    held = [*model.named_parameters(), *model.named_buffers()]
+    values = [(name, id(value), value.detach().clone(), value.grad) for name, value in held]
+    groups = [{**group, "params": [id(p) for p in group["params"]]} for group in optimizer.param_groups]
+    states = [(id(key), {k: copy.deepcopy(v) for k, v in value.items()}) for key, value in optimizer.state.items()]
+    attributes = [
+        (name, sorted(module.__dict__), type(module), module.training) for name, module in model.named_modules()
+    ]
+    return values, groups, states, attributes
+
+
+class TestErrors(DTensorTestBase):
+    @property
+    def world_size(self):
+        return 2
+
+    def _model(self, **options):
+        torch.manual_seed(self.rank)
+        model = mlp().to(self.device_type)
+        return model, torch.optim.SGD(model.parameters(), lr=0.1, **options)
+
+    def _batch(self):
+        x, y = normal_batch(6, 10)(self.rank, 0)
+        return x.to(self.device_type), y.to(self.device_type)
+
+    def _refused(self, compiled, model, optimizer, *fragments, batch=None):
+        before = snapshot(model, optimizer)
+        with self.assertRaises(SPMDError) as caught:
+            compiled(model, optimizer, batch if batch is not None else self._batch())
+        for fragment in fragments:
+            self.assertIn(fragment, str(caught.exception))
+        self.assertEqual(before, snapshot(model, optimizer), msg=f"after: {caught.exception}")
+        return caught.exception
+
+    @STYLES
+    @parametrize("name", list(STEPS))
+    @with_comms
+    def test_step(self, name, style):
+        function, what, remedy = STEPS[name]
+        model, optimizer = self._model(momentum=0.9)
+        step(model, optimizer, self._batch())  # so that there are states and gradients to leave alone
+        compiled = compile(parallel_mode=DataParallel(style))(function)
+        if style == "replicate" and name in SHARDED_ONLY:
+            compiled(model, optimizer, self._batch())
+            return
+        error = self._refused(compiled, model, optimizer, what, remedy)
+        if name in ("branching", "across_shards", "sorted", "dropout_checkpoint"):
+            self.assertIn("THE LINE", error.where)
+            self.assertIn(__file__, error.where)
+        # The model is as good as before: a step that can be compiled finds nothing amiss.
+        compile(parallel_mode=DataParallel(style))(step)(model, optimizer, self._batch())
+
+    @with_comms
+    def test_modules(self):
+        compiled = compile()(step)
+        model, optimizer = self._model()
+        self._refused(compiled, DistributedDataParallel(model), optimizer, "DistributedDataParallel", "plain module")
+        self._refused(compiled, torch.compile(model), optimizer, "torch.compile", "plain module")
+        sharded = fully_shard(mlp().to(self.device_type))
+        with self.assertRaisesRegex(SPMDError, "sharded by FSDP"):
+            compiled(sharded, torch.optim.SGD(sharded.parameters(), lr=0.1), self._batch())
+        with self.assertRaisesRegex(SPMDError, "without a module"):
+            compile()(lambda optimizer, batch: step(model, optimizer, batch))(optimizer, self._batch())
+
+        stranger = nn.Parameter(torch.zeros(3, device=self.device_type))
+        theirs = torch.optim.SGD([*model.parameters(), stranger], lr=0.1)
+        self._refused(compiled, model, theirs, "number 4 of group 0", "(3,)", "leave the parameter out")
+
+        other = mlp().to(self.device_type)
+
+        def capturing(model, optimizer, batch):
+            return finish(optimizer, (model(batch[0]) + other(batch[0])).sum())  # THE LINE
+
+        for style in ("replicate", "fully_shard"):
+            error = self._refused(
+                compile(parallel_mode=DataParallel(style))(capturing), model, optimizer, "captured", "Pass the module"
+            )
+            self.assertTrue(error.where)
+
+        hooked, its_optimizer = self._model()
+        next(hooked.parameters()).register_hook(lambda grad: grad * 2)
+        self._refused(compiled, hooked, its_optimizer, "gradient hook", "between backward() and optimizer.step()")
+
+    @with_comms
+    def test_counting_optimizer(self):
+        model, _ = self._model()
+        optimizer = CountingSGD(model.parameters(), lr=0.1)
+        step(model, optimizer, self._batch())
+        self._refused(compile()(step), model, optimizer, "'calls'", "changes in each step", "0-d tensor")
+
+    @with_comms
+    def test_inputs(self):
+        model, optimizer = self._model()
+        x, y = self._batch()
+        compiled = compile(parallel_mode=DataParallel(input_batch_dim=2))(step)
+        self._refused(compiled, model, optimizer, "input_batch_dim is 2", "(6, 10)")
+        self._refused(compile()(step), model, optimizer, "requires a gradient", batch=(x.requires_grad_(), y))
+
+    @with_comms
+    def test_ranks_that_differ(self):
+        torch.manual_seed(0)
+        model = MLP((10, 8 + self.rank, 4)).to(self.device_type)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        self._refused(compile()(step), model, optimizer, "differ in their parameters", "(8, 10)", "(9, 10)", "Rank 1")
+
+        # One rank fails by itself: the others hear of it instead of waiting.
+        model, optimizer = self._model()
+        x, y = self._batch()
+        compiled = compile()(step if self.rank == 0 else branching_step)
+        what = "data-dependent" if self.rank == 1 else "Rank 1 could not compile the step"
+        self._refused(compiled, model, optimizer, what, batch=(x, y))
+
+        # The user's own mistake stays the user's own error.
+        before = snapshot(model, optimizer)
+        with self.assertRaisesRegex(RuntimeError, "reduction dim|shape|size"):
+            compile()(step)(model, optimizer, (x[:, :3], y))
+        self.assertEqual(before, snapshot(model, optimizer))
+
+    @with_comms
+    def test_other_style_after_distribution(self):
+        model, optimizer = self._model()
+        compile(parallel_mode=DataParallel("fully_shard"))(step)(model, optimizer, self._batch())
+        self._refused(compile()(step), model, optimizer, "already distributed", "parallel_style")
+        compile(parallel_mode=DataParallel("default"))(step)(model, optimizer, self._batch())
+
+    @with_comms
+    def test_no_process_group(self):
+        dist.destroy_process_group()
+        model, optimizer = self._model()
+        self._refused(compile()(step), model, optimizer, "no process group", "init_process_group")
+        for make, what in (
+            (lambda: DataParallel("zero"), "Unknown parallel_style 'zero'"),
+            (lambda: DataParallel(input_batch_dim=-1), "input_batch_dim is -1"),
+            (lambda: DataParallel(bucket_mb=0), "bucket_mb is 0"),
+            (lambda: compile(backend="jit"), "Unknown backend 'jit'"),
+            (lambda: compile(parallel_mode="replicate"), "parallel_mode is 'replicate'"),
+        ):
+            with self.assertRaisesRegex(SPMDError, what):
+                make()
+        with self.assertRaisesRegex(SPMDError, "has not been called"):
+            compile()(step).report()
+
+
+instantiate_parametrized_tests(TestErrors)
+
+if __name__ == "__main__":
+    run_tests()

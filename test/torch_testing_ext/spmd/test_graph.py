@@ -1,0 +1,222 @@
+"""The program itself: which collectives, in what buckets, how much memory; the doors to look at it and to change it."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import io
+from contextlib import redirect_stdout
+
+import torch
+import torch.distributed as dist
+from spmd_training import MLP, Case, Normed, normal_batch, step, to_device, train_both
+from torch import nn
+
+from torch_testing_ext.common_utils import run_tests
+from torch_testing_ext.distributed._spmd import DataParallel, Override, compile
+from torch_testing_ext.distributed._spmd.memory import peak_bytes
+from torch_testing_ext.distributed._tensor.common_dtensor import DTensorTestBase, with_comms
+
+mlp = functools.partial(MLP, (10, 8, 4))
+
+
+def deep():
+    return MLP((64,) * 9)
+
+
+class TestGraph(DTensorTestBase):
+    @property
+    def world_size(self):
+        return 2
+
+    def _compiled(self, mode, model=mlp, calls=2, function=step, batch=None, **options):
+        torch.manual_seed(self.rank)
+        made = model().to(self.device_type)
+        optimizer = torch.optim.SGD(made.parameters(), lr=0.1, momentum=0.9)
+        compiled = compile(parallel_mode=mode, **options)(function)
+        for i in range(calls):
+            compiled(made, optimizer, to_device((batch or normal_batch(6, 10))(self.rank, i), self.device_type))
+        return compiled
+
+    @with_comms
+    def test_collectives(self):
+        one_each = {"all_gather_into_tensor": 1, "reduce_scatter_tensor": 1}
+        self.assertEqual(self._compiled(DataParallel("replicate")).report().collectives, {"all_reduce": 1})
+        self.assertEqual(self._compiled(DataParallel("fully_shard")).report().collectives, one_each)
+        tiny = 1e-6  # every parameter by itself
+        self.assertEqual(
+            self._compiled(DataParallel("replicate", bucket_mb=tiny)).report().collectives, {"all_reduce": 4}
+        )
+        by_itself = self._compiled(DataParallel("fully_shard", bucket_mb=tiny)).report().collectives
+        self.assertEqual(by_itself, {"all_gather_into_tensor": 4, "reduce_scatter_tensor": 4})
+        shared = self._compiled(DataParallel("replicate"), Normed, batch=normal_batch(6, 3, 9)).report()
+        self.assertEqual(shared.collectives, {"broadcast": 1, "all_reduce": 1})
+
+    @with_comms
+    def test_clipping_costs_one_collective(self):
+        def clipping_step(model, optimizer, batch):
+            loss = (model(batch[0]) - batch[1]).pow(2).mean()
+            loss.backward()
+            norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss, norm
+
+        found = self._compiled(DataParallel("fully_shard"), function=clipping_step).report().collectives
+        self.assertEqual(found, {"all_gather_into_tensor": 1, "reduce_scatter_tensor": 1, "all_reduce": 1})
+
+    @with_comms
+    def test_dtypes_are_not_mixed(self):
+        class TwoTypes(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.narrow = nn.Linear(10, 8).bfloat16()
+                self.wide = nn.Linear(8, 4)
+
+            def forward(self, x):
+                return self.wide(self.narrow(x.bfloat16()).float())
+
+        for style in ("replicate", "fully_shard"):
+            report = self._compiled(DataParallel(style), TwoTypes).report()
+            for bucket in report.buckets:
+                self.assertEqual({name.split(".")[0] for name in bucket.names}, {_owner(bucket.dtype)}, msg=style)
+            self.assertEqual(len(report.buckets), 2 if style == "replicate" else 4)
+
+    @with_comms
+    def test_gradients_travel_early_and_are_waited_for_late(self):
+        graph = self._compiled(
+            DataParallel("replicate", bucket_mb=0.017), deep, batch=normal_batch(4, 64, out=(64,))
+        ).graph.graph
+        kinds = [str(node.target) for node in graph.nodes]
+        starts = [i for i, kind in enumerate(kinds) if "all_reduce_" in kind]
+        waits = [i for i, kind in enumerate(kinds) if "wait_tensor" in kind]
+        backward = [i for i, node in enumerate(graph.nodes) if str(node.target) == "aten.mm.default"]
+        self.assertEqual((len(starts), len(waits)), (8, 8))
+        self.assertLess(starts[0], backward[-1], "the first bucket travels during backward")
+        self.assertGreater(waits[0], backward[-1], "nothing is waited for before backward is through")
+
+    @with_comms
+    def test_order_of_reads_and_writes(self):
+        """A view made before the update and read after it shows the update, however late its gradients come."""
+
+        def looking_step(model, optimizer, batch):
+            optimizer.zero_grad()
+            view = model.layers[0].weight.detach().view(-1)
+            before = view.sum()
+            loss = (model(batch[0]) - batch[1]).pow(2).mean()
+            loss.backward()
+            optimizer.step()
+            return before, view.sum(), model.layers[0].weight.detach().sum()
+
+        torch.manual_seed(self.rank)
+        model = mlp().to(self.device_type)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        compiled = compile()(looking_step)
+        for i in range(2):
+            found = compiled(model, optimizer, to_device(normal_batch(6, 10)(self.rank, i), self.device_type))
+            before, through_view, after = (value.item() for value in found)
+            self.assertEqual(through_view, after)
+            self.assertNotEqual(before, after)
+
+    @with_comms
+    def test_ranks_have_the_same_graph(self):
+        def batch(rank, i):
+            return normal_batch(6 + rank, 10)(rank, i)
+
+        for style in ("replicate", "fully_shard"):
+            text = self._compiled(DataParallel(style), batch=batch).graph.code
+            texts = [None, None]
+            dist.all_gather_object(texts, text)
+            self.assertEqual(texts[0], texts[1], msg=style)
+
+    @with_comms
+    def test_gathering_again_takes_less_memory(self):
+        peaks, reports = [], []
+        batch = normal_batch(4, 64, out=(64,))
+        for reshard in (False, True):
+            mode = DataParallel("fully_shard", bucket_mb=0.017, reshard_after_forward=reshard)
+            case = Case(f"reshard {reshard}", deep, batch)
+            compiled = train_both(self, case, compile(parallel_mode=mode))
+            peaks.append(peak_bytes(compiled.graph.graph))
+            reports.append(compiled.report())
+        gathers = [report.collectives["all_gather_into_tensor"] for report in reports]
+        # Backward needs every weight again but the first one's, and no bias.
+        self.assertGreaterEqual(gathers[1], gathers[0] + 7)
+        self.assertLess(peaks[1], 0.75 * peaks[0])
+
+    @with_comms
+    def test_passes_are_called(self):
+        seen = []
+
+        def first(module):
+            seen.append(("custom_passes", isinstance(module, torch.fx.GraphModule)))
+
+        def second(module):
+            seen.append(("gm_transformation", isinstance(module, torch.fx.GraphModule)))
+            for node in module.graph.nodes:  # really changes the program: rectify into squash
+                if node.target is torch.ops.aten.relu.default:
+                    node.target = torch.ops.aten.tanh.default
+            return copy.deepcopy(module)
+
+        compiled = self._compiled(DataParallel(custom_passes=first), calls=1, gm_transformation=second)
+        self.assertEqual(seen, [("custom_passes", True), ("gm_transformation", True)])
+        self.assertIn("aten.tanh", compiled.graph.code)
+        self.assertNotIn("aten.relu", compiled.graph.code)
+
+    @with_comms
+    def test_override(self):
+        class Doubled(nn.Module):
+            def __init__(self, inner):
+                super().__init__()
+                self.inner = inner
+
+            def forward(self, x):
+                return self.inner(x) * 2
+
+        class DoubleTheLast(Override):
+            transformed = 0
+
+            def replacement(self, fqn, orig_submodule):
+                return Doubled(orig_submodule) if fqn == "layers.1" else orig_submodule
+
+            def transform(self, gm, flat_state):
+                DoubleTheLast.transformed += len(flat_state)
+                return gm
+
+        torch.manual_seed(0)
+        model = mlp().to(self.device_type)
+        original = model.layers[1]
+        x, y = to_device(normal_batch(6, 10)(self.rank, 0), self.device_type)
+        expected = (torch.sigmoid(2 * original(torch.relu(model.layers[0](x)))) - y).pow(2).mean()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        loss = compile(module_override=[DoubleTheLast()])(step)(model, optimizer, (x, y))
+        self.assertEqual(loss, expected.detach())
+        self.assertIs(model.layers[1], original)
+        self.assertEqual(DoubleTheLast.transformed, 4)
+
+    @with_comms
+    def test_looking_at_it(self):
+        compiled = self._compiled(DataParallel("fully_shard"))
+        text = str(compiled.report())
+        for part in (
+            "step:",
+            "fx, 2 ranks, traced 2 times",
+            "all_gather",
+            "reduce_scatter",
+            "layers.0.weight",
+            "B float32",
+        ):
+            self.assertIn(part, text)
+        with redirect_stdout(io.StringIO()) as printed:
+            code = compiled.print_readable()
+        self.assertIn("reduce_scatter_tensor", code)
+        self.assertIn("reduce_scatter_tensor", printed.getvalue())
+        self.assertEqual(compiled.__name__, "step")
+
+
+def _owner(dtype):
+    return {torch.bfloat16: "narrow", torch.float32: "wide"}[dtype]
+
+
+if __name__ == "__main__":
+    run_tests()

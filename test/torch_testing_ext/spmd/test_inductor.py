@@ -1,0 +1,62 @@
+"""The inductor backend trains as DDP does, in both styles; one compilation serves other batch sizes and rates."""
+
+from __future__ import annotations
+
+import functools
+import os
+
+# One compiling thread, in the rank itself: no pool of workers that outlives it.
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+
+import torch
+import torch._inductor.compile_fx
+from spmd_training import MLP, Case, normal_batch, train_both
+
+from torch_testing_ext.common_utils import instantiate_parametrized_tests, parametrize, run_tests
+from torch_testing_ext.distributed._spmd import DataParallel, compile
+from torch_testing_ext.distributed._tensor.common_dtensor import DTensorTestBase, with_comms
+
+
+def growing_batch(rank, iteration):
+    """More examples in each call, and another number on each rank."""
+    return normal_batch(12 + 3 * iteration + rank, 10)(rank, iteration)
+
+
+def clipped_step(model, optimizer, batch):
+    x, y = batch
+    optimizer.zero_grad()
+    loss = (model(x) - y).pow(2).mean()
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+    optimizer.step()
+    return loss
+
+
+OPTIMIZERS = {
+    "sgd": functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9),
+    "adam_fused": functools.partial(torch.optim.Adam, lr=0.01, fused=True),
+}
+
+
+class TestInductor(DTensorTestBase):
+    @property
+    def world_size(self):
+        return 2
+
+    @parametrize("optimizer,style", [("adam_fused", "replicate"), ("sgd", "fully_shard")])
+    @with_comms
+    def test_trains_as_ddp(self, optimizer, style):
+        make = OPTIMIZERS[optimizer]
+        model = functools.partial(MLP, (10, 7, 4))
+        case = Case(
+            optimizer, model, growing_batch, lambda params: make(params), clipped_step, tolerance=2e-6, iterations=4
+        )
+        step = train_both(self, case, compile(parallel_mode=DataParallel(style), backend="inductor"))
+        # The first call makes the states and is not worth compiling: it is traced twice, then run as it is.
+        self.assertEqual((step.traces, step.report().backend), (2, "inductor"))
+
+
+instantiate_parametrized_tests(TestInductor)
+
+if __name__ == "__main__":
+    run_tests()

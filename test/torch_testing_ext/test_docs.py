@@ -1,0 +1,49 @@
+"""What the documentation shows runs, and the settings it names are those there are."""
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+import torch_testing_ext
+from torch_testing_ext.launch import settings
+
+ROOT = Path(torch_testing_ext.__file__).resolve().parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+EXAMPLE = re.compile(r"^```python\n(# file: (?P<name>\w+\.py)\n.*?)^```$", re.MULTILINE | re.DOTALL)
+SETTING = re.compile(rf"\b{settings.PREFIX}[A-Z_]*[A-Z]\b")
+
+
+class DocsTest(unittest.TestCase):
+    def test_examples_run(self):
+        names = []
+        with tempfile.TemporaryDirectory() as directory:
+            for page in PAGES:
+                for found in EXAMPLE.finditer(page.read_text(encoding="utf-8")):
+                    with self.subTest(page=page.name, file=found["name"]):
+                        names.append(found["name"])
+                        file = Path(directory, found["name"])
+                        file.write_text(found[1], encoding="utf-8")
+                        self.run_file(file)
+        self.assertTrue(names, "no page has an example that is a whole file")
+        self.assertEqual(len(names), len(set(names)), f"two examples have the same name: {names}")
+
+    def run_file(self, file):
+        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+        environ = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+        command = [sys.executable, file.name]
+        done = subprocess.run(
+            command, cwd=file.parent, env={**environ, "PYTHONPATH": path}, capture_output=True, text=True
+        )
+        self.assertEqual(done.returncode, 0, f"{file.name} failed:\n{done.stdout}{done.stderr}")
+
+    def test_settings_are_known_and_documented(self):
+        named = {name for page in PAGES for name in SETTING.findall(page.read_text(encoding="utf-8"))}
+        self.assertEqual(named, set(settings.SWITCHES))
+
+
+if __name__ == "__main__":
+    unittest.main()
