@@ -1,0 +1,291 @@
+"""How fast ranks come and go, how much memory they take, and what importing the kit costs: ours against others.
+
+    python benchmarks/launch.py [--rounds N] [--world-sizes 1 2 4 ...] [--quick]
+
+Candidates take turns within one run, so that a busy machine is busy for all of them, and what counts are ratios of
+medians. The last table holds the targets; the exit code is 1 if one of them is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+SUBJECT = HERE / "launch_subject.py"
+OURS, TORCH, CONTINUOUS, FORK = "torch_testing_ext", "torch.testing._internal", "MultiProcContinuousTest", "fork"
+TITLES = {
+    OURS: "ours",
+    FORK: "bare fork loop",
+    CONTINUOUS: "MultiProcContinuousTest, after its start",
+    TORCH: "MultiProcessTestCase",
+}
+# Candidates that start interpreters take seconds a rank: no more ranks than needed.
+MOST_RANKS = {OURS: 1000, FORK: 1000, CONTINUOUS: 8, TORCH: 4}
+# The first tests of an interpreter pay for its start, measured by itself; MultiProcessTestCase starts over each time.
+WARM_UPS = {OURS: 3, FORK: 3, CONTINUOUS: 3, TORCH: 0}
+
+
+@dataclass(frozen=True)
+class Target:
+    what: str
+    measured: float
+    bound: float
+    unit: str = ""
+    at_least: bool = False
+
+    @property
+    def reached(self) -> bool:
+        return self.measured >= self.bound if self.at_least else self.measured <= self.bound
+
+    def __str__(self) -> str:
+        sign = ">=" if self.at_least else "<="
+        word = "reached" if self.reached else "MISSED"
+        return f"  {self.what:<62}{self.measured:>9.2f}  {sign} {self.bound:g}{self.unit:<4} {word}"
+
+
+class Candidate:
+    """An interpreter that runs the subject's test once whenever it is told to."""
+
+    def __init__(self, kit: str, ranks: int, hold: Path):
+        self.kit = kit
+        self.ranks = ranks
+        self.hold = hold
+        self.noise = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the process
+        self.process = subprocess.Popen(
+            [sys.executable, str(SUBJECT), "serve"],
+            env=environment(kit, RANKS=ranks, HOLD=hold),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self.noise,
+            text=True,
+            bufsize=1,
+        )
+
+    def __enter__(self) -> Candidate:
+        for _ in range(WARM_UPS[self.kit]):
+            self.run()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.communicate()
+        self.noise.close()
+
+    def run(self) -> float:
+        self._begin()
+        return self._end()
+
+    def _begin(self) -> None:
+        print("go", file=self.process.stdin, flush=True)
+
+    def _end(self) -> float:
+        line = self.process.stdout.readline()
+        if not line:
+            self.noise.seek(0)
+            error = self.noise.read().decode(errors="replace")
+            raise SystemExit(f"{TITLES[self.kit]} failed with {self.ranks} ranks:\n{error}")
+        return float(line)
+
+    def weigh(self) -> list[float]:
+        """MB of each rank (PSS: shared pages count in part), read while all of them wait for our word."""
+        ready, go = self.hold / "ready", self.hold / "go"
+        os.mkfifo(ready)
+        os.mkfifo(go)
+        # Open for both directions: neither side waits for the other to open, and nothing written is lost.
+        with open(ready, "r+b", buffering=0) as arrivals, open(go, "r+b", buffering=0) as leave:
+            self._begin()
+            pids: list[bytes] = []
+            rest = b""
+            while len(pids) < self.ranks:
+                *more, rest = (rest + arrivals.read(4096)).split(b"\n")
+                pids += more
+            sizes = [pss(int(pid)) for pid in pids]
+            ready.unlink()
+            leave.write(b"." * self.ranks)
+            self._end()
+        go.unlink()
+        return sizes
+
+
+def environment(kit: str, **more: object) -> dict[str, str]:
+    environ = {**os.environ, "KIT": kit, **{name: str(value) for name, value in more.items()}}
+    environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(HERE.parent), os.environ.get("PYTHONPATH")]))
+    # Installed packages come with their bytecode: ours shall have its too.
+    environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    return environ
+
+
+def pss(pid: int) -> float:
+    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+        if line.startswith("Pss:"):
+            return int(line.split()[1]) * 1024 / 1e6
+    raise ValueError(f"the kernel does not tell the PSS of process {pid}")
+
+
+@contextmanager
+def candidates(ranks: int, kits: list[str]) -> Iterator[dict[str, Candidate]]:
+    with ExitStack() as stack:
+        made = {}
+        for kit in kits:
+            if ranks <= MOST_RANKS[kit]:
+                hold = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+                made[kit] = stack.enter_context(Candidate(kit, ranks, hold))
+        yield made
+
+
+def take_turns(things: dict[str, Callable[[], float]], rounds: dict[str, int]) -> dict[str, float]:
+    """The median of each, measured in turns; who begins changes with every round."""
+    seconds: dict[str, list[float]] = {name: [] for name in things}
+    names = list(things)
+    for number in range(max(rounds.values())):
+        at = number % len(names)
+        for name in names[at:] + names[:at]:
+            if number < rounds[name]:
+                seconds[name].append(things[name]())
+    return {name: statistics.median(values) for name, values in seconds.items()}
+
+
+def measure_tests(world_sizes: list[int], rounds: int, slow_rounds: int) -> list[Target]:
+    targets = []
+    print(f"\nOne test, median ms\n  {'ranks':<44}" + "".join(f"{size:>9}" for size in world_sizes))
+    cells: dict[tuple[str, int], float] = {}
+    for ranks in world_sizes:
+        with candidates(ranks, list(TITLES)) as made:
+            times = {kit: slow_rounds if kit == TORCH else rounds for kit in made}
+            for kit, seconds in take_turns({kit: one.run for kit, one in made.items()}, times).items():
+                cells[kit, ranks] = seconds
+    for kit, title in TITLES.items():
+        print(f"  {title:<44}" + "".join(in_ms(cells.get((kit, ranks))) for ranks in world_sizes))
+    for kit, title in TITLES.items():
+        if kit != OURS:
+            ratios = (ratio(cells.get((kit, ranks)), cells[OURS, ranks]) for ranks in world_sizes)
+            print(f"  {title + ' / ours':<44}" + "".join(ratios))
+    if 4 in world_sizes:
+        torch, fork, ours = (cells[kit, 4] for kit in (TORCH, FORK, OURS))
+        targets.append(Target("4 ranks: MultiProcessTestCase / ours", torch / ours, 100, at_least=True))
+        targets.append(Target("4 ranks: ours / bare fork loop", ours / fork, 1))
+    return targets
+
+
+def in_ms(seconds: float | None) -> str:
+    return f"{'-' if seconds is None else format(seconds * 1000, '.1f'):>9}"
+
+
+def ratio(theirs: float | None, ours: float) -> str:
+    return f"{'-' if theirs is None else format(theirs / ours, '.2f'):>9}"
+
+
+def measure_memory() -> list[Target]:
+    print("\nMemory of a rank, PSS in MB: median (largest)")
+    largest = 0.0
+    for ranks in (4, 32):
+        with candidates(ranks, [OURS, FORK, TORCH]) as made:
+            for kit, one in made.items():
+                sizes = one.weigh()
+                print(f"  {ranks:>2} ranks, {TITLES[kit]:<34}{statistics.median(sizes):>9.1f} ({max(sizes):.1f})")
+                if kit == OURS:
+                    largest = max(sizes)
+    return [Target("32 ranks: largest rank's PSS", largest, 25, " MB")]
+
+
+def measure_many() -> list[Target]:
+    with candidates(64, [OURS]) as made:
+        seconds = [made[OURS].run() for _ in range(3)]  # a test that fails ends the benchmark
+    print(f"\n64 ranks, ours: {statistics.median(seconds) * 1000:.0f} ms a test")
+    return [Target("64 ranks: tests passed, of 3", len(seconds), 3, at_least=True)]
+
+
+def measure_files(rounds: int) -> list[Target]:
+    first = take_turns({kit: file_runner(kit, tests=1) for kit in (OURS, TORCH)}, dict.fromkeys((OURS, TORCH), rounds))
+    whole = take_turns(
+        {kit: file_runner(kit, tests=30) for kit in (OURS, CONTINUOUS)}, dict.fromkeys((OURS, CONTINUOUS), rounds)
+    )
+    print("\nWhole file at 4 ranks in a new interpreter, start-up included, median s")
+    print(f"  1 test:   ours {first[OURS]:.2f}, MultiProcessTestCase {first[TORCH]:.2f}")
+    print(f"  30 tests: ours {whole[OURS]:.2f}, MultiProcContinuousTest {whole[CONTINUOUS]:.2f}")
+    return [
+        Target("file with 1 test: ours / MultiProcessTestCase", first[OURS] / first[TORCH], 1),
+        Target("file with 30 tests: ours / MultiProcContinuousTest", whole[OURS] / whole[CONTINUOUS], 1),
+    ]
+
+
+def file_runner(kit: str, tests: int) -> Callable[[], float]:
+    return lambda: run_interpreter([str(SUBJECT)], environment(kit, TESTS=tests))
+
+
+def run_interpreter(arguments: list[str], environ: dict[str, str]) -> float:
+    began = time.perf_counter()
+    done = subprocess.run([sys.executable, *arguments], env=environ, capture_output=True, text=True)
+    seconds = time.perf_counter() - began
+    if done.returncode:
+        raise SystemExit(f"{arguments} failed:\n{done.stdout}{done.stderr}")
+    return seconds
+
+
+def measure_skip() -> list[Target]:
+    command = [sys.executable, str(SUBJECT), "count-starts-for-a-skip"]
+    done = subprocess.run(command, env=environment(OURS), check=True, stdout=subprocess.PIPE, text=True)
+    return [Target("test skipped for too few devices: processes started", int(done.stdout), 0)]
+
+
+def measure_imports(rounds: int) -> list[Target]:
+    """Pairs of interpreters, with and without the imports; the median of their differences."""
+    plain = "import torch, torch.distributed"
+    modules = ("common_utils", "common_distributed", "distributed.fake_pg")
+    with_modules = {kit: plain + "".join(f"; import {kit}.{name}" for name in modules) for kit in (OURS, TORCH)}
+    for kit, code in with_modules.items():
+        run_interpreter(["-c", code], environment(kit))  # writes the bytecode
+    costs: dict[str, list[float]] = {OURS: [], TORCH: []}
+    for number in range(rounds):
+        for kit in costs:
+            if kit == OURS or number < max(3, rounds // 5):
+                times = [run_interpreter(["-c", code], environment(kit)) for code in (plain, with_modules[kit])]
+                costs[kit].append(times[1] - times[0])
+    ours, theirs = (statistics.median(costs[kit]) * 1000 for kit in (OURS, TORCH))
+    print("\nImporting common_utils, common_distributed, distributed.fake_pg over torch and torch.distributed, ms")
+    print(f"  ours {ours:.0f}, PyTorch's {theirs:.0f}")
+    return [Target("importing our modules", ours, 60, " ms")]
+
+
+def describe_machine() -> str:
+    command = [sys.executable, "-c", "import torch; print(torch.__version__)"]
+    torch = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
+    cores = len(os.sched_getaffinity(0))
+    return f"torch {torch}, Python {platform.python_version()}, {cores} cores, load {os.getloadavg()[0]:.1f}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=40, help="times each candidate runs the test (default: 40)")
+    parser.add_argument("--world-sizes", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32], metavar="N")
+    parser.add_argument(
+        "--quick", action="store_true", help="few rounds, 4 ranks only: two minutes, and a rough answer"
+    )
+    options = parser.parse_args()
+    if options.quick:
+        options.rounds, options.world_sizes = 10, [4]
+    slow_rounds, file_rounds, import_rounds = (1, 1, 5) if options.quick else (3, 3, 25)
+
+    print(describe_machine())
+    targets = measure_tests(options.world_sizes, options.rounds, slow_rounds)
+    targets += measure_files(file_rounds)
+    targets += measure_memory()
+    targets += measure_many()
+    targets += measure_skip()
+    targets += measure_imports(import_rounds)
+    print(f"\n  {'Targets':<62}{'measured':>9}\n" + "\n".join(map(str, targets)))
+    return 0 if all(target.reached for target in targets) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,233 @@
+"""The compiled train step against DDP and FSDP2 in eager mode: time, tracing, memory.
+
+    python benchmarks/spmd.py [--steps N] [--rounds N] [--world-sizes 2 1] [--quick]
+
+All variants take turns within one run, so that a busy machine is busy for all of them; what counts are ratios of
+medians. CPU time is that of the thread that calls the step: communication runs on threads of its own. The last table
+holds the targets (MLP, 2 ranks, CPU time); the exit code is 1 if one of them is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from torch_testing_ext.distributed._spmd import DataParallel, compile
+
+Step = Callable[[], Any]
+STYLES = ("replicate", "fully_shard")
+TARGETS = [
+    ("replicate fx", "DDP eager", 0.85),
+    ("replicate inductor", "DDP eager", 0.5),
+    ("fully_shard fx", "FSDP2 eager", 0.45),
+]
+
+
+def mlp() -> tuple[nn.Module, int]:
+    return nn.Sequential(nn.Linear(50, 32), nn.ReLU(), nn.Linear(32, 8), nn.Sigmoid()), 50
+
+
+def deep() -> tuple[nn.Module, int]:
+    layers = [layer for _ in range(12) for layer in (nn.Linear(512, 512), nn.ReLU())]
+    return nn.Sequential(*layers), 512
+
+
+MODELS = {"MLP": (mlp, 128), "12 x Linear 512": (deep, 32)}
+
+
+def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: torch.Tensor) -> torch.Tensor:
+    optimizer.zero_grad()
+    loss = model(batch).sum()
+    loss.backward()
+    optimizer.step()
+    return loss
+
+
+def variants(make: Callable[[], tuple[nn.Module, int]], batch_size: int, seconds: dict[str, float]) -> dict[str, Step]:
+    """Each way to train, warm, as a function of no arguments. `seconds` takes the time of the first two calls."""
+    steps: dict[str, Step] = {}
+    for name in (
+        "DDP eager",
+        "FSDP2 eager",
+        *(f"{style} {backend}" for style in STYLES for backend in ("fx", "inductor")),
+    ):
+        torch.manual_seed(0)
+        model, width = make()
+        batch = torch.randn(batch_size, width)
+        step: Callable[..., Any] = train_step
+        if name == "DDP eager":
+            model = DistributedDataParallel(model)
+        elif name == "FSDP2 eager":
+            if len(model) > 4:  # one unit a layer, as one does with models of some size; the MLP is one unit
+                for layer in model:
+                    if isinstance(layer, nn.Linear):
+                        fully_shard(layer)
+            fully_shard(model)
+        else:
+            style, backend = name.split()
+            step = compile(parallel_mode=DataParallel(style), backend=backend)(train_step)  # type: ignore[arg-type]
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9)
+        begin = time.perf_counter()
+        for _ in range(2):
+            step(model, optimizer, batch)
+        seconds[name] = time.perf_counter() - begin
+        steps[name] = lambda step=step, model=model, optimizer=optimizer, batch=batch: step(model, optimizer, batch)
+        steps[name].compiled = step  # type: ignore[attr-defined]
+    return steps
+
+
+def measure(steps: dict[str, Step], count: int, rounds: int) -> dict[str, dict[str, float]]:
+    times: dict[str, list[tuple[float, float]]] = {name: [] for name in steps}
+    for _ in range(rounds):
+        for name, step in steps.items():
+            step()
+            dist.barrier()
+            wall, cpu = time.perf_counter(), time.thread_time()
+            for _ in range(count):
+                step()
+            times[name].append(((time.perf_counter() - wall) / count, (time.thread_time() - cpu) / count))
+    return {
+        name: {
+            "wall": statistics.median(w for w, _ in taken) * 1e6,
+            "cpu": statistics.median(c for _, c in taken) * 1e6,
+        }
+        for name, taken in times.items()
+    }
+
+
+def overhead(step: Step) -> float:
+    """Microseconds of one call that are not the graph's: the same call, with a graph that does nothing."""
+    plan = step.compiled.last  # type: ignore[attr-defined]
+    run, caught = plan.run, []
+
+    def catching(inputs: Any) -> Any:
+        caught.append(run(inputs))
+        return caught[0]
+
+    plan.run = catching
+    step()
+    plan.run = lambda inputs: caught[0]
+    count, taken = 2000, []
+    for _ in range(5):
+        begin = time.thread_time()
+        for _ in range(count):
+            step()
+        taken.append((time.thread_time() - begin) / count * 1e6)
+    plan.run = run
+    return min(taken)
+
+
+def rank_main(rank: int, world: int, folder: str, options: argparse.Namespace) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", store=dist.FileStore(f"{folder}/store{world}", world), rank=rank, world_size=world)
+    results: dict[str, Any] = {}
+    for title, (make, batch_size) in MODELS.items():
+        seconds: dict[str, float] = {}
+        steps = variants(make, batch_size, seconds)
+        count = options.steps if title == "MLP" else max(options.steps // 20, 3)
+        results[title] = {"times": measure(steps, count, options.rounds), "first": seconds}
+        if title == "MLP":
+            results[title]["overhead"] = overhead(steps["replicate fx"])
+    if rank == 0:
+        Path(folder, f"results{world}").write_text(json.dumps(results))
+    dist.destroy_process_group()
+
+
+def show(world: int, results: dict[str, Any]) -> None:
+    for title, found in results.items():
+        times = found["times"]
+        print(f"\n{title}, {world} ranks: microseconds a step, and as ratios to DDP eager and to FSDP2 eager")
+        print(f"  {'':<22}{'wall':>9}{'DDP':>7}{'FSDP2':>7}{'CPU':>11}{'DDP':>7}{'FSDP2':>7}{'first calls':>14}")
+        for name, taken in times.items():
+            columns = ""
+            for kind, width in (("wall", 9), ("cpu", 11)):
+                ratios = (taken[kind] / times[other][kind] for other in ("DDP eager", "FSDP2 eager"))
+                columns += f"{taken[kind]:>{width}.0f}" + "".join(f"{ratio:>7.2f}" for ratio in ratios)
+            print(f"  {name:<22}{columns}{found['first'][name]:>12.2f} s")
+
+
+def peak_memory() -> list[tuple[str, float]]:
+    """MiB that live at once beyond a step's inputs, counted from the graph: weights kept whole, or gathered again."""
+    from torch_testing_ext.distributed._spmd.memory import peak_bytes
+
+    found = []
+    for title, reshard in (("kept from forward to backward", False), ("gathered again in backward", True)):
+        model, width = deep()
+        step = compile(parallel_mode=DataParallel("fully_shard", bucket_mb=1.1, reshard_after_forward=reshard))(
+            train_step
+        )
+        step(model, torch.optim.SGD(model.parameters(), lr=1e-4), torch.randn(8, width))
+        found.append((title, peak_bytes(step.graph.graph) / 2**20))
+    return found
+
+
+def memory_main(rank: int, folder: str) -> None:
+    dist.init_process_group("gloo", store=dist.FileStore(f"{folder}/memory", 2), rank=rank, world_size=2)
+    found = peak_memory()
+    if rank == 0:
+        Path(folder, "peaks").write_text(json.dumps(found))
+    dist.destroy_process_group()
+
+
+def show_targets(results: dict[str, Any]) -> bool:
+    times = results["MLP"]["times"]
+    rows = [
+        (f"{name} / {other}, CPU time", times[name]["cpu"] / times[other]["cpu"], bound)
+        for name, other, bound in TARGETS
+    ]
+    rows.append(("the wrapper's own time in a call, microseconds", results["MLP"]["overhead"], 30))
+    print("\nTargets (MLP, 2 ranks)")
+    for title, value, bound in rows:
+        print(f"  {title:<52}{value:>8.2f}  < {bound:<5g} {'reached' if value < bound else 'MISSED'}")
+    return all(value < bound for _, value, bound in rows)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--steps", type=int, default=200, help="steps of the MLP in a turn (the deep model takes a 20th)"
+    )
+    parser.add_argument("--rounds", type=int, default=9, help="turns of each variant")
+    parser.add_argument("--world-sizes", type=int, nargs="+", default=[2, 1])
+    parser.add_argument("--quick", action="store_true", help="few and short turns: to see that it runs")
+    options = parser.parse_args()
+    if options.quick:
+        options.steps, options.rounds = 40, 3
+    print(f"torch {torch.__version__}, CPU, gloo, one thread a rank")
+    reached = True
+    with tempfile.TemporaryDirectory() as folder:
+        for world in options.world_sizes:
+            mp.spawn(rank_main, (world, folder, options), nprocs=world)
+            results = json.loads(Path(folder, f"results{world}").read_text())
+            show(world, results)
+            if world == 2:
+                reached = show_targets(results)
+        mp.spawn(memory_main, (folder,), nprocs=2)
+        print("\nPeak beyond the inputs, 12 x Linear 512, fully_shard, buckets of one layer")
+        for title, peak in json.loads(Path(folder, "peaks").read_text()):
+            print(f"  {title:<40}{peak:>8.1f} MiB")
+    return 0 if reached else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
