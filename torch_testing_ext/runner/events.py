@@ -1,0 +1,137 @@
+"""What happens in a run, as an engine tells it and reporters hear it.
+
+An engine never prints; a reporter never asks an engine. Times are seconds since the run began, unless they say else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+from .model import Attempt, Lease, Settled, Summary, Test, TestId, Unit
+
+
+@dataclass(frozen=True)
+class RunBegan:
+    tests: tuple[Test, ...]  # what will run, or be skipped as known before; each once, however often it is repeated
+    units: tuple[Unit, ...]
+    devices: tuple[str, ...]  # the inventory
+    slots: int
+    clock: float  # wall-clock time of the beginning, in seconds since the epoch
+    seed: int | None = None  # of the shuffled order
+    fake: bool = False  # the devices do not exist
+    repetitions: int = 1
+
+
+@dataclass(frozen=True)
+class UnitBegan:
+    unit: Unit
+    lease: Lease
+    at: float
+
+
+@dataclass(frozen=True)
+class TestBegan:
+    test: Test
+    unit: Unit
+    lease: Lease
+    at: float
+
+
+@dataclass(frozen=True)
+class TestIsSlow:
+    test: Test
+    seconds: float
+    lease: Lease
+
+
+@dataclass(frozen=True)
+class TestEnded:
+    attempt: Attempt
+    again: bool  # it failed and will be tried once more
+
+
+@dataclass(frozen=True)
+class TestSettled:
+    settled: Settled
+
+
+@dataclass(frozen=True)
+class UnitEnded:
+    """All its processes are gone and its lease is given back."""
+
+    unit: Unit
+    lease: Lease
+    at: float
+
+
+@dataclass(frozen=True)
+class Output:
+    """With -s: what a test's process printed just now."""
+
+    test: TestId | None
+    text: str
+
+
+@dataclass(frozen=True)
+class Running:
+    test: Test
+    lease: Lease
+    seconds: float
+    stacks: str  # of its process and its ranks
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Somebody asked what is running (SIGUSR1, or the key t)."""
+
+    running: tuple[Running, ...]
+
+
+@dataclass(frozen=True)
+class Warned:
+    text: str
+
+
+@dataclass(frozen=True)
+class Stopping:
+    """No new units begin: Ctrl-C, SIGTERM or --max-fail."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class RunEnded:
+    summary: Summary
+
+
+Event: TypeAlias = (
+    RunBegan
+    | UnitBegan
+    | TestBegan
+    | TestIsSlow
+    | TestEnded
+    | TestSettled
+    | UnitEnded
+    | Output
+    | Asked
+    | Warned
+    | Stopping
+    | RunEnded
+)
+
+
+class Reporter(Protocol):
+    def hear(self, event: Event) -> None: ...
+
+
+@dataclass(frozen=True)
+class Audience:
+    """Several reporters as one."""
+
+    reporters: Sequence[Reporter]
+
+    def hear(self, event: Event) -> None:
+        for reporter in self.reporters:
+            reporter.hear(event)
