@@ -21,6 +21,7 @@ from .cleaning import placeholders
 from .distribute import distribute, install_distributed
 from .errors import SPMDError
 from .layout import Layout
+from .leaving import let_gloo_finish
 from .lowering import Program
 from .make import executable
 from .override import Override, overriding
@@ -137,6 +138,7 @@ class CompiledStep:
             raise SPMDError("There is no process group.", remedy="Call torch.distributed.init_process_group first.")
         state = collect(leaves)
         self._device_type = state.device.type
+        let_gloo_finish()
         ours = tuple([id(leaf) for leaf in _owners(leaves)])
         job = self._jobs.get(ours) or _Job(leaves)
         layouts = self.mode.layouts(state, dist.get_rank(), dist.get_world_size())
