@@ -1,10 +1,16 @@
-"""A rank as its parent sees it."""
+"""A rank that is a process: as its parent sees it, and what it does first."""
 
 from __future__ import annotations
 
+import os
 import signal
 
-from torch_testing_ext import launch
+import torch
+import torch.distributed as dist
+
+from torch_testing_ext import _torch, launch
+from torch_testing_ext._seeds import set_rng_seed
+from torch_testing_ext.launch import system
 
 
 class RankProcess:
@@ -42,3 +48,15 @@ class RankProcess:
 
     def send_signal(self, number: int) -> None:
         self._run.signal(number, self.rank)
+
+
+def prepare_rank(world_size: int, patient: bool) -> None:
+    """In a new rank: what it must not have, or not alike, from the process that it comes of."""
+    set_rng_seed()
+    threads = max(1, system.cores() // world_size)
+    if "OMP_NUM_THREADS" not in os.environ and torch.get_num_threads() != threads:
+        torch.set_num_threads(threads)
+    if "TORCH_DISTRIBUTED_DEBUG" in os.environ:
+        dist.set_debug_level_from_env()  # read once at import otherwise, before the fork
+    if patient:
+        _torch.wait_without_end()

@@ -24,17 +24,17 @@ import torch.distributed as c10d
 
 from torch_testing_ext import _devices, _environment, _needs
 from torch_testing_ext._distributed_base import DistributedTestBase, run_subtests
-from torch_testing_ext._multi_process import (
+from torch_testing_ext._multi_process import MultiProcessTestCase
+from torch_testing_ext._needs import TEST_SKIPS, Need, TestSkip, needs_of, requires
+from torch_testing_ext._ranked import (
     DEFAULT_WORLD_SIZE,
     TIMEOUT_DEFAULT,
     TIMEOUT_OVERRIDE,
     Interrupted,
-    MultiProcessTestCase,
     RankError,
     RankFailure,
     get_timeout,
 )
-from torch_testing_ext._needs import TEST_SKIPS, Need, TestSkip, needs_of, requires
 from torch_testing_ext.common_utils import FILE_SCHEMA, TestCase, find_free_port, retry_on_connect_failures
 
 __all__ = [
