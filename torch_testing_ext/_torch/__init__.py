@@ -95,6 +95,14 @@ from .spmd import (
     tracing_graph,
     tree,
 )
+from .threads import (
+    finished_work,
+    get_world,
+    isolate_threads,
+    set_world,
+    thread_safe_sharding_propagation,
+    world_class,
+)
 
 __all__ = [
     "abort_process_groups",
@@ -114,6 +122,7 @@ __all__ = [
     "end_compile_workers",
     "extension_device_type",
     "fake_like",
+    "finished_work",
     "flight_recorder",
     "for_each_local_rank",
     "foreach_by_default",
@@ -124,6 +133,7 @@ __all__ = [
     "fsdp_param_group_module",
     "fsdp_reshard_preceded_by",
     "fsdp_syncs_on_cpu",
+    "get_world",
     "has_triton",
     "import_tracer",
     "inductor_compile",
@@ -133,6 +143,7 @@ __all__ = [
     "is_functional_tensor",
     "is_internal_build",
     "is_local_tensor",
+    "isolate_threads",
     "local_ints",
     "local_ranks",
     "local_tensor",
@@ -156,9 +167,11 @@ __all__ = [
     "set_grad_enabled",
     "set_local_tensor",
     "set_torch_function_state",
+    "set_world",
     "shard_order",
     "storage_key",
     "take_placements_literally",
+    "thread_safe_sharding_propagation",
     "torch_function_modes",
     "torch_function_state",
     "tracing_graph",
@@ -166,4 +179,5 @@ __all__ = [
     "wait_without_end",
     "warm_up",
     "without_local_tensors",
+    "world_class",
 ]

@@ -8,7 +8,7 @@ verdict = judge(outcome...)     one outcome and one message for all of them
 from .client import CannotStart, Run, close, launch, new_directory
 from .job import Job, Named, Surroundings
 from .rank import Report
-from .report import Ending, RankReport, now
+from .report import Ending, Exit, RankReport, now, settle
 from .verdict import Case, Expected, Outcome, Verdict, judge
 from .watch import end, watch
 
@@ -16,6 +16,7 @@ __all__ = [
     "CannotStart",
     "Case",
     "Ending",
+    "Exit",
     "Expected",
     "Job",
     "Named",
@@ -31,5 +32,6 @@ __all__ = [
     "launch",
     "new_directory",
     "now",
+    "settle",
     "watch",
 ]

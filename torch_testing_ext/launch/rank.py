@@ -35,7 +35,8 @@ STACKS_DONE = bytes([system.DUMP_STACKS])
 class Report:
     """A rank's way to tell how its test ends. Failures are on disk at once; a pass only when all is over."""
 
-    def __init__(self, pen: Pen):
+    def __init__(self, pen: Pen | None):
+        """Without a pen, the account is only kept here: a rank that is a thread has no need of files."""
         self._pen = pen
         self._pid = os.getpid()
         self.started = now()
@@ -56,7 +57,8 @@ class Report:
         if self.account is not None and self.account.ending.is_failure:
             return
         self.account = account
-        if os.getpid() == self._pid:  # a child that the test forked and let run on speaks for nobody
+        # A child that the test forked and let run on speaks for nobody.
+        if self._pen is not None and os.getpid() == self._pid:
             self._pen.write(account)
 
 
