@@ -19,11 +19,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist
-
 from torch_testing_ext import _expect, _seeds, _torch, launch
 from torch_testing_ext._needs import Skipped, first_unmet
-from torch_testing_ext._rank_process import RankProcess, prepare_rank
+from torch_testing_ext._rank_process import RankProcess, leave_process_group, prepare_rank
 from torch_testing_ext._ranked import (
     DEFAULT_WORLD_SIZE,
     PARENT,
@@ -37,7 +35,6 @@ from torch_testing_ext._ranked import (
     report_skip,
 )
 from torch_testing_ext._seeds import set_rng_seed
-from torch_testing_ext._test_case import clean_expected
 from torch_testing_ext.launch import settings, system
 
 __unittest = True  # keeps these frames out of unittest's tracebacks: the message says it all
@@ -54,7 +51,6 @@ class MultiProcessTestCase(RankedTestCase):
     fast_exit = True
 
     file_name: str
-    _recorder: _expect.Recorder | None = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -154,18 +150,8 @@ class MultiProcessTestCase(RankedTestCase):
     def _join_processes(self, fn: Callable[[], Any]) -> None:
         __tracebackhide__ = True
         verdict = self._see_through(fn)
-        raise_verdict(self._with_expectations(verdict))
-
-    def _with_expectations(self, verdict: launch.Verdict) -> launch.Verdict:
-        """Ranks that disagree about an assertExpectedInline fail; the source is rewritten here if it is to be."""
         assert self._launched is not None
-        passed = verdict.outcome is launch.Outcome.PASSED
-        disagreement = _expect.settle(self.file_name, self._launched.job.world_size)
-        if not disagreement:
-            return verdict
-        if passed:
-            return launch.Verdict(launch.Outcome.FAILED, f"{disagreement}\n\nTo run it alone:\n  {self._command()}")
-        return launch.Verdict(verdict.outcome, f"{verdict.message}\n\n{disagreement}", verdict.culprit)
+        raise_verdict(self._with_expectations(verdict, self.file_name, self._launched.job.world_size))
 
     def _see_through(self, fn: Callable[[], Any]) -> launch.Verdict:
         if self._launched is None:
@@ -216,26 +202,6 @@ class MultiProcessTestCase(RankedTestCase):
 
     # -- a rank
 
-    def assertExpectedInline(
-        self,
-        actual: Any,
-        expect: str,
-        skip: int = 0,
-        ignore_comments: bool = False,
-        ignore_empty_lines: bool = False,
-    ) -> None:
-        """As in TestCase; in a rank what is got goes to the parent too. See `_expect`."""
-        if self.rank == self.MAIN_PROCESS_RANK:
-            super().assertExpectedInline(actual, expect, skip + 1, ignore_comments, ignore_empty_lines)
-            return
-        actual = clean_expected(actual, ignore_comments, ignore_empty_lines)
-        expect = clean_expected(expect, ignore_comments, ignore_empty_lines)
-        if self._recorder is None:
-            self._recorder = _expect.Recorder(self.file_name, self.rank)
-        self._recorder.record(actual, expect, skip)
-        if not _expect.accepting():
-            super().assertExpectedInline(actual, expect, skip + 1)
-
     @classmethod
     def _run(cls, rank: int, test_name: str, file_name: str, pipe: Any, **kwargs: Any) -> None:
         self = cls(test_name)
@@ -246,6 +212,7 @@ class MultiProcessTestCase(RankedTestCase):
     def run_test(self, test_name: str, pipe: Any) -> None:
         """Run the test method in this rank. `pipe` is the rank's report. Leaves by SystemExit where the test did not
         pass, so that an overriding `_run` goes no further."""
+        self._recorder = _expect.Recorder(self.file_name, self.rank)
         set_rng_seed()
         try:
             with self._own_cleanups():
@@ -256,13 +223,7 @@ class MultiProcessTestCase(RankedTestCase):
             report_error(pipe, error, self.failureException)
             sys.exit(self.TEST_ERROR_EXIT_CODE)
         if self.destroy_pg_upon_exit:
-            self._leave_process_group()
-
-    def _leave_process_group(self) -> None:
-        if not dist.is_initialized() or (self.fast_exit and _torch.only_gloo()):
-            return  # the process is about to end, and with it the group
-        with suppress(AssertionError, ValueError):
-            dist.destroy_process_group()
+            leave_process_group(self.fast_exit)
 
 
 def _accepted_by(run: Callable[..., None], options: dict[str, Any]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from contextlib import suppress
 
 import torch
 import torch.distributed as dist
@@ -60,3 +61,11 @@ def prepare_rank(world_size: int, patient: bool) -> None:
         dist.set_debug_level_from_env()  # read once at import otherwise, before the fork
     if patient:
         _torch.wait_without_end()
+
+
+def leave_process_group(fast: bool) -> None:
+    """At a rank's end. `fast`: gloo's groups may go with the process."""
+    if not dist.is_initialized() or (fast and _torch.only_gloo()):
+        return
+    with suppress(AssertionError, ValueError):
+        dist.destroy_process_group()

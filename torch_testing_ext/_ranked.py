@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
 
-from torch_testing_ext import launch
+from torch_testing_ext import _expect, launch
 from torch_testing_ext._needs import TEST_SKIPS
-from torch_testing_ext._test_case import TestCase
+from torch_testing_ext._test_case import TestCase, clean_expected
 
 __unittest = True  # keeps these frames out of unittest's tracebacks: the message says it all
 __rank_frame__ = True  # and out of the tracebacks of ranks
@@ -81,6 +81,7 @@ def checked_world_size(given: Any, who: str) -> int:
 class RankedTestCase(TestCase):
     rank: int
     _result: Any = None
+    _recorder: _expect.Recorder | None = None  # in ranks that are processes
 
     def __init__(self, method_name: str = "runTest", methodName: str = "runTest") -> None:
         name = method_name if methodName == "runTest" else methodName
@@ -140,7 +141,35 @@ class RankedTestCase(TestCase):
                 left = "; ".join(report.leftovers)
                 print(f"{self._short_name()}: rank {report.rank} left running (ended now): {left}", file=sys.stderr)
 
+    def _with_expectations(self, verdict: launch.Verdict, path: str, world_size: int) -> launch.Verdict:
+        """Ranks that disagree about an assertExpectedInline fail; the source is rewritten here if it is to be."""
+        passed = verdict.outcome is launch.Outcome.PASSED
+        disagreement = _expect.settle(path, world_size)
+        if not disagreement:
+            return verdict
+        if passed:
+            return launch.Verdict(launch.Outcome.FAILED, f"{disagreement}\n\nTo run it alone:\n  {self._command()}")
+        return launch.Verdict(verdict.outcome, f"{verdict.message}\n\n{disagreement}", verdict.culprit)
+
     # -- a rank
+
+    def assertExpectedInline(
+        self,
+        actual: Any,
+        expect: str,
+        skip: int = 0,
+        ignore_comments: bool = False,
+        ignore_empty_lines: bool = False,
+    ) -> None:
+        """As in TestCase; in a process of its own a rank tells the parent too what it got. See `_expect`."""
+        if self._recorder is None:
+            super().assertExpectedInline(actual, expect, skip + 1, ignore_comments, ignore_empty_lines)
+            return
+        actual = clean_expected(actual, ignore_comments, ignore_empty_lines)
+        expect = clean_expected(expect, ignore_comments, ignore_empty_lines)
+        self._recorder.record(actual, expect, skip)
+        if not _expect.accepting():
+            super().assertExpectedInline(actual, expect, skip + 1)
 
     @contextmanager
     def _own_cleanups(self) -> Iterator[None]:
