@@ -81,7 +81,7 @@ class MultiProcContinuousTest(RankedTestCase):
         return None
 
     @classmethod
-    def device_type(cls) -> Any:
+    def device_type(cls) -> Any:  # or a property, or a string
         return _devices.accelerator_type() or "cpu"
 
     @classmethod
@@ -148,9 +148,10 @@ class MultiProcContinuousTest(RankedTestCase):
         if crew is not None and not crew.is_complete():
             cls._dismiss_ranks()
         if vars(cls).get("_crew") is None:
-            world_size = checked_world_size(cls._get_world_size(cls._device_type()), f"{cls.__qualname__}.world_size")
+            given = cls._get_world_size(cls._device_type())
+            cls.world_size = checked_world_size(given, f"{cls.__qualname__}.world_size")
             cls._check_backend()
-            cls._spawn_processes(world_size)
+            cls._spawn_processes(cls.world_size)
 
     @classmethod
     def _spawn_processes(cls, world_size: int) -> None:
@@ -229,6 +230,9 @@ class MultiProcContinuousTest(RankedTestCase):
             raise Skipped(skip)
         with plainly():
             self._ensure_processes_spawned()
+        self._order_test()
+
+    def _order_test(self) -> None:
         crew = self._present_crew()
         self._files = crew.order(self.id())
         self.addCleanup(self._give_up_order, crew)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import struct
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -66,11 +67,14 @@ def orders(directory: Path, rank: int) -> Iterator[Order]:
             if int(number) == _LEAVE:
                 return
             pen = Pen.open(_account(directory, rank, int(number)))
+            report = Report(pen)
             try:
-                yield Order(what, Report(pen), directory / f"order{number}")
+                yield Order(what, report, directory / f"order{number}")
             finally:
                 pen.close()
             os.write(bell, _RING.pack(rank, int(number)))
+            if report.account is not None and report.account.ending.is_failure:
+                sys.exit(report.account.code)  # others may wait for us in a collective: let them see that we are gone
 
 
 # -- the parent's side
