@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,6 +15,20 @@ import torch.distributed as dist
 
 # What torch itself sets when it first compiles something.
 _TORCHS_OWN = ("TORCHINDUCTOR_", "TRITON_", "KINETO_")
+
+
+@dataclass(frozen=True)
+class _Itself:
+    """A thing that is the same only as itself, and whose address is nobody's concern."""
+
+    thing: Any
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Itself) and self.thing is other.thing
+
+    def __repr__(self) -> str:
+        return "none" if self.thing is None else f"a {type(self.thing).__name__}"
+
 
 _LOOKS: dict[str, Callable[[], Any]] = {
     "default dtype": torch.get_default_dtype,
@@ -25,7 +40,7 @@ _LOOKS: dict[str, Callable[[], Any]] = {
     "precision of float32 products": torch.get_float32_matmul_precision,
     "number of threads": torch.get_num_threads,
     "gradients enabled": torch.is_grad_enabled,
-    "default process group": lambda: dist.group.WORLD,
+    "default process group": lambda: _Itself(dist.group.WORLD),
     "working directory": os.getcwd,
 }
 

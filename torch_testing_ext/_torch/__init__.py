@@ -95,6 +95,11 @@ from .spmd import (
     tracing_graph,
     tree,
 )
+from .state_dict import (
+    gathered,
+    is_sharded,
+    on_state_dict,
+)
 from .threads import (
     finished_work,
     get_world,
@@ -133,6 +138,7 @@ __all__ = [
     "fsdp_param_group_module",
     "fsdp_reshard_preceded_by",
     "fsdp_syncs_on_cpu",
+    "gathered",
     "get_world",
     "has_triton",
     "import_tracer",
@@ -143,12 +149,14 @@ __all__ = [
     "is_functional_tensor",
     "is_internal_build",
     "is_local_tensor",
+    "is_sharded",
     "isolate_threads",
     "local_ints",
     "local_ranks",
     "local_tensor",
     "local_tensor_mode",
     "new_fake_mode",
+    "on_state_dict",
     "onednn_uses_arm_compute_library",
     "only_gloo",
     "other_accelerator_is_built",

@@ -225,12 +225,13 @@ _ProcessGroup: Any = dist.ProcessGroup  # its stubs forbid what c10d does: an ov
 class ProcessLocalGroup(_ProcessGroup):
     """A rank's side of a group of threads. Every collective is over when its call returns."""
 
-    def __init__(self, rank: int, world_size: int, hall: Hall | None = None, name: str = ""):
+    _hall: Hall
+    _name: str
+
+    def __init__(self, rank: int, world_size: int):
         super().__init__(rank, world_size)
         self._rank = rank
         self._world_size = world_size
-        self._name = name
-        self._hall = hall or _torch.get_world().hall(name, tuple(range(world_size)))
         # The backward of a rank has to find the rank's groups, so it may not go on in autograd's own threads.
         self._autograd = torch.autograd.set_multithreading_enabled(False)
 
@@ -332,8 +333,10 @@ def _one(items: Any) -> Any:
 
 def _create_threaded_pg(opts: Any, _: Any) -> ProcessLocalGroup:
     ranks = tuple(opts.global_ranks_in_group) or tuple(range(opts.group_size))
-    hall = _torch.get_world().hall(opts.group_id, ranks)
-    return ProcessLocalGroup(opts.group_rank, opts.group_size, hall, opts.group_id)
+    group = ProcessLocalGroup(opts.group_rank, opts.group_size)
+    group._name = opts.group_id
+    group._hall = _torch.get_world().hall(opts.group_id, ranks)
+    return group
 
 
 dist.Backend.register_backend("threaded", _create_threaded_pg, extended_api=True, devices=["cpu", "cuda", "xpu"])
