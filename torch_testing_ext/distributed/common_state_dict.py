@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import chain
 from typing import Any
 
@@ -44,7 +46,7 @@ class VerifyStateDictMixin:
             self.assertEqual(sorted(msd), sorted(dist_msd))
         for name, parameter in msd.items():
             if name in dist_msd:
-                with self.subTest(parameter=name):
+                with _told_of(name):
                     self._compare_tensor(parameter, dist_msd[name], offload_to_cpu)
             else:
                 self.assertFalse(parameter.requires_grad, f"{name} is not frozen, and missing")
@@ -60,7 +62,7 @@ class VerifyStateDictMixin:
             dist_states = dist_osd[_STATE][name_of[number]]
             self.assertEqual(sorted(states), sorted(dist_states), name_of[number])
             for key, state in states.items():
-                with self.subTest(parameter=name_of[number], state=key):
+                with _told_of(f"{key} of {name_of[number]}"):
                     self._compare_tensor(state, dist_states[key])
         groups, dist_groups = osd[_GROUPS], dist_osd[_GROUPS]
         if len(dist_groups) > len(groups):
@@ -82,6 +84,14 @@ class VerifyStateDictMixin:
         whole = _torch.gathered(dist_osd)
         set_state_dict(model, optimizers=new_optim, model_state_dict={}, optim_state_dict=whole)
         self.assertEqual(optim.state_dict(), new_optim.state_dict())
+
+
+@contextmanager
+def _told_of(name: str) -> Iterator[None]:
+    try:
+        yield
+    except AssertionError as error:
+        raise AssertionError(f"{name}: {error}") from None
 
 
 # -- models whose state dict has other names than their parameters

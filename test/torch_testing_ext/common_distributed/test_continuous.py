@@ -230,7 +230,7 @@ class Ran(NamedTuple):
     warnings: list[str]
 
 
-def run_class(cls: type[MultiProcContinuousTest], *names: str, timeout: float = 60.0) -> Ran:
+def run_class(cls: type[MultiProcContinuousTest], *names: str) -> Ran:
     """Run these tests as a suite does, with the class's own set-up and tear-down."""
     outer = unittest.TestResult()
     seen: dict[str, Seen] = {}
@@ -250,7 +250,7 @@ def run_class(cls: type[MultiProcContinuousTest], *names: str, timeout: float = 
     with (
         tempfile.TemporaryDirectory() as directory,
         mock.patch.dict(os.environ, TELL=directory),
-        mock.patch.object(_ranked, "TIMEOUT_DEFAULT", timeout),
+        mock.patch.dict(_ranked.TIMEOUT_OVERRIDE, hangs_in_one=0.5),
         warnings.catch_warnings(record=True) as caught,
     ):
         warnings.simplefilter("always")
@@ -304,7 +304,7 @@ class TestOutcomes(TestCase):
         self.assertNotRegex(message, "this is prints\n")
 
     def test_a_stuck_rank(self) -> None:
-        ran = run_class(Things, "hangs_in_one", "passes", timeout=0.5)
+        ran = run_class(Things, "prints", "hangs_in_one", "passes")
         message = ran.tests["hangs_in_one"].message
         self.assertRegex(message, r"Things.hangs_in_one timed out after 0\.\d s; ranks 0, 1, 2 of 3 still running")
         self.assertRegex(message, r"rank 1: test_continuous.py:\d+ in hangs_in_one \(threading.Event\(\).wait\(\)\)")
