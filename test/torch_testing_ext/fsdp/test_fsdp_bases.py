@@ -54,7 +54,9 @@ class TestContinuous(TestCase):
     def setUp(self) -> None:
         super().setUp()
         self.addCleanup(InRanksThatStay.tearDownClass)
-        self.enterContext(mock.patch.object(_fsdp_device, "_chosen", "cpu"))
+        on_cpu = mock.patch.object(_fsdp_device, "_chosen", "cpu")
+        on_cpu.start()
+        self.addCleanup(on_cpu.stop)
 
     def test_passes(self) -> None:
         self.assertEqual(outcome(InRanksThatStay, "has_a_group"), "passed")
