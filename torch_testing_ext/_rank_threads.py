@@ -17,7 +17,7 @@ from contextlib import contextmanager
 
 import torch.distributed as dist
 
-from torch_testing_ext import launch
+from torch_testing_ext import _torch, launch
 from torch_testing_ext._ranked import report_error, report_exit, report_skip
 from torch_testing_ext.distributed.multi_threaded_pg import (
     ThreadLocalWorld,
@@ -45,6 +45,8 @@ class RankThreads:
     def __init__(self, world_size: int, body: Callable[[int], None]):
         self.began = now()
         self._body = body
+        self._turns = _torch.one_sharding_at_a_time()
+        self._turns.__enter__()
         self._world: ThreadLocalWorld = _install_threaded_pg()
         self._store = dist.HashStore()
         self._reports = [launch.Report(None) for _ in range(world_size)]
@@ -133,6 +135,7 @@ class RankThreads:
             for thread in self.threads:
                 thread.join(max(0.0, until - now()))
         _uninstall_threaded_pg()
+        self._turns.__exit__(None, None, None)
 
 
 def _let_be(thread: threading.Thread) -> None:

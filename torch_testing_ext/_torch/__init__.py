@@ -104,8 +104,8 @@ from .threads import (
     finished_work,
     get_world,
     isolate_threads,
+    one_sharding_at_a_time,
     set_world,
-    thread_safe_sharding_propagation,
     world_class,
 )
 
@@ -157,6 +157,7 @@ __all__ = [
     "local_tensor_mode",
     "new_fake_mode",
     "on_state_dict",
+    "one_sharding_at_a_time",
     "onednn_uses_arm_compute_library",
     "only_gloo",
     "other_accelerator_is_built",
@@ -179,7 +180,6 @@ __all__ = [
     "shard_order",
     "storage_key",
     "take_placements_literally",
-    "thread_safe_sharding_propagation",
     "torch_function_modes",
     "torch_function_state",
     "tracing_graph",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -38,15 +39,16 @@ def finished_work(result: Any) -> dist.Work:
 
 
 @contextmanager
-def thread_safe_sharding_propagation() -> Iterator[None]:
-    """DTensor's sharding rules are tried on fake tensors, by one thread at a time. `_fake_mode_lock` of the
-    propagator since 2.10; it does not lock by itself."""
-    from torch.distributed.tensor import _sharding_prop
-
-    ShardingPropagator: Any = _sharding_prop.ShardingPropagator
-    before = ShardingPropagator._fake_mode_lock
-    ShardingPropagator._fake_mode_lock = threading.Lock()
+def one_sharding_at_a_time() -> Iterator[None]:
+    """DTensor, where it is imported, tries its sharding rules on fake tensors, which two threads must not do at once.
+    `ShardingPropagator._fake_mode_lock` since 2.12, which locks nothing unless told to; 2.11 has none."""
+    module: Any = sys.modules.get("torch.distributed.tensor._sharding_prop")
+    if not hasattr(getattr(module, "ShardingPropagator", None), "_fake_mode_lock"):
+        yield
+        return
+    propagator = module.ShardingPropagator
+    before, propagator._fake_mode_lock = propagator._fake_mode_lock, threading.Lock()
     try:
         yield
     finally:
-        ShardingPropagator._fake_mode_lock = before
+        propagator._fake_mode_lock = before

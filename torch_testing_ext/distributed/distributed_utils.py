@@ -27,7 +27,7 @@ def create_mock_pg(prefix_store: Any, rank: int, world_size: int, timeout: timed
     return MockProcessGroup(rank, world_size)
 
 
-dist.Backend.register_backend("mock_process_group", create_mock_pg)
+dist.Backend.register_backend("mock_process_group", create_mock_pg, devices=["cpu", "cuda", "xpu"])
 
 
 def mock_init_dist(rank: int, world_size: int) -> None:

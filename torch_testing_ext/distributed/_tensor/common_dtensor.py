@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import importlib
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -356,9 +356,7 @@ class DTensorOpTestBase(MultiThreadedTestCase):
 
     def setUp(self) -> None:
         super().setUp()
-        lock = ExitStack()
-        lock.enter_context(_torch.thread_safe_sharding_propagation())
-        self.addCleanup(lock.close)
+        importlib.import_module("torch.distributed.tensor")  # before there are threads, which take turns in it then
         self._spawn_threads()
 
 
