@@ -23,17 +23,19 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 SUBJECT = HERE / "launch_subject.py"
-OURS, TORCH, CONTINUOUS, FORK = "torch_testing_ext", "torch.testing._internal", "MultiProcContinuousTest", "fork"
+OURS, TORCH, FORK = "torch_testing_ext", "torch.testing._internal", "fork"
+CONTINUOUS, STAYING = "MultiProcContinuousTest", "our MultiProcContinuousTest"
 TITLES = {
     OURS: "ours",
     FORK: "bare fork loop",
     CONTINUOUS: "MultiProcContinuousTest, after its start",
+    STAYING: "our MultiProcContinuousTest, after its start",
     TORCH: "MultiProcessTestCase",
 }
 # Candidates that start interpreters take seconds a rank: no more ranks than needed.
-MOST_RANKS = {OURS: 1000, FORK: 1000, CONTINUOUS: 8, TORCH: 4}
+MOST_RANKS = {OURS: 1000, FORK: 1000, CONTINUOUS: 8, STAYING: 8, TORCH: 4}
 # The first tests of an interpreter pay for its start, measured by itself; MultiProcessTestCase starts over each time.
-WARM_UPS = {OURS: 3, FORK: 3, CONTINUOUS: 3, TORCH: 0}
+WARM_UPS = {OURS: 3, FORK: 3, CONTINUOUS: 3, STAYING: 3, TORCH: 0}
 
 
 @dataclass(frozen=True)
@@ -174,6 +176,8 @@ def measure_tests(world_sizes: list[int], rounds: int, slow_rounds: int) -> list
         torch, fork, ours = (cells[kit, 4] for kit in (TORCH, FORK, OURS))
         targets.append(Target("4 ranks: MultiProcessTestCase / ours", torch / ours, 100, at_least=True))
         targets.append(Target("4 ranks: ours / bare fork loop", ours / fork, 1))
+        staying = cells[STAYING, 4] / cells[CONTINUOUS, 4]
+        targets.append(Target("4 ranks: our MultiProcContinuousTest / PyTorch's", staying, 1))
     return targets
 
 
@@ -208,14 +212,17 @@ def measure_many() -> list[Target]:
 def measure_files(rounds: int) -> list[Target]:
     first = take_turns({kit: file_runner(kit, tests=1) for kit in (OURS, TORCH)}, dict.fromkeys((OURS, TORCH), rounds))
     whole = take_turns(
-        {kit: file_runner(kit, tests=30) for kit in (OURS, CONTINUOUS)}, dict.fromkeys((OURS, CONTINUOUS), rounds)
+        {kit: file_runner(kit, tests=30) for kit in (OURS, CONTINUOUS, STAYING)},
+        dict.fromkeys((OURS, CONTINUOUS, STAYING), rounds),
     )
     print("\nWhole file at 4 ranks in a new interpreter, start-up included, median s")
     print(f"  1 test:   ours {first[OURS]:.2f}, MultiProcessTestCase {first[TORCH]:.2f}")
-    print(f"  30 tests: ours {whole[OURS]:.2f}, MultiProcContinuousTest {whole[CONTINUOUS]:.2f}")
+    continuous = f"MultiProcContinuousTest {whole[CONTINUOUS]:.2f}, ours {whole[STAYING]:.2f}"
+    print(f"  30 tests: ours {whole[OURS]:.2f}, {continuous}")
     return [
         Target("file with 1 test: ours / MultiProcessTestCase", first[OURS] / first[TORCH], 1),
         Target("file with 30 tests: ours / MultiProcContinuousTest", whole[OURS] / whole[CONTINUOUS], 1),
+        Target("the same: our MultiProcContinuousTest / PyTorch's", whole[STAYING] / whole[CONTINUOUS], 1),
     ]
 
 

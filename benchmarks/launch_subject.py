@@ -19,6 +19,7 @@ import torch.distributed as dist
 OURS = "torch_testing_ext"
 TORCH = "torch.testing._internal"
 CONTINUOUS = "MultiProcContinuousTest"
+STAYING = "our MultiProcContinuousTest"
 FORK = "fork"
 
 KIT = os.environ["KIT"]
@@ -72,11 +73,11 @@ if KIT == FORK:
     run_tests = unittest.main
 
 else:
-    home = TORCH if KIT == CONTINUOUS else KIT
+    home = {CONTINUOUS: TORCH, STAYING: OURS}.get(KIT, KIT)
     common_distributed = importlib.import_module(f"{home}.common_distributed")
     run_tests = importlib.import_module(f"{home}.common_utils").run_tests
 
-    if KIT == CONTINUOUS:  # its ranks make the group once for all tests
+    if KIT in (CONTINUOUS, STAYING):  # its ranks make the group once for all tests
         test = lambda self: work(self.rank)  # noqa: E731
 
         class Subject(common_distributed.MultiProcContinuousTest):

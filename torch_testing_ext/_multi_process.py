@@ -10,88 +10,60 @@ import functools
 import inspect
 import itertools
 import os
-import shlex
 import shutil
 import sys
 import types
 import unittest
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, NoReturn
-
-import torch
-import torch.distributed as dist
+from typing import Any
 
 from torch_testing_ext import _expect, _seeds, _torch, launch
-from torch_testing_ext._needs import TEST_SKIPS, Skipped, first_unmet
-from torch_testing_ext._rank_process import RankProcess
-from torch_testing_ext._test_case import clean_expected
-from torch_testing_ext.common_utils import TestCase, set_rng_seed
+from torch_testing_ext._needs import Skipped, first_unmet
+from torch_testing_ext._rank_process import RankProcess, leave_process_group, prepare_rank
+from torch_testing_ext._ranked import (
+    DEFAULT_WORLD_SIZE,
+    PARENT,
+    RankedTestCase,
+    RankError,
+    get_timeout,
+    plainly,
+    raise_verdict,
+    report_error,
+    report_exit,
+    report_skip,
+)
+from torch_testing_ext._seeds import set_rng_seed
 from torch_testing_ext.launch import settings, system
 
 __unittest = True  # keeps these frames out of unittest's tracebacks: the message says it all
 __rank_frame__ = True  # and out of the tracebacks of ranks
 
-DEFAULT_WORLD_SIZE = 4
-TIMEOUT_DEFAULT = float(os.getenv("DISTRIBUTED_TESTS_DEFAULT_TIMEOUT", "300"))
-TIMEOUT_OVERRIDE: dict[str, float] = {"test_ddp_uneven_inputs": 400, "test_DistributedDataParallel": 500}
 # Fewer than this, and importing them in each rank costs less than the message about it.
 _WORTH_TEACHING = 10
 
 
-def get_timeout(test_id: str) -> float:
-    """Seconds a test may take: its own, by the last part of its id, or the default."""
-    return TIMEOUT_OVERRIDE.get(test_id.split(".")[-1], TIMEOUT_DEFAULT)
-
-
-class RankError(RuntimeError):
-    """A rank raised, crashed, hung or got lost. The message tells of all ranks."""
-
-
-class RankFailure(AssertionError):
-    """An assertion failed in a rank, or the ranks disagree. The message tells of all ranks."""
-
-
-class Interrupted(Exception):
-    """Ctrl-C while ranks were running. They have been ended."""
-
-
-@contextmanager
-def _plainly() -> Iterator[None]:
-    """What the user can mend is said without a traceback of ours."""
-    try:
-        yield
-    except (ValueError, launch.CannotStart) as error:
-        raise error.with_traceback(None) from None
-
-
-class MultiProcessTestCase(TestCase):
-    MAIN_PROCESS_RANK = -1
+class MultiProcessTestCase(RankedTestCase):
+    MAIN_PROCESS_RANK = PARENT
     TEST_ERROR_EXIT_CODE = 10
     # A rank leaves without tearing down its gloo groups, which saves 10 ms a connection. For a test about that: False.
     fast_exit = True
 
-    rank: int
     file_name: str
-    _recorder: _expect.Recorder | None = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         launch.Named.of(cls)  # so that a server that is forked off from now on has it
 
     def __init__(self, method_name: str = "runTest", methodName: str = "runTest") -> None:
-        name = method_name if methodName == "runTest" else methodName
-        super().__init__(name)
-        self._result: Any = None
+        super().__init__(method_name, methodName)
         self._launched: launch.Run | None = None
         self._directory: Path | None = None
         self.processes: list[RankProcess] = []
-        test = getattr(self, name, None)
-        if test is not None:
-            setattr(self, name, self.join_or_run(test))
-        elif name != "runTest":
-            raise ValueError(f"{type(self).__qualname__} has no test method {name!r}")
+
+    def _stand_in(self, test: Callable[[], Any]) -> Any:
+        return self.join_or_run(test)
 
     # -- what subclasses may override
 
@@ -127,10 +99,6 @@ class MultiProcessTestCase(TestCase):
 
     # -- the parent
 
-    def run(self, result: Any = None) -> Any:
-        self._result = result
-        return super().run(result)
-
     def setUp(self) -> None:
         super().setUp()
         self.special_return_code_checks: dict[Any, int] = {}
@@ -138,7 +106,7 @@ class MultiProcessTestCase(TestCase):
         self.processes = []
         self.rank = self.MAIN_PROCESS_RANK
         self.pid_to_pipe: dict[int, Any] = {}
-        with _plainly():
+        with plainly():
             self._directory = launch.new_directory(self.id())
         self.addCleanup(self._end_ranks)  # also where setUp fails later on, or tearDown forgets super()
         self.file_name = str(self._directory / "store")
@@ -155,17 +123,6 @@ class MultiProcessTestCase(TestCase):
         if self._directory is None:
             raise RankError(f"{type(self).__qualname__}.setUp() must call super().setUp() first")
         self._start_ranks(self._checked_world_size(), self._directory)
-
-    def _checked_world_size(self) -> int:
-        given = self.world_size
-        try:
-            size = int(given)
-        except (TypeError, ValueError):
-            size = 0
-        if size < 1 or (size != given and not isinstance(given, str)):
-            who = f"{type(self).__qualname__}.world_size"
-            raise ValueError(f"{who} is {given!r}; it must be a number of ranks, 1 or more")
-        return size
 
     def _start_ranks(self, world_size: int, directory: Path, environ: dict[str, str] | None = None) -> None:
         chosen = settings.read()
@@ -186,25 +143,15 @@ class MultiProcessTestCase(TestCase):
             stream=chosen.stream,
             debug_rank=chosen.debug_rank,
         )
-        with _plainly():
+        with plainly():
             self._launched = launch.launch(job)
         self.processes = [RankProcess(self._launched, rank) for rank in range(world_size)]
 
     def _join_processes(self, fn: Callable[[], Any]) -> None:
         __tracebackhide__ = True
         verdict = self._see_through(fn)
-        self._raise(self._with_expectations(verdict))
-
-    def _with_expectations(self, verdict: launch.Verdict) -> launch.Verdict:
-        """Ranks that disagree about an assertExpectedInline fail; the source is rewritten here if it is to be."""
         assert self._launched is not None
-        passed = verdict.outcome is launch.Outcome.PASSED
-        disagreement = _expect.settle(self.file_name, self._launched.job.world_size)
-        if not disagreement:
-            return verdict
-        if passed:
-            return launch.Verdict(launch.Outcome.FAILED, f"{disagreement}\n\nTo run it alone:\n  {self._command()}")
-        return launch.Verdict(verdict.outcome, f"{verdict.message}\n\n{disagreement}", verdict.culprit)
+        raise_verdict(self._with_expectations(verdict, self.file_name, self._launched.job.world_size))
 
     def _see_through(self, fn: Callable[[], Any]) -> launch.Verdict:
         if self._launched is None:
@@ -226,21 +173,10 @@ class MultiProcessTestCase(TestCase):
             if not self._runs_under_unittest():
                 raise
             self._interrupt()
-        case = launch.Case(self._short_name(), self._command(), inspect.getsourcefile(type(self)) or "")
-        verdict = launch.judge(outcome.reports, outcome.timed_out, case, expected)
+        verdict = launch.judge(outcome.reports, outcome.timed_out, self._case(), expected)
         if verdict.outcome is launch.Outcome.PASSED:
             self._tell_of_leftovers(outcome.reports)
         return verdict
-
-    def _interrupt(self) -> NoReturn:
-        """End the run in good order, so that unittest prints its summary."""
-        self._result.stop()
-        self._result.interrupted = True
-        raise Interrupted(f"{self._short_name()} was interrupted; its ranks have been ended") from None
-
-    def _runs_under_unittest(self) -> bool:
-        """Or under pytest, whose result object is none of unittest's."""
-        return isinstance(self._result, unittest.TestResult)
 
     def _explain_hang(self, verdict: launch.Verdict, fn: Callable[[], Any]) -> launch.Verdict:
         """Run once more under TORCH_DISTRIBUTED_DEBUG=DETAIL, which checks that ranks agree before each collective."""
@@ -255,24 +191,6 @@ class MultiProcessTestCase(TestCase):
         heading = "Run again under TORCH_DISTRIBUTED_DEBUG=DETAIL:"
         return launch.Verdict(verdict.outcome, f"{verdict.message}\n\n{heading}\n{said}", verdict.culprit)
 
-    def _raise(self, verdict: launch.Verdict) -> None:
-        __tracebackhide__ = True
-        match verdict.outcome:
-            case launch.Outcome.PASSED:
-                return
-            case launch.Outcome.SKIPPED:
-                raise unittest.SkipTest(verdict.message)
-            case launch.Outcome.FAILED:
-                raise RankFailure(verdict.message)
-            case _:
-                raise RankError(verdict.message)
-
-    def _tell_of_leftovers(self, reports: tuple[launch.RankReport, ...]) -> None:
-        for report in reports:
-            if report.leftovers:
-                left = "; ".join(report.leftovers)
-                print(f"{self._short_name()}: rank {report.rank} left running (ended now): {left}", file=sys.stderr)
-
     def _end_ranks(self) -> None:
         """Whatever is left of this test: processes and files."""
         if self._launched is not None and self._launched.alive:
@@ -282,41 +200,7 @@ class MultiProcessTestCase(TestCase):
         if self._directory is not None and settings.read().logs is None:
             shutil.rmtree(self._directory, ignore_errors=True)
 
-    def _short_name(self) -> str:
-        return f"{type(self).__qualname__}.{self._testMethodName}"
-
-    def _command(self) -> str:
-        """The one command that runs just this test again, from here."""
-        file = inspect.getsourcefile(type(self)) or "?"
-        with suppress(ValueError):
-            file = os.path.relpath(file)
-        if not self._runs_under_unittest():
-            return f"python -m pytest {shlex.quote(f'{file}::{type(self).__qualname__}::{self._testMethodName}')}"
-        if type(self).__module__ == "__main__":
-            return f"python {shlex.quote(file)} {self._short_name()}"
-        return f"python -m unittest {type(self).__module__}.{self._short_name()}"
-
     # -- a rank
-
-    def assertExpectedInline(
-        self,
-        actual: Any,
-        expect: str,
-        skip: int = 0,
-        ignore_comments: bool = False,
-        ignore_empty_lines: bool = False,
-    ) -> None:
-        """As in TestCase; in a rank what is got goes to the parent too. See `_expect`."""
-        if self.rank == self.MAIN_PROCESS_RANK:
-            super().assertExpectedInline(actual, expect, skip + 1, ignore_comments, ignore_empty_lines)
-            return
-        actual = clean_expected(actual, ignore_comments, ignore_empty_lines)
-        expect = clean_expected(expect, ignore_comments, ignore_empty_lines)
-        if self._recorder is None:
-            self._recorder = _expect.Recorder(self.file_name, self.rank)
-        self._recorder.record(actual, expect, skip)
-        if not _expect.accepting():
-            super().assertExpectedInline(actual, expect, skip + 1)
 
     @classmethod
     def _run(cls, rank: int, test_name: str, file_name: str, pipe: Any, **kwargs: Any) -> None:
@@ -328,80 +212,18 @@ class MultiProcessTestCase(TestCase):
     def run_test(self, test_name: str, pipe: Any) -> None:
         """Run the test method in this rank. `pipe` is the rank's report. Leaves by SystemExit where the test did not
         pass, so that an overriding `_run` goes no further."""
+        self._recorder = _expect.Recorder(self.file_name, self.rank)
         set_rng_seed()
         try:
             with self._own_cleanups():
                 getattr(self, test_name)()
         except unittest.SkipTest as skip:
-            sys.exit(_report_skip(pipe, skip))
+            sys.exit(report_skip(pipe, skip))
         except Exception as error:
-            within = "".join(f"in subtest {described}: " for described in _subtests_of(error))
-            pipe.failed(error, isinstance(error, self.failureException), within)
+            report_error(pipe, error, self.failureException)
             sys.exit(self.TEST_ERROR_EXIT_CODE)
         if self.destroy_pg_upon_exit:
-            self._leave_process_group()
-
-    @contextmanager
-    def _own_cleanups(self) -> Iterator[None]:
-        """Run what the test registered with addCleanup, last first. The test's own error wins over theirs."""
-        try:
-            yield
-        except BaseException:
-            with suppress(Exception):
-                self._run_cleanups()
-            raise
-        self._run_cleanups()
-
-    def _run_cleanups(self) -> None:
-        errors = []
-        registered: list[Any] = self._cleanups  # type: ignore[attr-defined]
-        while registered:
-            function, args, kwargs = registered.pop()
-            try:
-                function(*args, **kwargs)
-            except Exception as error:
-                errors.append(error)
-        if errors:
-            raise errors[0]
-
-    @contextmanager
-    def subTest(self, msg: Any = None, **params: Any) -> Iterator[None]:
-        """In a rank a failing subtest ends the test and names its parameters: going on would leave the other ranks
-        alone in the collectives that this one did not come to."""
-        if getattr(self, "rank", self.MAIN_PROCESS_RANK) == self.MAIN_PROCESS_RANK:
-            with super().subTest(*([] if msg is None else [msg]), **params):
-                yield
-            return
-        try:
-            yield
-        except unittest.SkipTest:
-            pass
-        except Exception as error:
-            _subtests_of(error).insert(0, _describe_subtest(msg, params))
-            raise
-
-    def _leave_process_group(self) -> None:
-        if not dist.is_initialized() or (self.fast_exit and _torch.only_gloo()):
-            return  # the process is about to end, and with it the group
-        with suppress(AssertionError, ValueError):
-            dist.destroy_process_group()
-
-
-def _describe_subtest(msg: Any, params: dict[str, Any]) -> str:
-    named = ", ".join(f"{name}={value!r}" for name, value in params.items())
-    return " ".join(part for part in (f"[{msg}]" if msg is not None else "", f"({named})" if named else "") if part)
-
-
-def _subtests_of(error: Exception) -> list[str]:
-    """The subtests that an exception came through, outermost first. Kept beside the message: not every type's message
-    can be changed, and somebody may yet look at it."""
-    return error.__dict__.setdefault("_torch_testing_ext_subtests", [])
-
-
-def _report_skip(report: launch.Report, skip: unittest.SkipTest) -> int:
-    code = getattr(skip, "exit_code", TEST_SKIPS["generic"].exit_code)
-    report.skipped(str(skip) or TEST_SKIPS["generic"].message, code)
-    return code
+            leave_process_group(self.fast_exit)
 
 
 def _accepted_by(run: Callable[..., None], options: dict[str, Any]) -> dict[str, Any]:
@@ -410,9 +232,6 @@ def _accepted_by(run: Callable[..., None], options: dict[str, Any]) -> dict[str,
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in takes.values()):
         return options
     return {name: value for name, value in options.items() if name in takes}
-
-
-_SKIP_BY_CODE = {skip.exit_code: skip for skip in TEST_SKIPS.values()}
 
 
 def _be_rank(
@@ -430,31 +249,19 @@ def _be_rank(
     """The body of a rank's process. What the parent can find out comes in the arguments: here every look-up copies
     the pages it touches, in each rank."""
     _seeds.SEED = seed  # a new interpreter has not seen --seed
-    _prepare_rank(world_size, patient)
+    prepare_rank(world_size, patient)
     had = len(sys.modules)
     try:
         cls._run(rank, test_name, file_name, report, **options)
     except unittest.SkipTest as skip:
-        _report_skip(report, skip)
+        report_skip(report, skip)
     except SystemExit as leaving:
-        if report.account is None and leaving.code in _SKIP_BY_CODE:
-            report.skipped(_SKIP_BY_CODE[leaving.code].message, leaving.code)
+        report_exit(report, leaving)
         raise
     else:
         report.passed(_imported_since(had) if rank == 0 else ())
     finally:
         _torch.end_compile_workers()
-
-
-def _prepare_rank(world_size: int, patient: bool) -> None:
-    set_rng_seed()
-    threads = max(1, system.cores() // world_size)
-    if "OMP_NUM_THREADS" not in os.environ and torch.get_num_threads() != threads:
-        torch.set_num_threads(threads)
-    if "TORCH_DISTRIBUTED_DEBUG" in os.environ:
-        dist.set_debug_level_from_env()  # read once at import otherwise, before the fork
-    if patient:
-        _torch.wait_without_end()
 
 
 def _imported_since(had: int) -> tuple[str, ...]:

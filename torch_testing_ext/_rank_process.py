@@ -1,10 +1,17 @@
-"""A rank as its parent sees it."""
+"""A rank that is a process: as its parent sees it, and what it does first."""
 
 from __future__ import annotations
 
+import os
 import signal
+from contextlib import suppress
 
-from torch_testing_ext import launch
+import torch
+import torch.distributed as dist
+
+from torch_testing_ext import _torch, launch
+from torch_testing_ext._seeds import set_rng_seed
+from torch_testing_ext.launch import system
 
 
 class RankProcess:
@@ -42,3 +49,23 @@ class RankProcess:
 
     def send_signal(self, number: int) -> None:
         self._run.signal(number, self.rank)
+
+
+def prepare_rank(world_size: int, patient: bool) -> None:
+    """In a new rank: what it must not have, or not alike, from the process that it comes of."""
+    set_rng_seed()
+    threads = max(1, system.cores() // world_size)
+    if "OMP_NUM_THREADS" not in os.environ and torch.get_num_threads() != threads:
+        torch.set_num_threads(threads)
+    if "TORCH_DISTRIBUTED_DEBUG" in os.environ:
+        dist.set_debug_level_from_env()  # read once at import otherwise, before the fork
+    if patient:
+        _torch.wait_without_end()
+
+
+def leave_process_group(fast: bool) -> None:
+    """At a rank's end. `fast`: gloo's groups may go with the process."""
+    if not dist.is_initialized() or (fast and _torch.only_gloo()):
+        return
+    with suppress(AssertionError, ValueError):
+        dist.destroy_process_group()

@@ -23,18 +23,20 @@ import torch
 import torch.distributed as c10d
 
 from torch_testing_ext import _devices, _environment, _needs
+from torch_testing_ext._continuous import MultiProcContinuousTest
 from torch_testing_ext._distributed_base import DistributedTestBase, run_subtests
-from torch_testing_ext._multi_process import (
+from torch_testing_ext._multi_process import MultiProcessTestCase
+from torch_testing_ext._multi_threaded import MultiThreadedTestCase, spawn_threads_and_init_comms
+from torch_testing_ext._needs import TEST_SKIPS, Need, TestSkip, needs_of, requires
+from torch_testing_ext._ranked import (
     DEFAULT_WORLD_SIZE,
     TIMEOUT_DEFAULT,
     TIMEOUT_OVERRIDE,
     Interrupted,
-    MultiProcessTestCase,
     RankError,
     RankFailure,
     get_timeout,
 )
-from torch_testing_ext._needs import TEST_SKIPS, Need, TestSkip, needs_of, requires
 from torch_testing_ext.common_utils import FILE_SCHEMA, TestCase, find_free_port, retry_on_connect_failures
 
 __all__ = [
@@ -47,7 +49,9 @@ __all__ = [
     "DistTestCases",
     "DistributedTestBase",
     "Interrupted",
+    "MultiProcContinuousTest",
     "MultiProcessTestCase",
+    "MultiThreadedTestCase",
     "RankError",
     "RankFailure",
     "TestCase",
@@ -84,6 +88,7 @@ __all__ = [
     "skip_if_rocm_multiprocess",
     "skip_if_small_worldsize",
     "skip_if_win32",
+    "spawn_threads_and_init_comms",
     "verify_ddp_error_logged",
     "with_dist_debug_levels",
     "with_nccl_blocking_wait",

@@ -9,18 +9,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
-from torch.distributed.fsdp import BackwardPrefetch, CPUOffload, MixedPrecision, ShardingStrategy
-from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
-from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
-from torch.nn.parallel import DistributedDataParallel as DDP
 
 from torch_testing_ext import _devices, _fsdp_device, _torch
+from torch_testing_ext._continuous import UNSET
 from torch_testing_ext._fsdp_device import DEVICEInitMode
 from torch_testing_ext._fsdp_models import (
     AlwaysWrapNestedWrappedModule,
@@ -38,6 +33,7 @@ from torch_testing_ext._fsdp_models import (
     SkipModule,
     TransformerWithSharedParams,
 )
+from torch_testing_ext._fsdp_parity import FSDPTestMixin
 from torch_testing_ext._fsdp_patches import (
     compiled_fsdp_test,
     patch_all_gather,
@@ -64,7 +60,12 @@ from torch_testing_ext._fsdp_state import (
 )
 from torch_testing_ext._fully_shard_models import MLP, DoubleLinear, MLPStack
 from torch_testing_ext._needs import TEST_SKIPS, Skipped, TestSkip, first_unmet, needs_of, too_few_devices
-from torch_testing_ext.common_distributed import MultiProcessTestCase, run_subtests
+from torch_testing_ext.common_distributed import (
+    MultiProcContinuousTest,
+    MultiProcessTestCase,
+    MultiThreadedTestCase,
+    run_subtests,
+)
 from torch_testing_ext.common_utils import FILE_SCHEMA, set_rng_seed
 
 CUDAInitMode = DEVICEInitMode
@@ -79,8 +80,10 @@ __all__ = [
     "DummyProcessGroup",
     "FSDPInitMode",
     "FSDPTest",
+    "FSDPTestContinuous",
     "FSDPTestMixin",
     "FSDPTestModel",
+    "FSDPTestMultiThread",
     "MLPStack",
     "MixtureOfExperts",
     "ModuleWithDelay",
@@ -132,221 +135,6 @@ def get_devtype() -> torch.device:
     return torch.device(_fsdp_device.device_type())
 
 
-class FSDPTestMixin:
-    """Trains a model under FSDP and under a reference, and compares; for any base that gives it a process group."""
-
-    rank: int
-    process_group: Any
-
-    def run_subtests(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return run_subtests(self, *args, **kwargs)
-
-    def _check_cpu_offload(self: Any, fsdp_model: Any, cpu_offload: CPUOffload) -> None:
-        self.assertEqual(cpu_offload, fsdp_model.cpu_offload)
-
-    def _check_backward_prefetch(self: Any, fsdp_model: Any, backward_prefetch: BackwardPrefetch) -> None:
-        self.assertEqual(backward_prefetch, fsdp_model.backward_prefetch)
-
-    def _check_forward_prefetch(self: Any, fsdp_model: Any, forward_prefetch: bool) -> None:
-        self.assertEqual(forward_prefetch, fsdp_model.forward_prefetch)
-
-    def _train_for_several_steps(
-        self: Any,
-        model: nn.Module,
-        num_steps: int,
-        autocast: bool,
-        lr: float = 0.01,
-        fsdp_cpu_offload: CPUOffload | None = None,
-        save_model: bool = False,
-        mixed_precision: MixedPrecision | None = None,
-        enable_sharded_grad_scaler: bool = False,
-        use_pure_fp16: bool = False,
-        sharded_grad_scaler_kwargs: dict[str, Any] | None = None,
-    ) -> torch.Tensor:
-        """Train `model.module`, a FSDPTestModel inside some wrapper, and return the last loss, detached.
-
-        The loss has the dtype that the precision asks for, and offloaded parameters are on the CPU whenever FSDP has
-        had its turn. `save_model`: after each step the model is saved, set to zero and loaded again.
-        """
-        module: Any = model.module
-        is_fsdp = isinstance(model, FSDP)
-        offloaded = is_fsdp and fsdp_cpu_offload is not None and fsdp_cpu_offload.offload_params
-        loss_device = next(model.parameters()).device
-        loss_dtype = _expected_loss_dtype(is_fsdp, mixed_precision, use_pure_fp16)
-        kind = _fsdp_device.device_type()
-        scaler_options = {"device": kind, **(sharded_grad_scaler_kwargs or {})}
-        scaler = ShardedGradScaler(enabled=enable_sharded_grad_scaler, **scaler_options)
-        # Adam would hide a gradient that is wrong by a factor.
-        optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
-        for _ in range(num_steps):
-            optimizer.zero_grad()
-            with torch.amp.autocast(kind, enabled=autocast):
-                batch = module.get_input(torch.device(kind))
-                # FSDP casts inputs itself where it is asked for mixed precision; the reference does not.
-                if use_pure_fp16 or (mixed_precision and not is_fsdp):
-                    batch = _halved(batch)
-                output = model(*batch)
-                if offloaded and not _torch.fsdp_keeps_parameters_after_forward(model):
-                    self._assert_on_cpu(model, "after the forward")
-                loss = module.get_loss(batch, output).to(loss_device)
-            loss = scaler.scale(loss)
-            self.assertEqual(loss.dtype, loss_dtype, msg="dtype of the loss")
-            module.run_backward(loss)
-            if offloaded:
-                self._assert_on_cpu(model, "after the backward")
-            scaler.step(optimizer)
-            scaler.update()
-            if save_model:
-                _save_zero_and_load(model)
-        if is_fsdp:
-            self.assertTrue(_torch.fsdp_is_idle(model), "FSDP believes that it is still training")
-        return loss.detach()
-
-    def _test_fsdp_parity(
-        self: Any,
-        model_class: type[FSDPTestModel],
-        fsdp_init_mode: FSDPInitMode,
-        device_init_mode: DEVICEInitMode,
-        ref_init_fn: Callable[[nn.Module], nn.Module] | None = None,
-        num_iters: int = 2,
-        save_model: bool = True,
-        cpu_offload: CPUOffload = CPUOffload(),  # noqa: B008 (never written to)
-        backward_prefetch: BackwardPrefetch | None = None,
-        sharding_strategy: ShardingStrategy | None = None,
-        mixed_precision: MixedPrecision | None = None,
-        forward_prefetch: bool = False,
-        use_orig_params: bool = False,
-        enable_sharded_grad_scaler: bool = False,
-        use_pure_fp16: bool = False,
-        init_kwargs: dict[str, Any] | None = None,
-        sharded_grad_scaler_kwargs: dict[str, Any] | None = None,
-        **fsdp_kwargs: Any,
-    ) -> None:
-        """Assert that training under FSDP gives the loss and the parameters that a reference gives.
-
-        The reference is DDP, or what `ref_init_fn` makes of the plain model. Parameters are compared in full
-        precision only: in lower ones the optimizers of the two work in different dtypes.
-        """
-        if fsdp_init_mode is FSDPInitMode.NO_FSDP:
-            raise AssertionError("fsdp_init_mode is NO_FSDP: there would be nothing to compare with the reference")
-        offloads = cpu_offload is not None and cpu_offload.offload_params
-        # FSDP refuses offloaded parameters that someone has moved away from the CPU.
-        must_fail = offloads and device_init_mode is DEVICEInitMode.DEVICE_AFTER
-        training = {
-            "num_steps": num_iters,
-            "lr": 1e-2,
-            "fsdp_cpu_offload": cpu_offload,
-            "mixed_precision": mixed_precision,
-            "enable_sharded_grad_scaler": enable_sharded_grad_scaler,
-            "use_pure_fp16": use_pure_fp16,
-            "sharded_grad_scaler_kwargs": sharded_grad_scaler_kwargs,
-        }
-        options = {
-            **fsdp_kwargs,
-            "cpu_offload": cpu_offload,
-            "backward_prefetch": backward_prefetch,
-            "sharding_strategy": sharding_strategy,
-            "mixed_precision": mixed_precision,
-            "forward_prefetch": forward_prefetch,
-            "use_orig_params": use_orig_params,
-        }
-        if _fsdp_device.device_type() == "cpu":
-            options.setdefault("device_id", torch.device("cpu"))
-
-        if not must_fail:
-            reference = self._reference_model(model_class, ref_init_fn, use_pure_fp16, init_kwargs or {})
-            ref_loss = self._train_for_several_steps(reference, autocast=mixed_precision is not None, **training)
-
-        model = self._fsdp_model(model_class, fsdp_init_mode, device_init_mode, options, init_kwargs or {})
-        if use_pure_fp16:
-            model = model.half()
-        _fsdp_device.place(model, device_init_mode, DEVICEInitMode.DEVICE_AFTER)
-        if offloads and not must_fail:
-            self._assert_on_cpu(model, "before training")
-        with self._refused_for_its_device() if must_fail else nullcontext():
-            loss = self._train_for_several_steps(model, autocast=False, save_model=save_model, **training)
-        if must_fail:
-            return
-
-        if offloads:
-            self._assert_on_cpu(model, "after training")
-            loss = loss.to(_fsdp_device.device_type())
-        full_parameters = get_full_params(model)
-        torch.testing.assert_close(ref_loss, loss, check_dtype=False, msg=lambda text: f"loss of FSDP:\n{text}")
-        if mixed_precision is None and not use_pure_fp16:
-            for (name, expected), actual in zip(reference.named_parameters(), full_parameters, strict=True):
-                self.assertEqual(expected, actual, exact_device=True, msg=f"{name}: reference against FSDP")
-
-    def _reference_model(
-        self,
-        model_class: type[FSDPTestModel],
-        ref_init_fn: Callable[[nn.Module], nn.Module] | None,
-        use_pure_fp16: bool,
-        init_kwargs: dict[str, Any],
-    ) -> nn.Module:
-        # Delays make FSDP's streams overlap; the reference's numbers do not depend on them.
-        init_kwargs = {**init_kwargs, **({"delay_after_loss_ms": 0} if "delay_after_loss_ms" in init_kwargs else {})}
-        model = model_class.init(
-            self.process_group, FSDPInitMode.NO_FSDP, DEVICEInitMode.DEVICE_BEFORE, deterministic=True, **init_kwargs
-        )
-        reference = _ddp(model, self.process_group.rank()) if ref_init_fn is None else ref_init_fn(model)
-        return reference.half() if use_pure_fp16 else reference
-
-    def _fsdp_model(
-        self,
-        model_class: type[FSDPTestModel],
-        fsdp_init_mode: FSDPInitMode,
-        device_init_mode: DEVICEInitMode,
-        options: dict[str, Any],
-        init_kwargs: dict[str, Any],
-    ) -> FSDP:
-        try:
-            model = model_class.init(
-                self.process_group, fsdp_init_mode, device_init_mode, options, deterministic=True, **init_kwargs
-            )
-        except Exception as error:
-            raise ValueError(f"Initializing {model_class} raised error {error}") from error
-        # Some models wrap only what is inside them; the reference wraps the whole.
-        return model if isinstance(model, FSDP) else FSDP(model, self.process_group, **options)
-
-    def _refused_for_its_device(self: Any) -> AbstractContextManager[Any]:
-        return self.assertRaisesRegex(
-            RuntimeError,
-            "An FSDP-managed module with parameter CPU offloading enabled "
-            f"has parameters on {_fsdp_device.device_type()}",
-        )
-
-    def _assert_on_cpu(self: Any, model: nn.Module, when: str) -> None:
-        for name, parameter in model.named_parameters():
-            self.assertEqual(parameter.device.type, "cpu", msg=f"device of {name} {when}")
-
-
-def _expected_loss_dtype(is_fsdp: bool, mixed_precision: MixedPrecision | None, use_pure_fp16: bool) -> torch.dtype:
-    if use_pure_fp16:
-        return torch.float16
-    if is_fsdp and mixed_precision is not None and mixed_precision.param_dtype is not None:
-        return mixed_precision.param_dtype
-    return torch.float32  # autocast computes the reference's loss in float32
-
-
-def _halved(batch: Any) -> Any:
-    return batch.half() if isinstance(batch, torch.Tensor) else tuple(tensor.half() for tensor in batch)
-
-
-def _save_zero_and_load(model: nn.Module) -> None:
-    saved = {name: value.clone() for name, value in model.state_dict().items()}
-    _zero_model(model)
-    model.load_state_dict(saved)
-
-
-def _ddp(model: nn.Module, rank: int) -> DDP:
-    kind = _fsdp_device.device_type()
-    if kind == "cpu":
-        return DDP(model)
-    index = 0 if kind == "hpu" else rank  # a rank on an HPU sees one device
-    return DDP(model, device_ids=[torch.device(kind, index)], output_device=torch.device(kind, index))
-
-
 class FSDPTest(FSDPTestMixin, MultiProcessTestCase):
     """A test runs in `world_size` ranks that have a process group, a device and a seed.
 
@@ -357,8 +145,7 @@ class FSDPTest(FSDPTestMixin, MultiProcessTestCase):
 
     def setUp(self) -> None:
         super().setUp()
-        # NCCL's clean-up thread, which this switches on, has made tests fail at random.
-        os.environ["TORCH_NCCL_DESYNC_DEBUG"] = "0"
+        _keep_nccl_quiet()
         self._spawn_processes()
 
     @property
@@ -394,8 +181,7 @@ class FSDPTest(FSDPTestMixin, MultiProcessTestCase):
         if self.device_type != "cpu":
             ranks = int(self.world_size)
             return too_few_devices(ranks) if _devices.device_count() < ranks else None
-        may_use_cpu = any(need.allow_cpu for need in needs_of(self._test_function()))
-        return None if may_use_cpu else TEST_SKIPS["no_accelerator"]
+        return None if _may_use_cpu(self._test_function()) else TEST_SKIPS["no_accelerator"]
 
     def _devices_needed(self) -> int:
         return max((need.devices for need in needs_of(self._test_function())), default=0)
@@ -437,3 +223,78 @@ class FSDPTest(FSDPTestMixin, MultiProcessTestCase):
 
 def _meet(device: torch.device) -> None:
     dist.barrier(device_ids=None if device.type == "cpu" else [device.index])
+
+
+class FSDPTestContinuous(FSDPTestMixin, MultiProcContinuousTest):
+    """Tests of a class in the same ranks, one for each accelerator unless `world_size` says otherwise.
+
+    On a machine without, a test skips, unless it allows the CPU; there are two ranks then.
+    """
+
+    @classmethod
+    def backend_str(cls) -> str:
+        return _fsdp_device.backend()
+
+    @classmethod
+    def device_type(cls) -> str:
+        return _fsdp_device.device_type()
+
+    @classmethod
+    def _get_world_size(cls, device_type: str) -> Any:
+        alone = device_type == "cpu" and cls.world_size == UNSET
+        return 2 if alone else super()._get_world_size(device_type)
+
+    @classmethod
+    def _init_pg(cls, rank: int, world_size: int, rdvz_file: str) -> None:
+        _keep_nccl_quiet()
+        device = _fsdp_device.compute_device(rank)
+        if device.type != "cpu":
+            if _fsdp_device.device_count() < world_size:
+                raise Skipped(too_few_devices(world_size))
+            torch.accelerator.set_device_index(device.index)
+        super()._init_pg(rank, world_size, rdvz_file)
+
+    @classmethod
+    def _run_test_given_id(cls, test_id: str, **kwargs: Any) -> None:
+        _torch.reset_dynamo()
+        super()._run_test_given_id(test_id, **kwargs)
+        _torch.reset_dynamo()
+
+    def setUp(self) -> None:
+        if _fsdp_device.device_type() == "cpu" and not _may_use_cpu(getattr(self, self._testMethodName)):
+            raise Skipped(TEST_SKIPS["no_accelerator"])
+        super().setUp()
+
+    @property
+    def process_group(self) -> Any:
+        return dist.group.WORLD
+
+
+class FSDPTestMultiThread(MultiThreadedTestCase):
+    """Tests that run in threads, one for each device."""
+
+    @property
+    def world_size(self) -> int:
+        return _fsdp_device.device_count()
+
+    def setUp(self) -> None:
+        super().setUp()
+        self._spawn_threads()
+
+    def run_subtests(self, *args: Any, **kwargs: Any) -> Any:
+        return run_subtests(self, *args, **kwargs)
+
+    def perThreadSetUp(self) -> None:
+        _torch.reset_dynamo()
+
+    def perThreadTearDown(self) -> None:
+        _torch.reset_dynamo()
+
+
+def _may_use_cpu(test: Any) -> bool:
+    return any(need.allow_cpu for need in needs_of(test))
+
+
+def _keep_nccl_quiet() -> None:
+    # NCCL's clean-up thread, which this switches on, has made tests fail at random.
+    os.environ["TORCH_NCCL_DESYNC_DEBUG"] = "0"

@@ -95,6 +95,19 @@ from .spmd import (
     tracing_graph,
     tree,
 )
+from .state_dict import (
+    gathered,
+    is_sharded,
+    on_state_dict,
+)
+from .threads import (
+    finished_work,
+    get_world,
+    isolate_threads,
+    one_sharding_at_a_time,
+    set_world,
+    world_class,
+)
 
 __all__ = [
     "abort_process_groups",
@@ -114,6 +127,7 @@ __all__ = [
     "end_compile_workers",
     "extension_device_type",
     "fake_like",
+    "finished_work",
     "flight_recorder",
     "for_each_local_rank",
     "foreach_by_default",
@@ -124,6 +138,8 @@ __all__ = [
     "fsdp_param_group_module",
     "fsdp_reshard_preceded_by",
     "fsdp_syncs_on_cpu",
+    "gathered",
+    "get_world",
     "has_triton",
     "import_tracer",
     "inductor_compile",
@@ -133,11 +149,15 @@ __all__ = [
     "is_functional_tensor",
     "is_internal_build",
     "is_local_tensor",
+    "is_sharded",
+    "isolate_threads",
     "local_ints",
     "local_ranks",
     "local_tensor",
     "local_tensor_mode",
     "new_fake_mode",
+    "on_state_dict",
+    "one_sharding_at_a_time",
     "onednn_uses_arm_compute_library",
     "only_gloo",
     "other_accelerator_is_built",
@@ -156,6 +176,7 @@ __all__ = [
     "set_grad_enabled",
     "set_local_tensor",
     "set_torch_function_state",
+    "set_world",
     "shard_order",
     "storage_key",
     "take_placements_literally",
@@ -166,4 +187,5 @@ __all__ = [
     "wait_without_end",
     "warm_up",
     "without_local_tensors",
+    "world_class",
 ]

@@ -3,22 +3,28 @@
 run = launch(Job(...))          start the ranks, in milliseconds
 outcome = watch(run, ...)       see them to their end
 verdict = judge(outcome...)     one outcome and one message for all of them
+
+crew = Crew(Job(...))           ranks that stay, for one order after another
 """
 
 from .client import CannotStart, Run, close, launch, new_directory
+from .crew import Crew, Order, orders
 from .job import Job, Named, Surroundings
 from .rank import Report
-from .report import Ending, RankReport, now
+from .report import Ending, Exit, RankReport, now, settle
 from .verdict import Case, Expected, Outcome, Verdict, judge
 from .watch import end, watch
 
 __all__ = [
     "CannotStart",
     "Case",
+    "Crew",
     "Ending",
+    "Exit",
     "Expected",
     "Job",
     "Named",
+    "Order",
     "Outcome",
     "RankReport",
     "Report",
@@ -31,5 +37,7 @@ __all__ = [
     "launch",
     "new_directory",
     "now",
+    "orders",
+    "settle",
     "watch",
 ]

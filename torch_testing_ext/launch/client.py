@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -53,9 +53,10 @@ class Run:
     def alive(self) -> list[int]:
         return [] if self.lost else [rank for rank in range(len(self.pids)) if rank not in self.exits]
 
-    def wait_for_news(self, until: float | None = None) -> bool:
-        """Take in the next thing the server tells of this run; False when the time `until` came first."""
-        return self.server.take_message(until)
+    def wait_for_news(self, until: float | None = None, bells: Sequence[int] = ()) -> bool:
+        """Take in the next thing the server tells of this run, or come back when one of these descriptors is readable;
+        False when the time `until` came first."""
+        return self.server.take_message(until, bells)
 
     def end(self, number: int) -> None:
         """Signal all ranks that still run, with all that they started in their groups."""
@@ -65,10 +66,10 @@ class Run:
         """Signal one rank and nothing else."""
         self.server.send("signal", self.number, rank, number)
 
-    def dump(self, patience: float) -> None:
-        """Have the ranks that still run write down where they are."""
+    def dump(self, patience: float, ranks: list[int] | None = None) -> None:
+        """Have these ranks, or all that still run, write down where they are."""
         self.dumped = False
-        self.server.send("dump", self.number, self.alive, patience)
+        self.server.send("dump", self.number, self.alive if ranks is None else ranks, patience)
         self.insist(lambda: self.dumped, patience)
 
     def insist(self, done: Callable[[], bool], patience: float = 0.0) -> None:
@@ -133,10 +134,11 @@ class ServerProcess:
         with suppress(BrokenPipeError, ConnectionResetError):
             self._connection.send(message)
 
-    def take_message(self, until: float | None) -> bool:
+    def take_message(self, until: float | None, bells: Sequence[int] = ()) -> bool:
         timeout = None if until is None else max(0.0, until - now())
-        if not wait([self._connection], timeout):
-            return False
+        ready = wait([self._connection, *bells], timeout)
+        if self._connection not in ready:
+            return bool(ready)
         try:
             news, *details = self._connection.recv()
         except (EOFError, OSError):

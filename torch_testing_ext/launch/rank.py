@@ -16,7 +16,9 @@ import signal
 import socket
 import sys
 import traceback
+from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -35,7 +37,8 @@ STACKS_DONE = bytes([system.DUMP_STACKS])
 class Report:
     """A rank's way to tell how its test ends. Failures are on disk at once; a pass only when all is over."""
 
-    def __init__(self, pen: Pen):
+    def __init__(self, pen: Pen | None):
+        """Without a pen, the account is only kept here: a rank that is a thread has no need of files."""
         self._pen = pen
         self._pid = os.getpid()
         self.started = now()
@@ -51,12 +54,20 @@ class Report:
     def passed(self, imported: tuple[str, ...] = ()) -> None:
         self._tell(Account(Ending.PASSED, self.started, now(), imported=imported))
 
+    def note(self, notes: Sequence[str]) -> None:
+        """Add to what is told already."""
+        assert self.account is not None
+        self._write(replace(self.account, notes=(*self.account.notes, *notes)))
+
     def _tell(self, account: Account) -> None:
         """Keep the first failure: what comes after it, in clean-up, follows from it or matters less."""
-        if self.account is not None and self.account.ending.is_failure:
-            return
+        if self.account is None or not self.account.ending.is_failure:
+            self._write(account)
+
+    def _write(self, account: Account) -> None:
         self.account = account
-        if os.getpid() == self._pid:  # a child that the test forked and let run on speaks for nobody
+        # A child that the test forked and let run on speaks for nobody.
+        if self._pen is not None and os.getpid() == self._pid:
             self._pen.write(account)
 
 

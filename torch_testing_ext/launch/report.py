@@ -45,6 +45,7 @@ class Account:
     traceback: str = ""
     code: int = 0  # the exit status that goes with it
     imported: tuple[str, ...] = ()  # modules of torch that the rank had to import itself
+    notes: tuple[str, ...] = ()  # what else there is to tell
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,7 @@ class RankReport:
     recorder: str = ""  # the flight recorder's JSON, taken while it was still running
     leftovers: tuple[str, ...] = ()
     imported: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     def line(self) -> str:
         """This rank in one line, without its number."""
@@ -140,6 +142,7 @@ def settle(rank: int, account: Account | None, exit: Exit, began: float, stopped
             summary=account.summary,
             traceback=account.traceback,
             imported=account.imported,
+            notes=account.notes,
         )
     # It told one end and came to another: it crashed or hung on its way out. What it told is still worth reading.
     told = f"the test had {account.ending.value}" + (f": {account.summary}" if account.summary else "")
@@ -194,7 +197,7 @@ def _encode(account: Account, longest: int) -> bytes:
     fields["summary"] = cut_middle(account.summary, longest // 4)
     fields["traceback"] = cut_middle(account.traceback, longest)
     if longest < LONGEST_TEXT:
-        fields["imported"] = ()
+        fields["imported"] = fields["notes"] = ()
     return json.dumps(fields).encode("ascii")
 
 
@@ -205,7 +208,8 @@ def read_account(path: Path) -> Account | None:
     except (OSError, ValueError):
         return None
     fields["ending"] = Ending(fields["ending"])
-    fields["imported"] = tuple(fields["imported"])
+    for name in ("imported", "notes"):
+        fields[name] = tuple(fields[name])
     return Account(**fields)
 
 
@@ -217,12 +221,12 @@ def cut_middle(text: str, longest: int) -> str:
     return f"{text[:half]}{edge}... {len(text) - 2 * half} characters cut here ...{edge}{text[-half:]}"
 
 
-def tail(path: Path, lines: int = 20, longest: int = 8_000) -> str:
-    """The last lines of a log, without reading all of it."""
+def tail(path: Path, lines: int = 20, longest: int = 8_000, start: int = 0) -> str:
+    """The last lines of a log from `start` on, without reading all of it."""
     try:
         with path.open("rb") as log:
             size = log.seek(0, os.SEEK_END)
-            log.seek(max(0, size - longest))
+            log.seek(max(start, size - longest))
             text = log.read().decode("utf-8", errors="replace")
     except OSError:
         return ""

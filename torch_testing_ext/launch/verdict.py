@@ -57,11 +57,12 @@ class Verdict:
     culprit: int | None = None
 
 
-# What a rank says that lost its peer, on gloo, NCCL and the stores: it saw the trouble, it did not make it.
+# What a rank says that lost its peer, on gloo, NCCL, the stores and among threads: it saw the trouble, and did not make
+# it.
 _VICTIM = re.compile(
     r"connection (was )?(closed|reset|refused|aborted)|broken pipe|closed by peer|connection lost"
     r"|remote process exited|recvValue failed|sendBytes failed|NCCL.*(remote error|communicator was aborted)"
-    r"|socket (timeout|error)|failed to recv",
+    r"|socket (timeout|error)|failed to recv|left alone in \w+",
     re.IGNORECASE,
 )
 

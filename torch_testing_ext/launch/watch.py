@@ -7,6 +7,7 @@ they saw of it; then stacks are taken from those still alive, then the ladder: S
 from __future__ import annotations
 
 import signal
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -36,11 +37,11 @@ class End:
 
 def watch(run: Run, timeout: float | None, expected: Expected) -> End:
     """See a run to its end."""
-    watched = _Watched(run, expected)
+    watched = Watched(run, expected, run.began)
     deadline = None if timeout is None else run.began + timeout
     try:
         timed_out = watched.until_over(deadline)
-        if run.alive:
+        if watched.pending:
             watched.take_stacks()
     finally:
         # Also when Ctrl-C or an error of ours came between.
@@ -53,50 +54,68 @@ def watch(run: Run, timeout: float | None, expected: Expected) -> End:
 
 def end(run: Run) -> None:
     """End a run that nobody wants to hear of any more."""
-    _Watched(run, Expected()).end_all()
+    Watched(run, Expected(), run.began).end_all()
     client.finish(run)
 
 
-class _Watched:
-    def __init__(self, run: Run, expected: Expected):
+class Watched:
+    """What is known so far of each rank, from when we `began` to look."""
+
+    def __init__(self, run: Run, expected: Expected, began: float, bells: Sequence[int] = ()):
         self.run = run
+        self.bells = bells  # by which ranks that stay call
         self.expected = expected
+        self.began = began
         self.accounts: dict[int, Account | None] = {}
+        self.answers: dict[int, Exit] = {}  # of ranks that are done, but stay
         self.stopped: dict[int, float] = {}  # when we began to end them
         self.grace_ends: float | None = None
         self.dump_patience = DUMP_PATIENCE
 
+    @property
+    def pending(self) -> list[int]:
+        """The ranks of which there is something to come."""
+        return [rank for rank in self.run.alive if rank not in self.answers]
+
     def until_over(self, deadline: float | None) -> bool:
-        """Wait until no rank is left, a grace is over, or the deadline. Returns whether it was the deadline."""
-        while self.run.alive:
+        """Wait until no rank is pending, a grace is over, or the deadline. Returns whether it was the deadline."""
+        self.take_news()
+        while self.pending:
             ends = [end for end in (deadline, self.grace_ends) if end is not None]
-            if not self.run.wait_for_news(min(ends, default=None)):
+            if not self.run.wait_for_news(min(ends, default=None), self.bells):
                 return self.grace_ends is None or (deadline is not None and deadline <= self.grace_ends)
-            for rank in self.run.exits.keys() - self.accounts.keys():
-                self._look_at(rank)
+            self.take_news()
         return False
 
-    def _look_at(self, rank: int) -> None:
-        self.accounts[rank] = read_account(self.run.job.account(rank))
+    def take_news(self) -> None:
+        for rank in self.run.exits.keys() - self.accounts.keys():
+            self.accounts[rank] = self.read_account(rank)
+            self.look_at(rank)
+
+    def read_account(self, rank: int) -> Account | None:
+        return read_account(self.run.job.account(rank))
+
+    def look_at(self, rank: int) -> None:
+        """Does the end of this rank mean that the others cannot come to theirs?"""
         report = self._settle(rank)
         if report.ending is Ending.SKIPPED and not self.expected.codes_are_open:
-            self._grant(rank, GRACE_AFTER_SKIP)
+            self._grant(report, GRACE_AFTER_SKIP)
         elif self.expected.decides(report):
             died = report.ending in (Ending.KILLED, Ending.EXITED)
             self.dump_patience = DUMP_PATIENCE_AFTER_DEATH if died else DUMP_PATIENCE
-            self._grant(rank, GRACE_AFTER_DEATH if died else GRACE_AFTER_FAILURE)
+            self._grant(report, GRACE_AFTER_DEATH if died else GRACE_AFTER_FAILURE)
 
-    def _grant(self, rank: int, seconds: float) -> None:
-        end = self.run.exits[rank].at + seconds
+    def _grant(self, report: RankReport, seconds: float) -> None:
+        end = self._exit(report.rank).at + seconds
         self.grace_ends = end if self.grace_ends is None else min(self.grace_ends, end)
 
     def take_stacks(self) -> None:
-        self.run.dump(self.dump_patience)
+        self.run.dump(self.dump_patience, self.pending)
 
     def end_all(self) -> None:
-        """The ladder. Whoever still runs now was stopped by us, however it ends."""
+        """The ladder. Who is still pending now was stopped by us, however it ends."""
         began = now()
-        self.stopped.update(dict.fromkeys(self.run.alive, began))
+        self.stopped.update(dict.fromkeys(self.pending, began))
         if self.run.alive:
             self.run.end(signal.SIGTERM)
             while self.run.alive and self.run.wait_for_news(began + GRACE_AFTER_SIGTERM):
@@ -105,22 +124,30 @@ class _Watched:
             self.run.end(signal.SIGKILL)
             self.run.insist(lambda: not self.run.alive)
 
+    def _exit(self, rank: int) -> Exit:
+        return self.answers.get(rank) or self.run.exits[rank]
+
     def _settle(self, rank: int) -> RankReport:
-        account, exit = self.accounts.get(rank), self.run.exits[rank]
-        return settle(rank, account, exit, self.run.began, self.stopped.get(rank))
+        return settle(rank, self.accounts.get(rank), self._exit(rank), self.began, self.stopped.get(rank))
 
     def reports(self) -> tuple[RankReport, ...]:
         ranks = range(self.run.job.world_size)
         for rank in ranks:
-            self.accounts.setdefault(rank, read_account(self.run.job.account(rank)))
-        ended = [self._settle(rank) if rank in self.run.exits else self._lost(rank) for rank in ranks]
+            if rank not in self.accounts:
+                self.accounts[rank] = self.read_account(rank)
+        known = self.answers.keys() | self.run.exits.keys()
+        ended = [self._settle(rank) if rank in known else self._lost(rank) for rank in ranks]
         quiet = all(report.ending is Ending.PASSED for report in ended)
         return tuple(ended if quiet else map(self._with_texts, ended))
+
+    def log_start(self, rank: int) -> int:
+        """Where in the rank's log begins what it wrote in our time."""
+        return 0
 
     def _with_texts(self, report: RankReport) -> RankReport:
         """What is worth reading only where something went wrong."""
         job, rank = self.run.job, report.rank
-        output = tail(job.log(rank))
+        output = tail(job.log(rank), start=self.log_start(rank))
         if report.ending not in (Ending.STOPPED, Ending.KILLED):
             return replace(report, output=output)
         stacks = hang.tidy(_text(job.stacks(rank)))
@@ -130,8 +157,8 @@ class _Watched:
         """The server died. What the rank had told before still counts, but for a pass: that might not be the end."""
         account = self.accounts[rank]
         if account is not None and account.ending is not Ending.PASSED:
-            return settle(rank, account, Exit(account.code << 8, now()), self.run.began, stopped=now())
-        return RankReport(rank, Ending.LOST, now() - self.run.began, now(), summary=self.run.lost or "")
+            return settle(rank, account, Exit(account.code << 8, now()), self.began, stopped=now())
+        return RankReport(rank, Ending.LOST, now() - self.began, now(), summary=self.run.lost or "")
 
 
 def _text(path: Path) -> str:

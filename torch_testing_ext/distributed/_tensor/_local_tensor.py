@@ -15,11 +15,19 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from torch_testing_ext import _torch
-from torch_testing_ext.distributed._tensor.common_dtensor import DTensorTestBase
+from torch_testing_ext._continuous import UNSET
+from torch_testing_ext.distributed._tensor import common_dtensor
+from torch_testing_ext.distributed._tensor.common_dtensor import (
+    DTensorContinuousTestBase,
+    DTensorOpTestBase,
+    DTensorTestBase,
+)
 
 
-class LocalDTensorTestBase(DTensorTestBase):
-    """All ranks in this process, which takes part in a group that is not real as rank 0 of `world_size`."""
+class _AllRanksHere:
+    """In the place of ranks: this process, which takes part in a group that is not real as rank 0 of `world_size`."""
+
+    world_size: Any
 
     @property
     def is_local_tensor_enabled(self) -> bool:
@@ -33,14 +41,11 @@ class LocalDTensorTestBase(DTensorTestBase):
     @rank.setter
     def rank(self, rank: int) -> None: ...
 
-    def setUp(self) -> None:
-        super().setUp()
-        # Profiling records of autograd cannot carry what local tensors put in them.
-        _torch.record_autograd(False)
-        self.addCleanup(_torch.record_autograd, True)
-        self.addCleanup(_torch.forget_dtensor_rng)
+    def _is_rank(self) -> bool:
+        return False
 
-    def _spawn_processes(self) -> None: ...
+    def _stand_in(self: Any, test: Callable[[], Any]) -> Callable[[], None]:
+        return self.join_or_run(test)
 
     def join_or_run(self, fn: Callable[[], Any]) -> Callable[[], None]:
         @functools.wraps(fn)
@@ -49,30 +54,78 @@ class LocalDTensorTestBase(DTensorTestBase):
 
         return run
 
+    def setUp(self: Any) -> None:
+        super().setUp()  # type: ignore[misc]
+        # Profiling records of autograd cannot carry what local tensors put in them.
+        _torch.record_autograd(False)
+        self.addCleanup(_torch.record_autograd, True)
+        self.addCleanup(_torch.forget_dtensor_rng)
+
     def run_test(self, test_name: str, pipe: Any) -> None:
         getattr(self, test_name)()
 
-    def init_pg(self, eager_init: bool, backend: str | None = None) -> None:
-        _torch.register_fake_backend()
-        dist.init_process_group("fake", rank=0, world_size=int(self.world_size))
-
-    def destroy_pg(self, device_id: int | None = None) -> None:
-        if dist.is_initialized():
-            dist.destroy_process_group()
-
     def build_device_mesh(self) -> DeviceMesh:
         with _torch.without_local_tensors():
-            return super().build_device_mesh()
+            return super().build_device_mesh()  # type: ignore[misc]
 
     def init_manual_seed_for_rank(self) -> None:
         # One generator serves all ranks.
         torch.manual_seed(0)
 
-    def _handle_test_skip(self, msg: str) -> None:
+    def _handle_test_skip(self: Any, msg: str) -> None:
         self.skipTest(msg)
 
     def _get_local_tensor_mode(self) -> Any:
         return _torch.local_tensor_mode(int(self.world_size))
+
+
+class _GroupOfATest:
+    """For `with_comms`: the group comes and goes with each test."""
+
+    world_size: Any
+
+    def init_pg(self, eager_init: bool, backend: str | None = None) -> None:
+        _init_fake_group(int(self.world_size))
+
+    def destroy_pg(self, device_id: int | None = None) -> None:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def _init_fake_group(world_size: int) -> None:
+    _torch.register_fake_backend()
+    dist.init_process_group("fake", rank=0, world_size=world_size)
+
+
+class LocalDTensorTestBase(_AllRanksHere, _GroupOfATest, DTensorTestBase):
+    """DTensorTestBase on local tensors."""
+
+    def _spawn_processes(self) -> None: ...
+
+
+class LocalDTensorOpTestBase(_AllRanksHere, _GroupOfATest, DTensorOpTestBase):
+    """DTensorOpTestBase on local tensors."""
+
+    def _spawn_threads(self) -> None: ...
+
+
+class LocalDTensorContinuousTestBase(_AllRanksHere, DTensorContinuousTestBase):  # type: ignore[misc]
+    """DTensorContinuousTestBase on local tensors: one group for all tests of the class."""
+
+    @classmethod
+    def _ensure_processes_spawned(cls) -> None:
+        if cls.world_size == UNSET:
+            cls.world_size = common_dtensor.NUM_DEVICES
+        if not dist.is_initialized():
+            _init_fake_group(int(cls.world_size))
+
+    def _order_test(self) -> None: ...
+
+    @classmethod
+    def tearDownClass(cls) -> None:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        super().tearDownClass()
 
 
 def create_local_tensor_test_class(

@@ -21,7 +21,9 @@ from torch_testing_ext import _devices, _torch
 from torch_testing_ext._needs import Skipped, too_few_devices
 from torch_testing_ext.common_distributed import (
     ACCELERATOR_DIST_BACKENDS,
+    MultiProcContinuousTest,
     MultiProcessTestCase,
+    MultiThreadedTestCase,
     run_subtests,
     skip_if_lt_x_gpu,
 )
@@ -36,6 +38,8 @@ if TYPE_CHECKING:
         TensorParallelForExpert,
     )
     from torch_testing_ext.distributed._tensor._local_tensor import (
+        LocalDTensorContinuousTestBase,
+        LocalDTensorOpTestBase,
         LocalDTensorTestBase,
         create_local_tensor_test_class,
         make_wrapped,
@@ -75,7 +79,9 @@ __all__ = [
     "NUM_DEVICES",
     "PG_BACKEND",
     "Attention",
+    "DTensorContinuousTestBase",
     "DTensorConverter",
+    "DTensorOpTestBase",
     "DTensorTestBase",
     "DTensorTestMixin",
     "ExpertLayer",
@@ -83,6 +89,8 @@ __all__ = [
     "ExpertParallelWithTP",
     "Experts",
     "FeedForward",
+    "LocalDTensorContinuousTestBase",
+    "LocalDTensorOpTestBase",
     "LocalDTensorTestBase",
     "MLPModule",
     "MLPStacked",
@@ -122,6 +130,8 @@ _ROOMS = {
     "_converter": ("DTensorConverter",),
     "_experts": ("ExpertLayer", "ExpertParallel", "ExpertParallelWithTP", "Experts", "TensorParallelForExpert"),
     "_local_tensor": (
+        "LocalDTensorContinuousTestBase",
+        "LocalDTensorOpTestBase",
         "LocalDTensorTestBase",
         "create_local_tensor_test_class",
         "make_wrapped",
@@ -327,6 +337,41 @@ class DTensorTestBase(DTensorTestMixin, MultiProcessTestCase):
         else:
             own = torch.accelerator.current_device_index() if device_id is None else device_id
             dist.barrier(device_ids=[own])
+
+
+class DTensorOpTestBase(MultiThreadedTestCase):
+    """Tests that run in NUM_DEVICES threads: to try many operators, where starting processes would take longest."""
+
+    @property
+    def world_size(self) -> int:
+        return _num_devices()
+
+    @property
+    def device_type(self) -> str:
+        return _device_type()
+
+    def build_device_mesh(self) -> DeviceMesh:
+        """All ranks in one dimension."""
+        return init_device_mesh(self.device_type, (int(self.world_size),))
+
+    def setUp(self) -> None:
+        super().setUp()
+        importlib.import_module("torch.distributed.tensor")  # before there are threads, which take turns in it then
+        self._spawn_threads()
+
+
+class DTensorContinuousTestBase(DTensorTestMixin, MultiProcContinuousTest):  # type: ignore[misc]
+    """Tests of a class in the same ranks, on an accelerator each or else all on CPU. Their group is there already."""
+
+    @classmethod
+    def backend_str(cls) -> str:
+        return dist.get_default_backend_for_device(cls._device_type())
+
+    @classmethod
+    def _init_pg(cls, rank: int, world_size: int, rdvz_file: str) -> None:
+        if _device_type_for(world_size) != "cpu":
+            torch.accelerator.set_device_index(rank)
+        super()._init_pg(rank, world_size, rdvz_file)
 
 
 def _check_known(backend: str) -> None:

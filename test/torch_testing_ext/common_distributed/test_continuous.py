@@ -1,0 +1,468 @@
+"""MultiProcContinuousTest: one set of ranks for the tests of a class, and what replaces them."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import sys
+import tempfile
+import threading
+import unittest
+import warnings
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from multi_process_support import Seen, outcome_of
+
+from torch_testing_ext import _ranked, launch
+from torch_testing_ext._global_state import GlobalStateWarning
+from torch_testing_ext.common_distributed import TEST_SKIPS, MultiProcContinuousTest, RankError, skip_if_lt_x_gpu
+from torch_testing_ext.common_utils import (
+    TestCase,
+    instantiate_parametrized_tests,
+    parametrize,
+    run_tests,
+    set_rng_seed,
+)
+
+WORLD_SIZE = 3
+
+
+class Ranks(MultiProcContinuousTest):
+    """Subclasses name their methods without `test`: no loader picks them up."""
+
+    world_size = WORLD_SIZE
+
+    @classmethod
+    def backend_str(cls) -> str:
+        return "gloo"
+
+    def tell(self, value: Any) -> None:
+        with open(os.path.join(os.environ["TELL"], str(self.rank)), "a") as file:
+            file.write(json.dumps(value) + "\n")
+
+
+class Things(Ranks):
+    def passes(self) -> None:
+        dist.barrier()
+
+    def tells_who_runs(self) -> None:
+        self.tell([os.getpid(), self.rank, dist.get_rank(), self.world_size, dist.get_world_size(self.pg)])
+
+    def tells_numbers(self) -> None:
+        self.tell([torch.rand(2).tolist(), random.random()])
+
+    def fails_in_one(self) -> None:
+        if self.rank == 1:
+            self.fail("as told")
+        dist.barrier()
+
+    def raises_in_two(self) -> None:
+        if self.rank != 0:
+            raise ValueError(f"rank {self.rank}")
+
+    def dies(self) -> None:
+        if self.rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        dist.barrier()
+
+    def hangs_in_one(self) -> None:
+        if self.rank == 1:
+            threading.Event().wait()
+        dist.barrier()
+
+    def fails_while_another_hangs(self) -> None:
+        if self.rank == 1:
+            threading.Event().wait()
+        if self.rank == 2:
+            self.fail("as told")
+
+    def exits(self) -> None:
+        if self.rank == 1:
+            sys.exit(3)
+
+    def leaves_at_once(self) -> None:
+        if self.rank == 1:
+            os._exit(0)
+
+    def skips(self) -> None:
+        self.skipTest("not today")
+
+    def skips_in_one(self) -> None:
+        if self.rank == 1:
+            self.skipTest("not today")
+
+    def exits_with_a_skip(self) -> None:
+        sys.exit(TEST_SKIPS["nccl"].exit_code)
+
+    @skip_if_lt_x_gpu(1000)
+    def needs_devices(self) -> None: ...
+
+    @unittest.expectedFailure
+    def fails_as_expected(self) -> None:
+        self.fail("as expected")
+
+    def cleanup_fails(self) -> None:
+        self.addCleanup(self.fail, "in clean-up")
+
+    def subtest_fails(self) -> None:
+        with self.subTest(size=2):
+            self.fail("within")
+
+    def prints(self) -> None:
+        print(f"this is {self._testMethodName}")
+
+    def prints_and_fails(self) -> None:
+        print(f"this is {self._testMethodName}")
+        self.fail("as told")
+
+    def expects_other_text(self) -> None:
+        self.assertExpectedInline(str(self.rank), """0""")
+
+    # What they leave behind.
+
+    def changes_default_dtype(self) -> None:
+        torch.set_default_dtype(torch.float64)
+
+    def changes_default_device(self) -> None:
+        torch.set_default_device("meta")
+
+    def changes_deterministic_algorithms(self) -> None:
+        if self.rank != 1:
+            torch.use_deterministic_algorithms(True)
+
+    def changes_threads(self) -> None:
+        torch.set_num_threads(torch.get_num_threads() + 1)
+
+    def changes_gradients(self) -> None:
+        torch.set_grad_enabled(False)
+
+    def changes_environment(self) -> None:
+        os.environ["LEFT_BEHIND"] = "1"
+        del os.environ["LOCAL_RANK"]
+
+    def changes_directory(self) -> None:
+        os.chdir("/")
+
+    def changes_group(self) -> None:
+        dist.destroy_process_group()
+
+    def changes_seed(self) -> None:
+        torch.manual_seed(self.rank)
+        torch.rand(3)
+        random.seed(7)
+
+    def changes_and_fails(self) -> None:
+        torch.set_default_dtype(torch.float64)
+        self.fail("as told")
+
+    def finds_all_as_it_was(self) -> None:
+        self.assertEqual(torch.get_default_dtype(), torch.float32)
+        self.assertEqual(torch.empty(0).device.type, "cpu")
+        self.assertFalse(torch.are_deterministic_algorithms_enabled())
+        self.assertTrue(torch.is_grad_enabled())
+        self.assertNotIn("LEFT_BEHIND", os.environ)
+        dist.barrier()
+
+
+class Isolated(Things):
+    isolated = True
+
+
+class InitFails(Things):
+    @classmethod
+    def _init_pg(cls, rank: int, world_size: int, rdvz_file: str) -> None:
+        if rank == 1:
+            raise OSError("no group")
+        super()._init_pg(rank, world_size, rdvz_file)
+
+
+class InitSkips(Things):
+    @classmethod
+    def _init_pg(cls, rank: int, world_size: int, rdvz_file: str) -> None:
+        sys.exit(TEST_SKIPS["multi-gpu-4"].exit_code)
+
+
+class SetUpFails(Things):
+    def setUp(self) -> None:
+        super().setUp()
+        if self._testMethodName == "hangs_in_one":
+            raise RuntimeError("after the ranks were told")
+
+
+class RankIsKilledAfterwards(Things):
+    def tearDown(self) -> None:
+        super().tearDown()
+        if self._testMethodName == "prints":
+            self.processes[1].kill()
+            self.processes[1].join()
+
+
+class Poisoned(Things):
+    poison_pill = True
+
+
+class OtherForms(Things):
+    """As DTensorTestMixin and instantiate_device_type_tests make them."""
+
+    device_type = "cpu"  # type: ignore[assignment]
+
+    @property
+    def world_size(self) -> int:  # type: ignore[override]
+        return 2
+
+
+class NoBackend(Things):
+    @classmethod
+    def backend_str(cls) -> str:
+        return "ucc" if not dist.is_ucc_available() else "none"
+
+
+class Ran(NamedTuple):
+    tests: dict[str, Seen]
+    of_class: str  # what went wrong outside of its tests
+    told: list[list[Any]]  # by rank
+    warnings: list[str]
+
+
+def run_class(cls: type[MultiProcContinuousTest], *names: str) -> Ran:
+    """Run these tests as a suite does, with the class's own set-up and tear-down."""
+    outer = unittest.TestResult()
+    seen: dict[str, Seen] = {}
+
+    class Suite(unittest.TestSuite):
+        def run(self, result: Any, debug: bool = False) -> Any:  # tests one by one, so that each outcome is known
+            self._tearDownPreviousClass(None, result)
+            cls.setUpClass()
+            try:
+                for name in names:
+                    seen[name] = outcome_of(cls(name))
+            finally:
+                cls.tearDownClass()
+            return result
+
+    of_class = ""
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        mock.patch.dict(os.environ, TELL=directory),
+        mock.patch.dict(_ranked.TIMEOUT_OVERRIDE, hangs_in_one=0.5),
+        warnings.catch_warnings(record=True) as caught,
+    ):
+        warnings.simplefilter("always")
+        try:
+            Suite().run(outer)
+        except RankError as error:
+            of_class = str(error)
+        files = sorted(Path(directory).iterdir())
+        told = [[json.loads(line) for line in file.read_text().splitlines()] for file in files]
+    texts = [str(warning.message) for warning in caught if warning.category is GlobalStateWarning]
+    return Ran(seen, of_class, told, texts)
+
+
+class TestOutcomes(TestCase):
+    @parametrize(
+        "name,outcome,message",
+        [
+            ("passes", "passed", "^$"),
+            ("fails_in_one", "failed", r"rank 1 of 3 failed 0\.\d s into Things.fails_in_one: AssertionError: as told"),
+            ("raises_in_two", "error", "ValueError: rank 1(.|\n)*ValueError: rank 2"),
+            ("dies", "error", r"rank 1 of 3 was killed by SIGKILL 0\.\d s into Things.dies"),
+            ("exits", "error", r"rank 1 of 3 exited with code 3 0\.\d s into .*before the test finished"),
+            ("leaves_at_once", "error", r"rank 1 of 3 exited with code 0 0\.\d s into .*before the test finished"),
+            ("skips", "skipped", "^not today$"),
+            ("skips_in_one", "failed", "ranks disagree in .*: rank 1 skipped, ranks 0, 2 did not"),
+            ("exits_with_a_skip", "skipped", "NCCL"),
+            ("needs_devices", "skipped", "at least 1000"),
+            ("fails_as_expected", "expected failure", "as expected"),
+            ("cleanup_fails", "failed", "in clean-up"),
+            ("subtest_fails", "failed", r"in subtest \(size=2\): AssertionError: within"),
+            ("expects_other_text", "failed", "AssertionError: '0' != '1'(.|\n)*ranks disagree at .*test_continuous.py"),
+        ],
+        name_fn=lambda name, outcome, message: name,
+    )
+    def test_of(self, name: str, outcome: str, message: str) -> None:
+        """And whatever came before, the next test runs, and passes."""
+        ran = run_class(Things, name, "passes")
+        self.assertEqual(ran.tests[name].outcome, outcome, ran.tests[name].message)
+        self.assertRegex(ran.tests[name].message, message)
+        self.assertEqual(ran.tests["passes"], ("passed", ""))
+        self.assertEqual((ran.of_class, ran.warnings), ("", []))
+
+    def test_who_lost_a_peer_is_no_culprit(self) -> None:
+        message = run_class(Things, "fails_in_one").tests["fails_in_one"].message
+        self.assertRegex(message, r"rank 0: (error after .* \(lost its peer: follows from rank 1\)|still running)")
+        self.assertRegex(message, "To run it alone:\n  python -m unittest .*Things.fails_in_one")
+
+    def test_only_the_tests_own_output_is_shown(self) -> None:
+        message = run_class(Things, "prints", "prints_and_fails").tests["prints_and_fails"].message
+        self.assertRegex(message, "rank 0's last lines of output:\nthis is prints_and_fails\n")
+        self.assertNotRegex(message, "this is prints\n")
+
+    def test_a_stuck_rank(self) -> None:
+        ran = run_class(Things, "prints", "hangs_in_one", "passes")
+        message = ran.tests["hangs_in_one"].message
+        self.assertRegex(message, r"Things.hangs_in_one timed out after 0\.\d s; ranks 0, 1, 2 of 3 still running")
+        self.assertRegex(message, r"rank 1: test_continuous.py:\d+ in hangs_in_one \(threading.Event\(\).wait\(\)\)")
+        self.assertRegex(message, "(?s)rank 1's stacks, most recent call first:.*in hangs_in_one")
+        self.assertEqual(ran.tests["passes"], ("passed", ""))
+
+    def test_a_stuck_rank_does_not_delay_what_another_has_to_say(self) -> None:
+        message = run_class(Things, "fails_while_another_hangs").tests["fails_while_another_hangs"].message
+        self.assertRegex(message, r"rank 2 of 3 failed 0\.\d s into .*as told")
+        self.assertRegex(message, r"rank 1: still running after [01]\.\d+ s")
+        self.assertRegex(message, "(?s)rank 1's stacks, most recent call first:.*in fails_while_another_hangs")
+
+
+class TestRanks(TestCase):
+    def test_the_same_for_all_tests(self) -> None:
+        ran = run_class(Things, "tells_who_runs", "skips", "passes", "needs_devices", "tells_who_runs")
+        pids = []
+        for rank, (first, second) in enumerate(ran.told):
+            self.assertEqual(first, second)
+            self.assertEqual(first[1:], [rank, rank, WORLD_SIZE, WORLD_SIZE])
+            pids.append(first[0])
+        self.assertEqual(len(set(pids)), WORLD_SIZE)
+
+    @parametrize("between", ["fails_in_one", "dies", "changes_default_dtype"])
+    def test_others_after(self, between: str) -> None:
+        ran = run_class(Things, "tells_who_runs", between, "tells_who_runs")
+        for first, second in ran.told:
+            self.assertNotEqual(first[0], second[0])
+
+    def test_isolated(self) -> None:
+        ran = run_class(Isolated, "tells_who_runs", "passes", "tells_who_runs")
+        for first, second in ran.told:
+            self.assertNotEqual(first[0], second[0])
+            self.assertEqual(first[1:], second[1:])
+
+    def test_random_numbers(self) -> None:
+        """Every test begins with the same, in every rank, and whatever another has done."""
+        ran = run_class(Things, "tells_numbers", "changes_seed", "tells_numbers")
+        set_rng_seed(1234)
+        expected = [torch.rand(2).tolist(), random.random()]
+        self.assertEqual(ran.told, [[expected, expected]] * WORLD_SIZE)
+        self.assertEqual(ran.warnings, [])
+
+    def test_none_for_tests_that_are_skipped(self) -> None:
+        with mock.patch.object(Things, "_spawn_processes", side_effect=AssertionError("ranks were started")):
+            self.assertEqual(run_class(Things, "needs_devices").tests["needs_devices"].outcome, "skipped")
+
+    def test_none_left_after_the_class(self) -> None:
+        run_class(Things, "passes")
+        self.assertEqual(Things.processes, [])
+        self.assertIsNone(vars(Things)["_crew"])
+        self.assertFalse(dist.is_initialized())
+        self.assertFalse(os.path.exists(Things.rdvz_file or ""))
+
+    def test_spawned(self) -> None:
+        with mock.patch.dict(os.environ, TORCH_TESTING_EXT_START="spawn"):
+            ran = run_class(OtherForms, "tells_who_runs", "fails_as_expected")
+            launch.close()  # or the next test would be served by spawning too
+        self.assertEqual([seen.outcome for seen in ran.tests.values()], ["passed", "expected failure"])
+        self.assertEqual(len(ran.told), 2)
+
+
+class TestState(TestCase):
+    @parametrize(
+        "what,told",
+        [
+            ("default_dtype", "0, 1, 2: default dtype: torch.float32 -> torch.float64"),
+            ("default_device", "0, 1, 2: default device: device(type='cpu') -> device(type='meta')"),
+            ("deterministic_algorithms", "0, 2: deterministic algorithms: 0 -> 2"),
+            ("threads", "0, 1, 2: number of threads: "),
+            ("gradients", "0, 1, 2: gradients enabled: True -> False"),
+            ("environment", "0, 1, 2: os.environ['LEFT_BEHIND']: not set -> '1'"),
+            ("directory", "0, 1, 2: working directory: "),
+            ("group", "0, 1, 2: default process group: a ProcessGroup -> none"),
+        ],
+        name_fn=lambda what, told: what,
+    )
+    def test_left_changed(self, what: str, told: str) -> None:
+        name = f"changes_{what}"
+        ran = run_class(Things, name, "finds_all_as_it_was")
+        self.assertEqual([seen.outcome for seen in ran.tests.values()], ["passed", "passed"], ran.tests)
+        self.assertIn(f"Things.{name} left changed in ranks {told}", "\n".join(ran.warnings))
+        self.assertEqual(len(ran.warnings), 4 if what == "environment" else 1, ran.warnings)
+
+    def test_left_changed_by_a_failure(self) -> None:
+        ran = run_class(Things, "changes_and_fails", "finds_all_as_it_was")
+        self.assertEqual([seen.outcome for seen in ran.tests.values()], ["failed", "passed"])
+        self.assertIn("default dtype: torch.float32 -> torch.float64", ran.warnings[0])
+
+
+class TestClasses(TestCase):
+    def test_a_failed_one_poisons_neither_a_subclass_nor_the_next(self) -> None:
+        self.assertEqual(run_class(Things, "dies").tests["dies"].outcome, "error")
+        for cls in (Isolated, OtherForms, Things):
+            self.assertEqual(run_class(cls, "passes").tests["passes"], ("passed", ""))
+
+    def test_a_subclass_while_the_class_has_ranks(self) -> None:
+        """Their tests may come in any order."""
+        for cls in (Things, Isolated, Things):
+            self.assertEqual(outcome_of(cls("passes")), ("passed", ""))
+        Isolated.tearDownClass()
+        self.assertEqual(outcome_of(Things("passes")), ("passed", ""))
+        Things.tearDownClass()
+
+    def test_error_in_making_the_group(self) -> None:
+        with mock.patch.object(InitFails, "world_size", 2):
+            ran = run_class(InitFails, "passes", "prints")
+        for seen in ran.tests.values():
+            self.assertRegex(seen.message, r"rank 1 of 2 raised \d\.\d s into .*OSError: no group")
+            self.assertRegex(seen.message, "rank 1's traceback:\nTraceback(.|\n)*in _init_pg")
+
+    def test_skip_in_making_the_group(self) -> None:
+        ran = run_class(InitSkips, "passes", "prints")
+        self.assertEqual(set(ran.tests.values()), {("skipped", "Need at least 4 accelerator devices")})
+
+    def test_error_in_setting_up_a_test(self) -> None:
+        ran = run_class(SetUpFails, "hangs_in_one", "passes")
+        self.assertRegex(ran.tests["hangs_in_one"].message, "after the ranks were told")
+        self.assertEqual(ran.tests["passes"], ("passed", ""))
+
+    def test_a_rank_that_dies_between_tests(self) -> None:
+        """No test of the class has failed; the class has."""
+        ran = run_class(RankIsKilledAfterwards, "prints", "passes")
+        self.assertEqual([seen.outcome for seen in ran.tests.values()], ["passed", "passed"])
+        self.assertRegex(ran.of_class, r"rank 1 of 3 was killed by SIGKILL .*\(after .*RankIsKilledAfterwards.prints\)")
+
+    def test_a_rank_that_dies_after_the_last_test(self) -> None:
+        self.assertRegex(run_class(RankIsKilledAfterwards, "prints").of_class, "rank 1 of 3 was killed by SIGKILL")
+
+    def test_poison_pill(self) -> None:
+        self.assertRegex(str(run_class(Poisoned, "passes").tests["passes"]), "skipped.*poison_pill is set")
+
+    def test_other_forms_of_world_size_and_device_type(self) -> None:
+        self.assertEqual(len(run_class(OtherForms, "tells_who_runs").told), 2)
+
+    def test_one_rank_a_device_unless_told(self) -> None:
+        with mock.patch.object(Things, "world_size", -2):
+            self.assertEqual(Things._get_world_size("cpu"), 1)
+            with mock.patch.object(torch, "get_device_module") as module:
+                module().device_count.return_value = 0
+                with self.assertRaisesRegex(unittest.SkipTest, "No cuda devices available"):
+                    Things._get_world_size("cuda")
+
+    def test_missing_backend(self) -> None:
+        self.assertRegex(str(run_class(NoBackend, "passes").tests["passes"]), "skipped.*is not available")
+
+    def test_defaults(self) -> None:
+        cls = MultiProcContinuousTest
+        self.assertEqual((cls.world_size, cls.rank, cls.MAIN_PROCESS_RANK), (-2, -2, -1))
+        self.assertEqual((cls.rdvz_file, cls.poison_pill, cls.isolated), (None, False, False))
+        self.assertEqual(cls.timeout.total_seconds(), 120)
+        self.assertIsNone(cls.backend_str())
+        self.assertIsNone(cls.opts())
+
+
+for cls in (TestOutcomes, TestRanks, TestState):
+    instantiate_parametrized_tests(cls)
+del cls
+
+if __name__ == "__main__":
+    run_tests()

@@ -1,0 +1,183 @@
+"""Ranks that stay: orders and answers, without any test framework."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+import unittest
+from pathlib import Path
+
+from launch_support import nothing_left, wait_until_gone
+
+from torch_testing_ext import launch
+from torch_testing_ext.common_utils import run_tests
+from torch_testing_ext.launch import Ending, crew
+from torch_testing_ext.launch.watch import End
+
+WORLD_SIZE = 2
+
+
+class Subject:
+    pass
+
+
+def be_rank(subject: type, rank: int, report: launch.Report, *, directory: Path) -> None:
+    for order in launch.orders(directory, rank):
+        work, _, whom = order.what.partition(" of ")
+        if not whom or int(whom) == rank:
+            globals()[work](rank, order)
+        if order.report.account is None:
+            order.report.passed()
+
+
+def write_pid(rank: int, order: launch.Order) -> None:
+    Path(f"{order.path}.{rank}").write_text(str(os.getpid()))
+
+
+def fail(rank: int, order: launch.Order) -> None:
+    order.report.failed(AssertionError("as told"), assertion=True)
+
+
+def skip(rank: int, order: launch.Order) -> None:
+    order.report.skipped("not today", 86)
+
+
+def die(rank: int, order: launch.Order) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def wait_for_ever(rank: int, order: launch.Order) -> None:
+    threading.Event().wait()
+
+
+def interrupt_the_parent(rank: int, order: launch.Order) -> None:
+    os.kill(int(os.environ["PARENT"]), signal.SIGINT)
+    threading.Event().wait()
+
+
+def stop_itself(rank: int, order: launch.Order) -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+class CrewTest(unittest.TestCase):
+    def setUp(self) -> None:
+        self.crew = self.make()
+
+    def make(self) -> launch.Crew:
+        directory = launch.new_directory("crew")
+        job = launch.Job(
+            body=launch.Named.of(be_rank),
+            subject=launch.Named.of(Subject),
+            world_size=WORLD_SIZE,
+            directory=directory,
+            surroundings=launch.Surroundings.here({"PARENT": str(os.getpid())}),
+            arguments={"directory": directory},
+        )
+        made = launch.Crew(job)
+        self.addCleanup(made.end)
+        return made
+
+    def do(self, what: str, seconds: float | None = 60.0) -> End:
+        self.path = self.crew.order(what)
+        return self.crew.watch(seconds)
+
+    def endings(self, what: str, seconds: float | None = 60.0) -> list[Ending]:
+        return [report.ending for report in self.do(what, seconds).reports]
+
+    def test_one_order_after_another(self) -> None:
+        pids = []
+        for _ in range(3):
+            self.assertEqual(self.endings("write_pid"), [Ending.PASSED] * 2)
+            pids.append([Path(f"{self.path}.{rank}").read_text() for rank in range(WORLD_SIZE)])
+        self.assertEqual(pids, [pids[0]] * 3)
+        self.assertEqual([int(pid) for pid in pids[0]], self.crew.run.pids)
+
+    def test_all_skip(self) -> None:
+        self.assertEqual(self.endings("skip"), [Ending.SKIPPED] * 2)
+        self.assertFalse(self.crew.is_over)
+
+    def test_one_fails(self) -> None:
+        pids = self.crew.run.pids
+        self.assertEqual(self.endings("fail of 1"), [Ending.PASSED, Ending.FAILED])
+        self.assertTrue(self.crew.is_over)
+        self.assertEqual(wait_until_gone(pids, 5), [])
+
+    def test_one_dies(self) -> None:
+        end = self.do("die of 0")
+        self.assertEqual([report.ending for report in end.reports], [Ending.KILLED, Ending.PASSED])
+        self.assertEqual(end.reports[0].code, -signal.SIGKILL)
+        self.assertLess(end.seconds, 1)
+        self.assertTrue(self.crew.is_over)
+
+    def test_one_waits_for_ever(self) -> None:
+        end = self.do("wait_for_ever of 1", 0.2)
+        self.assertTrue(end.timed_out)
+        self.assertEqual([report.ending for report in end.reports], [Ending.PASSED, Ending.STOPPED])
+        self.assertRegex(end.reports[1].stacks, "in wait_for_ever")
+        self.assertTrue(self.crew.is_over)
+
+    def test_one_is_stopped(self) -> None:
+        """As by a debugger, or an impatient user."""
+        self.assertEqual(self.endings("stop_itself of 1", 0.2), [Ending.PASSED, Ending.STOPPED])
+
+    def test_an_answer_to_another_order_counts_for_nothing(self) -> None:
+        self.do("write_pid")
+        self.crew.order("wait_for_ever of 1")
+        for number in (self.crew.number - 1, self.crew.number + 1):
+            with open(self.crew.directory / "bell", "wb", buffering=0) as bell:
+                bell.write(crew._RING.pack(1, number))
+        self.assertEqual([report.ending for report in self.crew.watch(0.2).reports], [Ending.PASSED, Ending.STOPPED])
+
+    def test_an_answer_without_an_account_is_none(self) -> None:
+        self.crew.order("wait_for_ever of 1")
+        with open(self.crew.directory / "bell", "wb", buffering=0) as bell:
+            bell.write(crew._RING.pack(1, self.crew.number))
+        self.assertEqual([report.ending for report in self.crew.watch(0.2).reports], [Ending.PASSED, Ending.STOPPED])
+
+    def test_who_dies_between_orders_is_missed(self) -> None:
+        self.do("write_pid")
+        self.assertTrue(self.crew.is_complete())
+        os.kill(self.crew.run.pids[1], signal.SIGKILL)
+        wait_until_gone([self.crew.run.pids[1]], 5)
+        while self.crew.is_complete():  # the server may yet have to hear of it
+            self.crew.run.wait_for_news(time.monotonic() + 5)
+        end = self.crew.dismiss(5)
+        self.assertEqual([report.ending for report in end.reports], [Ending.PASSED, Ending.KILLED])
+
+    def test_dismissed(self) -> None:
+        self.do("write_pid")
+        end = self.crew.dismiss(5)
+        self.assertEqual([report.ending for report in end.reports], [Ending.PASSED] * 2)
+        self.assertFalse(end.timed_out)
+        self.assertEqual(wait_until_gone(self.crew.run.pids, 5), [])
+
+    def test_dismissed_in_the_middle_of_something(self) -> None:
+        self.crew.order("wait_for_ever of 1")
+        end = self.crew.dismiss(0.3)
+        self.assertEqual([report.ending for report in end.reports], [Ending.PASSED, Ending.STOPPED])
+
+    def test_interrupted(self) -> None:
+        """Whatever comes between, no rank is left."""
+        self.crew.order("interrupt_the_parent of 1")
+        with self.assertRaises(KeyboardInterrupt):
+            self.crew.watch(60)
+        self.assertTrue(self.crew.is_over)
+        self.assertEqual(wait_until_gone(self.crew.run.pids, 5), [])
+
+    def test_nothing_is_left(self) -> None:
+        self.crew.dismiss(5)
+        for what in ("write_pid", "fail of 1", "die of 0"):
+            with self.subTest(order=what), nothing_left(self):
+                self.crew = self.make()
+                self.do(what)
+                if not self.crew.is_over:
+                    self.crew.dismiss(5)
+                for file in sorted(self.crew.directory.iterdir()):
+                    file.unlink()
+                self.crew.directory.rmdir()
+
+
+if __name__ == "__main__":
+    run_tests()

@@ -1,0 +1,157 @@
+"""Ranks that are threads of this process: started, seen to one common end, judged like processes.
+
+A thread cannot be killed. One that does not end is left behind as a daemon, after it was asked to stop where Python
+can do so; whatever it does to process groups later happens in a world that nobody else sees.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import sys
+import threading
+import traceback
+import unittest
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch.distributed as dist
+
+from torch_testing_ext import _torch, launch
+from torch_testing_ext._ranked import report_error, report_exit, report_skip
+from torch_testing_ext.distributed.multi_threaded_pg import (
+    ThreadLocalWorld,
+    _install_threaded_pg,
+    _uninstall_threaded_pg,
+)
+from torch_testing_ext.launch import Ending, RankReport, hang, now
+
+__rank_frame__ = True  # keeps these frames out of the tracebacks of ranks
+
+# When a rank has failed: those in a collective with it know at once; who computes is not ended but left behind, so
+# let it come to its end if it will.
+GRACE_AFTER_FAILURE = 5.0
+# From its last word to the end of a thread, or from being asked to stop.
+PATIENCE = 0.5
+
+
+class Stopped(BaseException):
+    """Raised in a thread that has outlived its test."""
+
+
+class RankThreads:
+    """`body(rank)` in `world_size` threads, each with the default process group of its rank."""
+
+    def __init__(self, world_size: int, body: Callable[[int], None]):
+        self.began = now()
+        self._body = body
+        self._turns = _torch.one_sharding_at_a_time()
+        self._turns.__enter__()
+        self._world: ThreadLocalWorld = _install_threaded_pg()
+        self._store = dist.HashStore()
+        self._reports = [launch.Report(None) for _ in range(world_size)]
+        self._exits: dict[int, launch.Exit] = {}
+        self._over = False
+        self.threads = [
+            threading.Thread(target=self._live, args=(rank,), name=f"rank {rank}", daemon=True)
+            for rank in range(world_size)
+        ]
+        for thread in self.threads:
+            thread.start()
+
+    # -- in the threads
+
+    def _live(self, rank: int) -> None:
+        report, code = self._reports[rank], 0
+        try:
+            with self._process_group(rank):
+                self._body(rank)
+            report.passed()
+        except unittest.SkipTest as skip:
+            report_skip(report, skip)
+        except SystemExit as leaving:
+            report_exit(report, leaving)
+            code = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
+        except BaseException as error:
+            report_error(report, error)
+        finally:
+            account = report.account
+            self._exits[rank] = launch.Exit((account.code if account else code & 0xFF) << 8, now())
+            self._world.leave(rank, f"has {account.ending.value}" if account else f"left by sys.exit({code})")
+
+    @contextmanager
+    def _process_group(self, rank: int) -> Iterator[None]:
+        dist.init_process_group(backend="threaded", rank=rank, world_size=len(self._reports), store=self._store)
+        try:
+            yield
+        finally:
+            # Not in the world of a later test, should this thread have outlived its own.
+            if not self._over and dist.is_initialized():
+                dist.destroy_process_group()
+
+    # -- in the thread that waits for them
+
+    def join(self, timeout: float | None) -> tuple[list[RankReport], bool]:
+        """See all threads to their end, or the deadline. Returns how each ended, and whether it was the deadline."""
+        try:
+            timed_out = self._wait(timeout)
+            return [self._report(rank) for rank in range(len(self.threads))], timed_out
+        finally:
+            self.end()
+
+    def _wait(self, timeout: float | None) -> bool:
+        deadline = None if timeout is None else self.began + timeout
+        with self._world.changed:
+            while len(self._world.ended) < len(self.threads):
+                until = min((end for end in (deadline, self._grace_ends()) if end is not None), default=None)
+                if until is not None and until <= now():
+                    return until == deadline
+                self._world.changed.wait(None if until is None else until - now())
+        return False
+
+    def _grace_ends(self) -> float | None:
+        accounts = {rank: self._reports[rank].account for rank in self._exits}
+        failed = [rank for rank, account in accounts.items() if account is None or account.ending.is_failure]
+        return min(self._exits[rank].at for rank in failed) + GRACE_AFTER_FAILURE if failed else None
+
+    def _report(self, rank: int) -> RankReport:
+        if rank in self._exits:
+            return launch.settle(rank, self._reports[rank].account, self._exits[rank], self.began, stopped=None)
+        recorder = json.dumps({"entries": list(self._world.events.get(rank, ()))})
+        stacks = _stack_of(self.threads[rank])
+        return RankReport(rank, Ending.STOPPED, now() - self.began, now(), stacks=stacks, recorder=recorder)
+
+    def end(self) -> None:
+        """Give c10d its world back, and leave no thread that can be ended."""
+        if self._over:
+            return
+        self._over = True
+        for rank in range(len(self.threads)):
+            self._world.leave(rank, "was given up at the end of the test")
+        for ask in (_let_be, _ask_to_stop):
+            until = now() + PATIENCE
+            for thread in filter(threading.Thread.is_alive, self.threads):
+                ask(thread)
+            for thread in self.threads:
+                thread.join(max(0.0, until - now()))
+        _uninstall_threaded_pg()
+        self._turns.__exit__(None, None, None)
+
+
+def _let_be(thread: threading.Thread) -> None:
+    """It was in a collective, and knows by now that nobody comes; or on its last lines."""
+
+
+def _ask_to_stop(thread: threading.Thread) -> None:
+    """Has an effect when the thread next runs Python code: a wait in C goes on."""
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(Stopped))
+
+
+def _stack_of(thread: threading.Thread) -> str:
+    """Where a thread is, down to the body that we called, in faulthandler's form."""
+    lines = [f"Thread of {thread.name} (most recent call first):"]
+    for frame, line in traceback.walk_stack(sys._current_frames().get(thread.ident or 0)):
+        if frame.f_code.co_filename == __file__:
+            break
+        lines.append(f'  File "{frame.f_code.co_filename}", line {line} in {frame.f_code.co_name}')
+    return hang.tidy("\n".join(lines))

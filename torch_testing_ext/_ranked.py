@@ -1,0 +1,247 @@
+"""What all tests that run in ranks have in common, be the ranks fresh processes, persistent ones or threads.
+
+In the parent: the test's name and the command that runs it again, the ranks' common verdict and how it is raised.
+In a rank: only the test method runs, with what it registered by addCleanup.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import shlex
+import sys
+import unittest
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, NoReturn
+
+from torch_testing_ext import _expect, launch
+from torch_testing_ext._needs import TEST_SKIPS
+from torch_testing_ext._test_case import TestCase, clean_expected
+
+__unittest = True  # keeps these frames out of unittest's tracebacks: the message says it all
+__rank_frame__ = True  # and out of the tracebacks of ranks
+
+PARENT = -1  # the rank of who waits for the ranks
+DEFAULT_WORLD_SIZE = 4
+TIMEOUT_DEFAULT = float(os.getenv("DISTRIBUTED_TESTS_DEFAULT_TIMEOUT", "300"))
+TIMEOUT_OVERRIDE: dict[str, float] = {"test_ddp_uneven_inputs": 400, "test_DistributedDataParallel": 500}
+
+
+def get_timeout(test_id: str) -> float:
+    """Seconds a test may take: its own, by the last part of its id, or the default."""
+    return TIMEOUT_OVERRIDE.get(test_id.split(".")[-1], TIMEOUT_DEFAULT)
+
+
+class RankError(RuntimeError):
+    """A rank raised, crashed, hung or got lost. The message tells of all ranks."""
+
+
+class RankFailure(AssertionError):
+    """An assertion failed in a rank, or the ranks disagree. The message tells of all ranks."""
+
+
+class Interrupted(Exception):
+    """Ctrl-C while ranks were running. They have been ended."""
+
+
+@contextmanager
+def plainly() -> Iterator[None]:
+    """What the user can mend is said without a traceback of ours."""
+    try:
+        yield
+    except (ValueError, launch.CannotStart) as error:
+        raise error.with_traceback(None) from None
+
+
+def raise_verdict(verdict: launch.Verdict) -> None:
+    __tracebackhide__ = True
+    match verdict.outcome:
+        case launch.Outcome.PASSED:
+            return
+        case launch.Outcome.SKIPPED:
+            raise unittest.SkipTest(verdict.message)
+        case launch.Outcome.FAILED:
+            raise RankFailure(verdict.message)
+        case _:
+            raise RankError(verdict.message)
+
+
+def checked_world_size(given: Any, who: str) -> int:
+    """A world size as a number. It may also be given as a string of digits."""
+    try:
+        size = int(given)
+    except (TypeError, ValueError):
+        size = 0
+    if size < 1 or (size != given and not isinstance(given, str)):
+        raise ValueError(f"{who} is {given!r}; it must be a number of ranks, 1 or more")
+    return size
+
+
+class RankedTestCase(TestCase):
+    rank: int
+    _result: Any = None
+    _recorder: _expect.Recorder | None = None  # in ranks that are processes
+
+    def __init__(self, method_name: str = "runTest", methodName: str = "runTest") -> None:
+        name = method_name if methodName == "runTest" else methodName
+        super().__init__(name)
+        test = getattr(self, name, None)
+        if test is not None:
+            setattr(self, name, self._stand_in(test))
+        elif name != "runTest":
+            raise ValueError(f"{type(self).__qualname__} has no test method {name!r}")
+
+    def _stand_in(self, test: Callable[[], Any]) -> Any:
+        """The method that takes the test's place: in the parent it waits for the ranks, in a rank it runs the test."""
+        raise NotImplementedError
+
+    def _is_rank(self) -> bool:
+        return getattr(self, "rank", PARENT) != PARENT
+
+    # -- the parent
+
+    def run(self, result: Any = None) -> Any:
+        self._result = result
+        return super().run(result)
+
+    def _checked_world_size(self) -> int:
+        return checked_world_size(self.world_size, f"{type(self).__qualname__}.world_size")  # type: ignore[attr-defined]
+
+    def _interrupt(self) -> NoReturn:
+        """End the run in good order, so that unittest prints its summary."""
+        self._result.stop()
+        self._result.interrupted = True
+        raise Interrupted(f"{self._short_name()} was interrupted; its ranks have been ended") from None
+
+    def _runs_under_unittest(self) -> bool:
+        """Or under pytest, whose result object is none of unittest's."""
+        return isinstance(self._result, unittest.TestResult)
+
+    def _case(self) -> launch.Case:
+        return launch.Case(self._short_name(), self._command(), inspect.getsourcefile(type(self)) or "")
+
+    def _short_name(self) -> str:
+        return f"{type(self).__qualname__}.{self._testMethodName}"
+
+    def _command(self) -> str:
+        """The one command that runs just this test again, from here."""
+        file = inspect.getsourcefile(type(self)) or "?"
+        with suppress(ValueError):
+            file = os.path.relpath(file)
+        if not self._runs_under_unittest():
+            return f"python -m pytest {shlex.quote(f'{file}::{type(self).__qualname__}::{self._testMethodName}')}"
+        if type(self).__module__ == "__main__":
+            return f"python {shlex.quote(file)} {self._short_name()}"
+        return f"python -m unittest {type(self).__module__}.{self._short_name()}"
+
+    def _tell_of_leftovers(self, reports: tuple[launch.RankReport, ...]) -> None:
+        for report in reports:
+            if report.leftovers:
+                left = "; ".join(report.leftovers)
+                print(f"{self._short_name()}: rank {report.rank} left running (ended now): {left}", file=sys.stderr)
+
+    def _with_expectations(self, verdict: launch.Verdict, path: str, world_size: int) -> launch.Verdict:
+        """Ranks that disagree about an assertExpectedInline fail; the source is rewritten here if it is to be."""
+        passed = verdict.outcome is launch.Outcome.PASSED
+        disagreement = _expect.settle(path, world_size)
+        if not disagreement:
+            return verdict
+        if passed:
+            return launch.Verdict(launch.Outcome.FAILED, f"{disagreement}\n\nTo run it alone:\n  {self._command()}")
+        return launch.Verdict(verdict.outcome, f"{verdict.message}\n\n{disagreement}", verdict.culprit)
+
+    # -- a rank
+
+    def assertExpectedInline(
+        self,
+        actual: Any,
+        expect: str,
+        skip: int = 0,
+        ignore_comments: bool = False,
+        ignore_empty_lines: bool = False,
+    ) -> None:
+        """As in TestCase; in a process of its own a rank tells the parent too what it got. See `_expect`."""
+        if self._recorder is None:
+            super().assertExpectedInline(actual, expect, skip + 1, ignore_comments, ignore_empty_lines)
+            return
+        actual = clean_expected(actual, ignore_comments, ignore_empty_lines)
+        expect = clean_expected(expect, ignore_comments, ignore_empty_lines)
+        self._recorder.record(actual, expect, skip)
+        if not _expect.accepting():
+            super().assertExpectedInline(actual, expect, skip + 1)
+
+    @contextmanager
+    def _own_cleanups(self) -> Iterator[None]:
+        """Run what the test registered with addCleanup, last first. The test's own error wins over theirs."""
+        try:
+            yield
+        except BaseException:
+            with suppress(Exception):
+                self._run_cleanups()
+            raise
+        self._run_cleanups()
+
+    def _run_cleanups(self) -> None:
+        errors = []
+        registered: list[Any] = self._cleanups  # type: ignore[attr-defined]
+        while registered:
+            function, args, kwargs = registered.pop()
+            try:
+                function(*args, **kwargs)
+            except Exception as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
+
+    @contextmanager
+    def subTest(self, msg: Any = None, **params: Any) -> Iterator[None]:
+        """In a rank a failing subtest ends the test and names its parameters: going on would leave the other ranks
+        alone in the collectives that this one did not come to."""
+        if not self._is_rank():
+            with super().subTest(*([] if msg is None else [msg]), **params):
+                yield
+            return
+        try:
+            yield
+        except unittest.SkipTest:
+            pass
+        except Exception as error:
+            _subtests_of(error).insert(0, _describe_subtest(msg, params))
+            raise
+
+
+def _describe_subtest(msg: Any, params: dict[str, Any]) -> str:
+    named = ", ".join(f"{name}={value!r}" for name, value in params.items())
+    return " ".join(part for part in (f"[{msg}]" if msg is not None else "", f"({named})" if named else "") if part)
+
+
+def _subtests_of(error: BaseException) -> list[str]:
+    """The subtests that an exception came through, outermost first. Kept beside the message: not every type's message
+    can be changed, and somebody may yet look at it."""
+    return error.__dict__.setdefault("_torch_testing_ext_subtests", [])
+
+
+# -- how a rank tells of its end
+
+
+def report_error(report: launch.Report, error: BaseException, failure: type[BaseException] = AssertionError) -> None:
+    """An exception, with the subtests that it came through."""
+    within = "".join(f"in subtest {described}: " for described in _subtests_of(error))
+    report.failed(error, isinstance(error, failure), within)
+
+
+def report_skip(report: launch.Report, skip: unittest.SkipTest) -> int:
+    """A SkipTest. Returns the exit code that says the same."""
+    code = getattr(skip, "exit_code", TEST_SKIPS["generic"].exit_code)
+    report.skipped(str(skip) or TEST_SKIPS["generic"].message, code)
+    return code
+
+
+_SKIP_BY_CODE = {skip.exit_code: skip for skip in TEST_SKIPS.values()}
+
+
+def report_exit(report: launch.Report, leaving: SystemExit) -> None:
+    """sys.exit() with the code of a skip is one."""
+    if report.account is None and leaving.code in _SKIP_BY_CODE:
+        report.skipped(_SKIP_BY_CODE[leaving.code].message, leaving.code)

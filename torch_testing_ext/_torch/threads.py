@@ -1,0 +1,54 @@
+"""What ranks that are threads need of torch: a world of process groups for each thread."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+
+def world_class() -> type:
+    """The class of what c10d knows of its groups. `distributed_c10d._World`: 2.11 to 2.15."""
+    return dist.distributed_c10d._World
+
+
+def get_world() -> Any:
+    """`distributed_c10d._world`: 2.11 to 2.15."""
+    return dist.distributed_c10d._world
+
+
+def set_world(world: Any) -> None:
+    dist.distributed_c10d._world = world
+
+
+def isolate_threads(isolated: bool) -> None:
+    """Does each thread have a registry of groups by name of its own? `_set_thread_isolation_mode`: 2.11 to 2.15."""
+    torch._C._distributed_c10d._set_thread_isolation_mode(isolated)  # type: ignore[attr-defined]
+
+
+def finished_work(result: Any) -> dist.Work:
+    """A Work that is done. `_create_work_from_future`: 2.11 to 2.15."""
+    future: Any = torch.futures.Future()
+    future.set_result(result)
+    return torch._C._distributed_c10d._create_work_from_future(future)  # type: ignore[attr-defined]
+
+
+@contextmanager
+def one_sharding_at_a_time() -> Iterator[None]:
+    """DTensor, where it is imported, tries its sharding rules on fake tensors, which two threads must not do at once.
+    `ShardingPropagator._fake_mode_lock` since 2.12, which locks nothing unless told to; 2.11 has none."""
+    module: Any = sys.modules.get("torch.distributed.tensor._sharding_prop")
+    if not hasattr(getattr(module, "ShardingPropagator", None), "_fake_mode_lock"):
+        yield
+        return
+    propagator = module.ShardingPropagator
+    before, propagator._fake_mode_lock = propagator._fake_mode_lock, threading.Lock()
+    try:
+        yield
+    finally:
+        propagator._fake_mode_lock = before
