@@ -17,13 +17,14 @@ import types
 import unittest
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
 
-from torch_testing_ext import _expect, _seeds, _torch, launch
+from torch_testing_ext import _expect, _how_run, _seeds, _torch, launch
 from torch_testing_ext._needs import TEST_SKIPS, Skipped, first_unmet
 from torch_testing_ext._rank_process import RankProcess
 from torch_testing_ext._test_case import clean_expected
@@ -228,6 +229,8 @@ class MultiProcessTestCase(TestCase):
             self._interrupt()
         case = launch.Case(self._short_name(), self._command(), inspect.getsourcefile(type(self)) or "")
         verdict = launch.judge(outcome.reports, outcome.timed_out, case, expected)
+        if remark := _how_run.remark(outcome.reports, expected, verdict):
+            verdict = replace(verdict, message=f"{verdict.message}\n\n{remark}")
         if verdict.outcome is launch.Outcome.PASSED:
             self._tell_of_leftovers(outcome.reports)
         return verdict
@@ -291,9 +294,10 @@ class MultiProcessTestCase(TestCase):
         with suppress(ValueError):
             file = os.path.relpath(file)
         if not self._runs_under_unittest():
-            return f"python -m pytest {shlex.quote(f'{file}::{type(self).__qualname__}::{self._testMethodName}')}"
+            node = f"{file}::{type(self).__qualname__}::{self._testMethodName}"
+            return shlex.join(["python", "-m", "pytest", *_how_run.pytest, node])
         if type(self).__module__ == "__main__":
-            return f"python {shlex.quote(file)} {self._short_name()}"
+            return shlex.join(["python", *_how_run.script, file, self._short_name()])
         return f"python -m unittest {type(self).__module__}.{self._short_name()}"
 
     # -- a rank
