@@ -20,7 +20,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from torch_testing_ext import _devices, _fsdp_device, _torch
+from torch_testing_ext import _devices, _fsdp_device, _torch, common_utils
 from torch_testing_ext._fsdp_device import DEVICEInitMode
 from torch_testing_ext._fsdp_models import (
     AlwaysWrapNestedWrappedModule,
@@ -65,7 +65,7 @@ from torch_testing_ext._fsdp_state import (
 from torch_testing_ext._fully_shard_models import MLP, DoubleLinear, MLPStack
 from torch_testing_ext._needs import TEST_SKIPS, Skipped, TestSkip, first_unmet, needs_of, too_few_devices
 from torch_testing_ext.common_distributed import MultiProcessTestCase, run_subtests
-from torch_testing_ext.common_utils import FILE_SCHEMA, set_rng_seed
+from torch_testing_ext.common_utils import FILE_SCHEMA, get_cycles_per_ms, set_rng_seed
 
 CUDAInitMode = DEVICEInitMode
 
@@ -99,6 +99,7 @@ __all__ = [
     "_zero_model",
     "check_sharded_parity",
     "compiled_fsdp_test",
+    "get_cycles_per_ms",
     "get_devtype",
     "get_full_params",
     "patch_all_gather",
@@ -119,6 +120,11 @@ _ASKED_LATE: dict[str, Callable[[], Any]] = {
     "DEVICE_TYPE": _fsdp_device.device_type,
     "DISTRIBUTED_BACKEND": _fsdp_device.backend,
     "DEVICE_COUNT": _fsdp_device.device_count,
+    # Handed on from common_utils.
+    "TEST_CUDA": lambda: common_utils.TEST_CUDA,
+    "TEST_HPU": lambda: common_utils.TEST_HPU,
+    "TEST_WITH_ROCM": lambda: common_utils.TEST_WITH_ROCM,
+    "TEST_XPU": lambda: common_utils.TEST_XPU,
 }
 
 

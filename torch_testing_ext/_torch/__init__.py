@@ -7,6 +7,7 @@ Nothing is imported at module level that `import torch, torch.distributed` has n
 from .accelerators import (
     accelerator_is_in_bad_fork,
     accelerator_is_initialised,
+    has_multicast,
     other_accelerator_is_built,
 )
 from .built_with import (
@@ -18,6 +19,7 @@ from .comparing import (
     compare_tensors,
     script_container_types,
 )
+from .compiler import forget_compiled, strict_dynamo
 from .dtensor import (
     concatenate_meshes,
     is_functional_tensor,
@@ -117,6 +119,7 @@ __all__ = [
     "flight_recorder",
     "for_each_local_rank",
     "foreach_by_default",
+    "forget_compiled",
     "forget_dtensor_rng",
     "forget_meshes",
     "fsdp_is_idle",
@@ -124,6 +127,7 @@ __all__ = [
     "fsdp_param_group_module",
     "fsdp_reshard_preceded_by",
     "fsdp_syncs_on_cpu",
+    "has_multicast",
     "has_triton",
     "import_tracer",
     "inductor_compile",
@@ -158,6 +162,7 @@ __all__ = [
     "set_torch_function_state",
     "shard_order",
     "storage_key",
+    "strict_dynamo",
     "take_placements_literally",
     "torch_function_modes",
     "torch_function_state",

@@ -19,9 +19,13 @@ class Kind(enum.Enum):
     IMPORTED = "imported"  # from elsewhere
 
 
-@functools.cache
 def parse(file: Path) -> ast.Module:
-    return ast.parse(file.read_bytes(), str(file))
+    return _parse(file.read_bytes(), str(file))
+
+
+@functools.cache
+def _parse(source: bytes, file: str) -> ast.Module:
+    return ast.parse(source, file)
 
 
 def defined_in(file: Path) -> dict[str, Kind]:
@@ -51,10 +55,15 @@ def _bound_by(node: ast.stmt) -> Iterator[tuple[str, Kind]]:
         case ast.AnnAssign() | ast.AugAssign():
             yield from ((name, Kind.VALUE) for name in _targets(node.target))
         case ast.ImportFrom():
-            kit = (node.module or "").startswith((THEIR_KIT, OUR_KIT)) or node.level > 0
+            kit = (node.module or "").startswith((f"{THEIR_KIT}.", f"{OUR_KIT}."))
             yield from ((a.asname or a.name, Kind.HANDED_ON if kit else Kind.IMPORTED) for a in node.names)
         case ast.Import():
             yield from ((a.asname or a.name.partition(".")[0], Kind.IMPORTED) for a in node.names)
+
+
+def bound_by(node: ast.stmt) -> set[str]:
+    """The names that a statement gives a meaning."""
+    return {name for name, _ in _bound_by(node)}
 
 
 def _targets(target: ast.expr) -> Iterator[str]:

@@ -17,8 +17,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from torch_testing_ext import _devices, _torch
-from torch_testing_ext._needs import Skipped, too_few_devices
+from torch_testing_ext import _devices, _torch, common_utils
+from torch_testing_ext._needs import TEST_SKIPS, Skipped, too_few_devices
 from torch_testing_ext.common_distributed import (
     ACCELERATOR_DIST_BACKENDS,
     MultiProcessTestCase,
@@ -74,6 +74,7 @@ __all__ = [
     "DEVICE_TYPE",
     "NUM_DEVICES",
     "PG_BACKEND",
+    "TEST_SKIPS",
     "Attention",
     "DTensorConverter",
     "DTensorTestBase",
@@ -175,11 +176,14 @@ def _device_type_for(world_size: int) -> str:
     return _device_type() if _devices.device_count() >= world_size else "cpu"
 
 
+_FLAGS = ("TEST_CUDA", "TEST_HPU", "TEST_PRIVATEUSE1", "TEST_WITH_ROCM", "TEST_XPU")
 _DEVICE_FACTS: dict[str, Callable[[], Any]] = {
     "DEVICE_COUNT": _devices.device_count,
     "DEVICE_TYPE": _device_type,
     "NUM_DEVICES": _num_devices,
     "PG_BACKEND": lambda: dist.get_default_backend_for_device(_device_type()),
+    # Handed on from common_utils.
+    **{name: functools.partial(getattr, common_utils, name) for name in _FLAGS},
 }
 
 
