@@ -329,18 +329,18 @@ class MultiProcessTestCase(TestCase):
         self.file_name = file_name
         self.run_test(test_name, pipe)
 
-    def run_test(self, test_name: str, pipe: Any) -> None:
-        """Run the test method in this rank. `pipe` is the rank's report. Leaves by SystemExit where the test did not
-        pass, so that an overriding `_run` goes no further."""
+    def run_test(self, test_name: str, parent_pipe: Any) -> None:
+        """Run the test method in this rank. `parent_pipe` is the rank's report. Leaves by SystemExit where the test did
+        not pass, so that an overriding `_run` goes no further."""
         set_rng_seed()
         try:
             with self._own_cleanups():
                 getattr(self, test_name)()
         except unittest.SkipTest as skip:
-            sys.exit(_report_skip(pipe, skip))
+            sys.exit(_report_skip(parent_pipe, skip))
         except Exception as error:
             within = "".join(f"in subtest {described}: " for described in _subtests_of(error))
-            pipe.failed(error, isinstance(error, self.failureException), within)
+            parent_pipe.failed(error, isinstance(error, self.failureException), within)
             sys.exit(self.TEST_ERROR_EXIT_CODE)
         if self.destroy_pg_upon_exit:
             self._leave_process_group()

@@ -48,6 +48,7 @@ from .global_state import (
 from .launch import (
     destroy_process_group,
     end_compile_workers,
+    fake_process_group,
     flight_recorder,
     only_gloo,
     register_fake_backend,
@@ -116,6 +117,7 @@ __all__ = [
     "end_compile_workers",
     "extension_device_type",
     "fake_like",
+    "fake_process_group",
     "flight_recorder",
     "for_each_local_rank",
     "foreach_by_default",

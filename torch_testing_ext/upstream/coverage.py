@@ -60,8 +60,9 @@ def _measure(pair: Mirrored, source: Path) -> Covered:
 
 
 def public_names(source: Path) -> set[str]:
-    kinds = names.defined_in(source)
-    return {name for name, kind in kinds.items() if not name.startswith("_") and kind is not names.Kind.IMPORTED}
+    """What a test file may rightly import: what is said to be public, and else what the module does not import."""
+    own = {name for name, kind in names.defined_in(source).items() if kind is not names.Kind.IMPORTED}
+    return {name for name in own | names.declared_in(source) if not name.startswith("_")}
 
 
 def version_of(root: Path) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from . import places
-from .mapping import PACKAGE, Mistake, Side, source_of
+from .mapping import PACKAGE, Mistake, Side, module_on, moved, source_of
 from .rewriting import STAR, Rewritten, Use, only_of_their_side, rewrite
 
 
@@ -25,7 +25,8 @@ class Incoming:
             if use.name in ("", STAR):
                 continue
             if not _has(use):
-                yield f"line {use.line}: {use.module} has no {use.name}"
+                where = moved(f"{module_on(Side.THEIRS, use.module)}.{use.name}")
+                yield f"line {use.line}: {use.module} has no {use.name}" + (f" ({where})" if where else "")
         for use in only_of_their_side(self.rewritten.uses, Side.OURS):
             dotted = f"{use.module}.{use.name}".rstrip(".")
             yield f"line {use.line}: {dotted} stays PyTorch's: it has no counterpart here"

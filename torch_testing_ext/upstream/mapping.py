@@ -42,13 +42,17 @@ class Mirrored:
 
 @dataclass(frozen=True)
 class Moved:
-    """A name that PyTorch has in another module since a version of torch; here it is in `ours` at all versions."""
+    """A name that PyTorch has elsewhere, or calls otherwise, since a version of torch. Ours are where they are now."""
 
-    name: str
-    ours: str
+    now: str
     before: str
-    after: str
     since: Version
+
+    def hint(self, dotted: str) -> str:
+        version = ".".join(map(str, self.since))
+        if dotted == self.now:
+            return f"before torch {version} it is {self.before}"
+        return f"since torch {version} it is {self.now}"
 
 
 def _kit(*names: str) -> tuple[Mirrored, ...]:
@@ -71,7 +75,18 @@ MIRRORED = (
     Mirrored("torch.distributed._spmd", f"{OUR_KIT}.distributed._spmd", until=(2, 5)),
 )
 
-MOVED: tuple[Moved, ...] = ()
+MOVED = (
+    Moved(
+        now=f"{THEIR_KIT}.common_distributed.run_subtests",
+        before=f"{THEIR_KIT}.common_fsdp.run_subtests",
+        since=(2, 4),
+    ),
+    Moved(
+        now=f"{THEIR_KIT}.common_distributed.MultiProcContinuousTest",
+        before=f"{THEIR_KIT}.common_distributed.MultiProcContinousTest",
+        since=(2, 9),
+    ),
+)
 
 # The bases that start ranks, by the module that PyTorch defines them in.
 LAUNCHING_BASES = {
@@ -105,6 +120,11 @@ def split(dotted: str, side: Side) -> tuple[str, str] | None:
         if module_on(side, head := ".".join(parts[:length])) is not None:
             return head, ".".join(parts[length:])
     return None
+
+
+def moved(theirs: str) -> str | None:
+    """Where else a name of PyTorch's is found, by a dotted name that is not there."""
+    return next((one.hint(theirs) for one in MOVED if theirs in (one.now, one.before)), None)
 
 
 def source_of(module: str, root: Path) -> Path | None:

@@ -33,6 +33,14 @@ def defined_in(file: Path) -> dict[str, Kind]:
     return {name: kind for node in statements(parse(file).body) for name, kind in _bound_by(node)}
 
 
+def declared_in(file: Path) -> set[str]:
+    """What a module lists in its `__all__`."""
+    assigned = (node for node in statements(parse(file).body) if isinstance(node, ast.Assign))
+    lists = (node.value for node in assigned if "__all__" in bound_by(node))
+    parts = (part for found in lists if isinstance(found, (ast.List, ast.Tuple)) for part in found.elts)
+    return {part.value for part in parts if isinstance(part, ast.Constant) and isinstance(part.value, str)}
+
+
 def statements(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
     """The statements that run when the module is imported, those under `if`, `try` and `with` included."""
     for node in body:

@@ -17,7 +17,7 @@ from email.utils import formatdate
 from pathlib import Path
 
 from . import names, places, reasons
-from .mapping import Mistake, Side, module_on, source_of
+from .mapping import Mistake, Side, module_on, moved, source_of
 from .rewriting import STAR, Use, only_of_their_side, rewrite
 
 # What git is configured to by its user must not show in the patch.
@@ -34,7 +34,9 @@ class Refusal:
     name: str  # dotted, as we call it
 
     def __str__(self) -> str:
-        return f"{self.file}:{self.line}: {self.name} is not there ({reasons.instead_of(self.name)})"
+        module, _, name = self.name.rpartition(".")
+        why = moved(f"{module_on(Side.THEIRS, module)}.{name}") or reasons.instead_of(self.name)
+        return f"{self.file}:{self.line}: {self.name} is not there ({why})"
 
 
 @dataclass(frozen=True)

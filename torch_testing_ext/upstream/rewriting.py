@@ -46,19 +46,25 @@ class Rewritten:
 
 def rewrite(source: bytes, side: Side, path: Path) -> Rewritten:
     """The file for `side`. Raises Mistake where it is no Python."""
-    encoding, _ = tokenize.detect_encoding(io.BytesIO(source).readline)
+    encoding, text = _decode(source, path)
     try:
-        text = source.decode(encoding)
         wrapper = MetadataWrapper(cst.parse_module(text), unsafe_skip_copy=True)
     except cst.ParserSyntaxError as error:
         raise Mistake(f"{path}:{error.raw_line}: this is no Python, so nothing was changed: {error.message}") from None
-    except UnicodeDecodeError as error:
-        raise Mistake(f"{path} is not {encoding}, so nothing was changed: {error}") from None
     finder = _Finder(side, wrapper.resolve(ByteSpanPositionProvider), wrapper.resolve(PositionProvider))
     wrapper.module.visit(finder)
     raw = text.encode()
     finder.settle(raw)
     return Rewritten(_spliced(raw, finder.edits).decode().encode(encoding), tuple(finder.uses), tuple(finder.notes))
+
+
+def _decode(source: bytes, path: Path) -> tuple[str, str]:
+    """The file's encoding, which it may name itself, and its text."""
+    try:
+        encoding, _ = tokenize.detect_encoding(io.BytesIO(source).readline)
+        return encoding, source.decode(encoding)
+    except (SyntaxError, UnicodeDecodeError) as error:
+        raise Mistake(f"{path} cannot be read as text, so nothing was changed: {error}") from None
 
 
 def _spliced(raw: bytes, edits: Mapping[int, _Edit]) -> bytes:

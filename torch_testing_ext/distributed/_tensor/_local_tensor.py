@@ -49,7 +49,7 @@ class LocalDTensorTestBase(DTensorTestBase):
 
         return run
 
-    def run_test(self, test_name: str, pipe: Any) -> None:
+    def run_test(self, test_name: str, parent_pipe: Any) -> None:
         getattr(self, test_name)()
 
     def init_pg(self, eager_init: bool, backend: str | None = None) -> None:

@@ -113,6 +113,7 @@ __unittest = True  # keeps these frames out of unittest's tracebacks
 __rank_frame__ = True  # and out of those of ranks
 
 F = TypeVar("F", bound=Callable[..., Any])
+TestFunc = Callable[..., object]
 
 MOST_RANKS = 4  # of a test here, unless it asks for more
 
@@ -155,6 +156,8 @@ def __getattr__(name: str) -> Any:
         return found
     if name in _DEVICE_FACTS:
         return _DEVICE_FACTS[name]()
+    if name == "FakeStore":
+        return importlib.import_module("torch_testing_ext.distributed.fake_pg").FakeStore
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
