@@ -1,5 +1,5 @@
 """A test file as one writes it for PyTorch: every base, every way to import. Run by test_drop_in_outcomes, as it is, on
-PyTorch's classes and on ours. Torch from 2.11 on has all the names."""
+PyTorch's classes and on ours. There every test with ranks takes seconds, so there are few, and few ranks."""
 
 import os
 from unittest import mock
@@ -87,7 +87,9 @@ class ProcessesTest(Ranks, MultiProcessTestCase):
             os._exit(3)
 
 
-class DevicesTest(Ranks, DistributedTestBase):
+class DevicesTest(DistributedTestBase):
+    world_size = 1
+
     @parametrize("skipped", [True])
     def test_skips(self, device, skipped):
         if skipped:
@@ -127,7 +129,7 @@ class ShardedTensorsTest(ShardedTensorTestBase):
 
 
 class FullyShardedTest(FSDPTest):
-    world_size = 2
+    world_size = 1
 
     @skip_if_lt_x_gpu(64)
     def test_needs_many(self):

@@ -36,14 +36,13 @@ CASES = {
 @instantiate_parametrized_tests
 class StricterTest(TestCase):
     @parametrize("case", [subtest(case, name=name) for name, case in CASES.items()])
-    def test_(self, case: tuple[list[tuple[Ending, int]], Expected, Outcome, bool]) -> None:
+    def test_remark(self, case: tuple[list[tuple[Ending, int]], Expected, Outcome, bool]) -> None:
         ends, expected, theirs, stricter = case
         reports = [RankReport(rank, ending, code=code, summary="x") for rank, (ending, code) in enumerate(ends)]
         verdict = judge(reports, False, Case("T.test"), expected)
         self.assertEqual(outcome_of_pytorch(reports, expected), theirs)
         said = remark(reports, expected, verdict)
         self.assertEqual(bool(said), stricter)
-        self.assertEqual(verdict.outcome is theirs or (verdict.outcome is not Outcome.PASSED), True)
         if stricter:
             self.assertIn(f"would have {theirs.value}", said)
 
