@@ -19,7 +19,7 @@ OPTION = "--torch-drop-in"
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("torch_testing_ext")
-    group.addoption(OPTION, action="store_true", help="imports of torch.testing._internal give torch_testing_ext")
+    group.addoption(OPTION, action="store_true", help="run PyTorch's test files on torch_testing_ext")
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from . import names, reasons
-from .mapping import MIRRORED, Mirrored, Mistake, source_of
+from .mapping import MIRRORED, THEIR_KIT, Mirrored, Mistake, source_of
 
 PAGE, DATA = "coverage.md", "coverage.json"
 REFRESH = "python -m torch_testing_ext.upstream coverage --write docs"
@@ -42,7 +42,7 @@ def measure(root: Path) -> list[Covered]:
     found = [(pair, source_of(pair.theirs, root)) for pair in MIRRORED]
     measured = [_measure(pair, source) for pair, source in found if source is not None]
     if not measured:
-        raise Mistake(f"{root} is no checkout of PyTorch: it has no torch/testing/_internal")
+        raise Mistake(f"{root} is no checkout of PyTorch: it has no module {THEIR_KIT}")
     return measured
 
 
@@ -89,7 +89,7 @@ def as_json(measured: list[Covered], version: str) -> str:
 
 def as_table(measured: list[Covered]) -> str:
     """The numbers, a line a module."""
-    rows = [("module of torch.testing._internal", "here", "lacking", "refused", "of those not refused")]
+    rows = [(f"module of {THEIR_KIT}", "here", "lacking", "refused", "of those not refused")]
     rows += [
         (_short(one.theirs), str(len(one.here)), str(len(one.lacking)), str(len(one.refused)), f"{one.share:.0f} %")
         for one in measured
@@ -132,7 +132,7 @@ def _listed(found: list[str]) -> str:
 
 
 def _short(module: str) -> str:
-    return module.removeprefix("torch.testing._internal.")
+    return module.removeprefix(f"{THEIR_KIT}.")
 
 
 def write(measured: list[Covered], version: str, directory: Path) -> None:

@@ -23,9 +23,6 @@ from torch_testing_ext.launch import births
 
 from . import mapping, members, names, originals, rebase, stricter
 
-# Outside of their kit, and yet bases of test classes.
-ALSO_TEST_BASES = ("torch._dynamo.test_case", "torch._inductor.test_case")
-
 
 def install() -> None:
     """Map PyTorch's names to ours from now on, here and in the interpreters that are started for ranks.
@@ -192,4 +189,4 @@ class _SettlingLoader(importlib.abc.Loader):
 
 def _is_theirs_alone(name: str) -> bool:
     below = name.startswith(f"{mapping.THEIR_KIT}.") and mapping.module_on(mapping.Side.OURS, name) is None
-    return below or name in ALSO_TEST_BASES
+    return below or name in mapping.OTHER_TEST_BASES

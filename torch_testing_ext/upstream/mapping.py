@@ -88,6 +88,9 @@ MOVED = (
     ),
 )
 
+# Outside of their kit, and yet bases of test classes.
+OTHER_TEST_BASES = ("torch._dynamo.test_case", "torch._inductor.test_case")
+
 # The bases that start ranks, by the module that PyTorch defines them in.
 LAUNCHING_BASES = {
     "MultiProcessTestCase": f"{THEIR_KIT}.common_distributed",

@@ -17,7 +17,7 @@ from email.utils import formatdate
 from pathlib import Path
 
 from . import names, places, reasons
-from .mapping import Mistake, Side, module_on, moved, source_of
+from .mapping import THEIR_KIT, Mistake, Side, module_on, moved, source_of
 from .rewriting import STAR, Use, only_of_their_side, rewrite
 
 # What git is configured to by its user must not show in the patch.
@@ -87,8 +87,8 @@ def common_files(ours: Path, checkout: Path) -> list[Path]:
 
 
 def check_checkout(checkout: Path) -> None:
-    if source_of("torch.testing._internal", checkout) is None:
-        raise Mistake(f"{checkout} is no checkout of PyTorch: it has no torch/testing/_internal")
+    if source_of(THEIR_KIT, checkout) is None:
+        raise Mistake(f"{checkout} is no checkout of PyTorch: it has no module {THEIR_KIT}")
 
 
 # -- the patch

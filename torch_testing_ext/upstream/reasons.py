@@ -12,7 +12,7 @@ INSTEAD = {
     f"{OUR_KIT}.common_distributed.skip_if_rocm": "use skip_if_rocm_multiprocess",
     f"{OUR_KIT}.hypothesis_utils": "use parametrize, over cases written out",
     f"{OUR_KIT}.launch": "use MultiProcessTestCase, which starts the ranks",
-    f"{OUR_KIT}.distributed._spmd": "PyTorch removed torch.distributed._spmd in 2.5",
+    f"{OUR_KIT}.distributed._spmd": "PyTorch removed the compiler in 2.5",
     OUR_KIT: "PyTorch has nothing like it",
 }
 
