@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import io
 import tokenize
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +104,7 @@ class _Finder(cst.CSTVisitor):
     _dotted: list[tuple[cst.Attribute, str]] = field(default_factory=list)
     _bound: set[str] = field(default_factory=set)  # by other imports
     _aliases: dict[str, str] = field(default_factory=dict)  # a name for a module, by its new name
+    _merged: set[cst.ImportFrom] = field(default_factory=set)  # into the statement before
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -128,22 +130,60 @@ class _Finder(cst.CSTVisitor):
             self.uses.append(Use(module, STAR, self._line(node)))
 
     def _from_package(self, node: cst.ImportFrom, package: str) -> None:
-        """`from package import module, another`: all of them have a counterpart, or the statement stays."""
-        aliases = _aliases_of(node)
-        pairs = {alias: module_on(self.side, f"{package}.{alias.evaluated_name}") for alias in aliases}
+        """`from package import module, another`, of which all, some or none have a counterpart."""
+        pairs = self._pairs_of(node, package)
         found = {alias: new for alias, new in pairs.items() if new is not None}
-        if found and len(found) == len(pairs):
-            self._edit(node.module, package, next(iter(found.values())).rpartition(".")[0])
+        if found and len(found) < len(pairs) and not _is_plain(node):
+            there = ", ".join(alias.evaluated_name for alias in found)
+            self._note(node, f"only {there} of this import has a counterpart: give it a statement of its own")
+        elif found:
+            self._split(node, package, pairs)
             for alias, new in found.items():
                 self._aliases[alias.evaluated_alias or alias.evaluated_name] = new
                 self.uses.append(Use(new, "", self._line(node)))
-            return
-        if found:
-            there = ", ".join(alias.evaluated_name for alias in found)
-            self._note(node, f"only {there} of this import has a counterpart: give it a statement of its own")
         if _of_the_other_kit(package, self.side):
-            alone = [alias.evaluated_name for alias in aliases if alias not in found]
-            self.uses.extend(Use(package, name, self._line(node)) for name in alone or [STAR])
+            alone = [alias.evaluated_name for alias in pairs if alias not in found]
+            without_names = [] if pairs else [STAR]
+            self.uses.extend(Use(package, name, self._line(node)) for name in alone or without_names)
+
+    def _pairs_of(self, node: cst.ImportFrom, package: str) -> dict[cst.ImportAlias, str | None]:
+        return {alias: module_on(self.side, f"{package}.{alias.evaluated_name}") for alias in _aliases_of(node)}
+
+    def _split(self, node: cst.ImportFrom, package: str, pairs: dict[cst.ImportAlias, str | None]) -> None:
+        """Import each module from the package it is in then: `from p import a; from q import b`."""
+        packages = {alias: new.rpartition(".")[0] if new else package for alias, new in pairs.items()}
+        first = next(iter(packages.values()))
+        if node not in self._merged and first != package:
+            self._edit(node.module, package, first)
+        for before, after in pairwise(pairs):
+            if packages[before] != packages[after]:
+                self.edits[self._end(before)] = _Edit(", ", f"; from {packages[after]} import ")
+
+    def visit_SimpleStatementLine(self, node: cst.SimpleStatementLine) -> None:
+        self._merge(node.body)
+
+    def visit_SimpleStatementSuite(self, node: cst.SimpleStatementSuite) -> None:
+        self._merge(node.body)
+
+    def _merge(self, line: Sequence[cst.BaseSmallStatement]) -> None:
+        """The way back from `_split`: statements that import from the same package of PyTorch's become one."""
+        for before, after in pairwise(line) if self.side is Side.THEIRS else ():
+            target = self._package_there(before)
+            if target is not None and target == self._package_there(after):
+                assert isinstance(before, cst.ImportFrom) and isinstance(after, cst.ImportFrom)
+                package = get_full_name_for_node(after.module or "")
+                self.edits[self._end(_aliases_of(before)[-1])] = _Edit(f"; from {package} import ", ", ")
+                self._merged.add(after)
+
+    def _package_there(self, node: cst.BaseSmallStatement) -> str | None:
+        """The package of PyTorch's that a statement imports nothing but modules from, written as `_split` does."""
+        if not isinstance(node, cst.ImportFrom) or not node.module or node.relative or not _is_plain(node):
+            return None
+        package = get_full_name_for_node(node.module) or ""
+        new = {new and new.rpartition(".")[0] for new in self._pairs_of(node, package).values()}
+        if new == {None} and _of_the_other_kit(package, Side.OURS):
+            return package
+        return new.pop() if len(new) == 1 else None
 
     def visit_Import(self, node: cst.Import) -> bool:
         for alias in node.names:
@@ -230,6 +270,9 @@ class _Finder(cst.CSTVisitor):
     def _note(self, node: cst.CSTNode, text: str) -> None:
         self.notes.append(f"line {self._line(node)}: {text}")
 
+    def _end(self, node: cst.CSTNode) -> int:
+        return self.spans[node].start + self.spans[node].length
+
     def _line(self, node: cst.CSTNode) -> int:
         line: int = self.places[node].start.line
         return line
@@ -237,6 +280,19 @@ class _Finder(cst.CSTVisitor):
 
 def _aliases_of(node: cst.ImportFrom) -> list[cst.ImportAlias]:
     return [] if isinstance(node.names, cst.ImportStar) else list(node.names)
+
+
+def _is_plain(node: cst.ImportFrom) -> bool:
+    """Are its names on one line, with a comma and a space between them?"""
+    commas = [alias.comma for alias in _aliases_of(node)[:-1]]
+    return node.lpar is None and all(
+        isinstance(comma, cst.Comma) and (_text(comma.whitespace_before), _text(comma.whitespace_after)) == ("", " ")
+        for comma in commas
+    )
+
+
+def _text(space: cst.BaseParenthesizableWhitespace) -> str:
+    return space.value if isinstance(space, cst.SimpleWhitespace) else "\n"
 
 
 def _of_the_other_kit(module: str, side: Side) -> bool:

@@ -118,8 +118,32 @@ class RewritingTest(TestCase):
         self.assertEqual(rewritten.source.decode(), source)
         self.assertIn("add `import torch`", rewritten.notes[0])
 
-    def test_a_statement_with_a_module_that_stays_is_left_and_told_of(self) -> None:
-        source = "from torch.testing._internal import common_cuda, common_utils\n"
+    @parametrize(
+        "source,expected",
+        [
+            (
+                "from torch.testing._internal import common_cuda, common_utils as cu  # c",
+                "from torch.testing._internal import common_cuda; from torch_testing_ext import common_utils as cu  # c",
+            ),
+            (
+                "from torch.testing._internal import common_utils, common_fsdp, common_nn, common_distributed; x = 1",
+                "from torch_testing_ext import common_utils, common_fsdp; from torch.testing._internal import common_nn; "
+                "from torch_testing_ext import common_distributed; x = 1",
+            ),
+            (
+                "if x: from torch.testing._internal import common_nn, common_utils",
+                "if x: from torch.testing._internal import common_nn; from torch_testing_ext import common_utils",
+            ),
+        ],
+    )
+    def test_a_statement_is_split_where_a_module_stays(self, source: str, expected: str) -> None:
+        rewritten = to_ours(f"{source}\n")
+        self.assertEqual(rewritten.source.decode(), f"{expected}\n")
+        self.assertEqual(rewritten.notes, ())
+        self.assertEqual(to_theirs(rewritten.source).source.decode(), f"{source}\n")
+
+    def test_a_statement_over_several_lines_is_left_and_told_of(self) -> None:
+        source = "from torch.testing._internal import (\n    common_cuda, common_utils,\n)\n"
         rewritten = to_ours(source)
         self.assertEqual(rewritten.source.decode(), source)
         self.assertIn("line 1: only common_utils", rewritten.notes[0])
