@@ -122,13 +122,13 @@ class RewritingTest(TestCase):
         "source,expected",
         [
             (
-                "from torch.testing._internal import common_cuda, common_utils as cu  # c",
-                "from torch.testing._internal import common_cuda; from torch_testing_ext import common_utils as cu  # c",
+                "from torch.testing._internal import common_nn, common_utils as cu  # c",
+                "from torch.testing._internal import common_nn; from torch_testing_ext import common_utils as cu  # c",
             ),
             (
                 "from torch.testing._internal import common_utils, common_fsdp, common_nn, common_distributed; x = 1",
-                "from torch_testing_ext import common_utils, common_fsdp; from torch.testing._internal import common_nn; "
-                "from torch_testing_ext import common_distributed; x = 1",
+                "from torch_testing_ext import common_utils, common_fsdp; "
+                "from torch.testing._internal import common_nn; from torch_testing_ext import common_distributed; x = 1",
             ),
             (
                 "if x: from torch.testing._internal import common_nn, common_utils",
