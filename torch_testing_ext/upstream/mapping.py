@@ -112,7 +112,7 @@ def here() -> Iterator[Mirrored]:
 def module_on(side: Side, name: str) -> str | None:
     """The counterpart of a module on that side; None where it has none."""
     if side is Side.OURS:
-        return next((pair.ours for pair in here() if pair.theirs == name), None)
+        return next((pair.ours for pair in MIRRORED if pair.theirs == name and pair.is_here), None)
     return next((pair.theirs for pair in MIRRORED if pair.ours == name), None)
 
 

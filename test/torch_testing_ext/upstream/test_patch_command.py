@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import subprocess
 from pathlib import Path
+from unittest import mock
 
 from test_rewriting import FILES
 from upstream_support import CheckoutCase
 
 from torch_testing_ext.common_utils import instantiate_parametrized_tests, parametrize, run_tests, subtest
+from torch_testing_ext.upstream import patching
 
 THEIRS = (
     "# Owner(s): [\"oncall: distributed\"]\nfrom torch.testing._internal.common_utils import run_tests\n\nx = 'ß'\n"
@@ -138,6 +140,19 @@ class PatchTest(CheckoutCase):
         _, complaints = self.upstream("patch", "--pytorch", self.pytorch, "test/test_x.py", "--vendor", code=2)
         self.assertIn("requires_world_size cannot be taken along: it stands on torch_testing_ext._", complaints)
         self.assertIn("launch.Job cannot be taken along: there is no helper module", complaints)
+
+    def test_git_has_the_last_word(self) -> None:
+        self.put(self.pytorch / "test/test_x.py", THEIRS)
+        self.put(self.ours / "test/test_x.py", OURS + "# more\n")
+        wrong = b"diff --git a/test/test_x.py b/test/test_x.py\n--- a/test/test_x.py\n+++ b/test/test_x.py\n"
+        wrong += b"@@ -1 +1 @@\n-not there\n+x\n"
+        with mock.patch.object(patching, "_difference", lambda files, checkout: wrong):
+            out = self.top / "out.patch"
+            words = ["patch", "--pytorch", self.pytorch, "test/test_x.py", "-o", out]
+            _, complaints = self.upstream(*words, code=2)
+        self.assertIn("git apply ended with code 1", complaints)
+        self.assertIn("patch does not apply", complaints)
+        self.assertFalse(out.exists())
 
     def test_no_checkout(self) -> None:
         _, complaints = self.upstream("patch", "--pytorch", self.ours, code=2)

@@ -126,9 +126,9 @@ class RewritingTest(TestCase):
                 "from torch.testing._internal import common_nn; from torch_testing_ext import common_utils as cu  # c",
             ),
             (
-                "from torch.testing._internal import common_utils, common_fsdp, common_nn, common_distributed; x = 1",
+                "from torch.testing._internal import common_utils, common_fsdp, common_nn, common_distributed; x",
                 "from torch_testing_ext import common_utils, common_fsdp; "
-                "from torch.testing._internal import common_nn; from torch_testing_ext import common_distributed; x = 1",
+                "from torch.testing._internal import common_nn; from torch_testing_ext import common_distributed; x",
             ),
             (
                 "if x: from torch.testing._internal import common_nn, common_utils",
