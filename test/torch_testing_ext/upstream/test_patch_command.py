@@ -62,18 +62,6 @@ class PatchTest(CheckoutCase):
         subject = subprocess.run(["git", "log", "-1", "--format=%s"], cwd=self.pytorch, capture_output=True, check=True)
         self.assertEqual(subject.stdout.decode().strip(), "Add tests for größer")
 
-    def test_a_checkout_that_is_no_repository_inside_of_one(self) -> None:
-        """An archive unpacked below somebody's home that is a repository."""
-        outer = self.pytorch
-        inner = outer / "unpacked"
-        inner.mkdir()
-        (outer / "torch").rename(inner / "torch")
-        there = self.put(inner / "test/test_x.py", THEIRS)
-        self.put(self.ours / "test/test_x.py", OURS + "# more\n")
-        self.upstream("patch", "--pytorch", inner, "test/test_x.py", "-o", self.top / "out.patch")
-        self.assertIn("+# more", (self.top / "out.patch").read_text())
-        self.assertEqual(there.read_text(), THEIRS)
-
     def test_without_files_those_that_both_have(self) -> None:
         self.put(self.pytorch / "test/distributed/test_x.py", THEIRS)
         for name in ("test_x.py", "test_only_here.py"):
@@ -141,13 +129,20 @@ class PatchTest(CheckoutCase):
         self.assertIn("requires_world_size cannot be taken along: it stands on torch_testing_ext._", complaints)
         self.assertIn("launch.Job cannot be taken along: there is no helper module", complaints)
 
-    def test_git_has_the_last_word(self) -> None:
+    @parametrize("inside_of_another", [False, True])
+    def test_git_has_the_last_word(self, inside_of_another: bool) -> None:
+        """Also on a checkout without a repository of its own, unpacked somewhere below one: git would look at that."""
+        if inside_of_another:
+            (self.pytorch / "unpacked").mkdir()
+            (self.pytorch / "torch").rename(self.pytorch / "unpacked/torch")
+            self.pytorch /= "unpacked"
         self.put(self.pytorch / "test/test_x.py", THEIRS)
         self.put(self.ours / "test/test_x.py", OURS + "# more\n")
+        self.assertIn(b"+# more", self.patch("test/test_x.py"))
         wrong = b"diff --git a/test/test_x.py b/test/test_x.py\n--- a/test/test_x.py\n+++ b/test/test_x.py\n"
         wrong += b"@@ -1 +1 @@\n-not there\n+x\n"
+        out = self.top / "wrong.patch"
         with mock.patch.object(patching, "_difference", lambda files, checkout: wrong):
-            out = self.top / "out.patch"
             words = ["patch", "--pytorch", self.pytorch, "test/test_x.py", "-o", out]
             _, complaints = self.upstream(*words, code=2)
         self.assertIn("git apply ended with code 1", complaints)
