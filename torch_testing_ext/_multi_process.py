@@ -342,6 +342,7 @@ class MultiProcessTestCase(TestCase):
             within = "".join(f"in subtest {described}: " for described in _subtests_of(error))
             parent_pipe.failed(error, isinstance(error, self.failureException), within)
             sys.exit(self.TEST_ERROR_EXIT_CODE)
+        parent_pipe.finished = True
         if self.destroy_pg_upon_exit:
             self._leave_process_group()
 
@@ -443,6 +444,8 @@ def _be_rank(
     except SystemExit as leaving:
         if report.account is None and leaving.code in _SKIP_BY_CODE:
             report.skipped(_SKIP_BY_CODE[leaving.code].message, leaving.code)
+        elif report.finished and not leaving.code:
+            report.passed()  # an overriding `_run` may end so
         raise
     else:
         report.passed(_imported_since(had) if rank == 0 else ())
