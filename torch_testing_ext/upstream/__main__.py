@@ -101,6 +101,8 @@ def _patch(options: argparse.Namespace) -> int:
         print(f"fit to go: {', '.join(str(one.path) for one in ready)}")
         return 0
     made = patching.make(contents, options.pytorch, options.subject)
+    if not made:
+        print("nothing to send: the checkout has these files as they are here", file=sys.stderr)
     if options.output is None:
         sys.stdout.buffer.write(made)
     else:

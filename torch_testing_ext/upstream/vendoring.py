@@ -31,7 +31,7 @@ def appended(wanted: Iterable[str], checkout: Path) -> dict[Path, bytes]:
             file = source_of(there, checkout) if there else None
             if file is None:
                 raise _CannotGo("there is no helper module that it belongs to")
-            helpers.setdefault(module, _Helper(file)).take(name, _source(module))
+            helpers.setdefault(module, _Helper(file, _source(module))).take(name, _source(module))
         except _CannotGo as why:
             reasons.append(f"{dotted} cannot be taken along: {why}")
     if reasons:
@@ -51,6 +51,7 @@ class _Helper:
     """A module of PyTorch's, and what is to be added to it."""
 
     file: Path
+    mirror: Path  # our module of that name
     imports: dict[str, str] = field(default_factory=dict)  # by the name they bind
     definitions: dict[str, str] = field(default_factory=dict)  # in an order in which each finds what it needs
     _begun: set[str] = field(default_factory=set)
@@ -79,10 +80,9 @@ class _Helper:
         self.take(name, _source(node.module or ""))
 
     def _has(self, name: str) -> bool:
-        """Has PyTorch's module this name, and does it mean the same? Mirrored names do; private ones may not."""
+        """Has PyTorch's module this name, and does it mean the same? What both modules have does; else it may not."""
         kind = names.defined_in(self.file).get(name)
-        private = name.startswith("_") and kind is not None and kind is not names.Kind.IMPORTED
-        if private:
+        if kind not in (None, names.Kind.IMPORTED) and name not in names.defined_in(self.mirror):
             raise _CannotGo(f"it needs our {name}, and {self.file.name} has a {name} of its own")
         return kind is not None or name in self._begun or name in self.imports or hasattr(builtins, name)
 

@@ -129,6 +129,13 @@ class PatchTest(CheckoutCase):
         self.assertIn("requires_world_size cannot be taken along: it stands on torch_testing_ext._", complaints)
         self.assertIn("launch.Job cannot be taken along: there is no helper module", complaints)
 
+    def test_a_name_that_means_something_else_there_is_in_the_way(self) -> None:
+        common = self.pytorch / "torch/testing/_internal/common_distributed.py"
+        common.write_text(common.read_text() + "\nclass Need: ...\n")
+        self.put(self.ours / "test/test_x.py", "from torch_testing_ext.common_distributed import needs_of\n")
+        _, complaints = self.upstream("patch", "--pytorch", self.pytorch, "test/test_x.py", "--vendor", code=2)
+        self.assertIn("needs_of cannot be taken along: it needs our Need, and common_distributed.py has", complaints)
+
     @parametrize("inside_of_another", [False, True])
     def test_git_has_the_last_word(self, inside_of_another: bool) -> None:
         """Also on a checkout without a repository of its own, unpacked somewhere below one: git would look at that."""
