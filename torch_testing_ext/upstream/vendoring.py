@@ -80,9 +80,10 @@ class _Helper:
         self.take(name, _source(node.module or ""))
 
     def _has(self, name: str) -> bool:
-        """Has PyTorch's module this name, and does it mean the same? What both modules have does; else it may not."""
+        """Has PyTorch's module this name, and does it mean the same? What our module has for the public does."""
         kind = names.defined_in(self.file).get(name)
-        if kind not in (None, names.Kind.IMPORTED) and name not in names.defined_in(self.mirror):
+        its_own = kind in (names.Kind.CLASS, names.Kind.FUNCTION, names.Kind.VALUE)
+        if its_own and name not in names.declared_in(self.mirror):
             raise _CannotGo(f"it needs our {name}, and {self.file.name} has a {name} of its own")
         return kind is not None or name in self._begun or name in self.imports or hasattr(builtins, name)
 
