@@ -113,6 +113,7 @@ class PlatformsTest(TestCase):
     def test_names_handed_on(self) -> None:
         for name in ("TEST_CUDA", "TEST_XPU", "IS_SANDCASTLE", "HAS_ACCELERATOR"):
             self.assertIsInstance(getattr(common_distributed, name), bool)
+            self.assertNotIn(name, common_distributed.__all__)
         with self.assertRaisesRegex(AttributeError, "no attribute 'TEST_NOTHING'"):
             _ = common_distributed.TEST_NOTHING
 
