@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from upstream_support import CheckoutCase
+from upstream_support import CheckoutCase, python
 
 from torch_testing_ext.common_utils import run_tests
 
@@ -52,6 +52,13 @@ class ImportTest(CheckoutCase):
     def test_a_file_that_is_not_there(self) -> None:
         _, complaints = self.upstream("import", self.pytorch / "test/test_none.py", code=2)
         self.assertIn("test_none.py is not there", complaints)
+
+    def test_without_libcst_it_is_said_what_to_install(self) -> None:
+        code = "import sys; sys.modules['libcst'] = None; from torch_testing_ext.upstream.__main__ import main; "
+        done = python("-c", f"{code}sys.exit(main(['import', 'x.py']))")
+        self.assertEqual((done.returncode, done.stdout), (2, ""))
+        self.assertIn("this needs libcst: pip install 'torch-testing-ext[upstream]'", done.stderr)
+        self.assertNotIn("Traceback", done.stderr)
 
     def test_another_file_is_overwritten_only_by_force(self) -> None:
         file = self.put(self.pytorch / "test/test_x.py", PLAIN)
