@@ -5,7 +5,8 @@ from pathlib import Path
 from setuptools import find_packages, setup
 
 HERE = Path(__file__).parent
-DEV = ["pytest>=7.4", "pytest-xdist>=3.3", "numpy", "ruff", "mypy"]
+UPSTREAM = ["libcst>=1.4"]
+DEV = ["pytest>=7.4", "pytest-xdist>=3.3", "numpy", "ruff", "mypy", *UPSTREAM]
 
 setup(
     name="torch-testing-ext",
@@ -19,7 +20,7 @@ setup(
     package_data={"torch_testing_ext": ["py.typed"]},
     python_requires=">=3.10",
     install_requires=["torch>=2.11", "expecttest", "hypothesis"],
-    extras_require={"test": DEV},
+    extras_require={"test": DEV, "upstream": UPSTREAM},
     classifiers=[
         "Framework :: Pytest",
         "Intended Audience :: Developers",

@@ -16,10 +16,11 @@ import types
 import unittest
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from torch_testing_ext import _expect, _seeds, _torch, launch
+from torch_testing_ext import _expect, _how_run, _seeds, _torch, launch
 from torch_testing_ext._needs import Skipped, first_unmet
 from torch_testing_ext._rank_process import RankProcess, leave_process_group, prepare_rank
 from torch_testing_ext._ranked import (
@@ -174,6 +175,8 @@ class MultiProcessTestCase(RankedTestCase):
                 raise
             self._interrupt()
         verdict = launch.judge(outcome.reports, outcome.timed_out, self._case(), expected)
+        if remark := _how_run.remark(outcome.reports, expected, verdict):
+            verdict = replace(verdict, message=f"{verdict.message}\n\n{remark}")
         if verdict.outcome is launch.Outcome.PASSED:
             self._tell_of_leftovers(outcome.reports)
         return verdict
@@ -209,19 +212,20 @@ class MultiProcessTestCase(RankedTestCase):
         self.file_name = file_name
         self.run_test(test_name, pipe)
 
-    def run_test(self, test_name: str, pipe: Any) -> None:
-        """Run the test method in this rank. `pipe` is the rank's report. Leaves by SystemExit where the test did not
-        pass, so that an overriding `_run` goes no further."""
+    def run_test(self, test_name: str, parent_pipe: Any) -> None:
+        """Run the test method in this rank. `parent_pipe` is the rank's report. Leaves by SystemExit where the test did
+        not pass, so that an overriding `_run` goes no further."""
         self._recorder = _expect.Recorder(self.file_name, self.rank)
         set_rng_seed()
         try:
             with self._own_cleanups():
                 getattr(self, test_name)()
         except unittest.SkipTest as skip:
-            sys.exit(report_skip(pipe, skip))
+            sys.exit(report_skip(parent_pipe, skip))
         except Exception as error:
-            report_error(pipe, error, self.failureException)
+            report_error(parent_pipe, error, self.failureException)
             sys.exit(self.TEST_ERROR_EXIT_CODE)
+        parent_pipe.finished = True
         if self.destroy_pg_upon_exit:
             leave_process_group(self.fast_exit)
 

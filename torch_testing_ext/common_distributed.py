@@ -17,17 +17,30 @@ from contextlib import contextmanager
 from datetime import timedelta
 from importlib.util import find_spec
 from io import StringIO
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import torch
 import torch.distributed as c10d
 
-from torch_testing_ext import _devices, _environment, _needs
+from torch_testing_ext import _devices, _environment, _needs, common_utils
 from torch_testing_ext._continuous import MultiProcContinuousTest
 from torch_testing_ext._distributed_base import DistributedTestBase, run_subtests
+from torch_testing_ext._forward_inputs import SaveForwardInputsModel, SaveForwardInputsModule
 from torch_testing_ext._multi_process import MultiProcessTestCase
 from torch_testing_ext._multi_threaded import MultiThreadedTestCase, spawn_threads_and_init_comms
 from torch_testing_ext._needs import TEST_SKIPS, Need, TestSkip, needs_of, requires
+from torch_testing_ext._platforms import (
+    PLATFORM_SUPPORTS_SYMM_MEM,
+    core_dumps_disabled,
+    evaluate_platform_supports_symm_mem,
+    has_efa,
+    requires_multicast_support,
+    skip_if_rocm_arch_multiprocess,
+    skip_if_rocm_ver_atleast_multiprocess,
+    skip_if_rocm_ver_lessthan_multiprocess,
+    sm_is_or_higher_than,
+    tp_transports,
+)
 from torch_testing_ext._ranked import (
     DEFAULT_WORLD_SIZE,
     TIMEOUT_DEFAULT,
@@ -37,32 +50,50 @@ from torch_testing_ext._ranked import (
     RankFailure,
     get_timeout,
 )
-from torch_testing_ext.common_utils import FILE_SCHEMA, TestCase, find_free_port, retry_on_connect_failures
+from torch_testing_ext.common_utils import (
+    FILE_SCHEMA,
+    LazyVal,
+    TestCase,
+    find_free_port,
+    retry_on_connect_failures,
+    skip_but_pass_in_sandcastle,
+    skip_but_pass_in_sandcastle_if,
+)
+
+if TYPE_CHECKING:
+    HAS_ACCELERATOR: bool
 
 __all__ = [
     "ACCELERATOR_DIST_BACKENDS",
     "DDP_RANK_DEVICES",
     "DEFAULT_WORLD_SIZE",
+    "PLATFORM_SUPPORTS_SYMM_MEM",
     "TEST_SKIPS",
     "TIMEOUT_DEFAULT",
     "TIMEOUT_OVERRIDE",
     "DistTestCases",
     "DistributedTestBase",
     "Interrupted",
+    "LazyVal",
     "MultiProcContinuousTest",
     "MultiProcessTestCase",
     "MultiThreadedTestCase",
     "RankError",
     "RankFailure",
+    "SaveForwardInputsModel",
+    "SaveForwardInputsModule",
     "TestCase",
     "TestSkip",
     "at_least_x_gpu",
     "captured_output",
     "cleanup_temp_dir",
+    "core_dumps_disabled",
     "create_device",
     "create_tcp_store",
+    "evaluate_platform_supports_symm_mem",
     "get_required_world_size",
     "get_timeout",
+    "has_efa",
     "import_transformers_or_skip",
     "init_multigpu_helper",
     "initialize_temp_directories",
@@ -74,21 +105,30 @@ __all__ = [
     "requires_ddp_rank",
     "requires_gloo",
     "requires_mpi",
+    "requires_multicast_support",
     "requires_nccl",
+    "requires_nccl_shrink",
     "requires_nccl_version",
     "requires_ucc",
     "requires_world_size",
     "requires_xccl",
     "run_subtests",
     "simple_sparse_reduce_tests",
+    "skip_but_pass_in_sandcastle",
+    "skip_but_pass_in_sandcastle_if",
     "skip_if_lt_x_gpu",
     "skip_if_no_gpu",
     "skip_if_odd_worldsize",
     "skip_if_rocm",
+    "skip_if_rocm_arch_multiprocess",
     "skip_if_rocm_multiprocess",
+    "skip_if_rocm_ver_atleast_multiprocess",
+    "skip_if_rocm_ver_lessthan_multiprocess",
     "skip_if_small_worldsize",
     "skip_if_win32",
+    "sm_is_or_higher_than",
     "spawn_threads_and_init_comms",
+    "tp_transports",
     "verify_ddp_error_logged",
     "with_dist_debug_levels",
     "with_nccl_blocking_wait",
@@ -101,6 +141,23 @@ logger = logging.getLogger(__name__)
 
 ACCELERATOR_DIST_BACKENDS = ["nccl", "xccl", "hccl"]
 DDP_RANK_DEVICES = ["cuda", "xpu"]
+
+
+# What is handed on from common_utils, and found out when it is first asked for. Not by `import *`, as the bases that
+# need the compiler: to ask the machine, or to import that, is not what a test file means by it.
+_FLAGS = {"IS_SANDCASTLE", "TEST_CUDA", "TEST_HPU", "TEST_WITH_ROCM", "TEST_WITH_TSAN", "TEST_XPU"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _FLAGS:
+        return getattr(common_utils, name)
+    if name == "HAS_ACCELERATOR":
+        return common_utils.TEST_CUDA or common_utils.TEST_HPU or common_utils.TEST_XPU
+    if name.startswith("DynamoDistributed"):
+        from torch_testing_ext import _dynamo_bases
+
+        return getattr(_dynamo_bases, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 class DistTestCases:
@@ -251,6 +308,10 @@ def requires_nccl_version(version: tuple[int, ...], msg: str) -> Callable[[Any],
         return requires_nccl()
     found = torch.cuda.nccl.version()
     return unittest.skipIf(found < version, f"Requires NCCL {version} or newer, found {found}: {msg}")
+
+
+def requires_nccl_shrink() -> Callable[[Any], Any]:
+    return requires_nccl_version((2, 27), "groups can be shrunk since then")
 
 
 def requires_accelerator_dist_backend(backends: Iterable[str] | None = None) -> Callable[[Any], Any]:

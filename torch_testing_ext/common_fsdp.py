@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from torch_testing_ext import _devices, _fsdp_device, _torch
+from torch_testing_ext import _devices, _fsdp_device, _torch, common_utils
 from torch_testing_ext._continuous import UNSET
 from torch_testing_ext._fsdp_device import DEVICEInitMode
 from torch_testing_ext._fsdp_models import (
@@ -66,7 +66,7 @@ from torch_testing_ext.common_distributed import (
     MultiThreadedTestCase,
     run_subtests,
 )
-from torch_testing_ext.common_utils import FILE_SCHEMA, set_rng_seed
+from torch_testing_ext.common_utils import FILE_SCHEMA, get_cycles_per_ms, set_rng_seed
 
 CUDAInitMode = DEVICEInitMode
 
@@ -102,6 +102,7 @@ __all__ = [
     "_zero_model",
     "check_sharded_parity",
     "compiled_fsdp_test",
+    "get_cycles_per_ms",
     "get_devtype",
     "get_full_params",
     "patch_all_gather",
@@ -122,6 +123,11 @@ _ASKED_LATE: dict[str, Callable[[], Any]] = {
     "DEVICE_TYPE": _fsdp_device.device_type,
     "DISTRIBUTED_BACKEND": _fsdp_device.backend,
     "DEVICE_COUNT": _fsdp_device.device_count,
+    # Handed on from common_utils.
+    "TEST_CUDA": lambda: common_utils.TEST_CUDA,
+    "TEST_HPU": lambda: common_utils.TEST_HPU,
+    "TEST_WITH_ROCM": lambda: common_utils.TEST_WITH_ROCM,
+    "TEST_XPU": lambda: common_utils.TEST_XPU,
 }
 
 

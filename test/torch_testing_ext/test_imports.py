@@ -27,6 +27,12 @@ KNOWN_PRIVATE_NAMES = {
     "distributed/_tensor/_converter.py": {"torch.utils._pytree"},
     "distributed/_tensor/_op_checks.py": {"torch.utils._pytree"},
     "distributed/_tensor/_sharding_rules.py": {"torch.utils._pytree"},
+    "upstream/mapping.py": {
+        "torch._dynamo",
+        "torch._inductor",
+        "torch.distributed._spmd",
+        "torch.testing._internal",
+    },
 }
 MIRROR = ["common_utils", "common_distributed", "distributed.fake_pg"]
 
@@ -142,6 +148,20 @@ class TestRooms(unittest.TestCase):
                 self.assertNotIn(module.partition(".")[0], ("unittest", "pytest", "torch"), where)
                 if module.startswith("torch_testing_ext"):
                     self.assertIn(module, allowed, where)
+
+    def test_upstream_stands_alone(self):
+        """It knows the launch, nobody but the pytest plugin knows it, and it imports the mirror by name alone."""
+        allowed = {"torch_testing_ext._how_run", "torch_testing_ext.launch"}
+        for file in SOURCES:
+            inside = PACKAGE / "upstream" in file.parents
+            for module, line in imports_of(file.read_text()):
+                where = f"{file.name}:{line} imports {module}"
+                if inside and module.startswith("torch_testing_ext"):
+                    self.assertTrue(any(below(each, [module]) for each in allowed), where)
+                if not inside and file.name != "pytest_plugin.py":
+                    self.assertEqual(below("torch_testing_ext.upstream", [module]), [], where)
+                if inside:
+                    self.assertNotEqual(module.partition(".")[0], "torch", where)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ Nothing is imported at module level that `import torch, torch.distributed` has n
 from .accelerators import (
     accelerator_is_in_bad_fork,
     accelerator_is_initialised,
+    has_multicast,
     other_accelerator_is_built,
 )
 from .built_with import (
@@ -18,6 +19,7 @@ from .comparing import (
     compare_tensors,
     script_container_types,
 )
+from .compiler import forget_compiled, strict_dynamo
 from .dtensor import (
     concatenate_meshes,
     is_functional_tensor,
@@ -46,6 +48,7 @@ from .global_state import (
 from .launch import (
     destroy_process_group,
     end_compile_workers,
+    fake_process_group,
     flight_recorder,
     only_gloo,
     register_fake_backend,
@@ -127,10 +130,12 @@ __all__ = [
     "end_compile_workers",
     "extension_device_type",
     "fake_like",
+    "fake_process_group",
     "finished_work",
     "flight_recorder",
     "for_each_local_rank",
     "foreach_by_default",
+    "forget_compiled",
     "forget_dtensor_rng",
     "forget_meshes",
     "fsdp_is_idle",
@@ -140,6 +145,7 @@ __all__ = [
     "fsdp_syncs_on_cpu",
     "gathered",
     "get_world",
+    "has_multicast",
     "has_triton",
     "import_tracer",
     "inductor_compile",
@@ -179,6 +185,7 @@ __all__ = [
     "set_world",
     "shard_order",
     "storage_key",
+    "strict_dynamo",
     "take_placements_literally",
     "torch_function_modes",
     "torch_function_state",

@@ -32,3 +32,11 @@ def other_accelerator_is_built() -> bool:
         or hasattr(torch, "hpu")
         or hasattr(torch, extension_device_type())
     )
+
+
+def has_multicast() -> bool:
+    """Can CUDA's first device write to all at once? `_SymmetricMemory.has_multicast_support`: 2.11 to 2.15."""
+    from torch._C._autograd import DeviceType
+    from torch._C._distributed_c10d import _SymmetricMemory
+
+    return _SymmetricMemory.has_multicast_support(DeviceType.CUDA, 0)

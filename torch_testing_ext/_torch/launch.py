@@ -100,13 +100,20 @@ def end_compile_workers() -> None:
         pool.shutdown_compile_workers()
 
 
+def fake_process_group() -> Any:
+    """The class of the groups that communicate with nobody: 2.11 to 2.15."""
+    from torch._C._distributed_c10d import FakeProcessGroup
+
+    return FakeProcessGroup
+
+
 def register_fake_backend() -> None:
     """Make backend="fake" give a group that communicates with nobody. `FakeProcessGroup._create_internal` since
     2.10; before, its constructor. Registering twice is harmless."""
     import torch.distributed as dist
-    from torch._C._distributed_c10d import FakeProcessGroup
 
-    create: Callable[..., Any] = getattr(FakeProcessGroup, "_create_internal", FakeProcessGroup)
+    cls = fake_process_group()
+    create: Callable[..., Any] = getattr(cls, "_create_internal", cls)
 
     def make(common: Any, options: Any) -> Any:
         return create(common.group_rank, common.group_size, options)

@@ -7,6 +7,8 @@ import torch.distributed as dist
 
 from torch_testing_ext import _torch
 
+FakeProcessGroup = _torch.fake_process_group()
+
 
 class FakeStore(dist.Store):
     """A store that keeps nothing, to hand to `init_process_group(backend="fake", store=FakeStore(), ...)`."""

@@ -15,12 +15,16 @@ from typing import Any
 from .job import Job
 from .report import Pen
 
+# Code that every interpreter we start runs before it imports what is tested; one that starts others hands it on.
+FIRST_OF_ALL: list[str] = []
+
 
 def command(module: str, path: Sequence[object], *words: str) -> list[str]:
     """A new interpreter of our kind that runs `main()` of a module of this room, finding modules where we do."""
     # Python skips what is no text in sys.path; its repr might not be a literal.
     found_on = [entry for entry in path if isinstance(entry, str)]
-    code = f"import sys; sys.path[:] = {found_on!r}; from torch_testing_ext.launch import {module}; {module}.main()"
+    run = f"from torch_testing_ext.launch import {module}; {module}.main()"
+    code = "; ".join(["import sys", f"sys.path[:] = {found_on!r}", *FIRST_OF_ALL, run])
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
     return [sys.executable, *flags, "-c", code, *words]
 

@@ -43,6 +43,7 @@ class Report:
         self._pid = os.getpid()
         self.started = now()
         self.account: Account | None = None
+        self.finished = False  # the test itself is over; what follows is clean-up
 
     def failed(self, error: BaseException, assertion: bool, within: str = "") -> None:
         ending = Ending.FAILED if assertion else Ending.ERROR

@@ -222,6 +222,28 @@ class TestOutcomes(TestCase):
             with self.subTest(code=code):
                 self.assertEqual(self.check("exits_as_told", "skipped", EXIT=str(code)), by_code[code])
 
+    def test_an_overriding_run_may_exit_after_the_test(self):
+        """As PyTorch's own TestDistBackend does. Before the test, or with another code, it is no pass."""
+
+        class Leaves(Things):
+            @classmethod
+            def _run(cls, rank, test_name, file_name, pipe, **kwargs):
+                if test_name == "leaves_at_once":
+                    sys.exit(0)
+                super()._run(rank, test_name, file_name, pipe, **kwargs)
+                sys.exit(3 if test_name == "leaves_with_3" else 0)
+
+            def leaves_at_once(self):
+                pass
+
+            def leaves_with_3(self):
+                pass
+
+        self.assertEqual(outcome_of(Leaves("passes")), ("passed", ""))
+        self.assertIn("rank 1 of 2 failed", outcome_of(Leaves("fails")).message)
+        self.assertIn("exited with code 0", outcome_of(Leaves("leaves_at_once")).message)
+        self.assertIn("exited with code 3", outcome_of(Leaves("leaves_with_3")).message)
+
     def test_other_codes_are_no_skips(self):
         for code in (0, 71, 90):
             self.check(

@@ -61,7 +61,7 @@ class _AllRanksHere:
         self.addCleanup(_torch.record_autograd, True)
         self.addCleanup(_torch.forget_dtensor_rng)
 
-    def run_test(self, test_name: str, pipe: Any) -> None:
+    def run_test(self, test_name: str, parent_pipe: Any) -> None:
         getattr(self, test_name)()
 
     def build_device_mesh(self) -> DeviceMesh:

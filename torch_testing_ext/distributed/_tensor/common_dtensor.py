@@ -17,8 +17,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from torch_testing_ext import _devices, _torch
-from torch_testing_ext._needs import Skipped, too_few_devices
+from torch_testing_ext import _devices, _torch, common_utils
+from torch_testing_ext._needs import TEST_SKIPS, Skipped, too_few_devices
 from torch_testing_ext.common_distributed import (
     ACCELERATOR_DIST_BACKENDS,
     MultiProcContinuousTest,
@@ -78,6 +78,7 @@ __all__ = [
     "DEVICE_TYPE",
     "NUM_DEVICES",
     "PG_BACKEND",
+    "TEST_SKIPS",
     "Attention",
     "DTensorContinuousTestBase",
     "DTensorConverter",
@@ -120,6 +121,7 @@ __unittest = True  # keeps these frames out of unittest's tracebacks
 __rank_frame__ = True  # and out of those of ranks
 
 F = TypeVar("F", bound=Callable[..., Any])
+TestFunc = Callable[..., object]
 
 MOST_RANKS = 4  # of a test here, unless it asks for more
 
@@ -164,6 +166,8 @@ def __getattr__(name: str) -> Any:
         return found
     if name in _DEVICE_FACTS:
         return _DEVICE_FACTS[name]()
+    if name == "FakeStore":
+        return importlib.import_module("torch_testing_ext.distributed.fake_pg").FakeStore
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
@@ -185,11 +189,14 @@ def _device_type_for(world_size: int) -> str:
     return _device_type() if _devices.device_count() >= world_size else "cpu"
 
 
+_FLAGS = ("TEST_CUDA", "TEST_HPU", "TEST_PRIVATEUSE1", "TEST_WITH_ROCM", "TEST_XPU")
 _DEVICE_FACTS: dict[str, Callable[[], Any]] = {
     "DEVICE_COUNT": _devices.device_count,
     "DEVICE_TYPE": _device_type,
     "NUM_DEVICES": _num_devices,
     "PG_BACKEND": lambda: dist.get_default_backend_for_device(_device_type()),
+    # Handed on from common_utils.
+    **{name: functools.partial(getattr, common_utils, name) for name in _FLAGS},
 }
 
 

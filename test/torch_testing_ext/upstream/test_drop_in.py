@@ -1,0 +1,215 @@
+"""PyTorch's module names give ours: in every way to import, in every process that ranks come from."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+import textwrap
+from pathlib import Path
+
+from upstream_support import python
+
+from torch_testing_ext.common_utils import TestCase, instantiate_parametrized_tests, parametrize, run_tests, subtest
+
+STAND_INS = """
+    import sys
+    from torch_testing_ext.upstream import drop_in, originals
+    drop_in.install()
+    drop_in.install()
+    assert "torch" not in sys.modules
+    from unittest import mock
+
+    import torch
+    import torch.testing._internal.common_distributed
+    import torch.testing._internal.common_utils as common
+    from torch.testing import _internal
+    from torch.testing._internal import common_distributed
+    from torch.testing._internal.common_distributed import MultiProcessTestCase, get_timeout
+    from torch_testing_ext import common_distributed as ours
+
+    # Every way leads to the same.
+    assert MultiProcessTestCase is ours.MultiProcessTestCase
+    assert torch.testing._internal.common_distributed is _internal.common_distributed is common_distributed
+    assert issubclass(MultiProcessTestCase, common.TestCase)
+    assert not originals.loaded, "what is ours needs nothing of PyTorch's"
+
+    # A patch is seen where the name is used, and undone; also where PyTorch has the name alone.
+    name = "torch.testing._internal.common_distributed.TIMEOUT_DEFAULT"
+    before = get_timeout("x")
+    with mock.patch(name, 5):
+        assert get_timeout("x") == 5, get_timeout("x")
+    assert get_timeout("x") == before
+    common_distributed.TIMEOUT_DEFAULT = 6
+    assert get_timeout("x") == 6
+    theirs_alone = "torch.testing._internal.common_utils.random_square_matrix_of_rank"
+    with mock.patch(theirs_alone, 5):
+        assert originals.loaded["torch.testing._internal.common_utils"].random_square_matrix_of_rank == 5
+        assert common.random_square_matrix_of_rank == 5
+    assert callable(common.random_square_matrix_of_rank)
+
+    # Names that neither has are missed as in any module.
+    for missing in ("nowhere", "__nowhere__"):
+        assert not hasattr(common, missing)
+    try:
+        from torch.testing._internal.common_utils import nowhere
+    except ImportError:
+        pass
+    else:
+        raise AssertionError
+
+    # What a star gives is PyTorch's selection, of our making.
+    scope = {}
+    exec("from torch.testing._internal.common_distributed import *", scope)
+    assert scope["MultiProcessTestCase"] is MultiProcessTestCase
+    assert scope["retrieve_result_from_completion_queue"].__module__ == "torch.testing._internal.common_distributed"
+    assert "RankError" not in scope and "os" in scope
+    assert torch.testing._internal.common_utils.__file__.endswith("common_utils.py")
+"""
+
+ALREADY_IMPORTED = """
+    import sys, types, unittest
+    import torch.testing._internal.common_distributed as before
+    from torch_testing_ext.upstream import drop_in, originals, rebase
+
+    class Plain(before.DistributedTestBase):
+        def setUp(self):
+            super().setUp()
+
+    class Deep(before.MultiProcessTestCase):
+        def wait(self):
+            return [(lambda: self._check_return_codes(None, 0)) for _ in range(1)]
+
+    class Starts(before.MultiProcessTestCase):
+        def _start_processes(self, proc): ...
+
+    class Compares(before.TestCase): ...
+
+    module = types.ModuleType("torch.testing._internal.made_up")
+    for cls in (Plain, Deep, Starts, Compares):
+        cls.__module__ = module.__name__
+        setattr(module, cls.__name__, cls)
+    sys.modules[module.__name__] = module
+    drop_in.install()
+
+    import torch.testing._internal.common_distributed as now
+    from torch_testing_ext.common_distributed import DistributedTestBase, MultiProcessTestCase, TestCase
+    assert now is not before and now.MultiProcessTestCase is MultiProcessTestCase
+    assert originals.loaded["torch.testing._internal.common_distributed"] is before
+    assert Plain.__bases__ == (DistributedTestBase,)
+    assert Compares.__bases__ == (TestCase,)
+    for cls in (Deep, Starts):
+        assert cls.__bases__ == (before.MultiProcessTestCase,), cls.__bases__
+    assert issubclass(before.DynamoDistributedMultiProcTestCase, MultiProcessTestCase) or hasattr(
+        now, "DynamoDistributedMultiProcTestCase")
+    print(drop_in.explain())
+"""
+
+IN_RANKS = """
+    import os, sys, threading, unittest
+    import torch
+    from torch.testing._internal.common_distributed import MultiProcessTestCase
+    from torch.testing._internal.common_utils import run_tests
+
+    class RanksTest(MultiProcessTestCase):
+        world_size = 2
+
+        def setUp(self):
+            super().setUp()
+            self._spawn_processes()
+
+        def test_lazily(self):
+            import torch.testing._internal.common_utils as common
+            from torch.testing._internal.distributed.fake_pg import FakeStore
+            assert FakeStore.__module__.startswith("torch_testing_ext"), FakeStore
+            assert isinstance(self, common.TestCase)
+            assert type(self).__mro__[1].__module__.startswith("torch_testing_ext")
+            print("was born by", os.environ.get("TORCH_TESTING_EXT_START", "auto"), file=sys.stderr)
+
+        def test_fails(self):
+            self.assertEqual(self.rank, 0)
+
+    if __name__ == "__main__":
+        if os.environ.get("WITH_A_THREAD"):
+            threading.Thread(target=threading.Event().wait, daemon=True).start()
+        {last}
+"""
+
+
+@instantiate_parametrized_tests
+class DropInTest(TestCase):
+    def setUp(self) -> None:
+        super().setUp()
+        directory = tempfile.TemporaryDirectory()
+        self.addCleanup(directory.cleanup)
+        self.top = Path(directory.name)
+
+    def file(self, text: str, **parts: str) -> Path:
+        file = self.top / "test_subject.py"
+        file.write_text(textwrap.dedent(text).format(**parts) if parts else textwrap.dedent(text))
+        return file
+
+    def run_file(self, *words: object, code: int = 0, **environ: str) -> str:
+        done = python("-m", "torch_testing_ext.upstream", "run", *words, **environ)
+        said = done.stdout + done.stderr
+        self.assertEqual(done.returncode, code, said)
+        return said
+
+    def test_stand_ins(self) -> None:
+        done = python(self.file(STAND_INS))
+        self.assertEqual(done.returncode, 0, done.stderr)
+
+    def test_what_was_imported_before(self) -> None:
+        done = python(self.file(ALREADY_IMPORTED))
+        self.assertEqual(done.returncode, 0, done.stderr)
+        for line in (
+            "  Plain: our launch, by our DistributedTestBase",
+            "  Deep: PyTorch's launch, since it uses or overrides _check_return_codes",
+            "  Starts: PyTorch's launch, since it uses or overrides _start_processes",
+        ):
+            self.assertIn(line, done.stdout)
+
+    @parametrize(
+        "environ",
+        [
+            subtest({}, name="forked_off_the_main_process"),
+            subtest({"WITH_A_THREAD": "1"}, name="forked_off_a_new_interpreter"),
+            subtest({"TORCH_TESTING_EXT_START": "spawn"}, name="spawned"),
+        ],
+    )
+    def test_ranks_have_it_too(self, environ: dict[str, str]) -> None:
+        file = self.file(IN_RANKS, last="run_tests()")
+        said = self.run_file("--explain", file, "-v", "RanksTest.test_lazily", **environ)
+        self.assertIn("test_lazily (__main__.RanksTest.test_lazily) ... ok", said)
+        self.assertIn("All names that were asked for are ours.", said)
+        self.assertNotIn("started as new interpreters", said)
+
+    def test_a_failure_says_how_to_run_it_again(self) -> None:
+        """And is run so, where each test is to have an interpreter of its own."""
+        said = self.run_file(self.file(IN_RANKS, last="run_tests()"), "--subprocess", "RanksTest.test_fails", code=1)
+        found = re.search(r"To run it alone:\n  python (.*) (.*) RanksTest.test_fails", said)
+        self.assertEqual(found and found[1], "-m torch_testing_ext.upstream run", said)
+        self.assertIn("Ran 1 tests, each in a process of its own: 1 failed.", said)
+
+    def test_a_file_that_runs_no_tests_is_no_success(self) -> None:
+        said = self.run_file(self.file("class ATest: ..."), code=2)
+        self.assertIn("ran no tests", said)
+        self.assertNotIn("Traceback", said)
+
+    def test_a_file_that_is_not_there(self) -> None:
+        said = self.run_file(self.top / "test_none.py", code=2)
+        self.assertIn("test_none.py is not there", said)
+
+    def test_an_error_of_the_file_keeps_its_traceback(self) -> None:
+        said = self.run_file(self.file("raise ValueError('of the file')\n"), code=1)
+        self.assertIn("Traceback", said)
+        self.assertIn("ValueError: of the file", said)
+
+    def test_help_imports_no_torch(self) -> None:
+        look = "import sys; from torch_testing_ext.upstream.__main__ import main\n"
+        look += "try: main(['--help'])\nexcept SystemExit: pass\nprint('torch' in sys.modules, 'libcst' in sys.modules)"
+        done = python("-c", look)
+        self.assertEqual(done.stdout.splitlines()[-1], "False False", done.stderr)
+
+
+if __name__ == "__main__":
+    run_tests()

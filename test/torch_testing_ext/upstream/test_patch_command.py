@@ -1,0 +1,165 @@
+"""Sending files back: patches that git applies, refusals that say what to use instead."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from unittest import mock
+
+from test_rewriting import FILES
+from upstream_support import CheckoutCase
+
+from torch_testing_ext.common_utils import instantiate_parametrized_tests, parametrize, run_tests, subtest
+from torch_testing_ext.upstream import patching
+
+THEIRS = (
+    "# Owner(s): [\"oncall: distributed\"]\nfrom torch.testing._internal.common_utils import run_tests\n\nx = 'ß'\n"
+)
+OURS = THEIRS.replace("torch.testing._internal", "torch_testing_ext")
+
+
+@instantiate_parametrized_tests
+class PatchTest(CheckoutCase):
+    def patch(self, *words: object) -> bytes:
+        self.upstream("patch", "--pytorch", self.pytorch, *words, "-o", self.top / "out.patch")
+        return (self.top / "out.patch").read_bytes()
+
+    @parametrize("source", [subtest(source, name=name) for name, source in FILES.items()])
+    def test_import_and_patch_of_an_untouched_file_is_an_empty_patch(self, source: bytes) -> None:
+        helpers = self.pytorch / "torch/testing/_internal"
+        self.put(helpers / "distributed/fake_pg.py", "class FakeStore: ...\n")
+        common = helpers / "common_utils.py"
+        common.write_text(f"{common.read_text()}\nNEWER = SEED = 1\n")
+        file = self.put(self.pytorch / "test/distributed/test_x.py", source)
+        self.upstream("import", file, code=1 if b"common_cuda" in source else 0)
+        cuda = b"from torch.testing._internal.common_cuda import TEST_CUDA"
+        self.assertEqual(cuda in source, cuda in (self.ours / "test/distributed/test_x.py").read_bytes())
+        self.assertEqual(self.patch("test/distributed/test_x.py"), b"")
+
+    def test_a_change_arrives(self) -> None:
+        there = self.put(self.pytorch / "test/distributed/test_x.py", THEIRS)
+        self.put(self.ours / "test/distributed/test_x.py", OURS.replace("x = ", "y = "))
+        patch = self.patch("test/distributed/test_x.py")
+        self.assertIn("\nSubject: [PATCH] Update test_x.py\n", patch.decode())
+        self.apply(patch)
+        self.assertEqual(there.read_text(), THEIRS.replace("x = ", "y = "))
+
+    def test_a_change_to_a_file_with_crlf_arrives_byte_for_byte(self) -> None:
+        there = self.put(self.pytorch / "test/test_x.py", THEIRS.replace("\n", "\r\n"))
+        self.put(self.ours / "test/test_x.py", (OURS + "last = 1\n").replace("\n", "\r\n"))
+        self.apply(self.patch("test/test_x.py"))
+        self.assertEqual(there.read_bytes(), (THEIRS + "last = 1\n").replace("\n", "\r\n").encode())
+
+    def test_new_files_arrive_by_git_am_too(self) -> None:
+        self.put(self.ours / "test/distributed/new/test_ü.py", OURS)
+        self.put(self.ours / "test/test_y.py", OURS)
+        files = ["test/distributed/new/test_ü.py", "test/test_y.py"]
+        self.patch(*files, "--subject", "Add tests for größer")
+        identity = ["-c", "user.name=n", "-c", "user.email=n@localhost"]
+        subprocess.run(["git", *identity, "am", "--quiet", self.top / "out.patch"], cwd=self.pytorch, check=True)
+        for file in files:
+            self.assertEqual((self.pytorch / file).read_text(), THEIRS)
+        subject = subprocess.run(["git", "log", "-1", "--format=%s"], cwd=self.pytorch, capture_output=True, check=True)
+        self.assertEqual(subject.stdout.decode().strip(), "Add tests for größer")
+
+    def test_without_files_those_that_both_have(self) -> None:
+        self.put(self.pytorch / "test/distributed/test_x.py", THEIRS)
+        for name in ("test_x.py", "test_only_here.py"):
+            self.put(self.ours / "test/distributed" / name, OURS + "# more\n")
+        said, _ = self.upstream("patch", "--pytorch", self.pytorch)
+        self.assertIn("test_x.py", said)
+        self.assertNotIn("test_only_here.py", said)
+
+    def test_the_checkout_is_only_read(self) -> None:
+        self.put(self.pytorch / "test/test_x.py", THEIRS)
+        self.put(self.ours / "test/test_x.py", OURS + "# more\n")
+        before = self.contents(self.pytorch)
+        self.patch("test/test_x.py")
+        self.upstream("patch", "--pytorch", self.pytorch, "test/test_x.py", "--check")
+        self.assertEqual(self.contents(self.pytorch), before)
+
+    def contents(self, directory: Path) -> dict[Path, bytes]:
+        return {file: file.read_bytes() for file in directory.rglob("*") if file.is_file()}
+
+    def test_check_says_fit_or_why_not(self) -> None:
+        self.put(self.pytorch / "test/test_x.py", THEIRS)
+        self.put(self.ours / "test/test_x.py", OURS)
+        said, _ = self.upstream("patch", "--pytorch", self.pytorch, "--check", "test/test_x.py")
+        self.assertEqual(said, "fit to go: test/test_x.py\n")
+
+    def test_names_that_exist_only_here_are_refused_with_what_to_use(self) -> None:
+        source = (
+            "from torch_testing_ext.common_distributed import MultiProcessTestCase, RankError, run_subtests\n"
+            "from torch_testing_ext import launch\n"
+            "from torch_testing_ext.hypothesis_utils import given\n"
+            "from torch_testing_ext import common_utils; common_utils.SEED\n"
+        )
+        self.put(self.ours / "test/test_x.py", source)
+        for words in ([], ["--check"]):
+            _, complaints = self.upstream("patch", "--pytorch", self.pytorch, "test/test_x.py", *words, code=1)
+            for expected in (
+                "test/test_x.py:1: torch_testing_ext.common_distributed.RankError is not there (use RuntimeError",
+                "run_subtests is not there (before torch 2.4 it is torch.testing._internal.common_fsdp.run_subtests)",
+                "test/test_x.py:2: torch_testing_ext.launch is not there (use MultiProcessTestCase",
+                "torch_testing_ext.hypothesis_utils.given is not there (use parametrize",
+                "test/test_x.py:4: torch_testing_ext.common_utils.SEED is not there",
+                "Owner(s)",
+                "--vendor",
+            ):
+                self.assertIn(expected, complaints)
+            self.assertNotIn("MultiProcessTestCase is not", complaints)
+
+    def test_vendored_names_arrive_with_what_they_stand_on(self) -> None:
+        self.put(self.ours / "test/test_x.py", OURS + "from torch_testing_ext.common_utils import dtype_name, SEED\n")
+        self.put(self.ours / "test/test_y.py", OURS + "from torch_testing_ext.common_distributed import needs_of\n")
+        self.apply(self.patch("test/test_x.py", "test/test_y.py", "--vendor"))
+        helpers = self.pytorch / "torch/testing/_internal"
+        scope: dict[str, object] = {}
+        exec((helpers / "common_utils.py").read_text(), scope)
+        self.assertEqual((scope["dtype_name"](scope["torch"].float32), scope["SEED"]), ("float32", 1234))
+        text = (helpers / "common_distributed.py").read_text()
+        scope = {}
+        exec(text.replace("from torch.testing._internal", "from torch_testing_ext"), scope)
+        self.assertEqual(scope["needs_of"](print), ())
+
+    def test_what_stands_on_our_launch_cannot_be_vendored(self) -> None:
+        source = "from torch_testing_ext.common_distributed import requires_world_size\n"
+        self.put(self.ours / "test/test_x.py", source + "from torch_testing_ext.launch import Job\n")
+        _, complaints = self.upstream("patch", "--pytorch", self.pytorch, "test/test_x.py", "--vendor", code=2)
+        self.assertIn("requires_world_size cannot be taken along: it stands on torch_testing_ext._", complaints)
+        self.assertIn("launch.Job cannot be taken along: there is no helper module", complaints)
+
+    def test_a_name_that_means_something_else_there_is_in_the_way(self) -> None:
+        common = self.pytorch / "torch/testing/_internal/common_distributed.py"
+        common.write_text(common.read_text() + "\nclass Need: ...\n")
+        self.put(self.ours / "test/test_x.py", "from torch_testing_ext.common_distributed import needs_of\n")
+        _, complaints = self.upstream("patch", "--pytorch", self.pytorch, "test/test_x.py", "--vendor", code=2)
+        self.assertIn("needs_of cannot be taken along: it needs our Need, and common_distributed.py has", complaints)
+
+    @parametrize("inside_of_another", [False, True])
+    def test_git_has_the_last_word(self, inside_of_another: bool) -> None:
+        """Also on a checkout without a repository of its own, unpacked somewhere below one: git would look at that."""
+        if inside_of_another:
+            (self.pytorch / "unpacked").mkdir()
+            (self.pytorch / "torch").rename(self.pytorch / "unpacked/torch")
+            self.pytorch /= "unpacked"
+        self.put(self.pytorch / "test/test_x.py", THEIRS)
+        self.put(self.ours / "test/test_x.py", OURS + "# more\n")
+        self.assertIn(b"+# more", self.patch("test/test_x.py"))
+        wrong = b"diff --git a/test/test_x.py b/test/test_x.py\n--- a/test/test_x.py\n+++ b/test/test_x.py\n"
+        wrong += b"@@ -1 +1 @@\n-not there\n+x\n"
+        out = self.top / "wrong.patch"
+        with mock.patch.object(patching, "_difference", lambda files, checkout: wrong):
+            words = ["patch", "--pytorch", self.pytorch, "test/test_x.py", "-o", out]
+            _, complaints = self.upstream(*words, code=2)
+        self.assertIn("git apply ended with code 1", complaints)
+        self.assertIn("patch does not apply", complaints)
+        self.assertFalse(out.exists())
+
+    def test_no_checkout(self) -> None:
+        _, complaints = self.upstream("patch", "--pytorch", self.ours, code=2)
+        self.assertIn("is no checkout of PyTorch", complaints)
+
+
+if __name__ == "__main__":
+    run_tests()

@@ -1,0 +1,196 @@
+"""Imports are rewritten in every form they have, nothing else is, and back again it is the same bytes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from torch_testing_ext.common_utils import TestCase, instantiate_parametrized_tests, parametrize, run_tests, subtest
+from torch_testing_ext.upstream import names
+from torch_testing_ext.upstream.mapping import MIRRORED, MOVED, Mistake, Side, module_on, moved, split
+from torch_testing_ext.upstream.rewriting import Rewritten, Use, rewrite
+
+EVERY_FORM = '''\
+# -*- coding: utf-8 -*-
+# Owner(s): ["oncall: distributed"]
+"""torch.testing._internal.common_utils stays in prose: Grüße."""
+import os, torch
+import torch.testing._internal.common_utils
+import torch.testing._internal.common_utils as common  # torch.testing._internal.common_utils
+from torch.testing._internal import common_distributed, common_utils as cu
+from torch.testing._internal.common_distributed import (
+    MultiProcessTestCase,   # a comment
+
+    skip_if_lt_x_gpu as skip,
+)
+from torch.testing._internal.common_fsdp import *
+from torch.testing._internal.common_cuda import TEST_CUDA
+if os.name == "posix": from torch.testing._internal.distributed.fake_pg import FakeStore; x = 1
+try:
+\tfrom torch.testing._internal.common_utils import NEWER
+except ImportError:
+\tNEWER = 'ß'
+
+
+class T( torch.testing._internal.common_utils.TestCase ):
+    @mock.patch('torch.testing._internal.common_utils.run_tests')
+    @patch(r"torch.testing._internal.common_distributed.TIMEOUT_DEFAULT", 4)
+    def test(self, m):
+        from torch.testing._internal.distributed._tensor.common_dtensor import with_comms
+        importlib.import_module("torch.testing._internal.common_utils")
+        print("torch.testing._internal.common_utils", f"torch.testing._internal.common_utils", common.IS_LINUX)
+        return   torch.testing._internal.common_utils.run_tests , cu.SEED
+'''
+EXPECTED = """\
+import torch_testing_ext.common_utils
+import torch_testing_ext.common_utils as common  # torch.testing._internal.common_utils
+from torch_testing_ext import common_distributed, common_utils as cu
+from torch_testing_ext.common_distributed import (
+from torch_testing_ext.common_fsdp import *
+if os.name == "posix": from torch_testing_ext.distributed.fake_pg import FakeStore; x = 1
+\tfrom torch_testing_ext.common_utils import NEWER
+class T( torch_testing_ext.common_utils.TestCase ):
+    @mock.patch('torch_testing_ext.common_utils.run_tests')
+    @patch(r"torch_testing_ext.common_distributed.TIMEOUT_DEFAULT", 4)
+        from torch_testing_ext.distributed._tensor.common_dtensor import with_comms
+        importlib.import_module("torch_testing_ext.common_utils")
+        return   torch_testing_ext.common_utils.run_tests , cu.SEED
+"""
+LATIN = EVERY_FORM.replace("utf-8 -*-", "latin-1 -*-").encode("latin-1")
+FILES = {
+    "lf": EVERY_FORM.encode(),
+    "crlf": EVERY_FORM.replace("\n", "\r\n").encode(),
+    "mixed": EVERY_FORM.encode().replace(b":\n", b":\r\n"),
+    "bom": b"\xef\xbb\xbf" + EVERY_FORM.encode(),
+    "latin_1": LATIN,
+    "no_newline_at_end": EVERY_FORM.encode().rstrip(),
+    "empty": b"",
+    "nothing_of_it": b"import torch\n",
+}
+
+
+def to_ours(source: str | bytes) -> Rewritten:
+    return rewrite(source if isinstance(source, bytes) else source.encode(), Side.OURS, Path("test_x.py"))
+
+
+def to_theirs(source: str | bytes) -> Rewritten:
+    return rewrite(source if isinstance(source, bytes) else source.encode(), Side.THEIRS, Path("test_x.py"))
+
+
+@instantiate_parametrized_tests
+class RewritingTest(TestCase):
+    def test_every_form(self) -> None:
+        rewritten = to_ours(EVERY_FORM)
+        before, after = EVERY_FORM.splitlines(), rewritten.source.decode().splitlines()
+        changed = [f"{line}\n" for line, old in zip(after, before, strict=True) if line != old]
+        self.assertEqual("".join(changed), EXPECTED)
+        self.assertEqual(rewritten.notes, ())
+
+    @parametrize("source", [subtest(source, name=name) for name, source in FILES.items()])
+    def test_back_again_is_the_same_bytes(self, source: bytes) -> None:
+        there = to_ours(source)
+        self.assertEqual(there.source == source, b"_internal" not in source)
+        self.assertEqual(to_theirs(there.source).source, source)
+
+    def test_an_encoding_is_kept(self) -> None:
+        self.assertIn("'ß'".encode("latin-1"), to_ours(LATIN).source)
+
+    def test_which_names_are_wanted(self) -> None:
+        wanted = {(use.module.removeprefix("torch_testing_ext."), use.name) for use in to_ours(EVERY_FORM).uses}
+        expected = {
+            ("common_distributed", "MultiProcessTestCase"),
+            ("common_distributed", "TIMEOUT_DEFAULT"),
+            ("common_distributed", "skip_if_lt_x_gpu"),
+            ("common_fsdp", "*"),
+            ("common_utils", "IS_LINUX"),
+            ("common_utils", "NEWER"),
+            ("common_utils", "SEED"),
+            ("common_utils", "TestCase"),
+            ("common_utils", "run_tests"),
+            ("distributed._tensor.common_dtensor", "with_comms"),
+            ("distributed.fake_pg", "FakeStore"),
+            ("torch.testing._internal.common_cuda", "TEST_CUDA"),
+        }
+        self.assertEqual({use for use in wanted if use[1]}, expected)
+
+    def test_an_import_that_is_the_only_one_of_torch_stays(self) -> None:
+        source = "import torch.testing._internal.common_utils\ntorch.testing._internal.common_utils.run_tests()\n"
+        rewritten = to_ours(source)
+        self.assertEqual(rewritten.source.decode(), source)
+        self.assertIn("add `import torch`", rewritten.notes[0])
+
+    @parametrize(
+        "source,expected",
+        [
+            (
+                "from torch.testing._internal import common_nn, common_utils as cu  # c",
+                "from torch.testing._internal import common_nn; from torch_testing_ext import common_utils as cu  # c",
+            ),
+            (
+                "from torch.testing._internal import common_utils, common_fsdp, common_nn, common_distributed; x",
+                "from torch_testing_ext import common_utils, common_fsdp; "
+                "from torch.testing._internal import common_nn; from torch_testing_ext import common_distributed; x",
+            ),
+            (
+                "if x: from torch.testing._internal import common_nn, common_utils",
+                "if x: from torch.testing._internal import common_nn; from torch_testing_ext import common_utils",
+            ),
+        ],
+    )
+    def test_a_statement_is_split_where_a_module_stays(self, source: str, expected: str) -> None:
+        rewritten = to_ours(f"{source}\n")
+        self.assertEqual(rewritten.source.decode(), f"{expected}\n")
+        self.assertEqual(rewritten.notes, ())
+        self.assertEqual(to_theirs(rewritten.source).source.decode(), f"{source}\n")
+
+    def test_a_statement_over_several_lines_is_left_and_told_of(self) -> None:
+        source = "from torch.testing._internal import (\n    common_cuda, common_utils,\n)\n"
+        rewritten = to_ours(source)
+        self.assertEqual(rewritten.source.decode(), source)
+        self.assertIn("line 1: only common_utils", rewritten.notes[0])
+        self.assertEqual(rewritten.uses, (Use("torch.testing._internal", "common_cuda", 1),))
+
+    def test_odd_spaces_are_left_and_told_of(self) -> None:
+        source = "from torch.testing . _internal.common_utils import TestCase\n"
+        rewritten = to_ours(source)
+        self.assertEqual(rewritten.source.decode(), source)
+        self.assertIn("line 1", rewritten.notes[0])
+
+    def test_what_is_no_python_is_said_with_its_line(self) -> None:
+        with self.assertRaisesRegex(Mistake, r"test_x.py:2: this is no Python"):
+            to_ours("import torch\nfrom torch import (\n")
+        with self.assertRaisesRegex(Mistake, "cannot be read as text"):
+            to_ours(b"'\xff'\n")
+
+    def test_our_own_modules_without_a_counterpart_are_named(self) -> None:
+        source = "from torch_testing_ext.hypothesis_utils import given\nimport torch_testing_ext.launch\n"
+        rewritten = to_theirs(source)
+        self.assertEqual(rewritten.source.decode(), source)
+        ours = Use("torch_testing_ext.hypothesis_utils", "given", 1), Use("torch_testing_ext.launch", "", 2)
+        self.assertEqual(rewritten.uses, ours)
+
+
+class MappingTest(TestCase):
+    def test_it_leads_there_and_back(self) -> None:
+        self.assertEqual(len({pair.theirs for pair in MIRRORED}), len(MIRRORED))
+        for pair in MIRRORED:
+            self.assertEqual(module_on(Side.THEIRS, pair.ours), pair.theirs)
+            self.assertEqual(module_on(Side.OURS, pair.theirs), pair.ours if pair.is_here else None)
+
+    def test_a_dotted_name_is_split_at_its_module(self) -> None:
+        self.assertEqual(
+            split("torch.testing._internal.common_utils.TestCase.setUp", Side.OURS),
+            ("torch.testing._internal.common_utils", "TestCase.setUp"),
+        )
+        self.assertIsNone(split("torch.testing._internal.common_cuda.X", Side.OURS))
+
+    def test_moved_names_are_where_the_table_says_now(self) -> None:
+        for one in MOVED:
+            module, _, name = one.now.rpartition(".")
+            self.assertIn(name, names.defined_in(names.find_source(module)))
+            self.assertIn(one.before, moved(one.now) or "")
+            self.assertIn(one.now, moved(one.before) or "")
+        self.assertIsNone(moved("torch.testing._internal.common_utils.TestCase"))
+
+
+if __name__ == "__main__":
+    run_tests()

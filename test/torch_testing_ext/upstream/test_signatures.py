@@ -1,0 +1,140 @@
+"""What can be called in PyTorch's modules can be called the same way here.
+
+PyTorch's modules are imported in a process of their own, which tells their signatures.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import json
+from typing import Any
+
+from upstream_support import python
+
+from torch_testing_ext.common_utils import TestCase, instantiate_parametrized_tests, parametrize, run_tests
+
+MODULES = ["common_distributed", "common_fsdp", "common_dist_composable", "distributed._tensor.common_dtensor"]
+# Of PyTorch's launch, which ours does not have: no test uses them.
+NOT_OURS = {"MultiProcessTestCase.Event"}
+
+# Both sides are looked at by the same functions: here, and by their source in the other process.
+
+
+def callables_of(module: Any, name: str) -> dict[str, Any]:
+    """The public functions, classes and methods that a module defines, by a dotted name."""
+    found = {}
+    for key, value in vars(module).items():
+        if key.startswith("_") or getattr(value, "__module__", None) != name:
+            continue
+        if inspect.isclass(value):
+            found[key] = value
+            for member in vars(value):
+                if callable(getattr(value, member)) and (member == "__init__" or not member.startswith("_")):
+                    found[f"{key}.{member}"] = getattr(value, member)
+        elif callable(value):
+            found[key] = value
+    return found
+
+
+def parameters_of(function: Any) -> list[list[Any]] | None:
+    """Name, kind, and whether it may be left out, of each; None where Python cannot tell."""
+    try:
+        given = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return None
+    return [[each.name, each.kind.name, each.default is not each.empty] for each in given if each.name != "self"]
+
+
+TELL = f"""
+import importlib, inspect, json, sys
+from typing import Any
+{inspect.getsource(callables_of)}
+{inspect.getsource(parameters_of)}
+told = {{}}
+for name in {MODULES!r}:
+    full = "torch.testing._internal." + name
+    found = callables_of(importlib.import_module(full), full)
+    told[name] = {{key: parameters_of(value) for key, value in found.items()}}
+print(json.dumps(told))
+"""
+
+
+@functools.cache
+def theirs() -> dict[str, dict[str, list[list[Any]] | None]]:
+    done = python("-c", TELL)
+    if done.returncode:
+        raise AssertionError(done.stderr)
+    told: dict[str, dict[str, list[list[Any]] | None]] = json.loads(done.stdout.splitlines()[-1])
+    return told
+
+
+def why_not(wanted: list[list[Any]], given: list[list[Any]]) -> str:
+    """Why a call that fits `wanted` may not fit `given`; nothing where it does."""
+    kinds = {name: (kind, optional) for name, kind, optional in given}
+    for name, kind, optional in wanted:
+        if kind.startswith("VAR_"):
+            if not any(each == kind for each, _ in kinds.values()):
+                return f"does not take {name}"
+        elif name not in kinds:
+            return f"has no parameter {name}"
+        elif kinds[name][0] not in (kind, "POSITIONAL_OR_KEYWORD"):
+            return f"takes {name} as {kinds[name][0]}, not {kind}"
+        elif optional and not kinds[name][1]:
+            return f"wants {name}, which may be left out"
+    by_position = [name for name, kind, _ in wanted if kind.startswith("POSITIONAL")]
+    ours = [name for name, kind, _ in given if kind.startswith("POSITIONAL")]
+    if ours[: len(by_position)] != by_position:
+        return f"takes its arguments in another order: {ours}"
+    known = {name for name, *_ in wanted}
+    asked = [name for name, kind, optional in given if not optional and name not in known and "VAR_" not in kind]
+    return f"wants {asked} besides" if asked else ""
+
+
+@instantiate_parametrized_tests
+class SignaturesTest(TestCase):
+    @parametrize("module", MODULES)
+    def test_calls_fit(self, module: str) -> None:
+        ours = importlib.import_module(f"torch_testing_ext.{module}")
+        compared, complaints = 0, {}
+        for dotted, wanted in theirs()[module].items():
+            head, _, member = dotted.partition(".")
+            thing = getattr(ours, head, None)
+            if thing is None or dotted in NOT_OURS:
+                continue  # the coverage tells which names are here
+            if member and not hasattr(thing, member):
+                complaints[dotted] = "is not here"
+                continue
+            given = parameters_of(getattr(thing, member) if member else thing)
+            if wanted is not None and given is not None:
+                compared += 1
+                if why := why_not(wanted, given):
+                    complaints[dotted] = why
+        self.assertEqual(complaints, {})
+        self.assertGreater(compared, 10)
+
+    def test_what_is_looked_for_would_be_found(self) -> None:
+        def spread(first, second=1, *, third=2, **rest):  # type: ignore[no-untyped-def]
+            pass
+
+        wanted = parameters_of(spread)
+        assert wanted is not None
+        for other, expected in (
+            (lambda first, second=1, extra=3, *, third=2, **rest: None, ""),
+            (lambda first, second=1, third=2, **rest: None, ""),
+            (lambda first, second=1, **rest: None, "has no parameter third"),
+            (lambda first, second, *, third=2, **rest: None, "wants second, which may be left out"),
+            (lambda second=1, first=0, *, third=2, **rest: None, "another order"),
+            (lambda first, second=1, *, third=2: None, "does not take rest"),
+            (lambda first, second=1, *, third=2, more, **rest: None, "wants ['more'] besides"),
+            (lambda first, *, second=1, third=2, **rest: None, "takes second as KEYWORD_ONLY"),
+        ):
+            given = parameters_of(other)
+            assert given is not None
+            said = why_not(wanted, given)
+            self.assertTrue(expected in said if expected else not said, f"{given}: {said}")
+
+
+if __name__ == "__main__":
+    run_tests()

@@ -1,0 +1,51 @@
+"""When a failure is said to be one of ours alone: a table, without processes."""
+
+from __future__ import annotations
+
+from torch_testing_ext.common_utils import TestCase, instantiate_parametrized_tests, parametrize, run_tests, subtest
+from torch_testing_ext.launch import Case, Ending, Expected, Outcome, RankReport, judge
+from torch_testing_ext.upstream.stricter import outcome_of_pytorch, remark
+
+PASSED = (Ending.PASSED, 0)
+SKIPPED = (Ending.SKIPPED, 86)
+FAILED = (Ending.FAILED, 10)
+LEFT = (Ending.EXITED, 3)
+LEFT_QUIETLY = (Ending.EXITED, 0)
+CRASHED = (Ending.KILLED, -11)
+STUCK = (Ending.STOPPED, -15)
+PLAIN, ANY, ABORT = Expected(), Expected(any_code=True), Expected(code=-6)
+
+CASES = {
+    # name: ranks, what the test announced, PyTorch's outcome, whether we are stricter
+    "all_pass": ([PASSED, PASSED], PLAIN, Outcome.PASSED, False),
+    "all_skip": ([SKIPPED, SKIPPED], PLAIN, Outcome.SKIPPED, False),
+    "one_fails": ([PASSED, FAILED], PLAIN, Outcome.ERROR, False),
+    "rank_1_leaves": ([PASSED, LEFT], PLAIN, Outcome.PASSED, True),
+    "rank_0_leaves": ([LEFT, PASSED], PLAIN, Outcome.FAILED, False),
+    "rank_1_crashes": ([PASSED, CRASHED], PLAIN, Outcome.PASSED, True),
+    "rank_0_leaves_quietly": ([LEFT_QUIETLY, PASSED], PLAIN, Outcome.PASSED, True),
+    "rank_1_skips": ([PASSED, SKIPPED], PLAIN, Outcome.PASSED, True),
+    "rank_0_skips_rank_1_crashes": ([SKIPPED, CRASHED], PLAIN, Outcome.SKIPPED, True),
+    "rank_1_hangs": ([PASSED, STUCK], PLAIN, Outcome.TIMEOUT, False),
+    "any_code": ([LEFT, CRASHED], ANY, Outcome.PASSED, False),
+    "the_code_announced": ([(Ending.KILLED, -6), PASSED], ABORT, Outcome.PASSED, False),
+    "another_code": ([LEFT, PASSED], ABORT, Outcome.FAILED, False),
+}
+
+
+@instantiate_parametrized_tests
+class StricterTest(TestCase):
+    @parametrize("case", [subtest(case, name=name) for name, case in CASES.items()])
+    def test_remark(self, case: tuple[list[tuple[Ending, int]], Expected, Outcome, bool]) -> None:
+        ends, expected, theirs, stricter = case
+        reports = [RankReport(rank, ending, code=code, summary="x") for rank, (ending, code) in enumerate(ends)]
+        verdict = judge(reports, False, Case("T.test"), expected)
+        self.assertEqual(outcome_of_pytorch(reports, expected), theirs)
+        said = remark(reports, expected, verdict)
+        self.assertEqual(bool(said), stricter)
+        if stricter:
+            self.assertIn(f"would have {theirs.value}", said)
+
+
+if __name__ == "__main__":
+    run_tests()

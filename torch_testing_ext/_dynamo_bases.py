@@ -1,0 +1,69 @@
+"""Bases for tests of the compiler over process groups: dynamo starts each of them with nothing compiled."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import Any
+
+import torch.distributed as dist
+
+from torch_testing_ext import _devices, _torch
+from torch_testing_ext._distributed_base import DistributedTestBase
+from torch_testing_ext._needs import TEST_SKIPS, Skipped
+from torch_testing_ext._test_case import TestCase
+
+__unittest = True  # keeps these frames out of unittest's tracebacks
+
+
+class DynamoDistributedSingleProcTestCase(TestCase):
+    """One process that is a group of one, for all tests of the class. On the CPU where there is no accelerator."""
+
+    rank: int
+    device: str
+    device_ids: list[int] | None
+    _exit_stack: ExitStack
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        super().setUpClass()
+        cls._exit_stack = ExitStack()
+        cls._exit_stack.enter_context(_torch.strict_dynamo())
+        kind = _devices.accelerator_type() or "cpu"
+        cls.rank = 0
+        cls.device = f"{kind}:{cls.rank}"
+        cls.device_ids = None
+        # No port: a group of one has nobody to meet.
+        backend = dist.get_default_backend_for_device(kind)
+        dist.init_process_group(backend, store=dist.HashStore(), rank=cls.rank, world_size=1)
+        cls._exit_stack.callback(dist.destroy_process_group)
+
+    @classmethod
+    def tearDownClass(cls) -> None:
+        cls._exit_stack.close()
+        super().tearDownClass()
+
+    def setUp(self) -> None:
+        super().setUp()
+        _torch.forget_compiled()
+
+    def tearDown(self) -> None:
+        _torch.forget_compiled()
+        super().tearDown()
+
+
+class DynamoDistributedMultiProcTestCase(DistributedTestBase):
+    """A rank on every accelerator; a subclass that runs without any says how many in `world_size`."""
+
+    @property
+    def world_size(self) -> int:
+        return _devices.device_count()
+
+    def _spawn_processes(self) -> None:
+        if not int(self.world_size):
+            raise Skipped(TEST_SKIPS["no_accelerator"])
+        super()._spawn_processes()
+
+    @classmethod
+    def _run(cls, rank: int, test_name: str, file_name: str, pipe: Any, **kwargs: Any) -> None:
+        _torch.forget_compiled()
+        super()._run(rank, test_name, file_name, pipe, **kwargs)

@@ -1,0 +1,96 @@
+"""What tests of collectives ask about the machine: multicast, symmetric memory, NCCL and ROCm versions, EFA."""
+
+from __future__ import annotations
+
+import functools
+import shutil
+import subprocess
+import sys
+import unittest
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from torch_testing_ext import _devices, _torch
+from torch_testing_ext._hardware import getRocmArchName, getRocmVersion, isRocmArchAnyOf
+from torch_testing_ext._helpers import LazyVal
+
+Decorator = Callable[[Any], Any]
+
+# ROCm devices on which symmetric memory works.
+_ROCM_WITH_SYMM_MEM = ("gfx942", "gfx950")
+
+
+def _on_rocm() -> bool:
+    return torch.version.hip is not None
+
+
+def requires_multicast_support() -> Decorator:
+    """Skip where CUDA's devices cannot be written to all at once."""
+    on_cuda = _devices.accelerator_type() == "cuda"
+    return unittest.skipUnless(on_cuda and _torch.has_multicast(), "multicast support is not available")
+
+
+def evaluate_platform_supports_symm_mem() -> bool:
+    """Do the devices of this machine have symmetric memory?"""
+    if _devices.accelerator_type() != "cuda":
+        return False
+    return not _on_rocm() or any(arch in getRocmArchName() for arch in _ROCM_WITH_SYMM_MEM)
+
+
+PLATFORM_SUPPORTS_SYMM_MEM = LazyVal(evaluate_platform_supports_symm_mem)
+
+
+def skip_if_rocm_arch_multiprocess(arch: tuple[str, ...]) -> Decorator:
+    """Skip on ROCm devices of these architectures."""
+    return unittest.skipIf(_on_rocm() and isRocmArchAnyOf(arch), f"does not run on ROCm's {', '.join(arch)}")
+
+
+def skip_if_rocm_ver_lessthan_multiprocess(version: Sequence[int] | None = None) -> Decorator:
+    """Skip on a ROCm that is older; on every ROCm where no version is given."""
+    older = _on_rocm() and (version is None or getRocmVersion() < tuple(version))
+    return unittest.skipIf(older, f"needs ROCm {version} or newer")
+
+
+def skip_if_rocm_ver_atleast_multiprocess(version: Sequence[int] | None = None) -> Decorator:
+    """Skip on a ROCm that is this version or newer."""
+    newer = _on_rocm() and version is not None and getRocmVersion() >= tuple(version)
+    return unittest.skipIf(newer, f"does not run on ROCm {version} and newer")
+
+
+def sm_is_or_higher_than(device: torch.device, major: int, minor: int) -> bool:
+    """Has a CUDA device this compute capability? No for ROCm, yes for what is not called cuda."""
+    if device.type != "cuda":
+        return True
+    return not _on_rocm() and torch.cuda.get_device_capability(device) >= (major, minor)
+
+
+@functools.cache
+def has_efa() -> bool:
+    """Has the machine AWS' fabric adapters, with libfabric's provider for them?"""
+    if shutil.which("fi_info") is None:
+        return False
+    return subprocess.run(["fi_info", "-p", "efa", "-t", "FI_EP_RDM"], capture_output=True, check=False).returncode == 0
+
+
+def tp_transports() -> list[str] | None:
+    """Which transports TensorPipe may use; None for all. Its InfiniBand one fails where there is EFA."""
+    return ["shm", "uv"] if has_efa() else None
+
+
+@contextmanager
+def core_dumps_disabled() -> Iterator[None]:
+    """ROCm aborts on a device's exception while core dumps are on; off, it raises one, as CUDA does."""
+    if sys.platform == "win32":
+        yield
+        return
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_CORE)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_CORE, (soft, hard))

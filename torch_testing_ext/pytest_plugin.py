@@ -1,0 +1,45 @@
+"""Pytest option: run test files written for torch.testing._internal on our classes.
+
+    python -m pytest -p torch_testing_ext.pytest_plugin --torch-drop-in test/distributed/test_store.py
+
+With -v the names that came from PyTorch are listed after the collection.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from torch_testing_ext import _how_run
+from torch_testing_ext.upstream import drop_in
+
+OPTION = "--torch-drop-in"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("torch_testing_ext")
+    group.addoption(OPTION, action="store_true", help="run PyTorch's test files on torch_testing_ext")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_load_initial_conftests(early_config: Any) -> None:
+    """Before any conftest imports something."""
+    if early_config.known_args_namespace.torch_drop_in:
+        _install()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """In a worker of xdist, which is given its plugins later."""
+    if config.getoption(OPTION):
+        _install()
+
+
+def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
+    shown = config.getoption(OPTION) and config.get_verbosity() > 0
+    return drop_in.explain().splitlines() if shown else []
+
+
+def _install() -> None:
+    drop_in.install()
+    _how_run.pytest = ["-p", __name__, OPTION]

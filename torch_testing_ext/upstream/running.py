@@ -1,0 +1,29 @@
+"""Run a test file of PyTorch's as it is: `python -m torch_testing_ext.upstream run FILE [unittest arguments]`."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from torch_testing_ext import _how_run
+
+from . import drop_in
+from .mapping import Mistake
+
+
+def run(path: Path, arguments: Sequence[str], explain: bool) -> None:
+    """Run the file as `python FILE` would, PyTorch's test kit replaced by ours. Leaves as the file does."""
+    if not path.is_file():
+        raise Mistake(f"{path} is not there; name a test file, as in: run test/distributed/test_store.py -v")
+    drop_in.install()
+    _how_run.script = ["-m", "torch_testing_ext.upstream", "run"]
+    sys.argv[:] = [str(path), *arguments]
+    sys.path.insert(0, str(path.resolve().parent))
+    try:
+        runpy.run_path(str(path), run_name="__main__")
+    finally:
+        if explain:
+            print(drop_in.explain(), file=sys.stderr)
+    raise Mistake(f"{path} ran no tests: it does not call run_tests() at its end. Run it by pytest instead")
