@@ -3,11 +3,14 @@ the example that is reported is the smallest there is."""
 
 import os
 import signal
+import time
+from unittest import mock
 
 import torch
 import torch.distributed as dist
 from hypothesis import strategies as st
 
+from torch_testing_ext._lockstep.wake import Watch
 from torch_testing_ext.common_distributed import MultiProcessTestCase, RankError, RankFailure
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.hypothesis_utils import (
@@ -91,6 +94,23 @@ class TestDrawing(Properties):
             assume(n % 5 != 4)
         dist.barrier()
         self.assertNotEqual(n % 5, 4)
+
+    @PROFILE
+    @given(stay=st.booleans())
+    def one_rank_may_leave(self, stay):
+        assume(stay or self.rank != 1)
+        dist.barrier()
+
+    def test_one_rank_may_have_left_before_rank_0_has_come(self):
+        def enter_late(watch, number, describe):
+            until = time.monotonic() + 10
+            while not describe().endswith("stay=True)") and watch.woken != number:
+                self.assertLess(time.monotonic(), until, "that rank 1 has left was not noticed")
+            enter(watch, number, describe)
+
+        enter = Watch.enter
+        with mock.patch.object(Watch, "enter", enter_late if self.rank == 0 else enter):
+            self.one_rank_may_leave()
 
     @PROFILE
     @example(n=7)
