@@ -70,6 +70,7 @@ from .shard_order import (
     redistribute_local,
     replaced_op_strategy,
     shard_order,
+    strided_shard,
     take_placements_literally,
 )
 from .spmd import (
@@ -158,6 +159,7 @@ __all__ = [
     "set_torch_function_state",
     "shard_order",
     "storage_key",
+    "strided_shard",
     "take_placements_literally",
     "torch_function_modes",
     "torch_function_state",

@@ -2,10 +2,22 @@
 
 import torch
 from hypothesis import strategies as st
+from torch.distributed.tensor import Shard
 
 from torch_testing_ext.common_distributed import MultiProcessTestCase
 from torch_testing_ext.common_utils import run_tests
-from torch_testing_ext.hypothesis_utils import device_meshes, dtensors, given, placements, settings
+from torch_testing_ext.hypothesis_utils import (
+    device_meshes,
+    distribute,
+    dtensors,
+    given,
+    in_order,
+    note,
+    placements,
+    settings,
+    shapes,
+    tensors,
+)
 
 # What torch refuses: to make partial sums of what is replicated; before 2.15 also of shards (2.14 was not looked at).
 REFUSED = "Can not redistribute from .* to P"
@@ -16,12 +28,31 @@ def is_refused(source, target):
     return target.is_partial() and not (source.is_shard() and SHARDS_BECOME_PARTIAL)
 
 
+FULL = tensors(shapes(1), torch.float32, contiguous=True)
 PROFILE = settings(max_examples=60, database=None, derandomize=True)
 
 
 def with_other_placements(plan):
     others = placements(plan.mesh, plan.full, partial=())
     return st.tuples(st.just(plan), st.just(plan.full), others)
+
+
+def cut(full, dim, mesh, order):
+    """This rank's part where these mesh dims cut a dim, one after the other. The parts are torch.chunk's: the ceiling
+    of size over parts, the last ones less."""
+    for mesh_dim in order:
+        size, parts = full.shape[dim], mesh.size(mesh_dim)
+        each = -(-size // parts)
+        start = min(size, each * mesh.get_local_rank(mesh_dim))
+        full = full.narrow(dim, start, min(each, size - start))
+    return full
+
+
+def cut_in_any_order(parts):
+    """A tensor, one dim of which all dims of a mesh cut, in an order that is not from left to right."""
+    mesh, full = parts
+    orders = st.permutations(range(mesh.ndim)).filter(lambda order: list(order) != sorted(order))
+    return st.tuples(st.just(mesh), st.just(full), st.integers(0, full.dim() - 1), orders, placements(mesh, full))
 
 
 class TestRedistribute(MultiProcessTestCase):
@@ -48,16 +79,11 @@ class TestRedistribute(MultiProcessTestCase):
         self.assertEqual(there.redistribute(placements=placements).full_tensor(), full)
 
     def check_shard(self, tensor, full):
-        """Of one sharding dim the parts are torch.chunk's: the ceiling of size over parts, the last ones less."""
-        shards = [p for p in tensor.placements if p.is_shard()]
-        if len(shards) != 1:
-            return
-        mesh_dim = tensor.placements.index(shards[0])
-        size, parts = full.shape[shards[0].dim], tensor.device_mesh.size(mesh_dim)
-        each = -(-size // parts)
-        start = min(size, each * tensor.device_mesh.get_local_rank(mesh_dim))
-        mine = full.narrow(shards[0].dim, start, min(each, size - start))
-        self.assertEqual(tensor.to_local(), mine)
+        """Where one dim of the mesh cuts."""
+        cutting = [mesh_dim for mesh_dim, placement in enumerate(tensor.placements) if placement.is_shard()]
+        if len(cutting) == 1:
+            dim = tensor.placements[cutting[0]].dim
+            self.assertEqual(tensor.to_local(), cut(full, dim, tensor.device_mesh, cutting))
 
     @PROFILE
     @given(case=dtensors(device_meshes(max_dims=1)).flatmap(with_other_placements))
@@ -68,6 +94,20 @@ class TestRedistribute(MultiProcessTestCase):
     @given(case=dtensors(device_meshes(2, 2)).flatmap(with_other_placements))
     def test_on_2d_meshes(self, case):
         self.check_there_and_back(case)
+
+    @PROFILE
+    @given(case=st.tuples(device_meshes(2, 3), FULL).flatmap(cut_in_any_order))
+    def test_strided_shards(self, case):
+        """They stand for an order of cuts: the second dim of the mesh first, say, as FSDP after tensor parallelism."""
+        mesh, full, dim, order, others = case
+        strided = in_order([Shard(dim)] * mesh.ndim, order, mesh.shape)
+        tensor = distribute(full, mesh, strided)
+        note(f"{strided}")
+        self.assertEqual(tensor.to_local(), cut(full, dim, mesh, order))
+        self.assertEqual(tensor.full_tensor(), full)
+        self.assertEqual(distribute(full, mesh, others).redistribute(placements=strided).to_local(), tensor.to_local())
+        if not any(map(is_refused, strided, others)):
+            self.assertEqual(tensor.redistribute(placements=others).full_tensor(), full)
 
 
 class TestRedistributeOnThreeRanks(TestRedistribute):
