@@ -307,16 +307,26 @@ class MultiProcessTestCase(TestCase):
         ignore_empty_lines: bool = False,
     ) -> None:
         """As in TestCase; in a rank what is got goes to the parent too. See `_expect`."""
-        if self.rank == self.MAIN_PROCESS_RANK:
-            super().assertExpectedInline(actual, expect, skip + 1, ignore_comments, ignore_empty_lines)
-            return
-        actual = clean_expected(actual, ignore_comments, ignore_empty_lines)
-        expect = clean_expected(expect, ignore_comments, ignore_empty_lines)
+        if self.rank != self.MAIN_PROCESS_RANK:
+            got = clean_expected(actual, ignore_comments, ignore_empty_lines)
+            wanted = clean_expected(expect, ignore_comments, ignore_empty_lines)
+            self._recorder_here().record(_expect.call_of(got, wanted, skip))
+        super().assertExpectedInline(actual, expect, skip + 1, ignore_comments, ignore_empty_lines)
+
+    def assertExpected(self, s: str, subname: str | None = None) -> None:
+        """As in TestCase; in a rank what is got goes to the parent too. See `_expect`."""
+        if self.rank != self.MAIN_PROCESS_RANK:
+            file = str(_expect.file_of(self, subname))
+            self._recorder_here().record(_expect.Record(file, _expect.WHOLE_FILE, 1, s, ""))
+        super().assertExpected(s, subname)
+
+    def _accepts_expected(self) -> bool:
+        return self.rank == self.MAIN_PROCESS_RANK  # which does so for all ranks
+
+    def _recorder_here(self) -> _expect.Recorder:
         if self._recorder is None:
             self._recorder = _expect.Recorder(self.file_name, self.rank)
-        self._recorder.record(actual, expect, skip)
-        if not _expect.accepting():
-            super().assertExpectedInline(actual, expect, skip + 1)
+        return self._recorder
 
     @classmethod
     def _run(cls, rank: int, test_name: str, file_name: str, pipe: Any, **kwargs: Any) -> None:

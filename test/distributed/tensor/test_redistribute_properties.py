@@ -19,7 +19,7 @@ from torch_testing_ext.hypothesis_utils import (
     tensors,
 )
 
-# What torch refuses: to make partial sums of what is replicated; before 2.15 also of shards (2.14 was not looked at).
+# What torch refuses: to make partial sums of what is replicated; and of shards, on 2.13, but not on 2.14.1 and 2.15.0.
 REFUSED = "Can not redistribute from .* to P"
 SHARDS_BECOME_PARTIAL = torch.__version__ >= (2, 14)
 
