@@ -9,6 +9,8 @@ Run it by itself: it prints what the last rank got, and exits with 1 where that 
 """
 
 import os
+import signal
+import sys
 import tempfile
 
 import torch
@@ -30,12 +32,20 @@ def look_up(rank: int, file: str) -> str:
         return f"error: {error}"
 
 
+def start_another(rank: int, file: str) -> int:
+    pid = os.fork()
+    if pid == 0:
+        look_up(rank, file)
+        os._exit(0)
+    return pid
+
+
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as directory:
-        for rank in range(RANKS - 1):
-            if os.fork() == 0:
-                look_up(rank, f"{directory}/store")
-                os._exit(0)
+        others = [start_another(rank, f"{directory}/store") for rank in range(RANKS - 1)]
         seen = look_up(RANKS - 1, f"{directory}/store")
     print(f"rank {RANKS - 1}: {seen}", flush=True)
-    os._exit(int(seen.startswith("error")))  # and the others' wait ends
+    for pid in others:
+        os.kill(pid, signal.SIGKILL)  # they may wait for ever
+        os.waitpid(pid, 0)
+    sys.exit(seen.startswith("error"))
