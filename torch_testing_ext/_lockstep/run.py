@@ -156,7 +156,9 @@ def _flaky(leader: Leader, seed: int | None) -> Ending:
 
 
 def _how_again(seed: int | None) -> str:
-    return "" if seed is None else f"For the same examples again: @hypothesis.seed({seed}) on the test."
+    if seed is None:
+        return "For the same examples again: run it again. They are derived from the test itself (derandomize)."
+    return f"For the same examples again: @hypothesis.seed({seed}) on the test."
 
 
 def _short(text: str) -> str:
