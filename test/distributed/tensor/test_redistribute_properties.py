@@ -1,8 +1,11 @@
 """Any placements to any other ones and back: the full tensor stays what it was, and every shard is where it belongs."""
 
 import torch
+import torch.distributed as dist
 from hypothesis import strategies as st
-from torch.distributed.tensor import Shard
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Partial, Replicate, Shard
+from torch.distributed.tensor.debug import CommDebugMode
 
 from torch_testing_ext.common_distributed import MultiProcessTestCase
 from torch_testing_ext.common_utils import run_tests
@@ -112,6 +115,47 @@ class TestRedistribute(MultiProcessTestCase):
 
 class TestRedistributeOnThreeRanks(TestRedistribute):
     world_size = 3
+
+
+class TestWhatIsSent(MultiProcessTestCase):
+    """Not a property: which collectives take one placement to another."""
+
+    world_size = 4
+
+    def setUp(self):
+        super().setUp()
+        self._spawn_processes()
+
+    def test_on_one_mesh_dim(self):
+        store = dist.FileStore(self.file_name, self.world_size)
+        dist.init_process_group("gloo", store=store, rank=self.rank, world_size=self.world_size)
+        mesh = init_device_mesh("cpu", (self.world_size,))
+        targets = [Replicate(), Shard(0), Shard(1)]
+        sent = [f"{source} -> {target}: {collectives(mesh, source, target)}" for source, target in pairs(targets)]
+        self.assertExpectedInline(
+            "\n".join(sent),
+            """\
+R -> S(0): nothing
+R -> S(1): nothing
+S(0) -> R: all_gather_into_tensor
+S(0) -> S(1): all_gather_into_tensor
+S(1) -> R: all_gather_into_tensor
+S(1) -> S(0): all_gather_into_tensor
+P(sum) -> R: all_reduce
+P(sum) -> S(0): reduce_scatter_tensor
+P(sum) -> S(1): reduce_scatter_tensor""",
+        )
+
+
+def pairs(targets):
+    return [(source, target) for source in (*targets, Partial()) for target in targets if source != target]
+
+
+def collectives(mesh, source, target):
+    tensor = distribute(torch.ones(8, 8), mesh, [source])
+    with CommDebugMode() as seen:
+        tensor.redistribute(placements=[target]).to_local()
+    return ", ".join(str(op).partition(".")[2] for op in seen.get_comm_counts()) or "nothing"
 
 
 if __name__ == "__main__":
