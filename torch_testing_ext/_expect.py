@@ -1,4 +1,5 @@
-"""assertExpectedInline in ranks: each rank that calls it compares; what it got is settled by the parent.
+"""assertExpectedInline and assertExpected in ranks: each rank that calls them compares; what it got is settled by the
+parent.
 
 Ranks are processes of their own, and several of them must not rewrite one source file; nor may rank 0 of one test
 after rank 0 of another, as it would not know of the lines that the other one has put in. So a rank only writes down
@@ -9,11 +10,13 @@ from __future__ import annotations
 
 import ast
 import difflib
+import inspect
 import json
 import os
 import traceback
+import unittest
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import expecttest
@@ -22,6 +25,10 @@ __unittest = True
 __rank_frame__ = True
 
 _SUFFIX = ".expected.rank"
+
+
+# Instead of a line: the expectation is the whole file.
+WHOLE_FILE = 0
 
 
 @dataclass(frozen=True)
@@ -36,7 +43,7 @@ class Record:
 
     @property
     def where(self) -> str:
-        return f"{self.file}:{self.line}"
+        return self.file if self.line == WHOLE_FILE else f"{self.file}:{self.line}"
 
 
 def accepting() -> bool:
@@ -44,20 +51,48 @@ def accepting() -> bool:
     return bool(os.getenv("EXPECTTEST_ACCEPT")) or bool(expecttest.ACCEPT)
 
 
+def file_of(test: unittest.TestCase, subname: str | None) -> Path:
+    """Where assertExpected of this test finds what it expects: as in PyTorch, in `expect/` beside the test file."""
+    source = inspect.getsourcefile(type(test))
+    assert source is not None
+    name = test.id().removeprefix(f"{type(test).__module__}.")
+    return Path(source).resolve().parent / "expect" / f"{name}{f'-{subname}' if subname else ''}.expect"
+
+
+def read_or_nothing(file: Path) -> str | None:
+    try:
+        return file.read_text()
+    except FileNotFoundError:
+        return None
+
+
+def write(file: Path, text: str) -> None:
+    """Make it what is expected from now on."""
+    if read_or_nothing(file) == text:
+        return
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(text)
+    print(f"Accepting new output in {file}")
+
+
+def call_of(actual: str, expected: str, skip: int) -> Record:
+    """`skip`: how many frames above this one's caller the expectation stands."""
+    frame = traceback.extract_stack(limit=3 + skip)[0]
+    assert frame.lineno is not None
+    return Record(frame.filename, frame.lineno, 1, actual, expected)
+
+
 class Recorder:
     """A rank's side."""
 
     def __init__(self, file_name: str, rank: int):
         self._path = Path(f"{file_name}{_SUFFIX}{rank}")
-        self._turns: dict[tuple[str, int], int] = {}
+        self._turns: dict[str, int] = {}
 
-    def record(self, actual: str, expected: str, skip: int) -> None:
-        """`skip`: how many frames above this one's caller the expectation stands."""
-        frame = traceback.extract_stack(limit=3 + skip)[0]
-        place = frame.filename, frame.lineno or 0
-        turn = self._turns[place] = self._turns.get(place, 0) + 1
-        with self._path.open("a") as file:
-            file.write(json.dumps(asdict(Record(*place, turn, actual, expected))) + "\n")
+    def record(self, call: Record) -> None:
+        turn = self._turns[call.where] = self._turns.get(call.where, 0) + 1
+        with self._path.open("a") as log:
+            log.write(json.dumps(asdict(replace(call, turn=turn))) + "\n")
 
 
 def settle(file_name: str, world_size: int) -> str:
@@ -66,19 +101,23 @@ def settle(file_name: str, world_size: int) -> str:
     disagreements = [text for ranks in calls if (text := _disagreement(ranks))]
     if disagreements or not accepting():
         return "\n\n".join(disagreements)
-    wrong = [record for ranks in calls if (record := ranks[min(ranks)]).actual != record.expected]
-    return "\n\n".join(text for record in wrong if (text := _accept(record)))
+    return "\n\n".join(text for ranks in calls if (text := accept(ranks[min(ranks)])))
 
 
 # What this process has put into each file: by the line as it was when the file was imported, lines added and text.
 _edits: dict[str, dict[int, tuple[int, str]]] = {}
 
 
-def _accept(record: Record) -> str:
-    """Rewrite the literal. Returns why it cannot be done.
+def accept(record: Record) -> str:
+    """Rewrite what is expected. Returns why it cannot be done.
 
     expecttest would too, but takes a line for one that it has written to when that one has only moved there.
     """
+    if record.line == WHOLE_FILE:
+        write(Path(record.file), record.actual)
+        return ""
+    if record.actual == record.expected:
+        return ""
     edits = _edits.setdefault(record.file, {})
     if record.line in edits:
         return "" if edits[record.line][1] == record.actual else f"two calls of {record.where} want different texts"

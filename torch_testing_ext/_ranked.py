@@ -163,14 +163,22 @@ class RankedTestCase(TestCase):
         ignore_empty_lines: bool = False,
     ) -> None:
         """As in TestCase; in a process of its own a rank tells the parent too what it got. See `_expect`."""
-        if self._recorder is None:
-            super().assertExpectedInline(actual, expect, skip + 1, ignore_comments, ignore_empty_lines)
-            return
-        actual = clean_expected(actual, ignore_comments, ignore_empty_lines)
-        expect = clean_expected(expect, ignore_comments, ignore_empty_lines)
-        self._recorder.record(actual, expect, skip)
-        if not _expect.accepting():
-            super().assertExpectedInline(actual, expect, skip + 1)
+        if self._recorder is not None:
+            got = clean_expected(actual, ignore_comments, ignore_empty_lines)
+            wanted = clean_expected(expect, ignore_comments, ignore_empty_lines)
+            self._recorder.record(_expect.call_of(got, wanted, skip))
+        super().assertExpectedInline(actual, expect, skip + 1, ignore_comments, ignore_empty_lines)
+
+    def assertExpected(self, s: str, subname: str | None = None) -> None:
+        """As in TestCase; in a process of its own a rank tells the parent too what it got. See `_expect`."""
+        if self._recorder is not None:
+            file = str(_expect.file_of(self, subname))
+            self._recorder.record(_expect.Record(file, _expect.WHOLE_FILE, 1, s, ""))
+        super().assertExpected(s, subname)
+
+    def _accepts_expected(self) -> bool:
+        """The parent does so for ranks that are processes; of ranks that are threads, the first."""
+        return self._recorder is None and self.rank <= 0
 
     @contextmanager
     def _own_cleanups(self) -> Iterator[None]:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import re
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import expecttest
 import torch
 
-from torch_testing_ext import _torch
+from torch_testing_ext import _expect, _torch
 from torch_testing_ext._compare import Rules, find_difference
 from torch_testing_ext._contexts import disable_gc, set_warn_always_context
 from torch_testing_ext._seeds import set_rng_seed
@@ -192,12 +192,29 @@ class TestCase(expecttest.TestCase):
         ignore_empty_lines: bool = False,
     ) -> None:
         """Fail unless the text is `expect`, a string literal in the test; EXPECTTEST_ACCEPT=1 rewrites the literal."""
-        if os.environ.get("EXPECTTEST_ACCEPT") and not self._accepts_expected():
-            return  # another process rewrites the literal, which stays in this one as it was imported
-
         actual = clean_expected(actual, ignore_comments, ignore_empty_lines)
         expect = clean_expected(expect, ignore_comments, ignore_empty_lines)
-        super().assertExpectedInline(actual, expect, skip + 1)
+        if not _expect.accepting():
+            super().assertExpectedInline(actual, expect, skip + 1)
+        elif self._accepts_expected() and (why_not := _expect.accept(_expect.call_of(actual, expect, skip))):
+            self.fail(why_not)
+
+    def assertExpected(self, s: str, subname: str | None = None) -> None:
+        """Fail unless the text is that of a file in `expect/` beside the test's; EXPECTTEST_ACCEPT=1 writes the file.
+
+        `subname`: where a test calls this several times, what makes the name of each file its own.
+        """
+        file = _expect.file_of(self, subname)
+        if not _expect.accepting():
+            self._compare_with(file, s)
+        elif self._accepts_expected():
+            _expect.write(file, s)
+
+    def _compare_with(self, file: Path, text: str) -> None:
+        expected = _expect.read_or_nothing(file)
+        if expected is None:
+            raise self.failureException(f"{file} is not there; EXPECTTEST_ACCEPT=1 writes it. The test gave:\n{text}")
+        self.assertMultiLineEqual(text, expected, f"not what {file} says; EXPECTTEST_ACCEPT=1 rewrites it")
 
     def _accepts_expected(self) -> bool:
         """May this process rewrite expectations in the test file? Of several ranks, only one may."""

@@ -28,7 +28,7 @@ from torch_testing_ext._strategies.meshes import (
     ranks,
     world_size,
 )
-from torch_testing_ext._strategies.placements import DTensorPlan, dtensors, placements
+from torch_testing_ext._strategies.placements import DTensorPlan, distribute, dtensors, in_order, placements
 from torch_testing_ext._strategies.programs import Program, collective_programs
 from torch_testing_ext._strategies.tensors import dtypes, shapes, tensors
 
@@ -46,10 +46,12 @@ __all__ = [
     "collective_programs",
     "data",
     "device_meshes",
+    "distribute",
     "dtensors",
     "dtypes",
     "example",
     "given",
+    "in_order",
     "note",
     "partitions",
     "per_rank",

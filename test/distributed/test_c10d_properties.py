@@ -8,7 +8,10 @@ from torch_testing_ext.hypothesis_utils import collective_programs, given, parti
 
 PROFILE = settings(max_examples=60, database=None, derandomize=True)
 # Of groups smaller than the world, each has a program of its own size.
-PROGRAMS_BY_SIZE = st.fixed_dictionaries({size: collective_programs(3, size=size) for size in (1, 2, 3, 4)})
+SIZES = (1, 2, 3, 4)
+PROGRAMS_BY_SIZE = st.tuples(*[collective_programs(3, size=size) for size in SIZES]).map(
+    lambda programs: dict(zip(SIZES, programs, strict=True))
+)
 
 
 def lists(tensors):

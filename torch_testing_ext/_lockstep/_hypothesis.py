@@ -5,10 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import hypothesis
-from hypothesis import reporting
+from hypothesis import Phase, control, reporting
+from hypothesis import strategies as st
+from hypothesis.internal.entropy import deterministic_PRNG
+
+T = TypeVar("T")
 
 _SETTINGS = "_hypothesis_internal_use_settings"
 _SEED = "_hypothesis_internal_use_seed"
@@ -48,4 +52,37 @@ def choose_seed(prop: Callable[..., Any]) -> int | None:
 def reports_into(lines: list[str]) -> Iterator[None]:
     """What Hypothesis would print."""
     with reporting.with_reporter(lambda text: lines.append(str(text))):
+        yield
+
+
+def inside(work: Callable[[], T]) -> T:
+    """Call `work` in an example of a Hypothesis test, so that all is there that Hypothesis offers a test's body.
+
+    It is one long example for all that a rank is told of: to begin one costs more than most collectives.
+    """
+    results: list[T] = []
+    errors: list[Exception] = []
+
+    @hypothesis.settings(phases=[Phase.explicit], database=None, deadline=None, derandomize=True)
+    @hypothesis.example(None)
+    @hypothesis.given(st.none())
+    def stage(_: None) -> None:
+        try:
+            results.append(work())
+        except Exception as error:
+            errors.append(error)
+
+    stage()
+    for error in errors:
+        raise error
+    return results[0]
+
+
+@contextmanager
+def next_example() -> Iterator[None]:
+    """What would be anew in an example of its own: the random numbers, and the scores it is given."""
+    context = control._current_build_context.value
+    assert context is not None
+    context.data.target_observations.clear()
+    with deterministic_PRNG():
         yield

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
+import select
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -28,6 +29,13 @@ class Link:
 
     talk: Connection
     alarm: Connection
+
+    def __post_init__(self) -> None:
+        self._poll = select.poll()  # Connection.poll would make one each time
+        self._poll.register(self.talk, select.POLLIN)
+
+    def has_news(self, timeout: float) -> bool:
+        return bool(self._poll.poll(1000 * timeout))
 
     def close(self) -> None:
         self.talk.close()

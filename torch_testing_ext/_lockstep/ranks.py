@@ -6,15 +6,14 @@ import functools
 import pickle
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
-from multiprocessing.connection import Connection, wait
+from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
 import hypothesis
 from hypothesis import strategies as st
 from hypothesis.errors import StopTest
 
-from . import values
+from . import _hypothesis, values
 from .channel import Link, PeerLost
 from .group import Groups
 from .outcome import Kind, Outcome, Settled, of_error, settle
@@ -92,8 +91,8 @@ class Rank:
             outcome = of_error(error, woken)
         else:
             self.watch.leave()
-            outcome = Outcome(Kind.PASSED)
-        return Outcome(outcome.kind, outcome.summary, outcome.traceback, tuple(journal.notes), dict(journal.scores))
+            outcome = PASSED
+        return replace(outcome, notes=tuple(journal.notes), scores=journal.scores)
 
 
 class Leader(Rank):
@@ -113,9 +112,10 @@ class Leader(Rank):
             self.remake()
         self.number += 1
         self.count += 1
+        self.watch.begin(self.number)
         describe_it = functools.partial(describe, body, drawn)
         interactive = {name: value for name, value in drawn.items() if isinstance(value, st.DataObject)}
-        self._tell((EXAMPLE, self.number, _pickled(drawn, interactive, body)), describe_it)
+        self._send(_pickled_example(self.number, drawn, list(interactive), body), describe_it)
         mine = {**drawn, **{name: values.LeadersData(value, self._send_draw) for name, value in interactive.items()}}
         outcome = self._perform_mine(body, mine, bool(interactive))
         settled = settle([outcome, *self._hear_from_all(describe_it)])
@@ -164,7 +164,9 @@ class Leader(Rank):
         self._tell((DRAWN, pickle.dumps(value)), str)
 
     def _tell(self, message: Any, describe_it: Callable[[], str]) -> None:
-        data = pickle.dumps(message)
+        self._send(pickle.dumps(message), describe_it)
+
+    def _send(self, data: bytes, describe_it: Callable[[], str]) -> None:
         for rank, link in self.links.items():
             try:
                 link.talk.send_bytes(data)
@@ -172,20 +174,18 @@ class Leader(Rank):
                 self._lost(rank, describe_it)
 
     def _hear_from_all(self, describe_it: Callable[[], str]) -> list[Any]:
-        waiting = {link.talk: rank for rank, link in self.links.items()}
-        found: dict[int, Any] = {}
-        while waiting:
-            ready = wait(list(waiting), PATIENCE / 10)
-            if not ready and self.watch.seconds_since_woken(self.number) > PATIENCE:
-                self._stuck(sorted(waiting.values()), describe_it)
-            for talk in ready:
-                assert isinstance(talk, Connection)
-                rank = waiting.pop(talk)
-                try:
-                    found[rank] = talk.recv()
-                except (EOFError, OSError):
-                    self._lost(rank, describe_it)
-        return [found[rank] for rank in sorted(found)]
+        """One after the other: if one is lost, those before it are woken, and do not keep this one waiting."""
+        return [self._hear_from(rank, describe_it) for rank in self.links]
+
+    def _hear_from(self, rank: int, describe_it: Callable[[], str]) -> Any:
+        link = self.links[rank]
+        while not link.has_news(PATIENCE / 10):
+            if self.watch.seconds_since_woken(self.number) > PATIENCE:
+                self._stuck(rank, describe_it)
+        try:
+            return _unpacked(link.talk.recv_bytes())
+        except (EOFError, OSError):
+            self._lost(rank, describe_it)
 
     def _lost(self, rank: int, describe_it: Callable[[], str]) -> NoReturn:
         raise Abandoned(f"rank {rank} was lost {self._where(describe_it())}")
@@ -193,11 +193,12 @@ class Leader(Rank):
     def _where(self, example: str) -> str:
         return f"in this example: {example}" if example else "between two examples"
 
-    def _stuck(self, ranks: list[int], describe_it: Callable[[], str]) -> NoReturn:
-        names = ", ".join(map(str, ranks))
+    def _stuck(self, first: int, describe_it: Callable[[], str]) -> NoReturn:
+        stuck = [rank for rank, link in self.links.items() if rank >= first and not link.has_news(0)]
+        names = ", ".join(map(str, stuck))
         raise Abandoned(
-            f"another rank failed {PATIENCE:.0f} s ago, and rank {names} could not be got out of this example, "
-            f"which cannot be shrunk therefore: {describe_it()}"
+            f"rank {names} waits for something else than the network, and so could not be made to leave with the "
+            f"others, who did {PATIENCE:.0f} s ago; nothing was shrunk {self._where(describe_it())}"
         )
 
     def end(self, ending: Ending) -> None:
@@ -214,14 +215,12 @@ class Leader(Rank):
 class Follower(Rank):
     """Any other rank: does as rank 0 says, until it says that all is over."""
 
-    def follow(self, perform: Callable[[dict[str, Any]], Outcome]) -> Ending:
-        """`perform` runs the body on an example. Returns what rank 0 says at the end."""
+    def follow(self, body: Body) -> Ending:
+        """Returns what rank 0 says at the end."""
         while True:
             what, *details = self._hear()
             if what == EXAMPLE:
-                self.number, data = details
-                drawn = self._unpack(data)
-                self._answer(perform(drawn))
+                self._take_part(body, *details)
             elif what == REMAKE:
                 self.groups.end()
                 self.groups.make()
@@ -235,18 +234,19 @@ class Follower(Rank):
                 self.links[0].talk.recv_bytes()  # rank 0 reports first: until it is gone
         return ending
 
-    def _unpack(self, data: bytes) -> dict[str, Any]:
-        drawn, interactive = pickle.loads(data)
-        return {**drawn, **{name: values.FollowersData(self._hear_draw) for name in interactive}}
-
-    def _answer(self, outcome: Outcome) -> None:
+    def _take_part(self, body: Body, number: int, drawn: dict[str, Any], interactive: list[str]) -> None:
+        self.number = number
+        self.watch.begin(number)
+        drawn.update({name: values.FollowersData(self._hear_draw) for name in interactive})
+        with _hypothesis.next_example():
+            outcome = self.perform(body, drawn)
         if outcome.settles_alone:
-            self.watch.alarm(self.number)
+            self.watch.alarm(number)
         self._say(outcome)
 
     def _say(self, what: Any) -> None:
         with suppress(OSError):  # rank 0 is gone: that is found out when it is listened to
-            self.links[0].talk.send(what)
+            self.links[0].talk.send_bytes(_PASSED if what == PASSED else pickle.dumps(what))
 
     def _hear(self) -> Any:
         try:
@@ -265,10 +265,19 @@ def _fail(settled: Settled) -> NoReturn:
     raise PropertyFailure(settled.describe(), settled)
 
 
-def _pickled(drawn: Mapping[str, Any], interactive: Mapping[str, Any], body: Body) -> bytes:
+# What is said most often.
+PASSED = Outcome(Kind.PASSED)
+_PASSED = pickle.dumps(PASSED)
+
+
+def _unpacked(data: bytes) -> Any:
+    return PASSED if data == _PASSED else pickle.loads(data)
+
+
+def _pickled_example(number: int, drawn: Mapping[str, Any], interactive: list[str], body: Body) -> bytes:
     sent = {name: value for name, value in drawn.items() if name not in interactive}
     try:
-        return pickle.dumps((sent, list(interactive)))
+        return pickle.dumps((EXAMPLE, number, sent, interactive))
     except Exception as error:
         culprit = next((name for name, value in sent.items() if not _can_be_pickled(value)), "?")
         raise Abandoned(

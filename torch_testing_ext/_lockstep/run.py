@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 import unittest
 from collections.abc import Callable, Iterator
@@ -12,14 +13,14 @@ from typing import Any
 import hypothesis
 import torch.distributed as dist
 from hypothesis import Phase
-from hypothesis import strategies as st
 from hypothesis.errors import Flaky
 
 from . import _hypothesis
 from .channel import PeerLost, meet
 from .group import Groups
-from .ranks import Abandoned, Body, Ending, Follower, Leader, Outcome, PropertyFailure, Rank
-from .wake import Watch, network_sockets
+from .ranks import Abandoned, Body, Ending, Follower, Leader, PropertyFailure, Rank
+from .wake import Watch
+from .wires import Wires
 
 __unittest = True
 __rank_frame__ = True
@@ -63,10 +64,10 @@ def _settings_for_ranks(chosen: hypothesis.settings) -> hypothesis.settings:
 def _part(test: Any, deadline: float | None) -> Iterator[Rank]:
     rank, world_size = test.rank, int(test.world_size)
     links = meet(test.file_name, rank, world_size)
-    spared = network_sockets()
-    groups = Groups(rank, world_size, _backend(test), f"{test.file_name}.{_number(test)}", spared)
+    wires = Wires()
+    groups = Groups(rank, world_size, _backend(test), f"{test.file_name}.{_number(test)}", wires)
     alarms = {other: link.alarm for other, link in links.items()}
-    watch = Watch(alarms, rank == 0, spared, deadline)
+    watch = Watch(alarms, rank == 0, wires, deadline)
     part = (Leader if rank == 0 else Follower)(rank, world_size, links, groups, watch)
     Rank.current = part
     try:
@@ -155,7 +156,9 @@ def _flaky(leader: Leader, seed: int | None) -> Ending:
 
 
 def _how_again(seed: int | None) -> str:
-    return "" if seed is None else f"For the same examples again: @hypothesis.seed({seed}) on the test."
+    if seed is None:
+        return "For the same examples again: run it again. They are derived from the test itself (derandomize)."
+    return f"For the same examples again: @hypothesis.seed({seed}) on the test."
 
 
 def _short(text: str) -> str:
@@ -168,25 +171,8 @@ def _without_self(lines: list[str]) -> list[str]:
 
 
 def _follow(follower: Follower, body: Body) -> None:
-    """Each example runs inside of Hypothesis, as an explicit one, so that all it offers a test's body is there."""
-    drawn: dict[str, Any] = {}
-    outcome = Outcome
-
-    @hypothesis.settings(phases=[Phase.explicit], database=None, deadline=None, derandomize=True)
-    @hypothesis.example(None)
-    @hypothesis.given(st.none())
-    def stage(_: None) -> None:
-        nonlocal outcome
-        outcome = follower.perform(body, drawn)  # type: ignore[assignment]
-
-    def perform(received: dict[str, Any]) -> Outcome:
-        nonlocal drawn
-        drawn = received
-        stage()
-        return outcome  # type: ignore[return-value]
-
     try:
-        ending = follower.follow(perform)
+        ending = _hypothesis.inside(functools.partial(follower.follow, body))
     except PeerLost:
         time.sleep(_LATER)
         raise _peer_lost(follower) from None

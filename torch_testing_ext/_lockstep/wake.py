@@ -1,57 +1,28 @@
 """Getting ranks out of collectives that will never end, because another rank has left the example.
 
-A rank that waits in gloo or in a TCPStore waits for its peers' sockets. Shutting down its own ends makes every such
-wait fail at once, whatever collective it is in, and harms nothing else: the groups are made anew afterwards. A rank
-that waits for something else (sleeps, spins) is not reached; the parent's time-out is there for that.
+A rank that waits in gloo or in a TCPStore waits for its peers' sockets. Cutting its own ends makes every such wait
+fail at once, whatever collective it is in, and harms nothing else: the groups are made anew afterwards. A rank that
+waits for something else (sleeps, spins) is not reached; the parent's time-out is there for that.
 """
 
 from __future__ import annotations
 
-import os
-import socket
-import stat
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.connection import Connection, Pipe, wait
 
-from torch_testing_ext import _torch
+from .wires import Wires
 
 # Others mostly leave the same example by themselves, a moment later: what they say of it is worth more than a wait.
 GRACE = 0.02
+# Connections that still have something to read after so long are cut all the same.
+BUSY = 1.0
 # What has made no progress for so long is worth a line in the log, which the verdict on a hang shows.
 SLOW = 3.0
 _TICK = 0.25
-
-
-def _open_network_sockets() -> Iterator[tuple[int, socket.socket]]:
-    """The connected TCP sockets of this process, each as a duplicate, with its inode."""
-    for name in os.listdir("/dev/fd"):
-        with suppress(OSError):
-            status = os.fstat(int(name))
-            if not stat.S_ISSOCK(status.st_mode):
-                continue
-            with socket.socket(fileno=os.dup(int(name))) as connection:
-                if connection.family in (socket.AF_INET, socket.AF_INET6):
-                    connection.getpeername()
-                    yield status.st_ino, connection
-
-
-def network_sockets() -> frozenset[int]:
-    """The inodes of the TCP connections of this process."""
-    return frozenset(inode for inode, _ in _open_network_sockets())
-
-
-def sever(spared: frozenset[int]) -> None:
-    """Make every wait on the network fail, but those on the sockets with the `spared` inodes."""
-    if not _torch.only_gloo():
-        _torch.abort_process_groups()
-    for inode, connection in _open_network_sockets():
-        if inode not in spared:
-            with suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)
 
 
 class Watch:
@@ -60,11 +31,11 @@ class Watch:
     Rank 0's decides: a moment after the first rank left the example, those still in it are woken. The others' obey.
     """
 
-    def __init__(self, alarms: dict[int, Connection], is_leader: bool, spared: frozenset[int], deadline: float | None):
+    def __init__(self, alarms: dict[int, Connection], is_leader: bool, wires: Wires, deadline: float | None):
         self._alarms = dict(alarms)
         self._is_leader = is_leader
         self._deadline = deadline
-        self._spared = spared
+        self._wires = wires
         self._lock = threading.Lock()
         self._inside: int | None = None  # the example that the main thread is in
         self._began = 0.0
@@ -83,13 +54,17 @@ class Watch:
 
     # -- the main thread
 
+    def begin(self, example: int) -> None:
+        """Before any rank hears of it: one may have left it when this one comes to enter it."""
+        with self._lock:
+            self.current, self._began = example, time.monotonic()
+            self._settled = self._told_slow = False
+
     def enter(self, example: int, describe: Callable[[], str]) -> None:
         with self._lock:
-            self._inside = self.current = example
-            self._settled = self._told_slow = False
-            self._describe, self._began = describe, time.monotonic()
+            self._inside, self._describe = example, describe
             if self.woken == example:
-                sever(self._spared)  # it was over before this rank came to it
+                self._wires.cut(busy_ones=True)  # it was over before this rank came to it
 
     def leave(self) -> bool:
         """Returns whether it was broken off."""
@@ -134,7 +109,12 @@ class Watch:
     def _patience(self) -> float:
         if self._left is not None and self._is_leader:
             return max(0.0, self._left_at + GRACE - time.monotonic())
-        return _TICK
+        return GRACE if self._is_held_up() and time.monotonic() - self._woken_at < BUSY else _TICK
+
+    def _is_held_up(self) -> bool:
+        """Is the main thread still in what was broken off? It may have busy connections, or have gone on to others."""
+        with self._lock:
+            return self._inside is not None and self.woken == self._inside
 
     def _take(self, source: Connection) -> None:
         try:
@@ -157,15 +137,15 @@ class Watch:
         if self._is_leader and self._left is not None and now >= self._left_at + GRACE:
             self._break_off(self._left)
             self._left = None
+        if self._is_held_up():
+            self._wake(self.current)
         with self._lock:
             running, took = self.current, now - self._began
-            busy = not self._settled
-            still_inside = self._inside is not None
-        if still_inside and self.woken == running:
-            self._wake(running)  # it caught the error, and went on to the next wait
-        if busy and self._is_leader and self._deadline is not None and took > self._deadline and self.woken < running:
+            is_late = not self._settled and self._deadline is not None and took > self._deadline
+            is_slow = self._inside is not None and took > SLOW and not self._told_slow
+        if is_late and self._is_leader and self.woken < running:
             self._break_off(running)
-        if still_inside and took > SLOW and not self._told_slow:
+        if is_slow:
             self._told_slow = True
             print(f"for {took:.0f} s now in this example: {self._describe()}", file=sys.stderr, flush=True)
 
@@ -187,4 +167,4 @@ class Watch:
             if self.woken != example:
                 self.woken, self._woken_at = example, time.monotonic()
             if self._inside == example:
-                sever(self._spared)
+                self._wires.cut(busy_ones=time.monotonic() - self._woken_at > BUSY)

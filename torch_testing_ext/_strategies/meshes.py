@@ -56,8 +56,8 @@ class MeshPlan(Blueprint):
     def names(self) -> tuple[str, ...]:
         return NAMES[: self.ndim]
 
-    def size(self) -> int:
-        return math.prod(self.shape)
+    def size(self, dim: int | None = None) -> int:
+        return math.prod(self.shape) if dim is None else self.shape[dim]
 
     def build(self) -> DeviceMesh:
         return keep(self, lambda: init_device_mesh(self.device_type, self.shape, mesh_dim_names=self.names))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from hypothesis import strategies as st
 
+from torch_testing_ext import _torch
 from torch_testing_ext._lockstep.values import Blueprint
 
 from .meshes import MeshPlan, device_meshes
@@ -22,20 +25,50 @@ def placements(
     tensor: torch.Tensor | int,
     *,
     shard: bool = True,
+    strided: bool = False,
     partial: tuple[str, ...] = ("sum",),
 ) -> st.SearchStrategy[tuple[Placement, ...]]:
     """One for each dim of the mesh (a plan or a DeviceMesh). `tensor`: it, or how many dims it has.
 
-    `partial`: the reductions that partial placements may have; () for none.
+    `partial`: the reductions that partial placements may have; () for none. `strided`: where several dims of the mesh
+    cut the same dim of the tensor, they may do so in any order; all but the order from left to right takes strided
+    shards.
     """
+    dims = tensor if isinstance(tensor, int) else tensor.dim()
+    each = _each(dims if shard else 0, partial)
+    chosen = st.tuples(*[each] * mesh.ndim).filter(_go_together)
+    if not (strided and shard and mesh.ndim > 1):
+        return chosen
+    sizes = [mesh.size(dim) for dim in range(mesh.ndim)]
+    order = st.permutations(range(mesh.ndim))
+    return st.builds(lambda some, order: in_order(some, order, sizes), chosen, order)
+
+
+def _each(dims: int, partial: tuple[str, ...]) -> st.SearchStrategy[Placement]:
+    """For a tensor of so many dims. Which dim is cut is drawn from the same range for all of them, so that a tensor can
+    lose the dims that play no part, while an example shrinks."""
     from torch.distributed.tensor import Partial, Replicate, Shard
 
-    dims = tensor if isinstance(tensor, int) else tensor.dim()
-    choices: list[Placement] = [Replicate()]
-    if shard:
-        choices += [Shard(dim) for dim in range(dims)]
-    choices += [Partial(op) for op in partial]
-    return st.tuples(*[st.sampled_from(choices) for _ in range(mesh.ndim)]).filter(_go_together)
+    others = [Replicate(), *(Partial(op) for op in partial)]
+    if dims == 0:
+        return st.sampled_from(others)
+    shards = st.integers(0, max(3, dims - 1)).map(lambda dim: Shard(min(dim, dims - 1)))
+    return st.one_of(st.just(others[0]), shards, *(st.just(other) for other in others[1:]))
+
+
+def in_order(chosen: Sequence[Placement], order: Sequence[int], sizes: Sequence[int]) -> tuple[Placement, ...]:
+    """The placements with which mesh dims of these sizes cut a tensor in this order, the first one first."""
+
+    def earlier_to_the_right(mesh_dim: int) -> int:
+        before = order[: order.index(mesh_dim)]
+        return math.prod(sizes[i] for i in before if i > mesh_dim and chosen[i] == chosen[mesh_dim])
+
+    return tuple(
+        _torch.strided_shard(placement.dim, factor)  # type: ignore[attr-defined]
+        if placement.is_shard() and (factor := earlier_to_the_right(mesh_dim)) > 1
+        else placement
+        for mesh_dim, placement in enumerate(chosen)
+    )
 
 
 def _go_together(chosen: tuple[Placement, ...]) -> bool:
@@ -80,12 +113,14 @@ def dtensors(
     mesh: st.SearchStrategy[MeshPlan] | None = None,
     full: st.SearchStrategy[torch.Tensor] | None = None,
     partial: tuple[str, ...] = ("sum",),
+    strided: bool = False,
 ) -> st.SearchStrategy[DTensorPlan]:
     """DTensors of any placements. In strategies they are plans, with `.full`, `.mesh` and `.placements`."""
     full = tensors(shapes(1), torch.float32, contiguous=True) if full is None else full
     mesh = device_meshes(max_dims=2) if mesh is None else mesh
 
     def place(parts: tuple[torch.Tensor, MeshPlan]) -> st.SearchStrategy[DTensorPlan]:
-        return placements(parts[1], parts[0], partial=partial).map(lambda chosen: DTensorPlan(*parts, chosen))
+        chosen = placements(parts[1], parts[0], partial=partial, strided=strided)
+        return chosen.map(lambda placements: DTensorPlan(*parts, placements))
 
     return st.tuples(full, mesh).flatmap(place)

@@ -7,6 +7,7 @@ its number, so that every rank can work out what every other one has.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -245,21 +246,32 @@ def steps(
     """Steps for groups of `size` ranks."""
 
     def fill(op: str) -> st.SearchStrategy[Step]:
-        fields: dict[str, st.SearchStrategy[Any]] = {"size": st.sampled_from([1, 2, 3, 0, 5, 7])}
-        if op != "barrier":
-            fields["dtype"] = st.sampled_from(list(dtypes))
-        if op in ROOTED:
-            fields["root"] = st.integers(0, size - 1)
-        if op in REDUCING:
-            fields["reduce"] = st.sampled_from(sorted(REDUCTIONS, key=lambda name: name != "sum"))
+        # Drawn as one, and so of few parts: Hypothesis takes a step out of a program only if it has at most four.
+        fields = _variants(op, size, dtypes)
+        sizes: st.SearchStrategy[Any] = st.just(())
         if op == "all_to_all_single":
             row = st.tuples(*[st.integers(0, 3)] * size)
-            fields["sizes"] = st.one_of(st.just(()), st.tuples(*[row] * size))
-        if op != "send_recv":
-            fields["is_async"] = st.booleans()
-        return st.builds(Step, st.just(op), **fields)
+            sizes = st.one_of(sizes, st.tuples(*[row] * size))
+        return st.builds(
+            lambda size, fields, sizes: Step(op, size, sizes=sizes, **fields),
+            st.sampled_from([1, 2, 3, 0, 5, 7]),
+            st.sampled_from(fields),
+            sizes,
+        )
 
     return st.sampled_from(list(ops)).flatmap(fill)
+
+
+def _variants(op: str, size: int, dtypes: Sequence[torch.dtype]) -> list[dict[str, Any]]:
+    """All that a step can be beside its size, the simplest first."""
+    fields: dict[str, Sequence[Any]] = {"is_async": [False, True] if op != "send_recv" else [False]}
+    if op != "barrier":
+        fields["dtype"] = dtypes
+    if op in ROOTED:
+        fields["root"] = range(size)
+    if op in REDUCING:
+        fields["reduce"] = sorted(REDUCTIONS, key=lambda name: name != "sum")
+    return [dict(zip(fields, values, strict=True)) for values in itertools.product(*fields.values())]
 
 
 def collective_programs(

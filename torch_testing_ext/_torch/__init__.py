@@ -73,6 +73,7 @@ from .shard_order import (
     redistribute_local,
     replaced_op_strategy,
     shard_order,
+    strided_shard,
     take_placements_literally,
 )
 from .spmd import (
@@ -186,6 +187,7 @@ __all__ = [
     "shard_order",
     "storage_key",
     "strict_dynamo",
+    "strided_shard",
     "take_placements_literally",
     "torch_function_modes",
     "torch_function_state",

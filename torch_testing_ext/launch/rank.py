@@ -159,6 +159,7 @@ def _leave(code: int) -> NoReturn:
 
 def _cut_off(stream: int | None) -> None:
     _reset_signals()
+    system.give_way()
     if stream is not None:
         _redirect(stream)
     _reset_multiprocessing()

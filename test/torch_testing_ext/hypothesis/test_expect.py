@@ -1,4 +1,4 @@
-"""assertExpectedInline in ranks: who compares, who rewrites, and what is said when ranks disagree."""
+"""assertExpectedInline and assertExpected in ranks: who compares, who rewrites, what is said when ranks disagree."""
 
 import os
 import subprocess
@@ -11,7 +11,11 @@ from torch_testing_ext.common_utils import TestCase, run_tests
 
 SUBJECT = '''
 from torch_testing_ext.common_distributed import MultiProcessTestCase
-from torch_testing_ext.common_utils import run_tests
+from torch_testing_ext.common_utils import TestCase, run_tests
+
+class Before(TestCase):
+    def test_in_one_process(self):
+        self.assertExpectedInline("x\\ny\\nz", """""")
 
 class Subject(MultiProcessTestCase):
     world_size = 3
@@ -22,6 +26,7 @@ class Subject(MultiProcessTestCase):
 
     def test_a(self):
         self.assertExpectedInline("one\\ntwo\\nthree", """""")
+        self.assertExpected("in a\\nfile")
 
     def test_b(self):
         self.assertExpectedInline("b", """old""")
@@ -29,53 +34,84 @@ class Subject(MultiProcessTestCase):
             self.assertExpectedInline("only rank 2", """""")
 
     def test_c(self):
-        self.assertExpectedInline(f"value {{self.rank if {disagree} else 0}}", """""")
+        self.assertExpectedInline(f"value {self.rank if DISAGREE else 0}", """""")
+
+    def test_d(self):
+        self.assertExpected(f"value {self.rank if DISAGREE else 0}", "d")
 
 
 if __name__ == "__main__":
     run_tests()
 '''
+ACCEPTED = ('"""\\\nx\ny\nz"""', '"""\\\none\ntwo\nthree"""', '"""b"""', '"""only rank 2"""', '"""value 0"""')
 
 
 class TestAccept(TestCase):
     def run_subject(self, file: Path, *arguments: str, **environ: str) -> subprocess.CompletedProcess:
-        environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **environ}
-        command = [sys.executable, str(file), *arguments]
-        return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120)
+        return self.run_python(str(file), *arguments, **environ)
+
+    def run_python(self, *arguments: str, **environ: str) -> subprocess.CompletedProcess:
+        environ = {**os.environ, "EXPECTTEST_ACCEPT": "", "PYTHONPATH": os.pathsep.join(sys.path), **environ}
+        return subprocess.run([sys.executable, *arguments], env=environ, capture_output=True, text=True, timeout=120)
 
     def write(self, disagree: bool) -> Path:
         directory = tempfile.TemporaryDirectory()
         self.addCleanup(directory.cleanup)
         file = Path(directory.name, "subject.py")
-        file.write_text(SUBJECT.format(disagree=disagree))
+        file.write_text(SUBJECT.replace("DISAGREE", str(disagree)))
         return file
+
+    def check_accepted(self, file: Path, accepted: subprocess.CompletedProcess) -> None:
+        self.assertEqual(accepted.returncode, 0, accepted.stdout + accepted.stderr)
+        text = file.read_text()
+        for part in ACCEPTED:
+            self.assertIn(part, text)
+        expected = {each.name: each.read_text() for each in (file.parent / "expect").iterdir()}
+        self.assertEqual(expected, {"Subject.test_a.expect": "in a\nfile", "Subject.test_d-d.expect": "value 0"})
 
     def test_source_is_rewritten_once_for_all_tests(self):
         file = self.write(disagree=False)
-        self.assertNotEqual(self.run_subject(file).returncode, 0)
+        refused = self.run_subject(file)
+        self.assertEqual(refused.returncode, 1)
+        self.assertIn("Subject.test_d-d.expect is not there; EXPECTTEST_ACCEPT=1 writes it", refused.stderr)
         accepted = self.run_subject(file, EXPECTTEST_ACCEPT="1")
-        self.assertEqual(accepted.returncode, 0, accepted.stderr)
-        self.assertEqual(accepted.stdout.count("Accepting new output"), 4, accepted.stdout)
-        text = file.read_text()
-        for part in ('"""\\\none\ntwo\nthree"""', '"""b"""', '"""only rank 2"""', '"""value 0"""'):
-            self.assertIn(part, text)
+        self.check_accepted(file, accepted)
+        self.assertEqual(accepted.stdout.count("Accepting new output"), 7, accepted.stdout)
+        again = self.run_subject(file, EXPECTTEST_ACCEPT="1")
+        self.assertEqual(again.stdout.count("Accepting new output"), 0, again.stdout)
         again = self.run_subject(file)
         self.assertEqual(again.returncode, 0, again.stderr)
 
     def test_option_does_the_same_as_the_variable(self):
         file = self.write(disagree=False)
-        self.assertEqual(self.run_subject(file, "--accept").returncode, 0)
-        self.assertEqual(self.run_subject(file).returncode, 0)
+        self.check_accepted(file, self.run_subject(file, "--accept"))
+
+    def test_under_pytest(self):
+        file = self.write(disagree=False)
+        arguments = ("-m", "pytest", "-q", "-p", "no:cacheprovider", str(file))
+        self.check_accepted(file, self.run_python(*arguments, EXPECTTEST_ACCEPT="1"))
+        again = self.run_python(*arguments)
+        self.assertEqual(again.returncode, 0, again.stdout)
+
+    def test_spawned_ranks(self):
+        file = self.write(disagree=False)
+        ended = self.run_subject(file, "--accept", "Subject.test_a", TORCH_TESTING_EXT_START="spawn")
+        self.assertEqual(ended.returncode, 0, ended.stderr)
+        self.assertEqual(ended.stdout.count("Accepting new output"), 2, ended.stdout)
+        self.assertIn(ACCEPTED[1], file.read_text())
+        self.assertEqual((file.parent / "expect" / "Subject.test_a.expect").read_text(), "in a\nfile")
 
     def test_ranks_that_disagree_rewrite_nothing(self):
         file = self.write(disagree=True)
         before = file.read_text()
-        ended = self.run_subject(file, "Subject.test_c", EXPECTTEST_ACCEPT="1")
+        ended = self.run_subject(file, "Subject.test_c", "Subject.test_d", EXPECTTEST_ACCEPT="1")
         self.assertNotEqual(ended.returncode, 0)
-        self.assertIn("ranks disagree", ended.stderr)
-        self.assertIn("-value 0", ended.stderr)
-        self.assertIn("+value 1", ended.stderr)
+        self.assertIn("ranks disagree at", ended.stderr)
+        self.assertIn("Subject.test_d-d.expect; as rank 0 say ranks [0]", ended.stderr)
+        self.assertEqual(ended.stderr.count("-value 0"), 2)
+        self.assertEqual(ended.stderr.count("+value 1"), 2)
         self.assertEqual(file.read_text(), before)
+        self.assertFalse((file.parent / "expect").exists())
 
 
 class TestCompare(MultiProcessTestCase):

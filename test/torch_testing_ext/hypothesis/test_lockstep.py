@@ -3,11 +3,14 @@ the example that is reported is the smallest there is."""
 
 import os
 import signal
+import time
+from unittest import mock
 
 import torch
 import torch.distributed as dist
 from hypothesis import strategies as st
 
+from torch_testing_ext._lockstep.wake import Watch
 from torch_testing_ext.common_distributed import MultiProcessTestCase, RankError, RankFailure
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.hypothesis_utils import (
@@ -19,6 +22,7 @@ from torch_testing_ext.hypothesis_utils import (
     note,
     partitions,
     per_rank,
+    seed,
     settings,
     target,
 )
@@ -93,6 +97,23 @@ class TestDrawing(Properties):
         self.assertNotEqual(n % 5, 4)
 
     @PROFILE
+    @given(stay=st.booleans())
+    def one_rank_may_leave(self, stay):
+        assume(stay or self.rank != 1)
+        dist.barrier()
+
+    def test_one_rank_may_have_left_before_rank_0_has_come(self):
+        def enter_late(watch, number, describe):
+            until = time.monotonic() + 10
+            while not describe().endswith("stay=True)") and watch.woken != number:
+                self.assertLess(time.monotonic(), until, "that rank 1 has left was not noticed")
+            enter(watch, number, describe)
+
+        enter = Watch.enter
+        with mock.patch.object(Watch, "enter", enter_late if self.rank == 0 else enter):
+            self.one_rank_may_leave()
+
+    @PROFILE
     @example(n=7)
     @given(n=st.just(3))
     def test_example_runs_in_all_ranks(self, n):
@@ -140,10 +161,11 @@ class TestShrinking(Properties):
         data.draw(NUMBERS)
 
     @settings(max_examples=40, database=None, derandomize=True, deadline=1000)
-    @fails_with("(n=11) hangs: ranks 0, 1, 2 of 4 waited")
-    @given(n=NUMBERS)
-    def test_hang_within_a_deadline(self, n):
-        if self.rank == 3 and n > 10:
+    @fails_with("(stay=False) hangs: ranks 0, 1, 2 of 4 waited")
+    @given(stay=st.booleans())
+    def test_hang_within_a_deadline(self, stay):
+        """Each hang takes the deadline, so there is little to shrink."""
+        if self.rank == 3 and not stay:
             return
         dist.barrier()
 
@@ -171,10 +193,23 @@ class TestShrinking(Properties):
         if self.rank == 1 and self.runs == 3:
             self.fail("once")
 
-    @settings(max_examples=60, database=None, derandomize=False)  # in CI, Hypothesis takes no seed by itself
+    @settings(max_examples=60, database=None, derandomize=False)
     @fails_with("For the same examples again: @hypothesis.seed(")
     @given(n=NUMBERS)
     def test_seed_is_told(self, n):
+        self.assertLess(n, 5)
+
+    @settings(max_examples=60, database=None, derandomize=True)  # as Hypothesis does by itself in CI
+    @fails_with("For the same examples again: run it again.")
+    @given(n=NUMBERS)
+    def test_that_there_is_no_seed_is_told(self, n):
+        self.assertLess(n, 5)
+
+    @settings(max_examples=60, database=None, derandomize=False)
+    @seed(17)
+    @fails_with("@hypothesis.seed(17)")
+    @given(n=NUMBERS)
+    def test_own_seed_is_told(self, n):
         self.assertLess(n, 5)
 
 

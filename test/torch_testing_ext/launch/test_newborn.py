@@ -19,6 +19,9 @@ class Newborn(Ranks):
     def passes(self):
         pass
 
+    def gives_way(self):
+        self.assertEqual(os.sched_getscheduler(0), os.SCHED_BATCH)
+
     def holds(self):
         """Nothing that belongs to the server or to another rank. What it made itself is its own affair."""
         held = set(_descriptors(os.getpid()))
@@ -37,8 +40,8 @@ def _descriptors(pid):
 
 
 class TestNewborn(TestCase):
-    def start(self):
-        test = Newborn("passes")
+    def start(self, name="passes"):
+        test = Newborn(name)
         test.setUp()
         self.addCleanup(test.doCleanups)
         return test
@@ -74,6 +77,9 @@ class TestNewborn(TestCase):
         test._launched.dump(60.0)
         self.assertLess(now() - began, 30.0)
         self.assertEqual(self.end(test), [0, 0])
+
+    def test_it_gives_way_to_others_that_it_wakes(self):
+        self.assertEqual(self.end(self.start("gives_way")), [0, 0])
 
     def test_it_holds_nothing_of_others(self):
         launch.close()  # the server is to descend from this process as it is now, not as it was long ago

@@ -5,56 +5,25 @@ The faults are in PyTorch's part, where the suites stand for catching them, or i
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-import unittest
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from pathlib import Path
-from types import ModuleType
-from typing import Any, NamedTuple
+import functools
+from contextlib import AbstractContextManager
+from typing import Any
 from unittest import mock
 
+import faults_support
 import torch
 import torch.distributed as dist
+from faults_support import Case, SuiteFaultsTestCase, case_name, load
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, input_reshard, loss
 
-from torch_testing_ext.common_utils import TestCase, instantiate_parametrized_tests, parametrize, run_tests
+from torch_testing_ext.common_utils import instantiate_parametrized_tests, parametrize, run_tests
 
-PARALLEL = Path(__file__).parents[2] / "distributed" / "tensor" / "parallel"
-
-
-def load(name: str) -> ModuleType:
-    """A suite, under a name of its own: its tests are not to be found, and run again, here."""
-    spec = importlib.util.spec_from_file_location(f"faulty_{name}", PARALLEL / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-tp = load("test_tp_examples")
-ddp_2d = load("test_ddp_2d_parallel")
-
-
-class InRanks:
-    """Puts `fault` around the test, in each rank."""
-
-    fault: Callable[[], AbstractContextManager[Any]]
-
-    def run_test(self, name: str, pipe: Any) -> None:
-        with type(self).fault():
-            super().run_test(name, pipe)  # type: ignore[misc]
+tp = load("tensor/parallel/test_tp_examples.py")
+ddp_2d = load("tensor/parallel/test_ddp_2d_parallel.py")
 
 
 # -- faults
-
-
-@contextmanager
-def no_fault() -> Iterator[None]:
-    yield
 
 
 def output_is_not_reduced() -> AbstractContextManager[Any]:
@@ -170,100 +139,49 @@ def nothing_is_stepped() -> AbstractContextManager[Any]:
 
 # -- what must notice them
 
-
-class Case(NamedTuple):
-    suite: type
-    fault: Callable[[], AbstractContextManager[Any]]
-    test: str
-    message: str  # a pattern of what the failing assertion says
-
-
 MLP = "test_mlp_training_is_seq_parallel_{}_recompute_activation_{}".format
 TRANSFORMER = "test_transformer_training_is_seq_parallel_{}_{}".format
 
+in_tp = functools.partial(Case, tp.DistTensorParallelExampleTest)
+in_ddp_2d = functools.partial(Case, ddp_2d.Test2dParallelIntegration)
+
 CASES = [
-    Case(tp.DistTensorParallelExampleTest, output_is_not_reduced, MLP(False, False), "not close|differ"),
-    Case(tp.DistTensorParallelExampleTest, hidden_units_are_rolled, "test_mlp_inference", "not close|differ"),
-    Case(tp.DistTensorParallelExampleTest, layer_is_gathered, MLP(False, False), "all_gather"),
-    Case(tp.DistTensorParallelExampleTest, restored_input_is_rolled, MLP(False, True), "gradient of net1.weight"),
-    Case(tp.DistTensorParallelExampleTest, sequence_is_not_parallel, TRANSFORMER(True, "float32"), "reduce_scatter"),
-    Case(tp.DistTensorParallelExampleTest, heads_are_swapped, TRANSFORMER(False, "float64"), "not close|differ"),
-    Case(tp.DistTensorParallelExampleTest, nothing_is_stepped, TRANSFORMER(False, "float32"), "parameter "),
-    Case(
-        tp.DistTensorParallelExampleTest,
-        frozen_parameters_are_trained,
-        "test_transformer_req_grad_seq_parallel_float32_thaw_norm__output",
-        "x",
-    ),
-    Case(tp.DistTensorParallelExampleTest, maximum_is_not_reduced, "test_loss_parallel", "all_reduce"),
-    Case(
-        ddp_2d.Test2dParallelIntegration,
-        output_is_not_reduced,
-        "test_2d_ddp_integration_functionality",
-        "not close|differ",
-    ),
-    Case(
-        ddp_2d.Test2dParallelIntegration,
-        gradients_are_not_averaged,
-        "test_2d_ddp_integration_functionality",
-        "gradient of net",
-    ),
-    Case(
-        ddp_2d.Test2dParallelIntegration,
-        nothing_is_stepped,
-        "test_2d_ddp_integration_functionality",
-        "net1.weight, rank",
-    ),
-    Case(
-        ddp_2d.Test2dParallelIntegration, bucket_views_are_ignored, "test_2d_ddp_gradient_as_bucket_view", "one bucket"
-    ),
-    Case(ddp_2d.Test2dParallelIntegration, optimizer_is_not_loaded, "test_2d_ddp_save_and_load_dp_1", "exp_avg"),
+    in_tp(MLP(False, False), output_is_not_reduced, "not close|differ"),
+    in_tp("test_mlp_inference", hidden_units_are_rolled, "not close|differ"),
+    in_tp(MLP(False, False), layer_is_gathered, "all_gather"),
+    in_tp(MLP(False, True), restored_input_is_rolled, "gradient of net1.weight"),
+    in_tp(TRANSFORMER(True, "float32"), sequence_is_not_parallel, "reduce_scatter"),
+    in_tp(TRANSFORMER(False, "float64"), heads_are_swapped, "not close|differ"),
+    in_tp(TRANSFORMER(False, "float32"), nothing_is_stepped, "parameter "),
+    in_tp("test_transformer_req_grad_seq_parallel_float32_thaw_norm__output", frozen_parameters_are_trained, "x"),
+    in_tp("test_loss_parallel", maximum_is_not_reduced, "all_reduce"),
+    in_ddp_2d("test_2d_ddp_integration_functionality", output_is_not_reduced, "not close|differ"),
+    in_ddp_2d("test_2d_ddp_integration_functionality", gradients_are_not_averaged, "gradient of net"),
+    in_ddp_2d("test_2d_ddp_integration_functionality", nothing_is_stepped, "net1.weight, rank"),
+    in_ddp_2d("test_2d_ddp_gradient_as_bucket_view", bucket_views_are_ignored, "one bucket"),
+    in_ddp_2d("test_2d_ddp_save_and_load_dp_1", optimizer_is_not_loaded, "exp_avg"),
 ]
 SOUND = [
-    Case(tp.DistTensorParallelExampleTest, no_fault, MLP(True, True), ""),
-    Case(ddp_2d.Test2dParallelIntegration, no_fault, "test_2d_ddp_save_and_load_dp_4", ""),
+    in_tp(MLP(True, True)),
+    in_ddp_2d("test_2d_ddp_save_and_load_dp_4"),
 ]
 
 
-class Faulty:
-    """Holds the suites with their faults: out of a test loader's sight, but to be found by ranks."""
+class Faulty(faults_support.Faulty, cases=[*CASES, *SOUND]):
+    pass
 
 
-def faulty(case: Case) -> type:
-    name = f"{case.suite.__name__}_{case.fault.__name__}"
-    if not hasattr(Faulty, name):
-        body = {"fault": staticmethod(case.fault), "__module__": __name__, "__qualname__": f"Faulty.{name}"}
-        setattr(Faulty, name, type(name, (InRanks, case.suite), body))
-    return getattr(Faulty, name)
-
-
-for each in (*CASES, *SOUND):
-    faulty(each)  # now, so that it is there in ranks that import this file anew
-
-
-def case_name(case: Case) -> str:
-    return f"{case.fault.__name__}_in_{case.test.removeprefix('test_')}"
-
-
-class SuitesCatchFaultsTest(TestCase):
+class TPSuitesCatchFaultsTest(SuiteFaultsTestCase):
     @parametrize("case", CASES, name_fn=case_name)
     def test_fails(self, case: Case) -> None:
-        result = unittest.TestResult()
-        faulty(case)(case.test).run(result)
-        self.assertEqual(result.errors, [])
-        self.assertEqual(len(result.failures), 1, f"{case.test} passed with the fault")
-        self.assertRegex(result.failures[0][1], case.message)
+        self.assert_noticed(Faulty, case)
 
     @parametrize("case", SOUND, name_fn=case_name)
     def test_passes(self, case: Case) -> None:
-        # Or a test with a fault might fail for the way it is run here.
-        result = unittest.TestResult()
-        faulty(case)(case.test).run(result)
-        self.assertTrue(result.wasSuccessful(), str(result.failures + result.errors))
-        self.assertEqual(result.skipped, [])
+        self.assert_sound(Faulty, case)
 
 
-instantiate_parametrized_tests(SuitesCatchFaultsTest)
+instantiate_parametrized_tests(TPSuitesCatchFaultsTest)
 
 if __name__ == "__main__":
     run_tests()

@@ -1,0 +1,36 @@
+"""DTensor: of several maxima, argmax over all elements does not give the first where columns are sharded.
+
+Seen on torch 2.13.0, 2.14.1 and 2.15.0. It gives the lowest rank's, where torch.argmax promises the first. Found by
+test/distributed/tensor/test_dtensor_ops_properties.py.
+
+Run it by itself: it prints what torch gives and what is right, and exits with 1 where they differ.
+"""
+
+import os
+import sys
+import tempfile
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+
+
+def argmax(rank: int, file: str) -> tuple[int, int]:
+    """As DTensors give it, and as plain tensors do."""
+    dist.init_process_group("gloo", store=dist.FileStore(file, 2), rank=rank, world_size=2)
+    mesh = init_device_mesh("cpu", (2,))
+    full = torch.tensor([[0.0, 5.0], [5.0, 0.0]])
+    sharded = distribute_tensor(full, mesh, [Shard(1)], src_data_rank=None)
+    return sharded.argmax().full_tensor().item(), full.argmax().item()
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as directory:
+        if os.fork() == 0:
+            argmax(1, f"{directory}/store")
+            os._exit(0)
+        got, right = argmax(0, f"{directory}/store")
+        os.wait()
+    print(f"got {got}, and {right} is right", flush=True)
+    sys.exit(got != right)

@@ -1,0 +1,37 @@
+"""DTensor: cumsum and cumprod along a sharded dim are wrong where the dim is counted from the end.
+
+Seen on torch 2.13.0; 2.14.1 and 2.15.0 are right. Each rank sums its own part, and nobody adds what comes before it, as
+-1 is not taken for the dim that is sharded. Given as a positive number it is. Found by
+test/distributed/tensor/test_dtensor_ops_properties.py.
+
+Run it by itself: it prints what torch gives and what is right, and exits with 1 where they differ.
+"""
+
+import os
+import sys
+import tempfile
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+
+
+def cumsum(rank: int, file: str) -> tuple[list[float], list[float]]:
+    """As DTensors give it, and as plain tensors do."""
+    dist.init_process_group("gloo", store=dist.FileStore(file, 2), rank=rank, world_size=2)
+    mesh = init_device_mesh("cpu", (2,))
+    full = torch.tensor([1.0, 2.0, 3.0, 4.0])
+    sharded = distribute_tensor(full, mesh, [Shard(0)], src_data_rank=None)
+    return sharded.cumsum(-1).full_tensor().tolist(), full.cumsum(-1).tolist()
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as directory:
+        if os.fork() == 0:
+            cumsum(1, f"{directory}/store")
+            os._exit(0)
+        got, right = cumsum(0, f"{directory}/store")
+        os.wait()
+    print(f"got {got}, and {right} is right", flush=True)
+    sys.exit(got != right)

@@ -1,0 +1,37 @@
+"""DTensor: the mean squared error is wrong where the shards are uneven.
+
+Seen on torch 2.13.0, 2.14.1 and 2.15.0. It is the mean of the ranks' means, in which an element of a short shard counts
+for more. Found by test/distributed/tensor/test_dtensor_ops_properties.py.
+
+Run it by itself: it prints what torch gives and what is right, and exits with 1 where they differ.
+"""
+
+import os
+import sys
+import tempfile
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+
+
+def mse_loss(rank: int, file: str) -> tuple[float, float]:
+    """As DTensors give it, and as plain tensors do."""
+    dist.init_process_group("gloo", store=dist.FileStore(file, 2), rank=rank, world_size=2)
+    mesh = init_device_mesh("cpu", (2,))
+    full = torch.tensor([0.0, 0.0, 3.0])
+    sharded = distribute_tensor(full, mesh, [Shard(0)], src_data_rank=None)
+    return F.mse_loss(sharded, sharded * 2).full_tensor().item(), F.mse_loss(full, full * 2).item()
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as directory:
+        if os.fork() == 0:
+            mse_loss(1, f"{directory}/store")
+            os._exit(0)
+        got, right = mse_loss(0, f"{directory}/store")
+        os.wait()
+    print(f"got {got}, and {right} is right", flush=True)
+    sys.exit(got != right)

@@ -1,0 +1,138 @@
+"""Would the suites of FSDP with tensor parallelism notice? Each fault here is put into the ranks, and a test of theirs
+must fail, and say what is wrong."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+from unittest import mock
+
+import faults_support
+import torch
+import torch.distributed as dist
+from faults_support import Case, SuiteFaultsTestCase, case_name, load
+from torch.distributed.fsdp import _init_utils
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import RowwiseParallel
+
+from torch_testing_ext import _torch
+from torch_testing_ext.common_utils import instantiate_parametrized_tests, parametrize, run_tests
+
+fsdp1 = load("fsdp/test_fsdp_tp_integration.py")
+fsdp2 = load("fsdp/test_fully_shard_tp_integration.py")
+
+
+# -- faults
+
+
+def partial_sums_are_given_out() -> AbstractContextManager[Any]:
+    """A Rowwise layer does not reduce its output; each rank takes its rows of what it has itself."""
+
+    def unreduced(layouts: Any, local: Any, module: Any, output: Any, mesh: Any) -> torch.Tensor:
+        return output.to_local().chunk(mesh.size(), dim=0)[mesh.get_local_rank()]
+
+    return mock.patch.object(RowwiseParallel, "_prepare_output_fn", staticmethod(unreduced))
+
+
+def gradients_are_not_averaged() -> AbstractContextManager[Any]:
+    """FSDP keeps its own part of its own gradients."""
+
+    def keep_own(output: torch.Tensor, input: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        group = kwargs.get("group") or next(arg for arg in args if isinstance(arg, dist.ProcessGroup))
+        output.copy_(input.chunk(group.size())[group.rank()])
+
+    return mock.patch.object(dist, _torch.reduce_scatter_name(), keep_own)
+
+
+def first_optimizer_alone_steps() -> AbstractContextManager[Any]:
+    stepping: list[Any] = []
+
+    def only_first(step: Callable) -> Callable:
+        def wrapped(optimizer: Any, *args: Any) -> Any:
+            if not stepping:
+                stepping.append(optimizer)
+            return step(optimizer, *args) if optimizer is stepping[0] else None
+
+        return wrapped
+
+    return mock.patch.multiple(
+        torch.optim, SGD=_with_step(torch.optim.SGD, only_first), Adam=_with_step(torch.optim.Adam, only_first)
+    )
+
+
+def _with_step(optimizer: type, change: Callable) -> type:
+    return type(optimizer.__name__, (optimizer,), {"step": change(optimizer.step)})
+
+
+def hidden_layer_is_gathered() -> AbstractContextManager[Any]:
+    """The first layer's output is made whole, and cut again: the same numbers, but more communication."""
+    plan = fsdp1.SEQUENCE_PARALLEL_PLAN
+    plan["net1"].output_layouts = (Replicate(),)
+    plan["net2"].input_layouts = (Replicate(),)
+    return nullcontext()
+
+
+def module_state_is_not_sent() -> AbstractContextManager[Any]:
+    return mock.patch.object(_init_utils, "_sync_params_and_buffers", lambda *args, **kwargs: None)
+
+
+def norm_is_not_in_the_plan() -> AbstractContextManager[Any]:
+    """Each tensor-parallel rank normalises its own rows, and nobody adds up the norm's gradients."""
+    plan = {name: style for name, style in fsdp2.SEQUENCE_PARALLEL.items() if name != "norm"}
+    return mock.patch.object(fsdp2, "SEQUENCE_PARALLEL", plan)
+
+
+def blocks_stay_unsharded() -> AbstractContextManager[Any]:
+    """Blocks are not resharded after the forward: the same numbers, and less communication."""
+    fully_shard = fsdp2.fully_shard
+
+    def keep_whole(module: Any, **options: Any) -> Any:
+        return fully_shard(module, **{**options, "reshard_after_forward": False})
+
+    return mock.patch.object(fsdp2, "fully_shard", keep_whole)
+
+
+# -- what must notice them
+
+
+in_fsdp1 = functools.partial(Case, fsdp1.TestTPFSDPIntegration)
+in_fsdp2 = functools.partial(Case, fsdp2.TestFullyShardTPIntegration)
+PARITY = "test_fully_shard_tp_matches_fsdp1_tp_and_single_device"
+
+CASES = [
+    in_fsdp1("test_fsdp_tp_integration", partial_sums_are_given_out, "output of rank"),
+    in_fsdp1("test_fsdp_tp_integration", gradients_are_not_averaged, "gradient of net1.weight"),
+    in_fsdp1("test_fsdp_tp_integration", first_optimizer_alone_steps, "second output of rank"),
+    in_fsdp1("test_fsdp_tp_extension_grad", hidden_layer_is_gathered, "all_gather_into_tensor"),
+    in_fsdp1("test_fsdp_tp_sync_module_state", module_state_is_not_sent, "(param|buf) after"),
+    in_fsdp2(PARITY, gradients_are_not_averaged, "FSDP2 gradient of 0.up.weight"),
+    in_fsdp2(PARITY, norm_is_not_in_the_plan, "sequence_parallel=True.*gradient of 0.norm.weight"),
+    in_fsdp2(PARITY, first_optimizer_alone_steps, "FSDP2 0.up.weight after step 0"),
+    in_fsdp2("test_fully_shard_tp_collectives", blocks_stay_unsharded, "_allgather_base_"),
+]
+SOUND = [
+    in_fsdp1("test_fsdp_tp_extension_grad"),
+    in_fsdp2("test_fully_shard_tp_collectives"),
+]
+
+
+class Faulty(faults_support.Faulty, cases=[*CASES, *SOUND]):
+    pass
+
+
+class FSDPSuitesCatchFaultsTest(SuiteFaultsTestCase):
+    @parametrize("case", CASES, name_fn=case_name)
+    def test_fails(self, case: Case) -> None:
+        self.assert_noticed(Faulty, case)
+
+    @parametrize("case", SOUND, name_fn=case_name)
+    def test_passes(self, case: Case) -> None:
+        self.assert_sound(Faulty, case)
+
+
+instantiate_parametrized_tests(FSDPSuitesCatchFaultsTest)
+
+if __name__ == "__main__":
+    run_tests()

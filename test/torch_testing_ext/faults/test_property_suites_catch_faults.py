@@ -1,0 +1,128 @@
+"""Would the property suites notice? The faults are in PyTorch's part, in every rank. The example that is reported must
+be the smallest that shows them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+from unittest import mock
+
+import faults_support
+import torch
+import torch.distributed as dist
+from faults_support import Case, SuiteFaultsTestCase, case_name, load
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Shard
+
+from torch_testing_ext.common_utils import instantiate_parametrized_tests, parametrize, run_tests
+
+redistribute = load("tensor/test_redistribute_properties.py")
+c10d = load("test_c10d_properties.py")
+
+# -- faults
+
+
+def shard_boundary_is_off_by_one() -> AbstractContextManager[Any]:
+    """The first shard has one row less than it should, and the second one more."""
+    chunk = Shard._custom_chunk
+
+    def chunk_wrongly(tensor: torch.Tensor, count: int, dim: int) -> list[torch.Tensor]:
+        first, second, *rest = parts = chunk(tensor, count, dim)
+        if first.size(dim) < 2:
+            return parts
+        sizes = [first.size(dim) - 1, second.size(dim) + 1, *[part.size(dim) for part in rest]]
+        return list(tensor.split(sizes, dim))
+
+    return mock.patch.object(Shard, "_custom_chunk", staticmethod(chunk_wrongly))
+
+
+def ranks_are_swapped_in_a_mesh() -> AbstractContextManager[Any]:
+    """In each dim of a mesh, the first rank takes itself for the second, and the other way round."""
+    local_rank = DeviceMesh.get_local_rank
+
+    def swapped(mesh: DeviceMesh, dim: Any = None) -> int:
+        rank = local_rank(mesh, dim)
+        return 1 - rank if rank < 2 and mesh.size() > 1 else rank
+
+    return mock.patch.object(DeviceMesh, "get_local_rank", swapped)
+
+
+def roots_are_not_translated() -> AbstractContextManager[Any]:
+    """A rank in a group is taken for the rank in the world."""
+    return mock.patch.object(dist, "get_global_rank", lambda group, rank: rank)
+
+
+def asynchronous_work_is_not_waited_for() -> AbstractContextManager[Any]:
+    """It is looked at before it has begun: as if the network were slow."""
+
+    class Late:
+        def wait(self) -> None:
+            pass
+
+    def late(collective: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, async_op: bool = False, **options: Any) -> Any:
+            return Late() if async_op else collective(*args, **options)
+
+        return run
+
+    names = ("all_reduce", "broadcast", "all_gather", "reduce", "reduce_scatter", "gather", "scatter", "all_to_all")
+    return mock.patch.multiple(dist, **{name: late(getattr(dist, name)) for name in names})
+
+
+def reported(example: str) -> str:
+    return rf": PropertyFailure: {re.escape(example)} fails on "
+
+
+CASES = [
+    Case(
+        redistribute.TestRedistribute,
+        "test_on_1d_meshes",
+        shard_boundary_is_off_by_one,
+        reported(
+            "test_on_1d_meshes(case=(DTensor(float32[5] on mesh(4,) as (Replicate(),)), tensor([0., 1., 2., 3., 4.]), "
+            "(Shard(dim=0),)))"
+        ),
+    ),
+    Case(
+        redistribute.TestRedistribute,
+        "test_on_2d_meshes",
+        ranks_are_swapped_in_a_mesh,
+        reported(
+            "test_on_2d_meshes(case=(DTensor(float32[1] on mesh(2, 2) as (Replicate(), Replicate())), tensor([0.]), "
+            "(Replicate(), Shard(dim=0))))"
+        ),
+    ),
+    Case(
+        c10d.TestCollectives,
+        "test_programs_in_every_group_of_a_partition",
+        roots_are_not_translated,
+        reported(
+            "test_programs_in_every_group_of_a_partition(partition=0 1 2 | 3, programs={1: [broadcast(1, root=0)], "
+            "2: [all_reduce(1, sum)], 3: [all_reduce(1, sum)], 4: [all_reduce(1, sum)]})"
+        ),
+    ),
+    Case(
+        c10d.TestCollectives,
+        "test_programs_over_the_world",
+        asynchronous_work_is_not_waited_for,
+        reported("test_programs_over_the_world(program=[all_reduce(1, sum, async)])"),
+    ),
+]
+
+
+class Faulty(faults_support.Faulty, cases=CASES):
+    pass
+
+
+class PropertySuitesCatchFaultsTest(SuiteFaultsTestCase):
+    @parametrize("case", CASES, name_fn=case_name)
+    def test_fails(self, case: Case) -> None:
+        self.assert_noticed(Faulty, case)
+
+
+instantiate_parametrized_tests(PropertySuitesCatchFaultsTest)
+
+if __name__ == "__main__":
+    run_tests()

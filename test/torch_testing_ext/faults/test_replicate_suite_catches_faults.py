@@ -1,0 +1,142 @@
+"""Would the suite of `replicate` with the compiler notice? Each fault here is put into the ranks, and one of its tests
+must fail, and say what is wrong.
+
+Most faults show without inductor, on a small net: only those in the buckets need the code that it generates.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+from unittest import mock
+
+import faults_support
+import torch
+import torch.distributed._functional_collectives as functional_collectives
+from faults_support import Case, Fault, SuiteFaultsTestCase, case_name, load
+from torch._inductor.fx_passes import ddp_fusion
+from torch.distributed.tensor.parallel import RowwiseParallel
+
+from torch_testing_ext.common_utils import instantiate_parametrized_tests, parametrize, run_tests
+
+suite = load("_composable/test_replicate_with_compiler.py")
+
+
+# -- faults
+
+
+def gradients_are_not_reduced() -> AbstractContextManager[Any]:
+    """The hooks that the compiler traces leave out their all-reduce."""
+    return changed_reduction(lambda tensor, op, group: tensor.clone())
+
+
+def gradients_are_not_averaged() -> AbstractContextManager[Any]:
+    """They are summed over ranks, and not divided by their number."""
+    all_reduce = functional_collectives.all_reduce
+    return changed_reduction(lambda tensor, op, group: all_reduce(tensor * group.size(), op, group))
+
+
+def changed_reduction(change: Callable) -> AbstractContextManager[Any]:
+    """DDP's hooks give three arguments by position; DTensor's all-reduces, which stay as they are, do not."""
+    all_reduce = functional_collectives.all_reduce
+
+    def reduce(*args: Any, **kwargs: Any) -> Any:
+        return change(*args) if len(args) == 3 else all_reduce(*args, **kwargs)
+
+    return mock.patch.object(functional_collectives, "all_reduce", reduce)
+
+
+def gradients_are_always_reduced() -> AbstractContextManager[Any]:
+    """As if there were no `no_sync`."""
+    return mock.patch.object(suite.Training, "_gradient_sync", lambda training, sync: nullcontext())
+
+
+def compiled_models_always_reduce() -> AbstractContextManager[Any]:
+    """The eager one keeps its gradients to itself, the compiled ones do not."""
+    wanted = suite.Training._gradient_sync
+
+    def ignored(training: Any, sync: bool) -> AbstractContextManager[Any]:
+        return wanted(training, sync or training.name != "eager replicate")
+
+    return mock.patch.object(suite.Training, "_gradient_sync", ignored)
+
+
+def backward_is_not_compiled() -> AbstractContextManager[Any]:
+    return mock.patch.object(suite, "compile_backward", lambda **options: nullcontext())
+
+
+def buckets_are_not_made() -> AbstractContextManager[Any]:
+    return mock.patch.object(ddp_fusion, "fuse_ddp_with_concat_op", lambda graph: None)
+
+
+def waits_are_not_delayed() -> AbstractContextManager[Any]:
+    return mock.patch.object(ddp_fusion, "schedule_comm_wait", lambda graph: None)
+
+
+def partial_sums_are_given_out() -> AbstractContextManager[Any]:
+    """A Rowwise layer does not reduce its output."""
+
+    def unreduced(layouts: Any, local: Any, module: Any, output: Any, mesh: Any) -> torch.Tensor:
+        return output.to_local()
+
+    return mock.patch.object(RowwiseParallel, "_prepare_output_fn", staticmethod(unreduced))
+
+
+# -- what must notice them
+
+
+def on_small_net(fault: Fault = nullcontext) -> Fault:
+    """The fault, and a net that is compiled without inductor."""
+
+    @contextmanager
+    def both() -> Iterator[None]:
+        with mock.patch.multiple(suite, DIM=8, BACKEND="aot_eager"), fault():
+            yield
+
+    both.__name__ = fault.__name__
+    return both
+
+
+in_replicate = functools.partial(Case, suite.ReplicateTest)
+in_ddp_tp = functools.partial(Case, suite.DDP_TP_Test)
+
+CASES = [
+    in_replicate(
+        "test_compile_backward_only_on_cpu", on_small_net(gradients_are_not_reduced), "gradient of .* in compiled repl"
+    ),
+    in_replicate(
+        "test_compile_gpu_on_cpu", on_small_net(gradients_are_not_averaged), "gradient of .* in compiled replicate"
+    ),
+    in_replicate("test_compile_cpu_no_sync", on_small_net(gradients_are_always_reduced), "ranks 0 and 1, iteration 0"),
+    in_replicate(
+        "test_compile_cpu_no_sync", on_small_net(compiled_models_always_reduce), "in compiled replicate, iteration 0"
+    ),
+    in_replicate("test_compile_gpu_on_cpu", on_small_net(backward_is_not_compiled), "no backward was compiled"),
+    in_replicate("test_bucketing_concat_op", buckets_are_not_made, "Expected 3 but got 0"),
+    in_replicate("test_bucketing_concat_op", waits_are_not_delayed, "Expected to not find .*wait"),
+    in_ddp_tp("test_ddp_tp", on_small_net(gradients_are_not_reduced), "eager and compiled"),
+    in_ddp_tp("test_ddp_tp", on_small_net(partial_sums_are_given_out), "one device and compiled"),
+]
+SOUND = [in_replicate("test_compile_cpu_no_sync", on_small_net())]
+
+
+class Faulty(faults_support.Faulty, cases=[*CASES, *SOUND]):
+    pass
+
+
+class ReplicateSuiteCatchesFaultsTest(SuiteFaultsTestCase):
+    @parametrize("case", CASES, name_fn=case_name)
+    def test_fails(self, case: Case) -> None:
+        self.assert_noticed(Faulty, case, errors_too=True)
+
+    @parametrize("case", SOUND, name_fn=case_name)
+    def test_passes(self, case: Case) -> None:
+        self.assert_sound(Faulty, case)
+
+
+instantiate_parametrized_tests(ReplicateSuiteCatchesFaultsTest)
+
+if __name__ == "__main__":
+    run_tests()

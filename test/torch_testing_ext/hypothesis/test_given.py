@@ -1,0 +1,142 @@
+"""`given` among other decorators and bases, in forked and in spawned ranks; and how to see a failure again."""
+
+import os
+import re
+import unittest
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from hypothesis import strategies as st
+
+from torch_testing_ext.common_distributed import MultiProcessTestCase
+from torch_testing_ext.common_utils import TestCase, run_tests
+from torch_testing_ext.distributed._tensor.common_dtensor import DTensorTestBase, with_comms
+from torch_testing_ext.hypothesis_utils import (
+    Phase,
+    Verbosity,
+    assume,
+    device_meshes,
+    dtensors,
+    example,
+    given,
+    note,
+    per_rank,
+    reproduce_failure,
+    settings,
+    target,
+)
+
+PROFILE = settings(max_examples=20, database=None, derandomize=True)
+
+
+class TestWithComms(DTensorTestBase):
+    @with_comms
+    @PROFILE
+    @given(case=dtensors(device_meshes(max_dims=1)).flatmap(lambda plan: st.tuples(st.just(plan), st.just(plan.full))))
+    def test_around_it(self, case):
+        tensor, full = case
+        self.assertEqual(tensor.full_tensor(), full)
+
+    @with_comms(backend="gloo")
+    def test_what_comes_after_it_has_a_group(self):
+        before = dist.group.WORLD
+        self.check()
+        self.assertEqual(total(1), 4)
+        self.assertIsNot(dist.group.WORLD, before)
+
+    @PROFILE
+    @given(n=st.integers(0, 9))
+    def check(self, n):
+        self.assertEqual(total(self.rank + n), 6 + 4 * n)
+        self.assertEqual(self.build_device_mesh().size(), 4)
+
+    @PROFILE
+    @given(n=st.integers(0, 9))
+    def test_without_it(self, n):
+        self.assertEqual(total(self.rank + n), 6 + 4 * n)
+
+
+def total(number):
+    tensor = torch.tensor([float(number)])
+    dist.all_reduce(tensor)
+    return tensor.item()
+
+
+class Ranks(MultiProcessTestCase):
+    world_size = 2
+
+    def setUp(self):
+        super().setUp()
+        self._spawn_processes()
+
+
+class Subjects:
+    """Holds what the tests below run: out of a test loader's sight."""
+
+    class Failing(Ranks):
+        @settings(PROFILE, max_examples=100)
+        @given(n=st.integers(0, 1000), mine=per_rank(st.booleans()))
+        def test_fails(self, n, mine):
+            note(f"rank {self.rank} has {mine}")
+            self.assertFalse(n > 100 and mine)
+
+    class Replayed(Failing):
+        def run_test(self, name, pipe):
+            replayed = reproduce_failure(*os.environ["BLOB"].split(" "))(type(self).test_fails)
+            with mock.patch.object(type(self), "test_fails", replayed):
+                super().run_test(name, pipe)
+
+    class Everything(Ranks):
+        @settings(PROFILE, verbosity=Verbosity.quiet, phases=[Phase.explicit, Phase.generate, Phase.target])
+        @example(n=3, mine=True)
+        @given(n=st.integers(0, 50), mine=per_rank(st.booleans()))
+        def test_passes(self, n, mine):
+            assume(n != 7)
+            target(float(n), label="n")
+            note(f"{mine}")
+            self.assertEqual(total(n), 2 * n)
+
+        @settings(PROFILE, max_examples=100)
+        @given(n=st.integers(0, 1000), mine=per_rank(st.booleans()))
+        def test_fails(self, n, mine):
+            dist.barrier()
+            self.assertFalse(n > 100 and mine)
+
+
+def failure_of(test):
+    result = unittest.TestResult()
+    test.run(result)
+    assert not result.errors, result.errors[0][1]
+    return result.failures[0][1] if result.failures else None
+
+
+class TestSeeingItAgain(TestCase):
+    SMALLEST = "test_fails(n=101, mine={rank 0: False, rank 1: True})"
+
+    def test_failure_is_reproduced_by_what_the_report_says(self):
+        report = failure_of(Subjects.Failing("test_fails"))
+        self.assertIn(self.SMALLEST, report)
+        self.assertIn("rank 1: rank 1 has True", report)
+        version, blob = re.search(r"@reproduce_failure\('(.*)', b'(.*)'\)", report).groups()
+        with mock.patch.dict(os.environ, BLOB=f"{version} {blob}"):
+            again = failure_of(Subjects.Replayed("test_fails"))
+        self.assertIn(self.SMALLEST, again)
+        self.assertIn("in 1 runs of the test", again)
+
+
+class TestSpawned(TestCase):
+    def run_spawned(self, name):
+        with mock.patch.dict(os.environ, TORCH_TESTING_EXT_START="spawn"):
+            return failure_of(Subjects.Everything(name))
+
+    def test_passes(self):
+        self.assertIsNone(failure_of(Subjects.Everything("test_passes")))
+        self.assertIsNone(self.run_spawned("test_passes"))
+
+    def test_shrinks(self):
+        self.assertIn("test_fails(n=101, mine={rank 0: False, rank 1: True}) fails on", self.run_spawned("test_fails"))
+
+
+if __name__ == "__main__":
+    run_tests()

@@ -1,0 +1,120 @@
+"""Cutting a rank's connections gets it out of whatever it waits for, at whatever moment they are cut."""
+
+import os
+import signal
+import socket
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from torch_testing_ext._lockstep.wires import Wires, _connections, _has_unread
+from torch_testing_ext.common_distributed import MultiProcessTestCase, requires_gloo
+from torch_testing_ext.common_utils import TestCase, run_tests
+
+
+def tcp_pair():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        one = socket.create_connection(server.getsockname())
+        return one, server.accept()[0]
+
+
+class TestWires(TestCase):
+    def pair(self):
+        pair = tcp_pair()
+        for end in pair:
+            self.addCleanup(end.close)
+        return pair
+
+    def wires(self):
+        wires = Wires()
+        self.addCleanup(wires.let_go)
+        return wires
+
+    def test_cut_ends_reading_and_not_writing(self):
+        wires = self.wires()
+        one, other = self.pair()
+        wires.cut(busy_ones=False)
+        self.assertEqual(one.recv(1), b"")
+        self.assertEqual(other.send(b"x"), 1)
+
+    def test_peer_of_a_closed_connection_can_write_until_it_is_let_go(self):
+        wires = self.wires()
+        one, other = self.pair()
+        wires.cut(busy_ones=False)
+        one.close()
+        for _ in range(3):
+            self.assertEqual(other.send(b"x"), 1)
+        wires.let_go()
+        with self.assertRaises(OSError):
+            for _ in range(3):
+                other.send(b"x")
+
+    def test_busy_connection_is_cut_only_where_that_is_asked_for(self):
+        wires = self.wires()
+        one, other = self.pair()
+        other.send(b"x")
+        wires.cut(busy_ones=False)
+        self.assertEqual(one.recv(1), b"x")
+        other.send(b"y")
+        wires.cut(busy_ones=True)
+        self.assertEqual(one.recv(1), b"y")  # what has come already can be read still
+        self.assertEqual(one.recv(1), b"")
+
+    def test_what_was_there_before_is_spared(self):
+        one, other = self.pair()
+        self.wires().cut(busy_ones=True)
+        other.send(b"x")
+        self.assertEqual(one.recv(1), b"x")
+
+
+@requires_gloo()
+class TestCutInTheMiddle(MultiProcessTestCase):
+    """Rank 0 is held where rank 1 has asked for its message, and gloo has not read that yet; there it is cut off."""
+
+    world_size = 2
+
+    def setUp(self):
+        super().setUp()
+        self._spawn_processes()
+
+    def test_send_ends(self):
+        address = self.file_name + ".meet"
+        listener = socket.socket(socket.AF_UNIX)
+        if self.rank == 1:
+            listener.bind(address)
+            listener.listen()
+        store = dist.FileStore(self.file_name, self.world_size)
+        dist.init_process_group("gloo", store=store, rank=self.rank, world_size=self.world_size)
+        (self.be_cut_off if self.rank == 0 else self.cut_off)(listener, address)
+
+    def be_cut_off(self, link, address):
+        link.connect(address)
+        work = dist.isend(torch.ones(3), 1)
+        (wire,) = (connection.dup() for _, connection in _connections())
+        socket.send_fds(link, [b"%d" % os.getpid()], [wire.fileno()])
+        os.kill(os.getpid(), signal.SIGSTOP)
+        work.wait(timedelta(seconds=30))
+        with self.assertRaisesRegex(RuntimeError, "Connection closed"):
+            dist.all_reduce(torch.ones(1))
+
+    def cut_off(self, listener, address):
+        wires = Wires()
+        pid, (fd,), _, _ = socket.recv_fds(listener.accept()[0], 20, 1)
+        with socket.socket(fileno=fd) as wire:
+            until_stopped(int(pid))
+            dist.irecv(torch.zeros(3), 0)
+            while not _has_unread(wire):
+                pass
+            wires.cut(busy_ones=True)
+        os.kill(int(pid), signal.SIGCONT)
+
+
+def until_stopped(pid):
+    while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
+        pass
+
+
+if __name__ == "__main__":
+    run_tests()
