@@ -10,7 +10,7 @@ import configparser
 import dataclasses
 import importlib
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -18,7 +18,8 @@ from typing import Any, NoReturn
 
 from ..launch.settings import RUNNER_PREFIX
 from .names import nearest
-from .options import Options, Switch, switches
+from .options import Options
+from .switches import SWITCHES, Switch, truth
 
 SECTION = "torch_testing_ext"
 DEFAULT = "default"
@@ -51,7 +52,13 @@ def choose(argv: Sequence[str], environ: Mapping[str, str], root: Path, here: Pa
 
     Raises UsageError; leaves by SystemExit for --help alone.
     """
-    layers = (_defaults(root), _setup_cfg(root), _pyproject(root), _environment(environ, here), _command_line(argv, here))
+    layers = (
+        _defaults(root),
+        _setup_cfg(root),
+        _pyproject(root),
+        _environment(environ, here),
+        _command_line(argv, here),
+    )
     values: dict[str, Any] = {}
     places: dict[str, str] = {}
     for layer in layers:
@@ -73,14 +80,14 @@ def parse(argv: Sequence[str], environ: Mapping[str, str], root: Path) -> Option
 def show(chosen: Chosen) -> str:
     """What is in force, and from where."""
     lines = []
-    for field in switches():
+    for field in SWITCHES:
         lines.append((f"{field} = {_shown(getattr(chosen.options, field))}", chosen.places[field]))
     width = max(len(text) for text, _ in lines)
     return "\n".join(f"{text:{width}}  ({place})" for text, place in lines)
 
 
 def _shown(value: Any) -> str:
-    if isinstance(value, tuple) and not hasattr(value, "_fields"):
+    if isinstance(value, tuple):
         return ", ".join(_shown(one) for one in value) or "(none)"
     if isinstance(value, bool):
         return str(value).lower()
@@ -92,7 +99,7 @@ def _shown(value: Any) -> str:
 
 def _defaults(root: Path) -> Layer:
     options = Options()
-    values = {field: _resolved(getattr(options, field), root) for field in switches()}
+    values = {field: _resolved(getattr(options, field), root) for field in SWITCHES}
     return Layer(values, dict.fromkeys(values, DEFAULT))
 
 
@@ -142,7 +149,7 @@ def _as_text(value: Any) -> str:
 
 
 def _from_file(section: Mapping[str, str], file: Path, root: Path) -> Layer:
-    known = {field.replace("_", "-"): field for field, switch in switches().items() if switch.configurable}
+    known = {field.replace("_", "-"): field for field, switch in SWITCHES.items() if switch.configurable}
     values = {}
     for key, text in section.items():
         name = key.replace("_", "-")
@@ -153,7 +160,7 @@ def _from_file(section: Mapping[str, str], file: Path, root: Path) -> Layer:
 
 
 def _environment(environ: Mapping[str, str], here: Path) -> Layer:
-    known = {RUNNER_PREFIX + field.upper(): field for field, switch in switches().items() if switch.configurable}
+    known = {RUNNER_PREFIX + field.upper(): field for field, switch in SWITCHES.items() if switch.configurable}
     values, places = {}, {}
     for name, text in environ.items():
         if not name.startswith(RUNNER_PREFIX) or not text:
@@ -166,7 +173,7 @@ def _environment(environ: Mapping[str, str], here: Path) -> Layer:
 
 
 def _read(field: str, text: str, place: str, base: Path) -> Any:
-    switch = switches()[field]
+    switch = SWITCHES[field]
     texts = [line.strip() for line in text.splitlines() if line.strip()] if switch.many else [text.strip()]
     try:
         values = tuple(switch.read(one) for one in texts)
@@ -202,11 +209,8 @@ def _frozen(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-def _flags() -> Iterator[str]:
-    for switch in switches().values():
-        yield from switch.flags
-        for flags, _, _ in switch.values:
-            yield from flags
+def _flags() -> list[str]:
+    return [name for field, switch in SWITCHES.items() for names, _ in _arguments(field, switch) for name in names]
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -218,34 +222,29 @@ def _parser() -> argparse.ArgumentParser:
         argument_default=argparse.SUPPRESS,
         allow_abbrev=False,
     )
-    for field, switch in switches().items():
-        for add in _arguments(field, switch):
-            add(parser)
+    for field, switch in SWITCHES.items():
+        for names, more in _arguments(field, switch):
+            parser.add_argument(*names, **more)
     return parser
 
 
-Add = Callable[[argparse.ArgumentParser], Any]
-
-
-def _arguments(field: str, switch: Switch) -> Iterable[Add]:
+def _arguments(field: str, switch: Switch) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
     """How a field is told to argparse."""
-    if switch.values:
-        for flags, value, help in switch.values:
-            yield lambda to, flags=flags, value=value, help=help: to.add_argument(
-                *flags, dest=field, action="store_const", const=value, help=help
-            )
-    elif isinstance(Options.__dataclass_fields__[field].default, bool):
-        yield lambda to: to.add_argument(
-            *switch.flags, dest=field, action=argparse.BooleanOptionalAction, help=switch.help
-        )
-    else:
-        more: dict[str, Any] = {"dest": field} if switch.flags else {"nargs": "*"}
-        if switch.many and switch.flags:
-            more.update({"action": "extend", "nargs": "+"} if switch.several else {"action": "append"})
-        names = switch.flags or (field,)
-        yield lambda to: to.add_argument(
-            *names, type=_type_of(switch), metavar=switch.metavar, help=switch.help, **more
-        )
+    for flag in switch.values:
+        yield flag.names, {"dest": field, "action": "store_const", "const": flag.value, "help": flag.help}
+    if switch.read is truth:
+        yield switch.flags, {"dest": field, "action": argparse.BooleanOptionalAction, "help": switch.help}
+    elif not switch.values:
+        yield (switch.flags or (field,)), {**_valued(field, switch), "metavar": switch.metavar, "help": switch.help}
+
+
+def _valued(field: str, switch: Switch) -> dict[str, Any]:
+    valued: dict[str, Any] = {"type": _type_of(switch)}
+    if not switch.flags:
+        return {**valued, "nargs": "*"}
+    if switch.many:
+        valued.update({"action": "extend", "nargs": "+"} if switch.several else {"action": "append"})
+    return {**valued, "dest": field}
 
 
 def _type_of(switch: Switch) -> Callable[[str], Any]:

@@ -107,4 +107,4 @@ def environment_of(lease: Lease, there: Inventory) -> dict[str, str]:
         hidden = {name: NONE for names in MASKS.values() for name in names} if there.kind else {}
         return {**hidden, FAKE_DEVICES: ",".join(lease.devices)}
     shown = ",".join(lease.devices) or NONE
-    return {name: shown for name in MASKS.get(there.kind or "", ())}
+    return dict.fromkeys(MASKS.get(there.kind or "", ()), shown)
