@@ -1,5 +1,6 @@
 """Units, shards and orders, as tables; what is remembered, on disk."""
 
+import fcntl
 import json
 import multiprocessing
 import tempfile
@@ -10,6 +11,7 @@ from decisions_support import make_test, make_unit, settled
 from hypothesis import given
 from hypothesis import strategies as st
 
+from torch_testing_ext.runner.cache import Remembered
 from torch_testing_ext.runner.devices import Inventory
 from torch_testing_ext.runner.durations import Durations, LastFailed
 from torch_testing_ext.runner.model import Outcome, Policy, TestId
@@ -163,6 +165,16 @@ class DurationsTest(RememberedCase):
         self.assertEqual(
             {file.name for file in self.folder.iterdir()}, {".gitignore", "durations.json", "durations.lock"}
         )
+
+    def test_nobody_else_changes_what_is_being_changed(self):
+        def change(values):
+            with (self.folder / "durations.lock").open() as lock, self.assertRaises(BlockingIOError):
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            changed.append(True)
+
+        changed = []
+        Remembered(self.folder, "durations", bool, self.warnings.append).update(change)
+        self.assertEqual(changed, [True])
 
     def test_corrupt_and_foreign_files_are_ignored_with_a_warning(self):
         self.durations().learn([settled(self.TEST)])
