@@ -33,7 +33,7 @@ def closing(summary: Summary, ink: Pencil, slowest: int, command: str, warnings:
     say = _Closing(summary, ink, repetitions, command)
     parts = [say.failures(), say.outcomes(), say.slowest(slowest), say.skipped(), say.flaky(), say.leaked()]
     parts += [say.unfinished(), say.warnings(warnings), say.again(), [say.last_line()]]
-    return "\n\n".join("\n".join(lines) for lines in parts if lines) + "\n"
+    return "\n\n".join("\n".join(lines) for lines in parts if any(lines)) + "\n"
 
 
 class _Closing:
@@ -44,14 +44,13 @@ class _Closing:
         self._command = command
 
     def failures(self) -> list[str]:
-        return [line for one in self._summary.failures for line in self._failure(one)]
+        return ["\n\n".join("\n".join(self._failure(one)) for one in self._summary.failures)]
 
     def _failure(self, one: Settled) -> Iterator[str]:
         yield "=" * WIDTH
         yield self._ink(Ink.RED, f"{text.word(one)}: {self._name(one)}")
         yield "-" * WIDTH
         yield account(_worst(one))
-        yield ""
 
     def outcomes(self) -> list[str]:
         counts = Counter(one.outcome for one in self._summary.settled)

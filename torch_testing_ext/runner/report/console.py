@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 from dataclasses import dataclass, field
 
 from ..events import (
@@ -18,23 +17,18 @@ from ..events import (
     Warned,
 )
 from ..model import Attempt, Outcome, Policy, Settled, Summary, TestId, Verdict
+from ..options import Verbosity
 from . import text
 from .closing import WIDTH, account, closing
 from .paper import INK_OF, Ink, Page, Pencil
 from .snapshot import snapshot
 
 
-class Detail(enum.Enum):
-    QUIET = "failures and the end"
-    NORMAL = "one line a test"
-    VERBOSE = "also where it ran"
-
-
 @dataclass
 class Console:
     page: Page
     ink: Pencil
-    detail: Detail = Detail.NORMAL
+    detail: Verbosity = Verbosity.NORMAL
     slowest: int = 5
     policy: Policy = field(default_factory=Policy)
     command: str = "python run_test.py"
@@ -77,7 +71,7 @@ class Console:
     def _settle(self, settled: Settled) -> None:
         self._done += 1
         failed = self.policy.verdict(settled.outcome) is Verdict.FAILED
-        if failed or self.detail is not Detail.QUIET:
+        if failed or self.detail is not Verbosity.QUIET:
             self._attempt(settled.last, settled.outcome, text.word(settled), failed)
 
     def _attempt(self, attempt: Attempt, outcome: Outcome, word: str, failed: bool) -> None:
@@ -96,7 +90,7 @@ class Console:
         if attempt.outcome is Outcome.SKIPPED:
             return f": {text.title(attempt.message)}"
         place = text.place(attempt.lease)
-        return f"  ({place})" if place and self.detail is Detail.VERBOSE else ""
+        return f"  ({place})" if place and self.detail is Verbosity.VERBOSE else ""
 
     def _stream(self, test: TestId | None, words: str) -> None:
         """Whole lines only, under a heading where another test spoke before: several run at the same time."""

@@ -1,21 +1,28 @@
-"""Annotations that GitHub shows beside the source, when the run is one of its workflows'. Pure."""
+"""Annotations that GitHub shows beside the source, when the run is one of its workflows'."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from dataclasses import dataclass
 
-from ..model import Settled, Summary
+from ..events import Event, RunEnded
+from ..model import Settled
 from . import text
+from .paper import Page
 
 # GitHub shows that many of a step; the rest would only be lines in the log.
 MOST = 10
 
 
-def remarks(summary: Summary) -> Iterator[str]:
-    yield from map(_annotation, summary.failures[:MOST])
+@dataclass
+class GitHub:
+    page: Page
+
+    def hear(self, event: Event) -> None:
+        if isinstance(event, RunEnded):
+            self.page.write("".join(map(annotation, event.summary.failures[:MOST])))
 
 
-def _annotation(one: Settled) -> str:
+def annotation(one: Settled) -> str:
     test = one.test
     facts = {"file": test.id.file, "line": str(test.line or 1), "title": f"{one.outcome.value}: {test.id}"}
     where = ",".join(f"{name}={_escape(value, inside=',:')}" for name, value in facts.items())

@@ -89,7 +89,7 @@ class _Page:
 
     def timeline(self) -> ET.Element:
         zoom = node("input", type="range", id="zoom", min=0, max=6, step=0.25, value=0, aria_label="zoom")
-        head = node("div", node("h2", "Who ran where, and when"), zoom, class_="head")
+        head = node("div", node("h2", "Who ran where, and when"), node("label", "zoom ", zoom), class_="head")
         lanes = node("div", *(node("div", name) for name in names(self._history)), class_="lanes")
         links = {key: f"#{place}" for key, place in self._places.items()}
         drawing = node("div", node("div", picture(self._history, links), class_="zoomed"), class_="scroll")
@@ -124,11 +124,10 @@ class _Page:
         )
 
     def _line(self, one: Settled) -> ET.Element:
-        took = text.duration(one.seconds) if one.outcome is not Outcome.SKIPPED else "skipped"
         why = node("div", text.title(_telling(one).message), class_="why")
         name = node("div", *self._name(one), why)
         dot = node("span", class_="dot", title=one.outcome.value)
-        return node("summary", dot, name, node("span", took, class_="took"))
+        return node("summary", dot, name, node("span", *_took(one), class_="took"))
 
     def _name(self, one: Settled) -> Iterator[ET.Element]:
         test = one.test.id
@@ -165,8 +164,17 @@ def _attempt(attempt: Attempt) -> Iterator[ET.Element]:
         yield node("pre", text.log(attempt.message), class_=f"message {css(attempt.outcome.value)}")
     if attempt.leftovers:
         yield node("p", f"Left running, and ended: {'; '.join(attempt.leftovers)}", class_="facts")
-    for heading, words in text.logs(attempt):
-        yield node("details", node("summary", heading), node("pre", words), class_="log")
+    logs = text.logs(attempt)
+    folded = (node("details", node("summary", title), node("pre", words), class_="log") for title, words in logs)
+    yield node("div", *folded, class_="logs")
+
+
+def _took(one: Settled) -> Iterator[ET.Element | str]:
+    """What was no plain pass says so in words: not everybody tells the colours apart."""
+    if one.outcome is not Outcome.PASSED:
+        yield node("span", one.outcome.value, class_="word")
+    if one.outcome is not Outcome.SKIPPED:
+        yield text.duration(one.seconds)
 
 
 def _telling(one: Settled) -> Attempt:

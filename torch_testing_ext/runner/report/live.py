@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import time
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TextIO
 
 from rich.console import Console as Terminal
 from rich.console import Group, RenderableType
@@ -18,6 +18,7 @@ from ..events import Event, RunBegan, RunEnded, TestBegan, TestEnded, TestSettle
 from ..model import Lease, Policy, Test, TestId, Verdict
 from . import text
 from .estimate import Estimate
+from .paper import Paper
 
 # More running tests than these would push everything else off the screen.
 MOST_TESTS = 8
@@ -28,7 +29,7 @@ A_SECOND = 4  # redrawn that often
 class Live:
     """A page, too: what is written to it scrolls by above the live line."""
 
-    stream: TextIO
+    paper: Paper
     policy: Policy = field(default_factory=Policy)
     _running: dict[TestId, tuple[Test, Lease, float]] = field(default_factory=dict)
     _verdicts: Counter[Verdict] = field(default_factory=Counter)
@@ -37,7 +38,7 @@ class Live:
     _began: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
-        self._terminal = Terminal(file=self.stream, highlight=False)
+        self._terminal = Terminal(file=self.paper.stream, highlight=False)
         self._region = Region(
             console=self._terminal,
             get_renderable=self._draw,
@@ -51,8 +52,7 @@ class Live:
         if self._region.is_started:
             self._terminal.print(Text.from_ansi(words.removesuffix("\n")), soft_wrap=True)
         else:
-            self.stream.write(words)
-            self.stream.flush()
+            self.paper.write(words)
 
     def hear(self, event: Event) -> None:
         match event:
@@ -60,6 +60,7 @@ class Live:
                 self._all = len(event.tests) * event.repetitions
                 self._estimate = Estimate(event.units)
                 self._began = time.monotonic()
+                atexit.register(self._region.stop)  # whatever ends the run, the terminal gets its cursor back
                 self._region.start()
             case TestBegan(test, _, lease, at):
                 self._running[test.id] = (test, lease, at)

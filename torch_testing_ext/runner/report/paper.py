@@ -22,20 +22,20 @@ class Paper:
     """A stream that may break (a closed pipe, a full disk): the run then goes on without it."""
 
     def __init__(self, stream: TextIO):
-        self._stream = stream
+        self.stream = stream
         self._broken = False
 
     def write(self, text: str) -> None:
         if self._broken:
             return
         try:
-            self._stream.write(self._encodable(text))
-            self._stream.flush()
+            self.stream.write(self._encodable(text))
+            self.stream.flush()
         except OSError as error:
             self._give_up(error)
 
     def _encodable(self, text: str) -> str:
-        encoding = self._stream.encoding or "utf-8"
+        encoding = self.stream.encoding or "utf-8"
         return text.encode(encoding, "backslashreplace").decode(encoding)
 
     def _give_up(self, error: OSError) -> None:
@@ -45,7 +45,7 @@ class Paper:
         # What the stream still holds back would fail again when the interpreter exits, and change the exit code.
         with suppress(OSError):
             nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, self._stream.fileno())
+            os.dup2(nowhere, self.stream.fileno())
             os.close(nowhere)
 
 
