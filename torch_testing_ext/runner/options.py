@@ -87,6 +87,7 @@ class Options:
     junit: Path | None = None
     report: Path | None = None
     trace: Path | None = None
+    results: Path | None = None
     allow_all_skipped: bool = False
 
     action: Action = Action.RUN

@@ -165,6 +165,7 @@ SWITCHES = {
     "junit": Switch(("--junit",), path, "write JUnit XML", "FILE"),
     "report": Switch(("--report",), path, "write an HTML page", "FILE"),
     "trace": Switch(("--trace",), path, "write a trace for Perfetto", "FILE"),
+    "results": Switch(("--results",), path, "write all that is known as JSON", "FILE"),
     "allow_all_skipped": Switch(("--allow-all-skipped",), truth, "exit 0 where all was skipped for want of devices"),
     # otherwise
     "action": Switch(
