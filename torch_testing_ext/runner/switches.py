@@ -51,7 +51,7 @@ def gpus(text: str) -> Gpus:
     names = tuple(name.strip() for name in text.split(",") if name.strip())
     if "," not in text and text.isdecimal():
         return int(text)
-    if not names or len(set(names)) < len(names):
+    if not names or len(set(names)) < len(names) or "-1" in names:
         raise ValueError(f"{text!r} is not auto, a number of devices, or a list such as 0,2 (of one device: 0,)")
     return names
 
