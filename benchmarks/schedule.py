@@ -21,6 +21,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from torch_testing_ext.runner.forecast import forecast
 from torch_testing_ext.runner.leases import Leases
 from torch_testing_ext.runner.model import Test, TestId, Unit
 from torch_testing_ext.runner.schedule import Queue
@@ -54,20 +55,8 @@ def ours(units: list[Unit], devices: int, guess: Callable[[float], float | None]
     """The makespan if the queue is told `guess(seconds)` of each."""
     truth = {unit.number: unit.seconds or 0.0 for unit in units}
     queue = Queue([replace(unit, seconds=guess(truth[unit.number])) for unit in units], devices, slots=1)
-    return simulate(queue, devices, truth)
-
-
-def simulate(queue: Queue, devices: int, truth: dict[int, float]) -> float:
-    leases, now = Leases(tuple(map(str, range(devices))), 1), 0.0
-    running: list[tuple[float, int]] = []
-    held = {}
-    while len(queue) or running:
-        while (unit := queue.take(leases.free_devices, leases.free_slots)) is not None:
-            held[unit.number] = leases.take(unit)
-            heapq.heappush(running, (now + truth[unit.number], unit.number))
-        now, number = heapq.heappop(running)
-        leases.give_back(held.pop(number))
-    return now
+    starts = forecast(queue, Leases(tuple(map(str, range(devices))), 1), lambda unit: truth[unit.number])
+    return max(start.until for start in starts)
 
 
 def in_order_of_files(units: list[Unit], devices: int) -> float:

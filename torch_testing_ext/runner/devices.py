@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from ..launch.settings import PREFIX
 from .model import Lease
 from .names import nearest
-from .options import Gpus, Options
+from .options import Gpus, Options, UsageError
 
 FAKE_DEVICES = PREFIX + "FAKE_DEVICES"
 NONE = "-1"  # an empty mask hides everything from CUDA, nothing from HIP: no device has this number
@@ -39,13 +39,13 @@ class Inventory:
 
 
 def inventory(options: Options, environ: Mapping[str, str], kind: str | None, count: int) -> Inventory:
-    """`kind` and `count` are what a process sees that inherits `environ`. Raises ValueError for --gpus it has not."""
+    """`kind` and `count` are what a process sees that inherits `environ`. Raises UsageError for --gpus it has not."""
     if options.fake_gpus is not None:
         return Inventory(tuple(map(str, range(options.fake_gpus))), kind, fake=True)
     if kind is None or not count:
         return _chosen(options.gpus, Inventory())
     if kind not in MASKS and count > 1:
-        raise ValueError(f"no variable is known that shows a process some of {count} {kind} devices; use --gpus 0")
+        raise UsageError(f"no variable is known that shows a process some of {count} {kind} devices; use --gpus 0")
     return _chosen(options.gpus, Inventory(_visible(_inherited(environ, kind), kind, count), kind))
 
 
@@ -53,12 +53,12 @@ def _chosen(gpus: Gpus, there: Inventory) -> Inventory:
     names = there.names
     if isinstance(gpus, int):
         if gpus > len(names):
-            raise ValueError(f"--gpus {gpus}: only {len(names)} are visible{_named(names)}")
+            raise UsageError(f"--gpus {gpus}: only {len(names)} are visible{_named(names)}")
         names = names[:gpus]
     elif gpus is not None:
         for name in gpus:
             if name not in names:
-                raise ValueError(f"--gpus: {name} is not visible{_named(names)}.{nearest(name, names)}")
+                raise UsageError(f"--gpus: {name} is not visible{_named(names)}.{nearest(name, names)}")
         names = gpus
     return Inventory(names, there.kind)
 

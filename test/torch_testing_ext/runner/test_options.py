@@ -9,8 +9,8 @@ from pathlib import Path
 
 import torch_testing_ext
 from torch_testing_ext.launch import settings
-from torch_testing_ext.runner.config import UsageError, choose, show
-from torch_testing_ext.runner.options import Action, Again, CountAs, Options, Shard, Verbosity
+from torch_testing_ext.runner.config import PREFIX, choose, show
+from torch_testing_ext.runner.options import Action, Again, CountAs, Options, Shard, UsageError, Verbosity
 from torch_testing_ext.runner.switches import SWITCHES
 
 ROOT = Path(torch_testing_ext.__file__).resolve().parents[1]
@@ -161,7 +161,8 @@ class LayersTest(OptionsCase):
             self.choose()
 
     def test_ranks_do_not_mind_the_runners_variables(self):
-        settings.read({"TORCH_TESTING_EXT_RUN_JOBS": "3"})
+        self.assertEqual(settings.RUNNER_PREFIX, PREFIX)
+        settings.read({PREFIX + "JOBS": "3"})
         with self.assertRaises(ValueError):
             settings.read({"TORCH_TESTING_EXT_RUNJOBS": "3"})
 

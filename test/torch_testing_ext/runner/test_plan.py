@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch_testing_ext.runner.cache import Remembered
 from torch_testing_ext.runner.devices import Inventory
 from torch_testing_ext.runner.durations import Durations, LastFailed
-from torch_testing_ext.runner.model import Outcome, Policy, TestId
+from torch_testing_ext.runner.model import Outcome, Policy, Summary, TestId
 from torch_testing_ext.runner.options import Again, Options, Shard
 from torch_testing_ext.runner.plan import order, plan, shard
 
@@ -217,8 +217,9 @@ class DurationsTest(RememberedCase):
 class LastFailedTest(RememberedCase):
     A, B = make_test("test_a"), make_test("test_b")
 
-    def learn(self, *outcomes, policy=None):
-        self.last_failed().learn([settled(test, outcome) for test, outcome in outcomes], policy or Policy())
+    def learn(self, *outcomes, policy=None, there=(A, B)):
+        settled_ones = tuple(settled(test, outcome) for test, outcome in outcomes)
+        self.last_failed().learn(Summary(settled_ones, 1.0, policy or Policy()), [test.id for test in there])
 
     def failed(self):
         known = self.last_failed()
@@ -240,11 +241,19 @@ class LastFailedTest(RememberedCase):
     def test_a_broken_file_stands_for_its_tests(self):
         broken = make_test("", file=self.A.id.file, cls="")
         self.assertEqual(str(broken.id), self.A.id.file)
-        self.learn((broken, Outcome.ERROR))
+        self.learn((broken, Outcome.ERROR), there=[broken])
         self.assertEqual(self.failed(), ["test_a", "test_b"])
         self.learn((self.A, Outcome.PASSED), (self.B, Outcome.FAILED))
         self.assertEqual(self.failed(), ["test_b"])
         self.assertFalse(self.last_failed().failed(TestId("another.py", "A", "a")))
+
+    def test_what_is_gone_is_forgotten(self):
+        self.learn((self.A, Outcome.FAILED), (self.B, Outcome.FAILED))
+        other = make_test("test_c", file="another.py")
+        self.learn((other, Outcome.PASSED), there=[other])
+        self.assertEqual(self.failed(), ["test_a", "test_b"])
+        self.learn((self.B, Outcome.FAILED), there=[self.B])
+        self.assertEqual(self.failed(), ["test_b"])
 
 
 if __name__ == "__main__":

@@ -8,8 +8,8 @@ from decisions_support import make_test
 
 from torch_testing_ext.runner import keyword
 from torch_testing_ext.runner.model import TestId
-from torch_testing_ext.runner.options import Options
-from torch_testing_ext.runner.select import Selection, UnknownName
+from torch_testing_ext.runner.options import Options, UsageError
+from torch_testing_ext.runner.select import Selection
 
 PARALLEL = "test/distributed/tensor/parallel/test_tp_examples.py"
 PROPERTIES = "test/distributed/tensor/parallel/test_tp_properties.py"
@@ -78,11 +78,11 @@ class FilesTest(unittest.TestCase):
             ("test_tp_exmaples", "test_tp_examples"),
             ("distributed/tensr/parallel/test_tp_examples.py", PARALLEL),
         ):
-            with self.subTest(name=name), self.assertRaisesRegex(UnknownName, f"{name}: .*Did you mean: {near}"):
+            with self.subTest(name=name), self.assertRaisesRegex(UsageError, f"{name}: .*Did you mean: {near}"):
                 selection(name).files(FILES)
-        with self.assertRaises(UnknownName):
+        with self.assertRaises(UsageError):
             selection(exclude=("nothing_like_it",)).files(FILES)
-        with self.assertRaises(UnknownName):
+        with self.assertRaises(UsageError):
             selection("test_ts").files(())
 
 
@@ -112,11 +112,11 @@ class TestsTest(unittest.TestCase):
         )
 
     def test_unknown(self):
-        with self.assertRaisesRegex(UnknownName, "no test there is called so.* Did you mean: ExamplesTest"):
+        with self.assertRaisesRegex(UsageError, "no test there is called so.* Did you mean: ExamplesTest"):
             selected("test_tp_examples::ExampelsTest")
-        with self.assertRaisesRegex(UnknownName, "Did you mean: .*ExamplesTest::test_mlp_large"):
+        with self.assertRaisesRegex(UsageError, "Did you mean: .*ExamplesTest::test_mlp_large"):
             selected("test_tp_examples::ExamplesTest::test_mlp_lagre")
-        with self.assertRaises(UnknownName):
+        with self.assertRaises(UsageError):
             selected("test_tp_examples::ExamplesTest::test_mlp::more")
 
     def test_what_is_in_a_broken_file_cannot_be_unknown(self):
