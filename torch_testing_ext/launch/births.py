@@ -17,10 +17,10 @@ from .report import Pen
 
 
 def command(module: str, path: Sequence[object], *words: str) -> list[str]:
-    """A new interpreter of our kind that runs `main()` of a module of this room, finding modules where we do."""
+    """A new interpreter of our kind that runs `main()` of a module of this kit, finding modules where we do."""
     # Python skips what is no text in sys.path; its repr might not be a literal.
     found_on = [entry for entry in path if isinstance(entry, str)]
-    code = f"import sys; sys.path[:] = {found_on!r}; from torch_testing_ext.launch import {module}; {module}.main()"
+    code = f"import sys; sys.path[:] = {found_on!r}; from torch_testing_ext.{module} import main; main()"
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
     return [sys.executable, *flags, "-c", code, *words]
 
@@ -102,7 +102,7 @@ def spawn(job: Job, rank: int, pen: Pen, theirs: socket.socket, stream: int | No
     try:
         return os.posix_spawn(
             sys.executable,
-            command("rank", job.surroundings.path, *words),
+            command("launch.rank", job.surroundings.path, *words),
             job.surroundings.environ,
             file_actions=_file_actions(stream),
             setsigmask=(),

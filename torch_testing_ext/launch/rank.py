@@ -90,7 +90,7 @@ def live(job: Job, rank: int, pen: Pen, link: socket.socket, stream: int | None)
     """The whole life of a forked rank. `stream`: the descriptor for stdout and stderr, None to keep those it has."""
     code = FAILED
     try:
-        _cut_off(stream)
+        cut_off(stream)
         _listen(job, rank, link)
         code = _run(job, rank, Report(pen))
     except BaseException:
@@ -145,7 +145,7 @@ def _leave(code: int) -> NoReturn:
     os._exit(code)
 
 
-def _cut_off(stream: int | None) -> None:
+def cut_off(stream: int | None) -> None:
     _reset_signals()
     if stream is not None:
         _redirect(stream)

@@ -33,6 +33,8 @@ class UnitBegan:
 
 @dataclass(frozen=True)
 class TestBegan:
+    __test__ = False  # nothing for pytest to collect
+
     test: Test
     unit: Unit
     lease: Lease
@@ -41,6 +43,8 @@ class TestBegan:
 
 @dataclass(frozen=True)
 class TestIsSlow:
+    __test__ = False  # nothing for pytest to collect
+
     test: Test
     seconds: float
     lease: Lease
@@ -48,12 +52,16 @@ class TestIsSlow:
 
 @dataclass(frozen=True)
 class TestEnded:
+    __test__ = False  # nothing for pytest to collect
+
     attempt: Attempt
     again: bool  # it failed and will be tried once more
 
 
 @dataclass(frozen=True)
 class TestSettled:
+    __test__ = False  # nothing for pytest to collect
+
     settled: Settled
 
 

@@ -37,6 +37,16 @@ class Ranks(MultiProcessTestCase):
         dist.init_process_group("gloo", store=store, rank=self.rank, world_size=self.world_size)
 
 
+def local_class() -> type[Ranks]:
+    """A class that only processes forked off this one can have."""
+
+    class Local(Ranks):
+        def passes(self):
+            pass
+
+    return Local
+
+
 @dataclass(frozen=True)
 class Seen:
     outcome: str  # passed, skipped, failed, error, expected failure, unexpected success

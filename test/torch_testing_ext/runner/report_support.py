@@ -42,12 +42,12 @@ rank 1's traceback:
 STACKS = 'Thread 0x00007f0084e0db80 (most recent call first):\n  File "test_example.py", line 27 in test_hang'
 
 
-def test_named(method: str, file: str = "test/distributed/test_example.py", **more) -> Test:
+def a_test(method: str, file: str = "test/distributed/test_example.py", **more) -> Test:
     return Test(TestId(file, "ExampleTest", method), line=12, **more)
 
 
 def attempt(method: str, outcome: Outcome = Outcome.PASSED, **more) -> Attempt:
-    test = more.pop("test", None) or test_named(method, world_size=2)
+    test = more.pop("test", None) or a_test(method, world_size=2)
     message = MESSAGE.format(method.removeprefix("test_")) if COUNTS_AS[outcome] is Verdict.FAILED else ""
     return Attempt(test, outcome, **{"message": message, "seconds": 0.25, "lease": Lease((), (0, 1)), **more})
 
@@ -65,7 +65,7 @@ def every_outcome() -> tuple[Settled, ...]:
     """One test of each outcome, and a file that cannot be imported."""
     simple = [one for one in Outcome if one not in (Outcome.SKIPPED, Outcome.FLAKY, Outcome.LEAKED)]
     broken = Test(TestId("test/distributed/test_broken.py"))
-    want = test_named("test_large", world_size=4, devices=4)
+    want = a_test("test_large", world_size=4, devices=4)
     return (
         *(tries(f"test_{one.value.replace(' ', '_')}", one) for one in simple),
         tries("test_flaky", Outcome.FAILED, Outcome.ERROR, Outcome.PASSED),

@@ -34,7 +34,7 @@ class Files:
         try:
             write_whole(path, render(history))
         except OSError as error:
-            self.warn(f"{path} could not be written: {error.strerror or error}; the outcome of the run stands")
+            self.warn(f"{path} could not be written ({error}); the outcome of the run stands")
 
 
 def write_whole(path: Path, words: str) -> None:

@@ -18,6 +18,7 @@ from .tree import node
 
 # What JUnit calls a failure; it knows one other way not to pass, the error.
 FAILURES = (Outcome.FAILED, Outcome.UNEXPECTED_SUCCESS, Outcome.FLAKY, Outcome.LEAKED)
+ORDER = ("failure", "rerunFailure", "flakyFailure", "skipped", "error", "rerunError", "flakyError")
 
 
 def render(history: History) -> str:
@@ -65,7 +66,7 @@ def _case(one: Settled, history: History) -> ET.Element:
     test = one.test
     return node(
         "testcase",
-        *_results(one, history.summary.policy),
+        *sorted(_results(one, history.summary.policy), key=lambda element: ORDER.index(element.tag)),
         _output(one),
         name=(test.id.method or test.id.file) + text.repetition(one.last, history.run.repetitions),
         classname=_classname(test.id.file, test.id.cls),

@@ -1,0 +1,193 @@
+"""The main process ends before its time, or has no room for what ranks leave."""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import unittest
+import unittest.mock
+from pathlib import Path
+
+from launch_support import PACKAGE_PARENT, Ranks, outcome_of, wait_until_gone, write
+
+from torch_testing_ext import launch
+from torch_testing_ext.common_utils import TestCase, run_tests
+
+TEST_FILE = """
+    import os, signal, sys, unittest
+    import torch.distributed as dist
+    from torch_testing_ext.common_distributed import MultiProcessTestCase
+    from torch_testing_ext.common_utils import run_tests
+
+    class TestIt(MultiProcessTestCase):
+        world_size = 2
+
+        def setUp(self):
+            super().setUp()
+            self._spawn_processes()
+
+        def test_a_first(self):
+            pass
+
+        def test_waits(self):
+            store = dist.FileStore(self.file_name, 2)
+            dist.init_process_group("gloo", store=store, rank=self.rank, world_size=2)
+            dist.barrier()
+            if self.rank == 0:
+                # One write: the reader waits for this line.
+                os.write({fd}, b"ready %d %d\\n" % (os.getppid(), os.getpid()))
+            signal.pause()
+
+        def test_z_last(self):
+            pass
+
+    if __name__ == "__main__":
+        run_tests()
+    """
+
+
+class EndTest(TestCase):
+    """The main process ends before its time."""
+
+    def start(self):
+        """A test file whose test waits for ever; returns when it does, with the pids of its server and a rank."""
+        directory = Path(self.enterContext(tempfile.TemporaryDirectory()))
+        reading, writing = os.pipe()
+        self.addCleanup(os.close, reading)
+        write(directory, "test_it.py", TEST_FILE.replace("{fd}", str(writing)))
+        temp = directory / "tmp"
+        temp.mkdir()
+        os.set_inheritable(writing, True)
+        main = subprocess.Popen(
+            [sys.executable, "test_it.py"],
+            cwd=directory,
+            env={**os.environ, "PYTHONPATH": PACKAGE_PARENT, "TMPDIR": str(temp)},
+            pass_fds=[writing],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        os.close(writing)
+        with os.fdopen(os.dup(reading)) as line:
+            words = line.readline().split()
+        self.assertEqual(words[:1], ["ready"], main.stdout.read() if not words else "")
+        self.addCleanup(main.stdout.close)
+        return main, temp, [int(word) for word in words[1:]]
+
+    def test_killed(self):
+        main, temp, pids = self.start()
+        main.kill()
+        main.wait()
+        self.assertEqual(wait_until_gone(pids, 2), [])
+        self.assertEqual([file.name for file in temp.iterdir() if file.name.startswith("torch_testing_ext")], [])
+
+    def test_interrupted(self):
+        main, temp, pids = self.start()
+        main.send_signal(signal.SIGINT)
+        printed, _ = main.communicate(timeout=30)
+        self.assertEqual(wait_until_gone(pids, 2), [])
+        self.assertIn("TestIt.test_waits was interrupted", printed)
+        self.assertIn("Ran 2 tests", printed)  # the summary; the third was not begun
+        self.assertEqual(main.returncode, 130, printed)
+        self.assertEqual([file.name for file in temp.iterdir() if file.name.startswith("torch_testing_ext")], [])
+
+    def test_terminated(self):
+        main, temp, pids = self.start()
+        main.terminate()
+        main.wait()
+        self.assertEqual(wait_until_gone(pids, 2), [])
+        self.assertEqual([file.name for file in temp.iterdir() if file.name.startswith("torch_testing_ext")], [])
+
+
+class Passes(Ranks):
+    def passes(self):
+        pass
+
+
+class DirectoryTest(TestCase):
+    """No room for what ranks have to leave."""
+
+    def setUp(self):
+        super().setUp()
+        launch.close()
+        self.addCleanup(launch.close)
+
+    def test_temporary_directory_not_there(self):
+        with unittest.mock.patch.object(tempfile, "tempdir", "/proc/self/no/such/directory"):
+            seen = outcome_of(Passes("passes"))
+        self.assertEqual(seen.outcome, "error")
+        self.assertIn("no directory for the logs and results of ranks can be made", seen.message)
+        self.assertIn("set TMPDIR", seen.message)
+
+    @unittest.skipUnless(hasattr(os, "geteuid") and os.geteuid() == 0, "mounting a small file system needs root")
+    def test_temporary_directory_full(self):
+        """In a mount namespace of its own, on a file system of 64 kB that the test file fills up itself."""
+        with tempfile.TemporaryDirectory() as directory:
+            write(Path(directory), "test_full.py", FULL_DISK)
+            small = Path(directory) / "small"
+            small.mkdir()
+            mount = f"mount -t tmpfs -o size=64k none {small} && TMPDIR={small} exec {sys.executable} test_full.py"
+            main = _unshared(mount, Path(directory))
+        if "unshare" in main and "ermitted" in main:
+            self.skipTest("mount namespaces are not permitted here")
+        self.assertIn("ranks could not be started: OSError: [Errno 28] No space left on device", main)
+        self.assertIn("filled it up and still could say so", main)
+        self.assertIn("Ran 2 tests", main)
+
+
+def _unshared(command: str, directory: Path) -> str:
+    done = subprocess.run(
+        ["unshare", "-m", "sh", "-c", command],
+        cwd=directory,
+        env={**os.environ, "PYTHONPATH": PACKAGE_PARENT},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    return done.stdout
+
+
+FULL_DISK = """
+    import contextlib, os, tempfile, unittest
+    from torch_testing_ext.common_distributed import MultiProcessTestCase
+    from torch_testing_ext.common_utils import run_tests
+
+    def fill():
+        with open(os.path.join(tempfile.gettempdir(), "filler"), "wb", buffering=0) as file:
+            try:
+                while True:
+                    file.write(b"x" * 512)
+            except OSError:
+                pass
+
+    def empty():
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(os.path.join(tempfile.gettempdir(), "filler"))
+
+    class TestFull(MultiProcessTestCase):
+        world_size = 2
+
+        def setUp(self):
+            super().setUp()
+            self.addCleanup(empty)
+            if "before" in self._testMethodName:
+                fill()
+            self._spawn_processes()
+
+        def test_full_before(self):
+            pass
+
+        def test_full_meanwhile(self):
+            if self.rank == 1:
+                fill()
+                raise ValueError("filled it up and still could say so " + "x" * 30000)
+
+    if __name__ == "__main__":
+        run_tests()
+    """
+
+
+if __name__ == "__main__":
+    run_tests()

@@ -1,0 +1,130 @@
+"""How the process that starts ranks comes to be: forked off this one, else a new interpreter; and what it may say."""
+
+import contextlib
+import io
+import tempfile
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from launch_support import Ranks, environ, local_class, nothing_left, outcome_of, python, write
+
+from torch_testing_ext import launch
+from torch_testing_ext.common_utils import TestCase, run_tests
+from torch_testing_ext.launch import client
+from torch_testing_ext.launch.server import Kind
+
+
+class Reduces(Ranks):
+    def reduces(self):
+        self.join_group()
+        dist.all_reduce(torch.ones(1))
+
+
+class StartTest(TestCase):
+    """Which kind of server is made."""
+
+    def setUp(self):
+        super().setUp()
+        launch.close()
+        self.addCleanup(launch.close)
+
+    def test_spawned_ranks(self):
+        with environ(TORCH_TESTING_EXT_START="spawn"), nothing_left(self):
+            self.assertEqual(outcome_of(Reduces("reduces")).outcome, "passed")
+            self.assertIs(client._server.kind, Kind.BARE)
+            launch.close()
+
+    def test_a_class_that_no_other_interpreter_has(self):
+        with environ(TORCH_TESTING_EXT_START="spawn"):
+            seen = outcome_of(local_class()("passes"))
+        self.assertEqual(seen.outcome, "error")
+        self.assertIn("is made in a function: only ranks forked off this process have it", seen.message)
+        self.assertIsNone(client._server)  # the next test starts as well as it can
+
+    def test_changing_the_way_changes_the_server(self):
+        with environ(TORCH_TESTING_EXT_START="fork"):
+            self.assertEqual(outcome_of(Reduces("reduces")).outcome, "passed")
+            self.assertIs(client._server.kind, Kind.TWIN)
+        with environ(TORCH_TESTING_EXT_START="spawn"):
+            self.assertEqual(outcome_of(Reduces("reduces")).outcome, "passed")
+            self.assertIs(client._server.kind, Kind.BARE)
+
+    def test_another_thread_makes_a_new_interpreter_necessary(self):
+        import threading
+
+        stop = threading.Event()
+        thread = threading.Thread(target=stop.wait, name="of the test")
+        thread.start()
+        try:
+            self.assertEqual(outcome_of(Reduces("reduces")).outcome, "passed")
+            self.assertIs(client._server.kind, Kind.FRESH)
+        finally:
+            stop.set()
+            thread.join()
+
+    def test_parallel_regions_before_are_no_obstacle(self):
+        """OpenMP's idle threads are ended before the fork; without that the ranks' matmul would hang."""
+        torch.mm(torch.ones(512, 512), torch.ones(512, 512))
+        self.assertEqual(outcome_of(Multiplies("multiplies")).outcome, "passed")
+        self.assertIs(client._server.kind, Kind.TWIN)
+
+    def test_threads_that_torch_starts_anew_in_a_child(self):
+        before = torch.get_num_threads()
+        launch.close()
+        torch.mm(torch.ones(512, 512), torch.ones(512, 512))
+        torch.set_num_threads(3)
+        self.addCleanup(torch.set_num_threads, before)
+        self.assertEqual(outcome_of(Multiplies("multiplies")).outcome, "passed")
+        self.assertIs(client._server.kind, Kind.TWIN)
+
+
+class Multiplies(Ranks):
+    world_size = 2
+
+    def multiplies(self):
+        torch.set_num_threads(4)
+        product = torch.mm(torch.ones(512, 512), torch.ones(512, 512))
+        self.assertEqual(product[0, 0].item(), 512)
+
+
+class ConcurrencyTest(TestCase):
+    def test_output_of_the_parent_is_not_written_twice(self):
+        """What is in the parent's buffers when it is forked stays the parent's."""
+        with tempfile.TemporaryDirectory() as directory:
+            write(Path(directory), "test_it.py", BUFFERED)
+            main = python("test_it.py", cwd=Path(directory))
+            printed, _ = main.communicate(timeout=60)
+        self.assertEqual(printed.count("only once"), 1, printed)
+
+    def test_nothing_is_said_of_what_does_not_matter(self):
+        launch.close()
+        said = io.StringIO()
+        with contextlib.redirect_stderr(said):
+            outcome_of(Reduces("reduces"))
+        self.assertEqual(said.getvalue(), "")
+
+
+BUFFERED = """
+    import sys
+    from torch_testing_ext.common_distributed import MultiProcessTestCase
+    from torch_testing_ext.common_utils import run_tests
+
+    class TestIt(MultiProcessTestCase):
+        world_size = 2
+
+        def setUp(self):
+            super().setUp()
+            sys.stdout.write("only once ")  # no newline, no flush
+            self._spawn_processes()
+
+        def test_it(self):
+            pass
+
+    if __name__ == "__main__":
+        run_tests()
+    """
+
+
+if __name__ == "__main__":
+    run_tests()
