@@ -6,8 +6,7 @@ import dataclasses
 import os
 import random
 import sys
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,11 +14,11 @@ from typing import TYPE_CHECKING
 from . import listing
 from .devices import Inventory, inventory
 from .durations import Durations, LastFailed
-from .events import Audience, RunBegan, RunEnded, TestEnded, TestSettled, Warned
+from .events import RunEnded, Warned
 from .files import test_files
 from .forecast import forecast
 from .leases import Leases
-from .model import Attempt, ExitCode, Outcome, Settled, Summary, Test, TestId, exit_code
+from .model import Attempt, ExitCode, Summary, Test, TestId, exit_code
 from .options import Action, Again, Options
 from .plan import Plan, order, plan, shard
 from .schedule import Queue, typical_seconds
@@ -41,13 +40,6 @@ class Work:
     @property
     def tests(self) -> tuple[Test, ...]:
         return (*self.plan.tests, *(attempt.test for attempt in self.broken))
-
-    def settled(self) -> Iterator[Settled]:
-        """What is known without running anything."""
-        for attempt in self.broken:
-            yield Settled((attempt,))
-        for test in self.plan.skipped:
-            yield Settled((Attempt(test, Outcome.SKIPPED, test.skip or "", want=test.want),))
 
 
 class Session:
@@ -130,37 +122,16 @@ class Session:
         from .report import reporters
 
         audience = reporters(self._options, sys.stdout, os.environ)
-        audience.hear(self._began(work))
-        self._tell_what_is_known(audience, work)
-        queue, leases = self._queue(work), self._leases(work)
-        ran = Engine(zygote, self._options, work.inventory, leases, queue, audience).run()
-        summary = dataclasses.replace(
-            ran, settled=(*work.settled(), *ran.settled), warnings=(*self._warnings, *ran.warnings)
-        )
-        self._learn(summary, work)
-        audience.hear(RunEnded(summary))
-        return exit_code(summary, self._options.allow_all_skipped)
-
-    def _began(self, work: Work) -> RunBegan:
-        return RunBegan(
-            tests=work.tests,
-            units=work.plan.units,
-            devices=work.inventory.names,
-            slots=self._options.jobs,
-            clock=time.time(),
-            seed=self._options.seed,
-            fake=work.inventory.fake,
-            repetitions=self._options.repeat or 1,
-        )
-
-    def _tell_what_is_known(self, audience: Audience, work: Work) -> None:
         if not work.tests:
             self._warnings.append("nothing was selected: no test has these names")
         for warning in self._warnings:
             audience.hear(Warned(warning))
-        for settled in work.settled():
-            audience.hear(TestEnded(settled.last, again=False))
-            audience.hear(TestSettled(settled))
+        queue, leases = self._queue(work), self._leases(work)
+        engine = Engine(zygote, self._options, work.inventory, leases, queue, audience)
+        summary = engine.run(work.plan, work.broken)
+        self._learn(summary, work)
+        audience.hear(RunEnded(dataclasses.replace(summary, warnings=(*self._warnings, *summary.warnings))))
+        return exit_code(summary, self._options.allow_all_skipped)
 
     def _queue(self, work: Work) -> Queue:
         first = order(self._options, self._last_failed.failed)
