@@ -137,7 +137,8 @@ class Engine(Watcher):
         self._tell(TestIsSlow(test, seconds, running.lease))
 
     def results(self, running: RunningUnit, results: Iterable[Result]) -> None:
-        again = [attempt.test for result in results if self._take(running.attempt(result, self._began))]
+        attempts = (running.attempt(result, self._began) for result in results)
+        again = [attempt.test for attempt in attempts if self._take(attempt)]
         if again:
             unit = running.unit
             self._add(unit, tuple(again), unit.attempt + 1)
