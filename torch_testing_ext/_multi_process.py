@@ -24,9 +24,10 @@ import torch
 import torch.distributed as dist
 
 from torch_testing_ext import _expect, _seeds, _torch, launch
-from torch_testing_ext._needs import TEST_SKIPS, Skipped, first_unmet
+from torch_testing_ext._needs import TEST_SKIPS, Skipped, TestSkip, first_unmet
 from torch_testing_ext._rank_process import RankProcess
 from torch_testing_ext._test_case import clean_expected
+from torch_testing_ext._timeouts import timeout_of
 from torch_testing_ext.common_utils import TestCase, set_rng_seed
 from torch_testing_ext.launch import settings, system
 
@@ -48,9 +49,13 @@ def get_timeout(test_id: str) -> float:
 class RankError(RuntimeError):
     """A rank raised, crashed, hung or got lost. The message tells of all ranks."""
 
+    outcome = launch.Outcome.ERROR
+
 
 class RankFailure(AssertionError):
     """An assertion failed in a rank, or the ranks disagree. The message tells of all ranks."""
+
+    outcome = launch.Outcome.FAILED
 
 
 class Interrupted(Exception):
@@ -216,7 +221,7 @@ class MultiProcessTestCase(TestCase):
         return verdict
 
     def _timeout(self) -> float | None:
-        return None if settings.read().debug_rank is not None else get_timeout(self.id())
+        return None if settings.read().debug_rank is not None else timeout_of(self) or get_timeout(self.id())
 
     def _watch(self, run: launch.Run, fn: Callable[[], Any], timeout: float | None) -> launch.Verdict:
         expected = launch.Expected(fn in self.skip_return_code_checks, self.special_return_code_checks.get(fn))
@@ -261,11 +266,13 @@ class MultiProcessTestCase(TestCase):
             case launch.Outcome.PASSED:
                 return
             case launch.Outcome.SKIPPED:
-                raise unittest.SkipTest(verdict.message)
+                raise Skipped(TestSkip(verdict.code or TEST_SKIPS["generic"].exit_code, verdict.message))
             case launch.Outcome.FAILED:
                 raise RankFailure(verdict.message)
             case _:
-                raise RankError(verdict.message)
+                error = RankError(verdict.message)
+                error.outcome = verdict.outcome
+                raise error
 
     def _tell_of_leftovers(self, reports: tuple[launch.RankReport, ...]) -> None:
         for report in reports:
@@ -286,7 +293,9 @@ class MultiProcessTestCase(TestCase):
         return f"{type(self).__qualname__}.{self._testMethodName}"
 
     def _command(self) -> str:
-        """The one command that runs just this test again, from here."""
+        """The one command that runs just this test again, from here. A result that stands for another runner knows."""
+        if (known := getattr(self._result, "command_of", None)) is not None:
+            return known(self)
         file = inspect.getsourcefile(type(self)) or "?"
         with suppress(ValueError):
             file = os.path.relpath(file)

@@ -7,7 +7,7 @@ verdict = judge(outcome...)     one outcome and one message for all of them
 
 from .client import CannotStart, Run, close, launch, new_directory
 from .job import Job, Named, Surroundings
-from .rank import Report
+from .rank import Report, summarize
 from .report import Ending, RankReport, now
 from .verdict import Case, Expected, Outcome, Verdict, judge
 from .watch import end, watch
@@ -31,5 +31,6 @@ __all__ = [
     "launch",
     "new_directory",
     "now",
+    "summarize",
     "watch",
 ]

@@ -119,7 +119,7 @@ def _pyproject(root: Path) -> Layer:
         text = file.read_text(encoding="utf-8") if file.exists() else ""
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{file} cannot be read: {error}") from None
-    if SECTION not in text:
+    if f"tool.{SECTION}" not in text:
         return Layer({}, {})
     toml = _toml_reader(file)
     try:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from . import listing
 from .devices import Inventory, inventory
@@ -21,10 +22,11 @@ from .leases import Leases
 from .model import Attempt, ExitCode, Outcome, Settled, Summary, Test, TestId, exit_code
 from .options import Action, Again, Options
 from .plan import Plan, order, plan, shard
-from .report import reporters
 from .schedule import Queue, typical_seconds
 from .select import Selection
-from .zygote import Discovery, Zygote
+
+if TYPE_CHECKING:  # names are checked before what runs tests is imported
+    from .zygote import Discovery, Zygote
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,8 @@ class Session:
         selection = Selection.of(self._options, self._root, self._here)
         known = test_files(self._options, self._root, self._here)
         files = selection.files(known)
+        from .zygote import Zygote
+
         with Zygote(self._root) as zygote:
             work = self._work(zygote, selection, files, known)
             match self._options.action:
@@ -73,8 +77,9 @@ class Session:
     # -- from names to work
 
     def _work(self, zygote: Zygote, selection: Selection, files: Sequence[str], known: Sequence[str]) -> Work:
-        discovery = zygote.discover(files)
         there = inventory(self._options, os.environ, *zygote.count_devices())
+        discovery = zygote.discover(files, there.most_at_once, self._options.jobs)
+        self._warnings.extend(discovery.warnings)
         tests, broken = self._mine(selection.tests(discovery.tests, known), discovery.broken)
         planned = plan(self._again(tests), there, self._durations.expected, self._options.repeat or 1)
         return Work(planned, broken, there, _discovered(discovery))
@@ -122,6 +127,7 @@ class Session:
 
     def _run(self, zygote: Zygote, work: Work) -> int:
         from .engine import Engine
+        from .report import reporters
 
         audience = reporters(self._options, sys.stdout, os.environ)
         audience.hear(self._began(work))

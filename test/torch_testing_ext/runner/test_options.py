@@ -157,7 +157,7 @@ class LayersTest(OptionsCase):
         self.write("pyproject.toml", "[tool.torch_testing_ext]\njobs = 3\n")
         with unittest.mock.patch.dict(sys.modules, {"tomllib": None, "tomli": None}):
             self.assertRefused(r"cannot read it. Install tomli, or .* \[torch_testing_ext\] of setup.cfg")
-            self.write("pyproject.toml", "[tool.ruff]\n")
+            self.write("pyproject.toml", "[tool.mypy]\nmodule = 'torch_testing_ext.runner'\n")
             self.choose()
 
     def test_ranks_do_not_mind_the_runners_variables(self):
