@@ -23,6 +23,12 @@ class RunBegan:
     fake: bool = False  # the devices do not exist
     repetitions: int = 1
 
+    @property
+    def results(self) -> int:
+        """How many will be settled: what is not in a unit need not run, and is not repeated."""
+        planned = {test.id for unit in self.units for test in unit.tests}
+        return sum(len(unit.tests) for unit in self.units) + sum(test.id not in planned for test in self.tests)
+
 
 @dataclass(frozen=True)
 class UnitBegan:

@@ -81,7 +81,8 @@ def story(settled: Sequence[Settled], policy: Policy | None = None, **run) -> It
     tests = tuple({one.test.id: one.test for one in settled}.values())
     attempts = [(one, each) for one in settled for each in one.attempts]
     units = {id(each): Unit(number, (each.test,)) for number, (_, each) in enumerate(attempts)}
-    began = RunBegan(tests, tuple(units.values()), **{"devices": (), "slots": 2, "clock": 1_790_000_000.0, **run})
+    first = tuple(units[id(one.attempts[0])] for one in settled)
+    began = RunBegan(tests, first, **{"devices": (), "slots": 2, "clock": 1_790_000_000.0, **run})
     yield began
     for one, each in attempts:
         yield from _attempt(units[id(each)], each, again=each is not one.last)

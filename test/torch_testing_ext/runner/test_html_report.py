@@ -31,10 +31,8 @@ OPEN = "[...document.querySelectorAll('.test[open]')].map((test) => test.id)"
 class InABrowserTest(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        cls.browser = cls.enterClassContext(Browser()) if hasattr(cls, "enterClassContext") else None
-        if cls.browser is None:  # Python 3.10
-            cls.browser = Browser().__enter__()
-            cls.addClassCleanup(cls.browser.__exit__)
+        cls.browser = Browser().__enter__()
+        cls.addClassCleanup(cls.browser.__exit__)
 
     def open(self, settled, fragment="", **run):
         folder = tempfile.TemporaryDirectory()

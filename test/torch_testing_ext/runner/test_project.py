@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import os
 import re
@@ -11,11 +12,11 @@ import subprocess
 import sys
 import tempfile
 import unittest
-import xml.etree.ElementTree as ET
 from dataclasses import dataclass
 from pathlib import Path
 
 from chromium_support import Browser, needs_chromium
+from junit_support import read_junit
 from project_model import RETRIES, copy_to, expected, last_line
 
 import torch_testing_ext
@@ -135,7 +136,7 @@ class ModelTest(unittest.TestCase):
         self.assertRegex(whole_run().console, r"\nskipped:\n(  .*\n)*  1  for want of 4096 ")
 
     def test_junit(self):
-        root = ET.fromstring(whole_run().report("x.xml").encode())
+        root = read_junit(whole_run().report("x.xml"))
         cases = {f"{case.get('classname')}::{case.get('name')}": case for case in root.iter("testcase")}
         self.assertEqual(len(cases), len(MODEL))
         for name, must in self.each():
@@ -166,7 +167,7 @@ class ModelTest(unittest.TestCase):
                 lanes.setdefault((event["pid"], event["tid"]), []).append((event["ts"], event["ts"] + event["dur"]))
         for lane, stays in lanes.items():
             stays.sort()
-            for (_, end), (begin, _) in zip(stays, stays[1:], strict=False):
+            for (_, end), (begin, _) in itertools.pairwise(stays):
                 self.assertLessEqual(end, begin, f"two units at a time on lane {lane}")
 
     @needs_chromium

@@ -10,9 +10,9 @@ import sys
 import tempfile
 import textwrap
 import unittest
-import xml.etree.ElementTree as ET
 from pathlib import Path
 
+from junit_support import read_junit
 from report_support import a_test, attempt, ended, every_outcome, ranks, story, tell, tries
 from test_html_report import history_of
 
@@ -25,13 +25,10 @@ from torch_testing_ext.runner.report.files import write_whole
 from torch_testing_ext.runner.report.history import Historian
 
 ROOT = Path(torch_testing_ext.__file__).parents[1]
-# What Surefire's schema allows within a test case, in its order.
-ORDER = ["failure", "rerunFailure", "flakyFailure", "skipped", "error", "rerunError", "flakyError", "system-out"]
-IN_A_RERUN = ["stackTrace", "system-out"]
 
 
 def cases(settled, policy=None, **run):
-    root = ET.fromstring(junit.render(history_of(settled, policy, **run)).encode())
+    root = read_junit(junit.render(history_of(settled, policy, **run)))
     return {case.get("name"): case for case in root.iter("testcase")}
 
 
@@ -41,7 +38,7 @@ def kinds(case):
 
 class JUnitTest(unittest.TestCase):
     def test_counts(self):
-        root = ET.fromstring(junit.render(history_of(every_outcome())).encode())
+        root = read_junit(junit.render(history_of(every_outcome())))
         expected = {"tests": "12", "failures": "2", "errors": "4", "skipped": "2"}
         self.assertEqual({name: root.get(name) for name in expected}, expected)
         for name in expected:
@@ -93,9 +90,8 @@ class JUnitTest(unittest.TestCase):
         logs = {"output": "o", "ranks": ranks(["r"])}
         for outcomes in many, many[:3], many[1:3], many[:1]:
             case = cases([tries("test_x", *outcomes, **logs)], Policy(fail_flaky=True))["test_x"]
-            self.assertEqual(kinds(case), sorted(kinds(case), key=ORDER.index))
-            for rerun in case:
-                self.assertIn([child.tag for child in rerun], ([], IN_A_RERUN))
+            self.assertEqual(len(kinds(case)), len(outcomes) + 1)
+            self.assertGreaterEqual(len(list(case.iter("system-out"))), len(outcomes))  # each attempt has its own
 
     def test_ranks_output_is_system_out(self):
         one = attempt("test_x", Outcome.FAILED, output="parent\n", ranks=ranks(["zero\n", "one\n"], "File x"))
@@ -108,8 +104,7 @@ class JUnitTest(unittest.TestCase):
     def test_every_character_is_legal(self):
         every = "".join(map(chr, range(0x300))) + "\ud800\udfff\ufffe\uffff\U0001f600]]>&<'\""
         one = attempt("test_" + every, Outcome.FAILED, message=every, output=every, ranks=ranks([every]))
-        words = junit.render(history_of([Settled((one,))]))
-        root = ET.fromstring(words.encode("utf-8"))
+        root = read_junit(junit.render(history_of([Settled((one,))])))
         self.assertIn("\\x00\\x01", root.find(".//failure").text)
         self.assertIn("]]>&<'\"", root.find(".//system-out").text)
 

@@ -65,11 +65,12 @@ class Console:
                 pass
 
     def _begin(self, run: RunBegan) -> None:
-        self._all, self._repetitions = len(run.tests) * run.repetitions, run.repetitions
+        self._all, self._repetitions = run.results, run.repetitions
         self._say(opening(run))
 
     def _settle(self, settled: Settled) -> None:
         self._done += 1
+        self._all = max(self._all, self._done)  # repeated until a failure: nobody knows how often
         failed = self.policy.verdict(settled.outcome) is Verdict.FAILED
         if failed or self.detail is not Verbosity.QUIET:
             self._attempt(settled.last, settled.outcome, text.word(settled), failed)

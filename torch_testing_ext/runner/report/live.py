@@ -57,7 +57,7 @@ class Live:
     def hear(self, event: Event) -> None:
         match event:
             case RunBegan():
-                self._all = len(event.tests) * event.repetitions
+                self._all = event.results
                 self._estimate = Estimate(event.units)
                 self._began = time.monotonic()
                 atexit.register(self._region.stop)  # whatever ends the run, the terminal gets its cursor back
@@ -80,10 +80,10 @@ class Live:
         longest_first = sorted(self._running.values(), key=lambda one: one[2])
         table = Table.grid(padding=(0, 2))
         table.add_column(justify="right", style="dim", no_wrap=True)
-        table.add_column(no_wrap=True, overflow="ellipsis")
+        table.add_column()  # the one that gives way on a narrow terminal
         table.add_column(style="dim", no_wrap=True)
         for test, lease, at in longest_first[:MOST_TESTS]:
-            table.add_row(text.duration(max(0.0, now - at)), Text(str(test.id)), text.place(lease))
+            table.add_row(text.duration(max(0.0, now - at)), _name(test), text.place(lease))
         more = len(longest_first) - MOST_TESTS
         tail = [Text(f"and {more} more", style="dim")] if more > 0 else []
         return Group(self._counts(now), table, *tail)
@@ -100,3 +100,8 @@ class Live:
         line = Table.grid(padding=(0, 2))
         line.add_row(bar, words)
         return line
+
+
+def _name(test: Test) -> Text:
+    """Without its folder: the end of a name says most."""
+    return Text(str(test.id).rpartition("/")[2], no_wrap=True, overflow="ellipsis")
