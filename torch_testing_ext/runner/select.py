@@ -119,9 +119,8 @@ def _begins(parts: Sequence[str], wanted: Sequence[str]) -> bool:
 
 
 def _suggestion(path: str, known: Sequence[str]) -> str:
-    last = (_parts(path) or [""])[-1]
-    stems = {part for file in known for part in _parts(file)[-2:]}
-    return nearest(path, known) or nearest(last, stems)
+    """Paths for a path; for a name without folders names without folders."""
+    return nearest(path, known if "/" in path else {_parts(file)[-1] for file in known})
 
 
 # -- tests
