@@ -17,7 +17,7 @@ from .channel import Channel, Message
 from .ending import Cause, End, Result, Story
 from .logs import rank_logs, read_ends
 from .loop import Timer
-from .model import Attempt, Lease, RankLog, Test, Unit
+from .model import Attempt, Lease, Test, Unit
 from .unit_order import UnitOrder
 from .zygote import FileProcess, Zygote
 
@@ -87,7 +87,7 @@ class RunningUnit:
         directory = self._zygote.directory / f"unit{self.unit.number}"
         kept = os.environ.get(LOGS)
         ranks = Path(kept) / directory.name if kept else directory / "ranks"
-        for path in (directory, ranks):
+        for path in (directory / "launches", ranks):
             path.mkdir(parents=True, exist_ok=True)
         return UnitOrder(
             self.unit.number,

@@ -31,6 +31,11 @@ class UnitOrder:
         return Path(self.directory, "stacks")
 
     @property
+    def launches(self) -> Path:
+        """What the launch layer needs while ranks run; it goes with the worker."""
+        return Path(self.directory, "launches")
+
+    @property
     def ranks(self) -> Path:
         return Path(self.ranks_in)
 

@@ -78,7 +78,7 @@ MODEL = {
         "RanksTest::test_crashes_in_one_rank": Must(Outcome.CRASHED, "rank 1 of 2 was killed by SIGSEGV"),
         "RanksTest::test_exits_in_one_rank": Must(Outcome.CRASHED, "rank 1 of 2 exited with code 0"),
         "RanksTest::test_hangs_in_one_rank": Must(Outcome.TIMEOUT, "rank 1 of 2 still running"),
-        "RanksTest::test_wants_devices": Must(Outcome.SKIPPED, "4096 accelerator", want="4096"),
+        "RanksTest::test_wants_devices": Must(Outcome.SKIPPED, "4096 devices", want="4096 devices"),
     },
     "test_flaky.py": {
         "FlakyTest::test_passes_on_the_third_attempt": Must(

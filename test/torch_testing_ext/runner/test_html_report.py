@@ -13,6 +13,7 @@ from torch_testing_ext.runner.events import RunEnded
 from torch_testing_ext.runner.model import Lease, Outcome, Policy, Settled
 from torch_testing_ext.runner.report import html, picture
 from torch_testing_ext.runner.report.history import Historian
+from torch_testing_ext.runner.report.text import printable
 
 
 def history_of(settled, policy=None, **run):
@@ -137,11 +138,11 @@ class InABrowserTest(unittest.TestCase):
         bad = (
             "</pre></script><script>window.broken = 1</script><img src=x onerror='window.broken = 1'>\x00\x1b[31m\udc80"
         )
-        name = "test_<b>bold</b>"
+        name = "test_<b>bold</b>\x00\udc80"
         self.open((Settled((attempt(name, Outcome.FAILED, message=bad, output=bad, ranks=ranks([bad])),)),))
         self.assertIsNone(self.ask("window.broken"))
         self.assertIn("</script><script>window.broken", self.ask("document.querySelector('pre.message').textContent"))
-        self.assertEqual(self.ask("document.querySelector('.name b').textContent"), name)
+        self.assertEqual(self.ask("document.querySelector('.name b').textContent"), printable(name))
         self.assertEqual(self.browser.complaints(), [])
 
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import enum
-import os
 import sys
 from collections.abc import Mapping
-from contextlib import suppress
 from typing import Protocol, TextIO
 
 from ..model import Outcome
@@ -42,11 +40,6 @@ class Paper:
         self._broken = True
         if not isinstance(error, BrokenPipeError):  # whoever closed the pipe knows
             print(f"run_test.py: the console report ends here: {error}", file=sys.stderr)
-        # What the stream still holds back would fail again when the interpreter exits, and change the exit code.
-        with suppress(OSError):
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, self.stream.fileno())
-            os.close(nowhere)
 
 
 class Ink(enum.Enum):

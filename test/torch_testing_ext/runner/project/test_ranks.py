@@ -51,7 +51,7 @@ class RanksTest(MultiProcessTestCase):
             sys.stdout.flush()
             os._exit(0)
 
-    @timeout(2)
+    @timeout(1)
     def test_hangs_in_one_rank(self):
         if self.rank == 1:
             threading.Event().wait(600)
