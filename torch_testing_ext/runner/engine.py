@@ -140,10 +140,10 @@ class Engine(Watcher):
         self._tell(TestIsSlow(test, seconds, running.lease))
 
     def results(self, running: RunningUnit, results: Iterable[Result]) -> None:
-        again = [attempt.test for result in results if self._take(running.attempt(result, self._began))]
+        attempts = [running.attempt(result, self._began) for result in results]
+        again = tuple(attempt.test for attempt in attempts if self._take(attempt))
         if again:
-            unit = running.unit
-            self._add(unit, tuple(again), unit.attempt + 1)
+            self._add(running.unit, again, running.unit.attempt + 1)
 
     def unit_ended(self, running: RunningUnit, results: list[Result], rest: list[int]) -> None:
         unit = running.unit

@@ -31,6 +31,11 @@ class UnitOrder:
         return Path(self.directory, "stacks")
 
     @property
+    def session(self) -> Path:
+        """The launch layer's own."""
+        return Path(self.directory, "session")
+
+    @property
     def ranks(self) -> Path:
         return Path(self.ranks_in)
 

@@ -50,7 +50,7 @@ def _settle_in(order: UnitOrder, log: int) -> None:
     cut_off(log)
     os.environ.update(order.environ)
     _show_stacks(order.stacks)
-    client.work_in(Path(order.directory))
+    client.work_in(order.session)
     fitness.born_again()  # its parents were looked at before they forked it
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
 
