@@ -16,7 +16,7 @@ from typing import NoReturn
 from ..launch import fitness, system
 from . import file_process, nanny
 from .channel import Channel, Message
-from .parent import Parent, collapse_memory
+from .parent import Parent
 from .unit_order import UnitOrder
 
 
