@@ -255,7 +255,7 @@ def session_directory() -> Path:
 
 
 def work_in(directory: Path) -> None:
-    """Keep the files of this process's runs there; who gave us the directory removes it."""
+    """Keep the files of this process's runs there, in a directory that is theirs alone: it goes with them."""
     global _session, _owner
     _forget()
     _session, _owner = directory, os.getpid()

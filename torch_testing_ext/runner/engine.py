@@ -21,6 +21,7 @@ from .events import (
     Reporter,
     RunBegan,
     Running,
+    RunEnded,
     Stopping,
     TestBegan,
     TestEnded,
@@ -67,7 +68,7 @@ class Engine(Watcher):
         self._numbers = itertools.count()
 
     def run(self, plan: Plan, broken: Sequence[Attempt] = ()) -> Summary:
-        """Everything of the plan, to its end, which is not told: `broken` are files that could not be imported."""
+        """Everything of the plan, to its end. `broken`: files that could not be imported."""
         self._began = time.monotonic()
         self._numbers = itertools.count(max((unit.number for unit in plan.units), default=-1) + 1)
         self._tell_of_beginning(plan, broken)
@@ -75,7 +76,9 @@ class Engine(Watcher):
             self._settle_at_once(attempt)
         with attention(self._zygote.loop, self._interrupt, self._ask):
             self._run_all(plan)
-        return self._summary()
+        summary = self._summary()
+        self._tell(RunEnded(summary))
+        return summary
 
     def _tell(self, event: Event) -> None:
         self._reporter.hear(event)
@@ -137,11 +140,10 @@ class Engine(Watcher):
         self._tell(TestIsSlow(test, seconds, running.lease))
 
     def results(self, running: RunningUnit, results: Iterable[Result]) -> None:
-        attempts = (running.attempt(result, self._began) for result in results)
-        again = [attempt.test for attempt in attempts if self._take(attempt)]
+        attempts = [running.attempt(result, self._began) for result in results]
+        again = tuple(attempt.test for attempt in attempts if self._take(attempt))
         if again:
-            unit = running.unit
-            self._add(unit, tuple(again), unit.attempt + 1)
+            self._add(running.unit, again, running.unit.attempt + 1)
 
     def unit_ended(self, running: RunningUnit, results: list[Result], rest: list[int]) -> None:
         unit = running.unit

@@ -9,10 +9,8 @@ from __future__ import annotations
 import os
 import signal
 import traceback
-from collections import deque
 from collections.abc import Callable, Container
 from contextlib import suppress
-from functools import partial
 from multiprocessing.connection import wait
 from typing import NoReturn
 
@@ -27,7 +25,6 @@ class Parent:
         self._kept = kept  # children that are not ours to end before we end ourselves
         self.children: dict[int, int] = {}  # by pid the number that our client gave
         self._wakeups: tuple[int, int] = (-1, -1)
-        self._chores: deque[Callable[[], object]] = deque()
 
     def serve(self) -> None:
         """Until told to end, or until nobody is left who could tell."""
@@ -37,10 +34,6 @@ class Parent:
                     pass
         finally:
             self._end_all()
-
-    def do_later(self, *chores: Callable[[], object]) -> None:
-        """When there is nothing else to do."""
-        self._chores.extend(chores)
 
     def obey(self, order: Message) -> None:
         raise NotImplementedError
@@ -74,15 +67,13 @@ class Parent:
             os._exit(1)
 
     def _step(self) -> bool:
-        ready = wait([self.channel, self._wakeups[0]], timeout=0 if self._chores else None)  # type: ignore[list-item]
+        ready = wait([self.channel, self._wakeups[0]])  # type: ignore[list-item]
         if self._wakeups[0] in ready:
             if signal.SIGTERM in drain(self._wakeups[0]):
                 return False
             self._reap()
         if self.channel in ready:  # type: ignore[comparison-overlap]
             return self._listen()
-        if not ready and self._chores:
-            self._chores.popleft()()
         return True
 
     def _listen(self) -> bool:
@@ -135,7 +126,3 @@ def end_others(known: Container[int]) -> list[str]:
                 os.waitpid(pid, 0)
     return names
 
-
-def collapse_memory(parent: Parent) -> None:
-    """Gather this process's memory into huge pages, piece by piece: forks then copy far fewer page tables."""
-    parent.do_later(*(partial(system.collapse, *region) for region in system.memory_regions()))

@@ -53,6 +53,8 @@ class Telling(unittest.TestResult):
 
     def stopTest(self, test: unittest.TestCase) -> None:
         super().stopTest(test)
+        if not self._outcomes and sys.exc_info()[1] is not None:
+            self._failed(test, sys.exc_info(), Outcome.ERROR)  # KeyboardInterrupt: unittest lets it pass
         outcome = self._outcome()
         message = "\n\n".join(self._messages)
         if message and outcome is not Outcome.SKIPPED and outcome is not Outcome.EXPECTED_FAILURE:

@@ -17,7 +17,7 @@ from .channel import Channel, Message
 from .ending import Cause, End, Result, Story
 from .logs import rank_logs, read_ends
 from .loop import Timer
-from .model import Attempt, Lease, Test, Unit
+from .model import Attempt, Lease, RankLog, Test, Unit
 from .unit_order import UnitOrder
 from .zygote import FileProcess, Zygote
 
@@ -87,9 +87,8 @@ class RunningUnit:
         directory = self._zygote.directory / f"unit{self.unit.number}"
         kept = os.environ.get(LOGS)
         ranks = Path(kept) / directory.name if kept else directory / "ranks"
-        for path in (directory / "launches", ranks):
-            path.mkdir(parents=True, exist_ok=True)
-        return UnitOrder(
+        ranks.mkdir(parents=True, exist_ok=True)
+        order = UnitOrder(
             self.unit.number,
             str(self._file.path),
             str(self._zygote.root),
@@ -100,6 +99,8 @@ class RunningUnit:
             str(ranks),
             {**environ, LOGS: str(ranks), **({STREAM: "1"} if stream else {})},
         )
+        order.session.mkdir(parents=True)
+        return order
 
     # -- what it is asked
 

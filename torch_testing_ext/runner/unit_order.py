@@ -31,9 +31,9 @@ class UnitOrder:
         return Path(self.directory, "stacks")
 
     @property
-    def launches(self) -> Path:
-        """What the launch layer needs while ranks run; it goes with the worker."""
-        return Path(self.directory, "launches")
+    def session(self) -> Path:
+        """The launch layer's own."""
+        return Path(self.directory, "session")
 
     @property
     def ranks(self) -> Path:

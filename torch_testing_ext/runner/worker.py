@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from .. import launch
-from .._timeouts import ATTRIBUTE as TIMEOUT
 from ..launch import client, fitness, system
 from ..launch.rank import cut_off
+from .._timeouts import ATTRIBUTE as TIMEOUT
 from .channel import Channel
 from .result import Telling
 from .unit_order import UnitOrder
@@ -50,7 +50,7 @@ def _settle_in(order: UnitOrder, log: int) -> None:
     cut_off(log)
     os.environ.update(order.environ)
     _show_stacks(order.stacks)
-    client.work_in(order.launches)
+    client.work_in(order.session)
     fitness.born_again()  # its parents were looked at before they forked it
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
 
@@ -99,3 +99,4 @@ def _end_compile_workers() -> None:
     room: Any = sys.modules.get("torch_testing_ext._torch")
     if room is not None:
         room.end_compile_workers()
+

@@ -183,8 +183,8 @@ class Zygote:
 
     def discover(self, files: Iterable[str], devices: int = 0, jobs: int | None = None) -> Discovery:
         """Import files (relative to the root) and list their tests. `devices`: how many the run has."""
-        waiting = deque(self.file(name, devices) for name in files)
-        opened = list(waiting)
+        opened = [self.file(name, devices) for name in files]
+        waiting = deque(file for file in opened if file.state is State.CLOSED)
         opening: list[FileProcess] = []
         while waiting or opening:
             while waiting and len(opening) < (jobs or system.cores()):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import xml.etree.ElementTree as ET
 from collections import Counter
 from collections.abc import Iterator
@@ -138,7 +139,7 @@ class _Page:
 
     def _account(self, one: Settled) -> Iterator[ET.Element]:
         yield node("p", self._circumstances(one), class_="facts")
-        again = node("code", f"{self._command} {one.test.id}")
+        again = node("code", f"{self._command} {shlex.quote(str(one.test.id))}")
         yield node("div", again, node("button", "copy", class_="copy", type="button"), class_="again")
         for attempt in one.attempts:
             if len(one.attempts) > 1:
@@ -147,7 +148,8 @@ class _Page:
 
     def _circumstances(self, one: Settled) -> str:
         test, place = one.test, text.place(one.last.lease)
-        parts = [text.word(one), text.count(test.world_size, "rank"), *([f"on {place}"] if place else [])]
+        parts = [text.word(one), *([f"{test.world_size} ranks"] if test.world_size > 1 else [])]
+        parts += [f"on {place}"] if place else []
         parts += [f"for want of {one.last.want}"] if one.last.want else []
         return " \N{MIDDLE DOT} ".join(parts)
 

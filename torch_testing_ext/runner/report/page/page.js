@@ -48,6 +48,7 @@ document.addEventListener("keydown", (event) => {
   }
 });
 for (const button of all("button.copy")) {
+  button.hidden = !navigator.clipboard;
   button.addEventListener("click", async () => {
     await navigator.clipboard.writeText(button.previousElementSibling.textContent);
     button.textContent = "copied";
