@@ -221,6 +221,12 @@ class OtherRunsTest(unittest.TestCase):
                 if code != 4:
                     self.assertRegex(run.console.splitlines()[-1], r"^0 passed, 0 failed, \d skipped$")
 
+    def test_the_list_agrees_with_what_runs(self):
+        listed = self.run_test("--list", "--json")
+        found = json.loads(listed.console)
+        names = {one["id"] for one in found["tests"]} | {one["file"] for one in found["broken"]}
+        self.assertEqual(names, set(MODEL))
+
     def test_flaky_and_leaked_can_count_as_failed(self):
         names = ["test_flaky.py", "test_crashing.py::CrashingTest::test_leaks_a_process"]
         run = self.run_test(*names, "--retries=2", "--flaky=fail", "--leaked=fail")
