@@ -5,7 +5,7 @@ from pathlib import Path
 from setuptools import find_packages, setup
 
 HERE = Path(__file__).parent
-DEV = ["pytest>=7.4", "pytest-xdist>=3.3", "numpy", "ruff", "mypy"]
+DEV = ["pytest>=7.4", "pytest-xdist>=3.3", "numpy", "rich", "ruff", "mypy"]
 
 setup(
     name="torch-testing-ext",
@@ -16,10 +16,10 @@ setup(
     license="BSD-3-Clause",
     license_files=["LICENSE"],
     packages=find_packages(include=["torch_testing_ext", "torch_testing_ext.*"]),
-    package_data={"torch_testing_ext": ["py.typed"]},
+    package_data={"torch_testing_ext": ["py.typed", "runner/report/page/*"]},
     python_requires=">=3.10",
     install_requires=["torch>=2.11", "expecttest", "hypothesis"],
-    extras_require={"test": DEV},
+    extras_require={"test": DEV, "ui": ["rich>=13"]},
     classifiers=[
         "Framework :: Pytest",
         "Intended Audience :: Developers",

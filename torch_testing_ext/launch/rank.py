@@ -200,7 +200,8 @@ def _listen(job: Job, rank: int, link: socket.socket) -> None:
     """
     link.setblocking(False)
     stacks = os.open(job.stacks(rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-    faulthandler.unregister(system.DUMP_STACKS)  # inherited, it would keep its place before the new handler
+    # One that our parent registered would count as registered still, although the next line takes its handler away.
+    faulthandler.unregister(system.DUMP_STACKS)
     signal.signal(system.DUMP_STACKS, lambda *_: None)
     signal.set_wakeup_fd(link.fileno(), warn_on_full_buffer=False)
     faulthandler.enable(file=stacks)

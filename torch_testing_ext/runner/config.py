@@ -16,21 +16,18 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
-from ..launch.settings import RUNNER_PREFIX
 from .names import nearest
-from .options import Options
+from .options import Options, UsageError
 from .switches import SWITCHES, Switch, truth
 
 SECTION = "torch_testing_ext"
+# launch/settings.py leaves these to us. It is not asked for the name: that would import all of launch/ for --help.
+PREFIX = "TORCH_TESTING_EXT_RUN_"
 DEFAULT = "default"
 COMMAND_LINE = "command line"
 EXIT_CODES = """\
 exit codes: 0 all passed; 1 failures; 2 interrupted; 3 an error of our own; 4 this was not understood;
 5 nothing selected; 6 all that was selected was skipped for want of devices"""
-
-
-class UsageError(ValueError):
-    """What a user wrote is not understood; nothing is run."""
 
 
 @dataclass(frozen=True)
@@ -64,12 +61,14 @@ def choose(argv: Sequence[str], environ: Mapping[str, str], root: Path, here: Pa
     for layer in layers:
         values.update(layer.values)
         places.update(layer.places)
-    return Chosen(_settle(Options(**values)), places)
+    return Chosen(_settle(Options(**values), places), places)
 
 
-def _settle(options: Options) -> Options:
+def _settle(options: Options, places: Mapping[str, str]) -> Options:
     if options.gpus is not None and options.fake_gpus is not None:
         raise UsageError("--gpus and --fake-gpus exclude each other: devices are either real or not")
+    if options.drop_in is not None and places["tests"] == DEFAULT:
+        options = dataclasses.replace(options, tests=_resolved(Options().tests, options.drop_in))
     return dataclasses.replace(options, shuffle=options.shuffle or options.seed is not None)
 
 
@@ -120,7 +119,7 @@ def _pyproject(root: Path) -> Layer:
         text = file.read_text(encoding="utf-8") if file.exists() else ""
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{file} cannot be read: {error}") from None
-    if SECTION not in text:
+    if f"tool.{SECTION}" not in text:
         return Layer({}, {})
     toml = _toml_reader(file)
     try:
@@ -160,10 +159,10 @@ def _from_file(section: Mapping[str, str], file: Path, root: Path) -> Layer:
 
 
 def _environment(environ: Mapping[str, str], here: Path) -> Layer:
-    known = {RUNNER_PREFIX + field.upper(): field for field, switch in SWITCHES.items() if switch.configurable}
+    known = {PREFIX + field.upper(): field for field, switch in SWITCHES.items() if switch.configurable}
     values, places = {}, {}
     for name, text in environ.items():
-        if not name.startswith(RUNNER_PREFIX) or not text:
+        if not name.startswith(PREFIX) or not text:
             continue
         if name not in known:
             raise UsageError(f"{name} is not a variable of run_test.py.{nearest(name, known)}")

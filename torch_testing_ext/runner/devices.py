@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from ..launch.settings import PREFIX
 from .model import Lease
 from .names import nearest
-from .options import Gpus, Options
+from .options import Gpus, Options, UsageError
 
 FAKE_DEVICES = PREFIX + "FAKE_DEVICES"
 NONE = "-1"  # an empty mask hides everything from CUDA, nothing from HIP: no device has this number
@@ -39,26 +39,26 @@ class Inventory:
 
 
 def inventory(options: Options, environ: Mapping[str, str], kind: str | None, count: int) -> Inventory:
-    """`kind` and `count` are what a process sees that inherits `environ`. Raises ValueError for --gpus it has not."""
+    """`kind` and `count` are what a process sees that inherits `environ`. Raises UsageError for --gpus it has not."""
     if options.fake_gpus is not None:
         return Inventory(tuple(map(str, range(options.fake_gpus))), kind, fake=True)
     if kind is None or not count:
         return _chosen(options.gpus, Inventory())
     if kind not in MASKS and count > 1:
-        raise ValueError(f"no variable is known that shows a process some of {count} {kind} devices; use --gpus 0")
-    return _chosen(options.gpus, Inventory(_visible(_inherited(environ, kind), count), kind))
+        raise UsageError(f"no variable is known that shows a process some of {count} {kind} devices; use --gpus 0")
+    return _chosen(options.gpus, Inventory(_visible(_inherited(environ, kind), kind, count), kind))
 
 
 def _chosen(gpus: Gpus, there: Inventory) -> Inventory:
     names = there.names
     if isinstance(gpus, int):
         if gpus > len(names):
-            raise ValueError(f"--gpus {gpus}: only {len(names)} are visible{_named(names)}")
+            raise UsageError(f"--gpus {gpus}: only {len(names)} are visible{_named(names)}")
         names = names[:gpus]
     elif gpus is not None:
         for name in gpus:
             if name not in names:
-                raise ValueError(f"--gpus: {name} is not visible{_named(names)}.{nearest(name, names)}")
+                raise UsageError(f"--gpus: {name} is not visible{_named(names)}.{nearest(name, names)}")
         names = gpus
     return Inventory(names, there.kind)
 
@@ -71,11 +71,12 @@ def _inherited(environ: Mapping[str, str], kind: str) -> str | None:
     return next((environ[name] for name in MASKS.get(kind, ()) if environ.get(name)), None)
 
 
-def _visible(mask: str | None, count: int) -> tuple[str, ...]:
+def _visible(mask: str | None, kind: str, count: int) -> tuple[str, ...]:
     """The names of the devices that are seen through the mask."""
     if mask is None:
         return tuple(map(str, range(count)))
-    entries = [_as_read(entry) for entry in mask.split(",")]
+    read = str.strip if kind == "xpu" else _as_cuda_reads  # 0.1 is a part of a device to Level Zero
+    entries = [read(entry) for entry in mask.split(",")]
     if _is_mig(entries[0]):
         return _mig_instances(entries)
     return tuple(entries[:count])
@@ -95,8 +96,8 @@ def _is_mig(name: str) -> bool:
     return name.startswith("MIG-")
 
 
-def _as_read(entry: str) -> str:
-    """CUDA reads a number as C does: blanks and a sign before it do not matter, nor what follows it."""
+def _as_cuda_reads(entry: str) -> str:
+    """A number as C reads it: blanks and a sign before it do not matter, nor what follows it."""
     number = re.match(r"\s*\+?0*(\d+)", entry)
     return number[1] if number else entry.strip()
 

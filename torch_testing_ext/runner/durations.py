@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from .cache import Remembered, Warn
-from .model import Outcome, Policy, Settled, TestId, Verdict
+from .model import Outcome, Settled, Summary, TestId
 
 # Outcomes that say how long the test takes when nothing is wrong with it.
 TELLING = (Outcome.PASSED, Outcome.EXPECTED_FAILURE)
@@ -60,15 +60,19 @@ class LastFailed:
         """A file that could not be imported stands for all its tests."""
         return str(test) in self._failed or test.file in self._failed
 
-    def learn(self, settled: Iterable[Settled], policy: Policy) -> None:
-        settled = tuple(settled)
-        passed = {str(one.test.id) for one in settled} | {one.test.id.file for one in settled}
-        failed = [str(one.test.id) for one in settled if policy.verdict(one.outcome) is Verdict.FAILED]
-        if passed:
-            self._remembered.update(lambda known: _replace(known, passed, failed))
+    def learn(self, summary: Summary, there: Iterable[TestId]) -> None:
+        """`there` are the tests that exist in the files that were looked into: what else these had is gone."""
+        there = frozenset(there)
+        files = {test.file for test in there}
+        failed = {str(one.test.id) for one in summary.failures}
+        settled = {str(one.test.id) for one in summary.settled}
+        here = {str(test) for test in there}
 
+        def change(known: dict[str, Any]) -> None:
+            for test in list(known):
+                if test in settled or (test.partition("::")[0] in files and test not in here):
+                    del known[test]
+            known.update(dict.fromkeys(failed, True))
 
-def _replace(known: dict[str, Any], settled: Iterable[str], failed: Iterable[str]) -> None:
-    for test in settled:
-        known.pop(test, None)
-    known.update(dict.fromkeys(failed, True))
+        if settled:
+            self._remembered.update(change)

@@ -22,7 +22,6 @@ from .events import (
     Reporter,
     RunBegan,
     Running,
-    RunEnded,
     Stopping,
     TestBegan,
     TestEnded,
@@ -70,7 +69,7 @@ class Engine(Watcher):
         self._numbers = itertools.count()
 
     def run(self, plan: Plan, broken: Sequence[Attempt] = ()) -> Summary:
-        """Everything of the plan, to its end. `broken`: files that could not be imported."""
+        """Everything of the plan, to its end, which is not told: `broken` are files that could not be imported."""
         self._began = time.monotonic()
         self._numbers = itertools.count(max((unit.number for unit in plan.units), default=-1) + 1)
         self._tell_of_beginning(plan, broken)
@@ -78,9 +77,7 @@ class Engine(Watcher):
             self._settle_at_once(attempt)
         with attention(self._zygote.loop, self._interrupt, self._ask):
             self._run_all(plan)
-        summary = self._summary()
-        self._tell(RunEnded(summary))
-        return summary
+        return self._summary()
 
     def _tell(self, event: Event) -> None:
         self._reporter.hear(event)

@@ -12,13 +12,14 @@ from collections.abc import Callable
 from fnmatch import fnmatchcase
 
 from .model import TestId
+from .options import UsageError
 
 Matches = Callable[[TestId], bool]
 _TOKEN = re.compile(r"[()]|[^\s()]+")
 
 
 def compile(text: str) -> Matches:
-    """Raises ValueError that shows where the expression is wrong."""
+    """Raises UsageError that shows where the expression is wrong."""
     return _Parser(text).parse()
 
 
@@ -63,7 +64,7 @@ class _Parser:
 
     def _wrong(self, expected: str) -> Matches:
         place = f"{self._tokens[0][0]!r} at column {self._tokens[0][1] + 1}" if self._tokens else "its end"
-        raise ValueError(f"-k {self._text!r}: {expected} is expected in place of {place}")
+        raise UsageError(f"-k {self._text!r}: {expected} is expected in place of {place}")
 
 
 def _either(one: Matches, other: Matches) -> Matches:

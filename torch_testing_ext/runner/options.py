@@ -10,6 +10,10 @@ from pathlib import Path
 from .model import Policy
 
 
+class UsageError(ValueError):
+    """What a user wrote is not understood; nothing is run."""
+
+
 class Again(enum.Enum):
     """What the failures of the last run are to this one."""
 
@@ -87,6 +91,7 @@ class Options:
     junit: Path | None = None
     report: Path | None = None
     trace: Path | None = None
+    results: Path | None = None
     allow_all_skipped: bool = False
 
     action: Action = Action.RUN

@@ -9,7 +9,7 @@ Who does not fit into what is free, or is pushed back by later arrivals, is over
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,7 +37,7 @@ class Queue:
 
     def __init__(self, units: Iterable[Unit], devices: int, slots: int, order: Order = no_preference):
         units = tuple(units)
-        typical = _typical_seconds(units)
+        typical = typical_seconds(units)
         on_devices = [unit for unit in units if unit.devices]
         on_slots = [unit for unit in units if not unit.devices]
         self._on_devices = _Line(on_devices, devices, lambda unit: unit.devices, order, typical)
@@ -58,7 +58,7 @@ class Queue:
         return (*self._on_devices.clear(), *self._on_slots.clear())
 
 
-def _typical_seconds(units: tuple[Unit, ...]) -> float:
+def typical_seconds(units: Sequence[Unit]) -> float:
     known = [unit.seconds for unit in units if unit.seconds is not None]
     return statistics.median(known) if known else UNKNOWN
 

@@ -14,11 +14,7 @@ from pathlib import Path, PurePosixPath
 from . import keyword
 from .model import Test, TestId
 from .names import nearest
-from .options import Options
-
-
-class UnknownName(ValueError):
-    """Nothing has this name."""
+from .options import Options, UsageError
 
 
 class _Near(enum.IntEnum):
@@ -67,7 +63,7 @@ class Selection:
         return cls(read((*options.names, *options.include)), read(options.exclude), matches)
 
     def files(self, known: Sequence[str]) -> tuple[str, ...]:
-        """Those to import. Raises UnknownName."""
+        """Those to import. Raises UsageError."""
         included = {file for name in self.included for file in _files(name, known)} if self.included else set(known)
         excluded = {file for name in self.excluded for file in _files(name, known) if not name.inner}
         return tuple(file for file in known if file in included - excluded)
@@ -75,7 +71,7 @@ class Selection:
     def tests(self, known: Sequence[Test], files: Sequence[str]) -> tuple[Test, ...]:
         """Those to run of the tests known, which are those of all files but the broken and the unwanted.
 
-        Raises UnknownName.
+        Raises UsageError.
         """
         included = [_means(name, known, files) for name in self.included]
         excluded = [_means(name, known, files) for name in self.excluded]
@@ -97,7 +93,7 @@ def _files(name: _Name, known: Sequence[str]) -> tuple[str, ...]:
     near = {file: _nearness(name.path, file) for file in known}
     least = min(near.values(), default=_Near.NOT)
     if least is _Near.NOT:
-        raise UnknownName(f"{name.text}: no test file is called so, or begins so.{_suggestion(name.path, known)}")
+        raise UsageError(f"{name.text}: no test file is called so, or begins so.{_suggestion(name.path, known)}")
     return tuple(file for file in known if near[file] is least)
 
 
@@ -123,9 +119,8 @@ def _begins(parts: Sequence[str], wanted: Sequence[str]) -> bool:
 
 
 def _suggestion(path: str, known: Sequence[str]) -> str:
-    last = (_parts(path) or [""])[-1]
-    stems = {part for file in known for part in _parts(file)[-2:]}
-    return nearest(path, known) or nearest(last, stems)
+    """Paths for a path; for a name without folders names without folders."""
+    return nearest(path, known if "/" in path else {_parts(file)[-1] for file in known})
 
 
 # -- tests
@@ -143,7 +138,7 @@ def _means(name: _Name, known: Sequence[Test], files: Sequence[str]) -> Callable
     if in_files - {test.file for test in there}:
         return lambda test: False  # it may be in a file whose tests are not known
     names = ["::".join(part) for test in there for part in ((test.cls,), (test.method,), (test.cls, test.method))]
-    raise UnknownName(f"{name.text}: no test there is called so, or begins so.{nearest('::'.join(name.inner), names)}")
+    raise UsageError(f"{name.text}: no test there is called so, or begins so.{nearest('::'.join(name.inner), names)}")
 
 
 def _exactly(inner: Sequence[str]) -> Callable[[TestId], bool]:

@@ -51,7 +51,7 @@ def gpus(text: str) -> Gpus:
     names = tuple(name.strip() for name in text.split(",") if name.strip())
     if "," not in text and text.isdecimal():
         return int(text)
-    if not names or len(set(names)) < len(names):
+    if not names or len(set(names)) < len(names) or "-1" in names:
         raise ValueError(f"{text!r} is not auto, a number of devices, or a list such as 0,2 (of one device: 0,)")
     return names
 
@@ -165,6 +165,7 @@ SWITCHES = {
     "junit": Switch(("--junit",), path, "write JUnit XML", "FILE"),
     "report": Switch(("--report",), path, "write an HTML page", "FILE"),
     "trace": Switch(("--trace",), path, "write a trace for Perfetto", "FILE"),
+    "results": Switch(("--results",), path, "write all that is known as JSON", "FILE"),
     "allow_all_skipped": Switch(("--allow-all-skipped",), truth, "exit 0 where all was skipped for want of devices"),
     # otherwise
     "action": Switch(

@@ -332,7 +332,6 @@ class FileProcess:
             self._channel.send({"order": "kill", "number": unit})
 
 
-
 @dataclass(frozen=True)
 class _Start:
     """A unit to be started; the ends of its channels that go to its processes."""
