@@ -9,7 +9,8 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 from .attention import attention
 from .devices import Inventory, environment_of
@@ -64,6 +65,7 @@ class Engine(Watcher):
         self._unfinished: list[Test] = []
         self._stopping = False
         self._interrupts = 0
+        self._question: _Question | None = None
         self._numbers = itertools.count()
 
     def run(self, plan: Plan, broken: Sequence[Attempt] = ()) -> Summary:
@@ -101,7 +103,7 @@ class Engine(Watcher):
         while self._running:
             self._zygote.loop.step()
             self._begin_what_fits()
-            if not self._running and self._options.until_failure and not self._stopping:
+            if not self._running and self._options.endless and not self._stopping:
                 self._repeat(plan)
 
     def _repeat(self, plan: Plan) -> None:
@@ -206,26 +208,14 @@ class Engine(Watcher):
     # -- somebody asks what is running
 
     def _ask(self) -> None:
-        asked = tuple(self._running.values())
-        answers: dict[int, str] = {}
-        told = False
+        if self._question is None:
+            self._question = _Question(tuple(self._running.values()), self._answer)
+            self._zygote.loop.after(PATIENCE_FOR_STACKS, self._question.close)
+            self._question.ask()
 
-        def tell() -> None:
-            nonlocal told
-            if not told:
-                told = True
-                self._tell(Asked(tuple(_describe(one, answers.get(one.unit.number, "")) for one in asked)))
-
-        def answer(number: int, stacks: str) -> None:
-            answers[number] = stacks
-            if len(answers) == len(asked):
-                tell()
-
-        if not asked:
-            tell()
-        for running in asked:
-            running.ask_for_stacks(lambda stacks, number=running.unit.number: answer(number, stacks))  # type: ignore[misc]
-        self._zygote.loop.after(PATIENCE_FOR_STACKS, tell)
+    def _answer(self, event: Asked) -> None:
+        self._question = None
+        self._tell(event)
 
     # -- with -s: what tests print, as it comes
 
@@ -252,5 +242,32 @@ def _skipped(test: Test) -> Attempt:
     return Attempt(test, Outcome.SKIPPED, test.skip or "", want=test.want, lease=Lease())
 
 
-def _describe(running: RunningUnit, stacks: str) -> Running:
-    return Running(running.test, running.lease, running.seconds, stacks)
+class _Question:
+    """Where are they? Answered when all have said so, or at the end of patience."""
+
+    def __init__(self, asked: Sequence[RunningUnit], answer: Callable[[Asked], object]):
+        self._asked = asked
+        self._answer = answer
+        self._stacks: dict[int, str] = {}
+        self._closed = False
+
+    def ask(self) -> None:
+        for running in self._asked:
+            running.ask_for_stacks(partial(self._hear, running.unit.number))
+        self._close_if_complete()
+
+    def _hear(self, unit: int, stacks: str) -> None:
+        self._stacks[unit] = stacks
+        self._close_if_complete()
+
+    def _close_if_complete(self) -> None:
+        if len(self._stacks) == len(self._asked):
+            self.close()
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._answer(Asked(tuple(map(self._describe, self._asked))))
+
+    def _describe(self, running: RunningUnit) -> Running:
+        return Running(running.test, running.lease, running.seconds, self._stacks.get(running.unit.number, ""))

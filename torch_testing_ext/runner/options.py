@@ -100,5 +100,9 @@ class Options:
     drop_in: Path | None = None
 
     @property
+    def endless(self) -> bool:
+        return self.until_failure and self.repeat is None
+
+    @property
     def policy(self) -> Policy:
         return Policy(fail_flaky=self.flaky is CountAs.FAIL, fail_leaked=self.leaked is CountAs.FAIL)

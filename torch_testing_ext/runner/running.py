@@ -27,6 +27,7 @@ BACKSTOP = 10.0
 NANNY_PATIENCE = 10.0
 LOGS = PREFIX + "LOGS"
 STREAM = PREFIX + "STREAM"
+_WHOSE = {"stacks": "the test's process"}
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,7 @@ class RunningUnit:
         self._worker, workers = Channel.pair()
         self._timers: list[Timer] = []
         self._stacks_wanted: list[Callable[[str], object]] = []
+        self._stacks_seen: dict[Path, int] = {}
         self._printed = 0  # what of the log has been shown
         self._deaf = False  # the nanny has hung up
         self._over = False
@@ -231,9 +233,19 @@ class RunningUnit:
     def _answer_stacks(self) -> None:
         wanted, self._stacks_wanted = self._stacks_wanted, []
         if wanted:
-            stacks = self._read_stacks()
+            stacks = self._all_stacks()
             for answer in wanted:
                 answer(stacks)
+
+    def _all_stacks(self) -> str:
+        """Of its process and its ranks, what was written since this was last asked."""
+        files = [self.order.stacks, *sorted(self.order.ranks.glob("*/rank*.stacks"))]
+        return "\n\n".join(f"{_WHOSE.get(file.stem, file.stem)}:\n{new}" for file in files if (new := self._new_stacks(file)))
+
+    def _new_stacks(self, file: Path) -> str:
+        size = file.stat().st_size if file.exists() else 0
+        seen, self._stacks_seen[file] = self._stacks_seen.get(file, 0), size
+        return hang.tidy(read_ends(file, seen, size))
 
     def new_output(self) -> str:
         """What was printed since this was last asked."""

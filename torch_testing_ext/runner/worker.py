@@ -71,9 +71,13 @@ def run(order: UnitOrder, found: Tests, channel: Channel) -> int:
     for name, seconds in zip(order.tests, order.timeouts, strict=True):
         if name in tests:
             setattr(tests[name], TIMEOUT, seconds)
-    result = Telling(order, numbers, channel.send)
-    unittest.TestSuite(tests.values())(result)
+    _run_suite(unittest.TestSuite(tests.values()), Telling(order, numbers, channel.send))
     return 0
+
+
+def _run_suite(suite: unittest.TestSuite, result: unittest.TestResult) -> None:
+    """Where stacks begin that are shown: see launch/hang.py."""
+    suite(result)
 
 
 def _tell_of_trouble(channel: Channel, error: BaseException) -> None:
