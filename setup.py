@@ -5,8 +5,9 @@ from pathlib import Path
 from setuptools import find_packages, setup
 
 HERE = Path(__file__).parent
+UI = ["rich>=13"]
 UPSTREAM = ["libcst>=1.4"]
-DEV = ["pytest>=7.4", "pytest-xdist>=3.3", "numpy", "ruff", "mypy", *UPSTREAM]
+DEV = ["pytest>=7.4", "pytest-xdist>=3.3", "numpy", "ruff", "mypy", *UI, *UPSTREAM]
 
 setup(
     name="torch-testing-ext",
@@ -17,10 +18,10 @@ setup(
     license="BSD-3-Clause",
     license_files=["LICENSE"],
     packages=find_packages(include=["torch_testing_ext", "torch_testing_ext.*"]),
-    package_data={"torch_testing_ext": ["py.typed"]},
+    package_data={"torch_testing_ext": ["py.typed", "runner/report/page/*"]},
     python_requires=">=3.10",
     install_requires=["torch>=2.11", "expecttest", "hypothesis"],
-    extras_require={"test": DEV, "upstream": UPSTREAM},
+    extras_require={"test": DEV, "ui": UI, "upstream": UPSTREAM},
     classifiers=[
         "Framework :: Pytest",
         "Intended Audience :: Developers",

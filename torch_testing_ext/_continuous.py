@@ -31,7 +31,6 @@ from torch_testing_ext._ranked import (
     RankedTestCase,
     RankError,
     checked_world_size,
-    get_timeout,
     plainly,
     raise_verdict,
     report_error,
@@ -246,9 +245,8 @@ class MultiProcContinuousTest(RankedTestCase):
     def _wait_for_ranks(self) -> None:
         __tracebackhide__ = True
         crew = self._present_crew()
-        patient = settings.read().debug_rank is not None
         try:
-            end = crew.watch(None if patient else get_timeout(self.id()))
+            end = crew.watch(self._timeout())
         except KeyboardInterrupt:
             if not self._runs_under_unittest():
                 raise

@@ -28,7 +28,6 @@ from torch_testing_ext._ranked import (
     PARENT,
     RankedTestCase,
     RankError,
-    get_timeout,
     plainly,
     raise_verdict,
     report_error,
@@ -162,9 +161,6 @@ class MultiProcessTestCase(RankedTestCase):
         if verdict.outcome is launch.Outcome.TIMEOUT and settings.read().explain_hangs:
             return self._explain_hang(verdict, fn)
         return verdict
-
-    def _timeout(self) -> float | None:
-        return None if settings.read().debug_rank is not None else get_timeout(self.id())
 
     def _watch(self, run: launch.Run, fn: Callable[[], Any], timeout: float | None) -> launch.Verdict:
         expected = launch.Expected(fn in self.skip_return_code_checks, self.special_return_code_checks.get(fn))

@@ -16,7 +16,7 @@ from typing import Any
 from torch_testing_ext import _ranked, launch
 from torch_testing_ext._needs import Skipped, first_unmet
 from torch_testing_ext._rank_threads import RankThreads
-from torch_testing_ext._ranked import DEFAULT_WORLD_SIZE, PARENT, RankedTestCase, RankError, get_timeout, raise_verdict
+from torch_testing_ext._ranked import DEFAULT_WORLD_SIZE, PARENT, RankedTestCase, RankError, raise_verdict
 from torch_testing_ext.launch import settings
 
 __unittest = True  # keeps these frames out of unittest's tracebacks
@@ -117,7 +117,7 @@ class MultiThreadedTestCase(RankedTestCase):
         __tracebackhide__ = True
         if self._started is None:
             raise RankError(f"no ranks were started: {type(self).__qualname__}.setUp() must call self._spawn_threads()")
-        _raise_outcome(self._started, get_timeout(self.id()), self._case())
+        _raise_outcome(self._started, self._timeout(), self._case())
 
     # -- a rank
 

@@ -25,6 +25,11 @@ def _devices_skip(count: int, exit_code: int) -> TestSkip:
 
 _DEVICE_CODES = {1: 75, 2: 77, 3: 80, 4: 81, 5: 82, 6: 83, 7: 84, 8: 85}
 _GENERIC = 86
+_WANTS = {
+    74: "a CUDA device",
+    89: "an accelerator",
+    **{code: f"{count} device{'s' if count > 1 else ''}" for count, code in _DEVICE_CODES.items()},
+}
 
 TEST_SKIPS: dict[str, TestSkip] = {
     "backend_unavailable": TestSkip(72, "The distributed backend is not available"),
@@ -53,6 +58,11 @@ class Skipped(unittest.SkipTest):
     def __init__(self, skip: TestSkip):
         super().__init__(skip.message)
         self.exit_code = skip.exit_code
+
+    @property
+    def want(self) -> str | None:
+        """For want of what accelerators, if that is the reason."""
+        return _WANTS.get(self.exit_code)
 
 
 @dataclass(frozen=True)

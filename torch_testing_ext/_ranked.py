@@ -16,8 +16,10 @@ from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
 
 from torch_testing_ext import _expect, _how_run, launch
-from torch_testing_ext._needs import TEST_SKIPS
+from torch_testing_ext._needs import TEST_SKIPS, Skipped, TestSkip
 from torch_testing_ext._test_case import TestCase, clean_expected
+from torch_testing_ext._timeouts import timeout_of
+from torch_testing_ext.launch import settings
 
 __unittest = True  # keeps these frames out of unittest's tracebacks: the message says it all
 __rank_frame__ = True  # and out of the tracebacks of ranks
@@ -36,9 +38,13 @@ def get_timeout(test_id: str) -> float:
 class RankError(RuntimeError):
     """A rank raised, crashed, hung or got lost. The message tells of all ranks."""
 
+    outcome = launch.Outcome.ERROR
+
 
 class RankFailure(AssertionError):
     """An assertion failed in a rank, or the ranks disagree. The message tells of all ranks."""
+
+    outcome = launch.Outcome.FAILED
 
 
 class Interrupted(Exception):
@@ -60,11 +66,13 @@ def raise_verdict(verdict: launch.Verdict) -> None:
         case launch.Outcome.PASSED:
             return
         case launch.Outcome.SKIPPED:
-            raise unittest.SkipTest(verdict.message)
+            raise Skipped(TestSkip(verdict.code or TEST_SKIPS["generic"].exit_code, verdict.message))
         case launch.Outcome.FAILED:
             raise RankFailure(verdict.message)
         case _:
-            raise RankError(verdict.message)
+            error = RankError(verdict.message)
+            error.outcome = verdict.outcome
+            raise error
 
 
 def checked_world_size(given: Any, who: str) -> int:
@@ -121,11 +129,16 @@ class RankedTestCase(TestCase):
     def _case(self) -> launch.Case:
         return launch.Case(self._short_name(), self._command(), inspect.getsourcefile(type(self)) or "")
 
+    def _timeout(self) -> float | None:
+        return None if settings.read().debug_rank is not None else timeout_of(self) or get_timeout(self.id())
+
     def _short_name(self) -> str:
         return f"{type(self).__qualname__}.{self._testMethodName}"
 
     def _command(self) -> str:
-        """The one command that runs just this test again, from here."""
+        """The one command that runs just this test again, from here. A result that stands for another runner knows."""
+        if (known := getattr(self._result, "command_of", None)) is not None:
+            return known(self)
         file = inspect.getsourcefile(type(self)) or "?"
         with suppress(ValueError):
             file = os.path.relpath(file)

@@ -102,6 +102,7 @@ from torch_testing_ext._skips import (
     xfailIfWindows,
 )
 from torch_testing_ext._test_case import NoTest, TestCase
+from torch_testing_ext._timeouts import timeout
 
 __all__ = [
     "ADDRESS_IN_USE",
@@ -185,6 +186,7 @@ __all__ = [
     "slowTestIf",
     "subtest",
     "suppress_warnings",
+    "timeout",
     "to_gpu",
     "unMarkDynamoStrictTest",
     "xfailIf",

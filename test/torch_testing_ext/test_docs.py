@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -10,10 +11,12 @@ from pathlib import Path
 
 import torch_testing_ext
 from torch_testing_ext.launch import settings
+from torch_testing_ext.runner import config
 
 ROOT = Path(torch_testing_ext.__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 EXAMPLE = re.compile(r"^```python\n(# file: (?P<name>\w+\.py)\n.*?)^```$", re.MULTILINE | re.DOTALL)
+RUN_TEST = re.compile(r"^((?:[A-Z_]+=\S+ )*)python run_test\.py(.*)$", re.MULTILINE)
 SETTING = re.compile(rf"\b{settings.PREFIX}[A-Z_]*[A-Z]\b")
 
 
@@ -42,7 +45,17 @@ class DocsTest(unittest.TestCase):
 
     def test_settings_are_known_and_documented(self):
         named = {name for page in PAGES for name in SETTING.findall(page.read_text(encoding="utf-8"))}
-        self.assertEqual(named, set(settings.SWITCHES))
+        known = {name for name in named if not name.startswith(settings.RUNNER_PREFIX)}
+        self.assertEqual(known, set(settings.SWITCHES))
+
+    def test_commands_of_the_runner_are_understood(self):
+        """Its own reading of the command line, without running anything."""
+        commands = [found for page in PAGES for found in RUN_TEST.findall(page.read_text(encoding="utf-8"))]
+        self.assertGreater(len(commands), 10)
+        for variables, arguments in commands:
+            with self.subTest(arguments=arguments):
+                environ = dict(word.split("=", 1) for word in variables.split())
+                config.parse(shlex.split(arguments), environ, ROOT)
 
 
 if __name__ == "__main__":

@@ -30,11 +30,12 @@ _warm_until = 0
 
 def warm_up() -> None:
     """Do once in the zygote what every rank does first: seed, and a gloo group of one. What it initialises, and
-    the pages it writes, the ranks then share. The process has one thread again afterwards."""
+    the pages it writes, the ranks then share. The process has one thread again afterwards. Whoever is forked off a
+    process that did it has it done."""
     global _warm_until
     import torch.distributed as dist
 
-    if not dist.is_available() or not dist.is_gloo_available() or dist.is_initialized():
+    if _warm_until or not dist.is_available() or not dist.is_gloo_available() or dist.is_initialized():
         return
     torch.manual_seed(torch.initial_seed())
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)

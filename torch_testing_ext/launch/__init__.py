@@ -10,7 +10,7 @@ crew = Crew(Job(...))           ranks that stay, for one order after another
 from .client import CannotStart, Run, close, launch, new_directory
 from .crew import Crew, Order, orders
 from .job import Job, Named, Surroundings
-from .rank import Report
+from .rank import Report, summarize
 from .report import Ending, Exit, RankReport, now, settle
 from .verdict import Case, Expected, Outcome, Verdict, judge
 from .watch import end, watch
@@ -39,5 +39,6 @@ __all__ = [
     "now",
     "orders",
     "settle",
+    "summarize",
     "watch",
 ]

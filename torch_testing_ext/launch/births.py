@@ -20,10 +20,10 @@ FIRST_OF_ALL: list[str] = []
 
 
 def command(module: str, path: Sequence[object], *words: str) -> list[str]:
-    """A new interpreter of our kind that runs `main()` of a module of this room, finding modules where we do."""
+    """A new interpreter of our kind that runs `main()` of a module of this kit, finding modules where we do."""
     # Python skips what is no text in sys.path; its repr might not be a literal.
     found_on = [entry for entry in path if isinstance(entry, str)]
-    run = f"from torch_testing_ext.launch import {module}; {module}.main()"
+    run = f"from torch_testing_ext.{module} import main; main()"
     code = "; ".join(["import sys", f"sys.path[:] = {found_on!r}", *FIRST_OF_ALL, run])
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
     return [sys.executable, *flags, "-c", code, *words]
@@ -106,7 +106,7 @@ def spawn(job: Job, rank: int, pen: Pen, theirs: socket.socket, stream: int | No
     try:
         return os.posix_spawn(
             sys.executable,
-            command("rank", job.surroundings.path, *words),
+            command("launch.rank", job.surroundings.path, *words),
             job.surroundings.environ,
             file_actions=_file_actions(stream),
             setsigmask=(),

@@ -114,7 +114,7 @@ class ServerProcess:
         return pid
 
     def _spawn(self, theirs: Connection, subject: Named) -> int:
-        command = births.command("server", sys.path, str(theirs.fileno()))
+        command = births.command("launch.server", sys.path, str(theirs.fileno()))
         self._popen = subprocess.Popen(command, pass_fds=[theirs.fileno()])
         first = server.FirstWords(self._directory, self.kind, os.getpid(), tuple(sys.argv), subject)
         self._connection.send(first)
@@ -254,6 +254,13 @@ def session_directory() -> Path:
             atexit.register(close)
         _owner = os.getpid()
     return _session
+
+
+def work_in(directory: Path) -> None:
+    """Keep the files of this process's runs there, in a directory that is theirs alone: it goes with them."""
+    global _session, _owner
+    _forget()
+    _session, _owner = directory, os.getpid()
 
 
 def _forget() -> None:

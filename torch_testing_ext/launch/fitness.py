@@ -40,6 +40,12 @@ def was_forked() -> str | None:
     return None if os.getpid() == _born_as else "it was itself forked, from a process whose threads it has not got"
 
 
+def born_again() -> None:
+    """Called in a forked child whose parent was seen to be fit: it lacks nothing, so it may be forked in its turn."""
+    global _born_as
+    _born_as = os.getpid()
+
+
 def after_fork() -> str | None:
     """Called right after a fork: was this process fit for it? Returns why not, or None.
 

@@ -102,7 +102,7 @@ def live(job: Job, rank: int, pen: Pen, link: socket.socket, stream: int | None)
     """The whole life of a forked rank. `stream`: the descriptor for stdout and stderr, None to keep those it has."""
     code = FAILED
     try:
-        _cut_off(stream)
+        cut_off(stream)
         _listen(job, rank, link)
         code = _run(job, rank, Report(pen))
     except BaseException:
@@ -157,7 +157,7 @@ def _leave(code: int) -> NoReturn:
     os._exit(code)
 
 
-def _cut_off(stream: int | None) -> None:
+def cut_off(stream: int | None) -> None:
     _reset_signals()
     system.give_way()
     if stream is not None:
@@ -213,6 +213,8 @@ def _listen(job: Job, rank: int, link: socket.socket) -> None:
     """
     link.setblocking(False)
     stacks = os.open(job.stacks(rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    # One that our parent registered would count as registered still, although the next line takes its handler away.
+    faulthandler.unregister(system.DUMP_STACKS)
     signal.signal(system.DUMP_STACKS, lambda *_: None)
     signal.set_wakeup_fd(link.fileno(), warn_on_full_buffer=False)
     faulthandler.enable(file=stacks)

@@ -65,7 +65,7 @@ class Server:
 
     def serve(self) -> NoReturn:
         try:
-            with _wakeups() as self.wakeups:
+            with wakeups() as self.wakeups:
                 while self._step(self.wakeups[0]):
                     pass
         except BaseException:
@@ -82,7 +82,7 @@ class Server:
         for pipe in shown.keys() & set(ready):
             shown[pipe].copy()
         if wakeup in ready:
-            if signal.SIGTERM in _drain(wakeup):
+            if signal.SIGTERM in drain(wakeup):
                 return False
             self._reap()
         if self.client in ready:
@@ -122,7 +122,7 @@ class Server:
     def _do_kill(self, run: int, ranks: list[int] | None, number: int) -> None:
         """Signal ranks and their groups; all ranks of the run where none are named."""
         for one in self._of(run, ranks):
-            _signal_group(one.pid, number)
+            signal_group(one.pid, number)
 
     def _do_signal(self, run: int, rank: int, number: int) -> None:
         """Signal one rank and nothing that it started."""
@@ -135,7 +135,7 @@ class Server:
         deadline = now() + patience
         chosen = self._of(run, ranks)
         for one in chosen:
-            _signal_group(one.pid, signal.SIGCONT)  # a stopped process answers nothing
+            signal_group(one.pid, signal.SIGCONT)  # a stopped process answers nothing
         self._ask(chosen, lambda one: os.kill(one.pid, system.DUMP_STACKS), rank_room.STACKS_DONE, deadline)
         self._ask(chosen, lambda one: one.link.send(rank_room.ASK_RECORDER), rank_room.RECORDER_DONE, deadline)
         self._tell("dumped", run)
@@ -176,7 +176,7 @@ class Server:
         try:
             # All files first: a full disk is known before any rank has started.
             self.pens.extend(Pen.open(job.account(rank)) for rank in range(job.world_size))
-            with _held_back():
+            with held_back():
                 for rank, pen in enumerate(self.pens):
                     self._start(run, job, rank, pen)
         finally:
@@ -264,10 +264,10 @@ class Server:
             found += [pid for pid in self._adopted() if pid not in found]
         names = tuple(system.describe(pid) for pid in found)
         for pid in found:
-            _signal_group(pid, signal.SIGKILL)
+            signal_group(pid, signal.SIGKILL)
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(one.pid, signal.SIGKILL)
-        _see_to_their_end(found)
+        see_to_their_end(found)
         return names
 
     def _adopted(self) -> list[int]:
@@ -275,15 +275,15 @@ class Server:
 
     def _end(self, run: int, number: int) -> None:
         for one in self._of(run):
-            _signal_group(one.pid, number)
+            signal_group(one.pid, number)
 
     def _end_all(self) -> None:
         """Until no child is left: what a rank had moved out of its group becomes ours when the rank is dead."""
         for one in self.ranks.values():
-            _signal_group(one.pid, signal.SIGKILL)
+            signal_group(one.pid, signal.SIGKILL)
         while children := system.children(os.getpid()):
             for pid in children:
-                _signal_group(pid, signal.SIGKILL)
+                signal_group(pid, signal.SIGKILL)
             with suppress(ChildProcessError):
                 os.waitpid(-1, 0)
 
@@ -310,7 +310,7 @@ class Server:
             self.unfit = f"{doing} left the process unfit: {why}"
 
 
-def _see_to_their_end(pids: list[int], patience: float = 1.0) -> None:
+def see_to_their_end(pids: list[int], patience: float = 1.0) -> None:
     """Wait until processes that were killed are gone, so that a run that is over has left none; but not for ever."""
     deadline = now() + patience
     for pid in pids:
@@ -324,7 +324,7 @@ def _see_to_their_end(pids: list[int], patience: float = 1.0) -> None:
             os.waitpid(pid, os.WNOHANG)
 
 
-def _signal_group(pid: int, number: int) -> None:
+def signal_group(pid: int, number: int) -> None:
     """Signal a rank and its group, once each; the rank alone where it has not made its group yet."""
     with suppress(ProcessLookupError, PermissionError):
         try:
@@ -345,7 +345,7 @@ def _has_answered(link: socket.socket, answer: bytes) -> bool:
 
 
 @contextmanager
-def _held_back() -> Iterator[None]:
+def held_back() -> Iterator[None]:
     """No signal meets a newborn before it has handlers of its own: by ours it would write to our wake-up pipe, and
     what it wrote would be taken for a signal to us. It lifts the block itself."""
     signals = {signal.SIGTERM, signal.SIGCHLD, system.DUMP_STACKS}
@@ -357,7 +357,7 @@ def _held_back() -> Iterator[None]:
 
 
 @contextmanager
-def _wakeups() -> Iterator[tuple[int, int]]:
+def wakeups() -> Iterator[tuple[int, int]]:
     """A pipe that becomes readable when a child ends or SIGTERM arrives."""
     reading, writing = os.pipe()
     for fd in (reading, writing):
@@ -375,7 +375,7 @@ def _wakeups() -> Iterator[tuple[int, int]]:
         signal.set_wakeup_fd(-1)
 
 
-def _drain(fd: int) -> bytes:
+def drain(fd: int) -> bytes:
     data = b""
     while more := read_available(fd):
         data += more

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 PREFIX = "TORCH_TESTING_EXT_"
+RUNNER_PREFIX = PREFIX + "RUN_"  # options of run_test.py, which reads and checks them itself
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,7 @@ class Settings:
     stream: bool = False
     debug_rank: int | None = None
     explain_hangs: bool = False
+    fake_devices: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,8 @@ SWITCHES = {
     PREFIX + "STREAM": _Switch("stream", "0 or 1", _flag),
     PREFIX + "DEBUG_RANK": _Switch("debug_rank", "a rank: 0, 1, 2 ...", _rank),
     PREFIX + "EXPLAIN_HANGS": _Switch("explain_hangs", "0 or 1", _flag),
+    # Set by run_test.py --fake-gpus: what a test would hold, if it existed.
+    PREFIX + "FAKE_DEVICES": _Switch("fake_devices", "numbers: 0,3", lambda text: tuple(text.split(","))),
 }
 
 
@@ -63,7 +67,7 @@ def read(environ: Mapping[str, str] | None = None) -> Settings:
     environ = os.environ if environ is None else environ
     chosen = {}
     for name, text in environ.items():
-        if not name.startswith(PREFIX) or not text:
+        if not name.startswith(PREFIX) or name.startswith(RUNNER_PREFIX) or not text:
             continue
         if name not in SWITCHES:
             raise ValueError(f"{name} is not a known setting; known are: {', '.join(SWITCHES)}")

@@ -55,6 +55,7 @@ class Verdict:
     outcome: Outcome
     message: str = ""
     culprit: int | None = None
+    code: int | None = None  # that all ranks ended with which skipped
 
 
 # What a rank says that lost its peer, on gloo, NCCL, the stores and among threads: it saw the trouble, and did not make
@@ -78,7 +79,7 @@ def judge(reports: Sequence[RankReport], timed_out: bool, case: Case, expected: 
         return _failed(reports, deciding, case)
     skips = [r for r in reports if r.ending is Ending.SKIPPED]
     if len(skips) == len(reports) and not expected.any_code:
-        return Verdict(Outcome.SKIPPED, skips[0].summary)
+        return Verdict(Outcome.SKIPPED, skips[0].summary, code=skips[0].code)
     # Where codes are open a skip is one of them; but one who had to be ended never makes a pass.
     if running or (skips and not expected.any_code):
         return _disagree(reports, skips or running, case)

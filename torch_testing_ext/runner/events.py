@@ -23,6 +23,12 @@ class RunBegan:
     fake: bool = False  # the devices do not exist
     repetitions: int = 1
 
+    @property
+    def results(self) -> int:
+        """How many will be settled: what is not in a unit need not run, and is not repeated."""
+        planned = {test.id for unit in self.units for test in unit.tests}
+        return sum(len(unit.tests) for unit in self.units) + sum(test.id not in planned for test in self.tests)
+
 
 @dataclass(frozen=True)
 class UnitBegan:
@@ -33,6 +39,8 @@ class UnitBegan:
 
 @dataclass(frozen=True)
 class TestBegan:
+    __test__ = False  # nothing for pytest to collect
+
     test: Test
     unit: Unit
     lease: Lease
@@ -41,6 +49,8 @@ class TestBegan:
 
 @dataclass(frozen=True)
 class TestIsSlow:
+    __test__ = False  # nothing for pytest to collect
+
     test: Test
     seconds: float
     lease: Lease
@@ -48,12 +58,16 @@ class TestIsSlow:
 
 @dataclass(frozen=True)
 class TestEnded:
+    __test__ = False  # nothing for pytest to collect
+
     attempt: Attempt
     again: bool  # it failed and will be tried once more
 
 
 @dataclass(frozen=True)
 class TestSettled:
+    __test__ = False  # nothing for pytest to collect
+
     settled: Settled
 
 

@@ -1,0 +1,116 @@
+"""How full our schedule keeps the devices, simulated: no process, no device.
+
+    python benchmarks/schedule.py [--units N] [--seeds N]
+
+600 units with a realistic spread of durations and world sizes on 8 and 64 devices. No schedule can end before all work
+is done by all devices at once, nor before the longest unit is over: the larger of these is the lower bound. Printed is
+how many times as long a schedule takes: ours where durations are known, where they are guesses (off by a factor of two
+either way) and where none is known; units in the order of their files; and each file alone, as PyTorch's runner does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import heapq
+import random
+import statistics
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from torch_testing_ext.runner.forecast import forecast
+from torch_testing_ext.runner.leases import Leases
+from torch_testing_ext.runner.model import Test, TestId, Unit
+from torch_testing_ext.runner.schedule import Queue
+
+TARGET = 1.05
+MACHINES = (8, 64)
+WORLD_SIZES = {1: 40, 2: 30, 4: 20, 8: 10}  # how many in a hundred
+MEDIAN, SPREAD, LONGEST = 3.0, 1.3, 120.0  # seconds; log-normal: a few tests take most of the time
+
+
+def draw_units(seed: int, count: int) -> list[Unit]:
+    """Each with its true duration."""
+    chance = random.Random(seed)
+    return [
+        Unit(number, (_test(number, chance),), seconds=min(LONGEST, MEDIAN * chance.lognormvariate(0, SPREAD)))
+        for number in range(count)
+    ]
+
+
+def _test(number: int, chance: random.Random) -> Test:
+    size = chance.choices(list(WORLD_SIZES), list(WORLD_SIZES.values()))[0]
+    return Test(TestId("test_x.py", "XTest", f"test_{number}"), world_size=size, devices=size)
+
+
+def lower_bound(units: Iterable[Unit], devices: int) -> float:
+    truth = [(unit.seconds or 0.0, unit.devices) for unit in units]
+    return max(sum(seconds * width for seconds, width in truth) / devices, max(seconds for seconds, _ in truth))
+
+
+def ours(units: list[Unit], devices: int, guess: Callable[[float], float | None]) -> float:
+    """The makespan if the queue is told `guess(seconds)` of each."""
+    truth = {unit.number: unit.seconds or 0.0 for unit in units}
+    queue = Queue([replace(unit, seconds=guess(truth[unit.number])) for unit in units], devices, slots=1)
+    starts = forecast(queue, Leases(tuple(map(str, range(devices))), 1), lambda unit: truth[unit.number])
+    return max(start.until for start in starts)
+
+
+def in_order_of_files(units: list[Unit], devices: int) -> float:
+    """FIFO: the next unit waits until it fits, and all others with it."""
+    now, free = 0.0, devices
+    running: list[tuple[float, int]] = []
+    for unit in units:
+        while free < unit.devices:
+            now, width = heapq.heappop(running)
+            free += width
+        free -= unit.devices
+        heapq.heappush(running, (now + (unit.seconds or 0.0), unit.devices))
+    return max(end for end, _ in running)
+
+
+def one_at_a_time(units: list[Unit], devices: int) -> float:
+    return sum(unit.seconds or 0.0 for unit in units)
+
+
+def guessing(seed: int) -> Callable[[float], float]:
+    chance = random.Random(seed)
+    return lambda seconds: seconds * 2 ** chance.uniform(-1, 1)
+
+
+def ratios(devices: int, count: int, seed: int) -> dict[str, float]:
+    units = draw_units(seed, count)
+    bound = lower_bound(units, devices)
+    makespans = {
+        "ours, durations known": ours(units, devices, lambda seconds: seconds),
+        "ours, durations guessed": ours(units, devices, guessing(seed)),
+        "ours, nothing known": ours(units, devices, lambda seconds: None),
+        "FIFO": in_order_of_files(units, devices),
+        "one at a time": one_at_a_time(units, devices),
+    }
+    return {name: makespan / bound for name, makespan in makespans.items()}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="How full the schedule keeps the devices, simulated.")
+    parser.add_argument("--units", type=int, default=600)
+    parser.add_argument("--seeds", type=int, default=20)
+    arguments = parser.parse_args()
+    worst_of_ours = 0.0
+    for devices in MACHINES:
+        runs = [ratios(devices, arguments.units, seed) for seed in range(arguments.seeds)]
+        print(f"{arguments.units} units on {devices} devices, {arguments.seeds} seeds: makespan / lower bound")
+        for name in runs[0]:
+            found = [run[name] for run in runs]
+            print(f"  {name:24} median {statistics.median(found):7.3f}   worst {max(found):7.3f}")
+        worst_of_ours = max(worst_of_ours, *(run["ours, durations known"] for run in runs))
+    met = worst_of_ours <= TARGET
+    print(f"worst with known durations: {worst_of_ours:.3f}, target {TARGET} at most: {'met' if met else 'MISSED'}")
+    return 0 if met else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

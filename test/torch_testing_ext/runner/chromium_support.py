@@ -1,0 +1,111 @@
+"""A real browser without a screen, driven over its debugging pipe: no port, no driver, no package."""
+
+from __future__ import annotations
+
+import fcntl
+import itertools
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+import unittest
+from pathlib import Path
+from typing import Any
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+FLAGS = [
+    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--hide-scrollbars"),
+    *("--disable-background-networking", "--disable-component-update", "--disable-sync", "--window-size=1280,1200"),
+    "--remote-debugging-pipe",
+]
+
+needs_chromium = unittest.skipUnless(
+    CHROMIUM, "NO BROWSER: Chromium is not installed, so the HTML report is not checked"
+)
+
+
+class Browser:
+    """One page of one browser, which ends with the `with` block."""
+
+    def __enter__(self) -> Browser:
+        self._home = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+        hear, self._say = _high_pipe()
+        self._hear, say = _high_pipe()
+        # The browser reads from 3 and writes to 4: the shell moves them there.
+        move = f'exec "$@" 3<&{hear} 4>&{say} {hear}<&- {say}>&-'
+        command = ["bash", "-c", move, "bash", CHROMIUM, *FLAGS, f"--user-data-dir={self._home.name}", "about:blank"]
+        quiet = subprocess.DEVNULL
+        self._process = subprocess.Popen(command, pass_fds=(hear, say), stdout=quiet, stderr=quiet)
+        os.close(hear)
+        os.close(say)
+        self._rest, self._numbers, self._events = b"", itertools.count(1), []
+        self._session = None
+        target = next(one for one in self._call("Target.getTargets")["targetInfos"] if one["type"] == "page")
+        attached = self._call("Target.attachToTarget", targetId=target["targetId"], flatten=True)
+        self._session = attached["sessionId"]
+        for domain in "Page", "Runtime", "Network", "Log":
+            self._call(f"{domain}.enable")
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        os.close(self._say)  # it ends when nobody drives it any more
+        self._process.wait()
+        os.close(self._hear)
+        self._home.cleanup()
+
+    def open(self, file: Path, fragment: str = "") -> None:
+        self._events.clear()  # also of the page before
+        self._call("Page.navigate", url=file.as_uri() + fragment)
+        while not self._seen("Page.loadEventFired"):
+            self._receive()
+
+    def _seen(self, method: str) -> list[dict[str, Any]]:
+        return [event["params"] for event in self._events if event.get("method") == method]
+
+    def complaints(self) -> list[Any]:
+        """Errors of scripts, and all that the browser found worth a line in its console."""
+        return self._seen("Runtime.exceptionThrown") + self._seen("Log.entryAdded")
+
+    def requests(self) -> list[str]:
+        return [event["request"]["url"] for event in self._seen("Network.requestWillBeSent")]
+
+    def evaluate(self, expression: str) -> Any:
+        done = self._call("Runtime.evaluate", expression=expression, returnByValue=True)
+        assert "exceptionDetails" not in done, done
+        return done["result"].get("value")
+
+    def scheme(self, name: str) -> None:
+        self._call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": name}])
+
+    def _call(self, method: str, **params: Any) -> Any:
+        number = next(self._numbers)
+        message = {"id": number, "method": method, "params": params}
+        if self._session:
+            message["sessionId"] = self._session
+        os.write(self._say, json.dumps(message).encode() + b"\0")
+        while True:
+            answer = self._receive()
+            if answer.get("id") == number:
+                assert "error" not in answer, answer
+                return answer["result"]
+
+    def _receive(self) -> dict[str, Any]:
+        while b"\0" not in self._rest:
+            data = os.read(self._hear, 1 << 16)
+            assert data, "the browser has ended"
+            self._rest += data
+        first, _, self._rest = self._rest.partition(b"\0")
+        message = json.loads(first)
+        if "method" in message:
+            self._events.append(message)
+        return message
+
+
+def _high_pipe() -> tuple[int, int]:
+    """A pipe whose ends are not 3 or 4 already: moved one after the other, one would step on the other."""
+    low = os.pipe()
+    high = tuple(fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 10) for end in low)
+    for end in low:
+        os.close(end)
+    return high[0], high[1]

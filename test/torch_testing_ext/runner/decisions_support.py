@@ -1,0 +1,16 @@
+"""Made-up tests and units, for tests of what needs no process."""
+
+from torch_testing_ext.runner.model import Attempt, Outcome, Settled, Test, TestId, Unit
+
+
+def make_test(name, file="test/distributed/test_x.py", cls="XTest", **needs):
+    return Test(TestId(file, cls, name), **needs)
+
+
+def make_unit(number, devices=0, ranks=1, seconds=None):
+    test = make_test(f"test_{number}", devices=devices, world_size=max(devices, ranks))
+    return Unit(number, (test,), seconds=seconds)
+
+
+def settled(test, outcome=Outcome.PASSED, seconds=1.0):
+    return Settled((Attempt(test, outcome, seconds=seconds),))

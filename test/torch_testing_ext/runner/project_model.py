@@ -1,0 +1,120 @@
+"""What each test of the fixture project must come to, in every report. The one place that says so."""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch_testing_ext.runner.model import COUNTS_AS, Outcome, Verdict
+
+PROJECT = Path(__file__).parent / "project"
+BROKEN_SYNTAX = "def never(:\n    pass\n"  # written when the project is copied: no tool shall stumble over it here
+RETRIES = 2
+
+
+@dataclass(frozen=True)
+class Must:
+    outcome: Outcome
+    say: str = ""  # part of its message; of a flaky test, of its first attempt's
+    attempts: tuple[Outcome, ...] = ()
+    ranks: tuple[str, ...] = ()  # part of each rank's output
+    output: str = ""  # part of its own process's
+    leaves: bool = False  # processes
+    want: str | None = None
+
+    @property
+    def verdict(self) -> Verdict:
+        return COUNTS_AS[self.outcome]
+
+    @property
+    def tries(self) -> tuple[Outcome, ...]:
+        """A test that fails is tried as often as it may be."""
+        again = RETRIES if self.verdict is Verdict.FAILED and self.attempts == () else 0
+        return self.attempts or (self.outcome,) * (1 + again)
+
+
+PASSED = Must(Outcome.PASSED)
+ONCE = (Outcome.ERROR,)  # a file that cannot be imported is not imported again
+MODEL = {
+    "test_simple.py": {
+        "SimpleTest::test_passes": PASSED,
+        "SimpleTest::test_fails": Must(Outcome.FAILED, "'left' != 'right'", output="what it printed before"),
+        "SimpleTest::test_raises": Must(Outcome.ERROR, "LookupError: nothing is <there> & \\x00 never was"),
+        "SimpleTest::test_skipped_by_decorator": Must(Outcome.SKIPPED, "skipped before it runs"),
+        "SimpleTest::test_skips_itself": Must(Outcome.SKIPPED, "skipped while it runs"),
+        "SimpleTest::test_expected_failure": Must(Outcome.EXPECTED_FAILURE),
+        "SimpleTest::test_unexpected_success": Must(Outcome.UNEXPECTED_SUCCESS, "expected to fail"),
+        "SimpleTest::test_subtests": Must(Outcome.FAILED, "number=3"),
+        "SimpleTest::test_good_subtests": PASSED,
+        "SimpleTest::test_exits_by_sys_exit": Must(Outcome.ERROR, "SystemExit"),
+        "SimpleTest::test_prints_20_megabytes": Must(Outcome.PASSED, output="the last line of it"),
+        "SimpleTest::test_changes_what_others_have": PASSED,
+        "SimpleTest::test_has_what_it_should": PASSED,
+        "ParametrizedTest::test_sizes_size_1_kind_even": Must(Outcome.FAILED, "False != True"),
+        "ParametrizedTest::test_sizes_size_1_kind_odd": PASSED,
+        "ParametrizedTest::test_sizes_size_2_kind_even": PASSED,
+        "ParametrizedTest::test_sizes_size_2_kind_odd": Must(Outcome.FAILED, "True != False"),
+    },
+    "test_crashing.py": {
+        "CrashingTest::test_is_killed": Must(Outcome.CRASHED, "SIGKILL"),
+        "CrashingTest::test_segfaults": Must(Outcome.CRASHED, "SIGSEGV"),
+        "CrashingTest::test_exits_early": Must(Outcome.CRASHED, "exited with code 0"),
+        "CrashingTest::test_leaks_a_process": Must(Outcome.LEAKED, leaves=True),
+        "CrashingTest::test_leaks_a_thread": PASSED,
+        "CrashingTest::test_hangs": Must(Outcome.TIMEOUT, "test_hangs"),
+        "CrashingTest::test_ignores_sigterm": Must(Outcome.TIMEOUT, "test_ignores_sigterm"),
+        "CrashingTest::test_of_the_neighbours": PASSED,
+    },
+    "test_ranks.py": {
+        "RanksTest::test_passes": Must(Outcome.PASSED, ranks=("rank 0 has reduced", "rank 1 has reduced")),
+        "RanksTest::test_fails_in_one_rank": Must(
+            Outcome.FAILED, "rank 1 of 2 failed", ranks=("rank 0 is about to compare", "rank 1 is about to compare")
+        ),
+        "RanksTest::test_fails_in_all_ranks": Must(Outcome.ERROR, "no such layer in rank 1"),
+        "RanksTest::test_skips": Must(Outcome.SKIPPED, "no rank wants to"),
+        "RanksTest::test_skips_in_one_rank": Must(Outcome.FAILED, "ranks disagree"),
+        "RanksTest::test_crashes_in_one_rank": Must(Outcome.CRASHED, "rank 1 of 2 was killed by SIGSEGV"),
+        "RanksTest::test_exits_in_one_rank": Must(Outcome.CRASHED, "rank 1 of 2 exited with code 0"),
+        "RanksTest::test_hangs_in_one_rank": Must(Outcome.TIMEOUT, "rank 1 of 2 still running"),
+        "RanksTest::test_wants_devices": Must(Outcome.SKIPPED, "4096 devices", want="4096 devices"),
+    },
+    "test_flaky.py": {
+        "FlakyTest::test_passes_on_the_third_attempt": Must(
+            Outcome.FLAKY, "attempt 1 is too early", (Outcome.FAILED, Outcome.FAILED, Outcome.PASSED)
+        ),
+    },
+    "test_fixtures.py": {
+        "SharedTest::test_first": PASSED,
+        "SharedTest::test_second": PASSED,
+        "DyingTest::test_a_passes": PASSED,
+        "DyingTest::test_b_exits": Must(Outcome.CRASHED, "exited with code 7"),
+        "DyingTest::test_c_passes": PASSED,
+        "BrokenFixtureTest::test_needs_it": Must(Outcome.ERROR, "the fixture is not there"),
+        "SkippedFixtureTest::test_needs_it": Must(Outcome.SKIPPED, "the fixture does not want to"),
+    },
+    "test_import_error.py": {"": Must(Outcome.ERROR, "there_is_no_such_module", ONCE)},
+    "test_exits_at_import.py": {"": Must(Outcome.ERROR, "exit", ONCE)},
+    "test_syntax_error.py": {"": Must(Outcome.ERROR, "SyntaxError", ONCE)},
+}
+
+
+def copy_to(folder: Path) -> None:
+    """A project of its own: it writes nothing into ours."""
+    shutil.copytree(PROJECT, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    (folder / "test_syntax_error.py").write_text(BROKEN_SYNTAX)
+
+
+def expected(prefix: str) -> dict[str, Must]:
+    """By the full name of a test, in a project that lies at `prefix`."""
+    return {
+        f"{prefix}{file}" + (f"::{name}" if name else ""): must
+        for file, tests in MODEL.items()
+        for name, must in tests.items()
+    }
+
+
+def last_line(model: dict[str, Must]) -> str:
+    counts = Counter(must.verdict for must in model.values())
+    return ", ".join(f"{counts[verdict]} {verdict.value}" for verdict in Verdict)

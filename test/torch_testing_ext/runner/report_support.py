@@ -1,0 +1,116 @@
+"""A made-up run, as an engine would tell of it: what the tests of the reports stand on."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from torch_testing_ext.runner.events import (
+    Event,
+    RunBegan,
+    RunEnded,
+    TestBegan,
+    TestEnded,
+    TestSettled,
+    UnitBegan,
+    UnitEnded,
+)
+from torch_testing_ext.runner.model import (
+    COUNTS_AS,
+    Attempt,
+    Lease,
+    Outcome,
+    Policy,
+    RankLog,
+    Settled,
+    Summary,
+    Test,
+    TestId,
+    Unit,
+    Verdict,
+)
+
+MESSAGE = """rank 1 of 2 failed 0.0 s into ExampleTest.test_{0}: AssertionError: 1 != 2
+
+  rank 1: failed after 0.02 s: AssertionError: 1 != 2
+  rank 0: passed after 0.01 s
+
+rank 1's traceback:
+  File "test_example.py", line 32, in test_{0}
+    self.assertEqual(1, 2)"""
+STACKS = 'Thread 0x00007f0084e0db80 (most recent call first):\n  File "test_example.py", line 27 in test_hang'
+
+
+def a_test(method: str, file: str = "test/distributed/test_example.py", **more) -> Test:
+    return Test(TestId(file, "ExampleTest", method), line=12, **more)
+
+
+def attempt(method: str, outcome: Outcome = Outcome.PASSED, **more) -> Attempt:
+    test = more.pop("test", None) or a_test(method, world_size=2)
+    message = MESSAGE.format(method.removeprefix("test_")) if COUNTS_AS[outcome] is Verdict.FAILED else ""
+    return Attempt(test, outcome, **{"message": message, "seconds": 0.25, "lease": Lease((), (0, 1)), **more})
+
+
+def tries(method: str, *outcomes: Outcome, **more) -> Settled:
+    attempts = (attempt(method, one, number=number, **more) for number, one in enumerate(outcomes, 1))
+    return Settled(tuple(replace(one, began=one.began + one.number) for one in attempts))
+
+
+def ranks(outputs: Sequence[str], stacks: str = "") -> tuple[RankLog, ...]:
+    return tuple(RankLog(number, output, stacks) for number, output in enumerate(outputs))
+
+
+def every_outcome() -> tuple[Settled, ...]:
+    """One test of each outcome, and a file that cannot be imported."""
+    simple = [one for one in Outcome if one not in (Outcome.SKIPPED, Outcome.FLAKY, Outcome.LEAKED)]
+    broken = Test(TestId("test/distributed/test_broken.py"))
+    want = a_test("test_large", world_size=4, devices=4)
+    return (
+        *(tries(f"test_{one.value.replace(' ', '_')}", one) for one in simple),
+        tries("test_flaky", Outcome.FAILED, Outcome.ERROR, Outcome.PASSED),
+        tries("test_leaked", Outcome.LEAKED, leftovers=("sleep 1000 (pid 17)",)),
+        tries("test_skipped", Outcome.SKIPPED, message="no NCCL", lease=Lease()),
+        tries("", Outcome.SKIPPED, test=want, want="4 devices", message="Need at least 4 devices", lease=Lease()),
+        tries("", Outcome.ERROR, test=broken, message="SyntaxError: invalid syntax\n  line 3", lease=Lease()),
+    )
+
+
+def story(settled: Sequence[Settled], policy: Policy | None = None, **run) -> Iterator[Event]:
+    """All that happens in a run whose tests end so, one unit for each attempt, one after the other."""
+    tests = tuple({one.test.id: one.test for one in settled}.values())
+    attempts = [(one, each) for one in settled for each in one.attempts]
+    units = {id(each): Unit(number, (each.test,)) for number, (_, each) in enumerate(attempts)}
+    first = tuple(units[id(one.attempts[0])] for one in settled)
+    began = RunBegan(tests, first, **{"devices": (), "slots": 2, "clock": 1_790_000_000.0, **run})
+    yield began
+    for one, each in attempts:
+        yield from _attempt(units[id(each)], each, again=each is not one.last)
+        if each is one.last:
+            yield TestSettled(one)
+    yield RunEnded(Summary(tuple(settled), seconds=12.5, policy=policy or Policy()))
+
+
+def _attempt(unit: Unit, one: Attempt, again: bool) -> Iterator[Event]:
+    if one.outcome is not Outcome.SKIPPED:
+        yield UnitBegan(unit, one.lease, one.began)
+        yield TestBegan(one.test, unit, one.lease, one.began)
+    yield TestEnded(one, again)
+    if one.outcome is not Outcome.SKIPPED:
+        yield UnitEnded(unit, one.lease, one.began + one.seconds + 0.1)
+
+
+def ended(settled: Sequence[Settled], **summary) -> RunEnded:
+    return RunEnded(Summary(tuple(settled), **{"seconds": 12.5, **summary}))
+
+
+def tell(reporter, events: Sequence[Event]) -> None:
+    for event in events:
+        reporter.hear(event)
+
+
+class Terminal(io.StringIO):
+    """A stream that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True

@@ -1,0 +1,165 @@
+"""What can be seen and asked while tests run: slow ones, where they are, what they print."""
+
+import os
+import signal
+import unittest
+
+from processes_support import Project
+
+from torch_testing_ext.common_utils import TestCase, run_tests
+from torch_testing_ext.runner import events
+
+HANGS = """
+import os, time, unittest
+import torch, torch.distributed as dist
+from torch_testing_ext.common_distributed import MultiProcessTestCase
+class T(MultiProcessTestCase):
+    world_size = 2
+    def setUp(self):
+        super().setUp()
+        self._spawn_processes()
+    def test_ranks(self):
+        if self.rank == 0:
+            self.wait_for_the_other()
+    def wait_for_the_other(self):
+        print("rank 0 waits")
+        time.sleep(600)
+class P(unittest.TestCase):
+    def test_alone(self):
+        print("alone")
+        self.wait_for_nobody()
+    def wait_for_nobody(self):
+        time.sleep(600)
+"""
+
+
+def setUpModule():
+    global PROJECT
+    PROJECT = Project()
+    unittest.addModuleCleanup(PROJECT.close)
+
+
+class TestAsking(TestCase):
+    def test_a_slow_test_is_announced_and_sigusr1_tells_where_it_is(self):
+        def react(event):
+            if isinstance(event, events.TestIsSlow):
+                os.kill(os.getpid(), signal.SIGUSR1)
+            if isinstance(event, events.Asked):
+                os.kill(os.getpid(), signal.SIGINT)
+
+        ran = PROJECT.run(PROJECT.write(HANGS), react=react, jobs=3, slow=1.0)
+        self.assertTrue(ran.summary.interrupted)
+        running = {one.test.id.method: one for one in ran.heard.of(events.Asked)[0].running}
+        self.assertIn("in wait_for_nobody", running["test_alone"].stacks)
+        self.assertRegex(running["test_ranks"].stacks, r"rank0:\n.*\n *File .* in wait_for_the_other")
+        self.assertGreaterEqual(max(one.seconds for one in running.values()), 1.0)
+        self.assertEqual({test.id.method for test in ran.summary.unfinished}, {"test_ranks", "test_alone"})
+
+    def test_a_time_out_of_ranks_is_explained_by_the_launch_layer(self):
+        ran = PROJECT.run(PROJECT.write(HANGS), timeout=1.0)
+        self.assertEqual(ran.outcomes, {"test_ranks": "timeout", "test_alone": "timeout"})
+        attempt = ran["test_ranks"]
+        self.assertIn("where the running ranks are:", attempt.message)
+        self.assertIn("python run_test.py", attempt.message)
+        self.assertEqual([log.output for log in attempt.ranks], ["rank 0 waits\n", ""])
+        self.assertIn("in wait_for_the_other", attempt.ranks[0].stacks)
+
+    def test_output_comes_while_the_test_runs(self):
+        fifo = PROJECT.root / "go"
+        os.mkfifo(fifo)
+        file = PROJECT.write(
+            f"""
+            import unittest
+            class T(unittest.TestCase):
+                def test_it(self):
+                    print("before")
+                    open({str(fifo)!r}).read()
+                    print("after")
+            """
+        )
+
+        def react(event):
+            if isinstance(event, events.Output) and event.text == "before\n":
+                open(fifo, "w").close()
+
+        ran = PROJECT.run(file, react=react, stream=True)
+        self.assertEqual("".join(event.text for event in ran.heard.of(events.Output)), "before\nafter\n")
+        self.assertEqual(ran["test_it"].output, "before\nafter\n")
+
+
+class TestLeases(TestCase):
+    def test_a_test_sees_its_devices_and_no_two_have_one(self):
+        file = PROJECT.write(
+            """
+            import os, unittest
+            from torch_testing_ext import _needs
+            class T(unittest.TestCase):
+                @_needs.requires(_needs.Need(lambda: None, devices=2))
+                def test_a(self): print(os.environ["TORCH_TESTING_EXT_FAKE_DEVICES"])
+                test_b = test_c = test_a
+                @_needs.requires(_needs.Need(lambda: None, devices=9))
+                def test_d(self): pass
+            """
+        )
+        ran = PROJECT.run(file, devices=4, jobs=4)
+        self.assertEqual(
+            {name: ran.outcomes[name] for name in ("test_a", "test_b", "test_c")},
+            dict.fromkeys(("test_a", "test_b", "test_c"), "passed"),
+        )
+        self.assertEqual((ran.outcomes["test_d"], ran["test_d"].want), ("skipped", "9 devices"))
+        held = set()
+        for event in ran.heard.events:
+            if isinstance(event, events.UnitBegan):
+                self.assertFalse(held & set(event.lease.devices))
+                held |= set(event.lease.devices)
+            if isinstance(event, events.UnitEnded):
+                held -= set(event.lease.devices)
+        for name in ("test_a", "test_b", "test_c"):
+            self.assertEqual(ran[name].output, ",".join(ran[name].lease.devices) + "\n")
+
+
+class TestRanks(TestCase):
+    def test_outcomes_are_those_of_the_launch_layer(self):
+        ran = PROJECT.run(
+            PROJECT.write(
+                """
+                import os, unittest
+                from torch_testing_ext._needs import Skipped, too_few_devices
+                from torch_testing_ext.common_distributed import MultiProcessTestCase
+                class T(MultiProcessTestCase):
+                    world_size = 2
+                    def setUp(self):
+                        super().setUp()
+                        self._spawn_processes()
+                    def test_passes(self): print("rank", self.rank)
+                    def test_fails(self): self.assertEqual(self.rank, 0)
+                    def test_raises(self): raise ValueError("in a rank")
+                    def test_crashes(self): os._exit(3)
+                    def test_skips(self): self.skipTest("in every rank")
+                    def test_wants(self): raise Skipped(too_few_devices(4))
+                    @unittest.expectedFailure
+                    def test_fails_as_expected(self): self.fail()
+                """
+            )
+        )
+        self.assertEqual(
+            ran.outcomes,
+            {
+                "test_passes": "passed",
+                "test_fails": "failed",
+                "test_raises": "error",
+                "test_crashes": "crashed",
+                "test_skips": "skipped",
+                "test_wants": "skipped",
+                "test_fails_as_expected": "expected failure",
+            },
+        )
+        self.assertTrue(ran["test_fails"].message.startswith("rank 1 of 2 failed"), ran["test_fails"].message)
+        self.assertEqual(ran["test_wants"].want, "4 devices")
+        self.assertIsNone(ran["test_skips"].want)
+        self.assertEqual([log.output for log in ran["test_passes"].ranks], ["rank 0\n", "rank 1\n"])
+        self.assertEqual(ran["test_passes"].test.world_size, 2)
+
+
+if __name__ == "__main__":
+    run_tests()

@@ -1,0 +1,100 @@
+"""Which devices a run may lease under which masks, and what a leaseholder is told."""
+
+import unittest
+
+from torch_testing_ext.runner.devices import Inventory, environment_of, inventory
+from torch_testing_ext.runner.model import Lease
+from torch_testing_ext.runner.options import Options
+
+
+def names(environ, kind, count, **options):
+    return inventory(Options(**options), environ, kind, count).names
+
+
+class InventoryTest(unittest.TestCase):
+    def test_masks(self):
+        """`count` is what the driver shows under the mask."""
+        for mask, count, expected in (
+            (None, 3, ("0", "1", "2")),
+            ("3,1", 2, ("3", "1")),
+            (" 3 , +1", 2, ("3", "1")),
+            ("", 0, ()),
+            ("-1", 0, ()),
+            ("0,2,-1,1", 2, ("0", "2")),  # nothing counts from the first entry that is none
+            ("0,9,1", 1, ("0",)),
+            ("1,1", 0, ()),  # named twice: nothing is seen
+            ("01,2x", 2, ("1", "2")),  # read as C reads numbers
+            ("GPU-8932f937-d72c,GPU-1", 2, ("GPU-8932f937-d72c", "GPU-1")),
+            ("GPU-8932f937,GPU-none,GPU-1", 1, ("GPU-8932f937",)),
+        ):
+            with self.subTest(mask=mask):
+                environ = {} if mask is None else {"CUDA_VISIBLE_DEVICES": mask}
+                self.assertEqual(names(environ, "cuda" if count else None, count), expected)
+
+    def test_mig_instances_are_one_a_process(self):
+        mask = "MIG-aa,MIG-GPU-bb/1/0,MIG-cc"
+        found = inventory(Options(), {"CUDA_VISIBLE_DEVICES": mask}, "cuda", 1)
+        self.assertEqual(found.names, ("MIG-aa", "MIG-GPU-bb/1/0", "MIG-cc"))
+        self.assertEqual(found.most_at_once, 1)
+        self.assertEqual(names({"CUDA_VISIBLE_DEVICES": "MIG-aa,MIG-aa,MIG-b"}, "cuda", 1), ("MIG-aa",))
+        self.assertEqual(names({"CUDA_VISIBLE_DEVICES": "MIG-aa,0,MIG-b"}, "cuda", 1), ("MIG-aa",))
+
+    def test_other_accelerators(self):
+        for environ, kind, expected in (
+            ({"HIP_VISIBLE_DEVICES": "4,5"}, "hip", ("4", "5")),
+            ({"CUDA_VISIBLE_DEVICES": "4,5"}, "hip", ("4", "5")),
+            ({"HIP_VISIBLE_DEVICES": "1,0", "CUDA_VISIBLE_DEVICES": "4,5"}, "hip", ("1", "0")),
+            ({"ROCR_VISIBLE_DEVICES": "4,5"}, "hip", ("0", "1")),  # what it leaves is numbered anew
+            ({"HIP_VISIBLE_DEVICES": "4,5"}, "cuda", ("0", "1")),
+            ({"ZE_AFFINITY_MASK": "0.1,1.0"}, "xpu", ("0.1", "1.0")),
+        ):
+            with self.subTest(environ=environ, kind=kind):
+                self.assertEqual(names(environ, kind, 2), expected)
+        self.assertEqual(names({}, "mps", 1), ("0",))
+        with self.assertRaisesRegex(ValueError, "no variable is known that shows a process some of 2 strange devices"):
+            names({}, "strange", 2)
+
+    def test_asked_for(self):
+        mask = {"CUDA_VISIBLE_DEVICES": "4,5,6"}
+        self.assertEqual(names(mask, "cuda", 3, gpus=0), ())
+        self.assertEqual(names(mask, "cuda", 3, gpus=2), ("4", "5"))
+        self.assertEqual(names(mask, "cuda", 3, gpus=("6", "4")), ("6", "4"))
+        with self.assertRaisesRegex(ValueError, r"--gpus 4: only 3 are visible \(4, 5, 6\)"):
+            names(mask, "cuda", 3, gpus=4)
+        with self.assertRaisesRegex(ValueError, r"--gpus: 0 is not visible \(4, 5, 6\)"):
+            names(mask, "cuda", 3, gpus=("0",))
+        with self.assertRaisesRegex(ValueError, "--gpus 1: only 0 are visible"):
+            names({}, None, 0, gpus=1)
+
+    def test_fake(self):
+        found = inventory(Options(fake_gpus=2), {"CUDA_VISIBLE_DEVICES": "7"}, "cuda", 1)
+        self.assertEqual((found.names, found.fake, found.most_at_once), (("0", "1"), True, 2))
+
+
+class EnvironmentTest(unittest.TestCase):
+    def test_a_lease_is_all_that_is_seen(self):
+        lease, nothing = Lease(("3", "1")), Lease()
+        for kind, expected in (
+            ("cuda", {"CUDA_VISIBLE_DEVICES": "3,1"}),
+            ("hip", {"HIP_VISIBLE_DEVICES": "3,1", "CUDA_VISIBLE_DEVICES": "3,1"}),
+            ("xpu", {"ZE_AFFINITY_MASK": "3,1"}),
+            (None, {}),
+        ):
+            with self.subTest(kind=kind):
+                self.assertEqual(environment_of(lease, Inventory(("3", "1"), kind)), expected)
+        self.assertEqual(environment_of(nothing, Inventory(("3",), "cuda")), {"CUDA_VISIBLE_DEVICES": "-1"})
+
+    def test_devices_that_are_not_used_are_hidden_too(self):
+        """Also those that --gpus left out."""
+        there = inventory(Options(gpus=0), {}, "cuda", 2)
+        self.assertEqual(environment_of(Lease(), there), {"CUDA_VISIBLE_DEVICES": "-1"})
+
+    def test_fake_ones_are_told_and_real_ones_hidden(self):
+        told = environment_of(Lease(("0", "3")), Inventory(("0", "1", "2", "3"), "cuda", fake=True))
+        self.assertEqual(told["TORCH_TESTING_EXT_FAKE_DEVICES"], "0,3")
+        self.assertEqual(told["CUDA_VISIBLE_DEVICES"], "-1")
+        self.assertEqual(set(environment_of(Lease(), Inventory(fake=True))), {"TORCH_TESTING_EXT_FAKE_DEVICES"})
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,188 @@
+"""The HTML report: what is in it, and what it does in a real browser."""
+
+import re
+import tempfile
+import unittest
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+from chromium_support import Browser, needs_chromium
+from report_support import attempt, every_outcome, ranks, story, tell
+
+from torch_testing_ext.runner.events import RunEnded
+from torch_testing_ext.runner.model import Lease, Outcome, Policy, Settled
+from torch_testing_ext.runner.report import html, picture
+from torch_testing_ext.runner.report.history import Historian
+from torch_testing_ext.runner.report.text import printable
+
+
+def history_of(settled, policy=None, **run):
+    *events, end = story(settled, policy, **run)
+    historian = Historian()
+    tell(historian, events)
+    assert isinstance(end, RunEnded)
+    return historian.tell(end)
+
+
+VISIBLE = "[...document.querySelectorAll('.test:not([hidden])')].map((test) => test.id)"
+OPEN = "[...document.querySelectorAll('.test[open]')].map((test) => test.id)"
+
+
+@needs_chromium
+class InABrowserTest(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.browser = Browser().__enter__()
+        cls.addClassCleanup(cls.browser.__exit__)
+
+    def open(self, settled, fragment="", **run):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        file = Path(folder.name, "report.html")
+        file.write_text(html.render(history_of(settled, **run)), encoding="utf-8")
+        self.browser.open(file, fragment)
+        return file
+
+    def ask(self, expression):
+        return self.browser.evaluate(expression)
+
+    def search(self, words):
+        self.ask(f"search.value = {words!r}; search.dispatchEvent(new Event('input')); null")
+
+    def press(self, outcome):
+        self.ask(f"document.querySelector('.chip[data-outcome=\"{outcome}\"]').click()")
+
+    def outcomes(self):
+        return self.ask("[...document.querySelectorAll('.test:not([hidden])')].map((test) => test.dataset.outcome)")
+
+    def test_all_is_shown_and_nothing_is_fetched(self):
+        settled = every_outcome()
+        file = self.open(settled)
+        self.assertEqual(len(self.ask(VISIBLE)), len(settled))
+        self.assertEqual(self.ask("document.querySelector('h1').textContent"), "6 of 12 tests failed")
+        fetched = [url for url in self.browser.requests() if not url.startswith("data:")]
+        self.assertEqual(fetched, [file.as_uri()])
+        self.assertEqual(self.browser.complaints(), [])
+
+    def test_filtering_by_outcome(self):
+        self.open(every_outcome())
+        self.press("flaky")
+        self.assertEqual(self.outcomes(), ["flaky"])
+        self.press("skipped")
+        self.assertEqual(sorted(self.outcomes()), ["flaky", "skipped", "skipped"])
+        self.assertEqual(self.ask("document.getElementById('shown').textContent"), "3 of 12 tests")
+        self.press("flaky")
+        self.press("skipped")
+        self.assertEqual(len(self.outcomes()), 12)
+
+    def test_searching_names_messages_and_logs(self):
+        logs = ranks(["step 1", "loss is NaN"])
+        settled = (*every_outcome(), Settled((attempt("test_with_logs", ranks=logs),)))
+        self.open(settled)
+        for words, expected in (
+            ("test_leak", ["leaked"]),
+            ("invalid SYNTAX", ["error"]),
+            ("loss nan", ["passed"]),
+            ("of no test at all", []),
+        ):
+            with self.subTest(words=words):
+                self.search(words)
+                self.assertEqual(self.outcomes(), expected)
+
+    def test_the_first_failure_is_unfolded(self):
+        self.open(every_outcome())
+        self.assertEqual(self.ask(OPEN), ["test-1"])
+        self.open((Settled((attempt("test_good"),)),))
+        self.assertEqual(self.ask(OPEN), [])
+
+    def test_a_bar_of_the_timeline_leads_to_its_test(self):
+        self.open(every_outcome())
+        self.press("skipped")
+        self.ask("document.querySelector('.timeline a:has(.leaked)').dispatchEvent(new MouseEvent('click'))")
+        # Both happen at once for a user; the event of the new address comes a moment later.
+        self.ask("follow()")
+        target = self.ask("document.querySelector(':target').dataset.outcome")
+        self.assertEqual(target, "leaked")
+        self.assertTrue(self.ask("document.querySelector(':target').open"))
+        self.assertEqual(len(self.outcomes()), 12)
+
+    def test_an_address_with_a_test_opens_it(self):
+        self.open(every_outcome(), fragment="#test-5")
+        self.assertIn("test-5", self.ask(OPEN))
+
+    def test_bars_lie_where_they_should(self):
+        one = attempt("test_half", seconds=5.0, began=5.0, lease=Lease(("3",)))
+        self.open((Settled((one,)),), devices=("0", "3"), slots=1)  # a run of 12.5 s
+        place = """(() => {
+            const svg = document.querySelector('svg').getBoundingClientRect();
+            const bar = document.querySelector('.bar').getBoundingClientRect();
+            return [(bar.x - svg.x) / svg.width, bar.width / svg.width, bar.y - svg.y];
+        })()"""
+        left, width, top = self.ask(place)
+        self.assertAlmostEqual(left, 0.4, places=2)
+        self.assertAlmostEqual(width, 0.4, places=2)
+        self.assertTrue(picture.LANE < top < 2 * picture.LANE, "it ran on the second device")
+
+    def test_light_and_dark(self):
+        self.open(every_outcome())
+        colours = []
+        for scheme in "light", "dark":
+            self.browser.scheme(scheme)
+            colours.append(self.ask("getComputedStyle(document.body).backgroundColor"))
+        self.ask("document.getElementById('theme').click()")
+        colours.append(self.ask("getComputedStyle(document.body).backgroundColor"))
+        self.assertNotEqual(colours[0], colours[1])
+        self.assertEqual(colours[0], colours[2])
+
+    def test_what_tests_print_is_text_and_nothing_else(self):
+        bad = (
+            "</pre></script><script>window.broken = 1</script><img src=x onerror='window.broken = 1'>\x00\x1b[31m\udc80"
+        )
+        name = "test_<b>bold</b>\x00\udc80"
+        self.open((Settled((attempt(name, Outcome.FAILED, message=bad, output=bad, ranks=ranks([bad])),)),))
+        self.assertIsNone(self.ask("window.broken"))
+        self.assertIn("</script><script>window.broken", self.ask("document.querySelector('pre.message').textContent"))
+        self.assertEqual(self.ask("document.querySelector('.name b').textContent"), printable(name))
+        self.assertEqual(self.browser.complaints(), [])
+
+
+class TextTest(unittest.TestCase):
+    def test_no_address_leads_out(self):
+        page = html.render(history_of(every_outcome()))
+        self.assertEqual(re.findall(r"(?:https?:)?//[a-z]\S*", page), [])
+        self.assertEqual(set(re.findall(r'(?:src|href)="([^#"]*)', page)), {"", "data:,"})
+
+    def test_failures_come_first_then_what_was_no_plain_pass(self):
+        page = html.render(history_of(every_outcome()))
+        outcomes = re.findall(r'class="test ([a-z-]+)"', page)
+        self.assertEqual(outcomes[0], "failed")
+        self.assertEqual(outcomes[-3:], ["passed", "skipped", "skipped"])
+
+    def test_headlines(self):
+        good, bad = Settled((attempt("test_a"),)), Settled((attempt("test_b", Outcome.CRASHED),))
+        flaky = every_outcome()[7:8]
+        self.assertEqual(html.headline(history_of((good, bad)).summary), "1 of 2 tests failed")
+        self.assertEqual(html.headline(history_of((good,)).summary), "1 test passed")
+        self.assertEqual(html.headline(history_of(()).summary), "No test passed, none failed")
+        self.assertEqual(html.headline(history_of(flaky, Policy(fail_flaky=True)).summary), "1 of 1 test failed")
+
+    def test_long_logs_are_cut_and_say_so(self):
+        long = "x" * 20_000_000
+        page = html.render(history_of((Settled((attempt("test_long", output=long, ranks=ranks([long, long])),)),)))
+        self.assertLess(len(page), 1_000_000)
+        self.assertEqual(page.count("characters cut here"), 3)
+
+    def test_ticks_are_round_and_few(self):
+        self.assertEqual([picture.tick(length) for length in (0.4, 8, 9, 59, 3600)], [0.05, 1, 2, 10, 500])
+
+    def test_every_attempt_has_its_bars(self):
+        svg = picture.picture(history_of(every_outcome()), {})
+        bars = [one for one in svg.iter("rect") if one.get("class", "").startswith("bar")]
+        ran = [each for one in every_outcome() for each in one.attempts]
+        self.assertEqual(len(bars), sum(len(one.lease.slots) for one in ran))
+        self.assertTrue(all(bar.find("title") is not None for bar in bars))
+        ET.tostring(svg)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,135 @@
+"""Test files that cannot be imported, or that do more at import than import: each is told of, the others run."""
+
+import os
+import unittest
+from unittest import mock
+
+from processes_support import Project, descendants
+
+from torch_testing_ext.common_utils import TestCase, run_tests
+from torch_testing_ext.runner import zygote
+
+FINE = "import unittest\nclass T(unittest.TestCase):\n    def test_fine(self): pass\n"
+
+
+def setUpModule():
+    global PROJECT
+    PROJECT = Project()
+    unittest.addModuleCleanup(PROJECT.close)
+
+
+class TestBroken(TestCase):
+    def check(self, source, *said):
+        """The broken file is one error; the file beside it runs."""
+        broken, fine = PROJECT.write(source), PROJECT.write(FINE)
+        ran = PROJECT.run(broken, fine)
+        self.assertEqual(ran.outcomes, {broken: "error", "test_fine": "passed"})
+        for text in said:
+            self.assertIn(text, ran[broken].message)
+        return ran[broken]
+
+    def test_an_error_shows_its_traceback_from_the_file_on(self):
+        attempt = self.check("print('hello')\nimport no_such_module\n", "No module named 'no_such_module'", "line 2")
+        self.assertNotIn("importlib", attempt.message)
+        self.assertIn("hello", attempt.output)
+
+    def test_a_syntax_error(self):
+        self.check("def f(:\n", "SyntaxError", "def f(:")
+
+    def test_sys_exit(self):
+        self.check("import sys\nsys.exit(3)\n", "called sys.exit(3) while it was imported")
+
+    def test_a_death(self):
+        self.check("import os\nos._exit(7)\n", "exited with code 7")
+        self.check("import os\nos.kill(os.getpid(), 9)\n", "was killed by SIGKILL")
+
+    def test_a_hang_is_given_up_with_all_it_started(self):
+        source = """
+            import subprocess, time
+            subprocess.Popen(["sleep", "1000"], start_new_session=True)
+            time.sleep(1000)
+        """
+        before = descendants(os.getpid())
+        with mock.patch.object(zygote, "IMPORT_PATIENCE", 0.3):
+            self.check(source, "took more than")
+        left = descendants(os.getpid()) - before
+        self.assertEqual([pid for pid in left if b"sleep" in _command(pid)], [])
+
+    def test_a_file_that_is_not_there(self):
+        ran = PROJECT.run("test_nowhere.py")
+        self.assertEqual(ran.outcomes, {"test_nowhere.py": "error"})
+        self.assertIn("FileNotFoundError", ran["test_nowhere.py"].message)
+
+
+class TestUnusual(TestCase):
+    def test_a_file_that_starts_threads_runs_in_interpreters_of_its_own(self):
+        file = PROJECT.write(
+            """
+            import os, threading, unittest
+            threading.Thread(target=threading.Event().wait, daemon=True, name="helper").start()
+            class T(unittest.TestCase):
+                def test_has_the_thread(self): self.assertEqual(threading.active_count(), 2)
+                def test_dies(self): os._exit(3)
+            """
+        )
+        discovery = PROJECT.zygote.discover([file])
+        self.assertEqual(len(discovery.warnings), 1)
+        self.assertIn("it runs other threads (helper)", discovery.warnings[0])
+        ran = PROJECT.run(file)
+        self.assertEqual(ran.outcomes, {"test_has_the_thread": "passed", "test_dies": "crashed"})
+
+    def test_what_is_listed_is_what_runs(self):
+        """Also where the file lists something else whenever it is imported."""
+        file = PROJECT.write(
+            """
+            import os, unittest
+            class T(unittest.TestCase): pass
+            setattr(T, f"test_{os.getpid()}", lambda self: None)
+            """
+        )
+        listed = {test.id.method for test in PROJECT.zygote.discover([file]).tests}
+        self.assertEqual(set(PROJECT.run(file).outcomes), listed)
+
+    def test_a_test_that_is_gone_when_imported_once_more_is_an_error(self):
+        file = PROJECT.write(
+            """
+            import os, threading, unittest
+            threading.Thread(target=threading.Event().wait, daemon=True).start()
+            class T(unittest.TestCase): pass
+            setattr(T, f"test_{os.getpid()}", lambda self: None)
+            """
+        )
+        ran = PROJECT.run(file)
+        self.assertEqual(list(ran.outcomes.values()), ["error"])
+        (attempts,) = ran.attempts.values()
+        self.assertIn("was listed, but is not there", attempts[0].message)
+
+    def test_it_is_imported_as_a_program_that_is_run_from_there(self):
+        (PROJECT.root / "folder").mkdir()
+        PROJECT.write("VALUE = 3\n", "folder/helper_beside.py")
+        file = PROJECT.write(
+            """
+            import os, sys, unittest
+            import helper_beside
+            class T(unittest.TestCase):
+                def test_it(self):
+                    self.assertEqual(__name__, "test_beside")
+                    self.assertEqual(sys.argv, [__file__])
+                    self.assertEqual(sys.path[0], os.path.dirname(__file__))
+                    self.assertEqual(sys.stdin.read(), "")
+            """,
+            "folder/test_beside.py",
+        )
+        self.assertEqual(PROJECT.run(file).outcomes, {"test_it": "passed"})
+
+
+def _command(pid):
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return file.read()
+    except OSError:
+        return b""
+
+
+if __name__ == "__main__":
+    run_tests()

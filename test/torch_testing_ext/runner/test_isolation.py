@@ -1,0 +1,319 @@
+"""What one test does to its process touches no other test, and its outcome is told as it is."""
+
+import os
+import unittest
+
+from processes_support import Project, descendants, lives, open_descriptors
+
+from torch_testing_ext.common_utils import TestCase, run_tests
+from torch_testing_ext.runner import events
+
+
+def setUpModule():
+    global PROJECT
+    PROJECT = Project()
+    unittest.addModuleCleanup(PROJECT.close)
+
+
+class TestOutcomes(TestCase):
+    """In the process of the test itself, without ranks."""
+
+    def run_source(self, source, **options):
+        return PROJECT.run(PROJECT.write("import unittest\n" + _dedent(source)), **options)
+
+    def test_each_way_that_unittest_knows(self):
+        ran = self.run_source(
+            """
+            class T(unittest.TestCase):
+                def test_passes(self): pass
+                def test_fails(self): self.assertEqual(1, 2)
+                def test_raises(self): raise ValueError("no such thing")
+                def test_skips(self): self.skipTest("not today")
+                @unittest.skip("never")
+                def test_is_skipped(self): raise ValueError
+                @unittest.expectedFailure
+                def test_fails_as_expected(self): self.fail()
+                @unittest.expectedFailure
+                def test_passes_against_expectation(self): pass
+                def test_exits(self): raise SystemExit(3)
+                def test_interrupts(self): raise KeyboardInterrupt
+                def test_subtests(self):
+                    for i in range(3):
+                        with self.subTest(i=i): self.assertNotEqual(i, 1)
+            """
+        )
+        self.assertEqual(
+            ran.outcomes,
+            {
+                "test_passes": "passed",
+                "test_fails": "failed",
+                "test_raises": "error",
+                "test_skips": "skipped",
+                "test_is_skipped": "skipped",
+                "test_fails_as_expected": "expected failure",
+                "test_passes_against_expectation": "unexpected success",
+                "test_exits": "error",
+                "test_interrupts": "error",
+                "test_subtests": "failed",
+            },
+        )
+        self.assertIn("AssertionError: 1 != 2", ran["test_fails"].message)
+        self.assertIn("ValueError: no such thing", ran["test_raises"].message)
+        self.assertIn("::T::test_raises", ran["test_raises"].message.partition("To run it alone:\n")[2])
+        self.assertEqual(ran["test_skips"].message, "not today")
+        self.assertEqual(ran["test_is_skipped"].message, "never")
+        self.assertIn("(i=1)", ran["test_subtests"].message)
+        self.assertIn("KeyboardInterrupt", ran["test_interrupts"].message)
+
+    def test_a_process_that_dies(self):
+        ran = self.run_source(
+            """
+            import os, signal, sys
+            class T(unittest.TestCase):
+                def test_killed(self): os.kill(os.getpid(), signal.SIGKILL)
+                def test_crashes(self):
+                    print("about to crash")
+                    os.kill(os.getpid(), signal.SIGSEGV)
+                def test_exits(self): os._exit(0)
+                def test_is_not_touched(self): pass
+            """
+        )
+        self.assertEqual(ran.outcomes.pop("test_is_not_touched"), "passed")
+        self.assertEqual(set(ran.outcomes.values()), {"crashed"})
+        self.assertIn("killed by SIGKILL", ran["test_killed"].message)
+        self.assertIn("killed by SIGSEGV", ran["test_crashes"].message)
+        self.assertIn("in test_crashes", ran["test_crashes"].message)  # where it was
+        self.assertIn("about to crash", ran["test_crashes"].output)
+        self.assertIn("exited with code 0", ran["test_exits"].message)
+
+    def test_what_a_test_changes_no_other_sees(self):
+        ran = self.run_source(
+            """
+            import os, sys, tempfile, threading
+            SEEN = []
+            class T(unittest.TestCase):
+                def check(self):
+                    self.assertEqual(SEEN, [])
+                    self.assertNotIn("CHANGED", os.environ)
+                    self.assertTrue(os.path.samefile(os.getcwd(), os.path.dirname(__file__)))
+                    self.assertEqual(threading.active_count(), 1)
+                    self.assertEqual(sys.argv, [__file__])
+                    SEEN.append(1)
+                    os.environ["CHANGED"] = "1"
+                    os.chdir("/")
+                    sys.argv.append("x")
+                    threading.Thread(target=threading.Event().wait).start()  # and never joined
+                test_one = test_two = test_three = check
+            """
+        )
+        self.assertEqual(set(ran.outcomes.values()), {"passed"}, [a[0].message for a in ran.attempts.values()])
+
+    def test_a_time_out_says_where_it_was(self):
+        ran = self.run_source(
+            """
+            import signal, time
+            from torch_testing_ext.common_utils import timeout
+            class T(unittest.TestCase):
+                def test_hangs_for_the_default(self): time.sleep(600)
+                @timeout(0.2)
+                def test_hangs(self): self.wait_for_nothing()
+                def wait_for_nothing(self): time.sleep(600)
+                @timeout(0.2)
+                def test_ignores_sigterm(self):
+                    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+                    while True: time.sleep(600)
+            """,
+            timeout=0.4,
+        )
+        self.assertEqual(set(ran.outcomes.values()), {"timeout"})
+        self.assertRegex(ran["test_hangs_for_the_default"].message, r"timed out after 0\.[4-9]")
+        self.assertRegex(ran["test_hangs"].message, r"timed out after 0\.[2-9]")
+        self.assertIn("in wait_for_nothing", ran["test_hangs"].message)
+
+    def test_output_is_kept_and_a_flood_is_cut(self):
+        ran = self.run_source(
+            """
+            import os, sys
+            class T(unittest.TestCase):
+                def test_floods(self):
+                    print("the beginning")
+                    os.write(1, b"x" * (20 << 20))
+                    print("the end", file=sys.stderr)
+            """
+        )
+        output = ran["test_floods"].output
+        self.assertEqual(ran.outcomes, {"test_floods": "passed"})
+        self.assertTrue(output.startswith("the beginning"), output[:40])
+        self.assertTrue(output.endswith("the end\n"), output[-40:])
+        self.assertRegex(output, r"\n\.\.\. \d+ bytes cut here \.\.\.\n")
+        self.assertLess(len(output), 100_000)
+
+
+class TestLeaks(TestCase):
+    def test_what_is_left_running_is_ended_and_named(self):
+        file = PROJECT.write(
+            """
+            import os, subprocess, sys, time, unittest
+            class T(unittest.TestCase):
+                def test_leaks(self):
+                    left = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+                    print(left.pid)
+                def test_leaks_a_fork(self):
+                    pid = os.fork()
+                    if pid == 0:
+                        os.setsid()
+                        while True: time.sleep(1000)
+                    print(pid)
+                def test_has_a_helper_that_ends(self):
+                    subprocess.Popen(["true"])
+            """
+        )
+        ran = PROJECT.run(file)
+        self.assertEqual(
+            ran.outcomes,
+            {"test_leaks": "leaked", "test_leaks_a_fork": "leaked", "test_has_a_helper_that_ends": "passed"},
+        )
+        self.assertIn("sleep 1000", ran["test_leaks"].message)
+        self.assertIn("a fork of the test's process", ran["test_leaks_a_fork"].message)
+        for name in ("test_leaks", "test_leaks_a_fork"):
+            self.assertFalse(lives(int(ran[name].output)))
+
+    def test_a_run_leaves_nothing_here(self):
+        file = PROJECT.write("import unittest\nclass T(unittest.TestCase):\n    def test(self): pass\n")
+        PROJECT.run(file)
+        before = (open_descriptors(), descendants(os.getpid()), sorted(PROJECT.zygote.directory.glob("unit*")))
+        PROJECT.run(file)
+        after = (open_descriptors(), descendants(os.getpid()), sorted(PROJECT.zygote.directory.glob("unit*")))
+        self.assertEqual(before, after)
+
+
+class TestClassFixtures(TestCase):
+    def test_tests_that_share_them_share_a_process(self):
+        ran = PROJECT.run(
+            PROJECT.write(
+                """
+                import os, unittest
+                class T(unittest.TestCase):
+                    @classmethod
+                    def setUpClass(cls): cls.pid = os.getpid()
+                    def check(self): self.assertEqual(self.pid, os.getpid())
+                    test_a = test_b = test_c = check
+                """
+            )
+        )
+        self.assertEqual(ran.outcomes, dict.fromkeys(("test_a", "test_b", "test_c"), "passed"))
+        self.assertEqual(len(ran.heard.of(events.UnitBegan)), 1)
+
+    def test_the_rest_goes_on_when_the_process_dies(self):
+        ran = PROJECT.run(
+            PROJECT.write(
+                """
+                import os, signal, unittest
+                class T(unittest.TestCase):
+                    @classmethod
+                    def setUpClass(cls): pass
+                    def test_a(self): pass
+                    def test_b(self): os.kill(os.getpid(), signal.SIGKILL)
+                    def test_c(self): pass
+                """
+            )
+        )
+        self.assertEqual(ran.outcomes, {"test_a": "passed", "test_b": "crashed", "test_c": "passed"})
+
+    def test_fixtures_that_fail(self):
+        ran = PROJECT.run(
+            PROJECT.write(
+                """
+                import os, unittest
+                class Before(unittest.TestCase):
+                    @classmethod
+                    def setUpClass(cls): raise ValueError("cannot begin")
+                    def test_a(self): pass
+                    def test_b(self): pass
+                class After(unittest.TestCase):
+                    @classmethod
+                    def tearDownClass(cls): raise ValueError("cannot end")
+                    def test_c(self): pass
+                    def test_d(self): pass
+                class Skips(unittest.TestCase):
+                    @classmethod
+                    def setUpClass(cls): raise unittest.SkipTest("none today")
+                    def test_e(self): pass
+                class Dies(unittest.TestCase):
+                    @classmethod
+                    def setUpClass(cls): os._exit(4)
+                    def test_f(self): pass
+                    def test_g(self): pass
+                """
+            )
+        )
+        self.assertEqual(
+            ran.outcomes,
+            {
+                "test_a": "error",
+                "test_b": "error",
+                "test_c": "passed",
+                "test_d": "error",
+                "test_e": "skipped",
+                "test_f": "crashed",
+                "test_g": "crashed",
+            },
+        )
+        self.assertIn("cannot begin", ran["test_b"].message)
+        self.assertIn("after the test: tearDownClass", ran["test_d"].message)
+        self.assertIn("exited with code 4", ran["test_g"].message)
+
+
+class TestRepeating(TestCase):
+    def test_a_flaky_test_is_tried_again(self):
+        mark = PROJECT.root / "tries"
+        file = PROJECT.write(
+            f"""
+            import unittest
+            class T(unittest.TestCase):
+                def test_third(self):
+                    with open({str(mark)!r}, "a") as file: file.write("x")
+                    with open({str(mark)!r}) as file: self.assertEqual(len(file.read()), 3)
+                def test_never(self): self.fail()
+            """
+        )
+        ran = PROJECT.run(file, retries=2)
+        self.assertEqual(ran.outcomes, {"test_third": "flaky", "test_never": "failed"})
+        self.assertEqual([attempt.number for attempt in ran.attempts["test_third"]], [1, 2, 3])
+        self.assertEqual([event.again for event in ran.heard.of(events.TestEnded)].count(True), 4)
+
+    def test_max_fail_begins_no_more(self):
+        file = PROJECT.write(
+            "import unittest\nclass T(unittest.TestCase):\n    def fail_(self): self.fail()\n"
+            "    test_a = test_b = test_c = test_d = fail_\n"
+        )
+        ran = PROJECT.run(file, max_fail=2, jobs=1)
+        self.assertEqual(len(ran.outcomes), 2)
+        self.assertEqual(len(ran.summary.unfinished), 2)
+        self.assertEqual([event.reason for event in ran.heard.of(events.Stopping)], ["2 tests failed"])
+
+    def test_until_failure(self):
+        mark = PROJECT.root / "times"
+        file = PROJECT.write(
+            f"""
+            import unittest
+            class T(unittest.TestCase):
+                def test_fourth(self):
+                    with open({str(mark)!r}, "a") as file: file.write("x")
+                    with open({str(mark)!r}) as file: self.assertLess(len(file.read()), 4)
+            """
+        )
+        ran = PROJECT.run(file, until_failure=True)
+        outcomes = [settled.outcome.value for settled in ran.summary.settled]
+        self.assertEqual(outcomes, ["passed", "passed", "passed", "failed"])
+        self.assertEqual([settled.last.repetition for settled in ran.summary.settled], [0, 1, 2, 3])
+
+
+def _dedent(source):
+    import textwrap
+
+    return textwrap.dedent(source)
+
+
+if __name__ == "__main__":
+    run_tests()

@@ -1,0 +1,181 @@
+"""Whoever is killed, whenever: the outcome is told, the run goes on, and nothing is left."""
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+import unittest
+from pathlib import Path
+
+from processes_support import Project, descendants, lives
+
+import torch_testing_ext
+from torch_testing_ext.common_utils import TestCase, run_tests
+from torch_testing_ext.runner import events
+
+# Each test has a helper in another session, to see that it goes too. The others wait to be killed or are done at once.
+SOURCE = """
+import os, subprocess, time, unittest
+class T(unittest.TestCase):
+    def test_a_waits(self):
+        subprocess.Popen(["sleep", "1000"], start_new_session=True)
+        open(os.environ["READY"], "w").close()
+        time.sleep(1000)
+    def test_b_is_fine(self): pass
+    def test_c_is_fine(self): pass
+"""
+
+
+def setUpModule():
+    global PROJECT
+    PROJECT = Project()
+    unittest.addModuleCleanup(PROJECT.close)
+
+
+def parent_of(pid):
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def wait_for_pid(file):
+    """The worker's pid, once its test has come to where it waits."""
+    fd = os.open(file, os.O_RDONLY)
+    try:
+        return int(os.read(fd, 100))
+    finally:
+        os.close(fd)
+
+
+class TestKilled(TestCase):
+    def run_and_kill(self, generations):
+        """Run the file; when its first test waits, kill its worker's ancestor so many generations up."""
+        ready = PROJECT.root / f"ready{generations}"
+        os.mkfifo(ready)
+        source = SOURCE.replace(
+            'open(os.environ["READY"], "w").close()', f'print(os.getpid(), file=open({str(ready)!r}, "w"))'
+        )
+        file = PROJECT.write(source)
+        killed = []
+
+        def react(event):
+            if isinstance(event, events.TestBegan) and event.test.id.method == "test_a_waits" and not killed:
+                victim = wait_for_pid(ready)
+                below = descendants(victim)
+                for _ in range(generations):
+                    below.add(victim)
+                    victim = parent_of(victim)
+                    below |= descendants(victim)
+                killed.extend([victim, *below])
+                os.kill(victim, signal.SIGKILL)
+
+        ran = PROJECT.run(file, react=react, jobs=1)
+        self.assertEqual([pid for pid in killed if lives(pid)], [])
+        self.assertGreaterEqual(len(killed), 2 + generations)
+        return ran
+
+    def check(self, ran, said):
+        self.assertEqual(
+            ran.outcomes, {"test_a_waits": "crashed", "test_b_is_fine": "passed", "test_c_is_fine": "passed"}
+        )
+        self.assertIn(said, ran["test_a_waits"].message)
+
+    def test_the_worker(self):
+        self.check(self.run_and_kill(0), "the test's process was killed by SIGKILL")
+
+    def test_the_nanny(self):
+        self.check(self.run_and_kill(1), "the process that watched it was killed by SIGKILL")
+
+    def test_the_process_of_the_file(self):
+        self.check(self.run_and_kill(2), "the process that watched it")
+
+    def test_the_zygote(self):
+        self.check(self.run_and_kill(3), "the process that watched it")
+
+
+DRIVER = """
+import sys
+sys.path.insert(0, {support!r})
+from processes_support import Project
+project = Project()
+file = project.write({source!r})
+print(project.root, flush=True)
+ran = project.run(file, jobs=2)
+print(ran.outcomes, ran.summary.interrupted, [test.id.method for test in ran.summary.unfinished])
+project.close()
+"""
+
+
+class TestTheRunItself(TestCase):
+    """run_test.py's own process, in another process than this one."""
+
+    def start(self, source):
+        """A run; its process, its test's worker's pid, and all that it started."""
+        fifo = PROJECT.root / self.id().replace(".", "_")
+        os.mkfifo(fifo)
+        support = str(Path(__file__).parent)
+        code = DRIVER.format(support=support, source=source.replace("FIFO", repr(str(fifo))))
+        self.temporary = PROJECT.root / f"tmp_{self.id()}"
+        self.temporary.mkdir()
+        package = str(Path(torch_testing_ext.__file__).parents[1])
+        process = subprocess.Popen(
+            [sys.executable, "-c", code],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": package, "TMPDIR": str(self.temporary)},
+        )
+        self.addCleanup(process.communicate)
+        self.addCleanup(process.kill)
+        worker = wait_for_pid(fifo)
+        return process, worker, descendants(process.pid) | descendants(worker)
+
+    WAITS = """
+import os, signal, subprocess, time, unittest
+class T(unittest.TestCase):
+    def test_waits(self):
+        subprocess.Popen(["sleep", "1000"], start_new_session=True)
+        print(os.getpid(), file=open(FIFO, "w"))
+        time.sleep(1000)
+"""
+
+    def wait_until_gone(self, pids, seconds):
+        fds = []
+        for pid in pids:
+            try:
+                fds.append(os.pidfd_open(pid))
+            except OSError:
+                continue
+        deadline = time.monotonic() + seconds
+        for fd in fds:
+            select.select([fd], [], [], max(0.0, deadline - time.monotonic()))
+            os.close(fd)
+        return [pid for pid in pids if lives(pid)]
+
+    def test_killed_it_leaves_nothing_after_2_seconds(self):
+        process, worker, started = self.start(self.WAITS)
+        self.assertGreaterEqual(len(started), 5)  # zygote, file, nanny, worker, sleep
+        process.kill()
+        process.wait()
+        self.assertEqual(self.wait_until_gone(started, 2.0), [])
+        self.assertEqual([path.name for path in self.temporary.iterdir() if "_run_" in path.name], [])
+
+    def test_ctrl_c_ends_what_runs_and_the_rest_is_told(self):
+        process, worker, started = self.start(self.WAITS)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+        self.assertIn("{} True ['test_waits']", out, err)
+        self.assertEqual([pid for pid in started if lives(pid)], [])
+
+    def test_sigterm_too_also_where_the_test_ignores_it(self):
+        process, worker, started = self.start(
+            self.WAITS.replace("subprocess.Popen", "signal.signal(signal.SIGTERM, signal.SIG_IGN); subprocess.Popen")
+        )
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=60)
+        self.assertIn("{} True ['test_waits']", out, err)
+        self.assertEqual([pid for pid in started if lives(pid)], [])
+
+
+if __name__ == "__main__":
+    run_tests()

@@ -1,0 +1,179 @@
+"""From what a user wrote to options: layers, bad input, and that all of it is quick."""
+
+import dataclasses
+import sys
+import tempfile
+import unittest
+import unittest.mock
+from pathlib import Path
+
+import torch_testing_ext
+from torch_testing_ext.launch import settings
+from torch_testing_ext.runner.config import PREFIX, choose, show
+from torch_testing_ext.runner.options import Action, Again, CountAs, Options, Shard, UsageError, Verbosity
+from torch_testing_ext.runner.switches import SWITCHES
+
+ROOT = Path(torch_testing_ext.__file__).resolve().parents[1]
+
+
+class OptionsCase(unittest.TestCase):
+    def setUp(self):
+        directory = tempfile.TemporaryDirectory()
+        self.addCleanup(directory.cleanup)
+        self.root = Path(directory.name)
+
+    def choose(self, *argv, environ=None, here=None):
+        return choose(argv, environ or {}, self.root, here or self.root)
+
+    def options(self, *argv, **more):
+        return self.choose(*argv, **more).options
+
+    def write(self, name, text):
+        (self.root / name).write_text(text, encoding="utf-8")
+
+    def assertRefused(self, pattern, *argv, **more):
+        with self.assertRaisesRegex(UsageError, pattern):
+            self.choose(*argv, **more)
+
+
+class CommandLineTest(OptionsCase):
+    def test_every_field_has_a_switch(self):
+        self.assertEqual(set(SWITCHES), {field.name for field in dataclasses.fields(Options)})
+
+    def test_values(self):
+        for argv, field, value in (
+            ((), "names", ()),
+            (("a", "-v", "b"), "names", ("a", "b")),
+            (("-i", "a", "b", "-i", "c"), "include", ("a", "b", "c")),
+            (("-x", "a", "b"), "exclude", ("a", "b")),
+            (("-k", "a and b", "-k", "c"), "keyword", ("a and b", "c")),
+            (("--shard", "2/3"), "shard", Shard(2, 3)),
+            (("--lf",), "again", Again.LAST_FAILED),
+            (("--failed-first",), "again", Again.FAILED_FIRST),
+            (("-j3",), "jobs", 3),
+            (("--gpus", "auto"), "gpus", None),
+            (("--gpus", "0"), "gpus", 0),
+            (("--gpus", "2"), "gpus", 2),
+            (("--gpus", "2,"), "gpus", ("2",)),
+            (("--gpus", "GPU-1f, MIG-2"), "gpus", ("GPU-1f", "MIG-2")),
+            (("--timeout", "2.5"), "timeout", 2.5),
+            (("--flaky", "fail"), "flaky", CountAs.FAIL),
+            (("--seed", "0"), "shuffle", True),
+            (("--shuffle", "--no-shuffle"), "shuffle", False),
+            (("-q",), "verbosity", Verbosity.QUIET),
+            (("-s",), "stream", True),
+            (("--list",), "action", Action.LIST),
+        ):
+            with self.subTest(argv=argv):
+                self.assertEqual(getattr(self.options(*argv), field), value)
+
+    def test_bad_values(self):
+        for argv, pattern in (
+            (("--shuffel",), "--shuffel is not an option. Did you mean: --shuffle"),
+            (("-j", "0"), "'0' is not a whole number, 1 at least"),
+            (("-j", "x"), "'x' is not a whole number"),
+            (("--timeout", "0"), "'0' is not a number of seconds above 0"),
+            (("--timeout", "nan"), "not a number of seconds"),
+            (("--shard", "3/2"), "'3/2' is not a shard such as 1/3"),
+            (("--shard", "0/2"), "not a shard"),
+            (("--gpus", "0,0"), "'0,0' is not auto, a number of devices, or a list"),
+            (("--gpus", "-1"), "'-1' is not auto"),
+            (("--flaky", "maybe"), "'maybe' is not one of pass, fail"),
+            (("--gpus", "1", "--fake-gpus", "2"), "exclude each other"),
+            (("--junit", ""), "a path is missing"),
+        ):
+            with self.subTest(argv=argv):
+                self.assertRefused(pattern, *argv)
+
+    def test_no_abbreviations(self):
+        """They would change their meaning when an option is added."""
+        self.assertRefused("--shuf is not an option", "--shuf")
+
+
+class LayersTest(OptionsCase):
+    def test_each_layer_overrules_those_before(self):
+        names = ("jobs", "retries", "slow", "timeout", "durations")
+        self.write("setup.cfg", "[torch_testing_ext]\njobs = 2\nretries = 2\nslow = 2\ntimeout = 2\n")
+        if sys.version_info >= (3, 11):
+            self.write("pyproject.toml", "[tool.torch_testing_ext]\nretries = 3\nslow = 3.0\ntimeout = 3\n")
+        else:
+            self.write("setup.cfg", "[torch_testing_ext]\njobs = 2\nretries = 3\nslow = 3\ntimeout = 3\n")
+        environ = {"TORCH_TESTING_EXT_RUN_SLOW": "4", "TORCH_TESTING_EXT_RUN_TIMEOUT": "4"}
+        chosen = self.choose("--timeout", "5", environ=environ)
+        self.assertEqual([getattr(chosen.options, name) for name in names], [2, 3, 4.0, 5.0, 5])
+        file = "pyproject.toml" if sys.version_info >= (3, 11) else "setup.cfg"
+        self.assertEqual(
+            [chosen.places[name] for name in names],
+            ["setup.cfg", file, "TORCH_TESTING_EXT_RUN_SLOW", "command line", "default"],
+        )
+
+    def test_lists_flags_and_closed_sets(self):
+        self.write(
+            "setup.cfg",
+            "[torch_testing_ext]\nexclude =\n    a\n    b\nshuffle = yes\nflaky = fail\nverbosity = quiet\n",
+        )
+        options = self.options()
+        self.assertEqual((options.exclude, options.shuffle), (("a", "b"), True))
+        self.assertEqual((options.flaky, options.verbosity), (CountAs.FAIL, Verbosity.QUIET))
+        self.assertFalse(self.options("--no-shuffle").shuffle)
+
+    @unittest.skipIf(sys.version_info < (3, 11), "Python reads TOML since 3.11")
+    def test_toml_types(self):
+        self.write(
+            "pyproject.toml",
+            '[tool.torch_testing_ext]\nexclude = ["a", "b"]\nshuffle = true\ngpus = 2\nfailed-first = 1\n',
+        )
+        self.assertRefused("failed-first is not an option")
+        self.write("pyproject.toml", '[tool.torch_testing_ext]\nexclude = ["a", "b"]\nshuffle = true\nmax-fail = 2\n')
+        options = self.options()
+        self.assertEqual((options.exclude, options.shuffle, options.max_fail), (("a", "b"), True, 2))
+
+    def test_paths_are_seen_from_where_they_are_written(self):
+        here = self.root / "here"
+        self.write("setup.cfg", "[torch_testing_ext]\njunit = out/junit.xml\n")
+        environ = {"TORCH_TESTING_EXT_RUN_TRACE": "trace.json"}
+        options = self.options("--report", "report.html", environ=environ, here=here)
+        self.assertEqual(options.junit, self.root / "out/junit.xml")
+        self.assertEqual((options.report, options.trace), (here / "report.html", here / "trace.json"))
+        self.assertEqual(options.tests, (self.root / "test/distributed",))
+
+    def test_misspelt(self):
+        self.write("setup.cfg", "[torch_testing_ext]\ntime-out = 3\n")
+        self.assertRefused("setup.cfg: time-out is not an option .* Did you mean: timeout")
+        self.write("setup.cfg", "[torch_testing_ext]\ntimeout = never\n")
+        self.assertRefused("setup.cfg: timeout: 'never' is not a number of seconds")
+        self.write("setup.cfg", "timeout = 3\n")
+        self.assertRefused("setup.cfg cannot be read")
+        self.write("setup.cfg", "")
+        self.assertRefused("RUN_JOB is not .* TORCH_TESTING_EXT_RUN_JOBS", environ={"TORCH_TESTING_EXT_RUN_JOB": "3"})
+        self.assertRefused("RUN_JOBS: 'x' is not a whole number", environ={"TORCH_TESTING_EXT_RUN_JOBS": "x"})
+
+    @unittest.skipIf(sys.version_info < (3, 11), "Python reads TOML since 3.11")
+    def test_broken_toml(self):
+        self.write("pyproject.toml", "[tool.torch_testing_ext\n")
+        self.assertRefused("pyproject.toml cannot be read")
+
+    def test_toml_that_nothing_can_read_is_not_silently_ignored(self):
+        self.write("pyproject.toml", "[tool.torch_testing_ext]\njobs = 3\n")
+        with unittest.mock.patch.dict(sys.modules, {"tomllib": None, "tomli": None}):
+            self.assertRefused(r"cannot read it. Install tomli, or .* \[torch_testing_ext\] of setup.cfg")
+            self.write("pyproject.toml", "[tool.mypy]\nmodule = 'torch_testing_ext.runner'\n")
+            self.choose()
+
+    def test_ranks_do_not_mind_the_runners_variables(self):
+        self.assertEqual(settings.RUNNER_PREFIX, PREFIX)
+        settings.read({PREFIX + "JOBS": "3"})
+        with self.assertRaises(ValueError):
+            settings.read({"TORCH_TESTING_EXT_RUNJOBS": "3"})
+
+    def test_show(self):
+        self.write("setup.cfg", "[torch_testing_ext]\nretries = 2\n")
+        shown = show(self.choose("--shard", "1/2", "-k", "a", "-k", "b"))
+        self.assertRegex(shown, r"(?m)^retries = 2 +\(setup.cfg\)$")
+        self.assertRegex(shown, r"(?m)^shard = 1/2 +\(command line\)$")
+        self.assertRegex(shown, r"(?m)^keyword = a, b +\(command line\)$")
+        self.assertEqual(len(shown.splitlines()), len(SWITCHES))
+
+
+if __name__ == "__main__":
+    unittest.main()

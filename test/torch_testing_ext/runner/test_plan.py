@@ -1,0 +1,260 @@
+"""Units, shards and orders, as tables; what is remembered, on disk."""
+
+import fcntl
+import json
+import multiprocessing
+import tempfile
+import unittest
+from pathlib import Path
+
+from decisions_support import make_test, make_unit, settled
+from hypothesis import given
+from hypothesis import strategies as st
+
+from torch_testing_ext.runner.cache import Remembered
+from torch_testing_ext.runner.devices import Inventory
+from torch_testing_ext.runner.durations import Durations, LastFailed
+from torch_testing_ext.runner.model import Outcome, Policy, Summary, TestId
+from torch_testing_ext.runner.options import Again, Options, Shard
+from torch_testing_ext.runner.plan import order, plan, shard
+
+TWO = Inventory(("0", "1"), "cuda")
+
+
+def nothing_known(test):
+    return None
+
+
+class PlanTest(unittest.TestCase):
+    def test_a_test_is_a_unit_and_a_class_with_fixtures_too(self):
+        tests = [
+            make_test("test_a", together="Shared", world_size=2),
+            make_test("test_b", devices=2),
+            make_test("test_c", together="Shared", devices=1),
+            make_test("test_c", file="other.py", together="Shared"),
+        ]
+        units = plan(tests, TWO, nothing_known).units
+        self.assertEqual([[tests.index(test) for test in unit.tests] for unit in units], [[0, 2], [1], [3]])
+        self.assertEqual((units[0].devices, units[0].ranks), (1, 2))
+
+    def test_expected_seconds(self):
+        known = {"test_a": 4.0, "test_b": 1.0}
+        tests = [make_test(f"test_{name}", together="Shared" if name in "ac" else "") for name in "abcd"]
+        units = plan(tests, TWO, lambda test: known.get(test.method)).units
+        self.assertEqual([unit.seconds for unit in units], [8.0, 1.0, None])
+
+    def test_more_devices_than_there_are(self):
+        tests = [make_test("test_a", devices=3), make_test("test_b", devices=2), make_test("test_c", skip="known")]
+        made = plan(tests, TWO, nothing_known)
+        self.assertEqual([test.id.method for test in made.skipped], ["test_a", "test_c"])
+        self.assertEqual(made.skipped[0].want, "3 devices")
+        self.assertEqual(made.skipped[0].skip, "needs 3 devices, 2 to be had")
+        self.assertIsNone(made.skipped[1].want)
+        self.assertEqual([unit.tests[0].id.method for unit in made.units], ["test_b"])
+
+    def test_a_process_cannot_have_two_mig_instances(self):
+        made = plan([make_test("test_a", devices=2)], Inventory(("MIG-a", "MIG-b"), "cuda"), nothing_known)
+        self.assertEqual(made.skipped[0].want, "2 devices")
+
+    def test_repetitions(self):
+        made = plan([make_test("test_a"), make_test("test_b", skip="so")], TWO, nothing_known, repetitions=3)
+        self.assertEqual([(unit.number, unit.repetition) for unit in made.units], [(0, 0), (1, 1), (2, 2)])
+        self.assertEqual([test.id.method for test in made.tests], ["test_a", "test_b"])
+
+
+class ShardTest(unittest.TestCase):
+    @given(st.lists(st.tuples(st.sampled_from("abc"), st.none() | st.floats(0, 99)), max_size=40), st.integers(1, 6))
+    def test_together_they_are_all_tests_once(self, drawn, count):
+        tests = [make_test(f"test_{n}", together=name.strip("a")) for n, (name, _) in enumerate(drawn)]
+        known = {test.id: seconds for test, (_, seconds) in zip(tests, drawn, strict=True)}
+        parts = [shard(tests, Shard(index, count), known.get) for index in range(1, count + 1)]
+        self.assertCountEqual([test for part in parts for test in part], tests)
+        for name in "bc":
+            self.assertLessEqual(sum(any(test.together == name for test in part) for part in parts), 1)
+
+    def test_by_durations(self):
+        seconds = dict(zip("abcde", [6.0, 5.0, 4.0, 3.0, 2.0], strict=True))
+        tests = [make_test(f"test_{name}") for name in "abcde"]
+
+        def part(index):
+            mine = shard(tests, Shard(index, 2), lambda test: seconds[test.method[-1]])
+            return "".join(sorted(test.id.method[-1] for test in mine))
+
+        self.assertEqual((part(1), part(2)), ("ade", "bc"))
+
+    def test_by_hash_where_nothing_is_known(self):
+        """A new test moves none of the others to another shard."""
+        tests = [make_test(f"test_{number}") for number in range(50)]
+        first = shard(tests, Shard(1, 2), nothing_known)
+        self.assertTrue(15 < len(first) < 35, len(first))
+        fewer = shard(tests[10:], Shard(1, 2), nothing_known)
+        self.assertEqual(set(fewer), set(first) & set(tests[10:]))
+
+    def test_does_not_depend_on_the_order(self):
+        tests = [make_test(f"test_{number}") for number in range(20)]
+        for expected in (nothing_known, lambda test: float(len(test.method))):
+            self.assertEqual(set(shard(tests, Shard(2, 3), expected)), set(shard(tests[::-1], Shard(2, 3), expected)))
+
+
+class OrderTest(unittest.TestCase):
+    def test_shuffled_by_seed(self):
+        units = [make_unit(number) for number in range(20)]
+
+        def shuffled(seed, among=units):
+            drawn = order(Options(shuffle=True, seed=seed), lambda test: False)
+            return [unit.number for unit in sorted(among, key=drawn)]
+
+        self.assertEqual(shuffled(1), shuffled(1))
+        self.assertNotEqual(shuffled(1), shuffled(2))
+        self.assertEqual(shuffled(1, units[5:]), [number for number in shuffled(1) if number >= 5])
+
+    def test_failed_first(self):
+        first = order(Options(again=Again.FAILED_FIRST), lambda test: test.method == "test_3")
+        self.assertEqual(min([make_unit(1), make_unit(3), make_unit(2)], key=first).number, 3)
+
+
+class RememberedCase(unittest.TestCase):
+    def setUp(self):
+        directory = tempfile.TemporaryDirectory()
+        self.addCleanup(directory.cleanup)
+        self.folder = Path(directory.name) / "cache"
+        self.warnings = []
+
+    def durations(self):
+        return Durations(self.folder, self.warnings.append)
+
+    def last_failed(self):
+        return LastFailed(self.folder, self.warnings.append)
+
+
+def learn_many(folder, first, count):
+    """One of two runs at once."""
+    for number in range(first, first + count):
+        Durations(folder, print).learn([settled(make_test(f"test_{number}"))])
+
+
+class DurationsTest(RememberedCase):
+    TEST = make_test("test_a")
+
+    def test_learnt_is_known_to_the_next_run(self):
+        before = self.durations()
+        before.learn([settled(self.TEST, seconds=4.0)])
+        self.assertIsNone(before.expected(self.TEST.id))
+        self.assertEqual(self.durations().expected(self.TEST.id), 4.0)
+        self.durations().learn([settled(self.TEST, seconds=2.0)])
+        self.assertEqual(self.durations().expected(self.TEST.id), 3.0)
+        self.assertEqual(self.warnings, [])
+
+    def test_what_went_wrong_teaches_nothing(self):
+        for outcome in (Outcome.CRASHED, Outcome.TIMEOUT, Outcome.SKIPPED):
+            self.durations().learn([settled(self.TEST, outcome)])
+        self.assertIsNone(self.durations().expected(self.TEST.id))
+        self.assertFalse(self.folder.exists())
+
+    def test_two_runs_at_once_lose_nothing(self):
+        context = multiprocessing.get_context("spawn")
+        runs = [context.Process(target=learn_many, args=(self.folder, first, 30)) for first in (0, 100)]
+        for run in runs:
+            run.start()
+        for run in runs:
+            run.join()
+            self.assertEqual(run.exitcode, 0)
+        known = self.durations()
+        for number in (*range(30), *range(100, 130)):
+            self.assertIsNotNone(known.expected(make_test(f"test_{number}").id), number)
+        self.assertEqual(
+            {file.name for file in self.folder.iterdir()}, {".gitignore", "durations.json", "durations.lock"}
+        )
+
+    def test_nobody_else_changes_what_is_being_changed(self):
+        def change(values):
+            with (self.folder / "durations.lock").open() as lock, self.assertRaises(BlockingIOError):
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            changed.append(True)
+
+        changed = []
+        Remembered(self.folder, "durations", bool, self.warnings.append).update(change)
+        self.assertEqual(changed, [True])
+
+    def test_corrupt_and_foreign_files_are_ignored_with_a_warning(self):
+        self.durations().learn([settled(self.TEST)])
+        file = self.folder / "durations.json"
+        good = json.loads(file.read_text())
+        for content in (
+            "",
+            "{",
+            "[]",
+            "\x00" * 100,
+            "[" * 100_000,
+            json.dumps({"tests": good["tests"]}),
+            json.dumps({**good, "format": "other"}),
+            json.dumps({**good, "tests": {"a": "long"}}),
+            json.dumps({**good, "tests": {"a": -1}}),
+            json.dumps({**good, "tests": {"a": float("nan")}}),
+            json.dumps({**good, "tests": [1]}),
+        ):
+            with self.subTest(content=content[:40]):
+                file.write_text(content)
+                self.warnings.clear()
+                known = self.durations()
+                self.assertIsNone(known.expected(self.TEST.id))
+                self.assertRegex("".join(self.warnings), "durations.json is ignored: .")
+                known.learn([settled(self.TEST, seconds=2.0)])
+                self.assertEqual(self.durations().expected(self.TEST.id), 2.0)
+
+    def test_where_nothing_can_be_written(self):
+        self.folder.write_text("a file in the way")
+        self.durations().learn([settled(self.TEST)])
+        self.assertRegex(self.warnings[-1], "durations.json is not updated: ")
+
+    def test_fingerprint(self):
+        empty = self.durations().fingerprint
+        self.durations().learn([settled(self.TEST)])
+        self.assertNotEqual(self.durations().fingerprint, empty)
+        self.assertEqual(self.durations().fingerprint, self.durations().fingerprint)
+
+
+class LastFailedTest(RememberedCase):
+    A, B = make_test("test_a"), make_test("test_b")
+
+    def learn(self, *outcomes, policy=None, there=(A, B)):
+        settled_ones = tuple(settled(test, outcome) for test, outcome in outcomes)
+        self.last_failed().learn(Summary(settled_ones, 1.0, policy or Policy()), [test.id for test in there])
+
+    def failed(self):
+        known = self.last_failed()
+        return [test.id.method for test in (self.A, self.B) if known.failed(test.id)]
+
+    def test_until_it_passes(self):
+        self.assertFalse(self.last_failed())
+        self.learn((self.A, Outcome.FAILED), (self.B, Outcome.CRASHED))
+        self.assertEqual(self.failed(), ["test_a", "test_b"])
+        self.learn((self.A, Outcome.PASSED))
+        self.assertEqual(self.failed(), ["test_b"])
+        self.learn((self.B, Outcome.PASSED))
+        self.assertFalse(self.last_failed())
+
+    def test_by_the_policy(self):
+        self.learn((self.A, Outcome.LEAKED), policy=Policy(fail_leaked=True))
+        self.assertEqual(self.failed(), ["test_a"])
+
+    def test_a_broken_file_stands_for_its_tests(self):
+        broken = make_test("", file=self.A.id.file, cls="")
+        self.assertEqual(str(broken.id), self.A.id.file)
+        self.learn((broken, Outcome.ERROR), there=[broken])
+        self.assertEqual(self.failed(), ["test_a", "test_b"])
+        self.learn((self.A, Outcome.PASSED), (self.B, Outcome.FAILED))
+        self.assertEqual(self.failed(), ["test_b"])
+        self.assertFalse(self.last_failed().failed(TestId("another.py", "A", "a")))
+
+    def test_what_is_gone_is_forgotten(self):
+        self.learn((self.A, Outcome.FAILED), (self.B, Outcome.FAILED))
+        other = make_test("test_c", file="another.py")
+        self.learn((other, Outcome.PASSED), there=[other])
+        self.assertEqual(self.failed(), ["test_a", "test_b"])
+        self.learn((self.B, Outcome.FAILED), there=[self.B])
+        self.assertEqual(self.failed(), ["test_b"])
+
+
+if __name__ == "__main__":
+    unittest.main()

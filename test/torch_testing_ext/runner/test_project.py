@@ -1,0 +1,266 @@
+"""The fixture project through the real run_test.py: every report says of every test what the one model says."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+from dataclasses import dataclass
+from pathlib import Path
+
+from chromium_support import Browser, needs_chromium
+from junit_support import read_junit
+from project_model import RETRIES, copy_to, expected, last_line
+
+import torch_testing_ext
+from torch_testing_ext.runner.model import COUNTS_AS, Outcome, Verdict
+from torch_testing_ext.runner.report.picture import css
+from torch_testing_ext.runner.report.text import printable
+
+ROOT = Path(torch_testing_ext.__file__).parents[1]
+PREFIX = "test/distributed/"
+MODEL = expected(PREFIX)
+
+
+@dataclass(frozen=True)
+class Run:
+    folder: Path
+    code: int
+    console: str
+    complaints: str  # on stderr
+
+    def report(self, name: str) -> str:
+        return (self.folder / name).read_text(encoding="utf-8")
+
+
+def run_test(folder: Path, *arguments: str, **environ: str) -> Run:
+    """`python run_test.py` in a project of its own."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("TORCH_TESTING_EXT_")}
+    environ = {**inherited, "PYTHONPATH": str(ROOT), "PROJECT_ATTEMPTS": str(folder / "attempts"), **environ}
+    command = [sys.executable, "run_test.py", *arguments]
+    done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, stdin=subprocess.DEVNULL)
+    return Run(folder, done.returncode, done.stdout.decode(), done.stderr.decode())
+
+
+def project(folder: Path) -> Path:
+    shutil.copy(ROOT / "run_test.py", folder)
+    copy_to(folder / PREFIX)
+    return folder
+
+
+_folder = tempfile.TemporaryDirectory(prefix="fixture_project_")
+
+
+def setUpModule():
+    unittest.addModuleCleanup(_folder.cleanup)
+
+
+@functools.cache
+def whole_run() -> Run:
+    """All tests once, with every report: what the tests here look at from all sides."""
+    reports = {"junit": "x.xml", "report": "x.html", "trace": "trace.json", "results": "results.json"}
+    options = [word for option, name in reports.items() for word in (f"--{option}", name)]
+    folder = Path(_folder.name, "whole")
+    folder.mkdir()
+    return run_test(project(folder), "-v", "-j4", f"--retries={RETRIES}", *options)
+
+
+class ModelTest(unittest.TestCase):
+    maxDiff = None
+
+    def test_exit_code_and_last_line(self):
+        run = whole_run()
+        self.assertEqual(run.code, 1, run.console[-5000:] + run.complaints)
+        self.assertEqual(run.console.splitlines()[-1], last_line(MODEL))
+        self.assertEqual(run.complaints, "")
+
+    def test_the_model_has_every_outcome(self):
+        self.assertEqual({must.outcome for must in MODEL.values()}, set(Outcome))
+
+    def test_results(self):
+        found = json.loads(whole_run().report("results.json"))
+        self.assertEqual(
+            {one["id"]: [each["outcome"] for each in one["attempts"]] for one in found["tests"]},
+            {name: [each.value for each in must.tries] for name, must in MODEL.items()},
+        )
+        by_name = {one["id"]: one for one in found["tests"]}
+        for name, must in MODEL.items():
+            with self.subTest(test=name):
+                one = by_name[name]
+                self.assertEqual((one["outcome"], one["counts_as"]), (must.outcome.value, must.verdict.value))
+                self.assertIn(must.say, one["attempts"][0]["message"])
+                last = one["attempts"][-1]
+                self.assertIn(must.output, last["output"])
+                self.assertEqual(bool(last["leftovers"]), must.leaves, last)
+                self.assertIn(must.want or "", one["want"] or "")
+                self.assertEqual(one["want"] is None, must.want is None)
+                for rank, said in enumerate(must.ranks):
+                    self.assertIn(said, last["ranks"][rank]["output"])
+
+    def test_a_test_that_hangs_has_its_ranks_stacks(self):
+        by_name = {one["id"]: one for one in json.loads(whole_run().report("results.json"))["tests"]}
+        hung = by_name[PREFIX + "test_ranks.py::RanksTest::test_hangs_in_one_rank"]["attempts"][0]
+        self.assertIn("in test_hangs_in_one_rank", hung["ranks"][1]["stacks"])
+
+    def test_console(self):
+        console = whole_run().console
+        lines = re.findall(r"^\[ *(\d+)/(\d+)\]  (.*?)  .*?(test/distributed/\S+?)(?::? .*)?$", console, re.MULTILINE)
+        settled = {name: word for _, _, word, name in lines if "tried again" not in word}
+        for name, must in MODEL.items():
+            with self.subTest(test=name):
+                self.assertTrue(settled[name].startswith(must.outcome.value), settled[name])
+                self.assertEqual(
+                    sum(each == name and "tried again" in word for *_, word, each in lines), len(must.tries) - 1
+                )
+        self.assertEqual({count for _, count, *_ in lines}, {str(len(MODEL))})
+        self.assertEqual(max(int(done) for done, *_ in lines), len(MODEL))
+
+    def test_console_tells_failures_twice(self):
+        at_once, at_the_end = whole_run().console.split("\n" + "=" * 100 + "\n", 1)
+        for name, must in MODEL.items():
+            with self.subTest(test=name):
+                for part in at_once, at_the_end:
+                    if must.verdict is Verdict.FAILED:
+                        self.assertIn(name, part)
+                        self.assertIn(must.say, part)
+
+    def test_console_says_for_want_of_what(self):
+        self.assertRegex(whole_run().console, r"\nskipped:\n(  .*\n)*  1  for want of 4096 ")
+
+    def test_junit(self):
+        root = read_junit(whole_run().report("x.xml"))
+        cases = {f"{case.get('classname')}::{case.get('name')}": case for case in root.iter("testcase")}
+        self.assertEqual(len(cases), len(MODEL))
+        for name, must in MODEL.items():
+            with self.subTest(test=name):
+                file, _, inner = name.partition("::")
+                module = file.removesuffix(".py").replace("/", ".")
+                case = cases[f"{module}.{inner}" if inner else f"{module}::{file}"]
+                failed = case.find("failure") is not None or case.find("error") is not None
+                skipped = case.find("skipped") is not None
+                is_ = Verdict.FAILED if failed else Verdict.SKIPPED if skipped else Verdict.PASSED
+                self.assertEqual(is_, must.verdict)
+                reruns = [child for child in case if child.tag.startswith(("rerun", "flaky"))]
+                flaky = sum(COUNTS_AS[each] is Verdict.FAILED for each in must.tries)
+                self.assertEqual(len(reruns), flaky if must.outcome is Outcome.FLAKY else len(must.tries) - 1)
+                words = "".join(case.itertext()) + "".join(child.get("message", "") for child in case)
+                for said in (*must.ranks, must.output):
+                    self.assertIn(said, words)
+                if must.outcome not in (Outcome.EXPECTED_FAILURE, Outcome.LEAKED):
+                    self.assertIn(must.say, words)
+
+    def test_trace(self):
+        events = json.loads(whole_run().report("trace.json"))["traceEvents"]
+        seen = {event["name"] for event in events if event["ph"] == "X"}
+        ran = {name for name, must in MODEL.items() if "::" in name and must.outcome is not Outcome.SKIPPED}
+        self.assertLessEqual(ran, seen)
+        lanes: dict[tuple[int, int], list[tuple[int, int]]] = {}
+        for event in events:
+            if event["ph"] == "X" and event["cat"] == "unit":
+                lanes.setdefault((event["pid"], event["tid"]), []).append((event["ts"], event["ts"] + event["dur"]))
+        for lane, stays in lanes.items():
+            stays.sort()
+            for (_, end), (begin, _) in itertools.pairwise(stays):
+                self.assertLessEqual(end, begin, f"two units at a time on lane {lane}")
+
+    @needs_chromium
+    def test_html(self):
+        with Browser() as browser:
+            browser.open(whole_run().folder / "x.html")
+            shown = browser.evaluate(
+                """[...document.querySelectorAll('.test')].map((test) => [
+                    test.querySelector('.name').textContent, test.dataset.outcome, test.textContent,
+                ])"""
+            )
+            self.assertEqual(
+                {name: outcome for name, outcome, _ in shown}, {n: m.outcome.value for n, m in MODEL.items()}
+            )
+            words = {name: text for name, _, text in shown}
+            for name, must in MODEL.items():
+                with self.subTest(test=name):
+                    for said in (must.say, must.output, *must.ranks):
+                        self.assertIn(said, words[name])
+            bars = browser.evaluate("[...document.querySelectorAll('.bar')].map((bar) => bar.className.baseVal)")
+            self.assertIn(f"bar {css(Outcome.TIMEOUT.value)}", bars)
+            self.assertEqual(browser.complaints(), [])
+
+    def test_20_megabytes_do_not_swell_the_reports(self):
+        for report in "x.xml", "x.html", "results.json":
+            self.assertLess(len(whole_run().report(report)), 4_000_000, report)
+
+    def test_the_last_attempt_is_numbered(self):
+        self.assertIn("flaky: passed when tried the 3rd time", whole_run().console)
+        self.assertEqual((whole_run().folder / "attempts").read_text().count("attempt"), 3)
+
+
+@functools.cache
+def odd_run() -> Run:
+    """Few tests, streamed, with reports that cannot be written."""
+    folder = Path(_folder.name, "odd")
+    folder.mkdir()
+    (project(folder) / "file").touch()
+    reports = ("--junit=/dev/full", "--report=file/x.html")
+    return run_test(folder, "test_simple.py", "-k", "test_fails or test_raises", "-s", "-j1", *reports)
+
+
+class OddRunTest(unittest.TestCase):
+    def test_the_outcome_stands(self):
+        self.assertEqual((odd_run().code, odd_run().console.splitlines()[-1]), (1, "0 passed, 2 failed, 0 skipped"))
+        self.assertEqual(odd_run().complaints, "")
+
+    def test_what_cannot_be_written_is_a_warning(self):
+        for name, why in ("/dev/full", "No space left"), (str(odd_run().folder / "file/x.html"), "File exists"):
+            self.assertRegex(odd_run().console, f"warning: {re.escape(name)} could not be written .*{why}")
+
+    def test_output_is_shown_before_the_outcome(self):
+        console = odd_run().console
+        self.assertLess(console.index("\nwhat it printed before\n"), console.index("]  failed"))
+
+    def test_nothing_a_test_says_drives_the_terminal(self):
+        self.assertEqual(odd_run().console, printable(odd_run().console))
+
+
+class OtherRunsTest(unittest.TestCase):
+    """What one run cannot show: other ends of it."""
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory(prefix="fixture_project_")
+        self.addCleanup(folder.cleanup)
+        self.folder = project(Path(folder.name))
+
+    def run_test(self, *arguments):
+        return run_test(self.folder, *arguments)
+
+    def test_exit_codes(self):
+        for arguments, code in (
+            (("test_sinple.py",), 4),
+            (("test_flaky.py", "-k", "of_no_test"), 5),
+            (("test_ranks.py", "-k", "wants_devices"), 6),
+        ):
+            with self.subTest(arguments=arguments):
+                run = self.run_test(*arguments)
+                self.assertEqual(run.code, code, run.console + run.complaints)
+                if code != 4:
+                    self.assertRegex(run.console.splitlines()[-1], r"^0 passed, 0 failed, \d skipped$")
+
+    def test_the_list_agrees_with_what_runs(self):
+        found = json.loads(self.run_test("--list", "--json").console)
+        names = {one["id"] for one in found["tests"]} | {one["file"] for one in found["broken"]}
+        self.assertEqual(names, set(MODEL))
+
+    def test_flaky_and_leaked_can_count_as_failed(self):
+        names = ["test_flaky.py", "test_crashing.py::CrashingTest::test_leaks_a_process"]
+        run = self.run_test(*names, "--retries=2", "--flaky=fail", "--leaked=fail")
+        self.assertEqual((run.code, run.console.splitlines()[-1]), (1, "0 passed, 2 failed, 0 skipped"))
+        self.assertIn(MODEL[PREFIX + "test_flaky.py::FlakyTest::test_passes_on_the_third_attempt"].say, run.console)
+
+
+if __name__ == "__main__":
+    unittest.main()

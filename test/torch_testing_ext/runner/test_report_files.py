@@ -1,0 +1,226 @@
+"""JUnit, trace and JSON, from made-up events; and how files are written."""
+
+import errno
+import io
+import json
+import os
+import stat
+import subprocess
+import sys
+import tempfile
+import textwrap
+import unittest
+from pathlib import Path
+
+from junit_support import read_junit
+from report_support import a_test, attempt, ended, every_outcome, ranks, story, tell, tries
+from test_html_report import history_of
+
+import torch_testing_ext
+from torch_testing_ext.runner.events import RunBegan, UnitBegan, UnitEnded
+from torch_testing_ext.runner.model import Attempt, Lease, Outcome, Policy, Settled, Test, TestId, Unit
+from torch_testing_ext.runner.options import Options
+from torch_testing_ext.runner.report import junit, reporters, results, trace
+from torch_testing_ext.runner.report.files import write_whole
+from torch_testing_ext.runner.report.history import Historian
+
+ROOT = Path(torch_testing_ext.__file__).parents[1]
+
+
+def cases(settled, policy=None, **run):
+    root = read_junit(junit.render(history_of(settled, policy, **run)))
+    return {case.get("name"): case for case in root.iter("testcase")}
+
+
+def kinds(case):
+    return [child.tag for child in case]
+
+
+class JUnitTest(unittest.TestCase):
+    def test_counts(self):
+        root = read_junit(junit.render(history_of(every_outcome())))
+        expected = {"tests": "12", "failures": "2", "errors": "4", "skipped": "2"}
+        self.assertEqual({name: root.get(name) for name in expected}, expected)
+        for name in expected:
+            self.assertEqual(sum(int(suite.get(name)) for suite in root), int(root.get(name)))
+        self.assertEqual(
+            [suite.get("name") for suite in root],
+            ["test/distributed/test_example.py", "test/distributed/test_broken.py"],
+        )
+        self.assertEqual(root[0].get("timestamp"), "2026-09-21T14:13:21.000+00:00")
+
+    def test_every_outcome(self):
+        for policy in Policy(), Policy(fail_flaky=True, fail_leaked=True):
+            found = {
+                name: [tag for tag in kinds(case) if tag != "system-out"]
+                for name, case in cases(every_outcome(), policy).items()
+            }
+            strict = policy.fail_flaky
+            self.assertEqual(
+                found,
+                {
+                    "test_passed": [],
+                    "test_failed": ["failure"],
+                    "test_error": ["error"],
+                    "test_timeout": ["error"],
+                    "test_crashed": ["error"],
+                    "test_expected_failure": [],
+                    "test_unexpected_success": ["failure"],
+                    "test_flaky": ["failure"] * strict + ["flakyFailure", "flakyError"],
+                    "test_leaked": ["failure"] * strict,
+                    "test_skipped": ["skipped"],
+                    "test_large": ["skipped"],
+                    "test/distributed/test_broken.py": ["error"],
+                },
+            )
+
+    def test_names(self):
+        case = cases(every_outcome())["test_failed"]
+        self.assertEqual(case.get("classname"), "test.distributed.test_example.ExampleTest")
+        self.assertEqual((case.get("file"), case.get("line")), ("test/distributed/test_example.py", "12"))
+
+    def test_a_test_that_fails_each_time(self):
+        case = cases([tries("test_bad", Outcome.FAILED, Outcome.TIMEOUT, Outcome.FAILED)])["test_bad"]
+        self.assertEqual(kinds(case), ["failure", "rerunFailure", "rerunError"])  # the schema has them by kind
+        self.assertEqual(case.find("rerunError").get("type"), "timeout")
+        self.assertIn("1 != 2", case.find("rerunFailure/stackTrace").text)
+
+    def test_the_order_of_elements_is_surefires(self):
+        many = tuple(Outcome(one) for one in ("crashed", "failed", "error", "passed"))
+        logs = {"output": "o", "ranks": ranks(["r"])}
+        for outcomes in many, many[:3], many[1:3], many[:1]:
+            case = cases([tries("test_x", *outcomes, **logs)], Policy(fail_flaky=True))["test_x"]
+            self.assertEqual(len(kinds(case)), len(outcomes) + 1)
+            self.assertGreaterEqual(len(list(case.iter("system-out"))), len(outcomes))  # each attempt has its own
+
+    def test_ranks_output_is_system_out(self):
+        one = attempt("test_x", Outcome.FAILED, output="parent\n", ranks=ranks(["zero\n", "one\n"], "File x"))
+        self.assertEqual(
+            cases([Settled((one,))])["test_x"].find("system-out").text,
+            "the test's own process:\nparent\n\nrank 0:\nzero\n\nrank 0, where it was:\nFile x\n\n"
+            "rank 1:\none\n\nrank 1, where it was:\nFile x",
+        )
+
+    def test_every_character_is_legal(self):
+        every = "".join(map(chr, range(0x300))) + "\ud800\udfff\ufffe\uffff\U0001f600]]>&<'\""
+        one = attempt("test_" + every, Outcome.FAILED, message=every, output=every, ranks=ranks([every]))
+        root = read_junit(junit.render(history_of([Settled((one,))])))
+        self.assertIn("\\x00\\x01", root.find(".//failure").text)
+        self.assertIn("]]>&<'\"", root.find(".//system-out").text)
+
+    def test_repetitions_have_names_of_their_own(self):
+        twice = [Settled((Attempt(a_test("test_a"), Outcome.PASSED, repetition=number),)) for number in (0, 1)]
+        self.assertEqual(list(cases(twice, repetitions=2)), ["test_a [1]", "test_a [2]"])
+
+
+class TraceTest(unittest.TestCase):
+    def setUp(self):
+        test = Test(TestId("x.py", "T", "test_a"), world_size=2, devices=2)
+        other = Test(TestId("x.py", "T", "test_b"))
+        unit = Unit(0, (test, other))
+        lease = Lease(("0", "GPU-7"), (1,))
+        historian = Historian()
+        first = Attempt(test, Outcome.PASSED, seconds=1.0, began=1.1, lease=lease)
+        second = Attempt(other, Outcome.FAILED, "why\nmore", 0.5, 2.2, lease=lease)
+        settled = [Settled((first,)), Settled((second,))]
+        for event in story(settled, devices=("0", "GPU-7"), slots=2):
+            if not isinstance(event, UnitBegan | UnitEnded):
+                historian.hear(event)
+        historian.hear(UnitBegan(unit, lease, 1.0))
+        self.events = json.loads(trace.render(historian.tell(ended(settled, seconds=3.0))))["traceEvents"]
+
+    def test_lanes(self):
+        names = [(e["pid"], e["args"]["name"]) for e in self.events if e["name"] == "thread_name"]
+        self.assertEqual(names, [(1, "gpu 0"), (1, "gpu GPU-7"), (2, "cpu 0"), (2, "cpu 1")])
+
+    def test_a_unit_lies_on_all_its_lanes_with_its_tests_in_it(self):
+        lanes = {}
+        for event in self.events:
+            if event["ph"] == "X":
+                lanes.setdefault((event["pid"], event["tid"]), []).append(event)
+        self.assertEqual(list(lanes), [(1, 0), (1, 1), (2, 3)])
+        for unit, *tests in lanes.values():
+            self.assertEqual((unit["ts"], unit["dur"]), (1_000_000, 2_000_000))  # it was still running at the end
+            self.assertEqual([one["name"] for one in tests], ["x.py::T::test_a", "x.py::T::test_b"])
+            for one in tests:
+                self.assertLessEqual(unit["ts"], one["ts"])
+                self.assertLessEqual(one["ts"] + one["dur"], unit["ts"] + unit["dur"])
+            self.assertEqual(tests[1]["args"], {"outcome": "failed", "attempt": 1, "ranks": 1, "why": "why"})
+
+
+class ResultsTest(unittest.TestCase):
+    def test_the_document(self):
+        found = json.loads(results.render(history_of(every_outcome())))
+        self.assertEqual(found["verdicts"], {"passed": 4, "failed": 6, "skipped": 2})
+        self.assertEqual(found["outcomes"]["error"], 2)
+        by_name = {one["id"].split("::")[-1]: one for one in found["tests"]}
+        self.assertEqual([one["outcome"] for one in by_name["test_flaky"]["attempts"]], ["failed", "error", "passed"])
+        self.assertEqual(by_name["test_flaky"]["counts_as"], "passed")
+        self.assertEqual(by_name["test_large"]["want"], "4 devices")
+
+
+class WritingTest(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = Path(folder.name)
+
+    def test_folders_are_made_and_the_mode_is_the_usual_one(self):
+        path = self.folder / "a" / "b" / "x.xml"
+        write_whole(path, "naïve")
+        usual = self.folder / "usual"
+        usual.touch()
+        self.assertEqual(path.read_text(encoding="utf-8"), "naïve")
+        self.assertEqual(stat.S_IMODE(path.stat().st_mode), stat.S_IMODE(usual.stat().st_mode))
+
+    def test_what_was_there_stays_until_the_new_is_whole(self):
+        """A disk that fills up half-way, as a limit on the size of files makes one: old report kept, no draft left."""
+        path = self.folder / "x.xml"
+        path.write_text("old")
+        script = textwrap.dedent(
+            """
+            import resource, signal, sys
+            from pathlib import Path
+            from torch_testing_ext.runner.report.files import write_whole
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+            try:
+                write_whole(Path(sys.argv[1]), "x" * 100_000)
+            except OSError as error:
+                print(error.errno)
+            """
+        )
+        command = [sys.executable, "-c", script, str(path)]
+        environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+        done = subprocess.run(command, capture_output=True, text=True, env=environ)
+        self.assertEqual((done.stdout, done.stderr), (f"{errno.EFBIG}\n", ""))
+        self.assertEqual(path.read_text(), "old")
+        self.assertEqual(os.listdir(self.folder), ["x.xml"])
+
+    def test_all_reports_of_one_run(self):
+        options = Options(**{name: self.folder / name for name in ("junit", "report", "trace", "results")})
+        before = len(os.listdir("/proc/self/fd"))
+        stream = io.StringIO()
+        tell(reporters(options, stream, {}), list(story(every_outcome())))
+        self.assertEqual(sorted(os.listdir(self.folder)), ["junit", "report", "results", "trace"])
+        self.assertNotIn("warning", stream.getvalue())
+        self.assertEqual(len(os.listdir("/proc/self/fd")), before)
+
+    def test_a_pipe_is_written_to_not_replaced(self):
+        path = self.folder / "pipe"
+        os.mkfifo(path)
+        reader = subprocess.Popen(["cat", str(path)], stdout=subprocess.PIPE, text=True)
+        write_whole(path, "words")
+        self.assertEqual(reader.communicate()[0], "words")
+        self.assertTrue(stat.S_ISFIFO(path.stat().st_mode))
+
+    def test_a_history_without_a_beginning(self):
+        """A run that is stopped before it began still has reports."""
+        historian = Historian()
+        for render in junit.render, trace.render, results.render:
+            render(historian.tell(ended(())))
+        self.assertEqual(historian.tell(ended(())).run, RunBegan((), (), (), 0, 0.0))
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,188 @@
+"""The schedule and the leases, without a process: as tables, and over random arrivals."""
+
+import unittest
+
+from decisions_support import make_unit
+from hypothesis import given
+from hypothesis import strategies as st
+
+from torch_testing_ext.runner.leases import Leases
+from torch_testing_ext.runner.schedule import PATIENCE, Queue
+
+
+def taken(queue, devices, slots=1):
+    """The numbers of the units that begin, if each ends before the next begins."""
+    numbers = []
+    while len(queue):
+        numbers.append(queue.take(devices, slots).number)
+    return numbers
+
+
+class OrderTest(unittest.TestCase):
+    def test_longest_first(self):
+        queue = Queue([make_unit(number, devices=1, seconds=seconds) for number, seconds in enumerate([2, 9, 5])], 1, 1)
+        self.assertEqual(taken(queue, 1), [1, 2, 0])
+
+    def test_widest_before_longest(self):
+        units = [make_unit(0, 1, seconds=9), make_unit(1, 4, seconds=5), make_unit(2, 2, seconds=7)]
+        filler = [make_unit(number, 1, seconds=8) for number in range(3, 9)]
+        self.assertEqual(taken(Queue([*units, *filler], 4, 1), 4)[:3], [1, 2, 0])
+
+    def test_a_unit_as_long_as_all_others_goes_first(self):
+        units = [make_unit(0, 4, seconds=1), make_unit(1, 1, seconds=100), make_unit(2, 2, seconds=2)]
+        self.assertEqual(taken(Queue(units, 4, 1), 4)[0], 1)
+
+    def test_unknown_counts_as_typical(self):
+        units = [make_unit(number, 1, seconds=seconds) for number, seconds in enumerate([1, 5, None, 6, 7])]
+        self.assertEqual(taken(Queue(units, 1, 1), 1), [4, 3, 2, 1, 0])
+
+    def test_alike_in_the_order_given(self):
+        self.assertEqual(taken(Queue([make_unit(number) for number in range(5)], 0, 1), 0), [0, 1, 2, 3, 4])
+
+    def test_order_goes_before_size(self):
+        units = [make_unit(0, 4, seconds=9), make_unit(1, 1, seconds=100), make_unit(2, 2, seconds=2)]
+        self.assertEqual(taken(Queue(units, 4, 1, order=lambda unit: -unit.number), 4), [2, 1, 0])
+
+    def test_no_room(self):
+        queue = Queue([make_unit(0, 2), make_unit(1, ranks=2)], 2, 2)
+        self.assertIsNone(queue.take(1, 1))
+        self.assertEqual(len(queue), 2)
+
+    def test_small_ones_fill(self):
+        queue = Queue([make_unit(0, 4), make_unit(1, 1)], 4, 1)
+        self.assertEqual(queue.take(2, 0).number, 1)
+
+    def test_cpu_and_devices_do_not_wait_for_each_other(self):
+        queue = Queue([make_unit(0, 4), make_unit(1, ranks=4)], 4, 4)
+        self.assertEqual(queue.take(0, 4).number, 1)
+        self.assertEqual(queue.take(4, 0).number, 0)
+
+    def test_more_ranks_than_slots_take_them_all(self):
+        queue, leases = Queue([make_unit(0, ranks=40)], 0, 2), Leases((), 2)
+        self.assertEqual(leases.take(queue.take(0, 2)).slots, (0, 1))
+
+    def test_clear(self):
+        queue = Queue([make_unit(0, 1), make_unit(1)], 1, 1)
+        self.assertEqual({unit.number for unit in queue.clear()}, {0, 1})
+        self.assertEqual(len(queue), 0)
+        self.assertIsNone(queue.take(1, 1))
+
+
+class StarvationTest(unittest.TestCase):
+    def test_large_in_a_stream_of_small(self):
+        """While one device is never free, small units keep coming; the large one stops them in the end."""
+        queue = Queue([make_unit(0, 2)], 2, 1)
+        for number in range(1, 100):
+            queue.add(make_unit(number, 1))
+            if queue.take(1, 1) is None:
+                break
+        self.assertEqual(number, PATIENCE * 2 + 1)
+        self.assertEqual(queue.take(2, 1).number, 0)
+
+    def test_small_in_a_stream_of_large(self):
+        queue = Queue([make_unit(0, 1)], 2, 1)
+        began = []
+        for number in range(1, 100):
+            queue.add(make_unit(number, 2))
+            began.append(queue.take(2, 1).number)
+        self.assertEqual(began.index(0), PATIENCE * 2)
+
+
+class LeasesTest(unittest.TestCase):
+    def test_exactly_what_is_needed(self):
+        leases = Leases(("0", "2", "5"), 4)
+        self.assertEqual(leases.take(make_unit(0, 2)).devices, ("0", "2"))
+        self.assertEqual(leases.take(make_unit(1, ranks=3)).slots, (0, 1, 2))
+        self.assertEqual((leases.free_devices, leases.free_slots), (1, 1))
+
+    def test_given_back(self):
+        leases = Leases(("a", "b"), 1)
+        first = leases.take(make_unit(0, 1))
+        leases.take(make_unit(1, 1))
+        leases.give_back(first)
+        self.assertEqual(leases.take(make_unit(2, 1)).devices, ("a",))
+
+    def test_not_twice(self):
+        leases = Leases(("a",), 1)
+        lease = leases.take(make_unit(0, 1))
+        leases.give_back(lease)
+        with self.assertRaisesRegex(AssertionError, "is not held"):
+            leases.give_back(lease)
+
+    def test_never_too_few(self):
+        leases = Leases(("a", "b"), 1)
+        leases.take(make_unit(0, 1))
+        with self.assertRaisesRegex(AssertionError, "needs 2 of 1"):
+            leases.take(make_unit(1, 2))
+
+    def test_a_device_has_one_name(self):
+        with self.assertRaisesRegex(AssertionError, "twice"):
+            Leases(("0", "0"), 1)
+
+
+@st.composite
+def machines(draw):
+    """A machine, the units that are there at first, and those that come while others run."""
+    devices, slots = draw(st.integers(0, 8)), draw(st.integers(1, 6))
+    seconds = st.none() | st.floats(0, 100)
+    on_devices = st.builds(lambda n, s: (n, 1, s), st.integers(1, max(devices, 1)), seconds)
+    on_slots = st.builds(lambda n, s: (0, n, s), st.integers(1, 10), seconds)
+    needs = draw(st.lists(on_devices | on_slots if devices else on_slots, max_size=30))
+    units = [make_unit(number, *need) for number, need in enumerate(needs)]
+    first = draw(st.integers(0, len(units)))
+    return devices, slots, units[:first], units[first:]
+
+
+class ArrivalsTest(unittest.TestCase):
+    @given(machines(), st.data())
+    def test_leases_never_overlap_and_all_units_run(self, machine, data):
+        devices, slots, waiting, coming = machine
+        names = tuple(f"device{number}" for number in range(devices))
+        queue, leases = Queue(waiting, devices, slots), Leases(names, slots)
+        expected, began = {unit.number for unit in (*waiting, *coming)}, []
+        running = []
+        while len(queue) or running or coming:
+            while (unit := queue.take(leases.free_devices, leases.free_slots)) is not None:
+                lease = leases.take(unit)
+                began.append(unit.number)
+                running.append(lease)
+                self.check(running, unit, lease, names, slots)
+            if not running and not coming:
+                self.assertEqual(len(queue), 0, "nothing runs, and what waits does not begin")
+            elif coming and (not running or data.draw(st.booleans(), label="one more comes")):
+                queue.add(coming.pop())
+            else:
+                leases.give_back(running.pop(data.draw(st.integers(0, len(running) - 1), label="ends")))
+        self.assertEqual(sorted(began), sorted(expected))
+        self.assertEqual((leases.free_devices, leases.free_slots), (devices, slots))
+
+    def check(self, running, unit, lease, names, slots):
+        self.assertEqual(len(lease.devices), unit.devices)
+        self.assertEqual(len(lease.slots), 0 if unit.devices else min(unit.ranks, slots))
+        for what, known in (("devices", names), ("slots", range(slots))):
+            held = [one for other in running for one in getattr(other, what)]
+            self.assertEqual(len(held), len(set(held)), f"two leases have the same of {what}")
+            self.assertLessEqual(set(held), set(known))
+
+    @given(st.integers(1, 4), st.data())
+    def test_nobody_starves(self, devices, data):
+        """However others keep coming, a unit begins after those before it and a bounded number of others."""
+        wide = st.integers(1, devices)
+        before = data.draw(st.lists(wide, max_size=6))
+        victim = make_unit(-1, data.draw(wide), seconds=data.draw(st.floats(0, 10)))
+        queue = Queue([*(make_unit(-2 - n, width) for n, width in enumerate(before)), victim], devices, 1)
+        leases, running = Leases(tuple(map(str, range(devices))), 1), []
+        patience = PATIENCE * devices
+        bound = (len(before) + patience + 1) * (patience + 1)  # so many may come before it, each as patient as it
+        for number in range(bound + 1):
+            while (unit := queue.take(leases.free_devices, 1)) is None:
+                leases.give_back(running.pop(data.draw(st.integers(0, len(running) - 1))))
+            if unit is victim:
+                return
+            running.append(leases.take(unit))
+            queue.add(make_unit(number, data.draw(wide), seconds=data.draw(st.floats(0, 1000))))
+        self.fail(f"{bound} units began before it")
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,77 @@
+"""What one run remembers for the next: small JSON files that two runs may change at once without losing anything.
+
+Nothing here can fail a run: what cannot be read or written is a warning, and as if nothing had been remembered.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+FORMAT = "torch_testing_ext 1"
+Warn = Callable[[str], None]
+
+
+class Remembered:
+    """A JSON object in a file of its own: test ids and a value for each."""
+
+    def __init__(self, folder: Path, name: str, is_value: Callable[[Any], bool], warn: Warn):
+        self._file, self._is_value, self._warn = folder / f"{name}.json", is_value, warn
+
+    def load(self) -> dict[str, Any]:
+        try:
+            return self._checked(json.loads(self._file.read_text(encoding="utf-8")))
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError, RecursionError) as error:
+            self._warn(f"{self._file} is ignored: {error or type(error).__name__}")
+            return {}
+
+    def update(self, change: Callable[[dict[str, Any]], None]) -> None:
+        """Change what is there now, be it from another run, in one step."""
+        try:
+            with self._locked():
+                values = self.load()
+                change(values)
+                self._replace({"format": FORMAT, "tests": dict(sorted(values.items()))})
+        except OSError as error:
+            self._warn(f"{self._file} is not updated: {error}")
+
+    def _checked(self, content: Any) -> dict[str, Any]:
+        if not isinstance(content, dict) or content.get("format") != FORMAT:
+            raise ValueError(f"it is not in the format {FORMAT!r}")
+        tests = content.get("tests")
+        if not isinstance(tests, dict) or not all(map(self._is_value, tests.values())):
+            raise ValueError("what it says of tests is not understood")
+        return tests
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """The lock is a file of its own, since the file itself is replaced. It goes with the process that holds it."""
+        _make_folder(self._file.parent)
+        with self._file.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+    def _replace(self, content: dict[str, Any]) -> None:
+        descriptor, new = tempfile.mkstemp(dir=self._file.parent, prefix=self._file.stem)
+        try:
+            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                json.dump(content, file, indent=0)
+            os.replace(new, self._file)
+        except BaseException:
+            os.unlink(new)
+            raise
+
+
+def _make_folder(folder: Path) -> None:
+    """It hides itself from git, wherever it is."""
+    if not folder.is_dir():
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / ".gitignore").write_text("*\n", encoding="utf-8")

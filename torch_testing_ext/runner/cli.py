@@ -1,0 +1,39 @@
+"""run_test.py: puts the rooms together. What is not needed for --help is imported where it is needed."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+
+from . import config
+from .config import Chosen
+from .model import ExitCode
+from .options import Action, UsageError
+
+
+def main(argv: Sequence[str], root: Path) -> int:
+    """Returns the exit code. `root` is the project's folder."""
+    try:
+        return _obey(config.choose(argv, os.environ, root, Path.cwd()), root)
+    except UsageError as error:
+        print(f"run_test.py: {error}", file=sys.stderr)
+        return ExitCode.USAGE
+    except KeyboardInterrupt:
+        print("interrupted before the first test began\n0 passed, 0 failed, 0 skipped")
+        return ExitCode.INTERRUPTED
+    except Exception:
+        traceback.print_exc()
+        print("run_test.py: this is an error of its own, not of a test", file=sys.stderr)
+        return ExitCode.OUR_ERROR
+
+
+def _obey(chosen: Chosen, root: Path) -> int:
+    if chosen.options.action is Action.SHOW_CONFIG:
+        print(config.show(chosen))
+        return ExitCode.PASSED
+    from .session import Session
+
+    return Session(chosen.options, chosen.options.drop_in or root).run()

@@ -1,0 +1,58 @@
+"""What a run tells: on the console, in files, to GitHub.
+
+Written from events alone. A report never asks an engine, and never decides an outcome: one that cannot be written is a
+warning, and the run's outcome and exit code stand.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
+
+from ..events import Audience, Reporter, Warned
+from ..model import Policy
+from ..options import Options
+from . import html, junit, results, trace
+from .console import Console
+from .files import Files, Render
+from .github import GitHub
+from .paper import Page, Paper, is_terminal, pencil
+
+if TYPE_CHECKING:
+    from .live import Live
+
+COMMAND = "python run_test.py"
+
+
+def reporters(options: Options, stream: TextIO, environ: Mapping[str, str]) -> Audience:
+    """All that hear of a run. The console hears last: what others warn of stands above its last line."""
+    paper = Paper(stream)
+    live = _live(paper, options.policy) if is_terminal(stream, environ) else None
+    page: Page = live or paper
+    console = Console(page, pencil(stream, environ), options.verbosity, options.durations, options.policy, COMMAND)
+    others: list[Reporter] = [Files(_wanted(options), warn=lambda words: console.hear(Warned(words)))]
+    if environ.get("GITHUB_ACTIONS") == "true":
+        others.append(GitHub(page))
+    return Audience([*others, *([live] if live else []), console])
+
+
+def _live(paper: Paper, policy: Policy) -> Live | None:
+    """Only where rich is installed: it is a wish, not a need."""
+    if importlib.util.find_spec("rich") is None:
+        return None
+    from .live import Live
+
+    return Live(paper, policy)
+
+
+def _wanted(options: Options) -> dict[Path, Render]:
+    asked: dict[Path | None, Render] = {
+        options.junit: junit.render,
+        options.report: partial(html.render, command=COMMAND),
+        options.trace: trace.render,
+        options.results: results.render,
+    }
+    return {path: render for path, render in asked.items() if path is not None}

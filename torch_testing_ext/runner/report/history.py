@@ -1,0 +1,62 @@
+"""What reports that are files are made from: everything that happened in a run, once it is over."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ..events import Event, RunBegan, RunEnded, TestEnded, UnitBegan, UnitEnded
+from ..model import Attempt, Lease, Summary, Unit
+
+
+@dataclass(frozen=True)
+class Stay:
+    """A unit on its lease: from its first process to the end of its last."""
+
+    unit: Unit
+    lease: Lease
+    began: float
+    ended: float
+
+
+@dataclass(frozen=True)
+class History:
+    run: RunBegan
+    summary: Summary
+    attempts: tuple[Attempt, ...]  # those that ran, in the order in which they ended
+    stays: tuple[Stay, ...]
+
+
+@dataclass
+class Historian:
+    """Hears a run until its end. What then still ran ends with it."""
+
+    _run: RunBegan = field(default_factory=lambda: RunBegan((), (), (), 0, 0.0))
+    _attempts: list[Attempt] = field(default_factory=list)
+    _stays: list[Stay] = field(default_factory=list)
+    _open: dict[tuple[int, int, int], UnitBegan] = field(default_factory=dict)
+
+    def hear(self, event: Event) -> None:
+        match event:
+            case RunBegan():
+                self._run = event
+            case UnitBegan(unit):
+                self._open[_key(unit)] = event
+            case UnitEnded(unit, _, at):
+                self._close(self._open.pop(_key(unit)), at)
+            case TestEnded(attempt):
+                self._attempts.append(attempt)
+            case _:
+                pass
+
+    def tell(self, end: RunEnded) -> History:
+        for began in self._open.values():
+            self._close(began, end.summary.seconds)
+        self._open.clear()
+        return History(self._run, end.summary, tuple(self._attempts), tuple(self._stays))
+
+    def _close(self, began: UnitBegan, at: float) -> None:
+        self._stays.append(Stay(began.unit, began.lease, began.at, max(began.at, at)))
+
+
+def _key(unit: Unit) -> tuple[int, int, int]:
+    return unit.number, unit.repetition, unit.attempt

@@ -1,0 +1,120 @@
+"""JUnit XML, with tests that were tried again as Maven's Surefire and nextest write them. Pure.
+
+A test that failed each time has `failure` (or `error`) from its first attempt, and `rerunFailure` from the others; one
+that passed in the end has a `flakyFailure` from each attempt that failed. The order of elements is Surefire's.
+"""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ET
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from datetime import datetime, timezone
+
+from ..model import COUNTS_AS, Attempt, Outcome, Policy, Settled, Verdict
+from . import text
+from .history import History
+from .tree import node
+
+# What JUnit calls a failure; it knows one other way not to pass, the error.
+FAILURES = (Outcome.FAILED, Outcome.UNEXPECTED_SUCCESS, Outcome.FLAKY, Outcome.LEAKED)
+ORDER = ("failure", "rerunFailure", "flakyFailure", "skipped", "error", "rerunError", "flakyError")
+
+
+def render(history: History) -> str:
+    by_file: dict[str, list[Settled]] = defaultdict(list)
+    for one in history.summary.settled:
+        by_file[one.test.id.file].append(one)
+    suites = [_suite(file, ones, history) for file, ones in by_file.items()]
+    seconds = f"{history.summary.seconds:.3f}"
+    root = node("testsuites", *suites, name="run_test.py", **_counts(history.summary.settled, history), time=seconds)
+    ET.indent(root)
+    return '<?xml version="1.0" encoding="UTF-8"?>\n' + ET.tostring(root, encoding="unicode") + "\n"
+
+
+def _suite(file: str, ones: Sequence[Settled], history: History) -> ET.Element:
+    began = history.run.clock + min(one.attempts[0].began for one in ones)
+    cases = [_case(one, history) for one in ones]
+    return node(
+        "testsuite",
+        *cases,
+        name=file,
+        **_counts(ones, history),
+        time=f"{sum(one.seconds for one in ones):.3f}",
+        timestamp=datetime.fromtimestamp(began, timezone.utc).isoformat(timespec="milliseconds"),
+    )
+
+
+def _counts(ones: Sequence[Settled], history: History) -> dict[str, int]:
+    kinds = [_kind(one, history.summary.policy) for one in ones]
+    named = {"failures": "failure", "errors": "error", "skipped": "skipped"}
+    return {"tests": len(ones), **{plural: kinds.count(kind) for plural, kind in named.items()}}
+
+
+def _kind(one: Settled, policy: Policy) -> str | None:
+    """The element that says how the test ended; a pass has none."""
+    match policy.verdict(one.outcome):
+        case Verdict.PASSED:
+            return None
+        case Verdict.SKIPPED:
+            return "skipped"
+        case Verdict.FAILED:
+            return "failure" if one.outcome in FAILURES else "error"
+
+
+def _case(one: Settled, history: History) -> ET.Element:
+    test = one.test
+    return node(
+        "testcase",
+        *sorted(_results(one, history.summary.policy), key=lambda element: ORDER.index(element.tag)),
+        _output(one),
+        name=(test.id.method or test.id.file) + text.repetition(one.last, history.run.repetitions),
+        classname=_classname(test.id.file, test.id.cls),
+        file=test.id.file,
+        line=test.line or None,
+        time=f"{one.seconds:.3f}",
+    )
+
+
+def _classname(file: str, cls: str) -> str:
+    module = file.removesuffix(".py").replace("/", ".")
+    return f"{module}.{cls}" if cls else module
+
+
+def _results(one: Settled, policy: Policy) -> Iterator[ET.Element]:
+    kind = _kind(one, policy)
+    if kind == "skipped":
+        yield node("skipped", message=text.title(one.last.message))
+    elif one.outcome is Outcome.FLAKY:
+        yield from _flaky(one, policy)
+    elif kind is not None:
+        first, *others = one.attempts
+        yield _failure(kind, one.outcome, first)
+        yield from (_again("rerun", attempt) for attempt in others)
+
+
+def _flaky(one: Settled, policy: Policy) -> Iterator[ET.Element]:
+    if policy.fail_flaky:
+        yield _failure("failure", Outcome.FLAKY, one.attempts[0])
+    yield from (_again("flaky", each) for each in one.attempts if COUNTS_AS[each.outcome] is Verdict.FAILED)
+
+
+def _failure(tag: str, outcome: Outcome, attempt: Attempt) -> ET.Element:
+    return node(tag, text.log(attempt.message), message=text.title(attempt.message), type=outcome.value)
+
+
+def _again(prefix: str, attempt: Attempt) -> ET.Element:
+    """`rerunFailure`, `flakyError` and so on, which hold what is theirs in elements of their own."""
+    suffix = "Failure" if attempt.outcome in FAILURES else "Error"
+    children = [node("stackTrace", text.log(attempt.message)), _outputs(attempt)]
+    return node(prefix + suffix, *children, message=text.title(attempt.message), type=attempt.outcome.value)
+
+
+def _output(one: Settled) -> ET.Element | None:
+    """Of the attempt that the test case is about; the others have their own."""
+    return _outputs(one.last if one.outcome is Outcome.FLAKY else one.attempts[0])
+
+
+def _outputs(attempt: Attempt) -> ET.Element | None:
+    parts = [f"{heading}:\n{words}" for heading, words in text.logs(attempt)]
+    return node("system-out", "\n\n".join(parts)) if parts else None

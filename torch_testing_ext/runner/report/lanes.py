@@ -1,0 +1,41 @@
+"""Who was where, and when: one lane a device, one a CPU slot. Pure; drawn as a picture and written as a trace."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ..model import Attempt, Lease
+from .history import History, Stay
+
+
+@dataclass(frozen=True)
+class Lane:
+    name: str  # "gpu 3", "cpu 0"
+    is_device: bool
+    stays: tuple[Stay, ...]
+    attempts: tuple[Attempt, ...]
+
+
+def lanes(history: History) -> list[Lane]:
+    """All lanes of the inventory, also those where nothing ran: an idle device is worth seeing."""
+    stays: dict[str, list[Stay]] = defaultdict(list)
+    attempts: dict[str, list[Attempt]] = defaultdict(list)
+    for stay in history.stays:
+        for name in _names(stay.lease):
+            stays[name].append(stay)
+    for attempt in history.attempts:
+        for name in _names(attempt.lease):
+            attempts[name].append(attempt)
+    everything = Lease(history.run.devices, tuple(range(history.run.slots)))
+    devices = len(history.run.devices)
+    return [
+        Lane(name, number < devices, tuple(stays[name]), tuple(attempts[name]))
+        for number, name in enumerate(_names(everything))
+    ]
+
+
+def _names(lease: Lease) -> Iterator[str]:
+    yield from (f"gpu {device}" for device in lease.devices)
+    yield from (f"cpu {slot}" for slot in lease.slots)

@@ -1,0 +1,107 @@
+"""The live line on a terminal: counts, what runs since when and where, and how long it may still take. Needs rich."""
+
+from __future__ import annotations
+
+import atexit
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+
+from rich.console import Console as Terminal
+from rich.console import Group, RenderableType
+from rich.live import Live as Region
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from ..events import Event, RunBegan, RunEnded, TestBegan, TestEnded, TestSettled, UnitEnded
+from ..model import Lease, Policy, Test, TestId, Verdict
+from . import text
+from .estimate import Estimate
+from .paper import Paper
+
+# More running tests than these would push everything else off the screen.
+MOST_TESTS = 8
+A_SECOND = 4  # redrawn that often
+
+
+@dataclass
+class Live:
+    """A page, too: what is written to it scrolls by above the live line."""
+
+    paper: Paper
+    policy: Policy = field(default_factory=Policy)
+    _running: dict[TestId, tuple[Test, Lease, float]] = field(default_factory=dict)
+    _verdicts: Counter[Verdict] = field(default_factory=Counter)
+    _all: int = 0
+    _estimate: Estimate = field(default_factory=lambda: Estimate(()))
+    _began: float = field(default_factory=time.monotonic)
+
+    def __post_init__(self) -> None:
+        self._terminal = Terminal(file=self.paper.stream, highlight=False)
+        self._region = Region(
+            console=self._terminal,
+            get_renderable=self._draw,
+            transient=True,
+            refresh_per_second=A_SECOND,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
+
+    def write(self, words: str) -> None:
+        if self._region.is_started:
+            self._terminal.print(Text.from_ansi(words.removesuffix("\n")), soft_wrap=True)
+        else:
+            self.paper.write(words)
+
+    def hear(self, event: Event) -> None:
+        match event:
+            case RunBegan():
+                self._all = event.results
+                self._estimate = Estimate(event.units)
+                self._began = time.monotonic()
+                atexit.register(self._region.stop)  # whatever ends the run, the terminal gets its cursor back
+                self._region.start()
+            case TestBegan(test, _, lease, at):
+                self._running[test.id] = (test, lease, at)
+            case TestEnded(attempt):
+                self._running.pop(attempt.test.id, None)
+            case UnitEnded(unit):
+                self._estimate.done(unit)
+            case TestSettled(settled):
+                self._verdicts[self.policy.verdict(settled.outcome)] += 1
+            case RunEnded():
+                self._region.stop()
+            case _:
+                pass
+
+    def _draw(self) -> RenderableType:
+        now = time.monotonic() - self._began
+        longest_first = sorted(self._running.values(), key=lambda one: one[2])
+        table = Table.grid(padding=(0, 2))
+        table.add_column(justify="right", style="dim", no_wrap=True)
+        table.add_column()  # the one that gives way on a narrow terminal
+        table.add_column(style="dim", no_wrap=True)
+        for test, lease, at in longest_first[:MOST_TESTS]:
+            table.add_row(text.duration(max(0.0, now - at)), _name(test), text.place(lease))
+        more = len(longest_first) - MOST_TESTS
+        tail = [Text(f"and {more} more", style="dim")] if more > 0 else []
+        return Group(self._counts(now), table, *tail)
+
+    def _counts(self, now: float) -> RenderableType:
+        settled = sum(self._verdicts.values())
+        words = Text(f"{settled}/{self._all}  ", style="bold")
+        for verdict, style in (Verdict.PASSED, "green"), (Verdict.FAILED, "red"), (Verdict.SKIPPED, "dim"):
+            if self._verdicts[verdict]:
+                words.append(f"{self._verdicts[verdict]} {verdict.value}  ", style=style)
+        left = self._estimate.left(now)
+        words.append(text.duration(now) + (f", about {text.duration(left)} left" if left else ""), style="dim")
+        bar = ProgressBar(total=max(self._all, 1), completed=settled, width=20)
+        line = Table.grid(padding=(0, 2))
+        line.add_row(bar, words)
+        return line
+
+
+def _name(test: Test) -> Text:
+    """Without its folder: the end of a name says most."""
+    return Text(str(test.id).rpartition("/")[2], no_wrap=True, overflow="ellipsis")

@@ -1,0 +1,68 @@
+"use strict";
+// Everything is in the page already; this only shows and hides it.
+const all = (selector) => [...document.querySelectorAll(selector)];
+const tests = all(".test");
+const chips = all(".chip");
+const search = document.getElementById("search");
+
+function show() {
+  const outcomes = chips.filter((chip) => chip.ariaPressed === "true").map((chip) => chip.dataset.outcome);
+  const words = search.value.toLowerCase().split(/\s+/).filter(Boolean);
+  for (const test of tests) {
+    const wanted = outcomes.length === 0 || outcomes.includes(test.dataset.outcome);
+    const text = words.length && wanted ? test.textContent.toLowerCase() : "";
+    test.hidden = !wanted || !words.every((word) => text.includes(word));
+  }
+  const shown = tests.filter((test) => !test.hidden).length;
+  document.getElementById("shown").textContent =
+    shown === tests.length ? `${shown} tests` : `${shown} of ${tests.length} tests`;
+}
+
+// A bar of the timeline leads to its test: also to one that is hidden, or folded.
+function follow() {
+  const test = document.getElementById(location.hash.slice(1));
+  if (!test) return;
+  if (test.hidden) {
+    chips.forEach((chip) => (chip.ariaPressed = "false"));
+    search.value = "";
+    show();
+  }
+  test.open = true;
+  test.scrollIntoView({ block: "center" });
+}
+
+for (const chip of chips) {
+  chip.addEventListener("click", () => {
+    chip.ariaPressed = String(chip.ariaPressed !== "true");
+    show();
+  });
+}
+search.addEventListener("input", show);
+document.addEventListener("keydown", (event) => {
+  if (event.key === "/" && document.activeElement !== search) {
+    event.preventDefault();
+    search.focus();
+  } else if (event.key === "Escape") {
+    search.value = "";
+    show();
+  }
+});
+for (const button of all("button.copy")) {
+  button.hidden = !navigator.clipboard;
+  button.addEventListener("click", async () => {
+    await navigator.clipboard.writeText(button.previousElementSibling.textContent);
+    button.textContent = "copied";
+  });
+}
+document.getElementById("zoom").addEventListener("input", (event) => {
+  document.querySelector(".zoomed").style.setProperty("--zoom", 2 ** event.target.value);
+});
+document.getElementById("theme").addEventListener("click", () => {
+  const style = document.documentElement.style;
+  const dark = style.colorScheme ? style.colorScheme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+  style.colorScheme = dark ? "light" : "dark";
+});
+for (const time of all("time")) time.textContent = new Date(time.dateTime).toLocaleString();
+window.addEventListener("hashchange", follow);
+show();
+follow();

@@ -1,0 +1,21 @@
+"""What is running, for somebody who asks: by SIGUSR1, or by the key t. Pure."""
+
+from __future__ import annotations
+
+import textwrap
+
+from ..events import Asked, Running
+from . import text
+
+
+def snapshot(asked: Asked) -> str:
+    if not asked.running:
+        return "no test is running\n"
+    heading = f"{text.count(len(asked.running), 'test')} running:"
+    return "\n".join([heading, *(_one(running) for running in asked.running)]) + "\n"
+
+
+def _one(running: Running) -> str:
+    line = f"  {text.duration(running.seconds):>9}  {running.test.id}  on {text.place(running.lease) or 'no slot'}"
+    stacks = textwrap.indent(text.printable(running.stacks).rstrip(), " " * 6)
+    return f"{line}\n{stacks}" if stacks else line

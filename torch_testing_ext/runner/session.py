@@ -1,0 +1,162 @@
+"""One run from its options to its exit code: discover, select, plan, then list, forecast or run."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import random
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from . import listing
+from .devices import Inventory, inventory
+from .durations import Durations, LastFailed
+from .events import RunEnded, Warned
+from .files import test_files
+from .forecast import forecast
+from .leases import Leases
+from .model import Attempt, ExitCode, Summary, Test, TestId, exit_code
+from .options import Action, Again, Options
+from .plan import Plan, order, plan, shard
+from .schedule import Queue, typical_seconds
+from .select import Selection
+
+if TYPE_CHECKING:  # names are checked before what runs tests is imported
+    from .zygote import Discovery, Zygote
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is to be done, whether it is run or only listed."""
+
+    plan: Plan
+    broken: tuple[Attempt, ...]  # files that cannot be imported
+    inventory: Inventory
+    there: tuple[TestId, ...]  # all that was discovered
+
+    @property
+    def tests(self) -> tuple[Test, ...]:
+        return (*self.plan.tests, *(attempt.test for attempt in self.broken))
+
+
+class Session:
+    def __init__(self, options: Options, root: Path):
+        self._options = dataclasses.replace(options, seed=_seed(options))
+        self._root, self._here = root, Path.cwd()
+        self._warnings: list[str] = []
+        self._durations = Durations(options.cache, self._warnings.append)
+        self._last_failed = LastFailed(options.cache, self._warnings.append)
+
+    def run(self) -> int:
+        selection = Selection.of(self._options, self._root, self._here)
+        known = test_files(self._options, self._root, self._here)
+        files = selection.files(known)
+        from .zygote import Zygote
+
+        with Zygote(self._root) as zygote:
+            work = self._work(zygote, selection, files, known)
+            match self._options.action:
+                case Action.LIST:
+                    return self._list(work)
+                case Action.DRY_RUN:
+                    return self._dry_run(work)
+                case _:
+                    return self._run(zygote, work)
+
+    # -- from names to work
+
+    def _work(self, zygote: Zygote, selection: Selection, files: Sequence[str], known: Sequence[str]) -> Work:
+        there = inventory(self._options, os.environ, *zygote.count_devices())
+        discovery = zygote.discover(files, there.most_at_once, self._options.jobs)
+        self._warnings.extend(discovery.warnings)
+        tests, broken = self._mine(selection.tests(discovery.tests, known), discovery.broken)
+        planned = plan(self._again(tests), there, self._durations.expected, self._options.repeat or 1)
+        return Work(planned, broken, there, _discovered(discovery))
+
+    def _mine(self, tests: Sequence[Test], broken: Sequence[Attempt]) -> tuple[tuple[Test, ...], tuple[Attempt, ...]]:
+        """This shard's. A broken file counts as a test: one shard reports it."""
+        part = self._options.shard
+        if part is None:
+            return tuple(tests), tuple(broken)
+        everything = (*tests, *(attempt.test for attempt in broken))
+        mine = {test.id for test in shard(everything, part, self._durations.expected)}
+        return tuple(t for t in tests if t.id in mine), tuple(a for a in broken if a.test.id in mine)
+
+    def _again(self, tests: Sequence[Test]) -> Sequence[Test]:
+        if self._options.again is not Again.LAST_FAILED:
+            return tests
+        failed = [test for test in tests if self._last_failed.failed(test.id)]
+        if not failed:
+            self._warnings.append("none of these tests failed when it ran last: all of them run")
+        return failed or tests
+
+    # -- what is done with it
+
+    def _list(self, work: Work) -> int:
+        self._warn_aside()
+        if self._options.json:
+            print(listing.for_machines(work.plan.tests, work.broken, self._durations.expected))
+        else:
+            print("\n".join(listing.for_people(work.plan.tests, work.broken)))
+        return _code_without_running(work)
+
+    def _dry_run(self, work: Work) -> int:
+        self._warn_aside()
+        typical = typical_seconds(work.plan.units)
+        starts = forecast(
+            self._queue(work), self._leases(work), lambda unit: typical if unit.seconds is None else unit.seconds
+        )
+        print("\n".join(listing.of_starts(list(starts))))
+        return _code_without_running(work)
+
+    def _warn_aside(self) -> None:
+        """On stderr: what is listed may be read by a machine."""
+        for warning in self._warnings:
+            print(f"warning: {warning}", file=sys.stderr)
+
+    def _run(self, zygote: Zygote, work: Work) -> int:
+        from .engine import Engine
+        from .report import reporters
+
+        audience = reporters(self._options, sys.stdout, os.environ)
+        if not work.tests:
+            self._warnings.append("nothing was selected: no test has these names")
+        for warning in self._warnings:
+            audience.hear(Warned(warning))
+        queue, leases = self._queue(work), self._leases(work)
+        engine = Engine(zygote, self._options, work.inventory, leases, queue, audience)
+        summary = engine.run(work.plan, work.broken)
+        self._learn(summary, work)
+        audience.hear(RunEnded(dataclasses.replace(summary, warnings=(*self._warnings, *summary.warnings))))
+        return exit_code(summary, self._options.allow_all_skipped)
+
+    def _queue(self, work: Work) -> Queue:
+        first = order(self._options, self._last_failed.failed)
+        return Queue(work.plan.units, len(work.inventory.names), self._options.jobs, first)
+
+    def _leases(self, work: Work) -> Leases:
+        return Leases(work.inventory.names, self._options.jobs)
+
+    def _learn(self, summary: Summary, work: Work) -> None:
+        """A shard does not learn durations: that would move the cut under the shards that are still to come."""
+        if self._options.shard is None:
+            self._durations.learn(summary.settled)
+        self._last_failed.learn(summary, work.there)
+
+
+def _seed(options: Options) -> int | None:
+    """Drawn where none is given, so that the run can say how to get its order again."""
+    return random.randrange(2**32) if options.shuffle and options.seed is None else options.seed
+
+
+def _discovered(discovery: Discovery) -> tuple[TestId, ...]:
+    return (*(test.id for test in discovery.tests), *(attempt.test.id for attempt in discovery.broken))
+
+
+def _code_without_running(work: Work) -> int:
+    if not work.tests:
+        return ExitCode.NOTHING_SELECTED
+    return ExitCode.FAILED if work.broken else ExitCode.PASSED

@@ -1,0 +1,93 @@
+"""The process that imports torch once for a whole run. It forks a process for each test file, and runs no test."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from functools import partial
+from typing import NoReturn
+
+from ..launch import fitness, system
+from . import file_process, nanny
+from .channel import Channel, Message
+from .parent import Parent
+from .unit_order import UnitOrder
+
+
+def main() -> NoReturn:
+    """`python -c "... main()" CHANNEL PARENT DIRECTORY MODULES...`"""
+    channel, parent, directory = Channel.on(int(sys.argv[1])), int(sys.argv[2]), sys.argv[3]
+    os.setsid()
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    system.die_with(parent, signal.SIGTERM)
+    system.adopt_orphans()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    ZygoteProcess(channel, _warm_up(sys.argv[4:])).serve()
+    if os.getppid() != parent:
+        shutil.rmtree(directory, ignore_errors=True)
+    os._exit(0)
+
+
+def _warm_up(modules: Iterable[str]) -> str | None:
+    """Import what the test files will. Returns why this process must not be forked, or None."""
+    for name in modules:
+        with suppress(Exception):  # the file that needs it will tell, or do without
+            importlib.import_module(name)
+    from .. import _torch
+
+    _torch.warm_up()
+    gc.collect()
+    gc.freeze()
+    unfit = fitness.prepare()
+    for region in () if unfit else system.memory_regions():
+        system.collapse(*region)
+    return unfit
+
+
+class ZygoteProcess(Parent):
+    def __init__(self, channel: Channel, unfit: str | None):
+        super().__init__(channel)
+        channel.send({"ready": unfit})
+
+    def obey(self, order: Message) -> None:
+        match order["order"]:
+            case "open":
+                self._fork_with(order, lambda channel: file_process.live(order, channel))
+            case "count":
+                self._fork_with(order, _count_devices)
+            case "unit":
+                self._start_unit(order)
+
+    def _fork_with(self, order: Message, live: Callable[[Channel], NoReturn]) -> None:
+        (fd,) = order["fds"]
+        theirs = Channel.on(fd)
+        self.fork(order["number"], partial(live, theirs))
+        theirs.close()
+
+    def _start_unit(self, order: Message) -> None:
+        """A unit whose file must not be forked."""
+        unit = UnitOrder.of_data(order["unit"])
+        nannys, workers = (Channel.on(fd) for fd in order["fds"])
+        start = file_process.start_interpreter(unit, workers)
+        self.fork(order["number"], partial(nanny.live, unit, nannys, workers, start))
+        nannys.close()
+        workers.close()
+
+
+def _count_devices(channel: Channel) -> NoReturn:
+    """In a process of its own: who has asked for accelerators must not be forked."""
+    import torch
+
+    from .. import _devices
+
+    fitness.born_again()
+    kind, count = _devices.accelerator_type(), _devices.device_count()
+    hip = kind == "cuda" and torch.version.hip is not None
+    channel.send({"kind": "hip" if hip else kind, "count": count})
+    os._exit(0)
