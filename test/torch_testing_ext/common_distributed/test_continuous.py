@@ -292,15 +292,16 @@ class TestOutcomes(TestCase):
         name_fn=lambda name, outcome, message: name,
     )
     def test_of(self, name: str, outcome: str, message: str) -> None:
-        """And whatever came before, the next test runs, and passes."""
-        ran = run_class(Things, name, "passes")
+        """And whatever came before, the next test runs, and passes. The first one sees to it that all ranks have their
+        group: who fails before that may keep the others from connecting."""
+        ran = run_class(Things, "prints", name, "passes")
         self.assertEqual(ran.tests[name].outcome, outcome, ran.tests[name].message)
         self.assertRegex(ran.tests[name].message, message)
         self.assertEqual(ran.tests["passes"], ("passed", ""))
         self.assertEqual((ran.of_class, ran.warnings), ("", []))
 
     def test_who_lost_a_peer_is_no_culprit(self) -> None:
-        message = run_class(Things, "fails_in_one").tests["fails_in_one"].message
+        message = run_class(Things, "passes", "fails_in_one").tests["fails_in_one"].message
         self.assertIn("(lost its peer: follows from rank 1)", message)
         self.assertRegex(message, "To run it alone:\n  python -m unittest .*Things.fails_in_one")
 
@@ -318,7 +319,7 @@ class TestOutcomes(TestCase):
         self.assertEqual(ran.tests["passes"], ("passed", ""))
 
     def test_a_stuck_rank_does_not_delay_what_another_has_to_say(self) -> None:
-        message = run_class(Things, "fails_while_another_hangs").tests["fails_while_another_hangs"].message
+        message = run_class(Things, "passes", "fails_while_another_hangs").tests["fails_while_another_hangs"].message
         self.assertRegex(message, r"rank 2 of 3 failed \d+\.\d s into .*as told")
         self.assertRegex(message, r"rank 1: still running after \d+\.\d+ s")
         self.assertRegex(message, "(?s)rank 1's stacks, most recent call first:.*in fails_while_another_hangs")
