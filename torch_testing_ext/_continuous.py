@@ -15,6 +15,7 @@ import types
 import unittest
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, ClassVar
@@ -253,22 +254,25 @@ class MultiProcContinuousTest(RankedTestCase):
             self._interrupt()
         verdict = launch.judge(end.reports, end.timed_out, self._case())
         verdict = self._with_expectations(verdict, str(self._files), len(end.reports))
-        left_changed = self._tell_of_changes(end.reports)
+        left_changed = self._left_changed(end.reports)
         if crew.is_over or left_changed or self.isolated:
             self._dismiss_ranks()
+        if verdict.outcome is launch.Outcome.PASSED:
+            for text in left_changed:
+                warnings.warn(text, GlobalStateWarning, stacklevel=2)
+        elif left_changed:
+            verdict = replace(verdict, message="\n\n".join([verdict.message, *left_changed]))
         raise_verdict(verdict)
 
-    def _tell_of_changes(self, reports: tuple[launch.RankReport, ...]) -> bool:
-        """Global state that is not as the test found it."""
+    def _left_changed(self, reports: tuple[launch.RankReport, ...]) -> list[str]:
+        """The global state that is not as the test found it, in sentences."""
         by_note: dict[str, list[str]] = {}
         for report in reports:
             for note in report.notes:
                 by_note.setdefault(note, []).append(str(report.rank))
-        for note, ranks in by_note.items():
-            where = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(ranks)}"
-            text = f"{self._short_name()} left changed in {where}: {note}; the next test gets fresh ranks"
-            warnings.warn(text, GlobalStateWarning, stacklevel=2)
-        return bool(by_note)
+        where = {note: f"rank{'s' if len(ranks) > 1 else ''} {', '.join(ranks)}" for note, ranks in by_note.items()}
+        begin = f"{self._short_name()} left changed in"
+        return [f"{begin} {where[note]}: {note}; the next test gets fresh ranks" for note in by_note]
 
     def _give_up_order(self, crew: launch.Crew) -> None:
         """Where nobody waited for the ranks, since setUp failed after ours: they are in the middle of something."""

@@ -126,20 +126,19 @@ class RankThreads:
         if self._over:
             return
         self._over = True
-        for rank in range(len(self.threads)):
-            self._world.leave(rank, "was given up at the end of the test")
-        for ask in (_let_be, _ask_to_stop):
-            until = now() + PATIENCE
+        self._world.close()
+        if not self._all_gone():
             for thread in filter(threading.Thread.is_alive, self.threads):
-                ask(thread)
-            for thread in self.threads:
-                thread.join(max(0.0, until - now()))
+                _ask_to_stop(thread)
+            self._all_gone()
         _uninstall_threaded_pg()
         self._turns.__exit__(None, None, None)
 
-
-def _let_be(thread: threading.Thread) -> None:
-    """It was in a collective, and knows by now that nobody comes; or on its last lines."""
+    def _all_gone(self) -> bool:
+        until = now() + PATIENCE
+        for thread in self.threads:
+            thread.join(max(0.0, until - now()))
+        return not any(thread.is_alive() for thread in self.threads)
 
 
 def _ask_to_stop(thread: threading.Thread) -> None:

@@ -26,6 +26,7 @@ from torch_testing_ext import _devices, _environment, _needs, common_utils
 from torch_testing_ext._continuous import MultiProcContinuousTest
 from torch_testing_ext._distributed_base import DistributedTestBase, run_subtests
 from torch_testing_ext._forward_inputs import SaveForwardInputsModel, SaveForwardInputsModule
+from torch_testing_ext._global_state import GlobalStateWarning
 from torch_testing_ext._multi_process import MultiProcessTestCase
 from torch_testing_ext._multi_threaded import MultiThreadedTestCase, spawn_threads_and_init_comms
 from torch_testing_ext._needs import TEST_SKIPS, Need, TestSkip, needs_of, requires
@@ -73,6 +74,7 @@ __all__ = [
     "TIMEOUT_OVERRIDE",
     "DistTestCases",
     "DistributedTestBase",
+    "GlobalStateWarning",
     "Interrupted",
     "LazyVal",
     "MultiProcContinuousTest",

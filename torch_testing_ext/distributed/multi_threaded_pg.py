@@ -58,6 +58,7 @@ class ThreadLocalWorld(_torch.world_class()):  # type: ignore[misc]
         self._local = threading.local()
         self._halls: dict[Any, Hall] = {}
         self.changed = threading.Condition()
+        self.closed = False
         self.ended: dict[int, str] = {}  # how each rank that is gone has ended
         self.events: dict[int, deque[dict[str, Any]]] = {}  # of each rank, as the flight recorder has them
         self._order = itertools.count(1)
@@ -75,6 +76,12 @@ class ThreadLocalWorld(_torch.world_class()):  # type: ignore[misc]
         """This rank takes part in nothing any more."""
         with self.changed:
             self.ended.setdefault(rank, how)
+            self.changed.notify_all()
+
+    def close(self) -> None:
+        """Nobody shall wait in this world any more."""
+        with self.changed:
+            self.closed = True
             self.changed.notify_all()
 
     def record(self, rank: int, group: str, number: int, kind: str, shapes: list[Any]) -> None:
@@ -172,10 +179,10 @@ class Hall:
         def gone() -> list[int]:
             return [rank for rank in missing() if rank in self._world.ended]
 
-        self._world.changed.wait_for(lambda: done() or gone())
+        self._world.changed.wait_for(lambda: done() or gone() or self._world.closed)
         if not done():
             why = ", ".join(f"rank {rank} {self._world.ended[rank]}" for rank in gone())
-            raise LeftAlone(f"left alone in {kind}: {why}")
+            raise LeftAlone(f"left alone in {kind}: {why or 'the test is over'}")
 
     def _carry_out(self, meeting: _Meeting, work: Callable[[list[Any]], None]) -> None:
         try:

@@ -271,11 +271,15 @@ class TestOutcomes(TestCase):
         "name,outcome,message",
         [
             ("passes", "passed", "^$"),
-            ("fails_in_one", "failed", r"rank 1 of 3 failed 0\.\d s into Things.fails_in_one: AssertionError: as told"),
+            (
+                "fails_in_one",
+                "failed",
+                r"rank 1 of 3 failed \d+\.\d s into Things.fails_in_one: AssertionError: as told",
+            ),
             ("raises_in_two", "error", "ValueError: rank 1(.|\n)*ValueError: rank 2"),
-            ("dies", "error", r"rank 1 of 3 was killed by SIGKILL 0\.\d s into Things.dies"),
-            ("exits", "error", r"rank 1 of 3 exited with code 3 0\.\d s into .*before the test finished"),
-            ("leaves_at_once", "error", r"rank 1 of 3 exited with code 0 0\.\d s into .*before the test finished"),
+            ("dies", "error", r"rank 1 of 3 was killed by SIGKILL \d+\.\d s into Things.dies"),
+            ("exits", "error", r"rank 1 of 3 exited with code 3 \d+\.\d s into .*before the test finished"),
+            ("leaves_at_once", "error", r"rank 1 of 3 exited with code 0 \d+\.\d s into .*before the test finished"),
             ("skips", "skipped", "^not today$"),
             ("skips_in_one", "failed", "ranks disagree in .*: rank 1 skipped, ranks 0, 2 did not"),
             ("exits_with_a_skip", "skipped", "NCCL"),
@@ -288,15 +292,16 @@ class TestOutcomes(TestCase):
         name_fn=lambda name, outcome, message: name,
     )
     def test_of(self, name: str, outcome: str, message: str) -> None:
-        """And whatever came before, the next test runs, and passes."""
-        ran = run_class(Things, name, "passes")
+        """And whatever came before, the next test runs, and passes. The first one sees to it that all ranks have their
+        group: who fails before that may keep the others from connecting."""
+        ran = run_class(Things, "prints", name, "passes")
         self.assertEqual(ran.tests[name].outcome, outcome, ran.tests[name].message)
         self.assertRegex(ran.tests[name].message, message)
         self.assertEqual(ran.tests["passes"], ("passed", ""))
         self.assertEqual((ran.of_class, ran.warnings), ("", []))
 
     def test_who_lost_a_peer_is_no_culprit(self) -> None:
-        message = run_class(Things, "fails_in_one").tests["fails_in_one"].message
+        message = run_class(Things, "passes", "fails_in_one").tests["fails_in_one"].message
         self.assertIn("(lost its peer: follows from rank 1)", message)
         self.assertRegex(message, "To run it alone:\n  python -m unittest .*Things.fails_in_one")
 
@@ -308,15 +313,15 @@ class TestOutcomes(TestCase):
     def test_a_stuck_rank(self) -> None:
         ran = run_class(Things, "prints", "hangs_in_one", "passes")
         message = ran.tests["hangs_in_one"].message
-        self.assertRegex(message, r"Things.hangs_in_one timed out after 0\.\d s; ranks 0, 1, 2 of 3 still running")
+        self.assertRegex(message, r"Things.hangs_in_one timed out after \d+\.\d s; ranks 0, 1, 2 of 3 still running")
         self.assertRegex(message, r"rank 1: test_continuous.py:\d+ in hangs_in_one \(threading.Event\(\).wait\(\)\)")
         self.assertRegex(message, "(?s)rank 1's stacks, most recent call first:.*in hangs_in_one")
         self.assertEqual(ran.tests["passes"], ("passed", ""))
 
     def test_a_stuck_rank_does_not_delay_what_another_has_to_say(self) -> None:
-        message = run_class(Things, "fails_while_another_hangs").tests["fails_while_another_hangs"].message
-        self.assertRegex(message, r"rank 2 of 3 failed 0\.\d s into .*as told")
-        self.assertRegex(message, r"rank 1: still running after [01]\.\d+ s")
+        message = run_class(Things, "passes", "fails_while_another_hangs").tests["fails_while_another_hangs"].message
+        self.assertRegex(message, r"rank 2 of 3 failed \d+\.\d s into .*as told")
+        self.assertRegex(message, r"rank 1: still running after \d+\.\d+ s")
         self.assertRegex(message, "(?s)rank 1's stacks, most recent call first:.*in fails_while_another_hangs")
 
 
@@ -394,7 +399,19 @@ class TestState(TestCase):
     def test_left_changed_by_a_failure(self) -> None:
         ran = run_class(Things, "changes_and_fails", "finds_all_as_it_was")
         self.assertEqual([seen.outcome for seen in ran.tests.values()], ["failed", "passed"])
-        self.assertIn("default dtype: torch.float32 -> torch.float64", ran.warnings[0])
+        self.assertIn("default dtype: torch.float32 -> torch.float64", ran.tests["changes_and_fails"].message)
+        self.assertEqual(ran.warnings, [])
+
+    def test_as_an_error(self) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", GlobalStateWarning)
+            changed, after = (outcome_of(Things(name)) for name in ("changes_default_dtype", "finds_all_as_it_was"))
+        Things.tearDownClass()
+        self.assertEqual(changed.outcome, "error")
+        self.assertRegex(
+            changed.message, "GlobalStateWarning: Things.changes_default_dtype left changed in ranks 0, 1, 2"
+        )
+        self.assertEqual(after, ("passed", ""))
 
 
 class TestClasses(TestCase):

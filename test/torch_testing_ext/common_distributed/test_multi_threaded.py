@@ -190,7 +190,7 @@ class TestOutcomes(ThreadsTest):
             (
                 "fails_in_one",
                 "failed",
-                r"^.*rank 1 of 3 failed 0\.\d s into Things.fails_in_one: AssertionError: as told",
+                r"^.*rank 1 of 3 failed \d+\.\d s into Things.fails_in_one: AssertionError: as told",
             ),
             ("raises_in_the_last", "error", "rank 2 of 3 raised .*KeyError: 'k'"),
             ("raises_in_two", "error", "ValueError: rank 1(.|\n)*ValueError: rank 2|ValueError: rank 2(.|\n)*rank 1"),
@@ -283,7 +283,9 @@ class TestHangs(ThreadsTest):
     def test_stacks_and_who_lags_behind(self) -> None:
         seen = run(Things("hangs_in_one"), timeout=0.3)
         self.assertEqual(seen.outcome, "error")
-        self.assertRegex(seen.message, r"Things.hangs_in_one timed out after 0\.\d s; ranks 0, 1, 2 of 3 still running")
+        self.assertRegex(
+            seen.message, r"Things.hangs_in_one timed out after \d+\.\d s; ranks 0, 1, 2 of 3 still running"
+        )
         self.assertRegex(seen.message, r"rank 1: .* in hangs_in_one \(NEVER.wait\(\)\); last collective: barrier #1")
         self.assertIn("=> rank 1 never reached all_reduce #2 [4]", seen.message)
         for rank in range(3):
@@ -309,7 +311,7 @@ class TestHangs(ThreadsTest):
         with mock.patch.object(_rank_threads, "GRACE_AFTER_FAILURE", 0.2):
             seen = run(Things("fails_while_another_hangs"))
         self.assertRegex(seen.message, "rank 2 of 3 failed .*as told")
-        self.assertRegex(seen.message, r"rank 1: still running after 0\.\d+ s")
+        self.assertRegex(seen.message, r"rank 1: still running after \d+\.\d+ s")
         self.assertRegex(seen.message, "(?s)rank 1's stacks, .*in fails_while_another_hangs")
 
     def test_one_deadline_for_all(self) -> None:
@@ -318,7 +320,7 @@ class TestHangs(ThreadsTest):
             def hangs(self) -> None:
                 NEVER.wait()
 
-        self.assertRegex(run(Decorated("hangs")).message, r"timed out after 0\.[3-9] s; ranks 0, 1, 2, 3 of 4")
+        self.assertRegex(run(Decorated("hangs")).message, r"timed out after \d+\.\d s; ranks 0, 1, 2, 3 of 4")
 
 
 instantiate(TestOutcomes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import threading
 import warnings
 from collections.abc import Callable
 from unittest import mock
@@ -17,6 +18,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch_testing_ext.common_distributed import spawn_threads_and_init_comms
 from torch_testing_ext.common_utils import TestCase, run_tests
 from torch_testing_ext.distributed.multi_threaded_pg import (
+    LeftAlone,
     ProcessLocalGroup,
     ThreadLocalWorld,
     _install_threaded_pg,
@@ -267,6 +269,27 @@ class TestWorlds(TestCase):
         finally:
             _uninstall_threaded_pg()
         self.assertIs(dist.distributed_c10d._world, before)
+
+    def test_nobody_waits_where_the_test_is_over(self) -> None:
+        """Not even for a rank that came, and then was ended before it could do the work."""
+        world = ThreadLocalWorld()
+        hall = world.hall("group", (0, 1))
+        hall._meeting.brought[0] = ("barrier", ())
+        said: list[str] = []
+
+        def wait() -> None:
+            try:
+                hall.meet(1, "barrier", (), lambda brought: None)
+            except LeftAlone as error:
+                said.append(str(error))
+
+        waiting = threading.Thread(target=wait, daemon=True)
+        waiting.start()
+        with world.changed:
+            world.changed.wait_for(lambda: 1 in hall._meeting.brought)
+        world.close()
+        waiting.join(10)
+        self.assertEqual(said, ["left alone in barrier: the test is over"])
 
     def test_all_that_c10d_keeps_is_kept_for_each_thread(self) -> None:
         """A version of torch that keeps more must be met here, not in a test that fails at random."""
