@@ -7,7 +7,8 @@ they are woken, and all make their process groups anew before the next example.
 
     outcome.py   how an example ended in a rank, and in all of them. Pure.
     channel.py   messages between the ranks, on no process group
-    wake.py      getting a rank out of a collective that will never end
+    wires.py     the network connections of a rank, and how to cut them
+    wake.py      getting a rank out of a collective that will never end: when to cut
     group.py     the process group under test, and its replacement
     ranks.py     the two parts: Leader, Follower
     run.py       a whole test, from meeting to the report

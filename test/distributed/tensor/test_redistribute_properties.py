@@ -32,7 +32,7 @@ def is_refused(source, target):
 
 
 FULL = tensors(shapes(1), torch.float32, contiguous=True)
-PROFILE = settings(max_examples=60, database=None, derandomize=True)
+PROFILE = settings(max_examples=40, database=None, derandomize=True)
 
 
 def with_other_placements(plan):
