@@ -25,9 +25,9 @@ def run(*argv, command=(str(ROOT / "run_test.py"),), **more):
 
 class DoorTest(unittest.TestCase):
     def test_answers_without_torch(self):
-        for argv, code in ((("--help",), 0), (("--no-such-option",), 4), (("--show-config",), 0), (("-j", "0"), 4)):
-            with self.subTest(argv=argv):
-                done = run(*argv, command=("-c", AND_TELL), cwd=ROOT)
+        for argument, code in (("--help", 0), ("--no-such-option", 4), ("--show-config", 0), ("no_such_test", 4)):
+            with self.subTest(argument=argument):
+                done = run(argument, command=("-c", AND_TELL), cwd=ROOT)
                 self.assertEqual(done.returncode, code, done.stderr)
                 self.assertEqual(done.stderr.splitlines()[-1], "heavy: []")
 
