@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import os
+import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -98,6 +99,11 @@ class Options:
     json: bool = False
     cache: Path = Path(".torch_testing_ext")
     drop_in: Path | None = None
+
+    @property
+    def command(self) -> str:
+        """What to put before a test's name to run it again."""
+        return "python run_test.py" + (f" --drop-in {shlex.quote(str(self.drop_in))}" if self.drop_in else "")
 
     @property
     def endless(self) -> bool:
