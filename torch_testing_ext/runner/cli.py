@@ -11,7 +11,7 @@ from pathlib import Path
 from . import config
 from .config import Chosen
 from .model import ExitCode
-from .options import Action, UsageError
+from .options import Action, CannotRun, UsageError
 
 
 def main(argv: Sequence[str], root: Path) -> int:
@@ -23,6 +23,9 @@ def main(argv: Sequence[str], root: Path) -> int:
     except UsageError as error:
         print(f"run_test.py: {error}", file=sys.stderr)
         return ExitCode.USAGE
+    except CannotRun as error:
+        print(f"run_test.py: {error}", file=sys.stderr)
+        return ExitCode.OUR_ERROR
     except KeyboardInterrupt:
         print("interrupted before the first test began\n0 passed, 0 failed, 0 skipped")
         return ExitCode.INTERRUPTED
