@@ -1,5 +1,6 @@
 """run_test.py at the door: what is answered without torch, and quickly."""
 
+import os
 import subprocess
 import sys
 import tempfile
@@ -45,6 +46,15 @@ class DoorTest(unittest.TestCase):
                 self.assertRegex(done.stderr, "^run_test.py: ")
                 self.assertIn(said, done.stderr)
                 self.assertEqual(len(done.stderr.splitlines()), 1, done.stderr)
+
+    def test_a_reader_that_leaves(self):
+        """As `head` does."""
+        receive, send = os.pipe()
+        os.close(receive)
+        with os.fdopen(send, "wb") as nobody:
+            command = [sys.executable, ROOT / "run_test.py", "--show-config"]
+            done = subprocess.run(command, stdout=nobody, stderr=subprocess.PIPE, text=True, check=False)
+        self.assertEqual((done.returncode, done.stderr), (3, ""))
 
     def test_a_file_elsewhere(self):
         with tempfile.TemporaryDirectory() as directory:
