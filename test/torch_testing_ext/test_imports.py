@@ -92,6 +92,11 @@ class TestImporting(unittest.TestCase):
         found = importing("torch_testing_ext.launch")
         self.assertEqual(below("torch", found["modules"]), [])
 
+    def test_the_runner_imports_no_torch(self):
+        """In the process that the user started; test files are imported by others."""
+        found = importing(*(f"torch_testing_ext.runner.{name}" for name in ("cli", "session", "engine", "report")))
+        self.assertEqual(below("torch", found["modules"]), [])
+
     def test_the_mirror(self):
         bare = importing("torch", "torch.distributed")
         for name in MIRROR:
@@ -150,18 +155,25 @@ class TestRooms(unittest.TestCase):
                     self.assertIn(module, allowed, where)
 
     def test_upstream_stands_alone(self):
-        """It knows the launch, nobody but the pytest plugin knows it, and it imports the mirror by name alone."""
+        """It knows the launch, only the two doors to a drop-in run know it, and it imports the mirror by name alone."""
         allowed = {"torch_testing_ext._how_run", "torch_testing_ext.launch"}
         for file in SOURCES:
             inside = PACKAGE / "upstream" in file.parents
+            door = file.name == "pytest_plugin.py" or PACKAGE / "runner" in file.parents
             for module, line in imports_of(file.read_text()):
                 where = f"{file.name}:{line} imports {module}"
                 if inside and module.startswith("torch_testing_ext"):
                     self.assertTrue(any(below(each, [module]) for each in allowed), where)
-                if not inside and file.name != "pytest_plugin.py":
+                if not inside and not door:
                     self.assertEqual(below("torch_testing_ext.upstream", [module]), [], where)
                 if inside:
                     self.assertNotEqual(module.partition(".")[0], "torch", where)
+
+    def test_nobody_imports_the_runner(self):
+        for file in SOURCES:
+            if PACKAGE / "runner" not in file.parents:
+                found = below("torch_testing_ext.runner", [module for module, _ in imports_of(file.read_text())])
+                self.assertEqual(found, [], file)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,10 @@ class UsageError(ValueError):
     """What a user wrote is not understood; nothing is run."""
 
 
+class CannotRun(RuntimeError):
+    """Tests cannot be run at all; the message says why."""
+
+
 class Again(enum.Enum):
     """What the failures of the last run are to this one."""
 

@@ -25,6 +25,7 @@ from ..launch.report import signal_name, tail
 from .channel import Channel, Message
 from .loop import Loop
 from .model import Attempt, Outcome, Test, TestId
+from .options import CannotRun
 from .parent import end_others
 from .unit_order import UnitOrder
 
@@ -40,10 +41,6 @@ START_PATIENCE = 300.0
 IMPORT_PATIENCE = 120.0
 QUIT_PATIENCE = 5.0
 MOST_RESTARTS = 3
-
-
-class CannotRun(RuntimeError):
-    """Tests cannot be run at all; the message says why."""
 
 
 @dataclass(frozen=True)
