@@ -102,7 +102,10 @@ class TestLeases(TestCase):
             """
         )
         ran = PROJECT.run(file, devices=4, jobs=4)
-        self.assertEqual({name: ran.outcomes[name] for name in ("test_a", "test_b", "test_c")}, dict.fromkeys(("test_a", "test_b", "test_c"), "passed"))
+        self.assertEqual(
+            {name: ran.outcomes[name] for name in ("test_a", "test_b", "test_c")},
+            dict.fromkeys(("test_a", "test_b", "test_c"), "passed"),
+        )
         self.assertEqual((ran.outcomes["test_d"], ran["test_d"].want), ("skipped", "9 devices"))
         held = set()
         for event in ran.heard.events:
