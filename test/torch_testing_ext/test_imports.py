@@ -86,6 +86,11 @@ class TestImporting(unittest.TestCase):
         found = importing("torch_testing_ext.launch")
         self.assertEqual(below("torch", found["modules"]), [])
 
+    def test_the_runner_imports_no_torch(self):
+        """In the process that the user started; test files are imported by others."""
+        found = importing(*(f"torch_testing_ext.runner.{name}" for name in ("cli", "session", "engine", "report")))
+        self.assertEqual(below("torch", found["modules"]), [])
+
     def test_the_mirror(self):
         bare = importing("torch", "torch.distributed")
         for name in MIRROR:
@@ -142,6 +147,12 @@ class TestRooms(unittest.TestCase):
                 self.assertNotIn(module.partition(".")[0], ("unittest", "pytest", "torch"), where)
                 if module.startswith("torch_testing_ext"):
                     self.assertIn(module, allowed, where)
+
+    def test_nobody_imports_the_runner(self):
+        for file in SOURCES:
+            if PACKAGE / "runner" not in file.parents:
+                found = below("torch_testing_ext.runner", [module for module, _ in imports_of(file.read_text())])
+                self.assertEqual(found, [], file)
 
 
 if __name__ == "__main__":

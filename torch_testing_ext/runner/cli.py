@@ -11,19 +11,27 @@ from pathlib import Path
 from . import config
 from .config import Chosen
 from .model import ExitCode
-from .options import Action, UsageError
+from .options import Action, CannotRun, UsageError
 
 
 def main(argv: Sequence[str], root: Path) -> int:
     """Returns the exit code. `root` is the project's folder."""
     try:
-        return _obey(config.choose(argv, os.environ, root, Path.cwd()), root)
+        code = _obey(config.choose(argv, os.environ, root, Path.cwd()), root)
+        sys.stdout.flush()
+        return code
     except UsageError as error:
         print(f"run_test.py: {error}", file=sys.stderr)
         return ExitCode.USAGE
+    except CannotRun as error:
+        print(f"run_test.py: {error}", file=sys.stderr)
+        return ExitCode.OUR_ERROR
     except KeyboardInterrupt:
         print("interrupted before the first test began\n0 passed, 0 failed, 0 skipped")
         return ExitCode.INTERRUPTED
+    except BrokenPipeError:  # a list was to be printed, and its reader has seen enough: `--list | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return ExitCode.OUR_ERROR
     except Exception:
         traceback.print_exc()
         print("run_test.py: this is an error of its own, not of a test", file=sys.stderr)

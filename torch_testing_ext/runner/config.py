@@ -67,13 +67,16 @@ def choose(argv: Sequence[str], environ: Mapping[str, str], root: Path, here: Pa
 def _settle(options: Options, places: Mapping[str, str]) -> Options:
     if options.gpus is not None and options.fake_gpus is not None:
         raise UsageError("--gpus and --fake-gpus exclude each other: devices are either real or not")
-    if options.drop_in is not None and places["tests"] == DEFAULT:
-        options = dataclasses.replace(options, tests=_resolved(Options().tests, options.drop_in))
+    if options.drop_in is not None:
+        options = _in_checkout(options, options.drop_in, places)
     return dataclasses.replace(options, shuffle=options.shuffle or options.seed is not None)
 
 
-def parse(argv: Sequence[str], environ: Mapping[str, str], root: Path) -> Options:
-    return choose(argv, environ, root, Path.cwd()).options
+def _in_checkout(options: Options, checkout: Path, places: Mapping[str, str]) -> Options:
+    """Its tests, unless told otherwise; and what is remembered of them apart, as our tests may have the same names."""
+    tests = _resolved(Options().tests, checkout) if places["tests"] == DEFAULT else options.tests
+    cache = options.cache / "drop_in" if places["cache"] == DEFAULT else options.cache
+    return dataclasses.replace(options, tests=tests, cache=cache)
 
 
 def show(chosen: Chosen) -> str:

@@ -11,12 +11,11 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ..launch.settings import PREFIX
 from .model import Lease
 from .names import nearest
 from .options import Gpus, Options, UsageError
 
-FAKE_DEVICES = PREFIX + "FAKE_DEVICES"
+FAKE_DEVICES = "TORCH_TESTING_EXT_FAKE_DEVICES"  # launch/settings.py knows it too, and is slow to import
 NONE = "-1"  # an empty mask hides everything from CUDA, nothing from HIP: no device has this number
 # By kind of accelerator the variables that mask it, the one that is obeyed first.
 MASKS = {

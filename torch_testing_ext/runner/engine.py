@@ -108,7 +108,7 @@ class Engine(Watcher):
         while self._running:
             self._zygote.loop.step()
             self._begin_what_fits()
-            if not self._running and self._options.until_failure and not self._stopping:
+            if not self._running and self._options.endless and not self._stopping:
                 self._repeat(plan)
 
     def _repeat(self, plan: Plan) -> None:

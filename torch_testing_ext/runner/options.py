@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import os
+import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,6 +13,10 @@ from .model import Policy
 
 class UsageError(ValueError):
     """What a user wrote is not understood; nothing is run."""
+
+
+class CannotRun(RuntimeError):
+    """Tests cannot be run at all; the message says why."""
 
 
 class Again(enum.Enum):
@@ -98,6 +103,15 @@ class Options:
     json: bool = False
     cache: Path = Path(".torch_testing_ext")
     drop_in: Path | None = None
+
+    @property
+    def command(self) -> str:
+        """What to put before a test's name to run it again."""
+        return "python run_test.py" + (f" --drop-in {shlex.quote(str(self.drop_in))}" if self.drop_in else "")
+
+    @property
+    def endless(self) -> bool:
+        return self.until_failure and self.repeat is None
 
     @property
     def policy(self) -> Policy:

@@ -13,6 +13,9 @@ from .model import Test, TestId, Unit
 from .options import Again, Options, Shard
 from .schedule import Order, no_preference
 
+# Seconds that every unit costs besides: a shard of a thousand tests that take nothing takes time.
+OVERHEAD = 0.05
+
 Expected = Callable[[TestId], float | None]
 
 
@@ -89,7 +92,7 @@ def _by_durations(groups: list[list[Test]], known: list[float | None], part: Sha
     timed = [(typical if seconds is None else seconds, group) for seconds, group in zip(known, groups, strict=True)]
     for seconds, group in sorted(timed, key=lambda one: (-one[0], one[1][0].id)):
         least = work.index(min(work))
-        work[least] += seconds
+        work[least] += seconds + OVERHEAD
         if least == part.index - 1:
             mine.append(group)
     return mine

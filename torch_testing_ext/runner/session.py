@@ -56,7 +56,7 @@ class Session:
         files = selection.files(known)
         from .zygote import Zygote
 
-        with Zygote(self._root) as zygote:
+        with Zygote(self._root, drop_in=self._options.drop_in is not None) as zygote:
             work = self._work(zygote, selection, files, known)
             match self._options.action:
                 case Action.LIST:

@@ -26,6 +26,7 @@ from ..launch.report import signal_name, tail
 from .channel import Channel, Message
 from .loop import Loop
 from .model import Attempt, Outcome, Test, TestId
+from .options import CannotRun
 from .parent import end_others
 from .unit_order import UnitOrder
 
@@ -42,10 +43,6 @@ IMPORT_PATIENCE = 120.0
 QUIT_PATIENCE = 5.0
 MOST_RESTARTS = 3
 MOST_OPEN = 32  # processes of files that wait for their turn
-
-
-class CannotRun(RuntimeError):
-    """Tests cannot be run at all; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -66,8 +63,10 @@ class State(enum.Enum):
 class Zygote:
     """`with Zygote(root) as zygote:`; all processes of the run descend from it."""
 
-    def __init__(self, root: Path, preloaded: tuple[str, ...] = PRELOADED):
+    def __init__(self, root: Path, preloaded: tuple[str, ...] = PRELOADED, drop_in: bool = False):
+        """`drop_in`: the root is a PyTorch checkout, whose tests get our classes by PyTorch's names."""
         self.root = root
+        self._drop_in = drop_in
         self.loop = Loop()
         self.directory = Path()
         self._preloaded = preloaded
@@ -107,8 +106,10 @@ class Zygote:
     def _start(self) -> None:
         self._starts += 1
         self._channel, theirs = Channel.pair()
-        words = [str(theirs.fileno()), str(os.getpid()), str(self.directory), *self._preloaded]
-        command = births.command("runner.zygote_process", [str(self.root), *sys.path], *words)
+        words = [str(theirs.fileno()), str(os.getpid()), str(self.directory), str(int(self._drop_in))]
+        # A checkout has a folder torch/ that is not the torch which is installed.
+        path = sys.path if self._drop_in else [str(self.root), *sys.path]
+        command = births.command("runner.zygote_process", path, *words, *self._preloaded)
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=[theirs.fileno()]

@@ -21,14 +21,18 @@ from .unit_order import UnitOrder
 
 
 def main() -> NoReturn:
-    """`python -c "... main()" CHANNEL PARENT DIRECTORY MODULES...`"""
+    """`python -c "... main()" CHANNEL PARENT DIRECTORY DROP_IN MODULES...`; DROP_IN is 0 or 1."""
     channel, parent, directory = Channel.on(int(sys.argv[1])), int(sys.argv[2]), sys.argv[3]
     os.setsid()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     system.die_with(parent, signal.SIGTERM)
     system.adopt_orphans()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    ZygoteProcess(channel, _warm_up(sys.argv[4:])).serve()
+    if sys.argv[4] == "1":
+        from ..upstream import drop_in
+
+        drop_in.install()
+    ZygoteProcess(channel, _warm_up(sys.argv[5:])).serve()
     if os.getppid() != parent:
         shutil.rmtree(directory, ignore_errors=True)
     os._exit(0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import itertools
 import json
 import os
@@ -29,9 +30,9 @@ class Browser:
 
     def __enter__(self) -> Browser:
         self._home = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
-        hear, self._say = os.pipe()
-        self._hear, say = os.pipe()
-        # The browser reads from 3 and writes to 4. The shell moves them there, wherever they are now.
+        hear, self._say = _high_pipe()
+        self._hear, say = _high_pipe()
+        # The browser reads from 3 and writes to 4: the shell moves them there.
         move = f'exec "$@" 3<&{hear} 4>&{say} {hear}<&- {say}>&-'
         command = ["bash", "-c", move, "bash", CHROMIUM, *FLAGS, f"--user-data-dir={self._home.name}", "about:blank"]
         quiet = subprocess.DEVNULL
@@ -99,3 +100,12 @@ class Browser:
         if "method" in message:
             self._events.append(message)
         return message
+
+
+def _high_pipe() -> tuple[int, int]:
+    """A pipe whose ends are not 3 or 4 already: moved one after the other, one would step on the other."""
+    low = os.pipe()
+    high = tuple(fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 10) for end in low)
+    for end in low:
+        os.close(end)
+    return high[0], high[1]

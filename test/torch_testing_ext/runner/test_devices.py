@@ -2,7 +2,8 @@
 
 import unittest
 
-from torch_testing_ext.runner.devices import Inventory, environment_of, inventory
+from torch_testing_ext.launch import settings
+from torch_testing_ext.runner.devices import FAKE_DEVICES, Inventory, environment_of, inventory
 from torch_testing_ext.runner.model import Lease
 from torch_testing_ext.runner.options import Options
 
@@ -91,9 +92,10 @@ class EnvironmentTest(unittest.TestCase):
 
     def test_fake_ones_are_told_and_real_ones_hidden(self):
         told = environment_of(Lease(("0", "3")), Inventory(("0", "1", "2", "3"), "cuda", fake=True))
-        self.assertEqual(told["TORCH_TESTING_EXT_FAKE_DEVICES"], "0,3")
+        self.assertEqual(told[FAKE_DEVICES], "0,3")
+        self.assertIn(FAKE_DEVICES, settings.SWITCHES)
         self.assertEqual(told["CUDA_VISIBLE_DEVICES"], "-1")
-        self.assertEqual(set(environment_of(Lease(), Inventory(fake=True))), {"TORCH_TESTING_EXT_FAKE_DEVICES"})
+        self.assertEqual(set(environment_of(Lease(), Inventory(fake=True))), {FAKE_DEVICES})
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """run_test.py at the door: what is answered without torch, and quickly."""
 
+import os
 import subprocess
 import sys
 import tempfile
@@ -25,9 +26,9 @@ def run(*argv, command=(str(ROOT / "run_test.py"),), **more):
 
 class DoorTest(unittest.TestCase):
     def test_answers_without_torch(self):
-        for argv, code in ((("--help",), 0), (("--no-such-option",), 4), (("--show-config",), 0), (("-j", "0"), 4)):
-            with self.subTest(argv=argv):
-                done = run(*argv, command=("-c", AND_TELL), cwd=ROOT)
+        for argument, code in (("--help", 0), ("--no-such-option", 4), ("--show-config", 0), ("no_such_test", 4)):
+            with self.subTest(argument=argument):
+                done = run(argument, command=("-c", AND_TELL), cwd=ROOT)
                 self.assertEqual(done.returncode, code, done.stderr)
                 self.assertEqual(done.stderr.splitlines()[-1], "heavy: []")
 
@@ -45,6 +46,15 @@ class DoorTest(unittest.TestCase):
                 self.assertRegex(done.stderr, "^run_test.py: ")
                 self.assertIn(said, done.stderr)
                 self.assertEqual(len(done.stderr.splitlines()), 1, done.stderr)
+
+    def test_a_reader_that_leaves(self):
+        """As `head` does."""
+        receive, send = os.pipe()
+        os.close(receive)
+        with os.fdopen(send, "wb") as nobody:
+            command = [sys.executable, ROOT / "run_test.py", "--show-config"]
+            done = subprocess.run(command, stdout=nobody, stderr=subprocess.PIPE, text=True, check=False)
+        self.assertEqual((done.returncode, done.stderr), (3, ""))
 
     def test_a_file_elsewhere(self):
         with tempfile.TemporaryDirectory() as directory:

@@ -137,6 +137,14 @@ class LayersTest(OptionsCase):
         self.assertEqual((options.report, options.trace), (here / "report.html", here / "trace.json"))
         self.assertEqual(options.tests, (self.root / "test/distributed",))
 
+    def test_drop_in(self):
+        options = self.options("--drop-in", "checkout")
+        checkout = self.root / "checkout"
+        self.assertEqual((options.drop_in, options.tests), (checkout, (checkout / "test/distributed",)))
+        self.assertNotEqual(options.cache, self.options().cache)
+        told = self.options("--drop-in", "checkout", "--tests", "elsewhere", "--cache", "cache")
+        self.assertEqual((told.tests, told.cache), ((self.root / "elsewhere",), self.root / "cache"))
+
     def test_misspelt(self):
         self.write("setup.cfg", "[torch_testing_ext]\ntime-out = 3\n")
         self.assertRefused("setup.cfg: time-out is not an option .* Did you mean: timeout")

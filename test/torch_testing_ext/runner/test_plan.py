@@ -82,6 +82,10 @@ class ShardTest(unittest.TestCase):
 
         self.assertEqual((part(1), part(2)), ("ade", "bc"))
 
+    def test_tests_that_take_nothing_are_spread_too(self):
+        tests = [make_test(f"test_{number}") for number in range(10)]
+        self.assertEqual(len(shard(tests, Shard(2, 2), lambda test: 0.0)), 5)
+
     def test_by_hash_where_nothing_is_known(self):
         """A new test moves none of the others to another shard."""
         tests = [make_test(f"test_{number}") for number in range(50)]

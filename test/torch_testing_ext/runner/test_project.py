@@ -67,7 +67,9 @@ def whole_run() -> Run:
     """All tests once, with every report: what the tests here look at from all sides."""
     reports = {"junit": "x.xml", "report": "x.html", "trace": "trace.json", "results": "results.json"}
     options = [word for option, name in reports.items() for word in (f"--{option}", name)]
-    return run_test(project(Path(_folder.name)), "-v", "-j4", f"--retries={RETRIES}", *options)
+    folder = Path(_folder.name, "whole")
+    folder.mkdir()
+    return run_test(project(folder), "-v", "-j4", f"--retries={RETRIES}", *options)
 
 
 class ModelTest(unittest.TestCase):
@@ -198,21 +200,48 @@ class ModelTest(unittest.TestCase):
         self.assertEqual((whole_run().folder / "attempts").read_text().count("attempt"), 3)
 
 
+@functools.cache
+def odd_run() -> Run:
+    """Few tests, streamed, with reports that cannot be written."""
+    folder = Path(_folder.name, "odd")
+    folder.mkdir()
+    (project(folder) / "file").touch()
+    reports = ("--junit=/dev/full", "--report=file/x.html")
+    return run_test(folder, "test_simple.py", "-k", "test_fails or test_raises", "-s", "-j1", *reports)
+
+
+class OddRunTest(unittest.TestCase):
+    def test_the_outcome_stands(self):
+        self.assertEqual((odd_run().code, odd_run().console.splitlines()[-1]), (1, "0 passed, 2 failed, 0 skipped"))
+        self.assertEqual(odd_run().complaints, "")
+
+    def test_what_cannot_be_written_is_a_warning(self):
+        for name, why in ("/dev/full", "No space left"), (str(odd_run().folder / "file/x.html"), "File exists"):
+            self.assertRegex(odd_run().console, f"warning: {re.escape(name)} could not be written .*{why}")
+
+    def test_output_is_shown_before_the_outcome(self):
+        console = odd_run().console
+        self.assertLess(console.index("\nwhat it printed before\n"), console.index("]  failed"))
+
+    def test_nothing_a_test_says_drives_the_terminal(self):
+        self.assertEqual(odd_run().console, printable(odd_run().console))
+
+
 class OtherRunsTest(unittest.TestCase):
-    """What one run cannot show: other ends of it, and reports that cannot be written."""
+    """What one run cannot show: other ends of it."""
 
     def setUp(self):
         folder = tempfile.TemporaryDirectory(prefix="fixture_project_")
         self.addCleanup(folder.cleanup)
         self.folder = project(Path(folder.name))
 
-    def run_test(self, *arguments, **environ):
-        return run_test(self.folder, *arguments, **environ)
+    def run_test(self, *arguments):
+        return run_test(self.folder, *arguments)
 
     def test_exit_codes(self):
         for arguments, code in (
             (("test_sinple.py",), 4),
-            (("test_simple.py", "-k", "of_no_test"), 5),
+            (("test_flaky.py", "-k", "of_no_test"), 5),
             (("test_ranks.py", "-k", "wants_devices"), 6),
         ):
             with self.subTest(arguments=arguments):
@@ -221,24 +250,16 @@ class OtherRunsTest(unittest.TestCase):
                 if code != 4:
                     self.assertRegex(run.console.splitlines()[-1], r"^0 passed, 0 failed, \d skipped$")
 
+    def test_the_list_agrees_with_what_runs(self):
+        found = json.loads(self.run_test("--list", "--json").console)
+        names = {one["id"] for one in found["tests"]} | {one["file"] for one in found["broken"]}
+        self.assertEqual(names, set(MODEL))
+
     def test_flaky_and_leaked_can_count_as_failed(self):
         names = ["test_flaky.py", "test_crashing.py::CrashingTest::test_leaks_a_process"]
         run = self.run_test(*names, "--retries=2", "--flaky=fail", "--leaked=fail")
         self.assertEqual((run.code, run.console.splitlines()[-1]), (1, "0 passed, 2 failed, 0 skipped"))
         self.assertIn(MODEL[PREFIX + "test_flaky.py::FlakyTest::test_passes_on_the_third_attempt"].say, run.console)
-
-    def test_reports_that_cannot_be_written(self):
-        (self.folder / "file").touch()
-        run = self.run_test("-k", "test_passes", "test_simple.py", "--junit=/dev/full", "--report=file/x.html")
-        self.assertEqual((run.code, run.console.splitlines()[-1]), (0, "1 passed, 0 failed, 0 skipped"))
-        for name, why in ("/dev/full", "No space left"), (str(self.folder / "file/x.html"), "File exists"):
-            self.assertRegex(run.console, f"warning: {re.escape(name)} could not be written .*{why}")
-
-    def test_streamed_output(self):
-        run = self.run_test("-s", "-k", "test_fails or test_raises", "test_simple.py")
-        output = run.console.index("\nwhat it printed before\n")
-        self.assertLess(output, run.console.index("]  failed"))
-        self.assertEqual(run.console, printable(run.console))
 
 
 if __name__ == "__main__":

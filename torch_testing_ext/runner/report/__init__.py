@@ -24,15 +24,15 @@ from .paper import Page, Paper, is_terminal, pencil
 if TYPE_CHECKING:
     from .live import Live
 
-COMMAND = "python run_test.py"
-
 
 def reporters(options: Options, stream: TextIO, environ: Mapping[str, str]) -> Audience:
     """All that hear of a run. The console hears last: what others warn of stands above its last line."""
     paper = Paper(stream)
     live = _live(paper, options.policy) if is_terminal(stream, environ) else None
     page: Page = live or paper
-    console = Console(page, pencil(stream, environ), options.verbosity, options.durations, options.policy, COMMAND)
+    console = Console(
+        page, pencil(stream, environ), options.verbosity, options.durations, options.policy, options.command
+    )
     others: list[Reporter] = [Files(_wanted(options), warn=lambda words: console.hear(Warned(words)))]
     if environ.get("GITHUB_ACTIONS") == "true":
         others.append(GitHub(page))
@@ -51,7 +51,7 @@ def _live(paper: Paper, policy: Policy) -> Live | None:
 def _wanted(options: Options) -> dict[Path, Render]:
     asked: dict[Path | None, Render] = {
         options.junit: junit.render,
-        options.report: partial(html.render, command=COMMAND),
+        options.report: partial(html.render, command=options.command),
         options.trace: trace.render,
         options.results: results.render,
     }

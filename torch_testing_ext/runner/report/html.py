@@ -69,7 +69,8 @@ class _Page:
     def _facts(self) -> str:
         run = self._history.run
         kind = "made-up device" if run.fake else "device"
-        facts = [text.duration(self._summary.seconds), text.count(len(run.devices), kind)]
+        facts = [text.duration(self._summary.seconds)]
+        facts += [text.count(len(run.devices), kind)] if run.devices else []
         facts += [text.count(run.slots, "CPU slot"), *([f"seed {run.seed}"] if run.seed is not None else [])]
         return "".join(f" \N{MIDDLE DOT} {fact}" for fact in facts)
 

@@ -50,7 +50,7 @@ class Live:
 
     def write(self, words: str) -> None:
         if self._region.is_started:
-            self._terminal.print(Text.from_ansi(words.removesuffix("\n")), soft_wrap=True)
+            self._terminal.out(words.removesuffix("\n"), highlight=False)
         else:
             self.paper.write(words)
 

@@ -1,0 +1,136 @@
+"""Run after run of the real run_test.py: what the next one knows of the last, shards, and leases that tests can see."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+import torch_testing_ext
+
+ROOT = Path(torch_testing_ext.__file__).resolve().parents[1]
+DOOR = """
+import sys
+from pathlib import Path
+from torch_testing_ext.runner.cli import main
+sys.exit(main(sys.argv[1:], Path(__file__).resolve().parent))
+"""
+MIXED = """
+import unittest
+
+class {name}(unittest.TestCase):
+    def test_good(self): pass
+    def test_good_too(self): pass
+    def test_bad(self): self.fail()
+    @unittest.skip("so")
+    def test_skipped(self): pass
+"""
+LEASED = """
+import os, unittest
+from pathlib import Path
+from torch_testing_ext.common_utils import instantiate_parametrized_tests, parametrize
+from torch_testing_ext.common_distributed import skip_if_lt_x_gpu
+
+class LeasedTest(unittest.TestCase):
+    def hold(self, count):
+        devices = os.environ["TORCH_TESTING_EXT_FAKE_DEVICES"].split(",")
+        self.assertEqual(len(set(devices)), count)
+        self.assertLessEqual(set(devices), {"0", "1", "2"})
+        for device in devices:  # fails if another test has it now
+            os.close(os.open(f"held{device}", os.O_CREAT | os.O_EXCL))
+        for device in devices:
+            os.unlink(f"held{device}")
+
+    @parametrize("number", range(5))
+    @skip_if_lt_x_gpu(1, allow_cpu=True)
+    def test_one(self, number): self.hold(1)
+
+    @parametrize("number", range(5))
+    @skip_if_lt_x_gpu(2, allow_cpu=True)
+    def test_two(self, number): self.hold(2)
+
+    @skip_if_lt_x_gpu(4, allow_cpu=True)
+    def test_four(self): self.fail("there are three")
+
+instantiate_parametrized_tests(LeasedTest)
+"""
+
+
+class CommandLineCase(unittest.TestCase):
+    def setUp(self):
+        directory = tempfile.TemporaryDirectory()
+        self.addCleanup(directory.cleanup)
+        self.root = Path(directory.name)
+        self.write("run_test.py", DOOR)
+
+    def write(self, name, text):
+        file = self.root / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8")
+
+    def start(self, *argv):
+        environ = {name: value for name, value in os.environ.items() if not name.startswith("TORCH_TESTING_EXT_")}
+        return subprocess.Popen(
+            [sys.executable, "run_test.py", *argv],
+            cwd=self.root,
+            env={**environ, "PYTHONPATH": str(ROOT)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def finish(self, process, *codes):
+        out, err = process.communicate()
+        self.assertIn(process.returncode, codes, out + err)
+        return out
+
+    def ran(self, *argv):
+        """The tests that a run settled."""
+        self.finish(self.start("--results", "results.json", *argv), 0, 1)
+        return [test["id"] for test in json.loads((self.root / "results.json").read_text())["tests"]]
+
+
+class RunAfterRunTest(CommandLineCase):
+    BAD = ("test/distributed/test_a.py::ATest::test_bad", "test/distributed/test_b.py::BTest::test_bad")
+
+    def write_both(self, a=MIXED, b=MIXED):
+        self.write("test/distributed/test_a.py", a.format(name="ATest"))
+        self.write("test/distributed/test_b.py", b.format(name="BTest"))
+
+    def remembered(self, name):
+        return json.loads((self.root / ".torch_testing_ext" / f"{name}.json").read_text())["tests"]
+
+    def test_two_runs_at_once_and_those_after_them(self):
+        self.write_both()
+        for run in [self.start("test_a"), self.start("test_b")]:
+            self.finish(run, 1)
+        learnt = self.remembered("durations")
+        self.assertEqual(len(learnt), 4)
+        self.assertTrue(all("test_good" in test for test in learnt), learnt)
+        self.assertEqual(tuple(self.remembered("failed")), self.BAD)
+
+        # a shard does not move the cut under the next one
+        first = self.ran("--shard", "1/2")
+        second = self.ran("--shard", "2/2")
+        self.assertTrue(first and second)
+        self.assertEqual((len(first) + len(second), len({*first, *second})), (8, 8))
+        self.assertEqual(self.remembered("durations"), learnt)
+
+        # what is mended need not run again
+        self.write_both(a=MIXED.replace("self.fail()", "pass"))
+        self.assertCountEqual(self.ran("--last-failed"), self.BAD)
+        self.assertEqual(tuple(self.remembered("failed")), self.BAD[1:])
+
+
+class FakeDevicesTest(CommandLineCase):
+    def test_leases(self):
+        self.write("test/distributed/test_leased.py", LEASED)
+        out = self.finish(self.start("--fake-gpus", "3"), 0)
+        self.assertEqual(out.splitlines()[-1], "10 passed, 0 failed, 1 skipped")
+        self.assertIn("needs 4 devices, 3 to be had", out)
+
+
+if __name__ == "__main__":
+    unittest.main()
