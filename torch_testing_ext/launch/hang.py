@@ -137,8 +137,9 @@ def main_thread(stacks: str) -> list[dict[str, str]]:
 
 
 def tidy(stacks: str) -> str:
-    """A dump without what is ours. Below a rank's or a worker's first frame lies the stack of whoever forked it, down to the test
-    runner's start; above it is how we came to call the test; and a thread of ours answers for the flight recorder."""
+    """A dump without what is ours. Below a rank's or a worker's first frame lies the stack of whoever forked it, down
+    to the test runner's start; above it is how we came to call the test; and a thread of ours answers for the flight
+    recorder."""
     kept = []
     for thread in re.split(r"\n(?=(?:Current thread|Thread) )", stacks):
         title, *frames = itertools.takewhile(lambda line: not _BIRTH.search(line), thread.splitlines() or [""])

@@ -72,7 +72,7 @@ class Parent:
             if signal.SIGTERM in drain(self._wakeups[0]):
                 return False
             self._reap()
-        if self.channel in ready:  # type: ignore[comparison-overlap]
+        if self.channel in ready:
             return self._listen()
         return True
 

@@ -38,7 +38,7 @@ def live(order: UnitOrder, find: Callable[[], Tests], channel: Channel, log: int
 
 
 def main() -> NoReturn:
-    """The life of a worker that is a new interpreter: `python -c "... main()" ORDER CHANNEL`. What dies with it stays as it was."""
+    """The life of a worker that is a new interpreter: `python -c "... main()" ORDER CHANNEL`."""
     from .test_file import TestFile
 
     order, channel = UnitOrder.load(Path(sys.argv[1])), Channel.on(int(sys.argv[2]))
