@@ -60,6 +60,7 @@ from torch_testing_ext.common_utils import (
     skip_but_pass_in_sandcastle,
     skip_but_pass_in_sandcastle_if,
 )
+from torch_testing_ext.distributed.multi_threaded_pg import ProcessLocalGroup
 
 if TYPE_CHECKING:
     HAS_ACCELERATOR: bool
@@ -80,6 +81,7 @@ __all__ = [
     "MultiProcContinuousTest",
     "MultiProcessTestCase",
     "MultiThreadedTestCase",
+    "ProcessLocalGroup",
     "RankError",
     "RankFailure",
     "SaveForwardInputsModel",

@@ -12,14 +12,17 @@ from torch.testing._internal.common_device_type import instantiate_device_type_t
 from torch.testing._internal.common_distributed import *  # noqa: F403
 from torch.testing._internal.common_distributed import (
     DistributedTestBase,
+    MultiProcContinuousTest,
     MultiProcessTestCase,
     MultiThreadedTestCase,
     skip_if_lt_x_gpu,
 )
-from torch.testing._internal.common_fsdp import FSDPTest
+from torch.testing._internal.common_fsdp import FSDPTest, FSDPTestContinuous, FSDPTestMultiThread
 from torch.testing._internal.common_utils import instantiate_parametrized_tests, parametrize, run_tests
 from torch.testing._internal.distributed._shard.sharded_tensor import ShardedTensorTestBase
 from torch.testing._internal.distributed._tensor.common_dtensor import (
+    DTensorContinuousTestBase,
+    DTensorOpTestBase,
     DTensorTestBase,
     LocalDTensorTestBase,
     with_comms,
@@ -143,6 +146,55 @@ class ThreadsTest(Ranks, MultiThreadedTestCase):
 
     def test_sum(self):
         self.sum_over_ranks()
+
+
+class OpsTest(DTensorOpTestBase):
+    world_size = 2
+
+    @property
+    def device_type(self):
+        return "cpu"
+
+    def test_mesh(self):
+        self.assertEqual(self.build_device_mesh().size(), 2)
+
+
+class FullyShardedThreadsTest(FSDPTestMultiThread):
+    world_size = 2
+
+    def test_world(self):
+        self.assertEqual(dist.get_world_size(), 2)
+
+
+class StayingTest(Ranks, MultiProcContinuousTest):
+    @classmethod
+    def backend_str(cls):
+        return "gloo"
+
+    def test_fills(self):
+        type(self).filled = True
+
+    def test_sum(self):
+        self.assertTrue(self.filled, "the ranks of one class stay from test to test")
+        self.sum_over_ranks()
+
+
+class StayingDTensorsTest(DTensorContinuousTestBase):
+    world_size = 2
+    device_type = "cpu"
+
+    @classmethod
+    def backend_str(cls):
+        return "gloo"
+
+    def test_mesh(self):
+        self.assertEqual(self.build_device_mesh().size(), 2)
+
+
+class FullyShardedStayingTest(FSDPTestContinuous):
+    @skip_if_lt_x_gpu(8)
+    def test_needs_many(self):
+        raise AssertionError("there are not so many")
 
 
 if __name__ == "__main__":

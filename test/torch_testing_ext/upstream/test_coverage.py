@@ -17,21 +17,8 @@ from torch_testing_ext.upstream.mapping import installed_torch
 
 DOCS = ROOT / "docs"
 
-# In these nothing is lacking that is not refused for a reason, but for classes whose ranks are threads, or live on from
-# test to test: they are not here yet.
+# In these nothing is lacking that is not refused for a reason.
 COMPLETE = ["common_distributed", "common_fsdp", "common_dist_composable", "distributed._tensor.common_dtensor"]
-NOT_YET = {
-    "DTensorContinuousTestBase",
-    "DTensorOpTestBase",
-    "FSDPTestContinuous",
-    "FSDPTestMultiThread",
-    "LocalDTensorContinuousTestBase",
-    "LocalDTensorOpTestBase",
-    "MultiProcContinuousTest",
-    "MultiThreadedTestCase",
-    "ProcessLocalGroup",
-    "spawn_threads_and_init_comms",
-}
 
 # What the contract of the mirror lists, and what test files of others import.
 COMMON = {
@@ -96,7 +83,7 @@ class CoverageTest(TestCase):
     def test_nothing_is_lacking(self, module: str) -> None:
         theirs = f"torch.testing._internal.{module}"
         measured = next(one for one in coverage.measure(installed_torch()) if one.theirs == theirs)
-        self.assertEqual(sorted({*measured.lacking} - NOT_YET), [])
+        self.assertEqual(sorted(measured.lacking), [])
 
     def test_what_we_have_is_not_refused(self) -> None:
         for one in coverage.measure(installed_torch()):
