@@ -74,7 +74,7 @@ def place(lease: Lease) -> str:
 
 def name(attempt: Attempt, repetitions: int = 1) -> str:
     """A test's full name; of a test that is repeated, with the number of the repetition."""
-    return str(attempt.test.id) + repetition(attempt, repetitions)
+    return printable(str(attempt.test.id)) + repetition(attempt, repetitions)
 
 
 def repetition(attempt: Attempt, repetitions: int) -> str:
