@@ -10,7 +10,7 @@ ATTRIBUTE = "_torch_testing_ext_timeout"
 
 
 def timeout(seconds: float) -> Callable[[T], T]:
-    """Decorator for a test or a test class: its tests may take so long, each; a test's own word goes before its class'."""
+    """Decorator for a test or a test class: how long it, or each of its tests, may take. A test's own goes first."""
     if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not seconds > 0:
         raise ValueError(f"@timeout({seconds!r}): give the seconds that a test may take, more than 0")
 

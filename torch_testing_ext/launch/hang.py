@@ -17,9 +17,7 @@ from .report import Ending, RankReport
 
 _FRAME = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+) in (?P<function>.+)$')
 _PACKAGE = str(Path(__file__).parents[1])
-_BIRTH = re.compile(
-    rf'"{re.escape(_PACKAGE)}/(launch/rank|runner/worker)\.py", line \d+ in (_run|_answer|_run_suite)$'
-)
+_BIRTH = re.compile(rf'"{re.escape(_PACKAGE)}/(launch/rank|runner/worker)\.py", line \d+ in (_run|_answer|_run_suite)$')
 _OURS = re.compile(rf'"{re.escape(_PACKAGE)}/(\w+|launch/\w+|_torch/\w+)\.py", line')
 
 _EQUAL_SHAPES = ("all_reduce", "allreduce", "broadcast", "all_gather", "allgather", "reduce_scatter")
@@ -139,8 +137,9 @@ def main_thread(stacks: str) -> list[dict[str, str]]:
 
 
 def tidy(stacks: str) -> str:
-    """A dump without what is ours. Below a rank's or a worker's first frame lies the stack of whoever forked it, down to the test
-    runner's start; above it is how we came to call the test; and a thread of ours answers for the flight recorder."""
+    """A dump without what is ours. Below a rank's or a worker's first frame lies the stack of whoever forked it, down
+    to the test runner's start; above it is how we came to call the test; and a thread of ours answers for the flight
+    recorder."""
     kept = []
     for thread in re.split(r"\n(?=(?:Current thread|Thread) )", stacks):
         title, *frames = itertools.takewhile(lambda line: not _BIRTH.search(line), thread.splitlines() or [""])

@@ -9,7 +9,9 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 
 from .attention import attention
@@ -31,6 +33,7 @@ from .events import (
     UnitEnded,
 )
 from .leases import Leases
+from .loop import Timer
 from .model import Attempt, Lease, Outcome, Settled, Summary, Test, TestId, Unit, Verdict
 from .options import Options
 from .plan import Plan
@@ -66,17 +69,21 @@ class Engine(Watcher):
         self._stopping = False
         self._interrupts = 0
         self._question: _Question | None = None
+        self._copying: Timer | None = None
+        self._left: Counter[str] = Counter()  # units of each file that are not over
         self._numbers = itertools.count()
 
     def run(self, plan: Plan, broken: Sequence[Attempt] = ()) -> Summary:
         """Everything of the plan, to its end, which is not told: `broken` are files that could not be imported."""
         self._began = time.monotonic()
         self._numbers = itertools.count(max((unit.number for unit in plan.units), default=-1) + 1)
+        self._left.update(unit.file for unit in plan.units)
         self._tell_of_beginning(plan, broken)
         for attempt in (*broken, *map(_skipped, plan.skipped)):
             self._settle_at_once(attempt)
-        with attention(self._zygote.loop, self._interrupt, self._ask):
+        with attention(self._zygote.loop, self._interrupt, self._ask), self._showing_output():
             self._run_all(plan)
+        self._send_files_away()
         return self._summary()
 
     def _tell(self, event: Event) -> None:
@@ -97,8 +104,6 @@ class Engine(Watcher):
         )
 
     def _run_all(self, plan: Plan) -> None:
-        if self._options.stream:
-            self._copy_output()
         self._begin_what_fits()
         while self._running:
             self._zygote.loop.step()
@@ -110,6 +115,7 @@ class Engine(Watcher):
         last = max(repetition for _, repetition in self._attempts)
         for unit in plan.units:
             if unit.repetition == 0:
+                self._left[unit.file] += 1
                 self._queue.add(dataclasses.replace(unit, number=next(self._numbers), repetition=last + 1))
         self._begin_what_fits()
 
@@ -158,9 +164,21 @@ class Engine(Watcher):
             self._unfinished += tests
         elif tests:
             self._add(unit, tests, unit.attempt)
+        self._is_over(unit)
 
     def _add(self, unit: Unit, tests: tuple[Test, ...], attempt: int) -> None:
+        self._left[unit.file] += 1
         self._queue.add(Unit(next(self._numbers), tests, unit.repetition, attempt, unit.seconds))
+
+    def _is_over(self, unit: Unit) -> None:
+        """The process of a file goes with the last unit of it, if that can be known."""
+        self._left[unit.file] -= 1
+        if not self._left[unit.file] and not self._options.until_failure:
+            self._zygote.file(unit.file).close()
+
+    def _send_files_away(self) -> None:
+        for file in self._left:
+            self._zygote.file(file).close()
 
     # -- attempts
 
@@ -219,10 +237,18 @@ class Engine(Watcher):
 
     # -- with -s: what tests print, as it comes
 
+    @contextmanager
+    def _showing_output(self) -> Iterator[None]:
+        self._copy_output()
+        yield
+        if self._copying is not None:
+            self._copying.cancel()
+
     def _copy_output(self) -> None:
-        for running in self._running.values():
-            self._copy_output_of(running)
-        self._zygote.loop.after(STREAM_INTERVAL, self._copy_output)
+        if self._options.stream:
+            for running in self._running.values():
+                self._copy_output_of(running)
+            self._copying = self._zygote.loop.after(STREAM_INTERVAL, self._copy_output)
 
     def _copy_output_of(self, running: RunningUnit) -> None:
         if self._options.stream and (text := running.new_output()):

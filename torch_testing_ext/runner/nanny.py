@@ -89,7 +89,7 @@ class Nanny:
             if signal.SIGTERM in drain(self._wakeups[0]):
                 return False
             self._reap()
-        if self._channel in ready:  # type: ignore[comparison-overlap]
+        if self._channel in ready:
             with suppress(EOFError):
                 for order in self._channel.receive():
                     self._obey(order)

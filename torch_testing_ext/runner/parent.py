@@ -72,7 +72,7 @@ class Parent:
             if signal.SIGTERM in drain(self._wakeups[0]):
                 return False
             self._reap()
-        if self.channel in ready:  # type: ignore[comparison-overlap]
+        if self.channel in ready:
             return self._listen()
         return True
 
@@ -125,4 +125,3 @@ def end_others(known: Container[int]) -> list[str]:
             with suppress(ChildProcessError):
                 os.waitpid(pid, 0)
     return names
-

@@ -17,7 +17,7 @@ from .channel import Channel, Message
 from .ending import Cause, End, Result, Story
 from .logs import rank_logs, read_ends
 from .loop import Timer
-from .model import Attempt, Lease, RankLog, Test, Unit
+from .model import Attempt, Lease, Test, Unit
 from .unit_order import UnitOrder
 from .zygote import FileProcess, Zygote
 
@@ -27,6 +27,7 @@ BACKSTOP = 10.0
 NANNY_PATIENCE = 10.0
 LOGS = PREFIX + "LOGS"
 STREAM = PREFIX + "STREAM"
+# Whose stacks a file has; else it is named for its rank.
 _WHOSE = {"stacks": "the test's process"}
 
 
@@ -111,7 +112,8 @@ class RunningUnit:
         if self.cause is Cause.ITSELF:
             self.cause = cause
             self._nanny.send({"order": "end"})
-            self._timers.append(self._loop.after(NANNY_PATIENCE, lambda: self._file.kill(self.unit.number)))
+            self._disarm()
+            self._timers = [self._loop.after(NANNY_PATIENCE, lambda: self._file.kill(self.unit.number))]
 
     def kill(self) -> None:
         self.cause = Cause.INTERRUPTED
@@ -151,8 +153,6 @@ class RunningUnit:
                 self._watcher.results(self, self._story.certain())
                 self._watcher.test_began(self, self.unit.tests[message["began"]])
                 self._arm(message["began"])
-            elif "ended" in message:
-                self._disarm()
 
     def _listen_to_nanny(self) -> None:
         try:
@@ -211,6 +211,9 @@ class RunningUnit:
     # -- deadlines
 
     def _arm(self, number: int) -> None:
+        """Anew for each test; what is after the last one, still belongs to that."""
+        if self.cause is not Cause.ITSELF:
+            return
         self._disarm()
         test, began = self.unit.tests[number], time.monotonic()
         limit = self._limits.of(test) + (BACKSTOP if test.world_size > 1 else 0.0)
@@ -220,6 +223,7 @@ class RunningUnit:
         ]
 
     def _disarm(self) -> None:
+        """Its deadlines hold no more."""
         for timer in self._timers:
             timer.cancel()
         self._timers = []
@@ -240,7 +244,9 @@ class RunningUnit:
     def _all_stacks(self) -> str:
         """Of its process and its ranks, what was written since this was last asked."""
         files = [self.order.stacks, *sorted(self.order.ranks.glob("*/rank*.stacks"))]
-        return "\n\n".join(f"{_WHOSE.get(file.stem, file.stem)}:\n{new}" for file in files if (new := self._new_stacks(file)))
+        return "\n\n".join(
+            f"{_WHOSE.get(file.stem, file.stem)}:\n{new}" for file in files if (new := self._new_stacks(file))
+        )
 
     def _new_stacks(self, file: Path) -> str:
         size = file.stat().st_size if file.exists() else 0

@@ -44,7 +44,10 @@ class UnitOrder:
 
     @classmethod
     def of_data(cls, data: Mapping[str, Any]) -> UnitOrder:
-        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in data.items()})
+        fields: dict[str, Any] = {}
+        for name, value in data.items():
+            fields[name] = tuple(value) if isinstance(value, list) else value
+        return cls(**fields)
 
     def save(self) -> Path:
         file = Path(self.directory, "order")

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from .. import launch
+from .._timeouts import ATTRIBUTE as TIMEOUT
 from ..launch import client, fitness, system
 from ..launch.rank import cut_off
-from .._timeouts import ATTRIBUTE as TIMEOUT
 from .channel import Channel
 from .result import Telling
 from .unit_order import UnitOrder
@@ -38,7 +38,7 @@ def live(order: UnitOrder, find: Callable[[], Tests], channel: Channel, log: int
 
 
 def main() -> NoReturn:
-    """The life of a worker that is a new interpreter: `python -c "... main()" ORDER CHANNEL`. What dies with it stays as it was."""
+    """The life of a worker that is a new interpreter: `python -c "... main()" ORDER CHANNEL`."""
     from .test_file import TestFile
 
     order, channel = UnitOrder.load(Path(sys.argv[1])), Channel.on(int(sys.argv[2]))
@@ -103,4 +103,3 @@ def _end_compile_workers() -> None:
     room: Any = sys.modules.get("torch_testing_ext._torch")
     if room is not None:
         room.end_compile_workers()
-

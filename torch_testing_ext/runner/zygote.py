@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 
@@ -41,6 +42,7 @@ START_PATIENCE = 300.0
 IMPORT_PATIENCE = 120.0
 QUIT_PATIENCE = 5.0
 MOST_RESTARTS = 3
+MOST_OPEN = 32  # processes of files that wait for their turn
 
 
 @dataclass(frozen=True)
@@ -193,9 +195,15 @@ class Zygote:
                 opening[-1].open()
             self.loop.step()
             opening = [file for file in opening if file.state is State.OPENING]
+            self._keep_few_open(opened)
         tests = tuple(test for file in opened for test in file.tests)
         broken = tuple(file.broken for file in opened if file.broken is not None)
         return Discovery(tests, broken, tuple(file.warning for file in opened if file.warning))
+
+    def _keep_few_open(self, files: Iterable[FileProcess]) -> None:
+        """Each has memory of its own: where there are many files, one is imported again when its turn comes."""
+        for file in [file for file in files if file.state is State.READY][MOST_OPEN:]:
+            file.close()
 
     def file(self, name: str, devices: int = 0) -> FileProcess:
         if name not in self._files:
@@ -218,6 +226,7 @@ class FileProcess:
         self._number = -1
         self._waiting: list[_Start] = []  # until it is open
         self._gone: dict[int, Callable[[int], object]] = {}
+        self._by_zygote: dict[int, int] = {}  # of units that are interpreters, the zygote's numbers
 
     @property
     def path(self) -> Path:
@@ -234,7 +243,7 @@ class FileProcess:
         self._channel, theirs = Channel.pair()
         self._number = self._zygote.send(
             "open",
-            self._end,
+            partial(self._end, self._channel),
             theirs.fileno(),
             root=str(self._zygote.root),
             path=str(self.path),
@@ -283,23 +292,26 @@ class FileProcess:
         self.broken = Attempt(Test(TestId(self.name)), Outcome.ERROR, message, output=tail(self._log))
         self._start_waiting()
 
-    def _end(self, status: int) -> None:
+    def _end(self, channel: Channel, status: int) -> None:
         """Its process is gone, with all that it started."""
-        assert self._channel is not None
+        if self._channel is not channel:
+            return  # it was sent away; there may be another by now
         for message in self._channel.receive_available():
             self._hear(message)
         if self.state is State.OPENING:
             code = os.waitstatus_to_exitcode(status)
             how = f"was killed by {signal_name(-code)}" if code < 0 else f"exited with code {code}"
             self._break(f"the process that imported it {how} while it did")
-        if self.state is State.READY:
-            self.state = State.CLOSED
+        lost = self._gone
         self.close()
-        lost, self._gone = self._gone, {}
         for tell in lost.values():
             tell(status)
 
     def close(self) -> None:
+        """Send its process away; no unit is running. It is made anew when one is to be started."""
+        self._gone = {}
+        if self.state is State.READY:
+            self.state = State.CLOSED
         if self._channel is not None:
             self._zygote.loop.forget(self._channel)
             self._channel.close()
@@ -318,7 +330,8 @@ class FileProcess:
         for one in waiting:
             fds = (one.nanny.fileno(), one.worker.fileno())
             if self.state is State.UNFIT:
-                self._zygote.send("unit", one.gone, *fds, unit=one.order.as_data())
+                number = self._zygote.send("unit", one.gone, *fds, unit=one.order.as_data())
+                self._by_zygote[one.order.number] = number
             elif self._channel is not None and self.state is State.READY:
                 self._gone[one.order.number] = one.gone
                 self._channel.send({"order": "unit", "unit": one.order.as_data()}, *fds)
@@ -329,7 +342,9 @@ class FileProcess:
 
     def kill(self, unit: int) -> None:
         """End the nanny of a unit that does not answer."""
-        if self._channel is not None:
+        if unit in self._by_zygote:
+            self._zygote.kill(self._by_zygote[unit])
+        elif self._channel is not None:
             self._channel.send({"order": "kill", "number": unit})
 
 

@@ -91,8 +91,8 @@ class Project:
         leases = Leases(there.names, chosen.jobs)
         engine = Engine(self.zygote, chosen, there, leases, queue, heard)
         summary = engine.run(planned, discovery.broken)
-        while any(file._gone for file in self.zygote._files.values()):
-            self.zygote.loop.step()  # nannies that are about to exit
+        while self.zygote._gone:
+            self.zygote.loop.step()  # the processes of files are sent away when their tests are over
         assert leases.free_slots == chosen.jobs and leases.free_devices == devices, "a lease is still held"
         return Ran(summary, heard)
 

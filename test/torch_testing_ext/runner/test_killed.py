@@ -110,7 +110,7 @@ class TestTheRunItself(TestCase):
     """run_test.py's own process, in another process than this one."""
 
     def start(self, source):
-        """A run; its process, its test's worker's pid, and all that it started."""
+        """A run whose test is where it waits: its process, and all that it started."""
         fifo = PROJECT.root / self.id().replace(".", "_")
         os.mkfifo(fifo)
         support = str(Path(__file__).parent)
@@ -128,7 +128,7 @@ class TestTheRunItself(TestCase):
         self.addCleanup(process.communicate)
         self.addCleanup(process.kill)
         worker = wait_for_pid(fifo)
-        return process, worker, descendants(process.pid) | descendants(worker)
+        return process, descendants(process.pid) | descendants(worker)
 
     WAITS = """
 import os, signal, subprocess, time, unittest
@@ -153,7 +153,7 @@ class T(unittest.TestCase):
         return [pid for pid in pids if lives(pid)]
 
     def test_killed_it_leaves_nothing_after_2_seconds(self):
-        process, worker, started = self.start(self.WAITS)
+        process, started = self.start(self.WAITS)
         self.assertGreaterEqual(len(started), 5)  # zygote, file, nanny, worker, sleep
         process.kill()
         process.wait()
@@ -161,14 +161,14 @@ class T(unittest.TestCase):
         self.assertEqual([path.name for path in self.temporary.iterdir() if "_run_" in path.name], [])
 
     def test_ctrl_c_ends_what_runs_and_the_rest_is_told(self):
-        process, worker, started = self.start(self.WAITS)
+        process, started = self.start(self.WAITS)
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=60)
         self.assertIn("{} True ['test_waits']", out, err)
         self.assertEqual([pid for pid in started if lives(pid)], [])
 
     def test_sigterm_too_also_where_the_test_ignores_it(self):
-        process, worker, started = self.start(
+        process, started = self.start(
             self.WAITS.replace("subprocess.Popen", "signal.signal(signal.SIGTERM, signal.SIG_IGN); subprocess.Popen")
         )
         process.send_signal(signal.SIGTERM)
