@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Sequence
@@ -27,7 +28,7 @@ def main(argv: Sequence[str], root: Path) -> int:
         print(f"run_test.py: {error}", file=sys.stderr)
         return ExitCode.OUR_ERROR
     except KeyboardInterrupt:
-        print("interrupted before the first test began\n0 passed, 0 failed, 0 skipped")
+        print("run_test.py: interrupted", file=sys.stderr)
         return ExitCode.INTERRUPTED
     except BrokenPipeError:  # a list was to be printed, and its reader has seen enough: `--list | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -44,4 +45,5 @@ def _obey(chosen: Chosen, root: Path) -> int:
         return ExitCode.PASSED
     from .session import Session
 
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # to be interrupted is all the same, by whatever
     return Session(chosen.options, chosen.options.drop_in or root).run()

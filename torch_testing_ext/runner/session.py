@@ -57,7 +57,11 @@ class Session:
         from .zygote import Zygote
 
         with Zygote(self._root, drop_in=self._options.drop_in is not None) as zygote:
-            work = self._work(zygote, selection, files, known)
+            try:
+                work = self._work(zygote, selection, files, known)
+            except KeyboardInterrupt:
+                print("interrupted before the first test began\n0 passed, 0 failed, 0 skipped")
+                return ExitCode.INTERRUPTED
             match self._options.action:
                 case Action.LIST:
                     return self._list(work)
@@ -123,7 +127,7 @@ class Session:
 
         audience = reporters(self._options, sys.stdout, os.environ)
         if not work.tests:
-            self._warnings.append("nothing was selected: no test has these names")
+            self._warnings.append("nothing is selected: no test is what was asked for")
         for warning in self._warnings:
             audience.hear(Warned(warning))
         queue, leases = self._queue(work), self._leases(work)

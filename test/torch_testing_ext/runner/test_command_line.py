@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -122,6 +123,19 @@ class RunAfterRunTest(CommandLineCase):
         self.write_both(a=MIXED.replace("self.fail()", "pass"))
         self.assertCountEqual(self.ran("--last-failed"), self.BAD)
         self.assertEqual(tuple(self.remembered("failed")), self.BAD[1:])
+
+
+class InterruptedTest(CommandLineCase):
+    def test_before_the_first_test(self):
+        self.write("test/distributed/test_hangs.py", "import time\nopen('imported', 'w').close()\ntime.sleep(600)\n")
+        os.mkfifo(self.root / "imported")
+        for number in (signal.SIGINT, signal.SIGTERM):
+            with self.subTest(signal=number):
+                run = self.start()
+                (self.root / "imported").read_bytes()
+                run.send_signal(number)
+                out = self.finish(run, 2)
+                self.assertEqual(out.splitlines()[-1], "0 passed, 0 failed, 0 skipped")
 
 
 class FakeDevicesTest(CommandLineCase):
