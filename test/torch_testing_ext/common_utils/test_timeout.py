@@ -1,0 +1,39 @@
+"""@timeout: how long a test says it may take."""
+
+from torch_testing_ext._timeouts import timeout_of
+from torch_testing_ext.common_distributed import MultiProcessTestCase
+from torch_testing_ext.common_utils import TestCase, run_tests, timeout
+
+
+@timeout(7)
+class Timed(MultiProcessTestCase):
+    def as_the_class(self):
+        pass
+
+    @timeout(0.5)
+    def by_itself(self):
+        pass
+
+
+class Untimed(MultiProcessTestCase):
+    def silent(self):
+        pass
+
+
+class TestTimeout(TestCase):
+    def test_the_tests_own_goes_before_its_class(self):
+        self.assertEqual(timeout_of(Timed("by_itself")), 0.5)
+        self.assertEqual(timeout_of(Timed("as_the_class")), 7.0)
+        self.assertIsNone(timeout_of(Untimed("silent")))
+
+    def test_ranks_are_given_that_time(self):
+        self.assertEqual(Timed("by_itself")._timeout(), 0.5)
+
+    def test_what_is_no_time(self):
+        for wrong in (0, -1, True, "5", None):
+            with self.assertRaisesRegex(ValueError, "give the seconds"):
+                timeout(wrong)
+
+
+if __name__ == "__main__":
+    run_tests()
