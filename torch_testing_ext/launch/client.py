@@ -408,7 +408,12 @@ def new_directory(name: str) -> Path:
     raise AssertionError
 
 
+# What ranks of this process had to import by themselves. An embracing runner teaches it to whom it forks us off.
+lessons: dict[str, None] = {}
+
+
 def teach(run: Run, modules: tuple[str, ...]) -> None:
     """What each rank had to import by itself, the next ones shall find imported."""
     if modules:
+        lessons.update(dict.fromkeys(modules))
         run.server.send("preload", list(modules))

@@ -7,10 +7,12 @@ their own then.
 from __future__ import annotations
 
 import gc
+import importlib
 import os
 import sys
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any, NoReturn
 
@@ -95,6 +97,20 @@ class FileProcess(Parent):
         self._file = file
 
     def obey(self, order: Message) -> None:
+        if order["order"] == "unit":
+            self._start(order)
+        else:
+            self._preload(order["modules"])
+
+    def _preload(self, modules: list[str]) -> None:
+        """At once: a worker that is born meanwhile would have to import them all by itself."""
+        for name in modules:
+            with suppress(Exception):
+                importlib.import_module(name)
+        if why := fitness.prepare() or fitness.after_fork():
+            self.channel.send({"unfit": f"what its tests import leaves a process unfit to be forked: {why}"})
+
+    def _start(self, order: Message) -> None:
         unit = UnitOrder.of_data(order["unit"])
         nannys, workers = (Channel.on(fd) for fd in order["fds"])
         start = partial(worker.live, unit, lambda: self._file.tests, workers)

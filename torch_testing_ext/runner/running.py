@@ -153,6 +153,8 @@ class RunningUnit:
                 self._watcher.results(self, self._story.certain())
                 self._watcher.test_began(self, self.unit.tests[message["began"]])
                 self._arm(message["began"])
+            elif "learnt" in message:
+                self._file.teach(message["learnt"])
 
     def _listen_to_nanny(self) -> None:
         try:
@@ -198,6 +200,8 @@ class RunningUnit:
             self._story.hear(message)
             if "began" in message:
                 self._watcher.test_began(self, self.unit.tests[message["began"]])
+            elif "learnt" in message:
+                self._file.teach(message["learnt"])
         self._hang_up()
         results, rest = self._story.finish(end)
         self._watcher.unit_ended(self, results, rest)

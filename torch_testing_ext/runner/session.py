@@ -134,7 +134,8 @@ class Session:
         engine = Engine(zygote, self._options, work.inventory, leases, queue, audience)
         summary = engine.run(work.plan, work.broken)
         self._learn(summary, work)
-        audience.hear(RunEnded(dataclasses.replace(summary, warnings=(*self._warnings, *summary.warnings))))
+        warnings = dict.fromkeys((*self._warnings, *summary.warnings, *zygote.warnings))
+        audience.hear(RunEnded(dataclasses.replace(summary, warnings=tuple(warnings))))
         return exit_code(summary, self._options.allow_all_skipped)
 
     def _queue(self, work: Work) -> Queue:

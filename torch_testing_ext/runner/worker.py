@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import itertools
 import os
 import signal
 import sys
@@ -71,7 +72,11 @@ def run(order: UnitOrder, found: Tests, channel: Channel) -> int:
     for name, seconds in zip(order.tests, order.timeouts, strict=True):
         if name in tests:
             setattr(tests[name], TIMEOUT, seconds)
+    had = len(sys.modules)
     _run_suite(unittest.TestSuite(tests.values()), Telling(order, numbers, channel.send))
+    imported = [name for name in itertools.islice(sys.modules, had, None) if name.startswith("torch.")]
+    if learnt := [*dict.fromkeys([*imported, *client.lessons])]:
+        channel.send({"learnt": learnt})
     return 0
 
 

@@ -198,12 +198,16 @@ class Zygote:
             self._keep_few_open(opened)
         tests = tuple(test for file in opened for test in file.tests)
         broken = tuple(file.broken for file in opened if file.broken is not None)
-        return Discovery(tests, broken, tuple(file.warning for file in opened if file.warning))
+        return Discovery(tests, broken, self.warnings)
 
     def _keep_few_open(self, files: Iterable[FileProcess]) -> None:
         """Each has memory of its own: where there are many files, one is imported again when its turn comes."""
         for file in [file for file in files if file.state is State.READY][MOST_OPEN:]:
             file.close()
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        return tuple(file.warning for file in self._files.values() if file.warning)
 
     def file(self, name: str, devices: int = 0) -> FileProcess:
         if name not in self._files:
@@ -270,6 +274,8 @@ class FileProcess:
             self.tests = tuple(_test_of(data) for data in message["tests"])
         elif "ready" in message:
             self._open(message["ready"])
+        elif "unfit" in message:
+            self._become_unfit(message["unfit"])
         elif "broken" in message:
             self._break(message["broken"])
         elif "gone" in message:
@@ -277,10 +283,19 @@ class FileProcess:
 
     def _open(self, unfit: str | None) -> None:
         self._deadline.cancel()
-        self.state = State.READY if unfit is None else State.UNFIT
+        self.state = State.READY
         if unfit is not None:
-            self.warning = f"each test of {self.name} is a new interpreter, which takes seconds, since {unfit}"
+            self._become_unfit(unfit)
         self._start_waiting()
+
+    def _become_unfit(self, why: str) -> None:
+        self.state = State.UNFIT
+        self.warning = f"each test of {self.name} is a new interpreter, which takes seconds, since {why}"
+
+    def teach(self, modules: list[str]) -> None:
+        """What a unit had to import by itself, the next ones shall find imported."""
+        if self._channel is not None and self.state is State.READY:
+            self._channel.send({"order": "preload", "modules": modules})
 
     def _give_up(self) -> None:
         self._break(f"importing it took more than {IMPORT_PATIENCE:.0f} s; it was given up")
