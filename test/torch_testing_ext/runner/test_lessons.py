@@ -1,4 +1,4 @@
-"""What one unit had to import by itself, the next ones of its file find imported; they are fresh processes all the same."""
+"""What a unit had to import by itself, the next ones of its file find imported; fresh processes they are all the same."""
 
 from processes_support import Project
 
