@@ -105,10 +105,12 @@ from .state_dict import (
     on_state_dict,
 )
 from .threads import (
+    backend_plugin,
     finished_work,
     get_world,
     isolate_threads,
     one_sharding_at_a_time,
+    set_backend_plugin,
     set_world,
     world_class,
 )
@@ -118,6 +120,7 @@ __all__ = [
     "accelerator_is_in_bad_fork",
     "accelerator_is_initialised",
     "all_gather_name",
+    "backend_plugin",
     "below_autograd",
     "compare_tensors",
     "compiled_autograd",
@@ -180,6 +183,7 @@ __all__ = [
     "reset_dynamo",
     "script_container_types",
     "seen_as_compiling",
+    "set_backend_plugin",
     "set_grad_enabled",
     "set_local_tensor",
     "set_torch_function_state",

@@ -31,6 +31,15 @@ def isolate_threads(isolated: bool) -> None:
     torch._C._distributed_c10d._set_thread_isolation_mode(isolated)  # type: ignore[attr-defined]
 
 
+def backend_plugin(name: str) -> Any:
+    """Who makes the groups of a registered backend. `Backend._plugins`: 2.11 to 2.15."""
+    return dist.Backend._plugins[name.upper()]
+
+
+def set_backend_plugin(name: str, plugin: Any) -> None:
+    dist.Backend._plugins[name.upper()] = plugin
+
+
 def finished_work(result: Any) -> dist.Work:
     """A Work that is done. `_create_work_from_future`: 2.11 to 2.15."""
     future: Any = torch.futures.Future()

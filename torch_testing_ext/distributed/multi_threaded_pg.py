@@ -109,21 +109,25 @@ for _name in WorldData.__dataclass_fields__:
     setattr(ThreadLocalWorld, _name, _own(_name))
 
 
-_before: list[Any] = []
+_before: list[tuple[Any, Any]] = []  # the world, and who made groups of threads
 
 
 def _install_threaded_pg() -> ThreadLocalWorld:
     """From now on each thread has process groups of its own, and none to begin with."""
     assert not _before, "a threaded world is installed already"
-    _before.append(_torch.get_world())
     world = ThreadLocalWorld()
+    # PyTorch's own kit, where a process has both, gives the backend the same name.
+    _before.append((_torch.get_world(), _torch.backend_plugin("threaded")))
+    _torch.set_backend_plugin("threaded", _PLUGIN)
     _torch.set_world(world)
     _torch.isolate_threads(True)
     return world
 
 
 def _uninstall_threaded_pg() -> None:
-    _torch.set_world(_before.pop())
+    world, plugin = _before.pop()
+    _torch.set_world(world)
+    _torch.set_backend_plugin("threaded", plugin)
     _torch.isolate_threads(False)
 
 
@@ -347,3 +351,4 @@ def _create_threaded_pg(opts: Any, _: Any) -> ProcessLocalGroup:
 
 
 dist.Backend.register_backend("threaded", _create_threaded_pg, extended_api=True, devices=["cpu", "cuda", "xpu"])
+_PLUGIN = _torch.backend_plugin("threaded")

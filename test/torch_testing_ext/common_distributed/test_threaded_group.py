@@ -259,6 +259,25 @@ class TestCollectives(TestCase):
 
 
 class TestWorlds(TestCase):
+    def test_somebody_else_has_the_name(self) -> None:
+        """PyTorch's own kit registers the same one, and a process may have both."""
+        plugins = dist.Backend._plugins
+        self.addCleanup(plugins.update, THREADED=plugins["THREADED"])
+        devices = dist.Backend.backend_capability["threaded"]
+        dist.Backend.register_backend("threaded", lambda *_: self.fail("theirs"), extended_api=True, devices=devices)
+        theirs = plugins["THREADED"]
+        sums = []
+
+        @spawn_threads_and_init_comms(world_size=2)
+        def reduce(_):
+            tensor = torch.ones(1)
+            dist.all_reduce(tensor)
+            sums.append(tensor.item())
+
+        reduce(self)
+        self.assertEqual(sums, [2.0, 2.0])
+        self.assertIs(plugins["THREADED"], theirs)
+
     def test_each_thread_has_its_own_and_it_is_given_back(self) -> None:
         before = dist.distributed_c10d._world
         world = _install_threaded_pg()

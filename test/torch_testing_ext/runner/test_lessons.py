@@ -1,4 +1,4 @@
-"""What a unit had to import by itself, the next ones of its file find imported; fresh processes they are all the same."""
+"""What a unit had to import by itself, the next ones of its file find imported; each is a fresh process still."""
 
 from processes_support import Project
 
