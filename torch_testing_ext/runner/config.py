@@ -68,15 +68,28 @@ def _settle(options: Options, places: Mapping[str, str]) -> Options:
     if options.gpus is not None and options.fake_gpus is not None:
         raise UsageError("--gpus and --fake-gpus exclude each other: devices are either real or not")
     if options.drop_in is not None:
-        options = _in_checkout(options, options.drop_in, places)
+        options = _dropped_in(options, options.drop_in.resolve(), places)
     return dataclasses.replace(options, shuffle=options.shuffle or options.seed is not None)
 
 
-def _in_checkout(options: Options, checkout: Path, places: Mapping[str, str]) -> Options:
-    """Its tests, unless told otherwise; and what is remembered of them apart, as our tests may have the same names."""
-    tests = _resolved(Options().tests, checkout) if places["tests"] == DEFAULT else options.tests
-    cache = options.cache / "drop_in" if places["cache"] == DEFAULT else options.cache
-    return dataclasses.replace(options, tests=tests, cache=cache)
+def _dropped_in(options: Options, path: Path, places: Mapping[str, str]) -> Options:
+    """A checkout's tests, unless told otherwise, or those of a file or folder; what is remembered of them is apart, as
+    our tests may have the same names."""
+    whole = (path / "test").is_dir()
+    tests = _resolved(Options().tests, path) if whole else (path,)
+    return dataclasses.replace(
+        options,
+        drop_in=path if whole else _root_of(path),
+        names=options.names if whole else (str(path), *options.names),
+        tests=tests if places["tests"] == DEFAULT else options.tests,
+        cache=options.cache / "drop_in" if places["cache"] == DEFAULT else options.cache,
+    )
+
+
+def _root_of(path: Path) -> Path:
+    """The checkout that a test file or a folder of tests is in; else where it lies."""
+    inside = next((folder.parent for folder in path.parents if folder.name == "test"), None)
+    return inside or (path if path.is_dir() else path.parent)
 
 
 def show(chosen: Chosen) -> str:

@@ -130,6 +130,7 @@ class Engine(Watcher):
                 Limits(self._options.timeout, self._options.slow),
                 environment_of(lease, self._inventory),
                 self,
+                self._options.command,
                 self._options.stream,
             )
 

@@ -60,6 +60,7 @@ class RunningUnit:
         limits: Limits,
         environ: Mapping[str, str],
         watcher: Watcher,
+        again: str,
         stream: bool = False,
     ):
         self.unit = unit
@@ -71,7 +72,7 @@ class RunningUnit:
         self._limits = limits
         self._watcher = watcher
         self._file: FileProcess = zygote.file(unit.file)
-        self.order = self._make_order(environ, stream)
+        self.order = self._make_order(environ, again, stream)
         self._story = Story(unit, tuple(str(test.id.dotted) for test in unit.tests), self.order.commands)
         self._nanny, nannys = Channel.pair()
         self._worker, workers = Channel.pair()
@@ -86,7 +87,8 @@ class RunningUnit:
         self._file.start(self.order, nannys, workers, self._gone)
         self._arm(0)
 
-    def _make_order(self, environ: Mapping[str, str], stream: bool) -> UnitOrder:
+    def _make_order(self, environ: Mapping[str, str], again: str, stream: bool) -> UnitOrder:
+        """`again`: what to put before a test's name to run it again."""
         directory = self._zygote.directory / f"unit{self.unit.number}"
         kept = os.environ.get(LOGS)
         ranks = Path(kept) / directory.name if kept else directory / "ranks"
@@ -97,7 +99,7 @@ class RunningUnit:
             str(self._zygote.root),
             tuple(test.id.dotted for test in self.unit.tests),
             tuple(self._limits.of(test) for test in self.unit.tests),
-            tuple(f"python run_test.py {shlex.quote(str(test.id))}" for test in self.unit.tests),
+            tuple(f"{again} {shlex.quote(str(test.id))}" for test in self.unit.tests),
             str(directory),
             str(ranks),
             {**environ, LOGS: str(ranks), **({STREAM: "1"} if stream else {})},

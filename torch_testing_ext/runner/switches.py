@@ -180,5 +180,5 @@ SWITCHES = {
     ),
     "json": Switch(("--json",), truth, "with --list: for machines", configurable=False),
     "cache": Switch(("--cache",), path, "where durations and failures are remembered", "FOLDER"),
-    "drop_in": Switch(("--drop-in",), path, "a PyTorch checkout, whose tests run on our bases", "PATH"),
+    "drop_in": Switch(("--drop-in",), path, "a PyTorch checkout, or tests for PyTorch's bases, to run on ours", "PATH"),
 }

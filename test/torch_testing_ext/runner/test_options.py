@@ -138,12 +138,22 @@ class LayersTest(OptionsCase):
         self.assertEqual(options.tests, (self.root / "test/distributed",))
 
     def test_drop_in(self):
-        options = self.options("--drop-in", "checkout")
         checkout = self.root / "checkout"
+        (checkout / "test").mkdir(parents=True)
+        options = self.options("--drop-in", "checkout")
         self.assertEqual((options.drop_in, options.tests), (checkout, (checkout / "test/distributed",)))
         self.assertNotEqual(options.cache, self.options().cache)
         told = self.options("--drop-in", "checkout", "--tests", "elsewhere", "--cache", "cache")
         self.assertEqual((told.tests, told.cache), ((self.root / "elsewhere",), self.root / "cache"))
+
+    def test_drop_in_of_files(self):
+        """All of them, though the first is an option's value and the second a name."""
+        inside = self.root / "checkout/test/distributed/test_x.py"
+        options = self.options("--drop-in", str(inside), "test_y.py")
+        self.assertEqual((options.drop_in, options.tests), (self.root / "checkout", (inside,)))
+        self.assertEqual(options.names, (str(inside), "test_y.py"))
+        alone = self.root / "test_x.py"
+        self.assertEqual(self.options("--drop-in", "test_x.py").drop_in, alone.parent)
 
     def test_misspelt(self):
         self.write("setup.cfg", "[torch_testing_ext]\ntime-out = 3\n")

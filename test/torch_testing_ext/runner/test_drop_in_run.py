@@ -1,0 +1,73 @@
+"""Files that are written for PyTorch's own classes, through run_test.py, as they are."""
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from torch_testing_ext.common_utils import TestCase, run_tests
+
+ROOT = Path(__file__).resolve().parents[3]
+SUBJECT = """
+import os
+import torch, torch.distributed as dist
+from torch.testing._internal.common_distributed import MultiProcessTestCase
+from torch.testing._internal.common_utils import run_tests
+
+class RanksTest(MultiProcessTestCase):
+    world_size = 2
+
+    def setUp(self):
+        super().setUp()
+        self._spawn_processes()
+
+    def test_sum(self):
+        from torch.testing._internal import common_distributed
+        self.assertTrue(issubclass(type(self), common_distributed.MultiProcessTestCase))
+        store = dist.FileStore(self.file_name, 2)
+        dist.init_process_group("gloo", store=store, rank=self.rank, world_size=2)
+        tensor = torch.ones(1)
+        dist.all_reduce(tensor)
+        self.assertEqual(tensor.item(), 2)
+
+    def test_one_rank_leaves(self):
+        if self.rank == 1:
+            os._exit(3)
+
+if __name__ == "__main__":
+    run_tests()
+"""
+
+
+class DropInRunTest(TestCase):
+    def run_dropped_in(self, directory, *words):
+        return subprocess.run(
+            [sys.executable, str(ROOT / "run_test.py"), "--cache", str(directory / "cache"), "--drop-in", *words],
+            cwd=directory,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+        )
+
+    def test_a_file_of_a_checkout_and_one_beside_it(self):
+        with tempfile.TemporaryDirectory() as temporary:
+            directory = Path(temporary).resolve()
+            tests = directory / "checkout/test/distributed"
+            tests.mkdir(parents=True)
+            (directory / "checkout/torch").mkdir()  # the folder of its sources is not the torch that is installed
+            (tests / "test_ranks.py").write_text(SUBJECT)
+            (tests / "test_more.py").write_text(
+                "import unittest\n\nclass T(unittest.TestCase):\n    def test(self): pass\n"
+            )
+            done = self.run_dropped_in(directory, str(tests / "test_ranks.py"), str(tests / "test_more.py"))
+        said = done.stdout + done.stderr
+        self.assertEqual(done.stdout.splitlines()[-1], "2 passed, 1 failed, 0 skipped", said)
+        self.assertEqual(done.returncode, 1, said)
+        self.assertIn("rank 1 of 2 exited with code 3", said)
+        again = f"--drop-in {directory}/checkout test/distributed/test_ranks.py::RanksTest::test_one_rank_leaves"
+        self.assertIn(again, said)
+
+
+if __name__ == "__main__":
+    run_tests()
