@@ -9,6 +9,7 @@ from pathlib import Path
 from torch_testing_ext.common_utils import TestCase, run_tests
 
 ROOT = Path(__file__).resolve().parents[3]
+PLAIN = "import unittest\n\nclass T(unittest.TestCase):\n    def test(self): pass\n"
 SUBJECT = """
 import os
 import torch, torch.distributed as dist
@@ -57,14 +58,13 @@ class DropInRunTest(TestCase):
             tests.mkdir(parents=True)
             (directory / "checkout/torch").mkdir()  # the folder of its sources is not the torch that is installed
             (tests / "test_ranks.py").write_text(SUBJECT)
-            (tests / "test_more.py").write_text(
-                "import unittest\n\nclass T(unittest.TestCase):\n    def test(self): pass\n"
-            )
+            (tests / "test_more.py").write_text(PLAIN)
             done = self.run_dropped_in(directory, str(tests / "test_ranks.py"), str(tests / "test_more.py"))
         said = done.stdout + done.stderr
         self.assertEqual(done.stdout.splitlines()[-1], "2 passed, 1 failed, 0 skipped", said)
         self.assertEqual(done.returncode, 1, said)
         self.assertIn("rank 1 of 2 exited with code 3", said)
+        self.assertIn("This is stricter than PyTorch, where the test would have passed", said)
         again = f"--drop-in {directory}/checkout test/distributed/test_ranks.py::RanksTest::test_one_rank_leaves"
         self.assertIn(again, said)
 
