@@ -1,8 +1,12 @@
 """What can be seen and asked while tests run: slow ones, where they are, what they print."""
 
 import os
+import pty
 import signal
+import subprocess
+import sys
 import unittest
+from pathlib import Path
 
 from processes_support import Project
 
@@ -30,6 +34,24 @@ class P(unittest.TestCase):
         self.wait_for_nobody()
     def wait_for_nobody(self):
         time.sleep(600)
+"""
+
+
+ROOT = Path(__file__).resolve().parents[3]
+# The terminal that is its stdin becomes its controlling terminal, as a shell would have it.
+ON_A_TERMINAL = f"""
+import fcntl, os, sys, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+os.execv(sys.executable, [sys.executable, {str(ROOT / "run_test.py")!r}, *sys.argv[1:]])
+"""
+WAITS = """
+import time, unittest
+class T(unittest.TestCase):
+    def test_alone(self):
+        open(FIFO, "w").close()
+        self.wait_for_nobody()
+    def wait_for_nobody(self):
+        time.sleep(600)  # hangs on purpose
 """
 
 
@@ -85,6 +107,34 @@ class TestAsking(TestCase):
         ran = PROJECT.run(file, react=react, stream=True)
         self.assertEqual("".join(event.text for event in ran.heard.of(events.Output)), "before\nafter\n")
         self.assertEqual(ran["test_it"].output, "before\nafter\n")
+
+
+class TestKey(TestCase):
+    def test_t_on_the_terminal(self):
+        fifo = PROJECT.root / "waits"
+        os.mkfifo(fifo)
+        file = PROJECT.root / PROJECT.write(WAITS.replace("FIFO", repr(str(fifo))))
+        terminal, theirs = pty.openpty()
+        self.addCleanup(os.close, terminal)
+        words = ["--cache", str(PROJECT.root / "cache"), "--drop-in", str(file)]  # a file outside of the project
+        run = subprocess.Popen(
+            [sys.executable, "-c", ON_A_TERMINAL, *words],
+            stdin=theirs,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            text=True,
+        )
+        os.close(theirs)
+        open(fifo).close()  # the test is running
+        os.write(terminal, b"t")
+        said = ""
+        for line in run.stdout:
+            said += line
+            if "in wait_for_nobody" in line:
+                run.send_signal(signal.SIGINT)
+        self.assertEqual(run.wait(), 2, said)
+        self.assertRegex(said, r"(?s)test_alone.*in wait_for_nobody.*\n0 passed, 0 failed, 0 skipped\n$")
 
 
 class TestLeases(TestCase):
