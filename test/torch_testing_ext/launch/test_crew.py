@@ -13,7 +13,8 @@ from launch_support import nothing_left, wait_until_gone
 
 from torch_testing_ext import launch
 from torch_testing_ext.common_utils import run_tests
-from torch_testing_ext.launch import Ending, crew
+from torch_testing_ext.launch import Ending, crew, now
+from torch_testing_ext.launch.report import read_account
 from torch_testing_ext.launch.watch import End
 
 WORLD_SIZE = 2
@@ -49,6 +50,7 @@ def die(rank: int, order: launch.Order) -> None:
 
 
 def wait_for_ever(rank: int, order: launch.Order) -> None:
+    write_pid(rank, order)
     threading.Event().wait()
 
 
@@ -59,6 +61,11 @@ def interrupt_the_parent(rank: int, order: launch.Order) -> None:
 
 def stop_itself(rank: int, order: launch.Order) -> None:
     os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def until_there(file: Path) -> None:
+    while not file.exists():
+        threading.Event().wait(0.005)
 
 
 class CrewTest(unittest.TestCase):
@@ -86,6 +93,13 @@ class CrewTest(unittest.TestCase):
     def endings(self, what: str, seconds: float | None = 60.0) -> list[Ending]:
         return [report.ending for report in self.do(what, seconds).reports]
 
+    def watch_briefly(self) -> End:
+        """Give up soon, but not before rank 0 has done its part: how long it takes to get there is nobody's promise."""
+        account = crew._account(self.crew.directory, 0, self.crew.number)
+        while read_account(account) is None:
+            threading.Event().wait(0.005)
+        return self.crew.watch(now() - self.crew._began + 0.2)
+
     def test_one_order_after_another(self) -> None:
         pids = []
         for _ in range(3):
@@ -112,7 +126,9 @@ class CrewTest(unittest.TestCase):
         self.assertTrue(self.crew.is_over)
 
     def test_one_waits_for_ever(self) -> None:
-        end = self.do("wait_for_ever of 1", 0.2)
+        path = self.crew.order("wait_for_ever of 1")
+        until_there(Path(f"{path}.1"))
+        end = self.watch_briefly()
         self.assertTrue(end.timed_out)
         self.assertEqual([report.ending for report in end.reports], [Ending.PASSED, Ending.STOPPED])
         self.assertRegex(end.reports[1].stacks, "in wait_for_ever")
@@ -120,7 +136,8 @@ class CrewTest(unittest.TestCase):
 
     def test_one_is_stopped(self) -> None:
         """As by a debugger, or an impatient user."""
-        self.assertEqual(self.endings("stop_itself of 1", 0.2), [Ending.PASSED, Ending.STOPPED])
+        self.crew.order("stop_itself of 1")
+        self.assertEqual([report.ending for report in self.watch_briefly().reports], [Ending.PASSED, Ending.STOPPED])
 
     def test_an_answer_to_another_order_counts_for_nothing(self) -> None:
         self.do("write_pid")
@@ -128,13 +145,13 @@ class CrewTest(unittest.TestCase):
         for number in (self.crew.number - 1, self.crew.number + 1):
             with open(self.crew.directory / "bell", "wb", buffering=0) as bell:
                 bell.write(crew._RING.pack(1, number))
-        self.assertEqual([report.ending for report in self.crew.watch(0.2).reports], [Ending.PASSED, Ending.STOPPED])
+        self.assertEqual([report.ending for report in self.watch_briefly().reports], [Ending.PASSED, Ending.STOPPED])
 
     def test_an_answer_without_an_account_is_none(self) -> None:
         self.crew.order("wait_for_ever of 1")
         with open(self.crew.directory / "bell", "wb", buffering=0) as bell:
             bell.write(crew._RING.pack(1, self.crew.number))
-        self.assertEqual([report.ending for report in self.crew.watch(0.2).reports], [Ending.PASSED, Ending.STOPPED])
+        self.assertEqual([report.ending for report in self.watch_briefly().reports], [Ending.PASSED, Ending.STOPPED])
 
     def test_who_dies_between_orders_is_missed(self) -> None:
         self.do("write_pid")
@@ -155,7 +172,7 @@ class CrewTest(unittest.TestCase):
 
     def test_dismissed_in_the_middle_of_something(self) -> None:
         self.crew.order("wait_for_ever of 1")
-        end = self.crew.dismiss(0.3)
+        end = self.crew.dismiss(3.0)  # rank 0 has that long to be born and to leave
         self.assertEqual([report.ending for report in end.reports], [Ending.PASSED, Ending.STOPPED])
 
     def test_interrupted(self) -> None:

@@ -77,7 +77,7 @@ class TestOutcomes(VerdictTestCase):
 
     def test_all_skip(self):
         verdict = self.judge(skipped("Need at least 4 devices"), skipped("Need at least 4 devices"))
-        self.assertEqual(verdict, Verdict(Outcome.SKIPPED, "Need at least 4 devices"))
+        self.assertEqual(verdict, Verdict(Outcome.SKIPPED, "Need at least 4 devices", code=86))
 
     def test_all_pass(self):
         self.assertEqual(self.judge(passed(), passed()), Verdict(Outcome.PASSED))
@@ -197,7 +197,7 @@ class TestDeclaredCodes(VerdictTestCase):
 
     def test_a_skip_is_a_skip_whatever_code_was_expected(self):
         verdict = self.judge(skipped("no NCCL"), skipped("no NCCL"), expected=ABORTS)
-        self.assertEqual(verdict, Verdict(Outcome.SKIPPED, "no NCCL"))
+        self.assertEqual(verdict, Verdict(Outcome.SKIPPED, "no NCCL", code=86))
 
     def test_ranks_disagree_whatever_code_was_expected(self):
         for pair in ((skipped(), killed(signal.SIGABRT)), (killed(signal.SIGABRT), skipped())):
