@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import ast
 import difflib
+import fcntl
 import inspect
 import json
 import os
 import traceback
 import unittest
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -104,8 +106,27 @@ def settle(file_name: str, world_size: int) -> str:
     return "\n\n".join(text for ranks in calls if (text := accept(ranks[min(ranks)])))
 
 
-# What this process has put into each file: by the line as it was when the file was imported, lines added and text.
-_edits: dict[str, dict[int, tuple[int, str]]] = {}
+# What was put into a file: by the line as it was when the file was imported, lines added and text.
+_Edits = dict[int, tuple[int, str]]
+_edits: dict[str, _Edits] = {}  # by this process
+# Where processes keep that in common which were all forked off the one that has imported the file.
+history: Path | None = None
+
+
+@contextmanager
+def _edits_of(file: str) -> Iterator[_Edits]:
+    """What was put into it so far, to be added to; nobody else rewrites it meanwhile."""
+    if history is None:
+        yield _edits.setdefault(file, {})
+        return
+    with history.open("a+") as kept:
+        fcntl.flock(kept, fcntl.LOCK_EX)
+        kept.seek(0)
+        everything = json.loads(kept.read() or "{}")
+        edits = {int(line): (added, text) for line, (added, text) in everything.get(file, {}).items()}
+        yield edits
+        kept.truncate(0)
+        json.dump({**everything, file: edits}, kept)
 
 
 def accept(record: Record) -> str:
@@ -118,7 +139,11 @@ def accept(record: Record) -> str:
         return ""
     if record.actual == record.expected:
         return ""
-    edits = _edits.setdefault(record.file, {})
+    with _edits_of(record.file) as edits:
+        return _rewrite(record, edits)
+
+
+def _rewrite(record: Record, edits: _Edits) -> str:
     if record.line in edits:
         return "" if edits[record.line][1] == record.actual else f"two calls of {record.where} want different texts"
     source = Path(record.file).read_text()

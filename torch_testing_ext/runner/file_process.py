@@ -14,9 +14,10 @@ import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import Any, NoReturn
 
-from .. import launch
+from .. import _expect, launch
 from ..launch import births, fitness, system
 from ..launch.rank import cut_off
 from . import nanny, worker
@@ -36,6 +37,8 @@ def live(order: Message, channel: Channel) -> NoReturn:
     except BaseException as error:
         channel.send({"broken": _explain(error, order["path"])})
         os._exit(0)
+    # Whoever is forked off this process has seen the file as it is now.
+    _expect.history = Path(order["log"]).with_name(f"expected{os.getpid()}.json")
     # Nothing that lives now will be collected in a worker: keeps the collector from writing to shared pages.
     gc.collect()
     gc.freeze()

@@ -1,0 +1,63 @@
+"""EXPECTTEST_ACCEPT under run_test.py: many processes rewrite one file, each at the place that is its own."""
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from torch_testing_ext.common_utils import TestCase, run_tests
+
+ROOT = Path(__file__).resolve().parents[3]
+SUBJECT = '''
+from torch_testing_ext.common_distributed import MultiProcessTestCase
+from torch_testing_ext.common_utils import TestCase
+
+class RanksTest(MultiProcessTestCase):
+    world_size = 2
+
+    def setUp(self):
+        super().setUp()
+        self._spawn_processes()
+
+    def test_a(self):
+        self.assertExpectedInline("a\\nb\\nc", """wrong""")
+
+    def test_b(self):
+        self.assertExpectedInline("d\\ne\\nf", """wrong""")
+        self.assertExpectedInline("g\\nh", """wrong""")
+
+class PlainTest(TestCase):
+    def test_c(self):
+        self.assertExpectedInline("x\\ny", """wrong""")
+
+    def test_d(self):
+        self.assertExpectedInline("z\\nw", """wrong""")
+'''
+
+
+class AcceptRunTest(TestCase):
+    def test_each_at_its_place(self):
+        with tempfile.TemporaryDirectory() as directory:
+            file = Path(directory, "test_accepts.py")
+            file.write_text(SUBJECT)
+            accepted = self.run_it(file, EXPECTTEST_ACCEPT="1")
+            self.assertIn("4 passed, 0 failed", accepted)
+            self.assertNotIn("wrong", file.read_text())
+            for text in ("a\nb\nc", "d\ne\nf", "g\nh", "x\ny", "z\nw"):
+                self.assertIn(f'({text!r}, """\\\n{text}""")'.replace("'", '"', 2), file.read_text())
+            self.assertIn("4 passed, 0 failed", self.run_it(file))
+
+    def run_it(self, file, **environ):
+        words = ["-j4", "--cache", str(file.parent / "cache"), "--drop-in", str(file)]
+        done = subprocess.run(
+            [sys.executable, str(ROOT / "run_test.py"), *words],
+            env={**os.environ, "PYTHONPATH": str(ROOT), **environ},
+            capture_output=True,
+            text=True,
+        )
+        return done.stdout + done.stderr
+
+
+if __name__ == "__main__":
+    run_tests()
