@@ -5,7 +5,6 @@ import pty
 import signal
 import subprocess
 import sys
-import unittest
 from pathlib import Path
 
 from processes_support import Project
@@ -58,7 +57,10 @@ class T(unittest.TestCase):
 def setUpModule():
     global PROJECT
     PROJECT = Project()
-    unittest.addModuleCleanup(PROJECT.close)
+
+
+def tearDownModule():
+    PROJECT.close()
 
 
 class TestAsking(TestCase):

@@ -1,7 +1,6 @@
 """Test files that cannot be imported, or that do more at import than import: each is told of, the others run."""
 
 import os
-import unittest
 from unittest import mock
 
 from processes_support import Project, descendants
@@ -15,7 +14,10 @@ FINE = "import unittest\nclass T(unittest.TestCase):\n    def test_fine(self): p
 def setUpModule():
     global PROJECT
     PROJECT = Project()
-    unittest.addModuleCleanup(PROJECT.close)
+
+
+def tearDownModule():
+    PROJECT.close()
 
 
 class TestBroken(TestCase):

@@ -1,7 +1,6 @@
 """What one test does to its process touches no other test, and its outcome is told as it is."""
 
 import os
-import unittest
 
 from processes_support import Project, descendants, lives, open_descriptors
 
@@ -12,7 +11,10 @@ from torch_testing_ext.runner import events
 def setUpModule():
     global PROJECT
     PROJECT = Project()
-    unittest.addModuleCleanup(PROJECT.close)
+
+
+def tearDownModule():
+    PROJECT.close()
 
 
 class TestOutcomes(TestCase):

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-import unittest
 from pathlib import Path
 
 from processes_support import Project, descendants, lives
@@ -31,7 +30,10 @@ class T(unittest.TestCase):
 def setUpModule():
     global PROJECT
     PROJECT = Project()
-    unittest.addModuleCleanup(PROJECT.close)
+
+
+def tearDownModule():
+    PROJECT.close()
 
 
 def parent_of(pid):

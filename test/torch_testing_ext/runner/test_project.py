@@ -58,8 +58,8 @@ def project(folder: Path) -> Path:
 _folder = tempfile.TemporaryDirectory(prefix="fixture_project_")
 
 
-def setUpModule():
-    unittest.addModuleCleanup(_folder.cleanup)
+def tearDownModule():
+    _folder.cleanup()
 
 
 @functools.cache
