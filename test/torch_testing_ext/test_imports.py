@@ -6,8 +6,11 @@ import json
 import re
 import subprocess
 import sys
+import tempfile
 import unittest
 from pathlib import Path
+
+from imports_support import ROW_OF, circles, folder_of, imports_in, modules_below
 
 import torch_testing_ext
 from torch_testing_ext.common_utils import run_tests
@@ -34,6 +37,12 @@ KNOWN_PRIVATE_NAMES = {
         "torch.testing._internal",
     },
 }
+# What is still wrong.
+KNOWN_CIRCLES = [
+    ["torch_testing_ext._lockstep.outcome", "torch_testing_ext._lockstep.ranks", "torch_testing_ext._lockstep.values"],
+    ["torch_testing_ext.distributed._tensor._local_tensor", "torch_testing_ext.distributed._tensor.common_dtensor"],
+]
+KNOWN_UPWARD = {("torch_testing_ext._rank_threads", "torch_testing_ext._ranked")}
 MIRROR = ["common_utils", "common_distributed", "distributed.fake_pg"]
 
 LOOK = """
@@ -140,6 +149,42 @@ class TestSources(unittest.TestCase):
         self.assertEqual(
             list(imports_of("def f():\n    from torch.testing import _internal\n")), [("torch.testing._internal", 2)]
         )
+
+
+class TestLayers(unittest.TestCase):
+    """The rows of the house: a module imports its own row and those below it, and no two modules import each other."""
+
+    def setUp(self):
+        self.modules = modules_below(PACKAGE)
+        self.imports = {
+            module: list(imports_in(module, file, self.modules.keys())) for module, file in self.modules.items()
+        }
+
+    def test_no_module_imports_a_higher_row(self):
+        upward = {
+            (module, imported)
+            for module, found in self.imports.items()
+            for imported, _ in found
+            if ROW_OF[folder_of(imported)] > ROW_OF[folder_of(module)]
+        }
+        self.assertEqual(upward - KNOWN_UPWARD, set())
+
+    def test_there_are_no_circles(self):
+        graph = {module: sorted({imported for imported, _ in found}) for module, found in self.imports.items()}
+        self.assertEqual(circles(graph), KNOWN_CIRCLES)
+
+    def test_every_kind_of_import_is_seen(self):
+        known = {"p", "p.a", "p.a.x", "p.b", "p.c", "p.d"}
+        source = "from . import x\ndef f():\n    from ..b import name\n    import p.c\nimport_module('p.d')\n"
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder, "y.py")
+            file.write_text(source)
+            found = list(imports_in("p.a.y", file, known))
+        self.assertEqual(sorted(found), [("p.a.x", 1), ("p.b", 3), ("p.c", 4), ("p.d", 5)])
+
+    def test_circles_are_found(self):
+        graph = {"a": ["b"], "b": ["c"], "c": ["a"], "d": ["a"]}
+        self.assertEqual(circles(graph), [["a", "b", "c"]])
 
 
 class TestRooms(unittest.TestCase):
