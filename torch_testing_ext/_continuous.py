@@ -23,8 +23,10 @@ from typing import Any, ClassVar
 import torch
 import torch.distributed as dist
 
-from torch_testing_ext import _devices, _expect, _global_state, _seeds, _torch, launch
+from torch_testing_ext import _expect, _global_state, _torch, launch
 from torch_testing_ext._global_state import GlobalStateWarning
+from torch_testing_ext._machine import accelerators, seeds
+from torch_testing_ext._machine.seeds import set_rng_seed
 from torch_testing_ext._needs import Skipped, first_unmet
 from torch_testing_ext._rank_process import RankProcess, leave_process_group, prepare_rank
 from torch_testing_ext._ranked import (
@@ -38,7 +40,6 @@ from torch_testing_ext._ranked import (
     report_exit,
     report_skip,
 )
-from torch_testing_ext._seeds import set_rng_seed
 from torch_testing_ext.launch import settings, system
 
 __unittest = True  # keeps these frames out of unittest's tracebacks
@@ -82,7 +83,7 @@ class MultiProcContinuousTest(RankedTestCase):
 
     @classmethod
     def device_type(cls) -> Any:  # or a property, or a string
-        return _devices.accelerator_type() or "cpu"
+        return accelerators.accelerator_type() or "cpu"
 
     @classmethod
     def opts(cls, high_priority_stream: bool = False) -> Any:
@@ -168,7 +169,7 @@ class MultiProcContinuousTest(RankedTestCase):
                 "world_size": world_size,
                 "directory": directory,
                 "rdvz_file": cls.rdvz_file,
-                "seed": _seeds.SEED,
+                "seed": seeds.SEED,
                 "patient": chosen.debug_rank is not None,
             },
             stream=chosen.stream,
@@ -301,7 +302,7 @@ def _be_rank(
     patient: bool,
 ) -> None:
     """The body of a rank's process."""
-    _seeds.SEED = seed  # a new interpreter has not seen --seed
+    seeds.SEED = seed  # a new interpreter has not seen --seed
     prepare_rank(world_size, patient)
     cls.rank, cls.world_size, cls.rdvz_file = rank, world_size, rdvz_file
     try:

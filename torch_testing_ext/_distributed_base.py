@@ -10,7 +10,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from torch_testing_ext import _environment, _torch
+from torch_testing_ext import _torch
+from torch_testing_ext._machine import environment
 from torch_testing_ext._multi_process import MultiProcessTestCase
 
 __unittest = True  # keeps these frames out of unittest's tracebacks
@@ -22,7 +23,7 @@ class DistributedTestBase(MultiProcessTestCase):
 
     def setUp(self) -> None:
         super().setUp()
-        setting = _environment.changed(WORLD_SIZE=str(self.world_size))
+        setting = environment.changed(WORLD_SIZE=str(self.world_size))
         setting.__enter__()
         self.addCleanup(setting.__exit__, None, None, None)
         self._spawn_processes()

@@ -7,8 +7,9 @@ from typing import Any
 
 import torch.distributed as dist
 
-from torch_testing_ext import _devices, _torch
+from torch_testing_ext import _torch
 from torch_testing_ext._distributed_base import DistributedTestBase
+from torch_testing_ext._machine import accelerators
 from torch_testing_ext._needs import TEST_SKIPS, Skipped
 from torch_testing_ext._test_case import TestCase
 
@@ -28,7 +29,7 @@ class DynamoDistributedSingleProcTestCase(TestCase):
         super().setUpClass()
         cls._exit_stack = ExitStack()
         cls._exit_stack.enter_context(_torch.strict_dynamo())
-        kind = _devices.accelerator_type() or "cpu"
+        kind = accelerators.accelerator_type() or "cpu"
         cls.rank = 0
         cls.device = f"{kind}:{cls.rank}"
         cls.device_ids = None
@@ -56,7 +57,7 @@ class DynamoDistributedMultiProcTestCase(DistributedTestBase):
 
     @property
     def world_size(self) -> int:
-        return _devices.device_count()
+        return accelerators.device_count()
 
     def _spawn_processes(self) -> None:
         if not int(self.world_size):

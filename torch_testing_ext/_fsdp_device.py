@@ -12,7 +12,8 @@ from enum import Enum, auto
 import torch
 from torch import nn
 
-from torch_testing_ext import _devices, _torch
+from torch_testing_ext import _torch
+from torch_testing_ext._machine import accelerators
 
 _chosen: str | None = None
 
@@ -32,12 +33,12 @@ def use(device_type: str) -> None:
 
 
 def device_type() -> str:
-    return _chosen or _devices.accelerator_type() or "cpu"
+    return _chosen or accelerators.accelerator_type() or "cpu"
 
 
 def device_count() -> int:
     """Devices of that type; 1 on the CPU."""
-    return 1 if device_type() == "cpu" else _devices.device_count()
+    return 1 if device_type() == "cpu" else accelerators.device_count()
 
 
 def backend() -> str:

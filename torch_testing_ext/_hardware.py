@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from torch_testing_ext import _devices
-from torch_testing_ext._flags import flag
+from torch_testing_ext._machine import accelerators
+from torch_testing_ext._machine.flags import flag
 from torch_testing_ext._skips import Decorator, lazy_skip_if, skip_but_pass_in_sandcastle_if
 
 MI350_ARCH = ("gfx950",)
@@ -56,7 +56,7 @@ def skipIfRocmVersionLessThan(version: Sequence[int] | None = None) -> Decorator
 
 def requires_cuda_p2p_access() -> Decorator:
     """Skip unless every CUDA device can read the memory of every other, which takes compute capability 8.0."""
-    return skip_but_pass_in_sandcastle_if(not _devices.peers_have_access(), "cuda p2p access is not available")
+    return skip_but_pass_in_sandcastle_if(not accelerators.peers_have_access(), "cuda p2p access is not available")
 
 
 def skipIfWindowsXPU(func: Any = None, *, msg: str = "test doesn't currently work on the Windows stack") -> Any:

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from torch_testing_ext._flags import flag
+from torch_testing_ext._machine.flags import flag
 
 # -- tensors
 

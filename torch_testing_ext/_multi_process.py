@@ -20,7 +20,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from torch_testing_ext import _expect, _how_run, _seeds, _torch, launch
+from torch_testing_ext import _expect, _how_run, _torch, launch
+from torch_testing_ext._machine import seeds
+from torch_testing_ext._machine.seeds import set_rng_seed
 from torch_testing_ext._needs import Skipped, first_unmet
 from torch_testing_ext._rank_process import RankProcess, leave_process_group, prepare_rank
 from torch_testing_ext._ranked import (
@@ -34,7 +36,6 @@ from torch_testing_ext._ranked import (
     report_exit,
     report_skip,
 )
-from torch_testing_ext._seeds import set_rng_seed
 from torch_testing_ext.launch import settings, system
 
 __unittest = True  # keeps these frames out of unittest's tracebacks: the message says it all
@@ -136,7 +137,7 @@ class MultiProcessTestCase(RankedTestCase):
                 "test_name": self._current_test_name(),
                 "file_name": self.file_name,
                 "world_size": world_size,
-                "seed": _seeds.SEED,
+                "seed": seeds.SEED,
                 "options": _accepted_by(self._run, {"fake_pg": getattr(self, "fake_pg", False)}),
                 "patient": chosen.debug_rank is not None,
             },
@@ -248,7 +249,7 @@ def _be_rank(
 ) -> None:
     """The body of a rank's process. What the parent can find out comes in the arguments: here every look-up copies
     the pages it touches, in each rank."""
-    _seeds.SEED = seed  # a new interpreter has not seen --seed
+    seeds.SEED = seed  # a new interpreter has not seen --seed
     prepare_rank(world_size, patient)
     had = len(sys.modules)
     try:

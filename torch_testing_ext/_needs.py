@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
-from torch_testing_ext import _devices
+from torch_testing_ext._machine import accelerators
 
 F = TypeVar("F", bound=Callable[..., Any])
 ATTRIBUTE = "_torch_testing_ext_needs"
@@ -83,7 +83,7 @@ def devices(count: int, allow_cpu: bool = False) -> Need:
     """At least `count` accelerators; with `allow_cpu` a machine without any will do as well."""
 
     def unmet() -> TestSkip | None:
-        here = _devices.device_count()
+        here = accelerators.device_count()
         enough = here >= count or (allow_cpu and here == 0)
         return None if enough else too_few_devices(count)
 

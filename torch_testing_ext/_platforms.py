@@ -13,9 +13,10 @@ from typing import Any
 
 import torch
 
-from torch_testing_ext import _devices, _torch
+from torch_testing_ext import _torch
 from torch_testing_ext._hardware import getRocmArchName, getRocmVersion, isRocmArchAnyOf
 from torch_testing_ext._helpers import LazyVal
+from torch_testing_ext._machine import accelerators
 
 Decorator = Callable[[Any], Any]
 
@@ -29,13 +30,13 @@ def _on_rocm() -> bool:
 
 def requires_multicast_support() -> Decorator:
     """Skip where CUDA's devices cannot be written to all at once."""
-    on_cuda = _devices.accelerator_type() == "cuda"
+    on_cuda = accelerators.accelerator_type() == "cuda"
     return unittest.skipUnless(on_cuda and _torch.has_multicast(), "multicast support is not available")
 
 
 def evaluate_platform_supports_symm_mem() -> bool:
     """Do the devices of this machine have symmetric memory?"""
-    if _devices.accelerator_type() != "cuda":
+    if accelerators.accelerator_type() != "cuda":
         return False
     return not _on_rocm() or any(arch in getRocmArchName() for arch in _ROCM_WITH_SYMM_MEM)
 

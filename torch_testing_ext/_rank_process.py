@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from torch_testing_ext import _torch, launch
-from torch_testing_ext._seeds import set_rng_seed
+from torch_testing_ext._machine.seeds import set_rng_seed
 from torch_testing_ext.launch import system
 
 

@@ -10,7 +10,8 @@ import unittest
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from torch_testing_ext import _how_run, _seeds
+from torch_testing_ext import _how_run
+from torch_testing_ext._machine import seeds
 
 EXIT_FAILED = 1
 EXIT_NO_TESTS = 5  # as unittest has it since Python 3.12
@@ -25,10 +26,10 @@ def run_tests(argv: Sequence[str] | None = None) -> None:
     if "-h" in rest or "--help" in rest:
         print(_parser().format_help())
     if options.seed is not None:
-        _seeds.SEED = options.seed
+        seeds.SEED = options.seed
     if options.accept:
         os.environ["EXPECTTEST_ACCEPT"] = "1"  # where expecttest looks, in this process and in those it starts
-    _seeds.set_rng_seed()
+    seeds.set_rng_seed()
     for name, reason in _NOT_NEEDED.items():
         if getattr(options, name):
             print(f"--{name.replace('_', '-')} has no effect: {reason}", file=sys.stderr)
@@ -75,7 +76,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python test_file.py", add_help=False, allow_abbrev=False)
     parser.usage = "%(prog)s [these options] [unittest's options, below] [TestClass[.test_method] ...]"
     add = parser.add_argument
-    add("--seed", type=int, help=f"seed of every test (default: {_seeds.SEED})")
+    add("--seed", type=int, help=f"seed of every test (default: {seeds.SEED})")
     add("--repeat", type=int, default=1, metavar="N", help="run all tests N times, or until one fails")
     add("--subprocess", action="store_true", help="run each test in an interpreter of its own")
     add("--discover-tests", action="store_true", help="list the tests and run none")

@@ -15,8 +15,8 @@ import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from torch_testing_ext import _flags
-from torch_testing_ext._flags import flag
+from torch_testing_ext._machine import flags
+from torch_testing_ext._machine.flags import flag
 
 Decorator = Callable[[Any], Any]
 
@@ -170,19 +170,19 @@ def xfailIf(condition: Any) -> Decorator:
 
 
 def xfailIfLinux(func: Any) -> Any:
-    return xfailIf(_flags.IS_LINUX and not _flags.TEST_WITH_ROCM and not _flags.IS_FBCODE)(func)
+    return xfailIf(flags.IS_LINUX and not flags.TEST_WITH_ROCM and not flags.IS_FBCODE)(func)
 
 
 def xfailIfTorchDynamo(func: Any) -> Any:
-    return xfailIf(_flags.TEST_WITH_TORCHDYNAMO)(func)
+    return xfailIf(flags.TEST_WITH_TORCHDYNAMO)(func)
 
 
 def xfailIfROCm(func: Any) -> Any:
-    return xfailIf(_flags.TEST_WITH_ROCM)(func)
+    return xfailIf(flags.TEST_WITH_ROCM)(func)
 
 
 def xfailIfWindows(func: Any) -> Any:
-    return xfailIf(_flags.IS_WINDOWS)(func)
+    return xfailIf(flags.IS_WINDOWS)(func)
 
 
 def xfailIfPy312Plus(func: Any) -> Any:

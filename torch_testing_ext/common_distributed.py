@@ -22,11 +22,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 import torch
 import torch.distributed as c10d
 
-from torch_testing_ext import _devices, _environment, _needs, common_utils
+from torch_testing_ext import _needs, common_utils
 from torch_testing_ext._continuous import MultiProcContinuousTest
 from torch_testing_ext._distributed_base import DistributedTestBase, run_subtests
 from torch_testing_ext._forward_inputs import SaveForwardInputsModel, SaveForwardInputsModule
 from torch_testing_ext._global_state import GlobalStateWarning
+from torch_testing_ext._machine import accelerators, environment
 from torch_testing_ext._multi_process import MultiProcessTestCase
 from torch_testing_ext._multi_threaded import MultiThreadedTestCase, spawn_threads_and_init_comms
 from torch_testing_ext._needs import TEST_SKIPS, Need, TestSkip, needs_of, requires
@@ -192,7 +193,7 @@ def requires_ddp_rank(device: str) -> bool:
 
 
 def at_least_x_gpu(x: int) -> bool:
-    return _devices.device_count() >= x
+    return accelerators.device_count() >= x
 
 
 def skip_if_lt_x_gpu(x: int, *, allow_cpu: bool = False) -> Decorator:
@@ -204,7 +205,7 @@ def skip_if_no_gpu(func: F) -> F:
     """Skip where not every rank of WORLD_SIZE can have an accelerator of its own."""
 
     def unmet() -> TestSkip | None:
-        here = _devices.device_count()
+        here = accelerators.device_count()
         if here == 0:
             return TEST_SKIPS["no_accelerator"]
         wanted = _world_size_in_environ()
@@ -228,7 +229,7 @@ def requires_world_size(n: int) -> Decorator:
     lacking = _needs.devices(n)
 
     def unmet() -> TestSkip | None:
-        found = _devices.device_count()
+        found = accelerators.device_count()
         message = f"requires {n} accelerators, found {found}"
         return lacking.unmet() and TestSkip(_needs.too_few_devices(n).exit_code, message)
 
@@ -306,7 +307,7 @@ def requires_xccl() -> Callable[[Any], Any]:
 
 def requires_nccl_version(version: tuple[int, ...], msg: str) -> Callable[[Any], Any]:
     """Skip where NCCL is older. Says nothing of machines without CUDA: other decorators do."""
-    if _devices.accelerator_type() != "cuda":
+    if accelerators.accelerator_type() != "cuda":
         return _as_it_is
     if not c10d.is_nccl_available():
         return requires_nccl()
@@ -324,7 +325,7 @@ def requires_accelerator_dist_backend(backends: Iterable[str] | None = None) -> 
     known = {
         "nccl": c10d.is_nccl_available,
         "xccl": c10d.is_xccl_available,
-        "hccl": lambda: _devices.accelerator_type() == "hpu",
+        "hccl": lambda: accelerators.accelerator_type() == "hpu",
     }
     available = any(known[name]() for name in wanted if name in known)
     return unittest.skipUnless(available, f"No accelerator communication backend available among {wanted}")
@@ -359,7 +360,7 @@ def with_nccl_blocking_wait(func: F) -> F:
 
     @functools.wraps(func)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        with _environment.changed(TORCH_NCCL_ASYNC_ERROR_HANDLING=None, TORCH_NCCL_BLOCKING_WAIT="1"):
+        with environment.changed(TORCH_NCCL_ASYNC_ERROR_HANDLING=None, TORCH_NCCL_BLOCKING_WAIT="1"):
             return func(*args, **kwargs)
 
     return wrapper  # type: ignore[return-value]
@@ -373,7 +374,7 @@ def with_dist_debug_levels(levels: Iterable[str]) -> Decorator:
         def wrapper(*args: Any, **kwargs: Any) -> Any:
             result = None
             for level in levels:
-                with _environment.changed(TORCH_DISTRIBUTED_DEBUG=level):
+                with environment.changed(TORCH_DISTRIBUTED_DEBUG=level):
                     c10d.set_debug_level_from_env()
                     result = func(*args, **kwargs)
                     c10d.barrier()
@@ -429,7 +430,7 @@ def create_device(interface: str | None = None, lazy_init: bool = False) -> Any:
 
 def init_multigpu_helper(world_size: int, backend: str) -> dict[int, list[int]]:
     """Which devices each rank uses: the one of its own number; none where there are fewer devices than ranks."""
-    enough = _devices.device_count() >= world_size
+    enough = accelerators.device_count() >= world_size
     return {rank: [rank] if enough else [] for rank in range(world_size)}
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from torch_testing_ext import _devices, _fsdp_device, _torch, common_utils
+from torch_testing_ext import _fsdp_device, _torch, common_utils
 from torch_testing_ext._continuous import UNSET
 from torch_testing_ext._fsdp_device import DEVICEInitMode
 from torch_testing_ext._fsdp_models import (
@@ -59,6 +59,7 @@ from torch_testing_ext._fsdp_state import (
     subtest_name,
 )
 from torch_testing_ext._fully_shard_models import MLP, DoubleLinear, MLPStack
+from torch_testing_ext._machine import accelerators
 from torch_testing_ext._needs import TEST_SKIPS, Skipped, TestSkip, first_unmet, needs_of, too_few_devices
 from torch_testing_ext.common_distributed import (
     MultiProcContinuousTest,
@@ -156,13 +157,13 @@ class FSDPTest(FSDPTestMixin, MultiProcessTestCase):
 
     @property
     def world_size(self) -> int:
-        return max(2, self._devices_needed()) if self.device_type == "cpu" else _devices.device_count()
+        return max(2, self._devices_needed()) if self.device_type == "cpu" else accelerators.device_count()
 
     @property
     def device_type(self) -> str:
         """The accelerator, or "cpu" with fewer of them than the test asks for."""
-        enough = _devices.device_count() >= max(1, self._devices_needed())
-        return (_devices.accelerator_type() if enough else None) or "cpu"
+        enough = accelerators.device_count() >= max(1, self._devices_needed())
+        return (accelerators.accelerator_type() if enough else None) or "cpu"
 
     @property
     def process_group(self) -> dist.ProcessGroup:
@@ -186,7 +187,7 @@ class FSDPTest(FSDPTestMixin, MultiProcessTestCase):
     def _lacks_devices(self) -> TestSkip | None:
         if self.device_type != "cpu":
             ranks = int(self.world_size)
-            return too_few_devices(ranks) if _devices.device_count() < ranks else None
+            return too_few_devices(ranks) if accelerators.device_count() < ranks else None
         return None if _may_use_cpu(self._test_function()) else TEST_SKIPS["no_accelerator"]
 
     def _devices_needed(self) -> int:

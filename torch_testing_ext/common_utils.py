@@ -8,7 +8,6 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from torch_testing_ext import _flags
 from torch_testing_ext._contexts import (
     DeterministicGuard,
     TemporaryDirectoryName,
@@ -53,6 +52,9 @@ from torch_testing_ext._helpers import (
     raise_on_run_directly,
     to_gpu,
 )
+from torch_testing_ext._machine import flags
+from torch_testing_ext._machine.ports import ADDRESS_IN_USE, CONNECT_TIMEOUT, find_free_port, retry_on_connect_failures
+from torch_testing_ext._machine.seeds import SEED, freeze_rng_state, set_rng_seed
 from torch_testing_ext._parametrize import (
     _TestParametrizer,
     compose_parametrize_fns,
@@ -63,9 +65,7 @@ from torch_testing_ext._parametrize import (
     reparametrize,
     subtest,
 )
-from torch_testing_ext._ports import ADDRESS_IN_USE, CONNECT_TIMEOUT, find_free_port, retry_on_connect_failures
 from torch_testing_ext._run_tests import run_tests
-from torch_testing_ext._seeds import SEED, freeze_rng_state, set_rng_seed
 from torch_testing_ext._skips import (
     lazy_skip_if,
     markDynamoStrictTest,
@@ -204,7 +204,7 @@ FILE_SCHEMA = "file:///" if sys.platform == "win32" else "file://"
 def __getattr__(name: str) -> Any:
     """The flags."""
     try:
-        value = _flags.flag(name)
+        value = flags.flag(name)
     except KeyError:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
     globals()[name] = value

@@ -191,7 +191,7 @@ class TestRooms(unittest.TestCase):
     """Who may know whom."""
 
     def test_launch_knows_no_mirror_and_no_test_framework(self):
-        allowed = {"torch_testing_ext._torch", "torch_testing_ext._devices"}
+        allowed = {"torch_testing_ext._torch", "torch_testing_ext._machine.accelerators"}
         for file in (PACKAGE / "launch").glob("*.py"):
             for module, line in imports_of(file.read_text()):
                 where = f"{file.name}:{line} imports {module}"

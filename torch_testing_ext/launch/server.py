@@ -419,7 +419,8 @@ def begin(client: Connection, directory: Path, kind: Kind, parent: int, subject:
 
 
 def _become_zygote(kind: Kind, subject: Named | None) -> str | None:
-    from torch_testing_ext import _devices, _torch
+    from torch_testing_ext import _torch
+    from torch_testing_ext._machine import accelerators
 
     if kind is Kind.FRESH:
         assert subject is not None
@@ -428,6 +429,6 @@ def _become_zygote(kind: Kind, subject: Named | None) -> str | None:
     gc.freeze()
     if kind is Kind.FRESH and (why := fitness.prepare() or fitness.after_fork()):
         return why
-    if _torch.accelerator_is_in_bad_fork() and _devices.device_may_exist():
+    if _torch.accelerator_is_in_bad_fork() and accelerators.device_may_exist():
         return "an accelerator was asked for before the ranks were forked"
     return None

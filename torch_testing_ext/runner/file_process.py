@@ -82,9 +82,10 @@ _SPOILT = 3
 def _tell_and_exit(file: TestFile, order: Message, channel: Channel) -> NoReturn:
     code = 1
     try:
-        from .. import _devices, _torch
+        from torch_testing_ext import _torch
+        from torch_testing_ext._machine import accelerators
 
-        spoilt = _torch.accelerator_is_in_bad_fork() and _devices.device_may_exist()
+        spoilt = _torch.accelerator_is_in_bad_fork() and accelerators.device_may_exist()
         channel.send({"tests": file.listing(order["file"], order["devices"])})
         code = _SPOILT if spoilt else 0
     except BaseException:

@@ -88,10 +88,10 @@ def _count_devices(channel: Channel) -> NoReturn:
     """In a process of its own: who has asked for accelerators must not be forked."""
     import torch
 
-    from .. import _devices
+    from torch_testing_ext._machine import accelerators
 
     fitness.born_again()
-    kind, count = _devices.accelerator_type(), _devices.device_count()
+    kind, count = accelerators.accelerator_type(), accelerators.device_count()
     hip = kind == "cuda" and torch.version.hip is not None
     channel.send({"kind": "hip" if hip else kind, "count": count})
     os._exit(0)

@@ -34,7 +34,8 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.testing import FileCheck
 from torch.utils.checkpoint import checkpoint
 
-from torch_testing_ext import _devices, _torch
+from torch_testing_ext import _torch
+from torch_testing_ext._machine import accelerators
 from torch_testing_ext.common_distributed import MultiProcessTestCase, skip_if_lt_x_gpu, skip_if_rocm
 from torch_testing_ext.common_utils import lazy_skip_if, run_tests
 
@@ -59,7 +60,7 @@ def needs_two_gpus(test: Callable) -> Callable:
 
 
 def accelerator() -> str:
-    kind = _devices.accelerator_type()
+    kind = accelerators.accelerator_type()
     assert kind is not None
     return kind
 
@@ -342,7 +343,7 @@ class DDP_TP_Test(CompilerTestCase):
     @needs_cpp_compiler
     def test_ddp_tp(self):
         """PyTorch's test only asserts that this fails. With static shapes it works."""
-        device_type = accelerator() if _devices.device_count() >= self.world_size and _torch.has_triton() else "cpu"
+        device_type = accelerator() if accelerators.device_count() >= self.world_size and _torch.has_triton() else "cpu"
         self.start(device_type)
         mesh = init_device_mesh(device_type, (2, 2), mesh_dim_names=("dp", "tp"))
         torch.manual_seed(0)

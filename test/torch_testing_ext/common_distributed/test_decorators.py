@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 from multi_process_support import Ranks, outcome_of, ranks_told
 
-from torch_testing_ext import _devices
 from torch_testing_ext import common_distributed as cd
+from torch_testing_ext._machine import accelerators
 from torch_testing_ext.common_utils import TestCase, instantiate_parametrized_tests, parametrize, run_tests
 
 
@@ -21,7 +21,9 @@ class Launched(Exception):
 
 def devices(count, kind="cuda"):
     """As on a machine with this many accelerators."""
-    stack = mock.patch.multiple(_devices, device_count=lambda: count, accelerator_type=lambda: kind if count else None)
+    stack = mock.patch.multiple(
+        accelerators, device_count=lambda: count, accelerator_type=lambda: kind if count else None
+    )
     return stack
 
 
@@ -382,7 +384,7 @@ class InRanks(Ranks):
 
 
 class TestInRanks(TestCase):
-    @unittest.skipIf(_devices.device_count(), "for a machine without accelerators")
+    @unittest.skipIf(accelerators.device_count(), "for a machine without accelerators")
     def test_allow_cpu(self):
         self.assertEqual(ranks_told(InRanks("runs_on_cpu")), ["run", "run"])
 

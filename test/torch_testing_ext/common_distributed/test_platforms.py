@@ -11,7 +11,8 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
-from torch_testing_ext import _devices, _platforms, common_distributed
+from torch_testing_ext import _platforms, common_distributed
+from torch_testing_ext._machine import accelerators
 from torch_testing_ext.common_distributed import (
     DynamoDistributedMultiProcTestCase,
     DynamoDistributedSingleProcTestCase,
@@ -38,7 +39,7 @@ def device(arch: str = "gfx942", hip: str | None = None) -> Iterator[None]:
     """As if there were a CUDA device; of this architecture, where torch is built for that ROCm."""
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(torch.version, "hip", hip))
-        stack.enter_context(mock.patch.object(_devices, "accelerator_type", lambda: "cuda"))
+        stack.enter_context(mock.patch.object(accelerators, "accelerator_type", lambda: "cuda"))
         stack.enter_context(mock.patch.object(_platforms, "getRocmArchName", lambda: f"{arch}:sramecc+"))
         stack.enter_context(mock.patch.object(_platforms, "isRocmArchAnyOf", lambda archs: arch in archs))
         yield
@@ -62,7 +63,7 @@ class PlatformsTest(TestCase):
             self.assertFalse(is_skipped(skip_if_rocm_arch_multiprocess(("gfx90a",))))
 
     def test_symmetric_memory(self) -> None:
-        with mock.patch.object(_devices, "accelerator_type", lambda: None):
+        with mock.patch.object(accelerators, "accelerator_type", lambda: None):
             self.assertFalse(evaluate_platform_supports_symm_mem())
         with device():
             self.assertTrue(evaluate_platform_supports_symm_mem())
@@ -72,7 +73,7 @@ class PlatformsTest(TestCase):
             self.assertFalse(evaluate_platform_supports_symm_mem())
 
     def test_multicast(self) -> None:
-        with mock.patch.object(_devices, "accelerator_type", lambda: None):
+        with mock.patch.object(accelerators, "accelerator_type", lambda: None):
             self.assertTrue(is_skipped(requires_multicast_support()))
         for there in (True, False):
             with device(), mock.patch.object(_platforms._torch, "has_multicast", lambda there=there: there):
@@ -149,7 +150,7 @@ class NoDevicesTest(TestCase):
             def test_nothing(self) -> None:
                 raise AssertionError("there are no ranks")
 
-        with mock.patch.object(_devices, "device_count", lambda: 0):
+        with mock.patch.object(accelerators, "device_count", lambda: 0):
             result = Ranks("test_nothing").run(self.defaultTestResult())
         self.assertEqual([reason for _, reason in result.skipped], ["No accelerator is available"])
         self.assertTrue(result.wasSuccessful())

@@ -14,7 +14,8 @@ from unittest import mock
 
 import torch
 
-from torch_testing_ext import _devices, _flags, _hardware, _ports, common_utils
+from torch_testing_ext import _hardware, common_utils
+from torch_testing_ext._machine import accelerators, flags, ports
 from torch_testing_ext.common_utils import (
     DeterministicGuard,
     LazyVal,
@@ -70,10 +71,10 @@ def skip_reason(result):
 @instantiate_parametrized_tests
 class TestSkips(TestCase):
     def with_flags(self, **values):
-        patch = mock.patch.dict(_flags._FLAGS, {name: lambda value=value: value for name, value in values.items()})
+        patch = mock.patch.dict(flags._FLAGS, {name: lambda value=value: value for name, value in values.items()})
         patch.start()
-        _flags.flag.cache_clear()
-        self.addCleanup(_flags.flag.cache_clear)
+        flags.flag.cache_clear()
+        self.addCleanup(flags.flag.cache_clear)
         self.addCleanup(patch.stop)
 
     @parametrize(
@@ -168,7 +169,7 @@ class TestSkips(TestCase):
 
     def test_peer_access(self):
         for has_access in (True, False):
-            with mock.patch.object(_devices, "peers_have_access", lambda has_access=has_access: has_access):
+            with mock.patch.object(accelerators, "peers_have_access", lambda has_access=has_access: has_access):
                 result = run_function(common_utils.requires_cuda_p2p_access()(lambda self: None))
             self.assertEqual(bool(result.skipped), not has_access)
 
@@ -309,7 +310,7 @@ class TestPorts(TestCase):
     def test_waiting_draws_none_of_the_tests_random_numbers(self):
         random.seed(3)
         before = random.getstate()
-        _ports._jitter.random()
+        ports._jitter.random()
         self.assertEqual(random.getstate(), before)
 
 

@@ -10,7 +10,7 @@ from unittest import mock
 import numpy as np
 import torch
 
-from torch_testing_ext import _flags
+from torch_testing_ext._machine import flags
 from torch_testing_ext.common_utils import NoTest, TestCase, run_tests, set_rng_seed, slowTest
 
 
@@ -79,8 +79,8 @@ class TestAroundATest(TestCase):
             self.assertEqual(case.id().rpartition(".")[2], "test_it")
 
     def test_fast_tests_are_left_out_where_asked_for(self):
-        self.addCleanup(_flags.flag.cache_clear)
-        _flags.flag.cache_clear()
+        self.addCleanup(flags.flag.cache_clear)
+        flags.flag.cache_clear()
         with mock.patch.dict(os.environ, PYTORCH_TEST_SKIP_FAST="1", PYTORCH_TEST_WITH_SLOW="1"):
             ran = []
             result = run_case(lambda self: ran.append("fast"))

@@ -15,7 +15,8 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
-from torch_testing_ext import _devices, _torch
+from torch_testing_ext import _torch
+from torch_testing_ext._machine import accelerators
 from torch_testing_ext.common_distributed import needs_of
 from torch_testing_ext.common_utils import TestCase, instantiate_parametrized_tests, parametrize, run_tests
 from torch_testing_ext.distributed._tensor import common_dtensor
@@ -31,8 +32,8 @@ from torch_testing_ext.distributed._tensor.common_dtensor import (
 def devices(count: int, kind: str | None) -> Iterator[None]:
     """As if the machine had these."""
     with (
-        mock.patch.object(_devices, "device_count", lambda: count),
-        mock.patch.object(_devices, "accelerator_type", lambda: kind),
+        mock.patch.object(accelerators, "device_count", lambda: count),
+        mock.patch.object(accelerators, "accelerator_type", lambda: kind),
         mock.patch.dict(common_dtensor._DEVICE_FACTS, DEVICE_COUNT=lambda: count),
     ):
         yield

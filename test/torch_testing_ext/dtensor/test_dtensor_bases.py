@@ -11,7 +11,8 @@ import torch.distributed as dist
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 
-from torch_testing_ext import _devices, common_utils
+from torch_testing_ext import common_utils
+from torch_testing_ext._machine import accelerators
 from torch_testing_ext.common_distributed import MultiProcContinuousTest, MultiThreadedTestCase
 from torch_testing_ext.common_utils import TestCase, parametrize, run_tests
 from torch_testing_ext.distributed._tensor.common_dtensor import (
@@ -124,14 +125,14 @@ class TestContinuous(TestCase):
     def test_fewer_devices_than_ranks(self) -> None:
         """Falls back to the CPU, as DTensorTestBase does."""
         with (
-            mock.patch.object(_devices, "device_count", return_value=1),
-            mock.patch.object(_devices, "accelerator_type", return_value="cuda"),
+            mock.patch.object(accelerators, "device_count", return_value=1),
+            mock.patch.object(accelerators, "accelerator_type", return_value="cuda"),
         ):
             self.assertEqual(InRanksThatStay._device_type(), "cpu")
             self.assertEqual(InRanksThatStay.backend_str(), "gloo")
         with (
-            mock.patch.object(_devices, "device_count", return_value=2),
-            mock.patch.object(_devices, "accelerator_type", return_value="cuda"),
+            mock.patch.object(accelerators, "device_count", return_value=2),
+            mock.patch.object(accelerators, "accelerator_type", return_value="cuda"),
         ):
             self.assertEqual(InRanksThatStay._device_type(), "cuda")
             self.assertEqual(InRanksThatStay.backend_str(), "nccl")

@@ -16,7 +16,8 @@ from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
 from torch.distributed.fsdp import MixedPrecision, ShardingStrategy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from torch_testing_ext import _devices, _torch, common_fsdp
+from torch_testing_ext import _torch, common_fsdp
+from torch_testing_ext._machine import accelerators
 from torch_testing_ext.common_distributed import skip_if_lt_x_gpu
 from torch_testing_ext.common_fsdp import (
     MLP,
@@ -191,7 +192,7 @@ class PlacementTest(TestCase):
     @contextmanager
     def machine(self, devices: int):
         kind = "cuda" if devices else None
-        with mock.patch.multiple(_devices, device_count=lambda: devices, accelerator_type=lambda: kind):
+        with mock.patch.multiple(accelerators, device_count=lambda: devices, accelerator_type=lambda: kind):
             yield
 
     def test_ranks(self):

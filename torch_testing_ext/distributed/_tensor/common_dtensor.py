@@ -17,7 +17,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from torch_testing_ext import _devices, _torch, common_utils
+from torch_testing_ext import _torch, common_utils
+from torch_testing_ext._machine import accelerators
 from torch_testing_ext._needs import TEST_SKIPS, Skipped, too_few_devices
 from torch_testing_ext.common_distributed import (
     ACCELERATOR_DIST_BACKENDS,
@@ -177,21 +178,21 @@ def __dir__() -> list[str]:
 
 def _num_devices() -> int:
     """One rank a device with 2 to 4 of them. With one or none, 4 ranks on CPU."""
-    here = _devices.device_count()
+    here = accelerators.device_count()
     return min(here, MOST_RANKS) if here > 1 else MOST_RANKS
 
 
 def _device_type() -> str:
-    return _devices.accelerator_type() or "cpu"
+    return accelerators.accelerator_type() or "cpu"
 
 
 def _device_type_for(world_size: int) -> str:
-    return _device_type() if _devices.device_count() >= world_size else "cpu"
+    return _device_type() if accelerators.device_count() >= world_size else "cpu"
 
 
 _FLAGS = ("TEST_CUDA", "TEST_HPU", "TEST_PRIVATEUSE1", "TEST_WITH_ROCM", "TEST_XPU")
 _DEVICE_FACTS: dict[str, Callable[[], Any]] = {
-    "DEVICE_COUNT": _devices.device_count,
+    "DEVICE_COUNT": accelerators.device_count,
     "DEVICE_TYPE": _device_type,
     "NUM_DEVICES": _num_devices,
     "PG_BACKEND": lambda: dist.get_default_backend_for_device(_device_type()),
@@ -322,7 +323,7 @@ class DTensorTestBase(DTensorTestMixin, MultiProcessTestCase):
 
     def _take_device(self, eager_init: bool) -> torch.device | None:
         """Only a group that knows its device from the start sets its communicator up at once."""
-        if _devices.device_count() < self.world_size:
+        if accelerators.device_count() < self.world_size:
             raise Skipped(too_few_devices(self.world_size))
         torch.accelerator.set_device_index(self.rank)
         return torch.device(self.device_type, self.rank) if eager_init else None

@@ -16,7 +16,9 @@ from typing import Any
 
 import torch
 
-from torch_testing_ext import _devices, _torch
+from torch_testing_ext import _torch
+
+from . import accelerators
 
 Flag = Callable[[], Any]
 
@@ -54,7 +56,7 @@ def _module(name: str) -> Flag:
 
 
 def _accelerator(kind: str) -> Flag:
-    return lambda: _devices.accelerator_type() == kind and _devices.device_count() > 0
+    return lambda: accelerators.accelerator_type() == kind and accelerators.device_count() > 0
 
 
 def _is_jetson() -> bool:
@@ -99,11 +101,11 @@ _FLAGS: dict[str, Flag] = {
     "DISABLE_RUNNING_SCRIPT_CHK": _switch("PYTORCH_DISABLE_RUNNING_SCRIPT_CHK"),
     "NO_MULTIPROCESSING_SPAWN": lambda: False,
     # accelerators
-    "ACCELERATOR_TYPE": _devices.accelerator_type,
-    "TEST_ACCELERATOR": lambda: _devices.device_count() > 0,
-    "TEST_MULTIACCELERATOR": lambda: _devices.device_count() > 1,
+    "ACCELERATOR_TYPE": accelerators.accelerator_type,
+    "TEST_ACCELERATOR": lambda: accelerators.device_count() > 0,
+    "TEST_MULTIACCELERATOR": lambda: accelerators.device_count() > 1,
     "TEST_CUDA": _accelerator("cuda"),
-    "TEST_MULTIGPU": lambda: flag("TEST_CUDA") and _devices.device_count() > 1,
+    "TEST_MULTIGPU": lambda: flag("TEST_CUDA") and accelerators.device_count() > 1,
     "TEST_XPU": _accelerator("xpu"),
     "TEST_HPU": _accelerator("hpu"),
     "TEST_MPS": lambda: torch.backends.mps.is_available(),

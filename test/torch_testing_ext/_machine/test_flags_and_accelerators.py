@@ -13,7 +13,8 @@ from unittest import mock
 
 import torch
 
-from torch_testing_ext import _devices, _flags, _torch, common_utils
+from torch_testing_ext import _torch, common_utils
+from torch_testing_ext._machine import accelerators, flags
 from torch_testing_ext.common_utils import TestCase, instantiate_parametrized_tests, parametrize, run_tests
 from torch_testing_ext.launch import system
 
@@ -75,16 +76,16 @@ class TestImport(TestCase):
 class TestFlags(TestCase):
     def setUp(self):
         super().setUp()
-        _flags.flag.cache_clear()
-        self.addCleanup(_flags.flag.cache_clear)
+        flags.flag.cache_clear()
+        self.addCleanup(flags.flag.cache_clear)
 
     def flag_under(self, name, **environment):
         with mock.patch.dict(os.environ, environment):
-            return _flags.flag(name)
+            return flags.flag(name)
 
-    @parametrize("name", _flags.names())
+    @parametrize("name", flags.names())
     def test_every_flag_has_a_value(self, name):
-        value = getattr(_flags, name)
+        value = getattr(flags, name)
         expected = {"MACOS_VERSION": float, "TEST_PRIVATEUSE1_DEVICE_TYPE": str, "ACCELERATOR_TYPE": (str, type(None))}
         self.assertIsInstance(value, expected.get(name, bool))
 
@@ -106,7 +107,7 @@ class TestFlags(TestCase):
     )
     def test_a_switch_is_on_when_set_to_1(self, name, variable):
         self.assertFalse(self.flag_under(name, **{variable: "0"}))
-        _flags.flag.cache_clear()
+        flags.flag.cache_clear()
         self.assertTrue(self.flag_under(name, **{variable: "1"}))
 
     def test_a_variable_that_is_set_wins_over_what_implies_the_flag(self):
@@ -116,23 +117,23 @@ class TestFlags(TestCase):
 
     def test_any_text_in_ci_counts(self):
         self.assertTrue(self.flag_under("IS_CI", CI="false"))
-        _flags.flag.cache_clear()
+        flags.flag.cache_clear()
         self.assertFalse(self.flag_under("IS_CI", CI=""))
 
     def test_exactly_one_platform(self):
-        self.assertEqual([_flags.IS_LINUX, _flags.IS_MACOS, _flags.IS_WINDOWS].count(True), 1)
+        self.assertEqual([flags.IS_LINUX, flags.IS_MACOS, flags.IS_WINDOWS].count(True), 1)
 
     def test_a_flag_is_worked_out_once_and_then_kept(self):
         self.addCleanup(vars(common_utils).pop, "IS_JETSON", None)
         vars(common_utils).pop("IS_JETSON", None)
         asked = mock.Mock(return_value=True)
-        with mock.patch.dict(_flags._FLAGS, {"IS_JETSON": asked}):
+        with mock.patch.dict(flags._FLAGS, {"IS_JETSON": asked}):
             self.assertTrue(common_utils.IS_JETSON)
             self.assertTrue(common_utils.IS_JETSON)
         asked.assert_called_once_with()
 
     def test_unknown_names_are_attribute_errors(self):
-        for module in (common_utils, _flags):
+        for module in (common_utils, flags):
             with self.assertRaisesRegex(AttributeError, f"{module.__name__!r} has no attribute 'TEST_NONSENSE'"):
                 module.TEST_NONSENSE  # noqa: B018
         self.assertFalse(hasattr(common_utils, "TEST_NONSENSE"))
@@ -168,14 +169,14 @@ class TestDevices(TestCase):
 
     @staticmethod
     def forget():
-        _devices._answer.cache_clear()
+        accelerators._answer.cache_clear()
 
     def pretend(self, **answers):
         """Devices that a driver in another process would tell of."""
         questions = {name: lambda value=value: value for name, value in answers.items()}
         for room, target, value in (
-            (_devices, "device_may_exist", lambda: True),
-            (_devices, "QUESTIONS", questions),
+            (accelerators, "device_may_exist", lambda: True),
+            (accelerators, "QUESTIONS", questions),
             # Whoever ran before in this process may have asked CUDA; the parent would then answer for its child.
             (_torch, "accelerator_is_in_bad_fork", lambda: False),
         ):
@@ -186,30 +187,30 @@ class TestDevices(TestCase):
     @unittest.skipIf(any(Path("/dev").glob("nvidia[0-9]*")) or os.path.exists("/dev/kfd"), "there are devices")
     def test_no_device_node_no_process(self):
         with mock.patch.object(os, "fork") as fork, mock.patch.object(subprocess, "Popen") as popen:
-            self.assertEqual(_devices.device_count(), 0)
-            self.assertIsNone(_devices.accelerator_type())
-            self.assertFalse(_devices.peers_have_access())
+            self.assertEqual(accelerators.device_count(), 0)
+            self.assertIsNone(accelerators.accelerator_type())
+            self.assertFalse(accelerators.peers_have_access())
         fork.assert_not_called()
         popen.assert_not_called()
 
     def test_a_forked_child_answers(self):
         self.pretend(ask_devices=("cuda", 3))
         with mock.patch.object(subprocess, "Popen") as popen:
-            self.assertEqual(_devices.device_count(), 3)
-            self.assertEqual(_devices.accelerator_type(), "cuda")
+            self.assertEqual(accelerators.device_count(), 3)
+            self.assertEqual(accelerators.accelerator_type(), "cuda")
         popen.assert_not_called()
 
     def test_this_process_is_not_the_one_that_asks(self):
         self.pretend()
-        with mock.patch.dict(_devices.QUESTIONS, {"ask_devices": lambda: ("cuda", os.getpid())}):
-            self.assertNotEqual(_devices.device_count(), os.getpid())
+        with mock.patch.dict(accelerators.QUESTIONS, {"ask_devices": lambda: ("cuda", os.getpid())}):
+            self.assertNotEqual(accelerators.device_count(), os.getpid())
 
     def test_asked_once_for_each_mask(self):
         self.pretend(ask_devices=("cuda", 3))
-        with mock.patch.object(_devices, "_ask_forked", side_effect=[("cuda", 3), ("cuda", 1)]) as ask:
-            self.assertEqual([_devices.device_count(), _devices.device_count()], [3, 3])
+        with mock.patch.object(accelerators, "_ask_forked", side_effect=[("cuda", 3), ("cuda", 1)]) as ask:
+            self.assertEqual([accelerators.device_count(), accelerators.device_count()], [3, 3])
             with mock.patch.dict(os.environ, CUDA_VISIBLE_DEVICES="2"):
-                self.assertEqual([_devices.device_count(), _devices.device_count()], [1, 1])
+                self.assertEqual([accelerators.device_count(), accelerators.device_count()], [1, 1])
         self.assertEqual(ask.call_count, 2)
 
     def test_asked_directly_where_a_context_exists_already(self):
@@ -218,7 +219,7 @@ class TestDevices(TestCase):
             mock.patch.object(_torch, "accelerator_is_initialised", lambda: True),
             mock.patch.object(os, "fork") as fork,
         ):
-            self.assertEqual(_devices.device_count(), 2)
+            self.assertEqual(accelerators.device_count(), 2)
         fork.assert_not_called()
 
     def test_a_process_that_has_asked_before_asks_again(self):
@@ -226,17 +227,17 @@ class TestDevices(TestCase):
         self.pretend()
         with (
             mock.patch.object(_torch, "accelerator_is_in_bad_fork", lambda: os.getpid() != parent),
-            mock.patch.dict(_devices.QUESTIONS, {"ask_devices": lambda: ("cuda", os.getpid())}),
+            mock.patch.dict(accelerators.QUESTIONS, {"ask_devices": lambda: ("cuda", os.getpid())}),
         ):
-            self.assertEqual(_devices.device_count(), parent)
+            self.assertEqual(accelerators.device_count(), parent)
 
     def test_a_forked_child_of_a_process_that_has_asked_starts_an_interpreter(self):
         self.pretend(ask_devices=("cuda", 0))
         with (
             mock.patch.object(_torch, "accelerator_is_in_bad_fork", lambda: True),
-            mock.patch.object(_devices, "_ask_new_interpreter", return_value=["cuda", 4]) as ask,
+            mock.patch.object(accelerators, "_ask_new_interpreter", return_value=["cuda", 4]) as ask,
         ):
-            self.assertEqual(_devices.device_count(), 4)
+            self.assertEqual(accelerators.device_count(), 4)
         ask.assert_called_once_with("ask_devices")
 
     def test_with_threads_a_new_interpreter_is_asked(self):
@@ -247,9 +248,9 @@ class TestDevices(TestCase):
         try:
             with (
                 mock.patch.object(os, "fork") as fork,
-                mock.patch.object(_devices, "_ask_new_interpreter", return_value=["cuda", 4]),
+                mock.patch.object(accelerators, "_ask_new_interpreter", return_value=["cuda", 4]),
             ):
-                self.assertEqual(_devices.device_count(), 4)
+                self.assertEqual(accelerators.device_count(), 4)
             fork.assert_not_called()
         finally:
             done.set()
@@ -259,34 +260,34 @@ class TestDevices(TestCase):
         self.pretend()
         before = system.children(os.getpid())
         with (
-            mock.patch.object(_devices, "FORK_TIMEOUT", 0.2),
-            mock.patch.dict(_devices.QUESTIONS, {"ask_devices": signal.pause}),
+            mock.patch.object(accelerators, "FORK_TIMEOUT", 0.2),
+            mock.patch.dict(accelerators.QUESTIONS, {"ask_devices": signal.pause}),
         ):
-            self.assertIsNone(_devices._ask_forked("ask_devices"))
+            self.assertIsNone(accelerators._ask_forked("ask_devices"))
         self.assertEqual(system.children(os.getpid()), before)
 
     def test_a_child_that_dies_gives_no_answer(self):
         self.pretend()
-        with mock.patch.dict(_devices.QUESTIONS, {"ask_devices": lambda: os.kill(os.getpid(), signal.SIGKILL)}):
-            self.assertIsNone(_devices._ask_forked("ask_devices"))
+        with mock.patch.dict(accelerators.QUESTIONS, {"ask_devices": lambda: os.kill(os.getpid(), signal.SIGKILL)}):
+            self.assertIsNone(accelerators._ask_forked("ask_devices"))
 
     def test_a_new_interpreter_answers(self):
-        kind, count = _devices._ask_new_interpreter("ask_devices")
-        self.assertEqual([kind, count], list(_devices._ask_forked("ask_devices")))
+        kind, count = accelerators._ask_new_interpreter("ask_devices")
+        self.assertEqual([kind, count], list(accelerators._ask_forked("ask_devices")))
 
     def test_a_new_interpreter_that_fails_is_an_error(self):
         with (
             mock.patch.object(sys, "executable", "/bin/false"),
             self.assertRaisesRegex(RuntimeError, "ended with code 1"),
         ):
-            _devices._ask_new_interpreter("ask_devices")
+            accelerators._ask_new_interpreter("ask_devices")
 
     def test_peer_access_is_asked_only_of_several_cuda_devices(self):
         self.pretend(ask_devices=("xpu", 2), ask_peer_access=True)
-        self.assertFalse(_devices.peers_have_access())
+        self.assertFalse(accelerators.peers_have_access())
         self.forget()
         self.pretend(ask_devices=("cuda", 2), ask_peer_access=True)
-        self.assertTrue(_devices.peers_have_access())
+        self.assertTrue(accelerators.peers_have_access())
 
 
 class TestDeviceNodes(TestCase):
@@ -300,7 +301,7 @@ class TestDeviceNodes(TestCase):
         ):
             for node in nodes:
                 (Path(dev) / node).touch()
-            return _devices.device_may_exist(Path(dev))
+            return accelerators.device_may_exist(Path(dev))
 
     def test_a_build_without_accelerators_has_none_whatever_the_machine(self):
         self.assertFalse(self.may_exist("nvidiactl", "nvidia0", "kfd"))
@@ -320,7 +321,7 @@ class TestDeviceNodes(TestCase):
 
     def test_other_accelerators_are_asked_for(self):
         with mock.patch.object(_torch, "other_accelerator_is_built", lambda: True):
-            self.assertTrue(_devices.device_may_exist(Path("/nonexistent")))
+            self.assertTrue(accelerators.device_may_exist(Path("/nonexistent")))
 
 
 if __name__ == "__main__":

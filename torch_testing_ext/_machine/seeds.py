@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import torch
 
-from torch_testing_ext import _devices
+from . import accelerators
 
 SEED = 1234
 
@@ -17,7 +17,7 @@ SEED = 1234
 def set_rng_seed(seed: int | None = None) -> None:
     """Seed torch, `random`, and NumPy where the process has it; with SEED unless told otherwise."""
     seed = SEED if seed is None else seed
-    if _devices.device_may_exist():
+    if accelerators.device_may_exist():
         torch.manual_seed(seed)
     else:
         # The CPU's generator alone: what torch.manual_seed keeps for devices to come costs each rank 1 ms.

@@ -143,7 +143,11 @@ def _ask_new_interpreter(question: str) -> Any:
     environment = dict(os.environ, PYTHONPATH=os.pathsep.join(path or os.getcwd() for path in sys.path))
     with os.fdopen(receive, "rb") as pipe:
         child = subprocess.Popen(
-            [sys.executable, "-c", f"from torch_testing_ext._devices import tell; tell({question!r}, {send})"],
+            [
+                sys.executable,
+                "-c",
+                f"from torch_testing_ext._machine.accelerators import tell; tell({question!r}, {send})",
+            ],
             pass_fds=[send],
             env=environment,
             stdin=subprocess.DEVNULL,
