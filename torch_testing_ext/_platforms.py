@@ -15,8 +15,8 @@ import torch
 
 from torch_testing_ext import _torch
 from torch_testing_ext._hardware import getRocmArchName, getRocmVersion, isRocmArchAnyOf
-from torch_testing_ext._helpers import LazyVal
 from torch_testing_ext._machine import accelerators
+from torch_testing_ext._utils.helpers import LazyVal
 
 Decorator = Callable[[Any], Any]
 

@@ -8,17 +8,6 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from torch_testing_ext._contexts import (
-    DeterministicGuard,
-    TemporaryDirectoryName,
-    TemporaryFileName,
-    check_leaked_tensors,
-    disable_gc,
-    set_cwd,
-    set_default_dtype,
-    set_default_tensor_type,
-    set_warn_always_context,
-)
 from torch_testing_ext._hardware import (
     MI200_ARCH,
     MI300_ARCH,
@@ -37,20 +26,6 @@ from torch_testing_ext._hardware import (
     skipIfRocmArch,
     skipIfRocmVersionLessThan,
     skipIfWindowsXPU,
-)
-from torch_testing_ext._helpers import (
-    BytesIOContext,
-    LazyVal,
-    clone_input_helper,
-    copy_func,
-    gradcheck,
-    gradgradcheck,
-    load_tests,
-    mock_wrapper,
-    noncontiguous_like,
-    patch_test_members,
-    raise_on_run_directly,
-    to_gpu,
 )
 from torch_testing_ext._machine import flags
 from torch_testing_ext._machine.ports import ADDRESS_IN_USE, CONNECT_TIMEOUT, find_free_port, retry_on_connect_failures
@@ -103,6 +78,31 @@ from torch_testing_ext._skips import (
 )
 from torch_testing_ext._test_case import NoTest, TestCase
 from torch_testing_ext._timeouts import timeout
+from torch_testing_ext._utils.contexts import (
+    DeterministicGuard,
+    TemporaryDirectoryName,
+    TemporaryFileName,
+    check_leaked_tensors,
+    disable_gc,
+    set_cwd,
+    set_default_dtype,
+    set_default_tensor_type,
+    set_warn_always_context,
+)
+from torch_testing_ext._utils.helpers import (
+    BytesIOContext,
+    LazyVal,
+    clone_input_helper,
+    copy_func,
+    gradcheck,
+    gradgradcheck,
+    load_tests,
+    mock_wrapper,
+    noncontiguous_like,
+    patch_test_members,
+    raise_on_run_directly,
+    to_gpu,
+)
 
 __all__ = [
     "ADDRESS_IN_USE",
