@@ -27,7 +27,7 @@ from torch_testing_ext import _expect, _global_state, _torch, launch
 from torch_testing_ext._global_state import GlobalStateWarning
 from torch_testing_ext._machine import accelerators, seeds
 from torch_testing_ext._machine.seeds import set_rng_seed
-from torch_testing_ext._needs import Skipped, first_unmet
+from torch_testing_ext._marks.needs import Skipped, first_unmet
 from torch_testing_ext._rank_process import RankProcess, leave_process_group, prepare_rank
 from torch_testing_ext._ranked import (
     PARENT,

@@ -23,7 +23,7 @@ from typing import Any
 from torch_testing_ext import _expect, _how_run, _torch, launch
 from torch_testing_ext._machine import seeds
 from torch_testing_ext._machine.seeds import set_rng_seed
-from torch_testing_ext._needs import Skipped, first_unmet
+from torch_testing_ext._marks.needs import Skipped, first_unmet
 from torch_testing_ext._rank_process import RankProcess, leave_process_group, prepare_rank
 from torch_testing_ext._ranked import (
     DEFAULT_WORLD_SIZE,

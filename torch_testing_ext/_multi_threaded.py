@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import Any
 
 from torch_testing_ext import _ranked, launch
-from torch_testing_ext._needs import Skipped, first_unmet
+from torch_testing_ext._marks.needs import Skipped, first_unmet
 from torch_testing_ext._rank_threads import RankThreads
 from torch_testing_ext._ranked import DEFAULT_WORLD_SIZE, PARENT, RankedTestCase, RankError, raise_verdict
 from torch_testing_ext.launch import settings

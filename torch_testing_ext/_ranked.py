@@ -16,9 +16,9 @@ from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
 
 from torch_testing_ext import _expect, _how_run, launch
-from torch_testing_ext._needs import TEST_SKIPS, Skipped, TestSkip
+from torch_testing_ext._marks.needs import TEST_SKIPS, Skipped, TestSkip
+from torch_testing_ext._marks.timeouts import timeout_of
 from torch_testing_ext._test_case import TestCase, clean_expected
-from torch_testing_ext._timeouts import timeout_of
 from torch_testing_ext.launch import settings
 
 __unittest = True  # keeps these frames out of unittest's tracebacks: the message says it all

@@ -17,7 +17,7 @@ import torch
 from torch_testing_ext import _expect, _torch
 from torch_testing_ext._compare import Rules, find_difference
 from torch_testing_ext._machine.seeds import set_rng_seed
-from torch_testing_ext._skips import check_slow_or_fast
+from torch_testing_ext._marks.skips import check_slow_or_fast
 from torch_testing_ext._utils.contexts import disable_gc, set_warn_always_context
 
 __unittest = True  # by this mark unittest leaves our frames out of a failure's traceback

@@ -22,16 +22,15 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 import torch
 import torch.distributed as c10d
 
-from torch_testing_ext import _needs, common_utils
+from torch_testing_ext import common_utils
 from torch_testing_ext._continuous import MultiProcContinuousTest
 from torch_testing_ext._distributed_base import DistributedTestBase, run_subtests
 from torch_testing_ext._forward_inputs import SaveForwardInputsModel, SaveForwardInputsModule
 from torch_testing_ext._global_state import GlobalStateWarning
 from torch_testing_ext._machine import accelerators, environment
-from torch_testing_ext._multi_process import MultiProcessTestCase
-from torch_testing_ext._multi_threaded import MultiThreadedTestCase, spawn_threads_and_init_comms
-from torch_testing_ext._needs import TEST_SKIPS, Need, TestSkip, needs_of, requires
-from torch_testing_ext._platforms import (
+from torch_testing_ext._marks import needs
+from torch_testing_ext._marks.needs import TEST_SKIPS, Need, TestSkip, needs_of, requires
+from torch_testing_ext._marks.platforms import (
     PLATFORM_SUPPORTS_SYMM_MEM,
     core_dumps_disabled,
     evaluate_platform_supports_symm_mem,
@@ -43,6 +42,8 @@ from torch_testing_ext._platforms import (
     sm_is_or_higher_than,
     tp_transports,
 )
+from torch_testing_ext._multi_process import MultiProcessTestCase
+from torch_testing_ext._multi_threaded import MultiThreadedTestCase, spawn_threads_and_init_comms
 from torch_testing_ext._ranked import (
     DEFAULT_WORLD_SIZE,
     TIMEOUT_DEFAULT,
@@ -198,7 +199,7 @@ def at_least_x_gpu(x: int) -> bool:
 
 def skip_if_lt_x_gpu(x: int, *, allow_cpu: bool = False) -> Decorator:
     """Skip with fewer than `x` accelerators. With `allow_cpu` a machine that has none at all runs the test on CPU."""
-    return requires(_needs.devices(x, allow_cpu))
+    return requires(needs.devices(x, allow_cpu))
 
 
 def skip_if_no_gpu(func: F) -> F:
@@ -209,14 +210,14 @@ def skip_if_no_gpu(func: F) -> F:
         if here == 0:
             return TEST_SKIPS["no_accelerator"]
         wanted = _world_size_in_environ()
-        return _needs.too_few_devices(wanted) if here < wanted else None
+        return needs.too_few_devices(wanted) if here < wanted else None
 
     return requires(Need(unmet, devices=1))(func)
 
 
 def nccl_skip_if_lt_x_gpu(backend: str, x: int) -> Decorator:
     """Skip with fewer than `x` accelerators, if the backend is NCCL."""
-    return requires(_needs.devices(x)) if backend == "nccl" else _as_it_is
+    return requires(needs.devices(x)) if backend == "nccl" else _as_it_is
 
 
 def require_n_gpus_for_nccl_backend(n: int, backend: str) -> Decorator:
@@ -226,12 +227,12 @@ def require_n_gpus_for_nccl_backend(n: int, backend: str) -> Decorator:
 
 def requires_world_size(n: int) -> Decorator:
     """Ask for `n` ranks, each with an accelerator of its own; a harness reads it with `get_required_world_size`."""
-    lacking = _needs.devices(n)
+    lacking = needs.devices(n)
 
     def unmet() -> TestSkip | None:
         found = accelerators.device_count()
         message = f"requires {n} accelerators, found {found}"
-        return lacking.unmet() and TestSkip(_needs.too_few_devices(n).exit_code, message)
+        return lacking.unmet() and TestSkip(needs.too_few_devices(n).exit_code, message)
 
     return requires(Need(unmet, devices=n, world_size=n))
 
@@ -279,7 +280,7 @@ def _requires_backend(name: str, available: bool) -> Callable[[Any], Any]:
 
     def decorate(thing: Any) -> Any:
         need = Need(lambda: None if available else TEST_SKIPS["backend_unavailable"], backend=name)
-        setattr(thing, _needs.ATTRIBUTE, (need, *needs_of(thing)))
+        setattr(thing, needs.ATTRIBUTE, (need, *needs_of(thing)))
         return unittest.skipUnless(available, reason)(thing)
 
     return decorate

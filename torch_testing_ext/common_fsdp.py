@@ -60,7 +60,7 @@ from torch_testing_ext._fsdp_state import (
 )
 from torch_testing_ext._fully_shard_models import MLP, DoubleLinear, MLPStack
 from torch_testing_ext._machine import accelerators
-from torch_testing_ext._needs import TEST_SKIPS, Skipped, TestSkip, first_unmet, needs_of, too_few_devices
+from torch_testing_ext._marks.needs import TEST_SKIPS, Skipped, TestSkip, first_unmet, needs_of, too_few_devices
 from torch_testing_ext.common_distributed import (
     MultiProcContinuousTest,
     MultiProcessTestCase,

@@ -8,7 +8,10 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from torch_testing_ext._hardware import (
+from torch_testing_ext._machine import flags
+from torch_testing_ext._machine.ports import ADDRESS_IN_USE, CONNECT_TIMEOUT, find_free_port, retry_on_connect_failures
+from torch_testing_ext._machine.seeds import SEED, freeze_rng_state, set_rng_seed
+from torch_testing_ext._marks.hardware import (
     MI200_ARCH,
     MI300_ARCH,
     MI350_ARCH,
@@ -27,10 +30,7 @@ from torch_testing_ext._hardware import (
     skipIfRocmVersionLessThan,
     skipIfWindowsXPU,
 )
-from torch_testing_ext._machine import flags
-from torch_testing_ext._machine.ports import ADDRESS_IN_USE, CONNECT_TIMEOUT, find_free_port, retry_on_connect_failures
-from torch_testing_ext._machine.seeds import SEED, freeze_rng_state, set_rng_seed
-from torch_testing_ext._parametrize import (
+from torch_testing_ext._marks.parametrized import (
     _TestParametrizer,
     compose_parametrize_fns,
     decorateIf,
@@ -40,8 +40,7 @@ from torch_testing_ext._parametrize import (
     reparametrize,
     subtest,
 )
-from torch_testing_ext._run_tests import run_tests
-from torch_testing_ext._skips import (
+from torch_testing_ext._marks.skips import (
     lazy_skip_if,
     markDynamoStrictTest,
     requires_cuda,
@@ -76,8 +75,9 @@ from torch_testing_ext._skips import (
     xfailIfTorchDynamo,
     xfailIfWindows,
 )
+from torch_testing_ext._marks.timeouts import timeout
+from torch_testing_ext._run_tests import run_tests
 from torch_testing_ext._test_case import NoTest, TestCase
-from torch_testing_ext._timeouts import timeout
 from torch_testing_ext._utils.contexts import (
     DeterministicGuard,
     TemporaryDirectoryName,

@@ -77,7 +77,7 @@ def describe(test: unittest.TestCase, file: str, devices: int) -> Test:
 
 
 def _needs_of(test: unittest.TestCase) -> tuple[Any, ...]:
-    from .._needs import needs_of
+    from torch_testing_ext._marks.needs import needs_of
 
     return needs_of(getattr(test, test._testMethodName))
 
@@ -102,8 +102,9 @@ def _devices(test: Any, needs: tuple[Any, ...], ranks: int, there: int) -> int:
 
 
 def _timeout(test: Any) -> float | None:
+    from torch_testing_ext._marks.timeouts import timeout_of
+
     from .. import _ranked
-    from .._timeouts import timeout_of
 
     overrides = _ranked.TIMEOUT_OVERRIDE if isinstance(test, _ranked.RankedTestCase) else {}
     return timeout_of(test) or overrides.get(test._testMethodName)

@@ -15,8 +15,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
+from torch_testing_ext._marks.timeouts import ATTRIBUTE as TIMEOUT
+
 from .. import launch
-from .._timeouts import ATTRIBUTE as TIMEOUT
 from ..launch import client, fitness, system
 from ..launch.rank import cut_off
 from .channel import Channel

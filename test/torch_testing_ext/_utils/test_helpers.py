@@ -14,8 +14,9 @@ from unittest import mock
 
 import torch
 
-from torch_testing_ext import _hardware, common_utils
+from torch_testing_ext import common_utils
 from torch_testing_ext._machine import accelerators, flags, ports
+from torch_testing_ext._marks import hardware
 from torch_testing_ext.common_utils import (
     DeterministicGuard,
     LazyVal,
@@ -176,7 +177,7 @@ class TestSkips(TestCase):
     def test_rocm_version(self):
         self.with_flags(TEST_WITH_ROCM=True)
         with mock.patch.object(torch.version, "hip", "6.4.43482-0f2d60242"):
-            self.assertEqual(_hardware.getRocmVersion(), (6, 4))
+            self.assertEqual(hardware.getRocmVersion(), (6, 4))
             for version, skipped in (((6, 5), True), ((6, 4), False), (None, True)):
                 test = common_utils.skipIfRocmVersionLessThan(version)(lambda self: None)
                 self.assertEqual(bool(run_function(test).skipped), skipped)

@@ -176,7 +176,7 @@ class TestRanks(TestCase):
             PROJECT.write(
                 """
                 import os, unittest
-                from torch_testing_ext._needs import Skipped, too_few_devices
+                from torch_testing_ext._marks.needs import Skipped, too_few_devices
                 from torch_testing_ext.common_distributed import MultiProcessTestCase
                 class T(MultiProcessTestCase):
                     world_size = 2

@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from torch_testing_ext import _torch, common_utils
 from torch_testing_ext._machine import accelerators
-from torch_testing_ext._needs import TEST_SKIPS, Skipped, too_few_devices
+from torch_testing_ext._marks.needs import TEST_SKIPS, Skipped, too_few_devices
 from torch_testing_ext.common_distributed import (
     ACCELERATOR_DIST_BACKENDS,
     MultiProcContinuousTest,

@@ -13,7 +13,8 @@ import torch
 
 from torch_testing_ext._machine import accelerators
 from torch_testing_ext._machine.flags import flag
-from torch_testing_ext._skips import Decorator, lazy_skip_if, skip_but_pass_in_sandcastle_if
+
+from .skips import Decorator, lazy_skip_if, skip_but_pass_in_sandcastle_if
 
 MI350_ARCH = ("gfx950",)
 MI300_ARCH = ("gfx942",)

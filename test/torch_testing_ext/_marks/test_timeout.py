@@ -1,6 +1,6 @@
 """@timeout: how long a test says it may take."""
 
-from torch_testing_ext._timeouts import timeout_of
+from torch_testing_ext._marks.timeouts import timeout_of
 from torch_testing_ext.common_distributed import MultiProcessTestCase
 from torch_testing_ext.common_utils import TestCase, run_tests, timeout
 

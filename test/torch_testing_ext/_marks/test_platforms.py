@@ -11,8 +11,9 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
-from torch_testing_ext import _platforms, common_distributed
+from torch_testing_ext import common_distributed
 from torch_testing_ext._machine import accelerators
+from torch_testing_ext._marks import platforms
 from torch_testing_ext.common_distributed import (
     DynamoDistributedMultiProcTestCase,
     DynamoDistributedSingleProcTestCase,
@@ -40,8 +41,8 @@ def device(arch: str = "gfx942", hip: str | None = None) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(torch.version, "hip", hip))
         stack.enter_context(mock.patch.object(accelerators, "accelerator_type", lambda: "cuda"))
-        stack.enter_context(mock.patch.object(_platforms, "getRocmArchName", lambda: f"{arch}:sramecc+"))
-        stack.enter_context(mock.patch.object(_platforms, "isRocmArchAnyOf", lambda archs: arch in archs))
+        stack.enter_context(mock.patch.object(platforms, "getRocmArchName", lambda: f"{arch}:sramecc+"))
+        stack.enter_context(mock.patch.object(platforms, "isRocmArchAnyOf", lambda archs: arch in archs))
         yield
 
 
@@ -76,7 +77,7 @@ class PlatformsTest(TestCase):
         with mock.patch.object(accelerators, "accelerator_type", lambda: None):
             self.assertTrue(is_skipped(requires_multicast_support()))
         for there in (True, False):
-            with device(), mock.patch.object(_platforms._torch, "has_multicast", lambda there=there: there):
+            with device(), mock.patch.object(platforms._torch, "has_multicast", lambda there=there: there):
                 self.assertEqual(is_skipped(requires_multicast_support()), not there)
 
     def test_compute_capability(self) -> None:

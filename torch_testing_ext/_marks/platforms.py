@@ -14,9 +14,10 @@ from typing import Any
 import torch
 
 from torch_testing_ext import _torch
-from torch_testing_ext._hardware import getRocmArchName, getRocmVersion, isRocmArchAnyOf
 from torch_testing_ext._machine import accelerators
 from torch_testing_ext._utils.helpers import LazyVal
+
+from .hardware import getRocmArchName, getRocmVersion, isRocmArchAnyOf
 
 Decorator = Callable[[Any], Any]
 
