@@ -23,7 +23,8 @@ from typing import Any, ClassVar
 import torch
 import torch.distributed as dist
 
-from torch_testing_ext import _expect, _global_state, _torch, launch
+from torch_testing_ext import _global_state, _torch, launch
+from torch_testing_ext._asserts import expectations
 from torch_testing_ext._global_state import GlobalStateWarning
 from torch_testing_ext._machine import accelerators, seeds
 from torch_testing_ext._machine.seeds import set_rng_seed
@@ -321,7 +322,7 @@ def _be_rank(
 
 def _carry_out(cls: type[MultiProcContinuousTest], order: launch.Order) -> None:
     """One test, with what it leaves changed."""
-    cls._recorder = _expect.Recorder(str(order.path), cls.rank)
+    cls._recorder = expectations.Recorder(str(order.path), cls.rank)
     before = _global_state.look()
     try:
         cls._run_test_given_id(order.what)

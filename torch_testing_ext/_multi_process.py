@@ -20,7 +20,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from torch_testing_ext import _expect, _how_run, _torch, launch
+from torch_testing_ext import _how_run, _torch, launch
+from torch_testing_ext._asserts import expectations
 from torch_testing_ext._machine import seeds
 from torch_testing_ext._machine.seeds import set_rng_seed
 from torch_testing_ext._marks.needs import Skipped, first_unmet
@@ -212,7 +213,7 @@ class MultiProcessTestCase(RankedTestCase):
     def run_test(self, test_name: str, parent_pipe: Any) -> None:
         """Run the test method in this rank. `parent_pipe` is the rank's report. Leaves by SystemExit where the test did
         not pass, so that an overriding `_run` goes no further."""
-        self._recorder = _expect.Recorder(self.file_name, self.rank)
+        self._recorder = expectations.Recorder(self.file_name, self.rank)
         set_rng_seed()
         try:
             with self._own_cleanups():

@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
 
-from torch_testing_ext import _expect, _how_run, launch
+from torch_testing_ext import _how_run, launch
+from torch_testing_ext._asserts import expectations
 from torch_testing_ext._marks.needs import TEST_SKIPS, Skipped, TestSkip
 from torch_testing_ext._marks.timeouts import timeout_of
 from torch_testing_ext._test_case import TestCase, clean_expected
@@ -89,7 +90,7 @@ def checked_world_size(given: Any, who: str) -> int:
 class RankedTestCase(TestCase):
     rank: int
     _result: Any = None
-    _recorder: _expect.Recorder | None = None  # in ranks that are processes
+    _recorder: expectations.Recorder | None = None  # in ranks that are processes
 
     def __init__(self, method_name: str = "runTest", methodName: str = "runTest") -> None:
         name = method_name if methodName == "runTest" else methodName
@@ -158,7 +159,7 @@ class RankedTestCase(TestCase):
     def _with_expectations(self, verdict: launch.Verdict, path: str, world_size: int) -> launch.Verdict:
         """Ranks that disagree about an assertExpectedInline fail; the source is rewritten here if it is to be."""
         passed = verdict.outcome is launch.Outcome.PASSED
-        disagreement = _expect.settle(path, world_size)
+        disagreement = expectations.settle(path, world_size)
         if not disagreement:
             return verdict
         if passed:
@@ -179,14 +180,14 @@ class RankedTestCase(TestCase):
         if self._recorder is not None:
             got = clean_expected(actual, ignore_comments, ignore_empty_lines)
             wanted = clean_expected(expect, ignore_comments, ignore_empty_lines)
-            self._recorder.record(_expect.call_of(got, wanted, skip))
+            self._recorder.record(expectations.call_of(got, wanted, skip))
         super().assertExpectedInline(actual, expect, skip + 1, ignore_comments, ignore_empty_lines)
 
     def assertExpected(self, s: str, subname: str | None = None) -> None:
         """As in TestCase; in a process of its own a rank tells the parent too what it got. See `_expect`."""
         if self._recorder is not None:
-            file = str(_expect.file_of(self, subname))
-            self._recorder.record(_expect.Record(file, _expect.WHOLE_FILE, 1, s, ""))
+            file = str(expectations.file_of(self, subname))
+            self._recorder.record(expectations.Record(file, expectations.WHOLE_FILE, 1, s, ""))
         super().assertExpected(s, subname)
 
     def _accepts_expected(self) -> bool:

@@ -14,8 +14,9 @@ from typing import Any
 import expecttest
 import torch
 
-from torch_testing_ext import _expect, _torch
-from torch_testing_ext._compare import Rules, find_difference
+from torch_testing_ext import _torch
+from torch_testing_ext._asserts import expectations
+from torch_testing_ext._asserts.equality import Rules, find_difference
 from torch_testing_ext._machine.seeds import set_rng_seed
 from torch_testing_ext._marks.skips import check_slow_or_fast
 from torch_testing_ext._utils.contexts import disable_gc, set_warn_always_context
@@ -194,9 +195,9 @@ class TestCase(expecttest.TestCase):
         """Fail unless the text is `expect`, a string literal in the test; EXPECTTEST_ACCEPT=1 rewrites the literal."""
         actual = clean_expected(actual, ignore_comments, ignore_empty_lines)
         expect = clean_expected(expect, ignore_comments, ignore_empty_lines)
-        if not _expect.accepting():
+        if not expectations.accepting():
             super().assertExpectedInline(actual, expect, skip + 1)
-        elif self._accepts_expected() and (why_not := _expect.accept(_expect.call_of(actual, expect, skip))):
+        elif self._accepts_expected() and (why_not := expectations.accept(expectations.call_of(actual, expect, skip))):
             self.fail(why_not)
 
     def assertExpected(self, s: str, subname: str | None = None) -> None:
@@ -204,14 +205,14 @@ class TestCase(expecttest.TestCase):
 
         `subname`: where a test calls this several times, what makes the name of each file its own.
         """
-        file = _expect.file_of(self, subname)
-        if not _expect.accepting():
+        file = expectations.file_of(self, subname)
+        if not expectations.accepting():
             self._compare_with(file, s)
         elif self._accepts_expected():
-            _expect.write(file, s)
+            expectations.write(file, s)
 
     def _compare_with(self, file: Path, text: str) -> None:
-        expected = _expect.read_or_nothing(file)
+        expected = expectations.read_or_nothing(file)
         if expected is None:
             raise self.failureException(f"{file} is not there; EXPECTTEST_ACCEPT=1 writes it. The test gave:\n{text}")
         self.assertMultiLineEqual(text, expected, f"not what {file} says; EXPECTTEST_ACCEPT=1 rewrites it")

@@ -17,7 +17,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from .. import _expect, launch
+from torch_testing_ext import launch
+from torch_testing_ext._asserts import expectations
+
 from ..launch import births, fitness, system
 from ..launch.rank import cut_off
 from . import nanny, worker
@@ -38,7 +40,7 @@ def live(order: Message, channel: Channel) -> NoReturn:
         channel.send({"broken": _explain(error, order["path"])})
         os._exit(0)
     # Whoever is forked off this process has seen the file as it is now.
-    _expect.history = Path(order["log"]).with_name(f"expected{os.getpid()}.json")
+    expectations.history = Path(order["log"]).with_name(f"expected{os.getpid()}.json")
     # Nothing that lives now will be collected in a worker: keeps the collector from writing to shared pages.
     gc.collect()
     gc.freeze()

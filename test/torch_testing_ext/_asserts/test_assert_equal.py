@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
-from torch_testing_ext import _compare
+from torch_testing_ext._asserts import equality
 from torch_testing_ext.common_distributed import MultiProcessTestCase
 from torch_testing_ext.common_utils import TestCase, instantiate_parametrized_tests, parametrize, run_tests
 
@@ -252,10 +252,10 @@ class TestDTensors(MultiProcessTestCase):
 
     def test_ranks_ask_each_other_only_where_they_must(self):
         shard, replicate, partial = (self.dtensor(placement) for placement in (Shard(0), Replicate(), Partial()))
-        self.assertTrue(_compare._shards_tell(shard, shard))
-        self.assertTrue(_compare._shards_tell(replicate, replicate))
-        self.assertFalse(_compare._shards_tell(shard, replicate))
-        self.assertFalse(_compare._shards_tell(partial, partial))
+        self.assertTrue(equality._shards_tell(shard, shard))
+        self.assertTrue(equality._shards_tell(replicate, replicate))
+        self.assertFalse(equality._shards_tell(shard, replicate))
+        self.assertFalse(equality._shards_tell(partial, partial))
 
 
 class TestOtherAssertions(TestCase):

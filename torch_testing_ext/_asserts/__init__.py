@@ -1,0 +1,1 @@
+"""Equality of tensors and containers, and expected texts."""
