@@ -14,7 +14,7 @@ from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from torch_testing_ext import _fsdp_device, _torch
-from torch_testing_ext._distributed_base import run_subtests
+from torch_testing_ext._cases.distributed_base import run_subtests
 from torch_testing_ext._fsdp_device import DEVICEInitMode
 from torch_testing_ext._fsdp_models import FSDPInitMode, FSDPTestModel
 from torch_testing_ext._fsdp_state import _zero_model, get_full_params

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 import torch.distributed as dist
 
 from torch_testing_ext import _torch, launch
-from torch_testing_ext._ranked import report_error, report_exit, report_skip
+from torch_testing_ext._cases.ranked import report_error, report_exit, report_skip
 from torch_testing_ext.distributed.multi_threaded_pg import (
     ThreadLocalWorld,
     _install_threaded_pg,

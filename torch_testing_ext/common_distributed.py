@@ -23,10 +23,21 @@ import torch
 import torch.distributed as c10d
 
 from torch_testing_ext import common_utils
-from torch_testing_ext._continuous import MultiProcContinuousTest
-from torch_testing_ext._distributed_base import DistributedTestBase, run_subtests
+from torch_testing_ext._cases.continuous import MultiProcContinuousTest
+from torch_testing_ext._cases.distributed_base import DistributedTestBase, run_subtests
+from torch_testing_ext._cases.global_state import GlobalStateWarning
+from torch_testing_ext._cases.multi_process import MultiProcessTestCase
+from torch_testing_ext._cases.multi_threaded import MultiThreadedTestCase, spawn_threads_and_init_comms
+from torch_testing_ext._cases.ranked import (
+    DEFAULT_WORLD_SIZE,
+    TIMEOUT_DEFAULT,
+    TIMEOUT_OVERRIDE,
+    Interrupted,
+    RankError,
+    RankFailure,
+    get_timeout,
+)
 from torch_testing_ext._forward_inputs import SaveForwardInputsModel, SaveForwardInputsModule
-from torch_testing_ext._global_state import GlobalStateWarning
 from torch_testing_ext._machine import accelerators, environment
 from torch_testing_ext._marks import needs
 from torch_testing_ext._marks.needs import TEST_SKIPS, Need, TestSkip, needs_of, requires
@@ -41,17 +52,6 @@ from torch_testing_ext._marks.platforms import (
     skip_if_rocm_ver_lessthan_multiprocess,
     sm_is_or_higher_than,
     tp_transports,
-)
-from torch_testing_ext._multi_process import MultiProcessTestCase
-from torch_testing_ext._multi_threaded import MultiThreadedTestCase, spawn_threads_and_init_comms
-from torch_testing_ext._ranked import (
-    DEFAULT_WORLD_SIZE,
-    TIMEOUT_DEFAULT,
-    TIMEOUT_OVERRIDE,
-    Interrupted,
-    RankError,
-    RankFailure,
-    get_timeout,
 )
 from torch_testing_ext.common_utils import (
     FILE_SCHEMA,
@@ -160,9 +160,9 @@ def __getattr__(name: str) -> Any:
     if name == "HAS_ACCELERATOR":
         return common_utils.TEST_CUDA or common_utils.TEST_HPU or common_utils.TEST_XPU
     if name.startswith("DynamoDistributed"):
-        from torch_testing_ext import _dynamo_bases
+        from torch_testing_ext._cases import dynamo_bases
 
-        return getattr(_dynamo_bases, name)
+        return getattr(dynamo_bases, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

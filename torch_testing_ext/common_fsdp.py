@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from torch_testing_ext import _fsdp_device, _torch, common_utils
-from torch_testing_ext._continuous import UNSET
+from torch_testing_ext._cases.continuous import UNSET
 from torch_testing_ext._fsdp_device import DEVICEInitMode
 from torch_testing_ext._fsdp_models import (
     AlwaysWrapNestedWrappedModule,

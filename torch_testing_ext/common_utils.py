@@ -8,6 +8,8 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from torch_testing_ext._cases.run_tests import run_tests
+from torch_testing_ext._cases.test_case import NoTest, TestCase
 from torch_testing_ext._machine import flags
 from torch_testing_ext._machine.ports import ADDRESS_IN_USE, CONNECT_TIMEOUT, find_free_port, retry_on_connect_failures
 from torch_testing_ext._machine.seeds import SEED, freeze_rng_state, set_rng_seed
@@ -76,8 +78,6 @@ from torch_testing_ext._marks.skips import (
     xfailIfWindows,
 )
 from torch_testing_ext._marks.timeouts import timeout
-from torch_testing_ext._run_tests import run_tests
-from torch_testing_ext._test_case import NoTest, TestCase
 from torch_testing_ext._utils.contexts import (
     DeterministicGuard,
     TemporaryDirectoryName,

@@ -101,7 +101,7 @@ def given(*positional: Any, **named: Any) -> Callable[[Callable[..., None]], Cal
 
 
 def _is_rank(test: Any) -> bool:
-    from torch_testing_ext._multi_process import MultiProcessTestCase
+    from torch_testing_ext._cases.multi_process import MultiProcessTestCase
 
     return isinstance(test, MultiProcessTestCase) and test.rank != test.MAIN_PROCESS_RANK
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from torch_testing_ext import _how_run
+from torch_testing_ext._cases import invocation
 from torch_testing_ext.upstream import drop_in
 
 OPTION = "--torch-drop-in"
@@ -42,4 +42,4 @@ def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
 
 def _install() -> None:
     drop_in.install()
-    _how_run.pytest = ["-p", __name__, OPTION]
+    invocation.pytest = ["-p", __name__, OPTION]

@@ -42,7 +42,7 @@ KNOWN_CIRCLES = [
     ["torch_testing_ext._lockstep.outcome", "torch_testing_ext._lockstep.ranks", "torch_testing_ext._lockstep.values"],
     ["torch_testing_ext.distributed._tensor._local_tensor", "torch_testing_ext.distributed._tensor.common_dtensor"],
 ]
-KNOWN_UPWARD = {("torch_testing_ext._rank_threads", "torch_testing_ext._ranked")}
+KNOWN_UPWARD = {("torch_testing_ext._rank_threads", "torch_testing_ext._cases.ranked")}
 MIRROR = ["common_utils", "common_distributed", "distributed.fake_pg"]
 
 LOOK = """
@@ -201,7 +201,7 @@ class TestRooms(unittest.TestCase):
 
     def test_upstream_stands_alone(self):
         """It knows the launch, only the two doors to a drop-in run know it, and it imports the mirror by name alone."""
-        allowed = {"torch_testing_ext._how_run", "torch_testing_ext.launch"}
+        allowed = {"torch_testing_ext._cases.invocation", "torch_testing_ext.launch"}
         for file in SOURCES:
             inside = PACKAGE / "upstream" in file.parents
             door = file.name == "pytest_plugin.py" or PACKAGE / "runner" in file.parents

@@ -102,11 +102,10 @@ def _devices(test: Any, needs: tuple[Any, ...], ranks: int, there: int) -> int:
 
 
 def _timeout(test: Any) -> float | None:
+    from torch_testing_ext._cases import ranked
     from torch_testing_ext._marks.timeouts import timeout_of
 
-    from .. import _ranked
-
-    overrides = _ranked.TIMEOUT_OVERRIDE if isinstance(test, _ranked.RankedTestCase) else {}
+    overrides = ranked.TIMEOUT_OVERRIDE if isinstance(test, ranked.RankedTestCase) else {}
     return timeout_of(test) or overrides.get(test._testMethodName)
 
 

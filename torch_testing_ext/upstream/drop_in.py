@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
-from torch_testing_ext import _how_run
+from torch_testing_ext._cases import invocation
 from torch_testing_ext.launch import births
 
 from . import mapping, members, names, originals, rebase, stricter
@@ -33,7 +33,7 @@ def install() -> None:
     sys.meta_path.insert(0, _Finder())
     originals.after_loading.append(rebase.settle)
     births.FIRST_OF_ALL.append(f"from {__name__} import install; install()")
-    _how_run.remark = stricter.remark
+    invocation.remark = stricter.remark
     for pair in mapping.here():
         if pair.theirs in sys.modules:
             _replace(pair)

@@ -16,11 +16,11 @@ from unittest import mock
 
 import torch.distributed as dist
 
-from torch_testing_ext import _ranked
+from torch_testing_ext._cases import ranked
 from torch_testing_ext.common_distributed import MultiProcessTestCase
 from torch_testing_ext.launch import client, system
 
-PACKAGE_PARENT = str(Path(_ranked.__file__).parents[1])
+PACKAGE_PARENT = str(Path(ranked.__file__).parents[1])
 
 
 class Ranks(MultiProcessTestCase):
@@ -116,7 +116,7 @@ def _count() -> dict[str, object]:
 
 def timeout(seconds: float):
     """Another default time-out for a test."""
-    return mock.patch.object(_ranked, "TIMEOUT_DEFAULT", seconds)
+    return mock.patch.object(ranked, "TIMEOUT_DEFAULT", seconds)
 
 
 def environ(**values: str):

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from torch_testing_ext import _torch
-from torch_testing_ext._continuous import UNSET
+from torch_testing_ext._cases.continuous import UNSET
 from torch_testing_ext.distributed._tensor import common_dtensor
 from torch_testing_ext.distributed._tensor.common_dtensor import (
     DTensorContinuousTestBase,

@@ -12,7 +12,8 @@ import torch.distributed as dist
 
 from torch_testing_ext import _torch
 from torch_testing_ext._machine import environment
-from torch_testing_ext._multi_process import MultiProcessTestCase
+
+from .multi_process import MultiProcessTestCase
 
 __unittest = True  # keeps these frames out of unittest's tracebacks
 __rank_frame__ = True  # and out of the tracebacks of ranks

@@ -8,10 +8,11 @@ from typing import Any
 import torch.distributed as dist
 
 from torch_testing_ext import _torch
-from torch_testing_ext._distributed_base import DistributedTestBase
 from torch_testing_ext._machine import accelerators
 from torch_testing_ext._marks.needs import TEST_SKIPS, Skipped
-from torch_testing_ext._test_case import TestCase
+
+from .distributed_base import DistributedTestBase
+from .test_case import TestCase
 
 __unittest = True  # keeps these frames out of unittest's tracebacks
 

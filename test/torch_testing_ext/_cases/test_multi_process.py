@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from multi_process_support import Ranks, outcome_of, ranks_told
 
-from torch_testing_ext import _ranked
+from torch_testing_ext._cases import ranked
 from torch_testing_ext.common_distributed import TEST_SKIPS, MultiProcessTestCase, RankError, RankFailure, get_timeout
 from torch_testing_ext.common_utils import TestCase, run_tests
 
@@ -406,20 +406,20 @@ class TestProcesses(TestCase):
 
 class TestTimeout(TestCase):
     def test_by_the_last_part_of_the_id(self):
-        with mock.patch.dict(_ranked.TIMEOUT_OVERRIDE, test_slow=7.0):
+        with mock.patch.dict(ranked.TIMEOUT_OVERRIDE, test_slow=7.0):
             self.assertEqual(get_timeout("file.Class.test_slow"), 7.0)
             self.assertEqual(get_timeout("test_slow"), 7.0)
-            self.assertEqual(get_timeout("test_slow.other"), _ranked.TIMEOUT_DEFAULT)
+            self.assertEqual(get_timeout("test_slow.other"), ranked.TIMEOUT_DEFAULT)
 
     def test_the_test_is_ended(self):
-        with mock.patch.dict(_ranked.TIMEOUT_OVERRIDE, pauses=0.3):
+        with mock.patch.dict(ranked.TIMEOUT_OVERRIDE, pauses=0.3):
             seen = outcome_of(Things("pauses"))
         self.assertEqual(seen.outcome, "error")
         self.assertRegex(seen.message, r"Things\.pauses timed out after 0\.\d s; ranks 0, 1 of 2 still running")
         self.assertIn("in pauses (threading.Event().wait())", seen.message)
 
     def test_it_is_no_pass_to_be_woken_by_the_question_where_one_is(self):
-        with mock.patch.dict(_ranked.TIMEOUT_OVERRIDE, pauses_until_a_signal=0.3):
+        with mock.patch.dict(ranked.TIMEOUT_OVERRIDE, pauses_until_a_signal=0.3):
             seen = outcome_of(Things("pauses_until_a_signal"))
         self.assertEqual(seen.outcome, "error")
         self.assertIn("timed out", seen.message)

@@ -12,7 +12,8 @@ import torch
 import torch.distributed as dist
 from multi_process_support import Seen, outcome_of
 
-from torch_testing_ext import _rank_threads, _ranked
+from torch_testing_ext import _rank_threads
+from torch_testing_ext._cases import ranked
 from torch_testing_ext.common_distributed import (
     TEST_SKIPS,
     MultiThreadedTestCase,
@@ -157,7 +158,7 @@ class Forgetful(MultiThreadedTestCase):
 
 
 def run(test: unittest.TestCase, timeout: float = 60.0) -> Seen:
-    with mock.patch.object(_ranked, "TIMEOUT_DEFAULT", timeout):
+    with mock.patch.object(ranked, "TIMEOUT_DEFAULT", timeout):
         return outcome_of(test)
 
 

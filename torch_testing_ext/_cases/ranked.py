@@ -15,12 +15,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
 
-from torch_testing_ext import _how_run, launch
+from torch_testing_ext import launch
 from torch_testing_ext._asserts import expectations
 from torch_testing_ext._marks.needs import TEST_SKIPS, Skipped, TestSkip
 from torch_testing_ext._marks.timeouts import timeout_of
-from torch_testing_ext._test_case import TestCase, clean_expected
 from torch_testing_ext.launch import settings
+
+from . import invocation
+from .test_case import TestCase, clean_expected
 
 __unittest = True  # keeps these frames out of unittest's tracebacks: the message says it all
 __rank_frame__ = True  # and out of the tracebacks of ranks
@@ -145,9 +147,9 @@ class RankedTestCase(TestCase):
             file = os.path.relpath(file)
         if not self._runs_under_unittest():
             node = f"{file}::{type(self).__qualname__}::{self._testMethodName}"
-            return shlex.join(["python", "-m", "pytest", *_how_run.pytest, node])
+            return shlex.join(["python", "-m", "pytest", *invocation.pytest, node])
         if type(self).__module__ == "__main__":
-            return shlex.join(["python", *_how_run.script, file, self._short_name()])
+            return shlex.join(["python", *invocation.script, file, self._short_name()])
         return f"python -m unittest {type(self).__module__}.{self._short_name()}"
 
     def _tell_of_leftovers(self, reports: tuple[launch.RankReport, ...]) -> None:

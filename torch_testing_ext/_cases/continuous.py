@@ -23,14 +23,17 @@ from typing import Any, ClassVar
 import torch
 import torch.distributed as dist
 
-from torch_testing_ext import _global_state, _torch, launch
+from torch_testing_ext import _torch, launch
 from torch_testing_ext._asserts import expectations
-from torch_testing_ext._global_state import GlobalStateWarning
 from torch_testing_ext._machine import accelerators, seeds
 from torch_testing_ext._machine.seeds import set_rng_seed
 from torch_testing_ext._marks.needs import Skipped, first_unmet
-from torch_testing_ext._rank_process import RankProcess, leave_process_group, prepare_rank
-from torch_testing_ext._ranked import (
+from torch_testing_ext.launch import settings, system
+
+from . import global_state
+from .global_state import GlobalStateWarning
+from .rank_process import RankProcess, leave_process_group, prepare_rank
+from .ranked import (
     PARENT,
     RankedTestCase,
     RankError,
@@ -41,7 +44,6 @@ from torch_testing_ext._ranked import (
     report_exit,
     report_skip,
 )
-from torch_testing_ext.launch import settings, system
 
 __unittest = True  # keeps these frames out of unittest's tracebacks
 __rank_frame__ = True  # and out of the tracebacks of ranks
@@ -323,7 +325,7 @@ def _be_rank(
 def _carry_out(cls: type[MultiProcContinuousTest], order: launch.Order) -> None:
     """One test, with what it leaves changed."""
     cls._recorder = expectations.Recorder(str(order.path), cls.rank)
-    before = _global_state.look()
+    before = global_state.look()
     try:
         cls._run_test_given_id(order.what)
         order.report.passed()
@@ -335,5 +337,5 @@ def _carry_out(cls: type[MultiProcContinuousTest], order: launch.Order) -> None:
             raise
     except BaseException as error:
         report_error(order.report, error, cls.failureException)
-    if changes := _global_state.changes(before, _global_state.look()):
+    if changes := global_state.changes(before, global_state.look()):
         order.report.note(changes)

@@ -19,8 +19,9 @@ import torch
 import torch.distributed as dist
 from multi_process_support import Seen, outcome_of
 
-from torch_testing_ext import _ranked, launch
-from torch_testing_ext._global_state import GlobalStateWarning
+from torch_testing_ext import launch
+from torch_testing_ext._cases import ranked
+from torch_testing_ext._cases.global_state import GlobalStateWarning
 from torch_testing_ext.common_distributed import TEST_SKIPS, MultiProcContinuousTest, RankError, skip_if_lt_x_gpu
 from torch_testing_ext.common_utils import (
     TestCase,
@@ -252,7 +253,7 @@ def run_class(cls: type[MultiProcContinuousTest], *names: str) -> Ran:
     with (
         tempfile.TemporaryDirectory() as directory,
         mock.patch.dict(os.environ, TELL=directory),
-        mock.patch.dict(_ranked.TIMEOUT_OVERRIDE, hangs_in_one=0.5),
+        mock.patch.dict(ranked.TIMEOUT_OVERRIDE, hangs_in_one=0.5),
         warnings.catch_warnings(record=True) as caught,
     ):
         warnings.simplefilter("always")

@@ -20,13 +20,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from torch_testing_ext import _how_run, _torch, launch
+from torch_testing_ext import _torch, launch
 from torch_testing_ext._asserts import expectations
 from torch_testing_ext._machine import seeds
 from torch_testing_ext._machine.seeds import set_rng_seed
 from torch_testing_ext._marks.needs import Skipped, first_unmet
-from torch_testing_ext._rank_process import RankProcess, leave_process_group, prepare_rank
-from torch_testing_ext._ranked import (
+from torch_testing_ext.launch import settings, system
+
+from . import invocation
+from .rank_process import RankProcess, leave_process_group, prepare_rank
+from .ranked import (
     DEFAULT_WORLD_SIZE,
     PARENT,
     RankedTestCase,
@@ -37,7 +40,6 @@ from torch_testing_ext._ranked import (
     report_exit,
     report_skip,
 )
-from torch_testing_ext.launch import settings, system
 
 __unittest = True  # keeps these frames out of unittest's tracebacks: the message says it all
 __rank_frame__ = True  # and out of the tracebacks of ranks
@@ -173,7 +175,7 @@ class MultiProcessTestCase(RankedTestCase):
                 raise
             self._interrupt()
         verdict = launch.judge(outcome.reports, outcome.timed_out, self._case(), expected)
-        if remark := _how_run.remark(outcome.reports, expected, verdict):
+        if remark := invocation.remark(outcome.reports, expected, verdict):
             verdict = replace(verdict, message=f"{verdict.message}\n\n{remark}")
         if verdict.outcome is launch.Outcome.PASSED:
             self._tell_of_leftovers(outcome.reports)

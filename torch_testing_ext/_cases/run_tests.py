@@ -10,8 +10,9 @@ import unittest
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from torch_testing_ext import _how_run
 from torch_testing_ext._machine import seeds
+
+from . import invocation
 
 EXIT_FAILED = 1
 EXIT_NO_TESTS = 5  # as unittest has it since Python 3.12
@@ -159,7 +160,7 @@ def _run_each_alone(argv: list[str], seed: int | None) -> int:
     names = _selected(argv)
     if not names:
         return _nothing_tested()
-    command = [sys.executable, *_how_run.script, argv[0], *(word for word in argv[1:] if word in _SWITCHES)]
+    command = [sys.executable, *invocation.script, argv[0], *(word for word in argv[1:] if word in _SWITCHES)]
     if seed is not None:
         command.append(f"--seed={seed}")
     failed = [name for name in names if subprocess.run([*command, name]).returncode != 0]

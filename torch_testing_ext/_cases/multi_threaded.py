@@ -13,18 +13,20 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from torch_testing_ext import _ranked, launch
+from torch_testing_ext import launch
 from torch_testing_ext._marks.needs import Skipped, first_unmet
 from torch_testing_ext._rank_threads import RankThreads
-from torch_testing_ext._ranked import DEFAULT_WORLD_SIZE, PARENT, RankedTestCase, RankError, raise_verdict
 from torch_testing_ext.launch import settings
+
+from . import ranked
+from .ranked import DEFAULT_WORLD_SIZE, PARENT, RankedTestCase, RankError, raise_verdict
 
 __unittest = True  # keeps these frames out of unittest's tracebacks
 __rank_frame__ = True  # and out of the tracebacks of ranks
 
 
 def spawn_threads_and_init_comms(
-    func: Any = None, timeout: float = _ranked.TIMEOUT_DEFAULT, world_size: int = DEFAULT_WORLD_SIZE
+    func: Any = None, timeout: float = ranked.TIMEOUT_DEFAULT, world_size: int = DEFAULT_WORLD_SIZE
 ) -> Any:
     """Run a test method in `world_size` threads, each with the process group of its rank. Bare, or with arguments.
 
