@@ -16,12 +16,10 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
-from torch.distributed.fsdp import ShardingStrategy
+from torch.distributed.fsdp import FullyShardedDataParallel as FSDP, ShardingStrategy
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy, always_wrap_policy, wrap
 
-from torch_testing_ext import _fsdp_device as device
-from torch_testing_ext import _torch
+from torch_testing_ext import _fsdp_device as device, _torch
 from torch_testing_ext._fsdp_device import DEVICEInitMode
 
 BEFORE, AFTER = DEVICEInitMode.DEVICE_BEFORE, DEVICEInitMode.DEVICE_AFTER

@@ -53,6 +53,7 @@ from torch_testing_ext._marks.platforms import (
     sm_is_or_higher_than,
     tp_transports,
 )
+from torch_testing_ext._threads.group import ProcessLocalGroup
 from torch_testing_ext.common_utils import (
     FILE_SCHEMA,
     LazyVal,
@@ -62,7 +63,6 @@ from torch_testing_ext.common_utils import (
     skip_but_pass_in_sandcastle,
     skip_but_pass_in_sandcastle_if,
 )
-from torch_testing_ext.distributed.multi_threaded_pg import ProcessLocalGroup
 
 if TYPE_CHECKING:
     HAS_ACCELERATOR: bool

@@ -15,7 +15,7 @@ from typing import Any
 
 from torch_testing_ext import launch
 from torch_testing_ext._marks.needs import Skipped, first_unmet
-from torch_testing_ext._rank_threads import RankThreads
+from torch_testing_ext._threads.ranks import RankThreads
 from torch_testing_ext.launch import settings
 
 from . import ranked

@@ -8,8 +8,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import hypothesis
-from hypothesis import Phase, control, reporting
-from hypothesis import strategies as st
+from hypothesis import Phase, control, reporting, strategies as st
 from hypothesis.internal.entropy import deterministic_PRNG
 
 T = TypeVar("T")

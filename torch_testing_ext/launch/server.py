@@ -24,8 +24,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, NoReturn
 
-from . import fitness, system
-from . import rank as rank_room
+from . import fitness, rank as rank_room, system
 from .births import Shown, open_streams, read_available, spawn
 from .job import Job, Named, Unknown
 from .report import Exit, Pen, now

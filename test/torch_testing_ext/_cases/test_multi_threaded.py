@@ -12,16 +12,20 @@ import torch
 import torch.distributed as dist
 from multi_process_support import Seen, outcome_of
 
-from torch_testing_ext import _rank_threads
 from torch_testing_ext._cases import ranked
+from torch_testing_ext._threads import ranks
 from torch_testing_ext.common_distributed import (
     TEST_SKIPS,
     MultiThreadedTestCase,
     skip_if_lt_x_gpu,
     spawn_threads_and_init_comms,
 )
-from torch_testing_ext.common_utils import TestCase, parametrize, run_tests
-from torch_testing_ext.common_utils import instantiate_parametrized_tests as instantiate
+from torch_testing_ext.common_utils import (
+    TestCase,
+    instantiate_parametrized_tests as instantiate,
+    parametrize,
+    run_tests,
+)
 
 NEVER = threading.Event()  # set only when a test of ours is over, so that its threads go
 
@@ -259,7 +263,7 @@ class TestThreadsThemselves(ThreadsTest):
             self.assertRegex(run(OwnSetUp("passes")).message, "rank 1 of 3 raised .*RuntimeError: failed in test")
 
     def test_error_in_setting_up_the_group(self) -> None:
-        with mock.patch.object(_rank_threads.dist, "init_process_group", side_effect=OSError("no group")):
+        with mock.patch.object(ranks.dist, "init_process_group", side_effect=OSError("no group")):
             self.assertRegex(run(Things("passes")).message, "raised .*OSError: no group")
 
     def test_nobody_waits_where_set_up_fails_later(self) -> None:
@@ -309,7 +313,7 @@ class TestHangs(ThreadsTest):
         self.assertEqual([thread for thread in threading.enumerate() if thread.name.startswith("rank ")], [])
 
     def test_a_failure_does_not_wait_for_the_deadline(self) -> None:
-        with mock.patch.object(_rank_threads, "GRACE_AFTER_FAILURE", 0.2):
+        with mock.patch.object(ranks, "GRACE_AFTER_FAILURE", 0.2):
             seen = run(Things("fails_while_another_hangs"))
         self.assertRegex(seen.message, "rank 2 of 3 failed .*as told")
         self.assertRegex(seen.message, r"rank 1: still running after \d+\.\d+ s")

@@ -33,6 +33,7 @@ from torch_testing_ext.common_utils import (
     gradcheck,
     instantiate_parametrized_tests,
     lazy_skip_if,
+    load_tests as load_tests_of_script,
     mock_wrapper,
     noncontiguous_like,
     parametrize,
@@ -53,9 +54,6 @@ from torch_testing_ext.common_utils import (
     suppress_warnings,
     xfail_inherited_tests,
     xfailIf,
-)
-from torch_testing_ext.common_utils import (
-    load_tests as load_tests_of_script,
 )
 
 

@@ -1,7 +1,6 @@
 """What holds for every verdict, whatever happened to the ranks."""
 
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 from verdict_support import ABORTS, ANY_CODE, CASE, ONE_OF_EACH, VerdictTestCase, skipped, victim
 
 from torch_testing_ext.common_utils import run_tests

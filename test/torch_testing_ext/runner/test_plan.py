@@ -8,8 +8,7 @@ import unittest
 from pathlib import Path
 
 from decisions_support import make_test, make_unit, settled
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from torch_testing_ext.runner.cache import Remembered
 from torch_testing_ext.runner.devices import Inventory

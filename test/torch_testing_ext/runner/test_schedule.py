@@ -3,8 +3,7 @@
 import unittest
 
 from decisions_support import make_unit
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from torch_testing_ext.runner.leases import Leases
 from torch_testing_ext.runner.schedule import PATIENCE, Queue

@@ -7,8 +7,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 
-from rich.console import Console as Terminal
-from rich.console import Group, RenderableType
+from rich.console import Console as Terminal, Group, RenderableType
 from rich.live import Live as Region
 from rich.progress_bar import ProgressBar
 from rich.table import Table

@@ -19,12 +19,9 @@ import torch.distributed as dist
 
 from torch_testing_ext import _torch, launch
 from torch_testing_ext._cases.ranked import report_error, report_exit, report_skip
-from torch_testing_ext.distributed.multi_threaded_pg import (
-    ThreadLocalWorld,
-    _install_threaded_pg,
-    _uninstall_threaded_pg,
-)
 from torch_testing_ext.launch import Ending, RankReport, hang, now
+
+from .group import ThreadLocalWorld, _install_threaded_pg, _uninstall_threaded_pg
 
 __rank_frame__ = True  # keeps these frames out of the tracebacks of ranks
 

@@ -1,0 +1,1 @@
+"""Ranks that are threads: their process group and its collectives."""

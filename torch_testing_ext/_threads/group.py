@@ -1,0 +1,355 @@
+"""Process groups whose ranks are threads, under the names of torch.testing._internal.distributed.multi_threaded_pg.
+
+While a `ThreadLocalWorld` is installed each thread has a default group of its own, made with backend="threaded". The
+members of a group meet in its hall: the first of them carries the collective out when all have come. Nobody waits for
+a thread that has ended: who does is left alone, and told so at once.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from torch_testing_ext import _torch
+
+from . import collectives as collectives
+
+__rank_frame__ = True  # keeps these frames out of the tracebacks of ranks
+
+_KEPT_EVENTS = 1000  # of each rank, to explain a hang
+
+
+class LeftAlone(RuntimeError):
+    """A collective that will never come about, since a member of the group is gone."""
+
+
+# -- worlds
+
+
+@dataclass
+class WorldData:
+    """What c10d knows of its groups, in one thread."""
+
+    default_pg: dist.ProcessGroup | None = None
+    pg_map: dict[Any, Any] = field(default_factory=dict)
+    pg_names: dict[Any, str] = field(default_factory=dict)
+    pg_group_ranks: dict[Any, dict[int, int]] = field(default_factory=dict)
+    pg_backend_config: dict[Any, str] = field(default_factory=dict)
+    group_count: int = 0
+    tags_to_pg: dict[str, list[Any]] = field(default_factory=dict)
+    pg_to_tag: dict[Any, str] = field(default_factory=dict)
+    pg_coalesce_state: dict[Any, list[Any]] = field(default_factory=dict)
+    pg_flight_recorder_hooks: dict[Any, Any] = field(default_factory=dict)  # since 2.15
+    comms: list[Any] = field(default_factory=list)
+
+
+class ThreadLocalWorld(_torch.world_class()):  # type: ignore[misc]
+    """Stands in for c10d's world: a WorldData for each thread; and what the threads know of each other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._local = threading.local()
+        self._halls: dict[Any, Hall] = {}
+        self.changed = threading.Condition()
+        self.closed = False
+        self.ended: dict[int, str] = {}  # how each rank that is gone has ended
+        self.events: dict[int, deque[dict[str, Any]]] = {}  # of each rank, as the flight recorder has them
+        self._order = itertools.count(1)
+
+    def _get_world(self) -> WorldData:
+        if not hasattr(self._local, "world"):
+            self._local.world = WorldData()
+        return self._local.world
+
+    def hall(self, name: str, ranks: tuple[int, ...]) -> Hall:
+        with self.changed:
+            return self._halls.setdefault((name, ranks), Hall(self, name, ranks))
+
+    def leave(self, rank: int, how: str) -> None:
+        """This rank takes part in nothing any more."""
+        with self.changed:
+            self.ended.setdefault(rank, how)
+            self.changed.notify_all()
+
+    def close(self) -> None:
+        """Nobody shall wait in this world any more."""
+        with self.changed:
+            self.closed = True
+            self.changed.notify_all()
+
+    def record(self, rank: int, group: str, number: int, kind: str, shapes: list[Any]) -> None:
+        event = {
+            "process_group": [group],
+            "collective_seq_id": number,
+            "profiling_name": f"threaded:{kind}",
+            "input_sizes": shapes,
+            "record_id": next(self._order),
+        }
+        self.events.setdefault(rank, deque(maxlen=_KEPT_EVENTS)).append(event)
+
+
+def _own(name: str) -> property:
+    def get(self: ThreadLocalWorld) -> Any:
+        return getattr(self._get_world(), name)
+
+    def put(self: ThreadLocalWorld, value: Any) -> None:
+        setattr(self._get_world(), name, value)
+
+    return property(get, put)
+
+
+for _name in WorldData.__dataclass_fields__:
+    setattr(ThreadLocalWorld, _name, _own(_name))
+
+
+_before: list[tuple[Any, Any]] = []  # the world, and who made groups of threads
+
+
+def _install_threaded_pg() -> ThreadLocalWorld:
+    """From now on each thread has process groups of its own, and none to begin with."""
+    assert not _before, "a threaded world is installed already"
+    world = ThreadLocalWorld()
+    # PyTorch's own kit, where a process has both, gives the backend the same name.
+    _before.append((_torch.get_world(), _torch.backend_plugin("threaded")))
+    _torch.set_backend_plugin("threaded", _PLUGIN)
+    _torch.set_world(world)
+    _torch.isolate_threads(True)
+    return world
+
+
+def _uninstall_threaded_pg() -> None:
+    world, plugin = _before.pop()
+    _torch.set_world(world)
+    _torch.set_backend_plugin("threaded", plugin)
+    _torch.isolate_threads(False)
+
+
+# -- meeting
+
+
+@dataclass
+class _Meeting:
+    """One collective on its way."""
+
+    brought: dict[int, tuple[str, Any]] = field(default_factory=dict)
+    over: bool = False
+    error: str = ""
+
+
+class Hall:
+    """Where the threads of one group meet, for one collective after another."""
+
+    def __init__(self, world: ThreadLocalWorld, name: str, ranks: tuple[int, ...]):
+        self._world = world
+        self._name = name
+        self._ranks = ranks
+        self._meeting = _Meeting()
+        self._counts = dict.fromkeys(range(len(ranks)), 0)
+
+    def meet(self, rank: int, kind: str, brought: Any, work: Callable[[list[Any]], None]) -> None:
+        """Take part in a collective as `rank` of this group; returns when it has been carried out."""
+        _finish_on_device(brought)
+        with self._world.changed:
+            meeting = self._enter(rank, kind, brought)
+            if rank == 0:
+                self._wait(meeting, lambda: len(meeting.brought) == len(self._ranks), kind)
+                self._meeting = _Meeting()
+            else:
+                self._wait(meeting, lambda: meeting.over, kind)
+        if rank == 0:
+            self._carry_out(meeting, work)
+        elif meeting.error:
+            raise LeftAlone(f"left alone in {kind}: rank {self._ranks[0]} could not carry it out: {meeting.error}")
+
+    def _enter(self, rank: int, kind: str, brought: Any) -> _Meeting:
+        self._counts[rank] += 1
+        shapes = [list(tensor.shape) for tensor in _tensors(brought)]
+        self._world.record(self._ranks[rank], self._name, self._counts[rank], kind, shapes)
+        self._meeting.brought[rank] = kind, brought
+        self._world.changed.notify_all()
+        return self._meeting
+
+    def _wait(self, meeting: _Meeting, done: Callable[[], bool], kind: str) -> None:
+        def missing() -> list[int]:
+            return [rank for place, rank in enumerate(self._ranks) if place not in meeting.brought]
+
+        def gone() -> list[int]:
+            return [rank for rank in missing() if rank in self._world.ended]
+
+        self._world.changed.wait_for(lambda: done() or gone() or self._world.closed)
+        if not done():
+            why = ", ".join(f"rank {rank} {self._world.ended[rank]}" for rank in gone())
+            raise LeftAlone(f"left alone in {kind}: {why or 'the test is over'}")
+
+    def _carry_out(self, meeting: _Meeting, work: Callable[[list[Any]], None]) -> None:
+        try:
+            self._check_agreement(meeting)
+            in_order = [meeting.brought[rank][1] for rank in range(len(self._ranks))]
+            with torch.no_grad():
+                work(in_order)
+            _finish_on_device(in_order)
+        except BaseException as error:
+            meeting.error = f"{type(error).__name__}: {error}"
+            raise
+        finally:
+            with self._world.changed:
+                meeting.over = True
+                self._world.changed.notify_all()
+
+    def _check_agreement(self, meeting: _Meeting) -> None:
+        by_kind: dict[str, list[str]] = {}
+        for place, (kind, _) in sorted(meeting.brought.items()):
+            by_kind.setdefault(kind, []).append(str(self._ranks[place]))
+        if len(by_kind) > 1:
+            said = "; ".join(f"{kind} by rank {', '.join(ranks)}" for kind, ranks in by_kind.items())
+            raise RuntimeError(f"the ranks of group {self._name} call different collectives at once: {said}")
+
+
+def _tensors(brought: Any) -> Iterator[torch.Tensor]:
+    if isinstance(brought, torch.Tensor):
+        yield brought
+    elif isinstance(brought, (list, tuple)):
+        for part in brought:
+            yield from _tensors(part)
+
+
+def _finish_on_device(brought: Any) -> None:
+    """Streams belong to threads: what one has queued for a tensor must be done before another touches it."""
+    for device in {tensor.device for tensor in _tensors(brought)}:
+        if device.type not in ("cpu", "meta"):
+            torch.accelerator.current_stream(device).synchronize()
+
+
+# -- the process group
+
+
+_ProcessGroup: Any = dist.ProcessGroup  # its stubs forbid what c10d does: an override with fewer forms
+
+
+class ProcessLocalGroup(_ProcessGroup):
+    """A rank's side of a group of threads. Every collective is over when its call returns."""
+
+    _hall: Hall
+    _name: str
+
+    def __init__(self, rank: int, world_size: int):
+        super().__init__(rank, world_size)
+        self._rank = rank
+        self._world_size = world_size
+        # The backward of a rank has to find the rank's groups, so it may not go on in autograd's own threads.
+        self._autograd = torch.autograd.set_multithreading_enabled(False)
+
+    def size(self) -> int:
+        return self._world_size
+
+    @property
+    def pg_name(self) -> str:
+        return self._name
+
+    @property
+    def group_name(self) -> str:
+        return self._name
+
+    def getBackendName(self) -> str:
+        return "threaded"
+
+    def __repr__(self) -> str:
+        return f"ThreadedPG world_size:{self._world_size} rank:{self._rank}"
+
+    def _meet(self, kind: str, brought: Any, work: Callable[..., None], **options: Any) -> dist.Work:
+        self._hall.meet(self._rank, kind, brought, partial(work, **options))
+        return _torch.finished_work(brought)
+
+    def _pieces(self, tensor: torch.Tensor, sizes: Any = None) -> list[torch.Tensor]:
+        return collectives.pieces(tensor, sizes, self._world_size)
+
+    def barrier(self, opts: Any = None) -> dist.Work:
+        return self._meet("barrier", (), lambda brought: None)
+
+    def broadcast(self, tensor_list: Any, opts: Any) -> dist.Work:
+        tensors = list(_tensors(tensor_list))
+        return self._meet("broadcast", tensors, collectives.broadcast, root=opts.rootRank)
+
+    def allreduce(self, tensor_list: Any, opts: Any = None) -> dist.Work:
+        return self._meet("all_reduce", list(tensor_list), collectives.all_reduce, op=_op(opts))
+
+    def allreduce_coalesced(self, tensor_list: Any, opts: Any = None) -> dist.Work:
+        return self._meet("all_reduce_coalesced", list(tensor_list), collectives.all_reduce, op=_op(opts))
+
+    def reduce(self, tensor_list: Any, opts: Any) -> dist.Work:
+        return self._meet("reduce", list(tensor_list), collectives.reduce, op=_op(opts), root=opts.rootRank)
+
+    def allgather(self, output_tensors: Any, input_tensor: Any, opts: Any = None) -> dist.Work:
+        return self._meet("all_gather", (list(_one(output_tensors)), _one(input_tensor)), collectives.all_gather)
+
+    def gather(self, output_tensors: Any, input_tensors: Any, opts: Any) -> dist.Work:
+        places = list(_one(output_tensors)) if output_tensors else []
+        return self._meet("gather", (places, _one(input_tensors)), collectives.gather, root=opts.rootRank)
+
+    def scatter(self, output_tensors: Any, input_tensors: Any, opts: Any) -> dist.Work:
+        tensors = list(_one(input_tensors)) if input_tensors else []
+        return self._meet("scatter", (_one(output_tensors), tensors), collectives.scatter, root=opts.rootRank)
+
+    def reduce_scatter(self, output_tensor: Any, scatter_list: Any, opts: Any = None) -> dist.Work:
+        brought = (_one(output_tensor), list(_one(scatter_list)))
+        return self._meet("reduce_scatter", brought, collectives.reduce_scatter, op=_op(opts))
+
+    def alltoall(self, output_tensor_list: Any, input_tensor_list: Any, opts: Any = None) -> dist.Work:
+        return self._meet("all_to_all", (list(output_tensor_list), list(input_tensor_list)), collectives.all_to_all)
+
+    def all_gather_single(self, output_tensor: Any, input_tensor: Any, opts: Any = None) -> dist.Work:
+        return self.allgather([self._pieces(output_tensor)], [input_tensor], opts)
+
+    def reduce_scatter_single(self, output_tensor: Any, input_tensor: Any, opts: Any = None) -> dist.Work:
+        return self.reduce_scatter([output_tensor], [self._pieces(input_tensor)], opts)
+
+    def all_to_all_single(
+        self, output_buffer: Any, input_buffer: Any, output_split_sizes: Any, input_split_sizes: Any, opts: Any = None
+    ) -> dist.Work:
+        places = self._pieces(output_buffer, output_split_sizes)
+        return self.alltoall(places, self._pieces(input_buffer, input_split_sizes), opts)
+
+    def all_gather_single_coalesced(self, output_tensor_list: Any, input_tensor_list: Any, opts: Any = None) -> Any:
+        pairs = zip(output_tensor_list, input_tensor_list, strict=True)
+        return [self.all_gather_single(output, input, opts) for output, input in pairs][-1]
+
+    def reduce_scatter_single_coalesced(self, output_tensors: Any, input_tensors: Any, opts: Any = None) -> Any:
+        pairs = zip(output_tensors, input_tensors, strict=True)
+        return [self.reduce_scatter_single(output, input, opts) for output, input in pairs][-1]
+
+    # As torch called these before 2.13.
+    _allgather_base = all_gather_single
+    _reduce_scatter_base = reduce_scatter_single
+    alltoall_base = all_to_all_single
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+
+
+def _op(opts: Any) -> Any:
+    return dist.ReduceOp.SUM if opts is None else opts.reduceOp
+
+
+def _one(items: Any) -> Any:
+    """c10d once had several devices a process; since then its lists have one item."""
+    (item,) = items
+    return item
+
+
+def _create_threaded_pg(opts: Any, _: Any) -> ProcessLocalGroup:
+    ranks = tuple(opts.global_ranks_in_group) or tuple(range(opts.group_size))
+    group = ProcessLocalGroup(opts.group_rank, opts.group_size)
+    group._name = opts.group_id
+    group._hall = _torch.get_world().hall(opts.group_id, ranks)
+    return group
+
+
+dist.Backend.register_backend("threaded", _create_threaded_pg, extended_api=True, devices=["cpu", "cuda", "xpu"])
+_PLUGIN = _torch.backend_plugin("threaded")
