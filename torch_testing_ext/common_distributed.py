@@ -37,7 +37,7 @@ from torch_testing_ext._cases.ranked import (
     RankFailure,
     get_timeout,
 )
-from torch_testing_ext._forward_inputs import SaveForwardInputsModel, SaveForwardInputsModule
+from torch_testing_ext._fsdp.forward_inputs import SaveForwardInputsModel, SaveForwardInputsModule
 from torch_testing_ext._machine import accelerators, environment
 from torch_testing_ext._marks import needs
 from torch_testing_ext._marks.needs import TEST_SKIPS, Need, TestSkip, needs_of, requires

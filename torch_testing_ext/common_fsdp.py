@@ -14,10 +14,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from torch_testing_ext import _fsdp_device, _torch, common_utils
+from torch_testing_ext import _torch, common_utils
 from torch_testing_ext._cases.continuous import UNSET
-from torch_testing_ext._fsdp_device import DEVICEInitMode
-from torch_testing_ext._fsdp_models import (
+from torch_testing_ext._fsdp import fsdp_device
+from torch_testing_ext._fsdp.fsdp_device import DEVICEInitMode
+from torch_testing_ext._fsdp.fully_shard_models import MLP, DoubleLinear, MLPStack
+from torch_testing_ext._fsdp.models import (
     AlwaysWrapNestedWrappedModule,
     DummyDDP,
     DummyProcessGroup,
@@ -33,8 +35,8 @@ from torch_testing_ext._fsdp_models import (
     SkipModule,
     TransformerWithSharedParams,
 )
-from torch_testing_ext._fsdp_parity import FSDPTestMixin
-from torch_testing_ext._fsdp_patches import (
+from torch_testing_ext._fsdp.parity import FSDPTestMixin
+from torch_testing_ext._fsdp.patches import (
     compiled_fsdp_test,
     patch_all_gather,
     patch_all_reduce,
@@ -47,7 +49,7 @@ from torch_testing_ext._fsdp_patches import (
     patch_unshard,
     reduce_scatter_with_assert,
 )
-from torch_testing_ext._fsdp_state import (
+from torch_testing_ext._fsdp.state import (
     _assert_module_states,
     _broadcast_state_dict,
     _get_state_dict,
@@ -58,7 +60,6 @@ from torch_testing_ext._fsdp_state import (
     get_full_params,
     subtest_name,
 )
-from torch_testing_ext._fully_shard_models import MLP, DoubleLinear, MLPStack
 from torch_testing_ext._machine import accelerators
 from torch_testing_ext._marks.needs import TEST_SKIPS, Skipped, TestSkip, first_unmet, needs_of, too_few_devices
 from torch_testing_ext.common_distributed import (
@@ -121,9 +122,9 @@ __all__ = [
 ]
 
 _ASKED_LATE: dict[str, Callable[[], Any]] = {
-    "DEVICE_TYPE": _fsdp_device.device_type,
-    "DISTRIBUTED_BACKEND": _fsdp_device.backend,
-    "DEVICE_COUNT": _fsdp_device.device_count,
+    "DEVICE_TYPE": fsdp_device.device_type,
+    "DISTRIBUTED_BACKEND": fsdp_device.backend,
+    "DEVICE_COUNT": fsdp_device.device_count,
     # Handed on from common_utils.
     "TEST_CUDA": lambda: common_utils.TEST_CUDA,
     "TEST_HPU": lambda: common_utils.TEST_HPU,
@@ -139,7 +140,7 @@ def __getattr__(name: str) -> Any:
 
 
 def get_devtype() -> torch.device:
-    return torch.device(_fsdp_device.device_type())
+    return torch.device(fsdp_device.device_type())
 
 
 class FSDPTest(FSDPTestMixin, MultiProcessTestCase):
@@ -201,8 +202,8 @@ class FSDPTest(FSDPTestMixin, MultiProcessTestCase):
         self = cls(test_name)
         self.rank = rank
         self.file_name = file_name
-        _fsdp_device.use(self.device_type)
-        device = _fsdp_device.compute_device(rank)
+        fsdp_device.use(self.device_type)
+        device = fsdp_device.compute_device(rank)
         if device.type != "cpu":
             torch.accelerator.set_device_index(device.index)
         self._init_process_group(bool(kwargs.get("fake_pg")))
@@ -222,7 +223,7 @@ class FSDPTest(FSDPTestMixin, MultiProcessTestCase):
 
             dist.init_process_group(backend="fake", world_size=size, rank=self.rank, store=FakeStore())
             return
-        backend = _fsdp_device.backend()
+        backend = fsdp_device.backend()
         if not dist.is_backend_available(backend):
             raise Skipped(TEST_SKIPS["backend_unavailable"])
         dist.init_process_group(backend, init_method=self.init_method, world_size=size, rank=self.rank)
@@ -240,11 +241,11 @@ class FSDPTestContinuous(FSDPTestMixin, MultiProcContinuousTest):
 
     @classmethod
     def backend_str(cls) -> str:
-        return _fsdp_device.backend()
+        return fsdp_device.backend()
 
     @classmethod
     def device_type(cls) -> str:
-        return _fsdp_device.device_type()
+        return fsdp_device.device_type()
 
     @classmethod
     def _get_world_size(cls, device_type: str) -> Any:
@@ -254,9 +255,9 @@ class FSDPTestContinuous(FSDPTestMixin, MultiProcContinuousTest):
     @classmethod
     def _init_pg(cls, rank: int, world_size: int, rdvz_file: str) -> None:
         _keep_nccl_quiet()
-        device = _fsdp_device.compute_device(rank)
+        device = fsdp_device.compute_device(rank)
         if device.type != "cpu":
-            if _fsdp_device.device_count() < world_size:
+            if fsdp_device.device_count() < world_size:
                 raise Skipped(too_few_devices(world_size))
             torch.accelerator.set_device_index(device.index)
         super()._init_pg(rank, world_size, rdvz_file)
@@ -268,7 +269,7 @@ class FSDPTestContinuous(FSDPTestMixin, MultiProcContinuousTest):
         _torch.reset_dynamo()
 
     def setUp(self) -> None:
-        if _fsdp_device.device_type() == "cpu" and not _may_use_cpu(getattr(self, self._testMethodName)):
+        if fsdp_device.device_type() == "cpu" and not _may_use_cpu(getattr(self, self._testMethodName)):
             raise Skipped(TEST_SKIPS["no_accelerator"])
         super().setUp()
 
@@ -282,7 +283,7 @@ class FSDPTestMultiThread(MultiThreadedTestCase):
 
     @property
     def world_size(self) -> int:
-        return _fsdp_device.device_count()
+        return fsdp_device.device_count()
 
     def setUp(self) -> None:
         super().setUp()

@@ -9,7 +9,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
-from torch_testing_ext import _fsdp_device
+from torch_testing_ext._fsdp import fsdp_device
 from torch_testing_ext.common_distributed import skip_if_lt_x_gpu
 from torch_testing_ext.common_fsdp import FSDPTestContinuous, FSDPTestMixin, FSDPTestMultiThread
 from torch_testing_ext.common_utils import TestCase, run_tests
@@ -54,7 +54,7 @@ class TestContinuous(TestCase):
     def setUp(self) -> None:
         super().setUp()
         self.addCleanup(InRanksThatStay.tearDownClass)
-        on_cpu = mock.patch.object(_fsdp_device, "_chosen", "cpu")
+        on_cpu = mock.patch.object(fsdp_device, "_chosen", "cpu")
         on_cpu.start()
         self.addCleanup(on_cpu.stop)
 
@@ -77,7 +77,7 @@ class TestThreads(TestCase):
         self.assertRegex(outcome(InThreads, "fails"), "rank 1 of 2 failed")
 
     def test_as_many_as_devices(self) -> None:
-        with mock.patch.object(_fsdp_device, "device_count", return_value=7):
+        with mock.patch.object(fsdp_device, "device_count", return_value=7):
             self.assertEqual(FSDPTestMultiThread().world_size, 7)
 
 

@@ -13,7 +13,7 @@ from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
-from torch_testing_ext import _fsdp_device as device
+from . import fsdp_device as device
 
 State = dict[str, torch.Tensor]
 

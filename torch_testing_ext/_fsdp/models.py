@@ -19,8 +19,10 @@ from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel as FSDP, ShardingStrategy
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy, always_wrap_policy, wrap
 
-from torch_testing_ext import _fsdp_device as device, _torch
-from torch_testing_ext._fsdp_device import DEVICEInitMode
+from torch_testing_ext import _torch
+
+from . import fsdp_device as device
+from .fsdp_device import DEVICEInitMode
 
 BEFORE, AFTER = DEVICEInitMode.DEVICE_BEFORE, DEVICEInitMode.DEVICE_AFTER
 HYBRID = (ShardingStrategy.HYBRID_SHARD, ShardingStrategy._HYBRID_SHARD_ZERO2)

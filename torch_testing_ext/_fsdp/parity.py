@@ -18,11 +18,13 @@ from torch.distributed.fsdp import (
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from torch_testing_ext import _fsdp_device, _torch
+from torch_testing_ext import _torch
 from torch_testing_ext._cases.distributed_base import run_subtests
-from torch_testing_ext._fsdp_device import DEVICEInitMode
-from torch_testing_ext._fsdp_models import FSDPInitMode, FSDPTestModel
-from torch_testing_ext._fsdp_state import _zero_model, get_full_params
+
+from . import fsdp_device
+from .fsdp_device import DEVICEInitMode
+from .models import FSDPInitMode, FSDPTestModel
+from .state import _zero_model, get_full_params
 
 
 class FSDPTestMixin:
@@ -66,7 +68,7 @@ class FSDPTestMixin:
         offloaded = is_fsdp and fsdp_cpu_offload is not None and fsdp_cpu_offload.offload_params
         loss_device = next(model.parameters()).device
         loss_dtype = _expected_loss_dtype(is_fsdp, mixed_precision, use_pure_fp16)
-        kind = _fsdp_device.device_type()
+        kind = fsdp_device.device_type()
         scaler_options = {"device": kind, **(sharded_grad_scaler_kwargs or {})}
         scaler = ShardedGradScaler(enabled=enable_sharded_grad_scaler, **scaler_options)
         # Adam would hide a gradient that is wrong by a factor.
@@ -143,7 +145,7 @@ class FSDPTestMixin:
             "forward_prefetch": forward_prefetch,
             "use_orig_params": use_orig_params,
         }
-        if _fsdp_device.device_type() == "cpu":
+        if fsdp_device.device_type() == "cpu":
             options.setdefault("device_id", torch.device("cpu"))
 
         if not must_fail:
@@ -153,7 +155,7 @@ class FSDPTestMixin:
         model = self._fsdp_model(model_class, fsdp_init_mode, device_init_mode, options, init_kwargs or {})
         if use_pure_fp16:
             model = model.half()
-        _fsdp_device.place(model, device_init_mode, DEVICEInitMode.DEVICE_AFTER)
+        fsdp_device.place(model, device_init_mode, DEVICEInitMode.DEVICE_AFTER)
         if offloads and not must_fail:
             self._assert_on_cpu(model, "before training")
         with self._refused_for_its_device() if must_fail else nullcontext():
@@ -163,7 +165,7 @@ class FSDPTestMixin:
 
         if offloads:
             self._assert_on_cpu(model, "after training")
-            loss = loss.to(_fsdp_device.device_type())
+            loss = loss.to(fsdp_device.device_type())
         full_parameters = get_full_params(model)
         torch.testing.assert_close(ref_loss, loss, check_dtype=False, msg=lambda text: f"loss of FSDP:\n{text}")
         if mixed_precision is None and not use_pure_fp16:
@@ -206,7 +208,7 @@ class FSDPTestMixin:
         return self.assertRaisesRegex(
             RuntimeError,
             "An FSDP-managed module with parameter CPU offloading enabled "
-            f"has parameters on {_fsdp_device.device_type()}",
+            f"has parameters on {fsdp_device.device_type()}",
         )
 
     def _assert_on_cpu(self: Any, model: nn.Module, when: str) -> None:
@@ -233,7 +235,7 @@ def _save_zero_and_load(model: nn.Module) -> None:
 
 
 def _ddp(model: nn.Module, rank: int) -> DDP:
-    kind = _fsdp_device.device_type()
+    kind = fsdp_device.device_type()
     if kind == "cpu":
         return DDP(model)
     index = 0 if kind == "hpu" else rank  # a rank on an HPU sees one device
