@@ -40,7 +40,7 @@ KNOWN_PRIVATE_NAMES = {
 # What is still wrong.
 KNOWN_CIRCLES = [
     ["torch_testing_ext._lockstep.outcome", "torch_testing_ext._lockstep.ranks", "torch_testing_ext._lockstep.values"],
-    ["torch_testing_ext.distributed._tensor._local_tensor", "torch_testing_ext.distributed._tensor.common_dtensor"],
+    ["torch_testing_ext._dtensor.local_tensor", "torch_testing_ext.distributed._tensor.common_dtensor"],
 ]
 KNOWN_UPWARD = {("torch_testing_ext._threads.ranks", "torch_testing_ext._cases.ranked")}
 MIRROR = ["common_utils", "common_distributed", "distributed.fake_pg"]

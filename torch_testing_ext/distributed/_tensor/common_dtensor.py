@@ -30,15 +30,15 @@ from torch_testing_ext.common_distributed import (
 )
 
 if TYPE_CHECKING:
-    from torch_testing_ext.distributed._tensor._converter import DTensorConverter
-    from torch_testing_ext.distributed._tensor._experts import (
+    from torch_testing_ext._dtensor.converter import DTensorConverter
+    from torch_testing_ext._dtensor.experts import (
         ExpertLayer,
         ExpertParallel,
         ExpertParallelWithTP,
         Experts,
         TensorParallelForExpert,
     )
-    from torch_testing_ext.distributed._tensor._local_tensor import (
+    from torch_testing_ext._dtensor.local_tensor import (
         LocalDTensorContinuousTestBase,
         LocalDTensorOpTestBase,
         LocalDTensorTestBase,
@@ -48,26 +48,20 @@ if TYPE_CHECKING:
         map_local_tensor_for_rank,
         reduce_local_int,
     )
-    from torch_testing_ext.distributed._tensor._mlp import MLPModule, MLPStacked, RMSNormPython
-    from torch_testing_ext.distributed._tensor._shard_order import (
+    from torch_testing_ext._dtensor.mlp import MLPModule, MLPStacked, RMSNormPython
+    from torch_testing_ext._dtensor.shard_order import (
         generate_shard_orders,
         make_full_tensor,
         patched_distribute_tensor,
         redistribute,
         shard_order_to_placement,
     )
-    from torch_testing_ext.distributed._tensor._sharding_rules import (
+    from torch_testing_ext._dtensor.sharding_rules import (
         op_strategy_context,
         validate_sharding_rule_sample,
         validate_sharding_rule_sample_backward,
     )
-    from torch_testing_ext.distributed._tensor._transformer import (
-        Attention,
-        FeedForward,
-        ModelArgs,
-        Transformer,
-        TransformerBlock,
-    )
+    from torch_testing_ext._dtensor.transformer import Attention, FeedForward, ModelArgs, Transformer, TransformerBlock
 
     DEVICE_COUNT: int
     DEVICE_TYPE: str
@@ -130,9 +124,9 @@ MOST_RANKS = 4  # of a test here, unless it asks for more
 # -- what is looked up when it is first asked for
 
 _ROOMS = {
-    "_converter": ("DTensorConverter",),
-    "_experts": ("ExpertLayer", "ExpertParallel", "ExpertParallelWithTP", "Experts", "TensorParallelForExpert"),
-    "_local_tensor": (
+    "converter": ("DTensorConverter",),
+    "experts": ("ExpertLayer", "ExpertParallel", "ExpertParallelWithTP", "Experts", "TensorParallelForExpert"),
+    "local_tensor": (
         "LocalDTensorContinuousTestBase",
         "LocalDTensorOpTestBase",
         "LocalDTensorTestBase",
@@ -142,27 +136,27 @@ _ROOMS = {
         "map_local_tensor_for_rank",
         "reduce_local_int",
     ),
-    "_mlp": ("MLPModule", "MLPStacked", "RMSNormPython"),
-    "_shard_order": (
+    "mlp": ("MLPModule", "MLPStacked", "RMSNormPython"),
+    "shard_order": (
         "generate_shard_orders",
         "make_full_tensor",
         "patched_distribute_tensor",
         "redistribute",
         "shard_order_to_placement",
     ),
-    "_sharding_rules": (
+    "sharding_rules": (
         "op_strategy_context",
         "validate_sharding_rule_sample",
         "validate_sharding_rule_sample_backward",
     ),
-    "_transformer": ("Attention", "FeedForward", "ModelArgs", "Transformer", "TransformerBlock"),
+    "transformer": ("Attention", "FeedForward", "ModelArgs", "Transformer", "TransformerBlock"),
 }
 _ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
     if name in _ROOM_OF:
-        found = getattr(importlib.import_module(f"{__package__}.{_ROOM_OF[name]}"), name)
+        found = getattr(importlib.import_module(f"torch_testing_ext._dtensor.{_ROOM_OF[name]}"), name)
         globals()[name] = found
         return found
     if name in _DEVICE_FACTS:
@@ -282,15 +276,15 @@ class DTensorTestMixin:
 
     def _test_op(self, mesh: DeviceMesh, op_call: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
         """`op_call` gives the same for every way to place its tensor arguments on `mesh` as for the tensors."""
-        from torch_testing_ext.distributed._tensor import _op_checks
+        from torch_testing_ext._dtensor import op_checks
 
-        _op_checks.check_all_placements(self, mesh, op_call, args, kwargs)
+        op_checks.check_all_placements(self, mesh, op_call, args, kwargs)
 
     def _test_op_on_dtensor(self, op_call: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
         """`op_call` gives the same for these DTensors as for the full tensors."""
-        from torch_testing_ext.distributed._tensor import _op_checks
+        from torch_testing_ext._dtensor import op_checks
 
-        _op_checks.check_dtensors(self, op_call, args, kwargs)
+        op_checks.check_dtensors(self, op_call, args, kwargs)
 
 
 class DTensorTestBase(DTensorTestMixin, MultiProcessTestCase):

@@ -23,12 +23,7 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.utils.checkpoint import checkpoint
 
-from torch_testing_ext.distributed._tensor._experts import (
-    ExpertLayer,
-    ExpertParallel,
-    ExpertParallelWithTP,
-    TensorParallelForExpert,
-)
+from .experts import ExpertLayer, ExpertParallel, ExpertParallelWithTP, TensorParallelForExpert
 
 
 @dataclass

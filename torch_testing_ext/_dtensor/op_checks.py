@@ -9,7 +9,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-from torch_testing_ext.distributed._tensor._converter import DTensorConverter
+from .converter import DTensorConverter
 
 __unittest = True
 __rank_frame__ = True

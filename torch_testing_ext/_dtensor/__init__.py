@@ -1,0 +1,1 @@
+"""Bases, models and helpers for tests of DTensor."""
