@@ -15,11 +15,10 @@ import hypothesis
 from hypothesis import HealthCheck, Phase, Verbosity, assume, example, reject, reproduce_failure, seed, settings
 from hypothesis.strategies import data
 
-from torch_testing_ext._lockstep import _hypothesis
-from torch_testing_ext._lockstep.ranks import Leader, PropertyFailure, Rank
-from torch_testing_ext._lockstep.run import run
-from torch_testing_ext._lockstep.values import Blueprint, for_rank
-from torch_testing_ext._strategies.meshes import (
+from torch_testing_ext._hypothesis import internals
+from torch_testing_ext._hypothesis.ranks import Leader, PropertyFailure, Rank
+from torch_testing_ext._hypothesis.run import run
+from torch_testing_ext._hypothesis.strategies.meshes import (
     MeshPlan,
     PartitionPlan,
     device_meshes,
@@ -28,9 +27,10 @@ from torch_testing_ext._strategies.meshes import (
     ranks,
     world_size,
 )
-from torch_testing_ext._strategies.placements import DTensorPlan, distribute, dtensors, in_order, placements
-from torch_testing_ext._strategies.programs import Program, collective_programs
-from torch_testing_ext._strategies.tensors import dtypes, shapes, tensors
+from torch_testing_ext._hypothesis.strategies.placements import DTensorPlan, distribute, dtensors, in_order, placements
+from torch_testing_ext._hypothesis.strategies.programs import Program, collective_programs
+from torch_testing_ext._hypothesis.strategies.tensors import dtypes, shapes, tensors
+from torch_testing_ext._hypothesis.values import Blueprint, for_rank
 
 __all__ = [
     "Blueprint",
@@ -89,7 +89,7 @@ def given(*positional: Any, **named: Any) -> Callable[[Callable[..., None]], Cal
 
         @functools.wraps(prop)
         def test(*args: Any, **kwargs: Any) -> None:
-            _hypothesis.adopt_decorations(test, prop)
+            internals.adopt_decorations(test, prop)
             if args and _is_rank(args[0]):
                 run(args[0], prop, functools.partial(body, args[0]))
             else:

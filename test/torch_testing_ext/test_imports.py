@@ -39,7 +39,11 @@ KNOWN_PRIVATE_NAMES = {
 }
 # What is still wrong.
 KNOWN_CIRCLES = [
-    ["torch_testing_ext._lockstep.outcome", "torch_testing_ext._lockstep.ranks", "torch_testing_ext._lockstep.values"],
+    [
+        "torch_testing_ext._hypothesis.outcome",
+        "torch_testing_ext._hypothesis.ranks",
+        "torch_testing_ext._hypothesis.values",
+    ],
     ["torch_testing_ext._dtensor.local_tensor", "torch_testing_ext.distributed._tensor.common_dtensor"],
 ]
 KNOWN_UPWARD = {("torch_testing_ext._threads.ranks", "torch_testing_ext._cases.ranked")}

@@ -12,9 +12,9 @@ import torch.distributed as dist
 from hypothesis import strategies as st
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from torch_testing_ext._lockstep.group import keep
-from torch_testing_ext._lockstep.ranks import Rank
-from torch_testing_ext._lockstep.values import Blueprint, PerRank
+from ..groups import keep
+from ..ranks import Rank
+from ..values import Blueprint, PerRank
 
 T = TypeVar("T")
 NAMES = ("x", "y", "z")

@@ -11,8 +11,8 @@ import torch
 from hypothesis import strategies as st
 
 from torch_testing_ext import _torch
-from torch_testing_ext._lockstep.values import Blueprint
 
+from ..values import Blueprint
 from .meshes import MeshPlan, device_meshes
 from .tensors import shapes, tensors
 

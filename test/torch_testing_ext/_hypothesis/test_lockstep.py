@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from hypothesis import strategies as st
 
-from torch_testing_ext._lockstep.wake import Watch
+from torch_testing_ext._hypothesis.watchdog import Watch
 from torch_testing_ext.common_distributed import MultiProcessTestCase, RankError, RankFailure
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.hypothesis_utils import (

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.connection import Connection, Pipe, wait
 
-from .wires import Wires
+from .connections import Wires
 
 # Others mostly leave the same example by themselves, a moment later: what they say of it is worth more than a wait.
 GRACE = 0.02

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from torch_testing_ext._lockstep.wires import Wires, _connections, _has_unread
+from torch_testing_ext._hypothesis.connections import Wires, _connections, _has_unread
 from torch_testing_ext.common_distributed import MultiProcessTestCase, requires_gloo
 from torch_testing_ext.common_utils import TestCase, run_tests
 

@@ -15,12 +15,12 @@ import torch.distributed as dist
 from hypothesis import Phase
 from hypothesis.errors import Flaky
 
-from . import _hypothesis
-from .channel import PeerLost, meet
-from .group import Groups
+from . import internals
+from .connections import Wires
+from .groups import Groups
+from .links import PeerLost, meet
 from .ranks import Abandoned, Body, Ending, Follower, Leader, PropertyFailure, Rank
-from .wake import Watch
-from .wires import Wires
+from .watchdog import Watch
 
 __unittest = True
 __rank_frame__ = True
@@ -32,11 +32,11 @@ _LATER = 0.1
 
 def run(test: Any, prop: Callable[..., None], body: Body) -> None:
     """`prop` is the body as Hypothesis made a test of it."""
-    chosen = _settings_for_ranks(_hypothesis.settings_of(prop))
+    chosen = _settings_for_ranks(internals.settings_of(prop))
     deadline = chosen.deadline.total_seconds() if isinstance(chosen.deadline, timedelta) else None
     with _part(test, deadline) as part:
         if isinstance(part, Leader):
-            _hypothesis.put_settings(prop, hypothesis.settings(chosen, deadline=None))
+            internals.put_settings(prop, hypothesis.settings(chosen, deadline=None))
             _lead(part, test, prop)
         else:
             assert isinstance(part, Follower)
@@ -100,11 +100,11 @@ def _backend(test: Any) -> str:
 
 
 def _lead(leader: Leader, test: Any, prop: Callable[..., None]) -> None:
-    seed = _hypothesis.choose_seed(prop)
+    seed = internals.choose_seed(prop)
     lines: list[str] = []
     ending = Ending()
     try:
-        with _hypothesis.reports_into(lines):
+        with internals.reports_into(lines):
             prop(test)
         if leader.broken:
             leader.remake()  # for what the test does after this
@@ -172,7 +172,7 @@ def _without_self(lines: list[str]) -> list[str]:
 
 def _follow(follower: Follower, body: Body) -> None:
     try:
-        ending = _hypothesis.inside(functools.partial(follower.follow, body))
+        ending = internals.inside(functools.partial(follower.follow, body))
     except PeerLost:
         time.sleep(_LATER)
         raise _peer_lost(follower) from None

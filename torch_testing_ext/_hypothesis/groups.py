@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from torch_testing_ext import _torch
 
-from .wires import Wires
+from .connections import Wires
 
 # A rank that waits for another one in a store is not woken; it gives up by itself after this. To meet for a new group,
 # where all come, it has longer: the machine may be busy.

@@ -13,11 +13,11 @@ import hypothesis
 from hypothesis import strategies as st
 from hypothesis.errors import StopTest
 
-from . import _hypothesis, values
-from .channel import Link, PeerLost
-from .group import Groups
+from . import internals, values
+from .groups import Groups
+from .links import Link, PeerLost
 from .outcome import Kind, Outcome, Settled, of_error, settle
-from .wake import Watch
+from .watchdog import Watch
 
 __rank_frame__ = True
 
@@ -238,7 +238,7 @@ class Follower(Rank):
         self.number = number
         self.watch.begin(number)
         drawn.update({name: values.FollowersData(self._hear_draw) for name in interactive})
-        with _hypothesis.next_example():
+        with internals.next_example():
             outcome = self.perform(body, drawn)
         if outcome.settles_alone:
             self.watch.alarm(number)
