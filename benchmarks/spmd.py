@@ -168,7 +168,7 @@ def show(world: int, results: dict[str, Any]) -> None:
 
 def peak_memory() -> list[tuple[str, float]]:
     """MiB that live at once beyond a step's inputs, counted from the graph: weights kept whole, or gathered again."""
-    from torch_testing_ext.distributed._spmd.memory import peak_bytes
+    from torch_testing_ext._spmd.run.memory import peak_bytes
 
     found = []
     for title, reshard in (("kept from forward to backward", False), ("gathered again in backward", True)):

@@ -20,16 +20,16 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 # What PyTorch's own suites and models use by these names, and the operators that a traced program consists of.
 # Nothing else, and nothing new.
 KNOWN_PRIVATE_NAMES = {
-    "_fully_shard_models.py": {"torch.distributed._composable"},
-    "distributed/_spmd/buckets.py": {"torch.ops._c10d_functional"},
-    "distributed/_spmd/cleaning.py": {"torch._ops"},
-    "distributed/_spmd/emit.py": {"torch._ops"},
-    "distributed/_spmd/graphs.py": {"torch._ops"},
-    "distributed/_spmd/lowering.py": {"torch.ops._c10d_functional"},
-    "distributed/_spmd/taint.py": {"torch._ops", "torch.ops._c10d_functional"},
-    "distributed/_tensor/_converter.py": {"torch.utils._pytree"},
-    "distributed/_tensor/_op_checks.py": {"torch.utils._pytree"},
-    "distributed/_tensor/_sharding_rules.py": {"torch.utils._pytree"},
+    "_fsdp/fully_shard_models.py": {"torch.distributed._composable"},
+    "_spmd/lower/buckets.py": {"torch.ops._c10d_functional"},
+    "_spmd/lower/cleaning.py": {"torch._ops"},
+    "_spmd/lower/emit.py": {"torch._ops"},
+    "_spmd/lower/graphs.py": {"torch._ops"},
+    "_spmd/lower/lowering.py": {"torch.ops._c10d_functional"},
+    "_spmd/lower/shard_flow.py": {"torch._ops", "torch.ops._c10d_functional"},
+    "_dtensor/converter.py": {"torch.utils._pytree"},
+    "_dtensor/op_checks.py": {"torch.utils._pytree"},
+    "_dtensor/sharding_rules.py": {"torch.utils._pytree"},
     "upstream/mapping.py": {
         "torch._dynamo",
         "torch._inductor",

@@ -12,9 +12,9 @@ import torch.distributed as dist
 from spmd_training import MLP, Case, Normed, normal_batch, step, to_device, train_both
 from torch import nn
 
+from torch_testing_ext._spmd.run.memory import peak_bytes
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.distributed._spmd import DataParallel, Override, compile
-from torch_testing_ext.distributed._spmd.memory import peak_bytes
 from torch_testing_ext.distributed._tensor.common_dtensor import DTensorTestBase, with_comms
 
 mlp = functools.partial(MLP, (10, 8, 4))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import fx
 
-from .buckets import Bucket
+from ..lower.buckets import Bucket
 
 
 def _size(nbytes: float) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from ..._torch import (
+from torch_testing_ext._torch import (
     disable_torch_function,
     dispatch_mode_class,
     inside_backward,
@@ -20,7 +20,8 @@ from ..._torch import (
     tracing_graph,
     tree,
 )
-from .errors import SPMDError, users_line
+
+from ..errors import SPMDError, users_line
 from .markers import NEUTRAL
 
 _tree = tree()

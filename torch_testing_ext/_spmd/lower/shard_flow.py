@@ -17,12 +17,12 @@ from typing import Any, NoReturn
 import torch
 from torch import fx
 
-from .errors import SPMDError
+from ..errors import SPMDError
+from ..layout import Layout
+from ..trace.markers import GATHER, NEUTRAL, SCATTER_GRAD
+from ..trace.tracing import Source
+from ..trace.watch import written_arguments
 from .graphs import call, operand, param_of
-from .layout import Layout
-from .markers import GATHER, NEUTRAL, SCATTER_GRAD
-from .tracing import Source
-from .watch import written_arguments
 
 aten = torch.ops.aten
 c10d = torch.ops._c10d_functional

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import fx
 
+from ..trace.state import State
+from ..trace.tracing import Source
 from .buckets import Bucket, Wire, aten, c10d, flatten, split, wait
 from .cleaning import placeholders
 from .graphs import call, nbytes, storages, writes
-from .state import State
-from .tracing import Source
 
 
 def share_written_buffers(graph: fx.Graph, sources: list[Source], state: State, wire: Wire) -> list[Bucket]:

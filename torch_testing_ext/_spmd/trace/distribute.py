@@ -15,8 +15,9 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from ..._torch import tree
-from .layout import Layout
+from torch_testing_ext._torch import tree
+
+from ..layout import Layout
 from .state import State, StateEntry
 
 _tree = tree()

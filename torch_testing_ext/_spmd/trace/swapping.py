@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..._torch import is_fake, tree
-from .errors import SPMDError
+from torch_testing_ext._torch import is_fake, tree
+
+from ..errors import SPMDError
 from .state import State
 
 _tree = tree()

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..._torch import storage_key, tree
-from .watch import written_arguments
+from torch_testing_ext._torch import storage_key, tree
+
+from ..trace.watch import written_arguments
 
 _tree = tree()
 # Draws from the generator keep their order: the generator counts as a storage that each of them writes.

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 
 from torch import fx
 
+from ..layout import Layout
+from ..trace.markers import GRAD_SYNC, SCATTER_GRAD
 from .buckets import (
     Bucket,
     Wire,
@@ -23,8 +25,6 @@ from .buckets import (
     wait,
 )
 from .graphs import nbytes, operand, param_of, reads, storages, writes
-from .layout import Layout
-from .markers import GRAD_SYNC, SCATTER_GRAD
 
 
 @dataclass

@@ -10,11 +10,12 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from ..._torch import below_autograd, local_tensor, set_grad_enabled, set_local_tensor, tree
+from torch_testing_ext._torch import below_autograd, local_tensor, set_grad_enabled, set_local_tensor, tree
+
+from ..lower.lowering import Program
+from ..trace.distribute import is_step_count, to_dtensor
+from ..trace.tracing import NewState, Recipe, Source
 from .binding import Binding
-from .distribute import is_step_count, to_dtensor
-from .lowering import Program
-from .tracing import NewState, Recipe, Source
 
 _tree = tree()
 

@@ -13,10 +13,11 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from ..._torch import local_tensor, tree
-from .layout import Layout
-from .state import State, StateEntry
-from .tracing import Source
+from torch_testing_ext._torch import local_tensor, tree
+
+from ..layout import Layout
+from ..trace.state import State, StateEntry
+from ..trace.tracing import Source
 
 _tree = tree()
 

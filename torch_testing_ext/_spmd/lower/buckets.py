@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import fx
 
+from ..layout import Layout
 from .graphs import call
-from .layout import Layout
 
 aten = torch.ops.aten
 c10d = torch.ops._c10d_functional

@@ -13,23 +13,24 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from ..._torch import tree
+from torch_testing_ext._torch import tree
+
+from ..errors import SPMDError
+from ..layout import Layout
+from ..lower.cleaning import placeholders
+from ..lower.executable import executable
+from ..lower.lowering import Program
+from ..parallel_mode import ParallelMode
+from ..trace.arguments import flatten, loose_signature, signature, validate
+from ..trace.distribute import distribute, install_distributed
+from ..trace.override import Override, overriding
+from ..trace.state import State, collect
+from ..trace.tracing import Request, trace
 from .agreement import Proposal, agree
-from .arguments import flatten, loose_signature, signature, validate
 from .binding import Binding
-from .cleaning import placeholders
-from .distribute import distribute, install_distributed
-from .errors import SPMDError
-from .layout import Layout
-from .leaving import let_gloo_finish
-from .lowering import Program
-from .make import executable
-from .override import Override, overriding
-from .parallel_mode import ParallelMode
+from .gloo_exit import let_gloo_finish
 from .plan import Plan
 from .report import Report, count_collectives
-from .state import State, collect
-from .tracing import Request, trace
 
 _tree = tree()
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 
 from torch import fx
 
+from ..layout import Layout
+from ..trace.markers import GATHER
 from .buckets import Bucket, Wire, finish_all_gather, start_all_gather
 from .graphs import is_view, nbytes, operand, param_of, storages, writes
-from .layout import Layout
-from .markers import GATHER
 
 
 @dataclass

@@ -8,15 +8,15 @@ from typing import Any
 import torch
 from torch import fx
 
+from ..trace.distribute import lies_like
+from ..trace.state import State, StateEntry
+from ..trace.tracing import Source, Traced
 from .buckets import Bucket, Wire
 from .buffers import share_written_buffers
 from .cleaning import clean, placeholders, remove_dead_code
-from .distribute import lies_like
 from .gathers import lower_gathers
 from .schedule import schedule_gradients
-from .state import State, StateEntry
-from .taint import combine_across_shards
-from .tracing import Source, Traced
+from .shard_flow import combine_across_shards
 
 
 @dataclass

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from .tracing import Source, Traced
+from ..trace.tracing import Source, Traced
 
 aten = torch.ops.aten
 _SAME_TENSOR = {aten.detach.default, aten.alias.default}

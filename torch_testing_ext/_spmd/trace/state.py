@@ -14,8 +14,9 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from ..._torch import tree
-from .errors import SPMDError
+from torch_testing_ext._torch import tree
+
+from ..errors import SPMDError
 
 _tree = tree()
 

@@ -18,7 +18,7 @@ import torch
 from torch import fx, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from ..._torch import (
+from torch_testing_ext._torch import (
     data_dependent_errors,
     disable_torch_function,
     fake_like,
@@ -31,9 +31,10 @@ from ..._torch import (
     storage_key,
     tree,
 )
+
+from ..errors import SPMDError, users_line_of
+from ..layout import Layout
 from .distribute import lies_like, put_parameter
-from .errors import SPMDError, users_line_of
-from .layout import Layout
 from .markers import GATHER, Gather, sync_gradients_of
 from .state import State, StateEntry
 from .swapping import kept_as_it_is, recurrent_without_mkldnn, whole_attributes

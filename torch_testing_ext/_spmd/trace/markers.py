@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from .errors import SPMDError
+from ..errors import SPMDError
 
 _library = torch.library.Library("torch_testing_ext_spmd", "FRAGMENT")
 _library.define("grad_sync(Tensor grad, int param) -> Tensor")

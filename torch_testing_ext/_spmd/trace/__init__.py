@@ -1,0 +1,1 @@
+"""From a train step to one graph of the local program."""
