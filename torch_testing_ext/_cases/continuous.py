@@ -28,7 +28,8 @@ from torch_testing_ext._asserts import expectations
 from torch_testing_ext._machine import accelerators, seeds
 from torch_testing_ext._machine.seeds import set_rng_seed
 from torch_testing_ext._marks.needs import Skipped, first_unmet
-from torch_testing_ext.launch import settings, system
+from torch_testing_ext._process import system
+from torch_testing_ext.launch import settings
 
 from . import global_state
 from .global_state import GlobalStateWarning

@@ -25,7 +25,8 @@ from torch_testing_ext._asserts import expectations
 from torch_testing_ext._machine import seeds
 from torch_testing_ext._machine.seeds import set_rng_seed
 from torch_testing_ext._marks.needs import Skipped, first_unmet
-from torch_testing_ext.launch import settings, system
+from torch_testing_ext._process import system
+from torch_testing_ext.launch import settings
 
 from . import invocation
 from .rank_process import RankProcess, leave_process_group, prepare_rank

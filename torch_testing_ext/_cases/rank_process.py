@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from torch_testing_ext import _torch, launch
 from torch_testing_ext._machine.seeds import set_rng_seed
-from torch_testing_ext.launch import system
+from torch_testing_ext._process import system
 
 
 class RankProcess:

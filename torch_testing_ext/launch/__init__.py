@@ -8,8 +8,8 @@ crew = Crew(Job(...))           ranks that stay, for one order after another
 """
 
 from .client import CannotStart, Run, close, launch, new_directory
-from .crew import Crew, Order, orders
 from .job import Job, Named, Surroundings
+from .persistent_ranks import Crew, Order, orders
 from .rank import Report, summarize
 from .report import Ending, Exit, RankReport, now, settle
 from .verdict import Case, Expected, Outcome, Verdict, judge

@@ -21,10 +21,12 @@ from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from typing import Any
 
-from . import births, fitness, server, settings
+from torch_testing_ext._process import fork_safety
+
+from . import fork_server, settings, starting
+from .fork_server import Kind
 from .job import Job, Named
 from .report import Exit, now, signal_name
-from .server import Kind
 
 _QUIT_PATIENCE = 5.0
 _HELLO_PATIENCE = 120.0  # a new interpreter imports torch and the test module before it answers
@@ -102,11 +104,11 @@ class ServerProcess:
         # Ctrl-C in the child, before it is a server, would unwind into the test runner a second time.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
         try:
-            pid = fitness.fork()
+            pid = fork_safety.fork()
             if pid == 0:
                 try:
                     self._connection.close()
-                    server.begin(theirs, self._directory, Kind.TWIN, parent)
+                    fork_server.begin(theirs, self._directory, Kind.TWIN, parent)
                 finally:
                     os._exit(1)
         finally:
@@ -114,9 +116,9 @@ class ServerProcess:
         return pid
 
     def _spawn(self, theirs: Connection, subject: Named) -> int:
-        command = births.command("launch.server", sys.path, str(theirs.fileno()))
+        command = starting.command("launch.fork_server", sys.path, str(theirs.fileno()))
         self._popen = subprocess.Popen(command, pass_fds=[theirs.fileno()])
-        first = server.FirstWords(self._directory, self.kind, os.getpid(), tuple(sys.argv), subject)
+        first = fork_server.FirstWords(self._directory, self.kind, os.getpid(), tuple(sys.argv), subject)
         self._connection.send(first)
         return self._popen.pid
 
@@ -128,7 +130,7 @@ class ServerProcess:
             reason = self._connection.recv()[1]
         except (EOFError, OSError):
             return "it ended while it was getting ready (its error is printed above)"
-        return reason or (fitness.after_fork() if self.kind is Kind.TWIN else None)
+        return reason or (fork_safety.after_fork() if self.kind is Kind.TWIN else None)
 
     def send(self, *message: Any) -> None:
         with suppress(BrokenPipeError, ConnectionResetError):
@@ -365,7 +367,7 @@ def _make_server(wanted: str, subject: Named) -> ServerProcess:
 
 
 def _try(kind: Kind, subject: Named, reasons: list[str]) -> tuple[ServerProcess | None, list[str]]:
-    unfit = (fitness.was_forked() or fitness.prepare()) if kind is Kind.TWIN else None
+    unfit = (fork_safety.was_forked() or fork_safety.prepare()) if kind is Kind.TWIN else None
     if unfit is None:
         made = ServerProcess(kind, subject)
         unfit = made.greet()

@@ -22,7 +22,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
-from . import system
+from torch_testing_ext._process import system
+
 from .job import Job
 from .report import Account, Ending, Pen, now
 

@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from types import FrameType
 from typing import Any
 
-from .loop import Loop
+from torch_testing_ext._process.loop import Loop
 
 REASONS = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
 KEY = b"t"

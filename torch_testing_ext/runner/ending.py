@@ -6,8 +6,9 @@ import enum
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
+from torch_testing_ext._process.channel import Message
+
 from ..launch.report import signal_name
-from .channel import Message
 from .model import COUNTS_AS, Outcome, Unit, Verdict
 
 

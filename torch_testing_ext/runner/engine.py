@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
+from torch_testing_ext._process.loop import Timer
+
 from .attention import attention
 from .devices import Inventory, environment_of
 from .ending import Cause, Result
@@ -33,7 +35,6 @@ from .events import (
     UnitEnded,
 )
 from .leases import Leases
-from .loop import Timer
 from .model import Attempt, Lease, Outcome, Settled, Summary, Test, TestId, Unit, Verdict
 from .options import Options
 from .plan import Plan

@@ -19,11 +19,12 @@ from typing import Any, NoReturn
 
 from torch_testing_ext import launch
 from torch_testing_ext._asserts import expectations
+from torch_testing_ext._process import fork_safety, system
+from torch_testing_ext._process.channel import Channel, Message
+from torch_testing_ext.launch import starting
 
-from ..launch import births, fitness, system
 from ..launch.rank import cut_off
 from . import nanny, worker
-from .channel import Channel, Message
 from .parent import Parent
 from .test_file import TestFile
 from .unit_order import UnitOrder
@@ -33,7 +34,7 @@ def live(order: Message, channel: Channel) -> NoReturn:
     os.chdir(order["root"])
     cut_off(os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600))
     system.adopt_orphans()
-    fitness.born_again()
+    fork_safety.born_again()
     try:
         file = TestFile.load(order["path"])
     except BaseException as error:
@@ -66,11 +67,11 @@ def _list(file: TestFile, order: Message, channel: Channel) -> str | None:
 
     Returns why this process must not be forked, as the child and the time after its birth show; or None.
     """
-    unfit = fitness.prepare()
-    pid = fitness.fork()
+    unfit = fork_safety.prepare()
+    pid = fork_safety.fork()
     if pid == 0:
         _tell_and_exit(file, order, channel)
-    unfit = unfit or fitness.after_fork()
+    unfit = unfit or fork_safety.after_fork()
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     if code not in (0, _SPOILT):
         channel.send({"broken": f"to ask the tests for what they need ended the process that asked (code {code})"})
@@ -113,7 +114,7 @@ class FileProcess(Parent):
         for name in modules:
             with suppress(Exception):
                 importlib.import_module(name)
-        if why := fitness.prepare() or fitness.after_fork():
+        if why := fork_safety.prepare() or fork_safety.after_fork():
             self.channel.send({"unfit": f"what its tests import leaves a process unfit to be forked: {why}"})
 
     def _start(self, order: Message) -> None:
@@ -132,7 +133,7 @@ def start_interpreter(order: UnitOrder, channel: Channel) -> Callable[[int], Any
         os.dup2(log, 1)
         os.dup2(log, 2)
         os.set_inheritable(channel.fileno(), True)
-        words = births.command("runner.worker", sys.path, str(order.save()), str(channel.fileno()))
+        words = starting.command("runner.worker", sys.path, str(order.save()), str(channel.fileno()))
         os.execve(sys.executable, words, {**os.environ, **order.environ})
 
     return start

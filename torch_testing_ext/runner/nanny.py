@@ -15,9 +15,10 @@ from contextlib import suppress
 from multiprocessing.connection import wait
 from typing import NoReturn
 
-from ..launch import system
-from ..launch.server import drain, held_back, see_to_their_end, signal_group, wakeups
-from .channel import Channel, Message
+from torch_testing_ext._process import system
+from torch_testing_ext._process.channel import Channel, Message
+from torch_testing_ext.launch.fork_server import drain, held_back, see_to_their_end, signal_group, wakeups
+
 from .parent import end_others
 from .unit_order import UnitOrder
 

@@ -14,9 +14,9 @@ from contextlib import suppress
 from multiprocessing.connection import wait
 from typing import NoReturn
 
-from ..launch import fitness, system
-from ..launch.server import drain, held_back, signal_group, wakeups
-from .channel import Channel, Message
+from torch_testing_ext._process import fork_safety, system
+from torch_testing_ext._process.channel import Channel, Message
+from torch_testing_ext.launch.fork_server import drain, held_back, signal_group, wakeups
 
 
 class Parent:
@@ -42,7 +42,7 @@ class Parent:
         """A child that shares nothing with us that is ours. Its end is told as `gone`."""
         parent = os.getpid()
         with held_back():
-            pid = fitness.fork()
+            pid = fork_safety.fork()
             if pid == 0:
                 self._become_a_child(parent, live)
         self.children[pid] = number

@@ -10,13 +10,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from torch_testing_ext._process.channel import Channel, Message
+from torch_testing_ext._process.loop import Timer
+
 from ..launch import hang
 from ..launch.report import signal_name
 from ..launch.settings import PREFIX
-from .channel import Channel, Message
 from .ending import Cause, End, Result, Story
 from .logs import rank_logs, read_ends
-from .loop import Timer
 from .model import Attempt, Lease, Test, Unit
 from .unit_order import UnitOrder
 from .zygote import FileProcess, Zygote

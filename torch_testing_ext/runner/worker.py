@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from torch_testing_ext._marks.timeouts import ATTRIBUTE as TIMEOUT
+from torch_testing_ext._process import fork_safety, system
+from torch_testing_ext._process.channel import Channel
+from torch_testing_ext.launch import client
 
 from .. import launch
-from ..launch import client, fitness, system
 from ..launch.rank import cut_off
-from .channel import Channel
 from .result import Telling
 from .unit_order import UnitOrder
 
@@ -53,7 +54,7 @@ def _settle_in(order: UnitOrder, log: int) -> None:
     os.environ.update(order.environ)
     _show_stacks(order.stacks)
     client.work_in(order.session)
-    fitness.born_again()  # its parents were looked at before they forked it
+    fork_safety.born_again()  # its parents were looked at before they forked it
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
 
 

@@ -21,10 +21,12 @@ from functools import partial
 from pathlib import Path
 from types import TracebackType
 
-from ..launch import births, system
+from torch_testing_ext._process import system
+from torch_testing_ext._process.channel import Channel, Message
+from torch_testing_ext._process.loop import Loop
+from torch_testing_ext.launch import starting
+
 from ..launch.report import signal_name, tail
-from .channel import Channel, Message
-from .loop import Loop
 from .model import Attempt, Outcome, Test, TestId
 from .options import CannotRun
 from .parent import end_others
@@ -109,7 +111,7 @@ class Zygote:
         words = [str(theirs.fileno()), str(os.getpid()), str(self.directory), str(int(self._drop_in))]
         # A checkout has a folder torch/ that is not the torch which is installed.
         path = sys.path if self._drop_in else [str(self.root), *sys.path]
-        command = births.command("runner.zygote_process", path, *words, *self._preloaded)
+        command = starting.command("runner.zygote_process", path, *words, *self._preloaded)
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=[theirs.fileno()]

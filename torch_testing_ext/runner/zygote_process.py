@@ -13,9 +13,10 @@ from contextlib import suppress
 from functools import partial
 from typing import NoReturn
 
-from ..launch import fitness, system
+from torch_testing_ext._process import fork_safety, system
+from torch_testing_ext._process.channel import Channel, Message
+
 from . import file_process, nanny
-from .channel import Channel, Message
 from .parent import Parent
 from .unit_order import UnitOrder
 
@@ -48,7 +49,7 @@ def _warm_up(modules: Iterable[str]) -> str | None:
     _torch.warm_up()
     gc.collect()
     gc.freeze()
-    unfit = fitness.prepare()
+    unfit = fork_safety.prepare()
     for region in () if unfit else system.memory_regions():
         system.collapse(*region)
     return unfit
@@ -90,7 +91,7 @@ def _count_devices(channel: Channel) -> NoReturn:
 
     from torch_testing_ext._machine import accelerators
 
-    fitness.born_again()
+    fork_safety.born_again()
     kind, count = accelerators.accelerator_type(), accelerators.device_count()
     hip = kind == "cuda" and torch.version.hip is not None
     channel.send({"kind": "hip" if hip else kind, "count": count})

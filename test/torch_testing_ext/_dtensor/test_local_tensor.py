@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from torch_testing_ext import launch
+from torch_testing_ext._process import fork_safety
 from torch_testing_ext.common_utils import TestCase, instantiate_parametrized_tests, parametrize, run_tests
 from torch_testing_ext.distributed._tensor.common_dtensor import (
     DTensorTestBase,
@@ -21,7 +22,6 @@ from torch_testing_ext.distributed._tensor.common_dtensor import (
     skip_unless_torch_gpu,
     with_comms,
 )
-from torch_testing_ext.launch import fitness
 
 
 class EitherWayTest(DTensorTestBase):
@@ -84,9 +84,9 @@ PASS = ["test_shards_and_back", "test_gradient_dim_0", "test_gradient_dim_1", "t
 def in_a_child(function: Any, *args: Any) -> str:
     """What a function of text gives in a forked process: where torch is built for CUDA, a backward leaves threads, off
     which nobody could fork."""
-    fitness.prepare()
+    fork_safety.prepare()
     reading, writing = os.pipe()
-    pid = fitness.fork()
+    pid = fork_safety.fork()
     if pid == 0:
         try:
             os.write(writing, function(*args).encode())

@@ -15,8 +15,8 @@ import torch
 
 from torch_testing_ext import _torch, common_utils
 from torch_testing_ext._machine import accelerators, flags
+from torch_testing_ext._process import system
 from torch_testing_ext.common_utils import TestCase, instantiate_parametrized_tests, parametrize, run_tests
-from torch_testing_ext.launch import system
 
 
 def run_python(code, **environment):

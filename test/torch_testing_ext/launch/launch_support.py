@@ -17,8 +17,9 @@ from unittest import mock
 import torch.distributed as dist
 
 from torch_testing_ext._cases import ranked
+from torch_testing_ext._process import system
 from torch_testing_ext.common_distributed import MultiProcessTestCase
-from torch_testing_ext.launch import client, system
+from torch_testing_ext.launch import client
 
 PACKAGE_PARENT = str(Path(ranked.__file__).parents[1])
 

@@ -12,7 +12,7 @@ from launch_support import Ranks, environ, local_class, nothing_left, outcome_of
 from torch_testing_ext import launch
 from torch_testing_ext.common_utils import TestCase, run_tests
 from torch_testing_ext.launch import client
-from torch_testing_ext.launch.server import Kind
+from torch_testing_ext.launch.fork_server import Kind
 
 
 class Reduces(Ranks):

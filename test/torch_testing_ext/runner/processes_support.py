@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from torch_testing_ext.launch import system
+from torch_testing_ext._process import system
 from torch_testing_ext.runner import events
 from torch_testing_ext.runner.devices import Inventory
 from torch_testing_ext.runner.engine import Engine

@@ -13,7 +13,7 @@ from launch_support import nothing_left, wait_until_gone
 
 from torch_testing_ext import launch
 from torch_testing_ext.common_utils import run_tests
-from torch_testing_ext.launch import Ending, crew, now
+from torch_testing_ext.launch import Ending, now, persistent_ranks
 from torch_testing_ext.launch.report import read_account
 from torch_testing_ext.launch.watch import End
 
@@ -95,7 +95,7 @@ class CrewTest(unittest.TestCase):
 
     def watch_briefly(self) -> End:
         """Give up soon, but not before rank 0 has done its part: how long it takes to get there is nobody's promise."""
-        account = crew._account(self.crew.directory, 0, self.crew.number)
+        account = persistent_ranks._account(self.crew.directory, 0, self.crew.number)
         while read_account(account) is None:
             threading.Event().wait(0.005)
         return self.crew.watch(now() - self.crew._began + 0.2)
@@ -144,13 +144,13 @@ class CrewTest(unittest.TestCase):
         self.crew.order("wait_for_ever of 1")
         for number in (self.crew.number - 1, self.crew.number + 1):
             with open(self.crew.directory / "bell", "wb", buffering=0) as bell:
-                bell.write(crew._RING.pack(1, number))
+                bell.write(persistent_ranks._RING.pack(1, number))
         self.assertEqual([report.ending for report in self.watch_briefly().reports], [Ending.PASSED, Ending.STOPPED])
 
     def test_an_answer_without_an_account_is_none(self) -> None:
         self.crew.order("wait_for_ever of 1")
         with open(self.crew.directory / "bell", "wb", buffering=0) as bell:
-            bell.write(crew._RING.pack(1, self.crew.number))
+            bell.write(persistent_ranks._RING.pack(1, self.crew.number))
         self.assertEqual([report.ending for report in self.watch_briefly().reports], [Ending.PASSED, Ending.STOPPED])
 
     def test_who_dies_between_orders_is_missed(self) -> None:

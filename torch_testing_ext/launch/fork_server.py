@@ -24,10 +24,12 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, NoReturn
 
-from . import fitness, rank as rank_room, system
-from .births import Shown, open_streams, read_available, spawn
+from torch_testing_ext._process import fork_safety, system
+
+from . import rank as rank_room
 from .job import Job, Named, Unknown
 from .report import Exit, Pen, now
+from .starting import Shown, open_streams, read_available, spawn
 
 # From this launch on it pays to gather the memory into huge pages: a fork then copies far fewer page tables.
 COLLAPSE_AT = 2
@@ -304,7 +306,7 @@ class Server:
         """Do something that may leave threads behind; then no rank is forked off this process any more."""
         with suppress(Exception):
             chore()
-        if why := fitness.prepare() or fitness.after_fork():
+        if why := fork_safety.prepare() or fork_safety.after_fork():
             self.chores.clear()
             self.unfit = f"{doing} left the process unfit: {why}"
 
@@ -426,7 +428,7 @@ def _become_zygote(kind: Kind, subject: Named | None) -> str | None:
         subject.resolve()
     # Nothing that lives now will be collected in a rank: keeps the collector from writing to shared pages.
     gc.freeze()
-    if kind is Kind.FRESH and (why := fitness.prepare() or fitness.after_fork()):
+    if kind is Kind.FRESH and (why := fork_safety.prepare() or fork_safety.after_fork()):
         return why
     if _torch.accelerator_is_in_bad_fork() and accelerators.device_may_exist():
         return "an accelerator was asked for before the ranks were forked"
