@@ -21,10 +21,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from torch_testing_ext.runner.forecast import forecast
-from torch_testing_ext.runner.leases import Leases
 from torch_testing_ext.runner.model import Test, TestId, Unit
-from torch_testing_ext.runner.schedule import Queue
+from torch_testing_ext.runner.scheduling.forecast import forecast
+from torch_testing_ext.runner.scheduling.leases import Leases
+from torch_testing_ext.runner.scheduling.policy import Queue
 
 TARGET = 1.05
 MACHINES = (8, 64)

@@ -9,10 +9,10 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from . import config
-from .config import Chosen
 from .model import ExitCode
-from .options import Action, CannotRun, UsageError
+from .options import config
+from .options.config import Chosen
+from .options.options import Action, CannotRun, UsageError
 
 
 def main(argv: Sequence[str], root: Path) -> int:

@@ -11,21 +11,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from . import listing
-from .devices import Inventory, inventory
-from .durations import Durations, LastFailed
 from .events import RunEnded, Warned
-from .files import test_files
-from .forecast import forecast
-from .leases import Leases
 from .model import Attempt, ExitCode, Summary, Test, TestId, exit_code
-from .options import Action, Again, Options
-from .plan import Plan, order, plan, shard
-from .schedule import Queue, typical_seconds
-from .select import Selection
+from .options.options import Action, Again, Options
+from .report import listing
+from .scheduling.durations import Durations, LastFailed
+from .scheduling.forecast import forecast
+from .scheduling.inventory import Inventory, inventory
+from .scheduling.leases import Leases
+from .scheduling.plan import Plan, order, plan, shard
+from .scheduling.policy import Queue, typical_seconds
+from .selection.files import test_files
+from .selection.selection import Selection
 
 if TYPE_CHECKING:  # names are checked before what runs tests is imported
-    from .zygote import Discovery, Zygote
+    from .processes.zygote import Discovery, Zygote
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Session:
         selection = Selection.of(self._options, self._root, self._here)
         known = test_files(self._options, self._root, self._here)
         files = selection.files(known)
-        from .zygote import Zygote
+        from .processes.zygote import Zygote
 
         with Zygote(self._root, drop_in=self._options.drop_in is not None) as zygote:
             try:
@@ -122,7 +122,7 @@ class Session:
             print(f"warning: {warning}", file=sys.stderr)
 
     def _run(self, zygote: Zygote, work: Work) -> int:
-        from .engine import Engine
+        from .engine.local import Engine
         from .report import reporters
 
         audience = reporters(self._options, sys.stdout, os.environ)

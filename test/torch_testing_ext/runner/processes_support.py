@@ -11,16 +11,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from torch_testing_ext.runner.engine.local.local import Engine
+from torch_testing_ext.runner.options.options.options import Options
+
 from torch_testing_ext._process import system
 from torch_testing_ext.runner import events
-from torch_testing_ext.runner.devices import Inventory
-from torch_testing_ext.runner.engine import Engine
-from torch_testing_ext.runner.leases import Leases
 from torch_testing_ext.runner.model import Attempt, Summary, TestId
-from torch_testing_ext.runner.options import Options
-from torch_testing_ext.runner.plan import plan
-from torch_testing_ext.runner.schedule import Queue
-from torch_testing_ext.runner.zygote import Zygote
+from torch_testing_ext.runner.processes.zygote import Zygote
+from torch_testing_ext.runner.scheduling.inventory import Inventory
+from torch_testing_ext.runner.scheduling.leases import Leases
+from torch_testing_ext.runner.scheduling.plan import plan
+from torch_testing_ext.runner.scheduling.policy import Queue
 
 PRELOADED = ("torch", "torch.distributed", "torch_testing_ext.common_distributed")
 

@@ -12,15 +12,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from report_support import Terminal, a_test, attempt, ended, every_outcome, ranks, story, tell, tries
+from torch_testing_ext.runner.options.options.options import Options, Verbosity
 
 import torch_testing_ext
 from torch_testing_ext.runner.events import Asked, Output, RunBegan, Running, Stopping, TestIsSlow, TestSettled, Warned
 from torch_testing_ext.runner.model import Lease, Outcome, Policy, Settled, TestId
-from torch_testing_ext.runner.options import Options, Verbosity
 from torch_testing_ext.runner.report import reporters, text
 from torch_testing_ext.runner.report.console import Console
 from torch_testing_ext.runner.report.estimate import Estimate
-from torch_testing_ext.runner.report.paper import Paper, Pencil, pencil
+from torch_testing_ext.runner.report.terminal import Paper, Pencil, pencil
 
 ROOT = Path(torch_testing_ext.__file__).parents[1]
 
@@ -209,7 +209,7 @@ class StreamTest(unittest.TestCase):
             """
             import sys
             from report_support import *
-            from torch_testing_ext.runner.options import Options
+            from torch_testing_ext.runner.options.options import Options
             from torch_testing_ext.runner.report import reporters
             tell(reporters(Options(), sys.stdout, {}), list(story(every_outcome())))
             sys.exit(int(sys.argv[1]))
@@ -289,7 +289,7 @@ class OnATerminalTest(unittest.TestCase):
             """
             import os, sys
             from report_support import *
-            from torch_testing_ext.runner.options import Options
+            from torch_testing_ext.runner.options.options import Options
             from torch_testing_ext.runner.report import reporters
             audience = reporters(Options(), sys.stdout, os.environ)
             live = next((one for one in audience.reporters if type(one).__name__ == "Live"), None)

@@ -11,8 +11,8 @@ from report_support import attempt, every_outcome, ranks, story, tell
 
 from torch_testing_ext.runner.events import RunEnded
 from torch_testing_ext.runner.model import Lease, Outcome, Policy, Settled
-from torch_testing_ext.runner.report import html, picture
-from torch_testing_ext.runner.report.history import Historian
+from torch_testing_ext.runner.report import html_page, timeline
+from torch_testing_ext.runner.report.recorder import Historian
 from torch_testing_ext.runner.report.text import printable
 
 
@@ -39,7 +39,7 @@ class InABrowserTest(unittest.TestCase):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
         file = Path(folder.name, "report.html")
-        file.write_text(html.render(history_of(settled, **run)), encoding="utf-8")
+        file.write_text(html_page.render(history_of(settled, **run)), encoding="utf-8")
         self.browser.open(file, fragment)
         return file
 
@@ -121,7 +121,7 @@ class InABrowserTest(unittest.TestCase):
         left, width, top = self.ask(place)
         self.assertAlmostEqual(left, 0.4, places=2)
         self.assertAlmostEqual(width, 0.4, places=2)
-        self.assertTrue(picture.LANE < top < 2 * picture.LANE, "it ran on the second device")
+        self.assertTrue(timeline.LANE < top < 2 * timeline.LANE, "it ran on the second device")
 
     def test_light_and_dark(self):
         self.open(every_outcome())
@@ -148,12 +148,12 @@ class InABrowserTest(unittest.TestCase):
 
 class TextTest(unittest.TestCase):
     def test_no_address_leads_out(self):
-        page = html.render(history_of(every_outcome()))
+        page = html_page.render(history_of(every_outcome()))
         self.assertEqual(re.findall(r"(?:https?:)?//[a-z]\S*", page), [])
         self.assertEqual(set(re.findall(r'(?:src|href)="([^#"]*)', page)), {"", "data:,"})
 
     def test_failures_come_first_then_what_was_no_plain_pass(self):
-        page = html.render(history_of(every_outcome()))
+        page = html_page.render(history_of(every_outcome()))
         outcomes = re.findall(r'class="test ([a-z-]+)"', page)
         self.assertEqual(outcomes[0], "failed")
         self.assertEqual(outcomes[-3:], ["passed", "skipped", "skipped"])
@@ -161,22 +161,22 @@ class TextTest(unittest.TestCase):
     def test_headlines(self):
         good, bad = Settled((attempt("test_a"),)), Settled((attempt("test_b", Outcome.CRASHED),))
         flaky = every_outcome()[7:8]
-        self.assertEqual(html.headline(history_of((good, bad)).summary), "1 of 2 tests failed")
-        self.assertEqual(html.headline(history_of((good,)).summary), "1 test passed")
-        self.assertEqual(html.headline(history_of(()).summary), "No test passed, none failed")
-        self.assertEqual(html.headline(history_of(flaky, Policy(fail_flaky=True)).summary), "1 of 1 test failed")
+        self.assertEqual(html_page.headline(history_of((good, bad)).summary), "1 of 2 tests failed")
+        self.assertEqual(html_page.headline(history_of((good,)).summary), "1 test passed")
+        self.assertEqual(html_page.headline(history_of(()).summary), "No test passed, none failed")
+        self.assertEqual(html_page.headline(history_of(flaky, Policy(fail_flaky=True)).summary), "1 of 1 test failed")
 
     def test_long_logs_are_cut_and_say_so(self):
         long = "x" * 20_000_000
-        page = html.render(history_of((Settled((attempt("test_long", output=long, ranks=ranks([long, long])),)),)))
+        page = html_page.render(history_of((Settled((attempt("test_long", output=long, ranks=ranks([long, long])),)),)))
         self.assertLess(len(page), 1_000_000)
         self.assertEqual(page.count("characters cut here"), 3)
 
     def test_ticks_are_round_and_few(self):
-        self.assertEqual([picture.tick(length) for length in (0.4, 8, 9, 59, 3600)], [0.05, 1, 2, 10, 500])
+        self.assertEqual([timeline.tick(length) for length in (0.4, 8, 9, 59, 3600)], [0.05, 1, 2, 10, 500])
 
     def test_every_attempt_has_its_bars(self):
-        svg = picture.picture(history_of(every_outcome()), {})
+        svg = timeline.picture(history_of(every_outcome()), {})
         bars = [one for one in svg.iter("rect") if one.get("class", "").startswith("bar")]
         ran = [each for one in every_outcome() for each in one.attempts]
         self.assertEqual(len(bars), sum(len(one.lease.slots) for one in ran))

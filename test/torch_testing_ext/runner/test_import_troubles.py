@@ -6,7 +6,7 @@ from unittest import mock
 from processes_support import Project, descendants
 
 from torch_testing_ext.common_utils import TestCase, run_tests
-from torch_testing_ext.runner import zygote
+from torch_testing_ext.runner.processes import zygote
 
 FINE = "import unittest\nclass T(unittest.TestCase):\n    def test_fine(self): pass\n"
 

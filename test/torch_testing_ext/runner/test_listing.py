@@ -5,11 +5,11 @@ import unittest
 
 from decisions_support import make_test, make_unit
 
-from torch_testing_ext.runner import listing
-from torch_testing_ext.runner.forecast import forecast
-from torch_testing_ext.runner.leases import Leases
 from torch_testing_ext.runner.model import Attempt, Outcome
-from torch_testing_ext.runner.schedule import Queue
+from torch_testing_ext.runner.report import listing
+from torch_testing_ext.runner.scheduling.forecast import forecast
+from torch_testing_ext.runner.scheduling.leases import Leases
+from torch_testing_ext.runner.scheduling.policy import Queue
 
 FILE = "test/distributed/test_x.py"
 TESTS = [

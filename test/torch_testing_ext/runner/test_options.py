@@ -7,11 +7,20 @@ import unittest
 import unittest.mock
 from pathlib import Path
 
+from torch_testing_ext.runner.options.options.config import PREFIX, choose, show
+from torch_testing_ext.runner.options.options.options import (
+    Action,
+    Again,
+    CountAs,
+    Options,
+    Shard,
+    UsageError,
+    Verbosity,
+)
+from torch_testing_ext.runner.options.options.table import SWITCHES
+
 import torch_testing_ext
 from torch_testing_ext.launch import settings
-from torch_testing_ext.runner.config import PREFIX, choose, show
-from torch_testing_ext.runner.options import Action, Again, CountAs, Options, Shard, UsageError, Verbosity
-from torch_testing_ext.runner.switches import SWITCHES
 
 ROOT = Path(torch_testing_ext.__file__).resolve().parents[1]
 

@@ -15,14 +15,14 @@ from pathlib import Path
 from junit_support import read_junit
 from report_support import a_test, attempt, ended, every_outcome, ranks, story, tell, tries
 from test_html_report import history_of
+from torch_testing_ext.runner.options.options.options import Options
 
 import torch_testing_ext
 from torch_testing_ext.runner.events import RunBegan, UnitBegan, UnitEnded
 from torch_testing_ext.runner.model import Attempt, Lease, Outcome, Policy, Settled, Test, TestId, Unit
-from torch_testing_ext.runner.options import Options
-from torch_testing_ext.runner.report import junit, reporters, results, trace
+from torch_testing_ext.runner.report import json_results, junit, perfetto, reporters
 from torch_testing_ext.runner.report.files import write_whole
-from torch_testing_ext.runner.report.history import Historian
+from torch_testing_ext.runner.report.recorder import Historian
 
 ROOT = Path(torch_testing_ext.__file__).parents[1]
 
@@ -127,7 +127,7 @@ class TraceTest(unittest.TestCase):
             if not isinstance(event, UnitBegan | UnitEnded):
                 historian.hear(event)
         historian.hear(UnitBegan(unit, lease, 1.0))
-        self.events = json.loads(trace.render(historian.tell(ended(settled, seconds=3.0))))["traceEvents"]
+        self.events = json.loads(perfetto.render(historian.tell(ended(settled, seconds=3.0))))["traceEvents"]
 
     def test_lanes(self):
         names = [(e["pid"], e["args"]["name"]) for e in self.events if e["name"] == "thread_name"]
@@ -150,7 +150,7 @@ class TraceTest(unittest.TestCase):
 
 class ResultsTest(unittest.TestCase):
     def test_the_document(self):
-        found = json.loads(results.render(history_of(every_outcome())))
+        found = json.loads(json_results.render(history_of(every_outcome())))
         self.assertEqual(found["verdicts"], {"passed": 4, "failed": 6, "skipped": 2})
         self.assertEqual(found["outcomes"]["error"], 2)
         by_name = {one["id"].split("::")[-1]: one for one in found["tests"]}
@@ -217,7 +217,7 @@ class WritingTest(unittest.TestCase):
     def test_a_history_without_a_beginning(self):
         """A run that is stopped before it began still has reports."""
         historian = Historian()
-        for render in junit.render, trace.render, results.render:
+        for render in junit.render, perfetto.render, json_results.render:
             render(historian.tell(ended(())))
         self.assertEqual(historian.tell(ended(())).run, RunBegan((), (), (), 0, 0.0))
 

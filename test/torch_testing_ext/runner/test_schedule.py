@@ -5,8 +5,8 @@ import unittest
 from decisions_support import make_unit
 from hypothesis import given, strategies as st
 
-from torch_testing_ext.runner.leases import Leases
-from torch_testing_ext.runner.schedule import PATIENCE, Queue
+from torch_testing_ext.runner.scheduling.leases import Leases
+from torch_testing_ext.runner.scheduling.policy import PATIENCE, Queue
 
 
 def taken(queue, devices, slots=1):

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, TextIO
 
 from ..events import Audience, Reporter, Warned
 from ..model import Policy
-from ..options import Options
-from . import html, junit, results, trace
+from ..options.options import Options
+from . import html_page, json_results, junit, perfetto
 from .console import Console
 from .files import Files, Render
 from .github import GitHub
-from .paper import Page, Paper, is_terminal, pencil
+from .terminal import Page, Paper, is_terminal, pencil
 
 if TYPE_CHECKING:
     from .live import Live
@@ -51,8 +51,8 @@ def _live(paper: Paper, policy: Policy) -> Live | None:
 def _wanted(options: Options) -> dict[Path, Render]:
     asked: dict[Path | None, Render] = {
         options.junit: junit.render,
-        options.report: partial(html.render, command=options.command),
-        options.trace: trace.render,
-        options.results: results.render,
+        options.report: partial(html_page.render, command=options.command),
+        options.trace: perfetto.render,
+        options.results: json_results.render,
     }
     return {path: render for path, render in asked.items() if path is not None}

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from ..model import Attempt, Outcome, Settled, Summary
 from . import text
-from .paper import INK_OF, Ink, Pencil
+from .terminal import INK_OF, Ink, Pencil
 
 WIDTH = 100
 LAST_LINES = 20

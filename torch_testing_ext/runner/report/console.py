@@ -17,11 +17,11 @@ from ..events import (
     Warned,
 )
 from ..model import Attempt, Outcome, Policy, Settled, Summary, TestId, Verdict
-from ..options import Verbosity
+from ..options.options import Verbosity
 from . import text
 from .closing import WIDTH, account, closing
-from .paper import INK_OF, Ink, Page, Pencil
 from .snapshot import snapshot
+from .terminal import INK_OF, Ink, Page, Pencil
 
 
 @dataclass

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..events import Event, RunEnded
-from .history import Historian, History
+from .recorder import Historian, History
 
 Render = Callable[[History], str]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ..events import Event, RunEnded
 from ..model import Settled
 from . import text
-from .paper import Page
+from .terminal import Page
 
 # GitHub shows that many of a step; the rest would only be lines in the log.
 MOST = 10

@@ -13,7 +13,7 @@ from datetime import datetime, timezone
 
 from ..model import COUNTS_AS, Attempt, Outcome, Policy, Settled, Verdict
 from . import text
-from .history import History
+from .recorder import History
 from .tree import node
 
 # What JUnit calls a failure; it knows one other way not to pass, the error.

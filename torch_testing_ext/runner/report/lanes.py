@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ..model import Attempt, Lease
-from .history import History, Stay
+from .recorder import History, Stay
 
 
 @dataclass(frozen=True)

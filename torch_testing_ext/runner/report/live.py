@@ -17,7 +17,7 @@ from ..events import Event, RunBegan, RunEnded, TestBegan, TestEnded, TestSettle
 from ..model import Lease, Policy, Test, TestId, Verdict
 from . import text
 from .estimate import Estimate
-from .paper import Paper
+from .terminal import Paper
 
 # More running tests than these would push everything else off the screen.
 MOST_TESTS = 8

@@ -1,0 +1,180 @@
+"""Which files and tests a user means by names and expressions."""
+
+import tempfile
+import unittest
+from pathlib import Path
+
+from decisions_support import make_test
+from torch_testing_ext.runner.options.options.options import Options, UsageError
+
+from torch_testing_ext.runner.model import TestId
+from torch_testing_ext.runner.selection import expressions
+from torch_testing_ext.runner.selection.selection import Selection
+
+PARALLEL = "test/distributed/tensor/parallel/test_tp_examples.py"
+PROPERTIES = "test/distributed/tensor/parallel/test_tp_properties.py"
+TP = "test/distributed/tensor/test_tp.py"
+FSDP = "test/distributed/fsdp/test_fsdp.py"
+FILES = (FSDP, PARALLEL, PROPERTIES, TP)
+TESTS = (
+    make_test("test_mlp", PARALLEL, "ExamplesTest"),
+    make_test("test_mlp_large", PARALLEL, "ExamplesTest"),
+    make_test("test_mlp", PARALLEL, "OtherTest"),
+    make_test("test_mlp", FSDP, "FsdpTest"),
+)
+NOWHERE = Path("/nowhere")
+
+
+def selection(*names, here=NOWHERE, root=NOWHERE, **more):
+    return Selection.of(Options(names=names, **more), root, here)
+
+
+def selected(*names, **more):
+    return [str(test.id) for test in selection(*names, **more).tests(TESTS, FILES)]
+
+
+class FilesTest(unittest.TestCase):
+    def test_names(self):
+        for name, expected in (
+            (PARALLEL, [PARALLEL]),
+            ("test/distributed/tensor", [PARALLEL, PROPERTIES, TP]),
+            ("distributed/tensor/parallel", [PARALLEL, PROPERTIES]),
+            ("distributed/tensor/parallel/", [PARALLEL, PROPERTIES]),
+            ("distributed.tensor.parallel.test_tp_examples", [PARALLEL]),
+            ("parallel/test_tp_examples", [PARALLEL]),
+            ("test_tp_examples.py", [PARALLEL]),
+            ("test_tp_examples", [PARALLEL]),
+            ("test_tp", [TP]),  # not what begins so, where something is called so
+            ("test_tp_", [PARALLEL, PROPERTIES]),
+            ("tensor/par", [PARALLEL, PROPERTIES]),
+            ("tensor/parallel/test_tp_e", [PARALLEL]),
+            ("test_fsdp::FsdpTest", [FSDP]),
+            ("::FsdpTest", list(FILES)),
+        ):
+            with self.subTest(name=name):
+                self.assertEqual(list(selection(name).files(FILES)), expected)
+
+    def test_all_without_names_and_none_twice(self):
+        self.assertEqual(selection().files(FILES), FILES)
+        self.assertEqual(selection("fsdp", FSDP, include=("test_fsdp",)).files(FILES), (FSDP,))
+
+    def test_include_and_exclude(self):
+        self.assertEqual(selection(include=("tensor",), exclude=("parallel",)).files(FILES), (TP,))
+        self.assertEqual(selection(exclude=("test_fsdp::FsdpTest",)).files(FILES), FILES)
+
+    def test_a_path_is_seen_from_where_the_user_stands(self):
+        with tempfile.TemporaryDirectory() as directory:
+            root = Path(directory)
+            file = root / PARALLEL
+            file.parent.mkdir(parents=True)
+            file.touch()
+            for name, here in (("test_tp_examples.py", file.parent), (".", file.parent), (str(file), NOWHERE)):
+                with self.subTest(name=name):
+                    found = selection(name, root=root, here=here).files((FSDP, PARALLEL))
+                    self.assertEqual(found, (PARALLEL,))
+
+    def test_unknown(self):
+        for name, near in (
+            ("test_tp_exmaples", "test_tp_examples"),
+            ("distributed/tensr/parallel/test_tp_examples.py", PARALLEL),
+        ):
+            with self.subTest(name=name), self.assertRaisesRegex(UsageError, f"{name}: .*Did you mean: {near}"):
+                selection(name).files(FILES)
+        with self.assertRaises(UsageError):
+            selection(exclude=("nothing_like_it",)).files(FILES)
+        with self.assertRaises(UsageError):
+            selection("test_ts").files(())
+
+
+class TestsTest(unittest.TestCase):
+    def test_names(self):
+        examples = f"{PARALLEL}::ExamplesTest::test_mlp"
+        for name, expected in (
+            ("test_tp_examples::ExamplesTest::test_mlp", [examples]),
+            ("test_tp_examples::ExamplesTest", [examples, f"{examples}_large"]),
+            ("test_tp_examples::ExamplesTest::test_m", [examples, f"{examples}_large"]),
+            ("test_tp_examples::Examples", [examples, f"{examples}_large"]),
+            ("test_tp_examples::test_mlp", [examples, f"{PARALLEL}::OtherTest::test_mlp"]),
+            ("::FsdpTest", [f"{FSDP}::FsdpTest::test_mlp"]),
+            ("::test_mlp_large", [f"{examples}_large"]),
+        ):
+            with self.subTest(name=name):
+                self.assertEqual(selected(name), expected)
+
+    def test_exclude(self):
+        left = [f"{PARALLEL}::ExamplesTest::test_mlp", f"{FSDP}::FsdpTest::test_mlp"]
+        self.assertEqual(selected(exclude=("::OtherTest", "test_tp_examples::ExamplesTest::test_mlp_large")), left)
+
+    def test_all_of_these_must_agree(self):
+        self.assertEqual(
+            selected("::test_mlp", expressions=("Fsdp", "Other"), exclude=("::FsdpTest",)),
+            [f"{PARALLEL}::OtherTest::test_mlp"],
+        )
+
+    def test_unknown(self):
+        with self.assertRaisesRegex(UsageError, "no test there is called so.* Did you mean: ExamplesTest"):
+            selected("test_tp_examples::ExampelsTest")
+        with self.assertRaisesRegex(UsageError, "Did you mean: .*ExamplesTest::test_mlp_large"):
+            selected("test_tp_examples::ExamplesTest::test_mlp_lagre")
+        with self.assertRaises(UsageError):
+            selected("test_tp_examples::ExamplesTest::test_mlp::more")
+
+    def test_what_is_in_a_broken_file_cannot_be_unknown(self):
+        self.assertEqual(selected("test_tp_properties::AnyTest"), [])
+
+    def test_an_excluded_test_may_be_in_a_file_that_is_not_wanted(self):
+        self.assertEqual(len(selected("test_tp_examples", exclude=("test_tp::TpTest",))), 3)
+
+
+class KeywordTest(unittest.TestCase):
+    TEST = TestId("test/distributed/test_tp.py", "TpTest", "test_mlp_is_seq_parallel_True")
+
+    def test_expressions(self):
+        for text, expected in (
+            ("mlp", True),
+            ("MLP", True),  # as pytest
+            ("tptest", True),
+            ("test_tp", True),
+            ("distributed", True),
+            ("TpTest.test_mlp", True),  # as unittest
+            ("TpTest::test_mlp", True),
+            ("fsdp", False),
+            ("mlp and fsdp", False),
+            ("mlp or fsdp", True),
+            ("not fsdp", True),
+            ("not mlp", False),
+            ("not not mlp", True),
+            ("fsdp or mlp and not seq", False),
+            ("(fsdp or mlp) and not fsdp", True),
+            ("not (mlp and fsdp)", True),
+            ("not mlp or seq", True),  # not binds closest
+            ("fsdp and mlp or seq", True),  # and before or
+            ("nothing", False),  # begins with not
+            ("test_tp.TpTest.test_mlp*", True),
+            ("test.distributed.*True", True),
+            ("*mlp*", True),
+            ("*MLP*", False),
+            ("*mlp", False),
+            ("mlp*", False),  # a pattern stands for the whole name
+            ("*mlp* and not *False", True),
+        ):
+            with self.subTest(text=text):
+                self.assertIs(expressions.compile(text)(self.TEST), expected)
+
+    def test_mistakes(self):
+        for text, place in (
+            ("", "its end"),
+            ("and", "'and' at column 1"),
+            ("a and", "its end"),
+            ("a b", "'b' at column 3"),
+            ("(a or b", "its end"),
+            ("a)", r"'\)' at column 2"),
+            ("a and or b", "'or' at column 7"),
+            ("not", "its end"),
+        ):
+            with self.subTest(text=text), self.assertRaisesRegex(ValueError, f"in place of {place}"):
+                expressions.compile(text)
+
+
+if __name__ == "__main__":
+    unittest.main()

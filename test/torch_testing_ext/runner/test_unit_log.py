@@ -1,0 +1,113 @@
+"""What a unit's processes told, and how they ended, to outcomes: as tables, without processes."""
+
+from torch_testing_ext.runner.engine.local.unit_log import Cause, End, Story
+
+from torch_testing_ext.common_utils import TestCase, run_tests
+from torch_testing_ext.runner.model import Test, TestId, Unit
+
+FINE = End(Cause.ITSELF, at=9.0, code=0)
+
+
+def began(test):
+    return {"began": test, "at": 1.0 + test, "printed": 10 * test}
+
+
+def ended(test, outcome="passed", message=""):
+    return {
+        "ended": test,
+        "at": 1.5 + test,
+        "outcome": outcome,
+        "message": message,
+        "want": None,
+        "printed": 10 * test + 5,
+        "ranks": [],
+    }
+
+
+def fixture(message, skipped=False):
+    return {"fixture": message, "skipped": skipped, "want": None}
+
+
+def story(*messages, tests=1):
+    all_tests = tuple(Test(TestId("test_x.py", "T", f"test_{number}")) for number in range(tests))
+    told = Story(Unit(0, all_tests), tuple(t.id.dotted for t in all_tests), tuple(f"run {t.id}" for t in all_tests))
+    for message in messages:
+        told.hear(message)
+    return told
+
+
+def outcomes(told, end):
+    results, rest = told.finish(end)
+    return {result.test: result.outcome.value for result in results}, rest
+
+
+class TestOneTest(TestCase):
+    def test_how_it_ends(self):
+        over, running = (began(0), ended(0)), (began(0),)
+        killed = End(Cause.ITSELF, 9.0, -9)
+        late = End(Cause.DEADLINE, 9.0, -15)
+        for messages, end, outcome in (
+            (over, FINE, "passed"),
+            ((began(0), ended(0, "failed", "x")), FINE, "failed"),
+            (running, FINE, "crashed"),
+            (running, killed, "crashed"),
+            (running, late, "timeout"),
+            ((), late, "timeout"),
+            (running, End(Cause.LOST, 9.0, lost="its watcher died"), "crashed"),
+            ((), End(Cause.LOST, 9.0, lost="its watcher died"), "crashed"),
+            ((), FINE, "error"),
+            ((*running, {"broke": "KeyboardInterrupt"}), End(Cause.ITSELF, 9.0, 1), "error"),
+            (({"missing": 0},), FINE, "error"),
+            # After its end: who passed has to leave in good order too.
+            (over, killed, "crashed"),
+            (over, late, "passed"),
+            (over, End(Cause.ITSELF, 9.0, 0, ("pid 7: sleep",)), "leaked"),
+            ((began(0), ended(0, "failed", "x")), End(Cause.ITSELF, 9.0, 0, ("pid 7: sleep",)), "failed"),
+        ):
+            with self.subTest(messages=messages, end=end):
+                self.assertEqual(outcomes(story(*messages), end), ({0: outcome}, []))
+
+    def test_interrupted_it_has_no_outcome(self):
+        self.assertEqual(outcomes(story(began(0)), End(Cause.INTERRUPTED, 9.0, -15)), ({}, []))
+
+    def test_the_message_of_a_death_says_how_when_where_and_what_next(self):
+        (result,), _ = story(began(0)).finish(End(Cause.ITSELF, 3.5, -11, stacks="File x in y"))
+        title, stacks, again = result.message.split("\n\n")
+        self.assertEqual(title, "the test's process was killed by SIGSEGV 2.5 s into T.test_0")
+        self.assertIn("File x in y", stacks)
+        self.assertEqual(again, "To run it alone:\n  run test_x.py::T::test_0")
+
+
+class TestSeveralTests(TestCase):
+    def test_the_rest_goes_on_elsewhere(self):
+        told = story(began(0), ended(0), began(1), tests=4)
+        self.assertEqual(outcomes(told, End(Cause.ITSELF, 9.0, -9)), ({0: "passed", 1: "crashed"}, [2, 3]))
+
+    def test_each_new_unit_has_one_test_less(self):
+        """Also where the worker dies before its first test: no unit is run for ever."""
+        self.assertEqual(outcomes(story(tests=2), End(Cause.ITSELF, 9.0, 4)), ({0: "crashed"}, [1]))
+
+    def test_results_are_given_once_and_the_last_one_late(self):
+        told = story(began(0), ended(0), tests=2)
+        self.assertEqual(told.certain(), [])  # its tearDownClass may fail yet
+        told.hear(began(1))
+        self.assertEqual([result.test for result in told.certain()], [0])
+        self.assertEqual(told.certain(), [])
+        told.hear(ended(1))
+        self.assertEqual(outcomes(told, FINE), ({1: "passed"}, []))
+
+    def test_class_fixtures(self):
+        for messages, expected in (
+            ((fixture("setUpClass"),), {0: "error", 1: "error"}),
+            ((fixture("no", skipped=True),), {0: "skipped", 1: "skipped"}),
+            ((began(0), ended(0), began(1), ended(1), fixture("tearDownClass")), {0: "passed", 1: "error"}),
+        ):
+            with self.subTest(messages=messages):
+                self.assertEqual(outcomes(story(*messages, tests=2), FINE), (expected, []))
+
+    def test_what_was_not_run_is_never_passed_over(self):
+        self.assertEqual(outcomes(story(began(0), ended(0), tests=2), FINE), ({0: "passed", 1: "error"}, []))
+
+
+if __name__ == "__main__":
+    run_tests()

@@ -1,0 +1,1 @@
+"""Running the units of a plan on this machine."""

@@ -1,0 +1,301 @@
+"""Runs the units of a plan on this machine: who may begin, who is tried again, when it is over.
+
+Tells reporters what happens, and prints nothing. What a unit's processes do is known in running.py; which unit begins
+next is decided by the queue; what it has to itself, by the leases.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+
+from torch_testing_ext._process.loop import Timer
+
+from ..events import (
+    Asked,
+    Event,
+    Output,
+    Reporter,
+    RunBegan,
+    Running,
+    Stopping,
+    TestBegan,
+    TestEnded,
+    TestIsSlow,
+    TestSettled,
+    UnitBegan,
+    UnitEnded,
+)
+from ..model import Attempt, Lease, Outcome, Settled, Summary, Test, TestId, Unit, Verdict
+from ..options.options import Options
+from ..processes.zygote import Zygote
+from ..scheduling.inventory import Inventory, environment_of
+from ..scheduling.leases import Leases
+from ..scheduling.plan import Plan
+from ..scheduling.policy import Queue
+from .running_unit import Limits, RunningUnit, Watcher
+from .signals_and_keys import attention
+from .unit_log import Cause, Result
+
+STREAM_INTERVAL = 0.05
+PATIENCE_FOR_STACKS = 3.0
+
+
+class Engine(Watcher):
+    def __init__(
+        self,
+        zygote: Zygote,
+        options: Options,
+        inventory: Inventory,
+        leases: Leases,
+        queue: Queue,
+        reporter: Reporter,
+    ):
+        self._zygote = zygote
+        self._options = options
+        self._inventory = inventory
+        self._leases = leases
+        self._queue = queue
+        self._reporter = reporter
+        self._began = time.monotonic()
+        self._running: dict[int, RunningUnit] = {}
+        self._attempts: dict[tuple[TestId, int], list[Attempt]] = {}
+        self._settled: list[Settled] = []
+        self._unfinished: list[Test] = []
+        self._stopping = False
+        self._interrupts = 0
+        self._question: _Question | None = None
+        self._copying: Timer | None = None
+        self._left: Counter[str] = Counter()  # units of each file that are not over
+        self._numbers = itertools.count()
+
+    def run(self, plan: Plan, broken: Sequence[Attempt] = ()) -> Summary:
+        """Everything of the plan, to its end, which is not told: `broken` are files that could not be imported."""
+        self._began = time.monotonic()
+        self._numbers = itertools.count(max((unit.number for unit in plan.units), default=-1) + 1)
+        self._left.update(unit.file for unit in plan.units)
+        self._tell_of_beginning(plan, broken)
+        for attempt in (*broken, *map(_skipped, plan.skipped)):
+            self._settle_at_once(attempt)
+        with attention(self._zygote.loop, self._interrupt, self._ask), self._showing_output():
+            self._run_all(plan)
+        self._send_files_away()
+        return self._summary()
+
+    def _tell(self, event: Event) -> None:
+        self._reporter.hear(event)
+
+    def _tell_of_beginning(self, plan: Plan, broken: Sequence[Attempt]) -> None:
+        self._tell(
+            RunBegan(
+                tests=(*(attempt.test for attempt in broken), *plan.tests),
+                units=plan.units,
+                devices=self._inventory.names,
+                slots=self._options.jobs,
+                clock=time.time(),
+                seed=self._options.seed if self._options.shuffle else None,
+                fake=self._inventory.fake,
+                repetitions=self._options.repeat or 1,
+            )
+        )
+
+    def _run_all(self, plan: Plan) -> None:
+        self._begin_what_fits()
+        while self._running:
+            self._zygote.loop.step()
+            self._begin_what_fits()
+            if not self._running and self._options.endless and not self._stopping:
+                self._repeat(plan)
+
+    def _repeat(self, plan: Plan) -> None:
+        last = max(repetition for _, repetition in self._attempts)
+        for unit in plan.units:
+            if unit.repetition == 0:
+                self._left[unit.file] += 1
+                self._queue.add(dataclasses.replace(unit, number=next(self._numbers), repetition=last + 1))
+        self._begin_what_fits()
+
+    def _begin_what_fits(self) -> None:
+        while (unit := self._queue.take(self._leases.free_devices, self._leases.free_slots)) is not None:
+            lease = self._leases.take(unit)
+            self._tell(UnitBegan(unit, lease, self._now()))
+            self._running[unit.number] = RunningUnit(
+                unit,
+                lease,
+                self._zygote,
+                Limits(self._options.timeout, self._options.slow),
+                environment_of(lease, self._inventory),
+                self,
+                self._options.command,
+                self._options.stream,
+            )
+
+    def _now(self) -> float:
+        return time.monotonic() - self._began
+
+    # -- what running units tell
+
+    def test_began(self, running: RunningUnit, test: Test) -> None:
+        self._tell(TestBegan(test, running.unit, running.lease, self._now()))
+
+    def test_is_slow(self, running: RunningUnit, test: Test, seconds: float) -> None:
+        self._tell(TestIsSlow(test, seconds, running.lease))
+
+    def results(self, running: RunningUnit, results: Iterable[Result]) -> None:
+        attempts = [running.attempt(result, self._began) for result in results]
+        again = tuple(attempt.test for attempt in attempts if self._take(attempt))
+        if again:
+            self._add(running.unit, again, running.unit.attempt + 1)
+
+    def unit_ended(self, running: RunningUnit, results: list[Result], rest: list[int]) -> None:
+        unit = running.unit
+        self._copy_output_of(running)
+        self.results(running, results)
+        del self._running[unit.number]
+        self._leases.give_back(running.lease)
+        self._tell(UnitEnded(unit, running.lease, self._now()))
+        tests = tuple(unit.tests[number] for number in rest)
+        if running.cause is Cause.INTERRUPTED:
+            self._unfinished += [test for test in unit.tests if (test.id, unit.repetition) not in self._attempts]
+        elif tests and self._stopping:
+            self._unfinished += tests
+        elif tests:
+            self._add(unit, tests, unit.attempt)
+        self._is_over(unit)
+
+    def _add(self, unit: Unit, tests: tuple[Test, ...], attempt: int) -> None:
+        self._left[unit.file] += 1
+        self._queue.add(Unit(next(self._numbers), tests, unit.repetition, attempt, unit.seconds))
+
+    def _is_over(self, unit: Unit) -> None:
+        """The process of a file goes with the last unit of it, if that can be known."""
+        self._left[unit.file] -= 1
+        if not self._left[unit.file] and not self._options.until_failure:
+            self._zygote.file(unit.file).close()
+
+    def _send_files_away(self) -> None:
+        for file in self._left:
+            self._zygote.file(file).close()
+
+    # -- attempts
+
+    def _take(self, attempt: Attempt) -> bool:
+        """Take an attempt into account; is the test to be tried again?"""
+        failed = self._options.policy.verdict(attempt.outcome) is Verdict.FAILED
+        again = failed and attempt.number <= self._options.retries and not self._stopping
+        attempts = self._attempts.setdefault((attempt.test.id, attempt.repetition), [])
+        attempts.append(attempt)
+        self._tell(TestEnded(attempt, again))
+        if not again:
+            self._settle(Settled(tuple(attempts)))
+        return again
+
+    def _settle_at_once(self, attempt: Attempt) -> None:
+        self._tell(TestEnded(attempt, again=False))
+        self._settle(Settled((attempt,)))
+
+    def _settle(self, settled: Settled) -> None:
+        self._settled.append(settled)
+        self._tell(TestSettled(settled))
+        failures = sum(self._options.policy.verdict(one.outcome) is Verdict.FAILED for one in self._settled)
+        most = 1 if self._options.until_failure else self._options.max_fail
+        if most is not None and failures >= most:
+            self._stop(f"{failures} test{'s' if failures > 1 else ''} failed")
+
+    # -- the end before the end
+
+    def _stop(self, reason: str) -> None:
+        if not self._stopping:
+            self._stopping = True
+            self._unfinished += [test for unit in self._queue.clear() for test in unit.tests]
+            self._tell(Stopping(reason))
+
+    def _interrupt(self, reason: str) -> None:
+        """The first time everything that runs gets its ladder; the second time it is over at once."""
+        self._interrupts += 1
+        self._stop(reason)
+        for running in tuple(self._running.values()):
+            if self._interrupts == 1:
+                running.end(Cause.INTERRUPTED)
+            else:
+                running.kill()
+
+    # -- somebody asks what is running
+
+    def _ask(self) -> None:
+        if self._question is None:
+            self._question = _Question(tuple(self._running.values()), self._answer)
+            self._zygote.loop.after(PATIENCE_FOR_STACKS, self._question.close)
+            self._question.ask()
+
+    def _answer(self, event: Asked) -> None:
+        self._question = None
+        self._tell(event)
+
+    # -- with -s: what tests print, as it comes
+
+    @contextmanager
+    def _showing_output(self) -> Iterator[None]:
+        self._copy_output()
+        yield
+        if self._copying is not None:
+            self._copying.cancel()
+
+    def _copy_output(self) -> None:
+        if self._options.stream:
+            for running in self._running.values():
+                self._copy_output_of(running)
+            self._copying = self._zygote.loop.after(STREAM_INTERVAL, self._copy_output)
+
+    def _copy_output_of(self, running: RunningUnit) -> None:
+        if self._options.stream and (text := running.new_output()):
+            self._tell(Output(running.test.id, text))
+
+    def _summary(self) -> Summary:
+        return Summary(
+            tuple(self._settled),
+            self._now(),
+            self._options.policy,
+            self._interrupts > 0,
+            tuple(dict.fromkeys(self._unfinished)),
+        )
+
+
+def _skipped(test: Test) -> Attempt:
+    return Attempt(test, Outcome.SKIPPED, test.skip or "", want=test.want, lease=Lease())
+
+
+class _Question:
+    """Where are they? Answered when all have said so, or at the end of patience."""
+
+    def __init__(self, asked: Sequence[RunningUnit], answer: Callable[[Asked], object]):
+        self._asked = asked
+        self._answer = answer
+        self._stacks: dict[int, str] = {}
+        self._closed = False
+
+    def ask(self) -> None:
+        for running in self._asked:
+            running.ask_for_stacks(partial(self._hear, running.unit.number))
+        self._close_if_complete()
+
+    def _hear(self, unit: int, stacks: str) -> None:
+        self._stacks[unit] = stacks
+        self._close_if_complete()
+
+    def _close_if_complete(self) -> None:
+        if len(self._stacks) == len(self._asked):
+            self.close()
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._answer(Asked(tuple(map(self._describe, self._asked))))
+
+    def _describe(self, running: RunningUnit) -> Running:
+        return Running(running.test, running.lease, running.seconds, self._stacks.get(running.unit.number, ""))

@@ -1,0 +1,188 @@
+"""From what a unit's processes told, and how they ended, to the outcome of each of its tests. Pure."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+from torch_testing_ext._process.channel import Message
+from torch_testing_ext.launch.report import signal_name
+
+from ..model import COUNTS_AS, Outcome, Unit, Verdict
+
+
+class Cause(enum.Enum):
+    """Why a unit's worker is gone."""
+
+    ITSELF = "it ended by itself"
+    DEADLINE = "its time was up"
+    INTERRUPTED = "the run was interrupted"
+    LOST = "the process that watched it died"
+
+
+@dataclass(frozen=True)
+class End:
+    """How a unit's worker ended."""
+
+    cause: Cause
+    at: float
+    code: int | None = None  # negative for a signal; None where nobody saw it
+    leftovers: tuple[str, ...] = ()
+    stacks: str = ""  # where it was, as far as known
+    lost: str = ""  # how the process that watched it died
+
+
+@dataclass(frozen=True)
+class Result:
+    """How one test of a unit ended. Times as time.monotonic() gives them."""
+
+    test: int
+    outcome: Outcome
+    message: str = ""
+    began: float = 0.0
+    ended: float = 0.0
+    want: str | None = None
+    log: tuple[int, int | None] = (0, None)  # what part of the worker's log is its own
+    ranks: tuple[str, ...] = ()  # directories of its ranks' files
+    leftovers: tuple[str, ...] = ()
+
+
+@dataclass
+class Story:
+    """What a unit's worker told so far."""
+
+    unit: Unit
+    names: tuple[str, ...]
+    commands: tuple[str, ...]
+    began: dict[int, Message] = field(default_factory=dict)
+    ended: dict[int, Message] = field(default_factory=dict)
+    missing: list[int] = field(default_factory=list)
+    fixtures: list[Message] = field(default_factory=list)  # class and module fixtures that failed, or skip
+    broke: str = ""
+    _given: int = 0  # of the results, handed out already
+
+    @property
+    def running(self) -> int | None:
+        """The test that runs now."""
+        return next((test for test in self.began if test not in self.ended), None)
+
+    def hear(self, message: Message) -> None:
+        if "began" in message:
+            self.began[message["began"]] = message
+        elif "ended" in message:
+            self.ended[message["ended"]] = message
+        elif "missing" in message:
+            self.missing.append(message["missing"])
+        elif "fixture" in message:
+            self.fixtures.append(message)
+        elif "broke" in message:
+            self.broke = message["broke"]
+
+    def certain(self) -> list[Result]:
+        """New results that nothing can change any more. What comes after the last test, changes its result: a
+        tearDownClass that fails, a process that is left running."""
+        told = list(self.ended)
+        last = self.running is None and not self.missing
+        certain = told[self._given : len(told) - last]
+        self._given += len(certain)
+        return [self._told(test) for test in certain]
+
+    def finish(self, end: End) -> tuple[list[Result], list[int]]:
+        """The results that are still to be given, and the tests that are still to be run."""
+        results = [self._told(test) for test in list(self.ended)[self._given :]]
+        results += self._cut_short(end)
+        results += [self._missing(test, end) for test in self.missing]
+        seen = {*self.ended, *self.began, *self.missing}
+        rest = [test for test in range(len(self.names)) if test not in seen]
+        if rest and end.cause is not Cause.INTERRUPTED:
+            taken = self._not_run(rest, end, alone=not seen)
+            results += taken
+            rest = rest[len(taken) :]
+        return self._with_aftermath(results, end), rest
+
+    def _told(self, test: int) -> Result:
+        began, ended = self.began[test], self.ended[test]
+        return Result(
+            test,
+            Outcome(ended["outcome"]),
+            ended["message"],
+            began["at"],
+            ended["at"],
+            ended["want"],
+            (began["printed"], ended["printed"]),
+            tuple(ended["ranks"]),
+        )
+
+    def _cut_short(self, end: End) -> Iterator[Result]:
+        """The test during which the worker ended."""
+        test = self.running
+        if test is None or end.cause is Cause.INTERRUPTED:
+            return
+        began = self.began[test]
+        outcome, message = self._explain(test, end, end.at - began["at"])
+        yield Result(test, outcome, message, began["at"], end.at, log=(began["printed"], None))
+
+    def _explain(self, test: int, end: End, seconds: float) -> tuple[Outcome, str]:
+        into = f"{seconds:.1f} s into {self.names[test]}"
+        match end.cause:
+            case Cause.DEADLINE:
+                outcome, title = Outcome.TIMEOUT, f"{self.names[test]} timed out after {seconds:.1f} s; it was ended"
+            case Cause.LOST:
+                outcome, title = Outcome.CRASHED, f"it was ended {into}, since {end.lost}"
+            case _ if self.broke:
+                outcome, title = Outcome.ERROR, self.broke
+            case _:
+                outcome, title = Outcome.CRASHED, f"the test's process {_how(end.code)} {into}"
+        parts = [title]
+        if end.stacks:
+            parts.append(f"stacks, most recent call first:\n{end.stacks.rstrip()}")
+        return outcome, "\n\n".join([*parts, f"To run it alone:\n  {self.commands[test]}"])
+
+    def _missing(self, test: int, end: End) -> Result:
+        message = f"{self.names[test]} was listed, but is not there when the file is imported once more"
+        return Result(test, Outcome.ERROR, message, end.at, end.at)
+
+    def _not_run(self, rest: list[int], end: End, alone: bool) -> list[Result]:
+        """Tests that did not begin though the worker had its time: class fixtures kept it from them, or its death."""
+        gone = end.code == 0 and end.cause is Cause.ITSELF
+        if gone and self.fixtures:
+            return [self._kept_from(test, self.fixtures[0], end) for test in rest]
+        if gone:
+            return [Result(test, Outcome.ERROR, "unittest did not run it", end.at, end.at) for test in rest]
+        if not alone:
+            return []  # another process may get further
+        outcome, message = self._explain(rest[0], end, 0.0)
+        return [Result(rest[0], outcome, f"before its first test: {message}", end.at, end.at)]
+
+    def _kept_from(self, test: int, fixture: Message, end: End) -> Result:
+        outcome = Outcome.SKIPPED if fixture["skipped"] else Outcome.ERROR
+        return Result(test, outcome, fixture["fixture"], end.at, end.at, fixture["want"])
+
+    def _with_aftermath(self, results: list[Result], end: End) -> list[Result]:
+        """What happened after the last test belongs to it."""
+        if not results:
+            return results
+        *others, last = results
+        ran = last.test in self.began
+        if ran and self.fixtures and _is_good(last):
+            last = replace(last, outcome=Outcome.ERROR, message=f"after the test: {self.fixtures[-1]['fixture']}")
+        elif ran and _is_good(last) and end.cause is Cause.ITSELF and end.code != 0:
+            how = f"after the test its process {_how(end.code)}\n\n{end.stacks}".rstrip()
+            last = replace(last, outcome=Outcome.CRASHED, message=how)
+        elif ran and end.leftovers and last.outcome is Outcome.PASSED and end.cause is Cause.ITSELF:
+            left = "\n".join(f"  {name}" for name in end.leftovers)
+            last = replace(last, outcome=Outcome.LEAKED, message=f"it left running (ended now):\n{left}")
+        return [*others, replace(last, leftovers=end.leftovers)]
+
+
+def _is_good(result: Result) -> bool:
+    return COUNTS_AS[result.outcome] is not Verdict.FAILED
+
+
+def _how(code: int | None) -> str:
+    if code is None:
+        return "ended, nobody saw how,"
+    if code < 0:
+        return f"was killed by {signal_name(-code)}" + (" (out of memory?)" if code == -9 else "")
+    return f"exited with code {code}"

@@ -1,0 +1,128 @@
+"""A test file that is imported: its tests, and what each needs. Runs where torch may be imported."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import os
+import sys
+import unittest
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ..model import Test, TestId
+
+# What PyTorch and this kit name their class fixtures for is theirs to share or not; unittest's own do nothing.
+_FIXTURES = ("setUpClass", "tearDownClass")
+_MODULE_FIXTURES = ("setUpModule", "tearDownModule")
+
+
+@dataclass(frozen=True)
+class TestFile:
+    tests: dict[str, unittest.TestCase]  # by `Class.test_x`, in unittest's order
+
+    __test__ = False
+
+    @classmethod
+    def load(cls, path: str) -> TestFile:
+        """Import it as a program that is run from there would be."""
+        sys.path.insert(0, os.path.dirname(path))
+        sys.argv[:] = [path]
+        module = _import(path)
+        return cls({name_of(test): test for test in flatten(unittest.TestLoader().loadTestsFromModule(module))})
+
+    def listing(self, file: str, devices: int) -> list[dict[str, Any]]:
+        """All tests as data. `devices`: how many the run has."""
+        return [asdict(describe(test, file, devices)) for test in self.tests.values()]
+
+
+def _import(path: str) -> Any:
+    name = Path(path).stem
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None, path
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def flatten(suite: Any) -> Iterator[unittest.TestCase]:
+    if isinstance(suite, unittest.TestCase):
+        yield suite
+        return
+    for part in suite:
+        yield from flatten(part)
+
+
+def name_of(test: unittest.TestCase) -> str:
+    return f"{type(test).__qualname__}.{test._testMethodName}"
+
+
+def describe(test: unittest.TestCase, file: str, devices: int) -> Test:
+    cls, method = type(test), test._testMethodName
+    needs = _needs_of(test)
+    ranks = _world_size(test, needs)
+    return Test(
+        id=TestId(file, cls.__qualname__, method),
+        world_size=ranks,
+        devices=_devices(test, needs, ranks, devices),
+        backend=next((need.backend for need in needs if need.backend), None),
+        timeout=_timeout(test),
+        together=_together(cls),
+        skip=_known_skip(test),
+        line=_line(cls, method),
+    )
+
+
+def _needs_of(test: unittest.TestCase) -> tuple[Any, ...]:
+    from torch_testing_ext._marks.needs import needs_of
+
+    return needs_of(getattr(test, test._testMethodName))
+
+
+def _world_size(test: Any, needs: tuple[Any, ...]) -> int:
+    """How many processes compute at once. A size that is no number fails the test when it runs, with its reason."""
+    try:
+        return max(1, int(test.world_size))
+    except Exception:
+        return max((need.world_size for need in needs if need.world_size), default=1)
+
+
+def _devices(test: Any, needs: tuple[Any, ...], ranks: int, there: int) -> int:
+    """How many accelerators it will use on a machine that has `there`.
+
+    What it says it needs; and one a rank where there are so many: whether a test that says nothing would use them is
+    not known, and one that looks for them must not find another test's.
+    """
+    said = max((need.devices for need in needs if not (need.allow_cpu and there == 0)), default=0)
+    on_cpu = getattr(test, "device_type", None) == "cpu"
+    return max(said, ranks if ranks <= there and not on_cpu else 0)
+
+
+def _timeout(test: Any) -> float | None:
+    from torch_testing_ext._cases import ranked
+    from torch_testing_ext._marks.timeouts import timeout_of
+
+    overrides = ranked.TIMEOUT_OVERRIDE if isinstance(test, ranked.RankedTestCase) else {}
+    return timeout_of(test) or overrides.get(test._testMethodName)
+
+
+def _together(cls: type) -> str:
+    if any(hasattr(sys.modules.get(cls.__module__), name) for name in _MODULE_FIXTURES):
+        return cls.__module__
+    own = any(getattr(cls, name).__func__ is not getattr(unittest.TestCase, name).__func__ for name in _FIXTURES)
+    return cls.__qualname__ if own else ""
+
+
+def _known_skip(test: unittest.TestCase) -> str | None:
+    for marked in (type(test), getattr(test, test._testMethodName)):
+        if getattr(marked, "__unittest_skip__", False):
+            return getattr(marked, "__unittest_skip_why__", "") or "skipped"
+    return None
+
+
+def _line(cls: type, method: str) -> int:
+    code = getattr(inspect.unwrap(getattr(cls, method, None) or (lambda: None)), "__code__", None)
+    return code.co_firstlineno if code else 0

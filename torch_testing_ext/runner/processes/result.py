@@ -1,0 +1,153 @@
+"""A unittest result that tells of each test as it begins and ends.
+
+Runs where tests run. What unittest says of one test in several calls becomes one outcome here.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import unittest
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch_testing_ext import launch
+from torch_testing_ext.launch.report import cut_middle
+
+from ..model import Outcome
+from .unit_spec import UnitOrder
+
+__unittest = True  # keeps these frames out of unittest's tracebacks
+
+LONGEST_MESSAGE = 200_000
+
+# Of several outcomes of one test (a failure, then an error in tearDown) the first of these counts.
+_GRAVEST_FIRST = (Outcome.UNEXPECTED_SUCCESS, Outcome.EXPECTED_FAILURE, Outcome.SKIPPED, Outcome.PASSED)
+
+Tell = Callable[[dict[str, Any]], None]
+
+
+class Telling(unittest.TestResult):
+    def __init__(self, order: UnitOrder, numbers: Mapping[str, int], tell: Tell):
+        super().__init__()
+        self._order = order
+        self._numbers = numbers  # of the tests, by unittest's id
+        self._tell = tell
+        self._ranks_seen: set[str] = set()
+        self._began = time.monotonic()
+        self._outcomes: list[Outcome] = []
+        self._messages: list[str] = []
+        self._want: str | None = None
+
+    def command_of(self, test: unittest.TestCase) -> str:
+        """How to run it alone."""
+        return self._order.commands[self._numbers[test.id()]]
+
+    # -- one test, from its beginning to its end
+
+    def startTest(self, test: unittest.TestCase) -> None:
+        super().startTest(test)
+        self._outcomes, self._messages, self._want = [], [], None
+        self._began = time.monotonic()
+        self._tell({"began": self._numbers[test.id()], "at": self._began, "printed": self._printed()})
+
+    def stopTest(self, test: unittest.TestCase) -> None:
+        super().stopTest(test)
+        if not self._outcomes and sys.exc_info()[1] is not None:
+            self._failed(test, sys.exc_info(), Outcome.ERROR)  # KeyboardInterrupt: unittest lets it pass
+        outcome = self._outcome()
+        message = "\n\n".join(self._messages)
+        if message and outcome is not Outcome.SKIPPED and outcome is not Outcome.EXPECTED_FAILURE:
+            message += self._to_run_it_alone(test)
+        self._tell(
+            {
+                "ended": self._numbers[test.id()],
+                "at": time.monotonic(),
+                "outcome": outcome.value,
+                "message": cut_middle(message, LONGEST_MESSAGE),
+                "want": self._want,
+                "printed": self._printed(),
+                "ranks": self._new_directories(),
+            }
+        )
+
+    def _outcome(self) -> Outcome:
+        if not self._outcomes:
+            self._messages.append("unittest did not say how this test ended")
+            return Outcome.ERROR
+        grave = [outcome for outcome in self._outcomes if outcome not in _GRAVEST_FIRST]
+        return grave[0] if grave else min(self._outcomes, key=_GRAVEST_FIRST.index)
+
+    def _to_run_it_alone(self, test: unittest.TestCase) -> str:
+        command = self.command_of(test)
+        return "" if command in self._messages[0] else f"\n\nTo run it alone:\n  {command}"
+
+    def _printed(self) -> int:
+        """How long the log is by now."""
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        return self._order.log.stat().st_size
+
+    def _new_directories(self) -> list[str]:
+        """Where the ranks that this test started have their files."""
+        new = sorted(set(os.listdir(self._order.ranks)) - self._ranks_seen)
+        self._ranks_seen.update(new)
+        return new
+
+    # -- what unittest says
+
+    def addSuccess(self, test: unittest.TestCase) -> None:
+        self._outcomes.append(Outcome.PASSED)
+
+    def addFailure(self, test: unittest.TestCase, err: Any) -> None:
+        self._failed(test, err, Outcome.FAILED)
+
+    def addError(self, test: unittest.TestCase, err: Any) -> None:
+        if test.id() not in self._numbers and not _is_subtest(test):
+            self._tell({"fixture": f"{test.id()}: {self._describe(test, err)}", "skipped": False, "want": None})
+            return
+        self._failed(test, err, Outcome.ERROR)
+
+    def addSkip(self, test: unittest.TestCase, reason: str) -> None:
+        # unittest calls this while it handles the exception, and tells no more of it than its text.
+        want = getattr(sys.exc_info()[1], "want", None)
+        if test.id() not in self._numbers and not _is_subtest(test):
+            self._tell({"fixture": reason, "skipped": True, "want": want})
+            return
+        self._outcomes.append(Outcome.SKIPPED)
+        self._messages.append(reason)
+        self._want = want
+
+    def addExpectedFailure(self, test: unittest.TestCase, err: Any) -> None:
+        self._outcomes.append(Outcome.EXPECTED_FAILURE)
+        self._messages.append(launch.summarize(err[1]))
+
+    def addUnexpectedSuccess(self, test: unittest.TestCase) -> None:
+        self._outcomes.append(Outcome.UNEXPECTED_SUCCESS)
+        self._messages.append("it is expected to fail, and passed")
+
+    def addSubTest(self, test: unittest.TestCase, subtest: unittest.TestCase, err: Any) -> None:
+        if err is None:
+            return
+        failed = issubclass(err[0], test.failureException)
+        self._failed(test, err, Outcome.FAILED if failed else Outcome.ERROR, _params_of(subtest))
+
+    def _failed(self, test: unittest.TestCase, err: Any, outcome: Outcome, within: str = "") -> None:
+        told = getattr(err[1], "outcome", None)
+        self._outcomes.append(Outcome(told.value) if isinstance(told, launch.Outcome) else outcome)
+        self._messages.append(within + self._describe(test, err))
+
+    def _describe(self, test: unittest.TestCase, err: Any) -> str:
+        if isinstance(getattr(err[1], "outcome", None), launch.Outcome):
+            return str(err[1])  # it tells of all ranks; there is nothing to add
+        traceback = self._exc_info_to_string(err, test)  # type: ignore[attr-defined]
+        return f"{launch.summarize(err[1])}\n\n{traceback.rstrip()}"
+
+
+def _is_subtest(test: unittest.TestCase) -> bool:
+    return hasattr(test, "test_case")
+
+
+def _params_of(subtest: Any) -> str:
+    return f"in subtest {subtest._subDescription()}: "

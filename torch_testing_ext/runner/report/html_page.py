@@ -1,0 +1,189 @@
+"""The run as one HTML file: no address leads out of it, and without scripts all of it is still there. Pure."""
+
+from __future__ import annotations
+
+import shlex
+import xml.etree.ElementTree as ET
+from collections import Counter
+from collections.abc import Iterator
+from datetime import datetime, timezone
+from pathlib import Path
+from string import Template
+
+from ..model import Attempt, Outcome, Settled, Summary, TestId, Verdict
+from . import text
+from .recorder import History
+from .timeline import css, names, picture
+from .tree import node
+
+HERE = Path(__file__).parent / "page"
+ORDER = (Verdict.FAILED, Verdict.PASSED, Verdict.SKIPPED)  # what wants to be read comes first
+
+
+def render(history: History, command: str = "python run_test.py") -> str:
+    body = "\n".join(ET.tostring(part, encoding="unicode", method="html") for part in _body(history, command))
+    asset = {kind: (HERE / f"page.{kind}").read_text(encoding="utf-8") for kind in ("html", "css", "js")}
+    title = f"{headline(history.summary)}: run_test.py"
+    return Template(asset["html"]).substitute(title=title, body=body, style=asset["css"], script=asset["js"])
+
+
+def headline(summary: Summary) -> str:
+    failed, every = summary.count(Verdict.FAILED), len(summary.settled)
+    if summary.interrupted:
+        return f"Interrupted: {text.count(failed, 'failure')} so far"
+    if failed:
+        return f"{failed} of {text.count(every, 'test')} failed"
+    passed = summary.count(Verdict.PASSED)
+    return f"{text.count(passed, 'test')} passed" if passed else "No test passed, none failed"
+
+
+def _body(history: History, command: str) -> Iterator[ET.Element]:
+    page = _Page(history, command)
+    yield page.header()
+    yield page.shares()
+    yield from page.warnings()
+    yield page.timeline()
+    yield page.tests()
+    yield from page.skips()
+
+
+class _Page:
+    def __init__(self, history: History, command: str):
+        self._history = history
+        self._summary = history.summary
+        self._command = command
+        self._ordered = sorted(self._summary.settled, key=self._rank)
+        self._places = {_key(one): f"test-{number}" for number, one in enumerate(self._ordered, 1)}
+        self._counts = Counter(one.outcome for one in self._ordered)  # in that order
+
+    def _rank(self, one: Settled) -> tuple[int, bool]:
+        """Failures, then what passed only in some way, then passes, then skips; each as they ran."""
+        return ORDER.index(self._summary.policy.verdict(one.outcome)), one.outcome is Outcome.PASSED
+
+    def header(self) -> ET.Element:
+        began = datetime.fromtimestamp(self._history.run.clock, timezone.utc)
+        when = node("time", f"{began:%Y-%m-%d %H:%M} UTC", datetime=began.isoformat(timespec="seconds"))
+        left = node("div", node("h1", headline(self._summary)), node("p", when, self._facts(), class_="facts"))
+        return node("header", left, node("button", "light / dark", id="theme", type="button"))
+
+    def _facts(self) -> str:
+        run = self._history.run
+        kind = "made-up device" if run.fake else "device"
+        facts = [text.duration(self._summary.seconds)]
+        facts += [text.count(len(run.devices), kind)] if run.devices else []
+        facts += [text.count(run.slots, "CPU slot"), *([f"seed {run.seed}"] if run.seed is not None else [])]
+        return "".join(f" \N{MIDDLE DOT} {fact}" for fact in facts)
+
+    def shares(self) -> ET.Element:
+        """How many of each outcome, as one bar."""
+        parts = [
+            node("span", class_=css(outcome.value), style=f"flex: {number}", title=f"{number} {outcome.value}")
+            for outcome, number in self._counts.items()
+        ]
+        return node("div", *parts, class_="share")
+
+    def warnings(self) -> Iterator[ET.Element]:
+        for one in self._summary.warnings:
+            yield node("p", one, class_="card warning")
+        if self._summary.unfinished:
+            many = text.count(len(self._summary.unfinished), "test")
+            yield node("p", f"{many} did not run to the end.", class_="card warning")
+
+    def timeline(self) -> ET.Element:
+        zoom = node("input", type="range", id="zoom", min=0, max=6, step=0.25, value=0, aria_label="zoom")
+        head = node("div", node("h2", "Who ran where, and when"), node("label", "zoom ", zoom), class_="head")
+        lanes = node("div", *(node("div", name) for name in names(self._history)), class_="lanes")
+        links = {key: f"#{place}" for key, place in self._places.items()}
+        drawing = node("div", node("div", picture(self._history, links), class_="zoomed"), class_="scroll")
+        return node("section", head, node("div", lanes, drawing, class_="chart"), class_="card")
+
+    def tests(self) -> ET.Element:
+        tools = node("div", self._search(), *self._chips(), class_="tools")
+        rows = [self._test(number, one) for number, one in enumerate(self._ordered)]
+        return node("section", tools, *rows, node("p", id="shown"), class_="card")
+
+    def _search(self) -> ET.Element:
+        hint = "Search names, messages and logs ( / )"
+        return node("input", type="search", id="search", placeholder=hint, aria_label=hint)
+
+    def _chips(self) -> Iterator[ET.Element]:
+        for outcome, number in self._counts.items():
+            kind = f"chip {css(outcome.value)}"
+            parts = [node("span", class_="dot"), node("b", str(number)), outcome.value]
+            yield node("button", *parts, class_=kind, type="button", data_outcome=outcome.value, aria_pressed="false")
+
+    def _test(self, number: int, one: Settled) -> ET.Element:
+        """The first failure is unfolded: it is what most readers came for."""
+        unfolded = number == 0 and self._summary.policy.verdict(one.outcome) is Verdict.FAILED
+        return node(
+            "details",
+            self._line(one),
+            node("div", *self._account(one), class_="body"),
+            class_=f"test {css(one.outcome.value)}",
+            id=self._places[_key(one)],
+            data_outcome=one.outcome.value,
+            open="" if unfolded else None,
+        )
+
+    def _line(self, one: Settled) -> ET.Element:
+        why = node("div", text.title(_telling(one).message), class_="why")
+        name = node("div", *self._name(one), why)
+        dot = node("span", class_="dot", title=one.outcome.value)
+        return node("summary", dot, name, node("span", *_took(one), class_="took"))
+
+    def _name(self, one: Settled) -> Iterator[ET.Element]:
+        test = one.test.id
+        *before, last = (part for part in (test.file, test.cls, test.method) if part)
+        prefix = node("span", "".join(f"{part}::" for part in before), class_="file")
+        last += text.repetition(one.last, self._history.run.repetitions)
+        yield node("div", prefix, node("b", last), class_="name")
+
+    def _account(self, one: Settled) -> Iterator[ET.Element]:
+        yield node("p", self._circumstances(one), class_="facts")
+        again = node("code", f"{self._command} {shlex.quote(str(one.test.id))}")
+        yield node("div", again, node("button", "copy", class_="copy", type="button"), class_="again")
+        for attempt in one.attempts:
+            if len(one.attempts) > 1:
+                yield node("p", f"attempt {attempt.number}: {attempt.outcome.value}", class_="attempt")
+            yield from _attempt(attempt)
+
+    def _circumstances(self, one: Settled) -> str:
+        test, place = one.test, text.place(one.last.lease)
+        parts = [text.word(one), *([f"{test.world_size} ranks"] if test.world_size > 1 else [])]
+        parts += [f"on {place}"] if place else []
+        parts += [f"for want of {one.last.want}"] if one.last.want else []
+        return " \N{MIDDLE DOT} ".join(parts)
+
+    def skips(self) -> Iterator[ET.Element]:
+        reasons = text.skip_reasons(self._summary)
+        if reasons:
+            rows = [node("li", node("b", str(number)), node("span", reason)) for reason, number in reasons]
+            head = node("div", node("h2", "Skipped, and why"), class_="head")
+            yield node("section", head, node("ul", *rows, class_="reasons rest"), class_="card")
+
+
+def _attempt(attempt: Attempt) -> Iterator[ET.Element]:
+    if attempt.message:
+        yield node("pre", text.log(attempt.message), class_=f"message {css(attempt.outcome.value)}")
+    if attempt.leftovers:
+        yield node("p", f"Left running, and ended: {'; '.join(attempt.leftovers)}", class_="facts")
+    logs = text.logs(attempt)
+    folded = (node("details", node("summary", title), node("pre", words), class_="log") for title, words in logs)
+    yield node("div", *folded, class_="logs")
+
+
+def _took(one: Settled) -> Iterator[ET.Element | str]:
+    """What was no plain pass says so in words: not everybody tells the colours apart."""
+    if one.outcome is not Outcome.PASSED:
+        yield node("span", one.outcome.value, class_="word")
+    if one.outcome is not Outcome.SKIPPED:
+        yield text.duration(one.seconds)
+
+
+def _telling(one: Settled) -> Attempt:
+    """The attempt whose message says most: of a flaky test, one that failed."""
+    return next((each for each in reversed(one.attempts) if each.message), one.last)
+
+
+def _key(one: Settled) -> tuple[TestId, int]:
+    return one.test.id, one.last.repetition

@@ -1,0 +1,66 @@
+"""The run as JSON, for programs that want to know more than JUnit can say. Pure.
+
+Names and values are a promise: programs read them. `docs/run_test.md` lists them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import Any
+
+from ..model import Attempt, Settled, Verdict
+from . import text
+from .recorder import History
+
+
+def render(history: History) -> str:
+    return json.dumps(document(history), indent=1) + "\n"
+
+
+def document(history: History) -> dict[str, Any]:
+    run, summary = history.run, history.summary
+    return {
+        "began": run.clock,
+        "seconds": summary.seconds,
+        "devices": run.devices,
+        "made_up_devices": run.fake,
+        "slots": run.slots,
+        "seed": run.seed,
+        "interrupted": summary.interrupted,
+        "verdicts": {verdict.value: summary.count(verdict) for verdict in Verdict},
+        "outcomes": Counter(one.outcome.value for one in summary.settled),
+        "tests": [_test(one, history) for one in summary.settled],
+        "unfinished": [str(test.id) for test in summary.unfinished],
+        "warnings": summary.warnings,
+    }
+
+
+def _test(one: Settled, history: History) -> dict[str, Any]:
+    return {
+        "id": str(one.test.id),
+        "repetition": one.last.repetition,
+        "outcome": one.outcome.value,
+        "counts_as": history.summary.policy.verdict(one.outcome).value,
+        "seconds": one.seconds,
+        "want": one.last.want,
+        "attempts": [_attempt(attempt) for attempt in one.attempts],
+    }
+
+
+def _attempt(attempt: Attempt) -> dict[str, Any]:
+    return {
+        "outcome": attempt.outcome.value,
+        "message": text.log(attempt.message),
+        "began": attempt.began,
+        "seconds": attempt.seconds,
+        "devices": attempt.lease.devices,
+        "slots": attempt.lease.slots,
+        "output": text.log(attempt.output),
+        "ranks": [_rank(one.rank, one.output, one.stacks) for one in attempt.ranks],
+        "leftovers": attempt.leftovers,
+    }
+
+
+def _rank(rank: int, output: str, stacks: str) -> dict[str, Any]:
+    return {"rank": rank, "output": text.log(output), "stacks": text.log(stacks)}

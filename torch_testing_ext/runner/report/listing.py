@@ -1,0 +1,87 @@
+"""What would run, for people and for machines. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from ..model import Attempt, Test
+from ..scheduling.forecast import Start
+from ..scheduling.plan import Expected
+
+
+def for_people(tests: Iterable[Test], broken: Iterable[Attempt]) -> Iterator[str]:
+    tests, broken = list(tests), list(broken)
+    for test in tests:
+        yield "  ".join(part for part in (str(test.id), _needs(test)) if part)
+    for attempt in broken:
+        yield f"{attempt.test.id}  broken: {_first_line(attempt.message)}"
+    skipped = sum(test.skip is not None for test in tests)
+    counts = [_count(len(tests), "test")]
+    counts += [f"{skipped} of them skipped"] if skipped else []
+    counts += [_count(len(broken), "broken file")] if broken else []
+    yield ", ".join(counts)
+
+
+def _needs(test: Test) -> str:
+    if test.skip is not None:
+        return f"skipped: {test.skip}"
+    needs = [_count(test.world_size, "rank")] if test.world_size > 1 else []
+    needs += [_count(test.devices, "device")] if test.devices else []
+    needs += [test.backend] if test.backend else []
+    needs += [f"timeout {test.timeout:g} s"] if test.timeout is not None else []
+    needs += [f"with {test.together}"] if test.together else []
+    return ", ".join(needs)
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+def _first_line(message: str) -> str:
+    return message.strip().partition("\n")[0]
+
+
+def for_machines(tests: Iterable[Test], broken: Iterable[Attempt], expected: Expected) -> str:
+    content = {
+        "tests": [_as_data(test, expected(test.id)) for test in tests],
+        "broken": [{"file": attempt.test.id.file, "message": attempt.message} for attempt in broken],
+    }
+    return json.dumps(content, indent=1)
+
+
+def _as_data(test: Test, seconds: float | None) -> dict[str, Any]:
+    return {
+        "id": str(test.id),
+        "file": test.id.file,
+        "class": test.id.cls,
+        "method": test.id.method,
+        "line": test.line,
+        "world_size": test.world_size,
+        "devices": test.devices,
+        "backend": test.backend,
+        "timeout": test.timeout,
+        "together": test.together,
+        "skip": test.skip,
+        "want": test.want,
+        "expected_seconds": seconds,
+    }
+
+
+def of_starts(starts: Sequence[Start]) -> Iterator[str]:
+    """A dry run: the order in which units would begin."""
+    for start in starts:
+        yield f"{start.at:8.1f} s  {_lease(start):24}  {_names(start)}"
+    end = max((start.until for start in starts), default=0.0)
+    yield f"{_count(len(starts), 'unit')}, {end:.1f} s expected"
+
+
+def _lease(start: Start) -> str:
+    devices, slots = (",".join(map(str, names)) for names in (start.lease.devices, start.lease.slots))
+    return f"devices {devices}" if devices else f"slots {slots}"
+
+
+def _names(start: Start) -> str:
+    first, *others = start.unit.tests
+    return f"{first.id} and {len(others)} more" if others else str(first.id)

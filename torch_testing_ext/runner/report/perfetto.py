@@ -1,0 +1,54 @@
+"""The run in Chrome's trace format, which Perfetto opens: one lane a device, one a CPU slot. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from ..model import Attempt
+from . import text
+from .lanes import Lane, lanes
+from .recorder import History, Stay
+
+DEVICES, SLOTS = 1, 2  # lanes are threads of these two processes
+
+
+def render(history: History) -> str:
+    return json.dumps({"traceEvents": list(_events(history)), "displayTimeUnit": "ms"}, indent=1)
+
+
+def _events(history: History) -> Iterator[dict[str, Any]]:
+    for pid, name in (DEVICES, "devices"), (SLOTS, "CPU slots"):
+        yield {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": name}}
+        yield {"ph": "M", "name": "process_sort_index", "pid": pid, "args": {"sort_index": pid}}
+    for number, lane in enumerate(lanes(history)):
+        place = {"pid": DEVICES if lane.is_device else SLOTS, "tid": number}
+        yield {"ph": "M", "name": "thread_name", **place, "args": {"name": lane.name}}
+        yield {"ph": "M", "name": "thread_sort_index", **place, "args": {"sort_index": number}}
+        yield from ({**slice_, **place} for slice_ in _slices(lane, history.run.repetitions))
+
+
+def _slices(lane: Lane, repetitions: int) -> Iterator[dict[str, Any]]:
+    """A unit first, then its tests: a slice that lies within another is drawn below it."""
+    for stay in lane.stays:
+        yield _slice(_title(stay), "unit", stay.began, stay.ended, {"tests": len(stay.unit.tests)})
+    for attempt in lane.attempts:
+        name = text.name(attempt, repetitions)
+        yield _slice(name, attempt.outcome.value, attempt.began, attempt.began + attempt.seconds, _facts(attempt))
+
+
+def _slice(name: str, category: str, began: float, ended: float, facts: dict[str, Any]) -> dict[str, Any]:
+    """Times in whole microseconds: rounded apart, a test would stick out of its unit by the last digit."""
+    at, end = round(began * 1e6), round(ended * 1e6)
+    return {"ph": "X", "name": name, "cat": category, "ts": at, "dur": end - at, "args": facts}
+
+
+def _title(stay: Stay) -> str:
+    tests = stay.unit.tests
+    return f"unit: {tests[0].id}" if len(tests) == 1 else f"unit: {stay.unit.file}, {len(tests)} tests"
+
+
+def _facts(attempt: Attempt) -> dict[str, Any]:
+    facts = {"outcome": attempt.outcome.value, "attempt": attempt.number, "ranks": attempt.test.world_size}
+    return {**facts, "why": text.title(attempt.message)} if attempt.message else facts

@@ -1,0 +1,1 @@
+"""Which unit runs next, and on what: plan, policy, leases, inventory, and what earlier runs taught."""

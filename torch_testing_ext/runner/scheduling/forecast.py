@@ -1,0 +1,33 @@
+"""When each unit would begin, and with which lease, if each took as long as expected. Pure; no process, no clock."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from ..model import Lease, Unit
+from .leases import Leases
+from .policy import Queue
+
+
+@dataclass(frozen=True)
+class Start:
+    unit: Unit
+    lease: Lease
+    at: float
+    until: float
+
+
+def forecast(queue: Queue, leases: Leases, seconds_of: Callable[[Unit], float]) -> Iterator[Start]:
+    now = 0.0
+    running: list[tuple[float, int, Lease]] = []
+    while len(queue):
+        while (unit := queue.take(leases.free_devices, leases.free_slots)) is not None:
+            lease = leases.take(unit)
+            start = Start(unit, lease, now, now + seconds_of(unit))
+            heapq.heappush(running, (start.until, unit.number, lease))
+            yield start
+        if running:
+            now, _, lease = heapq.heappop(running)
+            leases.give_back(lease)

@@ -1,0 +1,43 @@
+"""Who holds which devices and CPU slots. The one place where they are handed out; it cannot hand one out twice."""
+
+from __future__ import annotations
+
+from ..model import Lease, Unit
+from .policy import slots_of
+
+
+class Leases:
+    def __init__(self, devices: tuple[str, ...], slots: int):
+        assert len(set(devices)) == len(devices), f"a device is named twice: {devices}"
+        self._devices, self._slots = devices, tuple(range(slots))
+        self._held: list[Lease] = []
+
+    @property
+    def free_devices(self) -> int:
+        return len(self._devices) - sum(len(lease.devices) for lease in self._held)
+
+    @property
+    def free_slots(self) -> int:
+        return len(self._slots) - sum(len(lease.slots) for lease in self._held)
+
+    def take(self, unit: Unit) -> Lease:
+        """Exactly what the unit needs. Ask the queue first whether it fits."""
+        devices = [name for name in self._devices if not any(name in lease.devices for lease in self._held)]
+        slots = [slot for slot in self._slots if not any(slot in lease.slots for lease in self._held)]
+        lease = Lease(tuple(devices[: unit.devices]), tuple(slots[: slots_of(unit, len(self._slots))]))
+        assert len(lease.devices) == unit.devices, f"unit {unit.number} needs {unit.devices} of {len(devices)} devices"
+        assert len(lease.slots) == slots_of(unit, len(self._slots)), f"unit {unit.number} does not fit into {slots}"
+        self._held.append(lease)
+        self._check()
+        return lease
+
+    def give_back(self, lease: Lease) -> None:
+        """Once every process of the unit is gone."""
+        held = [one is lease for one in self._held]
+        assert any(held), f"{lease} is not held"
+        del self._held[held.index(True)]
+
+    def _check(self) -> None:
+        for what in ("devices", "slots"):
+            out = [name for lease in self._held for name in getattr(lease, what)]
+            assert len(set(out)) == len(out), f"two leases overlap in {what}: {self._held}"

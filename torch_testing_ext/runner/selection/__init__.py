@@ -1,0 +1,1 @@
+"""Which files and tests a user means."""

@@ -1,0 +1,47 @@
+"""Which test files there are: below the folders where tests live, and wherever a user points to."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from ..options.options import Options, UsageError
+
+
+def test_files(options: Options, root: Path, here: Path) -> tuple[str, ...]:
+    """As seen from the root, in order. Raises UsageError."""
+    named = (name.partition("::")[0] for name in (*options.names, *options.include))
+    paths = [here / name for name in named if name]
+    pointed_to = [path for path in paths if path.is_dir() or (path.suffix == ".py" and path.is_file())]
+    found = {*_below(options.tests), *_below(pointed_to)}
+    return tuple(sorted(_as_seen_from(root, file) for file in found))
+
+
+test_files.__test__ = False  # type: ignore[attr-defined]  # to test frameworks it looks like a test
+
+
+def _below(places: Iterable[Path]) -> Iterator[Path]:
+    for place in places:
+        if place.is_file():
+            yield place.resolve()
+        elif place.is_dir():
+            yield from _walk(place.resolve())
+        else:
+            raise UsageError(f"no tests live in {place}: there is no such folder. Where they live is said by --tests")
+
+
+def _walk(folder: Path) -> Iterator[Path]:
+    for directory, folders, files in os.walk(folder, onerror=_refuse):
+        folders[:] = [name for name in folders if not name.startswith((".", "__"))]
+        yield from (Path(directory, name) for name in files if name.startswith("test_") and name.endswith(".py"))
+
+
+def _refuse(error: OSError) -> None:
+    raise UsageError(f"{error.filename} cannot be read: {error.strerror}")
+
+
+def _as_seen_from(root: Path, file: Path) -> str:
+    if not file.is_relative_to(root.resolve()):
+        raise UsageError(f"{file} is not below {root}: tests are named as they are seen from there")
+    return file.relative_to(root.resolve()).as_posix()
