@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch_testing_ext
 from torch_testing_ext.launch import settings
-from torch_testing_ext.runner.options.options import config
+from torch_testing_ext.runner.options import config
 
 ROOT = Path(torch_testing_ext.__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

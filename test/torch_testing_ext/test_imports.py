@@ -107,7 +107,9 @@ class TestImporting(unittest.TestCase):
 
     def test_the_runner_imports_no_torch(self):
         """In the process that the user started; test files are imported by others."""
-        found = importing(*(f"torch_testing_ext.runner.{name}" for name in ("cli", "session", "engine.local", "report")))
+        found = importing(
+            *(f"torch_testing_ext.runner.{name}" for name in ("cli", "session", "engine.local", "report"))
+        )
         self.assertEqual(below("torch", found["modules"]), [])
 
     def test_the_mirror(self):

@@ -17,7 +17,9 @@ from .report import Ending, RankReport
 
 _FRAME = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+) in (?P<function>.+)$')
 _PACKAGE = str(Path(__file__).parents[1])
-_BIRTH = re.compile(rf'"{re.escape(_PACKAGE)}/(launch/rank|runner/processes/worker)\.py", line \d+ in (_run|_answer|_run_suite)$')
+_BIRTH = re.compile(
+    rf'"{re.escape(_PACKAGE)}/(launch/rank|runner/processes/worker)\.py", line \d+ in (_run|_answer|_run_suite)$'
+)
 _OURS = re.compile(rf'"{re.escape(_PACKAGE)}/(\w+|launch/\w+|_torch/\w+|_cases/\w+|_threads/ranks)\.py", line')
 
 _EQUAL_SHAPES = ("all_reduce", "allreduce", "broadcast", "all_gather", "allgather", "reduce_scatter")

@@ -155,7 +155,7 @@ class TestMessages(TestCase):
         Inner("test_it").run(result)
         [(_, traceback)] = result.failures
         self.assertIn("self.assertEqual(1, 2)", traceback)
-        self.assertNotIn("_test_case.py", traceback)
+        self.assertNotIn("_cases/test_case.py", traceback)
 
 
 class TestStrictness(TestCase):

@@ -89,8 +89,8 @@ class NamesTest(TestCase):
 
     def test_import_asks_for_no_device_and_compiles_nothing(self) -> None:
         code = (
-            "import sys; from unittest import mock; from torch_testing_ext import _devices\n"
-            "with mock.patch.object(_devices, '_answer', side_effect=AssertionError('asked for devices')):\n"
+            "import sys; from unittest import mock; from torch_testing_ext._machine import accelerators\n"
+            "with mock.patch.object(accelerators, '_answer', side_effect=AssertionError('asked for devices')):\n"
             "    import torch_testing_ext.common_fsdp, torch_testing_ext.common_dist_composable\n"
             "import torch; assert not torch.cuda.is_initialized()\n"
             "unwanted = ('torch._dynamo', 'torch.testing._internal.common_utils')\n"

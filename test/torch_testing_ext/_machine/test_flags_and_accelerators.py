@@ -142,9 +142,10 @@ class TestFlags(TestCase):
         code = """if True:
             import json
             from torch.testing._internal import common_utils as theirs
-            from torch_testing_ext import _flags, common_utils as ours
+            from torch_testing_ext import common_utils as ours
+            from torch_testing_ext._machine import flags
 
-            names = [name for name in _flags.names() if hasattr(theirs, name)]
+            names = [name for name in flags.names() if hasattr(theirs, name)]
             plain = lambda value: value._cb() if type(value).__name__ == "LazyVal" else value
             pairs = {name: (getattr(ours, name), plain(getattr(theirs, name))) for name in names}
             # Of flags that are off, PyTorch has some as False and some as None.

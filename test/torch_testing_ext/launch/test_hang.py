@@ -240,7 +240,7 @@ class TestWhere(unittest.TestCase):
         self.assertEqual(hang.where(stacks, TEST), "model.py:3 in forward")
 
     def test_without_one_the_innermost_of_all(self):
-        stacks = stack(self.GLOO, (str(PACKAGE / "_multi_process.py"), 9, "run_test"))
+        stacks = stack(self.GLOO, (str(PACKAGE / "_cases" / "multi_process.py"), 9, "run_test"))
         self.assertEqual(hang.where(stacks, TEST), "distributed_c10d.py:2810 in all_reduce")
 
     def test_the_standard_library_is_a_library(self):
@@ -300,7 +300,7 @@ class TestWhere(unittest.TestCase):
 
 class TestTidy(unittest.TestCase):
     OURS = (
-        (PACKAGE / "_multi_process.py", 300, "run_test"),
+        (PACKAGE / "_cases" / "multi_process.py", 300, "run_test"),
         (PACKAGE / "launch" / "rank.py", 105, "_run"),
         (PACKAGE / "launch" / "rank.py", 80, "live"),
         (PACKAGE / "launch" / "server.py", 240, "_fork"),

@@ -11,12 +11,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from torch_testing_ext.runner.engine.local.local import Engine
-from torch_testing_ext.runner.options.options.options import Options
-
 from torch_testing_ext._process import system
 from torch_testing_ext.runner import events
+from torch_testing_ext.runner.engine.local import Engine
 from torch_testing_ext.runner.model import Attempt, Summary, TestId
+from torch_testing_ext.runner.options.options import Options
 from torch_testing_ext.runner.processes.zygote import Zygote
 from torch_testing_ext.runner.scheduling.inventory import Inventory
 from torch_testing_ext.runner.scheduling.leases import Leases

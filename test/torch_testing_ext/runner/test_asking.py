@@ -144,12 +144,12 @@ class TestLeases(TestCase):
         file = PROJECT.write(
             """
             import os, unittest
-            from torch_testing_ext import _needs
+            from torch_testing_ext._marks import needs
             class T(unittest.TestCase):
-                @_needs.requires(_needs.Need(lambda: None, devices=2))
+                @needs.requires(needs.Need(lambda: None, devices=2))
                 def test_a(self): print(os.environ["TORCH_TESTING_EXT_FAKE_DEVICES"])
                 test_b = test_c = test_a
-                @_needs.requires(_needs.Need(lambda: None, devices=9))
+                @needs.requires(needs.Need(lambda: None, devices=9))
                 def test_d(self): pass
             """
         )

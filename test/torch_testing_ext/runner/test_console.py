@@ -12,11 +12,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from report_support import Terminal, a_test, attempt, ended, every_outcome, ranks, story, tell, tries
-from torch_testing_ext.runner.options.options.options import Options, Verbosity
 
 import torch_testing_ext
 from torch_testing_ext.runner.events import Asked, Output, RunBegan, Running, Stopping, TestIsSlow, TestSettled, Warned
 from torch_testing_ext.runner.model import Lease, Outcome, Policy, Settled, TestId
+from torch_testing_ext.runner.options.options import Options, Verbosity
 from torch_testing_ext.runner.report import reporters, text
 from torch_testing_ext.runner.report.console import Console
 from torch_testing_ext.runner.report.estimate import Estimate

@@ -2,10 +2,9 @@
 
 import unittest
 
-from torch_testing_ext.runner.options.options.options import Options
-
 from torch_testing_ext.launch import settings
 from torch_testing_ext.runner.model import Lease
+from torch_testing_ext.runner.options.options import Options
 from torch_testing_ext.runner.scheduling.inventory import FAKE_DEVICES, Inventory, environment_of, inventory
 
 

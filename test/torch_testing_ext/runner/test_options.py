@@ -7,8 +7,10 @@ import unittest
 import unittest.mock
 from pathlib import Path
 
-from torch_testing_ext.runner.options.options.config import PREFIX, choose, show
-from torch_testing_ext.runner.options.options.options import (
+import torch_testing_ext
+from torch_testing_ext.launch import settings
+from torch_testing_ext.runner.options.config import PREFIX, choose, show
+from torch_testing_ext.runner.options.options import (
     Action,
     Again,
     CountAs,
@@ -17,10 +19,7 @@ from torch_testing_ext.runner.options.options.options import (
     UsageError,
     Verbosity,
 )
-from torch_testing_ext.runner.options.options.table import SWITCHES
-
-import torch_testing_ext
-from torch_testing_ext.launch import settings
+from torch_testing_ext.runner.options.table import SWITCHES
 
 ROOT = Path(torch_testing_ext.__file__).resolve().parents[1]
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from decisions_support import make_test, make_unit, settled
 from hypothesis import given, strategies as st
-from torch_testing_ext.runner.options.options.options import Again, Options, Shard
 
 from torch_testing_ext.runner.model import Outcome, Policy, Summary, TestId
+from torch_testing_ext.runner.options.options import Again, Options, Shard
 from torch_testing_ext.runner.scheduling.durations import Durations, LastFailed
 from torch_testing_ext.runner.scheduling.inventory import Inventory
 from torch_testing_ext.runner.scheduling.plan import order, plan, shard

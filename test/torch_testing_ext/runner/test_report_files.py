@@ -15,11 +15,11 @@ from pathlib import Path
 from junit_support import read_junit
 from report_support import a_test, attempt, ended, every_outcome, ranks, story, tell, tries
 from test_html_report import history_of
-from torch_testing_ext.runner.options.options.options import Options
 
 import torch_testing_ext
 from torch_testing_ext.runner.events import RunBegan, UnitBegan, UnitEnded
 from torch_testing_ext.runner.model import Attempt, Lease, Outcome, Policy, Settled, Test, TestId, Unit
+from torch_testing_ext.runner.options.options import Options
 from torch_testing_ext.runner.report import json_results, junit, perfetto, reporters
 from torch_testing_ext.runner.report.files import write_whole
 from torch_testing_ext.runner.report.recorder import Historian

@@ -5,9 +5,9 @@ import unittest
 from pathlib import Path
 
 from decisions_support import make_test
-from torch_testing_ext.runner.options.options.options import Options, UsageError
 
 from torch_testing_ext.runner.model import TestId
+from torch_testing_ext.runner.options.options import Options, UsageError
 from torch_testing_ext.runner.selection import expressions
 from torch_testing_ext.runner.selection.selection import Selection
 

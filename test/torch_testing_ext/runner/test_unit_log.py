@@ -1,8 +1,7 @@
 """What a unit's processes told, and how they ended, to outcomes: as tables, without processes."""
 
-from torch_testing_ext.runner.engine.local.unit_log import Cause, End, Story
-
 from torch_testing_ext.common_utils import TestCase, run_tests
+from torch_testing_ext.runner.engine.unit_log import Cause, End, Story
 from torch_testing_ext.runner.model import Test, TestId, Unit
 
 FINE = End(Cause.ITSELF, at=9.0, code=0)
