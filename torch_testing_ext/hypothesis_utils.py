@@ -1,125 +1,43 @@
 """Hypothesis for tests that run in several ranks: `given`, and strategies for what torch.distributed works on.
 
-All ranks get the same example, or a share of it each (`per_rank`). When any of them fails, the example is shrunk by
-all of them together, and the smallest one is reported once, with what each rank made of it. See docs/properties.md.
+All ranks get the same example, or a share of it each (`per_rank`). When a rank fails, all ranks shrink the example
+together, and the smallest one is reported once, with the result of each rank. See docs/properties.md.
 """
 
-from __future__ import annotations
-
-import functools
-import inspect
-from collections.abc import Callable
-from typing import Any
-
-import hypothesis
-from hypothesis import HealthCheck, Phase, Verbosity, assume, example, reject, reproduce_failure, seed, settings
-from hypothesis.strategies import data
-
-from torch_testing_ext._hypothesis import internals
-from torch_testing_ext._hypothesis.ranks import Leader, PropertyFailure, Rank
-from torch_testing_ext._hypothesis.run import run
-from torch_testing_ext._hypothesis.strategies.meshes import (
-    MeshPlan,
-    PartitionPlan,
-    device_meshes,
-    partitions,
-    per_rank,
-    ranks,
-    world_size,
+from hypothesis import (
+    HealthCheck as HealthCheck,
+    Phase as Phase,
+    Verbosity as Verbosity,
+    assume as assume,
+    example as example,
+    reject as reject,
+    reproduce_failure as reproduce_failure,
+    seed as seed,
+    settings as settings,
 )
-from torch_testing_ext._hypothesis.strategies.placements import DTensorPlan, distribute, dtensors, in_order, placements
-from torch_testing_ext._hypothesis.strategies.programs import Program, collective_programs
-from torch_testing_ext._hypothesis.strategies.tensors import dtypes, shapes, tensors
-from torch_testing_ext._hypothesis.values import Blueprint, for_rank
+from hypothesis.strategies import data as data
 
-__all__ = [
-    "Blueprint",
-    "DTensorPlan",
-    "HealthCheck",
-    "MeshPlan",
-    "PartitionPlan",
-    "Phase",
-    "Program",
-    "PropertyFailure",
-    "Verbosity",
-    "assume",
-    "collective_programs",
-    "data",
-    "device_meshes",
-    "distribute",
-    "dtensors",
-    "dtypes",
-    "example",
-    "given",
-    "in_order",
-    "note",
-    "partitions",
-    "per_rank",
-    "placements",
-    "ranks",
-    "reject",
-    "reproduce_failure",
-    "seed",
-    "settings",
-    "shapes",
-    "target",
-    "tensors",
-    "world_size",
-]
-
-__unittest = True
-__rank_frame__ = True
-
-
-def given(*positional: Any, **named: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """`hypothesis.given`, for a test that runs in ranks. Elsewhere it is `hypothesis.given`."""
-
-    def decorate(body: Callable[..., None]) -> Callable[..., None]:
-        @functools.wraps(body)
-        def one_example(*args: Any, **arguments: Any) -> None:
-            """As Hypothesis calls it: `self` may be among the keywords."""
-            drawn = {name: arguments.pop(name) for name in list(arguments) if name not in not_drawn}
-            if isinstance(Rank.current, Leader):
-                Rank.current.example(functools.partial(body, *args, **arguments), drawn)
-            else:
-                body(*args, **arguments, **{name: for_rank(value, 0) for name, value in drawn.items()})
-
-        prop = hypothesis.given(*positional, **named)(one_example)
-        not_drawn = inspect.signature(prop).parameters
-
-        @functools.wraps(prop)
-        def test(*args: Any, **kwargs: Any) -> None:
-            internals.adopt_decorations(test, prop)
-            if args and _is_rank(args[0]):
-                run(args[0], prop, functools.partial(body, args[0]))
-            else:
-                prop(*args, **kwargs)
-
-        return test
-
-    return decorate
-
-
-def _is_rank(test: Any) -> bool:
-    from torch_testing_ext._cases.multi_process import MultiProcessTestCase
-
-    return isinstance(test, MultiProcessTestCase) and test.rank != test.MAIN_PROCESS_RANK
-
-
-def note(value: object) -> None:
-    """Have this said of the example, if it is the one that is reported. Ranks that say the same are told of once."""
-    if Rank.current is None:
-        hypothesis.note(value)
-    else:
-        Rank.current.journal.notes.append(str(value))
-
-
-def target(observation: float, label: str = "") -> float:
-    """Have Hypothesis look for examples in which this is large in some rank."""
-    if Rank.current is None:
-        return hypothesis.target(observation, label=label)
-    scores = Rank.current.journal.scores
-    if label in scores:
-        raise ValueError(f"target() was called twice in an example for the label {label!r}")
-    scores[label] = float(observation)
-    return observation
+from torch_testing_ext._hypothesis.given import given as given, note as note, target as target
+from torch_testing_ext._hypothesis.ranks import PropertyFailure as PropertyFailure
+from torch_testing_ext._hypothesis.strategies.meshes import (
+    MeshPlan as MeshPlan,
+    PartitionPlan as PartitionPlan,
+    device_meshes as device_meshes,
+    partitions as partitions,
+    per_rank as per_rank,
+    ranks as ranks,
+    world_size as world_size,
+)
+from torch_testing_ext._hypothesis.strategies.placements import (
+    DTensorPlan as DTensorPlan,
+    distribute as distribute,
+    dtensors as dtensors,
+    in_order as in_order,
+    placements as placements,
+)
+from torch_testing_ext._hypothesis.strategies.programs import (
+    Program as Program,
+    collective_programs as collective_programs,
+)
+from torch_testing_ext._hypothesis.strategies.tensors import dtypes as dtypes, shapes as shapes, tensors as tensors
+from torch_testing_ext._hypothesis.values import Blueprint as Blueprint

@@ -25,19 +25,6 @@ ROWS = (
     ("pytest_plugin",),
 )
 ROW_OF = {folder: number for number, row in enumerate(ROWS) for folder in row}
-# Modules that have not moved yet, and where they belong.
-PLACES = {
-    "_machine": "_devices _flags _ports _environment _seeds",
-    "_utils": "_contexts _helpers",
-    "_marks": "_needs _skips _timeouts _parametrize _hardware _platforms",
-    "_asserts": "_compare _expect",
-    "_threads": "_rank_threads distributed.multi_threaded_pg distributed._threaded_collectives",
-    "_cases": "_test_case _ranked _multi_process _continuous _multi_threaded _distributed_base _dynamo_bases"
-    " _rank_process _global_state _run_tests _how_run",
-    "_fsdp": "_fsdp_device _fsdp_models _fsdp_parity _fsdp_patches _fsdp_state _fully_shard_models _forward_inputs",
-    "_hypothesis": "_lockstep _strategies",
-}
-PLACE_OF = {f"{PACKAGE_NAME}.{module}": folder for folder, modules in PLACES.items() for module in modules.split()}
 
 
 def modules_below(package):
@@ -73,10 +60,6 @@ def imports_in(module, file, known):
 
 
 def folder_of(module):
-    parts = module.split(".")
-    heads = (".".join(parts[:length]) for length in range(len(parts), 1, -1))
-    if (moving := next((PLACE_OF[head] for head in heads if head in PLACE_OF), None)) is not None:
-        return moving
     first = module.split(".")[1] if "." in module else ""
     return first if first in ROW_OF else MIRROR
 

@@ -19,7 +19,7 @@ from torch_testing_ext._threads.ranks import RankThreads
 from torch_testing_ext.launch import settings
 
 from . import ranked
-from .ranked import DEFAULT_WORLD_SIZE, PARENT, RankedTestCase, RankError, raise_verdict
+from .ranked import DEFAULT_WORLD_SIZE, PARENT, RankedTestCase, RankError, account_for, raise_verdict
 
 __unittest = True  # keeps these frames out of unittest's tracebacks
 __rank_frame__ = True  # and out of the tracebacks of ranks
@@ -38,7 +38,7 @@ def spawn_threads_and_init_comms(
     @functools.wraps(func)
     def wrapper(self: Any, *args: Any, **kwargs: Any) -> None:
         __tracebackhide__ = True
-        threads = RankThreads(world_size, lambda rank: func(self, *args, **kwargs))
+        threads = RankThreads(world_size, lambda rank: func(self, *args, **kwargs), account_for)
         case = launch.Case(f"{type(self).__qualname__}.{func.__name__}", file=inspect.getsourcefile(func) or "")
         _raise_outcome(threads, timeout, case)
 
@@ -111,7 +111,7 @@ class MultiThreadedTestCase(RankedTestCase):
         if skip is not None:
             raise Skipped(skip)
         size, name = self._checked_world_size(), self._current_test_name
-        self._started = RankThreads(size, lambda rank: self._run(name, rank, size))
+        self._started = RankThreads(size, lambda rank: self._run(name, rank, size), account_for)
         self.addCleanup(self._started.end)  # where setUp fails later on, nobody comes to wait for them
         self.threads = self._started.threads
 

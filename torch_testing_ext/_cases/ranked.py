@@ -272,3 +272,16 @@ def report_exit(report: launch.Report, leaving: SystemExit) -> None:
         report.skipped(_SKIP_BY_CODE[leaving.code].message, leaving.code)
     elif report.finished and not leaving.code:
         report.passed()  # an overriding `_run` may end so
+
+
+def account_for(report: launch.Report, error: BaseException) -> int:
+    """What a body raised, as its rank's account. Returns the exit code of a process that ends so."""
+    match error:
+        case unittest.SkipTest():
+            return report_skip(report, error)
+        case SystemExit(code=code):
+            report_exit(report, error)
+            return code if isinstance(code, int) else int(code is not None)
+        case _:
+            report_error(report, error)
+            return 0

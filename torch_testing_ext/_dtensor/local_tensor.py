@@ -16,12 +16,9 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from torch_testing_ext import _torch
 from torch_testing_ext._cases.continuous import UNSET
-from torch_testing_ext.distributed._tensor import common_dtensor
-from torch_testing_ext.distributed._tensor.common_dtensor import (
-    DTensorContinuousTestBase,
-    DTensorOpTestBase,
-    DTensorTestBase,
-)
+
+from .bases import DTensorContinuousTestBase, DTensorOpTestBase, DTensorTestBase
+from .devices_used import num_devices
 
 
 class _AllRanksHere:
@@ -115,7 +112,7 @@ class LocalDTensorContinuousTestBase(_AllRanksHere, DTensorContinuousTestBase): 
     @classmethod
     def _ensure_processes_spawned(cls) -> None:
         if cls.world_size == UNSET:
-            cls.world_size = common_dtensor.NUM_DEVICES
+            cls.world_size = num_devices()
         if not dist.is_initialized():
             _init_fake_group(int(cls.world_size))
 

@@ -237,7 +237,7 @@ class Follower(Rank):
     def _take_part(self, body: Body, number: int, drawn: dict[str, Any], interactive: list[str]) -> None:
         self.number = number
         self.watch.begin(number)
-        drawn.update({name: values.FollowersData(self._hear_draw) for name in interactive})
+        drawn.update({name: values.FollowersData(self._hear_draw, self.rank) for name in interactive})
         with internals.next_example():
             outcome = self.perform(body, drawn)
         if outcome.settles_alone:

@@ -62,14 +62,12 @@ class LeadersData:
 class FollowersData:
     """`st.data()` in another rank."""
 
-    def __init__(self, receive: Callable[[], Any]):
+    def __init__(self, receive: Callable[[], Any], rank: int):
         self._receive = receive
+        self._rank = rank
 
     def draw(self, strategy: Any, label: Any = None) -> Any:
-        from .ranks import Rank
-
-        assert Rank.current is not None
-        return for_rank(self._receive(), Rank.current.rank)
+        return for_rank(self._receive(), self._rank)
 
     def __repr__(self) -> str:
         return "data(...)"

@@ -15,7 +15,7 @@ import torch
 
 from torch_testing_ext import _torch
 from torch_testing_ext._machine import accelerators
-from torch_testing_ext._utils.helpers import LazyVal
+from torch_testing_ext._machine.lazy import LazyVal
 
 from .hardware import getRocmArchName, getRocmVersion, isRocmArchAnyOf
 

@@ -11,14 +11,12 @@ import json
 import sys
 import threading
 import traceback
-import unittest
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch.distributed as dist
 
 from torch_testing_ext import _torch, launch
-from torch_testing_ext._cases.ranked import report_error, report_exit, report_skip
 from torch_testing_ext.launch import Ending, RankReport, hang, now
 
 from .group import ThreadLocalWorld, _install_threaded_pg, _uninstall_threaded_pg
@@ -37,11 +35,20 @@ class Stopped(BaseException):
 
 
 class RankThreads:
-    """`body(rank)` in `world_size` threads, each with the default process group of its rank."""
+    """`body(rank)` in `world_size` threads, each with the default process group of its rank.
 
-    def __init__(self, world_size: int, body: Callable[[int], None]):
+    `account_for` writes what a body raised into the account of its rank, and returns the matching exit code.
+    """
+
+    def __init__(
+        self,
+        world_size: int,
+        body: Callable[[int], None],
+        account_for: Callable[[launch.Report, BaseException], int],
+    ):
         self.began = now()
         self._body = body
+        self._account_for = account_for
         self._turns = _torch.one_sharding_at_a_time()
         self._turns.__enter__()
         self._world: ThreadLocalWorld = _install_threaded_pg()
@@ -64,13 +71,8 @@ class RankThreads:
             with self._process_group(rank):
                 self._body(rank)
             report.passed()
-        except unittest.SkipTest as skip:
-            report_skip(report, skip)
-        except SystemExit as leaving:
-            report_exit(report, leaving)
-            code = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
         except BaseException as error:
-            report_error(report, error)
+            code = self._account_for(report, error)
         finally:
             account = report.account
             self._exits[rank] = launch.Exit((account.code if account else code & 0xFF) << 8, now())

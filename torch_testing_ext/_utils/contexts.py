@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import io
 import os
+import sys
 import tempfile
 import warnings
 from collections.abc import Iterator
@@ -139,3 +141,15 @@ def TemporaryFileName(*args: Any, **kwargs: Any) -> Iterator[str]:
 def TemporaryDirectoryName(suffix: str | None = None) -> Iterator[str]:
     with tempfile.TemporaryDirectory(suffix=suffix) as directory:
         yield directory
+
+
+@contextlib.contextmanager
+def captured_output() -> Iterator[tuple[io.StringIO, io.StringIO]]:
+    """What is printed through sys.stdout and sys.stderr meanwhile."""
+    before = sys.stdout, sys.stderr
+    out, err = io.StringIO(), io.StringIO()
+    sys.stdout, sys.stderr = out, err
+    try:
+        yield out, err
+    finally:
+        sys.stdout, sys.stderr = before

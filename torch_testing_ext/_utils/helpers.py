@@ -6,7 +6,6 @@ import functools
 import inspect
 import io
 import math
-import operator
 import os
 import sys
 import types
@@ -73,38 +72,6 @@ class BytesIOContext(io.BytesIO):
 
     def __exit__(self, *_: object) -> None:
         pass
-
-
-# -- values that are worked out late
-
-
-class LazyVal:
-    """Stands for a value that is worked out when it is first compared, counted with or asked for its truth."""
-
-    def __init__(self, cb: Callable[[], Any]) -> None:
-        self._cb = cb
-
-    @functools.cached_property
-    def _value(self) -> Any:
-        return self._cb()
-
-    def __bool__(self) -> bool:
-        return bool(self._value)
-
-    def __int__(self) -> int:
-        return int(self._value)
-
-    __hash__ = None  # type: ignore[assignment]
-
-
-def _late(operation: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda self, *others: operation(self._value, *others)
-
-
-_BINARY = "add sub mul truediv floordiv mod pow lshift rshift and or xor eq ne lt le gt ge"
-_UNARY = "neg pos abs invert index"
-for _name in f"{_BINARY} {_UNARY}".split():
-    setattr(LazyVal, f"__{_name}__", _late(getattr(operator, f"__{_name}__")))
 
 
 # -- tests

@@ -1,17 +1,3 @@
-"""A process group that communicates with nobody: one process plays any rank of any world.
+"""A process group that communicates with nobody, under the names of torch.testing._internal.distributed.fake_pg."""
 
-Its collectives return at once and their results mean nothing. For code that only needs a group to exist.
-"""
-
-import torch.distributed as dist
-
-from torch_testing_ext import _torch
-
-FakeProcessGroup = _torch.fake_process_group()
-
-
-class FakeStore(dist.Store):
-    """A store that keeps nothing, to hand to `init_process_group(backend="fake", store=FakeStore(), ...)`."""
-
-
-_torch.register_fake_backend()
+from torch_testing_ext._utils.fake_group import FakeProcessGroup as FakeProcessGroup, FakeStore as FakeStore

@@ -312,10 +312,10 @@ class FullyShardTest(FSDPTest):
             fully_shard(layer, mesh=mesh)
         fully_shard(model, mesh=mesh)
         originals = {
-            "patch_all_gather": getattr(dist, common_fsdp._torch.all_gather_name()),
-            "patch_reduce_scatter": getattr(dist, common_fsdp._torch.reduce_scatter_name()),
+            "patch_all_gather": getattr(dist, _torch.all_gather_name()),
+            "patch_reduce_scatter": getattr(dist, _torch.reduce_scatter_name()),
         }
-        groups = common_fsdp._torch.fsdp_param_group_module()
+        groups = _torch.fsdp_param_group_module()
         for name in ("unshard", "reshard", "post_backward"):
             originals[f"patch_{name}"] = getattr(groups.FSDPParamGroup, name)
         originals["patch_register_post_backward_hook_backward"] = groups.RegisterPostBackwardFunction.backward
@@ -324,7 +324,7 @@ class FullyShardTest(FSDPTest):
         for name, original in originals.items():
             self.assertGreater(self._calls_seen(name, original, model), 0, name)
         self.assertEqual(self._calls_seen("patch_all_reduce", dist.all_reduce, model), 0)
-        self.assertIs(getattr(dist, common_fsdp._torch.all_gather_name()), originals["patch_all_gather"])
+        self.assertIs(getattr(dist, _torch.all_gather_name()), originals["patch_all_gather"])
 
     def _calls_seen(self, patch, original, model):
         calls = []

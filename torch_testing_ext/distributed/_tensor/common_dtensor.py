@@ -1,129 +1,55 @@
-"""Base and helpers for tests of DTensor, under the names of torch.testing._internal.distributed._tensor.common_dtensor.
+"""Bases and helpers for tests of DTensor.
 
-Importing this imports no DTensor and asks no accelerator for anything: models, converter, local-tensor bases and what
-is known of the devices come when they are first asked for. A test file asks while it is imported, so what its ranks
-need is there before they are forked.
+The names are those of torch.testing._internal.distributed._tensor.common_dtensor.
+
+Importing this module imports no DTensor and touches no accelerator: models, converter and local-tensor bases are
+imported when they are first used, and the facts about devices are determined then. A test file uses them while it is
+imported, so what its ranks need is there before they are forked.
 """
 
-from __future__ import annotations
+import importlib as _importlib
+import typing as _typing
 
-import functools
-import importlib
-from collections.abc import Callable
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any, TypeVar
+import torch.distributed as _dist
 
-import torch
-import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-
-from torch_testing_ext import _torch, common_utils
-from torch_testing_ext._machine import accelerators
-from torch_testing_ext._marks.needs import TEST_SKIPS, Skipped, too_few_devices
-from torch_testing_ext.common_distributed import (
-    ACCELERATOR_DIST_BACKENDS,
-    MultiProcContinuousTest,
-    MultiProcessTestCase,
-    MultiThreadedTestCase,
-    run_subtests,
-    skip_if_lt_x_gpu,
+from torch_testing_ext._cases.continuous import MultiProcContinuousTest as MultiProcContinuousTest
+from torch_testing_ext._cases.distributed_base import run_subtests as run_subtests
+from torch_testing_ext._cases.multi_process import MultiProcessTestCase as MultiProcessTestCase
+from torch_testing_ext._cases.multi_threaded import MultiThreadedTestCase as MultiThreadedTestCase
+from torch_testing_ext._dtensor import devices_used as _devices_used
+from torch_testing_ext._dtensor.bases import (
+    DTensorContinuousTestBase as DTensorContinuousTestBase,
+    DTensorOpTestBase as DTensorOpTestBase,
+    DTensorTestBase as DTensorTestBase,
+    DTensorTestMixin as DTensorTestMixin,
+    TestFunc as TestFunc,
+    skip_unless_torch_gpu as skip_unless_torch_gpu,
+    with_comms as with_comms,
 )
+from torch_testing_ext._machine import accelerators as _accelerators, flags as _flags
+from torch_testing_ext._marks.distributed import (
+    ACCELERATOR_DIST_BACKENDS as ACCELERATOR_DIST_BACKENDS,
+    skip_if_lt_x_gpu as skip_if_lt_x_gpu,
+)
+from torch_testing_ext._marks.needs import TEST_SKIPS as TEST_SKIPS
 
-if TYPE_CHECKING:
-    from torch_testing_ext._dtensor.converter import DTensorConverter
-    from torch_testing_ext._dtensor.experts import (
-        ExpertLayer,
-        ExpertParallel,
-        ExpertParallelWithTP,
-        Experts,
-        TensorParallelForExpert,
-    )
-    from torch_testing_ext._dtensor.local_tensor import (
-        LocalDTensorContinuousTestBase,
-        LocalDTensorOpTestBase,
-        LocalDTensorTestBase,
-        create_local_tensor_test_class,
-        make_wrapped,
-        map_local_for_rank,
-        map_local_tensor_for_rank,
-        reduce_local_int,
-    )
-    from torch_testing_ext._dtensor.mlp import MLPModule, MLPStacked, RMSNormPython
-    from torch_testing_ext._dtensor.shard_order import (
-        generate_shard_orders,
-        make_full_tensor,
-        patched_distribute_tensor,
-        redistribute,
-        shard_order_to_placement,
-    )
-    from torch_testing_ext._dtensor.sharding_rules import (
-        op_strategy_context,
-        validate_sharding_rule_sample,
-        validate_sharding_rule_sample_backward,
-    )
-    from torch_testing_ext._dtensor.transformer import Attention, FeedForward, ModelArgs, Transformer, TransformerBlock
+if _typing.TYPE_CHECKING:
+    from torch_testing_ext._dtensor.converter import *
+    from torch_testing_ext._dtensor.experts import *
+    from torch_testing_ext._dtensor.local_tensor import *
+    from torch_testing_ext._dtensor.mlp import *
+    from torch_testing_ext._dtensor.shard_order import *
+    from torch_testing_ext._dtensor.sharding_rules import *
+    from torch_testing_ext._dtensor.transformer import *
+    from torch_testing_ext._utils.fake_group import FakeStore as FakeStore
 
     DEVICE_COUNT: int
     DEVICE_TYPE: str
     NUM_DEVICES: int
     PG_BACKEND: str
 
-__all__ = [
-    "DEVICE_COUNT",
-    "DEVICE_TYPE",
-    "NUM_DEVICES",
-    "PG_BACKEND",
-    "TEST_SKIPS",
-    "Attention",
-    "DTensorContinuousTestBase",
-    "DTensorConverter",
-    "DTensorOpTestBase",
-    "DTensorTestBase",
-    "DTensorTestMixin",
-    "ExpertLayer",
-    "ExpertParallel",
-    "ExpertParallelWithTP",
-    "Experts",
-    "FeedForward",
-    "LocalDTensorContinuousTestBase",
-    "LocalDTensorOpTestBase",
-    "LocalDTensorTestBase",
-    "MLPModule",
-    "MLPStacked",
-    "ModelArgs",
-    "RMSNormPython",
-    "TensorParallelForExpert",
-    "Transformer",
-    "TransformerBlock",
-    "create_local_tensor_test_class",
-    "generate_shard_orders",
-    "make_full_tensor",
-    "make_wrapped",
-    "map_local_for_rank",
-    "map_local_tensor_for_rank",
-    "op_strategy_context",
-    "patched_distribute_tensor",
-    "redistribute",
-    "reduce_local_int",
-    "shard_order_to_placement",
-    "skip_unless_torch_gpu",
-    "validate_sharding_rule_sample",
-    "validate_sharding_rule_sample_backward",
-    "with_comms",
-]
-
-__unittest = True  # keeps these frames out of unittest's tracebacks
-__rank_frame__ = True  # and out of those of ranks
-
-F = TypeVar("F", bound=Callable[..., Any])
-TestFunc = Callable[..., object]
-
-MOST_RANKS = 4  # of a test here, unless it asks for more
-
-
-# -- what is looked up when it is first asked for
-
-_ROOMS = {
+# Names that are imported when they are first used, by the module of `_dtensor/` that defines them.
+_LAZY = {
     "converter": ("DTensorConverter",),
     "experts": ("ExpertLayer", "ExpertParallel", "ExpertParallelWithTP", "Experts", "TensorParallelForExpert"),
     "local_tensor": (
@@ -151,244 +77,31 @@ _ROOMS = {
     ),
     "transformer": ("Attention", "FeedForward", "ModelArgs", "Transformer", "TransformerBlock"),
 }
-_ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names}
+_MODULE_OF = {name: f"torch_testing_ext._dtensor.{module}" for module, names in _LAZY.items() for name in names}
+_DEVICE_FACTS: dict[str, _typing.Callable[[], _typing.Any]] = {
+    "DEVICE_COUNT": _accelerators.device_count,
+    "DEVICE_TYPE": _devices_used.device_type,
+    "NUM_DEVICES": _devices_used.num_devices,
+    "PG_BACKEND": lambda: _dist.get_default_backend_for_device(_devices_used.device_type()),
+}
+_FLAGS = ("TEST_CUDA", "TEST_HPU", "TEST_PRIVATEUSE1", "TEST_WITH_ROCM", "TEST_XPU")
+
+__all__ = [name for name in globals() if not name.startswith("_")] + list(_MODULE_OF) + list(_DEVICE_FACTS)
 
 
-def __getattr__(name: str) -> Any:
-    if name in _ROOM_OF:
-        found = getattr(importlib.import_module(f"torch_testing_ext._dtensor.{_ROOM_OF[name]}"), name)
+def __getattr__(name: str) -> _typing.Any:
+    if name in _MODULE_OF:
+        found = getattr(_importlib.import_module(_MODULE_OF[name]), name)
         globals()[name] = found
         return found
     if name in _DEVICE_FACTS:
         return _DEVICE_FACTS[name]()
+    if name in _FLAGS:
+        return _flags.flag(name)
     if name == "FakeStore":
-        return importlib.import_module("torch_testing_ext.distributed.fake_pg").FakeStore
+        return _importlib.import_module("torch_testing_ext._utils.fake_group").FakeStore
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_ROOM_OF, *_DEVICE_FACTS})
-
-
-def _num_devices() -> int:
-    """One rank a device with 2 to 4 of them. With one or none, 4 ranks on CPU."""
-    here = accelerators.device_count()
-    return min(here, MOST_RANKS) if here > 1 else MOST_RANKS
-
-
-def _device_type() -> str:
-    return accelerators.accelerator_type() or "cpu"
-
-
-def _device_type_for(world_size: int) -> str:
-    return _device_type() if accelerators.device_count() >= world_size else "cpu"
-
-
-_FLAGS = ("TEST_CUDA", "TEST_HPU", "TEST_PRIVATEUSE1", "TEST_WITH_ROCM", "TEST_XPU")
-_DEVICE_FACTS: dict[str, Callable[[], Any]] = {
-    "DEVICE_COUNT": accelerators.device_count,
-    "DEVICE_TYPE": _device_type,
-    "NUM_DEVICES": _num_devices,
-    "PG_BACKEND": lambda: dist.get_default_backend_for_device(_device_type()),
-    # Handed on from common_utils.
-    **{name: functools.partial(getattr, common_utils, name) for name in _FLAGS},
-}
-
-
-# -- decorators
-
-
-def skip_unless_torch_gpu(method: F) -> F:
-    """Skip unless there is an accelerator for each of NUM_DEVICES ranks."""
-    return skip_if_lt_x_gpu(_num_devices())(method)
-
-
-def with_comms(eager_init: Any = False, backend: str | None = None) -> Any:
-    """Run a test with the default process group, made by `init_pg` before it and gone after it, however it ends.
-
-    Bare, or with arguments: `eager_init` binds the group to the rank's device at once, `backend` is used instead of
-    the class's own. On a class without `init_pg` (ranks that are threads have their group already) it does nothing.
-    """
-    if callable(eager_init):
-        return with_comms()(eager_init)
-
-    def decorate(func: Callable[..., Any]) -> Callable[..., None]:
-        @functools.wraps(func)
-        def wrapper(self: Any, *args: Any, **kwargs: Any) -> None:
-            if not hasattr(self, "init_pg"):
-                func(self, *args, **kwargs)
-                return
-            try:
-                self.init_pg(eager_init, backend)
-                func(self, *args, **kwargs)
-            except BaseException:
-                _give_up_group(self)
-                raise
-            self.destroy_pg()
-
-        return wrapper
-
-    return decorate
-
-
-def _give_up_group(test: Any) -> None:
-    """After an error: its peers may be waiting in a collective, and what goes wrong here is not the news."""
-    with suppress(Exception):
-        _destroy(test)
-
-
-def _destroy(test: Any) -> None:
-    if not dist.is_initialized():
-        return
-    if getattr(test, "fast_exit", False):
-        _torch.destroy_process_group()
-    else:
-        dist.destroy_process_group()
-
-
-# -- bases
-
-
-class DTensorTestMixin:
-    """What a test of DTensor asks of its base, whatever its ranks are."""
-
-    world_size: Any
-    rank: Any
-
-    @property
-    def is_local_tensor_enabled(self) -> bool:
-        return False
-
-    @property
-    def device_type(self) -> str:
-        """The accelerator's, where there is one for each rank; else "cpu"."""
-        return _device_type_for(int(self.world_size))
-
-    def build_device_mesh(self) -> DeviceMesh:
-        """All ranks in one dimension."""
-        return init_device_mesh(self.device_type, (int(self.world_size),))
-
-    def init_manual_seed_for_rank(self) -> None:
-        torch.manual_seed(self.rank)
-
-    def run_subtests(self, *args: Any, **kwargs: Any) -> None:
-        run_subtests(self, *args, **kwargs)  # type: ignore[arg-type]
-
-    def _test_op(self, mesh: DeviceMesh, op_call: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
-        """`op_call` gives the same for every way to place its tensor arguments on `mesh` as for the tensors."""
-        from torch_testing_ext._dtensor import op_checks
-
-        op_checks.check_all_placements(self, mesh, op_call, args, kwargs)
-
-    def _test_op_on_dtensor(self, op_call: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
-        """`op_call` gives the same for these DTensors as for the full tensors."""
-        from torch_testing_ext._dtensor import op_checks
-
-        op_checks.check_dtensors(self, op_call, args, kwargs)
-
-
-class DTensorTestBase(DTensorTestMixin, MultiProcessTestCase):
-    """Tests that run in NUM_DEVICES ranks, on an accelerator each or else all on CPU. See `with_comms`."""
-
-    @property
-    def world_size(self) -> int:
-        return _num_devices()
-
-    @property
-    def backend(self) -> str:
-        return dist.get_default_backend_for_device(self.device_type)
-
-    def setUp(self) -> None:
-        super().setUp()
-        self._spawn_processes()
-
-    def init_pg(self, eager_init: bool, backend: str | None = None) -> None:
-        """Make the default group; on an accelerator's backend each rank first takes the device of its number."""
-        backend = backend or self.backend
-        _check_known(backend)
-        device_id = self._take_device(eager_init) if _needs_accelerator(backend) else None
-        dist.init_process_group(
-            backend=backend,
-            world_size=self.world_size,
-            rank=self.rank,
-            init_method=f"file://{self.file_name}",
-            device_id=device_id,
-        )
-
-    def _take_device(self, eager_init: bool) -> torch.device | None:
-        """Only a group that knows its device from the start sets its communicator up at once."""
-        if accelerators.device_count() < self.world_size:
-            raise Skipped(too_few_devices(self.world_size))
-        torch.accelerator.set_device_index(self.rank)
-        return torch.device(self.device_type, self.rank) if eager_init else None
-
-    def destroy_pg(self, device_id: int | None = None) -> None:
-        """End the group when all ranks have come here, so that none leaves while another still needs it."""
-        if not dist.is_initialized():
-            return
-        try:
-            self._meet(device_id)
-        except BaseException:
-            _give_up_group(self)
-            raise
-        _destroy(self)
-
-    def _meet(self, device_id: int | None) -> None:
-        if self.device_type == "cpu":
-            dist.barrier()
-        else:
-            own = torch.accelerator.current_device_index() if device_id is None else device_id
-            dist.barrier(device_ids=[own])
-
-
-class DTensorOpTestBase(MultiThreadedTestCase):
-    """Tests that run in NUM_DEVICES threads: to try many operators, where starting processes would take longest."""
-
-    @property
-    def world_size(self) -> int:
-        return _num_devices()
-
-    @property
-    def device_type(self) -> str:
-        return _device_type()
-
-    def build_device_mesh(self) -> DeviceMesh:
-        """All ranks in one dimension."""
-        return init_device_mesh(self.device_type, (int(self.world_size),))
-
-    def setUp(self) -> None:
-        super().setUp()
-        importlib.import_module("torch.distributed.tensor")  # before there are threads, which take turns in it then
-        self._spawn_threads()
-
-
-class DTensorContinuousTestBase(DTensorTestMixin, MultiProcContinuousTest):  # type: ignore[misc]
-    """Tests of a class in the same ranks, on an accelerator each or else all on CPU. Their group is there already."""
-
-    @classmethod
-    def backend_str(cls) -> str:
-        return dist.get_default_backend_for_device(cls._device_type())
-
-    @classmethod
-    def _init_pg(cls, rank: int, world_size: int, rdvz_file: str) -> None:
-        if _device_type_for(world_size) != "cpu":
-            torch.accelerator.set_device_index(rank)
-        super()._init_pg(rank, world_size, rdvz_file)
-
-
-def _check_known(backend: str) -> None:
-    for name in _backend_names(backend):
-        if name == "fake":
-            _torch.register_fake_backend()
-        if name not in dist.Backend.backend_list:
-            known = ", ".join(sorted(set(dist.Backend.backend_list) - {"undefined"}))
-            raise RuntimeError(f"Backend {backend} not supported! This torch knows: {known}")
-
-
-def _needs_accelerator(backend: str) -> bool:
-    return any(kind in name for name in _backend_names(backend) for kind in ACCELERATOR_DIST_BACKENDS)
-
-
-def _backend_names(backend: str) -> list[str]:
-    """Those that e.g. "cpu:gloo,cuda:nccl" names: gloo and nccl."""
-    return [part.rpartition(":")[2].lower() for part in backend.split(",")]
+    return sorted({*globals(), *_MODULE_OF, *_DEVICE_FACTS})

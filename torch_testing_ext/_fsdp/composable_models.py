@@ -1,0 +1,100 @@
+"""Models for tests of composable wrappers (`replicate`, `fully_shard`, `checkpoint`): modules within modules, with
+parameters and buffers of their own next to their submodules'."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+WIDTH = 100
+
+
+def _linear(device: torch.device) -> nn.Linear:
+    return nn.Linear(WIDTH, WIDTH, device=device)
+
+
+def _square(device: torch.device) -> torch.Tensor:
+    return torch.randn((WIDTH, WIDTH), device=device)
+
+
+class UnitModule(nn.Module):
+    def __init__(self, device: torch.device):
+        super().__init__()
+        self.l1 = _linear(device)
+        self.seq = nn.Sequential(nn.ReLU(), _linear(device), nn.ReLU())
+        self.l2 = _linear(device)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.l2(self.seq(self.l1(x)))
+
+
+class CompositeModel(nn.Module):
+    """Two units between two linear layers."""
+
+    def __init__(self, device: torch.device):
+        super().__init__()
+        self.l1 = _linear(device)
+        self.u1 = UnitModule(device)
+        self.u2 = UnitModule(device)
+        self.l2 = _linear(device)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.l2(self.u2(self.u1(self.l1(x))))
+
+
+class UnitParamModule(nn.Module):
+    """A unit whose last layer is a bare parameter."""
+
+    def __init__(self, device: torch.device):
+        super().__init__()
+        self.l = _linear(device)
+        self.seq = nn.Sequential(nn.ReLU(), _linear(device), nn.ReLU())
+        self.p = nn.Parameter(_square(device))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.seq(self.l(x)) @ self.p
+
+
+class CompositeParamModel(nn.Module):
+    """Two units, then a bare parameter; it also has a persistent buffer, which the forward does not read."""
+
+    def __init__(self, device: torch.device):
+        super().__init__()
+        self.l = _linear(device)
+        self.u1 = UnitModule(device)
+        self.u2 = UnitModule(device)
+        self.p = nn.Parameter(_square(device))
+        self.register_buffer("buffer", _square(device), persistent=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.u2(self.u1(self.l(x))) @ self.p
+
+
+class FakeSequential(nn.Module):
+    """Runs modules in order like nn.Sequential, but is none, and does not register them: wrap policies that look for
+    nn.Sequential, or walk over submodules, pass it by."""
+
+    def __init__(self, *modules: nn.Module) -> None:
+        super().__init__()
+        self._module_sequence = list(modules)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for module in self._module_sequence:
+            x = module(x)
+        return x
+
+
+class NestedSequentialModel(nn.Module):
+    """Nested so that breadth-first and depth-first walks over its modules differ."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        inner = FakeSequential(nn.Linear(1, 1, device=device))
+        middle = FakeSequential(nn.Linear(1, 1, device=device), nn.ReLU(), inner, nn.ReLU())
+        last = FakeSequential(nn.Linear(3, 2, bias=False, device=device), nn.Linear(2, 4, bias=False, device=device))
+        self.seq1 = nn.Sequential(nn.Linear(1, 1, device=device), middle, nn.Linear(1, 2, device=device))
+        self.lin = nn.Linear(2, 2, device=device)
+        self.seq2 = nn.Sequential(nn.ReLU(), nn.Linear(2, 3, device=device), last)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.seq2(self.lin(self.seq1(x)))

@@ -1,0 +1,42 @@
+"""Checks and inputs that several of PyTorch's distributed suites share."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+
+
+def verify_ddp_error_logged(model_DDP: Any, err_substr: str) -> None:
+    """DDP has recorded this error, and the iteration it came in."""
+    logged = model_DDP._get_ddp_logging_data()
+    for key in ("iteration", "has_error", "error"):
+        if key not in logged:
+            raise AssertionError(f"DDP's logging data has no {key!r}: {sorted(logged)}")
+    wanted = err_substr.partition("\nException raised from ")[0]
+    if wanted not in logged["error"]:
+        raise AssertionError(f"{wanted!r} is not in the error that DDP logged: {logged['error']!r}")
+
+
+def simple_sparse_reduce_tests(rank: int, world_size: int, num_inputs: int = 1) -> list[tuple[list[Any], list[Any]]]:
+    """Inputs of this rank and the expected sums for a sparse all-reduce: 1 to 3 sparse, then 1 to 3 dense dims."""
+    total = num_inputs * world_size
+    shapes = [(sparse, 0) for sparse in (1, 2, 3)] + [(1, dense) for dense in (1, 2, 3)]
+    cases = []
+    for sparse_dims, dense_dims in shapes:
+        every = [_sparse_input(number, total, sparse_dims, dense_dims) for number in range(total)]
+        mine = every[num_inputs * rank : num_inputs * (rank + 1)]
+        summed = functools.reduce(torch.add, every)
+        cases.append((mine, [summed for _ in range(num_inputs)]))
+    return cases
+
+
+def _sparse_input(number: int, total: int, sparse_dims: int, dense_dims: int) -> Any:
+    """Ones at 0..number in the first sparse dim, at 0 in the others: any two overlap, none are equal."""
+    count = number + 1
+    indices = torch.cat([torch.arange(count).reshape(1, count), torch.zeros(sparse_dims - 1, count, dtype=torch.int64)])
+    shape = [total, *[2] * dense_dims, *[total] * (sparse_dims - 1)]
+    if sparse_dims == 1:
+        shape = [total, *[2] * dense_dims]
+    return torch.sparse_coo_tensor(indices, torch.ones(count, *[2] * dense_dims), shape)

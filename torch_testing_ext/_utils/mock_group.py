@@ -1,0 +1,65 @@
+"""A process group that only exists: it knows its rank and its size.
+
+For code that asks for its rank and for the world size, and does not communicate.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+_ProcessGroup: Any = dist.ProcessGroup
+
+
+class MockProcessGroup(_ProcessGroup):
+    def getBackendName(self) -> str:
+        return "mock_process_group"
+
+
+def create_mock_pg(prefix_store: Any, rank: int, world_size: int, timeout: timedelta) -> MockProcessGroup:
+    return MockProcessGroup(rank, world_size)
+
+
+dist.Backend.register_backend("mock_process_group", create_mock_pg, devices=["cpu", "cuda", "xpu"])
+
+
+def mock_init_dist(rank: int, world_size: int) -> None:
+    """Make it the default group."""
+    if dist.is_initialized():
+        raise AssertionError("there is a default process group already; destroy it first")
+    dist.init_process_group(
+        backend="mock_process_group",
+        rank=rank,
+        world_size=world_size,
+        store=dist.HashStore(),
+        group_name="fake",
+        timeout=timedelta(seconds=1),
+    )
+
+
+@contextmanager
+def with_dist(rank: int = 0, world_size: int = 2) -> Iterator[None]:
+    """As rank `rank` of `world_size`, meanwhile."""
+    mock_init_dist(rank=rank, world_size=world_size)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def with_fake_comms(func: Any = None, rank: int = 0, world_size: int = 2) -> Any:
+    """Run a test method as rank `rank` of `world_size`. Bare, or with arguments."""
+    if func is None:
+        return functools.partial(with_fake_comms, rank=rank, world_size=world_size)
+
+    @functools.wraps(func)
+    def wrapper(self: Any, *args: Any, **kwargs: Any) -> None:
+        with with_dist(rank, world_size):
+            func(self, *args, **kwargs)
+
+    return wrapper

@@ -1,0 +1,69 @@
+"""Stores, gloo devices and shared directories, as PyTorch's older distributed suites make them."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as c10d
+
+from torch_testing_ext._machine import accelerators
+from torch_testing_ext._machine.ports import find_free_port, retry_on_connect_failures
+
+FILE_SCHEMA = "file:///" if sys.platform == "win32" else "file://"
+
+
+@retry_on_connect_failures
+def create_tcp_store(
+    addr: str = "localhost",
+    world_size: int = 1,
+    is_master: bool = True,
+    timeout: timedelta = timedelta(minutes=5),
+    wait_for_workers: bool = True,
+    jit_class: bool = False,
+    use_libuv: bool = True,
+) -> Any:
+    """A TCPStore on a port that is free now; tried again where somebody else took it meanwhile."""
+    port = find_free_port()
+    if jit_class:
+        milliseconds = int(timeout / timedelta(milliseconds=1))
+        return torch.classes.dist_c10d.TCPStore(addr, port, world_size, is_master, milliseconds)
+    return c10d.TCPStore(
+        addr, port, world_size, is_master, timeout, wait_for_workers=wait_for_workers, use_libuv=use_libuv
+    )
+
+
+def create_device(interface: str | None = None, lazy_init: bool = False) -> Any:
+    """A gloo device on an interface, or on the loop-back address."""
+    if sys.platform == "win32" or interface is None:
+        return c10d.ProcessGroupGloo.create_device(hostname="127.0.0.1", lazy_init=lazy_init)
+    return c10d.ProcessGroupGloo.create_device(interface=interface, lazy_init=lazy_init)
+
+
+def init_multigpu_helper(world_size: int, backend: str) -> dict[int, list[int]]:
+    """Which devices each rank uses: the one of its own number; none where there are fewer devices than ranks."""
+    enough = accelerators.device_count() >= world_size
+    return {rank: [rank] if enough else [] for rank in range(world_size)}
+
+
+tmp_dir: tempfile.TemporaryDirectory[str] | None = None
+
+
+def initialize_temp_directories(init_method: str | None = None) -> None:
+    """Make the directories that PyTorch's older suites share between ranks, and name them in the environment."""
+    global tmp_dir
+    tmp_dir = tempfile.TemporaryDirectory()
+    for name in ("barrier", "test_dir", "init_dir"):
+        os.mkdir(os.path.join(tmp_dir.name, name))
+    os.environ["TEMP_DIR"] = tmp_dir.name
+    shared = os.path.join(tmp_dir.name, "init_dir", "shared_init_file")
+    os.environ["INIT_METHOD"] = FILE_SCHEMA + shared if init_method is None else init_method
+
+
+def cleanup_temp_dir() -> None:
+    if tmp_dir is not None:
+        tmp_dir.cleanup()
