@@ -84,7 +84,7 @@ def call_of(actual: str, expected: str, skip: int) -> Record:
     return Record(frame.filename, frame.lineno, 1, actual, expected)
 
 
-class Recorder:
+class ExpectationRecorder:
     """A rank's side."""
 
     def __init__(self, file_name: str, rank: int):

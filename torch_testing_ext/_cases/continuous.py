@@ -70,7 +70,7 @@ class MultiProcContinuousTest(RankedTestCase):
     fast_exit = True  # see MultiProcessTestCase
 
     # Of this very class, and of no subclass: hence always by `vars(cls)`.
-    _crew: ClassVar[launch.Crew | None] = None
+    _crew: ClassVar[launch.PersistentRanks | None] = None
     _troubles: ClassVar[list[str]] = []
     processes: ClassVar[list[RankProcess]] = []
 
@@ -168,7 +168,7 @@ class MultiProcContinuousTest(RankedTestCase):
             subject=launch.Named.of(cls),
             world_size=world_size,
             directory=directory,
-            surroundings=launch.Surroundings.here(system.for_gloo()),
+            context=launch.ProcessContext.here(system.for_gloo()),
             arguments={
                 "world_size": world_size,
                 "directory": directory,
@@ -179,7 +179,7 @@ class MultiProcContinuousTest(RankedTestCase):
             stream=chosen.stream,
             debug_rank=chosen.debug_rank,
         )
-        cls._crew = launch.Crew(job)
+        cls._crew = launch.PersistentRanks(job)
         cls.processes = [RankProcess(cls._crew.run, rank) for rank in range(world_size)]
 
     @classmethod
@@ -242,7 +242,7 @@ class MultiProcContinuousTest(RankedTestCase):
         self._files = crew.order(self.id())
         self.addCleanup(self._give_up_order, crew)
 
-    def _present_crew(self) -> launch.Crew:
+    def _present_crew(self) -> launch.PersistentRanks:
         crew = vars(type(self)).get("_crew")
         if crew is None:
             raise RankError(f"no ranks were started: {type(self).__qualname__}.setUp() must call super().setUp()")
@@ -279,7 +279,7 @@ class MultiProcContinuousTest(RankedTestCase):
         begin = f"{self._short_name()} left changed in"
         return [f"{begin} {where[note]}: {note}; the next test gets fresh ranks" for note in by_note]
 
-    def _give_up_order(self, crew: launch.Crew) -> None:
+    def _give_up_order(self, crew: launch.PersistentRanks) -> None:
         """Where nobody waited for the ranks, since setUp failed after ours: they are in the middle of something."""
         if not crew.is_over and crew.is_busy:
             crew.end()
@@ -297,7 +297,7 @@ def _clean_up(directory: Path) -> None:
 def _be_rank(
     cls: type[MultiProcContinuousTest],
     rank: int,
-    report: launch.Report,
+    report: launch.AccountWriter,
     *,
     world_size: int,
     directory: Path,
@@ -311,7 +311,7 @@ def _be_rank(
     cls.rank, cls.world_size, cls.rdvz_file = rank, world_size, rdvz_file
     try:
         cls._init_pg(rank, world_size, rdvz_file)
-        for order in launch.orders(directory, rank):
+        for order in launch.tasks(directory, rank):
             _carry_out(cls, order)
         leave_process_group(cls.fast_exit)
     except unittest.SkipTest as skip:
@@ -323,9 +323,9 @@ def _be_rank(
         _torch.end_compile_workers()
 
 
-def _carry_out(cls: type[MultiProcContinuousTest], order: launch.Order) -> None:
+def _carry_out(cls: type[MultiProcContinuousTest], order: launch.Task) -> None:
     """One test, with what it leaves changed."""
-    cls._recorder = expectations.Recorder(str(order.path), cls.rank)
+    cls._recorder = expectations.ExpectationRecorder(str(order.path), cls.rank)
     before = global_state.look()
     try:
         cls._run_test_given_id(order.what)

@@ -136,7 +136,7 @@ class MultiProcessTestCase(RankedTestCase):
             subject=launch.Named.of(type(self)),
             world_size=world_size,
             directory=directory,
-            surroundings=launch.Surroundings.here({**system.for_gloo(), **(environ or {})}),
+            context=launch.ProcessContext.here({**system.for_gloo(), **(environ or {})}),
             arguments={
                 "test_name": self._current_test_name(),
                 "file_name": self.file_name,
@@ -216,7 +216,7 @@ class MultiProcessTestCase(RankedTestCase):
     def run_test(self, test_name: str, parent_pipe: Any) -> None:
         """Run the test method in this rank. `parent_pipe` is the rank's report. Leaves by SystemExit where the test did
         not pass, so that an overriding `_run` goes no further."""
-        self._recorder = expectations.Recorder(self.file_name, self.rank)
+        self._recorder = expectations.ExpectationRecorder(self.file_name, self.rank)
         set_rng_seed()
         try:
             with self._own_cleanups():
@@ -242,7 +242,7 @@ def _accepted_by(run: Callable[..., None], options: dict[str, Any]) -> dict[str,
 def _be_rank(
     cls: type[MultiProcessTestCase],
     rank: int,
-    report: launch.Report,
+    report: launch.AccountWriter,
     *,
     test_name: str,
     file_name: str,

@@ -92,7 +92,7 @@ def checked_world_size(given: Any, who: str) -> int:
 class RankedTestCase(TestCase):
     rank: int
     _result: Any = None
-    _recorder: expectations.Recorder | None = None  # in ranks that are processes
+    _recorder: expectations.ExpectationRecorder | None = None  # in ranks that are processes
 
     def __init__(self, method_name: str = "runTest", methodName: str = "runTest") -> None:
         name = method_name if methodName == "runTest" else methodName
@@ -250,13 +250,15 @@ def _subtests_of(error: BaseException) -> list[str]:
 # -- how a rank tells of its end
 
 
-def report_error(report: launch.Report, error: BaseException, failure: type[BaseException] = AssertionError) -> None:
+def report_error(
+    report: launch.AccountWriter, error: BaseException, failure: type[BaseException] = AssertionError
+) -> None:
     """An exception, with the subtests that it came through."""
     within = "".join(f"in subtest {described}: " for described in _subtests_of(error))
     report.failed(error, isinstance(error, failure), within)
 
 
-def report_skip(report: launch.Report, skip: unittest.SkipTest) -> int:
+def report_skip(report: launch.AccountWriter, skip: unittest.SkipTest) -> int:
     """A SkipTest. Returns the exit code that says the same."""
     code = getattr(skip, "exit_code", TEST_SKIPS["generic"].exit_code)
     report.skipped(str(skip) or TEST_SKIPS["generic"].message, code)
@@ -266,7 +268,7 @@ def report_skip(report: launch.Report, skip: unittest.SkipTest) -> int:
 _SKIP_BY_CODE = {skip.exit_code: skip for skip in TEST_SKIPS.values()}
 
 
-def report_exit(report: launch.Report, leaving: SystemExit) -> None:
+def report_exit(report: launch.AccountWriter, leaving: SystemExit) -> None:
     """sys.exit() with the code of a skip is one."""
     if report.account is None and leaving.code in _SKIP_BY_CODE:
         report.skipped(_SKIP_BY_CODE[leaving.code].message, leaving.code)
@@ -274,7 +276,7 @@ def report_exit(report: launch.Report, leaving: SystemExit) -> None:
         report.passed()  # an overriding `_run` may end so
 
 
-def account_for(report: launch.Report, error: BaseException) -> int:
+def account_for(report: launch.AccountWriter, error: BaseException) -> int:
     """What a body raised, as its rank's account. Returns the exit code of a process that ends so."""
     match error:
         case unittest.SkipTest():

@@ -14,7 +14,7 @@ from contextlib import suppress
 from torch_testing_ext import _torch
 
 
-class Wires:
+class Connections:
     """The TCP connections that this process makes from now on.
 
     A cut ends reading alone, and keeps the connection open when gloo has closed it. For gloo forgets a message that it

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from torch_testing_ext import _torch
 
-from .connections import Wires
+from .connections import Connections
 
 # A rank that waits for another one in a store is not woken; it gives up by itself after this. To meet for a new group,
 # where all come, it has longer: the machine may be busy.
@@ -32,7 +32,7 @@ class Groups:
     """The ranks meet in a file. A TCPStore would let go of a waiting rank when it is cut off, but to connect to one
     asks a name server, which takes seconds on some machines."""
 
-    def __init__(self, rank: int, world_size: int, backend: str, meeting_place: str, wires: Wires):
+    def __init__(self, rank: int, world_size: int, backend: str, meeting_place: str, wires: Connections):
         self.rank = rank
         self.world_size = world_size
         self.backend = backend

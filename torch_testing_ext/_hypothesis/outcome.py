@@ -9,14 +9,14 @@ from dataclasses import dataclass, field
 
 from hypothesis.errors import UnsatisfiedAssumption
 
-from torch_testing_ext.launch import Ending, RankReport
+from torch_testing_ext.launch import RankEnding, RankReport
 from torch_testing_ext.launch.rank import format_error, summarize
 from torch_testing_ext.launch.verdict import is_victim
 
 from .values import NoMoreDraws
 
 
-class Kind(enum.Enum):
+class ExampleKind(enum.Enum):
     PASSED = "passed"
     REJECTED = "rejected the example"
     SKIPPED = "skipped"
@@ -25,8 +25,8 @@ class Kind(enum.Enum):
 
 
 @dataclass(frozen=True)
-class Outcome:
-    kind: Kind
+class ExampleOutcome:
+    kind: ExampleKind
     summary: str = ""
     traceback: str = ""
     notes: tuple[str, ...] = ()
@@ -35,45 +35,48 @@ class Outcome:
     @property
     def settles_alone(self) -> bool:
         """Does this end of the example in one rank make it pointless in the others?"""
-        return self.kind is not Kind.PASSED
+        return self.kind is not ExampleKind.PASSED
 
 
-def of_error(error: BaseException, woken: bool) -> Outcome:
+def of_error(error: BaseException, woken: bool) -> ExampleOutcome:
     """The outcome of a body that raised. `woken`: its waits were broken off before it did."""
     if isinstance(error, UnsatisfiedAssumption):
-        return Outcome(Kind.REJECTED)
+        return ExampleOutcome(ExampleKind.REJECTED)
     if isinstance(error, unittest.SkipTest):
-        return Outcome(Kind.SKIPPED, str(error))
+        return ExampleOutcome(ExampleKind.SKIPPED, str(error))
     summary = summarize(error)
     lost_peer = not isinstance(error, AssertionError) and (
         woken or isinstance(error, NoMoreDraws) or _lost_its_peer(summary)
     )
-    return Outcome(Kind.WOKEN if lost_peer else Kind.FAILED, summary, format_error(error))
+    return ExampleOutcome(ExampleKind.WOKEN if lost_peer else ExampleKind.FAILED, summary, format_error(error))
 
 
 def _lost_its_peer(summary: str) -> bool:
-    return is_victim(RankReport(0, Ending.ERROR, summary=summary))
+    return is_victim(RankReport(0, RankEnding.ERROR, summary=summary))
 
 
 @dataclass(frozen=True)
-class Settled:
+class JudgedExample:
     """What all ranks make of one example."""
 
-    kind: Kind
-    outcomes: tuple[Outcome, ...]
+    kind: ExampleKind
+    outcomes: tuple[ExampleOutcome, ...]
 
     @property
     def culprits(self) -> tuple[int, ...]:
         """The ranks to blame for a failure. Where ranks only ever waited for one another: those that waited."""
-        failed = self._with(Kind.FAILED)
-        return failed or self._with(Kind.WOKEN)
+        failed = self._with(ExampleKind.FAILED)
+        return failed or self._with(ExampleKind.WOKEN)
 
     @property
     def is_damaging(self) -> bool:
         """May the ranks have taken part in different collectives? Not if all of them came equally far."""
-        return len({outcome.kind for outcome in self.outcomes}) > 1 or self.kind in (Kind.FAILED, Kind.WOKEN)
+        return len({outcome.kind for outcome in self.outcomes}) > 1 or self.kind in (
+            ExampleKind.FAILED,
+            ExampleKind.WOKEN,
+        )
 
-    def _with(self, kind: Kind) -> tuple[int, ...]:
+    def _with(self, kind: ExampleKind) -> tuple[int, ...]:
         return tuple(rank for rank, outcome in enumerate(self.outcomes) if outcome.kind is kind)
 
     def scores(self) -> dict[str, float]:
@@ -87,7 +90,7 @@ class Settled:
     def headline(self) -> str:
         """What went wrong, in one line."""
         first, size = self.culprits[0], len(self.outcomes)
-        if self.kind is Kind.WOKEN:
+        if self.kind is ExampleKind.WOKEN:
             return f"hangs: {_name(self.culprits)} of {size} waited for another rank, until that was broken off"
         return f"fails on {_name(self.culprits)} of {size}: {self.outcomes[first].summary.partition(chr(10))[0]}"
 
@@ -112,15 +115,15 @@ class Settled:
         return "\n".join(note if ranks == everyone else f"{_name(ranks)}: {note}" for note, ranks in told.items())
 
 
-def settle(outcomes: Sequence[Outcome]) -> Settled:
+def judge_example(outcomes: Sequence[ExampleOutcome]) -> JudgedExample:
     """One kind for all: a failure outweighs a skip, that a rejection, and that a wait that was broken off."""
     kinds = {outcome.kind for outcome in outcomes}
-    order = (Kind.FAILED, Kind.SKIPPED, Kind.REJECTED, Kind.WOKEN)
-    return Settled(next((kind for kind in order if kind in kinds), Kind.PASSED), tuple(outcomes))
+    order = (ExampleKind.FAILED, ExampleKind.SKIPPED, ExampleKind.REJECTED, ExampleKind.WOKEN)
+    return JudgedExample(next((kind for kind in order if kind in kinds), ExampleKind.PASSED), tuple(outcomes))
 
 
-def _line(outcome: Outcome) -> str:
-    if outcome.kind is Kind.WOKEN:
+def _line(outcome: ExampleOutcome) -> str:
+    if outcome.kind is ExampleKind.WOKEN:
         return outcome.kind.value  # by which error it got out of it says nothing
     first = outcome.summary.partition("\n")[0]
     return f"{outcome.kind.value}: {first}" if first else outcome.kind.value

@@ -16,8 +16,8 @@ from hypothesis.errors import StopTest
 from . import internals, values
 from .groups import Groups
 from .links import Link, PeerLost
-from .outcome import Kind, Outcome, Settled, of_error, settle
-from .watchdog import Watch
+from .outcome import ExampleKind, ExampleOutcome, JudgedExample, judge_example, of_error
+from .watchdog import Watchdog
 
 __rank_frame__ = True
 
@@ -35,7 +35,7 @@ class PropertyFailure(AssertionError):
     """A property does not hold in some rank. One type, raised at one line: to Hypothesis all such failures are one,
     and so it never mistakes one rank's account of a failure for another bug than another rank's."""
 
-    def __init__(self, message: str, settled: Settled | None = None):
+    def __init__(self, message: str, settled: JudgedExample | None = None):
         super().__init__(message)
         self.settled = settled
 
@@ -45,7 +45,7 @@ class Abandoned(BaseException):
 
 
 @dataclass(frozen=True)
-class Ending:
+class PropertyEnd:
     """How the whole property ended, as rank 0 tells it to the others."""
 
     culprits: tuple[int, ...] = ()  # ranks that failed in the smallest example, the one that reports it first
@@ -67,7 +67,7 @@ class Rank:
 
     current: Rank | None = None
 
-    def __init__(self, rank: int, world_size: int, links: Mapping[int, Link], groups: Groups, watch: Watch):
+    def __init__(self, rank: int, world_size: int, links: Mapping[int, Link], groups: Groups, watch: Watchdog):
         self.rank = rank
         self.world_size = world_size
         self.links = links
@@ -77,7 +77,7 @@ class Rank:
         self.journal = Journal()
         self.present: Callable[[], str] = str  # the example, as a call of the test
 
-    def perform(self, body: Body, drawn: Mapping[str, Any]) -> Outcome:
+    def perform(self, body: Body, drawn: Mapping[str, Any]) -> ExampleOutcome:
         """Run the body on this rank's share of what was drawn."""
         self.journal = journal = Journal()
         self.present = functools.partial(describe, body, drawn)
@@ -101,8 +101,8 @@ class Leader(Rank):
     def __init__(self, *args: Any):
         super().__init__(*args)
         self.broken = True  # are the groups to be made before the next example?
-        self.last: Settled | None = None
-        self.worst: Settled | None = None  # the latest that failed
+        self.last: JudgedExample | None = None
+        self.worst: JudgedExample | None = None  # the latest that failed
         self.shown = ""  # its example, as a call of the test
         self.count = 0
 
@@ -118,11 +118,11 @@ class Leader(Rank):
         self._send(_pickled_example(self.number, drawn, list(interactive), body), describe_it)
         mine = {**drawn, **{name: values.LeadersData(value, self._send_draw) for name, value in interactive.items()}}
         outcome = self._perform_mine(body, mine, bool(interactive))
-        settled = settle([outcome, *self._hear_from_all(describe_it)])
+        settled = judge_example([outcome, *self._hear_from_all(describe_it)])
         self.watch.settled()
         self._settle(settled, describe_it)
 
-    def _perform_mine(self, body: Body, drawn: dict[str, Any], interactive: bool) -> Outcome:
+    def _perform_mine(self, body: Body, drawn: dict[str, Any], interactive: bool) -> ExampleOutcome:
         try:
             outcome = self.perform(body, drawn)
         except StopTest:
@@ -138,16 +138,16 @@ class Leader(Rank):
             self.watch.alarm(self.number)
         return outcome
 
-    def _settle(self, settled: Settled, describe_it: Callable[[], str]) -> None:
+    def _settle(self, settled: JudgedExample, describe_it: Callable[[], str]) -> None:
         self.last = settled
         self.broken = settled.is_damaging or self.watch.woken == self.number
-        if settled.kind is Kind.PASSED:
+        if settled.kind is ExampleKind.PASSED:
             for label, score in settled.scores().items():
                 hypothesis.target(score, label=label)
             return
-        if settled.kind is Kind.REJECTED:
+        if settled.kind is ExampleKind.REJECTED:
             hypothesis.reject()
-        if settled.kind is Kind.SKIPPED:
+        if settled.kind is ExampleKind.SKIPPED:
             raise Abandoned
         self.worst, self.shown = settled, describe_it()
         _fail(settled)
@@ -201,7 +201,7 @@ class Leader(Rank):
             f"others, who did {PATIENCE:.0f} s ago; nothing was shrunk {self._where(describe_it())}"
         )
 
-    def end(self, ending: Ending) -> None:
+    def end(self, ending: PropertyEnd) -> None:
         """Tell the others that all is over: the one who reports a failure first, the rest when it is gone. Whoever
         ends first is the culprit that the verdict begins with."""
         first = ending.culprits[0] if ending.culprits else 0
@@ -215,7 +215,7 @@ class Leader(Rank):
 class Follower(Rank):
     """Any other rank: does as rank 0 says, until it says that all is over."""
 
-    def follow(self, body: Body) -> Ending:
+    def follow(self, body: Body) -> PropertyEnd:
         """Returns what rank 0 says at the end."""
         while True:
             what, *details = self._hear()
@@ -228,7 +228,7 @@ class Follower(Rank):
             elif what == END:
                 return self._take_leave(details[0])
 
-    def _take_leave(self, ending: Ending) -> Ending:
+    def _take_leave(self, ending: PropertyEnd) -> PropertyEnd:
         if ending.culprits and ending.culprits[0] == 0:
             with suppress(EOFError, OSError):
                 self.links[0].talk.recv_bytes()  # rank 0 reports first: until it is gone
@@ -261,12 +261,12 @@ class Follower(Rank):
         raise values.NoMoreDraws("rank 0 draws no more in this example: it failed, or the ranks draw differently")
 
 
-def _fail(settled: Settled) -> NoReturn:
+def _fail(settled: JudgedExample) -> NoReturn:
     raise PropertyFailure(settled.describe(), settled)
 
 
 # What is said most often.
-PASSED = Outcome(Kind.PASSED)
+PASSED = ExampleOutcome(ExampleKind.PASSED)
 _PASSED = pickle.dumps(PASSED)
 
 

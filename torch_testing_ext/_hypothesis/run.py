@@ -16,11 +16,11 @@ from hypothesis import Phase
 from hypothesis.errors import Flaky
 
 from . import internals
-from .connections import Wires
+from .connections import Connections
 from .groups import Groups
 from .links import PeerLost, meet
-from .ranks import Abandoned, Body, Ending, Follower, Leader, PropertyFailure, Rank
-from .watchdog import Watch
+from .ranks import Abandoned, Body, Follower, Leader, PropertyEnd, PropertyFailure, Rank
+from .watchdog import Watchdog
 
 __unittest = True
 __rank_frame__ = True
@@ -64,10 +64,10 @@ def _settings_for_ranks(chosen: hypothesis.settings) -> hypothesis.settings:
 def _part(test: Any, deadline: float | None) -> Iterator[Rank]:
     rank, world_size = test.rank, int(test.world_size)
     links = meet(test.file_name, rank, world_size)
-    wires = Wires()
+    wires = Connections()
     groups = Groups(rank, world_size, _backend(test), f"{test.file_name}.{_number(test)}", wires)
     alarms = {other: link.alarm for other, link in links.items()}
-    watch = Watch(alarms, rank == 0, wires, deadline)
+    watch = Watchdog(alarms, rank == 0, wires, deadline)
     part = (Leader if rank == 0 else Follower)(rank, world_size, links, groups, watch)
     Rank.current = part
     try:
@@ -102,7 +102,7 @@ def _backend(test: Any) -> str:
 def _lead(leader: Leader, test: Any, prop: Callable[..., None]) -> None:
     seed = internals.choose_seed(prop)
     lines: list[str] = []
-    ending = Ending()
+    ending = PropertyEnd()
     try:
         with internals.reports_into(lines):
             prop(test)
@@ -121,14 +121,16 @@ def _lead(leader: Leader, test: Any, prop: Callable[..., None]) -> None:
     _conclude(leader, ending)
 
 
-def _abandoned(leader: Leader, abandoned: Abandoned) -> Ending:
+def _abandoned(leader: Leader, abandoned: Abandoned) -> PropertyEnd:
     if str(abandoned):
-        return Ending((0,), str(abandoned), lost=True)
+        return PropertyEnd((0,), str(abandoned), lost=True)
     assert leader.last is not None
-    return Ending(skips={rank: o.summary for rank, o in enumerate(leader.last.outcomes) if o.kind.value == "skipped"})
+    return PropertyEnd(
+        skips={rank: o.summary for rank, o in enumerate(leader.last.outcomes) if o.kind.value == "skipped"}
+    )
 
 
-def _failed(leader: Leader, failure: PropertyFailure, lines: list[str], seed: int | None) -> Ending:
+def _failed(leader: Leader, failure: PropertyFailure, lines: list[str], seed: int | None) -> PropertyEnd:
     settled = failure.settled
     assert settled is not None
     title = f"{_short(leader.shown)} {settled.headline()}"
@@ -141,10 +143,10 @@ def _failed(leader: Leader, failure: PropertyFailure, lines: list[str], seed: in
         settled.tracebacks(),
         _how_again(seed),
     ]
-    return Ending(settled.culprits, "\n\n".join(part for part in parts if part))
+    return PropertyEnd(settled.culprits, "\n\n".join(part for part in parts if part))
 
 
-def _flaky(leader: Leader, seed: int | None) -> Ending:
+def _flaky(leader: Leader, seed: int | None) -> PropertyEnd:
     settled = leader.worst
     assert settled is not None
     title = (
@@ -152,7 +154,7 @@ def _flaky(leader: Leader, seed: int | None) -> Ending:
         f"something else than the example, such as timing, or what earlier examples left behind"
     )
     parts = [title, f"When it failed:\n{settled.describe()}", settled.tracebacks(), _how_again(seed)]
-    return Ending(settled.culprits, "\n\n".join(part for part in parts if part))
+    return PropertyEnd(settled.culprits, "\n\n".join(part for part in parts if part))
 
 
 def _how_again(seed: int | None) -> str:
@@ -186,7 +188,7 @@ def _peer_lost(follower: Follower) -> Exception:
     return PeerLost("rank 0 was lost: connection closed by peer")
 
 
-def _conclude(part: Rank, ending: Ending) -> None:
+def _conclude(part: Rank, ending: PropertyEnd) -> None:
     if ending.lost:
         time.sleep(_LATER)
         raise PeerLost(ending.report if part.rank == 0 else "a rank was lost: connection closed by peer") from None

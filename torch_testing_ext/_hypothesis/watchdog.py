@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.connection import Connection, Pipe, wait
 
-from .connections import Wires
+from .connections import Connections
 
 # Others mostly leave the same example by themselves, a moment later: what they say of it is worth more than a wait.
 GRACE = 0.02
@@ -25,13 +25,13 @@ SLOW = 3.0
 _TICK = 0.25
 
 
-class Watch:
+class Watchdog:
     """A thread that listens to the alarm connections while the main thread is in an example.
 
     Rank 0's decides: a moment after the first rank left the example, those still in it are woken. The others' obey.
     """
 
-    def __init__(self, alarms: dict[int, Connection], is_leader: bool, wires: Wires, deadline: float | None):
+    def __init__(self, alarms: dict[int, Connection], is_leader: bool, wires: Connections, deadline: float | None):
         self._alarms = dict(alarms)
         self._is_leader = is_leader
         self._deadline = deadline

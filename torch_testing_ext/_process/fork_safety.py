@@ -20,7 +20,7 @@ _OMP_PAUSE_HARD = 2
 _born_as = os.getpid()
 
 
-def prepare() -> str | None:
+def prepare_to_fork() -> str | None:
     """Make this process fit to be forked where that can be done. Returns why it cannot, or None."""
     if not system.CAN_FORK:
         return "this platform cannot fork safely"
@@ -40,13 +40,13 @@ def was_forked() -> str | None:
     return None if os.getpid() == _born_as else "it was itself forked, from a process whose threads it has not got"
 
 
-def born_again() -> None:
+def mark_fork_safe() -> None:
     """Called in a forked child whose parent was seen to be fit: it lacks nothing, so it may be forked in its turn."""
     global _born_as
     _born_as = os.getpid()
 
 
-def after_fork() -> str | None:
+def check_after_fork() -> str | None:
     """Called right after a fork: was this process fit for it? Returns why not, or None.
 
     A second child is the test: what it has of the threads, or gets again when it asks for it, nobody misses. So it is

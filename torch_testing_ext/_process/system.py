@@ -52,7 +52,7 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if LINUX else os.cpu_count() or 1
 
 
-def give_way() -> None:
+def use_batch_scheduling() -> None:
     """Do not push another thread aside when this one wakes, nor the threads that it starts.
 
     A gloo thread that wakes its peer by a write would be pushed aside while it holds a lock, on which another thread

@@ -13,8 +13,8 @@ from torch.distributed.tensor import DTensor, Shard
 from .errors import SPMDError
 from .layout import Layout
 from .lower.buckets import Wire
-from .lower.lowering import Program, lower
-from .trace.state import State, StateEntry
+from .lower.lowering import LoweredProgram, lower
+from .trace.state import StateEntry, StepState
 from .trace.tracing import Traced
 
 Style = Literal["replicate", "fully_shard", "default"]
@@ -26,13 +26,13 @@ class ParallelMode(ABC):
     batch_dim: int = 0
 
     @abstractmethod
-    def layouts(self, state: State, rank: int, world: int) -> list[Layout]:
+    def layouts(self, state: StepState, rank: int, world: int) -> list[Layout]:
         """How each parameter of `state` shall lie on the ranks."""
 
     @abstractmethod
     def partition(
-        self, traced: Traced, state: State, entries: list[StateEntry], group: str, world: int, compiled: bool
-    ) -> Program:
+        self, traced: Traced, state: StepState, entries: list[StateEntry], group: str, world: int, compiled: bool
+    ) -> LoweredProgram:
         """The program of every rank, collectives included, from the traced local one."""
 
     def transform(self, module: fx.GraphModule) -> fx.GraphModule:
@@ -79,7 +79,7 @@ class DataParallel(ParallelMode):
         self.bucket_bytes = int(bucket_mb * 1024 * 1024)
         self.reshard_after_forward = reshard_after_forward
 
-    def layouts(self, state: State, rank: int, world: int) -> list[Layout]:
+    def layouts(self, state: StepState, rank: int, world: int) -> list[Layout]:
         return [self._layout(held.name, held.value, rank, world) for held in state.params]
 
     def _layout(self, name: str, param: torch.Tensor, rank: int, world: int) -> Layout:
@@ -100,8 +100,8 @@ class DataParallel(ParallelMode):
         return Layout(torch.Size(param.shape), sharded, rank, world)
 
     def partition(
-        self, traced: Traced, state: State, entries: list[StateEntry], group: str, world: int, compiled: bool
-    ) -> Program:
+        self, traced: Traced, state: StepState, entries: list[StateEntry], group: str, world: int, compiled: bool
+    ) -> LoweredProgram:
         return lower(
             traced, state, entries, Wire(group, world, self.bucket_bytes, compiled), self.reshard_after_forward
         )

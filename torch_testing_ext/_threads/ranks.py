@@ -17,7 +17,7 @@ from contextlib import contextmanager
 import torch.distributed as dist
 
 from torch_testing_ext import _torch, launch
-from torch_testing_ext.launch import Ending, RankReport, hang, now
+from torch_testing_ext.launch import RankEnding, RankReport, hang, now
 
 from .group import ThreadLocalWorld, _install_threaded_pg, _uninstall_threaded_pg
 
@@ -44,7 +44,7 @@ class RankThreads:
         self,
         world_size: int,
         body: Callable[[int], None],
-        account_for: Callable[[launch.Report, BaseException], int],
+        account_for: Callable[[launch.AccountWriter, BaseException], int],
     ):
         self.began = now()
         self._body = body
@@ -53,7 +53,7 @@ class RankThreads:
         self._turns.__enter__()
         self._world: ThreadLocalWorld = _install_threaded_pg()
         self._store = dist.HashStore()
-        self._reports = [launch.Report(None) for _ in range(world_size)]
+        self._reports = [launch.AccountWriter(None) for _ in range(world_size)]
         self._exits: dict[int, launch.Exit] = {}
         self._over = False
         self.threads = [
@@ -115,10 +115,12 @@ class RankThreads:
 
     def _report(self, rank: int) -> RankReport:
         if rank in self._exits:
-            return launch.settle(rank, self._reports[rank].account, self._exits[rank], self.began, stopped=None)
+            return launch.assemble_report(
+                rank, self._reports[rank].account, self._exits[rank], self.began, stopped=None
+            )
         recorder = json.dumps({"entries": list(self._world.events.get(rank, ()))})
         stacks = _stack_of(self.threads[rank])
-        return RankReport(rank, Ending.STOPPED, now() - self.began, now(), stacks=stacks, recorder=recorder)
+        return RankReport(rank, RankEnding.STOPPED, now() - self.began, now(), stacks=stacks, recorder=recorder)
 
     def end(self) -> None:
         """Give c10d its world back, and leave no thread that can be ended."""

@@ -1,44 +1,34 @@
-"""How ranks are born, watched and ended. Knows processes, files and signals; no test framework.
+"""How ranks are started, watched, ended and judged. Knows processes, files and signals; no test framework.
 
-run = launch(Job(...))          start the ranks, in milliseconds
-outcome = watch(run, ...)       see them to their end
-verdict = judge(outcome...)     one outcome and one message for all of them
+run = launch(Job(...))            start the ranks, in milliseconds
+result = watch(run, ...)          watch them until all have ended
+verdict = judge(result...)        one outcome and one message for all ranks
 
-crew = Crew(Job(...))           ranks that stay, for one order after another
+ranks = PersistentRanks(Job(...)) ranks that run one task after another
 """
 
-from .client import CannotStart, Run, close, launch, new_directory
-from .job import Job, Named, Surroundings
-from .persistent_ranks import Crew, Order, orders
-from .rank import Report, summarize
-from .report import Ending, Exit, RankReport, now, settle
-from .verdict import Case, Expected, Outcome, Verdict, judge
-from .watch import end, watch
-
-__all__ = [
-    "CannotStart",
-    "Case",
-    "Crew",
-    "Ending",
-    "Exit",
-    "Expected",
-    "Job",
-    "Named",
-    "Order",
-    "Outcome",
-    "RankReport",
-    "Report",
-    "Run",
-    "Surroundings",
-    "Verdict",
-    "close",
-    "end",
-    "judge",
-    "launch",
-    "new_directory",
-    "now",
-    "orders",
-    "settle",
-    "summarize",
-    "watch",
-]
+from .client import (
+    CannotStart as CannotStart,
+    Run as Run,
+    close as close,
+    launch as launch,
+    new_directory as new_directory,
+)
+from .job import Job as Job, Named as Named, ProcessContext as ProcessContext
+from .persistent_ranks import PersistentRanks as PersistentRanks, Task as Task, tasks as tasks
+from .rank import AccountWriter as AccountWriter, summarize as summarize
+from .report import (
+    Exit as Exit,
+    RankEnding as RankEnding,
+    RankReport as RankReport,
+    assemble_report as assemble_report,
+    now as now,
+)
+from .verdict import (
+    Case as Case,
+    Expected as Expected,
+    Outcome as Outcome,
+    Verdict as Verdict,
+    judge as judge,
+)
+from .watch import end as end, watch as watch

@@ -24,7 +24,7 @@ from typing import Any
 from torch_testing_ext._process import fork_safety
 
 from . import fork_server, settings, starting
-from .fork_server import Kind
+from .fork_server import StartMethod
 from .job import Job, Named
 from .report import Exit, now, signal_name
 
@@ -44,7 +44,7 @@ class Run:
 
     number: int
     job: Job
-    server: ServerProcess
+    server: ForkServerClient
     began: float = field(default_factory=now)
     pids: list[int] = field(default_factory=list)
     exits: dict[int, Exit] = field(default_factory=dict)
@@ -82,8 +82,8 @@ class Run:
                 self.server.give_up()
 
 
-class ServerProcess:
-    def __init__(self, kind: Kind, subject: Named):
+class ForkServerClient:
+    def __init__(self, kind: StartMethod, subject: Named):
         self.kind = kind
         self.unfit: str | None = None  # why it should not be used for another run
         self.runs: dict[int, Run] = {}
@@ -92,7 +92,7 @@ class ServerProcess:
         self._connection, theirs = _pipe()
         self._popen: subprocess.Popen[bytes] | None = None
         try:
-            self.pid = self._fork(theirs) if kind is Kind.TWIN else self._spawn(theirs, subject)
+            self.pid = self._fork(theirs) if kind is StartMethod.FORK else self._spawn(theirs, subject)
         finally:
             theirs.close()
 
@@ -108,7 +108,7 @@ class ServerProcess:
             if pid == 0:
                 try:
                     self._connection.close()
-                    fork_server.begin(theirs, self._directory, Kind.TWIN, parent)
+                    fork_server.begin(theirs, self._directory, StartMethod.FORK, parent)
                 finally:
                     os._exit(1)
         finally:
@@ -130,7 +130,7 @@ class ServerProcess:
             reason = self._connection.recv()[1]
         except (EOFError, OSError):
             return "it ended while it was getting ready (its error is printed above)"
-        return reason or (fork_safety.after_fork() if self.kind is Kind.TWIN else None)
+        return reason or (fork_safety.check_after_fork() if self.kind is StartMethod.FORK else None)
 
     def send(self, *message: Any) -> None:
         with suppress(BrokenPipeError, ConnectionResetError):
@@ -233,7 +233,7 @@ class _TryAnother(Exception):
 # One server and one session directory for a process. A child forked by a test has these names too, but not the
 # processes: hence the pid.
 _owner: int | None = None
-_server: ServerProcess | None = None
+_server: ForkServerClient | None = None
 _session: Path | None = None
 _said: set[str] = set()
 _numbers = count()
@@ -308,8 +308,8 @@ def _empty(directory: Path) -> None:
             entry.unlink()
 
 
-def _launch_on(server: ServerProcess, job: Job) -> Run:
-    job = replace(job, inherits=server.kind is Kind.TWIN)
+def _launch_on(server: ForkServerClient, job: Job) -> Run:
+    job = replace(job, inherits=server.kind is StartMethod.FORK)
     run = Run(next(_numbers), job, server)
     server.runs[run.number] = run
     server.send("launch", run.number, job)
@@ -329,7 +329,7 @@ def finish(run: Run) -> None:
     run.server.runs.pop(run.number, None)
 
 
-def _get_server(subject: Named) -> ServerProcess:
+def _get_server(subject: Named) -> ForkServerClient:
     global _server
     if _owner != os.getpid():
         _forget()
@@ -341,13 +341,13 @@ def _get_server(subject: Named) -> ServerProcess:
     return _server
 
 
-def _is_bare(server: ServerProcess) -> bool:
-    return server.kind is Kind.BARE
+def _is_bare(server: ForkServerClient) -> bool:
+    return server.kind is StartMethod.SPAWN
 
 
-def _make_server(wanted: str, subject: Named) -> ServerProcess:
+def _make_server(wanted: str, subject: Named) -> ForkServerClient:
     reasons: list[str] = []
-    for kind in (Kind.TWIN, Kind.FRESH) if wanted != "spawn" else ():
+    for kind in (StartMethod.FORK, StartMethod.FORK_FRESH) if wanted != "spawn" else ():
         made, reasons = _try(kind, subject, reasons)
         if made is not None:
             return made
@@ -362,14 +362,14 @@ def _make_server(wanted: str, subject: Named) -> ServerProcess:
         raise CannotStart(f"TORCH_TESTING_EXT_START=fork, but ranks cannot be forked: {'; '.join(reasons)}")
     if reasons:
         _say_once(f"ranks are started as new interpreters, which takes seconds, since {'; '.join(reasons)}")
-    made, reasons = _try(Kind.BARE, subject, reasons)
+    made, reasons = _try(StartMethod.SPAWN, subject, reasons)
     return made or _give_up(reasons)
 
 
-def _try(kind: Kind, subject: Named, reasons: list[str]) -> tuple[ServerProcess | None, list[str]]:
-    unfit = (fork_safety.was_forked() or fork_safety.prepare()) if kind is Kind.TWIN else None
+def _try(kind: StartMethod, subject: Named, reasons: list[str]) -> tuple[ForkServerClient | None, list[str]]:
+    unfit = (fork_safety.was_forked() or fork_safety.prepare_to_fork()) if kind is StartMethod.FORK else None
     if unfit is None:
-        made = ServerProcess(kind, subject)
+        made = ForkServerClient(kind, subject)
         unfit = made.greet()
         if unfit is None:
             return made, reasons
@@ -378,13 +378,13 @@ def _try(kind: Kind, subject: Named, reasons: list[str]) -> tuple[ServerProcess 
 
 
 _WHO = {
-    Kind.TWIN: "this process cannot be forked",
-    Kind.FRESH: "a new interpreter cannot either",
-    Kind.BARE: "an interpreter to start them from cannot serve",
+    StartMethod.FORK: "this process cannot be forked",
+    StartMethod.FORK_FRESH: "a new interpreter cannot either",
+    StartMethod.SPAWN: "an interpreter to start them from cannot serve",
 }
 
 
-def _give_up(reasons: list[str]) -> ServerProcess:
+def _give_up(reasons: list[str]) -> ForkServerClient:
     raise CannotStart("no process could be made that starts ranks" + "".join(f"; {reason}" for reason in reasons))
 
 
@@ -411,11 +411,11 @@ def new_directory(name: str) -> Path:
 
 
 # What ranks of this process had to import by themselves. An embracing runner teaches it to whom it forks us off.
-lessons: dict[str, None] = {}
+preload_hints: dict[str, None] = {}
 
 
-def teach(run: Run, modules: tuple[str, ...]) -> None:
+def add_preload_hints(run: Run, modules: tuple[str, ...]) -> None:
     """What each rank had to import by itself, the next ones shall find imported."""
     if modules:
-        lessons.update(dict.fromkeys(modules))
+        preload_hints.update(dict.fromkeys(modules))
         run.server.send("preload", list(modules))

@@ -27,9 +27,9 @@ from typing import Any, NoReturn
 from torch_testing_ext._process import fork_safety, system
 
 from . import rank as rank_room
-from .job import Job, Named, Unknown
-from .report import Exit, Pen, now
-from .starting import Shown, open_streams, read_available, spawn
+from .job import Job, Named, UnknownName
+from .report import AccountFile, Exit, now
+from .starting import StreamedOutput, open_streams, read_available, spawn
 
 # From this launch on it pays to gather the memory into huge pages: a fork then copies far fewer page tables.
 COLLAPSE_AT = 2
@@ -41,24 +41,24 @@ class _Rank:
     rank: int
     pid: int
     link: socket.socket
-    shown: Shown | None = None
+    shown: StreamedOutput | None = None
 
 
-class Kind(enum.Enum):
-    TWIN = "forked off the main process"
-    FRESH = "a new interpreter that imported the test module"
-    BARE = "a new interpreter that imports nothing and starts each rank as another one"
+class StartMethod(enum.Enum):
+    FORK = "forked off the main process"
+    FORK_FRESH = "a new interpreter that imported the test module"
+    SPAWN = "a new interpreter that imports nothing and starts each rank as another one"
 
 
 @dataclass
-class Server:
+class ForkServer:
     client: Connection
     directory: Path  # of the whole session; removed when the client ends without having done so
-    kind: Kind
+    kind: StartMethod
     parent: int  # the client's pid
     ranks: dict[int, _Rank] = field(default_factory=dict)  # by pid, until reaped
     chores: deque[Callable[[], None]] = field(default_factory=deque)  # for when there is nothing else to do
-    pens: list[Pen] = field(default_factory=list)  # while ranks are being started
+    pens: list[AccountFile] = field(default_factory=list)  # while ranks are being started
     wakeups: tuple[int, int] = (-1, -1)
     launches: int = 0
     unfit: str | None = None
@@ -114,7 +114,7 @@ class Server:
         try:
             self._get_ready_for(job)
             self._start_all(run, job)
-        except Unknown as why:
+        except UnknownName as why:
             self._tell("unknown", run, str(why))
         except OSError as error:
             self._end(run, signal.SIGKILL)
@@ -159,24 +159,24 @@ class Server:
 
     def _get_ready_for(self, job: Job) -> None:
         if self.unfit:
-            raise Unknown(self.unfit)  # the client makes another server
+            raise UnknownName(self.unfit)  # the client makes another server
         self.launches += 1
-        if self.launches == 1 and self.kind is not Kind.BARE:
+        if self.launches == 1 and self.kind is not StartMethod.SPAWN:
             self.chores.append(self._warm_up)
-        if self.launches == COLLAPSE_AT and self.kind is not Kind.BARE:
+        if self.launches == COLLAPSE_AT and self.kind is not StartMethod.SPAWN:
             self.chores.extend(partial(system.collapse, *region) for region in system.memory_regions())
-        if self.kind is not Kind.BARE:
-            job.surroundings.take_on()  # here, once: each rank is born with them
+        if self.kind is not StartMethod.SPAWN:
+            job.context.apply()  # here, once: each rank is born with them
         for thing in (job.body, job.subject):
-            if self.kind is Kind.TWIN:
+            if self.kind is StartMethod.FORK:
                 thing.inherited()
-            elif self.kind is Kind.FRESH:
+            elif self.kind is StartMethod.FORK_FRESH:
                 thing.resolve()
 
     def _start_all(self, run: int, job: Job) -> None:
         try:
             # All files first: a full disk is known before any rank has started.
-            self.pens.extend(Pen.open(job.account(rank)) for rank in range(job.world_size))
+            self.pens.extend(AccountFile.open(job.account(rank)) for rank in range(job.world_size))
             with held_back():
                 for rank, pen in enumerate(self.pens):
                     self._start(run, job, rank, pen)
@@ -186,7 +186,7 @@ class Server:
             self.pens.clear()
         self._tell("started", run, [one.pid for one in self._of(run)])
 
-    def _start(self, run: int, job: Job, rank: int, pen: Pen) -> None:
+    def _start(self, run: int, job: Job, rank: int, pen: AccountFile) -> None:
         with ExitStack() as owner:
             ours, theirs = socket.socketpair()
             owner.enter_context(theirs)
@@ -196,7 +196,7 @@ class Server:
             stream, shown = open_streams(job, rank, owner)
             if shown is not None:
                 failed.callback(shown.close)
-            if self.kind is Kind.BARE:
+            if self.kind is StartMethod.SPAWN:
                 pid = spawn(job, rank, pen, theirs, stream)
             else:
                 pid = self._fork(job, rank, pen, ours, theirs, stream)
@@ -204,7 +204,7 @@ class Server:
             self.ranks[pid] = _Rank(run, rank, pid, ours, shown)
 
     def _fork(
-        self, job: Job, rank: int, pen: Pen, ours: socket.socket, theirs: socket.socket, stream: int | None
+        self, job: Job, rank: int, pen: AccountFile, ours: socket.socket, theirs: socket.socket, stream: int | None
     ) -> int:
         parent = os.getpid()
         pid = os.fork()
@@ -219,7 +219,7 @@ class Server:
         finally:
             os._exit(1)
 
-    def _close_inherited(self, own: Pen) -> None:
+    def _close_inherited(self, own: AccountFile) -> None:
         """In a newborn: what belongs to the server and to other ranks."""
         self.client.close()
         signal.set_wakeup_fd(-1)
@@ -306,7 +306,7 @@ class Server:
         """Do something that may leave threads behind; then no rank is forked off this process any more."""
         with suppress(Exception):
             chore()
-        if why := fork_safety.prepare() or fork_safety.after_fork():
+        if why := fork_safety.prepare_to_fork() or fork_safety.check_after_fork():
             self.chores.clear()
             self.unfit = f"{doing} left the process unfit: {why}"
 
@@ -394,13 +394,15 @@ def main() -> NoReturn:
 @dataclass(frozen=True)
 class FirstWords:
     directory: Path
-    kind: Kind
+    kind: StartMethod
     parent: int
     argv: tuple[str, ...]
     subject: Named
 
 
-def begin(client: Connection, directory: Path, kind: Kind, parent: int, subject: Named | None = None) -> NoReturn:
+def begin(
+    client: Connection, directory: Path, kind: StartMethod, parent: int, subject: Named | None = None
+) -> NoReturn:
     """Serve until told to quit. First says whether this process is fit for it: `hello` with None or the reason."""
     try:
         os.setsid()
@@ -408,9 +410,9 @@ def begin(client: Connection, directory: Path, kind: Kind, parent: int, subject:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         system.die_with(parent, signal.SIGTERM)
         system.adopt_orphans()
-        reason = None if kind is Kind.BARE else _become_zygote(kind, subject)
+        reason = None if kind is StartMethod.SPAWN else _become_zygote(kind, subject)
         client.send(("hello", reason))
-        Server(client, directory, kind, parent).serve()
+        ForkServer(client, directory, kind, parent).serve()
     except BrokenPipeError:
         pass  # the client did not wait: it saw for itself that this process is not fit
     except BaseException:
@@ -419,16 +421,16 @@ def begin(client: Connection, directory: Path, kind: Kind, parent: int, subject:
         os._exit(1)
 
 
-def _become_zygote(kind: Kind, subject: Named | None) -> str | None:
+def _become_zygote(kind: StartMethod, subject: Named | None) -> str | None:
     from torch_testing_ext import _torch
     from torch_testing_ext._machine import accelerators
 
-    if kind is Kind.FRESH:
+    if kind is StartMethod.FORK_FRESH:
         assert subject is not None
         subject.resolve()
     # Nothing that lives now will be collected in a rank: keeps the collector from writing to shared pages.
     gc.freeze()
-    if kind is Kind.FRESH and (why := fork_safety.prepare() or fork_safety.after_fork()):
+    if kind is StartMethod.FORK_FRESH and (why := fork_safety.prepare_to_fork() or fork_safety.check_after_fork()):
         return why
     if _torch.accelerator_is_in_bad_fork() and accelerators.device_may_exist():
         return "an accelerator was asked for before the ranks were forked"

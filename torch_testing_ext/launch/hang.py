@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .report import Ending, RankReport
+from .report import RankEnding, RankReport
 
 _FRAME = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+) in (?P<function>.+)$')
 _PACKAGE = str(Path(__file__).parents[1])
@@ -41,7 +41,7 @@ class Collective:
 
 def explain(reports: Sequence[RankReport], file: str) -> str:
     """A table with a line for each rank that still ran, and under it which rank differs."""
-    running = [r for r in reports if r.ending is Ending.STOPPED]
+    running = [r for r in reports if r.ending is RankEnding.STOPPED]
     histories = {r.rank: collectives(r.recorder) for r in running}
     lines = [f"  rank {r.rank}: {where(r.stacks, file)}; {_last(histories[r.rank])}" for r in running]
     known = {rank: history for rank, history in histories.items() if history is not None}

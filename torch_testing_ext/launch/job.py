@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any
 
 
-class Unknown(Exception):
+class UnknownName(Exception):
     """A name that means nothing here, or something else than it means to the sender."""
 
 
@@ -53,7 +53,7 @@ class Named:
         try:
             return _things[self.number]
         except KeyError:
-            raise Unknown(f"{self.module}.{self.qualname} came later than this process") from None
+            raise UnknownName(f"{self.module}.{self.qualname} came later than this process") from None
 
     def look_up(self) -> Any:
         """The thing itself, from a module that is already imported."""
@@ -61,14 +61,14 @@ class Named:
         for part in self.qualname.split("."):
             found = getattr(found, part, None)
         if found is None:
-            raise Unknown(f"{self.module}.{self.qualname} is not there")
+            raise UnknownName(f"{self.module}.{self.qualname} is not there")
         return found
 
     def resolve(self) -> Any:
         """The thing itself, by its name, its module imported if need be."""
         try:
             return self.look_up()
-        except Unknown:
+        except UnknownName:
             self.import_module()
             return self.look_up()
 
@@ -93,10 +93,10 @@ class Named:
 
     def _import_file(self, name: str) -> ModuleType:
         if self.file is None:
-            raise Unknown(f"module {self.module} has no file to import it from")
+            raise UnknownName(f"module {self.module} has no file to import it from")
         spec = importlib.util.spec_from_file_location(name, self.file)
         if spec is None or spec.loader is None:
-            raise Unknown(f"{self.file} cannot be imported")
+            raise UnknownName(f"{self.file} cannot be imported")
         module = importlib.util.module_from_spec(spec)
         sys.modules[name] = module
         try:
@@ -108,7 +108,7 @@ class Named:
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class ProcessContext:
     """What an interpreter has around it that a test may look at, as the parent has it at the moment of launch."""
 
     environ: Mapping[str, str]
@@ -117,10 +117,10 @@ class Surroundings:
     argv: tuple[str, ...]
 
     @classmethod
-    def here(cls, extra: Mapping[str, str] | None = None) -> Surroundings:
+    def here(cls, extra: Mapping[str, str] | None = None) -> ProcessContext:
         return cls({**os.environ, **(extra or {})}, os.getcwd(), tuple(sys.path), tuple(sys.argv))
 
-    def take_on(self) -> None:
+    def apply(self) -> None:
         """Make those of this process the same."""
         if os.environ != self.environ:
             os.environ.clear()
@@ -139,7 +139,7 @@ class Job:
     subject: Named
     world_size: int
     directory: Path  # logs, accounts and stacks of the ranks
-    surroundings: Surroundings
+    context: ProcessContext
     arguments: Mapping[str, Any] = field(default_factory=dict)
     inherits: bool = True  # the ranks descend from the process that made this
     stream: bool = False

@@ -17,10 +17,10 @@ from pathlib import Path
 
 from . import client
 from .job import Job
-from .rank import Report
-from .report import Account, Ending, Exit, Pen, now, read_account
+from .rank import AccountWriter
+from .report import AccountFile, Exit, RankAccount, RankEnding, now, read_account
 from .verdict import Expected
-from .watch import End, Watched, watch
+from .watch import RankWatcher, WatchResult, watch
 
 _RING = struct.Struct("=II")  # rank, number of the order. So short that writing it is atomic.
 _LEAVE = 0  # the number of no order
@@ -50,15 +50,15 @@ def _account(directory: Path, rank: int, number: int) -> Path:
 
 
 @dataclass
-class Order:
+class Task:
     """`what` is to be done; `report` takes how it ended. `path`: for files about it, the same in all ranks."""
 
     what: str
-    report: Report
+    report: AccountWriter
     path: Path
 
 
-def orders(directory: Path, rank: int) -> Iterator[Order]:
+def tasks(directory: Path, rank: int) -> Iterator[Task]:
     """In a rank: the orders, one by one. To ask for the next says that the one before is done."""
     bell = os.open(_bell(directory), os.O_WRONLY | os.O_CLOEXEC)
     with open(_orders(directory, rank)) as lines:
@@ -66,10 +66,10 @@ def orders(directory: Path, rank: int) -> Iterator[Order]:
             number, _, what = line.rstrip("\n").partition(" ")
             if int(number) == _LEAVE:
                 return
-            pen = Pen.open(_account(directory, rank, int(number)))
-            report = Report(pen)
+            pen = AccountFile.open(_account(directory, rank, int(number)))
+            report = AccountWriter(pen)
             try:
-                yield Order(what, report, directory / f"order{number}")
+                yield Task(what, report, directory / f"order{number}")
             finally:
                 pen.close()
             os.write(bell, _RING.pack(rank, int(number)))
@@ -80,7 +80,7 @@ def orders(directory: Path, rank: int) -> Iterator[Order]:
 # -- the parent's side
 
 
-class Crew:
+class PersistentRanks:
     """Starts the ranks of `job`, whose body goes through its `orders`. Raises client.CannotStart."""
 
     def __init__(self, job: Job):
@@ -115,7 +115,7 @@ class Crew:
         for pipe in self._pipes:
             os.write(pipe, f"{line}\n".encode())
 
-    def watch(self, timeout: float | None) -> End:
+    def watch(self, timeout: float | None) -> WatchResult:
         """See the present order to its end. Where it goes wrong, the ranks are ended too."""
         watched = _WatchedOrder(self)
         went_well = False
@@ -129,7 +129,7 @@ class Crew:
             if not went_well or not self.is_complete():
                 watched.end_all()
                 self._close()
-        return End(watched.reports(), timed_out, now() - self._began)
+        return WatchResult(watched.reports(), timed_out, now() - self._began)
 
     def heard(self) -> set[int]:
         """The ranks that have said since the last time that they are done with the present order."""
@@ -139,7 +139,7 @@ class Crew:
                 done |= {rank for rank, number in _RING.iter_unpack(rings) if number == self.number}
         return done
 
-    def dismiss(self, patience: float) -> End:
+    def dismiss(self, patience: float) -> WatchResult:
         """Let all ranks leave, and see to it that they do."""
         self._tell(f"{_LEAVE}")
         try:
@@ -150,7 +150,7 @@ class Crew:
     def end(self) -> None:
         """End the ranks at once."""
         if not self.is_over:
-            Watched(self.run, Expected(), self.run.began).end_all()
+            RankWatcher(self.run, Expected(), self.run.began).end_all()
             self._close()
 
     def _close(self) -> None:
@@ -160,10 +160,10 @@ class Crew:
             os.close(fd)
 
 
-class _WatchedOrder(Watched):
+class _WatchedOrder(RankWatcher):
     """Over is, besides who has exited, who has rung the bell."""
 
-    def __init__(self, crew: Crew):
+    def __init__(self, crew: PersistentRanks):
         super().__init__(crew.run, Expected(), crew._began, (crew._bell,))
         self._crew = crew
 
@@ -176,7 +176,7 @@ class _WatchedOrder(Watched):
                 self.look_at(rank)
         super().take_news()
 
-    def read_account(self, rank: int) -> Account | None:
+    def read_account(self, rank: int) -> RankAccount | None:
         """Who exited in the middle may have told in the order's account; in its own, if it did not get to any."""
         theirs = read_account(_account(self._crew.directory, rank, self._crew.number))
         return theirs or super().read_account(rank)
@@ -184,7 +184,7 @@ class _WatchedOrder(Watched):
     def agreed(self) -> bool:
         """Have all passed, or all skipped?"""
         endings = {account and account.ending for account in self.accounts.values()}
-        return endings in ({Ending.PASSED}, {Ending.SKIPPED})
+        return endings in ({RankEnding.PASSED}, {RankEnding.SKIPPED})
 
     def log_start(self, rank: int) -> int:
         return self._crew._written[rank]

@@ -25,7 +25,7 @@ from typing import NoReturn
 from torch_testing_ext._process import system
 
 from .job import Job
-from .report import Account, Ending, Pen, now
+from .report import AccountFile, RankAccount, RankEnding, now
 
 # Exit statuses. A failed test has 10 in PyTorch too.
 PASSED, FAILED = 0, 10
@@ -35,38 +35,38 @@ ASK_RECORDER, RECORDER_DONE = b"R", b"r"
 STACKS_DONE = bytes([system.DUMP_STACKS])
 
 
-class Report:
+class AccountWriter:
     """A rank's way to tell how its test ends. Failures are on disk at once; a pass only when all is over."""
 
-    def __init__(self, pen: Pen | None):
+    def __init__(self, pen: AccountFile | None):
         """Without a pen, the account is only kept here: a rank that is a thread has no need of files."""
         self._pen = pen
         self._pid = os.getpid()
         self.started = now()
-        self.account: Account | None = None
+        self.account: RankAccount | None = None
         self.finished = False  # the test itself is over; what follows is clean-up
 
     def failed(self, error: BaseException, assertion: bool, within: str = "") -> None:
-        ending = Ending.FAILED if assertion else Ending.ERROR
-        self._tell(Account(ending, self.started, now(), within + summarize(error), format_error(error), FAILED))
+        ending = RankEnding.FAILED if assertion else RankEnding.ERROR
+        self._tell(RankAccount(ending, self.started, now(), within + summarize(error), format_error(error), FAILED))
 
     def skipped(self, reason: str, code: int) -> None:
-        self._tell(Account(Ending.SKIPPED, self.started, now(), reason, code=code))
+        self._tell(RankAccount(RankEnding.SKIPPED, self.started, now(), reason, code=code))
 
     def passed(self, imported: tuple[str, ...] = ()) -> None:
-        self._tell(Account(Ending.PASSED, self.started, now(), imported=imported))
+        self._tell(RankAccount(RankEnding.PASSED, self.started, now(), imported=imported))
 
     def note(self, notes: Sequence[str]) -> None:
         """Add to what is told already."""
         assert self.account is not None
         self._write(replace(self.account, notes=(*self.account.notes, *notes)))
 
-    def _tell(self, account: Account) -> None:
+    def _tell(self, account: RankAccount) -> None:
         """Keep the first failure: what comes after it, in clean-up, follows from it or matters less."""
         if self.account is None or not self.account.ending.is_failure:
             self._write(account)
 
-    def _write(self, account: Account) -> None:
+    def _write(self, account: RankAccount) -> None:
         self.account = account
         # A child that the test forked and let run on speaks for nobody.
         if self._pen is not None and os.getpid() == self._pid:
@@ -99,13 +99,13 @@ def format_error(error: BaseException) -> str:
 __rank_frame__ = True
 
 
-def live(job: Job, rank: int, pen: Pen, link: socket.socket, stream: int | None) -> NoReturn:
+def live(job: Job, rank: int, pen: AccountFile, link: socket.socket, stream: int | None) -> NoReturn:
     """The whole life of a forked rank. `stream`: the descriptor for stdout and stderr, None to keep those it has."""
     code = FAILED
     try:
         cut_off(stream)
         _listen(job, rank, link)
-        code = _run(job, rank, Report(pen))
+        code = _run(job, rank, AccountWriter(pen))
     except BaseException:
         traceback.print_exc()
     finally:
@@ -118,12 +118,12 @@ def main() -> NoReturn:
     os.setsid()
     system.die_with(parent, signal.SIGKILL)
     job: Job = pickle.loads(Path(file).read_bytes())
-    job.surroundings.take_on()
+    job.context.apply()
     stream = None if job.debug_rank == rank else 1
-    live(job, rank, Pen(pen_fd), socket.socket(fileno=link_fd), stream)
+    live(job, rank, AccountFile(pen_fd), socket.socket(fileno=link_fd), stream)
 
 
-def _run(job: Job, rank: int, report: Report) -> int:
+def _run(job: Job, rank: int, report: AccountWriter) -> int:
     """Run the body; whatever way it ends, the account says it. Returns the exit status."""
     try:
         job.call(rank, report)
@@ -138,7 +138,7 @@ def _run(job: Job, rank: int, report: Report) -> int:
     return report.account.code
 
 
-def _exit_status(leaving: SystemExit, report: Report) -> int:
+def _exit_status(leaving: SystemExit, report: AccountWriter) -> int:
     """sys.exit() that nobody accounted for is an exit before the test finished: only its code speaks."""
     if report.account is not None:
         return report.account.code
@@ -160,7 +160,7 @@ def _leave(code: int) -> NoReturn:
 
 def cut_off(stream: int | None) -> None:
     _reset_signals()
-    system.give_way()
+    system.use_batch_scheduling()
     if stream is not None:
         _redirect(stream)
     _reset_multiprocessing()

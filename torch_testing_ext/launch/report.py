@@ -19,7 +19,7 @@ LONGEST_TEXT = 100_000
 SHORTEST_TEXT = RESERVED // 16
 
 
-class Ending(enum.Enum):
+class RankEnding(enum.Enum):
     PASSED = "passed"
     SKIPPED = "skipped"
     FAILED = "failed"  # an assertion of the test
@@ -31,14 +31,14 @@ class Ending(enum.Enum):
 
     @property
     def is_failure(self) -> bool:
-        return self not in (Ending.PASSED, Ending.SKIPPED)
+        return self not in (RankEnding.PASSED, RankEnding.SKIPPED)
 
 
 @dataclass(frozen=True)
-class Account:
+class RankAccount:
     """What a rank says of itself, written to a file before it exits."""
 
-    ending: Ending
+    ending: RankEnding
     started: float  # time.monotonic(), one clock for all processes of a machine
     ended: float
     summary: str = ""  # one line
@@ -67,7 +67,7 @@ class RankReport:
     """Everything known of one rank at the end of a run."""
 
     rank: int
-    ending: Ending
+    ending: RankEnding
     seconds: float = 0.0  # from the start of the test to the end of this rank
     ended: float = 0.0  # on the clock that all ranks share: who was first?
     code: int | None = None  # exit code, negative for a signal; None where there is none
@@ -84,21 +84,21 @@ class RankReport:
         """This rank in one line, without its number."""
         after = f"after {self.seconds:.2f} s"
         match self.ending:
-            case Ending.PASSED:
+            case RankEnding.PASSED:
                 return f"passed {after}"
-            case Ending.SKIPPED:
+            case RankEnding.SKIPPED:
                 return f"skipped {after}: {self.summary}"
-            case Ending.FAILED | Ending.ERROR:
+            case RankEnding.FAILED | RankEnding.ERROR:
                 return f"{self.ending.value} {after}: {_shorten(self.summary)}"
-            case Ending.EXITED:
+            case RankEnding.EXITED:
                 return f"exited with code {self.code} {after}, before the test finished{self._and_then()}"
-            case Ending.KILLED:
+            case RankEnding.KILLED:
                 hint = " (out of memory?)" if self.code == -signal.SIGKILL else ""
                 return f"killed by {signal_name(-(self.code or 0))} {after}{hint}{self._and_then()}"
-            case Ending.STOPPED:
+            case RankEnding.STOPPED:
                 itself = f" (left with code {self.code} then)" if (self.code or 0) > 0 else ""
                 return f"still running {after}, ended by the parent{itself}{self._and_then()}"
-            case Ending.LOST:
+            case RankEnding.LOST:
                 return f"lost {after}: {self.summary}"
 
     def _and_then(self) -> str:
@@ -122,13 +122,15 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def settle(rank: int, account: Account | None, exit: Exit, began: float, stopped: float | None) -> RankReport:
+def assemble_report(
+    rank: int, account: RankAccount | None, exit: Exit, began: float, stopped: float | None
+) -> RankReport:
     """One report of one rank from its own account and its exit status. The exit status has the last word.
 
     `stopped`: when we began to end it, if we did. What it told after that is how it took being ended."""
     code = exit.code
     started = account.started if account else began
-    ending = Ending.STOPPED if stopped is not None else Ending.KILLED if code < 0 else Ending.EXITED
+    ending = RankEnding.STOPPED if stopped is not None else RankEnding.KILLED if code < 0 else RankEnding.EXITED
     seen = RankReport(rank, ending, exit.at - started, exit.at, code, leftovers=exit.leftovers)
     if account is None:
         return seen  # also one that left by itself when we asked it to: it would not have come to an end
@@ -149,14 +151,14 @@ def settle(rank: int, account: Account | None, exit: Exit, began: float, stopped
     return replace(seen, summary=told, traceback=account.traceback)
 
 
-class Pen:
+class AccountFile:
     """The writing side of an account: one file, room reserved in advance, rewritten when there is more to say."""
 
     def __init__(self, fd: int):
         self.fd = fd
 
     @classmethod
-    def open(cls, path: Path) -> Pen:
+    def open(cls, path: Path) -> AccountFile:
         pen = cls(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         try:
             pen._reserve()
@@ -169,7 +171,7 @@ class Pen:
         if hasattr(os, "posix_fallocate"):
             os.posix_fallocate(self.fd, 0, RESERVED)
 
-    def write(self, account: Account) -> None:
+    def write(self, account: RankAccount) -> None:
         try:
             self._put(_encode(account, LONGEST_TEXT))
         except OSError as error:
@@ -191,7 +193,7 @@ class Pen:
         os.close(self.fd)
 
 
-def _encode(account: Account, longest: int) -> bytes:
+def _encode(account: RankAccount, longest: int) -> bytes:
     fields = dict(vars(account))
     fields["ending"] = account.ending.value
     fields["summary"] = cut_middle(account.summary, longest // 4)
@@ -201,16 +203,16 @@ def _encode(account: Account, longest: int) -> bytes:
     return json.dumps(fields).encode("ascii")
 
 
-def read_account(path: Path) -> Account | None:
+def read_account(path: Path) -> RankAccount | None:
     """The account a rank left, or None where it left none, or not a whole one."""
     try:
         fields = json.loads(path.read_bytes())
     except (OSError, ValueError):
         return None
-    fields["ending"] = Ending(fields["ending"])
+    fields["ending"] = RankEnding(fields["ending"])
     for name in ("imported", "notes"):
         fields[name] = tuple(fields[name])
-    return Account(**fields)
+    return RankAccount(**fields)
 
 
 def cut_middle(text: str, longest: int) -> str:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .job import Job
-from .report import Pen
+from .report import AccountFile
 
 # Code that every interpreter we start runs before it imports what is tested; one that starts others hands it on.
 FIRST_OF_ALL: list[str] = []
@@ -30,7 +30,7 @@ def command(module: str, path: Sequence[object], *words: str) -> list[str]:
 
 
 @dataclass
-class Shown:
+class StreamedOutput:
     """Output that is shown while it comes: read from a pipe, kept in the log, copied to stderr line by line."""
 
     pipe: int
@@ -66,7 +66,7 @@ def _write(fd: int, data: bytes) -> None:
             data = data[os.write(fd, data) :]
 
 
-def open_streams(job: Job, rank: int, owner: ExitStack) -> tuple[int | None, Shown | None]:
+def open_streams(job: Job, rank: int, owner: ExitStack) -> tuple[int | None, StreamedOutput | None]:
     """Where a rank's stdout and stderr go: to its log; through us, if it is to be shown as well; for the rank being
     debugged to what this process has (None), so that it has the terminal. `owner` closes what it does not pass on."""
     if job.debug_rank == rank:
@@ -79,7 +79,7 @@ def open_streams(job: Job, rank: int, owner: ExitStack) -> tuple[int | None, Sho
     for fd in (reading, writing):
         owner.callback(_close, fd)
     os.set_blocking(reading, False)
-    shown = Shown(os.dup(reading), os.dup(log), rank)
+    shown = StreamedOutput(os.dup(reading), os.dup(log), rank)
     return writing, shown
 
 
@@ -95,7 +95,7 @@ def read_available(fd: int) -> bytes:
         return b""
 
 
-def spawn(job: Job, rank: int, pen: Pen, theirs: socket.socket, stream: int | None) -> int:
+def spawn(job: Job, rank: int, pen: AccountFile, theirs: socket.socket, stream: int | None) -> int:
     """Start a rank as a new interpreter; returns its pid."""
     job_file = job.directory / "job"
     if not job_file.exists():
@@ -106,8 +106,8 @@ def spawn(job: Job, rank: int, pen: Pen, theirs: socket.socket, stream: int | No
     try:
         return os.posix_spawn(
             sys.executable,
-            command("launch.rank", job.surroundings.path, *words),
-            job.surroundings.environ,
+            command("launch.rank", job.context.path, *words),
+            job.context.environ,
             file_actions=_file_actions(stream),
             setsigmask=(),
         )

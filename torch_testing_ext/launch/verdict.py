@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from . import hang
-from .report import Ending, RankReport, cut_middle, signal_name
+from .report import RankEnding, RankReport, cut_middle, signal_name
 
 LONGEST_OUTPUT = 6_000
 
@@ -32,7 +32,7 @@ class Expected:
 
     def decides(self, report: RankReport) -> bool:
         """Does this rank's end alone make the test fail?"""
-        if report.ending in (Ending.FAILED, Ending.ERROR, Ending.LOST, Ending.STOPPED):
+        if report.ending in (RankEnding.FAILED, RankEnding.ERROR, RankEnding.LOST, RankEnding.STOPPED):
             return True
         return report.ending.is_failure and not self.codes_are_open
 
@@ -71,13 +71,13 @@ _VICTIM = re.compile(
 def judge(reports: Sequence[RankReport], timed_out: bool, case: Case, expected: Expected | None = None) -> Verdict:
     """One verdict for the test out of what is known of each rank."""
     expected = expected or Expected()
-    running = [r for r in reports if r.ending is Ending.STOPPED]
+    running = [r for r in reports if r.ending is RankEnding.STOPPED]
     deciding = [r for r in reports if expected.decides(r) and r not in running]
     if timed_out and (running or not deciding):
         return _timed_out(reports, running, case)
     if deciding:
         return _failed(reports, deciding, case)
-    skips = [r for r in reports if r.ending is Ending.SKIPPED]
+    skips = [r for r in reports if r.ending is RankEnding.SKIPPED]
     if len(skips) == len(reports) and not expected.any_code:
         return Verdict(Outcome.SKIPPED, skips[0].summary, code=skips[0].code)
     # Where codes are open a skip is one of them; but one who had to be ended never makes a pass.
@@ -94,9 +94,9 @@ def _failed(reports: Sequence[RankReport], deciding: list[RankReport], case: Cas
     title = f"rank {first.rank} of {len(reports)} {_what_happened(first, case)}"
     shown = [r for r in culprits if r is first or not is_victim(r)]
     outcome = {
-        Ending.FAILED: Outcome.FAILED,
-        Ending.ERROR: Outcome.ERROR,
-        Ending.LOST: Outcome.ERROR,
+        RankEnding.FAILED: Outcome.FAILED,
+        RankEnding.ERROR: Outcome.ERROR,
+        RankEnding.LOST: Outcome.ERROR,
     }.get(first.ending, Outcome.CRASHED)
     return Verdict(outcome, _compose(title, reports, shown, case, first.rank), first.rank)
 
@@ -106,7 +106,7 @@ def _timed_out(reports: Sequence[RankReport], running: list[RankReport], case: C
     # Our asking where they are may end a wait: a rank that goes on only then has not passed.
     who = f"{_ranks(running)} of {len(reports)} still running" if running else "the last ranks ended only then"
     title = f"{case.name} timed out after {seconds:.1f} s; {who}"
-    failed = [r for r in reports if r.ending.is_failure and r.ending is not Ending.STOPPED]
+    failed = [r for r in reports if r.ending.is_failure and r.ending is not RankEnding.STOPPED]
     message = _compose(title, reports, failed, case, None)
     return Verdict(Outcome.TIMEOUT, message, running[0].rank if running else None)
 
@@ -119,7 +119,7 @@ def _wrong_code(reports: Sequence[RankReport], code: int, case: Case) -> Verdict
 def _disagree(reports: Sequence[RankReport], ones: list[RankReport], case: Case) -> Verdict:
     """`ones` skipped, or else were ended while they still ran; the others did not."""
     others = [r for r in reports if r not in ones]
-    verb = "skipped" if ones[0].ending is Ending.SKIPPED else "had to be ended"
+    verb = "skipped" if ones[0].ending is RankEnding.SKIPPED else "had to be ended"
     besides = f", {_ranks(others)} did not" if others else ""
     title = f"ranks disagree in {case.name}: {_ranks(ones)} {verb}{besides}"
     message = _compose(title, reports, [], case, ones[0].rank)
@@ -128,19 +128,19 @@ def _disagree(reports: Sequence[RankReport], ones: list[RankReport], case: Case)
 
 def is_victim(report: RankReport) -> bool:
     """Did this rank fail of another rank's end?"""
-    return report.ending is Ending.ERROR and bool(_VICTIM.search(report.summary))
+    return report.ending is RankEnding.ERROR and bool(_VICTIM.search(report.summary))
 
 
 def _what_happened(report: RankReport, case: Case) -> str:
     into = f"{report.seconds:.1f} s into {case.name}"
-    if report.ending is Ending.KILLED:
+    if report.ending is RankEnding.KILLED:
         hint = " (out of memory?)" if report.code == -signal.SIGKILL else ""
         return f"was killed by {signal_name(-(report.code or 0))} {into}{hint}"
-    if report.ending is Ending.EXITED:
+    if report.ending is RankEnding.EXITED:
         return f"exited with code {report.code} {into}, before the test finished"
-    if report.ending is Ending.LOST:
+    if report.ending is RankEnding.LOST:
         return f"was lost {into}: {report.summary}"
-    verb = "failed" if report.ending is Ending.FAILED else "raised"
+    verb = "failed" if report.ending is RankEnding.FAILED else "raised"
     return f"{verb} {into}: {report.summary}"
 
 
@@ -166,13 +166,13 @@ def _line(report: RankReport, first: int | None) -> str:
 
 
 def _explain_running(reports: Sequence[RankReport], case: Case) -> list[str]:
-    running = [r for r in reports if r.ending is Ending.STOPPED]
+    running = [r for r in reports if r.ending is RankEnding.STOPPED]
     return [hang.explain(reports, case.file)] if running else []
 
 
 def _worth_hearing(reports: Sequence[RankReport], shown: Sequence[RankReport]) -> list[RankReport]:
     """Whose output helps: the culprits'; in a hang everybody's."""
-    return list(shown) if shown else [r for r in reports if r.ending is not Ending.PASSED]
+    return list(shown) if shown else [r for r in reports if r.ending is not RankEnding.PASSED]
 
 
 def _output(report: RankReport) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from . import client, hang
 from .client import Run
-from .report import Account, Ending, Exit, RankReport, now, read_account, settle, tail
+from .report import Exit, RankAccount, RankEnding, RankReport, assemble_report, now, read_account, tail
 from .verdict import Expected
 
 # Peers of a dead rank fail within 0.02 s; on a loaded machine ten times that. A death is to be known within 1 s.
@@ -29,15 +29,15 @@ DUMP_PATIENCE_AFTER_DEATH = 0.3
 
 
 @dataclass(frozen=True)
-class End:
+class WatchResult:
     reports: tuple[RankReport, ...]
     timed_out: bool
     seconds: float
 
 
-def watch(run: Run, timeout: float | None, expected: Expected) -> End:
+def watch(run: Run, timeout: float | None, expected: Expected) -> WatchResult:
     """See a run to its end."""
-    watched = Watched(run, expected, run.began)
+    watched = RankWatcher(run, expected, run.began)
     deadline = None if timeout is None else run.began + timeout
     try:
         timed_out = watched.until_over(deadline)
@@ -48,17 +48,17 @@ def watch(run: Run, timeout: float | None, expected: Expected) -> End:
         watched.end_all()
         client.finish(run)
     reports = watched.reports()
-    client.teach(run, max((r.imported for r in reports), key=len, default=()))
-    return End(reports, timed_out, now() - run.began)
+    client.add_preload_hints(run, max((r.imported for r in reports), key=len, default=()))
+    return WatchResult(reports, timed_out, now() - run.began)
 
 
 def end(run: Run) -> None:
     """End a run that nobody wants to hear of any more."""
-    Watched(run, Expected(), run.began).end_all()
+    RankWatcher(run, Expected(), run.began).end_all()
     client.finish(run)
 
 
-class Watched:
+class RankWatcher:
     """What is known so far of each rank, from when we `began` to look."""
 
     def __init__(self, run: Run, expected: Expected, began: float, bells: Sequence[int] = ()):
@@ -66,7 +66,7 @@ class Watched:
         self.bells = bells  # by which ranks that stay call
         self.expected = expected
         self.began = began
-        self.accounts: dict[int, Account | None] = {}
+        self.accounts: dict[int, RankAccount | None] = {}
         self.answers: dict[int, Exit] = {}  # of ranks that are done, but stay
         self.stopped: dict[int, float] = {}  # when we began to end them
         self.grace_ends: float | None = None
@@ -92,16 +92,16 @@ class Watched:
             self.accounts[rank] = self.read_account(rank)
             self.look_at(rank)
 
-    def read_account(self, rank: int) -> Account | None:
+    def read_account(self, rank: int) -> RankAccount | None:
         return read_account(self.run.job.account(rank))
 
     def look_at(self, rank: int) -> None:
         """Does the end of this rank mean that the others cannot come to theirs?"""
         report = self._settle(rank)
-        if report.ending is Ending.SKIPPED and not self.expected.codes_are_open:
+        if report.ending is RankEnding.SKIPPED and not self.expected.codes_are_open:
             self._grant(report, GRACE_AFTER_SKIP)
         elif self.expected.decides(report):
-            died = report.ending in (Ending.KILLED, Ending.EXITED)
+            died = report.ending in (RankEnding.KILLED, RankEnding.EXITED)
             self.dump_patience = DUMP_PATIENCE_AFTER_DEATH if died else DUMP_PATIENCE
             self._grant(report, GRACE_AFTER_DEATH if died else GRACE_AFTER_FAILURE)
 
@@ -128,7 +128,7 @@ class Watched:
         return self.answers.get(rank) or self.run.exits[rank]
 
     def _settle(self, rank: int) -> RankReport:
-        return settle(rank, self.accounts.get(rank), self._exit(rank), self.began, self.stopped.get(rank))
+        return assemble_report(rank, self.accounts.get(rank), self._exit(rank), self.began, self.stopped.get(rank))
 
     def reports(self) -> tuple[RankReport, ...]:
         ranks = range(self.run.job.world_size)
@@ -137,7 +137,7 @@ class Watched:
                 self.accounts[rank] = self.read_account(rank)
         known = self.answers.keys() | self.run.exits.keys()
         ended = [self._settle(rank) if rank in known else self._lost(rank) for rank in ranks]
-        quiet = all(report.ending is Ending.PASSED for report in ended)
+        quiet = all(report.ending is RankEnding.PASSED for report in ended)
         return tuple(ended if quiet else map(self._with_texts, ended))
 
     def log_start(self, rank: int) -> int:
@@ -148,7 +148,7 @@ class Watched:
         """What is worth reading only where something went wrong."""
         job, rank = self.run.job, report.rank
         output = tail(job.log(rank), start=self.log_start(rank))
-        if report.ending not in (Ending.STOPPED, Ending.KILLED):
+        if report.ending not in (RankEnding.STOPPED, RankEnding.KILLED):
             return replace(report, output=output)
         stacks = hang.tidy(_text(job.stacks(rank)))
         return replace(report, output=output, stacks=stacks, recorder=_text(job.recorder(rank)))
@@ -156,9 +156,9 @@ class Watched:
     def _lost(self, rank: int) -> RankReport:
         """The server died. What the rank had told before still counts, but for a pass: that might not be the end."""
         account = self.accounts[rank]
-        if account is not None and account.ending is not Ending.PASSED:
-            return settle(rank, account, Exit(account.code << 8, now()), self.began, stopped=now())
-        return RankReport(rank, Ending.LOST, now() - self.began, now(), summary=self.run.lost or "")
+        if account is not None and account.ending is not RankEnding.PASSED:
+            return assemble_report(rank, account, Exit(account.code << 8, now()), self.began, stopped=now())
+        return RankReport(rank, RankEnding.LOST, now() - self.began, now(), summary=self.run.lost or "")
 
 
 def _text(path: Path) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from .model import ExitCode
 from .options import config
-from .options.config import Chosen
+from .options.config import ConfiguredOptions
 from .options.options import Action, CannotRun, UsageError
 
 
@@ -39,7 +39,7 @@ def main(argv: Sequence[str], root: Path) -> int:
         return ExitCode.OUR_ERROR
 
 
-def _obey(chosen: Chosen, root: Path) -> int:
+def _obey(chosen: ConfiguredOptions, root: Path) -> int:
     if chosen.options.action is Action.SHOW_CONFIG:
         print(config.show(chosen))
         return ExitCode.PASSED

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
-from .model import Attempt, Lease, Settled, Summary, Test, TestId, Unit
+from .model import Attempt, FinishedTest, Lease, Summary, Test, TestId, Unit
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class TestIsSlow:
 
 
 @dataclass(frozen=True)
-class TestEnded:
+class AttemptEnded:
     __test__ = False  # nothing for pytest to collect
 
     attempt: Attempt
@@ -65,10 +65,10 @@ class TestEnded:
 
 
 @dataclass(frozen=True)
-class TestSettled:
+class TestFinished:
     __test__ = False  # nothing for pytest to collect
 
-    settled: Settled
+    settled: FinishedTest
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class Running:
 
 
 @dataclass(frozen=True)
-class Asked:
+class StatusRequested:
     """Somebody asked what is running (SIGUSR1, or the key t)."""
 
     running: tuple[Running, ...]
@@ -125,11 +125,11 @@ Event: TypeAlias = (
     | UnitBegan
     | TestBegan
     | TestIsSlow
-    | TestEnded
-    | TestSettled
+    | AttemptEnded
+    | TestFinished
     | UnitEnded
     | Output
-    | Asked
+    | StatusRequested
     | Warned
     | Stopping
     | RunEnded
@@ -137,15 +137,15 @@ Event: TypeAlias = (
 
 
 class Reporter(Protocol):
-    def hear(self, event: Event) -> None: ...
+    def on_event(self, event: Event) -> None: ...
 
 
 @dataclass(frozen=True)
-class Audience:
+class Reporters:
     """Several reporters as one."""
 
     reporters: Sequence[Reporter]
 
-    def hear(self, event: Event) -> None:
+    def on_event(self, event: Event) -> None:
         for reporter in self.reporters:
-            reporter.hear(event)
+            reporter.on_event(event)

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 
-class Outcome(enum.Enum):
+class TestOutcome(enum.Enum):
+    __test__ = False  # nothing for pytest to collect
+
     PASSED = "passed"
     FAILED = "failed"  # an assertion, or ranks that disagree
     ERROR = "error"  # an exception; a file that cannot be imported
@@ -20,7 +22,7 @@ class Outcome(enum.Enum):
     UNEXPECTED_SUCCESS = "unexpected success"
 
 
-class Verdict(enum.Enum):
+class Category(enum.Enum):
     """What an outcome counts as in the last line."""
 
     PASSED = "passed"
@@ -29,16 +31,16 @@ class Verdict(enum.Enum):
 
 
 COUNTS_AS = {
-    Outcome.PASSED: Verdict.PASSED,
-    Outcome.FAILED: Verdict.FAILED,
-    Outcome.ERROR: Verdict.FAILED,
-    Outcome.TIMEOUT: Verdict.FAILED,
-    Outcome.CRASHED: Verdict.FAILED,
-    Outcome.LEAKED: Verdict.PASSED,  # unless --leaked fail
-    Outcome.FLAKY: Verdict.PASSED,  # unless --flaky fail
-    Outcome.SKIPPED: Verdict.SKIPPED,
-    Outcome.EXPECTED_FAILURE: Verdict.PASSED,
-    Outcome.UNEXPECTED_SUCCESS: Verdict.FAILED,
+    TestOutcome.PASSED: Category.PASSED,
+    TestOutcome.FAILED: Category.FAILED,
+    TestOutcome.ERROR: Category.FAILED,
+    TestOutcome.TIMEOUT: Category.FAILED,
+    TestOutcome.CRASHED: Category.FAILED,
+    TestOutcome.LEAKED: Category.PASSED,  # unless --leaked fail
+    TestOutcome.FLAKY: Category.PASSED,  # unless --flaky fail
+    TestOutcome.SKIPPED: Category.SKIPPED,
+    TestOutcome.EXPECTED_FAILURE: Category.PASSED,
+    TestOutcome.UNEXPECTED_SUCCESS: Category.FAILED,
 }
 
 
@@ -123,7 +125,7 @@ class Attempt:
     """One test, run once."""
 
     test: Test
-    outcome: Outcome
+    outcome: TestOutcome
     message: str = ""  # of a failure: in the form of the launch layer; of a skip: the reason
     seconds: float = 0.0
     began: float = 0.0  # seconds since the run began
@@ -137,7 +139,7 @@ class Attempt:
 
 
 @dataclass(frozen=True)
-class Settled:
+class FinishedTest:
     """A test that will not be tried again: all its attempts (of one repetition), the last one last."""
 
     attempts: tuple[Attempt, ...]
@@ -151,10 +153,10 @@ class Settled:
         return self.attempts[-1]
 
     @property
-    def outcome(self) -> Outcome:
+    def outcome(self) -> TestOutcome:
         last = self.last.outcome
-        tried_again = len(self.attempts) > 1 and COUNTS_AS[last] is Verdict.PASSED
-        return Outcome.FLAKY if tried_again else last
+        tried_again = len(self.attempts) > 1 and COUNTS_AS[last] is Category.PASSED
+        return TestOutcome.FLAKY if tried_again else last
 
     @property
     def seconds(self) -> float:
@@ -168,32 +170,34 @@ class Policy:
     fail_flaky: bool = False
     fail_leaked: bool = False
 
-    def verdict(self, outcome: Outcome) -> Verdict:
-        failing = (outcome is Outcome.FLAKY and self.fail_flaky) or (outcome is Outcome.LEAKED and self.fail_leaked)
-        return Verdict.FAILED if failing else COUNTS_AS[outcome]
+    def verdict(self, outcome: TestOutcome) -> Category:
+        failing = (outcome is TestOutcome.FLAKY and self.fail_flaky) or (
+            outcome is TestOutcome.LEAKED and self.fail_leaked
+        )
+        return Category.FAILED if failing else COUNTS_AS[outcome]
 
 
 @dataclass(frozen=True)
 class Summary:
     """A run that is over."""
 
-    settled: tuple[Settled, ...]
+    settled: tuple[FinishedTest, ...]
     seconds: float
     policy: Policy = Policy()
     interrupted: bool = False
     unfinished: tuple[Test, ...] = ()  # begun or waiting when the run was interrupted or stopped by --max-fail
     warnings: tuple[str, ...] = ()
 
-    def count(self, verdict: Verdict) -> int:
+    def count(self, verdict: Category) -> int:
         return sum(self.policy.verdict(one.outcome) is verdict for one in self.settled)
 
     @property
-    def failures(self) -> tuple[Settled, ...]:
-        return tuple(one for one in self.settled if self.policy.verdict(one.outcome) is Verdict.FAILED)
+    def failures(self) -> tuple[FinishedTest, ...]:
+        return tuple(one for one in self.settled if self.policy.verdict(one.outcome) is Category.FAILED)
 
     @property
     def last_line(self) -> str:
-        passed, failed, skipped = (self.count(verdict) for verdict in Verdict)
+        passed, failed, skipped = (self.count(verdict) for verdict in Category)
         return f"{passed} passed, {failed} failed, {skipped} skipped"
 
 
@@ -217,5 +221,5 @@ def exit_code(summary: Summary, allow_all_skipped: bool = False) -> ExitCode:
     return ExitCode.ALL_SKIPPED if _all_for_want(summary.settled) and not allow_all_skipped else ExitCode.PASSED
 
 
-def _all_for_want(settled: Sequence[Settled]) -> bool:
-    return all(one.outcome is Outcome.SKIPPED and one.last.want for one in settled)
+def _all_for_want(settled: Sequence[FinishedTest]) -> bool:
+    return all(one.outcome is TestOutcome.SKIPPED and one.last.want for one in settled)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from .events import RunEnded, Warned
 from .model import Attempt, ExitCode, Summary, Test, TestId, exit_code
-from .options.options import Action, Again, Options
+from .options.options import Action, Options, Rerun
 from .report import listing
 from .scheduling.durations import Durations, LastFailed
 from .scheduling.forecast import forecast
@@ -90,7 +90,7 @@ class Session:
         return tuple(t for t in tests if t.id in mine), tuple(a for a in broken if a.test.id in mine)
 
     def _again(self, tests: Sequence[Test]) -> Sequence[Test]:
-        if self._options.again is not Again.LAST_FAILED:
+        if self._options.again is not Rerun.LAST_FAILED:
             return tests
         failed = [test for test in tests if self._last_failed.failed(test.id)]
         if not failed:
@@ -123,19 +123,19 @@ class Session:
 
     def _run(self, zygote: Zygote, work: Work) -> int:
         from .engine.local import Engine
-        from .report import reporters
+        from .report import make_reporters
 
-        audience = reporters(self._options, sys.stdout, os.environ)
+        reporters = make_reporters(self._options, sys.stdout, os.environ)
         if not work.tests:
             self._warnings.append("nothing is selected: no test is what was asked for")
         for warning in self._warnings:
-            audience.hear(Warned(warning))
+            reporters.on_event(Warned(warning))
         queue, leases = self._queue(work), self._leases(work)
-        engine = Engine(zygote, self._options, work.inventory, leases, queue, audience)
+        engine = Engine(zygote, self._options, work.inventory, leases, queue, reporters)
         summary = engine.run(work.plan, work.broken)
         self._learn(summary, work)
         warnings = dict.fromkeys((*self._warnings, *summary.warnings, *zygote.warnings))
-        audience.hear(RunEnded(dataclasses.replace(summary, warnings=tuple(warnings))))
+        reporters.on_event(RunEnded(dataclasses.replace(summary, warnings=tuple(warnings))))
         return exit_code(summary, self._options.allow_all_skipped)
 
     def _queue(self, work: Work) -> Queue:

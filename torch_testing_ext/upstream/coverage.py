@@ -61,7 +61,7 @@ def _measure(pair: Mirrored, source: Path) -> Covered:
 
 def public_names(source: Path) -> set[str]:
     """What a test file may rightly import: what is said to be public, and else what the module does not import."""
-    own = {name for name, kind in names.defined_in(source).items() if kind is not names.Kind.IMPORTED}
+    own = {name for name, kind in names.defined_in(source).items() if kind is not names.NameKind.IMPORTED}
     return {name for name in own | names.declared_in(source) if not name.startswith("_")}
 
 

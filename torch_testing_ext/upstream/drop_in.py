@@ -56,7 +56,7 @@ def explain() -> str:
 def _of_the_kit(module: str, asked: set[str]) -> list[str]:
     """Without what the module has only imported from elsewhere: `import *` asks for that too."""
     kinds = names.defined_in(names.find_source(module))
-    return sorted(name for name in asked if kinds.get(name) is not names.Kind.IMPORTED)
+    return sorted(name for name in asked if kinds.get(name) is not names.NameKind.IMPORTED)
 
 
 class StandIn(ModuleType):

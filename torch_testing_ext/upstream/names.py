@@ -11,7 +11,7 @@ from pathlib import Path
 from .mapping import OUR_KIT, THEIR_KIT, Mistake, installed_torch, source_of
 
 
-class Kind(enum.Enum):
+class NameKind(enum.Enum):
     CLASS = "class"
     FUNCTION = "function"
     VALUE = "value"
@@ -28,7 +28,7 @@ def _parse(source: bytes, file: str) -> ast.Module:
     return ast.parse(source, file)
 
 
-def defined_in(file: Path) -> dict[str, Kind]:
+def defined_in(file: Path) -> dict[str, NameKind]:
     """The names a module has at its top level."""
     return {name: kind for node in statements(parse(file).body) for name, kind in _bound_by(node)}
 
@@ -52,21 +52,21 @@ def statements(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
                 yield from statements(handler.body)
 
 
-def _bound_by(node: ast.stmt) -> Iterator[tuple[str, Kind]]:
+def _bound_by(node: ast.stmt) -> Iterator[tuple[str, NameKind]]:
     match node:
         case ast.ClassDef():
-            yield node.name, Kind.CLASS
+            yield node.name, NameKind.CLASS
         case ast.FunctionDef() | ast.AsyncFunctionDef():
-            yield node.name, Kind.FUNCTION
+            yield node.name, NameKind.FUNCTION
         case ast.Assign():
-            yield from ((name, Kind.VALUE) for target in node.targets for name in _targets(target))
+            yield from ((name, NameKind.VALUE) for target in node.targets for name in _targets(target))
         case ast.AnnAssign() | ast.AugAssign():
-            yield from ((name, Kind.VALUE) for name in _targets(node.target))
+            yield from ((name, NameKind.VALUE) for name in _targets(node.target))
         case ast.ImportFrom():
             kit = (node.module or "").startswith((f"{THEIR_KIT}.", f"{OUR_KIT}."))
-            yield from ((a.asname or a.name, Kind.HANDED_ON if kit else Kind.IMPORTED) for a in node.names)
+            yield from ((a.asname or a.name, NameKind.HANDED_ON if kit else NameKind.IMPORTED) for a in node.names)
         case ast.Import():
-            yield from ((a.asname or a.name.partition(".")[0], Kind.IMPORTED) for a in node.names)
+            yield from ((a.asname or a.name.partition(".")[0], NameKind.IMPORTED) for a in node.names)
 
 
 def bound_by(node: ast.stmt) -> set[str]:

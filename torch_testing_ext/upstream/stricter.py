@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torch_testing_ext.launch import Ending, Expected, Outcome, RankReport, Verdict
+from torch_testing_ext.launch import Expected, Outcome, RankEnding, RankReport, Verdict
 
 # How a rank ends whose test raised; PyTorch's base fails for such a rank, whichever it is.
 ERROR_CODE = 10
@@ -23,7 +23,7 @@ def remark(reports: Sequence[RankReport], expected: Expected, verdict: Verdict) 
 
 def outcome_of_pytorch(reports: Sequence[RankReport], expected: Expected) -> Outcome:
     """What MultiProcessTestCase of torch.testing._internal makes of ranks that end like these."""
-    if any(report.ending in (Ending.STOPPED, Ending.LOST) for report in reports):
+    if any(report.ending in (RankEnding.STOPPED, RankEnding.LOST) for report in reports):
         return Outcome.TIMEOUT  # it waits for them
     if any(report.code == ERROR_CODE for report in reports):
         return Outcome.ERROR

@@ -82,7 +82,7 @@ class _Helper:
     def _has(self, name: str) -> bool:
         """Has PyTorch's module this name, and does it mean the same? What our module has for the public does."""
         kind = names.defined_in(self.file).get(name)
-        its_own = kind in (names.Kind.CLASS, names.Kind.FUNCTION, names.Kind.VALUE)
+        its_own = kind in (names.NameKind.CLASS, names.NameKind.FUNCTION, names.NameKind.VALUE)
         if its_own and name not in names.declared_in(self.mirror):
             raise _CannotGo(f"it needs our {name}, and {self.file.name} has a {name} of its own")
         return kind is not None or name in self._begun or name in self.imports or hasattr(builtins, name)

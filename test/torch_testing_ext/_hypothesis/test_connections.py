@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from torch_testing_ext._hypothesis.connections import Wires, _connections, _has_unread
+from torch_testing_ext._hypothesis.connections import Connections, _connections, _has_unread
 from torch_testing_ext.common_distributed import MultiProcessTestCase, requires_gloo
 from torch_testing_ext.common_utils import TestCase, run_tests
 
@@ -28,7 +28,7 @@ class TestWires(TestCase):
         return pair
 
     def wires(self):
-        wires = Wires()
+        wires = Connections()
         self.addCleanup(wires.let_go)
         return wires
 
@@ -100,7 +100,7 @@ class TestCutInTheMiddle(MultiProcessTestCase):
             dist.all_reduce(torch.ones(1))
 
     def cut_off(self, listener, address):
-        wires = Wires()
+        wires = Connections()
         pid, (fd,), _, _ = socket.recv_fds(listener.accept()[0], 20, 1)
         with socket.socket(fileno=fd) as wire:
             until_stopped(int(pid))

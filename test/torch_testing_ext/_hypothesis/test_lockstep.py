@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from hypothesis import strategies as st
 
-from torch_testing_ext._hypothesis.watchdog import Watch
+from torch_testing_ext._hypothesis.watchdog import Watchdog
 from torch_testing_ext.common_distributed import MultiProcessTestCase, RankError, RankFailure
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.hypothesis_utils import (
@@ -109,8 +109,8 @@ class TestDrawing(Properties):
                 self.assertLess(time.monotonic(), until, "that rank 1 has left was not noticed")
             enter(watch, number, describe)
 
-        enter = Watch.enter
-        with mock.patch.object(Watch, "enter", enter_late if self.rank == 0 else enter):
+        enter = Watchdog.enter
+        with mock.patch.object(Watchdog, "enter", enter_late if self.rank == 0 else enter):
             self.one_rank_may_leave()
 
     @PROFILE

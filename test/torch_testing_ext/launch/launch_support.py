@@ -91,17 +91,17 @@ def _settle() -> None:
 
 
 SETTLED: dict[str, bool] = {}
-_on_dumped = client.ServerProcess._on_dumped
+_on_dumped = client.ForkServerClient._on_dumped
 
 
-def _note_dumped(self: client.ServerProcess, number: int) -> None:
+def _note_dumped(self: client.ForkServerClient, number: int) -> None:
     if number == -1:
         SETTLED["dumped"] = True
     else:
         _on_dumped(self, number)
 
 
-client.ServerProcess._on_dumped = _note_dumped  # type: ignore[method-assign]
+client.ForkServerClient._on_dumped = _note_dumped  # type: ignore[method-assign]
 
 
 def _count() -> dict[str, object]:

@@ -16,8 +16,8 @@ import torch.distributed as dist
 from launch_support import Ranks, nothing_left, outcome_of
 
 from torch_testing_ext.common_utils import TestCase, run_tests
-from torch_testing_ext.launch.rank import Report
-from torch_testing_ext.launch.report import Ending, Pen, read_account
+from torch_testing_ext.launch.rank import AccountWriter
+from torch_testing_ext.launch.report import AccountFile, RankEnding, read_account
 
 
 class Unprintable(Exception):
@@ -302,8 +302,8 @@ class FaultTest(TestCase):
         """A child that a test forks without exec comes to the end of the rank's code too, some time or other."""
         with tempfile.TemporaryDirectory() as directory:
             path = Path(directory, "account")
-            pen = Pen.open(path)
-            report = Report(pen)
+            pen = AccountFile.open(path)
+            report = AccountWriter(pen)
             report.passed()
             child = os.fork()
             if child == 0:
@@ -311,7 +311,7 @@ class FaultTest(TestCase):
                 os._exit(0)
             os.waitpid(child, 0)
             pen.close()
-            self.assertIs(read_account(path).ending, Ending.PASSED)
+            self.assertIs(read_account(path).ending, RankEnding.PASSED)
 
     def test_without_stdout(self):
         self.check("closes_its_stdout", "error", "rank 1 of 4 raised", "ValueError: without a word", "rank 0: passed")

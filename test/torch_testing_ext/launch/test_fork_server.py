@@ -18,7 +18,7 @@ from launch_support import Ranks, environ, local_class, nothing_left, outcome_of
 from torch_testing_ext import launch
 from torch_testing_ext.common_utils import TestCase, run_tests
 from torch_testing_ext.launch import client
-from torch_testing_ext.launch.fork_server import Kind
+from torch_testing_ext.launch.fork_server import StartMethod
 
 
 class Jobs(Ranks):
@@ -116,7 +116,7 @@ class ServerTest(TestCase):
         torch.mm(torch.ones(512, 512), torch.ones(512, 512))
         pid = os.fork()
         if pid == 0:
-            good = outcome_of(Jobs("reduces")).outcome == "passed" and client._server.kind is Kind.FRESH
+            good = outcome_of(Jobs("reduces")).outcome == "passed" and client._server.kind is StartMethod.FORK_FRESH
             launch.close()
             os._exit(0 if good else 1)
         self.assertEqual(os.waitpid(pid, 0)[1], 0)

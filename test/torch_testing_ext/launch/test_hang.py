@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch_testing_ext
 from torch_testing_ext.common_utils import run_tests
-from torch_testing_ext.launch import Ending, RankReport, hang
+from torch_testing_ext.launch import RankEnding, RankReport, hang
 
 PACKAGE = Path(torch_testing_ext.__file__).parent
 TEST = "/home/me/test_thing.py"
@@ -36,7 +36,7 @@ def p2p(record):
 
 
 def running(rank, recorder="", stacks=""):
-    return RankReport(rank, Ending.STOPPED, 1.0, recorder=recorder, stacks=stacks)
+    return RankReport(rank, RankEnding.STOPPED, 1.0, recorder=recorder, stacks=stacks)
 
 
 def stack(*frames, title="Current thread 0x00007f (most recent call first):"):
@@ -49,7 +49,8 @@ def stack(*frames, title="Current thread 0x00007f (most recent call first):"):
 def said(*recorders):
     """The sentences about ranks with these recordings, None for a rank that no longer runs."""
     reports = [
-        RankReport(rank, Ending.PASSED) if text is None else running(rank, text) for rank, text in enumerate(recorders)
+        RankReport(rank, RankEnding.PASSED) if text is None else running(rank, text)
+        for rank, text in enumerate(recorders)
     ]
     lines = hang.explain(reports, TEST).splitlines()
     return [line[3:] for line in lines if line.startswith("=> ")]
@@ -213,7 +214,7 @@ class TestExplain(unittest.TestCase):
     def test_a_line_for_each_running_rank(self):
         reports = [
             running(0, recorded(entry("all_reduce", 2)), stack((TEST, 12, "test_x"))),
-            RankReport(1, Ending.ERROR, 1.0),
+            RankReport(1, RankEnding.ERROR, 1.0),
             running(2, recorded(), stack((TEST, 10, "test_x"))),
             running(3, "", ""),
         ]

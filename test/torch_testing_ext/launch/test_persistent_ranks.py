@@ -13,9 +13,9 @@ from launch_support import nothing_left, wait_until_gone
 
 from torch_testing_ext import launch
 from torch_testing_ext.common_utils import run_tests
-from torch_testing_ext.launch import Ending, now, persistent_ranks
+from torch_testing_ext.launch import RankEnding, now, persistent_ranks
 from torch_testing_ext.launch.report import read_account
-from torch_testing_ext.launch.watch import End
+from torch_testing_ext.launch.watch import WatchResult
 
 WORLD_SIZE = 2
 
@@ -24,8 +24,8 @@ class Subject:
     pass
 
 
-def be_rank(subject: type, rank: int, report: launch.Report, *, directory: Path) -> None:
-    for order in launch.orders(directory, rank):
+def be_rank(subject: type, rank: int, report: launch.AccountWriter, *, directory: Path) -> None:
+    for order in launch.tasks(directory, rank):
         work, _, whom = order.what.partition(" of ")
         if not whom or int(whom) == rank:
             globals()[work](rank, order)
@@ -33,33 +33,33 @@ def be_rank(subject: type, rank: int, report: launch.Report, *, directory: Path)
             order.report.passed()
 
 
-def write_pid(rank: int, order: launch.Order) -> None:
+def write_pid(rank: int, order: launch.Task) -> None:
     Path(f"{order.path}.{rank}").write_text(str(os.getpid()))
 
 
-def fail(rank: int, order: launch.Order) -> None:
+def fail(rank: int, order: launch.Task) -> None:
     order.report.failed(AssertionError("as told"), assertion=True)
 
 
-def skip(rank: int, order: launch.Order) -> None:
+def skip(rank: int, order: launch.Task) -> None:
     order.report.skipped("not today", 86)
 
 
-def die(rank: int, order: launch.Order) -> None:
+def die(rank: int, order: launch.Task) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def wait_for_ever(rank: int, order: launch.Order) -> None:
+def wait_for_ever(rank: int, order: launch.Task) -> None:
     write_pid(rank, order)
     threading.Event().wait()
 
 
-def interrupt_the_parent(rank: int, order: launch.Order) -> None:
+def interrupt_the_parent(rank: int, order: launch.Task) -> None:
     os.kill(int(os.environ["PARENT"]), signal.SIGINT)
     threading.Event().wait()
 
 
-def stop_itself(rank: int, order: launch.Order) -> None:
+def stop_itself(rank: int, order: launch.Task) -> None:
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
@@ -72,28 +72,28 @@ class CrewTest(unittest.TestCase):
     def setUp(self) -> None:
         self.crew = self.make()
 
-    def make(self) -> launch.Crew:
+    def make(self) -> launch.PersistentRanks:
         directory = launch.new_directory("crew")
         job = launch.Job(
             body=launch.Named.of(be_rank),
             subject=launch.Named.of(Subject),
             world_size=WORLD_SIZE,
             directory=directory,
-            surroundings=launch.Surroundings.here({"PARENT": str(os.getpid())}),
+            context=launch.ProcessContext.here({"PARENT": str(os.getpid())}),
             arguments={"directory": directory},
         )
-        made = launch.Crew(job)
+        made = launch.PersistentRanks(job)
         self.addCleanup(made.end)
         return made
 
-    def do(self, what: str, seconds: float | None = 60.0) -> End:
+    def do(self, what: str, seconds: float | None = 60.0) -> WatchResult:
         self.path = self.crew.order(what)
         return self.crew.watch(seconds)
 
-    def endings(self, what: str, seconds: float | None = 60.0) -> list[Ending]:
+    def endings(self, what: str, seconds: float | None = 60.0) -> list[RankEnding]:
         return [report.ending for report in self.do(what, seconds).reports]
 
-    def watch_briefly(self) -> End:
+    def watch_briefly(self) -> WatchResult:
         """Give up soon, but not before rank 0 has done its part: how long it takes to get there is nobody's promise."""
         account = persistent_ranks._account(self.crew.directory, 0, self.crew.number)
         while read_account(account) is None:
@@ -103,24 +103,24 @@ class CrewTest(unittest.TestCase):
     def test_one_order_after_another(self) -> None:
         pids = []
         for _ in range(3):
-            self.assertEqual(self.endings("write_pid"), [Ending.PASSED] * 2)
+            self.assertEqual(self.endings("write_pid"), [RankEnding.PASSED] * 2)
             pids.append([Path(f"{self.path}.{rank}").read_text() for rank in range(WORLD_SIZE)])
         self.assertEqual(pids, [pids[0]] * 3)
         self.assertEqual([int(pid) for pid in pids[0]], self.crew.run.pids)
 
     def test_all_skip(self) -> None:
-        self.assertEqual(self.endings("skip"), [Ending.SKIPPED] * 2)
+        self.assertEqual(self.endings("skip"), [RankEnding.SKIPPED] * 2)
         self.assertFalse(self.crew.is_over)
 
     def test_one_fails(self) -> None:
         pids = self.crew.run.pids
-        self.assertEqual(self.endings("fail of 1"), [Ending.PASSED, Ending.FAILED])
+        self.assertEqual(self.endings("fail of 1"), [RankEnding.PASSED, RankEnding.FAILED])
         self.assertTrue(self.crew.is_over)
         self.assertEqual(wait_until_gone(pids, 5), [])
 
     def test_one_dies(self) -> None:
         end = self.do("die of 0")
-        self.assertEqual([report.ending for report in end.reports], [Ending.KILLED, Ending.PASSED])
+        self.assertEqual([report.ending for report in end.reports], [RankEnding.KILLED, RankEnding.PASSED])
         self.assertEqual(end.reports[0].code, -signal.SIGKILL)
         self.assertLess(end.seconds, 2)
         self.assertTrue(self.crew.is_over)
@@ -130,14 +130,16 @@ class CrewTest(unittest.TestCase):
         until_there(Path(f"{path}.1"))
         end = self.watch_briefly()
         self.assertTrue(end.timed_out)
-        self.assertEqual([report.ending for report in end.reports], [Ending.PASSED, Ending.STOPPED])
+        self.assertEqual([report.ending for report in end.reports], [RankEnding.PASSED, RankEnding.STOPPED])
         self.assertRegex(end.reports[1].stacks, "in wait_for_ever")
         self.assertTrue(self.crew.is_over)
 
     def test_one_is_stopped(self) -> None:
         """As by a debugger, or an impatient user."""
         self.crew.order("stop_itself of 1")
-        self.assertEqual([report.ending for report in self.watch_briefly().reports], [Ending.PASSED, Ending.STOPPED])
+        self.assertEqual(
+            [report.ending for report in self.watch_briefly().reports], [RankEnding.PASSED, RankEnding.STOPPED]
+        )
 
     def test_an_answer_to_another_order_counts_for_nothing(self) -> None:
         self.do("write_pid")
@@ -145,13 +147,17 @@ class CrewTest(unittest.TestCase):
         for number in (self.crew.number - 1, self.crew.number + 1):
             with open(self.crew.directory / "bell", "wb", buffering=0) as bell:
                 bell.write(persistent_ranks._RING.pack(1, number))
-        self.assertEqual([report.ending for report in self.watch_briefly().reports], [Ending.PASSED, Ending.STOPPED])
+        self.assertEqual(
+            [report.ending for report in self.watch_briefly().reports], [RankEnding.PASSED, RankEnding.STOPPED]
+        )
 
     def test_an_answer_without_an_account_is_none(self) -> None:
         self.crew.order("wait_for_ever of 1")
         with open(self.crew.directory / "bell", "wb", buffering=0) as bell:
             bell.write(persistent_ranks._RING.pack(1, self.crew.number))
-        self.assertEqual([report.ending for report in self.watch_briefly().reports], [Ending.PASSED, Ending.STOPPED])
+        self.assertEqual(
+            [report.ending for report in self.watch_briefly().reports], [RankEnding.PASSED, RankEnding.STOPPED]
+        )
 
     def test_who_dies_between_orders_is_missed(self) -> None:
         self.do("write_pid")
@@ -161,19 +167,19 @@ class CrewTest(unittest.TestCase):
         while self.crew.is_complete():  # the server may yet have to hear of it
             self.crew.run.wait_for_news(time.monotonic() + 5)
         end = self.crew.dismiss(5)
-        self.assertEqual([report.ending for report in end.reports], [Ending.PASSED, Ending.KILLED])
+        self.assertEqual([report.ending for report in end.reports], [RankEnding.PASSED, RankEnding.KILLED])
 
     def test_dismissed(self) -> None:
         self.do("write_pid")
         end = self.crew.dismiss(5)
-        self.assertEqual([report.ending for report in end.reports], [Ending.PASSED] * 2)
+        self.assertEqual([report.ending for report in end.reports], [RankEnding.PASSED] * 2)
         self.assertFalse(end.timed_out)
         self.assertEqual(wait_until_gone(self.crew.run.pids, 5), [])
 
     def test_dismissed_in_the_middle_of_something(self) -> None:
         self.crew.order("wait_for_ever of 1")
         end = self.crew.dismiss(3.0)  # rank 0 has that long to be born and to leave
-        self.assertEqual([report.ending for report in end.reports], [Ending.PASSED, Ending.STOPPED])
+        self.assertEqual([report.ending for report in end.reports], [RankEnding.PASSED, RankEnding.STOPPED])
 
     def test_interrupted(self) -> None:
         """Whatever comes between, no rank is left."""

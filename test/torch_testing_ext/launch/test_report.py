@@ -15,16 +15,16 @@ from unittest import mock
 
 import torch_testing_ext
 from torch_testing_ext.common_utils import run_tests
-from torch_testing_ext.launch import Ending, RankReport
+from torch_testing_ext.launch import RankEnding, RankReport
 from torch_testing_ext.launch.report import (
     LONGEST_TEXT,
     RESERVED,
-    Account,
+    AccountFile,
     Exit,
-    Pen,
+    RankAccount,
+    assemble_report,
     cut_middle,
     read_account,
-    settle,
     signal_name,
     tail,
 )
@@ -40,7 +40,7 @@ class InDirectory(unittest.TestCase):
         self.file = self.directory / "rank0.account"
 
     def open_pen(self):
-        pen = Pen.open(self.file)
+        pen = AccountFile.open(self.file)
         self.addCleanup(pen.close)
         return pen
 
@@ -51,30 +51,32 @@ class InDirectory(unittest.TestCase):
 
 class TestAccount(InDirectory):
     def test_round_trip(self):
-        for ending in Ending:
-            account = Account(ending, 1.25, 2.5, "what", "Traceback\n  what\n", 10, ("torch.fx", "torch.onnx"))
+        for ending in RankEnding:
+            account = RankAccount(ending, 1.25, 2.5, "what", "Traceback\n  what\n", 10, ("torch.fx", "torch.onnx"))
             with self.subTest(ending=ending):
                 self.assertEqual(self.round_trip(account), account)
 
     def test_texts_of_all_kinds(self):
         for text in ("", "\0", "\x1b[1m", "na\u00efve \u4e16\u754c \U0001f600", "\ud800 alone", "a\r\nb\u2028c", '"\\'):
             with self.subTest(text=text):
-                account = Account(Ending.ERROR, 0.0, 0.0, text, text)
+                account = RankAccount(RankEnding.ERROR, 0.0, 0.0, text, text)
                 self.assertEqual(self.round_trip(account), account)
 
     def test_times_are_exact(self):
-        account = Account(Ending.PASSED, 123456.7890123, 1e9 / 3)
+        account = RankAccount(RankEnding.PASSED, 123456.7890123, 1e9 / 3)
         self.assertEqual(self.round_trip(account), account)
 
     def test_a_later_account_replaces_the_first(self):
         pen = self.open_pen()
-        pen.write(Account(Ending.ERROR, 0.0, 1.0, "x" * 5000, "y" * 50_000))
-        last = Account(Ending.PASSED, 0.0, 2.0)
+        pen.write(RankAccount(RankEnding.ERROR, 0.0, 1.0, "x" * 5000, "y" * 50_000))
+        last = RankAccount(RankEnding.PASSED, 0.0, 2.0)
         pen.write(last)
         self.assertEqual(read_account(self.file), last)
 
     def test_a_long_text_is_cut_in_the_middle(self):
-        account = self.round_trip(Account(Ending.ERROR, 0.0, 0.0, "a" * 300_000 + "z", "b" * 300_000 + "\n" + "c" * 10))
+        account = self.round_trip(
+            RankAccount(RankEnding.ERROR, 0.0, 0.0, "a" * 300_000 + "z", "b" * 300_000 + "\n" + "c" * 10)
+        )
         self.assertTrue(account.summary.startswith("aaa") and account.summary.endswith("aaz"))
         self.assertTrue(account.traceback.startswith("bbb") and account.traceback.endswith("\ncccccccccc"))
         for text in (account.summary, account.traceback):
@@ -88,8 +90,8 @@ class TestAccount(InDirectory):
 
     def test_killed_while_writing(self):
         """At every step of the way it reads as no account, or as one of the two that were written."""
-        before, after = Account(Ending.ERROR, 0.0, 1.0, "x" * 700), Account(Ending.PASSED, 0.0, 2.0)
-        like_before = Account(Ending.ERROR, 0.0, 1.0, "y" * 700)  # half of each would make a whole
+        before, after = RankAccount(RankEnding.ERROR, 0.0, 1.0, "x" * 700), RankAccount(RankEnding.PASSED, 0.0, 2.0)
+        like_before = RankAccount(RankEnding.ERROR, 0.0, 1.0, "y" * 700)  # half of each would make a whole
         for first, second in ((None, before), (before, after), (after, before), (before, like_before)):
             for steps in range(8):
                 self.file.unlink(missing_ok=True)
@@ -169,11 +171,11 @@ class TestDisk(InDirectory):
     """A rank that filled the disk can still say so: room was kept for it."""
 
     TRACEBACK = "first line\n" + "t" * 300_000 + "\nlast line"
-    LONG = Account(Ending.ERROR, 0.0, 1.0, "summary " + "s" * 90_000, TRACEBACK, 10)
+    LONG = RankAccount(RankEnding.ERROR, 0.0, 1.0, "summary " + "s" * 90_000, TRACEBACK, 10)
 
     def assertShort(self, account):
         self.assertIsNotNone(account, "no account")
-        self.assertIs(account.ending, Ending.ERROR)
+        self.assertIs(account.ending, RankEnding.ERROR)
         self.assertEqual(account.code, 10)
         self.assertTrue(account.summary.startswith("summary s"), account.summary)
         self.assertTrue(account.traceback.startswith("first line\nt"))
@@ -188,7 +190,7 @@ class TestDisk(InDirectory):
         """Whatever the text: the widest character takes 12 bytes in an account."""
         wide = "\U0001f600" * 50_000
         with self._files_up_to(RESERVED):
-            account = self.round_trip(Account(Ending.ERROR, 0.0, 1.0, wide, wide, 10, ("torch.onnx",) * 1000))
+            account = self.round_trip(RankAccount(RankEnding.ERROR, 0.0, 1.0, wide, wide, 10, ("torch.onnx",) * 1000))
         self.assertIsNotNone(account, "no account")
         self.assertTrue(account.summary.startswith("\U0001f600"))
 
@@ -199,7 +201,7 @@ class TestDisk(InDirectory):
     def test_no_room_to_begin_with(self):
         descriptors = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
         with self._files_up_to(RESERVED // 2), self.assertRaises(OSError):
-            Pen.open(self.file)
+            AccountFile.open(self.file)
         if descriptors:
             self.assertEqual(len(os.listdir("/proc/self/fd")), descriptors)
 
@@ -238,47 +240,49 @@ def status(code):
 class TestSettle(unittest.TestCase):
     def settle(self, told=None, code=0, stopped=False):
         """`told`: ending and exit code of the account."""
-        account = None if told is None else Account(told[0], 10.0, 11.0, "summary", "traceback", told[1], ("torch.fx",))
-        return settle(2, account, Exit(status(code), 14.0, ("pid 7: cat",)), 9.0, 12.0 if stopped else None)
+        account = (
+            None if told is None else RankAccount(told[0], 10.0, 11.0, "summary", "traceback", told[1], ("torch.fx",))
+        )
+        return assemble_report(2, account, Exit(status(code), 14.0, ("pid 7: cat",)), 9.0, 12.0 if stopped else None)
 
     def test_endings(self):
-        passed, skipped, error = (Ending.PASSED, 0), (Ending.SKIPPED, 86), (Ending.ERROR, 10)
-        failed = (Ending.FAILED, 10)
+        passed, skipped, error = (RankEnding.PASSED, 0), (RankEnding.SKIPPED, 86), (RankEnding.ERROR, 10)
+        failed = (RankEnding.FAILED, 10)
         term, kill, segv = -signal.SIGTERM, -signal.SIGKILL, -signal.SIGSEGV
         table = [
             # what it told, its exit status, whether we ended it -> what it comes to
-            (passed, 0, False, Ending.PASSED),
-            (skipped, 86, False, Ending.SKIPPED),
-            (failed, 10, False, Ending.FAILED),
-            (error, 10, False, Ending.ERROR),
-            (None, 0, False, Ending.EXITED),
-            (None, 3, False, Ending.EXITED),
-            (None, 10, False, Ending.EXITED),
-            (None, segv, False, Ending.KILLED),
-            (None, kill, False, Ending.KILLED),
+            (passed, 0, False, RankEnding.PASSED),
+            (skipped, 86, False, RankEnding.SKIPPED),
+            (failed, 10, False, RankEnding.FAILED),
+            (error, 10, False, RankEnding.ERROR),
+            (None, 0, False, RankEnding.EXITED),
+            (None, 3, False, RankEnding.EXITED),
+            (None, 10, False, RankEnding.EXITED),
+            (None, segv, False, RankEnding.KILLED),
+            (None, kill, False, RankEnding.KILLED),
             # It crashed on its way out.
-            (passed, 1, False, Ending.EXITED),
-            (passed, segv, False, Ending.KILLED),
-            (skipped, 0, False, Ending.EXITED),
-            (skipped, 87, False, Ending.EXITED),
-            (error, 0, False, Ending.EXITED),
-            (error, segv, False, Ending.KILLED),
+            (passed, 1, False, RankEnding.EXITED),
+            (passed, segv, False, RankEnding.KILLED),
+            (skipped, 0, False, RankEnding.EXITED),
+            (skipped, 87, False, RankEnding.EXITED),
+            (error, 0, False, RankEnding.EXITED),
+            (error, segv, False, RankEnding.KILLED),
             # Ended by us, having told nothing: however it takes it.
-            (None, term, True, Ending.STOPPED),
-            (None, kill, True, Ending.STOPPED),
-            (None, 0, True, Ending.STOPPED),
-            (None, 3, True, Ending.STOPPED),
-            (None, segv, True, Ending.STOPPED),
+            (None, term, True, RankEnding.STOPPED),
+            (None, kill, True, RankEnding.STOPPED),
+            (None, 0, True, RankEnding.STOPPED),
+            (None, 3, True, RankEnding.STOPPED),
+            (None, segv, True, RankEnding.STOPPED),
             # Ended by us, having come to an end in the last moment.
-            (passed, 0, True, Ending.PASSED),
-            (skipped, 86, True, Ending.SKIPPED),
-            (error, 10, True, Ending.ERROR),
+            (passed, 0, True, RankEnding.PASSED),
+            (skipped, 86, True, RankEnding.SKIPPED),
+            (error, 10, True, RankEnding.ERROR),
             # A failure that was told of is one; but a rank that hangs on its way out has not passed.
-            (error, term, True, Ending.ERROR),
-            (failed, kill, True, Ending.FAILED),
-            (passed, term, True, Ending.STOPPED),
-            (passed, kill, True, Ending.STOPPED),
-            (skipped, kill, True, Ending.STOPPED),
+            (error, term, True, RankEnding.ERROR),
+            (failed, kill, True, RankEnding.FAILED),
+            (passed, term, True, RankEnding.STOPPED),
+            (passed, kill, True, RankEnding.STOPPED),
+            (skipped, kill, True, RankEnding.STOPPED),
         ]
         for told, code, stopped, ending in table:
             with self.subTest(told=told, code=code, stopped=stopped):
@@ -288,17 +292,17 @@ class TestSettle(unittest.TestCase):
 
     def test_what_it_told_of_being_ended(self):
         """A handler for our SIGTERM that raises: the rank was still running, the error is how it took the end."""
-        account = Account(Ending.ERROR, 10.0, 13.0, "RuntimeError: told to go", "traceback", 10)
-        report = settle(2, account, Exit(status(10), 14.0), 9.0, 12.0)
-        self.assertIs(report.ending, Ending.STOPPED)
+        account = RankAccount(RankEnding.ERROR, 10.0, 13.0, "RuntimeError: told to go", "traceback", 10)
+        report = assemble_report(2, account, Exit(status(10), 14.0), 9.0, 12.0)
+        self.assertIs(report.ending, RankEnding.STOPPED)
         self.assertIn("RuntimeError: told to go", report.line())
 
     def test_what_it_told_is_kept(self):
-        report = self.settle((Ending.ERROR, 10), 10)
+        report = self.settle((RankEnding.ERROR, 10), 10)
         self.assertEqual((report.summary, report.traceback, report.imported), ("summary", "traceback", ("torch.fx",)))
 
     def test_times_of_one_that_told(self):
-        report = self.settle((Ending.PASSED, 0), 0)
+        report = self.settle((RankEnding.PASSED, 0), 0)
         self.assertEqual((report.seconds, report.ended), (1.0, 11.0))
 
     def test_times_of_one_that_did_not(self):
@@ -307,7 +311,7 @@ class TestSettle(unittest.TestCase):
         self.assertEqual((report.seconds, report.ended), (5.0, 14.0))
 
     def test_times_of_one_that_crashed_on_its_way_out(self):
-        report = self.settle((Ending.PASSED, 0), -signal.SIGSEGV)
+        report = self.settle((RankEnding.PASSED, 0), -signal.SIGSEGV)
         self.assertEqual((report.seconds, report.ended), (4.0, 14.0))
         self.assertEqual(report.summary, "the test had passed: summary")
         self.assertEqual(report.traceback, "traceback")
@@ -316,43 +320,48 @@ class TestSettle(unittest.TestCase):
 class TestLine(unittest.TestCase):
     def test_lines(self):
         table = [
-            (RankReport(0, Ending.PASSED, 1.234), "passed after 1.23 s"),
-            (RankReport(0, Ending.SKIPPED, 0.5, summary="no GPU"), "skipped after 0.50 s: no GPU"),
-            (RankReport(0, Ending.FAILED, 0.5, summary="1 != 2"), "failed after 0.50 s: 1 != 2"),
-            (RankReport(0, Ending.ERROR, 0.5, summary="KeyError: 1"), "error after 0.50 s: KeyError: 1"),
-            (RankReport(0, Ending.EXITED, 0.5, code=3), "exited with code 3 after 0.50 s, before the test finished"),
+            (RankReport(0, RankEnding.PASSED, 1.234), "passed after 1.23 s"),
+            (RankReport(0, RankEnding.SKIPPED, 0.5, summary="no GPU"), "skipped after 0.50 s: no GPU"),
+            (RankReport(0, RankEnding.FAILED, 0.5, summary="1 != 2"), "failed after 0.50 s: 1 != 2"),
+            (RankReport(0, RankEnding.ERROR, 0.5, summary="KeyError: 1"), "error after 0.50 s: KeyError: 1"),
             (
-                RankReport(0, Ending.EXITED, 0.5, code=3, summary="the test had passed"),
+                RankReport(0, RankEnding.EXITED, 0.5, code=3),
+                "exited with code 3 after 0.50 s, before the test finished",
+            ),
+            (
+                RankReport(0, RankEnding.EXITED, 0.5, code=3, summary="the test had passed"),
                 "exited with code 3 after 0.50 s, before the test finished; before that: the test had passed",
             ),
-            (RankReport(0, Ending.KILLED, 0.5, code=-11), "killed by SIGSEGV after 0.50 s"),
-            (RankReport(0, Ending.KILLED, 0.5, code=-9), "killed by SIGKILL after 0.50 s (out of memory?)"),
+            (RankReport(0, RankEnding.KILLED, 0.5, code=-11), "killed by SIGSEGV after 0.50 s"),
+            (RankReport(0, RankEnding.KILLED, 0.5, code=-9), "killed by SIGKILL after 0.50 s (out of memory?)"),
             (
-                RankReport(0, Ending.KILLED, 0.5, code=-6, summary="the test had passed"),
+                RankReport(0, RankEnding.KILLED, 0.5, code=-6, summary="the test had passed"),
                 "killed by SIGABRT after 0.50 s; before that: the test had passed",
             ),
-            (RankReport(0, Ending.STOPPED, 0.5, code=-15), "still running after 0.50 s, ended by the parent"),
+            (RankReport(0, RankEnding.STOPPED, 0.5, code=-15), "still running after 0.50 s, ended by the parent"),
             (
-                RankReport(0, Ending.STOPPED, 0.5, code=3),
+                RankReport(0, RankEnding.STOPPED, 0.5, code=3),
                 "still running after 0.50 s, ended by the parent (left with code 3 then)",
             ),
             (
-                RankReport(0, Ending.STOPPED, 0.5, code=-9, summary="the test had passed"),
+                RankReport(0, RankEnding.STOPPED, 0.5, code=-9, summary="the test had passed"),
                 "still running after 0.50 s, ended by the parent; before that: the test had passed",
             ),
-            (RankReport(0, Ending.LOST, 0.5, summary="server gone"), "lost after 0.50 s: server gone"),
+            (RankReport(0, RankEnding.LOST, 0.5, summary="server gone"), "lost after 0.50 s: server gone"),
         ]
         for report, line in table:
             with self.subTest(ending=report.ending, code=report.code):
                 self.assertEqual(report.line(), line)
-        self.assertEqual({report.ending for report, _ in table}, set(Ending))
+        self.assertEqual({report.ending for report, _ in table}, set(RankEnding))
 
     def test_signals_without_a_name(self):
         self.assertEqual(signal_name(signal.SIGTERM), "SIGTERM")
         self.assertEqual(signal_name(99), "signal 99")
 
     def test_which_endings_are_failures(self):
-        self.assertEqual({ending for ending in Ending if not ending.is_failure}, {Ending.PASSED, Ending.SKIPPED})
+        self.assertEqual(
+            {ending for ending in RankEnding if not ending.is_failure}, {RankEnding.PASSED, RankEnding.SKIPPED}
+        )
 
 
 class TestCutMiddle(unittest.TestCase):

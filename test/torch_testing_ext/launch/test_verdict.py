@@ -24,23 +24,23 @@ from verdict_support import (
 )
 
 from torch_testing_ext.common_utils import run_tests
-from torch_testing_ext.launch import Case, Ending, Expected, Outcome, Verdict, judge
+from torch_testing_ext.launch import Case, Expected, Outcome, RankEnding, Verdict, judge
 from torch_testing_ext.launch.verdict import is_victim
 
 
 class TestOutcomes(VerdictTestCase):
     def test_a_single_rank(self):
         table = {
-            Ending.PASSED: Outcome.PASSED,
-            Ending.SKIPPED: Outcome.SKIPPED,
-            Ending.FAILED: Outcome.FAILED,
-            Ending.ERROR: Outcome.ERROR,
-            Ending.EXITED: Outcome.CRASHED,
-            Ending.KILLED: Outcome.CRASHED,
-            Ending.LOST: Outcome.ERROR,
+            RankEnding.PASSED: Outcome.PASSED,
+            RankEnding.SKIPPED: Outcome.SKIPPED,
+            RankEnding.FAILED: Outcome.FAILED,
+            RankEnding.ERROR: Outcome.ERROR,
+            RankEnding.EXITED: Outcome.CRASHED,
+            RankEnding.KILLED: Outcome.CRASHED,
+            RankEnding.LOST: Outcome.ERROR,
         }
         for report in ONE_OF_EACH:
-            if report.ending is not Ending.STOPPED:
+            if report.ending is not RankEnding.STOPPED:
                 with self.subTest(ending=report.ending, code=report.code):
                     self.assertIs(self.judge(report).outcome, table[report.ending])
 
@@ -97,7 +97,7 @@ class TestOutcomes(VerdictTestCase):
 
     def test_a_skip_hides_no_failure(self):
         for bad in ONE_OF_EACH:
-            if bad.ending in (Ending.PASSED, Ending.SKIPPED, Ending.STOPPED):
+            if bad.ending in (RankEnding.PASSED, RankEnding.SKIPPED, RankEnding.STOPPED):
                 continue
             for reports, culprit in (((skipped(), bad), 1), ((bad, skipped()), 0)):
                 with self.subTest(ending=bad.ending, culprit=culprit):
@@ -202,7 +202,7 @@ class TestDeclaredCodes(VerdictTestCase):
     def test_ranks_disagree_whatever_code_was_expected(self):
         for pair in ((skipped(), killed(signal.SIGABRT)), (killed(signal.SIGABRT), skipped())):
             verdict = self.judge(*pair, expected=ABORTS)
-            self.assertVerdict(verdict, Outcome.FAILED, int(pair[1].ending is Ending.SKIPPED), "ranks disagree")
+            self.assertVerdict(verdict, Outcome.FAILED, int(pair[1].ending is RankEnding.SKIPPED), "ranks disagree")
 
     def test_any_code_goes_before_a_certain_one(self):
         verdict = self.judge(exited(3), passed(), expected=Expected(any_code=True, code=-signal.SIGABRT))
@@ -213,8 +213,8 @@ class TestDeclaredCodes(VerdictTestCase):
         for expected in (Expected(), ANY_CODE, ABORTS):
             for report in ONE_OF_EACH:
                 with self.subTest(expected=expected, ending=report.ending):
-                    always = report.ending in (Ending.FAILED, Ending.ERROR, Ending.LOST, Ending.STOPPED)
-                    by_code = report.ending in (Ending.EXITED, Ending.KILLED) and expected == Expected()
+                    always = report.ending in (RankEnding.FAILED, RankEnding.ERROR, RankEnding.LOST, RankEnding.STOPPED)
+                    by_code = report.ending in (RankEnding.EXITED, RankEnding.KILLED) and expected == Expected()
                     self.assertIs(expected.decides(report), always or by_code)
 
 
@@ -331,7 +331,7 @@ To run it alone:
 
     def test_every_failure_tells_how_to_run_it_again(self):
         for report in ONE_OF_EACH:
-            if report.ending is Ending.PASSED:
+            if report.ending is RankEnding.PASSED:
                 continue
             message = self.judge(passed(), report).message
             self.assertTrue(message.endswith("To run it alone:\n  python test_thing.py TestThing.test_x"), message)

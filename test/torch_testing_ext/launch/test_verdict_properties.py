@@ -4,7 +4,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from verdict_support import ABORTS, ANY_CODE, CASE, ONE_OF_EACH, VerdictTestCase, skipped, victim
 
 from torch_testing_ext.common_utils import run_tests
-from torch_testing_ext.launch import Ending, Expected, Outcome
+from torch_testing_ext.launch import Expected, Outcome, RankEnding
 
 ENDS = st.sampled_from([*ONE_OF_EACH, victim(), skipped("another reason", 72)])
 WORLDS = st.lists(ENDS, min_size=1, max_size=6)
@@ -26,11 +26,11 @@ class TestProperties(VerdictTestCase):
         if self.judge(*reports, timed_out=timed_out, expected=expected).outcome is not Outcome.PASSED:
             return
         self.assertFalse(timed_out)
-        allowed = {Ending.PASSED}
+        allowed = {RankEnding.PASSED}
         if expected.any_code:
-            allowed |= {Ending.EXITED, Ending.KILLED, Ending.SKIPPED}
+            allowed |= {RankEnding.EXITED, RankEnding.KILLED, RankEnding.SKIPPED}
         elif expected.code is not None:
-            allowed |= {Ending.EXITED, Ending.KILLED}
+            allowed |= {RankEnding.EXITED, RankEnding.KILLED}
             self.assertEqual(reports[0].code, expected.code)
         self.assertLessEqual({report.ending for report in reports}, allowed)
 
@@ -39,7 +39,7 @@ class TestProperties(VerdictTestCase):
     def test_a_skip_needs_every_rank(self, reports, timed_out, expected):
         if self.judge(*reports, timed_out=timed_out, expected=expected).outcome is Outcome.SKIPPED:
             self.assertFalse(timed_out)
-            self.assertEqual({report.ending for report in reports}, {Ending.SKIPPED})
+            self.assertEqual({report.ending for report in reports}, {RankEnding.SKIPPED})
 
     @steady
     @given(WORLDS, st.booleans(), EXPECTATIONS)
@@ -64,7 +64,7 @@ class TestProperties(VerdictTestCase):
     def test_the_culprit_did_not_pass(self, reports, timed_out, any_code):
         verdict = self.judge(*reports, timed_out=timed_out, expected=Expected(any_code))
         if verdict.culprit is not None:
-            self.assertIsNot(reports[verdict.culprit].ending, Ending.PASSED)
+            self.assertIsNot(reports[verdict.culprit].ending, RankEnding.PASSED)
 
 
 if __name__ == "__main__":

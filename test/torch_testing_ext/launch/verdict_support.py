@@ -4,7 +4,7 @@ import signal
 import unittest
 from dataclasses import replace
 
-from torch_testing_ext.launch import Case, Ending, Expected, Outcome, RankReport, Verdict, judge
+from torch_testing_ext.launch import Case, Expected, Outcome, RankEnding, RankReport, Verdict, judge
 
 CASE = Case("TestThing.test_x", "python test_thing.py TestThing.test_x", "/home/me/test_thing.py")
 
@@ -24,19 +24,19 @@ VICTIMS_SAY = [
 
 
 def passed(seconds=1.0):
-    return RankReport(-1, Ending.PASSED, seconds, code=0)
+    return RankReport(-1, RankEnding.PASSED, seconds, code=0)
 
 
 def skipped(why="no luck", code=86):
-    return RankReport(-1, Ending.SKIPPED, 0.1, code=code, summary=why)
+    return RankReport(-1, RankEnding.SKIPPED, 0.1, code=code, summary=why)
 
 
 def failed(summary="AssertionError: 1 != 2", seconds=1.0):
-    return RankReport(-1, Ending.FAILED, seconds, code=10, summary=summary, traceback=f"Traceback:\n{summary}\n")
+    return RankReport(-1, RankEnding.FAILED, seconds, code=10, summary=summary, traceback=f"Traceback:\n{summary}\n")
 
 
 def raised(summary="ValueError: broken", seconds=1.0):
-    return RankReport(-1, Ending.ERROR, seconds, code=10, summary=summary, traceback=f"Traceback:\n{summary}\n")
+    return RankReport(-1, RankEnding.ERROR, seconds, code=10, summary=summary, traceback=f"Traceback:\n{summary}\n")
 
 
 def victim(seconds=1.02):
@@ -44,19 +44,19 @@ def victim(seconds=1.02):
 
 
 def exited(code, seconds=1.0):
-    return RankReport(-1, Ending.EXITED, seconds, code=code)
+    return RankReport(-1, RankEnding.EXITED, seconds, code=code)
 
 
 def killed(by, seconds=1.0):
-    return RankReport(-1, Ending.KILLED, seconds, code=-by)
+    return RankReport(-1, RankEnding.KILLED, seconds, code=-by)
 
 
 def stopped(seconds=1.5, **texts):
-    return RankReport(-1, Ending.STOPPED, seconds, code=-signal.SIGTERM, **texts)
+    return RankReport(-1, RankEnding.STOPPED, seconds, code=-signal.SIGTERM, **texts)
 
 
 def lost(why="the process that starts the ranks (pid 7) was killed by signal 9"):
-    return RankReport(-1, Ending.LOST, 1.0, summary=why)
+    return RankReport(-1, RankEnding.LOST, 1.0, summary=why)
 
 
 def world(*reports):

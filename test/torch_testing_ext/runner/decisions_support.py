@@ -1,6 +1,6 @@
 """Made-up tests and units, for tests of what needs no process."""
 
-from torch_testing_ext.runner.model import Attempt, Outcome, Settled, Test, TestId, Unit
+from torch_testing_ext.runner.model import Attempt, FinishedTest, Test, TestId, TestOutcome, Unit
 
 
 def make_test(name, file="test/distributed/test_x.py", cls="XTest", **needs):
@@ -12,5 +12,5 @@ def make_unit(number, devices=0, ranks=1, seconds=None):
     return Unit(number, (test,), seconds=seconds)
 
 
-def settled(test, outcome=Outcome.PASSED, seconds=1.0):
-    return Settled((Attempt(test, outcome, seconds=seconds),))
+def settled(test, outcome=TestOutcome.PASSED, seconds=1.0):
+    return FinishedTest((Attempt(test, outcome, seconds=seconds),))

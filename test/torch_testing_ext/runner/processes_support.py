@@ -32,7 +32,7 @@ class Heard:
         self.events: list[events.Event] = []
         self._react = react
 
-    def hear(self, event: events.Event) -> None:
+    def on_event(self, event: events.Event) -> None:
         self.events.append(event)
         if self._react is not None:
             self._react(event)

@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from torch_testing_ext.runner.model import COUNTS_AS, Outcome, Verdict
+from torch_testing_ext.runner.model import COUNTS_AS, Category, TestOutcome
 
 PROJECT = Path(__file__).parent / "project"
 BROKEN_SYNTAX = "def never(:\n    pass\n"  # written when the project is copied: no tool shall stumble over it here
@@ -16,87 +16,87 @@ RETRIES = 2
 
 @dataclass(frozen=True)
 class Must:
-    outcome: Outcome
+    outcome: TestOutcome
     say: str = ""  # part of its message; of a flaky test, of its first attempt's
-    attempts: tuple[Outcome, ...] = ()
+    attempts: tuple[TestOutcome, ...] = ()
     ranks: tuple[str, ...] = ()  # part of each rank's output
     output: str = ""  # part of its own process's
     leaves: bool = False  # processes
     want: str | None = None
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> Category:
         return COUNTS_AS[self.outcome]
 
     @property
-    def tries(self) -> tuple[Outcome, ...]:
+    def tries(self) -> tuple[TestOutcome, ...]:
         """A test that fails is tried as often as it may be."""
-        again = RETRIES if self.verdict is Verdict.FAILED and self.attempts == () else 0
+        again = RETRIES if self.verdict is Category.FAILED and self.attempts == () else 0
         return self.attempts or (self.outcome,) * (1 + again)
 
 
-PASSED = Must(Outcome.PASSED)
-ONCE = (Outcome.ERROR,)  # a file that cannot be imported is not imported again
+PASSED = Must(TestOutcome.PASSED)
+ONCE = (TestOutcome.ERROR,)  # a file that cannot be imported is not imported again
 MODEL = {
     "test_simple.py": {
         "SimpleTest::test_passes": PASSED,
-        "SimpleTest::test_fails": Must(Outcome.FAILED, "'left' != 'right'", output="what it printed before"),
-        "SimpleTest::test_raises": Must(Outcome.ERROR, "LookupError: nothing is <there> & \\x00 never was"),
-        "SimpleTest::test_skipped_by_decorator": Must(Outcome.SKIPPED, "skipped before it runs"),
-        "SimpleTest::test_skips_itself": Must(Outcome.SKIPPED, "skipped while it runs"),
-        "SimpleTest::test_expected_failure": Must(Outcome.EXPECTED_FAILURE),
-        "SimpleTest::test_unexpected_success": Must(Outcome.UNEXPECTED_SUCCESS, "expected to fail"),
-        "SimpleTest::test_subtests": Must(Outcome.FAILED, "number=3"),
+        "SimpleTest::test_fails": Must(TestOutcome.FAILED, "'left' != 'right'", output="what it printed before"),
+        "SimpleTest::test_raises": Must(TestOutcome.ERROR, "LookupError: nothing is <there> & \\x00 never was"),
+        "SimpleTest::test_skipped_by_decorator": Must(TestOutcome.SKIPPED, "skipped before it runs"),
+        "SimpleTest::test_skips_itself": Must(TestOutcome.SKIPPED, "skipped while it runs"),
+        "SimpleTest::test_expected_failure": Must(TestOutcome.EXPECTED_FAILURE),
+        "SimpleTest::test_unexpected_success": Must(TestOutcome.UNEXPECTED_SUCCESS, "expected to fail"),
+        "SimpleTest::test_subtests": Must(TestOutcome.FAILED, "number=3"),
         "SimpleTest::test_good_subtests": PASSED,
-        "SimpleTest::test_exits_by_sys_exit": Must(Outcome.ERROR, "SystemExit"),
-        "SimpleTest::test_prints_20_megabytes": Must(Outcome.PASSED, output="the last line of it"),
+        "SimpleTest::test_exits_by_sys_exit": Must(TestOutcome.ERROR, "SystemExit"),
+        "SimpleTest::test_prints_20_megabytes": Must(TestOutcome.PASSED, output="the last line of it"),
         "SimpleTest::test_changes_what_others_have": PASSED,
         "SimpleTest::test_has_what_it_should": PASSED,
-        "ParametrizedTest::test_sizes_size_1_kind_even": Must(Outcome.FAILED, "False != True"),
+        "ParametrizedTest::test_sizes_size_1_kind_even": Must(TestOutcome.FAILED, "False != True"),
         "ParametrizedTest::test_sizes_size_1_kind_odd": PASSED,
         "ParametrizedTest::test_sizes_size_2_kind_even": PASSED,
-        "ParametrizedTest::test_sizes_size_2_kind_odd": Must(Outcome.FAILED, "True != False"),
+        "ParametrizedTest::test_sizes_size_2_kind_odd": Must(TestOutcome.FAILED, "True != False"),
     },
     "test_crashing.py": {
-        "CrashingTest::test_is_killed": Must(Outcome.CRASHED, "SIGKILL"),
-        "CrashingTest::test_segfaults": Must(Outcome.CRASHED, "SIGSEGV"),
-        "CrashingTest::test_exits_early": Must(Outcome.CRASHED, "exited with code 0"),
-        "CrashingTest::test_leaks_a_process": Must(Outcome.LEAKED, leaves=True),
+        "CrashingTest::test_is_killed": Must(TestOutcome.CRASHED, "SIGKILL"),
+        "CrashingTest::test_segfaults": Must(TestOutcome.CRASHED, "SIGSEGV"),
+        "CrashingTest::test_exits_early": Must(TestOutcome.CRASHED, "exited with code 0"),
+        "CrashingTest::test_leaks_a_process": Must(TestOutcome.LEAKED, leaves=True),
         "CrashingTest::test_leaks_a_thread": PASSED,
-        "CrashingTest::test_hangs": Must(Outcome.TIMEOUT, "test_hangs"),
-        "CrashingTest::test_ignores_sigterm": Must(Outcome.TIMEOUT, "test_ignores_sigterm"),
+        "CrashingTest::test_hangs": Must(TestOutcome.TIMEOUT, "test_hangs"),
+        "CrashingTest::test_ignores_sigterm": Must(TestOutcome.TIMEOUT, "test_ignores_sigterm"),
         "CrashingTest::test_of_the_neighbours": PASSED,
     },
     "test_ranks.py": {
-        "RanksTest::test_passes": Must(Outcome.PASSED, ranks=("rank 0 has reduced", "rank 1 has reduced")),
+        "RanksTest::test_passes": Must(TestOutcome.PASSED, ranks=("rank 0 has reduced", "rank 1 has reduced")),
         "RanksTest::test_fails_in_one_rank": Must(
-            Outcome.FAILED, "rank 1 of 2 failed", ranks=("rank 0 is about to compare", "rank 1 is about to compare")
+            TestOutcome.FAILED, "rank 1 of 2 failed", ranks=("rank 0 is about to compare", "rank 1 is about to compare")
         ),
-        "RanksTest::test_fails_in_all_ranks": Must(Outcome.ERROR, "no such layer in rank 1"),
-        "RanksTest::test_skips": Must(Outcome.SKIPPED, "no rank wants to"),
-        "RanksTest::test_skips_in_one_rank": Must(Outcome.FAILED, "ranks disagree"),
-        "RanksTest::test_crashes_in_one_rank": Must(Outcome.CRASHED, "rank 1 of 2 was killed by SIGSEGV"),
-        "RanksTest::test_exits_in_one_rank": Must(Outcome.CRASHED, "rank 1 of 2 exited with code 0"),
-        "RanksTest::test_hangs_in_one_rank": Must(Outcome.TIMEOUT, "rank 1 of 2 still running"),
-        "RanksTest::test_wants_devices": Must(Outcome.SKIPPED, "4096 devices", want="4096 devices"),
+        "RanksTest::test_fails_in_all_ranks": Must(TestOutcome.ERROR, "no such layer in rank 1"),
+        "RanksTest::test_skips": Must(TestOutcome.SKIPPED, "no rank wants to"),
+        "RanksTest::test_skips_in_one_rank": Must(TestOutcome.FAILED, "ranks disagree"),
+        "RanksTest::test_crashes_in_one_rank": Must(TestOutcome.CRASHED, "rank 1 of 2 was killed by SIGSEGV"),
+        "RanksTest::test_exits_in_one_rank": Must(TestOutcome.CRASHED, "rank 1 of 2 exited with code 0"),
+        "RanksTest::test_hangs_in_one_rank": Must(TestOutcome.TIMEOUT, "rank 1 of 2 still running"),
+        "RanksTest::test_wants_devices": Must(TestOutcome.SKIPPED, "4096 devices", want="4096 devices"),
     },
     "test_flaky.py": {
         "FlakyTest::test_passes_on_the_third_attempt": Must(
-            Outcome.FLAKY, "attempt 1 is too early", (Outcome.FAILED, Outcome.FAILED, Outcome.PASSED)
+            TestOutcome.FLAKY, "attempt 1 is too early", (TestOutcome.FAILED, TestOutcome.FAILED, TestOutcome.PASSED)
         ),
     },
     "test_fixtures.py": {
         "SharedTest::test_first": PASSED,
         "SharedTest::test_second": PASSED,
         "DyingTest::test_a_passes": PASSED,
-        "DyingTest::test_b_exits": Must(Outcome.CRASHED, "exited with code 7"),
+        "DyingTest::test_b_exits": Must(TestOutcome.CRASHED, "exited with code 7"),
         "DyingTest::test_c_passes": PASSED,
-        "BrokenFixtureTest::test_needs_it": Must(Outcome.ERROR, "the fixture is not there"),
-        "SkippedFixtureTest::test_needs_it": Must(Outcome.SKIPPED, "the fixture does not want to"),
+        "BrokenFixtureTest::test_needs_it": Must(TestOutcome.ERROR, "the fixture is not there"),
+        "SkippedFixtureTest::test_needs_it": Must(TestOutcome.SKIPPED, "the fixture does not want to"),
     },
-    "test_import_error.py": {"": Must(Outcome.ERROR, "there_is_no_such_module", ONCE)},
-    "test_exits_at_import.py": {"": Must(Outcome.ERROR, "exit", ONCE)},
-    "test_syntax_error.py": {"": Must(Outcome.ERROR, "SyntaxError", ONCE)},
+    "test_import_error.py": {"": Must(TestOutcome.ERROR, "there_is_no_such_module", ONCE)},
+    "test_exits_at_import.py": {"": Must(TestOutcome.ERROR, "exit", ONCE)},
+    "test_syntax_error.py": {"": Must(TestOutcome.ERROR, "SyntaxError", ONCE)},
 }
 
 
@@ -117,4 +117,4 @@ def expected(prefix: str) -> dict[str, Must]:
 
 def last_line(model: dict[str, Must]) -> str:
     counts = Counter(must.verdict for must in model.values())
-    return ", ".join(f"{counts[verdict]} {verdict.value}" for verdict in Verdict)
+    return ", ".join(f"{counts[verdict]} {verdict.value}" for verdict in Category)

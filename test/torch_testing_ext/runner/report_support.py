@@ -7,28 +7,28 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from torch_testing_ext.runner.events import (
+    AttemptEnded,
     Event,
     RunBegan,
     RunEnded,
     TestBegan,
-    TestEnded,
-    TestSettled,
+    TestFinished,
     UnitBegan,
     UnitEnded,
 )
 from torch_testing_ext.runner.model import (
     COUNTS_AS,
     Attempt,
+    Category,
+    FinishedTest,
     Lease,
-    Outcome,
     Policy,
     RankLog,
-    Settled,
     Summary,
     Test,
     TestId,
+    TestOutcome,
     Unit,
-    Verdict,
 )
 
 MESSAGE = """rank 1 of 2 failed 0.0 s into ExampleTest.test_{0}: AssertionError: 1 != 2
@@ -46,37 +46,37 @@ def a_test(method: str, file: str = "test/distributed/test_example.py", **more) 
     return Test(TestId(file, "ExampleTest", method), line=12, **more)
 
 
-def attempt(method: str, outcome: Outcome = Outcome.PASSED, **more) -> Attempt:
+def attempt(method: str, outcome: TestOutcome = TestOutcome.PASSED, **more) -> Attempt:
     test = more.pop("test", None) or a_test(method, world_size=2)
-    message = MESSAGE.format(method.removeprefix("test_")) if COUNTS_AS[outcome] is Verdict.FAILED else ""
+    message = MESSAGE.format(method.removeprefix("test_")) if COUNTS_AS[outcome] is Category.FAILED else ""
     return Attempt(test, outcome, **{"message": message, "seconds": 0.25, "lease": Lease((), (0, 1)), **more})
 
 
-def tries(method: str, *outcomes: Outcome, **more) -> Settled:
+def tries(method: str, *outcomes: TestOutcome, **more) -> FinishedTest:
     attempts = (attempt(method, one, number=number, **more) for number, one in enumerate(outcomes, 1))
-    return Settled(tuple(replace(one, began=one.began + one.number) for one in attempts))
+    return FinishedTest(tuple(replace(one, began=one.began + one.number) for one in attempts))
 
 
 def ranks(outputs: Sequence[str], stacks: str = "") -> tuple[RankLog, ...]:
     return tuple(RankLog(number, output, stacks) for number, output in enumerate(outputs))
 
 
-def every_outcome() -> tuple[Settled, ...]:
+def every_outcome() -> tuple[FinishedTest, ...]:
     """One test of each outcome, and a file that cannot be imported."""
-    simple = [one for one in Outcome if one not in (Outcome.SKIPPED, Outcome.FLAKY, Outcome.LEAKED)]
+    simple = [one for one in TestOutcome if one not in (TestOutcome.SKIPPED, TestOutcome.FLAKY, TestOutcome.LEAKED)]
     broken = Test(TestId("test/distributed/test_broken.py"))
     want = a_test("test_large", world_size=4, devices=4)
     return (
         *(tries(f"test_{one.value.replace(' ', '_')}", one) for one in simple),
-        tries("test_flaky", Outcome.FAILED, Outcome.ERROR, Outcome.PASSED),
-        tries("test_leaked", Outcome.LEAKED, leftovers=("sleep 1000 (pid 17)",)),
-        tries("test_skipped", Outcome.SKIPPED, message="no NCCL", lease=Lease()),
-        tries("", Outcome.SKIPPED, test=want, want="4 devices", message="Need at least 4 devices", lease=Lease()),
-        tries("", Outcome.ERROR, test=broken, message="SyntaxError: invalid syntax\n  line 3", lease=Lease()),
+        tries("test_flaky", TestOutcome.FAILED, TestOutcome.ERROR, TestOutcome.PASSED),
+        tries("test_leaked", TestOutcome.LEAKED, leftovers=("sleep 1000 (pid 17)",)),
+        tries("test_skipped", TestOutcome.SKIPPED, message="no NCCL", lease=Lease()),
+        tries("", TestOutcome.SKIPPED, test=want, want="4 devices", message="Need at least 4 devices", lease=Lease()),
+        tries("", TestOutcome.ERROR, test=broken, message="SyntaxError: invalid syntax\n  line 3", lease=Lease()),
     )
 
 
-def story(settled: Sequence[Settled], policy: Policy | None = None, **run) -> Iterator[Event]:
+def story(settled: Sequence[FinishedTest], policy: Policy | None = None, **run) -> Iterator[Event]:
     """All that happens in a run whose tests end so, one unit for each attempt, one after the other."""
     tests = tuple({one.test.id: one.test for one in settled}.values())
     attempts = [(one, each) for one in settled for each in one.attempts]
@@ -87,26 +87,26 @@ def story(settled: Sequence[Settled], policy: Policy | None = None, **run) -> It
     for one, each in attempts:
         yield from _attempt(units[id(each)], each, again=each is not one.last)
         if each is one.last:
-            yield TestSettled(one)
+            yield TestFinished(one)
     yield RunEnded(Summary(tuple(settled), seconds=12.5, policy=policy or Policy()))
 
 
 def _attempt(unit: Unit, one: Attempt, again: bool) -> Iterator[Event]:
-    if one.outcome is not Outcome.SKIPPED:
+    if one.outcome is not TestOutcome.SKIPPED:
         yield UnitBegan(unit, one.lease, one.began)
         yield TestBegan(one.test, unit, one.lease, one.began)
-    yield TestEnded(one, again)
-    if one.outcome is not Outcome.SKIPPED:
+    yield AttemptEnded(one, again)
+    if one.outcome is not TestOutcome.SKIPPED:
         yield UnitEnded(unit, one.lease, one.began + one.seconds + 0.1)
 
 
-def ended(settled: Sequence[Settled], **summary) -> RunEnded:
+def ended(settled: Sequence[FinishedTest], **summary) -> RunEnded:
     return RunEnded(Summary(tuple(settled), **{"seconds": 12.5, **summary}))
 
 
 def tell(reporter, events: Sequence[Event]) -> None:
     for event in events:
-        reporter.hear(event)
+        reporter.on_event(event)
 
 
 class Terminal(io.StringIO):

@@ -68,12 +68,12 @@ class TestAsking(TestCase):
         def react(event):
             if isinstance(event, events.TestIsSlow):
                 os.kill(os.getpid(), signal.SIGUSR1)
-            if isinstance(event, events.Asked):
+            if isinstance(event, events.StatusRequested):
                 os.kill(os.getpid(), signal.SIGINT)
 
         ran = PROJECT.run(PROJECT.write(HANGS), react=react, jobs=3, slow=1.0)
         self.assertTrue(ran.summary.interrupted)
-        running = {one.test.id.method: one for one in ran.heard.of(events.Asked)[0].running}
+        running = {one.test.id.method: one for one in ran.heard.of(events.StatusRequested)[0].running}
         self.assertIn("in wait_for_nobody", running["test_alone"].stacks)
         self.assertRegex(running["test_ranks"].stacks, r"rank0:\n.*\n *File .* in wait_for_the_other")
         self.assertGreaterEqual(max(one.seconds for one in running.values()), 1.0)

@@ -14,20 +14,29 @@ from pathlib import Path
 from report_support import Terminal, a_test, attempt, ended, every_outcome, ranks, story, tell, tries
 
 import torch_testing_ext
-from torch_testing_ext.runner.events import Asked, Output, RunBegan, Running, Stopping, TestIsSlow, TestSettled, Warned
-from torch_testing_ext.runner.model import Lease, Outcome, Policy, Settled, TestId
+from torch_testing_ext.runner.events import (
+    Output,
+    RunBegan,
+    Running,
+    StatusRequested,
+    Stopping,
+    TestFinished,
+    TestIsSlow,
+    Warned,
+)
+from torch_testing_ext.runner.model import FinishedTest, Lease, Policy, TestId, TestOutcome
 from torch_testing_ext.runner.options.options import Options, Verbosity
-from torch_testing_ext.runner.report import reporters, text
+from torch_testing_ext.runner.report import make_reporters, text
 from torch_testing_ext.runner.report.console import Console
 from torch_testing_ext.runner.report.estimate import Estimate
-from torch_testing_ext.runner.report.terminal import Paper, Pencil, pencil
+from torch_testing_ext.runner.report.terminal import Styler, TerminalStream, styler
 
 ROOT = Path(torch_testing_ext.__file__).parents[1]
 
 
 def printed(events, **options):
     stream = io.StringIO()
-    tell(Console(Paper(stream), Pencil(coloured=False), **options), list(events))
+    tell(Console(TerminalStream(stream), Styler(coloured=False), **options), list(events))
     return stream.getvalue()
 
 
@@ -39,7 +48,7 @@ def section(report, heading):
 
 class WhileItRunsTest(unittest.TestCase):
     def test_one_line_a_test(self):
-        report = printed(story([tries("test_a", Outcome.PASSED), tries("test_b", Outcome.PASSED)]))
+        report = printed(story([tries("test_a", TestOutcome.PASSED), tries("test_b", TestOutcome.PASSED)]))
         self.assertEqual(
             report.splitlines()[:3],
             [
@@ -51,24 +60,24 @@ class WhileItRunsTest(unittest.TestCase):
 
     def test_every_outcome_has_its_word(self):
         lines = [line for line in printed(story(every_outcome())).splitlines() if line.startswith("[")]
-        for outcome in Outcome:
+        for outcome in TestOutcome:
             self.assertTrue(any(f"]  {outcome.value}" in line for line in lines), outcome)
 
     def test_failures_are_told_at_once_and_again_at_the_end(self):
-        report = printed(story([tries("test_bad", Outcome.FAILED), tries("test_good", Outcome.PASSED)]))
+        report = printed(story([tries("test_bad", TestOutcome.FAILED), tries("test_good", TestOutcome.PASSED)]))
         message = "rank 1's traceback:"
         first, second = report.index(message), report.rindex(message)
         self.assertLess(first, report.index("test_good"))
         self.assertLess(report.index("test_good"), second)
 
     def test_a_test_that_is_tried_again(self):
-        report = printed(story([tries("test_odd", Outcome.FAILED, Outcome.CRASHED, Outcome.PASSED)]))
+        report = printed(story([tries("test_odd", TestOutcome.FAILED, TestOutcome.CRASHED, TestOutcome.PASSED)]))
         self.assertIn("[0/1]  failed, is tried again", report)
         self.assertIn("[0/1]  crashed, is tried again", report)
         self.assertIn("[1/1]  flaky: passed when tried the 3rd time", report)
 
     def test_quiet_and_verbose(self):
-        settled = [tries("test_bad", Outcome.FAILED), tries("test_good", Outcome.PASSED)]
+        settled = [tries("test_bad", TestOutcome.FAILED), tries("test_good", TestOutcome.PASSED)]
         quiet = printed(story(settled), detail=Verbosity.QUIET, slowest=0)
         self.assertNotIn("test_good", quiet)
         self.assertIn("test_bad", quiet)
@@ -76,11 +85,11 @@ class WhileItRunsTest(unittest.TestCase):
         self.assertIn("test_good  (cpu 0, 1)", printed(story(settled), detail=Verbosity.VERBOSE))
 
     def test_skips_say_why(self):
-        report = printed(story([tries("test_s", Outcome.SKIPPED, message="no NCCL\nat all")]))
+        report = printed(story([tries("test_s", TestOutcome.SKIPPED, message="no NCCL\nat all")]))
         self.assertIn("::test_s: no NCCL\n", report)
 
     def test_repetitions_have_numbers(self):
-        twice = [Settled((replace(attempt("test_a"), repetition=number),)) for number in (0, 1)]
+        twice = [FinishedTest((replace(attempt("test_a"), repetition=number),)) for number in (0, 1)]
         report = printed(story(twice, repetitions=2))
         self.assertIn("::test_a [1]\n", report)
         self.assertIn("[2/2]  passed       0.25 s  test/distributed/test_example.py::ExampleTest::test_a [2]\n", report)
@@ -95,8 +104,8 @@ class WhileItRunsTest(unittest.TestCase):
                 TestIsSlow(test, 31.0, Lease(("0", "3"))),
                 Warned("the cache is foreign"),
                 Stopping("Ctrl-C"),
-                Asked((running,)),
-                Asked(()),
+                StatusRequested((running,)),
+                StatusRequested(()),
             ]
         )
         self.assertEqual(
@@ -123,7 +132,9 @@ class WhileItRunsTest(unittest.TestCase):
         )
 
     def test_messages_cannot_drive_the_terminal(self):
-        report = printed(story([tries("test_bad", Outcome.FAILED, message="\x1b[2J\x1b]0;title\x07gone\x07\r\nnext")]))
+        report = printed(
+            story([tries("test_bad", TestOutcome.FAILED, message="\x1b[2J\x1b]0;title\x07gone\x07\r\nnext")])
+        )
         self.assertNotIn("\x1b", report)
         self.assertIn("\ngone\\x07\nnext\n", report)
 
@@ -146,12 +157,12 @@ class ClosingTest(unittest.TestCase):
         )
 
     def test_what_was_skipped_and_for_want_of_what(self):
-        wants = [tries(f"test_{n}", Outcome.SKIPPED, message="Need", want="4 devices") for n in range(12)]
-        report = printed(story([*wants, tries("test_s", Outcome.SKIPPED, message="no NCCL")]))
+        wants = [tries(f"test_{n}", TestOutcome.SKIPPED, message="Need", want="4 devices") for n in range(12)]
+        report = printed(story([*wants, tries("test_s", TestOutcome.SKIPPED, message="no NCCL")]))
         self.assertEqual(section(report, "skipped:"), ["12  for want of 4 devices", "1  no NCCL"])
 
     def test_the_slowest(self):
-        settled = [tries(f"test_{n}", Outcome.PASSED, seconds=float(n)) for n in range(10)]
+        settled = [tries(f"test_{n}", TestOutcome.PASSED, seconds=float(n)) for n in range(10)]
         slowest = section(printed(story(settled), slowest=2), "slowest:")
         self.assertEqual([line.split("::")[-1] for line in slowest], ["test_9", "test_8"])
         self.assertNotIn("slowest", printed(story(settled), slowest=0))
@@ -166,7 +177,7 @@ class ClosingTest(unittest.TestCase):
 
     def test_the_command_to_rerun_failures(self):
         def again(number):
-            settled = [tries(f"test_{n} $x", Outcome.FAILED) for n in range(number)]
+            settled = [tries(f"test_{n} $x", TestOutcome.FAILED) for n in range(number)]
             return printed(story(settled)).splitlines()[-3]
 
         name = "test/distributed/test_example.py::ExampleTest::test_0 $x"
@@ -175,7 +186,7 @@ class ClosingTest(unittest.TestCase):
 
     def test_a_stopped_run_says_what_it_left_out(self):
         left = (a_test("test_b"), a_test("test_c"))
-        report = printed([ended([tries("test_a", Outcome.PASSED)], interrupted=True, unfinished=left)])
+        report = printed([ended([tries("test_a", TestOutcome.PASSED)], interrupted=True, unfinished=left)])
         self.assertIn("2 tests did not run to the end: the run was interrupted\n", report)
 
     def test_nothing_at_all(self):
@@ -184,23 +195,25 @@ class ClosingTest(unittest.TestCase):
         self.assertEqual(report.splitlines()[-1], "0 passed, 0 failed, 0 skipped")
 
     def test_a_failure_tells_its_own_output_and_leftovers(self):
-        bad = attempt("test_bad", Outcome.CRASHED, output="x\n" * 50 + "last words\n", leftovers=("sleep 9 (pid 1)",))
-        report = printed(story([Settled((bad,))]))
+        bad = attempt(
+            "test_bad", TestOutcome.CRASHED, output="x\n" * 50 + "last words\n", leftovers=("sleep 9 (pid 1)",)
+        )
+        report = printed(story([FinishedTest((bad,))]))
         self.assertIn("last words", report)
         self.assertLess(report.count("x\n"), 50)
         self.assertIn("left running, and ended: sleep 9 (pid 1)", report)
 
     def test_20_million_characters_of_output(self):
-        bad = attempt("test_bad", Outcome.FAILED, output="y" * 79 + "\n", ranks=ranks(["z" * 20_000_000]))
+        bad = attempt("test_bad", TestOutcome.FAILED, output="y" * 79 + "\n", ranks=ranks(["z" * 20_000_000]))
         bad = replace(bad, output=bad.output * 250_000)
-        self.assertLess(len(printed(story([Settled((bad,))]))), 10_000)
+        self.assertLess(len(printed(story([FinishedTest((bad,))]))), 10_000)
 
 
 class StreamTest(unittest.TestCase):
     def test_a_stream_without_the_letters(self):
         raw = io.BytesIO()
         stream = io.TextIOWrapper(raw, encoding="ascii")
-        Paper(stream).write("naïve ☃\n")
+        TerminalStream(stream).write("naïve ☃\n")
         self.assertEqual(raw.getvalue(), rb"na\xefve \u2603" + b"\n")
 
     def run_into(self, where, code):
@@ -210,8 +223,8 @@ class StreamTest(unittest.TestCase):
             import sys
             from report_support import *
             from torch_testing_ext.runner.options.options import Options
-            from torch_testing_ext.runner.report import reporters
-            tell(reporters(Options(), sys.stdout, {}), list(story(every_outcome())))
+            from torch_testing_ext.runner.report import make_reporters
+            tell(make_reporters(Options(), sys.stdout, {}), list(story(every_outcome())))
             sys.exit(int(sys.argv[1]))
             """
         )
@@ -245,15 +258,15 @@ class StreamTest(unittest.TestCase):
         ):
             with self.subTest(environ=environ):
                 report = io.StringIO()
-                tell(Console(Paper(report), pencil(stream, environ)), list(story(every_outcome())))
+                tell(Console(TerminalStream(report), styler(stream, environ)), list(story(every_outcome())))
                 self.assertEqual("\x1b[" in report.getvalue(), coloured)
                 self.assertEqual(report.getvalue().splitlines()[-1], "4 passed, 6 failed, 2 skipped")
 
     def test_github_annotations(self):
         def lines(environ):
             stream = io.StringIO()
-            bad = tries("test_bad", Outcome.FAILED, message="100% wrong\nreally")
-            tell(reporters(Options(), stream, environ), list(story([bad])))
+            bad = tries("test_bad", TestOutcome.FAILED, message="100% wrong\nreally")
+            tell(make_reporters(Options(), stream, environ), list(story([bad])))
             return [line for line in stream.getvalue().splitlines() if line.startswith("::")]
 
         where = "file=test/distributed/test_example.py,line=12"
@@ -266,7 +279,7 @@ class StreamTest(unittest.TestCase):
             Path(folder, "file").touch()
             options = Options(junit=Path(folder, "file", "x.xml"), trace=Path("/dev/full"), report=Path(folder))
             stream = io.StringIO()
-            tell(reporters(options, stream, {}), list(story([tries("test_a", Outcome.PASSED)])))
+            tell(make_reporters(options, stream, {}), list(story([tries("test_a", TestOutcome.PASSED)])))
             self.assertEqual(os.listdir(folder), ["file"])
         lines = stream.getvalue().splitlines()
         self.assertEqual(lines[-1], "1 passed, 0 failed, 0 skipped")
@@ -290,11 +303,11 @@ class OnATerminalTest(unittest.TestCase):
             import os, sys
             from report_support import *
             from torch_testing_ext.runner.options.options import Options
-            from torch_testing_ext.runner.report import reporters
-            audience = reporters(Options(), sys.stdout, os.environ)
-            live = next((one for one in audience.reporters if type(one).__name__ == "Live"), None)
+            from torch_testing_ext.runner.report import make_reporters
+            reporters = make_reporters(Options(), sys.stdout, os.environ)
+            live = next((one for one in reporters.reporters if type(one).__name__ == "Live"), None)
             for event in story([tries("test_a", Outcome.PASSED), tries("test_bad", Outcome.FAILED)], devices=("0",)):
-                audience.hear(event)
+                reporters.on_event(event)
                 if live and live._region.is_started:
                     live._region.refresh()
             """
@@ -356,7 +369,7 @@ class EstimateTest(unittest.TestCase):
         return [replace(one, seconds=each) for one, each in zip(self.made(len(seconds)), seconds, strict=True)]
 
     def made(self, number):
-        began = next(iter(story([tries(f"test_{n}", Outcome.PASSED) for n in range(number)])))
+        began = next(iter(story([tries(f"test_{n}", TestOutcome.PASSED) for n in range(number)])))
         return began.units
 
     def test_what_is_left_is_what_was_expected_at_the_pace_that_was_seen(self):
@@ -380,8 +393,8 @@ class EstimateTest(unittest.TestCase):
 
 class OrderTest(unittest.TestCase):
     def test_a_known_skip_needs_no_attempt_to_be_counted(self):
-        one = tries("test_s", Outcome.SKIPPED, message="why")
-        report = printed([RunBegan((one.test,), (), (), 1, 0.0), TestSettled(one), ended([one])])
+        one = tries("test_s", TestOutcome.SKIPPED, message="why")
+        report = printed([RunBegan((one.test,), (), (), 1, 0.0), TestFinished(one), ended([one])])
         self.assertEqual(report.splitlines()[-1], "0 passed, 0 failed, 1 skipped")
 
 

@@ -10,18 +10,18 @@ from chromium_support import Browser, needs_chromium
 from report_support import attempt, every_outcome, ranks, story, tell
 
 from torch_testing_ext.runner.events import RunEnded
-from torch_testing_ext.runner.model import Lease, Outcome, Policy, Settled
+from torch_testing_ext.runner.model import FinishedTest, Lease, Policy, TestOutcome
 from torch_testing_ext.runner.report import html_page, timeline
-from torch_testing_ext.runner.report.recorder import Historian
+from torch_testing_ext.runner.report.recorder import Recorder
 from torch_testing_ext.runner.report.text import printable
 
 
 def history_of(settled, policy=None, **run):
     *events, end = story(settled, policy, **run)
-    historian = Historian()
-    tell(historian, events)
+    recorder = Recorder()
+    tell(recorder, events)
     assert isinstance(end, RunEnded)
-    return historian.tell(end)
+    return recorder.tell(end)
 
 
 VISIBLE = "[...document.querySelectorAll('.test:not([hidden])')].map((test) => test.id)"
@@ -77,7 +77,7 @@ class InABrowserTest(unittest.TestCase):
 
     def test_searching_names_messages_and_logs(self):
         logs = ranks(["step 1", "loss is NaN"])
-        settled = (*every_outcome(), Settled((attempt("test_with_logs", ranks=logs),)))
+        settled = (*every_outcome(), FinishedTest((attempt("test_with_logs", ranks=logs),)))
         self.open(settled)
         for words, expected in (
             ("test_leak", ["leaked"]),
@@ -92,7 +92,7 @@ class InABrowserTest(unittest.TestCase):
     def test_the_first_failure_is_unfolded(self):
         self.open(every_outcome())
         self.assertEqual(self.ask(OPEN), ["test-1"])
-        self.open((Settled((attempt("test_good"),)),))
+        self.open((FinishedTest((attempt("test_good"),)),))
         self.assertEqual(self.ask(OPEN), [])
 
     def test_a_bar_of_the_timeline_leads_to_its_test(self):
@@ -112,7 +112,7 @@ class InABrowserTest(unittest.TestCase):
 
     def test_bars_lie_where_they_should(self):
         one = attempt("test_half", seconds=5.0, began=5.0, lease=Lease(("3",)))
-        self.open((Settled((one,)),), devices=("0", "3"), slots=1)  # a run of 12.5 s
+        self.open((FinishedTest((one,)),), devices=("0", "3"), slots=1)  # a run of 12.5 s
         place = """(() => {
             const svg = document.querySelector('svg').getBoundingClientRect();
             const bar = document.querySelector('.bar').getBoundingClientRect();
@@ -139,7 +139,7 @@ class InABrowserTest(unittest.TestCase):
             "</pre></script><script>window.broken = 1</script><img src=x onerror='window.broken = 1'>\x00\x1b[31m\udc80"
         )
         name = "test_<b>bold</b>\x00\udc80"
-        self.open((Settled((attempt(name, Outcome.FAILED, message=bad, output=bad, ranks=ranks([bad])),)),))
+        self.open((FinishedTest((attempt(name, TestOutcome.FAILED, message=bad, output=bad, ranks=ranks([bad])),)),))
         self.assertIsNone(self.ask("window.broken"))
         self.assertIn("</script><script>window.broken", self.ask("document.querySelector('pre.message').textContent"))
         self.assertEqual(self.ask("document.querySelector('.name b').textContent"), printable(name))
@@ -159,7 +159,7 @@ class TextTest(unittest.TestCase):
         self.assertEqual(outcomes[-3:], ["passed", "skipped", "skipped"])
 
     def test_headlines(self):
-        good, bad = Settled((attempt("test_a"),)), Settled((attempt("test_b", Outcome.CRASHED),))
+        good, bad = FinishedTest((attempt("test_a"),)), FinishedTest((attempt("test_b", TestOutcome.CRASHED),))
         flaky = every_outcome()[7:8]
         self.assertEqual(html_page.headline(history_of((good, bad)).summary), "1 of 2 tests failed")
         self.assertEqual(html_page.headline(history_of((good,)).summary), "1 test passed")
@@ -168,7 +168,9 @@ class TextTest(unittest.TestCase):
 
     def test_long_logs_are_cut_and_say_so(self):
         long = "x" * 20_000_000
-        page = html_page.render(history_of((Settled((attempt("test_long", output=long, ranks=ranks([long, long])),)),)))
+        page = html_page.render(
+            history_of((FinishedTest((attempt("test_long", output=long, ranks=ranks([long, long])),)),))
+        )
         self.assertLess(len(page), 1_000_000)
         self.assertEqual(page.count("characters cut here"), 3)
 
@@ -176,7 +178,7 @@ class TextTest(unittest.TestCase):
         self.assertEqual([timeline.tick(length) for length in (0.4, 8, 9, 59, 3600)], [0.05, 1, 2, 10, 500])
 
     def test_every_attempt_has_its_bars(self):
-        svg = timeline.picture(history_of(every_outcome()), {})
+        svg = timeline.timeline(history_of(every_outcome()), {})
         bars = [one for one in svg.iter("rect") if one.get("class", "").startswith("bar")]
         ran = [each for one in every_outcome() for each in one.attempts]
         self.assertEqual(len(bars), sum(len(one.lease.slots) for one in ran))

@@ -282,7 +282,7 @@ class TestRepeating(TestCase):
         ran = PROJECT.run(file, retries=2)
         self.assertEqual(ran.outcomes, {"test_third": "flaky", "test_never": "failed"})
         self.assertEqual([attempt.number for attempt in ran.attempts["test_third"]], [1, 2, 3])
-        self.assertEqual([event.again for event in ran.heard.of(events.TestEnded)].count(True), 4)
+        self.assertEqual([event.again for event in ran.heard.of(events.AttemptEnded)].count(True), 4)
 
     def test_max_fail_begins_no_more(self):
         file = PROJECT.write(

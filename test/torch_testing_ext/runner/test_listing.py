@@ -5,7 +5,7 @@ import unittest
 
 from decisions_support import make_test, make_unit
 
-from torch_testing_ext.runner.model import Attempt, Outcome
+from torch_testing_ext.runner.model import Attempt, TestOutcome
 from torch_testing_ext.runner.report import listing
 from torch_testing_ext.runner.scheduling.forecast import forecast
 from torch_testing_ext.runner.scheduling.leases import Leases
@@ -17,7 +17,7 @@ TESTS = [
     make_test("test_b", skip="needs 4 devices, 1 to be had", want="4 devices"),
     make_test("test_c"),
 ]
-BROKEN = [Attempt(make_test("", "test_y.py", ""), Outcome.ERROR, "SyntaxError: so\n\nTraceback ...")]
+BROKEN = [Attempt(make_test("", "test_y.py", ""), TestOutcome.ERROR, "SyntaxError: so\n\nTraceback ...")]
 
 
 class ListingTest(unittest.TestCase):

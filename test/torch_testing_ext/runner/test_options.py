@@ -12,14 +12,14 @@ from torch_testing_ext.launch import settings
 from torch_testing_ext.runner.options.config import PREFIX, choose, show
 from torch_testing_ext.runner.options.options import (
     Action,
-    Again,
     CountAs,
     Options,
-    Shard,
+    Rerun,
+    ShardSpec,
     UsageError,
     Verbosity,
 )
-from torch_testing_ext.runner.options.table import SWITCHES
+from torch_testing_ext.runner.options.table import OPTION_TABLE
 
 ROOT = Path(torch_testing_ext.__file__).resolve().parents[1]
 
@@ -46,7 +46,7 @@ class OptionsCase(unittest.TestCase):
 
 class CommandLineTest(OptionsCase):
     def test_every_field_has_a_switch(self):
-        self.assertEqual(set(SWITCHES), {field.name for field in dataclasses.fields(Options)})
+        self.assertEqual(set(OPTION_TABLE), {field.name for field in dataclasses.fields(Options)})
 
     def test_values(self):
         for argv, field, value in (
@@ -55,9 +55,9 @@ class CommandLineTest(OptionsCase):
             (("-i", "a", "b", "-i", "c"), "include", ("a", "b", "c")),
             (("-x", "a", "b"), "exclude", ("a", "b")),
             (("-k", "a and b", "-k", "c"), "keyword", ("a and b", "c")),
-            (("--shard", "2/3"), "shard", Shard(2, 3)),
-            (("--lf",), "again", Again.LAST_FAILED),
-            (("--failed-first",), "again", Again.FAILED_FIRST),
+            (("--shard", "2/3"), "shard", ShardSpec(2, 3)),
+            (("--lf",), "again", Rerun.LAST_FAILED),
+            (("--failed-first",), "again", Rerun.FAILED_FIRST),
             (("-j3",), "jobs", 3),
             (("--gpus", "auto"), "gpus", None),
             (("--gpus", "0"), "gpus", 0),
@@ -198,7 +198,7 @@ class LayersTest(OptionsCase):
         self.assertRegex(shown, r"(?m)^retries = 2 +\(setup.cfg\)$")
         self.assertRegex(shown, r"(?m)^shard = 1/2 +\(command line\)$")
         self.assertRegex(shown, r"(?m)^keyword = a, b +\(command line\)$")
-        self.assertEqual(len(shown.splitlines()), len(SWITCHES))
+        self.assertEqual(len(shown.splitlines()), len(OPTION_TABLE))
 
 
 if __name__ == "__main__":

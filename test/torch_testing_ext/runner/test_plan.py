@@ -10,8 +10,8 @@ from pathlib import Path
 from decisions_support import make_test, make_unit, settled
 from hypothesis import given, strategies as st
 
-from torch_testing_ext.runner.model import Outcome, Policy, Summary, TestId
-from torch_testing_ext.runner.options.options import Again, Options, Shard
+from torch_testing_ext.runner.model import Policy, Summary, TestId, TestOutcome
+from torch_testing_ext.runner.options.options import Options, Rerun, ShardSpec
 from torch_testing_ext.runner.scheduling.durations import Durations, LastFailed
 from torch_testing_ext.runner.scheduling.inventory import Inventory
 from torch_testing_ext.runner.scheduling.plan import order, plan, shard
@@ -66,7 +66,7 @@ class ShardTest(unittest.TestCase):
     def test_together_they_are_all_tests_once(self, drawn, count):
         tests = [make_test(f"test_{n}", together=name.strip("a")) for n, (name, _) in enumerate(drawn)]
         known = {test.id: seconds for test, (_, seconds) in zip(tests, drawn, strict=True)}
-        parts = [shard(tests, Shard(index, count), known.get) for index in range(1, count + 1)]
+        parts = [shard(tests, ShardSpec(index, count), known.get) for index in range(1, count + 1)]
         self.assertCountEqual([test for part in parts for test in part], tests)
         for name in "bc":
             self.assertLessEqual(sum(any(test.together == name for test in part) for part in parts), 1)
@@ -76,27 +76,29 @@ class ShardTest(unittest.TestCase):
         tests = [make_test(f"test_{name}") for name in "abcde"]
 
         def part(index):
-            mine = shard(tests, Shard(index, 2), lambda test: seconds[test.method[-1]])
+            mine = shard(tests, ShardSpec(index, 2), lambda test: seconds[test.method[-1]])
             return "".join(sorted(test.id.method[-1] for test in mine))
 
         self.assertEqual((part(1), part(2)), ("ade", "bc"))
 
     def test_tests_that_take_nothing_are_spread_too(self):
         tests = [make_test(f"test_{number}") for number in range(10)]
-        self.assertEqual(len(shard(tests, Shard(2, 2), lambda test: 0.0)), 5)
+        self.assertEqual(len(shard(tests, ShardSpec(2, 2), lambda test: 0.0)), 5)
 
     def test_by_hash_where_nothing_is_known(self):
         """A new test moves none of the others to another shard."""
         tests = [make_test(f"test_{number}") for number in range(50)]
-        first = shard(tests, Shard(1, 2), nothing_known)
+        first = shard(tests, ShardSpec(1, 2), nothing_known)
         self.assertTrue(15 < len(first) < 35, len(first))
-        fewer = shard(tests[10:], Shard(1, 2), nothing_known)
+        fewer = shard(tests[10:], ShardSpec(1, 2), nothing_known)
         self.assertEqual(set(fewer), set(first) & set(tests[10:]))
 
     def test_does_not_depend_on_the_order(self):
         tests = [make_test(f"test_{number}") for number in range(20)]
         for expected in (nothing_known, lambda test: float(len(test.method))):
-            self.assertEqual(set(shard(tests, Shard(2, 3), expected)), set(shard(tests[::-1], Shard(2, 3), expected)))
+            self.assertEqual(
+                set(shard(tests, ShardSpec(2, 3), expected)), set(shard(tests[::-1], ShardSpec(2, 3), expected))
+            )
 
 
 class OrderTest(unittest.TestCase):
@@ -112,7 +114,7 @@ class OrderTest(unittest.TestCase):
         self.assertEqual(shuffled(1, units[5:]), [number for number in shuffled(1) if number >= 5])
 
     def test_failed_first(self):
-        first = order(Options(again=Again.FAILED_FIRST), lambda test: test.method == "test_3")
+        first = order(Options(again=Rerun.FAILED_FIRST), lambda test: test.method == "test_3")
         self.assertEqual(min([make_unit(1), make_unit(3), make_unit(2)], key=first).number, 3)
 
 
@@ -149,7 +151,7 @@ class DurationsTest(RememberedCase):
         self.assertEqual(self.warnings, [])
 
     def test_what_went_wrong_teaches_nothing(self):
-        for outcome in (Outcome.CRASHED, Outcome.TIMEOUT, Outcome.SKIPPED):
+        for outcome in (TestOutcome.CRASHED, TestOutcome.TIMEOUT, TestOutcome.SKIPPED):
             self.durations().learn([settled(self.TEST, outcome)])
         self.assertIsNone(self.durations().expected(self.TEST.id))
         self.assertFalse(self.folder.exists())
@@ -230,32 +232,32 @@ class LastFailedTest(RememberedCase):
 
     def test_until_it_passes(self):
         self.assertFalse(self.last_failed())
-        self.learn((self.A, Outcome.FAILED), (self.B, Outcome.CRASHED))
+        self.learn((self.A, TestOutcome.FAILED), (self.B, TestOutcome.CRASHED))
         self.assertEqual(self.failed(), ["test_a", "test_b"])
-        self.learn((self.A, Outcome.PASSED))
+        self.learn((self.A, TestOutcome.PASSED))
         self.assertEqual(self.failed(), ["test_b"])
-        self.learn((self.B, Outcome.PASSED))
+        self.learn((self.B, TestOutcome.PASSED))
         self.assertFalse(self.last_failed())
 
     def test_by_the_policy(self):
-        self.learn((self.A, Outcome.LEAKED), policy=Policy(fail_leaked=True))
+        self.learn((self.A, TestOutcome.LEAKED), policy=Policy(fail_leaked=True))
         self.assertEqual(self.failed(), ["test_a"])
 
     def test_a_broken_file_stands_for_its_tests(self):
         broken = make_test("", file=self.A.id.file, cls="")
         self.assertEqual(str(broken.id), self.A.id.file)
-        self.learn((broken, Outcome.ERROR), there=[broken])
+        self.learn((broken, TestOutcome.ERROR), there=[broken])
         self.assertEqual(self.failed(), ["test_a", "test_b"])
-        self.learn((self.A, Outcome.PASSED), (self.B, Outcome.FAILED))
+        self.learn((self.A, TestOutcome.PASSED), (self.B, TestOutcome.FAILED))
         self.assertEqual(self.failed(), ["test_b"])
         self.assertFalse(self.last_failed().failed(TestId("another.py", "A", "a")))
 
     def test_what_is_gone_is_forgotten(self):
-        self.learn((self.A, Outcome.FAILED), (self.B, Outcome.FAILED))
+        self.learn((self.A, TestOutcome.FAILED), (self.B, TestOutcome.FAILED))
         other = make_test("test_c", file="another.py")
-        self.learn((other, Outcome.PASSED), there=[other])
+        self.learn((other, TestOutcome.PASSED), there=[other])
         self.assertEqual(self.failed(), ["test_a", "test_b"])
-        self.learn((self.B, Outcome.FAILED), there=[self.B])
+        self.learn((self.B, TestOutcome.FAILED), there=[self.B])
         self.assertEqual(self.failed(), ["test_b"])
 
 

@@ -20,7 +20,7 @@ from junit_support import read_junit
 from project_model import RETRIES, copy_to, expected, last_line
 
 import torch_testing_ext
-from torch_testing_ext.runner.model import COUNTS_AS, Outcome, Verdict
+from torch_testing_ext.runner.model import COUNTS_AS, Category, TestOutcome
 from torch_testing_ext.runner.report.text import printable
 from torch_testing_ext.runner.report.timeline import css
 
@@ -82,7 +82,7 @@ class ModelTest(unittest.TestCase):
         self.assertEqual(run.complaints, "")
 
     def test_the_model_has_every_outcome(self):
-        self.assertEqual({must.outcome for must in MODEL.values()}, set(Outcome))
+        self.assertEqual({must.outcome for must in MODEL.values()}, set(TestOutcome))
 
     def test_results(self):
         found = json.loads(whole_run().report("results.json"))
@@ -127,7 +127,7 @@ class ModelTest(unittest.TestCase):
         for name, must in MODEL.items():
             with self.subTest(test=name):
                 for part in at_once, at_the_end:
-                    if must.verdict is Verdict.FAILED:
+                    if must.verdict is Category.FAILED:
                         self.assertIn(name, part)
                         self.assertIn(must.say, part)
 
@@ -145,29 +145,29 @@ class ModelTest(unittest.TestCase):
                 case = cases[f"{module}.{inner}" if inner else f"{module}::{file}"]
                 failed = case.find("failure") is not None or case.find("error") is not None
                 skipped = case.find("skipped") is not None
-                is_ = Verdict.FAILED if failed else Verdict.SKIPPED if skipped else Verdict.PASSED
+                is_ = Category.FAILED if failed else Category.SKIPPED if skipped else Category.PASSED
                 self.assertEqual(is_, must.verdict)
                 reruns = [child for child in case if child.tag.startswith(("rerun", "flaky"))]
-                flaky = sum(COUNTS_AS[each] is Verdict.FAILED for each in must.tries)
-                self.assertEqual(len(reruns), flaky if must.outcome is Outcome.FLAKY else len(must.tries) - 1)
+                flaky = sum(COUNTS_AS[each] is Category.FAILED for each in must.tries)
+                self.assertEqual(len(reruns), flaky if must.outcome is TestOutcome.FLAKY else len(must.tries) - 1)
                 words = "".join(case.itertext()) + "".join(child.get("message", "") for child in case)
                 for said in (*must.ranks, must.output):
                     self.assertIn(said, words)
-                if must.outcome not in (Outcome.EXPECTED_FAILURE, Outcome.LEAKED):
+                if must.outcome not in (TestOutcome.EXPECTED_FAILURE, TestOutcome.LEAKED):
                     self.assertIn(must.say, words)
 
     def test_trace(self):
         events = json.loads(whole_run().report("trace.json"))["traceEvents"]
         seen = {event["name"] for event in events if event["ph"] == "X"}
-        ran = {name for name, must in MODEL.items() if "::" in name and must.outcome is not Outcome.SKIPPED}
+        ran = {name for name, must in MODEL.items() if "::" in name and must.outcome is not TestOutcome.SKIPPED}
         self.assertLessEqual(ran, seen)
         lanes: dict[tuple[int, int], list[tuple[int, int]]] = {}
         for event in events:
             if event["ph"] == "X" and event["cat"] == "unit":
                 lanes.setdefault((event["pid"], event["tid"]), []).append((event["ts"], event["ts"] + event["dur"]))
-        for lane, stays in lanes.items():
-            stays.sort()
-            for (_, end), (begin, _) in itertools.pairwise(stays):
+        for lane, spans in lanes.items():
+            spans.sort()
+            for (_, end), (begin, _) in itertools.pairwise(spans):
                 self.assertLessEqual(end, begin, f"two units at a time on lane {lane}")
 
     @needs_chromium
@@ -188,7 +188,7 @@ class ModelTest(unittest.TestCase):
                     for said in (must.say, must.output, *must.ranks):
                         self.assertIn(said, words[name])
             bars = browser.evaluate("[...document.querySelectorAll('.bar')].map((bar) => bar.className.baseVal)")
-            self.assertIn(f"bar {css(Outcome.TIMEOUT.value)}", bars)
+            self.assertIn(f"bar {css(TestOutcome.TIMEOUT.value)}", bars)
             self.assertEqual(browser.complaints(), [])
 
     def test_20_megabytes_do_not_swell_the_reports(self):

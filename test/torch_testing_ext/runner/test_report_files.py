@@ -18,11 +18,11 @@ from test_html_report import history_of
 
 import torch_testing_ext
 from torch_testing_ext.runner.events import RunBegan, UnitBegan, UnitEnded
-from torch_testing_ext.runner.model import Attempt, Lease, Outcome, Policy, Settled, Test, TestId, Unit
+from torch_testing_ext.runner.model import Attempt, FinishedTest, Lease, Policy, Test, TestId, TestOutcome, Unit
 from torch_testing_ext.runner.options.options import Options
-from torch_testing_ext.runner.report import json_results, junit, perfetto, reporters
+from torch_testing_ext.runner.report import json_results, junit, make_reporters, perfetto
 from torch_testing_ext.runner.report.files import write_whole
-from torch_testing_ext.runner.report.recorder import Historian
+from torch_testing_ext.runner.report.recorder import Recorder
 
 ROOT = Path(torch_testing_ext.__file__).parents[1]
 
@@ -80,13 +80,13 @@ class JUnitTest(unittest.TestCase):
         self.assertEqual((case.get("file"), case.get("line")), ("test/distributed/test_example.py", "12"))
 
     def test_a_test_that_fails_each_time(self):
-        case = cases([tries("test_bad", Outcome.FAILED, Outcome.TIMEOUT, Outcome.FAILED)])["test_bad"]
+        case = cases([tries("test_bad", TestOutcome.FAILED, TestOutcome.TIMEOUT, TestOutcome.FAILED)])["test_bad"]
         self.assertEqual(kinds(case), ["failure", "rerunFailure", "rerunError"])  # the schema has them by kind
         self.assertEqual(case.find("rerunError").get("type"), "timeout")
         self.assertIn("1 != 2", case.find("rerunFailure/stackTrace").text)
 
     def test_the_order_of_elements_is_surefires(self):
-        many = tuple(Outcome(one) for one in ("crashed", "failed", "error", "passed"))
+        many = tuple(TestOutcome(one) for one in ("crashed", "failed", "error", "passed"))
         logs = {"output": "o", "ranks": ranks(["r"])}
         for outcomes in many, many[:3], many[1:3], many[:1]:
             case = cases([tries("test_x", *outcomes, **logs)], Policy(fail_flaky=True))["test_x"]
@@ -94,22 +94,22 @@ class JUnitTest(unittest.TestCase):
             self.assertGreaterEqual(len(list(case.iter("system-out"))), len(outcomes))  # each attempt has its own
 
     def test_ranks_output_is_system_out(self):
-        one = attempt("test_x", Outcome.FAILED, output="parent\n", ranks=ranks(["zero\n", "one\n"], "File x"))
+        one = attempt("test_x", TestOutcome.FAILED, output="parent\n", ranks=ranks(["zero\n", "one\n"], "File x"))
         self.assertEqual(
-            cases([Settled((one,))])["test_x"].find("system-out").text,
+            cases([FinishedTest((one,))])["test_x"].find("system-out").text,
             "the test's own process:\nparent\n\nrank 0:\nzero\n\nrank 0, where it was:\nFile x\n\n"
             "rank 1:\none\n\nrank 1, where it was:\nFile x",
         )
 
     def test_every_character_is_legal(self):
         every = "".join(map(chr, range(0x300))) + "\ud800\udfff\ufffe\uffff\U0001f600]]>&<'\""
-        one = attempt("test_" + every, Outcome.FAILED, message=every, output=every, ranks=ranks([every]))
-        root = read_junit(junit.render(history_of([Settled((one,))])))
+        one = attempt("test_" + every, TestOutcome.FAILED, message=every, output=every, ranks=ranks([every]))
+        root = read_junit(junit.render(history_of([FinishedTest((one,))])))
         self.assertIn("\\x00\\x01", root.find(".//failure").text)
         self.assertIn("]]>&<'\"", root.find(".//system-out").text)
 
     def test_repetitions_have_names_of_their_own(self):
-        twice = [Settled((Attempt(a_test("test_a"), Outcome.PASSED, repetition=number),)) for number in (0, 1)]
+        twice = [FinishedTest((Attempt(a_test("test_a"), TestOutcome.PASSED, repetition=number),)) for number in (0, 1)]
         self.assertEqual(list(cases(twice, repetitions=2)), ["test_a [1]", "test_a [2]"])
 
 
@@ -119,15 +119,15 @@ class TraceTest(unittest.TestCase):
         other = Test(TestId("x.py", "T", "test_b"))
         unit = Unit(0, (test, other))
         lease = Lease(("0", "GPU-7"), (1,))
-        historian = Historian()
-        first = Attempt(test, Outcome.PASSED, seconds=1.0, began=1.1, lease=lease)
-        second = Attempt(other, Outcome.FAILED, "why\nmore", 0.5, 2.2, lease=lease)
-        settled = [Settled((first,)), Settled((second,))]
+        recorder = Recorder()
+        first = Attempt(test, TestOutcome.PASSED, seconds=1.0, began=1.1, lease=lease)
+        second = Attempt(other, TestOutcome.FAILED, "why\nmore", 0.5, 2.2, lease=lease)
+        settled = [FinishedTest((first,)), FinishedTest((second,))]
         for event in story(settled, devices=("0", "GPU-7"), slots=2):
             if not isinstance(event, UnitBegan | UnitEnded):
-                historian.hear(event)
-        historian.hear(UnitBegan(unit, lease, 1.0))
-        self.events = json.loads(perfetto.render(historian.tell(ended(settled, seconds=3.0))))["traceEvents"]
+                recorder.on_event(event)
+        recorder.on_event(UnitBegan(unit, lease, 1.0))
+        self.events = json.loads(perfetto.render(recorder.tell(ended(settled, seconds=3.0))))["traceEvents"]
 
     def test_lanes(self):
         names = [(e["pid"], e["args"]["name"]) for e in self.events if e["name"] == "thread_name"]
@@ -201,7 +201,7 @@ class WritingTest(unittest.TestCase):
         options = Options(**{name: self.folder / name for name in ("junit", "report", "trace", "results")})
         before = len(os.listdir("/proc/self/fd"))
         stream = io.StringIO()
-        tell(reporters(options, stream, {}), list(story(every_outcome())))
+        tell(make_reporters(options, stream, {}), list(story(every_outcome())))
         self.assertEqual(sorted(os.listdir(self.folder)), ["junit", "report", "results", "trace"])
         self.assertNotIn("warning", stream.getvalue())
         self.assertEqual(len(os.listdir("/proc/self/fd")), before)
@@ -216,10 +216,10 @@ class WritingTest(unittest.TestCase):
 
     def test_a_history_without_a_beginning(self):
         """A run that is stopped before it began still has reports."""
-        historian = Historian()
+        recorder = Recorder()
         for render in junit.render, perfetto.render, json_results.render:
-            render(historian.tell(ended(())))
-        self.assertEqual(historian.tell(ended(())).run, RunBegan((), (), (), 0, 0.0))
+            render(recorder.tell(ended(())))
+        self.assertEqual(recorder.tell(ended(())).run, RunBegan((), (), (), 0, 0.0))
 
 
 if __name__ == "__main__":

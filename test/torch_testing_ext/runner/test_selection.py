@@ -159,7 +159,7 @@ class KeywordTest(unittest.TestCase):
             ("*mlp* and not *False", True),
         ):
             with self.subTest(text=text):
-                self.assertIs(expressions.compile(text)(self.TEST), expected)
+                self.assertIs(expressions.parse_expression(text)(self.TEST), expected)
 
     def test_mistakes(self):
         for text, place in (
@@ -173,7 +173,7 @@ class KeywordTest(unittest.TestCase):
             ("not", "its end"),
         ):
             with self.subTest(text=text), self.assertRaisesRegex(ValueError, f"in place of {place}"):
-                expressions.compile(text)
+                expressions.parse_expression(text)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
 """What a unit's processes told, and how they ended, to outcomes: as tables, without processes."""
 
 from torch_testing_ext.common_utils import TestCase, run_tests
-from torch_testing_ext.runner.engine.unit_log import Cause, End, Story
+from torch_testing_ext.runner.engine.unit_log import EndCause, UnitLog, WorkerExit
 from torch_testing_ext.runner.model import Test, TestId, Unit
 
-FINE = End(Cause.ITSELF, at=9.0, code=0)
+FINE = WorkerExit(EndCause.ITSELF, at=9.0, code=0)
 
 
 def began(test):
@@ -29,7 +29,7 @@ def fixture(message, skipped=False):
 
 def story(*messages, tests=1):
     all_tests = tuple(Test(TestId("test_x.py", "T", f"test_{number}")) for number in range(tests))
-    told = Story(Unit(0, all_tests), tuple(t.id.dotted for t in all_tests), tuple(f"run {t.id}" for t in all_tests))
+    told = UnitLog(Unit(0, all_tests), tuple(t.id.dotted for t in all_tests), tuple(f"run {t.id}" for t in all_tests))
     for message in messages:
         told.hear(message)
     return told
@@ -43,8 +43,8 @@ def outcomes(told, end):
 class TestOneTest(TestCase):
     def test_how_it_ends(self):
         over, running = (began(0), ended(0)), (began(0),)
-        killed = End(Cause.ITSELF, 9.0, -9)
-        late = End(Cause.DEADLINE, 9.0, -15)
+        killed = WorkerExit(EndCause.ITSELF, 9.0, -9)
+        late = WorkerExit(EndCause.DEADLINE, 9.0, -15)
         for messages, end, outcome in (
             (over, FINE, "passed"),
             ((began(0), ended(0, "failed", "x")), FINE, "failed"),
@@ -52,25 +52,25 @@ class TestOneTest(TestCase):
             (running, killed, "crashed"),
             (running, late, "timeout"),
             ((), late, "timeout"),
-            (running, End(Cause.LOST, 9.0, lost="its watcher died"), "crashed"),
-            ((), End(Cause.LOST, 9.0, lost="its watcher died"), "crashed"),
+            (running, WorkerExit(EndCause.LOST, 9.0, lost="its watcher died"), "crashed"),
+            ((), WorkerExit(EndCause.LOST, 9.0, lost="its watcher died"), "crashed"),
             ((), FINE, "error"),
-            ((*running, {"broke": "KeyboardInterrupt"}), End(Cause.ITSELF, 9.0, 1), "error"),
+            ((*running, {"broke": "KeyboardInterrupt"}), WorkerExit(EndCause.ITSELF, 9.0, 1), "error"),
             (({"missing": 0},), FINE, "error"),
             # After its end: who passed has to leave in good order too.
             (over, killed, "crashed"),
             (over, late, "passed"),
-            (over, End(Cause.ITSELF, 9.0, 0, ("pid 7: sleep",)), "leaked"),
-            ((began(0), ended(0, "failed", "x")), End(Cause.ITSELF, 9.0, 0, ("pid 7: sleep",)), "failed"),
+            (over, WorkerExit(EndCause.ITSELF, 9.0, 0, ("pid 7: sleep",)), "leaked"),
+            ((began(0), ended(0, "failed", "x")), WorkerExit(EndCause.ITSELF, 9.0, 0, ("pid 7: sleep",)), "failed"),
         ):
             with self.subTest(messages=messages, end=end):
                 self.assertEqual(outcomes(story(*messages), end), ({0: outcome}, []))
 
     def test_interrupted_it_has_no_outcome(self):
-        self.assertEqual(outcomes(story(began(0)), End(Cause.INTERRUPTED, 9.0, -15)), ({}, []))
+        self.assertEqual(outcomes(story(began(0)), WorkerExit(EndCause.INTERRUPTED, 9.0, -15)), ({}, []))
 
     def test_the_message_of_a_death_says_how_when_where_and_what_next(self):
-        (result,), _ = story(began(0)).finish(End(Cause.ITSELF, 3.5, -11, stacks="File x in y"))
+        (result,), _ = story(began(0)).finish(WorkerExit(EndCause.ITSELF, 3.5, -11, stacks="File x in y"))
         title, stacks, again = result.message.split("\n\n")
         self.assertEqual(title, "the test's process was killed by SIGSEGV 2.5 s into T.test_0")
         self.assertIn("File x in y", stacks)
@@ -80,11 +80,11 @@ class TestOneTest(TestCase):
 class TestSeveralTests(TestCase):
     def test_the_rest_goes_on_elsewhere(self):
         told = story(began(0), ended(0), began(1), tests=4)
-        self.assertEqual(outcomes(told, End(Cause.ITSELF, 9.0, -9)), ({0: "passed", 1: "crashed"}, [2, 3]))
+        self.assertEqual(outcomes(told, WorkerExit(EndCause.ITSELF, 9.0, -9)), ({0: "passed", 1: "crashed"}, [2, 3]))
 
     def test_each_new_unit_has_one_test_less(self):
         """Also where the worker dies before its first test: no unit is run for ever."""
-        self.assertEqual(outcomes(story(tests=2), End(Cause.ITSELF, 9.0, 4)), ({0: "crashed"}, [1]))
+        self.assertEqual(outcomes(story(tests=2), WorkerExit(EndCause.ITSELF, 9.0, 4)), ({0: "crashed"}, [1]))
 
     def test_results_are_given_once_and_the_last_one_late(self):
         told = story(began(0), ended(0), tests=2)

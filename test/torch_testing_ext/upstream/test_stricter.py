@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from torch_testing_ext.common_utils import TestCase, instantiate_parametrized_tests, parametrize, run_tests, subtest
-from torch_testing_ext.launch import Case, Ending, Expected, Outcome, RankReport, judge
+from torch_testing_ext.launch import Case, Expected, Outcome, RankEnding, RankReport, judge
 from torch_testing_ext.upstream.stricter import outcome_of_pytorch, remark
 
-PASSED = (Ending.PASSED, 0)
-SKIPPED = (Ending.SKIPPED, 86)
-FAILED = (Ending.FAILED, 10)
-LEFT = (Ending.EXITED, 3)
-LEFT_QUIETLY = (Ending.EXITED, 0)
-CRASHED = (Ending.KILLED, -11)
-STUCK = (Ending.STOPPED, -15)
+PASSED = (RankEnding.PASSED, 0)
+SKIPPED = (RankEnding.SKIPPED, 86)
+FAILED = (RankEnding.FAILED, 10)
+LEFT = (RankEnding.EXITED, 3)
+LEFT_QUIETLY = (RankEnding.EXITED, 0)
+CRASHED = (RankEnding.KILLED, -11)
+STUCK = (RankEnding.STOPPED, -15)
 PLAIN, ANY, ABORT = Expected(), Expected(any_code=True), Expected(code=-6)
 
 CASES = {
@@ -28,7 +28,7 @@ CASES = {
     "rank_0_skips_rank_1_crashes": ([SKIPPED, CRASHED], PLAIN, Outcome.SKIPPED, True),
     "rank_1_hangs": ([PASSED, STUCK], PLAIN, Outcome.TIMEOUT, False),
     "any_code": ([LEFT, CRASHED], ANY, Outcome.PASSED, False),
-    "the_code_announced": ([(Ending.KILLED, -6), PASSED], ABORT, Outcome.PASSED, False),
+    "the_code_announced": ([(RankEnding.KILLED, -6), PASSED], ABORT, Outcome.PASSED, False),
     "another_code": ([LEFT, PASSED], ABORT, Outcome.FAILED, False),
 }
 
@@ -36,7 +36,7 @@ CASES = {
 @instantiate_parametrized_tests
 class StricterTest(TestCase):
     @parametrize("case", [subtest(case, name=name) for name, case in CASES.items()])
-    def test_remark(self, case: tuple[list[tuple[Ending, int]], Expected, Outcome, bool]) -> None:
+    def test_remark(self, case: tuple[list[tuple[RankEnding, int]], Expected, Outcome, bool]) -> None:
         ends, expected, theirs, stricter = case
         reports = [RankReport(rank, ending, code=code, summary="x") for rank, (ending, code) in enumerate(ends)]
         verdict = judge(reports, False, Case("T.test"), expected)

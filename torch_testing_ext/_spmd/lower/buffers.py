@@ -5,14 +5,14 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from ..trace.state import State
+from ..trace.state import StepState
 from ..trace.tracing import Source
 from .buckets import Bucket, Wire, aten, c10d, flatten, split, wait
 from .cleaning import placeholders
 from .graphs import call, nbytes, storages, writes
 
 
-def share_written_buffers(graph: fx.Graph, sources: list[Source], state: State, wire: Wire) -> list[Bucket]:
+def share_written_buffers(graph: fx.Graph, sources: list[Source], state: StepState, wire: Wire) -> list[Bucket]:
     """One broadcast, in bytes, for all of them. Buffers that no step writes never differ."""
     written = set().union(*(writes(node) for node in graph.nodes))
     found = [

@@ -13,19 +13,19 @@ from torch_testing_ext._torch import inductor_compile, inductor_decompositions, 
 
 from .cleaning import placeholders, remove_dead_code
 from .emit import emit
-from .lowering import Program
+from .lowering import LoweredProgram
 
 aten = torch.ops.aten
 
 
-def executable(program: Program, compiled: bool) -> Callable[[list[Any]], Any]:
+def executable(program: LoweredProgram, compiled: bool) -> Callable[[list[Any]], Any]:
     """A function from the values of the inputs that the program uses, in order, to its outputs."""
     if not compiled:
         return emit(program.graph.graph, program.graph)
     return _compiled(program)
 
 
-def _compiled(program: Program) -> Callable[[list[Any]], Any]:
+def _compiled(program: LoweredProgram) -> Callable[[list[Any]], Any]:
     """Inductor takes a graph without writes, of tensors only: rates go in as 0-d tensors, writes become copies."""
     graph = program.graph.graph
     nodes, sources = placeholders(graph), program.traced.sources
@@ -59,5 +59,5 @@ def _compiled(program: Program) -> Callable[[list[Any]], Any]:
     return call
 
 
-def _is_number(program: Program, source: Any) -> bool:
+def _is_number(program: LoweredProgram, source: Any) -> bool:
     return program.traced.number_rates.get((source.i, source.j), False)

@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from ..trace.distribute import lies_like
-from ..trace.state import State, StateEntry
+from ..trace.state import StateEntry, StepState
 from ..trace.tracing import Source, Traced
 from .buckets import Bucket, Wire
 from .buffers import share_written_buffers
@@ -20,7 +20,7 @@ from .shard_flow import combine_across_shards
 
 
 @dataclass
-class Program:
+class LoweredProgram:
     """A graph with collectives, and what its inputs and outputs are."""
 
     graph: fx.GraphModule
@@ -31,7 +31,7 @@ class Program:
     used: list[bool] = field(default_factory=list)  # for each source, whether the graph reads it
 
 
-def lower(traced: Traced, state: State, entries: list[StateEntry], wire: Wire, reshard: bool) -> Program:
+def lower(traced: Traced, state: StepState, entries: list[StateEntry], wire: Wire, reshard: bool) -> LoweredProgram:
     lr_groups, lr_values = _learning_rates(state)
     baked = clean(traced, lr_groups, lr_values)
     graph = traced.graph.graph
@@ -52,10 +52,10 @@ def lower(traced: Traced, state: State, entries: list[StateEntry], wire: Wire, r
     new.lint()
     module = fx.GraphModule(traced.graph, new)
     used = [bool(node.users) for node in placeholders(new)]
-    return Program(module, traced, buckets + grad_buckets, baked, shards, used)
+    return LoweredProgram(module, traced, buckets + grad_buckets, baked, shards, used)
 
 
-def _learning_rates(state: State) -> tuple[dict[int, tuple[int, int]], dict[tuple[int, int], Any]]:
+def _learning_rates(state: StepState) -> tuple[dict[int, tuple[int, int]], dict[tuple[int, int], Any]]:
     groups: dict[int, tuple[int, int]] = {}
     values: dict[tuple[int, int], Any] = {}
     for i, optimizer in enumerate(state.optimizers):
@@ -66,7 +66,7 @@ def _learning_rates(state: State) -> tuple[dict[int, tuple[int, int]], dict[tupl
     return groups, values
 
 
-def _state_layouts(state: State, entries: list[StateEntry]) -> dict[Source, int]:
+def _state_layouts(state: StepState, entries: list[StateEntry]) -> dict[Source, int]:
     layouts = {}
     for e, entry in enumerate(entries):
         for j in range(len(entry.leaves)):

@@ -29,7 +29,7 @@ c10d = torch.ops._c10d_functional
 
 
 @dataclass(frozen=True)
-class Shard:
+class ShardedValue:
     """A rank's part of a tensor that lies as parameter `param` does."""
 
     param: int
@@ -37,7 +37,7 @@ class Shard:
 
 
 @dataclass(frozen=True)
-class Partial:
+class PartialValue:
     """A rank's part of a result: combined over ranks by "sum", "max", "min", or, for a norm, by its order."""
 
     how: str
@@ -72,7 +72,7 @@ _NORMS = {"linalg_vector_norm", "norm"}
 
 def combine_across_shards(
     module: fx.GraphModule, sources: list[Source], layouts: list[Layout], state_layout: dict[Source, int], group: str
-) -> dict[fx.Node, Shard]:
+) -> dict[fx.Node, ShardedValue]:
     """Rewrite reductions over shards in place; which nodes of the graph hold shards.
 
     `state_layout` names, for the sources that are states of a parameter's shape, that parameter.
@@ -89,7 +89,7 @@ class _Shards:
         self.taint: dict[fx.Node, Any] = {}
         self.whole: dict[fx.Node, fx.Node] = {}  # from a partial result to the combined one
 
-    def run(self) -> dict[fx.Node, Shard]:
+    def run(self) -> dict[fx.Node, ShardedValue]:
         nodes = list(self.graph.nodes)
         for node, source in zip((n for n in nodes if n.op == "placeholder"), self.sources, strict=True):
             self.taint[node] = self._of_source(source)
@@ -98,16 +98,16 @@ class _Shards:
                 self._resolve_inputs(node)
             elif node.op != "placeholder":
                 self.taint[node] = self._visit(node)
-        return {node: taint for node, taint in self.taint.items() if isinstance(taint, Shard)}
+        return {node: taint for node, taint in self.taint.items() if isinstance(taint, ShardedValue)}
 
-    def _of_source(self, source: Source) -> Shard | None:
+    def _of_source(self, source: Source) -> ShardedValue | None:
         param = source.i if source.kind in ("param", "grad") else self.state_layout.get(source)
         return self._shard(param) if param is not None and self.layouts[param].sharded else None
 
-    def _shard(self, param: int) -> Shard:
-        return Shard(param, tuple(self.layouts[param].shape))
+    def _shard(self, param: int) -> ShardedValue:
+        return ShardedValue(param, tuple(self.layouts[param].shape))
 
-    def _neutral(self, node: fx.Node) -> Partial:
+    def _neutral(self, node: fx.Node) -> PartialValue:
         shard, value = operand(node), node.args[1]
         if self.taint.get(shard) is None:
             raise SPMDError(
@@ -116,7 +116,7 @@ class _Shards:
                 where=node.meta.get("where"),
             )
         node.target, node.args = aten.new_full.default, (shard, [], value)
-        return Partial("max" if value in (0.0, -math.inf) else "min")
+        return PartialValue("max" if value in (0.0, -math.inf) else "min")
 
     # -- one operation
 
@@ -132,12 +132,12 @@ class _Shards:
             return whole[position] if isinstance(whole, list) and isinstance(position, int) else whole
         taints = [self.taint.get(arg) for arg in node.all_input_nodes]
         flat = [t for taint in taints for t in (taint if isinstance(taint, list) else [taint])]
-        if any(isinstance(t, Partial) for t in flat):
+        if any(isinstance(t, PartialValue) for t in flat):
             kept = self._partial_through(node)
             if kept is not None:
                 return kept
             self._resolve_inputs(node)
-        if not any(isinstance(t, Shard) for t in flat):
+        if not any(isinstance(t, ShardedValue) for t in flat):
             return None
         return self._through_shards(node)
 
@@ -157,8 +157,10 @@ class _Shards:
             return None
         return self._refuse(node)
 
-    def _elementwise(self, node: fx.Node, operands: list[fx.Node]) -> Shard:
-        shards = {self.taint[arg].shape: self.taint[arg] for arg in operands if isinstance(self.taint.get(arg), Shard)}
+    def _elementwise(self, node: fx.Node, operands: list[fx.Node]) -> ShardedValue:
+        shards = {
+            self.taint[arg].shape: self.taint[arg] for arg in operands if isinstance(self.taint.get(arg), ShardedValue)
+        }
         if len(shards) > 1:
             return self._refuse(node)
         (shard,) = shards.values()
@@ -180,16 +182,16 @@ class _Shards:
         out: list[Any] = []
         for i in range(length):
             operands = [arg[i] for arg in lists if len(arg) == length]
-            shapes = {t.shape for t in map(self.taint.get, operands) if isinstance(t, Shard)}
+            shapes = {t.shape for t in map(self.taint.get, operands) if isinstance(t, ShardedValue)}
             first = self.taint.get(operands[0])
             if len(shapes) > 1 or (shapes and first is None and node.target._schema.is_mutable):  # type: ignore[union-attr]
                 return self._refuse(node)
-            out.append(next((t for t in map(self.taint.get, operands) if isinstance(t, Shard)), None))
+            out.append(next((t for t in map(self.taint.get, operands) if isinstance(t, ShardedValue)), None))
         return out
 
     # -- reductions
 
-    def _reduction(self, node: fx.Node, name: str) -> Partial | None:
+    def _reduction(self, node: fx.Node, name: str) -> PartialValue | None:
         operands = node.all_input_nodes
         shard = self._elementwise(node, operands)
         if len({self.taint.get(arg) is None for arg in operands}) > 1:
@@ -208,19 +210,19 @@ class _Shards:
         how = _REDUCTIONS[name]
         if name == "mean":
             self._mean(node, math.prod(shard.shape))
-        return Partial(how)
+        return PartialValue(how)
 
     def _foreach_reduction(self, node: fx.Node, name: str) -> list[Any]:
-        kind = Partial("max") if name == "_foreach_max" else _norm(float(_bound(node).get("ord", 2.0)))
+        kind = PartialValue("max") if name == "_foreach_max" else _norm(float(_bound(node).get("ord", 2.0)))
         tensors: Any = node.args[0]
-        return [kind if isinstance(self.taint.get(arg), Shard) else None for arg in tensors]
+        return [kind if isinstance(self.taint.get(arg), ShardedValue) else None for arg in tensors]
 
     def _mean(self, node: fx.Node, numel: int) -> None:
         node.target = aten.sum.default if node.target is aten.mean.default else aten.sum.dim_IntList
         with self.graph.inserting_after(node):
             scaled = self._like(node, aten.div.Tensor, node, numel)
         node.replace_all_uses_with(scaled, delete_user_cb=lambda user: user is not scaled)
-        self.taint[scaled] = Partial("sum")
+        self.taint[scaled] = PartialValue("sum")
 
     # -- partial results
 
@@ -230,8 +232,8 @@ class _Shards:
             return None
         name = node.target._schema.name.removeprefix("aten::")
         kinds = {self.taint.get(arg) for arg in node.all_input_nodes if not isinstance(self.taint.get(arg), list)}
-        partials = {kind for kind in kinds if isinstance(kind, Partial)}
-        if len(partials) != 1 or any(isinstance(kind, Shard) for kind in kinds):
+        partials = {kind for kind in kinds if isinstance(kind, PartialValue)}
+        if len(partials) != 1 or any(isinstance(kind, ShardedValue) for kind in kinds):
             return None
         (kind,) = partials
         if name in _STRUCTURAL:
@@ -243,10 +245,10 @@ class _Shards:
         if name in _NORMS and kind.how == "norm" and bound.get("dim") is None:
             return kind if float(bound.get("ord", bound.get("p")) or 2.0) == kind.order else None
         if name == "pow" and kind.how == "norm" and bound.get("exponent") == kind.order:
-            return Partial("sum")
+            return PartialValue("sum")
         return kind if kind.how == "sum" and _is_linear(name, bound) else None
 
-    def _split_wholes(self, node: fx.Node, kind: Partial) -> None:
+    def _split_wholes(self, node: fx.Node, kind: PartialValue) -> None:
         """Beside partial results, one that every rank has whole counts as so many equal parts."""
         for arg in node.all_input_nodes:
             if self.taint.get(arg) is None and kind.how in ("sum", "norm"):
@@ -258,10 +260,10 @@ class _Shards:
     def _resolve_inputs(self, node: fx.Node) -> None:
         for arg in node.all_input_nodes:
             kind = self.taint.get(arg)
-            if isinstance(kind, Partial):
+            if isinstance(kind, PartialValue):
                 node.replace_input_with(arg, self._combined(arg, kind))
 
-    def _combined(self, node: fx.Node, kind: Partial) -> fx.Node:
+    def _combined(self, node: fx.Node, kind: PartialValue) -> fx.Node:
         if node not in self.whole:
             with self.graph.inserting_after(node):
                 anchor = self._call(aten.alias.default, node)
@@ -270,7 +272,7 @@ class _Shards:
             self.graph.erase_node(anchor)
         return self.whole[node]
 
-    def _combine(self, node: fx.Node, kind: Partial) -> fx.Node:
+    def _combine(self, node: fx.Node, kind: PartialValue) -> fx.Node:
         dtype = node.meta["val"].dtype
         wide = {torch.bool: torch.int32, torch.half: torch.float32, torch.bfloat16: torch.float32}.get(dtype)
         value = node if wide is None else self._call(aten._to_copy.default, node, dtype=wide)
@@ -292,7 +294,9 @@ class _Shards:
         return call(self.graph, like, target, *args, **kwargs)
 
     def _refuse(self, node: fx.Node) -> NoReturn:
-        names = [str(self._shard_name(arg)) for arg in node.all_input_nodes if isinstance(self.taint.get(arg), Shard)]
+        names = [
+            str(self._shard_name(arg)) for arg in node.all_input_nodes if isinstance(self.taint.get(arg), ShardedValue)
+        ]
         raise SPMDError(
             f"{node.target} works across the rows of a sharded tensor ({'; '.join(names)}). Each rank has only some of "
             "them, and there is no rule to do it in parts.",
@@ -305,10 +309,10 @@ class _Shards:
         return f"{arg.name}: {tuple(arg.meta['val'].shape)} of {self.taint[arg].shape}"
 
 
-def _norm(order: float) -> Partial:
+def _norm(order: float) -> PartialValue:
     if math.isinf(order):
-        return Partial("max" if order > 0 else "min")
-    return Partial("sum") if order == 0 else Partial("norm", order)
+        return PartialValue("max" if order > 0 else "min")
+    return PartialValue("sum") if order == 0 else PartialValue("norm", order)
 
 
 def _bound(node: fx.Node) -> dict[str, Any]:

@@ -16,14 +16,14 @@ from torch.distributed.tensor import DTensor
 from torch_testing_ext._torch import local_tensor, tree
 
 from ..layout import Layout
-from ..trace.state import State, StateEntry
+from ..trace.state import StateEntry, StepState
 from ..trace.tracing import Source
 
 _tree = tree()
 
 
 class Binding:
-    def __init__(self, state: State, layouts: list[Layout]) -> None:
+    def __init__(self, state: StepState, layouts: list[Layout]) -> None:
         self.state, self.layouts = state, layouts
         self.entries: list[StateEntry] = state.optimizer_states()
         self.slots = [

@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 
 from torch_testing_ext._torch import below_autograd, local_tensor, set_grad_enabled, set_local_tensor, tree
 
-from ..lower.lowering import Program
+from ..lower.lowering import LoweredProgram
 from ..trace.distribute import is_step_count, to_dtensor
 from ..trace.tracing import NewState, Recipe, Source
 from .binding import Binding
@@ -20,9 +20,14 @@ from .binding import Binding
 _tree = tree()
 
 
-class Plan:
+class CallPlan:
     def __init__(
-        self, program: Program, run: Callable[[list[Any]], Any], compiled: bool, mesh: DeviceMesh, binding: Binding
+        self,
+        program: LoweredProgram,
+        run: Callable[[list[Any]], Any],
+        compiled: bool,
+        mesh: DeviceMesh,
+        binding: Binding,
     ) -> None:
         self.program, self.run, self.compiled, self.mesh = program, run, compiled, mesh
         self.effects = program.traced.effects

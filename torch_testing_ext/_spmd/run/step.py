@@ -19,17 +19,17 @@ from ..errors import SPMDError
 from ..layout import Layout
 from ..lower.cleaning import placeholders
 from ..lower.executable import executable
-from ..lower.lowering import Program
+from ..lower.lowering import LoweredProgram
 from ..parallel_mode import ParallelMode
 from ..trace.arguments import flatten, loose_signature, signature, validate
 from ..trace.distribute import distribute, install_distributed
 from ..trace.override import Override, overriding
-from ..trace.state import State, collect
+from ..trace.state import StepState, collect
 from ..trace.tracing import Request, trace
 from .agreement import Proposal, agree
 from .binding import Binding
 from .gloo_exit import let_gloo_finish
-from .plan import Plan
+from .plan import CallPlan
 from .report import Report, count_collectives
 
 _tree = tree()
@@ -41,8 +41,8 @@ class _Job:
     def __init__(self, leaves: list[Any]) -> None:
         self.owners = _owners(leaves)  # kept alive: their ids are how a call finds its job
         self.binding: Binding | None = None
-        self.known: dict[Any, list[Plan]] = {}  # by everything that is written into a program
-        self.quick: dict[Any, list[Plan]] = {}  # by the call's arguments, for the present binding
+        self.known: dict[Any, list[CallPlan]] = {}  # by everything that is written into a program
+        self.quick: dict[Any, list[CallPlan]] = {}  # by the call's arguments, for the present binding
 
 
 def _owners(leaves: list[Any]) -> list[Any]:
@@ -64,7 +64,7 @@ class CompiledStep:
         self.step, self.mode, self.backend = step, mode, backend
         self.overrides, self.transformation = overrides, transformation
         self.mesh: DeviceMesh | None = None
-        self.last: Plan | None = None
+        self.last: CallPlan | None = None
         self.traces = 0
         self._device_type = "cpu"
         self._jobs: dict[Any, _Job] = {}
@@ -115,7 +115,7 @@ class CompiledStep:
             plan.program.buckets,
         )
 
-    def _last(self) -> Plan:
+    def _last(self) -> CallPlan:
         if self.last is None:
             raise SPMDError("The step has not been called yet.", remedy="Call it once; the first call makes the graph.")
         return self.last
@@ -133,7 +133,7 @@ class CompiledStep:
             torch.get_default_dtype(),
         )
 
-    def _find_or_make(self, args: Any, kwargs: Any, leaves: list[Any], shape: list[Any], key: Any) -> Plan:
+    def _find_or_make(self, args: Any, kwargs: Any, leaves: list[Any], shape: list[Any], key: Any) -> CallPlan:
         validate(leaves, self.mode.batch_dim)
         if not dist.is_initialized():
             raise SPMDError("There is no process group.", remedy="Call torch.distributed.init_process_group first.")
@@ -162,7 +162,7 @@ class CompiledStep:
         job.quick.setdefault(key, []).append(plan)
         return plan
 
-    def _known(self, job: _Job, binding: Binding, loose: Any, leaves: list[Any]) -> Plan | None:
+    def _known(self, job: _Job, binding: Binding, loose: Any, leaves: list[Any]) -> CallPlan | None:
         if job.binding is not None and job.binding.is_current():
             binding = job.binding
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
@@ -172,7 +172,7 @@ class CompiledStep:
                 return plan
         return None
 
-    def _request(self, args: Any, kwargs: Any, leaves: list[Any], state: State, layouts: list[Layout]) -> Request:
+    def _request(self, args: Any, kwargs: Any, leaves: list[Any], state: StepState, layouts: list[Layout]) -> Request:
         _, spec = _tree.tree_flatten((args, kwargs))
         trainable = frozenset(i for i, held in enumerate(state.params) if held.value.requires_grad)
         return Request(
@@ -187,13 +187,13 @@ class CompiledStep:
             overrides=overriding(self.overrides) if self.overrides else None,
         )
 
-    def _make(self, request: Request) -> Plan:
+    def _make(self, request: Request) -> CallPlan:
         """A plan for a model that is distributed already. Ranks may come here at different times: no communication."""
         program, compiled = self._program(request)
         run = executable(program, compiled)
-        return Plan(program, run, compiled, self._mesh(request.state), Binding(request.state, request.layouts))
+        return CallPlan(program, run, compiled, self._mesh(request.state), Binding(request.state, request.layouts))
 
-    def _first(self, request: Request) -> Plan:
+    def _first(self, request: Request) -> CallPlan:
         """Trace, agree with the other ranks, then distribute: an error on the way has changed nothing on any rank."""
         state = request.state
         mesh = self._mesh(state)
@@ -214,9 +214,9 @@ class CompiledStep:
             raise error
         grads = [any(flags) for flags in zip(*(p.present_grads for p in everyone), strict=True)]
         distribute(state, request.layouts, mesh, grads)
-        return Plan(program, run, compiled, mesh, Binding(state, request.layouts))
+        return CallPlan(program, run, compiled, mesh, Binding(state, request.layouts))
 
-    def _program(self, request: Request) -> tuple[Program, bool]:
+    def _program(self, request: Request) -> tuple[LoweredProgram, bool]:
         """Trace and lower, with gradients on entry only where they exist if the step reads any."""
         program, compiled = self._traced(request)
         present = frozenset(i for i in request.present_grads if request.state.params[i].value.grad is not None)
@@ -226,7 +226,7 @@ class CompiledStep:
             program, compiled = self._traced(request)
         return program, compiled
 
-    def _traced(self, request: Request) -> tuple[Program, bool]:
+    def _traced(self, request: Request) -> tuple[LoweredProgram, bool]:
         request.compiling = compiled = self.backend == "inductor"
         traced = trace(request)
         if compiled and traced.effects.states:
@@ -241,7 +241,7 @@ class CompiledStep:
         program.used = [bool(node.users) for node in placeholders(program.graph.graph)]
         return program, compiled
 
-    def _transform(self, module: fx.GraphModule, state: State) -> fx.GraphModule:
+    def _transform(self, module: fx.GraphModule, state: StepState) -> fx.GraphModule:
         module = self.mode.transform(module)
         for override in self.overrides:
             module = override.transform(module, [held.value for held in state.params])
@@ -251,21 +251,21 @@ class CompiledStep:
         module.recompile()
         return module
 
-    def _mesh(self, state: State) -> DeviceMesh:
+    def _mesh(self, state: StepState) -> DeviceMesh:
         if self.mesh is None:
             known = [p.value.device_mesh for p in state.params if isinstance(p.value, DTensor)]
             self.mesh = known[0] if known else init_device_mesh(state.device.type, (dist.get_world_size(),))
         return self.mesh
 
 
-def _first_fitting(plans: Iterable[Plan], binding: Binding) -> Plan | None:
+def _first_fitting(plans: Iterable[CallPlan], binding: Binding) -> CallPlan | None:
     for plan in plans:
         if plan.always_fits or plan.fits(binding):
             return plan
     return None
 
 
-def _facts_of(state: State, layouts: list[Layout]) -> dict[str, list[str]]:
+def _facts_of(state: StepState, layouts: list[Layout]) -> dict[str, list[str]]:
     """What the ranks' models and optimizers must have in common, in words."""
     return {
         "parameters": [

@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 from torch_testing_ext._torch import tree
 
 from ..layout import Layout
-from .state import State, StateEntry
+from .state import StateEntry, StepState
 
 _tree = tree()
 _CHUNK_BYTES = 64 * 1024 * 1024
@@ -39,7 +39,7 @@ def _contiguous_stride(shape: Iterable[int]) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
-def lies_like(entry: StateEntry, j: int, state: State) -> int | None:
+def lies_like(entry: StateEntry, j: int, state: StepState) -> int | None:
     """The parameter that leaf `j` of an optimizer's state lies like, if any. A count of steps never does."""
     leaf = entry.leaves[j]
     if entry.owner is None or not isinstance(leaf, torch.Tensor) or is_step_count(entry.names[j]):
@@ -51,7 +51,7 @@ def is_step_count(name: str) -> bool:
     return name.endswith("['step']")
 
 
-def distribute(state: State, layouts: list[Layout], mesh: DeviceMesh, grads: list[bool]) -> None:
+def distribute(state: StepState, layouts: list[Layout], mesh: DeviceMesh, grads: list[bool]) -> None:
     """Give every rank rank 0's values and the mean of the gradients that some rank has, and install DTensors."""
     group = mesh.get_group()
     with torch.no_grad():
@@ -60,7 +60,7 @@ def distribute(state: State, layouts: list[Layout], mesh: DeviceMesh, grads: lis
         install_distributed(state, layouts, mesh)
 
 
-def _plain_tensors(state: State) -> list[torch.Tensor]:
+def _plain_tensors(state: StepState) -> list[torch.Tensor]:
     held = [held.value.detach() for held in (*state.params, *state.buffers)]
     states = [leaf for entry in state.optimizer_states() for leaf in entry.leaves if isinstance(leaf, torch.Tensor)]
     return [tensor for tensor in (*held, *states) if not isinstance(tensor, DTensor)]
@@ -89,7 +89,7 @@ def _broadcast_chunk_(tensors: list[torch.Tensor], device: torch.device, group: 
         tensor.copy_(piece.view(tensor.dtype).view(tensor.shape))
 
 
-def average_gradients_(state: State, present: list[bool], group: dist.ProcessGroup) -> None:
+def average_gradients_(state: StepState, present: list[bool], group: dist.ProcessGroup) -> None:
     """A gradient that exists before the first call is a rank's own share, as it is for DDP: take the mean."""
     by_dtype: dict[torch.dtype, list[torch.Tensor]] = {}
     for held, wanted in zip(state.params, present, strict=True):
@@ -104,7 +104,7 @@ def average_gradients_(state: State, present: list[bool], group: dist.ProcessGro
             grad.copy_(piece.view(grad.shape))
 
 
-def install_distributed(state: State, layouts: list[Layout], mesh: DeviceMesh) -> None:
+def install_distributed(state: StepState, layouts: list[Layout], mesh: DeviceMesh) -> None:
     """Replace plain parameters, their gradients and states by DTensors. No communication: each rank cuts its own."""
     entries = state.optimizer_states()
     params = [_distributed_parameter(held.value, at, mesh) for held, at in zip(state.params, layouts, strict=True)]
@@ -134,7 +134,7 @@ def _distributed_parameter(old: torch.Tensor, layout: Layout, mesh: DeviceMesh) 
     return param
 
 
-def _distributed_state(entry: StateEntry, state: State, layouts: list[Layout], mesh: DeviceMesh) -> Any:
+def _distributed_state(entry: StateEntry, state: StepState, layouts: list[Layout], mesh: DeviceMesh) -> Any:
     if entry.owner is None:
         return entry.value
     layout = layouts[entry.owner]

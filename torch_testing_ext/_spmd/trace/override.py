@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import fx, nn
 
-from .state import State
+from .state import StepState
 
 
 class Override(ABC):
@@ -27,9 +27,9 @@ class Override(ABC):
         """The final graph, changed or not. `flat_state`: this rank's parameters, in the order of the graph's inputs."""
 
 
-def overriding(overrides: list[Override]) -> Callable[[State], contextlib.AbstractContextManager[None]]:
+def overriding(overrides: list[Override]) -> Callable[[StepState], contextlib.AbstractContextManager[None]]:
     @contextlib.contextmanager
-    def context(state: State) -> Iterator[None]:
+    def context(state: StepState) -> Iterator[None]:
         # The registry of submodules goes back to what it was together with all else that a trace changes.
         for parent, prefix in list(zip(state.modules, state.module_names, strict=True)):
             for name, child in list(parent._modules.items()):

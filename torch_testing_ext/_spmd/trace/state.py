@@ -30,7 +30,7 @@ class Slot:
 
 
 @dataclass
-class Held:
+class TensorRef:
     """A parameter or buffer: one tensor, however many slots hold it (tied weights stay one)."""
 
     name: str
@@ -62,11 +62,11 @@ def _meta(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 
 @dataclass
-class State:
+class StepState:
     modules: list[nn.Module]  # every submodule, once
     module_names: list[str]
-    params: list[Held]
-    buffers: list[Held]
+    params: list[TensorRef]
+    buffers: list[TensorRef]
     optimizers: list[Optimizer]
 
     def index_of(self, param: torch.Tensor) -> int | None:
@@ -96,7 +96,7 @@ class State:
         return self.params[0].value.device
 
 
-def collect(leaves: list[Any]) -> State:
+def collect(leaves: list[Any]) -> StepState:
     """Modules and optimizers among the step's arguments, with all they hold."""
     modules = _unique(leaf for leaf in leaves if isinstance(leaf, nn.Module))
     optimizers = _unique(leaf for leaf in leaves if isinstance(leaf, Optimizer))
@@ -112,7 +112,7 @@ def collect(leaves: list[Any]) -> State:
         prefix = "" if len(modules) == 1 else str(i)
         for name, submodule in module.named_modules(prefix=prefix):
             submodules.setdefault(submodule, name)
-    state = State(
+    state = StepState(
         list(submodules),
         list(submodules.values()),
         _held(submodules, "_parameters"),
@@ -128,12 +128,12 @@ def _unique(values: Iterator[Any]) -> list[Any]:
     return list({id(value): value for value in values}.values())
 
 
-def _held(modules: dict[nn.Module, str], registry: str) -> list[Held]:
-    found: dict[int, Held] = {}
+def _held(modules: dict[nn.Module, str], registry: str) -> list[TensorRef]:
+    found: dict[int, TensorRef] = {}
     for module, prefix in modules.items():
         for name, value in getattr(module, registry).items():
             if value is not None:
-                held = found.setdefault(id(value), Held(f"{prefix}.{name}" if prefix else name, value))
+                held = found.setdefault(id(value), TensorRef(f"{prefix}.{name}" if prefix else name, value))
                 held.slots.append(Slot(module, name))
     return list(found.values())
 
@@ -160,7 +160,7 @@ def _refuse_wrapped(module: nn.Module) -> None:
             )
 
 
-def _refuse_odd_parameters(state: State) -> None:
+def _refuse_odd_parameters(state: StepState) -> None:
     for param in state.params:
         value = param.value
         if isinstance(value, nn.parameter.UninitializedParameter):
@@ -180,7 +180,7 @@ def _refuse_odd_parameters(state: State) -> None:
         raise SPMDError("The module has no parameters.", remedy="Run a step without parameters as it is.")
 
 
-def _refuse_strangers(state: State) -> None:
+def _refuse_strangers(state: StepState) -> None:
     for optimizer in state.optimizers:
         for number, group in enumerate(optimizer.param_groups):
             for position, param in enumerate(group["params"]):

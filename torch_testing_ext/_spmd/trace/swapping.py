@@ -12,14 +12,14 @@ from torch import nn
 from torch_testing_ext._torch import is_fake, tree
 
 from ..errors import SPMDError
-from .state import State
+from .state import StepState
 
 _tree = tree()
 _REGISTRIES = ("_parameters", "_buffers", "_modules")
 
 
 @contextlib.contextmanager
-def kept_as_it_is(state: State) -> Iterator[None]:
+def kept_as_it_is(state: StepState) -> Iterator[None]:
     """Give model and optimizers back what they held, however the trace ends.
 
     A step that leaves a tensor or a counted number in an attribute of a module would leave it once, at trace time,
@@ -89,7 +89,7 @@ def _whole_weights(module: Any) -> list[torch.Tensor]:
 
 
 @contextlib.contextmanager
-def recurrent_without_mkldnn(state: State) -> Iterator[None]:
+def recurrent_without_mkldnn(state: StepState) -> Iterator[None]:
     """On CPU the fused LSTM packs its weights in a way that cannot be traced; the plain one gives the same numbers."""
     if not any(isinstance(module, nn.RNNBase) for module in state.modules):
         yield

@@ -36,9 +36,9 @@ from ..errors import SPMDError, users_line_of
 from ..layout import Layout
 from .distribute import lies_like, put_parameter
 from .markers import GATHER, Gather, sync_gradients_of
-from .state import State, StateEntry
+from .state import StateEntry, StepState
 from .swapping import kept_as_it_is, recurrent_without_mkldnn, whole_attributes
-from .watch import Watch, WholeWhereDifferentiated
+from .watch import TraceWatch, WholeWhereDifferentiated
 
 import_tracer()
 _tree = tree()
@@ -102,14 +102,14 @@ class Request:
     step: Callable[..., Any]
     leaves: list[Any]
     spec: Any
-    state: State
+    state: StepState
     entries: list[StateEntry]
     layouts: list[Layout]
     batch_dim: int
     present_grads: frozenset[int]
     baked_lrs: bool = False
     compiling: bool = False  # for a compiler: optimizers take their capturable form where they have one
-    overrides: Callable[[State], contextlib.AbstractContextManager[None]] | None = None
+    overrides: Callable[[StepState], contextlib.AbstractContextManager[None]] | None = None
 
 
 def trace(request: Request) -> Traced:
@@ -144,7 +144,7 @@ class _Trace:
         self.request = request
         self.state = request.state
         self.mode = new_fake_mode()
-        self.watch = Watch()
+        self.watch = TraceWatch()
         self.sources: list[Source] = []
         self.fakes: list[torch.Tensor] = []
         self.fake_of: dict[Source, torch.Tensor] = {}
@@ -404,7 +404,7 @@ def _empty(like: torch.Tensor, layout: Layout | None) -> torch.Tensor:
     return torch.empty(shape, dtype=like.dtype, device=like.device)
 
 
-def _refuse_rebound_parameters(state: State, fake_of: dict[Source, torch.Tensor]) -> None:
+def _refuse_rebound_parameters(state: StepState, fake_of: dict[Source, torch.Tensor]) -> None:
     for i, held in enumerate(state.params):
         for slot in held.slots:
             if slot.module._parameters.get(slot.name) is not fake_of[Source("param", i)]:
@@ -424,7 +424,7 @@ def _refuse_changed_groups(optimizer: torch.optim.Optimizer, before: list[dict[s
             )
 
 
-def _refuse_counted_in_python(state: State, entry: StateEntry, j: int, before: Any, now: Any) -> None:
+def _refuse_counted_in_python(state: StepState, entry: StateEntry, j: int, before: Any, now: Any) -> None:
     if type(before) is not type(now) or (before is not now and before != now):
         kind = type(state.optimizers[entry.optimizer]).__name__
         raise SPMDError(

@@ -28,7 +28,7 @@ _tree = tree()
 aten = torch.ops.aten
 
 
-class Watch(dispatch_mode_class()):  # type: ignore[misc]
+class TraceWatch(dispatch_mode_class()):  # type: ignore[misc]
     """Sees every operation of the step before the tracer does, and annotates the nodes it becomes."""
 
     def __init__(self) -> None:

@@ -17,36 +17,36 @@ from functools import partial
 from torch_testing_ext._process.loop import Timer
 
 from ..events import (
-    Asked,
+    AttemptEnded,
     Event,
     Output,
     Reporter,
     RunBegan,
     Running,
+    StatusRequested,
     Stopping,
     TestBegan,
-    TestEnded,
+    TestFinished,
     TestIsSlow,
-    TestSettled,
     UnitBegan,
     UnitEnded,
 )
-from ..model import Attempt, Lease, Outcome, Settled, Summary, Test, TestId, Unit, Verdict
+from ..model import Attempt, Category, FinishedTest, Lease, Summary, Test, TestId, TestOutcome, Unit
 from ..options.options import Options
 from ..processes.zygote import Zygote
 from ..scheduling.inventory import Inventory, environment_of
 from ..scheduling.leases import Leases
 from ..scheduling.plan import Plan
 from ..scheduling.policy import Queue
-from .running_unit import Limits, RunningUnit, Watcher
+from .running_unit import Limits, RunningUnit, UnitListener
 from .signals_and_keys import attention
-from .unit_log import Cause, Result
+from .unit_log import AttemptResult, EndCause
 
 STREAM_INTERVAL = 0.05
 PATIENCE_FOR_STACKS = 3.0
 
 
-class Engine(Watcher):
+class Engine(UnitListener):
     def __init__(
         self,
         zygote: Zygote,
@@ -65,7 +65,7 @@ class Engine(Watcher):
         self._began = time.monotonic()
         self._running: dict[int, RunningUnit] = {}
         self._attempts: dict[tuple[TestId, int], list[Attempt]] = {}
-        self._settled: list[Settled] = []
+        self._settled: list[FinishedTest] = []
         self._unfinished: list[Test] = []
         self._stopping = False
         self._interrupts = 0
@@ -88,7 +88,7 @@ class Engine(Watcher):
         return self._summary()
 
     def _tell(self, event: Event) -> None:
-        self._reporter.hear(event)
+        self._reporter.on_event(event)
 
     def _tell_of_beginning(self, plan: Plan, broken: Sequence[Attempt]) -> None:
         self._tell(
@@ -146,13 +146,13 @@ class Engine(Watcher):
     def test_is_slow(self, running: RunningUnit, test: Test, seconds: float) -> None:
         self._tell(TestIsSlow(test, seconds, running.lease))
 
-    def results(self, running: RunningUnit, results: Iterable[Result]) -> None:
+    def results(self, running: RunningUnit, results: Iterable[AttemptResult]) -> None:
         attempts = [running.attempt(result, self._began) for result in results]
         again = tuple(attempt.test for attempt in attempts if self._take(attempt))
         if again:
             self._add(running.unit, again, running.unit.attempt + 1)
 
-    def unit_ended(self, running: RunningUnit, results: list[Result], rest: list[int]) -> None:
+    def unit_ended(self, running: RunningUnit, results: list[AttemptResult], rest: list[int]) -> None:
         unit = running.unit
         self._copy_output_of(running)
         self.results(running, results)
@@ -160,7 +160,7 @@ class Engine(Watcher):
         self._leases.give_back(running.lease)
         self._tell(UnitEnded(unit, running.lease, self._now()))
         tests = tuple(unit.tests[number] for number in rest)
-        if running.cause is Cause.INTERRUPTED:
+        if running.cause is EndCause.INTERRUPTED:
             self._unfinished += [test for test in unit.tests if (test.id, unit.repetition) not in self._attempts]
         elif tests and self._stopping:
             self._unfinished += tests
@@ -186,23 +186,23 @@ class Engine(Watcher):
 
     def _take(self, attempt: Attempt) -> bool:
         """Take an attempt into account; is the test to be tried again?"""
-        failed = self._options.policy.verdict(attempt.outcome) is Verdict.FAILED
+        failed = self._options.policy.verdict(attempt.outcome) is Category.FAILED
         again = failed and attempt.number <= self._options.retries and not self._stopping
         attempts = self._attempts.setdefault((attempt.test.id, attempt.repetition), [])
         attempts.append(attempt)
-        self._tell(TestEnded(attempt, again))
+        self._tell(AttemptEnded(attempt, again))
         if not again:
-            self._settle(Settled(tuple(attempts)))
+            self._settle(FinishedTest(tuple(attempts)))
         return again
 
     def _settle_at_once(self, attempt: Attempt) -> None:
-        self._tell(TestEnded(attempt, again=False))
-        self._settle(Settled((attempt,)))
+        self._tell(AttemptEnded(attempt, again=False))
+        self._settle(FinishedTest((attempt,)))
 
-    def _settle(self, settled: Settled) -> None:
+    def _settle(self, settled: FinishedTest) -> None:
         self._settled.append(settled)
-        self._tell(TestSettled(settled))
-        failures = sum(self._options.policy.verdict(one.outcome) is Verdict.FAILED for one in self._settled)
+        self._tell(TestFinished(settled))
+        failures = sum(self._options.policy.verdict(one.outcome) is Category.FAILED for one in self._settled)
         most = 1 if self._options.until_failure else self._options.max_fail
         if most is not None and failures >= most:
             self._stop(f"{failures} test{'s' if failures > 1 else ''} failed")
@@ -221,7 +221,7 @@ class Engine(Watcher):
         self._stop(reason)
         for running in tuple(self._running.values()):
             if self._interrupts == 1:
-                running.end(Cause.INTERRUPTED)
+                running.end(EndCause.INTERRUPTED)
             else:
                 running.kill()
 
@@ -233,7 +233,7 @@ class Engine(Watcher):
             self._zygote.loop.after(PATIENCE_FOR_STACKS, self._question.close)
             self._question.ask()
 
-    def _answer(self, event: Asked) -> None:
+    def _answer(self, event: StatusRequested) -> None:
         self._question = None
         self._tell(event)
 
@@ -267,13 +267,13 @@ class Engine(Watcher):
 
 
 def _skipped(test: Test) -> Attempt:
-    return Attempt(test, Outcome.SKIPPED, test.skip or "", want=test.want, lease=Lease())
+    return Attempt(test, TestOutcome.SKIPPED, test.skip or "", want=test.want, lease=Lease())
 
 
 class _Question:
     """Where are they? Answered when all have said so, or at the end of patience."""
 
-    def __init__(self, asked: Sequence[RunningUnit], answer: Callable[[Asked], object]):
+    def __init__(self, asked: Sequence[RunningUnit], answer: Callable[[StatusRequested], object]):
         self._asked = asked
         self._answer = answer
         self._stacks: dict[int, str] = {}
@@ -295,7 +295,7 @@ class _Question:
     def close(self) -> None:
         if not self._closed:
             self._closed = True
-            self._answer(Asked(tuple(map(self._describe, self._asked))))
+            self._answer(StatusRequested(tuple(map(self._describe, self._asked))))
 
     def _describe(self, running: RunningUnit) -> Running:
         return Running(running.test, running.lease, running.seconds, self._stacks.get(running.unit.number, ""))

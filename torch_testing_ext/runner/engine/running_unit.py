@@ -17,10 +17,10 @@ from torch_testing_ext.launch.report import signal_name
 from torch_testing_ext.launch.settings import PREFIX
 
 from ..model import Attempt, Lease, Test, Unit
-from ..processes.unit_spec import UnitOrder
-from ..processes.zygote import FileProcess, Zygote
+from ..processes.unit_spec import UnitSpec
+from ..processes.zygote import FileHandle, Zygote
 from .logs import rank_logs, read_ends
-from .unit_log import Cause, End, Result, Story
+from .unit_log import AttemptResult, EndCause, UnitLog, WorkerExit
 
 # The launch layer explains a hang of ranks best, so it comes first: dumps, ladder and verdict need a moment.
 BACKSTOP = 10.0
@@ -43,13 +43,13 @@ class Limits:
         return test.timeout or self.timeout
 
 
-class Watcher:
+class UnitListener:
     """Whom a running unit tells what happens to it."""
 
     def test_began(self, running: RunningUnit, test: Test) -> None: ...
     def test_is_slow(self, running: RunningUnit, test: Test, seconds: float) -> None: ...
-    def results(self, running: RunningUnit, results: list[Result]) -> None: ...
-    def unit_ended(self, running: RunningUnit, results: list[Result], rest: list[int]) -> None: ...
+    def results(self, running: RunningUnit, results: list[AttemptResult]) -> None: ...
+    def unit_ended(self, running: RunningUnit, results: list[AttemptResult], rest: list[int]) -> None: ...
 
 
 class RunningUnit:
@@ -60,21 +60,21 @@ class RunningUnit:
         zygote: Zygote,
         limits: Limits,
         environ: Mapping[str, str],
-        watcher: Watcher,
+        watcher: UnitListener,
         again: str,
         stream: bool = False,
     ):
         self.unit = unit
         self.lease = lease
         self.began = time.monotonic()
-        self.cause = Cause.ITSELF
+        self.cause = EndCause.ITSELF
         self._zygote = zygote
         self._loop = zygote.loop
         self._limits = limits
         self._watcher = watcher
-        self._file: FileProcess = zygote.file(unit.file)
+        self._file: FileHandle = zygote.file(unit.file)
         self.order = self._make_order(environ, again, stream)
-        self._story = Story(unit, tuple(str(test.id.dotted) for test in unit.tests), self.order.commands)
+        self._story = UnitLog(unit, tuple(str(test.id.dotted) for test in unit.tests), self.order.commands)
         self._nanny, nannys = Channel.pair()
         self._worker, workers = Channel.pair()
         self._timers: list[Timer] = []
@@ -88,13 +88,13 @@ class RunningUnit:
         self._file.start(self.order, nannys, workers, self._gone)
         self._arm(0)
 
-    def _make_order(self, environ: Mapping[str, str], again: str, stream: bool) -> UnitOrder:
+    def _make_order(self, environ: Mapping[str, str], again: str, stream: bool) -> UnitSpec:
         """`again`: what to put before a test's name to run it again."""
         directory = self._zygote.directory / f"unit{self.unit.number}"
         kept = os.environ.get(LOGS)
         ranks = Path(kept) / directory.name if kept else directory / "ranks"
         ranks.mkdir(parents=True, exist_ok=True)
-        order = UnitOrder(
+        order = UnitSpec(
             self.unit.number,
             str(self._file.path),
             str(self._zygote.root),
@@ -110,16 +110,16 @@ class RunningUnit:
 
     # -- what it is asked
 
-    def end(self, cause: Cause) -> None:
+    def end(self, cause: EndCause) -> None:
         """The ladder."""
-        if self.cause is Cause.ITSELF:
+        if self.cause is EndCause.ITSELF:
             self.cause = cause
             self._nanny.send({"order": "end"})
             self._disarm()
             self._timers = [self._loop.after(NANNY_PATIENCE, lambda: self._file.kill(self.unit.number))]
 
     def kill(self) -> None:
-        self.cause = Cause.INTERRUPTED
+        self.cause = EndCause.INTERRUPTED
         self._nanny.send({"order": "kill"})
 
     def ask_for_stacks(self, answer: Callable[[str], object]) -> None:
@@ -188,14 +188,14 @@ class RunningUnit:
         lost = f"the process that watched it {how}"
         if self._file.broken is not None:
             lost = f"its file could not be imported once more: {self._file.broken.message}"
-        cause = self.cause if self.cause is Cause.INTERRUPTED else Cause.LOST
-        self._conclude(End(cause, time.monotonic(), lost=lost, stacks=self._read_stacks()))
+        cause = self.cause if self.cause is EndCause.INTERRUPTED else EndCause.LOST
+        self._conclude(WorkerExit(cause, time.monotonic(), lost=lost, stacks=self._read_stacks()))
 
     def _finish(self, status: int, at: float, leftovers: list[str]) -> None:
         code = os.waitstatus_to_exitcode(status)
-        self._conclude(End(self.cause, at, code, tuple(leftovers), self._read_stacks()))
+        self._conclude(WorkerExit(self.cause, at, code, tuple(leftovers), self._read_stacks()))
 
-    def _conclude(self, end: End) -> None:
+    def _conclude(self, end: WorkerExit) -> None:
         self._over = True
         self._disarm()
         self._answer_stacks()
@@ -219,7 +219,7 @@ class RunningUnit:
 
     def _arm(self, number: int) -> None:
         """Anew for each test; what is after the last one, still belongs to that."""
-        if self.cause is not Cause.ITSELF:
+        if self.cause is not EndCause.ITSELF:
             return
         self._disarm()
         test, began = self.unit.tests[number], time.monotonic()
@@ -236,8 +236,8 @@ class RunningUnit:
         self._timers = []
 
     def _time_is_up(self) -> None:
-        self.ask_for_stacks(lambda stacks: self.end(Cause.DEADLINE))
-        self._timers.append(self._loop.after(NANNY_PATIENCE, lambda: self.end(Cause.DEADLINE)))
+        self.ask_for_stacks(lambda stacks: self.end(EndCause.DEADLINE))
+        self._timers.append(self._loop.after(NANNY_PATIENCE, lambda: self.end(EndCause.DEADLINE)))
 
     # -- what it left
 
@@ -269,7 +269,7 @@ class RunningUnit:
     def _read_stacks(self) -> str:
         return hang.tidy(read_ends(self.order.stacks))
 
-    def attempt(self, result: Result, origin: float) -> Attempt:
+    def attempt(self, result: AttemptResult, origin: float) -> Attempt:
         """A result with all that is worth keeping of it; times since `origin`."""
         ranks = rank_logs(Path(self.order.ranks, name) for name in result.ranks)
         return Attempt(

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field, replace
 from torch_testing_ext._process.channel import Message
 from torch_testing_ext.launch.report import signal_name
 
-from ..model import COUNTS_AS, Outcome, Unit, Verdict
+from ..model import COUNTS_AS, Category, TestOutcome, Unit
 
 
-class Cause(enum.Enum):
+class EndCause(enum.Enum):
     """Why a unit's worker is gone."""
 
     ITSELF = "it ended by itself"
@@ -22,10 +22,10 @@ class Cause(enum.Enum):
 
 
 @dataclass(frozen=True)
-class End:
+class WorkerExit:
     """How a unit's worker ended."""
 
-    cause: Cause
+    cause: EndCause
     at: float
     code: int | None = None  # negative for a signal; None where nobody saw it
     leftovers: tuple[str, ...] = ()
@@ -34,11 +34,11 @@ class End:
 
 
 @dataclass(frozen=True)
-class Result:
+class AttemptResult:
     """How one test of a unit ended. Times as time.monotonic() gives them."""
 
     test: int
-    outcome: Outcome
+    outcome: TestOutcome
     message: str = ""
     began: float = 0.0
     ended: float = 0.0
@@ -49,7 +49,7 @@ class Result:
 
 
 @dataclass
-class Story:
+class UnitLog:
     """What a unit's worker told so far."""
 
     unit: Unit
@@ -79,7 +79,7 @@ class Story:
         elif "broke" in message:
             self.broke = message["broke"]
 
-    def certain(self) -> list[Result]:
+    def certain(self) -> list[AttemptResult]:
         """New results that nothing can change any more. What comes after the last test, changes its result: a
         tearDownClass that fails, a process that is left running."""
         told = list(self.ended)
@@ -88,24 +88,24 @@ class Story:
         self._given += len(certain)
         return [self._told(test) for test in certain]
 
-    def finish(self, end: End) -> tuple[list[Result], list[int]]:
+    def finish(self, end: WorkerExit) -> tuple[list[AttemptResult], list[int]]:
         """The results that are still to be given, and the tests that are still to be run."""
         results = [self._told(test) for test in list(self.ended)[self._given :]]
         results += self._cut_short(end)
         results += [self._missing(test, end) for test in self.missing]
         seen = {*self.ended, *self.began, *self.missing}
         rest = [test for test in range(len(self.names)) if test not in seen]
-        if rest and end.cause is not Cause.INTERRUPTED:
+        if rest and end.cause is not EndCause.INTERRUPTED:
             taken = self._not_run(rest, end, alone=not seen)
             results += taken
             rest = rest[len(taken) :]
         return self._with_aftermath(results, end), rest
 
-    def _told(self, test: int) -> Result:
+    def _told(self, test: int) -> AttemptResult:
         began, ended = self.began[test], self.ended[test]
-        return Result(
+        return AttemptResult(
             test,
-            Outcome(ended["outcome"]),
+            TestOutcome(ended["outcome"]),
             ended["message"],
             began["at"],
             ended["at"],
@@ -114,70 +114,73 @@ class Story:
             tuple(ended["ranks"]),
         )
 
-    def _cut_short(self, end: End) -> Iterator[Result]:
+    def _cut_short(self, end: WorkerExit) -> Iterator[AttemptResult]:
         """The test during which the worker ended."""
         test = self.running
-        if test is None or end.cause is Cause.INTERRUPTED:
+        if test is None or end.cause is EndCause.INTERRUPTED:
             return
         began = self.began[test]
         outcome, message = self._explain(test, end, end.at - began["at"])
-        yield Result(test, outcome, message, began["at"], end.at, log=(began["printed"], None))
+        yield AttemptResult(test, outcome, message, began["at"], end.at, log=(began["printed"], None))
 
-    def _explain(self, test: int, end: End, seconds: float) -> tuple[Outcome, str]:
+    def _explain(self, test: int, end: WorkerExit, seconds: float) -> tuple[TestOutcome, str]:
         into = f"{seconds:.1f} s into {self.names[test]}"
         match end.cause:
-            case Cause.DEADLINE:
-                outcome, title = Outcome.TIMEOUT, f"{self.names[test]} timed out after {seconds:.1f} s; it was ended"
-            case Cause.LOST:
-                outcome, title = Outcome.CRASHED, f"it was ended {into}, since {end.lost}"
+            case EndCause.DEADLINE:
+                outcome, title = (
+                    TestOutcome.TIMEOUT,
+                    f"{self.names[test]} timed out after {seconds:.1f} s; it was ended",
+                )
+            case EndCause.LOST:
+                outcome, title = TestOutcome.CRASHED, f"it was ended {into}, since {end.lost}"
             case _ if self.broke:
-                outcome, title = Outcome.ERROR, self.broke
+                outcome, title = TestOutcome.ERROR, self.broke
             case _:
-                outcome, title = Outcome.CRASHED, f"the test's process {_how(end.code)} {into}"
+                outcome, title = TestOutcome.CRASHED, f"the test's process {_how(end.code)} {into}"
         parts = [title]
         if end.stacks:
             parts.append(f"stacks, most recent call first:\n{end.stacks.rstrip()}")
         return outcome, "\n\n".join([*parts, f"To run it alone:\n  {self.commands[test]}"])
 
-    def _missing(self, test: int, end: End) -> Result:
+    def _missing(self, test: int, end: WorkerExit) -> AttemptResult:
         message = f"{self.names[test]} was listed, but is not there when the file is imported once more"
-        return Result(test, Outcome.ERROR, message, end.at, end.at)
+        return AttemptResult(test, TestOutcome.ERROR, message, end.at, end.at)
 
-    def _not_run(self, rest: list[int], end: End, alone: bool) -> list[Result]:
+    def _not_run(self, rest: list[int], end: WorkerExit, alone: bool) -> list[AttemptResult]:
         """Tests that did not begin though the worker had its time: class fixtures kept it from them, or its death."""
-        gone = end.code == 0 and end.cause is Cause.ITSELF
+        gone = end.code == 0 and end.cause is EndCause.ITSELF
         if gone and self.fixtures:
             return [self._kept_from(test, self.fixtures[0], end) for test in rest]
         if gone:
-            return [Result(test, Outcome.ERROR, "unittest did not run it", end.at, end.at) for test in rest]
+            return [AttemptResult(test, TestOutcome.ERROR, "unittest did not run it", end.at, end.at) for test in rest]
         if not alone:
             return []  # another process may get further
         outcome, message = self._explain(rest[0], end, 0.0)
-        return [Result(rest[0], outcome, f"before its first test: {message}", end.at, end.at)]
+        return [AttemptResult(rest[0], outcome, f"before its first test: {message}", end.at, end.at)]
 
-    def _kept_from(self, test: int, fixture: Message, end: End) -> Result:
-        outcome = Outcome.SKIPPED if fixture["skipped"] else Outcome.ERROR
-        return Result(test, outcome, fixture["fixture"], end.at, end.at, fixture["want"])
+    def _kept_from(self, test: int, fixture: Message, end: WorkerExit) -> AttemptResult:
+        outcome = TestOutcome.SKIPPED if fixture["skipped"] else TestOutcome.ERROR
+        return AttemptResult(test, outcome, fixture["fixture"], end.at, end.at, fixture["want"])
 
-    def _with_aftermath(self, results: list[Result], end: End) -> list[Result]:
+    def _with_aftermath(self, results: list[AttemptResult], end: WorkerExit) -> list[AttemptResult]:
         """What happened after the last test belongs to it."""
         if not results:
             return results
         *others, last = results
         ran = last.test in self.began
         if ran and self.fixtures and _is_good(last):
-            last = replace(last, outcome=Outcome.ERROR, message=f"after the test: {self.fixtures[-1]['fixture']}")
-        elif ran and _is_good(last) and end.cause is Cause.ITSELF and end.code != 0:
+            last = replace(last, outcome=TestOutcome.ERROR, message=f"after the test: {self.fixtures[-1]['fixture']}")
+        elif ran and _is_good(last) and end.cause is EndCause.ITSELF and end.code != 0:
             how = f"after the test its process {_how(end.code)}\n\n{end.stacks}".rstrip()
-            last = replace(last, outcome=Outcome.CRASHED, message=how)
-        elif ran and end.leftovers and last.outcome is Outcome.PASSED and end.cause is Cause.ITSELF:
+            last = replace(last, outcome=TestOutcome.CRASHED, message=how)
+        elif ran and end.leftovers and last.outcome is TestOutcome.PASSED and end.cause is EndCause.ITSELF:
             left = "\n".join(f"  {name}" for name in end.leftovers)
-            last = replace(last, outcome=Outcome.LEAKED, message=f"it left running (ended now):\n{left}")
+            last = replace(last, outcome=TestOutcome.LEAKED, message=f"it left running (ended now):\n{left}")
         return [*others, replace(last, leftovers=end.leftovers)]
 
 
-def _is_good(result: Result) -> bool:
-    return COUNTS_AS[result.outcome] is not Verdict.FAILED
+def _is_good(result: AttemptResult) -> bool:
+    return COUNTS_AS[result.outcome] is not Category.FAILED
 
 
 def _how(code: int | None) -> str:

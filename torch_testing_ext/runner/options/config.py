@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 
 from .options import Options, UsageError
 from .suggestions import nearest
-from .table import SWITCHES, Switch, truth
+from .table import OPTION_TABLE, OptionSpec, truth
 
 SECTION = "torch_testing_ext"
 # launch/settings.py leaves these to us. It is not asked for the name: that would import all of launch/ for --help.
@@ -39,12 +39,12 @@ class Layer:
 
 
 @dataclass(frozen=True)
-class Chosen:
+class ConfiguredOptions:
     options: Options
     places: Mapping[str, str]  # of each field: where its value comes from
 
 
-def choose(argv: Sequence[str], environ: Mapping[str, str], root: Path, here: Path) -> Chosen:
+def choose(argv: Sequence[str], environ: Mapping[str, str], root: Path, here: Path) -> ConfiguredOptions:
     """`root` is the project's folder, where its files of configuration are; `here` is where the user stands.
 
     Raises UsageError; leaves by SystemExit for --help alone.
@@ -61,7 +61,7 @@ def choose(argv: Sequence[str], environ: Mapping[str, str], root: Path, here: Pa
     for layer in layers:
         values.update(layer.values)
         places.update(layer.places)
-    return Chosen(_settle(Options(**values), places), places)
+    return ConfiguredOptions(_settle(Options(**values), places), places)
 
 
 def _settle(options: Options, places: Mapping[str, str]) -> Options:
@@ -92,10 +92,10 @@ def _root_of(path: Path) -> Path:
     return inside or (path if path.is_dir() else path.parent)
 
 
-def show(chosen: Chosen) -> str:
+def show(chosen: ConfiguredOptions) -> str:
     """What is in force, and from where."""
     lines = []
-    for field in SWITCHES:
+    for field in OPTION_TABLE:
         lines.append((f"{field} = {_shown(getattr(chosen.options, field))}", chosen.places[field]))
     width = max(len(text) for text, _ in lines)
     return "\n".join(f"{text:{width}}  ({place})" for text, place in lines)
@@ -114,7 +114,7 @@ def _shown(value: Any) -> str:
 
 def _defaults(root: Path) -> Layer:
     options = Options()
-    values = {field: _resolved(getattr(options, field), root) for field in SWITCHES}
+    values = {field: _resolved(getattr(options, field), root) for field in OPTION_TABLE}
     return Layer(values, dict.fromkeys(values, DEFAULT))
 
 
@@ -164,7 +164,7 @@ def _as_text(value: Any) -> str:
 
 
 def _from_file(section: Mapping[str, str], file: Path, root: Path) -> Layer:
-    known = {field.replace("_", "-"): field for field, switch in SWITCHES.items() if switch.configurable}
+    known = {field.replace("_", "-"): field for field, switch in OPTION_TABLE.items() if switch.configurable}
     values = {}
     for key, text in section.items():
         name = key.replace("_", "-")
@@ -175,7 +175,7 @@ def _from_file(section: Mapping[str, str], file: Path, root: Path) -> Layer:
 
 
 def _environment(environ: Mapping[str, str], here: Path) -> Layer:
-    known = {PREFIX + field.upper(): field for field, switch in SWITCHES.items() if switch.configurable}
+    known = {PREFIX + field.upper(): field for field, switch in OPTION_TABLE.items() if switch.configurable}
     values, places = {}, {}
     for name, text in environ.items():
         if not name.startswith(PREFIX) or not text:
@@ -188,7 +188,7 @@ def _environment(environ: Mapping[str, str], here: Path) -> Layer:
 
 
 def _read(field: str, text: str, place: str, base: Path) -> Any:
-    switch = SWITCHES[field]
+    switch = OPTION_TABLE[field]
     texts = [line.strip() for line in text.splitlines() if line.strip()] if switch.many else [text.strip()]
     try:
         values = tuple(switch.read(one) for one in texts)
@@ -225,7 +225,7 @@ def _frozen(value: Any) -> Any:
 
 
 def _flags() -> list[str]:
-    return [name for field, switch in SWITCHES.items() for names, _ in _arguments(field, switch) for name in names]
+    return [name for field, switch in OPTION_TABLE.items() for names, _ in _arguments(field, switch) for name in names]
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -237,13 +237,13 @@ def _parser() -> argparse.ArgumentParser:
         argument_default=argparse.SUPPRESS,
         allow_abbrev=False,
     )
-    for field, switch in SWITCHES.items():
+    for field, switch in OPTION_TABLE.items():
         for names, more in _arguments(field, switch):
             parser.add_argument(*names, **more)
     return parser
 
 
-def _arguments(field: str, switch: Switch) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
+def _arguments(field: str, switch: OptionSpec) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
     """How a field is told to argparse."""
     for flag in switch.values:
         yield flag.names, {"dest": field, "action": "store_const", "const": flag.value, "help": flag.help}
@@ -253,7 +253,7 @@ def _arguments(field: str, switch: Switch) -> Iterator[tuple[tuple[str, ...], di
         yield (switch.flags or (field,)), {**_valued(field, switch), "metavar": switch.metavar, "help": switch.help}
 
 
-def _valued(field: str, switch: Switch) -> dict[str, Any]:
+def _valued(field: str, switch: OptionSpec) -> dict[str, Any]:
     valued: dict[str, Any] = {"type": _type_of(switch)}
     if not switch.flags:
         return {**valued, "nargs": "*"}
@@ -262,7 +262,7 @@ def _valued(field: str, switch: Switch) -> dict[str, Any]:
     return {**valued, "dest": field}
 
 
-def _type_of(switch: Switch) -> Callable[[str], Any]:
+def _type_of(switch: OptionSpec) -> Callable[[str], Any]:
     def read(text: str) -> Any:
         try:
             return switch.read(text)

@@ -19,7 +19,7 @@ class CannotRun(RuntimeError):
     """Tests cannot be run at all; the message says why."""
 
 
-class Again(enum.Enum):
+class Rerun(enum.Enum):
     """What the failures of the last run are to this one."""
 
     NOTHING = "nothing"
@@ -48,7 +48,7 @@ class CountAs(enum.Enum):
 
 
 @dataclass(frozen=True)
-class Shard:
+class ShardSpec:
     index: int  # from 1
     count: int
 
@@ -72,8 +72,8 @@ class Options:
     exclude: tuple[str, ...] = ()
     keyword: tuple[str, ...] = ()
     tests: tuple[Path, ...] = (Path("test/distributed"),)
-    shard: Shard | None = None
-    again: Again = Again.NOTHING
+    shard: ShardSpec | None = None
+    again: Rerun = Rerun.NOTHING
 
     jobs: int = field(default_factory=usable_cores)
     gpus: Gpus = None

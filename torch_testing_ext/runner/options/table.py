@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .options import Action, Again, CountAs, Gpus, Shard, Verbosity
+from .options import Action, CountAs, Gpus, Rerun, ShardSpec, Verbosity
 
 # -- readers: from the text of an option to its value; a ValueError says what would be understood
 
@@ -38,11 +38,11 @@ def seconds(text: str) -> float:
     return value
 
 
-def shard(text: str) -> Shard:
+def shard(text: str) -> ShardSpec:
     index, slash, of = text.partition("/")
     if not (slash and index.isdecimal() and of.isdecimal() and 1 <= int(index) <= int(of)):
         raise ValueError(f"{text!r} is not a shard such as 1/3, the first of three")
-    return Shard(int(index), int(of))
+    return ShardSpec(int(index), int(of))
 
 
 def gpus(text: str) -> Gpus:
@@ -83,7 +83,7 @@ def one_of(kind: type[enum.Enum]) -> Callable[[str], Any]:
 
 
 @dataclass(frozen=True)
-class Flag:
+class ValueFlag:
     """A flag that stands for one value of a closed set."""
 
     names: tuple[str, ...]
@@ -92,20 +92,20 @@ class Flag:
 
 
 @dataclass(frozen=True)
-class Switch:
+class OptionSpec:
     flags: tuple[str, ...]
     read: Callable[[str], Any]
     help: str = ""
     metavar: str = ""
     many: bool = False  # may be given several times
     several: bool = False  # each time with several values
-    values: tuple[Flag, ...] = ()
+    values: tuple[ValueFlag, ...] = ()
     configurable: bool = True  # in files and by environment too
 
 
-SWITCHES = {
+OPTION_TABLE = {
     # what runs
-    "names": Switch(
+    "names": OptionSpec(
         (),
         str,
         "files, folders, modules or prefixes of these, path::Class::test; everything where none is given",
@@ -113,72 +113,76 @@ SWITCHES = {
         many=True,
         configurable=False,
     ),
-    "include": Switch(("-i", "--include"), str, "as NAME above", "NAME", many=True, several=True),
-    "exclude": Switch(("-x", "--exclude"), str, "but not these", "NAME", many=True, several=True),
-    "keyword": Switch(
+    "include": OptionSpec(("-i", "--include"), str, "as NAME above", "NAME", many=True, several=True),
+    "exclude": OptionSpec(("-x", "--exclude"), str, "but not these", "NAME", many=True, several=True),
+    "keyword": OptionSpec(
         ("-k", "--keyword"),
         str,
         "a part of a test's name, a pattern with *, or such words with and, or, not; of several one is enough",
         "EXPRESSION",
         many=True,
     ),
-    "tests": Switch(("--tests",), path, "where tests live", "FOLDER", many=True),
-    "shard": Switch(("--shard",), shard, "part I of N, cut by learnt durations, else by hash", "I/N"),
-    "again": Switch(
+    "tests": OptionSpec(("--tests",), path, "where tests live", "FOLDER", many=True),
+    "shard": OptionSpec(("--shard",), shard, "part I of N, cut by learnt durations, else by hash", "I/N"),
+    "again": OptionSpec(
         (),
-        one_of(Again),
+        one_of(Rerun),
         values=(
-            Flag(("--last-failed", "--lf"), Again.LAST_FAILED, "only what failed when it ran last"),
-            Flag(("--failed-first", "--ff"), Again.FAILED_FIRST, "first what failed when it ran last"),
+            ValueFlag(("--last-failed", "--lf"), Rerun.LAST_FAILED, "only what failed when it ran last"),
+            ValueFlag(("--failed-first", "--ff"), Rerun.FAILED_FIRST, "first what failed when it ran last"),
         ),
     ),
     # with what
-    "jobs": Switch(("-j", "--jobs"), count, "CPU slots; each rank takes one", "N"),
-    "gpus": Switch(
+    "jobs": OptionSpec(("-j", "--jobs"), count, "CPU slots; each rank takes one", "N"),
+    "gpus": OptionSpec(
         ("--gpus",), gpus, "so many accelerators, or these of the visible ones (0,2); auto: all of them", "N|LIST|auto"
     ),
-    "fake_gpus": Switch(("--fake-gpus",), count, "lease accelerators that do not exist", "N"),
+    "fake_gpus": OptionSpec(("--fake-gpus",), count, "lease accelerators that do not exist", "N"),
     # how
-    "timeout": Switch(("--timeout",), seconds, "what a test may take, unless it says else by @timeout", "SECONDS"),
-    "slow": Switch(("--slow",), seconds, "announce a test that takes longer", "SECONDS"),
-    "retries": Switch(("--retries",), count_or_none, "try a failed test so often again", "N"),
-    "flaky": Switch(("--flaky",), one_of(CountAs), "what a test counts as that passes on retry", "pass|fail"),
-    "leaked": Switch(
+    "timeout": OptionSpec(("--timeout",), seconds, "what a test may take, unless it says else by @timeout", "SECONDS"),
+    "slow": OptionSpec(("--slow",), seconds, "announce a test that takes longer", "SECONDS"),
+    "retries": OptionSpec(("--retries",), count_or_none, "try a failed test so often again", "N"),
+    "flaky": OptionSpec(("--flaky",), one_of(CountAs), "what a test counts as that passes on retry", "pass|fail"),
+    "leaked": OptionSpec(
         ("--leaked",), one_of(CountAs), "what a test counts as that passes but leaves processes running", "pass|fail"
     ),
-    "max_fail": Switch(("--max-fail",), count, "begin nothing more after so many failures", "N"),
-    "repeat": Switch(("--repeat",), count, "run every test so often", "N"),
-    "until_failure": Switch(("--until-failure",), truth, "repeat until a test fails (at most --repeat times)"),
-    "shuffle": Switch(("--shuffle",), truth, "begin in an order by chance"),
-    "seed": Switch(("--seed",), count_or_none, "of that order; implies --shuffle", "N"),
+    "max_fail": OptionSpec(("--max-fail",), count, "begin nothing more after so many failures", "N"),
+    "repeat": OptionSpec(("--repeat",), count, "run every test so often", "N"),
+    "until_failure": OptionSpec(("--until-failure",), truth, "repeat until a test fails (at most --repeat times)"),
+    "shuffle": OptionSpec(("--shuffle",), truth, "begin in an order by chance"),
+    "seed": OptionSpec(("--seed",), count_or_none, "of that order; implies --shuffle", "N"),
     # what is told
-    "verbosity": Switch(
+    "verbosity": OptionSpec(
         (),
         one_of(Verbosity),
         values=(
-            Flag(("-v", "--verbose"), Verbosity.VERBOSE, "say more"),
-            Flag(("-q", "--quiet"), Verbosity.QUIET, "say only failures and the end"),
+            ValueFlag(("-v", "--verbose"), Verbosity.VERBOSE, "say more"),
+            ValueFlag(("-q", "--quiet"), Verbosity.QUIET, "say only failures and the end"),
         ),
     ),
-    "stream": Switch(("-s", "--stream"), truth, "show what tests print while they run"),
-    "durations": Switch(("--durations",), count_or_none, "name the slowest N tests", "N"),
-    "junit": Switch(("--junit",), path, "write JUnit XML", "FILE"),
-    "report": Switch(("--report",), path, "write an HTML page", "FILE"),
-    "trace": Switch(("--trace",), path, "write a trace for Perfetto", "FILE"),
-    "results": Switch(("--results",), path, "write all that is known as JSON", "FILE"),
-    "allow_all_skipped": Switch(("--allow-all-skipped",), truth, "exit 0 where all was skipped for want of devices"),
+    "stream": OptionSpec(("-s", "--stream"), truth, "show what tests print while they run"),
+    "durations": OptionSpec(("--durations",), count_or_none, "name the slowest N tests", "N"),
+    "junit": OptionSpec(("--junit",), path, "write JUnit XML", "FILE"),
+    "report": OptionSpec(("--report",), path, "write an HTML page", "FILE"),
+    "trace": OptionSpec(("--trace",), path, "write a trace for Perfetto", "FILE"),
+    "results": OptionSpec(("--results",), path, "write all that is known as JSON", "FILE"),
+    "allow_all_skipped": OptionSpec(
+        ("--allow-all-skipped",), truth, "exit 0 where all was skipped for want of devices"
+    ),
     # otherwise
-    "action": Switch(
+    "action": OptionSpec(
         (),
         one_of(Action),
         values=(
-            Flag(("--list",), Action.LIST, "print what would run and what each test needs"),
-            Flag(("--dry-run",), Action.DRY_RUN, "print which units would begin when, and with which leases"),
-            Flag(("--show-config",), Action.SHOW_CONFIG, "print the options in force and where each comes from"),
+            ValueFlag(("--list",), Action.LIST, "print what would run and what each test needs"),
+            ValueFlag(("--dry-run",), Action.DRY_RUN, "print which units would begin when, and with which leases"),
+            ValueFlag(("--show-config",), Action.SHOW_CONFIG, "print the options in force and where each comes from"),
         ),
         configurable=False,
     ),
-    "json": Switch(("--json",), truth, "with --list: for machines", configurable=False),
-    "cache": Switch(("--cache",), path, "where durations and failures are remembered", "FOLDER"),
-    "drop_in": Switch(("--drop-in",), path, "a PyTorch checkout, or tests for PyTorch's bases, to run on ours", "PATH"),
+    "json": OptionSpec(("--json",), truth, "with --list: for machines", configurable=False),
+    "cache": OptionSpec(("--cache",), path, "where durations and failures are remembered", "FOLDER"),
+    "drop_in": OptionSpec(
+        ("--drop-in",), path, "a PyTorch checkout, or tests for PyTorch's bases, to run on ours", "PATH"
+    ),
 }

@@ -25,18 +25,18 @@ from torch_testing_ext.launch import starting
 from torch_testing_ext.launch.rank import cut_off
 
 from . import nanny, worker
-from .fork_parent import Parent
-from .loaded_file import TestFile
-from .unit_spec import UnitOrder
+from .fork_parent import ForkParent
+from .loaded_file import LoadedFile
+from .unit_spec import UnitSpec
 
 
 def live(order: Message, channel: Channel) -> NoReturn:
     os.chdir(order["root"])
     cut_off(os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600))
     system.adopt_orphans()
-    fork_safety.born_again()
+    fork_safety.mark_fork_safe()
     try:
-        file = TestFile.load(order["path"])
+        file = LoadedFile.load(order["path"])
     except BaseException as error:
         channel.send({"broken": _explain(error, order["path"])})
         os._exit(0)
@@ -62,16 +62,16 @@ def _explain(error: BaseException, path: str) -> str:
     return f"{said or launch.summarize(error)}\n\n{text.rstrip()}"
 
 
-def _list(file: TestFile, order: Message, channel: Channel) -> str | None:
+def _list(file: LoadedFile, order: Message, channel: Channel) -> str | None:
     """Tell of all tests: by a child, since to ask a test for its world size may be to ask for accelerators.
 
     Returns why this process must not be forked, as the child and the time after its birth show; or None.
     """
-    unfit = fork_safety.prepare()
+    unfit = fork_safety.prepare_to_fork()
     pid = fork_safety.fork()
     if pid == 0:
         _tell_and_exit(file, order, channel)
-    unfit = unfit or fork_safety.after_fork()
+    unfit = unfit or fork_safety.check_after_fork()
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     if code not in (0, _SPOILT):
         channel.send({"broken": f"to ask the tests for what they need ended the process that asked (code {code})"})
@@ -82,7 +82,7 @@ def _list(file: TestFile, order: Message, channel: Channel) -> str | None:
 _SPOILT = 3
 
 
-def _tell_and_exit(file: TestFile, order: Message, channel: Channel) -> NoReturn:
+def _tell_and_exit(file: LoadedFile, order: Message, channel: Channel) -> NoReturn:
     code = 1
     try:
         from torch_testing_ext import _torch
@@ -98,8 +98,8 @@ def _tell_and_exit(file: TestFile, order: Message, channel: Channel) -> NoReturn
         os._exit(code)
 
 
-class FileProcess(Parent):
-    def __init__(self, channel: Channel, file: TestFile, kept: frozenset[int]):
+class FileProcess(ForkParent):
+    def __init__(self, channel: Channel, file: LoadedFile, kept: frozenset[int]):
         super().__init__(channel, kept)
         self._file = file
 
@@ -114,11 +114,11 @@ class FileProcess(Parent):
         for name in modules:
             with suppress(Exception):
                 importlib.import_module(name)
-        if why := fork_safety.prepare() or fork_safety.after_fork():
+        if why := fork_safety.prepare_to_fork() or fork_safety.check_after_fork():
             self.channel.send({"unfit": f"what its tests import leaves a process unfit to be forked: {why}"})
 
     def _start(self, order: Message) -> None:
-        unit = UnitOrder.of_data(order["unit"])
+        unit = UnitSpec.of_data(order["unit"])
         nannys, workers = (Channel.on(fd) for fd in order["fds"])
         start = partial(worker.live, unit, lambda: self._file.tests, workers)
         self.fork(unit.number, partial(nanny.live, unit, nannys, workers, start))
@@ -126,7 +126,7 @@ class FileProcess(Parent):
         workers.close()
 
 
-def start_interpreter(order: UnitOrder, channel: Channel) -> Callable[[int], Any]:
+def start_interpreter(order: UnitSpec, channel: Channel) -> Callable[[int], Any]:
     """The life of a worker that imports its file by itself."""
 
     def start(log: int) -> NoReturn:

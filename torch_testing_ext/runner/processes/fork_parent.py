@@ -19,7 +19,7 @@ from torch_testing_ext._process.channel import Channel, Message
 from torch_testing_ext.launch.fork_server import drain, held_back, signal_group, wakeups
 
 
-class Parent:
+class ForkParent:
     def __init__(self, channel: Channel, kept: frozenset[int] = frozenset()):
         self.channel = channel
         self._kept = kept  # children that are not ours to end before we end ourselves

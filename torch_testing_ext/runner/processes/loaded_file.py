@@ -20,13 +20,13 @@ _MODULE_FIXTURES = ("setUpModule", "tearDownModule")
 
 
 @dataclass(frozen=True)
-class TestFile:
+class LoadedFile:
     tests: dict[str, unittest.TestCase]  # by `Class.test_x`, in unittest's order
 
     __test__ = False
 
     @classmethod
-    def load(cls, path: str) -> TestFile:
+    def load(cls, path: str) -> LoadedFile:
         """Import it as a program that is run from there would be."""
         sys.path.insert(0, os.path.dirname(path))
         sys.argv[:] = [path]

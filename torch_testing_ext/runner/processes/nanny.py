@@ -20,7 +20,7 @@ from torch_testing_ext._process.channel import Channel, Message
 from torch_testing_ext.launch.fork_server import drain, held_back, see_to_their_end, signal_group, wakeups
 
 from .fork_parent import end_others
-from .unit_spec import UnitOrder
+from .unit_spec import UnitSpec
 
 # How long the worker, then what it left, may take to obey SIGTERM.
 GRACE_AFTER_SIGTERM = 0.2
@@ -33,13 +33,13 @@ PATIENCE_FOR_STACKS = 1.0
 Start = Callable[[int], NoReturn]  # the life of the worker; it is given its log
 
 
-def live(order: UnitOrder, channel: Channel, worker_channel: Channel, start: Start) -> NoReturn:
+def live(order: UnitSpec, channel: Channel, worker_channel: Channel, start: Start) -> NoReturn:
     Nanny(order, channel, worker_channel, start).watch()
     os._exit(0)
 
 
 class Nanny:
-    def __init__(self, order: UnitOrder, channel: Channel, worker_channel: Channel, start: Start):
+    def __init__(self, order: UnitSpec, channel: Channel, worker_channel: Channel, start: Start):
         self._order = order
         self._channel = channel
         self._worker_channel = worker_channel

@@ -15,28 +15,28 @@ from typing import Any
 from torch_testing_ext import launch
 from torch_testing_ext.launch.report import cut_middle
 
-from ..model import Outcome
-from .unit_spec import UnitOrder
+from ..model import TestOutcome
+from .unit_spec import UnitSpec
 
 __unittest = True  # keeps these frames out of unittest's tracebacks
 
 LONGEST_MESSAGE = 200_000
 
 # Of several outcomes of one test (a failure, then an error in tearDown) the first of these counts.
-_GRAVEST_FIRST = (Outcome.UNEXPECTED_SUCCESS, Outcome.EXPECTED_FAILURE, Outcome.SKIPPED, Outcome.PASSED)
+_GRAVEST_FIRST = (TestOutcome.UNEXPECTED_SUCCESS, TestOutcome.EXPECTED_FAILURE, TestOutcome.SKIPPED, TestOutcome.PASSED)
 
 Tell = Callable[[dict[str, Any]], None]
 
 
-class Telling(unittest.TestResult):
-    def __init__(self, order: UnitOrder, numbers: Mapping[str, int], tell: Tell):
+class ReportingResult(unittest.TestResult):
+    def __init__(self, order: UnitSpec, numbers: Mapping[str, int], tell: Tell):
         super().__init__()
         self._order = order
         self._numbers = numbers  # of the tests, by unittest's id
         self._tell = tell
         self._ranks_seen: set[str] = set()
         self._began = time.monotonic()
-        self._outcomes: list[Outcome] = []
+        self._outcomes: list[TestOutcome] = []
         self._messages: list[str] = []
         self._want: str | None = None
 
@@ -55,10 +55,10 @@ class Telling(unittest.TestResult):
     def stopTest(self, test: unittest.TestCase) -> None:
         super().stopTest(test)
         if not self._outcomes and sys.exc_info()[1] is not None:
-            self._failed(test, sys.exc_info(), Outcome.ERROR)  # KeyboardInterrupt: unittest lets it pass
+            self._failed(test, sys.exc_info(), TestOutcome.ERROR)  # KeyboardInterrupt: unittest lets it pass
         outcome = self._outcome()
         message = "\n\n".join(self._messages)
-        if message and outcome is not Outcome.SKIPPED and outcome is not Outcome.EXPECTED_FAILURE:
+        if message and outcome is not TestOutcome.SKIPPED and outcome is not TestOutcome.EXPECTED_FAILURE:
             message += self._to_run_it_alone(test)
         self._tell(
             {
@@ -72,10 +72,10 @@ class Telling(unittest.TestResult):
             }
         )
 
-    def _outcome(self) -> Outcome:
+    def _outcome(self) -> TestOutcome:
         if not self._outcomes:
             self._messages.append("unittest did not say how this test ended")
-            return Outcome.ERROR
+            return TestOutcome.ERROR
         grave = [outcome for outcome in self._outcomes if outcome not in _GRAVEST_FIRST]
         return grave[0] if grave else min(self._outcomes, key=_GRAVEST_FIRST.index)
 
@@ -98,16 +98,16 @@ class Telling(unittest.TestResult):
     # -- what unittest says
 
     def addSuccess(self, test: unittest.TestCase) -> None:
-        self._outcomes.append(Outcome.PASSED)
+        self._outcomes.append(TestOutcome.PASSED)
 
     def addFailure(self, test: unittest.TestCase, err: Any) -> None:
-        self._failed(test, err, Outcome.FAILED)
+        self._failed(test, err, TestOutcome.FAILED)
 
     def addError(self, test: unittest.TestCase, err: Any) -> None:
         if test.id() not in self._numbers and not _is_subtest(test):
             self._tell({"fixture": f"{test.id()}: {self._describe(test, err)}", "skipped": False, "want": None})
             return
-        self._failed(test, err, Outcome.ERROR)
+        self._failed(test, err, TestOutcome.ERROR)
 
     def addSkip(self, test: unittest.TestCase, reason: str) -> None:
         # unittest calls this while it handles the exception, and tells no more of it than its text.
@@ -115,27 +115,27 @@ class Telling(unittest.TestResult):
         if test.id() not in self._numbers and not _is_subtest(test):
             self._tell({"fixture": reason, "skipped": True, "want": want})
             return
-        self._outcomes.append(Outcome.SKIPPED)
+        self._outcomes.append(TestOutcome.SKIPPED)
         self._messages.append(reason)
         self._want = want
 
     def addExpectedFailure(self, test: unittest.TestCase, err: Any) -> None:
-        self._outcomes.append(Outcome.EXPECTED_FAILURE)
+        self._outcomes.append(TestOutcome.EXPECTED_FAILURE)
         self._messages.append(launch.summarize(err[1]))
 
     def addUnexpectedSuccess(self, test: unittest.TestCase) -> None:
-        self._outcomes.append(Outcome.UNEXPECTED_SUCCESS)
+        self._outcomes.append(TestOutcome.UNEXPECTED_SUCCESS)
         self._messages.append("it is expected to fail, and passed")
 
     def addSubTest(self, test: unittest.TestCase, subtest: unittest.TestCase, err: Any) -> None:
         if err is None:
             return
         failed = issubclass(err[0], test.failureException)
-        self._failed(test, err, Outcome.FAILED if failed else Outcome.ERROR, _params_of(subtest))
+        self._failed(test, err, TestOutcome.FAILED if failed else TestOutcome.ERROR, _params_of(subtest))
 
-    def _failed(self, test: unittest.TestCase, err: Any, outcome: Outcome, within: str = "") -> None:
+    def _failed(self, test: unittest.TestCase, err: Any, outcome: TestOutcome, within: str = "") -> None:
         told = getattr(err[1], "outcome", None)
-        self._outcomes.append(Outcome(told.value) if isinstance(told, launch.Outcome) else outcome)
+        self._outcomes.append(TestOutcome(told.value) if isinstance(told, launch.Outcome) else outcome)
         self._messages.append(within + self._describe(test, err))
 
     def _describe(self, test: unittest.TestCase, err: Any) -> str:

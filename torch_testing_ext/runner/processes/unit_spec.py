@@ -10,7 +10,7 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class UnitOrder:
+class UnitSpec:
     number: int
     file: str  # absolute
     root: str  # where commands are given from
@@ -43,7 +43,7 @@ class UnitOrder:
         return asdict(self)
 
     @classmethod
-    def of_data(cls, data: Mapping[str, Any]) -> UnitOrder:
+    def of_data(cls, data: Mapping[str, Any]) -> UnitSpec:
         fields: dict[str, Any] = {}
         for name, value in data.items():
             fields[name] = tuple(value) if isinstance(value, list) else value
@@ -55,5 +55,5 @@ class UnitOrder:
         return file
 
     @classmethod
-    def load(cls, file: Path) -> UnitOrder:
+    def load(cls, file: Path) -> UnitSpec:
         return cls.of_data(json.loads(file.read_text()))

@@ -22,13 +22,13 @@ from torch_testing_ext._process.channel import Channel
 from torch_testing_ext.launch import client
 from torch_testing_ext.launch.rank import cut_off
 
-from .result import Telling
-from .unit_spec import UnitOrder
+from .result import ReportingResult
+from .unit_spec import UnitSpec
 
 Tests = Mapping[str, unittest.TestCase]  # by `Class.test_x`
 
 
-def live(order: UnitOrder, find: Callable[[], Tests], channel: Channel, log: int) -> NoReturn:
+def live(order: UnitSpec, find: Callable[[], Tests], channel: Channel, log: int) -> NoReturn:
     """The whole life of a forked worker: `find` gives the tests of its file."""
     code = 1
     try:
@@ -42,19 +42,19 @@ def live(order: UnitOrder, find: Callable[[], Tests], channel: Channel, log: int
 
 def main() -> NoReturn:
     """The life of a worker that is a new interpreter: `python -c "... main()" ORDER CHANNEL`."""
-    from .loaded_file import TestFile
+    from .loaded_file import LoadedFile
 
-    order, channel = UnitOrder.load(Path(sys.argv[1])), Channel.on(int(sys.argv[2]))
-    live(order, lambda: TestFile.load(order.file).tests, channel, os.dup(1))
+    order, channel = UnitSpec.load(Path(sys.argv[1])), Channel.on(int(sys.argv[2]))
+    live(order, lambda: LoadedFile.load(order.file).tests, channel, os.dup(1))
 
 
-def _settle_in(order: UnitOrder, log: int) -> None:
+def _settle_in(order: UnitSpec, log: int) -> None:
     os.chdir(order.root)
     cut_off(log)
     os.environ.update(order.environ)
     _show_stacks(order.stacks)
     client.work_in(order.session)
-    fork_safety.born_again()  # its parents were looked at before they forked it
+    fork_safety.mark_fork_safe()  # its parents were looked at before they forked it
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
 
 
@@ -64,7 +64,7 @@ def _show_stacks(path: Path) -> None:
     faulthandler.register(system.DUMP_STACKS, file=stacks, all_threads=True)
 
 
-def run(order: UnitOrder, found: Tests, channel: Channel) -> int:
+def run(order: UnitSpec, found: Tests, channel: Channel) -> int:
     """Run the unit's tests; tells of each. What is missing is told too: nothing is passed over."""
     missing = [number for number, name in enumerate(order.tests) if name not in found]
     for number in missing:
@@ -75,9 +75,9 @@ def run(order: UnitOrder, found: Tests, channel: Channel) -> int:
         if name in tests:
             setattr(tests[name], TIMEOUT, seconds)
     had = len(sys.modules)
-    _run_suite(unittest.TestSuite(tests.values()), Telling(order, numbers, channel.send))
+    _run_suite(unittest.TestSuite(tests.values()), ReportingResult(order, numbers, channel.send))
     imported = [name for name in itertools.islice(sys.modules, had, None) if name.startswith("torch.")]
-    if learnt := [*dict.fromkeys([*imported, *client.lessons])]:
+    if learnt := [*dict.fromkeys([*imported, *client.preload_hints])]:
         channel.send({"learnt": learnt})
     return 0
 

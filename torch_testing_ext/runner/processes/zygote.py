@@ -27,10 +27,10 @@ from torch_testing_ext._process.loop import Loop
 from torch_testing_ext.launch import starting
 from torch_testing_ext.launch.report import signal_name, tail
 
-from ..model import Attempt, Outcome, Test, TestId
+from ..model import Attempt, Test, TestId, TestOutcome
 from ..options.options import CannotRun
 from .fork_parent import end_others
-from .unit_spec import UnitOrder
+from .unit_spec import UnitSpec
 
 # What most test files import anyway, once for all of them.
 PRELOADED = (
@@ -54,7 +54,7 @@ class Discovery:
     warnings: tuple[str, ...] = ()
 
 
-class State(enum.Enum):
+class FileState(enum.Enum):
     CLOSED = "closed"
     OPENING = "opening"
     READY = "ready"
@@ -74,7 +74,7 @@ class Zygote:
         self._preloaded = preloaded
         self._numbers = itertools.count()
         self._gone: dict[int, Callable[[int], object]] = {}  # whom to tell of the end of our children
-        self._files: dict[str, FileProcess] = {}
+        self._files: dict[str, FileHandle] = {}
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: Channel
         self._ready = False
@@ -189,40 +189,40 @@ class Zygote:
     def discover(self, files: Iterable[str], devices: int = 0, jobs: int | None = None) -> Discovery:
         """Import files (relative to the root) and list their tests. `devices`: how many the run has."""
         opened = [self.file(name, devices) for name in files]
-        waiting = deque(file for file in opened if file.state is State.CLOSED)
-        opening: list[FileProcess] = []
+        waiting = deque(file for file in opened if file.state is FileState.CLOSED)
+        opening: list[FileHandle] = []
         while waiting or opening:
             while waiting and len(opening) < (jobs or system.cores()):
                 opening.append(waiting.popleft())
                 opening[-1].open()
             self.loop.step()
-            opening = [file for file in opening if file.state is State.OPENING]
+            opening = [file for file in opening if file.state is FileState.OPENING]
             self._keep_few_open(opened)
         tests = tuple(test for file in opened for test in file.tests)
         broken = tuple(file.broken for file in opened if file.broken is not None)
         return Discovery(tests, broken, self.warnings)
 
-    def _keep_few_open(self, files: Iterable[FileProcess]) -> None:
+    def _keep_few_open(self, files: Iterable[FileHandle]) -> None:
         """Each has memory of its own: where there are many files, one is imported again when its turn comes."""
-        for file in [file for file in files if file.state is State.READY][MOST_OPEN:]:
+        for file in [file for file in files if file.state is FileState.READY][MOST_OPEN:]:
             file.close()
 
     @property
     def warnings(self) -> tuple[str, ...]:
         return tuple(file.warning for file in self._files.values() if file.warning)
 
-    def file(self, name: str, devices: int = 0) -> FileProcess:
+    def file(self, name: str, devices: int = 0) -> FileHandle:
         if name not in self._files:
-            self._files[name] = FileProcess(self, name, devices)
+            self._files[name] = FileHandle(self, name, devices)
         return self._files[name]
 
 
-class FileProcess:
+class FileHandle:
     """The process of one test file."""
 
     def __init__(self, zygote: Zygote, name: str, devices: int):
         self.name = name
-        self.state = State.CLOSED
+        self.state = FileState.CLOSED
         self.tests: tuple[Test, ...] = ()
         self.broken: Attempt | None = None
         self.warning = ""
@@ -244,8 +244,8 @@ class FileProcess:
         return self._zygote.directory / f"import-{self.name.replace('/', '.')}.log"
 
     def open(self) -> None:
-        assert self.state is State.CLOSED
-        self.state = State.OPENING
+        assert self.state is FileState.CLOSED
+        self.state = FileState.OPENING
         self._channel, theirs = Channel.pair()
         self._number = self._zygote.send(
             "open",
@@ -285,18 +285,18 @@ class FileProcess:
 
     def _open(self, unfit: str | None) -> None:
         self._deadline.cancel()
-        self.state = State.READY
+        self.state = FileState.READY
         if unfit is not None:
             self._become_unfit(unfit)
         self._start_waiting()
 
     def _become_unfit(self, why: str) -> None:
-        self.state = State.UNFIT
+        self.state = FileState.UNFIT
         self.warning = f"each test of {self.name} is a new interpreter, which takes seconds, since {why}"
 
     def teach(self, modules: list[str]) -> None:
         """What a unit had to import by itself, the next ones shall find imported."""
-        if self._channel is not None and self.state is State.READY:
+        if self._channel is not None and self.state is FileState.READY:
             self._channel.send({"order": "preload", "modules": modules})
 
     def _give_up(self) -> None:
@@ -305,8 +305,8 @@ class FileProcess:
 
     def _break(self, message: str) -> None:
         self._deadline.cancel()
-        self.state = State.BROKEN
-        self.broken = Attempt(Test(TestId(self.name)), Outcome.ERROR, message, output=tail(self._log))
+        self.state = FileState.BROKEN
+        self.broken = Attempt(Test(TestId(self.name)), TestOutcome.ERROR, message, output=tail(self._log))
         self._start_waiting()
 
     def _end(self, channel: Channel, status: int) -> None:
@@ -315,7 +315,7 @@ class FileProcess:
             return  # it was sent away; there may be another by now
         for message in self._channel.receive_available():
             self._hear(message)
-        if self.state is State.OPENING:
+        if self.state is FileState.OPENING:
             code = os.waitstatus_to_exitcode(status)
             how = f"was killed by {signal_name(-code)}" if code < 0 else f"exited with code {code}"
             self._break(f"the process that imported it {how} while it did")
@@ -327,34 +327,34 @@ class FileProcess:
     def close(self) -> None:
         """Send its process away; no unit is running. It is made anew when one is to be started."""
         self._gone = {}
-        if self.state is State.READY:
-            self.state = State.CLOSED
+        if self.state is FileState.READY:
+            self.state = FileState.CLOSED
         if self._channel is not None:
             self._zygote.loop.forget(self._channel)
             self._channel.close()
             self._channel = None
 
-    def start(self, order: UnitOrder, nanny: Channel, worker: Channel, gone: Callable[[int], object]) -> None:
+    def start(self, order: UnitSpec, nanny: Channel, worker: Channel, gone: Callable[[int], object]) -> None:
         """Start a unit. The channels are the unit's; `gone` is called when nothing is left of it."""
-        if self.state is State.CLOSED:
+        if self.state is FileState.CLOSED:
             self.open()
         self._waiting.append(_Start(order, nanny, worker, gone))
-        if self.state is not State.OPENING:
+        if self.state is not FileState.OPENING:
             self._start_waiting()
 
     def _start_waiting(self) -> None:
         waiting, self._waiting = self._waiting, []
         for one in waiting:
             fds = (one.nanny.fileno(), one.worker.fileno())
-            if self.state is State.UNFIT:
+            if self.state is FileState.UNFIT:
                 number = self._zygote.send("unit", one.gone, *fds, unit=one.order.as_data())
                 self._by_zygote[one.order.number] = number
-            elif self._channel is not None and self.state is State.READY:
+            elif self._channel is not None and self.state is FileState.READY:
                 self._gone[one.order.number] = one.gone
                 self._channel.send({"order": "unit", "unit": one.order.as_data()}, *fds)
             one.nanny.close()
             one.worker.close()
-            if self.state is State.BROKEN:
+            if self.state is FileState.BROKEN:
                 one.gone(0)
 
     def kill(self, unit: int) -> None:
@@ -369,7 +369,7 @@ class FileProcess:
 class _Start:
     """A unit to be started; the ends of its channels that go to its processes."""
 
-    order: UnitOrder
+    order: UnitSpec
     nanny: Channel
     worker: Channel
     gone: Callable[[int], object]

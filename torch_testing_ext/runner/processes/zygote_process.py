@@ -17,8 +17,8 @@ from torch_testing_ext._process import fork_safety, system
 from torch_testing_ext._process.channel import Channel, Message
 
 from . import file_process, nanny
-from .fork_parent import Parent
-from .unit_spec import UnitOrder
+from .fork_parent import ForkParent
+from .unit_spec import UnitSpec
 
 
 def main() -> NoReturn:
@@ -49,13 +49,13 @@ def _warm_up(modules: Iterable[str]) -> str | None:
     _torch.warm_up()
     gc.collect()
     gc.freeze()
-    unfit = fork_safety.prepare()
+    unfit = fork_safety.prepare_to_fork()
     for region in () if unfit else system.memory_regions():
         system.collapse(*region)
     return unfit
 
 
-class ZygoteProcess(Parent):
+class ZygoteProcess(ForkParent):
     def __init__(self, channel: Channel, unfit: str | None):
         super().__init__(channel)
         channel.send({"ready": unfit})
@@ -77,7 +77,7 @@ class ZygoteProcess(Parent):
 
     def _start_unit(self, order: Message) -> None:
         """A unit whose file must not be forked."""
-        unit = UnitOrder.of_data(order["unit"])
+        unit = UnitSpec.of_data(order["unit"])
         nannys, workers = (Channel.on(fd) for fd in order["fds"])
         start = file_process.start_interpreter(unit, workers)
         self.fork(order["number"], partial(nanny.live, unit, nannys, workers, start))
@@ -91,7 +91,7 @@ def _count_devices(channel: Channel) -> NoReturn:
 
     from torch_testing_ext._machine import accelerators
 
-    fork_safety.born_again()
+    fork_safety.mark_fork_safe()
     kind, count = accelerators.accelerator_type(), accelerators.device_count()
     hip = kind == "cuda" and torch.version.hip is not None
     channel.send({"kind": "hip" if hip else kind, "count": count})

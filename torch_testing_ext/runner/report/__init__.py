@@ -12,40 +12,40 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from ..events import Audience, Reporter, Warned
+from ..events import Reporter, Reporters, Warned
 from ..model import Policy
 from ..options.options import Options
 from . import html_page, json_results, junit, perfetto
 from .console import Console
 from .files import Files, Render
 from .github import GitHub
-from .terminal import Page, Paper, is_terminal, pencil
+from .terminal import LineWriter, TerminalStream, is_terminal, styler
 
 if TYPE_CHECKING:
     from .live import Live
 
 
-def reporters(options: Options, stream: TextIO, environ: Mapping[str, str]) -> Audience:
+def make_reporters(options: Options, stream: TextIO, environ: Mapping[str, str]) -> Reporters:
     """All that hear of a run. The console hears last: what others warn of stands above its last line."""
-    paper = Paper(stream)
-    live = _live(paper, options.policy) if is_terminal(stream, environ) else None
-    page: Page = live or paper
+    terminal = TerminalStream(stream)
+    live = _live(terminal, options.policy) if is_terminal(stream, environ) else None
+    page: LineWriter = live or terminal
     console = Console(
-        page, pencil(stream, environ), options.verbosity, options.durations, options.policy, options.command
+        page, styler(stream, environ), options.verbosity, options.durations, options.policy, options.command
     )
-    others: list[Reporter] = [Files(_wanted(options), warn=lambda words: console.hear(Warned(words)))]
+    others: list[Reporter] = [Files(_wanted(options), warn=lambda words: console.on_event(Warned(words)))]
     if environ.get("GITHUB_ACTIONS") == "true":
         others.append(GitHub(page))
-    return Audience([*others, *([live] if live else []), console])
+    return Reporters([*others, *([live] if live else []), console])
 
 
-def _live(paper: Paper, policy: Policy) -> Live | None:
+def _live(terminal: TerminalStream, policy: Policy) -> Live | None:
     """Only where rich is installed: it is a wish, not a need."""
     if importlib.util.find_spec("rich") is None:
         return None
     from .live import Live
 
-    return Live(paper, policy)
+    return Live(terminal, policy)
 
 
 def _wanted(options: Options) -> dict[Path, Render]:

@@ -6,9 +6,9 @@ import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
-from ..model import Attempt, Outcome, Settled, Summary
+from ..model import Attempt, FinishedTest, Summary, TestOutcome
 from . import text
-from .terminal import INK_OF, Ink, Pencil
+from .terminal import STYLE_OF, Style, Styler
 
 WIDTH = 100
 LAST_LINES = 20
@@ -27,39 +27,39 @@ def account(attempt: Attempt) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
-def closing(summary: Summary, ink: Pencil, slowest: int, command: str, warnings: Sequence[str] = ()) -> str:
+def closing(summary: Summary, style: Styler, slowest: int, command: str, warnings: Sequence[str] = ()) -> str:
     """`command` runs the tests that are named after it; `warnings` came too late for the summary."""
     repetitions = 1 + max((one.last.repetition for one in summary.settled), default=0)
-    say = _Closing(summary, ink, repetitions, command)
+    say = _Closing(summary, style, repetitions, command)
     parts = [say.failures(), say.outcomes(), say.slowest(slowest), say.skipped(), say.flaky(), say.leaked()]
     parts += [say.unfinished(), say.warnings(warnings), say.again(), [say.last_line()]]
     return "\n\n".join("\n".join(lines) for lines in parts if any(lines)) + "\n"
 
 
 class _Closing:
-    def __init__(self, summary: Summary, ink: Pencil, repetitions: int, command: str):
+    def __init__(self, summary: Summary, style: Styler, repetitions: int, command: str):
         self._summary = summary
-        self._ink = ink
+        self._style = style
         self._repetitions = repetitions
         self._command = command
 
     def failures(self) -> list[str]:
         return ["\n\n".join("\n".join(self._failure(one)) for one in self._summary.failures)]
 
-    def _failure(self, one: Settled) -> Iterator[str]:
+    def _failure(self, one: FinishedTest) -> Iterator[str]:
         yield "=" * WIDTH
-        yield self._ink(Ink.RED, f"{text.word(one)}: {self._name(one)}")
+        yield self._style(Style.RED, f"{text.word(one)}: {self._name(one)}")
         yield "-" * WIDTH
         yield account(_worst(one))
 
     def outcomes(self) -> list[str]:
         counts = Counter(one.outcome for one in self._summary.settled)
-        words = [self._ink(INK_OF[one], f"{counts[one]} {one.value}") for one in Outcome if counts[one]]
+        words = [self._style(STYLE_OF[one], f"{counts[one]} {one.value}") for one in TestOutcome if counts[one]]
         took = f"in {text.duration(self._summary.seconds)}"
         return ["=" * WIDTH, f"{', '.join(words) or 'no test ran'} {took}"]
 
     def slowest(self, most: int) -> list[str]:
-        ran = [one for one in self._summary.settled if one.outcome is not Outcome.SKIPPED]
+        ran = [one for one in self._summary.settled if one.outcome is not TestOutcome.SKIPPED]
         chosen = sorted(ran, key=lambda one: -one.seconds)[:most]
         return _table("slowest:", ((text.duration(one.seconds), self._name(one)) for one in chosen))
 
@@ -67,11 +67,11 @@ class _Closing:
         return _table("skipped:", ((str(number), reason) for reason, number in text.skip_reasons(self._summary)))
 
     def flaky(self) -> list[str]:
-        ones = [one for one in self._summary.settled if one.outcome is Outcome.FLAKY]
+        ones = [one for one in self._summary.settled if one.outcome is TestOutcome.FLAKY]
         return _table("flaky:", ((_tries(one), f"{self._name(one)}\n{_first_failure(one)}") for one in ones))
 
     def leaked(self) -> list[str]:
-        ones = [one for one in self._summary.settled if one.outcome is Outcome.LEAKED]
+        ones = [one for one in self._summary.settled if one.outcome is TestOutcome.LEAKED]
         return _table("left processes running, which were ended:", ((_many(one), self._name(one)) for one in ones))
 
     def unfinished(self) -> list[str]:
@@ -83,7 +83,7 @@ class _Closing:
 
     def warnings(self, late: Sequence[str]) -> list[str]:
         every = dict.fromkeys((*self._summary.warnings, *late))
-        return [self._ink(Ink.YELLOW, f"warning: {text.printable(one)}") for one in every]
+        return [self._style(Style.YELLOW, f"warning: {text.printable(one)}") for one in every]
 
     def again(self) -> list[str]:
         names = list(dict.fromkeys(str(one.test.id) for one in self._summary.failures))
@@ -96,13 +96,13 @@ class _Closing:
         """Without colour: it is for machines too."""
         return self._summary.last_line
 
-    def _name(self, one: Settled) -> str:
+    def _name(self, one: FinishedTest) -> str:
         return text.name(one.last, self._repetitions)
 
 
-def _worst(one: Settled) -> Attempt:
+def _worst(one: FinishedTest) -> Attempt:
     """The attempt that tells why: of a test that passed in the end and counts as failed, an earlier one."""
-    good = (Outcome.PASSED, Outcome.EXPECTED_FAILURE)
+    good = (TestOutcome.PASSED, TestOutcome.EXPECTED_FAILURE)
     failing = [attempt for attempt in one.attempts if attempt.outcome not in good]
     return failing[-1] if failing else one.last
 
@@ -117,13 +117,13 @@ def _table(heading: str, rows: Iterable[tuple[str, str]]) -> list[str]:
     return [heading, *(f"{first:>{width}}  {second.replace(chr(10), below)}" for first, second in cells)]
 
 
-def _many(one: Settled) -> str:
+def _many(one: FinishedTest) -> str:
     return str(len(one.last.leftovers))
 
 
-def _tries(one: Settled) -> str:
+def _tries(one: FinishedTest) -> str:
     return text.count(len(one.attempts), "attempt")
 
 
-def _first_failure(one: Settled) -> str:
+def _first_failure(one: FinishedTest) -> str:
     return f"{one.attempts[0].outcome.value}: {text.title(one.attempts[0].message)}"

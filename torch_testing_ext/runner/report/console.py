@@ -5,29 +5,29 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ..events import (
-    Asked,
+    AttemptEnded,
     Event,
     Output,
     RunBegan,
     RunEnded,
+    StatusRequested,
     Stopping,
-    TestEnded,
+    TestFinished,
     TestIsSlow,
-    TestSettled,
     Warned,
 )
-from ..model import Attempt, Outcome, Policy, Settled, Summary, TestId, Verdict
+from ..model import Attempt, Category, FinishedTest, Policy, Summary, TestId, TestOutcome
 from ..options.options import Verbosity
 from . import text
 from .closing import WIDTH, account, closing
 from .snapshot import snapshot
-from .terminal import INK_OF, Ink, Page, Pencil
+from .terminal import STYLE_OF, LineWriter, Style, Styler
 
 
 @dataclass
 class Console:
-    page: Page
-    ink: Pencil
+    page: LineWriter
+    style: Styler
     detail: Verbosity = Verbosity.NORMAL
     slowest: int = 5
     policy: Policy = field(default_factory=Policy)
@@ -39,26 +39,26 @@ class Console:
     _unended: dict[TestId | None, str] = field(default_factory=dict)  # lines that are not whole yet
     _warnings: list[str] = field(default_factory=list)
 
-    def hear(self, event: Event) -> None:
+    def on_event(self, event: Event) -> None:
         match event:
             case RunBegan():
                 self._begin(event)
             case TestIsSlow():
                 where = text.place(event.lease)
-                self._say(f"slow: {event.test.id} runs for {text.duration(event.seconds)} on {where}", Ink.YELLOW)
-            case TestEnded(attempt, again=True):
+                self._say(f"slow: {event.test.id} runs for {text.duration(event.seconds)} on {where}", Style.YELLOW)
+            case AttemptEnded(attempt, again=True):
                 self._attempt(attempt, attempt.outcome, f"{attempt.outcome.value}, is tried again", failed=True)
-            case TestSettled(settled):
+            case TestFinished(settled):
                 self._settle(settled)
             case Output(test, words):
                 self._stream(test, words)
-            case Asked():
+            case StatusRequested():
                 self.page.write(snapshot(event))
             case Warned(words):
                 self._warnings.append(words)
-                self._say(f"warning: {text.printable(words)}", Ink.YELLOW)
+                self._say(f"warning: {text.printable(words)}", Style.YELLOW)
             case Stopping(reason):
-                self._say(f"no new tests begin: {text.printable(reason)}", Ink.YELLOW)
+                self._say(f"no new tests begin: {text.printable(reason)}", Style.YELLOW)
             case RunEnded(summary):
                 self._end(summary)
             case _:
@@ -68,17 +68,17 @@ class Console:
         self._all, self._repetitions = run.results, run.repetitions
         self._say(opening(run))
 
-    def _settle(self, settled: Settled) -> None:
+    def _settle(self, settled: FinishedTest) -> None:
         self._done += 1
         self._all = max(self._all, self._done)  # repeated until a failure: nobody knows how often
-        failed = self.policy.verdict(settled.outcome) is Verdict.FAILED
+        failed = self.policy.verdict(settled.outcome) is Category.FAILED
         if failed or self.detail is not Verbosity.QUIET:
             self._attempt(settled.last, settled.outcome, text.word(settled), failed)
 
-    def _attempt(self, attempt: Attempt, outcome: Outcome, word: str, failed: bool) -> None:
+    def _attempt(self, attempt: Attempt, outcome: TestOutcome, word: str, failed: bool) -> None:
         self._flush(attempt.test.id)
-        took = text.duration(attempt.seconds) if outcome is not Outcome.SKIPPED else ""
-        line = f"{self._progress()}  {self.ink(INK_OF[outcome], f'{word:<8}')}  {took:>9}  "
+        took = text.duration(attempt.seconds) if outcome is not TestOutcome.SKIPPED else ""
+        line = f"{self._progress()}  {self.style(STYLE_OF[outcome], f'{word:<8}')}  {took:>9}  "
         self.page.write(f"{line}{text.name(attempt, self._repetitions)}{self._remark(attempt)}\n")
         if failed:
             rule = "-" * WIDTH
@@ -88,7 +88,7 @@ class Console:
         return f"[{self._done:>{len(str(self._all))}}/{self._all}]"
 
     def _remark(self, attempt: Attempt) -> str:
-        if attempt.outcome is Outcome.SKIPPED:
+        if attempt.outcome is TestOutcome.SKIPPED:
             return f": {text.title(attempt.message)}"
         place = text.place(attempt.lease)
         return f"  ({place})" if place and self.detail is Verbosity.VERBOSE else ""
@@ -110,16 +110,16 @@ class Console:
 
     def _heading(self, test: TestId | None) -> None:
         if test != self._speaker:
-            self._say(f"output of {test}:" if test else "output:", Ink.FAINT)
+            self._say(f"output of {test}:" if test else "output:", Style.FAINT)
         self._speaker = test
 
     def _end(self, summary: Summary) -> None:
         for test in list(self._unended):
             self._flush(test)
-        self.page.write("\n" + closing(summary, self.ink, self.slowest, self.command, self._warnings))
+        self.page.write("\n" + closing(summary, self.style, self.slowest, self.command, self._warnings))
 
-    def _say(self, line: str, ink: Ink | None = None) -> None:
-        self.page.write((self.ink(ink, line) if ink else line) + "\n")
+    def _say(self, line: str, style: Style | None = None) -> None:
+        self.page.write((self.style(style, line) if style else line) + "\n")
 
 
 def opening(run: RunBegan) -> str:

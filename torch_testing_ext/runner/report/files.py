@@ -10,23 +10,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..events import Event, RunEnded
-from .recorder import Historian, History
+from .recorder import History, Recorder
 
 Render = Callable[[History], str]
 
 
 @dataclass
 class Files:
-    """One historian for all of them. What cannot be written is a warning: the run's outcome stands."""
+    """One recorder for all of them. What cannot be written is a warning: the run's outcome stands."""
 
     wanted: dict[Path, Render]
     warn: Callable[[str], None]
-    _historian: Historian = field(default_factory=Historian)
+    _recorder: Recorder = field(default_factory=Recorder)
 
-    def hear(self, event: Event) -> None:
-        self._historian.hear(event)
+    def on_event(self, event: Event) -> None:
+        self._recorder.on_event(event)
         if isinstance(event, RunEnded):
-            history = self._historian.tell(event)
+            history = self._recorder.tell(event)
             for path, render in self.wanted.items():
                 self._write(path, render, history)
 

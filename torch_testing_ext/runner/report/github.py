@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..events import Event, RunEnded
-from ..model import Settled
+from ..model import FinishedTest
 from . import text
-from .terminal import Page
+from .terminal import LineWriter
 
 # GitHub shows that many of a step; the rest would only be lines in the log.
 MOST = 10
@@ -15,14 +15,14 @@ MOST = 10
 
 @dataclass
 class GitHub:
-    page: Page
+    page: LineWriter
 
-    def hear(self, event: Event) -> None:
+    def on_event(self, event: Event) -> None:
         if isinstance(event, RunEnded):
             self.page.write("".join(map(annotation, event.summary.failures[:MOST])))
 
 
-def annotation(one: Settled) -> str:
+def annotation(one: FinishedTest) -> str:
     test = one.test
     facts = {"file": test.id.file, "line": str(test.line or 1), "title": f"{one.outcome.value}: {test.id}"}
     where = ",".join(f"{name}={_escape(value, inside=',:')}" for name, value in facts.items())

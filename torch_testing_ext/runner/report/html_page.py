@@ -10,14 +10,14 @@ from datetime import datetime, timezone
 from pathlib import Path
 from string import Template
 
-from ..model import Attempt, Outcome, Settled, Summary, TestId, Verdict
+from ..model import Attempt, Category, FinishedTest, Summary, TestId, TestOutcome
 from . import text
 from .recorder import History
-from .timeline import css, names, picture
+from .timeline import css, names, timeline
 from .tree import node
 
 HERE = Path(__file__).parent / "page"
-ORDER = (Verdict.FAILED, Verdict.PASSED, Verdict.SKIPPED)  # what wants to be read comes first
+ORDER = (Category.FAILED, Category.PASSED, Category.SKIPPED)  # what wants to be read comes first
 
 
 def render(history: History, command: str = "python run_test.py") -> str:
@@ -28,12 +28,12 @@ def render(history: History, command: str = "python run_test.py") -> str:
 
 
 def headline(summary: Summary) -> str:
-    failed, every = summary.count(Verdict.FAILED), len(summary.settled)
+    failed, every = summary.count(Category.FAILED), len(summary.settled)
     if summary.interrupted:
         return f"Interrupted: {text.count(failed, 'failure')} so far"
     if failed:
         return f"{failed} of {text.count(every, 'test')} failed"
-    passed = summary.count(Verdict.PASSED)
+    passed = summary.count(Category.PASSED)
     return f"{text.count(passed, 'test')} passed" if passed else "No test passed, none failed"
 
 
@@ -56,9 +56,9 @@ class _Page:
         self._places = {_key(one): f"test-{number}" for number, one in enumerate(self._ordered, 1)}
         self._counts = Counter(one.outcome for one in self._ordered)  # in that order
 
-    def _rank(self, one: Settled) -> tuple[int, bool]:
+    def _rank(self, one: FinishedTest) -> tuple[int, bool]:
         """Failures, then what passed only in some way, then passes, then skips; each as they ran."""
-        return ORDER.index(self._summary.policy.verdict(one.outcome)), one.outcome is Outcome.PASSED
+        return ORDER.index(self._summary.policy.verdict(one.outcome)), one.outcome is TestOutcome.PASSED
 
     def header(self) -> ET.Element:
         began = datetime.fromtimestamp(self._history.run.clock, timezone.utc)
@@ -94,7 +94,7 @@ class _Page:
         head = node("div", node("h2", "Who ran where, and when"), node("label", "zoom ", zoom), class_="head")
         lanes = node("div", *(node("div", name) for name in names(self._history)), class_="lanes")
         links = {key: f"#{place}" for key, place in self._places.items()}
-        drawing = node("div", node("div", picture(self._history, links), class_="zoomed"), class_="scroll")
+        drawing = node("div", node("div", timeline(self._history, links), class_="zoomed"), class_="scroll")
         return node("section", head, node("div", lanes, drawing, class_="chart"), class_="card")
 
     def tests(self) -> ET.Element:
@@ -112,9 +112,9 @@ class _Page:
             parts = [node("span", class_="dot"), node("b", str(number)), outcome.value]
             yield node("button", *parts, class_=kind, type="button", data_outcome=outcome.value, aria_pressed="false")
 
-    def _test(self, number: int, one: Settled) -> ET.Element:
+    def _test(self, number: int, one: FinishedTest) -> ET.Element:
         """The first failure is unfolded: it is what most readers came for."""
-        unfolded = number == 0 and self._summary.policy.verdict(one.outcome) is Verdict.FAILED
+        unfolded = number == 0 and self._summary.policy.verdict(one.outcome) is Category.FAILED
         return node(
             "details",
             self._line(one),
@@ -125,20 +125,20 @@ class _Page:
             open="" if unfolded else None,
         )
 
-    def _line(self, one: Settled) -> ET.Element:
+    def _line(self, one: FinishedTest) -> ET.Element:
         why = node("div", text.title(_telling(one).message), class_="why")
         name = node("div", *self._name(one), why)
         dot = node("span", class_="dot", title=one.outcome.value)
         return node("summary", dot, name, node("span", *_took(one), class_="took"))
 
-    def _name(self, one: Settled) -> Iterator[ET.Element]:
+    def _name(self, one: FinishedTest) -> Iterator[ET.Element]:
         test = one.test.id
         *before, last = (part for part in (test.file, test.cls, test.method) if part)
         prefix = node("span", "".join(f"{part}::" for part in before), class_="file")
         last += text.repetition(one.last, self._history.run.repetitions)
         yield node("div", prefix, node("b", last), class_="name")
 
-    def _account(self, one: Settled) -> Iterator[ET.Element]:
+    def _account(self, one: FinishedTest) -> Iterator[ET.Element]:
         yield node("p", self._circumstances(one), class_="facts")
         again = node("code", f"{self._command} {shlex.quote(str(one.test.id))}")
         yield node("div", again, node("button", "copy", class_="copy", type="button"), class_="again")
@@ -147,7 +147,7 @@ class _Page:
                 yield node("p", f"attempt {attempt.number}: {attempt.outcome.value}", class_="attempt")
             yield from _attempt(attempt)
 
-    def _circumstances(self, one: Settled) -> str:
+    def _circumstances(self, one: FinishedTest) -> str:
         test, place = one.test, text.place(one.last.lease)
         parts = [text.word(one), *([f"{test.world_size} ranks"] if test.world_size > 1 else [])]
         parts += [f"on {place}"] if place else []
@@ -172,18 +172,18 @@ def _attempt(attempt: Attempt) -> Iterator[ET.Element]:
     yield node("div", *folded, class_="logs")
 
 
-def _took(one: Settled) -> Iterator[ET.Element | str]:
+def _took(one: FinishedTest) -> Iterator[ET.Element | str]:
     """What was no plain pass says so in words: not everybody tells the colours apart."""
-    if one.outcome is not Outcome.PASSED:
+    if one.outcome is not TestOutcome.PASSED:
         yield node("span", one.outcome.value, class_="word")
-    if one.outcome is not Outcome.SKIPPED:
+    if one.outcome is not TestOutcome.SKIPPED:
         yield text.duration(one.seconds)
 
 
-def _telling(one: Settled) -> Attempt:
+def _telling(one: FinishedTest) -> Attempt:
     """The attempt whose message says most: of a flaky test, one that failed."""
     return next((each for each in reversed(one.attempts) if each.message), one.last)
 
 
-def _key(one: Settled) -> tuple[TestId, int]:
+def _key(one: FinishedTest) -> tuple[TestId, int]:
     return one.test.id, one.last.repetition

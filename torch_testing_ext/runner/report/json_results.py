@@ -9,7 +9,7 @@ import json
 from collections import Counter
 from typing import Any
 
-from ..model import Attempt, Settled, Verdict
+from ..model import Attempt, Category, FinishedTest
 from . import text
 from .recorder import History
 
@@ -28,7 +28,7 @@ def document(history: History) -> dict[str, Any]:
         "slots": run.slots,
         "seed": run.seed,
         "interrupted": summary.interrupted,
-        "verdicts": {verdict.value: summary.count(verdict) for verdict in Verdict},
+        "verdicts": {verdict.value: summary.count(verdict) for verdict in Category},
         "outcomes": Counter(one.outcome.value for one in summary.settled),
         "tests": [_test(one, history) for one in summary.settled],
         "unfinished": [str(test.id) for test in summary.unfinished],
@@ -36,7 +36,7 @@ def document(history: History) -> dict[str, Any]:
     }
 
 
-def _test(one: Settled, history: History) -> dict[str, Any]:
+def _test(one: FinishedTest, history: History) -> dict[str, Any]:
     return {
         "id": str(one.test.id),
         "repetition": one.last.repetition,

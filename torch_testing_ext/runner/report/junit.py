@@ -11,18 +11,18 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timezone
 
-from ..model import COUNTS_AS, Attempt, Outcome, Policy, Settled, Verdict
+from ..model import COUNTS_AS, Attempt, Category, FinishedTest, Policy, TestOutcome
 from . import text
 from .recorder import History
 from .tree import node
 
 # What JUnit calls a failure; it knows one other way not to pass, the error.
-FAILURES = (Outcome.FAILED, Outcome.UNEXPECTED_SUCCESS, Outcome.FLAKY, Outcome.LEAKED)
+FAILURES = (TestOutcome.FAILED, TestOutcome.UNEXPECTED_SUCCESS, TestOutcome.FLAKY, TestOutcome.LEAKED)
 ORDER = ("failure", "rerunFailure", "flakyFailure", "skipped", "error", "rerunError", "flakyError")
 
 
 def render(history: History) -> str:
-    by_file: dict[str, list[Settled]] = defaultdict(list)
+    by_file: dict[str, list[FinishedTest]] = defaultdict(list)
     for one in history.summary.settled:
         by_file[one.test.id.file].append(one)
     suites = [_suite(file, ones, history) for file, ones in by_file.items()]
@@ -32,7 +32,7 @@ def render(history: History) -> str:
     return '<?xml version="1.0" encoding="UTF-8"?>\n' + ET.tostring(root, encoding="unicode") + "\n"
 
 
-def _suite(file: str, ones: Sequence[Settled], history: History) -> ET.Element:
+def _suite(file: str, ones: Sequence[FinishedTest], history: History) -> ET.Element:
     began = history.run.clock + min(one.attempts[0].began for one in ones)
     cases = [_case(one, history) for one in ones]
     return node(
@@ -45,24 +45,24 @@ def _suite(file: str, ones: Sequence[Settled], history: History) -> ET.Element:
     )
 
 
-def _counts(ones: Sequence[Settled], history: History) -> dict[str, int]:
+def _counts(ones: Sequence[FinishedTest], history: History) -> dict[str, int]:
     kinds = [_kind(one, history.summary.policy) for one in ones]
     named = {"failures": "failure", "errors": "error", "skipped": "skipped"}
     return {"tests": len(ones), **{plural: kinds.count(kind) for plural, kind in named.items()}}
 
 
-def _kind(one: Settled, policy: Policy) -> str | None:
+def _kind(one: FinishedTest, policy: Policy) -> str | None:
     """The element that says how the test ended; a pass has none."""
     match policy.verdict(one.outcome):
-        case Verdict.PASSED:
+        case Category.PASSED:
             return None
-        case Verdict.SKIPPED:
+        case Category.SKIPPED:
             return "skipped"
-        case Verdict.FAILED:
+        case Category.FAILED:
             return "failure" if one.outcome in FAILURES else "error"
 
 
-def _case(one: Settled, history: History) -> ET.Element:
+def _case(one: FinishedTest, history: History) -> ET.Element:
     test = one.test
     return node(
         "testcase",
@@ -81,11 +81,11 @@ def _classname(file: str, cls: str) -> str:
     return f"{module}.{cls}" if cls else module
 
 
-def _results(one: Settled, policy: Policy) -> Iterator[ET.Element]:
+def _results(one: FinishedTest, policy: Policy) -> Iterator[ET.Element]:
     kind = _kind(one, policy)
     if kind == "skipped":
         yield node("skipped", message=text.title(one.last.message))
-    elif one.outcome is Outcome.FLAKY:
+    elif one.outcome is TestOutcome.FLAKY:
         yield from _flaky(one, policy)
     elif kind is not None:
         first, *others = one.attempts
@@ -93,13 +93,13 @@ def _results(one: Settled, policy: Policy) -> Iterator[ET.Element]:
         yield from (_again("rerun", attempt) for attempt in others)
 
 
-def _flaky(one: Settled, policy: Policy) -> Iterator[ET.Element]:
+def _flaky(one: FinishedTest, policy: Policy) -> Iterator[ET.Element]:
     if policy.fail_flaky:
-        yield _failure("failure", Outcome.FLAKY, one.attempts[0])
-    yield from (_again("flaky", each) for each in one.attempts if COUNTS_AS[each.outcome] is Verdict.FAILED)
+        yield _failure("failure", TestOutcome.FLAKY, one.attempts[0])
+    yield from (_again("flaky", each) for each in one.attempts if COUNTS_AS[each.outcome] is Category.FAILED)
 
 
-def _failure(tag: str, outcome: Outcome, attempt: Attempt) -> ET.Element:
+def _failure(tag: str, outcome: TestOutcome, attempt: Attempt) -> ET.Element:
     return node(tag, text.log(attempt.message), message=text.title(attempt.message), type=outcome.value)
 
 
@@ -110,9 +110,9 @@ def _again(prefix: str, attempt: Attempt) -> ET.Element:
     return node(prefix + suffix, *children, message=text.title(attempt.message), type=attempt.outcome.value)
 
 
-def _output(one: Settled) -> ET.Element | None:
+def _output(one: FinishedTest) -> ET.Element | None:
     """Of the attempt that the test case is about; the others have their own."""
-    return _outputs(one.last if one.outcome is Outcome.FLAKY else one.attempts[0])
+    return _outputs(one.last if one.outcome is TestOutcome.FLAKY else one.attempts[0])
 
 
 def _outputs(attempt: Attempt) -> ET.Element | None:

@@ -7,31 +7,31 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ..model import Attempt, Lease
-from .recorder import History, Stay
+from .recorder import History, Span
 
 
 @dataclass(frozen=True)
 class Lane:
     name: str  # "gpu 3", "cpu 0"
     is_device: bool
-    stays: tuple[Stay, ...]
+    spans: tuple[Span, ...]
     attempts: tuple[Attempt, ...]
 
 
 def lanes(history: History) -> list[Lane]:
     """All lanes of the inventory, also those where nothing ran: an idle device is worth seeing."""
-    stays: dict[str, list[Stay]] = defaultdict(list)
+    spans: dict[str, list[Span]] = defaultdict(list)
     attempts: dict[str, list[Attempt]] = defaultdict(list)
-    for stay in history.stays:
-        for name in _names(stay.lease):
-            stays[name].append(stay)
+    for span in history.spans:
+        for name in _names(span.lease):
+            spans[name].append(span)
     for attempt in history.attempts:
         for name in _names(attempt.lease):
             attempts[name].append(attempt)
     everything = Lease(history.run.devices, tuple(range(history.run.slots)))
     devices = len(history.run.devices)
     return [
-        Lane(name, number < devices, tuple(stays[name]), tuple(attempts[name]))
+        Lane(name, number < devices, tuple(spans[name]), tuple(attempts[name]))
         for number, name in enumerate(_names(everything))
     ]
 

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from ..model import Attempt, Test
-from ..scheduling.forecast import Start
-from ..scheduling.plan import Expected
+from ..scheduling.forecast import PlannedStart
+from ..scheduling.plan import ExpectedSeconds
 
 
 def for_people(tests: Iterable[Test], broken: Iterable[Attempt]) -> Iterator[str]:
@@ -43,7 +43,7 @@ def _first_line(message: str) -> str:
     return message.strip().partition("\n")[0]
 
 
-def for_machines(tests: Iterable[Test], broken: Iterable[Attempt], expected: Expected) -> str:
+def for_machines(tests: Iterable[Test], broken: Iterable[Attempt], expected: ExpectedSeconds) -> str:
     content = {
         "tests": [_as_data(test, expected(test.id)) for test in tests],
         "broken": [{"file": attempt.test.id.file, "message": attempt.message} for attempt in broken],
@@ -69,7 +69,7 @@ def _as_data(test: Test, seconds: float | None) -> dict[str, Any]:
     }
 
 
-def of_starts(starts: Sequence[Start]) -> Iterator[str]:
+def of_starts(starts: Sequence[PlannedStart]) -> Iterator[str]:
     """A dry run: the order in which units would begin."""
     for start in starts:
         yield f"{start.at:8.1f} s  {_lease(start):24}  {_names(start)}"
@@ -77,11 +77,11 @@ def of_starts(starts: Sequence[Start]) -> Iterator[str]:
     yield f"{_count(len(starts), 'unit')}, {end:.1f} s expected"
 
 
-def _lease(start: Start) -> str:
+def _lease(start: PlannedStart) -> str:
     devices, slots = (",".join(map(str, names)) for names in (start.lease.devices, start.lease.slots))
     return f"devices {devices}" if devices else f"slots {slots}"
 
 
-def _names(start: Start) -> str:
+def _names(start: PlannedStart) -> str:
     first, *others = start.unit.tests
     return f"{first.id} and {len(others)} more" if others else str(first.id)

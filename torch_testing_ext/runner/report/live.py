@@ -7,17 +7,17 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 
-from rich.console import Console as Terminal, Group, RenderableType
+from rich.console import Console as RichConsole, Group, RenderableType
 from rich.live import Live as Region
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from ..events import Event, RunBegan, RunEnded, TestBegan, TestEnded, TestSettled, UnitEnded
-from ..model import Lease, Policy, Test, TestId, Verdict
+from ..events import AttemptEnded, Event, RunBegan, RunEnded, TestBegan, TestFinished, UnitEnded
+from ..model import Category, Lease, Policy, Test, TestId
 from . import text
 from .estimate import Estimate
-from .terminal import Paper
+from .terminal import TerminalStream
 
 # More running tests than these would push everything else off the screen.
 MOST_TESTS = 8
@@ -28,16 +28,16 @@ A_SECOND = 4  # redrawn that often
 class Live:
     """A page, too: what is written to it scrolls by above the live line."""
 
-    paper: Paper
+    terminal: TerminalStream
     policy: Policy = field(default_factory=Policy)
     _running: dict[TestId, tuple[Test, Lease, float]] = field(default_factory=dict)
-    _verdicts: Counter[Verdict] = field(default_factory=Counter)
+    _verdicts: Counter[Category] = field(default_factory=Counter)
     _all: int = 0
     _estimate: Estimate = field(default_factory=lambda: Estimate(()))
     _began: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
-        self._terminal = Terminal(file=self.paper.stream, highlight=False)
+        self._terminal = RichConsole(file=self.terminal.stream, highlight=False)
         self._region = Region(
             console=self._terminal,
             get_renderable=self._draw,
@@ -51,9 +51,9 @@ class Live:
         if self._region.is_started:
             self._terminal.out(words.removesuffix("\n"), highlight=False)
         else:
-            self.paper.write(words)
+            self.terminal.write(words)
 
-    def hear(self, event: Event) -> None:
+    def on_event(self, event: Event) -> None:
         match event:
             case RunBegan():
                 self._all = event.results
@@ -63,11 +63,11 @@ class Live:
                 self._region.start()
             case TestBegan(test, _, lease, at):
                 self._running[test.id] = (test, lease, at)
-            case TestEnded(attempt):
+            case AttemptEnded(attempt):
                 self._running.pop(attempt.test.id, None)
             case UnitEnded(unit):
                 self._estimate.done(unit)
-            case TestSettled(settled):
+            case TestFinished(settled):
                 self._verdicts[self.policy.verdict(settled.outcome)] += 1
             case RunEnded():
                 self._region.stop()
@@ -90,7 +90,7 @@ class Live:
     def _counts(self, now: float) -> RenderableType:
         settled = sum(self._verdicts.values())
         words = Text(f"{settled}/{self._all}  ", style="bold")
-        for verdict, style in (Verdict.PASSED, "green"), (Verdict.FAILED, "red"), (Verdict.SKIPPED, "dim"):
+        for verdict, style in (Category.PASSED, "green"), (Category.FAILED, "red"), (Category.SKIPPED, "dim"):
             if self._verdicts[verdict]:
                 words.append(f"{self._verdicts[verdict]} {verdict.value}  ", style=style)
         left = self._estimate.left(now)

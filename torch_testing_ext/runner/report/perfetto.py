@@ -9,7 +9,7 @@ from typing import Any
 from ..model import Attempt
 from . import text
 from .lanes import Lane, lanes
-from .recorder import History, Stay
+from .recorder import History, Span
 
 DEVICES, SLOTS = 1, 2  # lanes are threads of these two processes
 
@@ -31,8 +31,8 @@ def _events(history: History) -> Iterator[dict[str, Any]]:
 
 def _slices(lane: Lane, repetitions: int) -> Iterator[dict[str, Any]]:
     """A unit first, then its tests: a slice that lies within another is drawn below it."""
-    for stay in lane.stays:
-        yield _slice(_title(stay), "unit", stay.began, stay.ended, {"tests": len(stay.unit.tests)})
+    for span in lane.spans:
+        yield _slice(_title(span), "unit", span.began, span.ended, {"tests": len(span.unit.tests)})
     for attempt in lane.attempts:
         name = text.name(attempt, repetitions)
         yield _slice(name, attempt.outcome.value, attempt.began, attempt.began + attempt.seconds, _facts(attempt))
@@ -44,9 +44,9 @@ def _slice(name: str, category: str, began: float, ended: float, facts: dict[str
     return {"ph": "X", "name": name, "cat": category, "ts": at, "dur": end - at, "args": facts}
 
 
-def _title(stay: Stay) -> str:
-    tests = stay.unit.tests
-    return f"unit: {tests[0].id}" if len(tests) == 1 else f"unit: {stay.unit.file}, {len(tests)} tests"
+def _title(span: Span) -> str:
+    tests = span.unit.tests
+    return f"unit: {tests[0].id}" if len(tests) == 1 else f"unit: {span.unit.file}, {len(tests)} tests"
 
 
 def _facts(attempt: Attempt) -> dict[str, Any]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ..events import Event, RunBegan, RunEnded, TestEnded, UnitBegan, UnitEnded
+from ..events import AttemptEnded, Event, RunBegan, RunEnded, UnitBegan, UnitEnded
 from ..model import Attempt, Lease, Summary, Unit
 
 
 @dataclass(frozen=True)
-class Stay:
+class Span:
     """A unit on its lease: from its first process to the end of its last."""
 
     unit: Unit
@@ -23,19 +23,19 @@ class History:
     run: RunBegan
     summary: Summary
     attempts: tuple[Attempt, ...]  # those that ran, in the order in which they ended
-    stays: tuple[Stay, ...]
+    spans: tuple[Span, ...]
 
 
 @dataclass
-class Historian:
+class Recorder:
     """Hears a run until its end. What then still ran ends with it."""
 
     _run: RunBegan = field(default_factory=lambda: RunBegan((), (), (), 0, 0.0))
     _attempts: list[Attempt] = field(default_factory=list)
-    _stays: list[Stay] = field(default_factory=list)
+    _stays: list[Span] = field(default_factory=list)
     _open: dict[tuple[int, int, int], UnitBegan] = field(default_factory=dict)
 
-    def hear(self, event: Event) -> None:
+    def on_event(self, event: Event) -> None:
         match event:
             case RunBegan():
                 self._run = event
@@ -43,7 +43,7 @@ class Historian:
                 self._open[_key(unit)] = event
             case UnitEnded(unit, _, at):
                 self._close(self._open.pop(_key(unit)), at)
-            case TestEnded(attempt):
+            case AttemptEnded(attempt):
                 self._attempts.append(attempt)
             case _:
                 pass
@@ -55,7 +55,7 @@ class Historian:
         return History(self._run, end.summary, tuple(self._attempts), tuple(self._stays))
 
     def _close(self, began: UnitBegan, at: float) -> None:
-        self._stays.append(Stay(began.unit, began.lease, began.at, max(began.at, at)))
+        self._stays.append(Span(began.unit, began.lease, began.at, max(began.at, at)))
 
 
 def _key(unit: Unit) -> tuple[int, int, int]:

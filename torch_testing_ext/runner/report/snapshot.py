@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import textwrap
 
-from ..events import Asked, Running
+from ..events import Running, StatusRequested
 from . import text
 
 
-def snapshot(asked: Asked) -> str:
+def snapshot(asked: StatusRequested) -> str:
     if not asked.running:
         return "no test is running\n"
     heading = f"{text.count(len(asked.running), 'test')} running:"

@@ -7,16 +7,16 @@ import sys
 from collections.abc import Mapping
 from typing import Protocol, TextIO
 
-from ..model import Outcome
+from ..model import TestOutcome
 
 
-class Page(Protocol):
+class LineWriter(Protocol):
     """Takes whole lines."""
 
     def write(self, text: str) -> None: ...
 
 
-class Paper:
+class TerminalStream:
     """A stream that may break (a closed pipe, a full disk): the run then goes on without it."""
 
     def __init__(self, stream: TextIO):
@@ -42,7 +42,7 @@ class Paper:
             print(f"run_test.py: the console report ends here: {error}", file=sys.stderr)
 
 
-class Ink(enum.Enum):
+class Style(enum.Enum):
     GREEN = "32"
     RED = "31;1"
     YELLOW = "33"
@@ -50,35 +50,35 @@ class Ink(enum.Enum):
     BOLD = "1"
 
 
-INK_OF = {
-    Outcome.PASSED: Ink.GREEN,
-    Outcome.FAILED: Ink.RED,
-    Outcome.ERROR: Ink.RED,
-    Outcome.TIMEOUT: Ink.RED,
-    Outcome.CRASHED: Ink.RED,
-    Outcome.LEAKED: Ink.YELLOW,
-    Outcome.FLAKY: Ink.YELLOW,
-    Outcome.SKIPPED: Ink.FAINT,
-    Outcome.EXPECTED_FAILURE: Ink.GREEN,
-    Outcome.UNEXPECTED_SUCCESS: Ink.RED,
+STYLE_OF = {
+    TestOutcome.PASSED: Style.GREEN,
+    TestOutcome.FAILED: Style.RED,
+    TestOutcome.ERROR: Style.RED,
+    TestOutcome.TIMEOUT: Style.RED,
+    TestOutcome.CRASHED: Style.RED,
+    TestOutcome.LEAKED: Style.YELLOW,
+    TestOutcome.FLAKY: Style.YELLOW,
+    TestOutcome.SKIPPED: Style.FAINT,
+    TestOutcome.EXPECTED_FAILURE: Style.GREEN,
+    TestOutcome.UNEXPECTED_SUCCESS: Style.RED,
 }
 
 
-class Pencil:
+class Styler:
     """Writes in colour, where colour is wanted."""
 
     def __init__(self, coloured: bool):
         self._coloured = coloured
 
-    def __call__(self, ink: Ink, text: str) -> str:
-        return f"\x1b[{ink.value}m{text}\x1b[0m" if self._coloured else text
+    def __call__(self, style: Style, text: str) -> str:
+        return f"\x1b[{style.value}m{text}\x1b[0m" if self._coloured else text
 
 
-def pencil(stream: TextIO, environ: Mapping[str, str]) -> Pencil:
+def styler(stream: TextIO, environ: Mapping[str, str]) -> Styler:
     """Colours on terminals and where somebody asks for them (FORCE_COLOR), unless somebody asks for none (NO_COLOR)."""
     if environ.get("NO_COLOR"):
-        return Pencil(coloured=False)
-    return Pencil(bool(environ.get("FORCE_COLOR")) or is_terminal(stream, environ))
+        return Styler(coloured=False)
+    return Styler(bool(environ.get("FORCE_COLOR")) or is_terminal(stream, environ))
 
 
 def is_terminal(stream: TextIO, environ: Mapping[str, str]) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from torch_testing_ext.launch.report import cut_middle
 
-from ..model import Attempt, Lease, Outcome, Settled, Summary
+from ..model import Attempt, FinishedTest, Lease, Summary, TestOutcome
 
 # Of one log, in a report that is a file. Whoever needs more keeps the logs.
 LONGEST_LOG = 200_000
@@ -61,7 +61,7 @@ def count(number: int, noun: str) -> str:
 
 def skip_reasons(summary: Summary) -> list[tuple[str, int]]:
     """What was skipped, and for want of what, the most frequent first."""
-    skips = [one.last for one in summary.settled if one.outcome is Outcome.SKIPPED]
+    skips = [one.last for one in summary.settled if one.outcome is TestOutcome.SKIPPED]
     return Counter(f"for want of {one.want}" if one.want else title(one.message) for one in skips).most_common()
 
 
@@ -82,10 +82,10 @@ def repetition(attempt: Attempt, repetitions: int) -> str:
     return f" [{attempt.repetition + 1}]" if repeated else ""
 
 
-def word(settled: Settled) -> str:
+def word(settled: FinishedTest) -> str:
     """A settled test's outcome in words."""
     tries = len(settled.attempts)
-    if settled.outcome is Outcome.FLAKY:
+    if settled.outcome is TestOutcome.FLAKY:
         return f"flaky: passed when tried the {ordinal(tries)} time"
     return f"{settled.outcome.value} {tries} times" if tries > 1 else settled.outcome.value
 

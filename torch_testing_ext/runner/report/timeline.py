@@ -18,10 +18,10 @@ LANE, BAR, AXIS = 22, 14, 24  # heights in pixels
 MOST_TICKS = 8
 
 
-def picture(history: History, links: dict[tuple[TestId, int], str]) -> ET.Element:
+def timeline(history: History, links: dict[tuple[TestId, int], str]) -> ET.Element:
     """`links`: from a test and its repetition to the address, in the same page, that tells of it."""
     rows = lanes(history)
-    length = max([history.summary.seconds, *(stay.ended for stay in history.stays)], default=0.0) or 1.0
+    length = max([history.summary.seconds, *(span.ended for span in history.spans)], default=0.0) or 1.0
     height = len(rows) * LANE + AXIS
     draw = _Drawing(length, height, history.run.repetitions, links)
     parts = [*draw.axis(), *(part for number, lane in enumerate(rows) for part in draw.lane(lane, number))]
@@ -50,8 +50,8 @@ class _Drawing:
     def lane(self, lane: Lane, number: int) -> Iterator[ET.Element]:
         y = number * LANE
         yield node("line", class_="lane", x1=0, x2="100%", y1=y + LANE, y2=y + LANE)
-        for stay in lane.stays:
-            yield self._bar(stay.began, stay.ended, y, "unit")
+        for span in lane.spans:
+            yield self._bar(span.began, span.ended, y, "unit")
         for attempt in lane.attempts:
             yield self._test(attempt, y)
 

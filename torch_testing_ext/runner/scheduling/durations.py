@@ -8,11 +8,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..model import Outcome, Settled, Summary, TestId
+from ..model import FinishedTest, Summary, TestId, TestOutcome
 from .remembered import Remembered, Warn
 
 # Outcomes that say how long the test takes when nothing is wrong with it.
-TELLING = (Outcome.PASSED, Outcome.EXPECTED_FAILURE)
+TELLING = (TestOutcome.PASSED, TestOutcome.EXPECTED_FAILURE)
 
 
 class Durations:
@@ -30,7 +30,7 @@ class Durations:
         """Tells apart what shards were cut by: all shards must have the same."""
         return hashlib.sha256(repr(sorted(self._seconds.items())).encode()).hexdigest()[:8]
 
-    def learn(self, settled: Iterable[Settled]) -> None:
+    def learn(self, settled: Iterable[FinishedTest]) -> None:
         took = {str(one.test.id): one.last.seconds for one in settled if one.last.outcome in TELLING}
         if took:
             self._remembered.update(lambda seconds: _blend(seconds, took))

@@ -12,20 +12,20 @@ from .policy import Queue
 
 
 @dataclass(frozen=True)
-class Start:
+class PlannedStart:
     unit: Unit
     lease: Lease
     at: float
     until: float
 
 
-def forecast(queue: Queue, leases: Leases, seconds_of: Callable[[Unit], float]) -> Iterator[Start]:
+def forecast(queue: Queue, leases: Leases, seconds_of: Callable[[Unit], float]) -> Iterator[PlannedStart]:
     now = 0.0
     running: list[tuple[float, int, Lease]] = []
     while len(queue):
         while (unit := queue.take(leases.free_devices, leases.free_slots)) is not None:
             lease = leases.take(unit)
-            start = Start(unit, lease, now, now + seconds_of(unit))
+            start = PlannedStart(unit, lease, now, now + seconds_of(unit))
             heapq.heappush(running, (start.until, unit.number, lease))
             yield start
         if running:

@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ..model import Test, TestId, Unit
-from ..options.options import Again, Options, Shard
+from ..options.options import Options, Rerun, ShardSpec
 from .inventory import Inventory
 from .policy import Order, no_preference
 
 # Seconds that every unit costs besides: a shard of a thousand tests that take nothing takes time.
 OVERHEAD = 0.05
 
-Expected = Callable[[TestId], float | None]
+ExpectedSeconds = Callable[[TestId], float | None]
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Plan:
         return tuple(sorted((*first, *self.skipped), key=lambda test: (test.id.file, test.line, test.id)))
 
 
-def plan(tests: Iterable[Test], there: Inventory, expected: Expected, repetitions: int = 1) -> Plan:
+def plan(tests: Iterable[Test], there: Inventory, expected: ExpectedSeconds, repetitions: int = 1) -> Plan:
     tests = tuple(_with_devices(test, there) for test in tests)
     groups = list(together(test for test in tests if test.skip is None))
     numbers = itertools.count()
@@ -59,13 +59,13 @@ def together(tests: Iterable[Test]) -> Iterator[list[Test]]:
     return iter(groups.values())
 
 
-def _seconds(tests: Sequence[Test], expected: Expected) -> float | None:
+def _seconds(tests: Sequence[Test], expected: ExpectedSeconds) -> float | None:
     """Where some are not known, as if they took as long as the others on average."""
     known = [seconds for test in tests if (seconds := expected(test.id)) is not None]
     return sum(known) / len(known) * len(tests) if known else None
 
 
-def shard(tests: Sequence[Test], part: Shard, expected: Expected) -> tuple[Test, ...]:
+def shard(tests: Sequence[Test], part: ShardSpec, expected: ExpectedSeconds) -> tuple[Test, ...]:
     """Its part of the tests. All parts together are all tests, each once, if all know the same durations."""
     groups = list(together(tests))
     known = [_seconds(group, expected) for group in groups]
@@ -83,7 +83,7 @@ def _by_hash(group: Sequence[Test], count: int) -> int:
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") % count
 
 
-def _by_durations(groups: list[list[Test]], known: list[float | None], part: Shard) -> list[list[Test]]:
+def _by_durations(groups: list[list[Test]], known: list[float | None], part: ShardSpec) -> list[list[Test]]:
     """Longest first, each to the part with the least work so far."""
     certain = [seconds for seconds in known if seconds is not None]
     typical = sum(certain) / len(certain)
@@ -102,7 +102,7 @@ def order(options: Options, failed: Callable[[TestId], bool]) -> Order:
     """Which units go before others whatever their size."""
     if options.shuffle:
         return lambda unit: _drawn(options.seed, unit)
-    if options.again is Again.FAILED_FIRST:
+    if options.again is Rerun.FAILED_FIRST:
         return lambda unit: not any(failed(test.id) for test in unit.tests)
     return no_preference
 

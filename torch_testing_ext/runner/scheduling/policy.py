@@ -16,7 +16,7 @@ from typing import Any
 from ..model import Unit
 
 # How often a waiting unit is overtaken, for each device or slot of the machine: seldom enough that it soon begins,
-# often enough that what is free meanwhile does not stay idle.
+# often enough that what is free meanwhile does not span idle.
 PATIENCE = 2
 UNKNOWN = 1.0  # seconds, where the duration of no unit is known: all are then alike
 

@@ -18,7 +18,7 @@ Matches = Callable[[TestId], bool]
 _TOKEN = re.compile(r"[()]|[^\s()]+")
 
 
-def compile(text: str) -> Matches:
+def parse_expression(text: str) -> Matches:
     """Raises UsageError that shows where the expression is wrong."""
     return _Parser(text).parse()
 

@@ -59,7 +59,7 @@ class Selection:
         def read(names: Iterable[str]) -> tuple[_Name, ...]:
             return tuple(_Name.read(name, root, here) for name in names)
 
-        matches = tuple(expressions.compile(text) for text in options.keyword)
+        matches = tuple(expressions.parse_expression(text) for text in options.keyword)
         return cls(read((*options.names, *options.include)), read(options.exclude), matches)
 
     def files(self, known: Sequence[str]) -> tuple[str, ...]:
