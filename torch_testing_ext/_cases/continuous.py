@@ -239,7 +239,7 @@ class MultiProcContinuousTest(RankedTestCase):
 
     def _order_test(self) -> None:
         crew = self._present_crew()
-        self._files = crew.order(self.id())
+        self._files = crew.start(self.id())
         self.addCleanup(self._give_up_order, crew)
 
     def _present_crew(self) -> launch.PersistentRanks:
@@ -328,15 +328,15 @@ def _carry_out(cls: type[MultiProcContinuousTest], order: launch.Task) -> None:
     cls._recorder = expectations.ExpectationRecorder(str(order.path), cls.rank)
     before = global_state.look()
     try:
-        cls._run_test_given_id(order.what)
-        order.report.passed()
+        cls._run_test_given_id(order.name)
+        order.account.passed()
     except unittest.SkipTest as skip:
-        report_skip(order.report, skip)
+        report_skip(order.account, skip)
     except SystemExit as leaving:
-        report_exit(order.report, leaving)
-        if order.report.account is None:
+        report_exit(order.account, leaving)
+        if order.account.account is None:
             raise
     except BaseException as error:
-        report_error(order.report, error, cls.failureException)
+        report_error(order.account, error, cls.failureException)
     if changes := global_state.changes(before, global_state.look()):
-        order.report.note(changes)
+        order.account.note(changes)

@@ -1,15 +1,21 @@
-"""One event loop: descriptors that become readable, and moments that come."""
+"""One event loop: descriptors that become readable, moments that come, and work for when nothing else happens."""
 
 from __future__ import annotations
 
 import selectors
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+# Not epoll, which a forked child would share with its parent.
+_Selector = selectors.PollSelector
+
 
 class Timer:
+    """A call that is due at a moment of time.monotonic(), unless it is cancelled before."""
+
     def __init__(self, at: float, call: Callable[[], object]):
         self.at = at
         self.call = call
@@ -19,16 +25,20 @@ class Timer:
         self.cancelled = True
 
 
-class Loop:
+class EventLoop:
+    """Calls back when a descriptor becomes readable or a moment comes, one callback at a time."""
+
     def __init__(self) -> None:
-        self._selector = selectors.DefaultSelector()
+        self._selector = _Selector()
         self._timers: list[Timer] = []
+        self._idle: deque[Callable[[], object]] = deque()
 
     def listen(self, source: Any, call: Callable[[], object]) -> None:
+        """Call whenever `source`, a descriptor or something with a fileno(), is readable."""
         self._selector.register(source, selectors.EVENT_READ, call)
 
     def forget(self, source: Any) -> None:
-        """Listen no more, if we did."""
+        """Stop listening, if this loop does."""
         with suppress(KeyError, ValueError):
             self._selector.unregister(source)
 
@@ -39,28 +49,52 @@ class Loop:
         return timer
 
     def after(self, seconds: float, call: Callable[[], object]) -> Timer:
+        """Call once when so many seconds have passed."""
         return self.at(time.monotonic() + seconds, call)
 
-    def step(self) -> None:
-        """Wait for the next thing to happen, and do what is to be done then."""
-        for key, _ in self._selector.select(self._time_left()):
-            # Who was called before may have stopped listening to this one.
+    def when_idle(self, call: Callable[[], object]) -> None:
+        """Call once when nothing else is to be done; in the order of these requests, one at a time."""
+        self._idle.append(call)
+
+    def drop_idle(self) -> None:
+        """Forget what was to be done when idle."""
+        self._idle.clear()
+
+    def step(self, until: float | None = None) -> bool:
+        """Wait for the next thing to happen, and call back. False where the moment `until` came first."""
+        ready = self._selector.select(self._patience(until))
+        for key, _ in ready:
+            # A callback before this one may have stopped listening to the descriptor.
             if self._selector.get_map().get(key.fd) is key:
                 key.data()
-        self._ring()
+        happened = self._ring() or bool(ready)
+        if not happened and self._idle:
+            self._idle.popleft()()
+            return True
+        return happened
 
-    def _time_left(self) -> float | None:
+    def _patience(self, until: float | None) -> float | None:
+        if self._idle:
+            return 0.0
         self._timers = [timer for timer in self._timers if not timer.cancelled]
-        first = min((timer.at for timer in self._timers), default=None)
-        return None if first is None else max(0.0, first - time.monotonic())
+        moments = [timer.at for timer in self._timers] + ([] if until is None else [until])
+        return max(0.0, min(moments) - time.monotonic()) if moments else None
 
-    def _ring(self) -> None:
+    def _ring(self) -> bool:
         now = time.monotonic()
-        due = [timer for timer in self._timers if timer.at <= now]
+        due = [timer for timer in self._timers if timer.at <= now and not timer.cancelled]
         self._timers = [timer for timer in self._timers if timer.at > now]
         for timer in sorted(due, key=lambda timer: timer.at):
             if not timer.cancelled:
                 timer.call()
+        return bool(due)
 
     def close(self) -> None:
         self._selector.close()
+
+
+def wait_readable(source: Any, until: float | None = None) -> bool:
+    """Wait until one descriptor is readable. False where the moment `until` came first."""
+    with _Selector() as selector:
+        selector.register(source, selectors.EVENT_READ)
+        return bool(selector.select(None if until is None else max(0.0, until - time.monotonic())))

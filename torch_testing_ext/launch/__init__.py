@@ -7,6 +7,7 @@ verdict = judge(result...)        one outcome and one message for all ranks
 ranks = PersistentRanks(Job(...)) ranks that run one task after another
 """
 
+from .accounts import RankEnding as RankEnding
 from .client import (
     CannotStart as CannotStart,
     Run as Run,
@@ -19,7 +20,6 @@ from .persistent_ranks import PersistentRanks as PersistentRanks, Task as Task, 
 from .rank import AccountWriter as AccountWriter, summarize as summarize
 from .report import (
     Exit as Exit,
-    RankEnding as RankEnding,
     RankReport as RankReport,
     assemble_report as assemble_report,
     now as now,

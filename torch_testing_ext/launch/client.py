@@ -1,36 +1,56 @@
-"""The parent's side: one server for this process, made when first needed, and the runs it carries out.
+"""The parent's side: one fork server for this process, made when first needed, and the runs that it carries out.
 
-Which kind of server: forked off this process where that is safe (nothing is imported twice), else a new interpreter
-that imports the test module, else one that spawns each rank. The choice can be forced by TORCH_TESTING_EXT_START.
+Which start method: fork off this process where that is safe (nothing is imported twice), else off a new interpreter
+that imports the test module, else each rank is a new interpreter. TORCH_TESTING_EXT_START forces the choice.
 """
 
 from __future__ import annotations
 
 import atexit
+import itertools
 import os
+import pickle
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from itertools import count
-from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
-from typing import Any
+from typing import NoReturn, assert_never
 
-from torch_testing_ext._process import fork_safety
+from torch_testing_ext._process import child, fork_safety, interpreter, reaping
+from torch_testing_ext._process.channel import Channel, socket_pair
+from torch_testing_ext._process.exits import describe_exit
+from torch_testing_ext._process.loop import EventLoop
 
-from . import fork_server, settings, starting
-from .fork_server import StartMethod
+from . import fork_server, settings
 from .job import Job, Named
-from .report import Exit, now, signal_name
+from .protocol import (
+    Dump,
+    Dumped,
+    Exited,
+    Failed,
+    FromServer,
+    Hello,
+    Launch,
+    Preload,
+    Quit,
+    Serve,
+    SignalGroups,
+    SignalRank,
+    Started,
+    StartMethod,
+    ToServer,
+    Unable,
+)
+from .report import Exit, now
 
 _QUIT_PATIENCE = 5.0
 _HELLO_PATIENCE = 120.0  # a new interpreter imports torch and the test module before it answers
-# A server answers in milliseconds, unless it is in the middle of an import. One that is stuck must not take us along.
+# A server answers in milliseconds, unless it is in the middle of an import. One that is stuck must not block us.
 _ANSWER_PATIENCE = 30.0
 
 
@@ -38,44 +58,48 @@ class CannotStart(RuntimeError):
     """Ranks could not be started; the message says why and what to do."""
 
 
+class _TryAnother(Exception):
+    """This server is gone, or does not have the class that is to be run; a new one would serve."""
+
+
 @dataclass
 class Run:
-    """One job on its way: what the server told of it so far."""
+    """One job while it runs: what the server has reported of it so far."""
 
     number: int
     job: Job
     server: ForkServerClient
     began: float = field(default_factory=now)
-    pids: list[int] = field(default_factory=list)
+    pids: tuple[int, ...] = ()
     exits: dict[int, Exit] = field(default_factory=dict)
     dumped: bool = False
     lost: str | None = None  # why the server is gone, if it is
 
     @property
     def alive(self) -> list[int]:
+        """The ranks that still run."""
         return [] if self.lost else [rank for rank in range(len(self.pids)) if rank not in self.exits]
 
-    def wait_for_news(self, until: float | None = None, bells: Sequence[int] = ()) -> bool:
-        """Take in the next thing the server tells of this run, or come back when one of these descriptors is readable;
-        False when the time `until` came first."""
-        return self.server.take_message(until, bells)
+    def wait_for_news(self, until: float | None = None) -> bool:
+        """Take in the next thing that happens; False when the moment `until` came first."""
+        return self.server.step(until)
 
     def end(self, number: int) -> None:
         """Signal all ranks that still run, with all that they started in their groups."""
-        self.server.send("kill", self.number, None, number)
+        self.server.send(SignalGroups(self.number, number))
 
     def signal(self, number: int, rank: int) -> None:
         """Signal one rank and nothing else."""
-        self.server.send("signal", self.number, rank, number)
+        self.server.send(SignalRank(self.number, rank, number))
 
-    def dump(self, patience: float, ranks: list[int] | None = None) -> None:
+    def dump(self, patience: float, ranks: Iterable[int] | None = None) -> None:
         """Have these ranks, or all that still run, write down where they are."""
         self.dumped = False
-        self.server.send("dump", self.number, self.alive if ranks is None else ranks, patience)
+        self.server.send(Dump(self.number, tuple(self.alive if ranks is None else ranks), patience))
         self.insist(lambda: self.dumped, patience)
 
     def insist(self, done: Callable[[], bool], patience: float = 0.0) -> None:
-        """Wait for what the server does at once if it does anything at all; give a stuck one up."""
+        """Wait for something that the server does at once, if at all; give up a server that is stuck."""
         until = now() + patience + _ANSWER_PATIENCE
         while not done() and not self.lost:
             if not self.wait_for_news(until):
@@ -83,94 +107,92 @@ class Run:
 
 
 class ForkServerClient:
-    def __init__(self, kind: StartMethod, subject: Named):
-        self.kind = kind
-        self.unfit: str | None = None  # why it should not be used for another run
-        self.runs: dict[int, Run] = {}
-        self._directory = session_directory()
-        self._reaped = False
-        self._connection, theirs = _pipe()
-        self._popen: subprocess.Popen[bytes] | None = None
-        try:
-            self.pid = self._fork(theirs) if kind is StartMethod.FORK else self._spawn(theirs, subject)
-        finally:
-            theirs.close()
+    """A fork server as this process sees it."""
 
-    def _fork(self, theirs: Connection) -> int:
+    def __init__(self, method: StartMethod, subject: Named, directory: Path):
+        self.method = method
+        self.unusable: str | None = None  # why it must not be used for another run
+        self.runs: dict[int, Run] = {}
+        self.loop = EventLoop()
+        self._hello: Hello | None = None
+        self._reaped = False
+        ours, theirs = socket_pair()
+        self._channel: Channel[FromServer] = Channel(ours, FromServer)
+        self._popen: subprocess.Popen[bytes] | None = None
+        with theirs:
+            if method is StartMethod.FORK:
+                self.pid = self._fork(Channel(theirs, ToServer), directory)
+            else:
+                self.pid = self._spawn(theirs.fileno(), directory, subject)
+        self.loop.listen(self._channel, self._receive)
+
+    def _fork(self, theirs: Channel[ToServer], directory: Path) -> int:
         for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
             with suppress(Exception):
                 stream.flush()  # type: ignore[union-attr] # or both processes would write what is in the buffers
         parent = os.getpid()
-        # Ctrl-C in the child, before it is a server, would unwind into the test runner a second time.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
-        try:
-            pid = fork_safety.fork()
-            if pid == 0:
-                try:
-                    self._connection.close()
-                    fork_server.begin(theirs, self._directory, StartMethod.FORK, parent)
-                finally:
-                    os._exit(1)
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        return pid
 
-    def _spawn(self, theirs: Connection, subject: Named) -> int:
-        command = starting.command("launch.fork_server", sys.path, str(theirs.fileno()))
-        self._popen = subprocess.Popen(command, pass_fds=[theirs.fileno()])
-        first = fork_server.FirstWords(self._directory, self.kind, os.getpid(), tuple(sys.argv), subject)
-        self._connection.send(first)
+        def serve() -> NoReturn:
+            self._channel.close()
+            fork_server.begin(theirs, directory, StartMethod.FORK, parent)
+
+        return child.fork_child(serve, killed_by=signal.SIGTERM)  # not SIGKILL: there may be ranks to end first
+
+    def _spawn(self, theirs: int, directory: Path, subject: Named) -> int:
+        command = interpreter.command("launch.fork_server", sys.path, str(theirs))
+        self._popen = subprocess.Popen(command, pass_fds=[theirs])
+        self.send(Serve(directory, self.method, os.getpid(), tuple(sys.argv), subject))
         return self._popen.pid
 
     def greet(self) -> str | None:
         """Wait until it is ready. Returns why it cannot serve, or None."""
-        try:
-            if not self._connection.poll(_HELLO_PATIENCE):
+        until = now() + _HELLO_PATIENCE
+        while self._hello is None and self.unusable is None:
+            if not self.step(until):
                 return f"it was not ready after {_HELLO_PATIENCE:.0f} s"
-            reason = self._connection.recv()[1]
-        except (EOFError, OSError):
+        if self._hello is None:
             return "it ended while it was getting ready (its error is printed above)"
-        return reason or (fork_safety.check_after_fork() if self.kind is StartMethod.FORK else None)
+        return self._hello.unsafe or (fork_safety.check_after_fork() if self.method is StartMethod.FORK else None)
 
-    def send(self, *message: Any) -> None:
-        with suppress(BrokenPipeError, ConnectionResetError):
-            self._connection.send(message)
+    def send(self, message: ToServer) -> None:
+        self._channel.send(message)
 
-    def take_message(self, until: float | None, bells: Sequence[int] = ()) -> bool:
-        timeout = None if until is None else max(0.0, until - now())
-        ready = wait([self._connection, *bells], timeout)
-        if self._connection not in ready:
-            return bool(ready)
+    def step(self, until: float | None) -> bool:
+        """Take in the next thing that happens; False when the moment `until` came first."""
+        return self.loop.step(until)
+
+    def _receive(self) -> None:
         try:
-            news, *details = self._connection.recv()
+            for message in self._channel.receive():
+                self._on_message(message)
         except (EOFError, OSError):
             self._lose()
-            return True
-        except BaseException:
-            self.give_up()  # half a message is read: nothing that follows could be understood
+        except (_TryAnother, CannotStart):
             raise
-        getattr(self, f"_on_{news}")(*details)
-        return True
+        except BaseException:
+            self.give_up()  # interrupted, with messages that are now lost
+            raise
 
-    # News of a run that nobody waits for any more is no news.
-
-    def _on_started(self, number: int, pids: list[int]) -> None:
-        if number in self.runs:
-            self.runs[number].pids = pids
-
-    def _on_exited(self, number: int, rank: int, exit: Exit) -> None:
-        if number in self.runs:
-            self.runs[number].exits[rank] = exit
-
-    def _on_dumped(self, number: int) -> None:
-        if number in self.runs:
-            self.runs[number].dumped = True
-
-    def _on_unknown(self, number: int, why: str) -> None:
-        raise _TryAnother(why)
-
-    def _on_failed(self, number: int, why: str) -> None:
-        raise CannotStart(f"ranks could not be started: {why}")
+    def _on_message(self, message: FromServer) -> None:
+        match message:
+            case Hello():
+                self._hello = message
+            # Nobody waits any more for a run that is not there.
+            case Started(run, pids):
+                if run in self.runs:
+                    self.runs[run].pids = pids
+            case Exited(run, rank, exit):
+                if run in self.runs:
+                    self.runs[run].exits[rank] = exit
+            case Dumped(run):
+                if run in self.runs:
+                    self.runs[run].dumped = True
+            case Unable(_, why):
+                raise _TryAnother(why)
+            case Failed(_, why):
+                raise CannotStart(f"ranks could not be started: {why}")
+            case _:
+                assert_never(message)
 
     def give_up(self) -> None:
         """It does not answer. Its ranks die with it."""
@@ -179,127 +201,201 @@ class ForkServerClient:
         self._lose(f"did not answer for {_ANSWER_PATIENCE:.0f} s")
 
     def _lose(self, why: str = "") -> None:
-        """The server is gone. Its ranks die with it by the kernel's hand; their groups by ours."""
+        """The server is gone. The kernel ends its ranks with it, and this process ends their groups."""
+        self.loop.forget(self._channel)
         how = self._reap() if not self._reaped else "ended"
-        how = why or how
-        self.unfit = f"the process that starts the ranks (pid {self.pid}) {how}"
+        self.unusable = f"the process that starts the ranks (pid {self.pid}) {why or how}"
         for run in self.runs.values():
             for rank in run.alive:
                 with suppress(ProcessLookupError, PermissionError):
                     os.killpg(run.pids[rank], signal.SIGKILL)
-            run.lost = self.unfit
+            run.lost = self.unusable
 
     def _reap(self) -> str:
-        try:
-            if self._popen is not None:
-                code = self._popen.wait()
-            else:
-                code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
-        except ChildProcessError:
-            return "ended"
-        self._reaped = True
-        return f"was killed by {signal_name(-code)}" if code < 0 else f"ended with code {code}"
+        """Wait for its end. Returns how it ended."""
+        code = reaping.wait_for_exit(self.pid) if self._popen is None else self._popen.wait()
+        self._reaped = code is not None
+        return "ended" if code is None else describe_exit(code)
 
     def close(self) -> None:
         """End it, and with it whatever it started. It ends by itself when the connection closes."""
         if not self._reaped:
-            self.send("quit")
+            self.send(Quit())
             self._wait_until_it_hangs_up()
             self._reap()
-        self._connection.close()
+        self._channel.close()
+        self.loop.close()
 
     def _wait_until_it_hangs_up(self) -> None:
-        """Should it be stuck in an import, it is killed; its ranks die with it."""
-        until = now() + _QUIT_PATIENCE
-        with suppress(EOFError, OSError):
-            while wait([self._connection], max(0.0, until - now())):
-                self._connection.recv()
-            os.kill(self.pid, signal.SIGKILL)
+        """A server that is stuck in an import is killed; its ranks die with it."""
+        self.loop.forget(self._channel)
+        loop, until, hung_up = EventLoop(), now() + _QUIT_PATIENCE, False
+
+        def drain() -> None:
+            nonlocal hung_up
+            try:
+                self._channel.receive()
+            except (EOFError, OSError):
+                hung_up = True
+
+        loop.listen(self._channel, drain)
+        while not hung_up:
+            if not loop.step(until):
+                os.kill(self.pid, signal.SIGKILL)
+                break
+        loop.close()
 
 
-def _pipe() -> tuple[Connection, Connection]:
-    """Not on descriptors 0 to 2, should this process have closed some: whoever prints would print into it."""
-    with ExitStack() as fillers:
-        while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
-            fillers.callback(os.close, fd)
-        os.close(fd)
-        return Pipe()
+class Launcher:
+    """Starts the ranks of this process: it owns the fork server, and the directory that holds the files of its runs."""
 
+    def __init__(self, directory: Path | None = None):
+        """`directory` belongs to this process alone and is removed with its files; None: one is made when needed."""
+        self.owner = os.getpid()
+        self.server: ForkServerClient | None = None
+        # Modules that ranks had to import by themselves. A runner preloads them in the process that forks this one.
+        self.preload_hints: dict[str, None] = {}
+        self._directory = directory
+        self._closes_at_exit = False
+        self._said: set[str] = set()
+        self._numbers = itertools.count()
 
-class _TryAnother(Exception):
-    """This server is gone, or does not have the class that is to be run; one made now would serve."""
+    def session_directory(self) -> Path:
+        """Where this process keeps the files of its runs. Removed at exit, or by the fork server if we are killed."""
+        if self._directory is None:
+            try:
+                self._directory = Path(tempfile.mkdtemp(prefix="torch_testing_ext_"))
+            except OSError as error:
+                raise CannotStart(
+                    f"no directory for the logs and results of ranks can be made: {error}. "
+                    f"Make room, or set TMPDIR to a directory that can be written to."
+                ) from error
+            if not self._closes_at_exit:
+                self._closes_at_exit = True
+                atexit.register(self._close_at_exit)
+        return self._directory
 
+    def _close_at_exit(self) -> None:
+        if self.owner == os.getpid():
+            self.close()
 
-# One server and one session directory for a process. A child forked by a test has these names too, but not the
-# processes: hence the pid.
-_owner: int | None = None
-_server: ForkServerClient | None = None
-_session: Path | None = None
-_said: set[str] = set()
-_numbers = count()
+    def close(self) -> None:
+        """End the server and remove the session's files. The next launch makes new ones."""
+        self._discard_server()
+        if self._directory is not None:
+            shutil.rmtree(self._directory, ignore_errors=True)
+            self._directory = None
 
-
-def session_directory() -> Path:
-    """Where this process keeps the files of its runs. Removed at exit, by the server if we are killed."""
-    global _session, _owner
-    if _owner != os.getpid():
-        _forget()
-    if _session is None:
+    def launch(self, job: Job) -> Run:
+        """Start the ranks of a job. Raises CannotStart."""
         try:
-            _session = Path(tempfile.mkdtemp(prefix="torch_testing_ext_"))
-        except OSError as error:
-            raise CannotStart(
-                f"no directory for the logs and results of ranks can be made: {error}. "
-                f"Make room, or set TMPDIR to a directory that can be written to."
-            ) from error
-        if _owner is None:
-            atexit.register(close)
-        _owner = os.getpid()
-    return _session
+            return self._launch_on(self._get_server(job.subject), job)
+        except _TryAnother:
+            self._discard_server()
+        _empty(job.directory)  # ranks of a first attempt that died may have left a store to meet in, and more
+        try:
+            return self._launch_on(self._get_server(job.subject), job)
+        except _TryAnother as why:
+            raise CannotStart(f"the ranks could not be started, twice: {why}") from None
+
+    def _launch_on(self, server: ForkServerClient, job: Job) -> Run:
+        job = replace(job, inherits=server.method is StartMethod.FORK)
+        run = Run(next(self._numbers), job, server)
+        server.runs[run.number] = run
+        server.send(Launch(run.number, pickle.dumps(job)))
+        try:
+            run.insist(lambda: bool(run.pids))
+            if run.lost:
+                raise _TryAnother(run.lost)
+        except BaseException:
+            run.end(signal.SIGKILL)
+            finish(run)
+            raise
+        return run
+
+    # -- the server
+
+    def _get_server(self, subject: Named) -> ForkServerClient:
+        wanted = settings.read().start
+        if self.server is not None and (self.server.unusable or self.server.method not in _allowed(wanted)):
+            self._discard_server()
+        if self.server is None:
+            self.server = self._make_server(wanted, subject)
+        return self.server
+
+    def _discard_server(self) -> None:
+        if self.server is not None:
+            self.server.close()
+            self.server = None
+
+    def _make_server(self, wanted: str, subject: Named) -> ForkServerClient:
+        reasons: list[str] = []
+        for method in _allowed(wanted):
+            if method is not StartMethod.FORK and "<locals>" in subject.qualname:
+                break  # no other interpreter has it
+            if method is StartMethod.SPAWN and reasons:
+                self._say_once(
+                    f"ranks are started as new interpreters, which takes seconds, since {'; '.join(reasons)}"
+                )
+            server, unusable = self._try(method, subject)
+            if server is not None:
+                return server
+            reasons.append(f"{_SUBJECT_OF[method]}: {unusable}")
+        return _explain_failure(wanted, subject, reasons)
+
+    def _try(self, method: StartMethod, subject: Named) -> tuple[ForkServerClient | None, str]:
+        unsafe = (fork_safety.was_forked() or fork_safety.prepare_to_fork()) if method is StartMethod.FORK else None
+        if unsafe is not None:
+            return None, unsafe
+        server = ForkServerClient(method, subject, self.session_directory())
+        unsafe = server.greet()
+        if unsafe is None:
+            return server, ""
+        server.close()
+        return None, unsafe
+
+    def _say_once(self, text: str) -> None:
+        if text not in self._said:
+            self._said.add(text)
+            print(f"torch_testing_ext: {text}", file=sys.stderr, flush=True)
+
+    # -- what ranks had to import
+
+    def add_preload_hints(self, run: Run, modules: tuple[str, ...]) -> None:
+        """Have the next ranks find imported what the ranks of this run had to import by themselves."""
+        if modules:
+            self.preload_hints.update(dict.fromkeys(modules))
+            run.server.send(Preload(modules))
 
 
-def work_in(directory: Path) -> None:
-    """Keep the files of this process's runs there, in a directory that is theirs alone: it goes with them."""
-    global _session, _owner
-    _forget()
-    _session, _owner = directory, os.getpid()
+_METHODS_OF = {
+    "auto": (StartMethod.FORK, StartMethod.FORK_FRESH, StartMethod.SPAWN),
+    "fork": (StartMethod.FORK, StartMethod.FORK_FRESH),
+    "fork-fresh": (StartMethod.FORK_FRESH,),
+    "spawn": (StartMethod.SPAWN,),
+}
+
+_SUBJECT_OF = {
+    StartMethod.FORK: "this process cannot be forked",
+    StartMethod.FORK_FRESH: "a new interpreter cannot either",
+    StartMethod.SPAWN: "an interpreter to start them from cannot serve",
+}
 
 
-def _forget() -> None:
-    global _server, _session, _owner
-    _server = _session = _owner = None
-    _said.clear()
+def _allowed(wanted: str) -> tuple[StartMethod, ...]:
+    """The start methods to try under a setting, in this order."""
+    return _METHODS_OF[wanted]
 
 
-def close() -> None:
-    """End the server and remove the session's files. The next launch makes new ones."""
-    global _session
-    if _owner != os.getpid():
-        return
-    _discard()
-    if _session is not None:
-        shutil.rmtree(_session, ignore_errors=True)
-        _session = None
-
-
-def _discard() -> None:
-    global _server
-    if _server is not None:
-        _server.close()
-        _server = None
-
-
-def launch(job: Job) -> Run:
-    """Start the ranks of a job. Raises CannotStart."""
-    try:
-        return _launch_on(_get_server(job.subject), job)
-    except _TryAnother:
-        _discard()
-    _empty(job.directory)  # ranks of a first attempt that died may have left a store to meet in, and more
-    try:
-        return _launch_on(_get_server(job.subject), job)
-    except _TryAnother as why:
-        raise CannotStart(f"the ranks could not be started, twice: {why}") from None
+def _explain_failure(wanted: str, subject: Named, reasons: list[str]) -> NoReturn:
+    if "<locals>" in subject.qualname:
+        why = "; ".join(reasons) or f"TORCH_TESTING_EXT_START={wanted}"
+        raise CannotStart(
+            f"{subject.qualname} is made in a function: only ranks forked off this process have it; {why}"
+        )
+    if wanted.startswith("fork"):
+        raise CannotStart(f"TORCH_TESTING_EXT_START={wanted}, but ranks cannot be forked: {'; '.join(reasons)}")
+    raise CannotStart("no process could be made that starts ranks" + "".join(f"; {reason}" for reason in reasons))
 
 
 def _empty(directory: Path) -> None:
@@ -308,20 +404,38 @@ def _empty(directory: Path) -> None:
             entry.unlink()
 
 
-def _launch_on(server: ForkServerClient, job: Job) -> Run:
-    job = replace(job, inherits=server.kind is StartMethod.FORK)
-    run = Run(next(_numbers), job, server)
-    server.runs[run.number] = run
-    server.send("launch", run.number, job)
-    try:
-        run.insist(lambda: bool(run.pids))
-        if run.lost:
-            raise _TryAnother(run.lost)
-    except BaseException:
-        run.end(signal.SIGKILL)
-        finish(run)
-        raise
-    return run
+# -- the launcher of this process
+
+_current = Launcher()
+
+
+def launcher() -> Launcher:
+    """The launcher of this process. A child that a test forked has a copy of its parent's, but not its processes: it
+    gets one of its own."""
+    global _current
+    if _current.owner != os.getpid():
+        inherited, _current = _current, Launcher()
+        _current.preload_hints = inherited.preload_hints
+    return _current
+
+
+def work_in(directory: Path) -> None:
+    """Keep the files of this process's runs there, in a directory that is theirs alone: it goes with them."""
+    global _current
+    hints = _current.preload_hints
+    _current = Launcher(directory)
+    _current.preload_hints = hints
+
+
+def launch(job: Job) -> Run:
+    """Start the ranks of a job. Raises CannotStart."""
+    return launcher().launch(job)
+
+
+def close() -> None:
+    """End what this process has started to run ranks, and remove its files. The next launch makes new ones."""
+    if _current.owner == os.getpid():
+        _current.close()
 
 
 def finish(run: Run) -> None:
@@ -329,78 +443,13 @@ def finish(run: Run) -> None:
     run.server.runs.pop(run.number, None)
 
 
-def _get_server(subject: Named) -> ForkServerClient:
-    global _server
-    if _owner != os.getpid():
-        _forget()
-    wanted = settings.read().start
-    if _server is not None and (_server.unfit or (_is_bare(_server) != (wanted == "spawn") and wanted != "auto")):
-        _discard()
-    if _server is None:
-        _server = _make_server(wanted, subject)
-    return _server
-
-
-def _is_bare(server: ForkServerClient) -> bool:
-    return server.kind is StartMethod.SPAWN
-
-
-def _make_server(wanted: str, subject: Named) -> ForkServerClient:
-    reasons: list[str] = []
-    for kind in (StartMethod.FORK, StartMethod.FORK_FRESH) if wanted != "spawn" else ():
-        made, reasons = _try(kind, subject, reasons)
-        if made is not None:
-            return made
-        if "<locals>" in subject.qualname:
-            break  # no other interpreter has it
-    if "<locals>" in subject.qualname:
-        why = "; ".join(reasons) or "TORCH_TESTING_EXT_START=spawn"
-        raise CannotStart(
-            f"{subject.qualname} is made in a function: only ranks forked off this process have it; {why}"
-        )
-    if wanted == "fork":
-        raise CannotStart(f"TORCH_TESTING_EXT_START=fork, but ranks cannot be forked: {'; '.join(reasons)}")
-    if reasons:
-        _say_once(f"ranks are started as new interpreters, which takes seconds, since {'; '.join(reasons)}")
-    made, reasons = _try(StartMethod.SPAWN, subject, reasons)
-    return made or _give_up(reasons)
-
-
-def _try(kind: StartMethod, subject: Named, reasons: list[str]) -> tuple[ForkServerClient | None, list[str]]:
-    unfit = (fork_safety.was_forked() or fork_safety.prepare_to_fork()) if kind is StartMethod.FORK else None
-    if unfit is None:
-        made = ForkServerClient(kind, subject)
-        unfit = made.greet()
-        if unfit is None:
-            return made, reasons
-        made.close()
-    return None, [*reasons, f"{_WHO[kind]}: {unfit}"]
-
-
-_WHO = {
-    StartMethod.FORK: "this process cannot be forked",
-    StartMethod.FORK_FRESH: "a new interpreter cannot either",
-    StartMethod.SPAWN: "an interpreter to start them from cannot serve",
-}
-
-
-def _give_up(reasons: list[str]) -> ForkServerClient:
-    raise CannotStart("no process could be made that starts ranks" + "".join(f"; {reason}" for reason in reasons))
-
-
-def _say_once(text: str) -> None:
-    if text not in _said:
-        _said.add(text)
-        print(f"torch_testing_ext: {text}", file=sys.stderr, flush=True)
-
-
 def new_directory(name: str) -> Path:
     """A directory for one run's files: kept below TORCH_TESTING_EXT_LOGS where that is set."""
-    parent = settings.read().logs or session_directory()
+    parent = settings.read().logs or launcher().session_directory()
     safe = "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "_" for c in name)[-150:]
     try:
         parent.mkdir(parents=True, exist_ok=True)
-        for number in count():
+        for number in itertools.count():
             directory = parent / (safe if number == 0 else f"{safe}.{number}")
             with suppress(FileExistsError):
                 directory.mkdir()
@@ -408,14 +457,3 @@ def new_directory(name: str) -> Path:
     except OSError as error:
         raise CannotStart(f"no directory for the files of ranks can be made: {error}") from error
     raise AssertionError
-
-
-# What ranks of this process had to import by themselves. An embracing runner teaches it to whom it forks us off.
-preload_hints: dict[str, None] = {}
-
-
-def add_preload_hints(run: Run, modules: tuple[str, ...]) -> None:
-    """What each rank had to import by itself, the next ones shall find imported."""
-    if modules:
-        preload_hints.update(dict.fromkeys(modules))
-        run.server.send("preload", list(modules))

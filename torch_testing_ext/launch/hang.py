@@ -13,14 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .report import RankEnding, RankReport
+from .accounts import RankEnding
+from .frames import markers_of
+from .report import RankReport
 
 _FRAME = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+) in (?P<function>.+)$')
 _PACKAGE = str(Path(__file__).parents[1])
-_BIRTH = re.compile(
-    rf'"{re.escape(_PACKAGE)}/(launch/rank|runner/processes/worker)\.py", line \d+ in (_run|_answer|_run_suite)$'
-)
-_OURS = re.compile(rf'"{re.escape(_PACKAGE)}/(\w+|launch/\w+|_torch/\w+|_cases/\w+|_threads/ranks)\.py", line')
 
 _EQUAL_SHAPES = ("all_reduce", "allreduce", "broadcast", "all_gather", "allgather", "reduce_scatter")
 
@@ -139,17 +137,26 @@ def main_thread(stacks: str) -> list[dict[str, str]]:
 
 
 def tidy(stacks: str) -> str:
-    """A dump without what is ours. Below a rank's or a worker's first frame lies the stack of whoever forked it, down
-    to the test runner's start; above it is how we came to call the test; and a thread of ours answers for the flight
-    recorder."""
+    """A dump without the harness: neither the stack of the process that forked this one, which lies below its first
+    frame, nor the way from there to the test; and without the thread that answers for the flight recorder."""
     kept = []
     for thread in re.split(r"\n(?=(?:Current thread|Thread) )", stacks):
-        title, *frames = itertools.takewhile(lambda line: not _BIRTH.search(line), thread.splitlines() or [""])
-        while frames and (_OURS.search(frames[-1]) or not frames[-1].strip()):
+        title, *frames = itertools.takewhile(lambda line: not _is_first_frame(line), thread.splitlines() or [""])
+        while frames and (_is_harness(frames[-1]) or not frames[-1].strip()):
             frames.pop()
         if frames:
             kept.append("\n".join([title, *frames]))
     return "\n\n".join(kept)
+
+
+def _is_first_frame(line: str) -> bool:
+    frame = _FRAME.match(line)
+    return frame is not None and frame["function"] in markers_of(frame["file"]).first_frames
+
+
+def _is_harness(line: str) -> bool:
+    frame = _FRAME.match(line)
+    return frame is not None and markers_of(frame["file"]).harness
 
 
 def _is_library(file: str) -> bool:

@@ -14,6 +14,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+__rank_frame__ = True
+
 
 class UnknownName(Exception):
     """A name that means nothing here, or something else than it means to the sender."""

@@ -1,8 +1,8 @@
-"""Ranks that stay: they carry out one order after another, until they are told to leave.
+"""Persistent ranks: they carry out one task after another, until they are told to leave.
 
-Orders go through a named pipe to each rank; a common one, the bell, tells the parent which rank is done with which
-order. How an order ended stands in a file, as for any rank: a pipe only wakes. An answer to another order than the
-present one counts for nothing. As soon as an order goes wrong all ranks are ended: what they share is in doubt.
+Tasks go through a named pipe to each rank; one common pipe tells the parent which rank is done with which task. How a
+task ended stands in a file, as for any rank: a pipe only wakes. An answer to another task than the present one counts
+for nothing. As soon as a task goes wrong all ranks are ended: the state that they share is in doubt.
 """
 
 from __future__ import annotations
@@ -16,30 +16,31 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from . import client
+from .accounts import AccountFile, RankAccount, RankEnding, read_account
 from .job import Job
 from .rank import AccountWriter
-from .report import AccountFile, Exit, RankAccount, RankEnding, now, read_account
+from .report import Exit, now
 from .verdict import Expected
 from .watch import RankWatcher, WatchResult, watch
 
-_RING = struct.Struct("=II")  # rank, number of the order. So short that writing it is atomic.
-_LEAVE = 0  # the number of no order
+_DONE = struct.Struct("=II")  # rank, number of the task. So short that writing it is atomic.
+_LEAVE = 0  # the number of no task
 
 
 def _pipe(directory: Path, name: str) -> Path:
-    """A named pipe; made by whoever comes first, parent or rank."""
+    """A named pipe; made by parent or rank, whichever needs it first."""
     path = directory / name
     with suppress(FileExistsError):
         os.mkfifo(path, 0o600)
     return path
 
 
-def _orders(directory: Path, rank: int) -> Path:
-    return _pipe(directory, f"rank{rank}.orders")
+def _tasks_pipe(directory: Path, rank: int) -> Path:
+    return _pipe(directory, f"rank{rank}.tasks")
 
 
-def _bell(directory: Path) -> Path:
-    return _pipe(directory, "bell")
+def _done_pipe(directory: Path) -> Path:
+    return _pipe(directory, "done")
 
 
 def _account(directory: Path, rank: int, number: int) -> Path:
@@ -51,46 +52,48 @@ def _account(directory: Path, rank: int, number: int) -> Path:
 
 @dataclass
 class Task:
-    """`what` is to be done; `report` takes how it ended. `path`: for files about it, the same in all ranks."""
+    """Something that all ranks do. `account` takes how it ended; `path`, the same in all ranks, is for its files."""
 
-    what: str
-    report: AccountWriter
+    name: str
+    account: AccountWriter
     path: Path
 
 
 def tasks(directory: Path, rank: int) -> Iterator[Task]:
-    """In a rank: the orders, one by one. To ask for the next says that the one before is done."""
-    bell = os.open(_bell(directory), os.O_WRONLY | os.O_CLOEXEC)
-    with open(_orders(directory, rank)) as lines:
+    """In a rank: its tasks, one by one. To ask for the next says that the one before is done."""
+    done = os.open(_done_pipe(directory), os.O_WRONLY | os.O_CLOEXEC)
+    with open(_tasks_pipe(directory, rank)) as lines:
         for line in lines:
-            number, _, what = line.rstrip("\n").partition(" ")
+            number, _, name = line.rstrip("\n").partition(" ")
             if int(number) == _LEAVE:
                 return
-            pen = AccountFile.open(_account(directory, rank, int(number)))
-            report = AccountWriter(pen)
+            file = AccountFile.open(_account(directory, rank, int(number)))
+            writer = AccountWriter(file)
             try:
-                yield Task(what, report, directory / f"order{number}")
+                yield Task(name, writer, directory / f"task{number}")
             finally:
-                pen.close()
-            os.write(bell, _RING.pack(rank, int(number)))
-            if report.account is not None and report.account.ending.is_failure:
-                sys.exit(report.account.code)  # others may wait for us in a collective: let them see that we are gone
+                file.close()
+            os.write(done, _DONE.pack(rank, int(number)))
+            if writer.account is not None and writer.account.ending.is_failure:
+                sys.exit(writer.account.code)  # others may wait for us in a collective: let them see that we are gone
 
 
 # -- the parent's side
 
 
 class PersistentRanks:
-    """Starts the ranks of `job`, whose body goes through its `orders`. Raises client.CannotStart."""
+    """Starts the ranks of `job`, whose body goes through its `tasks`. Raises client.CannotStart."""
 
     def __init__(self, job: Job):
         self.directory = job.directory
         self.run = client.launch(job)
         # For reading too: so opening waits for nobody, and writing to a rank that is gone raises nothing.
-        self._pipes = [os.open(_orders(self.directory, rank), os.O_RDWR | os.O_CLOEXEC) for rank in self._ranks()]
-        self._bell = os.open(_bell(self.directory), os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        self._pipes = [os.open(_tasks_pipe(self.directory, rank), os.O_RDWR | os.O_CLOEXEC) for rank in self._ranks()]
+        self._done_pipe = os.open(_done_pipe(self.directory), os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        self._done: set[int] = set()  # ranks, with the present task
+        self.run.server.loop.listen(self._done_pipe, self._receive)
         self.number = 0
-        self.last = ""  # what was ordered last
+        self.last = ""  # the latest task
         self.is_busy = False
         self.is_over = False
 
@@ -98,50 +101,53 @@ class PersistentRanks:
         return range(self.run.job.world_size)
 
     def is_complete(self) -> bool:
-        """Are all ranks there?"""
+        """Do all ranks still run?"""
         while self.run.wait_for_news(until=now()):
             pass
         return not self.run.lost and len(self.run.alive) == len(self._ranks())
 
-    def order(self, what: str) -> Path:
-        """Have all ranks do this. Returns where files about it are."""
-        self.number, self.last, self.is_busy = self.number + 1, what, True
+    def start(self, task: str) -> Path:
+        """Have all ranks begin a task. Returns where files about it are."""
+        self._receive()  # answers to the task before
+        self.number, self.last, self.is_busy = self.number + 1, task, True
+        self._done.clear()
         self._began = now()
         self._written = [_size(self.run.job.log(rank)) for rank in self._ranks()]
-        self._tell(f"{self.number} {what}")
-        return self.directory / f"order{self.number}"
+        self._send(f"{self.number} {task}")
+        return self.directory / f"task{self.number}"
 
-    def _tell(self, line: str) -> None:
+    def _send(self, line: str) -> None:
         for pipe in self._pipes:
             os.write(pipe, f"{line}\n".encode())
 
     def watch(self, timeout: float | None) -> WatchResult:
-        """See the present order to its end. Where it goes wrong, the ranks are ended too."""
-        watched = _WatchedOrder(self)
+        """Watch the present task to its end. If it goes wrong, the ranks are ended too."""
+        watcher = _TaskWatcher(self)
         went_well = False
         try:
-            timed_out = watched.until_over(None if timeout is None else self._began + timeout)
-            if watched.pending:
-                watched.take_stacks()
-            went_well = not watched.pending and watched.agreed()
+            timed_out = watcher.until_over(None if timeout is None else self._began + timeout)
+            if watcher.pending:
+                watcher.take_stacks()
+            went_well = not watcher.pending and watcher.agreed()
         finally:
             self.is_busy = False
             if not went_well or not self.is_complete():
-                watched.end_all()
+                watcher.end_all()
                 self._close()
-        return WatchResult(watched.reports(), timed_out, now() - self._began)
+        return WatchResult(watcher.reports(), timed_out, now() - self._began)
 
-    def heard(self) -> set[int]:
-        """The ranks that have said since the last time that they are done with the present order."""
-        done = set()
+    def _receive(self) -> None:
         with suppress(BlockingIOError):
-            while rings := os.read(self._bell, 512 * _RING.size):
-                done |= {rank for rank, number in _RING.iter_unpack(rings) if number == self.number}
-        return done
+            while data := os.read(self._done_pipe, 512 * _DONE.size):
+                self._done |= {rank for rank, number in _DONE.iter_unpack(data) if number == self.number}
+
+    def done(self) -> set[int]:
+        """The ranks that have said that they are done with the present task."""
+        return self._done
 
     def dismiss(self, patience: float) -> WatchResult:
-        """Let all ranks leave, and see to it that they do."""
-        self._tell(f"{_LEAVE}")
+        """Let all ranks leave, and make sure that they do."""
+        self._send(f"{_LEAVE}")
         try:
             return watch(self.run, now() - self.run.began + patience, Expected())
         finally:
@@ -156,20 +162,21 @@ class PersistentRanks:
     def _close(self) -> None:
         client.finish(self.run)
         self.is_over = True
-        for fd in (*self._pipes, self._bell):
+        self.run.server.loop.forget(self._done_pipe)
+        for fd in (*self._pipes, self._done_pipe):
             os.close(fd)
 
 
-class _WatchedOrder(RankWatcher):
-    """Over is, besides who has exited, who has rung the bell."""
+class _TaskWatcher(RankWatcher):
+    """Watches one task: a rank is done when it has exited, or said so."""
 
-    def __init__(self, crew: PersistentRanks):
-        super().__init__(crew.run, Expected(), crew._began, (crew._bell,))
-        self._crew = crew
+    def __init__(self, ranks: PersistentRanks):
+        super().__init__(ranks.run, Expected(), ranks._began)
+        self._ranks = ranks
 
     def take_news(self) -> None:
-        for rank in sorted(self._crew.heard() - self.accounts.keys()):
-            account = read_account(_account(self._crew.directory, rank, self._crew.number))
+        for rank in sorted(self._ranks.done() - self.accounts.keys()):
+            account = read_account(_account(self._ranks.directory, rank, self._ranks.number))
             if account is not None:
                 self.accounts[rank] = account
                 self.answers[rank] = Exit(account.code << 8, account.ended)
@@ -177,17 +184,17 @@ class _WatchedOrder(RankWatcher):
         super().take_news()
 
     def read_account(self, rank: int) -> RankAccount | None:
-        """Who exited in the middle may have told in the order's account; in its own, if it did not get to any."""
-        theirs = read_account(_account(self._crew.directory, rank, self._crew.number))
-        return theirs or super().read_account(rank)
+        """The task's account, or the rank's own if it exited before it got to any task."""
+        of_task = read_account(_account(self._ranks.directory, rank, self._ranks.number))
+        return of_task or super().read_account(rank)
 
     def agreed(self) -> bool:
-        """Have all passed, or all skipped?"""
+        """Have all ranks passed, or all skipped?"""
         endings = {account and account.ending for account in self.accounts.values()}
         return endings in ({RankEnding.PASSED}, {RankEnding.SKIPPED})
 
     def log_start(self, rank: int) -> int:
-        return self._crew._written[rank]
+        return self._ranks._written[rank]
 
 
 def _size(path: Path) -> int:

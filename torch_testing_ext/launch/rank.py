@@ -1,14 +1,13 @@
-"""A rank, from the first instruction after its birth to its exit.
+"""A rank, from its first instruction to its exit.
 
-Born by a fork (`live`) or as a new interpreter (`main`), it does the same: cut itself off from what it inherited,
-run the job's body, leave its account, exit without the interpreter's tear-down.
+Forked (`live`) or a new interpreter (`main`), it does the same: detach itself from what it inherited, run the job's
+body, leave its account, exit without the interpreter's tear-down.
 """
 
 from __future__ import annotations
 
 import _thread
 import faulthandler
-import io
 import os
 import pickle
 import select
@@ -22,13 +21,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
-from torch_testing_ext._process import system
+from torch_testing_ext._process import child, signals, system
 
+from .accounts import AccountFile, RankAccount, RankEnding
 from .job import Job
-from .report import AccountFile, RankAccount, RankEnding, now
+from .report import now
 
 # Exit statuses. A failed test has 10 in PyTorch too.
 PASSED, FAILED = 0, 10
+
+__rank_frame__ = True
+__first_frames__ = ("_run", "_answer")
 
 # What the parent may ask of a rank, one byte each, and what the rank answers.
 ASK_RECORDER, RECORDER_DONE = b"R", b"r"
@@ -36,41 +39,42 @@ STACKS_DONE = bytes([system.DUMP_STACKS])
 
 
 class AccountWriter:
-    """A rank's way to tell how its test ends. Failures are on disk at once; a pass only when all is over."""
+    """Writes how the test of a rank ends. A failure is on disk at once; a pass only when all is over."""
 
-    def __init__(self, pen: AccountFile | None):
-        """Without a pen, the account is only kept here: a rank that is a thread has no need of files."""
-        self._pen = pen
+    def __init__(self, file: AccountFile | None):
+        """Without a file the account is only kept here: a rank that is a thread needs none."""
+        self._file = file
         self._pid = os.getpid()
         self.started = now()
         self.account: RankAccount | None = None
         self.finished = False  # the test itself is over; what follows is clean-up
 
     def failed(self, error: BaseException, assertion: bool, within: str = "") -> None:
+        """The test raised `error`, which is a failed assertion or not. `within` begins the summary."""
         ending = RankEnding.FAILED if assertion else RankEnding.ERROR
-        self._tell(RankAccount(ending, self.started, now(), within + summarize(error), format_error(error), FAILED))
+        self._settle(RankAccount(ending, self.started, now(), within + summarize(error), format_error(error), FAILED))
 
     def skipped(self, reason: str, code: int) -> None:
-        self._tell(RankAccount(RankEnding.SKIPPED, self.started, now(), reason, code=code))
+        self._settle(RankAccount(RankEnding.SKIPPED, self.started, now(), reason, code=code))
 
     def passed(self, imported: tuple[str, ...] = ()) -> None:
-        self._tell(RankAccount(RankEnding.PASSED, self.started, now(), imported=imported))
+        self._settle(RankAccount(RankEnding.PASSED, self.started, now(), imported=imported))
 
     def note(self, notes: Sequence[str]) -> None:
-        """Add to what is told already."""
+        """Add notes to the account that is written already."""
         assert self.account is not None
         self._write(replace(self.account, notes=(*self.account.notes, *notes)))
 
-    def _tell(self, account: RankAccount) -> None:
+    def _settle(self, account: RankAccount) -> None:
         """Keep the first failure: what comes after it, in clean-up, follows from it or matters less."""
         if self.account is None or not self.account.ending.is_failure:
             self._write(account)
 
     def _write(self, account: RankAccount) -> None:
         self.account = account
-        # A child that the test forked and let run on speaks for nobody.
-        if self._pen is not None and os.getpid() == self._pid:
-            self._pen.write(account)
+        # A child that the test forked and left running has no say in how the rank ends.
+        if self._file is not None and os.getpid() == self._pid:
+            self._file.write(account)
 
 
 def summarize(error: BaseException) -> str:
@@ -96,31 +100,27 @@ def format_error(error: BaseException) -> str:
         return "".join(traceback.format_tb(tb)) + summarize(error) + "\n"
 
 
-__rank_frame__ = True
-
-
-def live(job: Job, rank: int, pen: AccountFile, link: socket.socket, stream: int | None) -> NoReturn:
-    """The whole life of a forked rank. `stream`: the descriptor for stdout and stderr, None to keep those it has."""
+def live(job: Job, rank: int, account: AccountFile, link: socket.socket, stream: int | None) -> NoReturn:
+    """The whole life of a rank. `stream`: the descriptor for stdout and stderr, None to keep those it has."""
     code = FAILED
     try:
-        cut_off(stream)
+        child.detach(stream)
         _listen(job, rank, link)
-        code = _run(job, rank, AccountWriter(pen))
+        code = _run(job, rank, AccountWriter(account))
     except BaseException:
         traceback.print_exc()
     finally:
-        _leave(code)
+        child.exit_now(code)
 
 
 def main() -> NoReturn:
-    """The life of a rank that is a new interpreter: `python -c "... rank.main()" FILE RANK PEN LINK PARENT`."""
-    file, rank, pen_fd, link_fd, parent = sys.argv[1], *map(int, sys.argv[2:6])
-    os.setsid()
-    system.die_with(parent, signal.SIGKILL)
+    """The life of a rank that is a new interpreter: `python -c "... main()" FILE RANK ACCOUNT LINK PARENT`."""
+    file, rank, account_fd, link_fd, parent = sys.argv[1], *map(int, sys.argv[2:6])
+    child.start_session(parent, signal.SIGKILL)
     job: Job = pickle.loads(Path(file).read_bytes())
     job.context.apply()
     stream = None if job.debug_rank == rank else 1
-    live(job, rank, AccountFile(pen_fd), socket.socket(fileno=link_fd), stream)
+    live(job, rank, AccountFile(account_fd), socket.socket(fileno=link_fd), stream)
 
 
 def _run(job: Job, rank: int, report: AccountWriter) -> int:
@@ -150,62 +150,6 @@ def _exit_status(leaving: SystemExit, report: AccountWriter) -> int:
     return 1
 
 
-def _leave(code: int) -> NoReturn:
-    """Exit at once: no atexit, no destructors of groups that wait for peers, no threads to join."""
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(Exception):
-            stream.flush()
-    os._exit(code)
-
-
-def cut_off(stream: int | None) -> None:
-    _reset_signals()
-    system.use_batch_scheduling()
-    if stream is not None:
-        _redirect(stream)
-    _reset_multiprocessing()
-
-
-def _reset_signals() -> None:
-    with suppress(ValueError):
-        signal.set_wakeup_fd(-1)
-    for number in (signal.SIGTERM, signal.SIGCHLD, signal.SIGALRM, signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(number, signal.SIG_DFL)
-    # A rank has no terminal of its own: Ctrl-C reaches the parent, who ends the rank.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-
-
-def _redirect(stream: int) -> None:
-    null = os.open(os.devnull, os.O_RDONLY)
-    for source, targets in ((null, (0,)), (stream, (1, 2))):
-        for target in targets:
-            os.dup2(source, target)
-        if source not in targets:
-            os.close(source)
-    # New text layers: what the inherited ones hold (a test runner's capture, say) belongs to the parent.
-    layers = {"stdin": open(0, closefd=False), "stdout": _text_layer(1), "stderr": _text_layer(2)}  # noqa: SIM115
-    for name, layer in layers.items():
-        setattr(sys, name, layer)
-        setattr(sys, f"__{name}__", layer)
-
-
-def _text_layer(fd: int) -> io.TextIOWrapper:
-    # Line by line: what a rank printed before it was killed is in its log.
-    return open(fd, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
-
-
-def _reset_multiprocessing() -> None:
-    """Forget the children and finalizers of the process we were forked from: they are not ours to join or run."""
-    process = sys.modules.get("multiprocessing.process")
-    if process is not None:
-        process._children.clear()
-    util = sys.modules.get("multiprocessing.util")
-    if util is not None:
-        util._finalizer_registry.clear()
-        util._run_after_forkers()
-
-
 def _listen(job: Job, rank: int, link: socket.socket) -> None:
     """Be ready to tell where we are: stacks on a signal, the flight recorder through a thread.
 
@@ -220,13 +164,14 @@ def _listen(job: Job, rank: int, link: socket.socket) -> None:
     signal.set_wakeup_fd(link.fileno(), warn_on_full_buffer=False)
     faulthandler.enable(file=stacks)
     faulthandler.register(system.DUMP_STACKS, file=stacks, all_threads=True, chain=True)
-    signal.pthread_sigmask(signal.SIG_SETMASK, [])  # our parent held some back until now
+    signals.unblock()
     # Not a threading.Thread: a test that counts or joins threads should not meet it.
     _thread.start_new_thread(_answer, (job.recorder(rank), link))
 
 
 def _answer(target: Path, link: socket.socket) -> None:
-    poll = select.poll()  # not select(), which refuses descriptors above 1023
+    # Polled here, so that the stack of this thread is this function alone. select() refuses descriptors above 1023.
+    poll = select.poll()
     poll.register(link, select.POLLIN)
     while True:
         poll.poll()

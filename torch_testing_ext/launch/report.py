@@ -2,50 +2,14 @@
 
 from __future__ import annotations
 
-import enum
-import errno
-import json
 import os
 import re
-import signal
 import time
 from dataclasses import dataclass, replace
-from pathlib import Path
 
-# Room kept on disk for each rank before it starts: a rank that filled the disk can still say so.
-RESERVED = 16 * 1024
-LONGEST_TEXT = 100_000
-# An account of texts cut to this fits the room, even if each character takes 12 bytes as JSON has it.
-SHORTEST_TEXT = RESERVED // 16
+from torch_testing_ext._process.exits import describe_exit
 
-
-class RankEnding(enum.Enum):
-    PASSED = "passed"
-    SKIPPED = "skipped"
-    FAILED = "failed"  # an assertion of the test
-    ERROR = "error"  # any other exception
-    EXITED = "exited"  # left without telling how the test ended
-    KILLED = "killed"  # by a signal that is not ours
-    STOPPED = "stopped"  # by us, while it was still running
-    LOST = "lost"  # nobody knows: the process that watched it died
-
-    @property
-    def is_failure(self) -> bool:
-        return self not in (RankEnding.PASSED, RankEnding.SKIPPED)
-
-
-@dataclass(frozen=True)
-class RankAccount:
-    """What a rank says of itself, written to a file before it exits."""
-
-    ending: RankEnding
-    started: float  # time.monotonic(), one clock for all processes of a machine
-    ended: float
-    summary: str = ""  # one line
-    traceback: str = ""
-    code: int = 0  # the exit status that goes with it
-    imported: tuple[str, ...] = ()  # modules of torch that the rank had to import itself
-    notes: tuple[str, ...] = ()  # what else there is to tell
+from .accounts import RankAccount, RankEnding
 
 
 @dataclass(frozen=True)
@@ -91,10 +55,9 @@ class RankReport:
             case RankEnding.FAILED | RankEnding.ERROR:
                 return f"{self.ending.value} {after}: {_shorten(self.summary)}"
             case RankEnding.EXITED:
-                return f"exited with code {self.code} {after}, before the test finished{self._and_then()}"
+                return f"{describe_exit(self.code, f' {after}')}, before the test finished{self._and_then()}"
             case RankEnding.KILLED:
-                hint = " (out of memory?)" if self.code == -signal.SIGKILL else ""
-                return f"killed by {signal_name(-(self.code or 0))} {after}{hint}{self._and_then()}"
+                return describe_exit(self.code, f" {after}").removeprefix("was ") + self._and_then()
             case RankEnding.STOPPED:
                 itself = f" (left with code {self.code} then)" if (self.code or 0) > 0 else ""
                 return f"still running {after}, ended by the parent{itself}{self._and_then()}"
@@ -113,13 +76,6 @@ def _shorten(summary: str, longest: int = 160) -> str:
     """A summary that fits into a line of a table; the whole of it stands in the traceback."""
     text = _CPP_PLACE.sub("", summary)
     return text if len(text) <= longest else text[: longest - 3] + "..."
-
-
-def signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 def assemble_report(
@@ -151,90 +107,6 @@ def assemble_report(
     return replace(seen, summary=told, traceback=account.traceback)
 
 
-class AccountFile:
-    """The writing side of an account: one file, room reserved in advance, rewritten when there is more to say."""
-
-    def __init__(self, fd: int):
-        self.fd = fd
-
-    @classmethod
-    def open(cls, path: Path) -> AccountFile:
-        pen = cls(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-        try:
-            pen._reserve()
-        except OSError:
-            pen.close()
-            raise
-        return pen
-
-    def _reserve(self) -> None:
-        if hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(self.fd, 0, RESERVED)
-
-    def write(self, account: RankAccount) -> None:
-        try:
-            self._put(_encode(account, LONGEST_TEXT))
-        except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-                raise
-            self._put(_encode(account, SHORTEST_TEXT))
-
-    def _put(self, data: bytes) -> None:
-        # Zeros first: a rank killed in the middle of this leaves something that does not parse.
-        os.pwrite(self.fd, b"\0", 0)
-        view, at = data[1:], 1
-        while view:
-            written = os.pwrite(self.fd, view, at)
-            view, at = view[written:], at + written
-        os.ftruncate(self.fd, len(data))
-        os.pwrite(self.fd, data[:1], 0)
-
-    def close(self) -> None:
-        os.close(self.fd)
-
-
-def _encode(account: RankAccount, longest: int) -> bytes:
-    fields = dict(vars(account))
-    fields["ending"] = account.ending.value
-    fields["summary"] = cut_middle(account.summary, longest // 4)
-    fields["traceback"] = cut_middle(account.traceback, longest)
-    if longest < LONGEST_TEXT:
-        fields["imported"] = fields["notes"] = ()
-    return json.dumps(fields).encode("ascii")
-
-
-def read_account(path: Path) -> RankAccount | None:
-    """The account a rank left, or None where it left none, or not a whole one."""
-    try:
-        fields = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return None
-    fields["ending"] = RankEnding(fields["ending"])
-    for name in ("imported", "notes"):
-        fields[name] = tuple(fields[name])
-    return RankAccount(**fields)
-
-
-def cut_middle(text: str, longest: int) -> str:
-    """Text of bearable length; says so where it was cut."""
-    if len(text) <= longest:
-        return text
-    half, edge = longest // 2, "\n" if "\n" in text else " "
-    return f"{text[:half]}{edge}... {len(text) - 2 * half} characters cut here ...{edge}{text[-half:]}"
-
-
-def tail(path: Path, lines: int = 20, longest: int = 8_000, start: int = 0) -> str:
-    """The last lines of a log from `start` on, without reading all of it."""
-    try:
-        with path.open("rb") as log:
-            size = log.seek(0, os.SEEK_END)
-            log.seek(max(start, size - longest))
-            text = log.read().decode("utf-8", errors="replace")
-    except OSError:
-        return ""
-    kept = text.splitlines()[-lines:]
-    return "\n".join(kept)
-
-
 def now() -> float:
+    """Seconds on the clock that all processes of a machine share."""
     return time.monotonic()

@@ -1,6 +1,6 @@
-"""What a user may switch by environment: one table, read at each launch, so that a test may change it.
+"""Settings from the environment: one table, read at each launch, so that a test may change it.
 
-A misspelt name or value is an error that lists the known ones: a switch that silently does nothing costs an hour.
+A misspelt name or value is an error that lists the known ones: a setting that silently does nothing costs an hour.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ RUNNER_PREFIX = PREFIX + "RUN_"  # options of run_test.py, which reads and check
 
 @dataclass(frozen=True)
 class Settings:
+    """The settings of one launch."""
+
     start: str = "auto"
     logs: Path | None = None
     stream: bool = False
@@ -26,7 +28,7 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class _Switch:
+class _Setting:
     field: str
     values: str
     parse: Callable[[str], Any]
@@ -51,14 +53,16 @@ def _rank(text: str) -> int:
     return int(text)
 
 
-SWITCHES = {
-    PREFIX + "START": _Switch("start", "auto, fork or spawn", _one_of("auto", "fork", "spawn")),
-    PREFIX + "LOGS": _Switch("logs", "a directory", lambda text: Path(text).expanduser().absolute()),
-    PREFIX + "STREAM": _Switch("stream", "0 or 1", _flag),
-    PREFIX + "DEBUG_RANK": _Switch("debug_rank", "a rank: 0, 1, 2 ...", _rank),
-    PREFIX + "EXPLAIN_HANGS": _Switch("explain_hangs", "0 or 1", _flag),
+KNOWN_SETTINGS = {
+    PREFIX + "START": _Setting(
+        "start", "auto, fork, fork-fresh or spawn", _one_of("auto", "fork", "fork-fresh", "spawn")
+    ),
+    PREFIX + "LOGS": _Setting("logs", "a directory", lambda text: Path(text).expanduser().absolute()),
+    PREFIX + "STREAM": _Setting("stream", "0 or 1", _flag),
+    PREFIX + "DEBUG_RANK": _Setting("debug_rank", "a rank: 0, 1, 2 ...", _rank),
+    PREFIX + "EXPLAIN_HANGS": _Setting("explain_hangs", "0 or 1", _flag),
     # Set by run_test.py --fake-gpus: what a test would hold, if it existed.
-    PREFIX + "FAKE_DEVICES": _Switch("fake_devices", "numbers: 0,3", lambda text: tuple(text.split(","))),
+    PREFIX + "FAKE_DEVICES": _Setting("fake_devices", "numbers: 0,3", lambda text: tuple(text.split(","))),
 }
 
 
@@ -69,11 +73,11 @@ def read(environ: Mapping[str, str] | None = None) -> Settings:
     for name, text in environ.items():
         if not name.startswith(PREFIX) or name.startswith(RUNNER_PREFIX) or not text:
             continue
-        if name not in SWITCHES:
-            raise ValueError(f"{name} is not a known setting; known are: {', '.join(SWITCHES)}")
-        switch = SWITCHES[name]
+        if name not in KNOWN_SETTINGS:
+            raise ValueError(f"{name} is not a known setting; known are: {', '.join(KNOWN_SETTINGS)}")
+        setting = KNOWN_SETTINGS[name]
         try:
-            chosen[switch.field] = switch.parse(text)
+            chosen[setting.field] = setting.parse(text)
         except (ValueError, KeyError):
-            raise ValueError(f"{name}={text!r} is not understood; known values: {switch.values}") from None
+            raise ValueError(f"{name}={text!r} is not understood; known values: {setting.values}") from None
     return Settings(**chosen)

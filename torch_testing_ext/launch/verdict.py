@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import enum
 import re
-import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from torch_testing_ext._process.exits import describe_exit, signal_name
+from torch_testing_ext._process.logs import cut_middle
+
 from . import hang
-from .report import RankEnding, RankReport, cut_middle, signal_name
+from .accounts import RankEnding
+from .report import RankReport
 
 LONGEST_OUTPUT = 6_000
 
@@ -134,10 +137,9 @@ def is_victim(report: RankReport) -> bool:
 def _what_happened(report: RankReport, case: Case) -> str:
     into = f"{report.seconds:.1f} s into {case.name}"
     if report.ending is RankEnding.KILLED:
-        hint = " (out of memory?)" if report.code == -signal.SIGKILL else ""
-        return f"was killed by {signal_name(-(report.code or 0))} {into}{hint}"
+        return describe_exit(report.code, f" {into}")
     if report.ending is RankEnding.EXITED:
-        return f"exited with code {report.code} {into}, before the test finished"
+        return f"{describe_exit(report.code, f' {into}')}, before the test finished"
     if report.ending is RankEnding.LOST:
         return f"was lost {into}: {report.summary}"
     verb = "failed" if report.ending is RankEnding.FAILED else "raised"

@@ -1,35 +1,40 @@
-"""From launched to over: wait for exits, end what has to be ended, gather what is known of every rank.
+"""From launched to over: wait for exits, end the ranks that do not end, gather what is known of every rank.
 
-Waits on exits, never on a clock, but for deadlines. When a rank has failed the others get a short grace to say what
-they saw of it; then stacks are taken from those still alive, then the ladder: SIGTERM, grace, SIGKILL.
+Waits for exits, and for the clock only at deadlines. When a rank has failed, the others get a short grace to report
+what they saw of it; then stacks are taken from those still alive; then they are ended by SIGTERM, and after another
+grace by SIGKILL.
 """
 
 from __future__ import annotations
 
 import signal
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from torch_testing_ext._process.logs import tail
+
 from . import client, hang
+from .accounts import RankAccount, RankEnding, read_account
 from .client import Run
-from .report import Exit, RankAccount, RankEnding, RankReport, assemble_report, now, read_account, tail
+from .report import Exit, RankReport, assemble_report, now
 from .verdict import Expected
 
 # Peers of a dead rank fail within 0.02 s; on a loaded machine ten times that. A death is to be known within 1 s.
 GRACE_AFTER_DEATH = 0.4
-# Others may be about to fail for reasons of their own, worth knowing together with the first.
+# Others may be about to fail for reasons of their own, which are worth knowing together with the first.
 GRACE_AFTER_FAILURE = 1.0
 # One rank skips, others run: they may yet skip too, or will wait for it in vain.
 GRACE_AFTER_SKIP = 5.0
 GRACE_AFTER_SIGTERM = 0.2
-# A few milliseconds do; who holds the GIL in C answers for its stacks, but never for its flight recorder.
+# A few milliseconds are enough; a rank that holds the GIL in C answers for its stacks, never for its flight recorder.
 DUMP_PATIENCE = 1.0
 DUMP_PATIENCE_AFTER_DEATH = 0.3
 
 
 @dataclass(frozen=True)
 class WatchResult:
+    """How all ranks of a run ended, whether it was at the deadline, and after how many seconds."""
+
     reports: tuple[RankReport, ...]
     timed_out: bool
     seconds: float
@@ -48,41 +53,40 @@ def watch(run: Run, timeout: float | None, expected: Expected) -> WatchResult:
         watched.end_all()
         client.finish(run)
     reports = watched.reports()
-    client.add_preload_hints(run, max((r.imported for r in reports), key=len, default=()))
+    client.launcher().add_preload_hints(run, max((r.imported for r in reports), key=len, default=()))
     return WatchResult(reports, timed_out, now() - run.began)
 
 
 def end(run: Run) -> None:
-    """End a run that nobody wants to hear of any more."""
+    """End a run whose result nobody wants any more."""
     RankWatcher(run, Expected(), run.began).end_all()
     client.finish(run)
 
 
 class RankWatcher:
-    """What is known so far of each rank, from when we `began` to look."""
+    """Watches the ranks of a run: what is known so far of each, since the moment `began`."""
 
-    def __init__(self, run: Run, expected: Expected, began: float, bells: Sequence[int] = ()):
+    def __init__(self, run: Run, expected: Expected, began: float):
         self.run = run
-        self.bells = bells  # by which ranks that stay call
         self.expected = expected
         self.began = began
         self.accounts: dict[int, RankAccount | None] = {}
-        self.answers: dict[int, Exit] = {}  # of ranks that are done, but stay
+        self.answers: dict[int, Exit] = {}  # of persistent ranks that are done with their task
         self.stopped: dict[int, float] = {}  # when we began to end them
         self.grace_ends: float | None = None
         self.dump_patience = DUMP_PATIENCE
 
     @property
     def pending(self) -> list[int]:
-        """The ranks of which there is something to come."""
+        """The ranks that have not ended."""
         return [rank for rank in self.run.alive if rank not in self.answers]
 
     def until_over(self, deadline: float | None) -> bool:
-        """Wait until no rank is pending, a grace is over, or the deadline. Returns whether it was the deadline."""
+        """Wait until no rank is pending, a grace is over or the deadline has come. Returns whether it has."""
         self.take_news()
         while self.pending:
             ends = [end for end in (deadline, self.grace_ends) if end is not None]
-            if not self.run.wait_for_news(min(ends, default=None), self.bells):
+            if not self.run.wait_for_news(min(ends, default=None)):
                 return self.grace_ends is None or (deadline is not None and deadline <= self.grace_ends)
             self.take_news()
         return False
@@ -113,7 +117,7 @@ class RankWatcher:
         self.run.dump(self.dump_patience, self.pending)
 
     def end_all(self) -> None:
-        """The ladder. Who is still pending now was stopped by us, however it ends."""
+        """Escalate: SIGTERM, a grace, SIGKILL. A rank that is pending now was stopped by us, however it ends."""
         began = now()
         self.stopped.update(dict.fromkeys(self.pending, began))
         if self.run.alive:

@@ -19,7 +19,7 @@ from types import ModuleType
 from typing import Any
 
 from torch_testing_ext._cases import invocation
-from torch_testing_ext.launch import starting
+from torch_testing_ext._process import interpreter
 
 from . import mapping, members, names, originals, rebase, stricter
 
@@ -32,7 +32,7 @@ def install() -> None:
         return
     sys.meta_path.insert(0, _Finder())
     originals.after_loading.append(rebase.settle)
-    starting.FIRST_OF_ALL.append(f"from {__name__} import install; install()")
+    interpreter.RUN_FIRST.append(f"from {__name__} import install; install()")
     invocation.remark = stricter.remark
     for pair in mapping.here():
         if pair.theirs in sys.modules:

@@ -8,10 +8,12 @@ import subprocess
 import sys
 import textwrap
 import time
+import types
 import unittest
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import torch.distributed as dist
@@ -20,6 +22,7 @@ from torch_testing_ext._cases import ranked
 from torch_testing_ext._process import system
 from torch_testing_ext.common_distributed import MultiProcessTestCase
 from torch_testing_ext.launch import client
+from torch_testing_ext.launch.protocol import Dump
 
 PACKAGE_PARENT = str(Path(ranked.__file__).parents[1])
 
@@ -84,32 +87,22 @@ def nothing_left(case: unittest.TestCase) -> Iterator[None]:
 
 def _settle() -> None:
     """The server exists and has nothing to do: it answers in order, so its answer comes after all else."""
-    if client._server is not None and client._server.unfit is None:
-        client._server.send("dump", -1, [], 0.0)
-        while client._server.take_message(time.monotonic() + 5) and not SETTLED.pop("dumped", False):
+    server = client.launcher().server
+    if server is not None and server.unusable is None:
+        asked: Any = types.SimpleNamespace(dumped=False, alive=[], lost=None)
+        server.runs[-1] = asked
+        server.send(Dump(-1, (), 0.0))
+        while not asked.dumped and server.step(time.monotonic() + 5):
             pass
-
-
-SETTLED: dict[str, bool] = {}
-_on_dumped = client.ForkServerClient._on_dumped
-
-
-def _note_dumped(self: client.ForkServerClient, number: int) -> None:
-    if number == -1:
-        SETTLED["dumped"] = True
-    else:
-        _on_dumped(self, number)
-
-
-client.ForkServerClient._on_dumped = _note_dumped  # type: ignore[method-assign]
+        del server.runs[-1]
 
 
 def _count() -> dict[str, object]:
-    server = client._server.pid if client._server else None
+    server = client.launcher().server.pid if client.launcher().server else None
     return {
         "children of the server": system.children(server) if server else [],
         "children besides the server": [pid for pid in system.children(os.getpid()) if pid != server],
-        "files": sorted(p.name for p in client.session_directory().iterdir()),
+        "files": sorted(p.name for p in client.launcher().session_directory().iterdir()),
         "descriptors": len(os.listdir("/proc/self/fd")),
         "descriptors of the server": len(os.listdir(f"/proc/{server}/fd")) if server else 0,
     }

@@ -16,8 +16,8 @@ import torch.distributed as dist
 from launch_support import Ranks, nothing_left, outcome_of
 
 from torch_testing_ext.common_utils import TestCase, run_tests
+from torch_testing_ext.launch.accounts import AccountFile, RankEnding, read_account
 from torch_testing_ext.launch.rank import AccountWriter
-from torch_testing_ext.launch.report import AccountFile, RankEnding, read_account
 
 
 class Unprintable(Exception):

@@ -18,7 +18,7 @@ from launch_support import Ranks, environ, local_class, nothing_left, outcome_of
 from torch_testing_ext import launch
 from torch_testing_ext.common_utils import TestCase, run_tests
 from torch_testing_ext.launch import client
-from torch_testing_ext.launch.fork_server import StartMethod
+from torch_testing_ext.launch.protocol import StartMethod
 
 
 class Jobs(Ranks):
@@ -65,16 +65,16 @@ class ServerTest(TestCase):
         self.assertEqual(outcome_of(Jobs("reduces")).outcome, "passed")
 
     def test_killed_between_tests(self):
-        server = client._server
+        server = client.launcher().server
         os.kill(server.pid, signal.SIGKILL)
         os.waitid(os.P_PID, server.pid, os.WEXITED | os.WNOWAIT)
         seen = outcome_of(Jobs("reduces"))
         # Whether it is found dead before or by the launch, another one takes its place.
         self.assertEqual(seen.outcome, "passed", seen.message)
-        self.assertNotEqual(client._server.pid, server.pid)
+        self.assertNotEqual(client.launcher().server.pid, server.pid)
 
     def test_killed_during_a_test(self):
-        pid = client._server.pid
+        pid = client.launcher().server.pid
         seen = outcome_of(Jobs("kills_its_server"))
         self.assertEqual(seen.outcome, "error")
         self.assertIn(f"the process that starts the ranks (pid {pid}) was killed by SIGKILL", seen.message)
@@ -105,7 +105,7 @@ class ServerTest(TestCase):
         self.assertEqual(outcome_of(local_class()("passes")).outcome, "passed")
 
     def test_closing_leaves_nothing(self):
-        directory, pid = client.session_directory(), client._server.pid
+        directory, pid = client.launcher().session_directory(), client.launcher().server.pid
         launch.close()
         self.assertFalse(directory.exists())
         self.assertEqual(wait_until_gone([pid], 2), [])
@@ -116,7 +116,10 @@ class ServerTest(TestCase):
         torch.mm(torch.ones(512, 512), torch.ones(512, 512))
         pid = os.fork()
         if pid == 0:
-            good = outcome_of(Jobs("reduces")).outcome == "passed" and client._server.kind is StartMethod.FORK_FRESH
+            good = (
+                outcome_of(Jobs("reduces")).outcome == "passed"
+                and client.launcher().server.method is StartMethod.FORK_FRESH
+            )
             launch.close()
             os._exit(0 if good else 1)
         self.assertEqual(os.waitpid(pid, 0)[1], 0)
@@ -135,13 +138,13 @@ class RoughTest(TestCase):
 
     def test_a_launch_that_fails_half_way(self):
         """Not enough descriptors for 32 ranks: they are ended, and the next test hears nothing of them."""
-        soft, hard = resource.prlimit(client._server.pid, resource.RLIMIT_NOFILE)
-        resource.prlimit(client._server.pid, resource.RLIMIT_NOFILE, (60, hard))
+        soft, hard = resource.prlimit(client.launcher().server.pid, resource.RLIMIT_NOFILE)
+        resource.prlimit(client.launcher().server.pid, resource.RLIMIT_NOFILE, (60, hard))
         with nothing_left(self):
             seen = outcome_of(Many("passes"))
             self.assertEqual(seen.outcome, "error")
             self.assertIn("ranks could not be started: OSError: [Errno 24]", seen.message)
-            resource.prlimit(client._server.pid, resource.RLIMIT_NOFILE, (soft, hard))
+            resource.prlimit(client.launcher().server.pid, resource.RLIMIT_NOFILE, (soft, hard))
             self.assertEqual(outcome_of(Jobs("reduces")).outcome, "passed")
 
     def test_a_server_that_does_not_answer(self):
@@ -157,8 +160,8 @@ class RoughTest(TestCase):
         self.addCleanup(shutil.rmtree, directory, True)
         with unittest.mock.patch.object(launch, "new_directory", return_value=directory):
             (directory / "store").write_text("of the first attempt")
-            os.kill(client._server.pid, signal.SIGKILL)
-            os.waitid(os.P_PID, client._server.pid, os.WEXITED | os.WNOWAIT)
+            os.kill(client.launcher().server.pid, signal.SIGKILL)
+            os.waitid(os.P_PID, client.launcher().server.pid, os.WEXITED | os.WNOWAIT)
             seen = outcome_of(case)
         self.assertEqual(seen.outcome, "passed", seen.message)
 
@@ -184,7 +187,7 @@ class RoughTest(TestCase):
         self.addCleanup(case.doCleanups)
         with open(os.path.join(os.path.dirname(case.file_name), "daemon")) as fifo:
             pid = int(fifo.readline())
-        os.kill(client._server.pid, signal.SIGTERM)
+        os.kill(client.launcher().server.pid, signal.SIGTERM)
         self.assertEqual(wait_until_gone([pid], 5), [])
 
 

@@ -56,14 +56,14 @@ class TestNewborn(TestCase):
 
     def test_sigterm_ends_the_rank_and_not_the_server(self):
         self.end(self.start())
-        server = client._server.pid
+        server = client.launcher().server.pid
         for _ in range(TIMES):
             test = self.start()
             for process in test.processes:
                 process.terminate()
             codes = self.end(test)
             self.assertLessEqual(set(codes), {0, -signal.SIGTERM})
-            self.assertEqual(client._server.pid, server, client._server.unfit)
+            self.assertEqual(client.launcher().server.pid, server, client.launcher().server.unusable)
 
     def test_asking_where_it_is_does_not_end_it(self):
         for _ in range(TIMES):

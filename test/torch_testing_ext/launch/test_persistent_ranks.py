@@ -1,4 +1,4 @@
-"""Ranks that stay: orders and answers, without any test framework."""
+"""Persistent ranks: tasks and answers, without any test framework."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from launch_support import nothing_left, wait_until_gone
 from torch_testing_ext import launch
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.launch import RankEnding, now, persistent_ranks
-from torch_testing_ext.launch.report import read_account
+from torch_testing_ext.launch.accounts import read_account
 from torch_testing_ext.launch.watch import WatchResult
 
 WORLD_SIZE = 2
@@ -25,41 +25,41 @@ class Subject:
 
 
 def be_rank(subject: type, rank: int, report: launch.AccountWriter, *, directory: Path) -> None:
-    for order in launch.tasks(directory, rank):
-        work, _, whom = order.what.partition(" of ")
+    for task in launch.tasks(directory, rank):
+        work, _, whom = task.name.partition(" of ")
         if not whom or int(whom) == rank:
-            globals()[work](rank, order)
-        if order.report.account is None:
-            order.report.passed()
+            globals()[work](rank, task)
+        if task.account.account is None:
+            task.account.passed()
 
 
-def write_pid(rank: int, order: launch.Task) -> None:
-    Path(f"{order.path}.{rank}").write_text(str(os.getpid()))
+def write_pid(rank: int, task: launch.Task) -> None:
+    Path(f"{task.path}.{rank}").write_text(str(os.getpid()))
 
 
-def fail(rank: int, order: launch.Task) -> None:
-    order.report.failed(AssertionError("as told"), assertion=True)
+def fail(rank: int, task: launch.Task) -> None:
+    task.account.failed(AssertionError("as told"), assertion=True)
 
 
-def skip(rank: int, order: launch.Task) -> None:
-    order.report.skipped("not today", 86)
+def skip(rank: int, task: launch.Task) -> None:
+    task.account.skipped("not today", 86)
 
 
-def die(rank: int, order: launch.Task) -> None:
+def die(rank: int, task: launch.Task) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def wait_for_ever(rank: int, order: launch.Task) -> None:
-    write_pid(rank, order)
+def wait_for_ever(rank: int, task: launch.Task) -> None:
+    write_pid(rank, task)
     threading.Event().wait()
 
 
-def interrupt_the_parent(rank: int, order: launch.Task) -> None:
+def interrupt_the_parent(rank: int, task: launch.Task) -> None:
     os.kill(int(os.environ["PARENT"]), signal.SIGINT)
     threading.Event().wait()
 
 
-def stop_itself(rank: int, order: launch.Task) -> None:
+def stop_itself(rank: int, task: launch.Task) -> None:
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
@@ -68,12 +68,12 @@ def until_there(file: Path) -> None:
         threading.Event().wait(0.005)
 
 
-class CrewTest(unittest.TestCase):
+class PersistentRanksTest(unittest.TestCase):
     def setUp(self) -> None:
-        self.crew = self.make()
+        self.ranks = self.make()
 
     def make(self) -> launch.PersistentRanks:
-        directory = launch.new_directory("crew")
+        directory = launch.new_directory("persistent")
         job = launch.Job(
             body=launch.Named.of(be_rank),
             subject=launch.Named.of(Subject),
@@ -87,18 +87,18 @@ class CrewTest(unittest.TestCase):
         return made
 
     def do(self, what: str, seconds: float | None = 60.0) -> WatchResult:
-        self.path = self.crew.order(what)
-        return self.crew.watch(seconds)
+        self.path = self.ranks.start(what)
+        return self.ranks.watch(seconds)
 
     def endings(self, what: str, seconds: float | None = 60.0) -> list[RankEnding]:
         return [report.ending for report in self.do(what, seconds).reports]
 
     def watch_briefly(self) -> WatchResult:
         """Give up soon, but not before rank 0 has done its part: how long it takes to get there is nobody's promise."""
-        account = persistent_ranks._account(self.crew.directory, 0, self.crew.number)
+        account = persistent_ranks._account(self.ranks.directory, 0, self.ranks.number)
         while read_account(account) is None:
             threading.Event().wait(0.005)
-        return self.crew.watch(now() - self.crew._began + 0.2)
+        return self.ranks.watch(now() - self.ranks._began + 0.2)
 
     def test_one_order_after_another(self) -> None:
         pids = []
@@ -106,16 +106,16 @@ class CrewTest(unittest.TestCase):
             self.assertEqual(self.endings("write_pid"), [RankEnding.PASSED] * 2)
             pids.append([Path(f"{self.path}.{rank}").read_text() for rank in range(WORLD_SIZE)])
         self.assertEqual(pids, [pids[0]] * 3)
-        self.assertEqual([int(pid) for pid in pids[0]], self.crew.run.pids)
+        self.assertEqual(tuple(int(pid) for pid in pids[0]), self.ranks.run.pids)
 
     def test_all_skip(self) -> None:
         self.assertEqual(self.endings("skip"), [RankEnding.SKIPPED] * 2)
-        self.assertFalse(self.crew.is_over)
+        self.assertFalse(self.ranks.is_over)
 
     def test_one_fails(self) -> None:
-        pids = self.crew.run.pids
+        pids = self.ranks.run.pids
         self.assertEqual(self.endings("fail of 1"), [RankEnding.PASSED, RankEnding.FAILED])
-        self.assertTrue(self.crew.is_over)
+        self.assertTrue(self.ranks.is_over)
         self.assertEqual(wait_until_gone(pids, 5), [])
 
     def test_one_dies(self) -> None:
@@ -123,83 +123,83 @@ class CrewTest(unittest.TestCase):
         self.assertEqual([report.ending for report in end.reports], [RankEnding.KILLED, RankEnding.PASSED])
         self.assertEqual(end.reports[0].code, -signal.SIGKILL)
         self.assertLess(end.seconds, 2)
-        self.assertTrue(self.crew.is_over)
+        self.assertTrue(self.ranks.is_over)
 
     def test_one_waits_for_ever(self) -> None:
-        path = self.crew.order("wait_for_ever of 1")
+        path = self.ranks.start("wait_for_ever of 1")
         until_there(Path(f"{path}.1"))
         end = self.watch_briefly()
         self.assertTrue(end.timed_out)
         self.assertEqual([report.ending for report in end.reports], [RankEnding.PASSED, RankEnding.STOPPED])
         self.assertRegex(end.reports[1].stacks, "in wait_for_ever")
-        self.assertTrue(self.crew.is_over)
+        self.assertTrue(self.ranks.is_over)
 
     def test_one_is_stopped(self) -> None:
         """As by a debugger, or an impatient user."""
-        self.crew.order("stop_itself of 1")
+        self.ranks.start("stop_itself of 1")
         self.assertEqual(
             [report.ending for report in self.watch_briefly().reports], [RankEnding.PASSED, RankEnding.STOPPED]
         )
 
     def test_an_answer_to_another_order_counts_for_nothing(self) -> None:
         self.do("write_pid")
-        self.crew.order("wait_for_ever of 1")
-        for number in (self.crew.number - 1, self.crew.number + 1):
-            with open(self.crew.directory / "bell", "wb", buffering=0) as bell:
-                bell.write(persistent_ranks._RING.pack(1, number))
+        self.ranks.start("wait_for_ever of 1")
+        for number in (self.ranks.number - 1, self.ranks.number + 1):
+            with open(self.ranks.directory / "done", "wb", buffering=0) as bell:
+                bell.write(persistent_ranks._DONE.pack(1, number))
         self.assertEqual(
             [report.ending for report in self.watch_briefly().reports], [RankEnding.PASSED, RankEnding.STOPPED]
         )
 
     def test_an_answer_without_an_account_is_none(self) -> None:
-        self.crew.order("wait_for_ever of 1")
-        with open(self.crew.directory / "bell", "wb", buffering=0) as bell:
-            bell.write(persistent_ranks._RING.pack(1, self.crew.number))
+        self.ranks.start("wait_for_ever of 1")
+        with open(self.ranks.directory / "done", "wb", buffering=0) as bell:
+            bell.write(persistent_ranks._DONE.pack(1, self.ranks.number))
         self.assertEqual(
             [report.ending for report in self.watch_briefly().reports], [RankEnding.PASSED, RankEnding.STOPPED]
         )
 
     def test_who_dies_between_orders_is_missed(self) -> None:
         self.do("write_pid")
-        self.assertTrue(self.crew.is_complete())
-        os.kill(self.crew.run.pids[1], signal.SIGKILL)
-        wait_until_gone([self.crew.run.pids[1]], 5)
-        while self.crew.is_complete():  # the server may yet have to hear of it
-            self.crew.run.wait_for_news(time.monotonic() + 5)
-        end = self.crew.dismiss(5)
+        self.assertTrue(self.ranks.is_complete())
+        os.kill(self.ranks.run.pids[1], signal.SIGKILL)
+        wait_until_gone([self.ranks.run.pids[1]], 5)
+        while self.ranks.is_complete():  # the server may yet have to hear of it
+            self.ranks.run.wait_for_news(time.monotonic() + 5)
+        end = self.ranks.dismiss(5)
         self.assertEqual([report.ending for report in end.reports], [RankEnding.PASSED, RankEnding.KILLED])
 
     def test_dismissed(self) -> None:
         self.do("write_pid")
-        end = self.crew.dismiss(5)
+        end = self.ranks.dismiss(5)
         self.assertEqual([report.ending for report in end.reports], [RankEnding.PASSED] * 2)
         self.assertFalse(end.timed_out)
-        self.assertEqual(wait_until_gone(self.crew.run.pids, 5), [])
+        self.assertEqual(wait_until_gone(self.ranks.run.pids, 5), [])
 
     def test_dismissed_in_the_middle_of_something(self) -> None:
-        self.crew.order("wait_for_ever of 1")
-        end = self.crew.dismiss(3.0)  # rank 0 has that long to be born and to leave
+        self.ranks.start("wait_for_ever of 1")
+        end = self.ranks.dismiss(3.0)  # rank 0 has that long to be born and to leave
         self.assertEqual([report.ending for report in end.reports], [RankEnding.PASSED, RankEnding.STOPPED])
 
     def test_interrupted(self) -> None:
         """Whatever comes between, no rank is left."""
-        self.crew.order("interrupt_the_parent of 1")
+        self.ranks.start("interrupt_the_parent of 1")
         with self.assertRaises(KeyboardInterrupt):
-            self.crew.watch(60)
-        self.assertTrue(self.crew.is_over)
-        self.assertEqual(wait_until_gone(self.crew.run.pids, 5), [])
+            self.ranks.watch(60)
+        self.assertTrue(self.ranks.is_over)
+        self.assertEqual(wait_until_gone(self.ranks.run.pids, 5), [])
 
     def test_nothing_is_left(self) -> None:
-        self.crew.dismiss(5)
+        self.ranks.dismiss(5)
         for what in ("write_pid", "fail of 1", "die of 0"):
             with self.subTest(order=what), nothing_left(self):
-                self.crew = self.make()
+                self.ranks = self.make()
                 self.do(what)
-                if not self.crew.is_over:
-                    self.crew.dismiss(5)
-                for file in sorted(self.crew.directory.iterdir()):
+                if not self.ranks.is_over:
+                    self.ranks.dismiss(5)
+                for file in sorted(self.ranks.directory.iterdir()):
                     file.unlink()
-                self.crew.directory.rmdir()
+                self.ranks.directory.rmdir()
 
 
 if __name__ == "__main__":

@@ -14,20 +14,12 @@ from pathlib import Path
 from unittest import mock
 
 import torch_testing_ext
+from torch_testing_ext._process.exits import signal_name
+from torch_testing_ext._process.logs import cut_middle, tail
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.launch import RankEnding, RankReport
-from torch_testing_ext.launch.report import (
-    LONGEST_TEXT,
-    RESERVED,
-    AccountFile,
-    Exit,
-    RankAccount,
-    assemble_report,
-    cut_middle,
-    read_account,
-    signal_name,
-    tail,
-)
+from torch_testing_ext.launch.accounts import LONGEST_TEXT, RESERVED, AccountFile, RankAccount, read_account
+from torch_testing_ext.launch.report import Exit, assemble_report
 
 HAS_MOUNT_NAMESPACES = sys.platform.startswith("linux") and os.geteuid() == 0 and shutil.which("unshare") is not None
 
@@ -39,13 +31,13 @@ class InDirectory(unittest.TestCase):
         self.directory = Path(directory.name)
         self.file = self.directory / "rank0.account"
 
-    def open_pen(self):
-        pen = AccountFile.open(self.file)
-        self.addCleanup(pen.close)
-        return pen
+    def open_account(self):
+        account_file = AccountFile.open(self.file)
+        self.addCleanup(account_file.close)
+        return account_file
 
     def round_trip(self, account):
-        self.open_pen().write(account)
+        self.open_account().write(account)
         return read_account(self.file)
 
 
@@ -67,10 +59,10 @@ class TestAccount(InDirectory):
         self.assertEqual(self.round_trip(account), account)
 
     def test_a_later_account_replaces_the_first(self):
-        pen = self.open_pen()
-        pen.write(RankAccount(RankEnding.ERROR, 0.0, 1.0, "x" * 5000, "y" * 50_000))
+        account_file = self.open_account()
+        account_file.write(RankAccount(RankEnding.ERROR, 0.0, 1.0, "x" * 5000, "y" * 50_000))
         last = RankAccount(RankEnding.PASSED, 0.0, 2.0)
-        pen.write(last)
+        account_file.write(last)
         self.assertEqual(read_account(self.file), last)
 
     def test_a_long_text_is_cut_in_the_middle(self):
@@ -85,7 +77,7 @@ class TestAccount(InDirectory):
 
     def test_none_was_written(self):
         self.assertIsNone(read_account(self.file))
-        self.open_pen()
+        self.open_account()
         self.assertIsNone(read_account(self.file))
 
     def test_killed_while_writing(self):
@@ -95,17 +87,17 @@ class TestAccount(InDirectory):
         for first, second in ((None, before), (before, after), (after, before), (before, like_before)):
             for steps in range(8):
                 self.file.unlink(missing_ok=True)
-                pen = self.open_pen()
+                account_file = self.open_account()
                 if first is not None:
-                    pen.write(first)
-                done = self._write_and_die_after(pen, second, steps)
+                    account_file.write(first)
+                done = self._write_and_die_after(account_file, second, steps)
                 with self.subTest(first=first, steps=steps, done=done):
                     self.assertIn(read_account(self.file), (second,) if done else (first, None, second))
                     if not done and steps > 0 and first is not None:
                         self.assertNotEqual(read_account(self.file), first, "half of another is written over it")
             self.assertTrue(done, "more steps than looked at")
 
-    def _write_and_die_after(self, pen, account, steps):
+    def _write_and_die_after(self, account_file, account, steps):
         class Killed(BaseException):
             pass
 
@@ -124,7 +116,7 @@ class TestAccount(InDirectory):
             mock.patch("os.ftruncate", dying(os.ftruncate)),
         ):
             try:
-                pen.write(account)
+                account_file.write(account)
             except Killed:
                 return False
         return True
@@ -152,15 +144,15 @@ ON_A_SMALL_DISK = """
 import os
 import sys
 from pathlib import Path
-from torch_testing_ext.launch.report import Account, Ending, Pen, read_account
+from torch_testing_ext.launch.accounts import AccountFile, RankAccount, RankEnding, read_account
 
 disk = Path(sys.argv[1])
-pen = Pen.open(disk / "account")
+account_file = AccountFile.open(disk / "account")
 try:
     (disk / "filler").write_bytes(bytes(1 << 20))
 except OSError as error:
     print(f"{error.errno}, {os.statvfs(disk).f_bavail} blocks left")
-pen.write(Account(Ending.ERROR, 0.0, 1.0, "s" * 90_000, "t" * 300_000 + "\\nlast line", 10))
+account_file.write(RankAccount(RankEnding.ERROR, 0.0, 1.0, "s" * 90_000, "t" * 300_000 + "\\nlast line", 10))
 account = read_account(disk / "account")
 print(account.ending.value)
 print(account.traceback.splitlines()[-1])
@@ -183,7 +175,7 @@ class TestDisk(InDirectory):
         self.assertIn("characters cut here", account.traceback)
 
     def test_room_is_reserved(self):
-        self.open_pen()
+        self.open_account()
         self.assertGreaterEqual(self.file.stat().st_blocks * 512, RESERVED)
 
     def test_the_shortest_form_fits_the_reserved_room(self):

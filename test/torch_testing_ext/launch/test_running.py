@@ -155,7 +155,7 @@ class RunningTest(TestCase):
         printed = self.run_python("test_it.py", "TestIt.test_passes", code=1, TORCH_TESTING_EXT_STRAT="fork")
         self.assertIn("TORCH_TESTING_EXT_STRAT is not a known setting; known are: TORCH_TESTING_EXT_START", printed)
         printed = self.run_python("test_it.py", "TestIt.test_passes", code=1, TORCH_TESTING_EXT_START="vfork")
-        self.assertIn("'vfork' is not understood; known values: auto, fork or spawn", printed)
+        self.assertIn("'vfork' is not understood; known values: auto, fork, fork-fresh or spawn", printed)
 
     def test_logs_are_kept(self):
         logs = self.directory / "logs"

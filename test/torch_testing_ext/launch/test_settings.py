@@ -7,7 +7,7 @@ from unittest import mock
 
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.launch import settings
-from torch_testing_ext.launch.settings import SWITCHES, Settings, read
+from torch_testing_ext.launch.settings import KNOWN_SETTINGS, Settings, read
 
 
 class TestSettings(unittest.TestCase):
@@ -33,14 +33,16 @@ class TestSettings(unittest.TestCase):
         for name, value, chosen in table:
             with self.subTest(name=name, value=value):
                 self.assertEqual(read({settings.PREFIX + name: value}), Settings(**chosen))
-        self.assertEqual({settings.PREFIX + name for name, _, _ in table}, set(SWITCHES), "a switch is not tested")
+        self.assertEqual(
+            {settings.PREFIX + name for name, _, _ in table}, set(KNOWN_SETTINGS), "a switch is not tested"
+        )
 
     def test_several(self):
         given = {"TORCH_TESTING_EXT_START": "spawn", "TORCH_TESTING_EXT_STREAM": "1"}
         self.assertEqual(read(given), Settings(start="spawn", stream=True))
 
     def test_empty_is_not_set(self):
-        self.assertEqual(read(dict.fromkeys(SWITCHES, "")), Settings())
+        self.assertEqual(read(dict.fromkeys(KNOWN_SETTINGS, "")), Settings())
 
     def test_an_unknown_name_lists_the_known(self):
         for name in ("TORCH_TESTING_EXT_STRAT", "TORCH_TESTING_EXT_", "TORCH_TESTING_EXT_start"):
@@ -55,7 +57,7 @@ class TestSettings(unittest.TestCase):
 
     def test_an_unknown_value_lists_the_known(self):
         table = [
-            ("START", ["forks", "FORK", " fork", "1"], "auto, fork or spawn"),
+            ("START", ["forks", "FORK", " fork", "1"], "auto, fork, fork-fresh or spawn"),
             ("STREAM", ["yes", "2", "true", "-1", " 1"], "0 or 1"),
             ("EXPLAIN_HANGS", ["on"], "0 or 1"),
             ("DEBUG_RANK", ["-1", "one", "1.0", "0x1", "1,2"], "a rank: 0, 1, 2 ..."),

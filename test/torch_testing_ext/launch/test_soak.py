@@ -51,14 +51,14 @@ class Belongings:
 
 
 def take_stock() -> Belongings:
-    server = client._server.pid
+    server = client.launcher().server.pid
     return Belongings(
         descriptors=descriptors(os.getpid()),
         descriptors_of_server=descriptors(server),
         children=children(os.getpid()),
         children_of_server=children(server),
         threads_of_server=len(os.listdir(f"/proc/{server}/task")),
-        session_entries=os.listdir(client._session),
+        session_entries=os.listdir(client.launcher()._directory),
         temporary_entries=os.listdir(tempfile.gettempdir()),
     )
 
@@ -103,10 +103,10 @@ class SoakTest(unittest.TestCase):
 
     def test_nothing_piles_up(self):
         run_tests(WARM_UP)
-        server = client._server.pid
+        server = client.launcher().server.pid
         before, memory_before = take_stock(), anonymous_megabytes(server)
         run_tests(TESTS - WARM_UP)
-        self.assertEqual(client._server.pid, server, "the server was replaced meanwhile")
+        self.assertEqual(client.launcher().server.pid, server, "the server was replaced meanwhile")
         after, memory_after = take_stock(), anonymous_megabytes(server)
         self.assertEqual(before, after)
         self.assertLess(memory_after - memory_before, MARGIN, "MB more in the server")

@@ -12,7 +12,7 @@ from launch_support import Ranks, environ, local_class, nothing_left, outcome_of
 from torch_testing_ext import launch
 from torch_testing_ext.common_utils import TestCase, run_tests
 from torch_testing_ext.launch import client
-from torch_testing_ext.launch.fork_server import StartMethod
+from torch_testing_ext.launch.protocol import StartMethod
 
 
 class Reduces(Ranks):
@@ -32,7 +32,7 @@ class StartTest(TestCase):
     def test_spawned_ranks(self):
         with environ(TORCH_TESTING_EXT_START="spawn"), nothing_left(self):
             self.assertEqual(outcome_of(Reduces("reduces")).outcome, "passed")
-            self.assertIs(client._server.kind, StartMethod.SPAWN)
+            self.assertIs(client.launcher().server.method, StartMethod.SPAWN)
             launch.close()
 
     def test_a_class_that_no_other_interpreter_has(self):
@@ -40,15 +40,15 @@ class StartTest(TestCase):
             seen = outcome_of(local_class()("passes"))
         self.assertEqual(seen.outcome, "error")
         self.assertIn("is made in a function: only ranks forked off this process have it", seen.message)
-        self.assertIsNone(client._server)  # the next test starts as well as it can
+        self.assertIsNone(client.launcher().server)  # the next test starts as well as it can
 
     def test_changing_the_way_changes_the_server(self):
         with environ(TORCH_TESTING_EXT_START="fork"):
             self.assertEqual(outcome_of(Reduces("reduces")).outcome, "passed")
-            self.assertIs(client._server.kind, StartMethod.FORK)
+            self.assertIs(client.launcher().server.method, StartMethod.FORK)
         with environ(TORCH_TESTING_EXT_START="spawn"):
             self.assertEqual(outcome_of(Reduces("reduces")).outcome, "passed")
-            self.assertIs(client._server.kind, StartMethod.SPAWN)
+            self.assertIs(client.launcher().server.method, StartMethod.SPAWN)
 
     def test_another_thread_makes_a_new_interpreter_necessary(self):
         import threading
@@ -58,7 +58,7 @@ class StartTest(TestCase):
         thread.start()
         try:
             self.assertEqual(outcome_of(Reduces("reduces")).outcome, "passed")
-            self.assertIs(client._server.kind, StartMethod.FORK_FRESH)
+            self.assertIs(client.launcher().server.method, StartMethod.FORK_FRESH)
         finally:
             stop.set()
             thread.join()
@@ -67,7 +67,7 @@ class StartTest(TestCase):
         """OpenMP's idle threads are ended before the fork; without that the ranks' matmul would hang."""
         torch.mm(torch.ones(512, 512), torch.ones(512, 512))
         self.assertEqual(outcome_of(Multiplies("multiplies")).outcome, "passed")
-        self.assertIs(client._server.kind, StartMethod.FORK)
+        self.assertIs(client.launcher().server.method, StartMethod.FORK)
 
     def test_threads_that_torch_starts_anew_in_a_child(self):
         before = torch.get_num_threads()
@@ -76,7 +76,7 @@ class StartTest(TestCase):
         torch.set_num_threads(3)
         self.addCleanup(torch.set_num_threads, before)
         self.assertEqual(outcome_of(Multiplies("multiplies")).outcome, "passed")
-        self.assertIs(client._server.kind, StartMethod.FORK)
+        self.assertIs(client.launcher().server.method, StartMethod.FORK)
 
 
 class Multiplies(Ranks):

@@ -93,7 +93,7 @@ class EnvironmentTest(unittest.TestCase):
     def test_fake_ones_are_told_and_real_ones_hidden(self):
         told = environment_of(Lease(("0", "3")), Inventory(("0", "1", "2", "3"), "cuda", fake=True))
         self.assertEqual(told[FAKE_DEVICES], "0,3")
-        self.assertIn(FAKE_DEVICES, settings.SWITCHES)
+        self.assertIn(FAKE_DEVICES, settings.KNOWN_SETTINGS)
         self.assertEqual(told["CUDA_VISIBLE_DEVICES"], "-1")
         self.assertEqual(set(environment_of(Lease(), Inventory(fake=True))), {FAKE_DEVICES})
 

@@ -1,42 +1,35 @@
-"""What a unit's processes told, and how they ended, to outcomes: as tables, without processes."""
+"""From what a unit's worker reported, and how it ended, to outcomes: as tables, without processes."""
 
 from torch_testing_ext.common_utils import TestCase, run_tests
 from torch_testing_ext.runner.engine.unit_log import EndCause, UnitLog, WorkerExit
-from torch_testing_ext.runner.model import Test, TestId, Unit
+from torch_testing_ext.runner.model import Test, TestId, TestOutcome, Unit
+from torch_testing_ext.runner.processes.protocol import Began, Ended, FixtureFailed, Missing, WorkerBroke
 
 FINE = WorkerExit(EndCause.ITSELF, at=9.0, code=0)
 
 
 def began(test):
-    return {"began": test, "at": 1.0 + test, "printed": 10 * test}
+    return Began(test, at=1.0 + test, printed=10 * test)
 
 
 def ended(test, outcome="passed", message=""):
-    return {
-        "ended": test,
-        "at": 1.5 + test,
-        "outcome": outcome,
-        "message": message,
-        "want": None,
-        "printed": 10 * test + 5,
-        "ranks": [],
-    }
+    return Ended(test, 1.5 + test, TestOutcome(outcome), message, want=None, printed=10 * test + 5, ranks=())
 
 
 def fixture(message, skipped=False):
-    return {"fixture": message, "skipped": skipped, "want": None}
+    return FixtureFailed(message, skipped, want=None)
 
 
-def story(*messages, tests=1):
+def log_of(*messages, tests=1):
     all_tests = tuple(Test(TestId("test_x.py", "T", f"test_{number}")) for number in range(tests))
-    told = UnitLog(Unit(0, all_tests), tuple(t.id.dotted for t in all_tests), tuple(f"run {t.id}" for t in all_tests))
+    log = UnitLog(Unit(0, all_tests), tuple(t.id.dotted for t in all_tests), tuple(f"run {t.id}" for t in all_tests))
     for message in messages:
-        told.hear(message)
-    return told
+        log.add(message)
+    return log
 
 
-def outcomes(told, end):
-    results, rest = told.finish(end)
+def outcomes(log, end):
+    results, rest = log.finish(end)
     return {result.test: result.outcome.value for result in results}, rest
 
 
@@ -55,22 +48,22 @@ class TestOneTest(TestCase):
             (running, WorkerExit(EndCause.LOST, 9.0, lost="its watcher died"), "crashed"),
             ((), WorkerExit(EndCause.LOST, 9.0, lost="its watcher died"), "crashed"),
             ((), FINE, "error"),
-            ((*running, {"broke": "KeyboardInterrupt"}), WorkerExit(EndCause.ITSELF, 9.0, 1), "error"),
-            (({"missing": 0},), FINE, "error"),
-            # After its end: who passed has to leave in good order too.
+            ((*running, WorkerBroke("KeyboardInterrupt", at=2.0)), WorkerExit(EndCause.ITSELF, 9.0, 1), "error"),
+            ((Missing(0),), FINE, "error"),
+            # After its end: a test that passed has to leave in good order, too.
             (over, killed, "crashed"),
             (over, late, "passed"),
             (over, WorkerExit(EndCause.ITSELF, 9.0, 0, ("pid 7: sleep",)), "leaked"),
             ((began(0), ended(0, "failed", "x")), WorkerExit(EndCause.ITSELF, 9.0, 0, ("pid 7: sleep",)), "failed"),
         ):
             with self.subTest(messages=messages, end=end):
-                self.assertEqual(outcomes(story(*messages), end), ({0: outcome}, []))
+                self.assertEqual(outcomes(log_of(*messages), end), ({0: outcome}, []))
 
     def test_interrupted_it_has_no_outcome(self):
-        self.assertEqual(outcomes(story(began(0)), WorkerExit(EndCause.INTERRUPTED, 9.0, -15)), ({}, []))
+        self.assertEqual(outcomes(log_of(began(0)), WorkerExit(EndCause.INTERRUPTED, 9.0, -15)), ({}, []))
 
     def test_the_message_of_a_death_says_how_when_where_and_what_next(self):
-        (result,), _ = story(began(0)).finish(WorkerExit(EndCause.ITSELF, 3.5, -11, stacks="File x in y"))
+        (result,), _ = log_of(began(0)).finish(WorkerExit(EndCause.ITSELF, 3.5, -11, stacks="File x in y"))
         title, stacks, again = result.message.split("\n\n")
         self.assertEqual(title, "the test's process was killed by SIGSEGV 2.5 s into T.test_0")
         self.assertIn("File x in y", stacks)
@@ -79,21 +72,21 @@ class TestOneTest(TestCase):
 
 class TestSeveralTests(TestCase):
     def test_the_rest_goes_on_elsewhere(self):
-        told = story(began(0), ended(0), began(1), tests=4)
-        self.assertEqual(outcomes(told, WorkerExit(EndCause.ITSELF, 9.0, -9)), ({0: "passed", 1: "crashed"}, [2, 3]))
+        log = log_of(began(0), ended(0), began(1), tests=4)
+        self.assertEqual(outcomes(log, WorkerExit(EndCause.ITSELF, 9.0, -9)), ({0: "passed", 1: "crashed"}, [2, 3]))
 
     def test_each_new_unit_has_one_test_less(self):
         """Also where the worker dies before its first test: no unit is run for ever."""
-        self.assertEqual(outcomes(story(tests=2), WorkerExit(EndCause.ITSELF, 9.0, 4)), ({0: "crashed"}, [1]))
+        self.assertEqual(outcomes(log_of(tests=2), WorkerExit(EndCause.ITSELF, 9.0, 4)), ({0: "crashed"}, [1]))
 
     def test_results_are_given_once_and_the_last_one_late(self):
-        told = story(began(0), ended(0), tests=2)
-        self.assertEqual(told.certain(), [])  # its tearDownClass may fail yet
-        told.hear(began(1))
-        self.assertEqual([result.test for result in told.certain()], [0])
-        self.assertEqual(told.certain(), [])
-        told.hear(ended(1))
-        self.assertEqual(outcomes(told, FINE), ({1: "passed"}, []))
+        log = log_of(began(0), ended(0), tests=2)
+        self.assertEqual(log.certain(), [])  # its tearDownClass may fail yet
+        log.add(began(1))
+        self.assertEqual([result.test for result in log.certain()], [0])
+        self.assertEqual(log.certain(), [])
+        log.add(ended(1))
+        self.assertEqual(outcomes(log, FINE), ({1: "passed"}, []))
 
     def test_class_fixtures(self):
         for messages, expected in (
@@ -102,10 +95,10 @@ class TestSeveralTests(TestCase):
             ((began(0), ended(0), began(1), ended(1), fixture("tearDownClass")), {0: "passed", 1: "error"}),
         ):
             with self.subTest(messages=messages):
-                self.assertEqual(outcomes(story(*messages, tests=2), FINE), (expected, []))
+                self.assertEqual(outcomes(log_of(*messages, tests=2), FINE), (expected, []))
 
     def test_what_was_not_run_is_never_passed_over(self):
-        self.assertEqual(outcomes(story(began(0), ended(0), tests=2), FINE), ({0: "passed", 1: "error"}, []))
+        self.assertEqual(outcomes(log_of(began(0), ended(0), tests=2), FINE), ({0: "passed", 1: "error"}, []))
 
 
 if __name__ == "__main__":

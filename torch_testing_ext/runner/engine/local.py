@@ -39,7 +39,7 @@ from ..scheduling.leases import Leases
 from ..scheduling.plan import Plan
 from ..scheduling.policy import Queue
 from .running_unit import Limits, RunningUnit, UnitListener
-from .signals_and_keys import attention
+from .signals_and_keys import signals_and_keys
 from .unit_log import AttemptResult, EndCause
 
 STREAM_INTERVAL = 0.05
@@ -82,7 +82,7 @@ class Engine(UnitListener):
         self._tell_of_beginning(plan, broken)
         for attempt in (*broken, *map(_skipped, plan.skipped)):
             self._settle_at_once(attempt)
-        with attention(self._zygote.loop, self._interrupt, self._ask), self._showing_output():
+        with signals_and_keys(self._zygote.loop, self._interrupt, self._ask), self._showing_output():
             self._run_all(plan)
         self._send_files_away()
         return self._summary()

@@ -1,4 +1,4 @@
-"""One unit while it runs, as run_test.py sees it: its orders, what it tells, its deadlines."""
+"""One unit while it runs, as run_test.py sees it: what its processes report, its deadlines, its end."""
 
 from __future__ import annotations
 
@@ -9,27 +9,40 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import assert_never
 
-from torch_testing_ext._process.channel import Channel, Message
+from torch_testing_ext._process.channel import Channel, socket_pair
+from torch_testing_ext._process.exits import describe_exit
+from torch_testing_ext._process.logs import read_ends
 from torch_testing_ext._process.loop import Timer
 from torch_testing_ext.launch import hang
-from torch_testing_ext.launch.report import signal_name
 from torch_testing_ext.launch.settings import PREFIX
 
 from ..model import Attempt, Lease, Test, Unit
+from ..processes.protocol import (
+    Began,
+    EndWorker,
+    FromNanny,
+    FromWorker,
+    KillWorker,
+    PreloadHints,
+    StacksTaken,
+    TakeStacks,
+    WorkerEnded,
+)
 from ..processes.unit_spec import UnitSpec
 from ..processes.zygote import FileHandle, Zygote
-from .logs import rank_logs, read_ends
+from .logs import rank_logs
 from .unit_log import AttemptResult, EndCause, UnitLog, WorkerExit
 
-# The launch layer explains a hang of ranks best, so it comes first: dumps, ladder and verdict need a moment.
+# The launch layer explains a hang of ranks best, so it comes first: its dumps, escalation and verdict need a moment.
 BACKSTOP = 10.0
 # A nanny that has not ended its unit by then is stuck.
 NANNY_PATIENCE = 10.0
 LOGS = PREFIX + "LOGS"
 STREAM = PREFIX + "STREAM"
-# Whose stacks a file has; else it is named for its rank.
-_WHOSE = {"stacks": "the test's process"}
+# The process that has written a file of stacks, by the file's name; a rank's file is named for its rank.
+_PROCESS_OF = {"stacks": "the test's process"}
 
 
 @dataclass(frozen=True)
@@ -44,7 +57,7 @@ class Limits:
 
 
 class UnitListener:
-    """Whom a running unit tells what happens to it."""
+    """Gets the events of a running unit."""
 
     def test_began(self, running: RunningUnit, test: Test) -> None: ...
     def test_is_slow(self, running: RunningUnit, test: Test, seconds: float) -> None: ...
@@ -53,6 +66,8 @@ class UnitListener:
 
 
 class RunningUnit:
+    """A unit with its processes, from its start to the end of the last of them."""
+
     def __init__(
         self,
         unit: Unit,
@@ -61,7 +76,7 @@ class RunningUnit:
         limits: Limits,
         environ: Mapping[str, str],
         watcher: UnitListener,
-        again: str,
+        command: str,
         stream: bool = False,
     ):
         self.unit = unit
@@ -73,142 +88,146 @@ class RunningUnit:
         self._limits = limits
         self._watcher = watcher
         self._file: FileHandle = zygote.file(unit.file)
-        self.order = self._make_order(environ, again, stream)
-        self._story = UnitLog(unit, tuple(str(test.id.dotted) for test in unit.tests), self.order.commands)
-        self._nanny, nannys = Channel.pair()
-        self._worker, workers = Channel.pair()
+        self.spec = self._make_spec(environ, command, stream)
+        self._log = UnitLog(unit, tuple(str(test.id.dotted) for test in unit.tests), self.spec.commands)
+        (nanny, theirs_of_nanny), (worker, theirs_of_worker) = socket_pair(), socket_pair()
+        self._nanny: Channel[FromNanny] = Channel(nanny, FromNanny)
+        self._worker: Channel[FromWorker] = Channel(worker, FromWorker)
         self._timers: list[Timer] = []
         self._stacks_wanted: list[Callable[[str], object]] = []
         self._stacks_seen: dict[Path, int] = {}
         self._printed = 0  # what of the log has been shown
-        self._deaf = False  # the nanny has hung up
+        self._nanny_is_gone = False
         self._over = False
-        self._loop.listen(self._nanny, self._listen_to_nanny)
-        self._loop.listen(self._worker, self._listen_to_worker)
-        self._file.start(self.order, nannys, workers, self._gone)
+        self._loop.listen(self._nanny, self._receive_from_nanny)
+        self._loop.listen(self._worker, self._receive_from_worker)
+        self._file.start(self.spec, theirs_of_nanny, theirs_of_worker, self._gone)
         self._arm(0)
 
-    def _make_order(self, environ: Mapping[str, str], again: str, stream: bool) -> UnitSpec:
-        """`again`: what to put before a test's name to run it again."""
+    def _make_spec(self, environ: Mapping[str, str], command: str, stream: bool) -> UnitSpec:
+        """`command`: what to put before a test's name to run it again."""
         directory = self._zygote.directory / f"unit{self.unit.number}"
         kept = os.environ.get(LOGS)
         ranks = Path(kept) / directory.name if kept else directory / "ranks"
         ranks.mkdir(parents=True, exist_ok=True)
-        order = UnitSpec(
+        spec = UnitSpec(
             self.unit.number,
             str(self._file.path),
             str(self._zygote.root),
             tuple(test.id.dotted for test in self.unit.tests),
             tuple(self._limits.of(test) for test in self.unit.tests),
-            tuple(f"{again} {shlex.quote(str(test.id))}" for test in self.unit.tests),
+            tuple(f"{command} {shlex.quote(str(test.id))}" for test in self.unit.tests),
             str(directory),
             str(ranks),
             {**environ, LOGS: str(ranks), **({STREAM: "1"} if stream else {})},
         )
-        order.session.mkdir(parents=True)
-        return order
+        spec.session.mkdir(parents=True)
+        return spec
 
-    # -- what it is asked
+    # -- what it is asked for
 
     def end(self, cause: EndCause) -> None:
-        """The ladder."""
+        """Escalate: SIGTERM, then SIGKILL."""
         if self.cause is EndCause.ITSELF:
             self.cause = cause
-            self._nanny.send({"order": "end"})
+            self._nanny.send(EndWorker())
             self._disarm()
             self._timers = [self._loop.after(NANNY_PATIENCE, lambda: self._file.kill(self.unit.number))]
 
     def kill(self) -> None:
         self.cause = EndCause.INTERRUPTED
-        self._nanny.send({"order": "kill"})
+        self._nanny.send(KillWorker())
 
     def ask_for_stacks(self, answer: Callable[[str], object]) -> None:
         self._stacks_wanted.append(answer)
-        if self._deaf:
+        if self._nanny_is_gone:
             self._answer_stacks()
         else:
-            self._nanny.send({"order": "stacks"})
+            self._nanny.send(TakeStacks())
 
     @property
     def test(self) -> Test:
         """The one that runs now, or is about to."""
-        test = self._story.running
-        return self.unit.tests[len(self._story.ended) % len(self.unit.tests) if test is None else test]
+        test = self._log.running
+        return self.unit.tests[len(self._log.ended) % len(self.unit.tests) if test is None else test]
 
     @property
     def seconds(self) -> float:
         """How long the test that runs now has been running."""
-        test = self._story.running
-        began = self.began if test is None else self._story.began[test]["at"]
+        test = self._log.running
+        began = self.began if test is None else self._log.began[test].at
         return time.monotonic() - began
 
-    # -- what it tells
+    # -- what it reports
 
-    def _listen_to_worker(self) -> None:
+    def _receive_from_worker(self) -> None:
         try:
             messages = self._worker.receive()
         except EOFError:
             self._loop.forget(self._worker)
             return
         for message in messages:
-            self._story.hear(message)
-            if "began" in message:
-                self._watcher.results(self, self._story.certain())
-                self._watcher.test_began(self, self.unit.tests[message["began"]])
-                self._arm(message["began"])
-            elif "learnt" in message:
-                self._file.teach(message["learnt"])
+            self._log.add(message)
+            match message:
+                case Began(test):
+                    self._watcher.results(self, self._log.certain())
+                    self._watcher.test_began(self, self.unit.tests[test])
+                    self._arm(test)
+                case PreloadHints(modules):
+                    self._file.add_preload_hints(modules)
 
-    def _listen_to_nanny(self) -> None:
+    def _receive_from_nanny(self) -> None:
         try:
             messages = self._nanny.receive()
         except EOFError:
-            self._deaf = True
+            self._nanny_is_gone = True
             self._loop.forget(self._nanny)
             self._answer_stacks()
             return
         for message in messages:
-            self._hear_nanny(message)
+            self._on_nanny_message(message)
 
-    def _hear_nanny(self, message: Message) -> None:
-        if "stacks" in message:
-            self._answer_stacks()
-        else:
-            self._finish(message["ended"], message["at"], message["leftovers"])
+    def _on_nanny_message(self, message: FromNanny) -> None:
+        match message:
+            case StacksTaken():
+                self._answer_stacks()
+            case WorkerEnded(status, at, leftovers):
+                self._finish(status, at, leftovers)
+            case _:
+                assert_never(message)
 
     def _gone(self, status: int) -> None:
-        """The nanny is no more, and nothing that the unit started is left."""
+        """The nanny has ended, and nothing that the unit started is left."""
         if not self._over:
             for message in self._nanny.receive_available():
-                self._hear_nanny(message)
+                self._on_nanny_message(message)
         if self._over:
             return
-        code = os.waitstatus_to_exitcode(status)
-        how = f"was killed by {signal_name(-code)} (out of memory?)" if code < 0 else f"ended with code {code}"
-        lost = f"the process that watched it {how}"
+        lost = f"the process that watched it {describe_exit(os.waitstatus_to_exitcode(status))}"
         if self._file.broken is not None:
             lost = f"its file could not be imported once more: {self._file.broken.message}"
         cause = self.cause if self.cause is EndCause.INTERRUPTED else EndCause.LOST
         self._conclude(WorkerExit(cause, time.monotonic(), lost=lost, stacks=self._read_stacks()))
 
-    def _finish(self, status: int, at: float, leftovers: list[str]) -> None:
+    def _finish(self, status: int, at: float, leftovers: tuple[str, ...]) -> None:
         code = os.waitstatus_to_exitcode(status)
-        self._conclude(WorkerExit(self.cause, at, code, tuple(leftovers), self._read_stacks()))
+        self._conclude(WorkerExit(self.cause, at, code, leftovers, self._read_stacks()))
 
     def _conclude(self, end: WorkerExit) -> None:
         self._over = True
         self._disarm()
         self._answer_stacks()
         for message in self._worker.receive_available():
-            self._story.hear(message)
-            if "began" in message:
-                self._watcher.test_began(self, self.unit.tests[message["began"]])
-            elif "learnt" in message:
-                self._file.teach(message["learnt"])
+            self._log.add(message)
+            match message:
+                case Began(test):
+                    self._watcher.test_began(self, self.unit.tests[test])
+                case PreloadHints(modules):
+                    self._file.add_preload_hints(modules)
         self._hang_up()
-        results, rest = self._story.finish(end)
+        results, rest = self._log.finish(end)
         self._watcher.unit_ended(self, results, rest)
-        shutil.rmtree(self.order.directory, ignore_errors=True)
+        shutil.rmtree(self.spec.directory, ignore_errors=True)
 
     def _hang_up(self) -> None:
         for channel in (self._nanny, self._worker):
@@ -218,7 +237,7 @@ class RunningUnit:
     # -- deadlines
 
     def _arm(self, number: int) -> None:
-        """Anew for each test; what is after the last one, still belongs to that."""
+        """Set the deadlines of a test, in place of the last ones. Those of the last test hold to the unit's end."""
         if self.cause is not EndCause.ITSELF:
             return
         self._disarm()
@@ -230,7 +249,7 @@ class RunningUnit:
         ]
 
     def _disarm(self) -> None:
-        """Its deadlines hold no more."""
+        """Cancel the deadlines."""
         for timer in self._timers:
             timer.cancel()
         self._timers = []
@@ -239,7 +258,7 @@ class RunningUnit:
         self.ask_for_stacks(lambda stacks: self.end(EndCause.DEADLINE))
         self._timers.append(self._loop.after(NANNY_PATIENCE, lambda: self.end(EndCause.DEADLINE)))
 
-    # -- what it left
+    # -- what it has left behind
 
     def _answer_stacks(self) -> None:
         wanted, self._stacks_wanted = self._stacks_wanted, []
@@ -249,10 +268,10 @@ class RunningUnit:
                 answer(stacks)
 
     def _all_stacks(self) -> str:
-        """Of its process and its ranks, what was written since this was last asked."""
-        files = [self.order.stacks, *sorted(self.order.ranks.glob("*/rank*.stacks"))]
+        """The stacks of its process and its ranks that were written since the last call."""
+        files = [self.spec.stacks, *sorted(self.spec.ranks.glob("*/rank*.stacks"))]
         return "\n\n".join(
-            f"{_WHOSE.get(file.stem, file.stem)}:\n{new}" for file in files if (new := self._new_stacks(file))
+            f"{_PROCESS_OF.get(file.stem, file.stem)}:\n{new}" for file in files if (new := self._new_stacks(file))
         )
 
     def _new_stacks(self, file: Path) -> str:
@@ -261,17 +280,17 @@ class RunningUnit:
         return hang.tidy(read_ends(file, seen, size))
 
     def new_output(self) -> str:
-        """What was printed since this was last asked."""
-        size = self.order.log.stat().st_size if self.order.log.exists() else 0
+        """What was printed since the last call."""
+        size = self.spec.log.stat().st_size if self.spec.log.exists() else 0
         seen, self._printed = self._printed, size
-        return read_ends(self.order.log, seen, size)
+        return read_ends(self.spec.log, seen, size)
 
     def _read_stacks(self) -> str:
-        return hang.tidy(read_ends(self.order.stacks))
+        return hang.tidy(read_ends(self.spec.stacks))
 
     def attempt(self, result: AttemptResult, origin: float) -> Attempt:
-        """A result with all that is worth keeping of it; times since `origin`."""
-        ranks = rank_logs(Path(self.order.ranks, name) for name in result.ranks)
+        """A result with everything that reports need of it; times since `origin`."""
+        ranks = rank_logs(Path(self.spec.ranks, name) for name in result.ranks)
         return Attempt(
             test=self.unit.tests[result.test],
             outcome=result.outcome,
@@ -281,7 +300,7 @@ class RunningUnit:
             repetition=self.unit.repetition,
             number=self.unit.attempt,
             want=result.want,
-            output=read_ends(self.order.log, *result.log),
+            output=read_ends(self.spec.log, *result.log),
             ranks=ranks,
             leftovers=result.leftovers,
             lease=self.lease,

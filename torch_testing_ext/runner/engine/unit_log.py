@@ -1,15 +1,16 @@
-"""From what a unit's processes told, and how they ended, to the outcome of each of its tests. Pure."""
+"""From what a unit's worker reported, and how it ended, to the outcome of each of its tests. Pure."""
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from typing import assert_never
 
-from torch_testing_ext._process.channel import Message
-from torch_testing_ext.launch.report import signal_name
+from torch_testing_ext._process.exits import describe_exit
 
 from ..model import COUNTS_AS, Category, TestOutcome, Unit
+from ..processes.protocol import Began, Ended, FixtureFailed, FromWorker, Missing, PreloadHints, WorkerBroke
 
 
 class EndCause(enum.Enum):
@@ -55,10 +56,10 @@ class UnitLog:
     unit: Unit
     names: tuple[str, ...]
     commands: tuple[str, ...]
-    began: dict[int, Message] = field(default_factory=dict)
-    ended: dict[int, Message] = field(default_factory=dict)
+    began: dict[int, Began] = field(default_factory=dict)
+    ended: dict[int, Ended] = field(default_factory=dict)
     missing: list[int] = field(default_factory=list)
-    fixtures: list[Message] = field(default_factory=list)  # class and module fixtures that failed, or skip
+    fixtures: list[FixtureFailed] = field(default_factory=list)  # class and module fixtures that failed, or skip
     broke: str = ""
     _given: int = 0  # of the results, handed out already
 
@@ -67,17 +68,23 @@ class UnitLog:
         """The test that runs now."""
         return next((test for test in self.began if test not in self.ended), None)
 
-    def hear(self, message: Message) -> None:
-        if "began" in message:
-            self.began[message["began"]] = message
-        elif "ended" in message:
-            self.ended[message["ended"]] = message
-        elif "missing" in message:
-            self.missing.append(message["missing"])
-        elif "fixture" in message:
-            self.fixtures.append(message)
-        elif "broke" in message:
-            self.broke = message["broke"]
+    def add(self, message: FromWorker) -> None:
+        """Take in what the worker has reported."""
+        match message:
+            case Began(test):
+                self.began[test] = message
+            case Ended(test):
+                self.ended[test] = message
+            case Missing(test):
+                self.missing.append(test)
+            case FixtureFailed():
+                self.fixtures.append(message)
+            case WorkerBroke(text):
+                self.broke = text
+            case PreloadHints():
+                pass  # for the process of the file
+            case _:
+                assert_never(message)
 
     def certain(self) -> list[AttemptResult]:
         """New results that nothing can change any more. What comes after the last test, changes its result: a
@@ -105,13 +112,13 @@ class UnitLog:
         began, ended = self.began[test], self.ended[test]
         return AttemptResult(
             test,
-            TestOutcome(ended["outcome"]),
-            ended["message"],
-            began["at"],
-            ended["at"],
-            ended["want"],
-            (began["printed"], ended["printed"]),
-            tuple(ended["ranks"]),
+            ended.outcome,
+            ended.message,
+            began.at,
+            ended.at,
+            ended.want,
+            (began.printed, ended.printed),
+            ended.ranks,
         )
 
     def _cut_short(self, end: WorkerExit) -> Iterator[AttemptResult]:
@@ -120,8 +127,8 @@ class UnitLog:
         if test is None or end.cause is EndCause.INTERRUPTED:
             return
         began = self.began[test]
-        outcome, message = self._explain(test, end, end.at - began["at"])
-        yield AttemptResult(test, outcome, message, began["at"], end.at, log=(began["printed"], None))
+        outcome, message = self._explain(test, end, end.at - began.at)
+        yield AttemptResult(test, outcome, message, began.at, end.at, log=(began.printed, None))
 
     def _explain(self, test: int, end: WorkerExit, seconds: float) -> tuple[TestOutcome, str]:
         into = f"{seconds:.1f} s into {self.names[test]}"
@@ -136,7 +143,7 @@ class UnitLog:
             case _ if self.broke:
                 outcome, title = TestOutcome.ERROR, self.broke
             case _:
-                outcome, title = TestOutcome.CRASHED, f"the test's process {_how(end.code)} {into}"
+                outcome, title = TestOutcome.CRASHED, f"the test's process {describe_exit(end.code)} {into}"
         parts = [title]
         if end.stacks:
             parts.append(f"stacks, most recent call first:\n{end.stacks.rstrip()}")
@@ -158,9 +165,9 @@ class UnitLog:
         outcome, message = self._explain(rest[0], end, 0.0)
         return [AttemptResult(rest[0], outcome, f"before its first test: {message}", end.at, end.at)]
 
-    def _kept_from(self, test: int, fixture: Message, end: WorkerExit) -> AttemptResult:
-        outcome = TestOutcome.SKIPPED if fixture["skipped"] else TestOutcome.ERROR
-        return AttemptResult(test, outcome, fixture["fixture"], end.at, end.at, fixture["want"])
+    def _kept_from(self, test: int, fixture: FixtureFailed, end: WorkerExit) -> AttemptResult:
+        outcome = TestOutcome.SKIPPED if fixture.skipped else TestOutcome.ERROR
+        return AttemptResult(test, outcome, fixture.message, end.at, end.at, fixture.want)
 
     def _with_aftermath(self, results: list[AttemptResult], end: WorkerExit) -> list[AttemptResult]:
         """What happened after the last test belongs to it."""
@@ -169,9 +176,9 @@ class UnitLog:
         *others, last = results
         ran = last.test in self.began
         if ran and self.fixtures and _is_good(last):
-            last = replace(last, outcome=TestOutcome.ERROR, message=f"after the test: {self.fixtures[-1]['fixture']}")
+            last = replace(last, outcome=TestOutcome.ERROR, message=f"after the test: {self.fixtures[-1].message}")
         elif ran and _is_good(last) and end.cause is EndCause.ITSELF and end.code != 0:
-            how = f"after the test its process {_how(end.code)}\n\n{end.stacks}".rstrip()
+            how = f"after the test its process {describe_exit(end.code)}\n\n{end.stacks}".rstrip()
             last = replace(last, outcome=TestOutcome.CRASHED, message=how)
         elif ran and end.leftovers and last.outcome is TestOutcome.PASSED and end.cause is EndCause.ITSELF:
             left = "\n".join(f"  {name}" for name in end.leftovers)
@@ -181,11 +188,3 @@ class UnitLog:
 
 def _is_good(result: AttemptResult) -> bool:
     return COUNTS_AS[result.outcome] is not Category.FAILED
-
-
-def _how(code: int | None) -> str:
-    if code is None:
-        return "ended, nobody saw how,"
-    if code < 0:
-        return f"was killed by {signal_name(-code)}" + (" (out of memory?)" if code == -9 else "")
-    return f"exited with code {code}"

@@ -1,7 +1,7 @@
 """The process of one test file: it imports the file, lists its tests, and forks a nanny with a worker for each unit.
 
-Or it says why it must not be forked, as it runs threads or has asked for an accelerator: its units are interpreters of
-their own then.
+If it is not safe to fork, since it runs threads or has asked for an accelerator, it says so: its units are new
+interpreters then.
 """
 
 from __future__ import annotations
@@ -15,45 +15,60 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn, assert_never
 
 from torch_testing_ext import launch
 from torch_testing_ext._asserts import expectations
-from torch_testing_ext._process import fork_safety, system
-from torch_testing_ext._process.channel import Channel, Message
-from torch_testing_ext.launch import starting
-from torch_testing_ext.launch.rank import cut_off
+from torch_testing_ext._process import child, fork_safety, interpreter, reaping, system
+from torch_testing_ext._process.channel import Channel
 
 from . import nanny, worker
-from .fork_parent import ForkParent
+from .fork_parent import ForkParent, close_all
 from .loaded_file import LoadedFile
+from .protocol import (
+    FileBroken,
+    FileReady,
+    FileTests,
+    FileUnsafe,
+    Kill,
+    Nothing,
+    OpenFile,
+    PreloadModules,
+    StartUnit,
+    ToFile,
+    ToNanny,
+)
 from .unit_spec import UnitSpec
 
+# The exit code of a child that has asked for accelerators when it listed the tests.
+_ASKED_FOR_ACCELERATORS = 3
 
-def live(order: Message, channel: Channel) -> NoReturn:
-    os.chdir(order["root"])
-    cut_off(os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600))
+
+def live(request: OpenFile, channel: Channel[ToFile]) -> NoReturn:
+    """The whole life of the process."""
+    os.chdir(request.root)
+    child.detach(os.open(request.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600))
     system.adopt_orphans()
     fork_safety.mark_fork_safe()
     try:
-        file = LoadedFile.load(order["path"])
+        file = LoadedFile.load(request.path)
     except BaseException as error:
-        channel.send({"broken": _explain(error, order["path"])})
+        channel.send(FileBroken(_explain(error, request.path)))
         os._exit(0)
-    # Whoever is forked off this process has seen the file as it is now.
-    expectations.history = Path(order["log"]).with_name(f"expected{os.getpid()}.json")
+    # Every process that is forked off this one has read the file as it is now.
+    expectations.history = Path(request.log).with_name(f"expected{os.getpid()}.json")
     # Nothing that lives now will be collected in a worker: keeps the collector from writing to shared pages.
     gc.collect()
     gc.freeze()
-    unfit = _list(file, order, channel)
-    channel.send({"ready": unfit})
-    if unfit is None:
+    unsafe = _list_tests(file, request, channel)
+    channel.send(FileReady(unsafe))
+    if unsafe is None:
         FileProcess(channel, file, frozenset(system.children(os.getpid()))).serve()
     os._exit(0)
 
 
 def _explain(error: BaseException, path: str) -> str:
-    """The traceback from the file on: how we came to import it is nobody's concern."""
+    """The traceback from the file on, without the frames that imported it."""
     tb = error.__traceback__
     while tb is not None and tb.tb_frame.f_code.co_filename != path:
         tb = tb.tb_next
@@ -62,35 +77,33 @@ def _explain(error: BaseException, path: str) -> str:
     return f"{said or launch.summarize(error)}\n\n{text.rstrip()}"
 
 
-def _list(file: LoadedFile, order: Message, channel: Channel) -> str | None:
-    """Tell of all tests: by a child, since to ask a test for its world size may be to ask for accelerators.
+def _list_tests(file: LoadedFile, request: OpenFile, channel: Channel[ToFile]) -> str | None:
+    """Send all tests, from a child: to ask a test for its world size may ask for accelerators.
 
-    Returns why this process must not be forked, as the child and the time after its birth show; or None.
+    Returns why this process is not safe to fork, which the child and its fork show; or None.
     """
-    unfit = fork_safety.prepare_to_fork()
+    unsafe = fork_safety.prepare_to_fork()
     pid = fork_safety.fork()
     if pid == 0:
-        _tell_and_exit(file, order, channel)
-    unfit = unfit or fork_safety.check_after_fork()
-    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    if code not in (0, _SPOILT):
-        channel.send({"broken": f"to ask the tests for what they need ended the process that asked (code {code})"})
+        _send_tests_and_exit(file, request, channel)
+    unsafe = unsafe or fork_safety.check_after_fork()
+    code = reaping.wait_for_exit(pid)
+    if code not in (0, _ASKED_FOR_ACCELERATORS):
+        message = f"to ask the tests for what they need ended the process that asked (code {code})"
+        channel.send(FileBroken(message))
         os._exit(0)
-    return unfit or ("it asks for an accelerator when it is imported" if code == _SPOILT else None)
+    return unsafe or ("it asks for an accelerator when it is imported" if code == _ASKED_FOR_ACCELERATORS else None)
 
 
-_SPOILT = 3
-
-
-def _tell_and_exit(file: LoadedFile, order: Message, channel: Channel) -> NoReturn:
+def _send_tests_and_exit(file: LoadedFile, request: OpenFile, channel: Channel[ToFile]) -> NoReturn:
     code = 1
     try:
         from torch_testing_ext import _torch
         from torch_testing_ext._machine import accelerators
 
         spoilt = _torch.accelerator_is_in_bad_fork() and accelerators.device_may_exist()
-        channel.send({"tests": file.listing(order["file"], order["devices"])})
-        code = _SPOILT if spoilt else 0
+        channel.send(FileTests(file.listing(request.file, request.devices)))
+        code = _ASKED_FOR_ACCELERATORS if spoilt else 0
     except BaseException:
         traceback.print_exc()
     finally:
@@ -98,42 +111,53 @@ def _tell_and_exit(file: LoadedFile, order: Message, channel: Channel) -> NoRetu
         os._exit(code)
 
 
-class FileProcess(ForkParent):
-    def __init__(self, channel: Channel, file: LoadedFile, kept: frozenset[int]):
+class FileProcess(ForkParent[ToFile]):
+    """Serves the units of one test file."""
+
+    def __init__(self, channel: Channel[ToFile], file: LoadedFile, kept: frozenset[int]):
         super().__init__(channel, kept)
         self._file = file
 
-    def obey(self, order: Message) -> None:
-        if order["order"] == "unit":
-            self._start(order)
-        else:
-            self._preload(order["modules"])
+    def obey(self, message: ToFile) -> None:
+        match message:
+            case StartUnit():
+                self._start(message)
+            case PreloadModules(modules):
+                self._preload(modules)
+            case Kill():
+                raise AssertionError("Kill is carried out by ForkParent")
+            case _:
+                assert_never(message)
 
-    def _preload(self, modules: list[str]) -> None:
-        """At once: a worker that is born meanwhile would have to import them all by itself."""
+    def _preload(self, modules: tuple[str, ...]) -> None:
+        """At once: a worker that is forked meanwhile would have to import them all by itself."""
         for name in modules:
             with suppress(Exception):
                 importlib.import_module(name)
         if why := fork_safety.prepare_to_fork() or fork_safety.check_after_fork():
-            self.channel.send({"unfit": f"what its tests import leaves a process unfit to be forked: {why}"})
+            self.channel.send(FileUnsafe(f"what its tests import leaves a process unsafe to fork: {why}"))
 
-    def _start(self, order: Message) -> None:
-        unit = UnitSpec.of_data(order["unit"])
-        nannys, workers = (Channel.on(fd) for fd in order["fds"])
-        start = partial(worker.live, unit, lambda: self._file.tests, workers)
-        self.fork(unit.number, partial(nanny.live, unit, nannys, workers, start))
-        nannys.close()
-        workers.close()
+    def _start(self, message: StartUnit) -> None:
+        to_nanny, to_worker = unit_channels(message)
+        start = partial(worker.live, message.unit, lambda: self._file.tests, to_worker)
+        self.fork(message.number, partial(nanny.live, message.unit, to_nanny, to_worker, start))
+        close_all(to_nanny, to_worker)
 
 
-def start_interpreter(order: UnitSpec, channel: Channel) -> Callable[[int], Any]:
+def unit_channels(message: StartUnit) -> tuple[Channel[ToNanny], Channel[Nothing]]:
+    """The channels of a unit's nanny and of its worker."""
+    nanny_fd, worker_fd = message.fds
+    return Channel.on(nanny_fd, ToNanny), Channel.on(worker_fd, Nothing)
+
+
+def start_interpreter(unit: UnitSpec, channel: Channel[Nothing]) -> Callable[[int], NoReturn]:
     """The life of a worker that imports its file by itself."""
 
     def start(log: int) -> NoReturn:
         os.dup2(log, 1)
         os.dup2(log, 2)
         os.set_inheritable(channel.fileno(), True)
-        words = starting.command("runner.processes.worker", sys.path, str(order.save()), str(channel.fileno()))
-        os.execve(sys.executable, words, {**os.environ, **order.environ})
+        words = interpreter.command("runner.processes.worker", sys.path, str(unit.save()), str(channel.fileno()))
+        os.execve(sys.executable, words, {**os.environ, **unit.environ})
 
     return start

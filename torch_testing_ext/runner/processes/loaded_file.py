@@ -8,7 +8,7 @@ import os
 import sys
 import unittest
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,8 @@ _MODULE_FIXTURES = ("setUpModule", "tearDownModule")
 
 @dataclass(frozen=True)
 class LoadedFile:
+    """The tests of an imported file."""
+
     tests: dict[str, unittest.TestCase]  # by `Class.test_x`, in unittest's order
 
     __test__ = False
@@ -33,9 +35,9 @@ class LoadedFile:
         module = _import(path)
         return cls({name_of(test): test for test in flatten(unittest.TestLoader().loadTestsFromModule(module))})
 
-    def listing(self, file: str, devices: int) -> list[dict[str, Any]]:
-        """All tests as data. `devices`: how many the run has."""
-        return [asdict(describe(test, file, devices)) for test in self.tests.values()]
+    def listing(self, file: str, devices: int) -> tuple[Test, ...]:
+        """All tests and their needs. `devices`: how many the run has."""
+        return tuple(describe(test, file, devices) for test in self.tests.values())
 
 
 def _import(path: str) -> Any:

@@ -1,8 +1,9 @@
 """The process that sees one unit to its end: it owns everything that the unit starts.
 
-What the unit's processes leave behind is adopted by the nanny, whatever group or session it moved to. The nanny tells
-how the worker ended once nothing is left of the unit, so that its devices are free by then. If whoever it works for
-is gone, it ends everything at once; if it is killed itself, the kernel ends the worker, and its parent the rest.
+The nanny adopts the processes that the unit's processes leave behind, whatever group or session they moved to. It
+reports how the worker ended once nothing is left of the unit, so that its devices are free by then. If the process that
+it serves is gone, it ends everything at once; if it is killed itself, the kernel ends the worker, and its parent the
+rest.
 """
 
 from __future__ import annotations
@@ -12,158 +13,142 @@ import signal
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from multiprocessing.connection import wait
-from typing import NoReturn
+from typing import NoReturn, assert_never
 
-from torch_testing_ext._process import system
-from torch_testing_ext._process.channel import Channel, Message
-from torch_testing_ext.launch.fork_server import drain, held_back, see_to_their_end, signal_group, wakeups
+from torch_testing_ext._process import child, reaping, signals, system
+from torch_testing_ext._process.channel import Channel
+from torch_testing_ext._process.loop import EventLoop
+from torch_testing_ext._process.signals import SignalReader, signal_group
 
-from .fork_parent import end_others
+from .protocol import EndWorker, KillWorker, Nothing, StacksTaken, TakeStacks, ToNanny, WorkerEnded
 from .unit_spec import UnitSpec
 
-# How long the worker, then what it left, may take to obey SIGTERM.
+# How long the worker, then its leftovers, may take to obey SIGTERM.
 GRACE_AFTER_SIGTERM = 0.2
-# A worker that was killed has no hand in the end of its ranks: the process that starts them sees to it.
+# A worker that was killed does not end its ranks: the process that starts them does.
 GRACE_FOR_ORPHANS = 1.0
 # A helper that is about to end when its test has ended is no leak.
 GRACE_FOR_HELPERS = 0.1
 PATIENCE_FOR_STACKS = 1.0
+# Stacks are complete when their files have not grown for so long: nothing says when a process has written them.
+_QUIET = 0.05
 
 Start = Callable[[int], NoReturn]  # the life of the worker; it is given its log
 
 
-def live(order: UnitSpec, channel: Channel, worker_channel: Channel, start: Start) -> NoReturn:
-    Nanny(order, channel, worker_channel, start).watch()
+def live(unit: UnitSpec, channel: Channel[ToNanny], worker_channel: Channel[Nothing], start: Start) -> NoReturn:
+    """The whole life of the process."""
+    Nanny(unit, channel, worker_channel, start).watch()
     os._exit(0)
 
 
 class Nanny:
-    def __init__(self, order: UnitSpec, channel: Channel, worker_channel: Channel, start: Start):
-        self._order = order
+    """Starts a unit's worker, watches it, and ends what it leaves."""
+
+    def __init__(self, unit: UnitSpec, channel: Channel[ToNanny], worker_channel: Channel[Nothing], start: Start):
+        self._unit = unit
         self._channel = channel
         self._worker_channel = worker_channel
         self._start = start
         self._worker = 0
         self._status: int | None = None
         self._at = 0.0
-        self._wakeups = (-1, -1)
+        self._abandoned = False  # the process that this one serves is gone
+        self._loop = EventLoop()
+        self._signals = SignalReader((signal.SIGCHLD, signal.SIGTERM))
 
     def watch(self) -> None:
-        with wakeups() as self._wakeups:
-            self._worker = self._fork()
-            self._worker_channel.close()
-            while self._status is None and self._step():
-                pass
-            if self._status is None:
-                signal_group(self._worker, signal.SIGKILL)
-                end_others(())
-                return
-            leftovers = self._end_leftovers()
-        self._channel.send({"ended": self._status, "at": self._at, "leftovers": leftovers})
+        """See the worker to its end, and report it."""
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(system.DUMP_STACKS, signal.SIG_IGN)
+        self._worker = child.fork_child(self._be_worker)
+        self._worker_channel.close()
+        self._loop.listen(self._channel, self._receive)
+        self._loop.listen(self._signals, self._on_signals)
+        signals.unblock()
+        while self._status is None and not self._abandoned:
+            self._loop.step()
+        if self._status is None:
+            signal_group(self._worker, signal.SIGKILL)
+            reaping.end_children()
+            return
+        leftovers = self._end_leftovers()
+        self._channel.send(WorkerEnded(self._status, self._at, leftovers))
 
-    def _fork(self) -> int:
-        parent = os.getpid()
-        with held_back():
-            pid = os.fork()
-            if pid == 0:
-                self._be_worker(parent)
-        return pid
+    def _be_worker(self) -> None:
+        self._signals.abandon()
+        self._channel.close()
+        self._start(os.open(self._unit.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600))
 
-    def _be_worker(self, parent: int) -> NoReturn:
+    def _on_signals(self) -> None:
+        if signal.SIGTERM in self._signals.read():
+            self._abandoned = True
+            return
+        for pid, status in reaping.reap():
+            if pid == self._worker:
+                self._status, self._at = status, time.monotonic()
+
+    def _receive(self) -> None:
         try:
-            os.setsid()
-            system.die_with(parent, signal.SIGKILL)
-            signal.set_wakeup_fd(-1)
-            for fd in self._wakeups:
-                os.close(fd)
-            self._channel.close()
-            log = os.open(self._order.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-            self._start(log)
-        finally:
-            os._exit(1)
+            messages = self._channel.receive()
+        except EOFError:
+            self._abandoned = True
+            return
+        for message in messages:
+            self._obey(message)
 
-    def _step(self) -> bool:
-        """False where nobody is left who wants to know."""
-        ready = wait([self._channel, self._wakeups[0]])  # type: ignore[list-item]
-        if self._wakeups[0] in ready:
-            if signal.SIGTERM in drain(self._wakeups[0]):
-                return False
-            self._reap()
-        if self._channel in ready:
-            with suppress(EOFError):
-                for order in self._channel.receive():
-                    self._obey(order)
-                return True
-            return False
-        return True
-
-    def _obey(self, order: Message) -> None:
-        match order["order"]:
-            case "stacks":
+    def _obey(self, message: ToNanny) -> None:
+        match message:
+            case TakeStacks():
                 self._take_stacks()
-            case "end":
+            case EndWorker():
                 self._end()
-            case "kill":
+            case KillWorker():
                 signal_group(self._worker, signal.SIGKILL)
-
-    def _reap(self) -> None:
-        with suppress(ChildProcessError):
-            while (died := os.waitpid(-1, os.WNOHANG))[0]:
-                if died[0] == self._worker:
-                    self._status, self._at = died[1], time.monotonic()
+            case _:
+                assert_never(message)
 
     def _end(self) -> None:
-        """The ladder."""
+        """Escalate: SIGTERM, then SIGKILL."""
         if self._status is not None:
             return
         signal_group(self._worker, signal.SIGCONT)  # a stopped process obeys nothing
         signal_group(self._worker, signal.SIGTERM)
-        if not self._wait_for_worker(GRACE_AFTER_SIGTERM):
+        if not reaping.has_ended(self._worker, GRACE_AFTER_SIGTERM):
             signal_group(self._worker, signal.SIGKILL)
 
-    def _wait_for_worker(self, seconds: float) -> bool:
-        gone = os.pidfd_open(self._worker)
-        try:
-            return bool(wait([gone], seconds))
-        finally:
-            os.close(gone)
-
-    def _end_leftovers(self) -> list[str]:
-        """End what still runs. Returns who ought to have ended by itself."""
+    def _end_leftovers(self) -> tuple[str, ...]:
+        """End what still runs. Returns the descriptions of processes that should have ended by themselves."""
         if not system.children(os.getpid()):
-            return []
+            return ()
         exited = self._status is not None and os.WIFEXITED(self._status)
-        self._wait_for_children(GRACE_FOR_HELPERS if exited else GRACE_FOR_ORPHANS)
+        patience = GRACE_FOR_HELPERS if exited else GRACE_FOR_ORPHANS
+        reaping.wait_until_gone(system.children(os.getpid()), patience)
         left = system.children(os.getpid())
-        names = [describe(pid) for pid in left]
+        descriptions = tuple(describe(pid) for pid in left)
         for pid in left:
             signal_group(pid, signal.SIGTERM)
-        see_to_their_end(left, GRACE_AFTER_SIGTERM)
-        end_others(())
-        return names
-
-    def _wait_for_children(self, seconds: float) -> None:
-        see_to_their_end(system.children(os.getpid()), seconds)
+        reaping.wait_until_gone(left, GRACE_AFTER_SIGTERM)
+        reaping.end_children()
+        return descriptions
 
     def _take_stacks(self) -> None:
-        """Have everybody who can write where they are; answers `stacks` when they have, or at the end of patience."""
+        """Have every process that can write where it is do so; answers when all have, or when time is up."""
         asked = [pid for pid in (self._worker, *descendants(self._worker)) if _handles(pid, system.DUMP_STACKS)]
         for pid in asked:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
                 os.kill(pid, system.DUMP_STACKS)
         self._let_them_write()
-        self._channel.send({"stacks": len(asked)})
+        self._channel.send(StacksTaken(len(asked)))
 
     def _let_them_write(self) -> None:
-        """Nobody tells that he is done: until the files have not grown for a while."""
         deadline, sizes = time.monotonic() + PATIENCE_FOR_STACKS, None
         while sizes != (sizes := self._sizes_of_stacks()) and time.monotonic() < deadline:
-            wait([], 0.05)
+            time.sleep(_QUIET)
 
     def _sizes_of_stacks(self) -> list[int]:
-        files = [self._order.stacks, *sorted(self._order.ranks.glob("*/*.stacks"))]
+        files = [self._unit.stacks, *sorted(self._unit.ranks.glob("*/*.stacks"))]
         return [file.stat().st_size for file in files if file.exists()]
 
 

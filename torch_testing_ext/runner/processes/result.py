@@ -1,6 +1,6 @@
-"""A unittest result that tells of each test as it begins and ends.
+"""A unittest result that reports each test as it begins and ends.
 
-Runs where tests run. What unittest says of one test in several calls becomes one outcome here.
+Runs where tests run. The several calls that unittest makes for one test become one outcome here.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch_testing_ext import launch
-from torch_testing_ext.launch.report import cut_middle
+from torch_testing_ext._process.logs import cut_middle
 
 from ..model import TestOutcome
+from .protocol import Began, Ended, FixtureFailed, FromWorker
 from .unit_spec import UnitSpec
 
 __unittest = True  # keeps these frames out of unittest's tracebacks
@@ -25,15 +26,17 @@ LONGEST_MESSAGE = 200_000
 # Of several outcomes of one test (a failure, then an error in tearDown) the first of these counts.
 _GRAVEST_FIRST = (TestOutcome.UNEXPECTED_SUCCESS, TestOutcome.EXPECTED_FAILURE, TestOutcome.SKIPPED, TestOutcome.PASSED)
 
-Tell = Callable[[dict[str, Any]], None]
+Send = Callable[[FromWorker], None]
 
 
 class ReportingResult(unittest.TestResult):
-    def __init__(self, order: UnitSpec, numbers: Mapping[str, int], tell: Tell):
+    """Sends how each test begins and ends."""
+
+    def __init__(self, unit: UnitSpec, numbers: Mapping[str, int], send: Send):
         super().__init__()
-        self._order = order
+        self._unit = unit
         self._numbers = numbers  # of the tests, by unittest's id
-        self._tell = tell
+        self._send = send
         self._ranks_seen: set[str] = set()
         self._began = time.monotonic()
         self._outcomes: list[TestOutcome] = []
@@ -42,7 +45,7 @@ class ReportingResult(unittest.TestResult):
 
     def command_of(self, test: unittest.TestCase) -> str:
         """How to run it alone."""
-        return self._order.commands[self._numbers[test.id()]]
+        return self._unit.commands[self._numbers[test.id()]]
 
     # -- one test, from its beginning to its end
 
@@ -50,7 +53,7 @@ class ReportingResult(unittest.TestResult):
         super().startTest(test)
         self._outcomes, self._messages, self._want = [], [], None
         self._began = time.monotonic()
-        self._tell({"began": self._numbers[test.id()], "at": self._began, "printed": self._printed()})
+        self._send(Began(self._numbers[test.id()], self._began, self._printed()))
 
     def stopTest(self, test: unittest.TestCase) -> None:
         super().stopTest(test)
@@ -60,16 +63,16 @@ class ReportingResult(unittest.TestResult):
         message = "\n\n".join(self._messages)
         if message and outcome is not TestOutcome.SKIPPED and outcome is not TestOutcome.EXPECTED_FAILURE:
             message += self._to_run_it_alone(test)
-        self._tell(
-            {
-                "ended": self._numbers[test.id()],
-                "at": time.monotonic(),
-                "outcome": outcome.value,
-                "message": cut_middle(message, LONGEST_MESSAGE),
-                "want": self._want,
-                "printed": self._printed(),
-                "ranks": self._new_directories(),
-            }
+        self._send(
+            Ended(
+                self._numbers[test.id()],
+                time.monotonic(),
+                outcome,
+                cut_middle(message, LONGEST_MESSAGE),
+                self._want,
+                self._printed(),
+                self._new_directories(),
+            )
         )
 
     def _outcome(self) -> TestOutcome:
@@ -87,13 +90,13 @@ class ReportingResult(unittest.TestResult):
         """How long the log is by now."""
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
-        return self._order.log.stat().st_size
+        return self._unit.log.stat().st_size
 
-    def _new_directories(self) -> list[str]:
+    def _new_directories(self) -> tuple[str, ...]:
         """Where the ranks that this test started have their files."""
-        new = sorted(set(os.listdir(self._order.ranks)) - self._ranks_seen)
+        new = sorted(set(os.listdir(self._unit.ranks)) - self._ranks_seen)
         self._ranks_seen.update(new)
-        return new
+        return tuple(new)
 
     # -- what unittest says
 
@@ -105,7 +108,7 @@ class ReportingResult(unittest.TestResult):
 
     def addError(self, test: unittest.TestCase, err: Any) -> None:
         if test.id() not in self._numbers and not _is_subtest(test):
-            self._tell({"fixture": f"{test.id()}: {self._describe(test, err)}", "skipped": False, "want": None})
+            self._send(FixtureFailed(f"{test.id()}: {self._describe(test, err)}", skipped=False, want=None))
             return
         self._failed(test, err, TestOutcome.ERROR)
 
@@ -113,7 +116,7 @@ class ReportingResult(unittest.TestResult):
         # unittest calls this while it handles the exception, and tells no more of it than its text.
         want = getattr(sys.exc_info()[1], "want", None)
         if test.id() not in self._numbers and not _is_subtest(test):
-            self._tell({"fixture": reason, "skipped": True, "want": want})
+            self._send(FixtureFailed(reason, skipped=True, want=want))
             return
         self._outcomes.append(TestOutcome.SKIPPED)
         self._messages.append(reason)

@@ -1,24 +1,26 @@
-"""What a unit's processes are told: data that crosses from run_test.py to where the unit runs."""
+"""One unit as its processes get it: data that crosses from run_test.py to where the unit runs."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+from torch_testing_ext._process import messages
 
 
 @dataclass(frozen=True)
 class UnitSpec:
+    """The tests of a unit, how long each may take, and where files about it are."""
+
     number: int
     file: str  # absolute
-    root: str  # where commands are given from
+    root: str  # where commands are run from
     tests: tuple[str, ...]  # `Class.test_x`
     timeouts: tuple[float, ...]  # of each test
     commands: tuple[str, ...]  # that run each of them alone
     directory: str
-    ranks_in: str  # a directory for each test that starts ranks
+    ranks_in: str  # holds a directory for each test that starts ranks
     environ: Mapping[str, str]  # what differs from the run's own
 
     @property
@@ -32,28 +34,20 @@ class UnitSpec:
 
     @property
     def session(self) -> Path:
-        """The launch layer's own."""
+        """The directory of the launch layer."""
         return Path(self.directory, "session")
 
     @property
     def ranks(self) -> Path:
         return Path(self.ranks_in)
 
-    def as_data(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def of_data(cls, data: Mapping[str, Any]) -> UnitSpec:
-        fields: dict[str, Any] = {}
-        for name, value in data.items():
-            fields[name] = tuple(value) if isinstance(value, list) else value
-        return cls(**fields)
-
     def save(self) -> Path:
-        file = Path(self.directory, "order")
-        file.write_text(json.dumps(self.as_data()))
+        """Write it to a file, for a worker that is a new interpreter."""
+        file = Path(self.directory, "unit")
+        file.write_text(messages.to_json(self))
         return file
 
     @classmethod
     def load(cls, file: Path) -> UnitSpec:
-        return cls.of_data(json.loads(file.read_text()))
+        spec: UnitSpec = messages.from_json(file.read_text(), messages.by_name(cls))
+        return spec

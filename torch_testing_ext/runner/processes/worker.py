@@ -5,7 +5,6 @@ from __future__ import annotations
 import faulthandler
 import itertools
 import os
-import signal
 import sys
 import time
 import traceback
@@ -17,96 +16,95 @@ from typing import Any, NoReturn
 
 from torch_testing_ext import launch
 from torch_testing_ext._marks.timeouts import ATTRIBUTE as TIMEOUT
-from torch_testing_ext._process import fork_safety, system
+from torch_testing_ext._process import child, fork_safety, signals, system
 from torch_testing_ext._process.channel import Channel
 from torch_testing_ext.launch import client
-from torch_testing_ext.launch.rank import cut_off
 
+from .protocol import Missing, Nothing, PreloadHints, WorkerBroke
 from .result import ReportingResult
 from .unit_spec import UnitSpec
+
+__first_frames__ = ("_run_suite",)
 
 Tests = Mapping[str, unittest.TestCase]  # by `Class.test_x`
 
 
-def live(order: UnitSpec, find: Callable[[], Tests], channel: Channel, log: int) -> NoReturn:
+def live(unit: UnitSpec, find: Callable[[], Tests], channel: Channel[Nothing], log: int) -> NoReturn:
     """The whole life of a forked worker: `find` gives the tests of its file."""
     code = 1
     try:
-        _settle_in(order, log)
-        code = run(order, find(), channel)
+        _settle_in(unit, log)
+        code = run(unit, find(), channel)
     except BaseException as error:
-        _tell_of_trouble(channel, error)
+        _report_error(channel, error)
     finally:
         _leave(code)
 
 
 def main() -> NoReturn:
-    """The life of a worker that is a new interpreter: `python -c "... main()" ORDER CHANNEL`."""
+    """The life of a worker that is a new interpreter: `python -c "... main()" UNIT CHANNEL`."""
     from .loaded_file import LoadedFile
 
-    order, channel = UnitSpec.load(Path(sys.argv[1])), Channel.on(int(sys.argv[2]))
-    live(order, lambda: LoadedFile.load(order.file).tests, channel, os.dup(1))
+    channel: Channel[Nothing] = Channel.on(int(sys.argv[2]), Nothing)
+    unit = UnitSpec.load(Path(sys.argv[1]))
+    live(unit, lambda: LoadedFile.load(unit.file).tests, channel, os.dup(1))
 
 
-def _settle_in(order: UnitSpec, log: int) -> None:
-    os.chdir(order.root)
-    cut_off(log)
-    os.environ.update(order.environ)
-    _show_stacks(order.stacks)
-    client.work_in(order.session)
-    fork_safety.mark_fork_safe()  # its parents were looked at before they forked it
-    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+def _settle_in(unit: UnitSpec, log: int) -> None:
+    os.chdir(unit.root)
+    child.detach(log)
+    os.environ.update(unit.environ)
+    _write_stacks_to(unit.stacks)
+    client.work_in(unit.session)
+    fork_safety.mark_fork_safe()  # its parents were checked before they forked it
+    signals.unblock()
 
 
-def _show_stacks(path: Path) -> None:
+def _write_stacks_to(path: Path) -> None:
     stacks = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     faulthandler.enable(file=stacks)
     faulthandler.register(system.DUMP_STACKS, file=stacks, all_threads=True)
 
 
-def run(order: UnitSpec, found: Tests, channel: Channel) -> int:
-    """Run the unit's tests; tells of each. What is missing is told too: nothing is passed over."""
-    missing = [number for number, name in enumerate(order.tests) if name not in found]
-    for number in missing:
-        channel.send({"missing": number})
-    tests = {name: found[name] for name in order.tests if name in found}
-    numbers = {found[name].id(): number for number, name in enumerate(order.tests) if name in found}
-    for name, seconds in zip(order.tests, order.timeouts, strict=True):
+def run(unit: UnitSpec, found: Tests, channel: Channel[Nothing]) -> int:
+    """Run the unit's tests and report each; a test that is missing is reported, too. Returns the exit code."""
+    for number, name in enumerate(unit.tests):
+        if name not in found:
+            channel.send(Missing(number))
+    tests = {name: found[name] for name in unit.tests if name in found}
+    numbers = {found[name].id(): number for number, name in enumerate(unit.tests) if name in found}
+    for name, seconds in zip(unit.tests, unit.timeouts, strict=True):
         if name in tests:
             setattr(tests[name], TIMEOUT, seconds)
     had = len(sys.modules)
-    _run_suite(unittest.TestSuite(tests.values()), ReportingResult(order, numbers, channel.send))
+    _run_suite(unittest.TestSuite(tests.values()), ReportingResult(unit, numbers, channel.send))
     imported = [name for name in itertools.islice(sys.modules, had, None) if name.startswith("torch.")]
-    if learnt := [*dict.fromkeys([*imported, *client.preload_hints])]:
-        channel.send({"learnt": learnt})
+    if hints := tuple(dict.fromkeys([*imported, *client.launcher().preload_hints])):
+        channel.send(PreloadHints(hints))
     return 0
 
 
 def _run_suite(suite: unittest.TestSuite, result: unittest.TestResult) -> None:
-    """Where stacks begin that are shown: see launch/hang.py."""
+    """The first frame that stacks show: see __first_frames__."""
     suite(result)
 
 
-def _tell_of_trouble(channel: Channel, error: BaseException) -> None:
-    """An exception that unittest let through: KeyboardInterrupt, or one of ours."""
+def _report_error(channel: Channel[Nothing], error: BaseException) -> None:
+    """An exception that unittest let through: KeyboardInterrupt, or an error of ours."""
     text = "".join(traceback.format_exception(error))
     with suppress(OSError):
-        channel.send({"broke": f"{launch.summarize(error)}\n\n{text}", "at": time.monotonic()})
+        channel.send(WorkerBroke(f"{launch.summarize(error)}\n\n{text}", time.monotonic()))
 
 
 def _leave(code: int) -> NoReturn:
-    """Exit at once: no atexit, no threads to join, no destructors of groups that wait for peers."""
     with suppress(Exception):
         client.close()
     with suppress(Exception):
         _end_compile_workers()
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(Exception):
-            stream.flush()
-    os._exit(code)
+    child.exit_now(code)
 
 
 def _end_compile_workers() -> None:
-    room: Any = sys.modules.get("torch_testing_ext._torch")
-    if room is not None:
-        room.end_compile_workers()
+    module: Any = sys.modules.get("torch_testing_ext._torch")
+    if module is not None:
+        module.end_compile_workers()

@@ -1,6 +1,6 @@
 """The zygote and the processes of test files, as run_test.py sees them. Never imports torch.
 
-Whoever dies here is made anew when needed again; what it started dies with it.
+A process that dies is started again when it is needed again; what it started dies with it.
 """
 
 from __future__ import annotations
@@ -19,17 +19,34 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from socket import socket
 from types import TracebackType
+from typing import Any, assert_never
 
-from torch_testing_ext._process import system
-from torch_testing_ext._process.channel import Channel, Message
-from torch_testing_ext._process.loop import Loop
-from torch_testing_ext.launch import starting
-from torch_testing_ext.launch.report import signal_name, tail
+from torch_testing_ext._process import interpreter, reaping, system
+from torch_testing_ext._process.channel import Channel, socket_pair
+from torch_testing_ext._process.exits import describe_exit
+from torch_testing_ext._process.logs import tail
+from torch_testing_ext._process.loop import EventLoop, Timer
 
 from ..model import Attempt, Test, TestId, TestOutcome
 from ..options.options import CannotRun
-from .fork_parent import end_others
+from .protocol import (
+    ChildGone,
+    CountDevices,
+    DevicesCounted,
+    FileBroken,
+    FileReady,
+    FileTests,
+    FileUnsafe,
+    FromFile,
+    FromZygote,
+    Kill,
+    OpenFile,
+    PreloadModules,
+    StartUnit,
+    ZygoteReady,
+)
 from .unit_spec import UnitSpec
 
 # What most test files import anyway, once for all of them.
@@ -49,16 +66,20 @@ MOST_OPEN = 32  # processes of files that wait for their turn
 
 @dataclass(frozen=True)
 class Discovery:
+    """What importing the test files has shown."""
+
     tests: tuple[Test, ...]
     broken: tuple[Attempt, ...]  # files that could not be imported
     warnings: tuple[str, ...] = ()
 
 
 class FileState(enum.Enum):
+    """What the process of a test file can do at the moment."""
+
     CLOSED = "closed"
     OPENING = "opening"
     READY = "ready"
-    UNFIT = "must not be forked"  # its units are interpreters of their own
+    UNSAFE = "not safe to fork"  # its units are new interpreters
     BROKEN = "broken"
 
 
@@ -69,19 +90,20 @@ class Zygote:
         """`drop_in`: the root is a PyTorch checkout, whose tests get our classes by PyTorch's names."""
         self.root = root
         self._drop_in = drop_in
-        self.loop = Loop()
+        self.loop = EventLoop()
         self.directory = Path()
         self._preloaded = preloaded
         self._numbers = itertools.count()
-        self._gone: dict[int, Callable[[int], object]] = {}  # whom to tell of the end of our children
+        self._gone: dict[int, Callable[[int], object]] = {}  # by number, what to call when a child has ended
         self._files: dict[str, FileHandle] = {}
         self._process: subprocess.Popen[bytes] | None = None
-        self._channel: Channel
+        self._channel: Channel[FromZygote]
+        self._deadline: Timer
         self._ready = False
         self._starts = 0
 
     def __enter__(self) -> Zygote:
-        system.adopt_orphans()  # should the zygote be killed, what it leaves comes to us
+        system.adopt_orphans()  # if the zygote is killed, the processes that it leaves come to us
         self._known = frozenset(system.children(os.getpid()))
         self.directory = Path(tempfile.mkdtemp(prefix="torch_testing_ext_run_"))
         self._start()
@@ -90,14 +112,14 @@ class Zygote:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._channel.close()  # everybody below ends everything when he hears nothing more
+        self._channel.close()  # each process below ends everything that it started when its channel closes
         assert self._process is not None
         try:
             self._process.wait(QUIT_PATIENCE)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        end_others(self._known)
+        reaping.end_children(self._known)
         for file in self._files.values():
             file.close()
         self.loop.close()
@@ -107,84 +129,98 @@ class Zygote:
 
     def _start(self) -> None:
         self._starts += 1
-        self._channel, theirs = Channel.pair()
+        ours, theirs = socket_pair()
+        self._channel = Channel(ours, FromZygote)
         words = [str(theirs.fileno()), str(os.getpid()), str(self.directory), str(int(self._drop_in))]
         # A checkout has a folder torch/ that is not the torch which is installed.
         path = sys.path if self._drop_in else [str(self.root), *sys.path]
-        command = starting.command("runner.processes.zygote_process", path, *words, *self._preloaded)
-        with self._log.open("ab") as log:
+        command = interpreter.command("runner.processes.zygote_process", path, *words, *self._preloaded)
+        with self._log.open("ab") as log, theirs:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=[theirs.fileno()]
             )
-        theirs.close()
         self._ready = False
-        self.loop.listen(self._channel, self._listen)
+        self._deadline = self.loop.after(START_PATIENCE, self._give_up)
+        self.loop.listen(self._channel, self._receive)
 
     @property
     def _log(self) -> Path:
         return self.directory / "zygote.log"
 
-    def _listen(self) -> None:
+    def _give_up(self) -> None:
+        raise CannotRun(
+            f"the process that imports torch for all tests was not ready after {START_PATIENCE:.0f} s. "
+            f"It said:\n{tail(self._log)}"
+        )
+
+    def _receive(self) -> None:
         try:
             messages = self._channel.receive()
         except EOFError:
             self._lose()
             return
         for message in messages:
-            if "gone" in message:
-                self._gone.pop(message["gone"], lambda status: None)(message["status"])
-            elif message["ready"] is not None:
-                raise CannotRun(f"the process that has imported torch cannot be forked: {message['ready']}")
-            else:
-                self._ready = True
+            match message:
+                case ChildGone(number, status):
+                    self._gone.pop(number, _ignore)(status)
+                case ZygoteReady(None):
+                    self._ready = True
+                    self._deadline.cancel()
+                case ZygoteReady(unsafe):
+                    raise CannotRun(f"the process that has imported torch cannot be forked: {unsafe}")
+                case _:
+                    assert_never(message)
 
     def _lose(self) -> None:
         """It died, and so did all its children: what they did not end themselves has come to us."""
         self.loop.forget(self._channel)
         self._channel.close()
+        self._deadline.cancel()
         assert self._process is not None
         code = self._process.wait()
-        end_others(self._known)
+        reaping.end_children(self._known)
         if not self._ready or self._starts > MOST_RESTARTS:
-            how = f"was killed by {signal_name(-code)}" if code < 0 else f"ended with code {code}"
+            how = describe_exit(code)
             raise CannotRun(f"the process that imports torch for all tests {how}. It said:\n{tail(self._log)}")
         self._start()
         lost, self._gone = self._gone, {}
         for tell in lost.values():
             tell(signal.SIGKILL)
 
-    def send(self, order: str, gone: Callable[[int], object], *fds: int, **details: object) -> int:
-        """Have it start a child; `gone` is called with its wait status once nothing is left of it."""
+    def start_child(self, request: Callable[[int], Any], gone: Callable[[int], object], *fds: int) -> int:
+        """Have it start a child. `request` makes the message for the child's number; `gone` is called with the child's
+        wait status once nothing is left of it. Returns the number."""
         number = next(self._numbers)
         self._gone[number] = gone
-        self._channel.send({"order": order, "number": number, **details}, *fds)
+        self._channel.send(request(number), *fds)
         return number
 
     def kill(self, number: int) -> None:
-        self._channel.send({"order": "kill", "number": number})
+        self._channel.send(Kill(number))
 
     # -- what it is for
 
     def count_devices(self) -> tuple[str | None, int]:
         """The kind of the accelerators that can be seen from here ("cuda", "hip", "xpu", ...), and how many."""
-        ours, theirs = Channel.pair()
-        answers: list[Message] = []
+        ours, theirs = socket_pair()
+        channel: Channel[DevicesCounted] = Channel(ours, DevicesCounted)
+        answers: list[DevicesCounted] = []
         ended: list[int] = []
 
         def listen() -> None:
             with suppress(EOFError):
-                answers.extend(ours.receive())
-            self.loop.forget(ours)
+                answers.extend(channel.receive())
+            self.loop.forget(channel)
 
-        self.loop.listen(ours, listen)
-        self.send("count", ended.append, theirs.fileno())
-        theirs.close()
+        self.loop.listen(channel, listen)
+        with theirs:
+            self.start_child(CountDevices, ended.append, theirs.fileno())
         while not ended:
             self.loop.step()
-        ours.close()
+        channel.close()
         if not answers:
             raise CannotRun(f"the process that counts accelerators ended without an answer:\n{tail(self._log)}")
-        return answers[0]["kind"], answers[0]["count"]
+        return answers[0].kind, answers[0].count
 
     def discover(self, files: Iterable[str], devices: int = 0, jobs: int | None = None) -> Discovery:
         """Import files (relative to the root) and list their tests. `devices`: how many the run has."""
@@ -218,7 +254,7 @@ class Zygote:
 
 
 class FileHandle:
-    """The process of one test file."""
+    """The process of one test file, as run_test.py sees it."""
 
     def __init__(self, zygote: Zygote, name: str, devices: int):
         self.name = name
@@ -228,7 +264,7 @@ class FileHandle:
         self.warning = ""
         self._zygote = zygote
         self._devices = devices
-        self._channel: Channel | None = None
+        self._channel: Channel[FromFile] | None = None
         self._number = -1
         self._waiting: list[_Start] = []  # until it is open
         self._gone: dict[int, Callable[[int], object]] = {}
@@ -244,60 +280,64 @@ class FileHandle:
         return self._zygote.directory / f"import-{self.name.replace('/', '.')}.log"
 
     def open(self) -> None:
+        """Start the process, which imports the file and lists its tests."""
         assert self.state is FileState.CLOSED
         self.state = FileState.OPENING
-        self._channel, theirs = Channel.pair()
-        self._number = self._zygote.send(
-            "open",
-            partial(self._end, self._channel),
-            theirs.fileno(),
+        ours, theirs = socket_pair()
+        self._channel = Channel(ours, FromFile)
+        request = partial(
+            OpenFile,
             root=str(self._zygote.root),
             path=str(self.path),
             file=self.name,
             devices=self._devices,
             log=str(self._log),
         )
-        theirs.close()
-        self._zygote.loop.listen(self._channel, self._listen)
+        with theirs:
+            self._number = self._zygote.start_child(request, partial(self._end, self._channel), theirs.fileno())
+        self._zygote.loop.listen(self._channel, self._receive)
         self._deadline = self._zygote.loop.after(IMPORT_PATIENCE, self._give_up)
 
-    def _listen(self) -> None:
+    def _receive(self) -> None:
         assert self._channel is not None
         try:
             messages = self._channel.receive()
         except EOFError:
-            self._zygote.loop.forget(self._channel)  # more is known when the zygote tells of its end
+            self._zygote.loop.forget(self._channel)  # more is known when the zygote reports its end
             return
         for message in messages:
-            self._hear(message)
+            self._on_message(message)
 
-    def _hear(self, message: Message) -> None:
-        if "tests" in message:
-            self.tests = tuple(_test_of(data) for data in message["tests"])
-        elif "ready" in message:
-            self._open(message["ready"])
-        elif "unfit" in message:
-            self._become_unfit(message["unfit"])
-        elif "broken" in message:
-            self._break(message["broken"])
-        elif "gone" in message:
-            self._gone.pop(message["gone"], lambda status: None)(message["status"])
+    def _on_message(self, message: FromFile) -> None:
+        match message:
+            case FileTests(tests):
+                self.tests = tests
+            case FileReady(unsafe):
+                self._become_ready(unsafe)
+            case FileUnsafe(why):
+                self._become_unsafe(why)
+            case FileBroken(text):
+                self._break(text)
+            case ChildGone(number, status):
+                self._gone.pop(number, _ignore)(status)
+            case _:
+                assert_never(message)
 
-    def _open(self, unfit: str | None) -> None:
+    def _become_ready(self, unsafe: str | None) -> None:
         self._deadline.cancel()
         self.state = FileState.READY
-        if unfit is not None:
-            self._become_unfit(unfit)
+        if unsafe is not None:
+            self._become_unsafe(unsafe)
         self._start_waiting()
 
-    def _become_unfit(self, why: str) -> None:
-        self.state = FileState.UNFIT
+    def _become_unsafe(self, why: str) -> None:
+        self.state = FileState.UNSAFE
         self.warning = f"each test of {self.name} is a new interpreter, which takes seconds, since {why}"
 
-    def teach(self, modules: list[str]) -> None:
-        """What a unit had to import by itself, the next ones shall find imported."""
+    def add_preload_hints(self, modules: tuple[str, ...]) -> None:
+        """Have the next units find imported what a unit had to import by itself."""
         if self._channel is not None and self.state is FileState.READY:
-            self._channel.send({"order": "preload", "modules": modules})
+            self._channel.send(PreloadModules(modules))
 
     def _give_up(self) -> None:
         self._break(f"importing it took more than {IMPORT_PATIENCE:.0f} s; it was given up")
@@ -309,15 +349,14 @@ class FileHandle:
         self.broken = Attempt(Test(TestId(self.name)), TestOutcome.ERROR, message, output=tail(self._log))
         self._start_waiting()
 
-    def _end(self, channel: Channel, status: int) -> None:
+    def _end(self, channel: Channel[FromFile], status: int) -> None:
         """Its process is gone, with all that it started."""
         if self._channel is not channel:
-            return  # it was sent away; there may be another by now
+            return  # it was closed; there may be another by now
         for message in self._channel.receive_available():
-            self._hear(message)
+            self._on_message(message)
         if self.state is FileState.OPENING:
-            code = os.waitstatus_to_exitcode(status)
-            how = f"was killed by {signal_name(-code)}" if code < 0 else f"exited with code {code}"
+            how = describe_exit(os.waitstatus_to_exitcode(status))
             self._break(f"the process that imported it {how} while it did")
         lost = self._gone
         self.close()
@@ -325,7 +364,7 @@ class FileHandle:
             tell(status)
 
     def close(self) -> None:
-        """Send its process away; no unit is running. It is made anew when one is to be started."""
+        """End its process; no unit is running. It is started again when one is to be started."""
         self._gone = {}
         if self.state is FileState.READY:
             self.state = FileState.CLOSED
@@ -334,46 +373,49 @@ class FileHandle:
             self._channel.close()
             self._channel = None
 
-    def start(self, order: UnitSpec, nanny: Channel, worker: Channel, gone: Callable[[int], object]) -> None:
-        """Start a unit. The channels are the unit's; `gone` is called when nothing is left of it."""
+    def start(self, unit: UnitSpec, nanny: socket, worker: socket, gone: Callable[[int], object]) -> None:
+        """Start a unit. The sockets are the unit's; `gone` is called when nothing is left of it."""
         if self.state is FileState.CLOSED:
             self.open()
-        self._waiting.append(_Start(order, nanny, worker, gone))
+        self._waiting.append(_Start(unit, nanny, worker, gone))
         if self.state is not FileState.OPENING:
             self._start_waiting()
 
     def _start_waiting(self) -> None:
         waiting, self._waiting = self._waiting, []
         for one in waiting:
-            fds = (one.nanny.fileno(), one.worker.fileno())
-            if self.state is FileState.UNFIT:
-                number = self._zygote.send("unit", one.gone, *fds, unit=one.order.as_data())
-                self._by_zygote[one.order.number] = number
-            elif self._channel is not None and self.state is FileState.READY:
-                self._gone[one.order.number] = one.gone
-                self._channel.send({"order": "unit", "unit": one.order.as_data()}, *fds)
-            one.nanny.close()
-            one.worker.close()
-            if self.state is FileState.BROKEN:
+            with one.nanny, one.worker:
+                self._start(one, one.nanny.fileno(), one.worker.fileno())
+
+    def _start(self, one: _Start, *fds: int) -> None:
+        number = one.unit.number
+        match self.state:
+            case FileState.UNSAFE:
+                request = partial(StartUnit, unit=one.unit)
+                self._by_zygote[number] = self._zygote.start_child(request, one.gone, *fds)
+            case FileState.READY if self._channel is not None:
+                self._gone[number] = one.gone
+                self._channel.send(StartUnit(number, one.unit), *fds)
+            case FileState.BROKEN:
                 one.gone(0)
 
     def kill(self, unit: int) -> None:
-        """End the nanny of a unit that does not answer."""
+        """Kill the nanny of a unit that does not answer."""
         if unit in self._by_zygote:
             self._zygote.kill(self._by_zygote[unit])
         elif self._channel is not None:
-            self._channel.send({"order": "kill", "number": unit})
+            self._channel.send(Kill(unit))
+
+
+def _ignore(status: int) -> None:
+    """Nobody waits for this child any more."""
 
 
 @dataclass(frozen=True)
 class _Start:
     """A unit to be started; the ends of its channels that go to its processes."""
 
-    order: UnitSpec
-    nanny: Channel
-    worker: Channel
+    unit: UnitSpec
+    nanny: socket
+    worker: socket
     gone: Callable[[int], object]
-
-
-def _test_of(data: Message) -> Test:
-    return Test(**{**data, "id": TestId(**data["id"])})

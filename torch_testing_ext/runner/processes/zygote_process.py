@@ -11,22 +11,21 @@ import sys
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
-from typing import NoReturn
+from typing import NoReturn, assert_never
 
-from torch_testing_ext._process import fork_safety, system
-from torch_testing_ext._process.channel import Channel, Message
+from torch_testing_ext._process import child, fork_safety, system
+from torch_testing_ext._process.channel import Channel
 
 from . import file_process, nanny
-from .fork_parent import ForkParent
-from .unit_spec import UnitSpec
+from .fork_parent import ForkParent, close_all
+from .protocol import CountDevices, DevicesCounted, Kill, Nothing, OpenFile, StartUnit, ToFile, ToZygote, ZygoteReady
 
 
 def main() -> NoReturn:
     """`python -c "... main()" CHANNEL PARENT DIRECTORY DROP_IN MODULES...`; DROP_IN is 0 or 1."""
-    channel, parent, directory = Channel.on(int(sys.argv[1])), int(sys.argv[2]), sys.argv[3]
-    os.setsid()
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    system.die_with(parent, signal.SIGTERM)
+    parent, directory = int(sys.argv[2]), sys.argv[3]
+    channel: Channel[ToZygote] = Channel.on(int(sys.argv[1]), ToZygote)
+    child.start_session(parent, signal.SIGTERM)
     system.adopt_orphans()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if sys.argv[4] == "1":
@@ -34,59 +33,65 @@ def main() -> NoReturn:
 
         drop_in.install()
     ZygoteProcess(channel, _warm_up(sys.argv[5:])).serve()
-    # Who is killed removes nothing; and that he is gone shows in getppid() only a moment after he hung up.
+    # A client that was killed removes nothing; and getppid() shows that it is gone only a moment after it hung up.
     shutil.rmtree(directory, ignore_errors=True)
     os._exit(0)
 
 
 def _warm_up(modules: Iterable[str]) -> str | None:
-    """Import what the test files will. Returns why this process must not be forked, or None."""
+    """Import what the test files will. Returns why this process is not safe to fork, or None."""
     for name in modules:
-        with suppress(Exception):  # the file that needs it will tell, or do without
+        with suppress(Exception):  # the file that needs it will report the error, or do without
             importlib.import_module(name)
     from torch_testing_ext import _torch
 
     _torch.warm_up()
     gc.collect()
     gc.freeze()
-    unfit = fork_safety.prepare_to_fork()
-    for region in () if unfit else system.memory_regions():
+    unsafe = fork_safety.prepare_to_fork()
+    for region in () if unsafe else system.memory_regions():
         system.collapse(*region)
-    return unfit
+    return unsafe
 
 
-class ZygoteProcess(ForkParent):
-    def __init__(self, channel: Channel, unfit: str | None):
+class ZygoteProcess(ForkParent[ToZygote]):
+    """Serves run_test.py."""
+
+    def __init__(self, channel: Channel[ToZygote], unsafe: str | None):
         super().__init__(channel)
-        channel.send({"ready": unfit})
+        channel.send(ZygoteReady(unsafe))
 
-    def obey(self, order: Message) -> None:
-        match order["order"]:
-            case "open":
-                self._fork_with(order, lambda channel: file_process.live(order, channel))
-            case "count":
-                self._fork_with(order, _count_devices)
-            case "unit":
-                self._start_unit(order)
+    def obey(self, message: ToZygote) -> None:
+        match message:
+            case OpenFile(fds=(fd,)):
+                to_file: Channel[ToFile] = Channel.on(fd, ToFile)
+                self._fork_with(message.number, to_file, partial(file_process.live, message, to_file))
+            case CountDevices(fds=(fd,)):
+                to_counter: Channel[Nothing] = Channel.on(fd, Nothing)
+                self._fork_with(message.number, to_counter, partial(_count_devices, to_counter))
+            case StartUnit():
+                self._start_unit(message)
+            case OpenFile() | CountDevices():
+                raise AssertionError(f"{message} came without its channel")
+            case Kill():
+                raise AssertionError("Kill is carried out by ForkParent")
+            case _:
+                assert_never(message)
 
-    def _fork_with(self, order: Message, live: Callable[[Channel], NoReturn]) -> None:
-        (fd,) = order["fds"]
-        theirs = Channel.on(fd)
-        self.fork(order["number"], partial(live, theirs))
+    def _fork_with(self, number: int, theirs: Channel[ToFile] | Channel[Nothing], live: Callable[[], NoReturn]) -> None:
+        self.fork(number, live)
         theirs.close()
 
-    def _start_unit(self, order: Message) -> None:
-        """A unit whose file must not be forked."""
-        unit = UnitSpec.of_data(order["unit"])
-        nannys, workers = (Channel.on(fd) for fd in order["fds"])
-        start = file_process.start_interpreter(unit, workers)
-        self.fork(order["number"], partial(nanny.live, unit, nannys, workers, start))
-        nannys.close()
-        workers.close()
+    def _start_unit(self, message: StartUnit) -> None:
+        """A unit whose file is not safe to fork."""
+        to_nanny, to_worker = file_process.unit_channels(message)
+        start = file_process.start_interpreter(message.unit, to_worker)
+        self.fork(message.number, partial(nanny.live, message.unit, to_nanny, to_worker, start))
+        close_all(to_nanny, to_worker)
 
 
-def _count_devices(channel: Channel) -> NoReturn:
-    """In a process of its own: who has asked for accelerators must not be forked."""
+def _count_devices(channel: Channel[Nothing]) -> NoReturn:
+    """In a process of its own: once it has asked for accelerators it is not safe to fork."""
     import torch
 
     from torch_testing_ext._machine import accelerators
@@ -94,5 +99,5 @@ def _count_devices(channel: Channel) -> NoReturn:
     fork_safety.mark_fork_safe()
     kind, count = accelerators.accelerator_type(), accelerators.device_count()
     hip = kind == "cuda" and torch.version.hip is not None
-    channel.send({"kind": "hip" if hip else kind, "count": count})
+    channel.send(DevicesCounted("hip" if hip else kind, count))
     os._exit(0)

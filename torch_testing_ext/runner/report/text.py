@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 
-from torch_testing_ext.launch.report import cut_middle
+from torch_testing_ext._process.logs import cut_middle
 
 from ..model import Attempt, FinishedTest, Lease, Summary, TestOutcome
 

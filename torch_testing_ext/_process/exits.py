@@ -1,0 +1,26 @@
+"""How a process ended, in words."""
+
+from __future__ import annotations
+
+import signal
+
+
+def signal_name(number: int) -> str:
+    """`SIGKILL`; `signal 70` where the signal has no name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def describe_exit(code: int | None, when: str = "") -> str:
+    """How a process ended, as a predicate: `was killed by SIGKILL 0.3 s into test_x (out of memory?)`.
+
+    `code` is negative for a signal, and None where nobody saw the end. `when` begins with a space.
+    """
+    if code is None:
+        return f"ended in an unknown way{when}"
+    if code >= 0:
+        return f"exited with code {code}{when}"
+    hint = " (out of memory?)" if code == -signal.SIGKILL else ""
+    return f"was killed by {signal_name(-code)}{when}{hint}"

@@ -1,0 +1,51 @@
+"""Texts that processes wrote, cut to a bearable length."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import BinaryIO
+
+LONGEST = 64 * 1024
+
+
+def cut_middle(text: str, longest: int) -> str:
+    """The beginning and the end of a long text, with a note of what is missing between them."""
+    if len(text) <= longest:
+        return text
+    half, edge = longest // 2, "\n" if "\n" in text else " "
+    return f"{text[:half]}{edge}... {len(text) - 2 * half} characters cut here ...{edge}{text[-half:]}"
+
+
+def tail(path: Path, lines: int = 20, longest: int = 8_000, start: int = 0) -> str:
+    """The last lines of a log from `start` on, without reading all of it."""
+    try:
+        with path.open("rb") as log:
+            size = log.seek(0, os.SEEK_END)
+            log.seek(max(start, size - longest))
+            text = log.read().decode("utf-8", errors="replace")
+    except OSError:
+        return ""
+    return "\n".join(text.splitlines()[-lines:])
+
+
+def read_ends(path: Path, start: int = 0, end: int | None = None, longest: int = LONGEST) -> str:
+    """A part of a file; of a long part its beginning and its end, with a note of what is missing between them."""
+    try:
+        with path.open("rb") as file:
+            end = os.fstat(file.fileno()).st_size if end is None else end
+            if end - start <= longest:
+                return _text(file, start, end)
+            half = longest // 2
+            return (
+                f"{_text(file, start, start + half)}\n"
+                f"... {end - start - 2 * half} bytes cut here ...\n"
+                f"{_text(file, end - half, end)}"
+            )
+    except OSError:
+        return ""
+
+
+def _text(file: BinaryIO, start: int, end: int) -> str:
+    file.seek(start)
+    return file.read(end - start).decode("utf-8", errors="replace")

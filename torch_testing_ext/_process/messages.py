@@ -1,0 +1,84 @@
+"""Messages between processes: frozen dataclasses, as JSON.
+
+A field may be a number, a string, a bool, None, bytes, a Path, an enum, another dataclass, or a tuple or mapping of
+these: what a field's annotation says is what comes out at the other end.
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import enum
+import functools
+import json
+import types
+import typing
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+def to_json(message: Any) -> str:
+    """One line of JSON: an object whose one key is the type of the message, and its value the fields."""
+    return json.dumps({type(message).__name__: _fields(message)})
+
+
+def from_json(line: str | bytes, kinds: Mapping[str, type]) -> Any:
+    """The message of one line, whose type is one of `kinds`."""
+    ((kind, data),) = json.loads(line).items()
+    return decode(kinds[kind], data)
+
+
+def by_name(union: Any) -> dict[str, type]:
+    """The types of a union, or one type, by their names."""
+    return {kind.__name__: kind for kind in typing.get_args(union) or (union,)}
+
+
+def encode(value: Any) -> Any:
+    """A value as JSON has it."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return _fields(value)
+    match value:
+        case enum.Enum():
+            return value.value
+        case bytes():
+            return base64.b64encode(value).decode("ascii")
+        case Path():
+            return str(value)
+        case tuple() | list():
+            return [encode(item) for item in value]
+        case Mapping():
+            return {key: encode(item) for key, item in value.items()}
+        case _:
+            return value
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    return {field.name: encode(getattr(value, field.name)) for field in dataclasses.fields(value)}
+
+
+def decode(kind: Any, data: Any) -> Any:
+    """A value of the annotated type from what `encode` made of it."""
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (typing.Union, types.UnionType):
+        return None if data is None else decode(next(one for one in arguments if one is not type(None)), data)
+    if origin is tuple:
+        inner = arguments[:1] * len(data) if arguments[1:] == (...,) else arguments
+        return tuple(decode(one, item) for one, item in zip(inner, data, strict=True))
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        return {key: decode(arguments[1], item) for key, item in data.items()}
+    if dataclasses.is_dataclass(kind):
+        hints = _hints(typing.cast(type, kind))
+        return typing.cast(Any, kind)(**{name: decode(hints[name], item) for name, item in data.items()})
+    if kind is bytes:
+        return base64.b64decode(data)
+    if isinstance(kind, type) and issubclass(kind, (enum.Enum, Path)):
+        return kind(data)
+    return data
+
+
+@functools.cache
+def _hints(kind: type) -> dict[str, Any]:
+    return typing.get_type_hints(kind)

@@ -1,0 +1,37 @@
+"""Which frames of a stack belong to the harness, and not to a test: the module that they are in says so.
+
+    __rank_frame__ = True                    no frame of this module is the test's
+    __first_frames__ = ("_run", "_answer")   below these functions lies the stack of the process that forked this one
+
+The markers are read from the source, since the process that shows a stack need not have imported what is in it.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+_HARNESS = re.compile(r"^__rank_frame__ = True\b", re.MULTILINE)
+_FIRST = re.compile(r"^__first_frames__ = (\(.*\))", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Markers:
+    """What a module says about its frames."""
+
+    harness: bool
+    first_frames: frozenset[str]
+
+
+@functools.cache
+def markers_of(file: str) -> Markers:
+    """The markers in a source file; none in what cannot be read."""
+    try:
+        source = Path(file).read_text(encoding="utf-8", errors="replace")
+    except (OSError, ValueError):
+        source = ""
+    first = _FIRST.search(source)
+    return Markers(bool(_HARNESS.search(source)), frozenset(ast.literal_eval(first[1]) if first else ()))

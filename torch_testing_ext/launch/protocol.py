@@ -1,0 +1,129 @@
+"""What the process that wants ranks and the fork server say to each other."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+from .job import Named
+from .report import Exit
+
+
+class StartMethod(enum.Enum):
+    """How ranks start."""
+
+    FORK = "fork"  # off a fork server that is forked off the main process
+    FORK_FRESH = "fork-fresh"  # off a fork server that is a new interpreter and has imported the test module
+    SPAWN = "spawn"  # each rank is a new interpreter
+
+
+@dataclass(frozen=True)
+class Serve:
+    """The first message to a fork server that is a new interpreter. `parent`: the pid of its client."""
+
+    directory: Path
+    method: StartMethod
+    parent: int
+    argv: tuple[str, ...]
+    subject: Named
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Start all ranks of a job, which is pickled. Answered by Started, Unable or Failed."""
+
+    run: int
+    job: bytes
+
+
+@dataclass(frozen=True)
+class SignalGroups:
+    """Signal all ranks of a run that still run, and all that they started in their groups."""
+
+    run: int
+    number: int
+
+
+@dataclass(frozen=True)
+class SignalRank:
+    """Signal one rank and nothing that it started."""
+
+    run: int
+    rank: int
+    number: int
+
+
+@dataclass(frozen=True)
+class Dump:
+    """Have ranks write their stacks and flight recorders. Answered by Dumped, at the latest after `patience`."""
+
+    run: int
+    ranks: tuple[int, ...]
+    patience: float
+
+
+@dataclass(frozen=True)
+class Preload:
+    """Import modules when there is nothing else to do, so that the next ranks find them imported."""
+
+    modules: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Quit:
+    """End, and with you whatever you started."""
+
+
+ToServer: TypeAlias = Serve | Launch | SignalGroups | SignalRank | Dump | Preload | Quit
+
+
+@dataclass(frozen=True)
+class Hello:
+    """The fork server is ready, unless it says why it is not safe to fork."""
+
+    unsafe: str | None
+
+
+@dataclass(frozen=True)
+class Started:
+    """All ranks of a run have started."""
+
+    run: int
+    pids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Exited:
+    """A rank has ended, with all that it had started."""
+
+    run: int
+    rank: int
+    exit: Exit
+
+
+@dataclass(frozen=True)
+class Dumped:
+    """The ranks of a run have written where they are, or took too long."""
+
+    run: int
+
+
+@dataclass(frozen=True)
+class Unable:
+    """This server cannot start the job; a new one could."""
+
+    run: int
+    why: str
+
+
+@dataclass(frozen=True)
+class Failed:
+    """The ranks of a run could not be started."""
+
+    run: int
+    why: str
+
+
+FromServer: TypeAlias = Hello | Started | Exited | Dumped | Unable | Failed

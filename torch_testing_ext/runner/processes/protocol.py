@@ -1,0 +1,220 @@
+"""What run_test.py and the processes of a run say to each other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from torch_testing_ext._process.channel import WithDescriptors
+
+from ..model import Test, TestOutcome
+from .unit_spec import UnitSpec
+
+# -- to the zygote and the processes of files, which fork children on request
+
+
+@dataclass(frozen=True)
+class OpenFile(WithDescriptors):
+    """Start the process of a test file, which gets the descriptor as its channel."""
+
+    number: int
+    root: str
+    path: str  # absolute
+    file: str  # relative to the root
+    devices: int  # how many the run has
+    log: str
+
+
+@dataclass(frozen=True)
+class CountDevices(WithDescriptors):
+    """Start a process that counts the accelerators, and answers through the descriptor."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class StartUnit(WithDescriptors):
+    """Start a unit. The descriptors are the channels of its nanny and of its worker."""
+
+    number: int
+    unit: UnitSpec
+
+
+@dataclass(frozen=True)
+class Kill:
+    """Kill the child with this number."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class PreloadModules:
+    """Import modules that the next tests need."""
+
+    modules: tuple[str, ...]
+
+
+ToZygote: TypeAlias = OpenFile | CountDevices | StartUnit | Kill
+ToFile: TypeAlias = StartUnit | PreloadModules | Kill
+
+
+# -- from them
+
+
+@dataclass(frozen=True)
+class ZygoteReady:
+    """The zygote has imported what test files need, unless it says why it is not safe to fork."""
+
+    unsafe: str | None
+
+
+@dataclass(frozen=True)
+class ChildGone:
+    """The child with this number has ended, with all that it started."""
+
+    number: int
+    status: int
+
+
+@dataclass(frozen=True)
+class FileTests:
+    """The tests of a file."""
+
+    tests: tuple[Test, ...]
+
+
+@dataclass(frozen=True)
+class FileReady:
+    """The process of a file is ready to fork, unless it says why it is not safe to fork."""
+
+    unsafe: str | None
+
+
+@dataclass(frozen=True)
+class FileUnsafe:
+    """The process of a file is no longer safe to fork."""
+
+    why: str
+
+
+@dataclass(frozen=True)
+class FileBroken:
+    """The file cannot be imported."""
+
+    message: str
+
+
+@dataclass(frozen=True)
+class DevicesCounted:
+    """The kind of the accelerators ("cuda", "hip", "xpu", ...), and how many there are."""
+
+    kind: str | None
+    count: int
+
+
+FromZygote: TypeAlias = ZygoteReady | ChildGone
+FromFile: TypeAlias = FileTests | FileReady | FileUnsafe | FileBroken | ChildGone
+
+
+# -- to and from a nanny
+
+
+@dataclass(frozen=True)
+class TakeStacks:
+    """Have all processes of the unit write where they are."""
+
+
+@dataclass(frozen=True)
+class EndWorker:
+    """End the worker: SIGTERM, then SIGKILL."""
+
+
+@dataclass(frozen=True)
+class KillWorker:
+    """Kill the worker at once."""
+
+
+ToNanny: TypeAlias = TakeStacks | EndWorker | KillWorker
+
+
+@dataclass(frozen=True)
+class StacksTaken:
+    """So many processes were asked for their stacks, and have written them or took too long."""
+
+    asked: int
+
+
+@dataclass(frozen=True)
+class WorkerEnded:
+    """The worker has ended, and nothing is left of the unit; `leftovers` describes what had to be ended."""
+
+    status: int
+    at: float
+    leftovers: tuple[str, ...]
+
+
+FromNanny: TypeAlias = StacksTaken | WorkerEnded
+
+
+# -- from a worker. A test is named by its place in its unit.
+
+
+@dataclass(frozen=True)
+class Began:
+    """A test begins. `printed`: the length of the worker's log."""
+
+    test: int
+    at: float
+    printed: int
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A test has ended. `ranks`: the directories of the ranks that it started."""
+
+    test: int
+    at: float
+    outcome: TestOutcome
+    message: str
+    want: str | None
+    printed: int
+    ranks: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Missing:
+    """A test of the unit is not in the file."""
+
+    test: int
+
+
+@dataclass(frozen=True)
+class FixtureFailed:
+    """A class or module fixture failed, or skips its tests."""
+
+    message: str
+    skipped: bool
+    want: str | None
+
+
+@dataclass(frozen=True)
+class WorkerBroke:
+    """An exception that unittest let through: KeyboardInterrupt, or an error of ours."""
+
+    message: str
+    at: float
+
+
+@dataclass(frozen=True)
+class PreloadHints:
+    """Modules that the worker, or its ranks, had to import."""
+
+    modules: tuple[str, ...]
+
+
+FromWorker: TypeAlias = Began | Ended | Missing | FixtureFailed | WorkerBroke | PreloadHints
+
+
+@dataclass(frozen=True)
+class Nothing:
+    """Nothing is ever sent in this direction."""
