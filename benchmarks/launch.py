@@ -139,12 +139,12 @@ def pss(pid: int) -> float:
 @contextmanager
 def candidates(ranks: int, kits: list[str]) -> Iterator[dict[str, Candidate]]:
     with ExitStack() as stack:
-        made = {}
+        started = {}
         for kit in kits:
             if ranks <= MOST_RANKS[kit]:
                 directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-                made[kit] = stack.enter_context(Candidate(kit, ranks, directory))
-        yield made
+                started[kit] = stack.enter_context(Candidate(kit, ranks, directory))
+        yield started
 
 
 def take_turns(measurements: dict[str, Callable[[], float]], rounds: dict[str, int]) -> dict[str, float]:
@@ -164,9 +164,9 @@ def measure_tests(world_sizes: list[int], rounds: int, slow_rounds: int) -> list
     print(f"\nOne test, median in ms\n  {'ranks':<44}" + "".join(f"{size:>9}" for size in world_sizes))
     cells: dict[tuple[str, int], float] = {}
     for ranks in world_sizes:
-        with candidates(ranks, list(TITLES)) as made:
-            times = {kit: slow_rounds if kit == TORCH else rounds for kit in made}
-            for kit, seconds in take_turns({kit: one.run for kit, one in made.items()}, times).items():
+        with candidates(ranks, list(TITLES)) as started:
+            times = {kit: slow_rounds if kit == TORCH else rounds for kit in started}
+            for kit, seconds in take_turns({kit: one.run for kit, one in started.items()}, times).items():
                 cells[kit, ranks] = seconds
     for kit, title in TITLES.items():
         print(f"  {title:<44}" + "".join(in_ms(cells.get((kit, ranks))) for ranks in world_sizes))
@@ -195,8 +195,8 @@ def measure_memory() -> list[Target]:
     print("\nMemory per rank, PSS in MB: median (largest)")
     largest = 0.0
     for ranks in (4, 32):
-        with candidates(ranks, [OURS, FORK, TORCH]) as made:
-            for kit, one in made.items():
+        with candidates(ranks, [OURS, FORK, TORCH]) as started:
+            for kit, one in started.items():
                 sizes = one.memory_of_ranks()
                 print(f"  {ranks:>2} ranks, {TITLES[kit]:<34}{statistics.median(sizes):>9.1f} ({max(sizes):.1f})")
                 if kit == OURS:
@@ -205,26 +205,26 @@ def measure_memory() -> list[Target]:
 
 
 def measure_many() -> list[Target]:
-    with candidates(64, [OURS]) as made:
-        seconds = [made[OURS].run() for _ in range(3)]  # a failed test ends the benchmark
+    with candidates(64, [OURS]) as started:
+        seconds = [started[OURS].run() for _ in range(3)]  # a failed test ends the benchmark
     print(f"\n64 ranks, ours: {statistics.median(seconds) * 1000:.0f} ms per test")
     return [Target("64 ranks: tests passed out of 3", len(seconds), 3, at_least=True)]
 
 
 def measure_files(rounds: int) -> list[Target]:
-    first = take_turns({kit: file_runner(kit, tests=1) for kit in (OURS, TORCH)}, dict.fromkeys((OURS, TORCH), rounds))
-    whole = take_turns(
+    one = take_turns({kit: file_runner(kit, tests=1) for kit in (OURS, TORCH)}, dict.fromkeys((OURS, TORCH), rounds))
+    thirty = take_turns(
         {kit: file_runner(kit, tests=30) for kit in (OURS, CONTINUOUS, OUR_CONTINUOUS)},
         dict.fromkeys((OURS, CONTINUOUS, OUR_CONTINUOUS), rounds),
     )
     print("\nWhole file with 4 ranks in a new interpreter, start-up included, median in s")
-    print(f"  1 test:   ours {first[OURS]:.2f}, MultiProcessTestCase {first[TORCH]:.2f}")
-    continuous = f"MultiProcContinuousTest {whole[CONTINUOUS]:.2f}, ours {whole[OUR_CONTINUOUS]:.2f}"
-    print(f"  30 tests: ours {whole[OURS]:.2f}, {continuous}")
+    print(f"  1 test:   ours {one[OURS]:.2f}, MultiProcessTestCase {one[TORCH]:.2f}")
+    continuous = f"MultiProcContinuousTest {thirty[CONTINUOUS]:.2f}, ours {thirty[OUR_CONTINUOUS]:.2f}"
+    print(f"  30 tests: ours {thirty[OURS]:.2f}, {continuous}")
     return [
-        Target("file with 1 test: ours / MultiProcessTestCase", first[OURS] / first[TORCH], 1),
-        Target("file with 30 tests: ours / MultiProcContinuousTest", whole[OURS] / whole[CONTINUOUS], 1),
-        Target("the same: our MultiProcContinuousTest / PyTorch's", whole[OUR_CONTINUOUS] / whole[CONTINUOUS], 1),
+        Target("file with 1 test: ours / MultiProcessTestCase", one[OURS] / one[TORCH], 1),
+        Target("file with 30 tests: ours / MultiProcContinuousTest", thirty[OURS] / thirty[CONTINUOUS], 1),
+        Target("the same: our MultiProcContinuousTest / PyTorch's", thirty[OUR_CONTINUOUS] / thirty[CONTINUOUS], 1),
     ]
 
 

@@ -1,4 +1,4 @@
-"""Replaces the mirror modules of torch_testing_ext by PyTorch's own, in interpreters with this file as sitecustomize.
+"""Replaces the mirror modules of torch_testing_ext with PyTorch's own, in interpreters with this file as sitecustomize.
 
 run.py puts it there. A file that imports a name that PyTorch lacks fails with an ImportError, and does not run.
 """

@@ -35,7 +35,7 @@ LR = 3e-5
 class TwoDModel:
     """MLPModule, tensor-parallel over "tp", in DDP over "dp", with its parameters by name.
 
-    The parameters are read before the first forward, in which hooks of `_pre_dp_module_transform` replace them by
+    The parameters are read before the first forward, in which hooks of `_pre_dp_module_transform` replace them with
     DTensors: afterwards the module lists no parameters. DDP and optimizers keep using the ones read here.
     """
 
