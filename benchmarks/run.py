@@ -3,9 +3,9 @@
     python benchmarks/run.py [--quick] [--files FILE ...] [--rounds N]
 
 run_on_pytorch.py replaces our classes with PyTorch's. Both sides run the same tests: run_test.py gets exactly those
-that pass on PyTorch's classes. PyTorch's time is the sum of these tests' times and of the start-up times of their files.
-The benchmark also measures what run_test.py adds to a test, compared with running the file directly. The exit code is 1
-if a target is missed.
+that pass on PyTorch's classes. PyTorch's time is the sum of these tests' times and their files' start-up times. The
+benchmark also measures what run_test.py adds to a test, compared with running the file directly. The exit code is 1 if
+a target is missed.
 """
 
 from __future__ import annotations
