@@ -1,9 +1,9 @@
-"""How fast ranks come and go, how much memory they take, and what importing the kit costs: ours against others.
+"""Measure how fast ranks start and end, how much memory they use, and what importing the kit costs, against peers.
 
     python benchmarks/launch.py [--rounds N] [--world-sizes 1 2 4 ...] [--quick]
 
-Candidates take turns within one run, so that a busy machine is busy for all of them, and what counts are ratios of
-medians. The last table holds the targets; the exit code is 1 if one of them is missed.
+The candidates take turns within one run, so that other load on the machine slows all of them alike: compare the ratios
+of their medians. The last table lists the targets; the exit code is 1 if a target is missed.
 """
 
 from __future__ import annotations
@@ -24,23 +24,25 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 SUBJECT = HERE / "launch_subject.py"
 OURS, TORCH, FORK = "torch_testing_ext", "torch.testing._internal", "fork"
-CONTINUOUS, STAYING = "MultiProcContinuousTest", "our MultiProcContinuousTest"
+CONTINUOUS, OUR_CONTINUOUS = "MultiProcContinuousTest", "our MultiProcContinuousTest"
 TITLES = {
     OURS: "ours",
     FORK: "bare fork loop",
     CONTINUOUS: "MultiProcContinuousTest, after its start",
-    STAYING: "our MultiProcContinuousTest, after its start",
+    OUR_CONTINUOUS: "our MultiProcContinuousTest, after its start",
     TORCH: "MultiProcessTestCase",
 }
-# Candidates that start interpreters take seconds a rank: no more ranks than needed.
-MOST_RANKS = {OURS: 1000, FORK: 1000, CONTINUOUS: 8, STAYING: 8, TORCH: 4}
-# The first tests of an interpreter pay for its start, measured by itself; MultiProcessTestCase starts over each time.
-WARM_UPS = {OURS: 3, FORK: 3, CONTINUOUS: 3, STAYING: 3, TORCH: 0}
+# A candidate that starts interpreters takes seconds per rank, so it gets few ranks.
+MOST_RANKS = {OURS: 1000, FORK: 1000, CONTINUOUS: 8, OUR_CONTINUOUS: 8, TORCH: 4}
+# The first tests of an interpreter pay for its start, which measure_files covers. MultiProcessTestCase pays every time.
+WARM_UPS = {OURS: 3, FORK: 3, CONTINUOUS: 3, OUR_CONTINUOUS: 3, TORCH: 0}
 
 
 @dataclass(frozen=True)
 class Target:
-    what: str
+    """A measured figure and its bound."""
+
+    title: str
     measured: float
     bound: float
     unit: str = ""
@@ -53,23 +55,23 @@ class Target:
     def __str__(self) -> str:
         sign = ">=" if self.at_least else "<="
         word = "reached" if self.reached else "MISSED"
-        return f"  {self.what:<62}{self.measured:>9.2f}  {sign} {self.bound:g}{self.unit:<4} {word}"
+        return f"  {self.title:<62}{self.measured:>9.2f}  {sign} {self.bound:g}{self.unit:<4} {word}"
 
 
 class Candidate:
-    """An interpreter that runs the subject's test once whenever it is told to."""
+    """An interpreter that runs the subject's test once for each line it reads."""
 
-    def __init__(self, kit: str, ranks: int, hold: Path):
+    def __init__(self, kit: str, ranks: int, pause_directory: Path):
         self.kit = kit
         self.ranks = ranks
-        self.hold = hold
-        self.noise = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the process
+        self.pause_directory = pause_directory
+        self.stderr = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
         self.process = subprocess.Popen(
             [sys.executable, str(SUBJECT), "serve"],
-            env=environment(kit, RANKS=ranks, HOLD=hold),
+            env=environment(kit, RANKS=ranks, PAUSE_DIRECTORY=pause_directory),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=self.noise,
+            stderr=self.stderr,
             text=True,
             bufsize=1,
         )
@@ -81,7 +83,7 @@ class Candidate:
 
     def __exit__(self, *_: object) -> None:
         self.process.communicate()
-        self.noise.close()
+        self.stderr.close()
 
     def run(self) -> float:
         self._begin()
@@ -93,27 +95,27 @@ class Candidate:
     def _end(self) -> float:
         line = self.process.stdout.readline()
         if not line:
-            self.noise.seek(0)
-            error = self.noise.read().decode(errors="replace")
+            self.stderr.seek(0)
+            error = self.stderr.read().decode(errors="replace")
             raise SystemExit(f"{TITLES[self.kit]} failed with {self.ranks} ranks:\n{error}")
         return float(line)
 
-    def weigh(self) -> list[float]:
-        """MB of each rank (PSS: shared pages count in part), read while all of them wait for our word."""
-        ready, go = self.hold / "ready", self.hold / "go"
+    def memory_of_ranks(self) -> list[float]:
+        """PSS of each rank in MB, read while all of them wait; a page that n processes share counts as 1/n."""
+        ready, go = self.pause_directory / "ready", self.pause_directory / "go"
         os.mkfifo(ready)
         os.mkfifo(go)
-        # Open for both directions: neither side waits for the other to open, and nothing written is lost.
-        with open(ready, "r+b", buffering=0) as arrivals, open(go, "r+b", buffering=0) as leave:
+        # Open both for reading and writing: neither side blocks until the other opens, and nothing written is lost.
+        with open(ready, "r+b", buffering=0) as arrivals, open(go, "r+b", buffering=0) as releases:
             self._begin()
             pids: list[bytes] = []
-            rest = b""
+            partial_line = b""
             while len(pids) < self.ranks:
-                *more, rest = (rest + arrivals.read(4096)).split(b"\n")
+                *more, partial_line = (partial_line + arrivals.read(4096)).split(b"\n")
                 pids += more
             sizes = [pss(int(pid)) for pid in pids]
             ready.unlink()
-            leave.write(b"." * self.ranks)
+            releases.write(b"." * self.ranks)
             self._end()
         go.unlink()
         return sizes
@@ -122,7 +124,7 @@ class Candidate:
 def environment(kit: str, **more: object) -> dict[str, str]:
     environ = {**os.environ, "KIT": kit, **{name: str(value) for name, value in more.items()}}
     environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(HERE.parent), os.environ.get("PYTHONPATH")]))
-    # Installed packages come with their bytecode: ours shall have its too.
+    # Installed packages come with their bytecode; let our modules write theirs, too.
     environ.pop("PYTHONDONTWRITEBYTECODE", None)
     return environ
 
@@ -131,40 +133,40 @@ def pss(pid: int) -> float:
     for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
         if line.startswith("Pss:"):
             return int(line.split()[1]) * 1024 / 1e6
-    raise ValueError(f"the kernel does not tell the PSS of process {pid}")
+    raise ValueError(f"the kernel does not report the PSS of process {pid}")
 
 
 @contextmanager
 def candidates(ranks: int, kits: list[str]) -> Iterator[dict[str, Candidate]]:
     with ExitStack() as stack:
-        made = {}
+        started = {}
         for kit in kits:
             if ranks <= MOST_RANKS[kit]:
-                hold = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-                made[kit] = stack.enter_context(Candidate(kit, ranks, hold))
-        yield made
+                directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+                started[kit] = stack.enter_context(Candidate(kit, ranks, directory))
+        yield started
 
 
-def take_turns(things: dict[str, Callable[[], float]], rounds: dict[str, int]) -> dict[str, float]:
-    """The median of each, measured in turns; who begins changes with every round."""
-    seconds: dict[str, list[float]] = {name: [] for name in things}
-    names = list(things)
+def take_turns(measurements: dict[str, Callable[[], float]], rounds: dict[str, int]) -> dict[str, float]:
+    """The median of each measurement, taken in turns; each round starts with the next one."""
+    seconds: dict[str, list[float]] = {name: [] for name in measurements}
+    names = list(measurements)
     for number in range(max(rounds.values())):
-        at = number % len(names)
-        for name in names[at:] + names[:at]:
+        first = number % len(names)
+        for name in names[first:] + names[:first]:
             if number < rounds[name]:
-                seconds[name].append(things[name]())
+                seconds[name].append(measurements[name]())
     return {name: statistics.median(values) for name, values in seconds.items()}
 
 
 def measure_tests(world_sizes: list[int], rounds: int, slow_rounds: int) -> list[Target]:
     targets = []
-    print(f"\nOne test, median ms\n  {'ranks':<44}" + "".join(f"{size:>9}" for size in world_sizes))
+    print(f"\nOne test, median in ms\n  {'ranks':<44}" + "".join(f"{size:>9}" for size in world_sizes))
     cells: dict[tuple[str, int], float] = {}
     for ranks in world_sizes:
-        with candidates(ranks, list(TITLES)) as made:
-            times = {kit: slow_rounds if kit == TORCH else rounds for kit in made}
-            for kit, seconds in take_turns({kit: one.run for kit, one in made.items()}, times).items():
+        with candidates(ranks, list(TITLES)) as started:
+            times = {kit: slow_rounds if kit == TORCH else rounds for kit in started}
+            for kit, seconds in take_turns({kit: one.run for kit, one in started.items()}, times).items():
                 cells[kit, ranks] = seconds
     for kit, title in TITLES.items():
         print(f"  {title:<44}" + "".join(in_ms(cells.get((kit, ranks))) for ranks in world_sizes))
@@ -176,8 +178,8 @@ def measure_tests(world_sizes: list[int], rounds: int, slow_rounds: int) -> list
         torch, fork, ours = (cells[kit, 4] for kit in (TORCH, FORK, OURS))
         targets.append(Target("4 ranks: MultiProcessTestCase / ours", torch / ours, 100, at_least=True))
         targets.append(Target("4 ranks: ours / bare fork loop", ours / fork, 1))
-        staying = cells[STAYING, 4] / cells[CONTINUOUS, 4]
-        targets.append(Target("4 ranks: our MultiProcContinuousTest / PyTorch's", staying, 1))
+        continuous = cells[OUR_CONTINUOUS, 4] / cells[CONTINUOUS, 4]
+        targets.append(Target("4 ranks: our MultiProcContinuousTest / PyTorch's", continuous, 1))
     return targets
 
 
@@ -190,12 +192,12 @@ def ratio(theirs: float | None, ours: float) -> str:
 
 
 def measure_memory() -> list[Target]:
-    print("\nMemory of a rank, PSS in MB: median (largest)")
+    print("\nMemory per rank, PSS in MB: median (largest)")
     largest = 0.0
     for ranks in (4, 32):
-        with candidates(ranks, [OURS, FORK, TORCH]) as made:
-            for kit, one in made.items():
-                sizes = one.weigh()
+        with candidates(ranks, [OURS, FORK, TORCH]) as started:
+            for kit, one in started.items():
+                sizes = one.memory_of_ranks()
                 print(f"  {ranks:>2} ranks, {TITLES[kit]:<34}{statistics.median(sizes):>9.1f} ({max(sizes):.1f})")
                 if kit == OURS:
                     largest = max(sizes)
@@ -203,26 +205,26 @@ def measure_memory() -> list[Target]:
 
 
 def measure_many() -> list[Target]:
-    with candidates(64, [OURS]) as made:
-        seconds = [made[OURS].run() for _ in range(3)]  # a test that fails ends the benchmark
-    print(f"\n64 ranks, ours: {statistics.median(seconds) * 1000:.0f} ms a test")
-    return [Target("64 ranks: tests passed, of 3", len(seconds), 3, at_least=True)]
+    with candidates(64, [OURS]) as started:
+        seconds = [started[OURS].run() for _ in range(3)]  # a failed test ends the benchmark
+    print(f"\n64 ranks, ours: {statistics.median(seconds) * 1000:.0f} ms per test")
+    return [Target("64 ranks: tests passed out of 3", len(seconds), 3, at_least=True)]
 
 
 def measure_files(rounds: int) -> list[Target]:
-    first = take_turns({kit: file_runner(kit, tests=1) for kit in (OURS, TORCH)}, dict.fromkeys((OURS, TORCH), rounds))
-    whole = take_turns(
-        {kit: file_runner(kit, tests=30) for kit in (OURS, CONTINUOUS, STAYING)},
-        dict.fromkeys((OURS, CONTINUOUS, STAYING), rounds),
+    one = take_turns({kit: file_runner(kit, tests=1) for kit in (OURS, TORCH)}, dict.fromkeys((OURS, TORCH), rounds))
+    thirty = take_turns(
+        {kit: file_runner(kit, tests=30) for kit in (OURS, CONTINUOUS, OUR_CONTINUOUS)},
+        dict.fromkeys((OURS, CONTINUOUS, OUR_CONTINUOUS), rounds),
     )
-    print("\nWhole file at 4 ranks in a new interpreter, start-up included, median s")
-    print(f"  1 test:   ours {first[OURS]:.2f}, MultiProcessTestCase {first[TORCH]:.2f}")
-    continuous = f"MultiProcContinuousTest {whole[CONTINUOUS]:.2f}, ours {whole[STAYING]:.2f}"
-    print(f"  30 tests: ours {whole[OURS]:.2f}, {continuous}")
+    print("\nWhole file with 4 ranks in a new interpreter, start-up included, median in s")
+    print(f"  1 test:   ours {one[OURS]:.2f}, MultiProcessTestCase {one[TORCH]:.2f}")
+    continuous = f"MultiProcContinuousTest {thirty[CONTINUOUS]:.2f}, ours {thirty[OUR_CONTINUOUS]:.2f}"
+    print(f"  30 tests: ours {thirty[OURS]:.2f}, {continuous}")
     return [
-        Target("file with 1 test: ours / MultiProcessTestCase", first[OURS] / first[TORCH], 1),
-        Target("file with 30 tests: ours / MultiProcContinuousTest", whole[OURS] / whole[CONTINUOUS], 1),
-        Target("the same: our MultiProcContinuousTest / PyTorch's", whole[STAYING] / whole[CONTINUOUS], 1),
+        Target("file with 1 test: ours / MultiProcessTestCase", one[OURS] / one[TORCH], 1),
+        Target("file with 30 tests: ours / MultiProcContinuousTest", thirty[OURS] / thirty[CONTINUOUS], 1),
+        Target("the same: our MultiProcContinuousTest / PyTorch's", thirty[OUR_CONTINUOUS] / thirty[CONTINUOUS], 1),
     ]
 
 
@@ -242,11 +244,11 @@ def run_interpreter(arguments: list[str], environ: dict[str, str]) -> float:
 def measure_skip() -> list[Target]:
     command = [sys.executable, str(SUBJECT), "count-starts-for-a-skip"]
     done = subprocess.run(command, env=environment(OURS), check=True, stdout=subprocess.PIPE, text=True)
-    return [Target("test skipped for too few devices: processes started", int(done.stdout), 0)]
+    return [Target("test skipped, not enough devices: processes started", int(done.stdout), 0)]
 
 
 def measure_imports(rounds: int) -> list[Target]:
-    """Pairs of interpreters, with and without the imports; the median of their differences."""
+    """Start pairs of interpreters, with and without the imports, and take the median of the differences."""
     plain = "import torch, torch.distributed"
     modules = ("common_utils", "common_distributed", "distributed.fake_pg")
     with_modules = {kit: plain + "".join(f"; import {kit}.{name}" for name in modules) for kit in (OURS, TORCH)}
@@ -259,7 +261,7 @@ def measure_imports(rounds: int) -> list[Target]:
                 times = [run_interpreter(["-c", code], environment(kit)) for code in (plain, with_modules[kit])]
                 costs[kit].append(times[1] - times[0])
     ours, theirs = (statistics.median(costs[kit]) * 1000 for kit in (OURS, TORCH))
-    print("\nImporting common_utils, common_distributed, distributed.fake_pg over torch and torch.distributed, ms")
+    print("\nImporting common_utils, common_distributed and distributed.fake_pg on top of torch.distributed, in ms")
     print(f"  ours {ours:.0f}, PyTorch's {theirs:.0f}")
     return [Target("importing our modules", ours, 60, " ms")]
 
@@ -273,10 +275,19 @@ def describe_machine() -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=40, help="times each candidate runs the test (default: 40)")
-    parser.add_argument("--world-sizes", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32], metavar="N")
     parser.add_argument(
-        "--quick", action="store_true", help="few rounds, 4 ranks only: two minutes, and a rough answer"
+        "--rounds", type=int, default=40, metavar="N", help="run the test N times per candidate (default: 40)"
+    )
+    parser.add_argument(
+        "--world-sizes",
+        type=int,
+        nargs="+",
+        default=[1, 2, 4, 8, 16, 32],
+        metavar="N",
+        help="measure with these numbers of ranks (default: 1 2 4 8 16 32)",
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="run few rounds with 4 ranks only: rough results in about two minutes"
     )
     options = parser.parse_args()
     if options.quick:

@@ -1,7 +1,7 @@
-"""The test that launch.py measures: some ranks meet on gloo, sum a tensor, and leave.
+"""The test that launch.py measures: ranks create a gloo group, sum a tensor, and exit.
 
-One text for everybody. The environment says whose base class runs it (KIT), with how many ranks (RANKS), and how many
-copies of it the file has (TESTS). Run as it is, this is a test file like any other; with `serve` it runs one test for
+All candidates run this file. Environment variables select the base class (KIT), the number of ranks (RANKS), and the
+number of copies of the test (TESTS). Without arguments it runs like any test file; with `serve` it runs one test for
 each line it reads, so that candidates can take turns.
 """
 
@@ -19,33 +19,34 @@ import torch.distributed as dist
 OURS = "torch_testing_ext"
 TORCH = "torch.testing._internal"
 CONTINUOUS = "MultiProcContinuousTest"
-STAYING = "our MultiProcContinuousTest"
+OUR_CONTINUOUS = "our MultiProcContinuousTest"
 FORK = "fork"
 
 KIT = os.environ["KIT"]
 RANKS = int(os.environ.get("RANKS", "4"))
 TESTS = int(os.environ.get("TESTS", "1"))
-HOLD = Path(os.environ.get("HOLD", "/nonexistent"))  # where ranks that are to be weighed report, and wait
+# If launch.py has put its pipes into this directory, each rank reports its pid there and waits to be released.
+PAUSE_DIRECTORY = Path(os.environ.get("PAUSE_DIRECTORY", "/nonexistent"))
 
 
-def meet(rank: int, file_name: str) -> None:
+def init_group(rank: int, file_name: str) -> None:
     dist.init_process_group("gloo", store=dist.FileStore(file_name, RANKS), rank=rank, world_size=RANKS)
 
 
-def work(rank: int) -> None:
+def check_all_reduce(rank: int) -> None:
     tensor = torch.full((1,), float(rank))
     dist.all_reduce(tensor)
     assert tensor.item() == sum(range(RANKS))
-    if (HOLD / "ready").exists():
-        with open(HOLD / "ready", "w") as ready:
+    if (PAUSE_DIRECTORY / "ready").exists():
+        with open(PAUSE_DIRECTORY / "ready", "w") as ready:
             ready.write(f"{os.getpid()}\n")
-        with open(HOLD / "go", "rb", buffering=0) as go:
+        with open(PAUSE_DIRECTORY / "go", "rb", buffering=0) as go:
             go.read(1)
 
 
-def meet_and_work(self) -> None:
-    meet(self.rank, self.file_name)
-    work(self.rank)
+def init_and_check(self) -> None:
+    init_group(self.rank, self.file_name)
+    check_all_reduce(self.rank)
 
 
 if KIT == FORK:
@@ -55,8 +56,8 @@ if KIT == FORK:
         if pid == 0:
             code = 1
             try:
-                meet(rank, file_name)
-                work(rank)
+                init_group(rank, file_name)
+                check_all_reduce(rank)
                 dist.destroy_process_group()
                 code = 0
             finally:
@@ -64,7 +65,7 @@ if KIT == FORK:
         return pid
 
     def test(self) -> None:
-        """The floor: the loop that anybody would write who forks ranks by hand."""
+        """The floor: the plain loop that forks ranks by hand."""
         with tempfile.TemporaryDirectory() as directory:
             pids = [fork_rank(rank, f"{directory}/store") for rank in range(RANKS)]
             assert [os.waitpid(pid, 0)[1] for pid in pids] == [0] * RANKS
@@ -73,12 +74,12 @@ if KIT == FORK:
     run_tests = unittest.main
 
 else:
-    home = {CONTINUOUS: TORCH, STAYING: OURS}.get(KIT, KIT)
-    common_distributed = importlib.import_module(f"{home}.common_distributed")
-    run_tests = importlib.import_module(f"{home}.common_utils").run_tests
+    package = {CONTINUOUS: TORCH, OUR_CONTINUOUS: OURS}.get(KIT, KIT)
+    common_distributed = importlib.import_module(f"{package}.common_distributed")
+    run_tests = importlib.import_module(f"{package}.common_utils").run_tests
 
-    if KIT in (CONTINUOUS, STAYING):  # its ranks make the group once for all tests
-        test = lambda self: work(self.rank)  # noqa: E731
+    if KIT in (CONTINUOUS, OUR_CONTINUOUS):  # its ranks create the group once for all tests
+        test = lambda self: check_all_reduce(self.rank)  # noqa: E731
 
         class Subject(common_distributed.MultiProcContinuousTest):
             world_size = RANKS
@@ -87,8 +88,8 @@ else:
             def backend_str(cls) -> str:
                 return "gloo"
 
-    else:  # ours and PyTorch's: the same names
-        test = meet_and_work
+    else:  # our MultiProcessTestCase and PyTorch's have the same names
+        test = init_and_check
 
         class Subject(common_distributed.MultiProcessTestCase):
             world_size = RANKS
@@ -103,7 +104,7 @@ for number in range(TESTS):
 
 
 def run_one() -> float:
-    """Seconds for one test. Not through a suite, which would end persistent ranks after it."""
+    """Seconds for one test, run without a suite, which would end persistent ranks after it."""
     result = unittest.TestResult()
     case = Subject("test_000")
     began = time.perf_counter()
@@ -120,14 +121,14 @@ def serve() -> None:
 
 
 def count_starts_for_a_skip() -> None:
-    """How many processes are started for a test that needs more devices than there are."""
+    """Print how many processes start for a test that needs more devices than there are."""
 
     class Skipped(Subject):
         @common_distributed.skip_if_lt_x_gpu(1000)
         def test_on_devices(self) -> None:
-            raise AssertionError("this was to be skipped")
+            raise AssertionError("the decorator did not skip this test")
 
-    common_distributed.at_least_x_gpu(1)  # counting devices is done once for all tests
+    common_distributed.at_least_x_gpu(1)  # devices are counted once for all tests
     starts: list[str] = []
     events = {"os.fork", "os.posix_spawn", "os.exec", "subprocess.Popen"}
     sys.addaudithook(lambda event, _: starts.append(event) if event in events else None)

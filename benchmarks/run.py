@@ -1,11 +1,11 @@
-"""How long a whole suite takes: run_test.py against the same files one after the other on PyTorch's own base classes.
+"""Measure how long a suite takes: run_test.py against the same files, run in sequence on PyTorch's own base classes.
 
     python benchmarks/run.py [--quick] [--files FILE ...] [--rounds N]
 
-PyTorch's classes are put in the place of ours by run_on_pytorch.py. What does not run there is left out on both sides:
-run_test.py gets exactly the tests that passed on PyTorch's classes, and these count with the time that each took there
-and with the start of their file. Then what run_test.py adds to a test, against the file run directly. The exit code is
-1 if a target is missed.
+run_on_pytorch.py replaces our classes with PyTorch's. Both sides run the same tests: run_test.py gets exactly those
+that pass on PyTorch's classes. PyTorch's time is the sum of these tests' times and their files' start-up times. The
+benchmark also measures what run_test.py adds to a test, compared with running the file directly. The exit code is 1 if
+a target is missed.
 """
 
 from __future__ import annotations
@@ -31,28 +31,27 @@ RUN_TEST = ROOT / "run_test.py"
 SUITES = "test/distributed"
 COMPILES = "_composable/test_replicate_with_compiler.py"
 QUICK = ("tensor/parallel/test_ddp_2d_parallel.py", "_spmd/test_data_parallel.py")
-FASTER = 5.0  # where tests do not compile
-OVERHEAD_MS = 30.0
+MINIMUM_RATIO = 5.0  # for files whose tests do not compile
+MOST_OVERHEAD_MS = 30.0
 
 
 @dataclass(frozen=True)
-class OnPyTorch:
-    """A file on PyTorch's classes."""
+class PyTorchRun:
+    """The outcome of a file that ran on PyTorch's classes."""
 
     file: str
-    passed: dict[str, float]  # seconds, by name as run_test.py takes it
-    others: int
-    start: float  # interpreter and imports
+    passed: dict[str, float]  # seconds, by the name that run_test.py accepts
+    others: int  # tests that did not pass
+    startup: float  # seconds for interpreter and imports
 
     @property
     def seconds(self) -> float:
-        return self.start + sum(self.passed.values()) if self.passed else 0.0
+        return self.startup + sum(self.passed.values()) if self.passed else 0.0
 
 
-def clocked(command: Sequence[str | Path], **environ: str) -> tuple[float, str]:
-    """Seconds a command took, and what it said."""
-    paths = [environ.pop("FIRST", ""), str(ROOT)]
-    environment = {**os.environ, **environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+def timed(command: Sequence[str | Path], extra_path: Sequence[str] = ()) -> tuple[float, str]:
+    """Seconds that a command took, and its output."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*extra_path, str(ROOT)])}
     began = time.perf_counter()
     done = subprocess.run(
         [sys.executable, *map(str, command)], cwd=ROOT, env=environment, capture_output=True, text=True
@@ -60,33 +59,34 @@ def clocked(command: Sequence[str | Path], **environ: str) -> tuple[float, str]:
     return time.perf_counter() - began, done.stdout + done.stderr
 
 
-def on_pytorch(file: str) -> OnPyTorch:
+def run_on_pytorch(file: str) -> PyTorchRun:
     with tempfile.TemporaryDirectory() as directory:
-        # Every interpreter imports it when it starts, those of ranks included.
+        # Every interpreter imports sitecustomize when it starts, including those of ranks.
         Path(directory, "sitecustomize.py").write_text((HERE / "run_on_pytorch.py").read_text())
         report = Path(directory, "report.xml")
-        seconds, said = clocked(
-            ["-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", file], FIRST=directory
+        seconds, output = timed(
+            ["-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", file],
+            extra_path=[directory],
         )
         if not report.exists():
-            raise SystemExit(f"{file} could not be run on PyTorch's classes:\n{said}")
+            raise SystemExit(f"{file} does not run on PyTorch's classes:\n{output}")
         cases = list(ElementTree.parse(report).iter("testcase"))
     times = {case: float(case.get("time", "0")) for case in cases}
     passed = {_name(file, case): times[case] for case in cases if len(case) == 0}
-    return OnPyTorch(file, passed, len(cases) - len(passed), seconds - sum(times.values()))
+    return PyTorchRun(file, passed, len(cases) - len(passed), seconds - sum(times.values()))
 
 
 def _name(file: str, case: ElementTree.Element) -> str:
     return f"{file}::{(case.get('classname') or '').rpartition('.')[2]}::{case.get('name')}"
 
 
-def by_run_test(names: Iterable[str]) -> float:
-    """Seconds that run_test.py takes for these tests, all of which have to pass."""
+def seconds_by_run_test(names: Iterable[str]) -> float:
+    """Seconds that run_test.py takes for these tests; exits unless all of them pass."""
     names = list(names)
     with tempfile.TemporaryDirectory() as cache:
-        seconds, said = clocked([RUN_TEST, "--cache", cache, *names])
-    if said.splitlines()[-1:] != [f"{len(names)} passed, 0 failed, 0 skipped"]:
-        raise SystemExit(f"run_test.py did not pass the same tests:\n{said}")
+        seconds, output = timed([RUN_TEST, "--cache", cache, *names])
+    if output.splitlines()[-1:] != [f"{len(names)} passed, 0 failed, 0 skipped"]:
+        raise SystemExit(f"run_test.py did not pass the same tests:\n{output}")
     return seconds
 
 
@@ -94,24 +94,25 @@ def compare(files: Sequence[str]) -> list[Target]:
     theirs = []
     for file in files:
         print(f"on PyTorch's classes: {file} ...", end=" ", flush=True)
-        theirs.append(on_pytorch(file))
+        theirs.append(run_on_pytorch(file))
         last = theirs[-1]
         print(f"{len(last.passed)} passed in {last.seconds:.0f} s, {last.others} left out")
-    some = [one for one in theirs if one.passed]
-    if not some:
-        raise SystemExit("no test of these files passes on PyTorch's classes: there is nothing to compare")
-    plain = [one for one in some if not one.file.endswith(COMPILES)]
-    lines = [(one.file.removeprefix(f"{SUITES}/"), [one]) for one in some]
-    lines += [("all of them together", some), ("without what compiles", plain)]
+    usable = [one for one in theirs if one.passed]
+    if not usable:
+        raise SystemExit("nothing to compare: no test of these files passes on PyTorch's classes")
+    uncompiled = [one for one in usable if not one.file.endswith(COMPILES)]
+    lines = [(one.file.removeprefix(f"{SUITES}/"), [one]) for one in usable]
+    lines += [("all files", usable), ("files that do not compile", uncompiled)]
     print(f"\n{'':<52}{'tests':>6}{'PyTorch':>10}{'ours':>9}{'ratio':>8}")
     ratio = 0.0
-    for title, part in lines:
-        names = [name for one in part for name in one.passed]
+    for label, runs in lines:
+        names = [name for one in runs for name in one.passed]
         if names:
-            peer, ours = sum(one.seconds for one in part), by_run_test(names)
+            peer, ours = sum(one.seconds for one in runs), seconds_by_run_test(names)
             ratio = peer / ours
-            print(f"{title:<52}{len(names):>6}{peer:>8.1f} s{ours:>7.1f} s{ratio:>8.1f}")
-    return [Target("PyTorch's time / ours, where tests do not compile", ratio, FASTER, at_least=True)] if plain else []
+            print(f"{label:<52}{len(names):>6}{peer:>8.1f} s{ours:>7.1f} s{ratio:>8.1f}")
+    title = "PyTorch's time / ours, files that do not compile"
+    return [Target(title, ratio, MINIMUM_RATIO, at_least=True)] if uncompiled else []
 
 
 # -- what run_test.py adds to a test
@@ -136,8 +137,10 @@ if __name__ == "__main__": run_tests()
 
 
 def overhead(source: str, ranks: int, rounds: int, tests: int = 20) -> float:
-    """Milliseconds that a test costs more by run_test.py than in the file run directly: what one more test costs, by
-    files with many tests and with one."""
+    """Milliseconds that run_test.py adds to a test, compared with running the file directly.
+
+    A test costs the difference between a file with many tests and a file with one, over the number of further tests.
+    """
     with tempfile.TemporaryDirectory() as temporary:
         directory = Path(temporary).resolve()
         files = {count: directory / f"test_{count}.py" for count in (1, 1 + tests)}
@@ -145,7 +148,7 @@ def overhead(source: str, ranks: int, rounds: int, tests: int = 20) -> float:
             file.write_text(source.format(tests=count))
         ways = {
             "directly": lambda file: [file],
-            "by run_test.py": lambda file: [
+            "with run_test.py": lambda file: [
                 RUN_TEST,
                 "--cache",
                 directory / "cache",
@@ -159,28 +162,30 @@ def overhead(source: str, ranks: int, rounds: int, tests: int = 20) -> float:
         for _ in range(rounds):
             for way, command in ways.items():
                 for count, file in files.items():
-                    seconds.setdefault((way, count), []).append(clocked(command(file))[0])
+                    seconds.setdefault((way, count), []).append(timed(command(file))[0])
     middle = {key: statistics.median(values) for key, values in seconds.items()}
     each = {way: (middle[way, 1 + tests] - middle[way, 1]) / tests * 1000 for way in ways}
     print("  " + "; ".join(f"{way} {ms:.0f} ms" for way, ms in each.items()))
-    return each["by run_test.py"] - each["directly"]
+    return each["with run_test.py"] - each["directly"]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="two files that do not compile")
-    parser.add_argument("--files", nargs="+", help=f"as seen from {SUITES}")
-    parser.add_argument("--rounds", type=int, default=5, help="for the time that a test takes")
+    parser.add_argument("--quick", action="store_true", help="compare only two files, whose tests do not compile")
+    parser.add_argument("--files", nargs="+", metavar="FILE", help=f"compare these files, given relative to {SUITES}")
+    parser.add_argument(
+        "--rounds", type=int, default=5, metavar="N", help="measure the overhead per test N times (default: 5)"
+    )
     options = parser.parse_args()
     everything = sorted(str(file.relative_to(ROOT)) for file in (ROOT / SUITES).rglob("test_*.py"))
     chosen = options.files or (QUICK if options.quick else None)
     files = [f"{SUITES}/{file}" for file in chosen] if chosen else everything
 
     targets = []
-    for title, source, ranks in (("an empty test", PLAIN, 1), ("an empty test of 2 ranks", RANKS, 2)):
-        print(f"{title}, one after another:")
+    for title, source, ranks in (("an empty test", PLAIN, 1), ("an empty test with 2 ranks", RANKS, 2)):
+        print(f"{title}, in sequence:")
         added = overhead(source, ranks, options.rounds)
-        targets.append(Target(f"{title}: run_test.py adds", added, OVERHEAD_MS, " ms"))
+        targets.append(Target(f"{title}: run_test.py adds", added, MOST_OVERHEAD_MS, " ms"))
     print(json.dumps({"cores": os.cpu_count(), "load": os.getloadavg()}))
     targets += compare(files)
     print("\n" + "\n".join(map(str, targets)))

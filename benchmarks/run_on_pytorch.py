@@ -1,5 +1,7 @@
-"""For run.py: the mirrored modules of torch_testing_ext are PyTorch's own, in every interpreter that has this file as
-its sitecustomize. Who asks one of them for a name that PyTorch has not, is told so, and cannot run there."""
+"""Replaces the mirror modules of torch_testing_ext with PyTorch's own, in interpreters with this file as sitecustomize.
+
+run.py puts it there. A file that imports a name that PyTorch lacks fails with an ImportError, and does not run.
+"""
 
 import importlib
 import importlib.abc
@@ -16,17 +18,19 @@ MIRRORED = {
 }
 
 
-class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+class PyTorchFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds a mirror module, and loads PyTorch's module of that name instead."""
+
     def find_spec(self, name, path, target=None):
         return importlib.machinery.ModuleSpec(name, self) if name in MIRRORED else None
 
     def create_module(self, spec):
-        self._own = importlib.import_module(spec.name.replace(OURS, THEIRS, 1))
-        self._spec = self._own.__spec__
-        return self._own
+        self._module = importlib.import_module(spec.name.replace(OURS, THEIRS, 1))
+        self._spec = self._module.__spec__
+        return self._module
 
     def exec_module(self, module):
-        module.__spec__ = self._spec  # it is imported already, under its own name
+        module.__spec__ = self._spec  # the module is already imported, under its own name
 
 
-sys.meta_path.insert(0, Finder())
+sys.meta_path.insert(0, PyTorchFinder())

@@ -1,4 +1,4 @@
-"""For runs under pytest: the last line says in numbers how it went."""
+"""Prints the counts of passed, failed and skipped tests as the last line of a pytest run."""
 
 
 def pytest_unconfigure(config):

@@ -1,4 +1,4 @@
-"""What the documentation shows runs, and the settings it names are those there are."""
+"""The documentation's examples run, its commands parse, and the settings it names are exactly the existing ones."""
 
 import os
 import re
@@ -31,7 +31,7 @@ class DocsTest(unittest.TestCase):
                         file = Path(directory, found["name"])
                         file.write_text(found[1], encoding="utf-8")
                         self.run_file(file)
-        self.assertTrue(names, "no page has an example that is a whole file")
+        self.assertTrue(names, "no page has an example that is a complete file")
         self.assertEqual(len(names), len(set(names)), f"two examples have the same name: {names}")
 
     def run_file(self, file):
@@ -48,8 +48,8 @@ class DocsTest(unittest.TestCase):
         known = {name for name in named if not name.startswith(settings.RUNNER_PREFIX)}
         self.assertEqual(known, set(settings.KNOWN_SETTINGS))
 
-    def test_commands_of_the_runner_are_understood(self):
-        """Its own reading of the command line, without running anything."""
+    def test_runner_commands_parse(self):
+        """run_test.py accepts the command lines in the pages; no tests run."""
         commands = [found for page in PAGES for found in RUN_TEST.findall(page.read_text(encoding="utf-8"))]
         self.assertGreater(len(commands), 10)
         for variables, arguments in commands:

@@ -1,6 +1,5 @@
-"""What importing us brings along, and who may import what."""
+"""What an import of the package loads, which module may import which, and how modules and classes are named."""
 
-import ast
 import functools
 import json
 import re
@@ -10,15 +9,28 @@ import tempfile
 import unittest
 from pathlib import Path
 
-from imports_support import ROW_OF, circles, folder_of, imports_in, modules_below
+from imports_support import (
+    LONGEST_SENTENCE,
+    ROW_OF,
+    absolute_imports,
+    code_of,
+    cycles,
+    fault_of_docstring,
+    folder_of,
+    imports_in,
+    modules_below,
+    poor_docstrings,
+    shadowing_modules,
+    shared_class_names,
+)
 
 import torch_testing_ext
 from torch_testing_ext.common_utils import run_tests
 
 PACKAGE = Path(torch_testing_ext.__file__).parent
 SOURCES = sorted(PACKAGE.rglob("*.py"))
-# What PyTorch's own suites and models use by these names, and the operators that a traced program consists of.
-# Nothing else, and nothing new.
+# PyTorch's own suites and models use some of these names; the others are the operators of a traced program.
+# Add nothing to this list: wrap a private name in `_torch` instead.
 KNOWN_PRIVATE_NAMES = {
     "_fsdp/fully_shard_models.py": {"torch.distributed._composable"},
     "_spmd/lower/buckets.py": {"torch.ops._c10d_functional"},
@@ -37,9 +49,9 @@ KNOWN_PRIVATE_NAMES = {
         "torch.testing._internal",
     },
 }
-MIRROR = ["common_utils", "common_distributed", "distributed.fake_pg"]
+MIRROR_MODULES = ["common_utils", "common_distributed", "distributed.fake_pg"]
 
-LOOK = """
+PROBE = """
 import json, sys
 sys.path.insert(0, sys.argv[1])
 for name in sys.argv[2:]:
@@ -54,87 +66,70 @@ print(json.dumps({
 
 
 @functools.cache
-def importing(*names):
-    """What a new interpreter has after importing these."""
+def state_after_importing(*names):
+    """What a new interpreter holds after it has imported these modules."""
     done = subprocess.run(
-        [sys.executable, "-c", LOOK, str(PACKAGE.parent), *names], stdout=subprocess.PIPE, text=True, check=True
+        [sys.executable, "-c", PROBE, str(PACKAGE.parent), *names], stdout=subprocess.PIPE, text=True, check=True
     )
     return json.loads(done.stdout)
 
 
-def below(package, modules):
+def within(package, modules):
+    """Those of `modules` that are the package or part of it."""
     return [name for name in modules if name == package or name.startswith(package + ".")]
 
 
-def imports_of(source):
-    """Each module that a source file imports, wherever in it, with the line."""
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Import):
-            yield from ((alias.name, node.lineno) for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.level == 0:
-            yield from ((f"{node.module}.{alias.name}", node.lineno) for alias in node.names)
-
-
-def code_of(source):
-    """The source without comments and docstrings: names in prose are nobody's dependency."""
-    tree = ast.parse(source)
-    for node in ast.walk(tree):
-        body = getattr(node, "body", None)
-        first = body[0] if isinstance(body, list) and body else None
-        if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant):
-            first.value = ast.Constant(...)
-    return ast.unparse(tree)
-
-
 MODULES = modules_below(PACKAGE)
+TEXTS = {module: file.read_text() for module, file in MODULES.items()}
 IMPORTS = {module: list(imports_in(module, file, MODULES)) for module, file in MODULES.items()}
 
 
 class TestImporting(unittest.TestCase):
     def test_the_package_imports_no_torch(self):
-        found = importing("torch_testing_ext")
-        self.assertEqual(below("torch", found["modules"]), [])
+        found = state_after_importing("torch_testing_ext")
+        self.assertEqual(within("torch", found["modules"]), [])
 
     def test_launch_imports_no_torch(self):
-        found = importing("torch_testing_ext.launch")
-        self.assertEqual(below("torch", found["modules"]), [])
+        found = state_after_importing("torch_testing_ext.launch")
+        self.assertEqual(within("torch", found["modules"]), [])
 
     def test_the_runner_imports_no_torch(self):
-        """In the process that the user started; test files are imported by others."""
-        found = importing(
+        """Other processes than the user's import the test files."""
+        found = state_after_importing(
             *(f"torch_testing_ext.runner.{name}" for name in ("cli", "session", "engine.local", "report"))
         )
-        self.assertEqual(below("torch", found["modules"]), [])
+        self.assertEqual(within("torch", found["modules"]), [])
 
     def test_the_mirror(self):
-        bare = importing("torch", "torch.distributed")
-        for name in MIRROR:
+        torch_alone = state_after_importing("torch", "torch.distributed")
+        for name in MIRROR_MODULES:
             with self.subTest(module=name):
-                found = importing(f"torch_testing_ext.{name}")
+                found = state_after_importing(f"torch_testing_ext.{name}")
                 self.assertEqual(found["initialised"], [])
-                self.assertLessEqual(found["threads"], bare["threads"])
+                self.assertLessEqual(found["threads"], torch_alone["threads"])
                 for heavy in ("torch.testing._internal", "torch._dynamo", "torch._inductor"):
-                    new = set(below(heavy, found["modules"])) - set(below(heavy, bare["modules"]))
+                    new = set(within(heavy, found["modules"])) - set(within(heavy, torch_alone["modules"]))
                     self.assertEqual(new, set())
 
-    def test_what_the_mirror_adds_to_torch_is_little(self):
-        """Each module imported is time that every test file pays."""
-        bare, ours = importing("torch", "torch.distributed"), importing("torch_testing_ext.common_distributed")
-        new = set(below("torch", ours["modules"])) - set(bare["modules"])
+    def test_the_mirror_adds_little_to_torch(self):
+        """Every test file pays for each module that the mirror imports."""
+        torch_alone = state_after_importing("torch", "torch.distributed")
+        ours = state_after_importing("torch_testing_ext.common_distributed")
+        new = set(within("torch", ours["modules"])) - set(torch_alone["modules"])
         self.assertEqual(new, set())
 
 
 class TestSources(unittest.TestCase):
-    def test_there_are_some(self):
+    def test_sources_are_found(self):
         self.assertGreater(len(SOURCES), 20)
 
-    def test_nobody_imports_torchs_own_test_kit(self):
+    def test_no_module_imports_torchs_own_test_kit(self):
         for file in SOURCES:
-            for module, line in imports_of(file.read_text()):
-                self.assertFalse(below("torch.testing._internal", [module]), f"{file}:{line} imports {module}")
+            for module, line in absolute_imports(file.read_text()):
+                self.assertFalse(within("torch.testing._internal", [module]), f"{file}:{line} imports {module}")
 
-    def test_private_names_of_torch_are_in_one_room(self):
-        """So that a new version of torch is met there and nowhere else."""
+    def test_private_names_of_torch_are_in_one_folder(self):
+        """A new version of torch then needs changes in `_torch` alone."""
         private = re.compile(r"\b(torch|dist|c10d)(\.\w+)*\._[A-Za-z]\w*")
         found: dict[str, set[str]] = {}
         for file in SOURCES:
@@ -143,16 +138,17 @@ class TestSources(unittest.TestCase):
                     found.setdefault(str(file.relative_to(PACKAGE)), set()).add(match.group())
         self.assertEqual(found, KNOWN_PRIVATE_NAMES)
 
-    def test_what_is_looked_for_would_be_found(self):
+    def test_planted_names_and_imports_are_found(self):
         source = '"""torch._C in prose."""\nimport torch  # torch._C too\ntorch._C._log_api_usage_once("x")\n'
         self.assertEqual(re.findall(r"torch\._[A-Za-z]", code_of(source)), ["torch._C"])
         self.assertEqual(
-            list(imports_of("def f():\n    from torch.testing import _internal\n")), [("torch.testing._internal", 2)]
+            list(absolute_imports("def f():\n    from torch.testing import _internal\n")),
+            [("torch.testing._internal", 2)],
         )
 
 
 class TestLayers(unittest.TestCase):
-    """The rows of the house: a module imports its own row and those below it, and no two modules import each other."""
+    """A module imports its own row of house.md and the rows below it, and no two modules import each other."""
 
     def test_no_module_imports_a_higher_row(self):
         upward = {
@@ -163,11 +159,11 @@ class TestLayers(unittest.TestCase):
         }
         self.assertEqual(upward, set())
 
-    def test_there_are_no_circles(self):
+    def test_there_are_no_cycles(self):
         graph = {module: sorted({imported for imported, _ in found}) for module, found in IMPORTS.items()}
-        self.assertEqual(circles(graph), [])
+        self.assertEqual(cycles(graph), [])
 
-    def test_every_kind_of_import_is_seen(self):
+    def test_every_kind_of_import_is_found(self):
         known = {"p", "p.a", "p.a.x", "p.b", "p.c", "p.d"}
         source = "from . import x\ndef f():\n    from ..b import name\n    import p.c\nimport_module('p.d')\n"
         with tempfile.TemporaryDirectory() as folder:
@@ -176,17 +172,17 @@ class TestLayers(unittest.TestCase):
             found = list(imports_in("p.a.y", file, known))
         self.assertEqual(sorted(found), [("p.a.x", 1), ("p.b", 3), ("p.c", 4), ("p.d", 5)])
 
-    def test_circles_are_found(self):
+    def test_cycles_are_found(self):
         graph = {"a": ["b"], "b": ["c"], "c": ["a"], "d": ["a"]}
-        self.assertEqual(circles(graph), [["a", "b", "c"]])
+        self.assertEqual(cycles(graph), [["a", "b", "c"]])
 
 
-class TestRooms(unittest.TestCase):
-    """Who may know whom."""
+class TestBoundaries(unittest.TestCase):
+    """Which folders may import which, beyond the rows."""
 
-    def test_launch_knows_no_mirror_and_no_test_framework(self):
+    def test_launch_imports_no_mirror_and_no_test_framework(self):
         for file in (PACKAGE / "launch").glob("*.py"):
-            for module, line in imports_of(file.read_text()):
+            for module, line in absolute_imports(file.read_text()):
                 where = f"{file.name}:{line} imports {module}"
                 self.assertNotIn(module.partition(".")[0], ("unittest", "pytest", "torch"), where)
         for module, found in IMPORTS.items():
@@ -195,25 +191,86 @@ class TestRooms(unittest.TestCase):
                 self.assertLessEqual(folders, {"_torch", "_process", "_machine", "launch"}, module)
 
     def test_upstream_stands_alone(self):
-        """It knows the launch, only the two doors to a drop-in run know it, and it imports the mirror by name alone."""
+        """It imports the launch and no torch; of the rest, only the plugin and the runner, which start a drop-in run,
+        import it. It names the modules of the mirror as strings."""
         allowed = {"torch_testing_ext._cases.invocation", "torch_testing_ext.launch"}
         for file in SOURCES:
             inside = PACKAGE / "upstream" in file.parents
-            door = file.name == "pytest_plugin.py" or PACKAGE / "runner" in file.parents
-            for module, line in imports_of(file.read_text()):
+            starts_drop_in = file.name == "pytest_plugin.py" or PACKAGE / "runner" in file.parents
+            for module, line in absolute_imports(file.read_text()):
                 where = f"{file.name}:{line} imports {module}"
                 if inside and module.startswith("torch_testing_ext"):
-                    self.assertTrue(any(below(each, [module]) for each in allowed), where)
-                if not inside and not door:
-                    self.assertEqual(below("torch_testing_ext.upstream", [module]), [], where)
+                    self.assertTrue(any(within(each, [module]) for each in allowed), where)
+                if not inside and not starts_drop_in:
+                    self.assertEqual(within("torch_testing_ext.upstream", [module]), [], where)
                 if inside:
                     self.assertNotEqual(module.partition(".")[0], "torch", where)
 
-    def test_nobody_imports_the_runner(self):
+    def test_only_the_runner_imports_the_runner(self):
         for file in SOURCES:
             if PACKAGE / "runner" not in file.parents:
-                found = below("torch_testing_ext.runner", [module for module, _ in imports_of(file.read_text())])
+                found = within("torch_testing_ext.runner", [module for module, _ in absolute_imports(file.read_text())])
                 self.assertEqual(found, [], file)
+
+
+class TestNames(unittest.TestCase):
+    def test_no_two_public_classes_share_a_name(self):
+        self.assertEqual(shared_class_names(TEXTS), {})
+
+    def test_no_module_shadows_the_standard_library(self):
+        self.assertEqual(shadowing_modules(MODULES, sys.stdlib_module_names), [])
+
+    def test_shared_names_are_found(self):
+        sources = {
+            "p.a": "class Shared: ...\nclass _Private: ...\nclass Own: ...\n",
+            "p.b": "if x:\n    class Shared: ...\nelse:\n    class Shared: ...\nclass _Private: ...\n",
+            "p.c": "class Outer:\n    class Own: ...\ndef f():\n    class Shared: ...\n",
+            "p.d": "try:\n    from p.a import Own\nexcept ImportError:\n    class Own: ...\n",
+        }
+        self.assertEqual(shared_class_names(sources), {"Shared": ["p.a", "p.b"], "Own": ["p.a", "p.d"]})
+
+    def test_alternatives_in_one_module_are_one_class(self):
+        source = "if x:\n    class Only: ...\nelse:\n    class Only: ...\n"
+        self.assertEqual(shared_class_names({"p.a": source}), {})
+
+    def test_shadowing_modules_are_found(self):
+        modules = ["p", "p.runner.select", "p.runner.selecting", "p.runner.io", "p.runner.io.x", "p.distributed.code"]
+        known = {"select", "io", "code", "p.runner"}
+        self.assertEqual(shadowing_modules(modules, known), ["p.runner.select", "p.runner.io"])
+
+
+class TestDocstrings(unittest.TestCase):
+    """The first line of a docstring says what the module or the public class is, in one sentence."""
+
+    def test_every_module_and_public_class_has_one(self):
+        poor = {name: fault for module, text in TEXTS.items() for name, fault in poor_docstrings(module, text).items()}
+        self.assertEqual(poor, {}, "\n" + "\n".join(f"{name}: {fault}" for name, fault in poor.items()))
+
+    def test_poor_docstrings_are_found(self):
+        source = '"""A module."""\nclass Bare: ...\nclass Wrapped:\n    """Spread over\n    two lines."""\n'
+        source += "class Good:\n    'Something.'\n    class Inner: ...\nclass _Private: ...\ndef f(): ...\n"
+        found = poor_docstrings("p.a", source)
+        self.assertEqual(list(found), ["p.a.Bare", "p.a.Wrapped"])
+        self.assertEqual(found["p.a.Bare"], "no docstring")
+        self.assertIn("'Spread over'", found["p.a.Wrapped"])
+        self.assertEqual(poor_docstrings("p.b", "import sys\n"), {"p.b": "no docstring"})
+
+    def test_what_a_first_line_must_be(self):
+        longest = "x" * (LONGEST_SENTENCE - 1) + "."
+        for good in ("One.", "One.\n\nMore, without an end", "\n    One.\n    ", longest):
+            with self.subTest(docstring=good):
+                self.assertIsNone(fault_of_docstring(good))
+        wrong = {
+            None: "no docstring",
+            "": "no docstring",
+            " \n ": "no docstring",
+            "One": "full stop",
+            "One:\nmore.": "full stop",
+            "x" + longest: "121 characters",
+        }
+        for docstring, fault in wrong.items():
+            with self.subTest(docstring=docstring):
+                self.assertIn(fault, fault_of_docstring(docstring))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""FSDP1 around tensor parallelism: the same training as FSDP alone, the communication it takes, and state sync.
+"""FSDP1 around tensor parallelism trains like FSDP alone, with the expected communication, and syncs module states.
 
-On the CPU, FSDP1 has to be told its device (`device_id`); it would look for an accelerator otherwise.
+On the CPU, the tests pass `device_id` to FSDP1, which would look for an accelerator otherwise.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from torch_testing_ext.distributed._tensor.common_dtensor import MLPModule, RMSN
 
 TP_SIZE = 2
 
-# What one forward and backward send, beside the two collectives of FSDP itself.
+# The collectives of one forward and backward, without the two of FSDP itself.
 TP_COLLECTIVES = {"reduce_scatter_tensor": 2, "all_gather_into_tensor": 2, "all_reduce": 1}
-# How the backend's all-gather of one tensor shows up: gloo has none of its own and takes the one for lists.
+# By backend: gloo has no all-gather of a single tensor, and runs the one for lists of tensors.
 FSDP_COLLECTIVES = {
     "gloo": {"allgather_": 1, "_reduce_scatter_base_": 1},
     "other": {"_allgather_base_": 1, "_reduce_scatter_base_": 1},
@@ -35,6 +35,8 @@ FSDP_COLLECTIVES = {
 
 
 class SimpleModel(nn.Module):
+    """Three linear layers, of which tensor parallelism shards the first two."""
+
     def __init__(self) -> None:
         super().__init__()
         self.net1 = nn.Linear(5, 8)
@@ -46,7 +48,7 @@ class SimpleModel(nn.Module):
         return self.net3(self.net2(self.relu(self.net1(x))))
 
 
-# Where the plan cuts SimpleModel's parameters; those not named here stay whole.
+# The dimensions in which the plan shards SimpleModel's parameters; the others are not sharded.
 SHARD_DIMS = {"net1.weight": 0, "net1.bias": 0, "net2.weight": 1}
 SEQUENCE_PARALLEL_PLAN = {
     "net1": ColwiseParallel(input_layouts=Shard(0)),
@@ -55,6 +57,8 @@ SEQUENCE_PARALLEL_PLAN = {
 
 
 class NormedMLP(nn.Module):
+    """An MLP whose input is normalised."""
+
     def __init__(self, device: str) -> None:
         super().__init__()
         self.mlp = MLPModule(device)
@@ -109,8 +113,11 @@ class TestTPFSDPIntegration(FSDPTest):
         )
 
     def _test_fsdp_tp_integration(self, **fsdp_options) -> None:
-        """Sequence parallelism makes each tensor-parallel rank's input a part of the batch: FSDP alone over all ranks
-        trains on the same batch, and must give the same numbers."""
+        """Compare with FSDP alone over all ranks.
+
+        With sequence parallelism, each tensor-parallel rank's input is a part of the batch, so both train on the same
+        batch and must compute the same numbers.
+        """
         torch.manual_seed(0)
         model = SimpleModel().to(self.device)
         tp_model = copy.deepcopy(model)
@@ -145,24 +152,25 @@ class TestTPFSDPIntegration(FSDPTest):
         self.assertEqual(fsdp_model(batch), tp_fsdp_model(batch), msg=f"second output of rank {self.rank}")
 
     def _average_over_tp(self, model: FSDP, mesh: DeviceMesh, numels: dict[str, int]) -> None:
-        """Finish what FSDP began: gradients are averaged over dp already, now also over tp, in place.
+        """Average the gradients over tp, in place; FSDP has averaged them over dp.
 
-        DTensor has summed those of the layers in the plan; net3 knows nothing of tp, and each rank has its own.
+        DTensor has summed the gradients of the layers in the plan over tp. Those of net3, which is not in the plan,
+        still differ between ranks.
         """
         unsummed = torch.cat([torch.full((n,), name.startswith("net3")) for name, n in numels.items()])
-        unsummed_here = unsummed.chunk(mesh.size(0))[mesh.get_local_rank("dp")].to(self.device)
+        unsummed_shard = unsummed.chunk(mesh.size(0))[mesh.get_local_rank("dp")].to(self.device)
         grads = [param.grad for param in model.parameters() if param.grad is not None]
         flat = torch.cat([grad.flatten() for grad in grads]).to(self.device)
         summed = flat.clone()
         dist.all_reduce(summed, group=mesh.get_group("tp"))
-        averaged = torch.where(unsummed_here, summed, flat) / TP_SIZE
+        averaged = torch.where(unsummed_shard, summed, flat) / TP_SIZE
         for grad, part in zip(grads, averaged.split([grad.numel() for grad in grads]), strict=True):
             grad.copy_(part.view_as(grad))
 
     def _unsharded_grads(
         self, model: FSDP, group: dist.ProcessGroup, numels: dict[str, int]
     ) -> dict[str, torch.Tensor]:
-        """Each parameter's gradient, flat, put together from the shards that FSDP left on the ranks of `group`."""
+        """Each parameter's flattened gradient, gathered from the shards that FSDP left on the ranks of `group`."""
         grads = [param.grad.flatten() for param in model.parameters() if param.grad is not None]
         shard = torch.cat(grads).to(self.device)
         shards = [torch.empty_like(shard) for _ in range(group.size())]
@@ -209,7 +217,7 @@ class TestTPFSDPIntegration(FSDPTest):
         model = ReplicatedState(mesh["tp"])
         for name in ("param", "buf"):
             self.assertFalse(self._equal_over_dp(getattr(model, name), mesh), f"{name} before")
-        # FSDP1 refuses to sync modules on the CPU, for NCCL's sake; what it then does works there as well.
+        # FSDP1 refuses to sync modules on the CPU, which NCCL does not support; gloo does.
         with _torch.fsdp_syncs_on_cpu() if self.device_type == "cpu" else nullcontext():
             fsdp_model = FSDP(model, device_mesh=mesh["dp"], sync_module_states=True, device_id=self.device)
         with FSDP.summon_full_params(fsdp_model):
@@ -221,9 +229,9 @@ class TestTPFSDPIntegration(FSDPTest):
     def _equal_over_dp(self, value: DTensor, mesh: DeviceMesh) -> bool:
         mine = value.to_local().detach()
         group = mesh.get_group("dp")
-        everyones = [torch.empty_like(mine) for _ in range(group.size())]
-        dist.all_gather(everyones, mine, group=group)
-        return all(torch.equal(other, everyones[0]) for other in everyones[1:])
+        gathered = [torch.empty_like(mine) for _ in range(group.size())]
+        dist.all_gather(gathered, mine, group=group)
+        return all(torch.equal(other, gathered[0]) for other in gathered[1:])
 
 
 if __name__ == "__main__":

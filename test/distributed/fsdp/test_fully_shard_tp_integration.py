@@ -1,6 +1,6 @@
-"""FSDP2 around tensor parallelism: the same training as FSDP1 around it, and as one model on one device.
+"""FSDP2 around tensor parallelism trains like FSDP1 around tensor parallelism, and like one model on one device.
 
-The ranks of a tensor-parallel group share a batch. The single model trains on all batches, its loss averaged over them.
+The ranks of a tensor-parallel group share a batch. The single model trains on all batches, with the mean of the losses.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ WIDTH = 8
 STEPS = 3
 
 TENSOR_PARALLEL = {"up": ColwiseParallel(), "down": RowwiseParallel()}
-# Activations between blocks are cut along the batch: each rank of a tensor-parallel group normalises its own rows.
+# Activations between blocks are sharded over the batch: each rank of a tensor-parallel group normalises its own rows.
 SEQUENCE_PARALLEL = {
     "up": ColwiseParallel(input_layouts=Shard(0)),
     "down": RowwiseParallel(output_layouts=Shard(0)),
     "norm": SequenceParallel(sequence_dim=0, use_local_output=True),
 }
 
-# One forward and backward of two blocks. FSDP gathers each block twice, and reduces its gradients once.
+# In one forward and backward of two blocks, FSDP gathers each block twice and reduces its gradients once.
 FSDP_COLLECTIVES = {"_allgather_base_": 4, "_reduce_scatter_base_": 2}
-# The first block's input needs no gradient: one collective less in the backward than in the forward. The all-reduces
-# of sequence parallelism are for the parameters of the two norms, which each rank has used on other rows.
+# The first block's input needs no gradient, so the backward runs one collective less than the forward. The all-reduces
+# of sequence parallelism sum the gradients of the two norms, which each rank applies to other rows.
 TP_COLLECTIVES = {
     "tensor_parallel": {"all_reduce": 3},
     "sequence_parallel": {"all_gather_into_tensor": 4, "reduce_scatter_tensor": 3, "all_reduce": 4},
@@ -45,6 +45,8 @@ TP_COLLECTIVES = {
 
 
 class Block(nn.Module):
+    """A feed-forward layer with a residual connection and a norm."""
+
     def __init__(self) -> None:
         super().__init__()
         self.up = nn.Linear(WIDTH, 2 * WIDTH)
@@ -55,7 +57,7 @@ class Block(nn.Module):
         return self.norm(x + self.down(self.up(x).relu()))
 
 
-def whole(tensor: torch.Tensor) -> torch.Tensor:
+def full(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
@@ -135,21 +137,21 @@ class TestFullyShardTPIntegration(FSDPTest):
 
     @staticmethod
     def loss(output: torch.Tensor) -> torch.Tensor:
-        # The same for a part of the rows as for all of them: a sum, and not linear, or LayerNorm has no gradient.
+        # A sum, so that ranks can compute it from parts of the rows; not linear, or LayerNorm has no gradient.
         return output.pow(3).sum()
 
     def _check_grads(self, single: nn.Module, fsdp1: FSDP, fsdp2: nn.Module, step: int) -> None:
         with FSDP.summon_full_params(fsdp1, with_grads=True):
-            of_fsdp1 = {name: whole(param.grad) for name, param in fsdp1.named_parameters()}
-        of_fsdp2 = {name: whole(param.grad) for name, param in fsdp2.named_parameters()}
+            of_fsdp1 = {name: full(param.grad) for name, param in fsdp1.named_parameters()}
+        of_fsdp2 = {name: full(param.grad) for name, param in fsdp2.named_parameters()}
         for name, param in single.named_parameters():
             self.assertEqual(param.grad, of_fsdp2[name], msg=f"FSDP2 gradient of {name}, step {step}")
             self.assertEqual(param.grad, of_fsdp1[name], msg=f"FSDP1 gradient of {name}, step {step}")
 
     def _check_params(self, single: nn.Module, fsdp1: FSDP, fsdp2: nn.Module, step: int) -> None:
         with FSDP.summon_full_params(fsdp1):
-            of_fsdp1 = {name: whole(param).detach().clone() for name, param in fsdp1.named_parameters()}
-        of_fsdp2 = {name: whole(param) for name, param in fsdp2.named_parameters()}
+            of_fsdp1 = {name: full(param).detach().clone() for name, param in fsdp1.named_parameters()}
+        of_fsdp2 = {name: full(param) for name, param in fsdp2.named_parameters()}
         for name, param in single.named_parameters():
             self.assertEqual(param, of_fsdp2[name], msg=f"FSDP2 {name} after step {step}")
             self.assertEqual(param, of_fsdp1[name], msg=f"FSDP1 {name} after step {step}")

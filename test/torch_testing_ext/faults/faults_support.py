@@ -1,4 +1,4 @@
-"""Would a suite notice? Its tests run here with a fault in every rank, and must fail and say what is wrong."""
+"""Runs tests of a suite with a fault in every rank, and checks that they fail with a message that names the problem."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
+from unittest import mock
+
+from torch.distributed.tensor.parallel import RowwiseParallel
 
 from torch_testing_ext.common_utils import TestCase
 
@@ -18,7 +21,7 @@ Fault = Callable[[], AbstractContextManager[Any]]
 
 
 def load(path: str) -> ModuleType:
-    """A suite, under a name of its own: its tests are not to be found, and run again, here."""
+    """Import a suite's file under a name of its own, where no test loader finds its tests and runs them again."""
     file = SUITES / path
     spec = importlib.util.spec_from_file_location(f"faulty_{file.stem}", file)
     assert spec is not None and spec.loader is not None
@@ -29,7 +32,7 @@ def load(path: str) -> ModuleType:
 
 
 class Case(NamedTuple):
-    """`message`: a pattern of what the failure says."""
+    """A test of a suite, a fault to put into its ranks, and a pattern that the failure's message matches."""
 
     suite: type
     test: str
@@ -45,8 +48,15 @@ def case_name(case: Case) -> str:
     return f"{case.fault.__name__}_in_{case.test.removeprefix('test_')}"
 
 
-class InRanks:
-    """Puts `fault` around the test, in each rank."""
+def output_is_not_reduced() -> AbstractContextManager[Any]:
+    """A Rowwise layer returns its partial sums."""
+    return mock.patch.object(
+        RowwiseParallel, "_prepare_output_fn", staticmethod(lambda layouts, local, module, out, mesh: out.to_local())
+    )
+
+
+class RunsWithFault:
+    """Runs the test within `fault`, in each rank."""
 
     fault: Fault
 
@@ -55,26 +65,30 @@ class InRanks:
             super().run_test(name, pipe)  # type: ignore[misc]
 
 
-class Faulty:
-    """A module has one of these, which holds its suites with their faults: out of a test loader's sight, but to be
-    found by ranks that import the module anew."""
+class FaultySuites:
+    """Holds the suites with their faults, as attributes of one class in each test module.
+
+    Test loaders do not see them there, but ranks that import the module find them by their qualified names.
+    """
 
     def __init_subclass__(cls, cases: Sequence[Case]) -> None:
         for case in cases:
             body = {"fault": staticmethod(case.fault), "__module__": cls.__module__}
             names = {"__qualname__": f"{cls.__qualname__}.{case.class_name}"}
-            setattr(cls, case.class_name, type(case.class_name, (InRanks, case.suite), {**body, **names}))
+            setattr(cls, case.class_name, type(case.class_name, (RunsWithFault, case.suite), {**body, **names}))
 
 
 class SuiteFaultsTestCase(TestCase):
-    def run_with_fault(self, faulty: type[Faulty], case: Case) -> unittest.TestResult:
+    """Runs the cases of a module, and asserts that they fail, or pass."""
+
+    def run_with_fault(self, faulty: type[FaultySuites], case: Case) -> unittest.TestResult:
         result = unittest.TestResult()
         getattr(faulty, case.class_name)(case.test).run(result)
         self.assertEqual(result.skipped, [])
         return result
 
-    def assert_noticed(self, faulty: type[Faulty], case: Case, errors_too: bool = False) -> None:
-        """`errors_too`: what the suite asserts with may raise other errors than an AssertionError."""
+    def assert_caught(self, faulty: type[FaultySuites], case: Case, errors_too: bool = False) -> None:
+        """The test fails with the case's message; with `errors_too`, by any exception, not only AssertionError."""
         result = self.run_with_fault(faulty, case)
         if not errors_too:
             self.assertEqual([text for _, text in result.errors], [])
@@ -82,7 +96,7 @@ class SuiteFaultsTestCase(TestCase):
         self.assertEqual(len(texts), 1, f"{case.test} passed with the fault")
         self.assertRegex(texts[0], f"(?s){case.message}")
 
-    def assert_sound(self, faulty: type[Faulty], case: Case) -> None:
-        """Or a test with a fault might fail for the way it is run here."""
+    def assert_sound(self, faulty: type[FaultySuites], case: Case) -> None:
+        """The test passes without a fault: those with a fault do not fail because of how they run here."""
         result = self.run_with_fault(faulty, case)
         self.assertEqual([text for _, text in result.errors + result.failures], [])

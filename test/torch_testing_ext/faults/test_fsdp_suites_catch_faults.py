@@ -1,5 +1,4 @@
-"""Would the suites of FSDP with tensor parallelism notice? Each fault here is put into the ranks, and a test of theirs
-must fail, and say what is wrong."""
+"""The suites of FSDP with tensor parallelism catch faults: with each fault, one of their tests fails and says why."""
 
 from __future__ import annotations
 
@@ -27,8 +26,8 @@ fsdp2 = load("fsdp/test_fully_shard_tp_integration.py")
 # -- faults
 
 
-def partial_sums_are_given_out() -> AbstractContextManager[Any]:
-    """A Rowwise layer does not reduce its output; each rank takes its rows of what it has itself."""
+def output_is_not_reduced() -> AbstractContextManager[Any]:
+    """A Rowwise layer does not reduce its output; each rank returns its rows of its own partial sums."""
 
     def unreduced(layouts: Any, local: Any, module: Any, output: Any, mesh: Any) -> torch.Tensor:
         return output.to_local().chunk(mesh.size(), dim=0)[mesh.get_local_rank()]
@@ -37,7 +36,7 @@ def partial_sums_are_given_out() -> AbstractContextManager[Any]:
 
 
 def gradients_are_not_averaged() -> AbstractContextManager[Any]:
-    """FSDP keeps its own part of its own gradients."""
+    """FSDP keeps a rank's own shard of its own gradients."""
 
     def keep_own(output: torch.Tensor, input: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         group = kwargs.get("group") or next(arg for arg in args if isinstance(arg, dist.ProcessGroup))
@@ -46,7 +45,7 @@ def gradients_are_not_averaged() -> AbstractContextManager[Any]:
     return mock.patch.object(dist, _torch.reduce_scatter_name(), keep_own)
 
 
-def first_optimizer_alone_steps() -> AbstractContextManager[Any]:
+def only_first_optimizer_steps() -> AbstractContextManager[Any]:
     stepping: list[Any] = []
 
     def only_first(step: Callable) -> Callable:
@@ -67,19 +66,19 @@ def _with_step(optimizer: type, change: Callable) -> type:
 
 
 def hidden_layer_is_gathered() -> AbstractContextManager[Any]:
-    """The first layer's output is made whole, and cut again: the same numbers, but more communication."""
+    """The first layer's output is gathered and sharded again: the same numbers, but more communication."""
     plan = fsdp1.SEQUENCE_PARALLEL_PLAN
     plan["net1"].output_layouts = (Replicate(),)
     plan["net2"].input_layouts = (Replicate(),)
     return nullcontext()
 
 
-def module_state_is_not_sent() -> AbstractContextManager[Any]:
+def module_state_is_not_broadcast() -> AbstractContextManager[Any]:
     return mock.patch.object(_init_utils, "_sync_params_and_buffers", lambda *args, **kwargs: None)
 
 
 def norm_is_not_in_the_plan() -> AbstractContextManager[Any]:
-    """Each tensor-parallel rank normalises its own rows, and nobody adds up the norm's gradients."""
+    """Each tensor-parallel rank normalises its own rows, and the norm's gradients are not summed."""
     plan = {name: style for name, style in fsdp2.SEQUENCE_PARALLEL.items() if name != "norm"}
     return mock.patch.object(fsdp2, "SEQUENCE_PARALLEL", plan)
 
@@ -88,13 +87,13 @@ def blocks_stay_unsharded() -> AbstractContextManager[Any]:
     """Blocks are not resharded after the forward: the same numbers, and less communication."""
     fully_shard = fsdp2.fully_shard
 
-    def keep_whole(module: Any, **options: Any) -> Any:
+    def keep_unsharded(module: Any, **options: Any) -> Any:
         return fully_shard(module, **{**options, "reshard_after_forward": False})
 
-    return mock.patch.object(fsdp2, "fully_shard", keep_whole)
+    return mock.patch.object(fsdp2, "fully_shard", keep_unsharded)
 
 
-# -- what must notice them
+# -- the tests that must catch them
 
 
 in_fsdp1 = functools.partial(Case, fsdp1.TestTPFSDPIntegration)
@@ -102,14 +101,14 @@ in_fsdp2 = functools.partial(Case, fsdp2.TestFullyShardTPIntegration)
 PARITY = "test_fully_shard_tp_matches_fsdp1_tp_and_single_device"
 
 CASES = [
-    in_fsdp1("test_fsdp_tp_integration", partial_sums_are_given_out, "output of rank"),
+    in_fsdp1("test_fsdp_tp_integration", output_is_not_reduced, "output of rank"),
     in_fsdp1("test_fsdp_tp_integration", gradients_are_not_averaged, "gradient of net1.weight"),
-    in_fsdp1("test_fsdp_tp_integration", first_optimizer_alone_steps, "second output of rank"),
+    in_fsdp1("test_fsdp_tp_integration", only_first_optimizer_steps, "second output of rank"),
     in_fsdp1("test_fsdp_tp_extension_grad", hidden_layer_is_gathered, "all_gather_into_tensor"),
-    in_fsdp1("test_fsdp_tp_sync_module_state", module_state_is_not_sent, "(param|buf) after"),
+    in_fsdp1("test_fsdp_tp_sync_module_state", module_state_is_not_broadcast, "(param|buf) after"),
     in_fsdp2(PARITY, gradients_are_not_averaged, "FSDP2 gradient of 0.up.weight"),
     in_fsdp2(PARITY, norm_is_not_in_the_plan, "sequence_parallel=True.*gradient of 0.norm.weight"),
-    in_fsdp2(PARITY, first_optimizer_alone_steps, "FSDP2 0.up.weight after step 0"),
+    in_fsdp2(PARITY, only_first_optimizer_steps, "FSDP2 0.up.weight after step 0"),
     in_fsdp2("test_fully_shard_tp_collectives", blocks_stay_unsharded, "_allgather_base_"),
 ]
 SOUND = [
@@ -118,14 +117,14 @@ SOUND = [
 ]
 
 
-class Faulty(faults_support.Faulty, cases=[*CASES, *SOUND]):
+class Faulty(faults_support.FaultySuites, cases=[*CASES, *SOUND]):
     pass
 
 
 class FSDPSuitesCatchFaultsTest(SuiteFaultsTestCase):
     @parametrize("case", CASES, name_fn=case_name)
     def test_fails(self, case: Case) -> None:
-        self.assert_noticed(Faulty, case)
+        self.assert_caught(Faulty, case)
 
     @parametrize("case", SOUND, name_fn=case_name)
     def test_passes(self, case: Case) -> None:

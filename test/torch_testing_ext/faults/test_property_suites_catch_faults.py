@@ -1,5 +1,4 @@
-"""Would the property suites notice? The faults are in PyTorch's part, in every rank. The example that is reported must
-be the smallest that shows them."""
+"""The property suites catch faults in PyTorch, and report the smallest example that shows the fault."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ c10d = load("test_c10d_properties.py")
 
 
 def shard_boundary_is_off_by_one() -> AbstractContextManager[Any]:
-    """The first shard has one row less than it should, and the second one more."""
+    """The first shard has one row too few, and the second one too many."""
     chunk = Shard._custom_chunk
 
     def chunk_wrongly(tensor: torch.Tensor, count: int, dim: int) -> list[torch.Tensor]:
@@ -39,7 +38,7 @@ def shard_boundary_is_off_by_one() -> AbstractContextManager[Any]:
 
 
 def ranks_are_swapped_in_a_mesh() -> AbstractContextManager[Any]:
-    """In each dim of a mesh, the first rank takes itself for the second, and the other way round."""
+    """In each dim of a mesh, the first two ranks report each other's local rank."""
     local_rank = DeviceMesh.get_local_rank
 
     def swapped(mesh: DeviceMesh, dim: Any = None) -> int:
@@ -49,26 +48,26 @@ def ranks_are_swapped_in_a_mesh() -> AbstractContextManager[Any]:
     return mock.patch.object(DeviceMesh, "get_local_rank", swapped)
 
 
-def roots_are_not_translated() -> AbstractContextManager[Any]:
-    """A rank in a group is taken for the rank in the world."""
+def group_ranks_are_not_translated() -> AbstractContextManager[Any]:
+    """A rank within a group is used as the global rank."""
     return mock.patch.object(dist, "get_global_rank", lambda group, rank: rank)
 
 
-def asynchronous_work_is_not_waited_for() -> AbstractContextManager[Any]:
-    """It is looked at before it has begun: as if the network were slow."""
+def asynchronous_work_never_runs() -> AbstractContextManager[Any]:
+    """An asynchronous collective does not run, as if `wait` returned too early."""
 
-    class Late:
+    class NeverRun:
         def wait(self) -> None:
             pass
 
-    def late(collective: Callable[..., Any]) -> Callable[..., Any]:
+    def skip_if_asynchronous(collective: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any, async_op: bool = False, **options: Any) -> Any:
-            return Late() if async_op else collective(*args, **options)
+            return NeverRun() if async_op else collective(*args, **options)
 
         return run
 
     names = ("all_reduce", "broadcast", "all_gather", "reduce", "reduce_scatter", "gather", "scatter", "all_to_all")
-    return mock.patch.multiple(dist, **{name: late(getattr(dist, name)) for name in names})
+    return mock.patch.multiple(dist, **{name: skip_if_asynchronous(getattr(dist, name)) for name in names})
 
 
 def reported(example: str) -> str:
@@ -97,7 +96,7 @@ CASES = [
     Case(
         c10d.TestCollectives,
         "test_programs_in_every_group_of_a_partition",
-        roots_are_not_translated,
+        group_ranks_are_not_translated,
         reported(
             "test_programs_in_every_group_of_a_partition(partition=0 1 2 | 3, programs={1: [broadcast(1, root=0)], "
             "2: [all_reduce(1, sum)], 3: [all_reduce(1, sum)], 4: [all_reduce(1, sum)]})"
@@ -106,20 +105,20 @@ CASES = [
     Case(
         c10d.TestCollectives,
         "test_programs_over_the_world",
-        asynchronous_work_is_not_waited_for,
+        asynchronous_work_never_runs,
         reported("test_programs_over_the_world(program=[all_reduce(1, sum, async)])"),
     ),
 ]
 
 
-class Faulty(faults_support.Faulty, cases=CASES):
+class Faulty(faults_support.FaultySuites, cases=CASES):
     pass
 
 
 class PropertySuitesCatchFaultsTest(SuiteFaultsTestCase):
     @parametrize("case", CASES, name_fn=case_name)
     def test_fails(self, case: Case) -> None:
-        self.assert_noticed(Faulty, case)
+        self.assert_caught(Faulty, case)
 
 
 instantiate_parametrized_tests(PropertySuitesCatchFaultsTest)

@@ -1,7 +1,6 @@
-"""Would the suite of `replicate` with the compiler notice? Each fault here is put into the ranks, and one of its tests
-must fail, and say what is wrong.
+"""The suite of `replicate` with the compiler catches faults: with each fault, one of its tests fails and says why.
 
-Most faults show without inductor, on a small net: only those in the buckets need the code that it generates.
+Most faults show without inductor, on a small net. Only faults in the buckets need the code that inductor generates.
 """
 
 from __future__ import annotations
@@ -13,11 +12,9 @@ from typing import Any
 from unittest import mock
 
 import faults_support
-import torch
 import torch.distributed._functional_collectives as functional_collectives
-from faults_support import Case, Fault, SuiteFaultsTestCase, case_name, load
+from faults_support import Case, Fault, SuiteFaultsTestCase, case_name, load, output_is_not_reduced
 from torch._inductor.fx_passes import ddp_fusion
-from torch.distributed.tensor.parallel import RowwiseParallel
 
 from torch_testing_ext.common_utils import instantiate_parametrized_tests, parametrize, run_tests
 
@@ -28,18 +25,18 @@ suite = load("_composable/test_replicate_with_compiler.py")
 
 
 def gradients_are_not_reduced() -> AbstractContextManager[Any]:
-    """The hooks that the compiler traces leave out their all-reduce."""
+    """The hooks that the compiler traces skip their all-reduce."""
     return changed_reduction(lambda tensor, op, group: tensor.clone())
 
 
 def gradients_are_not_averaged() -> AbstractContextManager[Any]:
-    """They are summed over ranks, and not divided by their number."""
+    """Gradients are summed over ranks, but not divided by the number of ranks."""
     all_reduce = functional_collectives.all_reduce
     return changed_reduction(lambda tensor, op, group: all_reduce(tensor * group.size(), op, group))
 
 
 def changed_reduction(change: Callable) -> AbstractContextManager[Any]:
-    """DDP's hooks give three arguments by position; DTensor's all-reduces, which stay as they are, do not."""
+    """Apply `change` in DDP's hooks only: they pass three positional arguments, and DTensor's all-reduces do not."""
     all_reduce = functional_collectives.all_reduce
 
     def reduce(*args: Any, **kwargs: Any) -> Any:
@@ -49,12 +46,12 @@ def changed_reduction(change: Callable) -> AbstractContextManager[Any]:
 
 
 def gradients_are_always_reduced() -> AbstractContextManager[Any]:
-    """As if there were no `no_sync`."""
+    """`no_sync` has no effect."""
     return mock.patch.object(suite.Training, "_gradient_sync", lambda training, sync: nullcontext())
 
 
 def compiled_models_always_reduce() -> AbstractContextManager[Any]:
-    """The eager one keeps its gradients to itself, the compiled ones do not."""
+    """`no_sync` has an effect on the eager model only, not on the compiled ones."""
     wanted = suite.Training._gradient_sync
 
     def ignored(training: Any, sync: bool) -> AbstractContextManager[Any]:
@@ -75,28 +72,19 @@ def waits_are_not_delayed() -> AbstractContextManager[Any]:
     return mock.patch.object(ddp_fusion, "schedule_comm_wait", lambda graph: None)
 
 
-def partial_sums_are_given_out() -> AbstractContextManager[Any]:
-    """A Rowwise layer does not reduce its output."""
-
-    def unreduced(layouts: Any, local: Any, module: Any, output: Any, mesh: Any) -> torch.Tensor:
-        return output.to_local()
-
-    return mock.patch.object(RowwiseParallel, "_prepare_output_fn", staticmethod(unreduced))
-
-
-# -- what must notice them
+# -- the tests that must catch them
 
 
 def on_small_net(fault: Fault = nullcontext) -> Fault:
-    """The fault, and a net that is compiled without inductor."""
+    """The fault, on a small net that compiles without inductor."""
 
     @contextmanager
-    def both() -> Iterator[None]:
+    def fault_on_small_net() -> Iterator[None]:
         with mock.patch.multiple(suite, DIM=8, BACKEND="aot_eager"), fault():
             yield
 
-    both.__name__ = fault.__name__
-    return both
+    fault_on_small_net.__name__ = fault.__name__
+    return fault_on_small_net
 
 
 in_replicate = functools.partial(Case, suite.ReplicateTest)
@@ -117,19 +105,19 @@ CASES = [
     in_replicate("test_bucketing_concat_op", buckets_are_not_made, "Expected 3 but got 0"),
     in_replicate("test_bucketing_concat_op", waits_are_not_delayed, "Expected to not find .*wait"),
     in_ddp_tp("test_ddp_tp", on_small_net(gradients_are_not_reduced), "eager and compiled"),
-    in_ddp_tp("test_ddp_tp", on_small_net(partial_sums_are_given_out), "one device and compiled"),
+    in_ddp_tp("test_ddp_tp", on_small_net(output_is_not_reduced), "one device and compiled"),
 ]
 SOUND = [in_replicate("test_compile_cpu_no_sync", on_small_net())]
 
 
-class Faulty(faults_support.Faulty, cases=[*CASES, *SOUND]):
+class Faulty(faults_support.FaultySuites, cases=[*CASES, *SOUND]):
     pass
 
 
 class ReplicateSuiteCatchesFaultsTest(SuiteFaultsTestCase):
     @parametrize("case", CASES, name_fn=case_name)
     def test_fails(self, case: Case) -> None:
-        self.assert_noticed(Faulty, case, errors_too=True)
+        self.assert_caught(Faulty, case, errors_too=True)
 
     @parametrize("case", SOUND, name_fn=case_name)
     def test_passes(self, case: Case) -> None:

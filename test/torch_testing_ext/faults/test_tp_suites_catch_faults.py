@@ -1,6 +1,6 @@
-"""Would the suites of tensor parallelism notice? Each fault here is put into the ranks, and a test of theirs must fail.
+"""The suites of tensor parallelism catch faults: with each fault, one of their tests fails and says why.
 
-The faults are in PyTorch's part, where the suites stand for catching them, or in what a suite hands to it.
+The faults are in PyTorch, or in what a suite passes to it.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from unittest import mock
 import faults_support
 import torch
 import torch.distributed as dist
-from faults_support import Case, SuiteFaultsTestCase, case_name, load
+from faults_support import Case, SuiteFaultsTestCase, case_name, load, output_is_not_reduced
 from torch.distributed.tensor import Replicate
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, input_reshard, loss
+from torch.distributed.tensor.parallel import ColwiseParallel, input_reshard, loss
 
 from torch_testing_ext.common_utils import instantiate_parametrized_tests, parametrize, run_tests
 
@@ -26,15 +26,8 @@ ddp_2d = load("tensor/parallel/test_ddp_2d_parallel.py")
 # -- faults
 
 
-def output_is_not_reduced() -> AbstractContextManager[Any]:
-    """A Rowwise layer hands out its partial sums."""
-    return mock.patch.object(
-        RowwiseParallel, "_prepare_output_fn", staticmethod(lambda layouts, local, module, out, mesh: out.to_local())
-    )
-
-
 def hidden_units_are_rolled() -> AbstractContextManager[Any]:
-    """A Colwise layer hands out its features in another order."""
+    """A Colwise layer returns its features in another order."""
     prepare = ColwiseParallel._prepare_output_fn
     return mock.patch.object(
         ColwiseParallel,
@@ -44,21 +37,21 @@ def hidden_units_are_rolled() -> AbstractContextManager[Any]:
 
 
 def layer_is_gathered() -> AbstractContextManager[Any]:
-    """The first layer's output is made whole for the second, which cuts it again: right, but for the communication."""
+    """The first layer's output is gathered, and the second layer shards it again: right, but for the communication."""
 
     class Gathering(tp.ColwiseParallel):  # type: ignore[misc, name-defined]
         def __init__(self, **options: Any) -> None:
             super().__init__(**{**options, "output_layouts": Replicate()})
 
-    class FromWhole(tp.RowwiseParallel):  # type: ignore[misc, name-defined]
+    class FromReplicated(tp.RowwiseParallel):  # type: ignore[misc, name-defined]
         def __init__(self, **options: Any) -> None:
             super().__init__(**{**options, "input_layouts": Replicate()})
 
-    return mock.patch.multiple(tp, ColwiseParallel=Gathering, RowwiseParallel=FromWhole)
+    return mock.patch.multiple(tp, ColwiseParallel=Gathering, RowwiseParallel=FromReplicated)
 
 
 def restored_input_is_rolled() -> AbstractContextManager[Any]:
-    """`input_reshard` puts the shards of the input together in the wrong order."""
+    """`input_reshard` joins the shards of the input in the wrong order."""
     unpack = input_reshard._unpack_hook_tp  # type: ignore[attr-defined]
     return mock.patch.object(
         input_reshard, "_unpack_hook_tp", lambda mesh, dim, x: unpack(mesh, dim, x).roll(1, dims=0)
@@ -75,7 +68,7 @@ def sequence_is_not_parallel() -> AbstractContextManager[Any]:
 
 
 def heads_are_swapped() -> AbstractContextManager[Any]:
-    """Rank 0 holds rank 1's part of a weight, and the other way round."""
+    """Ranks 0 and 1, and ranks 2 and 3, hold each other's shards of a weight."""
     parallelize = tp.Transformer.parallelize
 
     def swap(model: Any, mesh: Any, *args: Any, **options: Any) -> Any:
@@ -95,7 +88,7 @@ def frozen_parameters_are_trained() -> AbstractContextManager[Any]:
 
 
 def maximum_is_not_reduced() -> AbstractContextManager[Any]:
-    """Each rank's cross entropy takes the largest logit of its own classes for the largest of all."""
+    """Each rank's cross entropy uses the largest logit of its own classes as the largest of all."""
     return mock.patch.object(loss.funcol, "all_reduce", lambda local, *args, **options: local.clone())
 
 
@@ -124,20 +117,20 @@ def optimizer_is_not_loaded() -> AbstractContextManager[Any]:
     )
 
 
-def nothing_is_stepped() -> AbstractContextManager[Any]:
-    """The parallel model's optimizer, the second one made, does nothing."""
-    made: list[Any] = []
+def only_first_optimizer_steps() -> AbstractContextManager[Any]:
+    """The parallel model's optimizer, which steps second, does nothing."""
+    stepped: list[Any] = []
     step = torch.optim.Adam.step
 
     def only_first(optim: Any, *args: Any) -> Any:
-        if optim not in made:
-            made.append(optim)
-        return step(optim, *args) if optim is made[0] else None
+        if optim not in stepped:
+            stepped.append(optim)
+        return step(optim, *args) if optim is stepped[0] else None
 
     return mock.patch.object(torch.optim.Adam, "step", only_first)
 
 
-# -- what must notice them
+# -- the tests that must catch them
 
 MLP = "test_mlp_training_is_seq_parallel_{}_recompute_activation_{}".format
 TRANSFORMER = "test_transformer_training_is_seq_parallel_{}_{}".format
@@ -152,12 +145,12 @@ CASES = [
     in_tp(MLP(False, True), restored_input_is_rolled, "gradient of net1.weight"),
     in_tp(TRANSFORMER(True, "float32"), sequence_is_not_parallel, "reduce_scatter"),
     in_tp(TRANSFORMER(False, "float64"), heads_are_swapped, "not close|differ"),
-    in_tp(TRANSFORMER(False, "float32"), nothing_is_stepped, "parameter "),
+    in_tp(TRANSFORMER(False, "float32"), only_first_optimizer_steps, "parameter "),
     in_tp("test_transformer_req_grad_seq_parallel_float32_thaw_norm__output", frozen_parameters_are_trained, "x"),
     in_tp("test_loss_parallel", maximum_is_not_reduced, "all_reduce"),
     in_ddp_2d("test_2d_ddp_integration_functionality", output_is_not_reduced, "not close|differ"),
     in_ddp_2d("test_2d_ddp_integration_functionality", gradients_are_not_averaged, "gradient of net"),
-    in_ddp_2d("test_2d_ddp_integration_functionality", nothing_is_stepped, "net1.weight, rank"),
+    in_ddp_2d("test_2d_ddp_integration_functionality", only_first_optimizer_steps, "net1.weight, rank"),
     in_ddp_2d("test_2d_ddp_gradient_as_bucket_view", bucket_views_are_ignored, "one bucket"),
     in_ddp_2d("test_2d_ddp_save_and_load_dp_1", optimizer_is_not_loaded, "exp_avg"),
 ]
@@ -167,14 +160,14 @@ SOUND = [
 ]
 
 
-class Faulty(faults_support.Faulty, cases=[*CASES, *SOUND]):
+class Faulty(faults_support.FaultySuites, cases=[*CASES, *SOUND]):
     pass
 
 
 class TPSuitesCatchFaultsTest(SuiteFaultsTestCase):
     @parametrize("case", CASES, name_fn=case_name)
     def test_fails(self, case: Case) -> None:
-        self.assert_noticed(Faulty, case)
+        self.assert_caught(Faulty, case)
 
     @parametrize("case", SOUND, name_fn=case_name)
     def test_passes(self, case: Case) -> None:

@@ -1,4 +1,4 @@
-"""Ranks that stay for the tests of a class, as a test file in PyTorch's tree has them."""
+"""Persistent ranks, which run all tests of a class, written as in PyTorch's tree."""
 
 import os
 from datetime import timedelta
@@ -32,10 +32,10 @@ class TestContinuous(MultiProcContinuousTest):
         self.assertEqual(os.environ["LOCAL_RANK"], str(self.rank))
 
     def test_same_numbers_everywhere(self):
-        mine = torch.rand(3)
-        theirs = mine.clone()
-        dist.broadcast(theirs, src=0)
-        self.assertEqual(mine, theirs)
+        own = torch.rand(3)
+        of_rank_0 = own.clone()
+        dist.broadcast(of_rank_0, src=0)
+        self.assertEqual(own, of_rank_0)
 
     @skip_if_lt_x_gpu(8)
     def test_skip(self): ...
@@ -44,8 +44,8 @@ class TestContinuous(MultiProcContinuousTest):
 instantiate_parametrized_tests(TestContinuous)
 
 
-class TestByDefault(MultiProcContinuousTest):
-    """No backend named: one for each device."""
+class TestDefaultBackend(MultiProcContinuousTest):
+    """Names no backend, so that the group has one for each device."""
 
     @property
     def world_size(self):

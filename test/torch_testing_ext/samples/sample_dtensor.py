@@ -1,4 +1,4 @@
-"""DTensor in threads and in ranks that stay, as a test file in PyTorch's tree has them."""
+"""DTensor in threads and in persistent ranks, written as in PyTorch's tree."""
 
 import torch
 import torch.distributed as dist
@@ -28,7 +28,7 @@ class TestOperators(DTensorOpTestBase):
         self.assertEqual(left.grad.full_tensor(), torch.full((4, 4), 8.0))
 
 
-class TestInRanksThatStay(DTensorContinuousTestBase):
+class TestInPersistentRanks(DTensorContinuousTestBase):
     world_size = 4
 
     def test_redistribute(self):
@@ -36,7 +36,7 @@ class TestInRanksThatStay(DTensorContinuousTestBase):
         full = torch.arange(8.0)
         self.assertEqual(distribute_tensor(full, mesh, [Shard(0)]).redistribute(mesh, [Replicate()]).to_local(), full)
 
-    def test_group_is_there(self):
+    def test_world_size(self):
         self.assertEqual(dist.get_world_size(), self.world_size)
 
     def test_seed(self):
@@ -45,7 +45,7 @@ class TestInRanksThatStay(DTensorContinuousTestBase):
 
 
 TestOnLocalTensors = create_local_tensor_test_class(
-    TestInRanksThatStay, base_class=LocalDTensorContinuousTestBase, skipped_tests=["test_seed"]
+    TestInPersistentRanks, base_class=LocalDTensorContinuousTestBase, skipped_tests=["test_seed"]
 )
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""FSDP2 in threads and in ranks that stay, as a test file in PyTorch's tree has them."""
+"""FSDP2 in threads and in persistent ranks, written as in PyTorch's tree."""
 
 import copy
 
@@ -18,9 +18,8 @@ class TestInThreads(FSDPTestMultiThread):
         model = MLP(4, device=torch.device("cpu"))
         reference = copy.deepcopy(model)
         fully_shard(model)
-        for (name, whole), sharded in zip(reference.named_parameters(), model.parameters(), strict=True):
-            self.assertEqual(name, name)
-            self.assertEqual(sharded.to_local().numel() * 2, whole.numel())
+        for full, sharded in zip(reference.parameters(), model.parameters(), strict=True):
+            self.assertEqual(sharded.to_local().numel() * 2, full.numel())
 
     def test_subtests(self):
         self.run_subtests({"size": [2, 4]}, self.check)
@@ -30,7 +29,7 @@ class TestInThreads(FSDPTestMultiThread):
         self.assertEqual(len(list(model.parameters())), 4)
 
 
-class TestInRanksThatStay(FSDPTestContinuous):
+class TestInPersistentRanks(FSDPTestContinuous):
     world_size = 2
 
     @skip_if_lt_x_gpu(2, allow_cpu=True)
@@ -42,7 +41,7 @@ class TestInRanksThatStay(FSDPTestContinuous):
         self.assertEqual(self.process_group.size(), 2)
 
     @skip_if_lt_x_gpu(8)
-    def test_needs_more(self): ...
+    def test_needs_eight_devices(self): ...
 
 
 if __name__ == "__main__":

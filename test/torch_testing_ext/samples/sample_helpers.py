@@ -1,4 +1,4 @@
-"""Groups that only exist, temporary directories and state dicts, as a test file in PyTorch's tree has them."""
+"""Fake process groups, temporary directories and state dicts, written as in PyTorch's tree."""
 
 import os
 
@@ -16,7 +16,7 @@ from torch.testing._internal.distributed.distributed_utils import with_dist, wit
 
 class TestFake(TestCase):
     @with_fake_comms
-    def test_bare(self):
+    def test_without_arguments(self):
         self.assertEqual((dist.get_rank(), dist.get_world_size()), (0, 2))
 
     @with_fake_comms(rank=3, world_size=8)
@@ -57,10 +57,10 @@ class TestInRanks(DTensorTestBase, VerifyStateDictMixin):
             model(torch.ones(2, 4)).sum().backward()
             optimizer.step()
         self._verify_msd(models[0].state_dict(), get_model_state_dict(models[1]))
-        whole = get_optimizer_state_dict(models[1], optimizers[1])
-        self._verify_osd(models[0], optimizers[0], optimizers[0].state_dict(), whole)
+        full_state = get_optimizer_state_dict(models[1], optimizers[1])
+        self._verify_osd(models[0], optimizers[0], optimizers[0].state_dict(), full_state)
         new = torch.optim.Adam(models[0].parameters(), foreach=True)
-        self._verify_osd_by_load(models[0], optimizers[0], new, whole)
+        self._verify_osd_by_load(models[0], optimizers[0], new, full_state)
 
     def test_fused(self):
         self.assertEqual(sorted(dict(FusionEmbedding(2, 2, 2).named_parameters()))[0], "embedding.weight")

@@ -1,4 +1,4 @@
-"""Ranks as threads, as a test file in PyTorch's tree has them."""
+"""Ranks as threads, written as in PyTorch's tree."""
 
 import torch
 import torch.distributed as dist
@@ -43,14 +43,14 @@ class TestThreads(MultiThreadedTestCase):
 
 class TestDecorated(TestCase):
     @spawn_threads_and_init_comms
-    def test_bare(self):
+    def test_without_arguments(self):
         self.assertEqual(dist.get_world_size(), 4)
 
     @spawn_threads_and_init_comms(world_size=2)
     def test_with_arguments(self):
-        seen = [None, None]
-        dist.all_gather_object(seen, dist.get_rank())
-        self.assertEqual(seen, [0, 1])
+        ranks = [None, None]
+        dist.all_gather_object(ranks, dist.get_rank())
+        self.assertEqual(ranks, [0, 1])
 
 
 instantiate_parametrized_tests(TestThreads)

@@ -1,4 +1,4 @@
-"""Test files as they are written for PyTorch's own kit run here when their imports are rewritten, and nothing else."""
+"""Test files written for PyTorch's own kit run with ours after a rewrite of their imports alone."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch_testing_ext.common_utils import TestCase, run_tests
 
 SAMPLES = sorted(Path(__file__).parent.glob("sample_*.py"))
 THEIRS, OURS = "torch.testing._internal", "torch_testing_ext"
-RAN = (
+TESTS = (
     8,  # sample_threads
     8,  # sample_dtensor
     4,  # sample_fsdp
@@ -39,7 +39,7 @@ class TestSamples(TestCase):
                 stderr=subprocess.STDOUT,
                 text=True,
             )
-        self.assertRegex(done.stdout, rf"Ran {sum(RAN)} tests in ")
+        self.assertRegex(done.stdout, rf"Ran {sum(TESTS)} tests in ")
         self.assertRegex(done.stdout, rf"\nOK \(skipped={SKIPPED}\)\n")
 
 

@@ -1,7 +1,7 @@
 # Owner(s): ["oncall: distributed"]
-"""Tensor parallelism within DDP, on a (dp, tp) mesh, against DDP alone; and its checkpoints, on other meshes too.
+"""Tensor parallelism within DDP, on a (dp, tp) mesh, trains like DDP alone, and its checkpoints load on other meshes.
 
-Runs in 4 ranks: on 4 accelerators where there are as many, else on CPU and gloo.
+The tests run in 4 ranks: on 4 accelerators if there are that many, otherwise on the CPU with gloo.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ LR = 3e-5
 
 @dataclass
 class TwoDModel:
-    """MLPModule, tensor-parallel over "tp", in DDP over "dp", with what is needed to look at its parameters.
+    """MLPModule, tensor-parallel over "tp", in DDP over "dp", with its parameters by name.
 
-    They are taken before the first forward, in which hooks of `_pre_dp_module_transform` put DTensors in their places:
-    from then on the module has no parameters to name. DDP and optimizers go on with these.
+    The parameters are read before the first forward, in which hooks of `_pre_dp_module_transform` replace them with
+    DTensors: afterwards the module lists no parameters. DDP and optimizers keep using the ones read here.
     """
 
     ddp: DDP
@@ -44,17 +44,17 @@ class TwoDModel:
     parameters: dict[str, nn.Parameter]
     tp_placements: dict[str, tuple[Placement, ...]]
 
-    def spread(self, name: str, local: torch.Tensor) -> DTensor:
-        """What this and the other ranks hold for a parameter, as one tensor. It shares the memory of `local`."""
+    def as_dtensor(self, name: str, local: torch.Tensor) -> DTensor:
+        """One tensor of the ranks' local parts, placed like the parameter; it shares the memory of `local`."""
         return DTensor.from_local(local.detach(), self.mesh, [Replicate(), *self.tp_placements[name]])
 
     def state(self, optim: torch.optim.Optimizer) -> dict[str, Any]:
         """Parameters and Adam's state, in a form that a mesh of any shape can load."""
         return {
-            "model": {name: self.spread(name, parameter) for name, parameter in self.parameters.items()},
+            "model": {name: self.as_dtensor(name, parameter) for name, parameter in self.parameters.items()},
             "optim": {
                 name: {
-                    key: self.spread(name, value) if value.ndim else value
+                    key: self.as_dtensor(name, value) if value.ndim else value
                     for key, value in optim.state[parameter].items()
                 }
                 for name, parameter in self.parameters.items()
@@ -111,7 +111,7 @@ class Test2dParallelIntegration(DTensorTestBase):
 
     @with_comms
     def test_2d_ddp_static_graph(self) -> None:
-        # The first step learns the graph and reduces its gradients late, the others rely on it.
+        # DDP records the graph and reduces the gradients late in the first step, and relies on the graph afterwards.
         self.check_against_ddp(steps=3, static_graph=True)
 
     def check_against_ddp(self, steps: int, **ddp_options: Any) -> TwoDModel:
@@ -120,7 +120,7 @@ class Test2dParallelIntegration(DTensorTestBase):
         two_d = two_d_model(MLPModule(self.device_type), mesh, **ddp_options)
         optim = torch.optim.Adam(ddp.parameters(), lr=LR)
         two_d_optim = torch.optim.Adam(two_d.parameters.values(), lr=LR)
-        # Ranks of one tp group are one data-parallel rank: they have the same input.
+        # Ranks of one tp group get the same input: together they are one data-parallel rank.
         seed = 1 + mesh.get_local_rank("dp")
 
         for step in range(steps):
@@ -145,16 +145,16 @@ class Test2dParallelIntegration(DTensorTestBase):
         self.assertEqual(set(two_d.parameters), set(expected))
         for name, parameter in expected.items():
             local = two_d.parameters[name]
-            got, wanted = (local.grad, parameter.grad) if gradients else (local, parameter)
-            what = f"{'gradient of ' if gradients else ''}{name}, rank {self.rank}"
-            self.assertEqual(two_d.spread(name, got).full_tensor(), wanted, msg=what)
+            actual, wanted = (local.grad, parameter.grad) if gradients else (local, parameter)
+            label = f"{'gradient of ' if gradients else ''}{name}, rank {self.rank}"
+            self.assertEqual(two_d.as_dtensor(name, actual).full_tensor(), wanted, msg=label)
 
     # -- checkpoints
 
     @with_comms
     @parametrize("dp", [1, 2, 4])
     def test_2d_ddp_save_and_load(self, dp: int) -> None:
-        # A model on a (2, 2) mesh is saved between two steps. A new one on a (dp, 4 / dp) mesh goes on from there.
+        # A model on a (2, 2) mesh is saved after two steps. A new model on a (dp, 4 / dp) mesh continues from there.
         saved, saved_optim = self.trainable_model(dp=2)
         for step in range(2):
             self.step(saved, saved_optim, step)
@@ -173,11 +173,11 @@ class Test2dParallelIntegration(DTensorTestBase):
             self.assertEqual(self.full_state(loaded, loaded_optim), self.full_state(saved, saved_optim))
 
     def trainable_model(self, dp: int) -> tuple[TwoDModel, torch.optim.Optimizer]:
-        """In float64 and with a large learning rate, so that a step by any other state would show."""
+        """A model in float64, with a large learning rate, so that a step from a wrong state shows."""
         two_d = two_d_model(MLPModule(self.device_type).double(), self.build_2d_mesh(dp))
         optim = torch.optim.Adam(two_d.parameters.values(), lr=0.05)
         for parameter in two_d.parameters.values():
-            # As Adam itself does in its first step: a checkpoint is loaded into tensors that are there.
+            # Adam creates these in its first step, but a checkpoint loads into existing tensors only.
             optim.state[parameter] = {
                 "step": torch.tensor(0.0),
                 "exp_avg": torch.zeros_like(parameter),
@@ -186,7 +186,7 @@ class Test2dParallelIntegration(DTensorTestBase):
         return two_d, optim
 
     def step(self, two_d: TwoDModel, optim: torch.optim.Optimizer, step: int) -> torch.Tensor:
-        """Train on a batch of 8 that the data-parallel ranks share: the same step, whatever their number. Its loss."""
+        """Train on a batch of 8, split over the data-parallel ranks: any dp gives the same step. Return the loss."""
         dp = two_d.mesh["dp"]
         mine = self.seeded_input(8, step).double().chunk(dp.size())[dp.get_local_rank()]
         optim.zero_grad()

@@ -1,7 +1,7 @@
 # Owner(s): ["oncall: distributed"]
-"""Tensor parallelism on example models: the same numbers as on one device, by no more communication than expected.
+"""Tensor parallelism on example models computes the same numbers as one device, with the expected communication.
 
-Runs in 4 ranks: on 4 accelerators where there are as many, else on CPU and gloo.
+The tests run in 4 ranks: on 4 accelerators if there are that many, otherwise on the CPU with gloo.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Counts = dict[Any, int]
 
 
 class Comms(NamedTuple):
-    """How often each collective runs in the phases of a training step."""
+    """How often each collective runs in each phase of a training step."""
 
     forward: Counts
     backward: Counts
@@ -52,27 +52,27 @@ class Comms(NamedTuple):
 
 # All counts were measured on torch 2.13 and 2.15, which agree.
 #
-# (is_seq_parallel, recompute_activation): (forward, backward). Recomputing adds to backward the all_gather of the input
-# that forward starts with: sequence parallelism's own, or that of input_reshard, which keeps but a shard of the input
-# meanwhile. The collective at the end of forward is not repeated: recomputing stops at the last activation.
+# (is_seq_parallel, recompute_activation): (forward, backward). Recomputing repeats, in backward, the all_gather of the
+# input: that of sequence parallelism, or that of input_reshard, which keeps only a shard of the input until then. The
+# collective at the end of forward is not repeated, since recomputing stops at the last activation.
 MLP_COMMS = {
     (False, False): ({all_reduce: 1}, {}),
     (False, True): ({all_reduce: 1}, {all_gather: 1}),
     (True, False): ({all_gather: 1, reduce_scatter: 1}, {all_gather: 1}),
     (True, True): ({all_gather: 1, reduce_scatter: 1}, {all_gather: 2}),
 }
-# is_seq_parallel. The 30 are the norms' parameters: 10 tensors, replicated, whose gradients are partial sums. Adam
-# reads a gradient three times, and each time it is reduced anew.
+# By is_seq_parallel. The 30 all_reduces belong to the norms' parameters: 10 replicated tensors whose gradients are
+# partial sums. Adam reads each gradient three times, and each read reduces it again.
 TRANSFORMER_COMMS = {
     False: Comms({all_reduce: 6, all_gather: 1}, {all_reduce: 9}, {}),
     True: Comms({reduce_scatter: 6, all_gather: 6}, {reduce_scatter: 5, all_gather: 6}, {all_reduce: 30}),
 }
 
-CLASS_DIM = 1  # of what cross entropy is given
+CLASS_DIM = 1  # of the logits
 
 
 class Trainable(NamedTuple):
-    """Which parameters are trained (all where None), and the communication of backward and optimizer step."""
+    """Which parameters are trained (None: all of them), and the communication of backward and optimizer step."""
 
     parameters: Collection[str] | None
     is_seq_parallel: bool
@@ -84,14 +84,14 @@ class Trainable(NamedTuple):
 EMBEDDING_AND_OUTPUT = ("tok_embeddings.weight", "output.weight")
 FINAL_NORM = ("norm.weight", "norm.bias")
 BLOCK_NORM = ("layers.1.ffn_norm.weight", "layers.1.ffn_norm.bias")
-A_BIT_OF_EACH = (
+PARTS_OF_ALL_LAYERS = (
     *EMBEDDING_AND_OUTPUT,
     "layers.0.attention.wv.weight",
     "layers.0.feed_forward.w1.bias",
     "layers.1.ffn_norm.bias",
     "layers.1.feed_forward.w2.weight",
 )
-# Backward goes down to the first trained parameter and no further; the optimizer reduces the trained norms only.
+# Backward stops at the first trained parameter, and the optimizer reduces the gradients of trained norms only.
 TRAINABLE = [
     Trainable(None, True, torch.float32, {reduce_scatter: 5, all_gather: 6}, {all_reduce: 30}),
     Trainable(None, False, torch.float64, {all_reduce: 9}, {}),
@@ -111,19 +111,19 @@ TRAINABLE = [
         {reduce_scatter: 5, all_gather: 5},
         {all_reduce: 12},
     ),
-    Trainable(A_BIT_OF_EACH, True, torch.float32, {reduce_scatter: 5, all_gather: 5}, {all_reduce: 3}),
+    Trainable(PARTS_OF_ALL_LAYERS, True, torch.float32, {reduce_scatter: 5, all_gather: 5}, {all_reduce: 3}),
 ]
 
 
 def trainable_name(case: Trainable) -> str:
-    """As PyTorch names these tests, by the modules whose parameters are trained."""
+    """PyTorch's name of this test, made of the modules whose parameters are trained."""
     modules = {name.rpartition(".")[0].replace(".", "_") for name in case.parameters or ()}
     thawed = "__".join(sorted(modules)) or "all"
     return f"{'seq_parallel_' if case.is_seq_parallel else ''}{str(case.dtype).removeprefix('torch.')}_thaw_{thawed}"
 
 
 class TiedModule(nn.Module):
-    """An embedding and a layer back to it, whose weights have one shape and may be one."""
+    """An embedding and a linear layer whose weights have the same shape, so that they can be tied."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -137,7 +137,7 @@ class TiedModule(nn.Module):
 
 
 def some_loss(output: torch.Tensor) -> torch.Tensor:
-    """Not the plain sum, whose gradient is the same for all rows: they could be mixed up without a trace."""
+    """Not the plain sum: its gradient is the same for all rows, so that mixed-up rows would go unnoticed."""
     return output.square().mean()
 
 
@@ -145,8 +145,8 @@ def full(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def dtensor_knows_attention(mesh: DeviceMesh) -> bool:
-    """Has DTensor a rule for the attention kernel of this device? None of CPU's had one up to torch 2.15."""
+def dtensor_supports_attention(mesh: DeviceMesh) -> bool:
+    """Whether DTensor supports this device's attention kernel. Up to torch 2.15 it supports none of the CPU's."""
     heads = distribute_tensor(torch.rand(1, mesh.size(), 2, 2, device=mesh.device_type), mesh, [Shard(1)])
     try:
         F.scaled_dot_product_attention(heads, heads, heads, is_causal=True)
@@ -155,8 +155,8 @@ def dtensor_knows_attention(mesh: DeviceMesh) -> bool:
     return True
 
 
-def of_target(placements: Sequence[Placement]) -> list[Placement]:
-    """How targets are placed for logits placed like this: they lack the class dimension."""
+def target_placements(placements: Sequence[Placement]) -> list[Placement]:
+    """The placements of targets for logits with these placements: targets lack the class dimension."""
     placed: list[Placement] = []
     for placement in placements:
         dim = placement.dim if isinstance(placement, Shard) else CLASS_DIM
@@ -165,7 +165,7 @@ def of_target(placements: Sequence[Placement]) -> list[Placement]:
 
 
 multi_dim_loss = unittest.skipIf(
-    torch.__version__ < "2.13", f"loss_parallel on a 2-D mesh is known from torch 2.13 on, this is {torch.__version__}"
+    torch.__version__ < "2.13", f"loss_parallel supports 2-D meshes from torch 2.13 on, and this is {torch.__version__}"
 )
 
 
@@ -177,25 +177,25 @@ class DistTensorParallelExampleTest(DTensorTestBase):
     # -- a model on one device and its parallel copy
 
     def assert_same_parameters(self, model: nn.Module, model_tp: nn.Module) -> None:
-        expected, got = dict(model.named_parameters()), dict(model_tp.named_parameters())
-        self.assertEqual(set(got), set(expected))
+        expected, actual = dict(model.named_parameters()), dict(model_tp.named_parameters())
+        self.assertEqual(set(actual), set(expected))
         for name, parameter in expected.items():
-            self.assertEqual(full(got[name]), parameter, msg=f"parameter {name}, rank {self.rank}")
+            self.assertEqual(full(actual[name]), parameter, msg=f"parameter {name}, rank {self.rank}")
 
     def assert_same_gradients(self, model: nn.Module, model_tp: nn.Module) -> None:
-        """Both have a gradient where one is wanted, and only there, and it is the same."""
-        got = dict(model_tp.named_parameters())
+        """Both models have the same gradients, for exactly the parameters that require one."""
+        actual = dict(model_tp.named_parameters())
         for name, parameter in model.named_parameters():
-            where = f"gradient of {name}, rank {self.rank}"
-            for grad in (parameter.grad, got[name].grad):
-                self.assertEqual(grad is not None, parameter.requires_grad, msg=where)
+            label = f"gradient of {name}, rank {self.rank}"
+            for grad in (parameter.grad, actual[name].grad):
+                self.assertEqual(grad is not None, parameter.requires_grad, msg=label)
             if parameter.grad is not None:
-                self.assertEqual(full(got[name].grad), parameter.grad, msg=where)
+                self.assertEqual(full(actual[name].grad), parameter.grad, msg=label)
 
     def train_step(
         self, models: tuple[nn.Module, nn.Module], optims: Sequence[torch.optim.Optimizer], x: torch.Tensor
     ) -> Comms:
-        """A step of both models, the same in every respect. Gives the parallel one's communication."""
+        """Train both models for one step, check that they agree, and return the parallel model's communication."""
         model, model_tp = models
         optim, optim_tp = optims
         output = model(x)
@@ -226,7 +226,7 @@ class DistTensorParallelExampleTest(DTensorTestBase):
         model_tp = parallelize_module(deepcopy(model), mesh, plan)
         if recompute_activation:
             model_tp = checkpoint_wrapper(model_tp, checkpoint_impl=CheckpointImpl.NO_REENTRANT)
-            # Where every rank has the same input, each needs to keep but a shard of it for backward.
+            # If every rank has the same input, each rank needs to keep only a shard of it for backward.
             model_tp = input_reshard(model_tp, mesh, None if is_seq_parallel else 0)
         return model, model_tp
 
@@ -238,9 +238,9 @@ class DistTensorParallelExampleTest(DTensorTestBase):
     @parametrize("is_seq_parallel", [True, False])
     @parametrize("recompute_activation", [True, False])
     def test_mlp_training(self, is_seq_parallel: bool, recompute_activation: bool) -> None:
-        # PyTorch leaves recompute_activation out, since it "failed multi-gpu tests". On CPU its numbers are right; to
-        # count its communication took two things. Recomputing communicates itself, see MLP_COMMS. And one CommDebugMode
-        # must see forward and backward: a recomputed module that it has not seen in forward makes it raise a KeyError.
+        # PyTorch leaves recompute_activation out, since it "failed multi-gpu tests". On the CPU its numbers are right.
+        # Recomputing communicates, too: see MLP_COMMS. One CommDebugMode must cover forward and backward, since a
+        # recomputed module that it did not see in forward makes it raise a KeyError.
         model, model_tp = self.mlp_pair(is_seq_parallel, recompute_activation)
         self.assert_same_parameters(model, model_tp)
         optims = [torch.optim.SGD(each.parameters(), lr=0.25) for each in (model, model_tp)]
@@ -258,7 +258,7 @@ class DistTensorParallelExampleTest(DTensorTestBase):
         self.assertEqual((in_forward, dict(in_backward)), MLP_COMMS[is_seq_parallel, recompute_activation])
 
         if is_seq_parallel:
-            # Each rank's reference saw that rank's part of the sequence alone.
+            # Each rank's reference model saw only that rank's part of the sequence.
             for parameter in model.parameters():
                 dist.all_reduce(parameter.grad)
         self.assert_same_gradients(model, model_tp)
@@ -285,8 +285,9 @@ class DistTensorParallelExampleTest(DTensorTestBase):
         mesh = self.build_device_mesh()
         torch.manual_seed(0)
         model = Transformer(args).to(self.device_type, dtype)
-        # Attention on each rank's heads as plain tensors: in float64 always, as in PyTorch, else where it must be.
-        local_heads = dtype is torch.float64 or (self.device_type == "cpu" and not dtensor_knows_attention(mesh))
+        # Attention runs on each rank's heads as plain tensors: always in float64, as in PyTorch's test, otherwise only
+        # if DTensor does not support the kernel.
+        local_heads = dtype is torch.float64 or (self.device_type == "cpu" and not dtensor_supports_attention(mesh))
         model_tp = Transformer.parallelize(deepcopy(model), mesh, is_seq_parallel, local_output_for_attn=local_heads)
         self.assert_same_parameters(model, model_tp)
         return model, model_tp
@@ -302,7 +303,7 @@ class DistTensorParallelExampleTest(DTensorTestBase):
         args = ModelArgs(dropout_p=0.0)
         models = self.transformer_pair(args, is_seq_parallel, dtype)
         optims = [torch.optim.Adam(each.parameters(), lr=0.25) for each in models]
-        # With this learning rate rounding grows fast: float32 stays within its tolerances for one step.
+        # With this learning rate rounding errors grow fast: float32 stays within its tolerances for only one step.
         for step in range(2 if dtype is torch.float64 else 1):
             for each in models:
                 each.zero_grad()
@@ -346,13 +347,13 @@ class DistTensorParallelExampleTest(DTensorTestBase):
         self.assertEqual(full(model.fc.weight.grad), self.gradient_of_tied_weight(x))
 
     def gradient_of_tied_weight(self, x: torch.Tensor) -> torch.Tensor:
-        """On one device."""
+        """The gradient of the tied weight on one device."""
         model = TiedModule().to(self.device_type)
         model.fc.weight = model.embedding.weight
         model(x).sum().backward()
         return model.embedding.weight.grad
 
-    # -- cross entropy with the classes spread over ranks
+    # -- cross entropy with the classes sharded over ranks
 
     @with_comms
     def test_loss_parallel(self) -> None:
@@ -392,20 +393,20 @@ class DistTensorParallelExampleTest(DTensorTestBase):
     def check_loss_on_mesh(
         self, shape: tuple[int, ...], placements: Sequence[Placement], expected: dict[str, Sequence[Placement]]
     ) -> None:
-        """On a 2 x 2 mesh, with and without class weights: the loss comes placed as `expected` by its reduction."""
+        """On a 2 x 2 mesh, with and without class weights. `expected`: the loss's placements by reduction."""
         mesh = self.build_2d_mesh()
         for (reduction, loss_placements), weighted in itertools.product(expected.items(), (False, True)):
             with self.subTest(reduction=reduction, weighted=weighted):
                 x, target, weight = self.loss_inputs(shape)
                 options = {"weight": weight if weighted else None, "reduction": reduction}
                 dist_x = distribute_tensor(x, mesh, placements)
-                dist_target = distribute_tensor(target, mesh, of_target(placements))
+                dist_target = distribute_tensor(target, mesh, target_placements(placements))
                 loss = F.cross_entropy(x, target, **options)
                 upstream = torch.arange(1.0, loss.numel() + 1, device=self.device_type).reshape(loss.shape)
                 loss.backward(upstream)
                 with loss_parallel():
                     dist_loss = F.cross_entropy(dist_x, dist_target, **options)
-                    # The gradient comes replicated: backward has to place it as the loss is.
+                    # The gradient arrives replicated, and backward has to redistribute it to the loss's placements.
                     dist_loss.backward(distribute_tensor(upstream, mesh, [Replicate(), Replicate()]))
                 self.assertEqual(dist_loss.placements, tuple(loss_placements))
                 self.assertEqual(dist_loss.full_tensor(), loss)
@@ -437,7 +438,7 @@ class DistTensorParallelExampleTest(DTensorTestBase):
     @with_comms
     @multi_dim_loss
     def test_loss_parallel_3d_input_non_batch_shard(self) -> None:
-        # The sequence is dimension 2 of the logits and, without the classes, 1 of targets and losses.
+        # The sequence is dimension 2 of the logits, and dimension 1 of targets and losses, which lack the classes.
         self.check_loss_on_mesh(
             (4, 16, 6),
             [Shard(2), Shard(CLASS_DIM)],
@@ -453,7 +454,7 @@ class DistTensorParallelExampleTest(DTensorTestBase):
     @with_comms
     @multi_dim_loss
     def test_loss_parallel_plain_tensor_target_rejected_on_multi_dim(self) -> None:
-        # It might hold all targets or this rank's.
+        # A plain tensor is ambiguous: it might hold all targets or only this rank's.
         x, target, _ = self.loss_inputs((8, 16))
         dist_x = distribute_tensor(x, self.build_2d_mesh(), [Shard(0), Shard(CLASS_DIM)])
         with loss_parallel(), self.assertRaisesRegex(ValueError, "requires a DTensor"):
@@ -465,7 +466,7 @@ class DistTensorParallelExampleTest(DTensorTestBase):
         mesh = self.build_2d_mesh()
         x, target, _ = self.loss_inputs((4, 8))
         dist_x = DTensor.from_local(x, mesh, placements, run_check=False)
-        dist_target = DTensor.from_local(target, mesh, of_target(placements), run_check=False)
+        dist_target = DTensor.from_local(target, mesh, target_placements(placements), run_check=False)
         for reduction in reductions:
             with self.subTest(reduction=reduction), loss_parallel(), self.assertRaisesRegex(error, message):
                 F.cross_entropy(dist_x, dist_target, reduction=reduction)
@@ -474,7 +475,7 @@ class DistTensorParallelExampleTest(DTensorTestBase):
         return init_device_mesh(self.device_type, (2, 2))
 
     def loss_inputs(self, shape: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Logits, target classes, class weights; the same on all ranks."""
+        """Logits, target classes and class weights, the same on all ranks."""
         torch.manual_seed(0)
         classes = shape[CLASS_DIM]
         x = torch.rand(shape, device=self.device_type, requires_grad=True)
