@@ -1,0 +1,43 @@
+"""A zygote that does not get ready ends the run in time, and says what it printed."""
+
+import os
+import tempfile
+from pathlib import Path
+from unittest import mock
+
+from torch_testing_ext._process import system
+from torch_testing_ext.common_utils import TestCase, run_tests
+from torch_testing_ext.runner.options.options import CannotRun
+from torch_testing_ext.runner.processes import zygote
+
+
+class ZygoteStartTest(TestCase):
+    def setUp(self) -> None:
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.root = Path(folder.name)
+
+    def count_devices(self, source: str) -> None:
+        """Ask a zygote for something, which first imports a module with this source."""
+        (self.root / "imported_first.py").write_text(source)
+        with zygote.Zygote(self.root, ("imported_first",)) as made:
+            made.count_devices()
+
+    def test_an_import_that_never_ends(self) -> None:
+        children = system.children(os.getpid())
+        source = "import threading\nprint('before the wait', flush=True)\nthreading.Event().wait()\n"
+        with (
+            mock.patch.object(zygote, "START_PATIENCE", 1.0),
+            mock.patch.object(zygote, "QUIT_PATIENCE", 0.1),
+            self.assertRaisesRegex(CannotRun, r"was not ready after 1 s\. It said:\nbefore the wait"),
+        ):
+            self.count_devices(source)
+        self.assertEqual(system.children(os.getpid()), children)
+
+    def test_an_import_that_ends_the_process(self) -> None:
+        with self.assertRaisesRegex(CannotRun, "imports torch for all tests exited with code 7"):
+            self.count_devices("import os\nos._exit(7)\n")
+
+
+if __name__ == "__main__":
+    run_tests()
