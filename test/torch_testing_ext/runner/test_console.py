@@ -306,7 +306,7 @@ class OnATerminalTest(unittest.TestCase):
             from torch_testing_ext.runner.report import make_reporters
             reporters = make_reporters(Options(), sys.stdout, os.environ)
             live = next((one for one in reporters.reporters if type(one).__name__ == "Live"), None)
-            for event in story([tries("test_a", Outcome.PASSED), tries("test_bad", Outcome.FAILED)], devices=("0",)):
+            for event in story([tries("test_a", TestOutcome.PASSED), tries("test_bad", TestOutcome.FAILED)], devices=("0",)):
                 reporters.on_event(event)
                 if live and live._region.is_started:
                     live._region.refresh()

@@ -107,7 +107,7 @@ class TestsTest(unittest.TestCase):
 
     def test_all_of_these_must_agree(self):
         self.assertEqual(
-            selected("::test_mlp", expressions=("Fsdp", "Other"), exclude=("::FsdpTest",)),
+            selected("::test_mlp", keyword=("Fsdp", "Other"), exclude=("::FsdpTest",)),
             [f"{PARALLEL}::OtherTest::test_mlp"],
         )
 
