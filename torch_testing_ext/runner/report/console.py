@@ -19,7 +19,7 @@ from ..events import (
 from ..model import Attempt, Category, FinishedTest, Policy, Summary, TestId, TestOutcome
 from ..options.options import Verbosity
 from . import text
-from .closing import WIDTH, account, closing
+from .final_summary import WIDTH, account, closing
 from .snapshot import snapshot
 from .terminal import STYLE_OF, LineWriter, Style, Styler
 
