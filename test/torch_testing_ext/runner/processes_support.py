@@ -48,9 +48,9 @@ class Ran:
         self.summary = summary
         self.heard = heard
         self.attempts: dict[str, list[Attempt]] = {}
-        for settled in summary.settled:
+        for settled in summary.finished:
             self.attempts[_short(settled.test.id)] = list(settled.attempts)
-        self.outcomes = {_short(settled.test.id): settled.outcome.value for settled in summary.settled}
+        self.outcomes = {_short(settled.test.id): settled.outcome.value for settled in summary.finished}
 
     def __getitem__(self, name: str) -> Attempt:
         return self.attempts[name][-1]

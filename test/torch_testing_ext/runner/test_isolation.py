@@ -306,9 +306,9 @@ class TestRepeating(TestCase):
             """
         )
         ran = PROJECT.run(file, until_failure=True)
-        outcomes = [settled.outcome.value for settled in ran.summary.settled]
+        outcomes = [settled.outcome.value for settled in ran.summary.finished]
         self.assertEqual(outcomes, ["passed", "passed", "passed", "failed"])
-        self.assertEqual([settled.last.repetition for settled in ran.summary.settled], [0, 1, 2, 3])
+        self.assertEqual([settled.last.repetition for settled in ran.summary.finished], [0, 1, 2, 3])
 
 
 def _dedent(source):
