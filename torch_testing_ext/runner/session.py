@@ -1,4 +1,7 @@
-"""One run, from its options to its exit code: discover, select, plan, then list, forecast or run."""
+"""One run, from its options to its exit code: discover, select, plan, then list, forecast or run.
+
+Misspelt names are reported before the modules that run and report tests are imported, which takes longer.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,6 @@ from typing import TYPE_CHECKING
 from .events import RunEnded, Warned
 from .model import Attempt, ExitCode, Summary, Test, TestId, exit_code
 from .options.options import Action, Options, Rerun
-from .report import listing
 from .scheduling.durations import Durations, LastFailed
 from .scheduling.forecast import forecast
 from .scheduling.inventory import Inventory, make_inventory
@@ -24,7 +26,7 @@ from .scheduling.policy import Queue, typical_seconds
 from .selection.files import test_files
 from .selection.selection import Selection
 
-if TYPE_CHECKING:  # misspelt names are reported before the modules that run tests are imported
+if TYPE_CHECKING:
     from .processes.zygote import Discovery, Zygote
 
 
@@ -104,6 +106,8 @@ class Session:
     # -- what to do with it
 
     def _list(self, work: Work) -> int:
+        from .report import listing
+
         self._warn_on_stderr()
         if self._options.json:
             print(listing.as_json(work.plan.tests, work.broken, self._durations.expected))
@@ -112,6 +116,8 @@ class Session:
         return _code_without_running(work)
 
     def _dry_run(self, work: Work) -> int:
+        from .report import listing
+
         self._warn_on_stderr()
         typical = typical_seconds(work.plan.units)
         starts = forecast(
