@@ -47,6 +47,7 @@ def _test(number: int, rng: random.Random) -> Test:
 
 
 def lower_bound(units: Iterable[Unit], devices: int) -> float:
+    """No schedule can have a shorter makespan."""
     truth = [(unit.seconds or 0.0, unit.devices) for unit in units]
     return max(sum(seconds * width for seconds, width in truth) / devices, max(seconds for seconds, _ in truth))
 
@@ -77,11 +78,13 @@ def one_at_a_time(units: list[Unit], devices: int) -> float:
 
 
 def guessing(seed: int) -> Callable[[float], float]:
+    """A function that returns a duration with a random error of up to a factor of two."""
     rng = random.Random(seed)
     return lambda seconds: seconds * 2 ** rng.uniform(-1, 1)
 
 
 def ratios(devices: int, count: int, seed: int) -> dict[str, float]:
+    """The makespan of each schedule, divided by the lower bound."""
     units = draw_units(seed, count)
     bound = lower_bound(units, devices)
     makespans = {

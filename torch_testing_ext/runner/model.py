@@ -156,6 +156,7 @@ class FinishedTest:
 
     @property
     def outcome(self) -> TestOutcome:
+        """The outcome of the last attempt, or FLAKY if it passed on a retry."""
         last = self.last.outcome
         passed_on_retry = len(self.attempts) > 1 and COUNTS_AS[last] is Category.PASSED
         return TestOutcome.FLAKY if passed_on_retry else last
@@ -173,6 +174,7 @@ class Policy:
     fail_leaked: bool = False
 
     def verdict(self, outcome: TestOutcome) -> Category:
+        """What an outcome counts as."""
         failing = (outcome is TestOutcome.FLAKY and self.fail_flaky) or (
             outcome is TestOutcome.LEAKED and self.fail_leaked
         )
@@ -199,6 +201,7 @@ class Summary:
 
     @property
     def last_line(self) -> str:
+        """The last line of the console report, which programs may parse."""
         passed, failed, skipped = (self.count(category) for category in Category)
         return f"{passed} passed, {failed} failed, {skipped} skipped"
 
@@ -216,6 +219,7 @@ class ExitCode(enum.IntEnum):
 
 
 def exit_code(summary: Summary, allow_all_skipped: bool = False) -> ExitCode:
+    """The exit code for the results of a run."""
     if summary.interrupted:
         return ExitCode.INTERRUPTED
     if summary.failures:

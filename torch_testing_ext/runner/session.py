@@ -55,6 +55,7 @@ class Session:
         self._last_failed = LastFailed(options.cache, self._warnings.append)
 
     def run(self) -> int:
+        """Does what the options say, and returns the exit code."""
         selection = Selection.of(self._options, self._root, self._cwd)
         known_files = test_files(self._options, self._root, self._cwd)
         files = selection.files(known_files)

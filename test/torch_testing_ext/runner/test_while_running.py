@@ -30,8 +30,8 @@ class T(MultiProcessTestCase):
 class P(unittest.TestCase):
     def test_alone(self):
         print("alone")
-        self.wait_for_nobody()
-    def wait_for_nobody(self):
+        self.wait_for_ever()
+    def wait_for_ever(self):
         time.sleep(600)
 """
 
@@ -48,8 +48,8 @@ import time, unittest
 class T(unittest.TestCase):
     def test_alone(self):
         open(FIFO, "w").close()
-        self.wait_for_nobody()
-    def wait_for_nobody(self):
+        self.wait_for_ever()
+    def wait_for_ever(self):
         time.sleep(600)  # hangs on purpose
 """
 
@@ -74,7 +74,7 @@ class TestStatus(TestCase):
         ran = PROJECT.run(PROJECT.write(HANGS), react=react, jobs=3, slow=1.0)
         self.assertTrue(ran.summary.interrupted)
         running = {one.test.id.method: one for one in ran.recorder.of(events.StatusRequested)[0].running}
-        self.assertIn("in wait_for_nobody", running["test_alone"].stacks)
+        self.assertIn("in wait_for_ever", running["test_alone"].stacks)
         self.assertRegex(running["test_ranks"].stacks, r"rank0:\n.*\n *File .* in wait_for_the_other")
         self.assertGreaterEqual(max(one.seconds for one in running.values()), 1.0)
         self.assertEqual({test.id.method for test in ran.summary.unfinished}, {"test_ranks", "test_alone"})
@@ -133,10 +133,10 @@ class TestKey(TestCase):
         said = ""
         for line in run.stdout:
             said += line
-            if "in wait_for_nobody" in line:
+            if "in wait_for_ever" in line:
                 run.send_signal(signal.SIGINT)
         self.assertEqual(run.wait(), 2, said)
-        self.assertRegex(said, r"(?s)test_alone.*in wait_for_nobody.*\n0 passed, 0 failed, 0 skipped\n$")
+        self.assertRegex(said, r"(?s)test_alone.*in wait_for_ever.*\n0 passed, 0 failed, 0 skipped\n$")
 
 
 class TestLeases(TestCase):

@@ -66,6 +66,7 @@ Gpus = int | tuple[str, ...] | None  # a number of devices, their names, or None
 
 
 def usable_cores() -> int:
+    """The number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -117,6 +118,7 @@ class Options:
 
     @property
     def endless(self) -> bool:
+        """Whether the run repeats until a test fails, without a limit."""
         return self.until_failure and self.repeat is None
 
     @property

@@ -21,10 +21,12 @@ def _number(text: str, least: int) -> int:
 
 
 def count(text: str) -> int:
+    """A whole number of at least 1."""
     return _number(text, 1)
 
 
 def count_or_zero(text: str) -> int:
+    """A whole number of at least 0."""
     return _number(text, 0)
 
 
@@ -46,6 +48,7 @@ def shard(text: str) -> ShardSpec:
 
 
 def gpus(text: str) -> Gpus:
+    """`auto`, a number of devices, or a comma-separated list of their names."""
     if text == "auto":
         return None
     names = tuple(name.strip() for name in text.split(",") if name.strip())
@@ -72,6 +75,8 @@ def path(text: str) -> Path:
 
 
 def one_of(kind: type[enum.Enum]) -> Callable[[str], Any]:
+    """A reader for the values of an enum."""
+
     def read(text: str) -> Any:
         known = [member.value for member in kind]
         if text not in known:

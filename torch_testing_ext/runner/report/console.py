@@ -34,7 +34,7 @@ class Console:
     slowest: int = 5
     policy: Policy = field(default_factory=Policy)
     command: str = "python run_test.py"
-    _all: int = 0
+    _total: int = 0
     _done: int = 0
     _repetitions: int = 1
     _last_shown: TestId | None = None  # the test whose output was shown last
@@ -70,12 +70,12 @@ class Console:
                 pass
 
     def _run_began(self, run: RunBegan) -> None:
-        self._all, self._repetitions = run.results, run.repetitions
+        self._total, self._repetitions = run.results, run.repetitions
         self._say(opening(run))
 
     def _test_finished(self, finished: FinishedTest) -> None:
         self._done += 1
-        self._all = max(self._all, self._done)  # --until-failure: the number of repetitions is unknown
+        self._total = max(self._total, self._done)  # --until-failure: the number of repetitions is unknown
         failed = self.policy.verdict(finished.outcome) is Category.FAILED
         if failed or self.detail is not Verbosity.QUIET:
             self._attempt(finished.last, finished.outcome, text.outcome_in_words(finished), failed)
@@ -90,7 +90,7 @@ class Console:
             self.writer.write(f"{rule}\n{failure_details(attempt)}\n{rule}\n")
 
     def _progress(self) -> str:
-        return f"[{self._done:>{len(str(self._all))}}/{self._all}]"
+        return f"[{self._done:>{len(str(self._total))}}/{self._total}]"
 
     def _remark(self, attempt: Attempt) -> str:
         if attempt.outcome is TestOutcome.SKIPPED:

@@ -25,6 +25,7 @@ class GitHub:
 
 
 def annotation(one: FinishedTest) -> str:
+    """The workflow command that creates the annotation of a failure."""
     test = one.test
     facts = {"file": test.id.file, "line": str(test.line or 1), "title": f"{one.outcome.value}: {test.id}"}
     where = ",".join(f"{name}={_escape(value, inside=',:')}" for name, value in facts.items())

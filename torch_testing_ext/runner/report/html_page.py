@@ -21,6 +21,7 @@ ORDER = (Category.FAILED, Category.PASSED, Category.SKIPPED)  # the most importa
 
 
 def render(history: History, command: str = "python run_test.py") -> str:
+    """The HTML page. `command` runs the tests whose names are appended to it."""
     body = "\n".join(ET.tostring(part, encoding="unicode", method="html") for part in _body(history, command))
     asset = {kind: (HERE / f"page.{kind}").read_text(encoding="utf-8") for kind in ("html", "css", "js")}
     title = f"{headline(history.summary)}: run_test.py"
@@ -28,6 +29,7 @@ def render(history: History, command: str = "python run_test.py") -> str:
 
 
 def headline(summary: Summary) -> str:
+    """The result of the run in a few words."""
     failed, total = summary.count(Category.FAILED), len(summary.finished)
     if summary.interrupted:
         return f"Interrupted: {text.count(failed, 'failure')} so far"

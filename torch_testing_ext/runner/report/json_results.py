@@ -15,10 +15,12 @@ from .recorder import History
 
 
 def render(history: History) -> str:
+    """The content of the JSON report."""
     return json.dumps(document(history), indent=1) + "\n"
 
 
 def document(history: History) -> dict[str, Any]:
+    """The JSON report as a dictionary."""
     run, summary = history.run, history.summary
     return {
         "began": run.clock,

@@ -22,6 +22,7 @@ ORDER = ("failure", "rerunFailure", "flakyFailure", "skipped", "error", "rerunEr
 
 
 def render(history: History) -> str:
+    """The content of the JUnit report."""
     by_file: dict[str, list[FinishedTest]] = defaultdict(list)
     for one in history.summary.finished:
         by_file[one.test.id.file].append(one)

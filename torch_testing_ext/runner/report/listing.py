@@ -38,6 +38,7 @@ def _needs(test: Test) -> str:
 
 
 def as_json(tests: Iterable[Test], broken: Iterable[Attempt], expected: ExpectedSeconds) -> str:
+    """Everything that is known about the tests and the broken files."""
     content = {
         "tests": [_as_data(test, expected(test.id)) for test in tests],
         "broken": [{"file": attempt.test.id.file, "message": attempt.message} for attempt in broken],

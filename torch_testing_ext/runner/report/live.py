@@ -32,7 +32,7 @@ class Live:
     policy: Policy = field(default_factory=Policy)
     _running: dict[TestId, tuple[Test, Lease, float]] = field(default_factory=dict)
     _by_category: Counter[Category] = field(default_factory=Counter)
-    _all: int = 0
+    _total: int = 0
     _estimate: Estimate = field(default_factory=lambda: Estimate(()))
     _began: float = field(default_factory=time.monotonic)
 
@@ -56,7 +56,7 @@ class Live:
     def on_event(self, event: Event) -> None:
         match event:
             case RunBegan():
-                self._all = event.results
+                self._total = event.results
                 self._estimate = Estimate(event.units)
                 self._began = time.monotonic()
                 atexit.register(self._region.stop)  # the terminal gets its cursor back, however the run ends
@@ -89,13 +89,13 @@ class Live:
 
     def _counts(self, now: float) -> RenderableType:
         finished = sum(self._by_category.values())
-        words = Text(f"{finished}/{self._all}  ", style="bold")
+        words = Text(f"{finished}/{self._total}  ", style="bold")
         for category, style in (Category.PASSED, "green"), (Category.FAILED, "red"), (Category.SKIPPED, "dim"):
             if self._by_category[category]:
                 words.append(f"{self._by_category[category]} {category.value}  ", style=style)
         left = self._estimate.left(now)
         words.append(text.duration(now) + (f", about {text.duration(left)} left" if left else ""), style="dim")
-        bar = ProgressBar(total=max(self._all, 1), completed=finished, width=20)
+        bar = ProgressBar(total=max(self._total, 1), completed=finished, width=20)
         line = Table.grid(padding=(0, 2))
         line.add_row(bar, words)
         return line

@@ -15,6 +15,7 @@ DEVICES, SLOTS = 1, 2  # lanes are threads of these two processes
 
 
 def render(history: History) -> str:
+    """The content of the trace file."""
     return json.dumps({"traceEvents": list(_events(history)), "displayTimeUnit": "ms"}, indent=1)
 
 

@@ -51,6 +51,7 @@ class Recorder:
                 pass
 
     def history(self, end: RunEnded) -> History:
+        """Everything that happened until the end of the run."""
         for began in self._open.values():
             self._close(began, end.summary.seconds)
         self._open.clear()

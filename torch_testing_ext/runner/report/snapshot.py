@@ -9,6 +9,7 @@ from . import text
 
 
 def snapshot(status: StatusRequested) -> str:
+    """The running tests with their times, places and stacks."""
     if not status.running:
         return "no test is running\n"
     heading = f"{text.count(len(status.running), 'test')} running:"

@@ -48,6 +48,7 @@ def title(message: str) -> str:
 
 
 def duration(seconds: float) -> str:
+    """A duration with a sensible unit, such as `9.86 s` or `2 min 05 s`."""
     if seconds < 100:
         return f"{seconds:.2f} s" if seconds < 10 else f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
@@ -56,6 +57,7 @@ def duration(seconds: float) -> str:
 
 
 def count(number: int, noun: str) -> str:
+    """A number with a noun in singular or plural, such as `2 tests`."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
@@ -83,6 +85,7 @@ def name(attempt: Attempt, repetitions: int = 1) -> str:
 
 
 def repetition(attempt: Attempt, repetitions: int) -> str:
+    """` [2]` for the second repetition of a repeated test, otherwise empty."""
     repeated = repetitions > 1 or attempt.repetition > 0
     return f" [{attempt.repetition + 1}]" if repeated else ""
 

@@ -76,6 +76,7 @@ class _Drawing:
 
 
 def css(outcome: str) -> str:
+    """The CSS class of an outcome."""
     return outcome.replace(" ", "-")
 
 

@@ -22,9 +22,11 @@ class Durations:
         self._seconds: Mapping[str, float] = self._remembered.load()
 
     def expected(self, test: TestId) -> float | None:
+        """The seconds that a test is expected to take; None if unknown."""
         return self._seconds.get(str(test))
 
     def record(self, finished: Iterable[FinishedTest]) -> None:
+        """Stores the durations of these tests for later runs."""
         took = {str(one.test.id): one.last.seconds for one in finished if one.last.outcome in REPRESENTATIVE}
         if took:
             self._remembered.update(lambda seconds: _blend(seconds, took))

@@ -34,6 +34,7 @@ class Plan:
 
 
 def plan(tests: Iterable[Test], inventory: Inventory, expected: ExpectedSeconds, repetitions: int = 1) -> Plan:
+    """Groups the tests into units, and skips tests that need more devices than there are."""
     tests = tuple(_skip_without_devices(test, inventory) for test in tests)
     groups = list(group_by_fixtures(test for test in tests if test.skip is None))
     numbers = itertools.count()

@@ -26,6 +26,7 @@ Priority = Callable[[Unit], Any]
 
 
 def no_preference(unit: Unit) -> int:
+    """The priority if all units are equal."""
     return 0
 
 
@@ -61,6 +62,7 @@ class Queue:
 
 
 def typical_seconds(units: Sequence[Unit]) -> float:
+    """The median of the expected durations that are known."""
     known = [unit.seconds for unit in units if unit.seconds is not None]
     return statistics.median(known) if known else UNKNOWN
 

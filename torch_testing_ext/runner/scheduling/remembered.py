@@ -25,6 +25,7 @@ class Remembered:
         self._file, self._is_value, self._warn = folder / f"{name}.json", is_value, warn
 
     def load(self) -> dict[str, Any]:
+        """The value of each test; empty if the file is missing or invalid."""
         try:
             return self._checked(json.loads(self._file.read_text(encoding="utf-8")))
         except FileNotFoundError:

@@ -58,6 +58,8 @@ class Selection:
 
     @classmethod
     def of(cls, options: Options, root: Path, cwd: Path) -> Selection:
+        """The selection that the options describe. Raises UsageError."""
+
         def read(names: Iterable[str]) -> tuple[_Name, ...]:
             return tuple(_Name.read(name, root, cwd) for name in names)
 
@@ -75,8 +77,8 @@ class Selection:
 
         Raises UsageError.
         """
-        included = [_matching(name, known, files) for name in self.included]
-        excluded = [_matching(name, known, files) for name in self.excluded]
+        included = [_predicate(name, known, files) for name in self.included]
+        excluded = [_predicate(name, known, files) for name in self.excluded]
 
         def wanted(test: TestId) -> bool:
             return (
@@ -130,7 +132,7 @@ def _suggestion(path: str, known: Sequence[str]) -> str:
 # -- tests
 
 
-def _matching(name: _Name, known: Sequence[Test], files: Sequence[str]) -> Callable[[TestId], bool]:
+def _predicate(name: _Name, known: Sequence[Test], files: Sequence[str]) -> Callable[[TestId], bool]:
     in_files = frozenset(_files(name, files))
     if not name.inner:
         return lambda test: test.file in in_files
