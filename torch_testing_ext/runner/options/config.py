@@ -97,13 +97,13 @@ def _dropped_in(options: Options, path: Path, sources: Mapping[str, str]) -> Opt
 
 
 def _root_of(path: Path) -> Path:
-    """The checkout that contains a test file or folder; if there is none, the folder itself."""
+    """The checkout that contains a test file or folder; if there is none, the folder or that of the file."""
     inside = next((folder.parent for folder in path.parents if folder.name == "test"), None)
     return inside or (path if path.is_dir() else path.parent)
 
 
 def show(configured: ConfiguredOptions) -> str:
-    """The value and the source of every option, one a line."""
+    """The value and the source of every option, one per line."""
     lines = []
     for field in OPTION_TABLE:
         lines.append((f"{_key(field)} = {_shown(getattr(configured.options, field))}", configured.sources[field]))
@@ -246,7 +246,7 @@ def _flags() -> list[str]:
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="run_test.py",
-        description="Run distributed tests over the devices and cores at hand.",
+        description="Run distributed tests in parallel on the available devices and cores.",
         usage="%(prog)s [options] [NAME ...]",
         epilog=EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,

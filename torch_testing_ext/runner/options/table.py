@@ -119,16 +119,14 @@ OPTION_GROUPS = {
         "names": OptionSpec(
             (),
             str,
-            "file, directory, module or the beginning of one; path::Class::test for a single test (default: all tests)",
+            "file, directory, module, or a prefix of one; path::Class::test selects a single test (default: all tests)",
             "NAME",
             many=True,
             configurable=False,
         ),
-        "include": OptionSpec(
-            ("-i", "--include"), str, "run these, too; names as above", "NAME", many=True, several=True
-        ),
+        "include": OptionSpec(("-i", "--include"), str, "same as NAME, as an option", "NAME", many=True, several=True),
         "exclude": OptionSpec(
-            ("-x", "--exclude"), str, "leave these out; names as above", "NAME", many=True, several=True
+            ("-x", "--exclude"), str, "do not run these; same syntax as NAME", "NAME", many=True, several=True
         ),
         "keyword": OptionSpec(
             ("-k", "--keyword"),

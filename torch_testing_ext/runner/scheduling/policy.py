@@ -3,9 +3,8 @@
 Units that use devices compete only for devices, the others only for CPU slots: two queues that never wait for each
 other. In a queue the widest unit starts first, and among equally wide units the longest: narrow units then fill the
 gaps that wide ones leave. Exception: a unit starts before all others if it takes as long as all of them on the whole
-machine.
-A unit that does not fit into the free resources, or that later arrivals push back, can be overtaken only a limited
-number of times, so no unit starves.
+machine. A unit that does not fit into the free resources, or that later arrivals push back, can be overtaken only a
+limited number of times, so no unit starves.
 """
 
 from __future__ import annotations
@@ -100,7 +99,7 @@ class _ResourceQueue:
     def add(self, unit: Unit) -> None:
         arrival = self._to_waiting(unit)
         place = len(self._waiting)
-        while place and self._can_be_overtaken(self._waiting[place - 1], arrival):
+        while place and self._is_overtaken_by(self._waiting[place - 1], arrival):
             place -= 1
         self._insert(place, arrival)
 
@@ -126,7 +125,7 @@ class _ResourceQueue:
         assert width <= self._size, f"unit {unit.number} needs {width} of {self._size}: it can never start"
         return _Waiting(unit, width, self._typical if unit.seconds is None else unit.seconds, self._priority(unit))
 
-    def _can_be_overtaken(self, one: _Waiting, arrival: _Waiting) -> bool:
+    def _is_overtaken_by(self, one: _Waiting, arrival: _Waiting) -> bool:
         return arrival.key < one.key and one.overtaken < self._patience
 
     def _insert(self, place: int, one: _Waiting) -> None:
