@@ -33,8 +33,8 @@ class Must:
     @property
     def all_attempts(self) -> tuple[TestOutcome, ...]:
         """The outcome of each attempt: a test that fails is retried RETRIES times."""
-        again = RETRIES if self.verdict is Category.FAILED and self.attempts == () else 0
-        return self.attempts or (self.outcome,) * (1 + again)
+        retries = RETRIES if self.verdict is Category.FAILED and self.attempts == () else 0
+        return self.attempts or (self.outcome,) * (1 + retries)
 
 
 PASSED = Must(TestOutcome.PASSED)
