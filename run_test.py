@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Run the distributed tests over the devices and cores at hand: `python run_test.py --help`."""
+"""Run the distributed tests on the available devices and cores: `python run_test.py --help`."""
 
 import sys
 from pathlib import Path

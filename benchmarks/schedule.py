@@ -1,11 +1,11 @@
-"""How full our schedule keeps the devices, simulated: no process, no device.
+"""Simulates how busy the schedule of run_test.py keeps the devices. Needs no process and no device.
 
     python benchmarks/schedule.py [--units N] [--seeds N]
 
-600 units with a realistic spread of durations and world sizes on 8 and 64 devices. No schedule can end before all work
-is done by all devices at once, nor before the longest unit is over: the larger of these is the lower bound. Printed is
-how many times as long a schedule takes: ours where durations are known, where they are guesses (off by a factor of two
-either way) and where none is known; units in the order of their files; and each file alone, as PyTorch's runner does.
+600 units with a realistic distribution of durations and world sizes on 8 and 64 devices. The lower bound of a makespan
+is the larger of two times: all work divided by all devices, and the longest unit. The output is the makespan over this
+bound: of the schedule with known durations, with guessed durations (off by up to a factor of two) and with none; of
+units in the order of their files (FIFO); and of one unit at a time, as PyTorch's runner does it.
 """
 
 from __future__ import annotations
@@ -28,31 +28,32 @@ from torch_testing_ext.runner.scheduling.policy import Queue
 
 TARGET = 1.05
 MACHINES = (8, 64)
-WORLD_SIZES = {1: 40, 2: 30, 4: 20, 8: 10}  # how many in a hundred
+WORLD_SIZES = {1: 40, 2: 30, 4: 20, 8: 10}  # weights, in percent
 MEDIAN, SPREAD, LONGEST = 3.0, 1.3, 120.0  # seconds; log-normal: a few tests take most of the time
 
 
 def draw_units(seed: int, count: int) -> list[Unit]:
-    """Each with its true duration."""
-    chance = random.Random(seed)
+    """Random units, each with its true duration."""
+    rng = random.Random(seed)
     return [
-        Unit(number, (_test(number, chance),), seconds=min(LONGEST, MEDIAN * chance.lognormvariate(0, SPREAD)))
+        Unit(number, (_test(number, rng),), seconds=min(LONGEST, MEDIAN * rng.lognormvariate(0, SPREAD)))
         for number in range(count)
     ]
 
 
-def _test(number: int, chance: random.Random) -> Test:
-    size = chance.choices(list(WORLD_SIZES), list(WORLD_SIZES.values()))[0]
+def _test(number: int, rng: random.Random) -> Test:
+    size = rng.choices(list(WORLD_SIZES), list(WORLD_SIZES.values()))[0]
     return Test(TestId("test_x.py", "XTest", f"test_{number}"), world_size=size, devices=size)
 
 
 def lower_bound(units: Iterable[Unit], devices: int) -> float:
+    """No schedule can have a shorter makespan."""
     truth = [(unit.seconds or 0.0, unit.devices) for unit in units]
     return max(sum(seconds * width for seconds, width in truth) / devices, max(seconds for seconds, _ in truth))
 
 
 def ours(units: list[Unit], devices: int, guess: Callable[[float], float | None]) -> float:
-    """The makespan if the queue is told `guess(seconds)` of each."""
+    """The makespan if the queue expects `guess(seconds)` for a unit that takes `seconds`."""
     truth = {unit.number: unit.seconds or 0.0 for unit in units}
     queue = Queue([replace(unit, seconds=guess(truth[unit.number])) for unit in units], devices, slots=1)
     starts = forecast(queue, Leases(tuple(map(str, range(devices))), 1), lambda unit: truth[unit.number])
@@ -60,7 +61,7 @@ def ours(units: list[Unit], devices: int, guess: Callable[[float], float | None]
 
 
 def in_order_of_files(units: list[Unit], devices: int) -> float:
-    """FIFO: the next unit waits until it fits, and all others with it."""
+    """FIFO: the next unit waits until it fits, and all later units wait for it."""
     now, free = 0.0, devices
     running: list[tuple[float, int]] = []
     for unit in units:
@@ -77,11 +78,13 @@ def one_at_a_time(units: list[Unit], devices: int) -> float:
 
 
 def guessing(seed: int) -> Callable[[float], float]:
-    chance = random.Random(seed)
-    return lambda seconds: seconds * 2 ** chance.uniform(-1, 1)
+    """A function that returns a duration with a random error of up to a factor of two."""
+    rng = random.Random(seed)
+    return lambda seconds: seconds * 2 ** rng.uniform(-1, 1)
 
 
 def ratios(devices: int, count: int, seed: int) -> dict[str, float]:
+    """The makespan of each schedule, divided by the lower bound."""
     units = draw_units(seed, count)
     bound = lower_bound(units, devices)
     makespans = {
@@ -95,7 +98,7 @@ def ratios(devices: int, count: int, seed: int) -> dict[str, float]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="How full the schedule keeps the devices, simulated.")
+    parser = argparse.ArgumentParser(description="Simulate how busy the schedule keeps the devices.")
     parser.add_argument("--units", type=int, default=600)
     parser.add_argument("--seeds", type=int, default=20)
     arguments = parser.parse_args()

@@ -55,7 +55,7 @@ class DocsTest(unittest.TestCase):
         for variables, arguments in commands:
             with self.subTest(arguments=arguments):
                 environ = dict(word.split("=", 1) for word in variables.split())
-                config.choose(shlex.split(arguments), environ, ROOT, ROOT)
+                config.read_options(shlex.split(arguments), environ, ROOT, ROOT)
 
 
 if __name__ == "__main__":

@@ -79,6 +79,12 @@ def within(package, modules):
     return [name for name in modules if name == package or name.startswith(package + ".")]
 
 
+def runner_folder_of(module):
+    """`report` for torch_testing_ext.runner.report.text; empty for modules outside the runner's folders."""
+    parts = module.split(".")
+    return parts[2] if parts[1:2] == ["runner"] and len(parts) > 2 else ""
+
+
 MODULES = modules_below(PACKAGE)
 TEXTS = {module: file.read_text() for module, file in MODULES.items()}
 IMPORTS = {module: list(imports_in(module, file, MODULES)) for module, file in MODULES.items()}
@@ -162,6 +168,25 @@ class TestLayers(unittest.TestCase):
     def test_there_are_no_cycles(self):
         graph = {module: sorted({imported for imported, _ in found}) for module, found in IMPORTS.items()}
         self.assertEqual(cycles(graph), [])
+
+    def test_folders_of_the_runner(self):
+        """Engines and reporters share only events; what decides what to run knows neither, nor any process."""
+        forbidden = {
+            "options": {"processes", "engine", "report"},
+            "selection": {"processes", "engine", "report"},
+            "scheduling": {"processes", "engine", "report"},
+            "engine": {"report"},
+            "report": {"processes", "engine"},
+        }
+        seen, wrong = set(), set()
+        for module, found in IMPORTS.items():
+            folder = runner_folder_of(module)
+            seen.add(folder)
+            for imported, _ in found:
+                if runner_folder_of(imported) in forbidden.get(folder, ()):
+                    wrong.add((module, imported))
+        self.assertLessEqual({*forbidden, "processes"}, seen)
+        self.assertEqual(wrong, set())
 
     def test_every_kind_of_import_is_found(self):
         known = {"p", "p.a", "p.a.x", "p.b", "p.c", "p.d"}

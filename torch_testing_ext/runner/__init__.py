@@ -1,5 +1,5 @@
-"""What run_test.py does: discover, select, plan, schedule, run, report.
+"""run_test.py: discovers, selects, plans, schedules and runs tests, and reports the results.
 
-Never imports torch in the process that the user started: what needs it (importing test files, counting devices)
-happens in processes forked from a zygote.
+Never imports torch in the process that the user started. Importing test files and counting devices need torch, so they
+happen in processes forked from the zygote.
 """

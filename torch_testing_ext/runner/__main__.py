@@ -1,4 +1,4 @@
-"""`python -m torch_testing_ext.runner`: run_test.py for the project in the current folder."""
+"""`python -m torch_testing_ext.runner`: run_test.py for the project in the working directory."""
 
 import sys
 from pathlib import Path

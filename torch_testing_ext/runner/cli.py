@@ -1,4 +1,4 @@
-"""run_test.py: puts the rooms together. What is not needed for --help is imported where it is needed."""
+"""The entry point of run_test.py. Imports that --help does not need happen where they are needed."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from .options.options import Action, CannotRun, UsageError
 
 
 def main(argv: Sequence[str], root: Path) -> int:
-    """Returns the exit code. `root` is the project's folder."""
+    """Runs run_test.py and returns its exit code. `root` is the project's folder."""
     try:
-        code = _obey(config.choose(argv, os.environ, root, Path.cwd()), root)
+        code = _execute(config.read_options(argv, os.environ, root, Path.cwd()), root)
         sys.stdout.flush()
         return code
     except UsageError as error:
@@ -30,20 +30,20 @@ def main(argv: Sequence[str], root: Path) -> int:
     except KeyboardInterrupt:
         print("run_test.py: interrupted", file=sys.stderr)
         return ExitCode.INTERRUPTED
-    except BrokenPipeError:  # a list was to be printed, and its reader has seen enough: `--list | head`
+    except BrokenPipeError:  # the reader of the output is gone, as in `--list | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.OUR_ERROR
     except Exception:
         traceback.print_exc()
-        print("run_test.py: this is an error of its own, not of a test", file=sys.stderr)
+        print("run_test.py: internal error; this is not a test failure", file=sys.stderr)
         return ExitCode.OUR_ERROR
 
 
-def _obey(chosen: ConfiguredOptions, root: Path) -> int:
-    if chosen.options.action is Action.SHOW_CONFIG:
-        print(config.show(chosen))
+def _execute(configured: ConfiguredOptions, root: Path) -> int:
+    if configured.options.action is Action.SHOW_CONFIG:
+        print(config.show(configured))
         return ExitCode.PASSED
     from .session import Session
 
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # to be interrupted is all the same, by whatever
-    return Session(chosen.options, chosen.options.drop_in or root).run()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM interrupts like Ctrl-C
+    return Session(configured.options, configured.options.drop_in or root).run()

@@ -1,6 +1,7 @@
-"""What happens in a run, as an engine tells it and reporters hear it.
+"""The events of a run: engines send them, reporters receive them.
 
-An engine never prints; a reporter never asks an engine. Times are seconds since the run began, unless they say else.
+An engine never prints; a reporter never asks an engine. Times are seconds since the start of the run unless a comment
+says otherwise.
 """
 
 from __future__ import annotations
@@ -14,24 +15,28 @@ from .model import Attempt, FinishedTest, Lease, Summary, Test, TestId, Unit
 
 @dataclass(frozen=True)
 class RunBegan:
-    tests: tuple[Test, ...]  # what will run, or be skipped as known before; each once, however often it is repeated
+    """The run starts; nothing has run yet."""
+
+    tests: tuple[Test, ...]  # tests to run, and tests already known to be skipped; each once, even if it is repeated
     units: tuple[Unit, ...]
     devices: tuple[str, ...]  # the inventory
     slots: int
-    clock: float  # wall-clock time of the beginning, in seconds since the epoch
+    clock: float  # wall-clock time of the start, in seconds since the epoch
     seed: int | None = None  # of the shuffled order
     fake: bool = False  # the devices do not exist
     repetitions: int = 1
 
     @property
     def results(self) -> int:
-        """How many will be settled: what is not in a unit need not run, and is not repeated."""
+        """How many results to expect. A test that is in no unit does not run, so it is not repeated either."""
         planned = {test.id for unit in self.units for test in unit.tests}
         return sum(len(unit.tests) for unit in self.units) + sum(test.id not in planned for test in self.tests)
 
 
 @dataclass(frozen=True)
 class UnitBegan:
+    """A unit has its lease, and its processes start."""
+
     unit: Unit
     lease: Lease
     at: float
@@ -39,7 +44,9 @@ class UnitBegan:
 
 @dataclass(frozen=True)
 class TestBegan:
-    __test__ = False  # nothing for pytest to collect
+    """A test starts in a unit that is running."""
+
+    __test__ = False  # not a test for pytest to collect
 
     test: Test
     unit: Unit
@@ -49,7 +56,9 @@ class TestBegan:
 
 @dataclass(frozen=True)
 class TestIsSlow:
-    __test__ = False  # nothing for pytest to collect
+    """A running test has taken longer than --slow."""
+
+    __test__ = False  # not a test for pytest to collect
 
     test: Test
     seconds: float
@@ -58,22 +67,26 @@ class TestIsSlow:
 
 @dataclass(frozen=True)
 class AttemptEnded:
-    __test__ = False  # nothing for pytest to collect
+    """A test has run once; a skipped test counts as one attempt."""
+
+    __test__ = False  # not a test for pytest to collect
 
     attempt: Attempt
-    again: bool  # it failed and will be tried once more
+    retry: bool  # it failed and will be retried
 
 
 @dataclass(frozen=True)
 class TestFinished:
-    __test__ = False  # nothing for pytest to collect
+    """A test has its final result: it will not be retried."""
 
-    settled: FinishedTest
+    __test__ = False  # not a test for pytest to collect
+
+    finished: FinishedTest
 
 
 @dataclass(frozen=True)
 class UnitEnded:
-    """All its processes are gone and its lease is given back."""
+    """All processes of the unit are gone, and its lease is free again."""
 
     unit: Unit
     lease: Lease
@@ -82,7 +95,7 @@ class UnitEnded:
 
 @dataclass(frozen=True)
 class Output:
-    """With -s: what a test's process printed just now."""
+    """With -s: new output of a test's process."""
 
     test: TestId | None
     text: str
@@ -90,33 +103,39 @@ class Output:
 
 @dataclass(frozen=True)
 class Running:
+    """A test that is running now, and where."""
+
     test: Test
     lease: Lease
     seconds: float
-    stacks: str  # of its process and its ranks
+    stacks: str  # of the test's process and its ranks
 
 
 @dataclass(frozen=True)
 class StatusRequested:
-    """Somebody asked what is running (SIGUSR1, or the key t)."""
+    """The user asked what is running: SIGUSR1, or the key t."""
 
     running: tuple[Running, ...]
 
 
 @dataclass(frozen=True)
 class Warned:
+    """A warning for the user."""
+
     text: str
 
 
 @dataclass(frozen=True)
 class Stopping:
-    """No new units begin: Ctrl-C, SIGTERM or --max-fail."""
+    """No new units start: Ctrl-C, SIGTERM, --max-fail or --until-failure."""
 
     reason: str
 
 
 @dataclass(frozen=True)
 class RunEnded:
+    """The run is over: the last event."""
+
     summary: Summary
 
 
@@ -137,12 +156,14 @@ Event: TypeAlias = (
 
 
 class Reporter(Protocol):
+    """Anything that receives the events of a run."""
+
     def on_event(self, event: Event) -> None: ...
 
 
 @dataclass(frozen=True)
 class Reporters:
-    """Several reporters as one."""
+    """Passes every event to several reporters, in order."""
 
     reporters: Sequence[Reporter]
 

@@ -1,4 +1,4 @@
-"""What a run is about: tests, units, attempts and their outcomes. Data only; every other room here speaks in it."""
+"""The data of a run, which all modules of the runner exchange: tests, units, leases, attempts and their outcomes."""
 
 from __future__ import annotations
 
@@ -8,22 +8,24 @@ from dataclasses import dataclass, field
 
 
 class TestOutcome(enum.Enum):
-    __test__ = False  # nothing for pytest to collect
+    """How one test ended."""
+
+    __test__ = False  # not a test for pytest to collect
 
     PASSED = "passed"
     FAILED = "failed"  # an assertion, or ranks that disagree
     ERROR = "error"  # an exception; a file that cannot be imported
     TIMEOUT = "timeout"
     CRASHED = "crashed"  # a signal, or an exit before the test was over
-    LEAKED = "leaked"  # passed, but left processes running, which were ended
-    FLAKY = "flaky"  # failed, then passed when tried again
+    LEAKED = "leaked"  # passed, but left processes running, which were terminated
+    FLAKY = "flaky"  # failed, then passed on a retry
     SKIPPED = "skipped"
     EXPECTED_FAILURE = "expected failure"
     UNEXPECTED_SUCCESS = "unexpected success"
 
 
 class Category(enum.Enum):
-    """What an outcome counts as in the last line."""
+    """What an outcome counts as in the last line of the report."""
 
     PASSED = "passed"
     FAILED = "failed"
@@ -46,7 +48,7 @@ COUNTS_AS = {
 
 @dataclass(frozen=True, order=True)
 class TestId:
-    """`test/distributed/test_x.py::Class::test_y`. A file that cannot be imported is the test of no class."""
+    """The name of a test: `test/distributed/test_x.py::Class::test_y`. A file that cannot be imported has no class."""
 
     file: str  # relative to the root of the run, with forward slashes
     cls: str = ""
@@ -57,7 +59,7 @@ class TestId:
 
     @property
     def dotted(self) -> str:
-        """`Class.test_y`, as unittest wants it."""
+        """`Class.test_y`, the form that unittest uses."""
         return f"{self.cls}.{self.method}" if self.cls else ""
 
     __test__ = False
@@ -65,16 +67,16 @@ class TestId:
 
 @dataclass(frozen=True)
 class Test:
-    """One test and what it needs; all of it read from the imported file, nothing from running it."""
+    """One test and what it needs, as far as the imported file says without running the test."""
 
     id: TestId
-    world_size: int = 1  # processes that compute at the same time
-    devices: int = 0  # accelerators it will use on this machine
+    world_size: int = 1  # number of ranks that compute at the same time
+    devices: int = 0  # number of accelerators it uses on this machine
     backend: str | None = None
-    timeout: float | None = None  # its own, by @timeout
-    together: str = ""  # tests of one file with the same name here share class fixtures, hence a process
-    skip: str | None = None  # known before it runs
-    want: str | None = None  # where it is skipped for want of devices: of what ("4 devices")
+    timeout: float | None = None  # set by @timeout
+    together: str = ""  # tests of one file with the same value share class fixtures, hence a process
+    skip: str | None = None  # reason to skip it, if known before it runs
+    want: str | None = None  # if there are not enough devices for it: what it needs ("4 devices")
     line: int = 0
 
     __test__ = False
@@ -82,13 +84,13 @@ class Test:
 
 @dataclass(frozen=True)
 class Unit:
-    """What runs in one process with one lease: a test, or the tests that share class fixtures."""
+    """The tests that run in one process with one lease: a single test, or all tests that share class fixtures."""
 
     number: int
     tests: tuple[Test, ...]
     repetition: int = 0
     attempt: int = 1
-    seconds: float | None = None  # how long it is expected to take; None where nothing is known
+    seconds: float | None = None  # expected duration; None if unknown
 
     @property
     def devices(self) -> int:
@@ -105,7 +107,7 @@ class Unit:
 
 @dataclass(frozen=True)
 class Lease:
-    """What a running unit has to itself: devices by the names the inherited mask gives them, and CPU slots."""
+    """Devices and CPU slots reserved for a running unit. Devices have the names that the inherited mask gives them."""
 
     devices: tuple[str, ...] = ()
     slots: tuple[int, ...] = ()
@@ -113,7 +115,7 @@ class Lease:
 
 @dataclass(frozen=True)
 class RankLog:
-    """What one rank wrote, and where it was when it was asked."""
+    """The output of one rank, and its stacks if they were dumped."""
 
     rank: int
     output: str = ""
@@ -122,25 +124,25 @@ class RankLog:
 
 @dataclass(frozen=True)
 class Attempt:
-    """One test, run once."""
+    """The result of running one test once."""
 
     test: Test
     outcome: TestOutcome
-    message: str = ""  # of a failure: in the form of the launch layer; of a skip: the reason
+    message: str = ""  # failure: formatted as in launch/; skip: the reason
     seconds: float = 0.0
-    began: float = 0.0  # seconds since the run began
+    began: float = 0.0  # seconds since the start of the run
     repetition: int = 0
-    number: int = 1  # of the attempt
-    want: str | None = None  # skipped for want of this
-    output: str = ""  # of the test's own process
+    number: int = 1  # 1 is the first attempt
+    want: str | None = None  # skipped because there are not enough devices: what it needs
+    output: str = ""  # of the test's process, without its ranks
     ranks: tuple[RankLog, ...] = ()
-    leftovers: tuple[str, ...] = ()  # processes that outlived it, and were ended
+    leftovers: tuple[str, ...] = ()  # processes that outlived the test and were terminated
     lease: Lease = field(default_factory=Lease)
 
 
 @dataclass(frozen=True)
 class FinishedTest:
-    """A test that will not be tried again: all its attempts (of one repetition), the last one last."""
+    """A test that will not be retried, with all attempts of one repetition in order."""
 
     attempts: tuple[Attempt, ...]
 
@@ -154,9 +156,10 @@ class FinishedTest:
 
     @property
     def outcome(self) -> TestOutcome:
+        """The outcome of the last attempt, or FLAKY if it passed on a retry."""
         last = self.last.outcome
-        tried_again = len(self.attempts) > 1 and COUNTS_AS[last] is Category.PASSED
-        return TestOutcome.FLAKY if tried_again else last
+        passed_on_retry = len(self.attempts) > 1 and COUNTS_AS[last] is Category.PASSED
+        return TestOutcome.FLAKY if passed_on_retry else last
 
     @property
     def seconds(self) -> float:
@@ -165,12 +168,13 @@ class FinishedTest:
 
 @dataclass(frozen=True)
 class Policy:
-    """What else shall count as a failure."""
+    """Which outcomes count as failures in addition to the usual ones."""
 
     fail_flaky: bool = False
     fail_leaked: bool = False
 
     def verdict(self, outcome: TestOutcome) -> Category:
+        """What an outcome counts as."""
         failing = (outcome is TestOutcome.FLAKY and self.fail_flaky) or (
             outcome is TestOutcome.LEAKED and self.fail_leaked
         )
@@ -179,47 +183,51 @@ class Policy:
 
 @dataclass(frozen=True)
 class Summary:
-    """A run that is over."""
+    """The results of a whole run."""
 
-    settled: tuple[FinishedTest, ...]
+    finished: tuple[FinishedTest, ...]
     seconds: float
     policy: Policy = Policy()
     interrupted: bool = False
-    unfinished: tuple[Test, ...] = ()  # begun or waiting when the run was interrupted or stopped by --max-fail
+    unfinished: tuple[Test, ...] = ()  # running or waiting when the run was interrupted or stopped by --max-fail
     warnings: tuple[str, ...] = ()
 
-    def count(self, verdict: Category) -> int:
-        return sum(self.policy.verdict(one.outcome) is verdict for one in self.settled)
+    def count(self, category: Category) -> int:
+        return sum(self.policy.verdict(one.outcome) is category for one in self.finished)
 
     @property
     def failures(self) -> tuple[FinishedTest, ...]:
-        return tuple(one for one in self.settled if self.policy.verdict(one.outcome) is Category.FAILED)
+        return tuple(one for one in self.finished if self.policy.verdict(one.outcome) is Category.FAILED)
 
     @property
     def last_line(self) -> str:
-        passed, failed, skipped = (self.count(verdict) for verdict in Category)
+        """The last line of the console report, which programs may parse."""
+        passed, failed, skipped = (self.count(category) for category in Category)
         return f"{passed} passed, {failed} failed, {skipped} skipped"
 
 
 class ExitCode(enum.IntEnum):
+    """The exit codes of run_test.py."""
+
     PASSED = 0
     FAILED = 1
     INTERRUPTED = 2
-    OUR_ERROR = 3
+    OUR_ERROR = 3  # of run_test.py itself
     USAGE = 4
     NOTHING_SELECTED = 5
-    ALL_SKIPPED = 6  # everything selected was skipped for want of devices
+    ALL_SKIPPED = 6  # everything selected was skipped: not enough devices
 
 
 def exit_code(summary: Summary, allow_all_skipped: bool = False) -> ExitCode:
+    """The exit code for the results of a run."""
     if summary.interrupted:
         return ExitCode.INTERRUPTED
     if summary.failures:
         return ExitCode.FAILED
-    if not summary.settled:
+    if not summary.finished:
         return ExitCode.NOTHING_SELECTED
-    return ExitCode.ALL_SKIPPED if _all_for_want(summary.settled) and not allow_all_skipped else ExitCode.PASSED
+    return ExitCode.ALL_SKIPPED if _all_lack_devices(summary.finished) and not allow_all_skipped else ExitCode.PASSED
 
 
-def _all_for_want(settled: Sequence[FinishedTest]) -> bool:
-    return all(one.outcome is TestOutcome.SKIPPED and one.last.want for one in settled)
+def _all_lack_devices(finished: Sequence[FinishedTest]) -> bool:
+    return all(one.outcome is TestOutcome.SKIPPED and one.last.want for one in finished)

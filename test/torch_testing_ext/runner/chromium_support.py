@@ -1,4 +1,4 @@
-"""A real browser without a screen, driven over its debugging pipe: no port, no driver, no package."""
+"""A headless browser, driven through its debugging pipe: no port, no driver, no package."""
 
 from __future__ import annotations
 
@@ -20,25 +20,23 @@ FLAGS = [
     "--remote-debugging-pipe",
 ]
 
-needs_chromium = unittest.skipUnless(
-    CHROMIUM, "NO BROWSER: Chromium is not installed, so the HTML report is not checked"
-)
+needs_chromium = unittest.skipUnless(CHROMIUM, "HTML REPORT NOT CHECKED: Chromium is not installed")
 
 
 class Browser:
-    """One page of one browser, which ends with the `with` block."""
+    """A browser with one page; both end with the `with` block."""
 
     def __enter__(self) -> Browser:
         self._home = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
-        hear, self._say = _high_pipe()
-        self._hear, say = _high_pipe()
+        commands, self._send = _high_pipe()
+        self._answers, answers = _high_pipe()
         # The browser reads from 3 and writes to 4: the shell moves them there.
-        move = f'exec "$@" 3<&{hear} 4>&{say} {hear}<&- {say}>&-'
+        move = f'exec "$@" 3<&{commands} 4>&{answers} {commands}<&- {answers}>&-'
         command = ["bash", "-c", move, "bash", CHROMIUM, *FLAGS, f"--user-data-dir={self._home.name}", "about:blank"]
         quiet = subprocess.DEVNULL
-        self._process = subprocess.Popen(command, pass_fds=(hear, say), stdout=quiet, stderr=quiet)
-        os.close(hear)
-        os.close(say)
+        self._process = subprocess.Popen(command, pass_fds=(commands, answers), stdout=quiet, stderr=quiet)
+        os.close(commands)
+        os.close(answers)
         self._rest, self._numbers, self._events = b"", itertools.count(1), []
         self._session = None
         target = next(one for one in self._call("Target.getTargets")["targetInfos"] if one["type"] == "page")
@@ -49,13 +47,13 @@ class Browser:
         return self
 
     def __exit__(self, *error: object) -> None:
-        os.close(self._say)  # it ends when nobody drives it any more
+        os.close(self._send)  # the browser ends when its pipe closes
         self._process.wait()
-        os.close(self._hear)
+        os.close(self._answers)
         self._home.cleanup()
 
     def open(self, file: Path, fragment: str = "") -> None:
-        self._events.clear()  # also of the page before
+        self._events.clear()  # including those of the previous page
         self._call("Page.navigate", url=file.as_uri() + fragment)
         while not self._seen("Page.loadEventFired"):
             self._receive()
@@ -64,7 +62,7 @@ class Browser:
         return [event["params"] for event in self._events if event.get("method") == method]
 
     def complaints(self) -> list[Any]:
-        """Errors of scripts, and all that the browser found worth a line in its console."""
+        """Errors of scripts, and all messages in the console of the browser."""
         return self._seen("Runtime.exceptionThrown") + self._seen("Log.entryAdded")
 
     def requests(self) -> list[str]:
@@ -83,7 +81,7 @@ class Browser:
         message = {"id": number, "method": method, "params": params}
         if self._session:
             message["sessionId"] = self._session
-        os.write(self._say, json.dumps(message).encode() + b"\0")
+        os.write(self._send, json.dumps(message).encode() + b"\0")
         while True:
             answer = self._receive()
             if answer.get("id") == number:
@@ -92,7 +90,7 @@ class Browser:
 
     def _receive(self) -> dict[str, Any]:
         while b"\0" not in self._rest:
-            data = os.read(self._hear, 1 << 16)
+            data = os.read(self._answers, 1 << 16)
             assert data, "the browser has ended"
             self._rest += data
         first, _, self._rest = self._rest.partition(b"\0")
@@ -103,7 +101,7 @@ class Browser:
 
 
 def _high_pipe() -> tuple[int, int]:
-    """A pipe whose ends are not 3 or 4 already: moved one after the other, one would step on the other."""
+    """A pipe whose ends are neither 3 nor 4, since the shell redirects these one after the other."""
     low = os.pipe()
     high = tuple(fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 10) for end in low)
     for end in low:

@@ -1,3 +1,3 @@
-"""The fixture project's tests fail on purpose: run_test.py runs them, and what comes of it is held against a model."""
+"""The tests of the fixture project fail on purpose: run_test.py runs them, and test_project.py checks the results."""
 
 collect_ignore_glob = ["project/*"]

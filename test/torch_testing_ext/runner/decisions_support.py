@@ -1,4 +1,4 @@
-"""Made-up tests and units, for tests of what needs no process."""
+"""Invented tests and units, for tests that start no process."""
 
 from torch_testing_ext.runner.model import Attempt, FinishedTest, Test, TestId, TestOutcome, Unit
 
@@ -12,5 +12,5 @@ def make_unit(number, devices=0, ranks=1, seconds=None):
     return Unit(number, (test,), seconds=seconds)
 
 
-def settled(test, outcome=TestOutcome.PASSED, seconds=1.0):
+def finished_test(test, outcome=TestOutcome.PASSED, seconds=1.0):
     return FinishedTest((Attempt(test, outcome, seconds=seconds),))

@@ -1,4 +1,4 @@
-"""What JUnit reports look like, as Maven's Surefire defines them: elements, their order, their attributes."""
+"""The format of JUnit reports as Maven's Surefire defines it: elements, their order, their attributes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Shape:
-    children: str = ""  # of which kinds, in this order, as a regular expression over `<kind>`
+    """What an element may contain."""
+
+    children: str = ""  # a regular expression for the sequence of children, each as `<tag>`
     required: frozenset[str] = frozenset()
     allowed: frozenset[str] = frozenset()
     text: bool = False
@@ -20,7 +22,7 @@ def shape(children: str = "", required: str = "", allowed: str = "", text: bool 
 
 
 COUNTS = "name tests errors skipped failures"
-ONCE_MORE = shape("<stackTrace>(<system-out>)?", "type", "message")
+RERUN = shape("<stackTrace>(<system-out>)?", "type", "message")
 SHAPES = {
     "testsuites": shape("(<testsuite>)*", COUNTS, "time"),
     "testsuite": shape("(<testcase>)*", COUNTS, "time timestamp"),
@@ -33,7 +35,7 @@ SHAPES = {
     "failure": shape("", "type", "message", text=True),
     "error": shape("", "type", "message", text=True),
     "skipped": shape("", "", "message", text=True),
-    **dict.fromkeys(("rerunFailure", "flakyFailure", "rerunError", "flakyError"), ONCE_MORE),
+    **dict.fromkeys(("rerunFailure", "flakyFailure", "rerunError", "flakyError"), RERUN),
     "stackTrace": shape(text=True),
     "system-out": shape(text=True),
 }
@@ -41,7 +43,7 @@ TIME = re.compile(r"\d+\.\d{3}")
 
 
 def read_junit(report: str) -> ET.Element:
-    """The parsed report, which is what it should be; an AssertionError says where it is not."""
+    """Parses a report and checks its format; an AssertionError says what is wrong."""
     root = ET.fromstring(report.encode("utf-8"))
     assert root.tag == "testsuites", root.tag
     for element in root.iter():

@@ -1,4 +1,4 @@
-"""What the tests of the runner's processes share: a root with test files of their own, run through one zygote."""
+"""Shared by the tests of the runner's processes: a folder with test files, which run in forks of one zygote."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from torch_testing_ext.runner.scheduling.policy import Queue
 PRELOADED = ("torch", "torch.distributed", "torch_testing_ext.common_distributed")
 
 
-class Heard:
-    """A reporter that keeps what it hears, and does what it is told at events of its choice."""
+class EventRecorder:
+    """A reporter that keeps all events and passes each to `react`."""
 
     def __init__(self, react: Callable[[events.Event], object] | None = None):
         self.events: list[events.Event] = []
@@ -41,16 +41,16 @@ class Heard:
         return [event for event in self.events if isinstance(event, kind)]
 
 
-class Ran:
-    """A run that is over, by the names of its tests."""
+class FinishedRun:
+    """The results of a run, by name of test."""
 
-    def __init__(self, summary: Summary, heard: Heard):
+    def __init__(self, summary: Summary, recorder: EventRecorder):
         self.summary = summary
-        self.heard = heard
+        self.recorder = recorder
         self.attempts: dict[str, list[Attempt]] = {}
-        for settled in summary.settled:
-            self.attempts[_short(settled.test.id)] = list(settled.attempts)
-        self.outcomes = {_short(settled.test.id): settled.outcome.value for settled in summary.settled}
+        for finished in summary.finished:
+            self.attempts[_short(finished.test.id)] = list(finished.attempts)
+        self.outcomes = {_short(finished.test.id): finished.outcome.value for finished in summary.finished}
 
     def __getitem__(self, name: str) -> Attempt:
         return self.attempts[name][-1]
@@ -61,7 +61,7 @@ def _short(test: TestId) -> str:
 
 
 class Project:
-    """A directory with test files, and the zygote that runs them."""
+    """A folder with test files, and the zygote for them."""
 
     def __init__(self) -> None:
         self.root = Path(tempfile.mkdtemp(prefix="torch_testing_ext_test_")).resolve()
@@ -80,21 +80,21 @@ class Project:
 
     def run(
         self, *files: str, react: Callable[[events.Event], object] | None = None, devices: int = 0, **options: Any
-    ) -> Ran:
-        """Everything in the files."""
-        there = Inventory(tuple(map(str, range(devices))), fake=True) if devices else Inventory()
+    ) -> FinishedRun:
+        """Runs all tests of the files."""
+        inventory = Inventory(tuple(map(str, range(devices))), fake=True) if devices else Inventory()
         chosen = Options(**{"jobs": 2, "timeout": 60.0, **options})
         discovery = self.zygote.discover(files, devices)
-        planned = plan(discovery.tests, there, lambda test: None, chosen.repeat or 1)
-        heard = Heard(react)
+        planned = plan(discovery.tests, inventory, lambda test: None, chosen.repeat or 1)
+        recorder = EventRecorder(react)
         queue = Queue(planned.units, devices, chosen.jobs)
-        leases = Leases(there.names, chosen.jobs)
-        engine = Engine(self.zygote, chosen, there, leases, queue, heard)
+        leases = Leases(inventory.names, chosen.jobs)
+        engine = Engine(self.zygote, chosen, inventory, leases, queue, recorder)
         summary = engine.run(planned, discovery.broken)
         while self.zygote._gone:
-            self.zygote.loop.step()  # the processes of files are sent away when their tests are over
+            self.zygote.loop.step()  # each file's process ends after the last test of the file
         assert leases.free_slots == chosen.jobs and leases.free_devices == devices, "a lease is still held"
-        return Ran(summary, heard)
+        return FinishedRun(summary, recorder)
 
 
 def descendants(pid: int) -> set[int]:
@@ -102,8 +102,8 @@ def descendants(pid: int) -> set[int]:
     return {*below, *(deeper for child in below for deeper in descendants(child))}
 
 
-def lives(pid: int) -> bool:
-    """A zombie does not."""
+def is_alive(pid: int) -> bool:
+    """Whether the process runs; a zombie does not."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     return False

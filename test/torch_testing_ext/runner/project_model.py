@@ -1,4 +1,4 @@
-"""What each test of the fixture project must come to, in every report. The one place that says so."""
+"""The model of the fixture project: the expected result of each test, the same for every report."""
 
 from __future__ import annotations
 
@@ -10,18 +10,20 @@ from pathlib import Path
 from torch_testing_ext.runner.model import COUNTS_AS, Category, TestOutcome
 
 PROJECT = Path(__file__).parent / "project"
-BROKEN_SYNTAX = "def never(:\n    pass\n"  # written when the project is copied: no tool shall stumble over it here
+BROKEN_SYNTAX = "def never(:\n    pass\n"  # written when the project is copied, so that no tool finds it here
 RETRIES = 2
 
 
 @dataclass(frozen=True)
 class Must:
+    """The expected result of one test."""
+
     outcome: TestOutcome
-    say: str = ""  # part of its message; of a flaky test, of its first attempt's
+    say: str = ""  # part of its message; of a flaky test, part of the first attempt's message
     attempts: tuple[TestOutcome, ...] = ()
     ranks: tuple[str, ...] = ()  # part of each rank's output
-    output: str = ""  # part of its own process's
-    leaves: bool = False  # processes
+    output: str = ""  # part of the output of the test's process
+    leaves: bool = False  # whether it leaves processes running
     want: str | None = None
 
     @property
@@ -29,10 +31,10 @@ class Must:
         return COUNTS_AS[self.outcome]
 
     @property
-    def tries(self) -> tuple[TestOutcome, ...]:
-        """A test that fails is tried as often as it may be."""
-        again = RETRIES if self.verdict is Category.FAILED and self.attempts == () else 0
-        return self.attempts or (self.outcome,) * (1 + again)
+    def all_attempts(self) -> tuple[TestOutcome, ...]:
+        """The outcome of each attempt: a test that fails is retried RETRIES times."""
+        retries = RETRIES if self.verdict is Category.FAILED and self.attempts == () else 0
+        return self.attempts or (self.outcome,) * (1 + retries)
 
 
 PASSED = Must(TestOutcome.PASSED)
@@ -101,13 +103,13 @@ MODEL = {
 
 
 def copy_to(folder: Path) -> None:
-    """A project of its own: it writes nothing into ours."""
+    """Copies the project, so that runs write nothing into this repository."""
     shutil.copytree(PROJECT, folder, ignore=shutil.ignore_patterns("__pycache__"))
     (folder / "test_syntax_error.py").write_text(BROKEN_SYNTAX)
 
 
 def expected(prefix: str) -> dict[str, Must]:
-    """By the full name of a test, in a project that lies at `prefix`."""
+    """The expected results by full name of test, for a copy of the project at `prefix`."""
     return {
         f"{prefix}{file}" + (f"::{name}" if name else ""): must
         for file, tests in MODEL.items()

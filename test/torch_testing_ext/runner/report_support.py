@@ -1,4 +1,4 @@
-"""A made-up run, as an engine would tell of it: what the tests of the reports stand on."""
+"""Events of invented runs, for the tests of the reports."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def attempt(method: str, outcome: TestOutcome = TestOutcome.PASSED, **more) -> A
     return Attempt(test, outcome, **{"message": message, "seconds": 0.25, "lease": Lease((), (0, 1)), **more})
 
 
-def tries(method: str, *outcomes: TestOutcome, **more) -> FinishedTest:
+def finished_test(method: str, *outcomes: TestOutcome, **more) -> FinishedTest:
     attempts = (attempt(method, one, number=number, **more) for number, one in enumerate(outcomes, 1))
     return FinishedTest(tuple(replace(one, began=one.began + one.number) for one in attempts))
 
@@ -67,50 +67,54 @@ def every_outcome() -> tuple[FinishedTest, ...]:
     broken = Test(TestId("test/distributed/test_broken.py"))
     want = a_test("test_large", world_size=4, devices=4)
     return (
-        *(tries(f"test_{one.value.replace(' ', '_')}", one) for one in simple),
-        tries("test_flaky", TestOutcome.FAILED, TestOutcome.ERROR, TestOutcome.PASSED),
-        tries("test_leaked", TestOutcome.LEAKED, leftovers=("sleep 1000 (pid 17)",)),
-        tries("test_skipped", TestOutcome.SKIPPED, message="no NCCL", lease=Lease()),
-        tries("", TestOutcome.SKIPPED, test=want, want="4 devices", message="Need at least 4 devices", lease=Lease()),
-        tries("", TestOutcome.ERROR, test=broken, message="SyntaxError: invalid syntax\n  line 3", lease=Lease()),
+        *(finished_test(f"test_{one.value.replace(' ', '_')}", one) for one in simple),
+        finished_test("test_flaky", TestOutcome.FAILED, TestOutcome.ERROR, TestOutcome.PASSED),
+        finished_test("test_leaked", TestOutcome.LEAKED, leftovers=("sleep 1000 (pid 17)",)),
+        finished_test("test_skipped", TestOutcome.SKIPPED, message="no NCCL", lease=Lease()),
+        finished_test(
+            "", TestOutcome.SKIPPED, test=want, want="4 devices", message="Need at least 4 devices", lease=Lease()
+        ),
+        finished_test(
+            "", TestOutcome.ERROR, test=broken, message="SyntaxError: invalid syntax\n  line 3", lease=Lease()
+        ),
     )
 
 
-def story(settled: Sequence[FinishedTest], policy: Policy | None = None, **run) -> Iterator[Event]:
-    """All that happens in a run whose tests end so, one unit for each attempt, one after the other."""
-    tests = tuple({one.test.id: one.test for one in settled}.values())
-    attempts = [(one, each) for one in settled for each in one.attempts]
+def run_events(finished: Sequence[FinishedTest], policy: Policy | None = None, **run) -> Iterator[Event]:
+    """The events of a run with these results, one unit for each attempt, one after the other."""
+    tests = tuple({one.test.id: one.test for one in finished}.values())
+    attempts = [(one, each) for one in finished for each in one.attempts]
     units = {id(each): Unit(number, (each.test,)) for number, (_, each) in enumerate(attempts)}
-    first = tuple(units[id(one.attempts[0])] for one in settled)
+    first = tuple(units[id(one.attempts[0])] for one in finished)
     began = RunBegan(tests, first, **{"devices": (), "slots": 2, "clock": 1_790_000_000.0, **run})
     yield began
     for one, each in attempts:
-        yield from _attempt(units[id(each)], each, again=each is not one.last)
+        yield from _attempt(units[id(each)], each, retry=each is not one.last)
         if each is one.last:
             yield TestFinished(one)
-    yield RunEnded(Summary(tuple(settled), seconds=12.5, policy=policy or Policy()))
+    yield RunEnded(Summary(tuple(finished), seconds=12.5, policy=policy or Policy()))
 
 
-def _attempt(unit: Unit, one: Attempt, again: bool) -> Iterator[Event]:
+def _attempt(unit: Unit, one: Attempt, retry: bool) -> Iterator[Event]:
     if one.outcome is not TestOutcome.SKIPPED:
         yield UnitBegan(unit, one.lease, one.began)
         yield TestBegan(one.test, unit, one.lease, one.began)
-    yield AttemptEnded(one, again)
+    yield AttemptEnded(one, retry)
     if one.outcome is not TestOutcome.SKIPPED:
         yield UnitEnded(unit, one.lease, one.began + one.seconds + 0.1)
 
 
-def ended(settled: Sequence[FinishedTest], **summary) -> RunEnded:
-    return RunEnded(Summary(tuple(settled), **{"seconds": 12.5, **summary}))
+def ended(finished: Sequence[FinishedTest], **summary) -> RunEnded:
+    return RunEnded(Summary(tuple(finished), **{"seconds": 12.5, **summary}))
 
 
-def tell(reporter, events: Sequence[Event]) -> None:
+def send(reporter, events: Sequence[Event]) -> None:
     for event in events:
         reporter.on_event(event)
 
 
 class Terminal(io.StringIO):
-    """A stream that says it is a terminal."""
+    """A stream that claims to be a terminal."""
 
     def isatty(self) -> bool:
         return True

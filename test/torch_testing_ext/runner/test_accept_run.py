@@ -1,4 +1,4 @@
-"""EXPECTTEST_ACCEPT under run_test.py: many processes rewrite one file, each at the place that is its own."""
+"""EXPECTTEST_ACCEPT with run_test.py: many processes rewrite one file, each its own lines."""
 
 import os
 import subprocess
@@ -37,18 +37,18 @@ class PlainTest(TestCase):
 
 
 class AcceptRunTest(TestCase):
-    def test_each_at_its_place(self):
+    def test_each_process_rewrites_its_lines(self):
         with tempfile.TemporaryDirectory() as directory:
             file = Path(directory, "test_accepts.py")
             file.write_text(SUBJECT)
-            accepted = self.run_it(file, EXPECTTEST_ACCEPT="1")
+            accepted = self.run_file(file, EXPECTTEST_ACCEPT="1")
             self.assertIn("4 passed, 0 failed", accepted)
             self.assertNotIn("wrong", file.read_text())
             for text in ("a\nb\nc", "d\ne\nf", "g\nh", "x\ny", "z\nw"):
                 self.assertIn(f'({text!r}, """\\\n{text}""")'.replace("'", '"', 2), file.read_text())
-            self.assertIn("4 passed, 0 failed", self.run_it(file))
+            self.assertIn("4 passed, 0 failed", self.run_file(file))
 
-    def run_it(self, file, **environ):
+    def run_file(self, file, **environ):
         words = ["-j4", "--cache", str(file.parent / "cache"), "--drop-in", str(file)]
         done = subprocess.run(
             [sys.executable, str(ROOT / "run_test.py"), *words],

@@ -1,4 +1,4 @@
-"""Run after run of the real run_test.py: what the next one knows of the last, shards, and leases that tests can see."""
+"""Several runs of the real run_test.py: data that one leaves for the next, shards, and leases as tests see them."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from pathlib import Path
 import torch_testing_ext
 
 ROOT = Path(torch_testing_ext.__file__).resolve().parents[1]
-DOOR = """
+RUN_TEST = """
 import sys
 from pathlib import Path
 from torch_testing_ext.runner.cli import main
@@ -39,7 +39,7 @@ class LeasedTest(unittest.TestCase):
         devices = os.environ["TORCH_TESTING_EXT_FAKE_DEVICES"].split(",")
         self.assertEqual(len(set(devices)), count)
         self.assertLessEqual(set(devices), {"0", "1", "2"})
-        for device in devices:  # fails if another test has it now
+        for device in devices:  # fails if another test holds the device
             os.close(os.open(f"held{device}", os.O_CREAT | os.O_EXCL))
         for device in devices:
             os.unlink(f"held{device}")
@@ -64,7 +64,7 @@ class CommandLineCase(unittest.TestCase):
         directory = tempfile.TemporaryDirectory()
         self.addCleanup(directory.cleanup)
         self.root = Path(directory.name)
-        self.write("run_test.py", DOOR)
+        self.write("run_test.py", RUN_TEST)
 
     def write(self, name, text):
         file = self.root / name
@@ -88,7 +88,7 @@ class CommandLineCase(unittest.TestCase):
         return out
 
     def ran(self, *argv):
-        """The tests that a run settled."""
+        """The tests for which a run has results."""
         self.finish(self.start("--results", "results.json", *argv), 0, 1)
         return [test["id"] for test in json.loads((self.root / "results.json").read_text())["tests"]]
 
@@ -103,23 +103,23 @@ class RunAfterRunTest(CommandLineCase):
     def remembered(self, name):
         return json.loads((self.root / ".torch_testing_ext" / f"{name}.json").read_text())["tests"]
 
-    def test_two_runs_at_once_and_those_after_them(self):
+    def test_two_runs_at_once_and_the_runs_after_them(self):
         self.write_both()
         for run in [self.start("test_a"), self.start("test_b")]:
             self.finish(run, 1)
-        learnt = self.remembered("durations")
-        self.assertEqual(len(learnt), 4)
-        self.assertTrue(all("test_good" in test for test in learnt), learnt)
+        recorded = self.remembered("durations")
+        self.assertEqual(len(recorded), 4)
+        self.assertTrue(all("test_good" in test for test in recorded), recorded)
         self.assertEqual(tuple(self.remembered("failed")), self.BAD)
 
-        # a shard does not move the cut under the next one
+        # a shard does not change the split for the next one
         first = self.ran("--shard", "1/2")
         second = self.ran("--shard", "2/2")
         self.assertTrue(first and second)
         self.assertEqual((len(first) + len(second), len({*first, *second})), (8, 8))
-        self.assertEqual(self.remembered("durations"), learnt)
+        self.assertEqual(self.remembered("durations"), recorded)
 
-        # what is mended need not run again
+        # a test that passes again is no longer a failure
         self.write_both(a=MIXED.replace("self.fail()", "pass"))
         self.assertCountEqual(self.ran("--last-failed"), self.BAD)
         self.assertEqual(tuple(self.remembered("failed")), self.BAD[1:])
@@ -143,7 +143,7 @@ class FakeDevicesTest(CommandLineCase):
         self.write("test/distributed/test_leased.py", LEASED)
         out = self.finish(self.start("--fake-gpus", "3"), 0)
         self.assertEqual(out.splitlines()[-1], "10 passed, 0 failed, 1 skipped")
-        self.assertIn("needs 4 devices, 3 to be had", out)
+        self.assertIn("needs 4 devices, 3 available", out)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The console report, from made-up events."""
+"""The console report, from invented events."""
 
 import io
 import os
@@ -11,7 +11,7 @@ import unittest
 from dataclasses import replace
 from pathlib import Path
 
-from report_support import Terminal, a_test, attempt, ended, every_outcome, ranks, story, tell, tries
+from report_support import Terminal, a_test, attempt, ended, every_outcome, finished_test, ranks, run_events, send
 
 import torch_testing_ext
 from torch_testing_ext.runner.events import (
@@ -29,73 +29,79 @@ from torch_testing_ext.runner.options.options import Options, Verbosity
 from torch_testing_ext.runner.report import make_reporters, text
 from torch_testing_ext.runner.report.console import Console
 from torch_testing_ext.runner.report.estimate import Estimate
-from torch_testing_ext.runner.report.terminal import Styler, TerminalStream, styler
+from torch_testing_ext.runner.report.terminal import Styler, TerminalStream, make_styler
 
 ROOT = Path(torch_testing_ext.__file__).parents[1]
 
 
 def printed(events, **options):
     stream = io.StringIO()
-    tell(Console(TerminalStream(stream), Styler(coloured=False), **options), list(events))
+    send(Console(TerminalStream(stream), Styler(coloured=False), **options), list(events))
     return stream.getvalue()
 
 
 def section(report, heading):
-    """The lines under a heading of the summary, without their indentation."""
+    """The lines below a heading of the summary, without their indentation."""
     lines = report.split(f"\n{heading}\n")[1].split("\n\n")[0].splitlines()
     return [line.strip() for line in lines]
 
 
 class WhileItRunsTest(unittest.TestCase):
     def test_one_line_a_test(self):
-        report = printed(story([tries("test_a", TestOutcome.PASSED), tries("test_b", TestOutcome.PASSED)]))
+        report = printed(
+            run_events([finished_test("test_a", TestOutcome.PASSED), finished_test("test_b", TestOutcome.PASSED)])
+        )
         self.assertEqual(
             report.splitlines()[:3],
             [
-                "2 tests of 1 file on 2 CPU slots",
+                "2 tests from 1 file on 2 CPU slots",
                 "[1/2]  passed       0.25 s  test/distributed/test_example.py::ExampleTest::test_a",
                 "[2/2]  passed       0.25 s  test/distributed/test_example.py::ExampleTest::test_b",
             ],
         )
 
     def test_every_outcome_has_its_word(self):
-        lines = [line for line in printed(story(every_outcome())).splitlines() if line.startswith("[")]
+        lines = [line for line in printed(run_events(every_outcome())).splitlines() if line.startswith("[")]
         for outcome in TestOutcome:
             self.assertTrue(any(f"]  {outcome.value}" in line for line in lines), outcome)
 
-    def test_failures_are_told_at_once_and_again_at_the_end(self):
-        report = printed(story([tries("test_bad", TestOutcome.FAILED), tries("test_good", TestOutcome.PASSED)]))
+    def test_failures_are_printed_at_once_and_again_at_the_end(self):
+        report = printed(
+            run_events([finished_test("test_bad", TestOutcome.FAILED), finished_test("test_good", TestOutcome.PASSED)])
+        )
         message = "rank 1's traceback:"
         first, second = report.index(message), report.rindex(message)
         self.assertLess(first, report.index("test_good"))
         self.assertLess(report.index("test_good"), second)
 
-    def test_a_test_that_is_tried_again(self):
-        report = printed(story([tries("test_odd", TestOutcome.FAILED, TestOutcome.CRASHED, TestOutcome.PASSED)]))
-        self.assertIn("[0/1]  failed, is tried again", report)
-        self.assertIn("[0/1]  crashed, is tried again", report)
-        self.assertIn("[1/1]  flaky: passed when tried the 3rd time", report)
+    def test_a_test_that_is_retried(self):
+        report = printed(
+            run_events([finished_test("test_odd", TestOutcome.FAILED, TestOutcome.CRASHED, TestOutcome.PASSED)])
+        )
+        self.assertIn("[0/1]  failed, retrying", report)
+        self.assertIn("[0/1]  crashed, retrying", report)
+        self.assertIn("[1/1]  flaky: passed on the 3rd attempt", report)
 
     def test_quiet_and_verbose(self):
-        settled = [tries("test_bad", TestOutcome.FAILED), tries("test_good", TestOutcome.PASSED)]
-        quiet = printed(story(settled), detail=Verbosity.QUIET, slowest=0)
+        finished = [finished_test("test_bad", TestOutcome.FAILED), finished_test("test_good", TestOutcome.PASSED)]
+        quiet = printed(run_events(finished), detail=Verbosity.QUIET, slowest=0)
         self.assertNotIn("test_good", quiet)
         self.assertIn("test_bad", quiet)
-        self.assertNotIn("(cpu 0, 1)", printed(story(settled)))
-        self.assertIn("test_good  (cpu 0, 1)", printed(story(settled), detail=Verbosity.VERBOSE))
+        self.assertNotIn("(cpu 0, 1)", printed(run_events(finished)))
+        self.assertIn("test_good  (cpu 0, 1)", printed(run_events(finished), detail=Verbosity.VERBOSE))
 
     def test_skips_say_why(self):
-        report = printed(story([tries("test_s", TestOutcome.SKIPPED, message="no NCCL\nat all")]))
+        report = printed(run_events([finished_test("test_s", TestOutcome.SKIPPED, message="no NCCL\nat all")]))
         self.assertIn("::test_s: no NCCL\n", report)
 
     def test_repetitions_have_numbers(self):
         twice = [FinishedTest((replace(attempt("test_a"), repetition=number),)) for number in (0, 1)]
-        report = printed(story(twice, repetitions=2))
+        report = printed(run_events(twice, repetitions=2))
         self.assertIn("::test_a [1]\n", report)
         self.assertIn("[2/2]  passed       0.25 s  test/distributed/test_example.py::ExampleTest::test_a [2]\n", report)
-        self.assertIn("each 2 times", report)
+        self.assertIn("each run 2 times", report)
 
-    def test_what_is_said_in_between(self):
+    def test_messages_between_results(self):
         test = a_test("test_hang", world_size=2)
         running = Running(test, Lease(("0", "3")), 65.0, "rank 0:\n  File x.py")
         report = printed(
@@ -111,10 +117,10 @@ class WhileItRunsTest(unittest.TestCase):
         self.assertEqual(
             report.splitlines(),
             [
-                "1 test of 1 file on 2 made-up devices and 2 CPU slots, shuffled with seed 7",
-                f"slow: {test.id} runs for 31.0 s on gpu 0, 3",
+                "1 test from 1 file on 2 fake devices and 2 CPU slots, shuffled with seed 7",
+                f"slow: {test.id} has been running for 31.0 s on gpu 0, 3",
                 "warning: the cache is foreign",
-                "no new tests begin: Ctrl-C",
+                "no new tests will start: Ctrl-C",
                 "1 test running:",
                 f"     65.0 s  {test.id}  on gpu 0, 3",
                 "      rank 0:",
@@ -133,98 +139,100 @@ class WhileItRunsTest(unittest.TestCase):
 
     def test_messages_cannot_drive_the_terminal(self):
         report = printed(
-            story([tries("test_bad", TestOutcome.FAILED, message="\x1b[2J\x1b]0;title\x07gone\x07\r\nnext")])
+            run_events(
+                [finished_test("test_bad", TestOutcome.FAILED, message="\x1b[2J\x1b]0;title\x07gone\x07\r\nnext")]
+            )
         )
         self.assertNotIn("\x1b", report)
         self.assertIn("\ngone\\x07\nnext\n", report)
 
 
-class ClosingTest(unittest.TestCase):
+class FinalSummaryTest(unittest.TestCase):
     def test_the_last_line(self):
         for policy, line in (
             (Policy(), "4 passed, 6 failed, 2 skipped"),
             (Policy(fail_flaky=True), "3 passed, 7 failed, 2 skipped"),
             (Policy(fail_flaky=True, fail_leaked=True), "2 passed, 8 failed, 2 skipped"),
         ):
-            self.assertEqual(printed(story(every_outcome(), policy), policy=policy).splitlines()[-1], line)
+            self.assertEqual(printed(run_events(every_outcome(), policy), policy=policy).splitlines()[-1], line)
 
     def test_counts_by_outcome(self):
-        report = printed(story(every_outcome()))
+        report = printed(run_events(every_outcome()))
         self.assertIn(
             "\n1 passed, 1 failed, 2 error, 1 timeout, 1 crashed, 1 leaked, 1 flaky, 2 skipped, 1 expected failure, "
             "1 unexpected success in 12.5 s\n",
             report,
         )
 
-    def test_what_was_skipped_and_for_want_of_what(self):
-        wants = [tries(f"test_{n}", TestOutcome.SKIPPED, message="Need", want="4 devices") for n in range(12)]
-        report = printed(story([*wants, tries("test_s", TestOutcome.SKIPPED, message="no NCCL")]))
-        self.assertEqual(section(report, "skipped:"), ["12  for want of 4 devices", "1  no NCCL"])
+    def test_skipped_tests_by_reason(self):
+        wants = [finished_test(f"test_{n}", TestOutcome.SKIPPED, message="Need", want="4 devices") for n in range(12)]
+        report = printed(run_events([*wants, finished_test("test_s", TestOutcome.SKIPPED, message="no NCCL")]))
+        self.assertEqual(section(report, "skipped:"), ["12  not enough devices: needs 4 devices", "1  no NCCL"])
 
     def test_the_slowest(self):
-        settled = [tries(f"test_{n}", TestOutcome.PASSED, seconds=float(n)) for n in range(10)]
-        slowest = section(printed(story(settled), slowest=2), "slowest:")
+        finished = [finished_test(f"test_{n}", TestOutcome.PASSED, seconds=float(n)) for n in range(10)]
+        slowest = section(printed(run_events(finished), slowest=2), "slowest:")
         self.assertEqual([line.split("::")[-1] for line in slowest], ["test_9", "test_8"])
-        self.assertNotIn("slowest", printed(story(settled), slowest=0))
+        self.assertNotIn("slowest", printed(run_events(finished), slowest=0))
 
     def test_flaky_and_leaked_tests_are_named(self):
-        report = printed(story(every_outcome()))
+        report = printed(run_events(every_outcome()))
         self.assertEqual(
             section(report, "flaky:")[0], "3 attempts  test/distributed/test_example.py::ExampleTest::test_flaky"
         )
         self.assertIn("1 != 2", section(report, "flaky:")[1])
-        self.assertIn("::test_leaked", section(report, "left processes running, which were ended:")[0])
+        self.assertIn("::test_leaked", section(report, "left processes running (now terminated):")[0])
 
     def test_the_command_to_rerun_failures(self):
-        def again(number):
-            settled = [tries(f"test_{n} $x", TestOutcome.FAILED) for n in range(number)]
-            return printed(story(settled)).splitlines()[-3]
+        def command(number):
+            finished = [finished_test(f"test_{n} $x", TestOutcome.FAILED) for n in range(number)]
+            return printed(run_events(finished)).splitlines()[-3]
 
         name = "test/distributed/test_example.py::ExampleTest::test_0 $x"
-        self.assertEqual(again(1), f"  python run_test.py '{name}'")
-        self.assertEqual(again(30), "  python run_test.py --last-failed")
+        self.assertEqual(command(1), f"  python run_test.py '{name}'")
+        self.assertEqual(command(30), "  python run_test.py --last-failed")
 
-    def test_a_stopped_run_says_what_it_left_out(self):
+    def test_a_stopped_run_counts_unfinished_tests(self):
         left = (a_test("test_b"), a_test("test_c"))
-        report = printed([ended([tries("test_a", TestOutcome.PASSED)], interrupted=True, unfinished=left)])
-        self.assertIn("2 tests did not run to the end: the run was interrupted\n", report)
+        report = printed([ended([finished_test("test_a", TestOutcome.PASSED)], interrupted=True, unfinished=left)])
+        self.assertIn("2 tests did not finish: the run was interrupted\n", report)
 
     def test_nothing_at_all(self):
         report = printed([ended(())])
-        self.assertIn("no test ran in 12.5 s", report)
+        self.assertIn("no tests ran in 12.5 s", report)
         self.assertEqual(report.splitlines()[-1], "0 passed, 0 failed, 0 skipped")
 
-    def test_a_failure_tells_its_own_output_and_leftovers(self):
+    def test_a_failure_shows_output_and_leftovers(self):
         bad = attempt(
             "test_bad", TestOutcome.CRASHED, output="x\n" * 50 + "last words\n", leftovers=("sleep 9 (pid 1)",)
         )
-        report = printed(story([FinishedTest((bad,))]))
+        report = printed(run_events([FinishedTest((bad,))]))
         self.assertIn("last words", report)
         self.assertLess(report.count("x\n"), 50)
-        self.assertIn("left running, and ended: sleep 9 (pid 1)", report)
+        self.assertIn("left running (now terminated): sleep 9 (pid 1)", report)
 
     def test_20_million_characters_of_output(self):
         bad = attempt("test_bad", TestOutcome.FAILED, output="y" * 79 + "\n", ranks=ranks(["z" * 20_000_000]))
         bad = replace(bad, output=bad.output * 250_000)
-        self.assertLess(len(printed(story([FinishedTest((bad,))]))), 10_000)
+        self.assertLess(len(printed(run_events([FinishedTest((bad,))]))), 10_000)
 
 
 class StreamTest(unittest.TestCase):
-    def test_a_stream_without_the_letters(self):
+    def test_characters_outside_the_encoding(self):
         raw = io.BytesIO()
         stream = io.TextIOWrapper(raw, encoding="ascii")
         TerminalStream(stream).write("naïve ☃\n")
         self.assertEqual(raw.getvalue(), rb"na\xefve \u2603" + b"\n")
 
     def run_into(self, where, code):
-        """A run whose standard output is broken: exit code and what is on stderr."""
+        """The exit code and stderr of a run whose standard output is broken."""
         script = textwrap.dedent(
             """
             import sys
             from report_support import *
             from torch_testing_ext.runner.options.options import Options
             from torch_testing_ext.runner.report import make_reporters
-            tell(make_reporters(Options(), sys.stdout, {}), list(story(every_outcome())))
+            send(make_reporters(Options(), sys.stdout, {}), list(run_events(every_outcome())))
             sys.exit(int(sys.argv[1]))
             """
         )
@@ -239,7 +247,7 @@ class StreamTest(unittest.TestCase):
         with open("/dev/full", "w") as full:
             code, said = self.run_into(full, 1)
         self.assertEqual(code, 1)
-        self.assertEqual(said, "run_test.py: the console report ends here: [Errno 28] No space left on device\n")
+        self.assertEqual(said, "run_test.py: console output stops here: [Errno 28] No space left on device\n")
 
     def test_a_closed_pipe_changes_no_exit_code(self):
         read, write = os.pipe()
@@ -258,15 +266,15 @@ class StreamTest(unittest.TestCase):
         ):
             with self.subTest(environ=environ):
                 report = io.StringIO()
-                tell(Console(TerminalStream(report), styler(stream, environ)), list(story(every_outcome())))
+                send(Console(TerminalStream(report), make_styler(stream, environ)), list(run_events(every_outcome())))
                 self.assertEqual("\x1b[" in report.getvalue(), coloured)
                 self.assertEqual(report.getvalue().splitlines()[-1], "4 passed, 6 failed, 2 skipped")
 
     def test_github_annotations(self):
         def lines(environ):
             stream = io.StringIO()
-            bad = tries("test_bad", TestOutcome.FAILED, message="100% wrong\nreally")
-            tell(make_reporters(Options(), stream, environ), list(story([bad])))
+            bad = finished_test("test_bad", TestOutcome.FAILED, message="100% wrong\nreally")
+            send(make_reporters(Options(), stream, environ), list(run_events([bad])))
             return [line for line in stream.getvalue().splitlines() if line.startswith("::")]
 
         where = "file=test/distributed/test_example.py,line=12"
@@ -279,7 +287,7 @@ class StreamTest(unittest.TestCase):
             Path(folder, "file").touch()
             options = Options(junit=Path(folder, "file", "x.xml"), trace=Path("/dev/full"), report=Path(folder))
             stream = io.StringIO()
-            tell(make_reporters(options, stream, {}), list(story([tries("test_a", TestOutcome.PASSED)])))
+            send(make_reporters(options, stream, {}), list(run_events([finished_test("test_a", TestOutcome.PASSED)])))
             self.assertEqual(os.listdir(folder), ["file"])
         lines = stream.getvalue().splitlines()
         self.assertEqual(lines[-1], "1 passed, 0 failed, 0 skipped")
@@ -294,10 +302,10 @@ class StreamTest(unittest.TestCase):
 
 
 class OnATerminalTest(unittest.TestCase):
-    """The live line, on a real pseudo-terminal."""
+    """The live display, on a pseudo-terminal."""
 
-    def seen(self, *parts, **environ):
-        """All that a run prints on a terminal; `parts` are told one after the other, with a drawing after each."""
+    def seen(self, **environ):
+        """Everything that a run prints on a terminal, with a refresh of the live display after each event."""
         script = textwrap.dedent(
             """
             import os, sys
@@ -306,7 +314,8 @@ class OnATerminalTest(unittest.TestCase):
             from torch_testing_ext.runner.report import make_reporters
             reporters = make_reporters(Options(), sys.stdout, os.environ)
             live = next((one for one in reporters.reporters if type(one).__name__ == "Live"), None)
-            for event in story([tries("test_a", Outcome.PASSED), tries("test_bad", Outcome.FAILED)], devices=("0",)):
+            results = [finished_test("test_a", TestOutcome.PASSED), finished_test("test_bad", TestOutcome.FAILED)]
+            for event in run_events(results, devices=("0",)):
                 reporters.on_event(event)
                 if live and live._region.is_started:
                     live._region.refresh()
@@ -321,24 +330,24 @@ class OnATerminalTest(unittest.TestCase):
         try:
             while data := os.read(parent, 65536):
                 pieces.append(data)
-        except OSError:  # how a terminal says that nobody has it open any more
+        except OSError:  # EIO: the other end of the pseudo-terminal is closed
             pass
         os.close(parent)
         self.assertEqual(process.wait(), 0, b"".join(pieces))
         return b"".join(pieces).decode().replace("\r\n", "\n")
 
-    def test_the_live_line(self):
+    def test_the_live_display(self):
         try:
             import rich  # noqa: F401
         except ImportError:
-            self.skipTest("NO LIVE LINE CHECKED: rich is not installed")
+            self.skipTest("LIVE DISPLAY NOT CHECKED: rich is not installed")
         seen = self.seen()
-        self.assertIn("\x1b[?25l", seen)  # no cursor while it is drawn
-        self.assertGreater(seen.rindex("\x1b[?25h"), seen.rindex("\x1b[?25l"))  # and there it is again
+        self.assertIn("\x1b[?25l", seen)  # the cursor is hidden
+        self.assertGreater(seen.rindex("\x1b[?25h"), seen.rindex("\x1b[?25l"))  # and shown again at the end
         plain = text.printable(seen)
         self.assertIn("0/2", plain)
         self.assertIn("1/2", plain)
-        self.assertIn("cpu 0, 1", plain)  # where the running test is
+        self.assertIn("cpu 0, 1", plain)  # where the test runs
         self.assertIn("[1/2]  passed       0.25 s  test/distributed/test_example.py::ExampleTest::test_a\n", plain)
         self.assertEqual(plain.splitlines()[-1], "1 passed, 1 failed, 0 skipped")
 
@@ -358,7 +367,7 @@ class WordsTest(unittest.TestCase):
         expected = ["1st", "2nd", "3rd", "4th", "11th", "12th", "22nd"]
         self.assertEqual([text.ordinal(n) for n in (1, 2, 3, 4, 11, 12, 22)], expected)
 
-    def test_printable_is_legal_and_says_the_same_of_what_is_legal_already(self):
+    def test_printable_changes_only_illegal_characters(self):
         self.assertEqual(text.printable("a\tb\nnaïve ☃ 𝄞"), "a\tb\nnaïve ☃ 𝄞")
         self.assertEqual(text.printable("\x00\x0b\x7f\ufffe\ud800"), r"\x00\x0b\x7f\ufffe\ud800")
         self.assertEqual(text.printable("10%\r20%\r\n\x1b[1;32mok\x1b[0m"), "10%\n20%\nok")
@@ -369,21 +378,21 @@ class EstimateTest(unittest.TestCase):
         return [replace(one, seconds=each) for one, each in zip(self.made(len(seconds)), seconds, strict=True)]
 
     def made(self, number):
-        began = next(iter(story([tries(f"test_{n}", TestOutcome.PASSED) for n in range(number)])))
+        began = next(iter(run_events([finished_test(f"test_{n}", TestOutcome.PASSED) for n in range(number)])))
         return began.units
 
-    def test_what_is_left_is_what_was_expected_at_the_pace_that_was_seen(self):
+    def test_time_left_is_extrapolated_from_the_observed_speed(self):
         units = self.units(10.0, 20.0, None)
         estimate = Estimate(units)
         self.assertIsNone(estimate.left(5.0))
         estimate.done(units[0])
-        self.assertEqual(estimate.left(5.0), (20.0 + 15.0) * 5.0 / 10.0)  # the unknown one is taken for a usual one
+        self.assertEqual(estimate.left(5.0), (20.0 + 15.0) * 5.0 / 10.0)  # the unknown duration counts as the average
         self.assertIsNone(estimate.left(1.0))
         estimate.done(units[1])
         estimate.done(units[2])
         self.assertEqual(estimate.left(9.0), 0.0)
 
-    def test_a_retry_is_no_less_than_nothing(self):
+    def test_retries_do_not_make_it_negative(self):
         units = self.units(1.0)
         estimate = Estimate(units)
         estimate.done(units[0])
@@ -391,9 +400,9 @@ class EstimateTest(unittest.TestCase):
         self.assertEqual(estimate.left(5.0), 0.0)
 
 
-class OrderTest(unittest.TestCase):
+class EventOrderTest(unittest.TestCase):
     def test_a_known_skip_needs_no_attempt_to_be_counted(self):
-        one = tries("test_s", TestOutcome.SKIPPED, message="why")
+        one = finished_test("test_s", TestOutcome.SKIPPED, message="why")
         report = printed([RunBegan((one.test,), (), (), 1, 0.0), TestFinished(one), ended([one])])
         self.assertEqual(report.splitlines()[-1], "0 passed, 0 failed, 1 skipped")
 

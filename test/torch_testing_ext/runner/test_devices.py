@@ -1,29 +1,29 @@
-"""Which devices a run may lease under which masks, and what a leaseholder is told."""
+"""Which devices a run may lease with which masks, and the environment of a leaseholder."""
 
 import unittest
 
 from torch_testing_ext.launch import settings
 from torch_testing_ext.runner.model import Lease
 from torch_testing_ext.runner.options.options import Options
-from torch_testing_ext.runner.scheduling.inventory import FAKE_DEVICES, Inventory, environment_of, inventory
+from torch_testing_ext.runner.scheduling.inventory import FAKE_DEVICES, Inventory, environment_of, make_inventory
 
 
 def names(environ, kind, count, **options):
-    return inventory(Options(**options), environ, kind, count).names
+    return make_inventory(Options(**options), environ, kind, count).names
 
 
 class InventoryTest(unittest.TestCase):
     def test_masks(self):
-        """`count` is what the driver shows under the mask."""
+        """`count` is the number of devices that the driver shows with the mask."""
         for mask, count, expected in (
             (None, 3, ("0", "1", "2")),
             ("3,1", 2, ("3", "1")),
             (" 3 , +1", 2, ("3", "1")),
             ("", 0, ()),
             ("-1", 0, ()),
-            ("0,2,-1,1", 2, ("0", "2")),  # nothing counts from the first entry that is none
+            ("0,2,-1,1", 2, ("0", "2")),  # nothing counts from the first invalid entry on
             ("0,9,1", 1, ("0",)),
-            ("1,1", 0, ()),  # named twice: nothing is seen
+            ("1,1", 0, ()),  # a duplicate: no device is visible
             ("01,2x", 2, ("1", "2")),  # read as C reads numbers
             ("GPU-8932f937-d72c,GPU-1", 2, ("GPU-8932f937-d72c", "GPU-1")),
             ("GPU-8932f937,GPU-none,GPU-1", 1, ("GPU-8932f937",)),
@@ -32,9 +32,9 @@ class InventoryTest(unittest.TestCase):
                 environ = {} if mask is None else {"CUDA_VISIBLE_DEVICES": mask}
                 self.assertEqual(names(environ, "cuda" if count else None, count), expected)
 
-    def test_mig_instances_are_one_a_process(self):
+    def test_a_process_sees_one_mig_instance(self):
         mask = "MIG-aa,MIG-GPU-bb/1/0,MIG-cc"
-        found = inventory(Options(), {"CUDA_VISIBLE_DEVICES": mask}, "cuda", 1)
+        found = make_inventory(Options(), {"CUDA_VISIBLE_DEVICES": mask}, "cuda", 1)
         self.assertEqual(found.names, ("MIG-aa", "MIG-GPU-bb/1/0", "MIG-cc"))
         self.assertEqual(found.most_at_once, 1)
         self.assertEqual(names({"CUDA_VISIBLE_DEVICES": "MIG-aa,MIG-aa,MIG-b"}, "cuda", 1), ("MIG-aa",))
@@ -45,35 +45,37 @@ class InventoryTest(unittest.TestCase):
             ({"HIP_VISIBLE_DEVICES": "4,5"}, "hip", ("4", "5")),
             ({"CUDA_VISIBLE_DEVICES": "4,5"}, "hip", ("4", "5")),
             ({"HIP_VISIBLE_DEVICES": "1,0", "CUDA_VISIBLE_DEVICES": "4,5"}, "hip", ("1", "0")),
-            ({"ROCR_VISIBLE_DEVICES": "4,5"}, "hip", ("0", "1")),  # what it leaves is numbered anew
+            ({"ROCR_VISIBLE_DEVICES": "4,5"}, "hip", ("0", "1")),  # the remaining devices are renumbered
             ({"HIP_VISIBLE_DEVICES": "4,5"}, "cuda", ("0", "1")),
             ({"ZE_AFFINITY_MASK": "0.1,1.0"}, "xpu", ("0.1", "1.0")),
         ):
             with self.subTest(environ=environ, kind=kind):
                 self.assertEqual(names(environ, kind, 2), expected)
         self.assertEqual(names({}, "mps", 1), ("0",))
-        with self.assertRaisesRegex(ValueError, "no variable is known that shows a process some of 2 strange devices"):
+        with self.assertRaisesRegex(
+            ValueError, "no environment variable is known that restricts a process to some of the 2 strange devices"
+        ):
             names({}, "strange", 2)
 
-    def test_asked_for(self):
+    def test_gpus_option(self):
         mask = {"CUDA_VISIBLE_DEVICES": "4,5,6"}
         self.assertEqual(names(mask, "cuda", 3, gpus=0), ())
         self.assertEqual(names(mask, "cuda", 3, gpus=2), ("4", "5"))
         self.assertEqual(names(mask, "cuda", 3, gpus=("6", "4")), ("6", "4"))
-        with self.assertRaisesRegex(ValueError, r"--gpus 4: only 3 are visible \(4, 5, 6\)"):
+        with self.assertRaisesRegex(ValueError, r"--gpus 4: only 3 visible \(4, 5, 6\)"):
             names(mask, "cuda", 3, gpus=4)
         with self.assertRaisesRegex(ValueError, r"--gpus: 0 is not visible \(4, 5, 6\)"):
             names(mask, "cuda", 3, gpus=("0",))
-        with self.assertRaisesRegex(ValueError, "--gpus 1: only 0 are visible"):
+        with self.assertRaisesRegex(ValueError, "--gpus 1: only 0 visible"):
             names({}, None, 0, gpus=1)
 
     def test_fake(self):
-        found = inventory(Options(fake_gpus=2), {"CUDA_VISIBLE_DEVICES": "7"}, "cuda", 1)
+        found = make_inventory(Options(fake_gpus=2), {"CUDA_VISIBLE_DEVICES": "7"}, "cuda", 1)
         self.assertEqual((found.names, found.fake, found.most_at_once), (("0", "1"), True, 2))
 
 
 class EnvironmentTest(unittest.TestCase):
-    def test_a_lease_is_all_that_is_seen(self):
+    def test_only_the_lease_is_visible(self):
         lease, nothing = Lease(("3", "1")), Lease()
         for kind, expected in (
             ("cuda", {"CUDA_VISIBLE_DEVICES": "3,1"}),
@@ -85,16 +87,16 @@ class EnvironmentTest(unittest.TestCase):
                 self.assertEqual(environment_of(lease, Inventory(("3", "1"), kind)), expected)
         self.assertEqual(environment_of(nothing, Inventory(("3",), "cuda")), {"CUDA_VISIBLE_DEVICES": "-1"})
 
-    def test_devices_that_are_not_used_are_hidden_too(self):
-        """Also those that --gpus left out."""
-        there = inventory(Options(gpus=0), {}, "cuda", 2)
-        self.assertEqual(environment_of(Lease(), there), {"CUDA_VISIBLE_DEVICES": "-1"})
+    def test_unused_devices_are_hidden_too(self):
+        """Also devices that --gpus leaves out."""
+        inventory = make_inventory(Options(gpus=0), {}, "cuda", 2)
+        self.assertEqual(environment_of(Lease(), inventory), {"CUDA_VISIBLE_DEVICES": "-1"})
 
-    def test_fake_ones_are_told_and_real_ones_hidden(self):
-        told = environment_of(Lease(("0", "3")), Inventory(("0", "1", "2", "3"), "cuda", fake=True))
-        self.assertEqual(told[FAKE_DEVICES], "0,3")
+    def test_fake_devices_are_named_and_real_ones_hidden(self):
+        environ = environment_of(Lease(("0", "3")), Inventory(("0", "1", "2", "3"), "cuda", fake=True))
+        self.assertEqual(environ[FAKE_DEVICES], "0,3")
         self.assertIn(FAKE_DEVICES, settings.KNOWN_SETTINGS)
-        self.assertEqual(told["CUDA_VISIBLE_DEVICES"], "-1")
+        self.assertEqual(environ["CUDA_VISIBLE_DEVICES"], "-1")
         self.assertEqual(set(environment_of(Lease(), Inventory(fake=True))), {FAKE_DEVICES})
 
 

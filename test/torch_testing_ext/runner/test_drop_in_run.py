@@ -1,4 +1,4 @@
-"""Files that are written for PyTorch's own classes, through run_test.py, as they are."""
+"""Runs unchanged files that are written for PyTorch's own classes with run_test.py."""
 
 import os
 import subprocess
@@ -51,12 +51,12 @@ class DropInRunTest(TestCase):
             text=True,
         )
 
-    def test_a_file_of_a_checkout_and_one_beside_it(self):
+    def test_two_files_of_a_checkout(self):
         with tempfile.TemporaryDirectory() as temporary:
             directory = Path(temporary).resolve()
             tests = directory / "checkout/test/distributed"
             tests.mkdir(parents=True)
-            (directory / "checkout/torch").mkdir()  # the folder of its sources is not the torch that is installed
+            (directory / "checkout/torch").mkdir()  # must not be imported instead of the installed torch
             (tests / "test_ranks.py").write_text(SUBJECT)
             (tests / "test_more.py").write_text(PLAIN)
             done = self.run_dropped_in(directory, str(tests / "test_ranks.py"), str(tests / "test_more.py"))
@@ -65,8 +65,8 @@ class DropInRunTest(TestCase):
         self.assertEqual(done.returncode, 1, said)
         self.assertIn("rank 1 of 2 exited with code 3", said)
         self.assertIn("This is stricter than PyTorch, where the test would have passed", said)
-        again = f"--drop-in {directory}/checkout test/distributed/test_ranks.py::RanksTest::test_one_rank_leaves"
-        self.assertIn(again, said)
+        command = f"--drop-in {directory}/checkout test/distributed/test_ranks.py::RanksTest::test_one_rank_leaves"
+        self.assertIn(command, said)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The HTML report: what is in it, and what it does in a real browser."""
+"""The HTML report: its content, and its behaviour in a browser."""
 
 import re
 import tempfile
@@ -7,7 +7,7 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 
 from chromium_support import Browser, needs_chromium
-from report_support import attempt, every_outcome, ranks, story, tell
+from report_support import attempt, every_outcome, ranks, run_events, send
 
 from torch_testing_ext.runner.events import RunEnded
 from torch_testing_ext.runner.model import FinishedTest, Lease, Policy, TestOutcome
@@ -16,12 +16,12 @@ from torch_testing_ext.runner.report.recorder import Recorder
 from torch_testing_ext.runner.report.text import printable
 
 
-def history_of(settled, policy=None, **run):
-    *events, end = story(settled, policy, **run)
+def history_of(finished, policy=None, **run):
+    *events, end = run_events(finished, policy, **run)
     recorder = Recorder()
-    tell(recorder, events)
+    send(recorder, events)
     assert isinstance(end, RunEnded)
-    return recorder.tell(end)
+    return recorder.history(end)
 
 
 VISIBLE = "[...document.querySelectorAll('.test:not([hidden])')].map((test) => test.id)"
@@ -35,11 +35,11 @@ class InABrowserTest(unittest.TestCase):
         cls.browser = Browser().__enter__()
         cls.addClassCleanup(cls.browser.__exit__)
 
-    def open(self, settled, fragment="", **run):
+    def open(self, finished, fragment="", **run):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
         file = Path(folder.name, "report.html")
-        file.write_text(html_page.render(history_of(settled, **run)), encoding="utf-8")
+        file.write_text(html_page.render(history_of(finished, **run)), encoding="utf-8")
         self.browser.open(file, fragment)
         return file
 
@@ -55,10 +55,10 @@ class InABrowserTest(unittest.TestCase):
     def outcomes(self):
         return self.ask("[...document.querySelectorAll('.test:not([hidden])')].map((test) => test.dataset.outcome)")
 
-    def test_all_is_shown_and_nothing_is_fetched(self):
-        settled = every_outcome()
-        file = self.open(settled)
-        self.assertEqual(len(self.ask(VISIBLE)), len(settled))
+    def test_everything_is_shown_and_nothing_is_fetched(self):
+        finished = every_outcome()
+        file = self.open(finished)
+        self.assertEqual(len(self.ask(VISIBLE)), len(finished))
         self.assertEqual(self.ask("document.querySelector('h1').textContent"), "6 of 12 tests failed")
         fetched = [url for url in self.browser.requests() if not url.startswith("data:")]
         self.assertEqual(fetched, [file.as_uri()])
@@ -77,8 +77,8 @@ class InABrowserTest(unittest.TestCase):
 
     def test_searching_names_messages_and_logs(self):
         logs = ranks(["step 1", "loss is NaN"])
-        settled = (*every_outcome(), FinishedTest((attempt("test_with_logs", ranks=logs),)))
-        self.open(settled)
+        finished = (*every_outcome(), FinishedTest((attempt("test_with_logs", ranks=logs),)))
+        self.open(finished)
         for words, expected in (
             ("test_leak", ["leaked"]),
             ("invalid SYNTAX", ["error"]),
@@ -95,11 +95,11 @@ class InABrowserTest(unittest.TestCase):
         self.open((FinishedTest((attempt("test_good"),)),))
         self.assertEqual(self.ask(OPEN), [])
 
-    def test_a_bar_of_the_timeline_leads_to_its_test(self):
+    def test_a_bar_of_the_timeline_links_to_its_test(self):
         self.open(every_outcome())
         self.press("skipped")
         self.ask("document.querySelector('.timeline a:has(.leaked)').dispatchEvent(new MouseEvent('click'))")
-        # Both happen at once for a user; the event of the new address comes a moment later.
+        # The hashchange event comes later than the click, so call its handler directly.
         self.ask("follow()")
         target = self.ask("document.querySelector(':target').dataset.outcome")
         self.assertEqual(target, "leaked")
@@ -110,7 +110,7 @@ class InABrowserTest(unittest.TestCase):
         self.open(every_outcome(), fragment="#test-5")
         self.assertIn("test-5", self.ask(OPEN))
 
-    def test_bars_lie_where_they_should(self):
+    def test_positions_of_bars(self):
         one = attempt("test_half", seconds=5.0, began=5.0, lease=Lease(("3",)))
         self.open((FinishedTest((one,)),), devices=("0", "3"), slots=1)  # a run of 12.5 s
         place = """(() => {
@@ -134,7 +134,7 @@ class InABrowserTest(unittest.TestCase):
         self.assertNotEqual(colours[0], colours[1])
         self.assertEqual(colours[0], colours[2])
 
-    def test_what_tests_print_is_text_and_nothing_else(self):
+    def test_output_of_tests_is_escaped(self):
         bad = (
             "</pre></script><script>window.broken = 1</script><img src=x onerror='window.broken = 1'>\x00\x1b[31m\udc80"
         )
@@ -147,12 +147,12 @@ class InABrowserTest(unittest.TestCase):
 
 
 class TextTest(unittest.TestCase):
-    def test_no_address_leads_out(self):
+    def test_nothing_refers_outside_the_page(self):
         page = html_page.render(history_of(every_outcome()))
         self.assertEqual(re.findall(r"(?:https?:)?//[a-z]\S*", page), [])
         self.assertEqual(set(re.findall(r'(?:src|href)="([^#"]*)', page)), {"", "data:,"})
 
-    def test_failures_come_first_then_what_was_no_plain_pass(self):
+    def test_failures_come_first_then_unclean_passes(self):
         page = html_page.render(history_of(every_outcome()))
         outcomes = re.findall(r'class="test ([a-z-]+)"', page)
         self.assertEqual(outcomes[0], "failed")
@@ -163,7 +163,7 @@ class TextTest(unittest.TestCase):
         flaky = every_outcome()[7:8]
         self.assertEqual(html_page.headline(history_of((good, bad)).summary), "1 of 2 tests failed")
         self.assertEqual(html_page.headline(history_of((good,)).summary), "1 test passed")
-        self.assertEqual(html_page.headline(history_of(()).summary), "No test passed, none failed")
+        self.assertEqual(html_page.headline(history_of(()).summary), "No test passed or failed")
         self.assertEqual(html_page.headline(history_of(flaky, Policy(fail_flaky=True)).summary), "1 of 1 test failed")
 
     def test_long_logs_are_cut_and_say_so(self):

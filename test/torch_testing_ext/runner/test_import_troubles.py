@@ -1,4 +1,4 @@
-"""Test files that cannot be imported, or that do more at import than import: each is told of, the others run."""
+"""Test files that fail to import or that do unusual things at import: each is reported, and the others run."""
 
 import os
 from unittest import mock
@@ -22,7 +22,7 @@ def tearDownModule():
 
 class TestBroken(TestCase):
     def check(self, source, *said):
-        """The broken file is one error; the file beside it runs."""
+        """The broken file is one error; the other file runs."""
         broken, fine = PROJECT.write(source), PROJECT.write(FINE)
         ran = PROJECT.run(broken, fine)
         self.assertEqual(ran.outcomes, {broken: "error", "test_fine": "passed"})
@@ -30,7 +30,7 @@ class TestBroken(TestCase):
             self.assertIn(text, ran[broken].message)
         return ran[broken]
 
-    def test_an_error_shows_its_traceback_from_the_file_on(self):
+    def test_an_error_shows_the_traceback_from_the_test_file_on(self):
         attempt = self.check("print('hello')\nimport no_such_module\n", "No module named 'no_such_module'", "line 2")
         self.assertNotIn("importlib", attempt.message)
         self.assertIn("hello", attempt.output)
@@ -45,7 +45,7 @@ class TestBroken(TestCase):
         self.check("import os\nos._exit(7)\n", "exited with code 7")
         self.check("import os\nos.kill(os.getpid(), 9)\n", "was killed by SIGKILL")
 
-    def test_a_hang_is_given_up_with_all_it_started(self):
+    def test_a_hanging_import_ends_with_all_processes_that_it_started(self):
         source = """
             import subprocess, time
             subprocess.Popen(["sleep", "1000"], start_new_session=True)
@@ -57,14 +57,14 @@ class TestBroken(TestCase):
         left = descendants(os.getpid()) - before
         self.assertEqual([pid for pid in left if b"sleep" in _command(pid)], [])
 
-    def test_a_file_that_is_not_there(self):
+    def test_a_missing_file(self):
         ran = PROJECT.run("test_nowhere.py")
         self.assertEqual(ran.outcomes, {"test_nowhere.py": "error"})
         self.assertIn("FileNotFoundError", ran["test_nowhere.py"].message)
 
 
 class TestUnusual(TestCase):
-    def test_a_file_that_starts_threads_runs_in_interpreters_of_its_own(self):
+    def test_a_file_that_starts_threads_runs_in_new_interpreters(self):
         file = PROJECT.write(
             """
             import os, threading, unittest
@@ -80,8 +80,8 @@ class TestUnusual(TestCase):
         ran = PROJECT.run(file)
         self.assertEqual(ran.outcomes, {"test_has_the_thread": "passed", "test_dies": "crashed"})
 
-    def test_what_is_listed_is_what_runs(self):
-        """Also where the file lists something else whenever it is imported."""
+    def test_the_listed_tests_are_the_tests_that_run(self):
+        """Even if the file has different tests at each import."""
         file = PROJECT.write(
             """
             import os, unittest
@@ -92,7 +92,7 @@ class TestUnusual(TestCase):
         listed = {test.id.method for test in PROJECT.zygote.discover([file]).tests}
         self.assertEqual(set(PROJECT.run(file).outcomes), listed)
 
-    def test_a_test_that_is_gone_when_imported_once_more_is_an_error(self):
+    def test_a_test_that_is_missing_at_the_second_import_is_an_error(self):
         file = PROJECT.write(
             """
             import os, threading, unittest
@@ -106,7 +106,7 @@ class TestUnusual(TestCase):
         (attempts,) = ran.attempts.values()
         self.assertIn("was listed, but is not there", attempts[0].message)
 
-    def test_it_is_imported_as_a_program_that_is_run_from_there(self):
+    def test_a_file_is_imported_as_if_run_from_its_folder(self):
         (PROJECT.root / "folder").mkdir()
         PROJECT.write("VALUE = 3\n", "folder/helper_beside.py")
         file = PROJECT.write(

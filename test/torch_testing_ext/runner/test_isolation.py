@@ -1,8 +1,8 @@
-"""What one test does to its process touches no other test, and its outcome is told as it is."""
+"""Whatever a test does to its process, other tests are unaffected and its outcome is right."""
 
 import os
 
-from processes_support import Project, descendants, lives, open_descriptors
+from processes_support import Project, descendants, is_alive, open_descriptors
 
 from torch_testing_ext.common_utils import TestCase, run_tests
 from torch_testing_ext.runner import events
@@ -18,12 +18,12 @@ def tearDownModule():
 
 
 class TestOutcomes(TestCase):
-    """In the process of the test itself, without ranks."""
+    """In the process of the test, without ranks."""
 
     def run_source(self, source, **options):
         return PROJECT.run(PROJECT.write("import unittest\n" + _dedent(source)), **options)
 
-    def test_each_way_that_unittest_knows(self):
+    def test_every_outcome_of_unittest(self):
         ran = self.run_source(
             """
             class T(unittest.TestCase):
@@ -84,11 +84,11 @@ class TestOutcomes(TestCase):
         self.assertEqual(set(ran.outcomes.values()), {"crashed"})
         self.assertIn("killed by SIGKILL", ran["test_killed"].message)
         self.assertIn("killed by SIGSEGV", ran["test_crashes"].message)
-        self.assertIn("in test_crashes", ran["test_crashes"].message)  # where it was
+        self.assertIn("in test_crashes", ran["test_crashes"].message)  # the stack
         self.assertIn("about to crash", ran["test_crashes"].output)
         self.assertIn("exited with code 0", ran["test_exits"].message)
 
-    def test_what_a_test_changes_no_other_sees(self):
+    def test_changes_by_a_test_are_invisible_to_others(self):
         ran = self.run_source(
             """
             import os, sys, tempfile, threading
@@ -110,7 +110,7 @@ class TestOutcomes(TestCase):
         )
         self.assertEqual(set(ran.outcomes.values()), {"passed"}, [a[0].message for a in ran.attempts.values()])
 
-    def test_a_time_out_says_where_it_was(self):
+    def test_a_timeout_shows_stacks(self):
         ran = self.run_source(
             """
             import signal, time
@@ -132,7 +132,7 @@ class TestOutcomes(TestCase):
         self.assertRegex(ran["test_hangs"].message, r"timed out after 0\.[2-9]")
         self.assertIn("in wait_for_nothing", ran["test_hangs"].message)
 
-    def test_output_is_kept_and_a_flood_is_cut(self):
+    def test_output_is_kept_and_long_output_is_cut(self):
         ran = self.run_source(
             """
             import os, sys
@@ -152,7 +152,7 @@ class TestOutcomes(TestCase):
 
 
 class TestLeaks(TestCase):
-    def test_what_is_left_running_is_ended_and_named(self):
+    def test_leftover_processes_are_terminated_and_named(self):
         file = PROJECT.write(
             """
             import os, subprocess, sys, time, unittest
@@ -178,9 +178,9 @@ class TestLeaks(TestCase):
         self.assertIn("sleep 1000", ran["test_leaks"].message)
         self.assertIn("a fork of the test's process", ran["test_leaks_a_fork"].message)
         for name in ("test_leaks", "test_leaks_a_fork"):
-            self.assertFalse(lives(int(ran[name].output)))
+            self.assertFalse(is_alive(int(ran[name].output)))
 
-    def test_a_run_leaves_nothing_here(self):
+    def test_a_run_leaves_no_descriptors_processes_or_folders(self):
         file = PROJECT.write("import unittest\nclass T(unittest.TestCase):\n    def test(self): pass\n")
         PROJECT.run(file)
         before = (open_descriptors(), descendants(os.getpid()), sorted(PROJECT.zygote.directory.glob("unit*")))
@@ -204,9 +204,9 @@ class TestClassFixtures(TestCase):
             )
         )
         self.assertEqual(ran.outcomes, dict.fromkeys(("test_a", "test_b", "test_c"), "passed"))
-        self.assertEqual(len(ran.heard.of(events.UnitBegan)), 1)
+        self.assertEqual(len(ran.recorder.of(events.UnitBegan)), 1)
 
-    def test_the_rest_goes_on_when_the_process_dies(self):
+    def test_the_other_tests_run_when_the_process_dies(self):
         ran = PROJECT.run(
             PROJECT.write(
                 """
@@ -266,8 +266,8 @@ class TestClassFixtures(TestCase):
         self.assertIn("exited with code 4", ran["test_g"].message)
 
 
-class TestRepeating(TestCase):
-    def test_a_flaky_test_is_tried_again(self):
+class TestRetriesAndRepetitions(TestCase):
+    def test_a_flaky_test_is_retried(self):
         mark = PROJECT.root / "tries"
         file = PROJECT.write(
             f"""
@@ -282,9 +282,9 @@ class TestRepeating(TestCase):
         ran = PROJECT.run(file, retries=2)
         self.assertEqual(ran.outcomes, {"test_third": "flaky", "test_never": "failed"})
         self.assertEqual([attempt.number for attempt in ran.attempts["test_third"]], [1, 2, 3])
-        self.assertEqual([event.again for event in ran.heard.of(events.AttemptEnded)].count(True), 4)
+        self.assertEqual([event.retry for event in ran.recorder.of(events.AttemptEnded)].count(True), 4)
 
-    def test_max_fail_begins_no_more(self):
+    def test_max_fail_starts_no_more(self):
         file = PROJECT.write(
             "import unittest\nclass T(unittest.TestCase):\n    def fail_(self): self.fail()\n"
             "    test_a = test_b = test_c = test_d = fail_\n"
@@ -292,7 +292,7 @@ class TestRepeating(TestCase):
         ran = PROJECT.run(file, max_fail=2, jobs=1)
         self.assertEqual(len(ran.outcomes), 2)
         self.assertEqual(len(ran.summary.unfinished), 2)
-        self.assertEqual([event.reason for event in ran.heard.of(events.Stopping)], ["2 tests failed"])
+        self.assertEqual([event.reason for event in ran.recorder.of(events.Stopping)], ["2 tests failed"])
 
     def test_until_failure(self):
         mark = PROJECT.root / "times"
@@ -306,9 +306,9 @@ class TestRepeating(TestCase):
             """
         )
         ran = PROJECT.run(file, until_failure=True)
-        outcomes = [settled.outcome.value for settled in ran.summary.settled]
+        outcomes = [finished.outcome.value for finished in ran.summary.finished]
         self.assertEqual(outcomes, ["passed", "passed", "passed", "failed"])
-        self.assertEqual([settled.last.repetition for settled in ran.summary.settled], [0, 1, 2, 3])
+        self.assertEqual([finished.last.repetition for finished in ran.summary.finished], [0, 1, 2, 3])
 
 
 def _dedent(source):

@@ -1,4 +1,4 @@
-"""Whoever is killed, whenever: the outcome is told, the run goes on, and nothing is left."""
+"""Killing any process of a run: the outcome is reported, the run continues, and no process is left."""
 
 import os
 import select
@@ -8,13 +8,13 @@ import sys
 import time
 from pathlib import Path
 
-from processes_support import Project, descendants, lives
+from processes_support import Project, descendants, is_alive
 
 import torch_testing_ext
 from torch_testing_ext.common_utils import TestCase, run_tests
 from torch_testing_ext.runner import events
 
-# Each test has a helper in another session, to see that it goes too. The others wait to be killed or are done at once.
+# The first test waits to be killed; its helper in another session must end, too. The others pass at once.
 SOURCE = """
 import os, subprocess, time, unittest
 class T(unittest.TestCase):
@@ -41,7 +41,7 @@ def parent_of(pid):
 
 
 def wait_for_pid(file):
-    """The worker's pid, once its test has come to where it waits."""
+    """The pid of the worker, which writes it when its test waits."""
     fd = os.open(file, os.O_RDONLY)
     try:
         return int(os.read(fd, 100))
@@ -51,7 +51,7 @@ def wait_for_pid(file):
 
 class TestKilled(TestCase):
     def run_and_kill(self, generations):
-        """Run the file; when its first test waits, kill its worker's ancestor so many generations up."""
+        """Runs a file and, when its first test waits, kills the ancestor of the worker that is `generations` up."""
         ready = PROJECT.root / f"ready{generations}"
         os.mkfifo(ready)
         source = SOURCE.replace(
@@ -72,7 +72,7 @@ class TestKilled(TestCase):
                 os.kill(victim, signal.SIGKILL)
 
         ran = PROJECT.run(file, react=react, jobs=1)
-        self.assertEqual([pid for pid in killed if lives(pid)], [])
+        self.assertEqual([pid for pid in killed if is_alive(pid)], [])
         self.assertGreaterEqual(len(killed), 2 + generations)
         return ran
 
@@ -109,10 +109,10 @@ project.close()
 
 
 class TestTheRunItself(TestCase):
-    """run_test.py's own process, in another process than this one."""
+    """The process of run_test.py, which is another process than this one."""
 
     def start(self, source):
-        """A run whose test is where it waits: its process, and all that it started."""
+        """Starts a run and waits until its test waits. Returns the process, and the pids of all that it started."""
         fifo = PROJECT.root / self.id().replace(".", "_")
         os.mkfifo(fifo)
         support = str(Path(__file__).parent)
@@ -152,9 +152,9 @@ class T(unittest.TestCase):
         for fd in fds:
             select.select([fd], [], [], max(0.0, deadline - time.monotonic()))
             os.close(fd)
-        return [pid for pid in pids if lives(pid)]
+        return [pid for pid in pids if is_alive(pid)]
 
-    def test_killed_it_leaves_nothing_after_2_seconds(self):
+    def test_sigkill_leaves_nothing_after_2_seconds(self):
         process, started = self.start(self.WAITS)
         self.assertGreaterEqual(len(started), 5)  # zygote, file, nanny, worker, sleep
         process.kill()
@@ -162,21 +162,21 @@ class T(unittest.TestCase):
         self.assertEqual(self.wait_until_gone(started, 2.0), [])
         self.assertEqual([path.name for path in self.temporary.iterdir() if "_run_" in path.name], [])
 
-    def test_ctrl_c_ends_what_runs_and_the_rest_is_told(self):
+    def test_ctrl_c_ends_running_tests_and_reports_the_rest(self):
         process, started = self.start(self.WAITS)
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=60)
         self.assertIn("{} True ['test_waits']", out, err)
-        self.assertEqual([pid for pid in started if lives(pid)], [])
+        self.assertEqual([pid for pid in started if is_alive(pid)], [])
 
-    def test_sigterm_too_also_where_the_test_ignores_it(self):
+    def test_sigterm_does_too_even_if_the_test_ignores_it(self):
         process, started = self.start(
             self.WAITS.replace("subprocess.Popen", "signal.signal(signal.SIGTERM, signal.SIG_IGN); subprocess.Popen")
         )
         process.send_signal(signal.SIGTERM)
         out, err = process.communicate(timeout=60)
         self.assertIn("{} True ['test_waits']", out, err)
-        self.assertEqual([pid for pid in started if lives(pid)], [])
+        self.assertEqual([pid for pid in started if is_alive(pid)], [])
 
 
 if __name__ == "__main__":

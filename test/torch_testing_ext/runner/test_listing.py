@@ -1,4 +1,4 @@
-"""What --list and --dry-run print."""
+"""The output of --list and --dry-run."""
 
 import json
 import unittest
@@ -14,43 +14,43 @@ from torch_testing_ext.runner.scheduling.policy import Queue
 FILE = "test/distributed/test_x.py"
 TESTS = [
     make_test("test_a", world_size=2, devices=1, backend="nccl", timeout=2.5),
-    make_test("test_b", skip="needs 4 devices, 1 to be had", want="4 devices"),
+    make_test("test_b", skip="needs 4 devices, 1 available", want="4 devices"),
     make_test("test_c"),
 ]
 BROKEN = [Attempt(make_test("", "test_y.py", ""), TestOutcome.ERROR, "SyntaxError: so\n\nTraceback ...")]
 
 
 class ListingTest(unittest.TestCase):
-    def test_for_people(self):
+    def test_as_text(self):
         self.assertEqual(
-            list(listing.for_people(TESTS, BROKEN)),
+            list(listing.as_text(TESTS, BROKEN)),
             [
                 f"{FILE}::XTest::test_a  2 ranks, 1 device, nccl, timeout 2.5 s",
-                f"{FILE}::XTest::test_b  skipped: needs 4 devices, 1 to be had",
+                f"{FILE}::XTest::test_b  skipped: needs 4 devices, 1 available",
                 f"{FILE}::XTest::test_c",
                 "test_y.py  broken: SyntaxError: so",
                 "3 tests, 1 of them skipped, 1 broken file",
             ],
         )
 
-    def test_for_machines(self):
-        told = json.loads(listing.for_machines(TESTS, BROKEN, lambda test: 1.5 if test.method == "test_a" else None))
-        self.assertEqual([test["id"] for test in told["tests"]], [str(test.id) for test in TESTS])
-        first = told["tests"][0]
+    def test_as_json(self):
+        listed = json.loads(listing.as_json(TESTS, BROKEN, lambda test: 1.5 if test.method == "test_a" else None))
+        self.assertEqual([test["id"] for test in listed["tests"]], [str(test.id) for test in TESTS])
+        first = listed["tests"][0]
         self.assertEqual((first["world_size"], first["devices"], first["expected_seconds"]), (2, 1, 1.5))
-        self.assertEqual([test["want"] for test in told["tests"]], [None, "4 devices", None])
-        self.assertEqual([broken["file"] for broken in told["broken"]], ["test_y.py"])
+        self.assertEqual([test["want"] for test in listed["tests"]], [None, "4 devices", None])
+        self.assertEqual([broken["file"] for broken in listed["broken"]], ["test_y.py"])
 
 
 class ForecastTest(unittest.TestCase):
-    def test_units_begin_when_what_they_need_is_free(self):
+    def test_units_start_when_their_resources_are_free(self):
         units = [make_unit(0, 2, seconds=3.0), make_unit(1, 1, seconds=2.0), make_unit(2, 1, seconds=4.0), make_unit(3)]
         starts = list(forecast(Queue(units, 2, 1), Leases(("a", "b"), 1), lambda unit: unit.seconds or 0.5))
         self.assertEqual(
             {start.unit.number: (start.at, start.until, start.lease.devices) for start in starts},
             {0: (0.0, 3.0, ("a", "b")), 2: (3.0, 7.0, ("a",)), 1: (3.0, 5.0, ("b",)), 3: (0.0, 0.5, ())},
         )
-        self.assertEqual(list(listing.of_starts(starts))[-1], "4 units, 7.0 s expected")
+        self.assertEqual(list(listing.schedule_as_text(starts))[-1], "4 units, 7.0 s expected")
 
 
 if __name__ == "__main__":

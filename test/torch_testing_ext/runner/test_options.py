@@ -1,6 +1,9 @@
-"""From what a user wrote to options: layers, bad input, and that all of it is quick."""
+"""Options from all sources: layers and bad input."""
 
+import contextlib
 import dataclasses
+import io
+import re
 import sys
 import tempfile
 import unittest
@@ -9,7 +12,7 @@ from pathlib import Path
 
 import torch_testing_ext
 from torch_testing_ext.launch import settings
-from torch_testing_ext.runner.options.config import PREFIX, choose, show
+from torch_testing_ext.runner.options.config import PREFIX, read_options, show
 from torch_testing_ext.runner.options.options import (
     Action,
     CountAs,
@@ -30,22 +33,22 @@ class OptionsCase(unittest.TestCase):
         self.addCleanup(directory.cleanup)
         self.root = Path(directory.name)
 
-    def choose(self, *argv, environ=None, here=None):
-        return choose(argv, environ or {}, self.root, here or self.root)
+    def configure(self, *argv, environ=None, cwd=None):
+        return read_options(argv, environ or {}, self.root, cwd or self.root)
 
     def options(self, *argv, **more):
-        return self.choose(*argv, **more).options
+        return self.configure(*argv, **more).options
 
     def write(self, name, text):
         (self.root / name).write_text(text, encoding="utf-8")
 
     def assertRefused(self, pattern, *argv, **more):
         with self.assertRaisesRegex(UsageError, pattern):
-            self.choose(*argv, **more)
+            self.configure(*argv, **more)
 
 
 class CommandLineTest(OptionsCase):
-    def test_every_field_has_a_switch(self):
+    def test_every_field_is_in_the_option_table(self):
         self.assertEqual(set(OPTION_TABLE), {field.name for field in dataclasses.fields(Options)})
 
     def test_values(self):
@@ -56,8 +59,8 @@ class CommandLineTest(OptionsCase):
             (("-x", "a", "b"), "exclude", ("a", "b")),
             (("-k", "a and b", "-k", "c"), "keyword", ("a and b", "c")),
             (("--shard", "2/3"), "shard", ShardSpec(2, 3)),
-            (("--lf",), "again", Rerun.LAST_FAILED),
-            (("--failed-first",), "again", Rerun.FAILED_FIRST),
+            (("--lf",), "rerun", Rerun.LAST_FAILED),
+            (("--failed-first",), "rerun", Rerun.FAILED_FIRST),
             (("-j3",), "jobs", 3),
             (("--gpus", "auto"), "gpus", None),
             (("--gpus", "0"), "gpus", 0),
@@ -78,28 +81,42 @@ class CommandLineTest(OptionsCase):
     def test_bad_values(self):
         for argv, pattern in (
             (("--shuffel",), "--shuffel is not an option. Did you mean: --shuffle"),
-            (("-j", "0"), "'0' is not a whole number, 1 at least"),
+            (("-j", "0"), "'0' is not a whole number of at least 1"),
             (("-j", "x"), "'x' is not a whole number"),
-            (("--timeout", "0"), "'0' is not a number of seconds above 0"),
-            (("--timeout", "nan"), "not a number of seconds"),
-            (("--shard", "3/2"), "'3/2' is not a shard such as 1/3"),
+            (("--timeout", "0"), "'0' is not a positive number of seconds"),
+            (("--timeout", "nan"), "not a positive number of seconds"),
+            (("--shard", "3/2"), "'3/2' is not a shard: write I/N, such as 1/3"),
             (("--shard", "0/2"), "not a shard"),
             (("--gpus", "0,0"), "'0,0' is not auto, a number of devices, or a list"),
             (("--gpus", "-1"), "'-1' is not auto"),
             (("--flaky", "maybe"), "'maybe' is not one of pass, fail"),
-            (("--gpus", "1", "--fake-gpus", "2"), "exclude each other"),
-            (("--junit", ""), "a path is missing"),
+            (("--gpus", "1", "--fake-gpus", "2"), "cannot be combined"),
+            (("--junit", ""), "the path is empty"),
         ):
             with self.subTest(argv=argv):
                 self.assertRefused(pattern, *argv)
 
+    def test_help_is_grouped_and_names_defaults(self):
+        stdout = io.StringIO()
+        with contextlib.redirect_stdout(stdout), self.assertRaises(SystemExit) as left:
+            self.configure("--help")
+        self.assertEqual(left.exception.code, 0)
+        text = stdout.getvalue()
+        groups = re.findall(r"(?m)^(\w[\w ]*):$", text)
+        self.assertEqual(groups, ["selection", "resources", "execution", "output", "reports", "other", "exit codes"])
+        words = " ".join(text.split())
+        self.assertIn("time limit per test, unless @timeout overrides it (default: 300)", words)
+        for spec in OPTION_TABLE.values():
+            for flag in (*spec.flags, *(name for value in spec.values for name in value.names)):
+                self.assertIn(flag, words)
+
     def test_no_abbreviations(self):
-        """They would change their meaning when an option is added."""
+        """Their meaning could change when an option is added."""
         self.assertRefused("--shuf is not an option", "--shuf")
 
 
 class LayersTest(OptionsCase):
-    def test_each_layer_overrules_those_before(self):
+    def test_each_layer_overrides_those_before(self):
         names = ("jobs", "retries", "slow", "timeout", "durations")
         self.write("setup.cfg", "[torch_testing_ext]\njobs = 2\nretries = 2\nslow = 2\ntimeout = 2\n")
         if sys.version_info >= (3, 11):
@@ -107,11 +124,11 @@ class LayersTest(OptionsCase):
         else:
             self.write("setup.cfg", "[torch_testing_ext]\njobs = 2\nretries = 3\nslow = 3\ntimeout = 3\n")
         environ = {"TORCH_TESTING_EXT_RUN_SLOW": "4", "TORCH_TESTING_EXT_RUN_TIMEOUT": "4"}
-        chosen = self.choose("--timeout", "5", environ=environ)
-        self.assertEqual([getattr(chosen.options, name) for name in names], [2, 3, 4.0, 5.0, 5])
+        configured = self.configure("--timeout", "5", environ=environ)
+        self.assertEqual([getattr(configured.options, name) for name in names], [2, 3, 4.0, 5.0, 5])
         file = "pyproject.toml" if sys.version_info >= (3, 11) else "setup.cfg"
         self.assertEqual(
-            [chosen.places[name] for name in names],
+            [configured.sources[name] for name in names],
             ["setup.cfg", file, "TORCH_TESTING_EXT_RUN_SLOW", "command line", "default"],
         )
 
@@ -125,7 +142,15 @@ class LayersTest(OptionsCase):
         self.assertEqual((options.flaky, options.verbosity), (CountAs.FAIL, Verbosity.QUIET))
         self.assertFalse(self.options("--no-shuffle").shuffle)
 
-    @unittest.skipIf(sys.version_info < (3, 11), "Python reads TOML since 3.11")
+    def test_rerun_has_its_own_key(self):
+        self.write("setup.cfg", "[torch_testing_ext]\nagain = failed-first\n")
+        self.assertIs(self.options().rerun, Rerun.FAILED_FIRST)
+        environ = {"TORCH_TESTING_EXT_RUN_AGAIN": "last-failed"}
+        self.assertIs(self.options(environ=environ).rerun, Rerun.LAST_FAILED)
+        self.assertRegex(show(self.configure()), r"(?m)^again = failed-first +\(setup.cfg\)$")
+        self.assertRefused("RUN_RERUN is not", environ={"TORCH_TESTING_EXT_RUN_RERUN": "last-failed"})
+
+    @unittest.skipIf(sys.version_info < (3, 11), "Python can read TOML since 3.11")
     def test_toml_types(self):
         self.write(
             "pyproject.toml",
@@ -136,13 +161,13 @@ class LayersTest(OptionsCase):
         options = self.options()
         self.assertEqual((options.exclude, options.shuffle, options.max_fail), (("a", "b"), True, 2))
 
-    def test_paths_are_seen_from_where_they_are_written(self):
-        here = self.root / "here"
+    def test_paths_are_relative_to_the_place_where_they_are_written(self):
+        cwd = self.root / "cwd"
         self.write("setup.cfg", "[torch_testing_ext]\njunit = out/junit.xml\n")
         environ = {"TORCH_TESTING_EXT_RUN_TRACE": "trace.json"}
-        options = self.options("--report", "report.html", environ=environ, here=here)
+        options = self.options("--report", "report.html", environ=environ, cwd=cwd)
         self.assertEqual(options.junit, self.root / "out/junit.xml")
-        self.assertEqual((options.report, options.trace), (here / "report.html", here / "trace.json"))
+        self.assertEqual((options.report, options.trace), (cwd / "report.html", cwd / "trace.json"))
         self.assertEqual(options.tests, (self.root / "test/distributed",))
 
     def test_drop_in(self):
@@ -151,11 +176,11 @@ class LayersTest(OptionsCase):
         options = self.options("--drop-in", "checkout")
         self.assertEqual((options.drop_in, options.tests), (checkout, (checkout / "test/distributed",)))
         self.assertNotEqual(options.cache, self.options().cache)
-        told = self.options("--drop-in", "checkout", "--tests", "elsewhere", "--cache", "cache")
-        self.assertEqual((told.tests, told.cache), ((self.root / "elsewhere",), self.root / "cache"))
+        explicit = self.options("--drop-in", "checkout", "--tests", "elsewhere", "--cache", "cache")
+        self.assertEqual((explicit.tests, explicit.cache), ((self.root / "elsewhere",), self.root / "cache"))
 
     def test_drop_in_of_files(self):
-        """All of them, though the first is an option's value and the second a name."""
+        """All files are selected, although the first is the value of the option and the second a name."""
         inside = self.root / "checkout/test/distributed/test_x.py"
         options = self.options("--drop-in", str(inside), "test_y.py")
         self.assertEqual((options.drop_in, options.tests), (self.root / "checkout", (inside,)))
@@ -167,26 +192,26 @@ class LayersTest(OptionsCase):
         self.write("setup.cfg", "[torch_testing_ext]\ntime-out = 3\n")
         self.assertRefused("setup.cfg: time-out is not an option .* Did you mean: timeout")
         self.write("setup.cfg", "[torch_testing_ext]\ntimeout = never\n")
-        self.assertRefused("setup.cfg: timeout: 'never' is not a number of seconds")
+        self.assertRefused("setup.cfg: timeout: 'never' is not a positive number of seconds")
         self.write("setup.cfg", "timeout = 3\n")
         self.assertRefused("setup.cfg cannot be read")
         self.write("setup.cfg", "")
         self.assertRefused("RUN_JOB is not .* TORCH_TESTING_EXT_RUN_JOBS", environ={"TORCH_TESTING_EXT_RUN_JOB": "3"})
         self.assertRefused("RUN_JOBS: 'x' is not a whole number", environ={"TORCH_TESTING_EXT_RUN_JOBS": "x"})
 
-    @unittest.skipIf(sys.version_info < (3, 11), "Python reads TOML since 3.11")
+    @unittest.skipIf(sys.version_info < (3, 11), "Python can read TOML since 3.11")
     def test_broken_toml(self):
         self.write("pyproject.toml", "[tool.torch_testing_ext\n")
         self.assertRefused("pyproject.toml cannot be read")
 
-    def test_toml_that_nothing_can_read_is_not_silently_ignored(self):
+    def test_toml_is_not_ignored_where_it_cannot_be_read(self):
         self.write("pyproject.toml", "[tool.torch_testing_ext]\njobs = 3\n")
         with unittest.mock.patch.dict(sys.modules, {"tomllib": None, "tomli": None}):
-            self.assertRefused(r"cannot read it. Install tomli, or .* \[torch_testing_ext\] of setup.cfg")
+            self.assertRefused(r"cannot read TOML. Install tomli, or .* \[torch_testing_ext\] of setup.cfg")
             self.write("pyproject.toml", "[tool.mypy]\nmodule = 'torch_testing_ext.runner'\n")
-            self.choose()
+            self.configure()
 
-    def test_ranks_do_not_mind_the_runners_variables(self):
+    def test_ranks_accept_the_variables_of_the_runner(self):
         self.assertEqual(settings.RUNNER_PREFIX, PREFIX)
         settings.read({PREFIX + "JOBS": "3"})
         with self.assertRaises(ValueError):
@@ -194,7 +219,7 @@ class LayersTest(OptionsCase):
 
     def test_show(self):
         self.write("setup.cfg", "[torch_testing_ext]\nretries = 2\n")
-        shown = show(self.choose("--shard", "1/2", "-k", "a", "-k", "b"))
+        shown = show(self.configure("--shard", "1/2", "-k", "a", "-k", "b"))
         self.assertRegex(shown, r"(?m)^retries = 2 +\(setup.cfg\)$")
         self.assertRegex(shown, r"(?m)^shard = 1/2 +\(command line\)$")
         self.assertRegex(shown, r"(?m)^keyword = a, b +\(command line\)$")

@@ -1,4 +1,4 @@
-"""Units, shards and orders, as tables; what is remembered, on disk."""
+"""Units, shards and priorities, as tables; the data that runs remember, on disk."""
 
 import fcntl
 import json
@@ -7,14 +7,14 @@ import tempfile
 import unittest
 from pathlib import Path
 
-from decisions_support import make_test, make_unit, settled
+from decisions_support import finished_test, make_test, make_unit
 from hypothesis import given, strategies as st
 
 from torch_testing_ext.runner.model import Policy, Summary, TestId, TestOutcome
 from torch_testing_ext.runner.options.options import Options, Rerun, ShardSpec
 from torch_testing_ext.runner.scheduling.durations import Durations, LastFailed
 from torch_testing_ext.runner.scheduling.inventory import Inventory
-from torch_testing_ext.runner.scheduling.plan import order, plan, shard
+from torch_testing_ext.runner.scheduling.plan import plan, priority, shard
 from torch_testing_ext.runner.scheduling.remembered import Remembered
 
 TWO = Inventory(("0", "1"), "cuda")
@@ -47,11 +47,11 @@ class PlanTest(unittest.TestCase):
         made = plan(tests, TWO, nothing_known)
         self.assertEqual([test.id.method for test in made.skipped], ["test_a", "test_c"])
         self.assertEqual(made.skipped[0].want, "3 devices")
-        self.assertEqual(made.skipped[0].skip, "needs 3 devices, 2 to be had")
+        self.assertEqual(made.skipped[0].skip, "needs 3 devices, 2 available")
         self.assertIsNone(made.skipped[1].want)
         self.assertEqual([unit.tests[0].id.method for unit in made.units], ["test_b"])
 
-    def test_a_process_cannot_have_two_mig_instances(self):
+    def test_a_process_cannot_use_two_mig_instances(self):
         made = plan([make_test("test_a", devices=2)], Inventory(("MIG-a", "MIG-b"), "cuda"), nothing_known)
         self.assertEqual(made.skipped[0].want, "2 devices")
 
@@ -63,7 +63,7 @@ class PlanTest(unittest.TestCase):
 
 class ShardTest(unittest.TestCase):
     @given(st.lists(st.tuples(st.sampled_from("abc"), st.none() | st.floats(0, 99)), max_size=40), st.integers(1, 6))
-    def test_together_they_are_all_tests_once(self, drawn, count):
+    def test_every_test_is_in_one_shard(self, drawn, count):
         tests = [make_test(f"test_{n}", together=name.strip("a")) for n, (name, _) in enumerate(drawn)]
         known = {test.id: seconds for test, (_, seconds) in zip(tests, drawn, strict=True)}
         parts = [shard(tests, ShardSpec(index, count), known.get) for index in range(1, count + 1)]
@@ -81,19 +81,19 @@ class ShardTest(unittest.TestCase):
 
         self.assertEqual((part(1), part(2)), ("ade", "bc"))
 
-    def test_tests_that_take_nothing_are_spread_too(self):
+    def test_empty_tests_are_distributed_too(self):
         tests = [make_test(f"test_{number}") for number in range(10)]
         self.assertEqual(len(shard(tests, ShardSpec(2, 2), lambda test: 0.0)), 5)
 
-    def test_by_hash_where_nothing_is_known(self):
-        """A new test moves none of the others to another shard."""
+    def test_by_hash_if_no_durations_are_known(self):
+        """A new test moves no other test to another shard."""
         tests = [make_test(f"test_{number}") for number in range(50)]
         first = shard(tests, ShardSpec(1, 2), nothing_known)
         self.assertTrue(15 < len(first) < 35, len(first))
         fewer = shard(tests[10:], ShardSpec(1, 2), nothing_known)
         self.assertEqual(set(fewer), set(first) & set(tests[10:]))
 
-    def test_does_not_depend_on_the_order(self):
+    def test_independent_of_the_order_of_tests(self):
         tests = [make_test(f"test_{number}") for number in range(20)]
         for expected in (nothing_known, lambda test: float(len(test.method))):
             self.assertEqual(
@@ -101,21 +101,21 @@ class ShardTest(unittest.TestCase):
             )
 
 
-class OrderTest(unittest.TestCase):
+class PriorityTest(unittest.TestCase):
     def test_shuffled_by_seed(self):
         units = [make_unit(number) for number in range(20)]
 
         def shuffled(seed, among=units):
-            drawn = order(Options(shuffle=True, seed=seed), lambda test: False)
-            return [unit.number for unit in sorted(among, key=drawn)]
+            key = priority(Options(shuffle=True, seed=seed), lambda test: False)
+            return [unit.number for unit in sorted(among, key=key)]
 
         self.assertEqual(shuffled(1), shuffled(1))
         self.assertNotEqual(shuffled(1), shuffled(2))
         self.assertEqual(shuffled(1, units[5:]), [number for number in shuffled(1) if number >= 5])
 
     def test_failed_first(self):
-        first = order(Options(again=Rerun.FAILED_FIRST), lambda test: test.method == "test_3")
-        self.assertEqual(min([make_unit(1), make_unit(3), make_unit(2)], key=first).number, 3)
+        key = priority(Options(rerun=Rerun.FAILED_FIRST), lambda test: test.method == "test_3")
+        self.assertEqual(min([make_unit(1), make_unit(3), make_unit(2)], key=key).number, 3)
 
 
 class RememberedCase(unittest.TestCase):
@@ -132,33 +132,33 @@ class RememberedCase(unittest.TestCase):
         return LastFailed(self.folder, self.warnings.append)
 
 
-def learn_many(folder, first, count):
-    """One of two runs at once."""
+def record_many(folder, first, count):
+    """One of two runs that record at the same time."""
     for number in range(first, first + count):
-        Durations(folder, print).learn([settled(make_test(f"test_{number}"))])
+        Durations(folder, print).record([finished_test(make_test(f"test_{number}"))])
 
 
 class DurationsTest(RememberedCase):
     TEST = make_test("test_a")
 
-    def test_learnt_is_known_to_the_next_run(self):
+    def test_recorded_durations_are_known_to_the_next_run(self):
         before = self.durations()
-        before.learn([settled(self.TEST, seconds=4.0)])
+        before.record([finished_test(self.TEST, seconds=4.0)])
         self.assertIsNone(before.expected(self.TEST.id))
         self.assertEqual(self.durations().expected(self.TEST.id), 4.0)
-        self.durations().learn([settled(self.TEST, seconds=2.0)])
+        self.durations().record([finished_test(self.TEST, seconds=2.0)])
         self.assertEqual(self.durations().expected(self.TEST.id), 3.0)
         self.assertEqual(self.warnings, [])
 
-    def test_what_went_wrong_teaches_nothing(self):
+    def test_failures_record_no_durations(self):
         for outcome in (TestOutcome.CRASHED, TestOutcome.TIMEOUT, TestOutcome.SKIPPED):
-            self.durations().learn([settled(self.TEST, outcome)])
+            self.durations().record([finished_test(self.TEST, outcome)])
         self.assertIsNone(self.durations().expected(self.TEST.id))
         self.assertFalse(self.folder.exists())
 
     def test_two_runs_at_once_lose_nothing(self):
         context = multiprocessing.get_context("spawn")
-        runs = [context.Process(target=learn_many, args=(self.folder, first, 30)) for first in (0, 100)]
+        runs = [context.Process(target=record_many, args=(self.folder, first, 30)) for first in (0, 100)]
         for run in runs:
             run.start()
         for run in runs:
@@ -171,7 +171,7 @@ class DurationsTest(RememberedCase):
             {file.name for file in self.folder.iterdir()}, {".gitignore", "durations.json", "durations.lock"}
         )
 
-    def test_nobody_else_changes_what_is_being_changed(self):
+    def test_updates_are_locked(self):
         def change(values):
             with (self.folder / "durations.lock").open() as lock, self.assertRaises(BlockingIOError):
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -181,8 +181,8 @@ class DurationsTest(RememberedCase):
         Remembered(self.folder, "durations", bool, self.warnings.append).update(change)
         self.assertEqual(changed, [True])
 
-    def test_corrupt_and_foreign_files_are_ignored_with_a_warning(self):
-        self.durations().learn([settled(self.TEST)])
+    def test_invalid_files_are_ignored_with_a_warning(self):
+        self.durations().record([finished_test(self.TEST)])
         file = self.folder / "durations.json"
         good = json.loads(file.read_text())
         for content in (
@@ -204,27 +204,21 @@ class DurationsTest(RememberedCase):
                 known = self.durations()
                 self.assertIsNone(known.expected(self.TEST.id))
                 self.assertRegex("".join(self.warnings), "durations.json is ignored: .")
-                known.learn([settled(self.TEST, seconds=2.0)])
+                known.record([finished_test(self.TEST, seconds=2.0)])
                 self.assertEqual(self.durations().expected(self.TEST.id), 2.0)
 
-    def test_where_nothing_can_be_written(self):
+    def test_a_cache_that_cannot_be_written(self):
         self.folder.write_text("a file in the way")
-        self.durations().learn([settled(self.TEST)])
-        self.assertRegex(self.warnings[-1], "durations.json is not updated: ")
-
-    def test_fingerprint(self):
-        empty = self.durations().fingerprint
-        self.durations().learn([settled(self.TEST)])
-        self.assertNotEqual(self.durations().fingerprint, empty)
-        self.assertEqual(self.durations().fingerprint, self.durations().fingerprint)
+        self.durations().record([finished_test(self.TEST)])
+        self.assertRegex(self.warnings[-1], "durations.json was not updated: ")
 
 
 class LastFailedTest(RememberedCase):
     A, B = make_test("test_a"), make_test("test_b")
 
-    def learn(self, *outcomes, policy=None, there=(A, B)):
-        settled_ones = tuple(settled(test, outcome) for test, outcome in outcomes)
-        self.last_failed().learn(Summary(settled_ones, 1.0, policy or Policy()), [test.id for test in there])
+    def record(self, *outcomes, policy=None, discovered=(A, B)):
+        finished = tuple(finished_test(test, outcome) for test, outcome in outcomes)
+        self.last_failed().record(Summary(finished, 1.0, policy or Policy()), [test.id for test in discovered])
 
     def failed(self):
         known = self.last_failed()
@@ -232,32 +226,32 @@ class LastFailedTest(RememberedCase):
 
     def test_until_it_passes(self):
         self.assertFalse(self.last_failed())
-        self.learn((self.A, TestOutcome.FAILED), (self.B, TestOutcome.CRASHED))
+        self.record((self.A, TestOutcome.FAILED), (self.B, TestOutcome.CRASHED))
         self.assertEqual(self.failed(), ["test_a", "test_b"])
-        self.learn((self.A, TestOutcome.PASSED))
+        self.record((self.A, TestOutcome.PASSED))
         self.assertEqual(self.failed(), ["test_b"])
-        self.learn((self.B, TestOutcome.PASSED))
+        self.record((self.B, TestOutcome.PASSED))
         self.assertFalse(self.last_failed())
 
     def test_by_the_policy(self):
-        self.learn((self.A, TestOutcome.LEAKED), policy=Policy(fail_leaked=True))
+        self.record((self.A, TestOutcome.LEAKED), policy=Policy(fail_leaked=True))
         self.assertEqual(self.failed(), ["test_a"])
 
-    def test_a_broken_file_stands_for_its_tests(self):
+    def test_a_broken_file_counts_as_all_its_tests(self):
         broken = make_test("", file=self.A.id.file, cls="")
         self.assertEqual(str(broken.id), self.A.id.file)
-        self.learn((broken, TestOutcome.ERROR), there=[broken])
+        self.record((broken, TestOutcome.ERROR), discovered=[broken])
         self.assertEqual(self.failed(), ["test_a", "test_b"])
-        self.learn((self.A, TestOutcome.PASSED), (self.B, TestOutcome.FAILED))
+        self.record((self.A, TestOutcome.PASSED), (self.B, TestOutcome.FAILED))
         self.assertEqual(self.failed(), ["test_b"])
         self.assertFalse(self.last_failed().failed(TestId("another.py", "A", "a")))
 
-    def test_what_is_gone_is_forgotten(self):
-        self.learn((self.A, TestOutcome.FAILED), (self.B, TestOutcome.FAILED))
+    def test_deleted_tests_are_forgotten(self):
+        self.record((self.A, TestOutcome.FAILED), (self.B, TestOutcome.FAILED))
         other = make_test("test_c", file="another.py")
-        self.learn((other, TestOutcome.PASSED), there=[other])
+        self.record((other, TestOutcome.PASSED), discovered=[other])
         self.assertEqual(self.failed(), ["test_a", "test_b"])
-        self.learn((self.B, TestOutcome.FAILED), there=[self.B])
+        self.record((self.B, TestOutcome.FAILED), discovered=[self.B])
         self.assertEqual(self.failed(), ["test_b"])
 
 

@@ -1,4 +1,4 @@
-"""What a unit had to import by itself, the next ones of its file find imported; each is a fresh process still."""
+"""Modules that one unit imports are preloaded for the next units of its file, each in a process of its own."""
 
 from processes_support import Project
 
@@ -24,8 +24,8 @@ class T(unittest.TestCase):
 """
 
 
-class TestLessons(TestCase):
-    def test_imported_once(self):
+class TestPreloadHints(TestCase):
+    def test_modules_are_imported_once(self):
         project = Project()
         self.addCleanup(project.close)
         path = project.write(SUBJECT)

@@ -1,4 +1,4 @@
-"""The fixture project through the real run_test.py: every report says of every test what the one model says."""
+"""Runs the fixture project with the real run_test.py: every report agrees with the model about every test."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def tearDownModule():
 
 @functools.cache
 def whole_run() -> Run:
-    """All tests once, with every report: what the tests here look at from all sides."""
+    """One run of all tests with all reports, which the tests here check."""
     reports = {"junit": "x.xml", "report": "x.html", "trace": "trace.json", "results": "results.json"}
     options = [word for option, name in reports.items() for word in (f"--{option}", name)]
     folder = Path(_folder.name, "whole")
@@ -88,7 +88,7 @@ class ModelTest(unittest.TestCase):
         found = json.loads(whole_run().report("results.json"))
         self.assertEqual(
             {one["id"]: [each["outcome"] for each in one["attempts"]] for one in found["tests"]},
-            {name: [each.value for each in must.tries] for name, must in MODEL.items()},
+            {name: [each.value for each in must.all_attempts] for name, must in MODEL.items()},
         )
         by_name = {one["id"]: one for one in found["tests"]}
         for name, must in MODEL.items():
@@ -112,17 +112,17 @@ class ModelTest(unittest.TestCase):
     def test_console(self):
         console = whole_run().console
         lines = re.findall(r"^\[ *(\d+)/(\d+)\]  (.*?)  .*?(test/distributed/\S+?)(?::? .*)?$", console, re.MULTILINE)
-        settled = {name: word for _, _, word, name in lines if "tried again" not in word}
+        finished = {name: word for _, _, word, name in lines if "retrying" not in word}
         for name, must in MODEL.items():
             with self.subTest(test=name):
-                self.assertTrue(settled[name].startswith(must.outcome.value), settled[name])
+                self.assertTrue(finished[name].startswith(must.outcome.value), finished[name])
                 self.assertEqual(
-                    sum(each == name and "tried again" in word for *_, word, each in lines), len(must.tries) - 1
+                    sum(each == name and "retrying" in word for *_, word, each in lines), len(must.all_attempts) - 1
                 )
         self.assertEqual({count for _, count, *_ in lines}, {str(len(MODEL))})
         self.assertEqual(max(int(done) for done, *_ in lines), len(MODEL))
 
-    def test_console_tells_failures_twice(self):
+    def test_console_prints_failures_twice(self):
         at_once, at_the_end = whole_run().console.split("\n" + "=" * 100 + "\n", 1)
         for name, must in MODEL.items():
             with self.subTest(test=name):
@@ -131,8 +131,8 @@ class ModelTest(unittest.TestCase):
                         self.assertIn(name, part)
                         self.assertIn(must.say, part)
 
-    def test_console_says_for_want_of_what(self):
-        self.assertRegex(whole_run().console, r"\nskipped:\n(  .*\n)*  1  for want of 4096 ")
+    def test_console_says_how_many_devices_are_missing(self):
+        self.assertRegex(whole_run().console, r"\nskipped:\n(  .*\n)*  1  not enough devices: needs 4096 ")
 
     def test_junit(self):
         root = read_junit(whole_run().report("x.xml"))
@@ -148,8 +148,10 @@ class ModelTest(unittest.TestCase):
                 is_ = Category.FAILED if failed else Category.SKIPPED if skipped else Category.PASSED
                 self.assertEqual(is_, must.verdict)
                 reruns = [child for child in case if child.tag.startswith(("rerun", "flaky"))]
-                flaky = sum(COUNTS_AS[each] is Category.FAILED for each in must.tries)
-                self.assertEqual(len(reruns), flaky if must.outcome is TestOutcome.FLAKY else len(must.tries) - 1)
+                flaky = sum(COUNTS_AS[each] is Category.FAILED for each in must.all_attempts)
+                self.assertEqual(
+                    len(reruns), flaky if must.outcome is TestOutcome.FLAKY else len(must.all_attempts) - 1
+                )
                 words = "".join(case.itertext()) + "".join(child.get("message", "") for child in case)
                 for said in (*must.ranks, must.output):
                     self.assertIn(said, words)
@@ -191,18 +193,18 @@ class ModelTest(unittest.TestCase):
             self.assertIn(f"bar {css(TestOutcome.TIMEOUT.value)}", bars)
             self.assertEqual(browser.complaints(), [])
 
-    def test_20_megabytes_do_not_swell_the_reports(self):
+    def test_20_megabytes_of_output_do_not_inflate_the_reports(self):
         for report in "x.xml", "x.html", "results.json":
             self.assertLess(len(whole_run().report(report)), 4_000_000, report)
 
     def test_the_last_attempt_is_numbered(self):
-        self.assertIn("flaky: passed when tried the 3rd time", whole_run().console)
+        self.assertIn("flaky: passed on the 3rd attempt", whole_run().console)
         self.assertEqual((whole_run().folder / "attempts").read_text().count("attempt"), 3)
 
 
 @functools.cache
 def odd_run() -> Run:
-    """Few tests, streamed, with reports that cannot be written."""
+    """A run of few tests, with streamed output and reports that cannot be written."""
     folder = Path(_folder.name, "odd")
     folder.mkdir()
     (project(folder) / "file").touch()
@@ -211,11 +213,11 @@ def odd_run() -> Run:
 
 
 class OddRunTest(unittest.TestCase):
-    def test_the_outcome_stands(self):
+    def test_the_outcome_is_not_affected(self):
         self.assertEqual((odd_run().code, odd_run().console.splitlines()[-1]), (1, "0 passed, 2 failed, 0 skipped"))
         self.assertEqual(odd_run().complaints, "")
 
-    def test_what_cannot_be_written_is_a_warning(self):
+    def test_a_report_that_cannot_be_written_is_a_warning(self):
         for name, why in ("/dev/full", "No space left"), (str(odd_run().folder / "file/x.html"), "File exists"):
             self.assertRegex(odd_run().console, f"warning: {re.escape(name)} could not be written .*{why}")
 
@@ -223,12 +225,12 @@ class OddRunTest(unittest.TestCase):
         console = odd_run().console
         self.assertLess(console.index("\nwhat it printed before\n"), console.index("]  failed"))
 
-    def test_nothing_a_test_says_drives_the_terminal(self):
+    def test_output_of_tests_cannot_control_the_terminal(self):
         self.assertEqual(odd_run().console, printable(odd_run().console))
 
 
 class OtherRunsTest(unittest.TestCase):
-    """What one run cannot show: other ends of it."""
+    """Runs that end differently."""
 
     def setUp(self):
         folder = tempfile.TemporaryDirectory(prefix="fixture_project_")

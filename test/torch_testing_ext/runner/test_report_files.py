@@ -1,4 +1,4 @@
-"""JUnit, trace and JSON, from made-up events; and how files are written."""
+"""JUnit XML, trace and JSON, from invented events, and how the files are written."""
 
 import errno
 import io
@@ -13,7 +13,7 @@ import unittest
 from pathlib import Path
 
 from junit_support import read_junit
-from report_support import a_test, attempt, ended, every_outcome, ranks, story, tell, tries
+from report_support import a_test, attempt, ended, every_outcome, finished_test, ranks, run_events, send
 from test_html_report import history_of
 
 import torch_testing_ext
@@ -27,8 +27,8 @@ from torch_testing_ext.runner.report.recorder import Recorder
 ROOT = Path(torch_testing_ext.__file__).parents[1]
 
 
-def cases(settled, policy=None, **run):
-    root = read_junit(junit.render(history_of(settled, policy, **run)))
+def cases(finished, policy=None, **run):
+    root = read_junit(junit.render(history_of(finished, policy, **run)))
     return {case.get("name"): case for case in root.iter("testcase")}
 
 
@@ -80,8 +80,10 @@ class JUnitTest(unittest.TestCase):
         self.assertEqual((case.get("file"), case.get("line")), ("test/distributed/test_example.py", "12"))
 
     def test_a_test_that_fails_each_time(self):
-        case = cases([tries("test_bad", TestOutcome.FAILED, TestOutcome.TIMEOUT, TestOutcome.FAILED)])["test_bad"]
-        self.assertEqual(kinds(case), ["failure", "rerunFailure", "rerunError"])  # the schema has them by kind
+        case = cases([finished_test("test_bad", TestOutcome.FAILED, TestOutcome.TIMEOUT, TestOutcome.FAILED)])[
+            "test_bad"
+        ]
+        self.assertEqual(kinds(case), ["failure", "rerunFailure", "rerunError"])  # the schema groups them by kind
         self.assertEqual(case.find("rerunError").get("type"), "timeout")
         self.assertIn("1 != 2", case.find("rerunFailure/stackTrace").text)
 
@@ -89,7 +91,7 @@ class JUnitTest(unittest.TestCase):
         many = tuple(TestOutcome(one) for one in ("crashed", "failed", "error", "passed"))
         logs = {"output": "o", "ranks": ranks(["r"])}
         for outcomes in many, many[:3], many[1:3], many[:1]:
-            case = cases([tries("test_x", *outcomes, **logs)], Policy(fail_flaky=True))["test_x"]
+            case = cases([finished_test("test_x", *outcomes, **logs)], Policy(fail_flaky=True))["test_x"]
             self.assertEqual(len(kinds(case)), len(outcomes) + 1)
             self.assertGreaterEqual(len(list(case.iter("system-out"))), len(outcomes))  # each attempt has its own
 
@@ -97,8 +99,8 @@ class JUnitTest(unittest.TestCase):
         one = attempt("test_x", TestOutcome.FAILED, output="parent\n", ranks=ranks(["zero\n", "one\n"], "File x"))
         self.assertEqual(
             cases([FinishedTest((one,))])["test_x"].find("system-out").text,
-            "the test's own process:\nparent\n\nrank 0:\nzero\n\nrank 0, where it was:\nFile x\n\n"
-            "rank 1:\none\n\nrank 1, where it was:\nFile x",
+            "the test's process:\nparent\n\nrank 0:\nzero\n\nrank 0, stacks:\nFile x\n\n"
+            "rank 1:\none\n\nrank 1, stacks:\nFile x",
         )
 
     def test_every_character_is_legal(self):
@@ -122,18 +124,18 @@ class TraceTest(unittest.TestCase):
         recorder = Recorder()
         first = Attempt(test, TestOutcome.PASSED, seconds=1.0, began=1.1, lease=lease)
         second = Attempt(other, TestOutcome.FAILED, "why\nmore", 0.5, 2.2, lease=lease)
-        settled = [FinishedTest((first,)), FinishedTest((second,))]
-        for event in story(settled, devices=("0", "GPU-7"), slots=2):
+        finished = [FinishedTest((first,)), FinishedTest((second,))]
+        for event in run_events(finished, devices=("0", "GPU-7"), slots=2):
             if not isinstance(event, UnitBegan | UnitEnded):
                 recorder.on_event(event)
         recorder.on_event(UnitBegan(unit, lease, 1.0))
-        self.events = json.loads(perfetto.render(recorder.tell(ended(settled, seconds=3.0))))["traceEvents"]
+        self.events = json.loads(perfetto.render(recorder.history(ended(finished, seconds=3.0))))["traceEvents"]
 
     def test_lanes(self):
         names = [(e["pid"], e["args"]["name"]) for e in self.events if e["name"] == "thread_name"]
         self.assertEqual(names, [(1, "gpu 0"), (1, "gpu GPU-7"), (2, "cpu 0"), (2, "cpu 1")])
 
-    def test_a_unit_lies_on_all_its_lanes_with_its_tests_in_it(self):
+    def test_a_unit_is_on_all_its_lanes_and_contains_its_tests(self):
         lanes = {}
         for event in self.events:
             if event["ph"] == "X":
@@ -165,7 +167,7 @@ class WritingTest(unittest.TestCase):
         self.addCleanup(folder.cleanup)
         self.folder = Path(folder.name)
 
-    def test_folders_are_made_and_the_mode_is_the_usual_one(self):
+    def test_folders_are_created_and_the_mode_follows_the_umask(self):
         path = self.folder / "a" / "b" / "x.xml"
         write_whole(path, "naïve")
         usual = self.folder / "usual"
@@ -173,8 +175,8 @@ class WritingTest(unittest.TestCase):
         self.assertEqual(path.read_text(encoding="utf-8"), "naïve")
         self.assertEqual(stat.S_IMODE(path.stat().st_mode), stat.S_IMODE(usual.stat().st_mode))
 
-    def test_what_was_there_stays_until_the_new_is_whole(self):
-        """A disk that fills up half-way, as a limit on the size of files makes one: old report kept, no draft left."""
+    def test_an_old_report_stays_until_the_new_one_is_complete(self):
+        """A limit on file sizes acts like a full disk: the old report is kept, and no temporary file is left."""
         path = self.folder / "x.xml"
         path.write_text("old")
         script = textwrap.dedent(
@@ -201,12 +203,12 @@ class WritingTest(unittest.TestCase):
         options = Options(**{name: self.folder / name for name in ("junit", "report", "trace", "results")})
         before = len(os.listdir("/proc/self/fd"))
         stream = io.StringIO()
-        tell(make_reporters(options, stream, {}), list(story(every_outcome())))
+        send(make_reporters(options, stream, {}), list(run_events(every_outcome())))
         self.assertEqual(sorted(os.listdir(self.folder)), ["junit", "report", "results", "trace"])
         self.assertNotIn("warning", stream.getvalue())
         self.assertEqual(len(os.listdir("/proc/self/fd")), before)
 
-    def test_a_pipe_is_written_to_not_replaced(self):
+    def test_a_pipe_is_not_replaced(self):
         path = self.folder / "pipe"
         os.mkfifo(path)
         reader = subprocess.Popen(["cat", str(path)], stdout=subprocess.PIPE, text=True)
@@ -214,12 +216,12 @@ class WritingTest(unittest.TestCase):
         self.assertEqual(reader.communicate()[0], "words")
         self.assertTrue(stat.S_ISFIFO(path.stat().st_mode))
 
-    def test_a_history_without_a_beginning(self):
-        """A run that is stopped before it began still has reports."""
+    def test_a_run_without_a_start_event(self):
+        """A run that stops before it starts still has reports."""
         recorder = Recorder()
         for render in junit.render, perfetto.render, json_results.render:
-            render(recorder.tell(ended(())))
-        self.assertEqual(recorder.tell(ended(())).run, RunBegan((), (), (), 0, 0.0))
+            render(recorder.history(ended(())))
+        self.assertEqual(recorder.history(ended(())).run, RunBegan((), (), (), 0, 0.0))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The schedule and the leases, without a process: as tables, and over random arrivals."""
+"""The schedule and the leases, without a process: as tables, and for random arrivals."""
 
 import unittest
 
@@ -10,7 +10,7 @@ from torch_testing_ext.runner.scheduling.policy import PATIENCE, Queue
 
 
 def taken(queue, devices, slots=1):
-    """The numbers of the units that begin, if each ends before the next begins."""
+    """The numbers of the units in the order in which they start, if each ends before the next starts."""
     numbers = []
     while len(queue):
         numbers.append(queue.take(devices, slots).number)
@@ -35,19 +35,19 @@ class OrderTest(unittest.TestCase):
         units = [make_unit(number, 1, seconds=seconds) for number, seconds in enumerate([1, 5, None, 6, 7])]
         self.assertEqual(taken(Queue(units, 1, 1), 1), [4, 3, 2, 1, 0])
 
-    def test_alike_in_the_order_given(self):
+    def test_equal_units_keep_their_order(self):
         self.assertEqual(taken(Queue([make_unit(number) for number in range(5)], 0, 1), 0), [0, 1, 2, 3, 4])
 
-    def test_order_goes_before_size(self):
+    def test_priority_goes_before_size(self):
         units = [make_unit(0, 4, seconds=9), make_unit(1, 1, seconds=100), make_unit(2, 2, seconds=2)]
-        self.assertEqual(taken(Queue(units, 4, 1, order=lambda unit: -unit.number), 4), [2, 1, 0])
+        self.assertEqual(taken(Queue(units, 4, 1, priority=lambda unit: -unit.number), 4), [2, 1, 0])
 
-    def test_no_room(self):
+    def test_too_few_free_resources(self):
         queue = Queue([make_unit(0, 2), make_unit(1, ranks=2)], 2, 2)
         self.assertIsNone(queue.take(1, 1))
         self.assertEqual(len(queue), 2)
 
-    def test_small_ones_fill(self):
+    def test_small_units_fill_gaps(self):
         queue = Queue([make_unit(0, 4), make_unit(1, 1)], 4, 1)
         self.assertEqual(queue.take(2, 0).number, 1)
 
@@ -69,7 +69,7 @@ class OrderTest(unittest.TestCase):
 
 class StarvationTest(unittest.TestCase):
     def test_large_in_a_stream_of_small(self):
-        """While one device is never free, small units keep coming; the large one stops them in the end."""
+        """One device is never free while small units keep arriving; finally the large one holds them back."""
         queue = Queue([make_unit(0, 2)], 2, 1)
         for number in range(1, 100):
             queue.add(make_unit(number, 1))
@@ -80,11 +80,11 @@ class StarvationTest(unittest.TestCase):
 
     def test_small_in_a_stream_of_large(self):
         queue = Queue([make_unit(0, 1)], 2, 1)
-        began = []
+        started = []
         for number in range(1, 100):
             queue.add(make_unit(number, 2))
-            began.append(queue.take(2, 1).number)
-        self.assertEqual(began.index(0), PATIENCE * 2)
+            started.append(queue.take(2, 1).number)
+        self.assertEqual(started.index(0), PATIENCE * 2)
 
 
 class LeasesTest(unittest.TestCase):
@@ -115,13 +115,13 @@ class LeasesTest(unittest.TestCase):
             leases.take(make_unit(1, 2))
 
     def test_a_device_has_one_name(self):
-        with self.assertRaisesRegex(AssertionError, "twice"):
+        with self.assertRaisesRegex(AssertionError, "same name"):
             Leases(("0", "0"), 1)
 
 
 @st.composite
 def machines(draw):
-    """A machine, the units that are there at first, and those that come while others run."""
+    """A machine, the units that wait at first, and those that arrive while others run."""
     devices, slots = draw(st.integers(0, 8)), draw(st.integers(1, 6))
     seconds = st.none() | st.floats(0, 100)
     on_devices = st.builds(lambda n, s: (n, 1, s), st.integers(1, max(devices, 1)), seconds)
@@ -135,44 +135,44 @@ def machines(draw):
 class ArrivalsTest(unittest.TestCase):
     @given(machines(), st.data())
     def test_leases_never_overlap_and_all_units_run(self, machine, data):
-        devices, slots, waiting, coming = machine
+        devices, slots, waiting, arriving = machine
         names = tuple(f"device{number}" for number in range(devices))
         queue, leases = Queue(waiting, devices, slots), Leases(names, slots)
-        expected, began = {unit.number for unit in (*waiting, *coming)}, []
+        expected, started = {unit.number for unit in (*waiting, *arriving)}, []
         running = []
-        while len(queue) or running or coming:
+        while len(queue) or running or arriving:
             while (unit := queue.take(leases.free_devices, leases.free_slots)) is not None:
                 lease = leases.take(unit)
-                began.append(unit.number)
+                started.append(unit.number)
                 running.append(lease)
                 self.check(running, unit, lease, names, slots)
-            if not running and not coming:
-                self.assertEqual(len(queue), 0, "nothing runs, and what waits does not begin")
-            elif coming and (not running or data.draw(st.booleans(), label="one more comes")):
-                queue.add(coming.pop())
+            if not running and not arriving:
+                self.assertEqual(len(queue), 0, "nothing runs, and no waiting unit starts")
+            elif arriving and (not running or data.draw(st.booleans(), label="one more arrives")):
+                queue.add(arriving.pop())
             else:
                 leases.give_back(running.pop(data.draw(st.integers(0, len(running) - 1), label="ends")))
-        self.assertEqual(sorted(began), sorted(expected))
+        self.assertEqual(sorted(started), sorted(expected))
         self.assertEqual((leases.free_devices, leases.free_slots), (devices, slots))
 
     def check(self, running, unit, lease, names, slots):
         self.assertEqual(len(lease.devices), unit.devices)
         self.assertEqual(len(lease.slots), 0 if unit.devices else min(unit.ranks, slots))
-        for what, known in (("devices", names), ("slots", range(slots))):
-            held = [one for other in running for one in getattr(other, what)]
-            self.assertEqual(len(held), len(set(held)), f"two leases have the same of {what}")
+        for resource, known in (("devices", names), ("slots", range(slots))):
+            held = [one for other in running for one in getattr(other, resource)]
+            self.assertEqual(len(held), len(set(held)), f"two leases share {resource}")
             self.assertLessEqual(set(held), set(known))
 
     @given(st.integers(1, 4), st.data())
-    def test_nobody_starves(self, devices, data):
-        """However others keep coming, a unit begins after those before it and a bounded number of others."""
+    def test_no_unit_starves(self, devices, data):
+        """A unit starts after the units before it and a bounded number of later arrivals."""
         wide = st.integers(1, devices)
         before = data.draw(st.lists(wide, max_size=6))
         victim = make_unit(-1, data.draw(wide), seconds=data.draw(st.floats(0, 10)))
         queue = Queue([*(make_unit(-2 - n, width) for n, width in enumerate(before)), victim], devices, 1)
         leases, running = Leases(tuple(map(str, range(devices))), 1), []
         patience = PATIENCE * devices
-        bound = (len(before) + patience + 1) * (patience + 1)  # so many may come before it, each as patient as it
+        bound = (len(before) + patience + 1) * (patience + 1)  # units that may start before it, each as patient as it
         for number in range(bound + 1):
             while (unit := queue.take(leases.free_devices, 1)) is None:
                 leases.give_back(running.pop(data.draw(st.integers(0, len(running) - 1))))
@@ -180,7 +180,7 @@ class ArrivalsTest(unittest.TestCase):
                 return
             running.append(leases.take(unit))
             queue.add(make_unit(number, data.draw(wide), seconds=data.draw(st.floats(0, 1000))))
-        self.fail(f"{bound} units began before it")
+        self.fail(f"{bound} units started before it")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Which files and tests a user means by names and expressions."""
+"""Selecting files and tests by names and expressions."""
 
 import tempfile
 import unittest
@@ -25,8 +25,8 @@ TESTS = (
 NOWHERE = Path("/nowhere")
 
 
-def selection(*names, here=NOWHERE, root=NOWHERE, **more):
-    return Selection.of(Options(names=names, **more), root, here)
+def selection(*names, cwd=NOWHERE, root=NOWHERE, **more):
+    return Selection.of(Options(names=names, **more), root, cwd)
 
 
 def selected(*names, **more):
@@ -44,7 +44,7 @@ class FilesTest(unittest.TestCase):
             ("parallel/test_tp_examples", [PARALLEL]),
             ("test_tp_examples.py", [PARALLEL]),
             ("test_tp_examples", [PARALLEL]),
-            ("test_tp", [TP]),  # not what begins so, where something is called so
+            ("test_tp", [TP]),  # an exact name excludes names that begin with it
             ("test_tp_", [PARALLEL, PROPERTIES]),
             ("tensor/par", [PARALLEL, PROPERTIES]),
             ("tensor/parallel/test_tp_e", [PARALLEL]),
@@ -54,7 +54,7 @@ class FilesTest(unittest.TestCase):
             with self.subTest(name=name):
                 self.assertEqual(list(selection(name).files(FILES)), expected)
 
-    def test_all_without_names_and_none_twice(self):
+    def test_everything_by_default_and_nothing_twice(self):
         self.assertEqual(selection().files(FILES), FILES)
         self.assertEqual(selection("fsdp", FSDP, include=("test_fsdp",)).files(FILES), (FSDP,))
 
@@ -62,15 +62,15 @@ class FilesTest(unittest.TestCase):
         self.assertEqual(selection(include=("tensor",), exclude=("parallel",)).files(FILES), (TP,))
         self.assertEqual(selection(exclude=("test_fsdp::FsdpTest",)).files(FILES), FILES)
 
-    def test_a_path_is_seen_from_where_the_user_stands(self):
+    def test_a_path_is_relative_to_the_working_directory(self):
         with tempfile.TemporaryDirectory() as directory:
             root = Path(directory)
             file = root / PARALLEL
             file.parent.mkdir(parents=True)
             file.touch()
-            for name, here in (("test_tp_examples.py", file.parent), (".", file.parent), (str(file), NOWHERE)):
+            for name, cwd in (("test_tp_examples.py", file.parent), (".", file.parent), (str(file), NOWHERE)):
                 with self.subTest(name=name):
-                    found = selection(name, root=root, here=here).files((FSDP, PARALLEL))
+                    found = selection(name, root=root, cwd=cwd).files((FSDP, PARALLEL))
                     self.assertEqual(found, (PARALLEL,))
 
     def test_unknown(self):
@@ -105,24 +105,24 @@ class TestsTest(unittest.TestCase):
         left = [f"{PARALLEL}::ExamplesTest::test_mlp", f"{FSDP}::FsdpTest::test_mlp"]
         self.assertEqual(selected(exclude=("::OtherTest", "test_tp_examples::ExamplesTest::test_mlp_large")), left)
 
-    def test_all_of_these_must_agree(self):
+    def test_all_kinds_of_selection_apply(self):
         self.assertEqual(
-            selected("::test_mlp", expressions=("Fsdp", "Other"), exclude=("::FsdpTest",)),
+            selected("::test_mlp", keyword=("Fsdp", "Other"), exclude=("::FsdpTest",)),
             [f"{PARALLEL}::OtherTest::test_mlp"],
         )
 
     def test_unknown(self):
-        with self.assertRaisesRegex(UsageError, "no test there is called so.* Did you mean: ExamplesTest"):
+        with self.assertRaisesRegex(UsageError, "no test in these files has this name.* Did you mean: ExamplesTest"):
             selected("test_tp_examples::ExampelsTest")
         with self.assertRaisesRegex(UsageError, "Did you mean: .*ExamplesTest::test_mlp_large"):
             selected("test_tp_examples::ExamplesTest::test_mlp_lagre")
         with self.assertRaises(UsageError):
             selected("test_tp_examples::ExamplesTest::test_mlp::more")
 
-    def test_what_is_in_a_broken_file_cannot_be_unknown(self):
+    def test_names_in_a_broken_file_are_accepted(self):
         self.assertEqual(selected("test_tp_properties::AnyTest"), [])
 
-    def test_an_excluded_test_may_be_in_a_file_that_is_not_wanted(self):
+    def test_an_excluded_test_may_be_in_a_file_that_is_not_selected(self):
         self.assertEqual(len(selected("test_tp_examples", exclude=("test_tp::TpTest",))), 3)
 
 
@@ -132,11 +132,11 @@ class KeywordTest(unittest.TestCase):
     def test_expressions(self):
         for text, expected in (
             ("mlp", True),
-            ("MLP", True),  # as pytest
+            ("MLP", True),  # as in pytest
             ("tptest", True),
             ("test_tp", True),
             ("distributed", True),
-            ("TpTest.test_mlp", True),  # as unittest
+            ("TpTest.test_mlp", True),  # as in unittest
             ("TpTest::test_mlp", True),
             ("fsdp", False),
             ("mlp and fsdp", False),
@@ -147,15 +147,15 @@ class KeywordTest(unittest.TestCase):
             ("fsdp or mlp and not seq", False),
             ("(fsdp or mlp) and not fsdp", True),
             ("not (mlp and fsdp)", True),
-            ("not mlp or seq", True),  # not binds closest
-            ("fsdp and mlp or seq", True),  # and before or
-            ("nothing", False),  # begins with not
+            ("not mlp or seq", True),  # "not" binds most tightly
+            ("fsdp and mlp or seq", True),  # "and" before "or"
+            ("nothing", False),  # begins with "not"
             ("test_tp.TpTest.test_mlp*", True),
             ("test.distributed.*True", True),
             ("*mlp*", True),
             ("*MLP*", False),
             ("*mlp", False),
-            ("mlp*", False),  # a pattern stands for the whole name
+            ("mlp*", False),  # a pattern must match the whole name
             ("*mlp* and not *False", True),
         ):
             with self.subTest(text=text):
@@ -163,16 +163,16 @@ class KeywordTest(unittest.TestCase):
 
     def test_mistakes(self):
         for text, place in (
-            ("", "its end"),
+            ("", "the end"),
             ("and", "'and' at column 1"),
-            ("a and", "its end"),
+            ("a and", "the end"),
             ("a b", "'b' at column 3"),
-            ("(a or b", "its end"),
+            ("(a or b", "the end"),
             ("a)", r"'\)' at column 2"),
             ("a and or b", "'or' at column 7"),
-            ("not", "its end"),
+            ("not", "the end"),
         ):
-            with self.subTest(text=text), self.assertRaisesRegex(ValueError, f"in place of {place}"):
+            with self.subTest(text=text), self.assertRaisesRegex(ValueError, f"found {place}"):
                 expressions.parse_expression(text)
 
 

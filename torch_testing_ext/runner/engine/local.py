@@ -196,7 +196,7 @@ class Engine(UnitListener):
         return again
 
     def _settle_at_once(self, attempt: Attempt) -> None:
-        self._tell(AttemptEnded(attempt, again=False))
+        self._tell(AttemptEnded(attempt, retry=False))
         self._settle(FinishedTest((attempt,)))
 
     def _settle(self, settled: FinishedTest) -> None:

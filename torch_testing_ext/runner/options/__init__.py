@@ -1,1 +1,1 @@
-"""What a user may ask for: the option table, and how options are read from files, environment and command line."""
+"""The options of a run: the option table, and reading options from files, the environment and the command line."""

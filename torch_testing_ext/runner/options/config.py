@@ -1,6 +1,6 @@
-"""From what a user wrote to Options: default < setup.cfg < pyproject.toml < environment < command line.
+"""Reads Options from all sources: default < setup.cfg < pyproject.toml < environment < command line.
 
-Whatever is misspelt, anywhere, is an error that names the place and the nearest known names.
+A misspelt name is an error, in every source; the message names the source and the nearest known names.
 """
 
 from __future__ import annotations
@@ -18,87 +18,97 @@ from typing import Any, NoReturn
 
 from .options import Options, UsageError
 from .suggestions import nearest
-from .table import OPTION_TABLE, OptionSpec, truth
+from .table import OPTION_GROUPS, OPTION_TABLE, OptionSpec, boolean
 
 SECTION = "torch_testing_ext"
-# launch/settings.py leaves these to us. It is not asked for the name: that would import all of launch/ for --help.
+# The same as launch/settings.py's RUNNER_PREFIX, which is not imported here: --help would import all of launch/.
 PREFIX = "TORCH_TESTING_EXT_RUN_"
 DEFAULT = "default"
 COMMAND_LINE = "command line"
 EXIT_CODES = """\
-exit codes: 0 all passed; 1 failures; 2 interrupted; 3 an error of our own; 4 this was not understood;
-5 nothing selected; 6 all that was selected was skipped for want of devices"""
+exit codes:
+  0  no test failed
+  1  at least one test failed
+  2  the run was interrupted
+  3  internal error of run_test.py
+  4  usage error: nothing was run
+  5  nothing was selected
+  6  everything selected was skipped: not enough devices"""
 
 
 @dataclass(frozen=True)
 class Layer:
-    """What one place says: for each field the value, and where exactly it stands."""
+    """The options that one source sets."""
 
-    values: Mapping[str, Any]
-    places: Mapping[str, str]
+    values: Mapping[str, Any]  # by field
+    sources: Mapping[str, str]  # of each field: the exact source of its value
 
 
 @dataclass(frozen=True)
 class ConfiguredOptions:
+    """The options in force, and the source of each."""
+
     options: Options
-    places: Mapping[str, str]  # of each field: where its value comes from
+    sources: Mapping[str, str]  # by field
 
 
-def choose(argv: Sequence[str], environ: Mapping[str, str], root: Path, here: Path) -> ConfiguredOptions:
-    """`root` is the project's folder, where its files of configuration are; `here` is where the user stands.
+def read_options(argv: Sequence[str], environ: Mapping[str, str], root: Path, cwd: Path) -> ConfiguredOptions:
+    """Reads all sources. `root` is the project's folder, which has its configuration files.
 
-    Raises UsageError; leaves by SystemExit for --help alone.
+    Raises UsageError; raises SystemExit only for --help.
     """
     layers = (
         _defaults(root),
         _setup_cfg(root),
         _pyproject(root),
-        _environment(environ, here),
-        _command_line(argv, here),
+        _environment(environ, cwd),
+        _command_line(argv, cwd),
     )
     values: dict[str, Any] = {}
-    places: dict[str, str] = {}
+    sources: dict[str, str] = {}
     for layer in layers:
         values.update(layer.values)
-        places.update(layer.places)
-    return ConfiguredOptions(_settle(Options(**values), places), places)
+        sources.update(layer.sources)
+    return ConfiguredOptions(_complete(Options(**values), sources), sources)
 
 
-def _settle(options: Options, places: Mapping[str, str]) -> Options:
+def _complete(options: Options, sources: Mapping[str, str]) -> Options:
     if options.gpus is not None and options.fake_gpus is not None:
-        raise UsageError("--gpus and --fake-gpus exclude each other: devices are either real or not")
+        raise UsageError("--gpus and --fake-gpus cannot be combined: devices are either real or fake")
     if options.drop_in is not None:
-        options = _dropped_in(options, options.drop_in.resolve(), places)
+        options = _dropped_in(options, options.drop_in.resolve(), sources)
     return dataclasses.replace(options, shuffle=options.shuffle or options.seed is not None)
 
 
-def _dropped_in(options: Options, path: Path, places: Mapping[str, str]) -> Options:
-    """A checkout's tests, unless told otherwise, or those of a file or folder; what is remembered of them is apart, as
-    our tests may have the same names."""
+def _dropped_in(options: Options, path: Path, sources: Mapping[str, str]) -> Options:
+    """The options for the tests of a checkout, a folder or a file, which are not the project's own.
+
+    They have a cache of their own, since the project may have tests with the same names.
+    """
     whole = (path / "test").is_dir()
     tests = _resolved(Options().tests, path) if whole else (path,)
     return dataclasses.replace(
         options,
         drop_in=path if whole else _root_of(path),
         names=options.names if whole else (str(path), *options.names),
-        tests=tests if places["tests"] == DEFAULT else options.tests,
-        cache=options.cache / "drop_in" if places["cache"] == DEFAULT else options.cache,
+        tests=tests if sources["tests"] == DEFAULT else options.tests,
+        cache=options.cache / "drop_in" if sources["cache"] == DEFAULT else options.cache,
     )
 
 
 def _root_of(path: Path) -> Path:
-    """The checkout that a test file or a folder of tests is in; else where it lies."""
+    """The checkout that contains a test file or folder; if there is none, the folder or that of the file."""
     inside = next((folder.parent for folder in path.parents if folder.name == "test"), None)
     return inside or (path if path.is_dir() else path.parent)
 
 
-def show(chosen: ConfiguredOptions) -> str:
-    """What is in force, and from where."""
+def show(configured: ConfiguredOptions) -> str:
+    """The value and the source of every option, one per line."""
     lines = []
     for field in OPTION_TABLE:
-        lines.append((f"{field} = {_shown(getattr(chosen.options, field))}", chosen.places[field]))
+        lines.append((f"{_key(field)} = {_shown(getattr(configured.options, field))}", configured.sources[field]))
     width = max(len(text) for text, _ in lines)
-    return "\n".join(f"{text:{width}}  ({place})" for text, place in lines)
+    return "\n".join(f"{text:{width}}  ({source})" for text, source in lines)
 
 
 def _shown(value: Any) -> str:
@@ -146,25 +156,25 @@ def _pyproject(root: Path) -> Layer:
 
 
 def _toml_reader(file: Path) -> ModuleType:
-    for name in ("tomllib", "tomli"):  # the first since Python 3.11, the second where somebody has installed it
+    for name in ("tomllib", "tomli"):  # tomllib is in Python since 3.11; tomli is a package
         try:
             return importlib.import_module(name)
         except ModuleNotFoundError:
             continue
     version = ".".join(map(str, sys.version_info[:2]))
     raise UsageError(
-        f"{file} names {SECTION}, but Python {version} cannot read it. Install tomli, or move what is said there "
-        f"to the section [{SECTION}] of setup.cfg, which every Python reads."
+        f"{file} configures {SECTION}, but Python {version} cannot read TOML. Install tomli, or move the settings "
+        f"to the section [{SECTION}] of setup.cfg, which every Python can read."
     )
 
 
 def _as_text(value: Any) -> str:
-    """TOML has types where an INI file has text: lists become lines, so that both are read in one way."""
+    """The value as an INI file would have it (a list becomes lines), so that both formats are read in the same way."""
     return "\n".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def _from_file(section: Mapping[str, str], file: Path, root: Path) -> Layer:
-    known = {field.replace("_", "-"): field for field, switch in OPTION_TABLE.items() if switch.configurable}
+    known = {_key(field).replace("_", "-"): field for field, spec in OPTION_TABLE.items() if spec.configurable}
     values = {}
     for key, text in section.items():
         name = key.replace("_", "-")
@@ -174,31 +184,36 @@ def _from_file(section: Mapping[str, str], file: Path, root: Path) -> Layer:
     return Layer(values, dict.fromkeys(values, file.name))
 
 
-def _environment(environ: Mapping[str, str], here: Path) -> Layer:
-    known = {PREFIX + field.upper(): field for field, switch in OPTION_TABLE.items() if switch.configurable}
-    values, places = {}, {}
+def _environment(environ: Mapping[str, str], cwd: Path) -> Layer:
+    known = {PREFIX + _key(field).upper(): field for field, spec in OPTION_TABLE.items() if spec.configurable}
+    values, sources = {}, {}
     for name, text in environ.items():
         if not name.startswith(PREFIX) or not text:
             continue
         if name not in known:
-            raise UsageError(f"{name} is not a variable of run_test.py.{nearest(name, known)}")
-        values[known[name]] = _read(known[name], text, name, here)
-        places[known[name]] = name
-    return Layer(values, places)
+            raise UsageError(f"{name} is not an environment variable of run_test.py.{nearest(name, known)}")
+        values[known[name]] = _read(known[name], text, name, cwd)
+        sources[known[name]] = name
+    return Layer(values, sources)
 
 
-def _read(field: str, text: str, place: str, base: Path) -> Any:
-    switch = OPTION_TABLE[field]
-    texts = [line.strip() for line in text.splitlines() if line.strip()] if switch.many else [text.strip()]
+def _key(field: str) -> str:
+    """The name of an option in configuration files, the environment and --show-config."""
+    return OPTION_TABLE[field].key or field
+
+
+def _read(field: str, text: str, source: str, base: Path) -> Any:
+    spec = OPTION_TABLE[field]
+    texts = [line.strip() for line in text.splitlines() if line.strip()] if spec.many else [text.strip()]
     try:
-        values = tuple(switch.read(one) for one in texts)
+        values = tuple(spec.read(one) for one in texts)
     except ValueError as error:
-        raise UsageError(f"{place}: {error}") from None
-    return _resolved(values if switch.many else values[0], base)
+        raise UsageError(f"{source}: {error}") from None
+    return _resolved(values if spec.many else values[0], base)
 
 
 def _resolved(value: Any, base: Path) -> Any:
-    """A path is meant as seen from where it is written."""
+    """A path is relative to the place where it is written: a file's folder, or the working directory."""
     if isinstance(value, tuple) and value and isinstance(value[0], Path):
         return tuple(base / one for one in value)
     return base / value if isinstance(value, Path) else value
@@ -212,11 +227,11 @@ class _Parser(argparse.ArgumentParser):
         raise UsageError(f"{message} (--help lists all options)")
 
 
-def _command_line(argv: Sequence[str], here: Path) -> Layer:
+def _command_line(argv: Sequence[str], cwd: Path) -> Layer:
     given, unknown = _parser().parse_known_intermixed_args(list(argv))
     if unknown:
         raise UsageError(f"{unknown[0]} is not an option.{nearest(unknown[0], _flags())} (--help lists all options)")
-    values = {field: _resolved(_frozen(value), here) for field, value in vars(given).items()}
+    values = {field: _resolved(_frozen(value), cwd) for field, value in vars(given).items()}
     return Layer(values, dict.fromkeys(values, COMMAND_LINE))
 
 
@@ -225,47 +240,61 @@ def _frozen(value: Any) -> Any:
 
 
 def _flags() -> list[str]:
-    return [name for field, switch in OPTION_TABLE.items() for names, _ in _arguments(field, switch) for name in names]
+    return [name for field, spec in OPTION_TABLE.items() for names, _ in _arguments(field, spec) for name in names]
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="run_test.py",
-        description="Run distributed tests over the devices and cores at hand.",
+        description="Run distributed tests in parallel on the available devices and cores.",
+        usage="%(prog)s [options] [NAME ...]",
         epilog=EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         argument_default=argparse.SUPPRESS,
         allow_abbrev=False,
+        add_help=False,
     )
-    for field, switch in OPTION_TABLE.items():
-        for names, more in _arguments(field, switch):
-            parser.add_argument(*names, **more)
+    for title, specs in OPTION_GROUPS.items():
+        group = parser.add_argument_group(title)
+        for field, spec in specs.items():
+            for names, more in _arguments(field, spec):
+                group.add_argument(*names, **more)
+    group.add_argument("-h", "--help", action="help", help="show this help and exit")
     return parser
 
 
-def _arguments(field: str, switch: OptionSpec) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
-    """How a field is told to argparse."""
-    for flag in switch.values:
+def _arguments(field: str, spec: OptionSpec) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
+    """The arguments of argparse's add_argument for an option: for each of its flags, or for the option itself."""
+    for flag in spec.values:
         yield flag.names, {"dest": field, "action": "store_const", "const": flag.value, "help": flag.help}
-    if switch.read is truth:
-        yield switch.flags, {"dest": field, "action": argparse.BooleanOptionalAction, "help": switch.help}
-    elif not switch.values:
-        yield (switch.flags or (field,)), {**_valued(field, switch), "metavar": switch.metavar, "help": switch.help}
+    if spec.read is boolean:
+        yield spec.flags, {"dest": field, "action": argparse.BooleanOptionalAction, "help": spec.help}
+    elif not spec.values:
+        help_text = spec.help + _default_text(field, spec)
+        yield (spec.flags or (field,)), {**_valued(field, spec), "metavar": spec.metavar, "help": help_text}
 
 
-def _valued(field: str, switch: OptionSpec) -> dict[str, Any]:
-    valued: dict[str, Any] = {"type": _type_of(switch)}
-    if not switch.flags:
+def _default_text(field: str, spec: OptionSpec) -> str:
+    """` (default: 300)`, unless there is no default or the help already says it."""
+    value = getattr(Options(), field)
+    if value is None or value == () or "(default: " in spec.help:
+        return ""
+    return f" (default: {f'{value:g}' if isinstance(value, float) else _shown(value)})"
+
+
+def _valued(field: str, spec: OptionSpec) -> dict[str, Any]:
+    valued: dict[str, Any] = {"type": _type_of(spec)}
+    if not spec.flags:
         return {**valued, "nargs": "*"}
-    if switch.many:
-        valued.update({"action": "extend", "nargs": "+"} if switch.several else {"action": "append"})
+    if spec.many:
+        valued.update({"action": "extend", "nargs": "+"} if spec.several else {"action": "append"})
     return {**valued, "dest": field}
 
 
-def _type_of(switch: OptionSpec) -> Callable[[str], Any]:
+def _type_of(spec: OptionSpec) -> Callable[[str], Any]:
     def read(text: str) -> Any:
         try:
-            return switch.read(text)
+            return spec.read(text)
         except ValueError as error:
             raise argparse.ArgumentTypeError(str(error)) from None
 

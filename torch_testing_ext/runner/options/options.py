@@ -1,4 +1,4 @@
-"""What a user may ask for, as all other rooms read it."""
+"""The options of a run, as the rest of the runner reads them."""
 
 from __future__ import annotations
 
@@ -12,22 +12,24 @@ from ..model import Policy
 
 
 class UsageError(ValueError):
-    """What a user wrote is not understood; nothing is run."""
+    """A mistake in the command line or the configuration; nothing runs."""
 
 
 class CannotRun(RuntimeError):
-    """Tests cannot be run at all; the message says why."""
+    """No test can run; the message says why."""
 
 
 class Rerun(enum.Enum):
-    """What the failures of the last run are to this one."""
+    """How to use the failures of earlier runs."""
 
     NOTHING = "nothing"
-    LAST_FAILED = "last-failed"  # run these alone
-    FAILED_FIRST = "failed-first"
+    LAST_FAILED = "last-failed"  # run only these tests
+    FAILED_FIRST = "failed-first"  # run these tests first
 
 
 class Action(enum.Enum):
+    """What run_test.py does with the selected tests."""
+
     RUN = "run"
     LIST = "list"
     DRY_RUN = "dry-run"
@@ -35,13 +37,15 @@ class Action(enum.Enum):
 
 
 class Verbosity(enum.Enum):
+    """How much the console report says."""
+
     QUIET = "quiet"
     NORMAL = "normal"
     VERBOSE = "verbose"
 
 
 class CountAs(enum.Enum):
-    """What a test that passed, though not well, counts as."""
+    """Whether a flaky or leaking test counts as passed or failed."""
 
     PASS = "pass"
     FAIL = "fail"
@@ -49,23 +53,26 @@ class CountAs(enum.Enum):
 
 @dataclass(frozen=True)
 class ShardSpec:
-    index: int  # from 1
+    """One of `count` parts of the tests."""
+
+    index: int  # starts at 1
     count: int
 
     def __str__(self) -> str:
         return f"{self.index}/{self.count}"
 
 
-Gpus = int | tuple[str, ...] | None  # so many, just these, or all there are
+Gpus = int | tuple[str, ...] | None  # a number of devices, their names, or None for all
 
 
 def usable_cores() -> int:
+    """The number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @dataclass(frozen=True)
 class Options:
-    """Paths are absolute once config.py has read them. How each is asked for is said in switches.py."""
+    """All options of a run. config.py makes the paths absolute; table.py has the flags and help texts."""
 
     names: tuple[str, ...] = ()
     include: tuple[str, ...] = ()
@@ -73,7 +80,7 @@ class Options:
     keyword: tuple[str, ...] = ()
     tests: tuple[Path, ...] = (Path("test/distributed"),)
     shard: ShardSpec | None = None
-    again: Rerun = Rerun.NOTHING
+    rerun: Rerun = Rerun.NOTHING
 
     jobs: int = field(default_factory=usable_cores)
     gpus: Gpus = None
@@ -106,11 +113,12 @@ class Options:
 
     @property
     def command(self) -> str:
-        """What to put before a test's name to run it again."""
+        """The command that reruns a test whose name is appended to it."""
         return "python run_test.py" + (f" --drop-in {shlex.quote(str(self.drop_in))}" if self.drop_in else "")
 
     @property
     def endless(self) -> bool:
+        """Whether the run repeats until a test fails, without a limit."""
         return self.until_failure and self.repeat is None
 
     @property

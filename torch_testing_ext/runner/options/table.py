@@ -1,4 +1,4 @@
-"""How each option is asked for: one table, from which the command line, its help and the configuration are made."""
+"""The option table: the command line, its help and the configuration files all follow from it."""
 
 from __future__ import annotations
 
@@ -11,20 +11,22 @@ from typing import Any
 
 from .options import Action, CountAs, Gpus, Rerun, ShardSpec, Verbosity
 
-# -- readers: from the text of an option to its value; a ValueError says what would be understood
+# -- readers: convert the text of an option to its value; the message of a ValueError says what is valid
 
 
 def _number(text: str, least: int) -> int:
     if not text.isdecimal() or int(text) < least:
-        raise ValueError(f"{text!r} is not a whole number, {least} at least")
+        raise ValueError(f"{text!r} is not a whole number of at least {least}")
     return int(text)
 
 
 def count(text: str) -> int:
+    """A whole number of at least 1."""
     return _number(text, 1)
 
 
-def count_or_none(text: str) -> int:
+def count_or_zero(text: str) -> int:
+    """A whole number of at least 0."""
     return _number(text, 0)
 
 
@@ -34,29 +36,32 @@ def seconds(text: str) -> float:
     except ValueError:
         value = math.nan
     if not 0 < value < math.inf:
-        raise ValueError(f"{text!r} is not a number of seconds above 0")
+        raise ValueError(f"{text!r} is not a positive number of seconds")
     return value
 
 
 def shard(text: str) -> ShardSpec:
-    index, slash, of = text.partition("/")
-    if not (slash and index.isdecimal() and of.isdecimal() and 1 <= int(index) <= int(of)):
-        raise ValueError(f"{text!r} is not a shard such as 1/3, the first of three")
-    return ShardSpec(int(index), int(of))
+    index, slash, total = text.partition("/")
+    if not (slash and index.isdecimal() and total.isdecimal() and 1 <= int(index) <= int(total)):
+        raise ValueError(f"{text!r} is not a shard: write I/N, such as 1/3 for the first of three")
+    return ShardSpec(int(index), int(total))
 
 
 def gpus(text: str) -> Gpus:
+    """`auto`, a number of devices, or a comma-separated list of their names."""
     if text == "auto":
         return None
     names = tuple(name.strip() for name in text.split(",") if name.strip())
     if "," not in text and text.isdecimal():
         return int(text)
     if not names or len(set(names)) < len(names) or "-1" in names:
-        raise ValueError(f"{text!r} is not auto, a number of devices, or a list such as 0,2 (of one device: 0,)")
+        raise ValueError(
+            f"{text!r} is not auto, a number of devices, or a list of different devices such as 0,2 (a single one: 0,)"
+        )
     return names
 
 
-def truth(text: str) -> bool:
+def boolean(text: str) -> bool:
     known = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
     if text.lower() not in known:
         raise ValueError(f"{text!r} is not true or false")
@@ -65,11 +70,13 @@ def truth(text: str) -> bool:
 
 def path(text: str) -> Path:
     if not text:
-        raise ValueError("a path is missing")
+        raise ValueError("the path is empty")
     return Path(text).expanduser()
 
 
 def one_of(kind: type[enum.Enum]) -> Callable[[str], Any]:
+    """A reader for the values of an enum."""
+
     def read(text: str) -> Any:
         known = [member.value for member in kind]
         if text not in known:
@@ -84,7 +91,7 @@ def one_of(kind: type[enum.Enum]) -> Callable[[str], Any]:
 
 @dataclass(frozen=True)
 class ValueFlag:
-    """A flag that stands for one value of a closed set."""
+    """A flag that sets an option to one member of an enum."""
 
     names: tuple[str, ...]
     value: enum.Enum
@@ -93,96 +100,142 @@ class ValueFlag:
 
 @dataclass(frozen=True)
 class OptionSpec:
+    """How one option is written on the command line and in the configuration."""
+
     flags: tuple[str, ...]
     read: Callable[[str], Any]
     help: str = ""
     metavar: str = ""
-    many: bool = False  # may be given several times
+    many: bool = False  # the option may be given several times
     several: bool = False  # each time with several values
     values: tuple[ValueFlag, ...] = ()
-    configurable: bool = True  # in files and by environment too
+    configurable: bool = True  # also in configuration files and the environment
+    key: str = ""  # its name there, if it is not the name of the field
 
 
-OPTION_TABLE = {
-    # what runs
-    "names": OptionSpec(
-        (),
-        str,
-        "files, folders, modules or prefixes of these, path::Class::test; everything where none is given",
-        "NAME",
-        many=True,
-        configurable=False,
-    ),
-    "include": OptionSpec(("-i", "--include"), str, "as NAME above", "NAME", many=True, several=True),
-    "exclude": OptionSpec(("-x", "--exclude"), str, "but not these", "NAME", many=True, several=True),
-    "keyword": OptionSpec(
-        ("-k", "--keyword"),
-        str,
-        "a part of a test's name, a pattern with *, or such words with and, or, not; of several one is enough",
-        "EXPRESSION",
-        many=True,
-    ),
-    "tests": OptionSpec(("--tests",), path, "where tests live", "FOLDER", many=True),
-    "shard": OptionSpec(("--shard",), shard, "part I of N, cut by learnt durations, else by hash", "I/N"),
-    "again": OptionSpec(
-        (),
-        one_of(Rerun),
-        values=(
-            ValueFlag(("--last-failed", "--lf"), Rerun.LAST_FAILED, "only what failed when it ran last"),
-            ValueFlag(("--failed-first", "--ff"), Rerun.FAILED_FIRST, "first what failed when it ran last"),
+# By the title of a group in --help, then by the field of Options.
+OPTION_GROUPS = {
+    "selection": {
+        "names": OptionSpec(
+            (),
+            str,
+            "file, directory, module, or a prefix of one; path::Class::test selects a single test (default: all tests)",
+            "NAME",
+            many=True,
+            configurable=False,
         ),
-    ),
-    # with what
-    "jobs": OptionSpec(("-j", "--jobs"), count, "CPU slots; each rank takes one", "N"),
-    "gpus": OptionSpec(
-        ("--gpus",), gpus, "so many accelerators, or these of the visible ones (0,2); auto: all of them", "N|LIST|auto"
-    ),
-    "fake_gpus": OptionSpec(("--fake-gpus",), count, "lease accelerators that do not exist", "N"),
-    # how
-    "timeout": OptionSpec(("--timeout",), seconds, "what a test may take, unless it says else by @timeout", "SECONDS"),
-    "slow": OptionSpec(("--slow",), seconds, "announce a test that takes longer", "SECONDS"),
-    "retries": OptionSpec(("--retries",), count_or_none, "try a failed test so often again", "N"),
-    "flaky": OptionSpec(("--flaky",), one_of(CountAs), "what a test counts as that passes on retry", "pass|fail"),
-    "leaked": OptionSpec(
-        ("--leaked",), one_of(CountAs), "what a test counts as that passes but leaves processes running", "pass|fail"
-    ),
-    "max_fail": OptionSpec(("--max-fail",), count, "begin nothing more after so many failures", "N"),
-    "repeat": OptionSpec(("--repeat",), count, "run every test so often", "N"),
-    "until_failure": OptionSpec(("--until-failure",), truth, "repeat until a test fails (at most --repeat times)"),
-    "shuffle": OptionSpec(("--shuffle",), truth, "begin in an order by chance"),
-    "seed": OptionSpec(("--seed",), count_or_none, "of that order; implies --shuffle", "N"),
-    # what is told
-    "verbosity": OptionSpec(
-        (),
-        one_of(Verbosity),
-        values=(
-            ValueFlag(("-v", "--verbose"), Verbosity.VERBOSE, "say more"),
-            ValueFlag(("-q", "--quiet"), Verbosity.QUIET, "say only failures and the end"),
+        "include": OptionSpec(("-i", "--include"), str, "same as NAME, as an option", "NAME", many=True, several=True),
+        "exclude": OptionSpec(
+            ("-x", "--exclude"), str, "do not run these; same syntax as NAME", "NAME", many=True, several=True
         ),
-    ),
-    "stream": OptionSpec(("-s", "--stream"), truth, "show what tests print while they run"),
-    "durations": OptionSpec(("--durations",), count_or_none, "name the slowest N tests", "N"),
-    "junit": OptionSpec(("--junit",), path, "write JUnit XML", "FILE"),
-    "report": OptionSpec(("--report",), path, "write an HTML page", "FILE"),
-    "trace": OptionSpec(("--trace",), path, "write a trace for Perfetto", "FILE"),
-    "results": OptionSpec(("--results",), path, "write all that is known as JSON", "FILE"),
-    "allow_all_skipped": OptionSpec(
-        ("--allow-all-skipped",), truth, "exit 0 where all was skipped for want of devices"
-    ),
-    # otherwise
-    "action": OptionSpec(
-        (),
-        one_of(Action),
-        values=(
-            ValueFlag(("--list",), Action.LIST, "print what would run and what each test needs"),
-            ValueFlag(("--dry-run",), Action.DRY_RUN, "print which units would begin when, and with which leases"),
-            ValueFlag(("--show-config",), Action.SHOW_CONFIG, "print the options in force and where each comes from"),
+        "keyword": OptionSpec(
+            ("-k", "--keyword"),
+            str,
+            "run only tests whose name contains a word or matches a pattern with *; combine words with and, or, not "
+            "and parentheses; if given several times, one match is enough",
+            "EXPRESSION",
+            many=True,
         ),
-        configurable=False,
-    ),
-    "json": OptionSpec(("--json",), truth, "with --list: for machines", configurable=False),
-    "cache": OptionSpec(("--cache",), path, "where durations and failures are remembered", "FOLDER"),
-    "drop_in": OptionSpec(
-        ("--drop-in",), path, "a PyTorch checkout, or tests for PyTorch's bases, to run on ours", "PATH"
-    ),
+        "tests": OptionSpec(("--tests",), path, "directory to search for tests; may be repeated", "DIR", many=True),
+        "shard": OptionSpec(
+            ("--shard",), shard, "run part I of N, split by recorded durations, or by hash if there are none", "I/N"
+        ),
+        "rerun": OptionSpec(
+            (),
+            one_of(Rerun),
+            values=(
+                ValueFlag(("--last-failed", "--lf"), Rerun.LAST_FAILED, "run only tests that failed in their last run"),
+                ValueFlag(
+                    ("--failed-first", "--ff"), Rerun.FAILED_FIRST, "run tests that failed in their last run first"
+                ),
+            ),
+            key="again",
+        ),
+    },
+    "resources": {
+        "jobs": OptionSpec(
+            ("-j", "--jobs"), count, "number of CPU slots; each rank takes one (default: one per usable core)", "N"
+        ),
+        "gpus": OptionSpec(
+            ("--gpus",),
+            gpus,
+            "number of accelerators to use, or a list of visible ones such as 0,2 (default: auto, all of them)",
+            "N|LIST|auto",
+        ),
+        "fake_gpus": OptionSpec(("--fake-gpus",), count, "schedule tests on N accelerators that do not exist", "N"),
+    },
+    "execution": {
+        "timeout": OptionSpec(("--timeout",), seconds, "time limit per test, unless @timeout overrides it", "SECONDS"),
+        "slow": OptionSpec(("--slow",), seconds, "report a test that is still running after this time", "SECONDS"),
+        "retries": OptionSpec(("--retries",), count_or_zero, "retry a failed test up to N times", "N"),
+        "flaky": OptionSpec(
+            ("--flaky",),
+            one_of(CountAs),
+            "whether a test that passes on a retry counts as passed or failed",
+            "pass|fail",
+        ),
+        "leaked": OptionSpec(
+            ("--leaked",),
+            one_of(CountAs),
+            "whether a test that passes but leaves processes running counts as passed or failed",
+            "pass|fail",
+        ),
+        "max_fail": OptionSpec(("--max-fail",), count, "start no new tests after N failures", "N"),
+        "repeat": OptionSpec(("--repeat",), count, "run every test N times", "N"),
+        "until_failure": OptionSpec(
+            ("--until-failure",), boolean, "repeat until a test fails (at most --repeat times, if given)"
+        ),
+        "shuffle": OptionSpec(("--shuffle",), boolean, "randomise the order"),
+        "seed": OptionSpec(("--seed",), count_or_zero, "seed for the random order; implies --shuffle", "N"),
+    },
+    "output": {
+        "verbosity": OptionSpec(
+            (),
+            one_of(Verbosity),
+            values=(
+                ValueFlag(("-v", "--verbose"), Verbosity.VERBOSE, "also print where each test ran"),
+                ValueFlag(("-q", "--quiet"), Verbosity.QUIET, "print only failures and the summary"),
+            ),
+        ),
+        "stream": OptionSpec(("-s", "--stream"), boolean, "show the output of tests while they run"),
+        "durations": OptionSpec(("--durations",), count_or_zero, "list the N slowest tests", "N"),
+    },
+    "reports": {
+        "junit": OptionSpec(("--junit",), path, "write a JUnit XML report", "FILE"),
+        "report": OptionSpec(("--report",), path, "write an HTML report", "FILE"),
+        "trace": OptionSpec(("--trace",), path, "write a trace for Perfetto", "FILE"),
+        "results": OptionSpec(("--results",), path, "write all results as JSON", "FILE"),
+    },
+    "other": {
+        "action": OptionSpec(
+            (),
+            one_of(Action),
+            values=(
+                ValueFlag(("--list",), Action.LIST, "list the selected tests and what each needs; run nothing"),
+                ValueFlag(
+                    ("--dry-run",), Action.DRY_RUN, "print the planned schedule with devices and CPU slots; run nothing"
+                ),
+                ValueFlag(
+                    ("--show-config",),
+                    Action.SHOW_CONFIG,
+                    "print the value and the source of every option; run nothing",
+                ),
+            ),
+            configurable=False,
+        ),
+        "allow_all_skipped": OptionSpec(
+            ("--allow-all-skipped",),
+            boolean,
+            "exit with 0 instead of 6 if everything was skipped: not enough devices",
+        ),
+        "json": OptionSpec(("--json",), boolean, "with --list: print JSON", configurable=False),
+        "cache": OptionSpec(("--cache",), path, "directory for recorded durations and failures", "DIR"),
+        "drop_in": OptionSpec(
+            ("--drop-in",),
+            path,
+            "run a PyTorch checkout, or test files written for PyTorch's own classes, on the classes of this package",
+            "PATH",
+        ),
+    },
 }
+OPTION_TABLE = {field: spec for group in OPTION_GROUPS.values() for field, spec in group.items()}

@@ -1,7 +1,7 @@
-"""What a run tells: on the console, in files, to GitHub.
+"""The reports of a run: on the console, in files, as annotations on GitHub.
 
-Written from events alone. A report never asks an engine, and never decides an outcome: one that cannot be written is a
-warning, and the run's outcome and exit code stand.
+Reports are made from events alone. A report never asks an engine and never decides an outcome: a report that cannot be
+written causes a warning, and the outcome and exit code of the run remain.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ from . import html_page, json_results, junit, perfetto
 from .console import Console
 from .files import Files, Render
 from .github import GitHub
-from .terminal import LineWriter, TerminalStream, is_terminal, styler
+from .terminal import LineWriter, TerminalStream, is_terminal, make_styler
 
 if TYPE_CHECKING:
     from .live import Live
 
 
 def make_reporters(options: Options, stream: TextIO, environ: Mapping[str, str]) -> Reporters:
-    """All that hear of a run. The console hears last: what others warn of stands above its last line."""
+    """All reporters of a run. The console is the last, so that the warnings of others appear above its last line."""
     terminal = TerminalStream(stream)
     live = _live(terminal, options.policy) if is_terminal(stream, environ) else None
-    page: LineWriter = live or terminal
+    writer: LineWriter = live or terminal
     console = Console(
-        page, styler(stream, environ), options.verbosity, options.durations, options.policy, options.command
+        writer, make_styler(stream, environ), options.verbosity, options.durations, options.policy, options.command
     )
-    others: list[Reporter] = [Files(_wanted(options), warn=lambda words: console.on_event(Warned(words)))]
+    others: list[Reporter] = [Files(_file_reports(options), warn=lambda message: console.on_event(Warned(message)))]
     if environ.get("GITHUB_ACTIONS") == "true":
-        others.append(GitHub(page))
+        others.append(GitHub(writer))
     return Reporters([*others, *([live] if live else []), console])
 
 
 def _live(terminal: TerminalStream, policy: Policy) -> Live | None:
-    """Only where rich is installed: it is a wish, not a need."""
+    """The live display, if rich is installed."""
     if importlib.util.find_spec("rich") is None:
         return None
     from .live import Live
@@ -48,11 +48,11 @@ def _live(terminal: TerminalStream, policy: Policy) -> Live | None:
     return Live(terminal, policy)
 
 
-def _wanted(options: Options) -> dict[Path, Render]:
-    asked: dict[Path | None, Render] = {
+def _file_reports(options: Options) -> dict[Path, Render]:
+    renderers: dict[Path | None, Render] = {
         options.junit: junit.render,
         options.report: partial(html_page.render, command=options.command),
         options.trace: perfetto.render,
         options.results: json_results.render,
     }
-    return {path: render for path, render in asked.items() if path is not None}
+    return {path: render for path, render in renderers.items() if path is not None}

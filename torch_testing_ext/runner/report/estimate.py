@@ -1,4 +1,4 @@
-"""How long a run still takes, by what its units were expected to take. Pure."""
+"""Estimates how long a run still takes, from the expected durations of its units. Pure."""
 
 from __future__ import annotations
 
@@ -8,31 +8,32 @@ from statistics import mean
 
 from ..model import Unit
 
-# Before this much is done, a guess would jump about.
-SECONDS_BEFORE_A_GUESS = 2.0
+# Earlier estimates would vary too much.
+SECONDS_BEFORE_ESTIMATE = 2.0
 
 
 @dataclass
 class Estimate:
-    """Work is measured in expected seconds; how fast it is done is seen, not assumed."""
+    """Measures work in expected seconds, and extrapolates from the observed speed."""
 
     units: Collection[Unit]
     _done: float = 0.0
-    _usual: float = field(init=False)
+    _typical: float = field(init=False)
 
     def __post_init__(self) -> None:
         known = [unit.seconds for unit in self.units if unit.seconds is not None]
-        self._usual = mean(known) if known else 1.0
-        self._all = sum(map(self._work, self.units))
+        self._typical = mean(known) if known else 1.0
+        self._total = sum(map(self._work, self.units))
 
     def _work(self, unit: Unit) -> float:
-        return self._usual if unit.seconds is None else unit.seconds
+        return self._typical if unit.seconds is None else unit.seconds
 
     def done(self, unit: Unit) -> None:
+        """Call this when a unit has ended."""
         self._done += self._work(unit)
 
     def left(self, now: float) -> float | None:
-        """Seconds, or None where too little is known."""
-        if now < SECONDS_BEFORE_A_GUESS or not self._done:
+        """Seconds until the end of the run, or None if it is too early to say."""
+        if now < SECONDS_BEFORE_ESTIMATE or not self._done:
             return None
-        return max(0.0, self._all - self._done) * now / self._done
+        return max(0.0, self._total - self._done) * now / self._done

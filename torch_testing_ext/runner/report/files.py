@@ -1,4 +1,4 @@
-"""Reports that are files: written when the run is over, whole or not at all."""
+"""Writes the reports that are files: when the run is over, and each completely or not at all."""
 
 from __future__ import annotations
 
@@ -17,36 +17,36 @@ Render = Callable[[History], str]
 
 @dataclass
 class Files:
-    """One recorder for all of them. What cannot be written is a warning: the run's outcome stands."""
+    """Records a run and writes all file reports at its end. A report that cannot be written causes a warning."""
 
-    wanted: dict[Path, Render]
+    renderers: dict[Path, Render]
     warn: Callable[[str], None]
     _recorder: Recorder = field(default_factory=Recorder)
 
     def on_event(self, event: Event) -> None:
         self._recorder.on_event(event)
         if isinstance(event, RunEnded):
-            history = self._recorder.tell(event)
-            for path, render in self.wanted.items():
+            history = self._recorder.history(event)
+            for path, render in self.renderers.items():
                 self._write(path, render, history)
 
     def _write(self, path: Path, render: Render, history: History) -> None:
         try:
             write_whole(path, render(history))
         except OSError as error:
-            self.warn(f"{path} could not be written ({error}); the outcome of the run stands")
+            self.warn(f"{path} could not be written ({error}); the outcome of the run is not affected")
 
 
-def write_whole(path: Path, words: str) -> None:
-    """Nobody ever reads half a report. What is no regular file (a pipe, a device) is written as it is."""
+def write_whole(path: Path, content: str) -> None:
+    """Replaces the file in one step, so that no reader sees half a report. Pipes and devices are written directly."""
     if path.exists() and not path.is_file():
-        path.write_text(words, encoding="utf-8")
+        path.write_text(content, encoding="utf-8")
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, draft = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with open(handle, "w", encoding="utf-8") as stream:
-            stream.write(words)
+            stream.write(content)
         os.chmod(draft, 0o666 & ~_umask())
         os.replace(draft, path)
     except BaseException:

@@ -1,4 +1,4 @@
-"""Annotations that GitHub shows beside the source, when the run is one of its workflows'."""
+"""Annotations that GitHub shows next to the source, for runs in a GitHub workflow."""
 
 from __future__ import annotations
 
@@ -9,20 +9,23 @@ from ..model import FinishedTest
 from . import text
 from .terminal import LineWriter
 
-# GitHub shows that many of a step; the rest would only be lines in the log.
+# GitHub shows at most this many per step.
 MOST = 10
 
 
 @dataclass
 class GitHub:
-    page: LineWriter
+    """Writes an annotation for each failure."""
+
+    writer: LineWriter
 
     def on_event(self, event: Event) -> None:
         if isinstance(event, RunEnded):
-            self.page.write("".join(map(annotation, event.summary.failures[:MOST])))
+            self.writer.write("".join(map(annotation, event.summary.failures[:MOST])))
 
 
 def annotation(one: FinishedTest) -> str:
+    """The workflow command that creates the annotation of a failure."""
     test = one.test
     facts = {"file": test.id.file, "line": str(test.line or 1), "title": f"{one.outcome.value}: {test.id}"}
     where = ",".join(f"{name}={_escape(value, inside=',:')}" for name, value in facts.items())

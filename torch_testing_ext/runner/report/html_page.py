@@ -1,4 +1,4 @@
-"""The run as one HTML file: no address leads out of it, and without scripts all of it is still there. Pure."""
+"""The run as one HTML file, which refers to nothing outside it and is complete without JavaScript. Pure."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ from .timeline import css, names, timeline
 from .tree import node
 
 HERE = Path(__file__).parent / "page"
-ORDER = (Category.FAILED, Category.PASSED, Category.SKIPPED)  # what wants to be read comes first
+ORDER = (Category.FAILED, Category.PASSED, Category.SKIPPED)  # the most important first
 
 
 def render(history: History, command: str = "python run_test.py") -> str:
+    """The HTML page. `command` runs the tests whose names are appended to it."""
     body = "\n".join(ET.tostring(part, encoding="unicode", method="html") for part in _body(history, command))
     asset = {kind: (HERE / f"page.{kind}").read_text(encoding="utf-8") for kind in ("html", "css", "js")}
     title = f"{headline(history.summary)}: run_test.py"
@@ -28,13 +29,14 @@ def render(history: History, command: str = "python run_test.py") -> str:
 
 
 def headline(summary: Summary) -> str:
-    failed, every = summary.count(Category.FAILED), len(summary.settled)
+    """The result of the run in a few words."""
+    failed, total = summary.count(Category.FAILED), len(summary.finished)
     if summary.interrupted:
         return f"Interrupted: {text.count(failed, 'failure')} so far"
     if failed:
-        return f"{failed} of {text.count(every, 'test')} failed"
+        return f"{failed} of {text.count(total, 'test')} failed"
     passed = summary.count(Category.PASSED)
-    return f"{text.count(passed, 'test')} passed" if passed else "No test passed, none failed"
+    return f"{text.count(passed, 'test')} passed" if passed else "No test passed or failed"
 
 
 def _body(history: History, command: str) -> Iterator[ET.Element]:
@@ -48,16 +50,18 @@ def _body(history: History, command: str) -> Iterator[ET.Element]:
 
 
 class _Page:
+    """The parts of the page."""
+
     def __init__(self, history: History, command: str):
         self._history = history
         self._summary = history.summary
         self._command = command
-        self._ordered = sorted(self._summary.settled, key=self._rank)
-        self._places = {_key(one): f"test-{number}" for number, one in enumerate(self._ordered, 1)}
-        self._counts = Counter(one.outcome for one in self._ordered)  # in that order
+        self._ordered = sorted(self._summary.finished, key=self._rank)
+        self._anchors = {_key(one): f"test-{number}" for number, one in enumerate(self._ordered, 1)}
+        self._counts = Counter(one.outcome for one in self._ordered)  # in the order of the page
 
     def _rank(self, one: FinishedTest) -> tuple[int, bool]:
-        """Failures, then what passed only in some way, then passes, then skips; each as they ran."""
+        """Sorts failures first, then tests that did not pass cleanly, then passes, then skips."""
         return ORDER.index(self._summary.policy.verdict(one.outcome)), one.outcome is TestOutcome.PASSED
 
     def header(self) -> ET.Element:
@@ -68,14 +72,14 @@ class _Page:
 
     def _facts(self) -> str:
         run = self._history.run
-        kind = "made-up device" if run.fake else "device"
+        kind = "fake device" if run.fake else "device"
         facts = [text.duration(self._summary.seconds)]
         facts += [text.count(len(run.devices), kind)] if run.devices else []
         facts += [text.count(run.slots, "CPU slot"), *([f"seed {run.seed}"] if run.seed is not None else [])]
         return "".join(f" \N{MIDDLE DOT} {fact}" for fact in facts)
 
     def shares(self) -> ET.Element:
-        """How many of each outcome, as one bar."""
+        """The share of each outcome, as one bar."""
         parts = [
             node("span", class_=css(outcome.value), style=f"flex: {number}", title=f"{number} {outcome.value}")
             for outcome, number in self._counts.items()
@@ -86,14 +90,16 @@ class _Page:
         for one in self._summary.warnings:
             yield node("p", one, class_="card warning")
         if self._summary.unfinished:
-            many = text.count(len(self._summary.unfinished), "test")
-            yield node("p", f"{many} did not run to the end.", class_="card warning")
+            unfinished = text.count(len(self._summary.unfinished), "test")
+            yield node("p", f"{unfinished} did not finish.", class_="card warning")
 
     def timeline(self) -> ET.Element:
         zoom = node("input", type="range", id="zoom", min=0, max=6, step=0.25, value=0, aria_label="zoom")
-        head = node("div", node("h2", "Who ran where, and when"), node("label", "zoom ", zoom), class_="head")
+        head = node(
+            "div", node("h2", "Timeline: what ran where, and when"), node("label", "zoom ", zoom), class_="head"
+        )
         lanes = node("div", *(node("div", name) for name in names(self._history)), class_="lanes")
-        links = {key: f"#{place}" for key, place in self._places.items()}
+        links = {key: f"#{anchor}" for key, anchor in self._anchors.items()}
         drawing = node("div", node("div", timeline(self._history, links), class_="zoomed"), class_="scroll")
         return node("section", head, node("div", lanes, drawing, class_="chart"), class_="card")
 
@@ -113,20 +119,20 @@ class _Page:
             yield node("button", *parts, class_=kind, type="button", data_outcome=outcome.value, aria_pressed="false")
 
     def _test(self, number: int, one: FinishedTest) -> ET.Element:
-        """The first failure is unfolded: it is what most readers came for."""
+        """The first failure is unfolded, since most readers look for it."""
         unfolded = number == 0 and self._summary.policy.verdict(one.outcome) is Category.FAILED
         return node(
             "details",
             self._line(one),
-            node("div", *self._account(one), class_="body"),
+            node("div", *self._details(one), class_="body"),
             class_=f"test {css(one.outcome.value)}",
-            id=self._places[_key(one)],
+            id=self._anchors[_key(one)],
             data_outcome=one.outcome.value,
             open="" if unfolded else None,
         )
 
     def _line(self, one: FinishedTest) -> ET.Element:
-        why = node("div", text.title(_telling(one).message), class_="why")
+        why = node("div", text.title(_attempt_to_explain(one).message), class_="why")
         name = node("div", *self._name(one), why)
         dot = node("span", class_="dot", title=one.outcome.value)
         return node("summary", dot, name, node("span", *_took(one), class_="took"))
@@ -138,10 +144,10 @@ class _Page:
         last += text.repetition(one.last, self._history.run.repetitions)
         yield node("div", prefix, node("b", last), class_="name")
 
-    def _account(self, one: FinishedTest) -> Iterator[ET.Element]:
+    def _details(self, one: FinishedTest) -> Iterator[ET.Element]:
         yield node("p", self._circumstances(one), class_="facts")
-        again = node("code", f"{self._command} {shlex.quote(str(one.test.id))}")
-        yield node("div", again, node("button", "copy", class_="copy", type="button"), class_="again")
+        rerun = node("code", f"{self._command} {shlex.quote(str(one.test.id))}")
+        yield node("div", rerun, node("button", "copy", class_="copy", type="button"), class_="rerun")
         for attempt in one.attempts:
             if len(one.attempts) > 1:
                 yield node("p", f"attempt {attempt.number}: {attempt.outcome.value}", class_="attempt")
@@ -149,16 +155,16 @@ class _Page:
 
     def _circumstances(self, one: FinishedTest) -> str:
         test, place = one.test, text.place(one.last.lease)
-        parts = [text.word(one), *([f"{test.world_size} ranks"] if test.world_size > 1 else [])]
+        parts = [text.outcome_in_words(one), *([f"{test.world_size} ranks"] if test.world_size > 1 else [])]
         parts += [f"on {place}"] if place else []
-        parts += [f"for want of {one.last.want}"] if one.last.want else []
+        parts += [text.not_enough_devices(one.last.want)] if one.last.want else []
         return " \N{MIDDLE DOT} ".join(parts)
 
     def skips(self) -> Iterator[ET.Element]:
         reasons = text.skip_reasons(self._summary)
         if reasons:
             rows = [node("li", node("b", str(number)), node("span", reason)) for reason, number in reasons]
-            head = node("div", node("h2", "Skipped, and why"), class_="head")
+            head = node("div", node("h2", "Skipped tests, by reason"), class_="head")
             yield node("section", head, node("ul", *rows, class_="reasons rest"), class_="card")
 
 
@@ -166,22 +172,22 @@ def _attempt(attempt: Attempt) -> Iterator[ET.Element]:
     if attempt.message:
         yield node("pre", text.log(attempt.message), class_=f"message {css(attempt.outcome.value)}")
     if attempt.leftovers:
-        yield node("p", f"Left running, and ended: {'; '.join(attempt.leftovers)}", class_="facts")
+        yield node("p", f"Left running (now terminated): {'; '.join(attempt.leftovers)}", class_="facts")
     logs = text.logs(attempt)
     folded = (node("details", node("summary", title), node("pre", words), class_="log") for title, words in logs)
     yield node("div", *folded, class_="logs")
 
 
 def _took(one: FinishedTest) -> Iterator[ET.Element | str]:
-    """What was no plain pass says so in words: not everybody tells the colours apart."""
+    """The duration of a test, and its outcome unless it passed: colour alone is not enough for every reader."""
     if one.outcome is not TestOutcome.PASSED:
         yield node("span", one.outcome.value, class_="word")
     if one.outcome is not TestOutcome.SKIPPED:
         yield text.duration(one.seconds)
 
 
-def _telling(one: FinishedTest) -> Attempt:
-    """The attempt whose message says most: of a flaky test, one that failed."""
+def _attempt_to_explain(one: FinishedTest) -> Attempt:
+    """The attempt whose message explains the outcome: of a flaky test, the last one that failed."""
     return next((each for each in reversed(one.attempts) if each.message), one.last)
 
 

@@ -1,6 +1,6 @@
-"""The run as JSON, for programs that want to know more than JUnit can say. Pure.
+"""The run as JSON, for programs that need more than JUnit XML can express. Pure.
 
-Names and values are a promise: programs read them. `docs/run_test.md` lists them.
+Names and values are stable, since programs rely on them. `docs/run_test.md` lists them.
 """
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ from .recorder import History
 
 
 def render(history: History) -> str:
+    """The content of the JSON report."""
     return json.dumps(document(history), indent=1) + "\n"
 
 
 def document(history: History) -> dict[str, Any]:
+    """The JSON report as a dictionary."""
     run, summary = history.run, history.summary
     return {
         "began": run.clock,
@@ -28,9 +30,9 @@ def document(history: History) -> dict[str, Any]:
         "slots": run.slots,
         "seed": run.seed,
         "interrupted": summary.interrupted,
-        "verdicts": {verdict.value: summary.count(verdict) for verdict in Category},
-        "outcomes": Counter(one.outcome.value for one in summary.settled),
-        "tests": [_test(one, history) for one in summary.settled],
+        "verdicts": {category.value: summary.count(category) for category in Category},
+        "outcomes": Counter(one.outcome.value for one in summary.finished),
+        "tests": [_test(one, history) for one in summary.finished],
         "unfinished": [str(test.id) for test in summary.unfinished],
         "warnings": summary.warnings,
     }

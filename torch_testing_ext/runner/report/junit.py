@@ -1,7 +1,7 @@
-"""JUnit XML, with tests that were tried again as Maven's Surefire and nextest write them. Pure.
+"""The run as JUnit XML, with retried tests in the format of Maven's Surefire and nextest. Pure.
 
-A test that failed each time has `failure` (or `error`) from its first attempt, and `rerunFailure` from the others; one
-that passed in the end has a `flakyFailure` from each attempt that failed. The order of elements is Surefire's.
+A test that failed in all attempts has `failure` (or `error`) for the first and `rerunFailure` for the others; a test
+that finally passed has a `flakyFailure` for each failed attempt. The order of elements is that of Surefire.
 """
 
 from __future__ import annotations
@@ -16,18 +16,19 @@ from . import text
 from .recorder import History
 from .tree import node
 
-# What JUnit calls a failure; it knows one other way not to pass, the error.
+# Outcomes that are a `failure` in JUnit XML; all others that do not pass are an `error`.
 FAILURES = (TestOutcome.FAILED, TestOutcome.UNEXPECTED_SUCCESS, TestOutcome.FLAKY, TestOutcome.LEAKED)
 ORDER = ("failure", "rerunFailure", "flakyFailure", "skipped", "error", "rerunError", "flakyError")
 
 
 def render(history: History) -> str:
+    """The content of the JUnit report."""
     by_file: dict[str, list[FinishedTest]] = defaultdict(list)
-    for one in history.summary.settled:
+    for one in history.summary.finished:
         by_file[one.test.id.file].append(one)
     suites = [_suite(file, ones, history) for file, ones in by_file.items()]
     seconds = f"{history.summary.seconds:.3f}"
-    root = node("testsuites", *suites, name="run_test.py", **_counts(history.summary.settled, history), time=seconds)
+    root = node("testsuites", *suites, name="run_test.py", **_counts(history.summary.finished, history), time=seconds)
     ET.indent(root)
     return '<?xml version="1.0" encoding="UTF-8"?>\n' + ET.tostring(root, encoding="unicode") + "\n"
 
@@ -52,7 +53,7 @@ def _counts(ones: Sequence[FinishedTest], history: History) -> dict[str, int]:
 
 
 def _kind(one: FinishedTest, policy: Policy) -> str | None:
-    """The element that says how the test ended; a pass has none."""
+    """The element for the outcome of a test; None if it passed."""
     match policy.verdict(one.outcome):
         case Category.PASSED:
             return None
@@ -90,28 +91,28 @@ def _results(one: FinishedTest, policy: Policy) -> Iterator[ET.Element]:
     elif kind is not None:
         first, *others = one.attempts
         yield _failure(kind, one.outcome, first)
-        yield from (_again("rerun", attempt) for attempt in others)
+        yield from (_rerun("rerun", attempt) for attempt in others)
 
 
 def _flaky(one: FinishedTest, policy: Policy) -> Iterator[ET.Element]:
     if policy.fail_flaky:
         yield _failure("failure", TestOutcome.FLAKY, one.attempts[0])
-    yield from (_again("flaky", each) for each in one.attempts if COUNTS_AS[each.outcome] is Category.FAILED)
+    yield from (_rerun("flaky", each) for each in one.attempts if COUNTS_AS[each.outcome] is Category.FAILED)
 
 
 def _failure(tag: str, outcome: TestOutcome, attempt: Attempt) -> ET.Element:
     return node(tag, text.log(attempt.message), message=text.title(attempt.message), type=outcome.value)
 
 
-def _again(prefix: str, attempt: Attempt) -> ET.Element:
-    """`rerunFailure`, `flakyError` and so on, which hold what is theirs in elements of their own."""
+def _rerun(prefix: str, attempt: Attempt) -> ET.Element:
+    """A `rerunFailure`, `flakyError` and so on, which contains the output of its attempt."""
     suffix = "Failure" if attempt.outcome in FAILURES else "Error"
     children = [node("stackTrace", text.log(attempt.message)), _outputs(attempt)]
     return node(prefix + suffix, *children, message=text.title(attempt.message), type=attempt.outcome.value)
 
 
 def _output(one: FinishedTest) -> ET.Element | None:
-    """Of the attempt that the test case is about; the others have their own."""
+    """The output of the attempt that the test case describes; the elements of other attempts contain theirs."""
     return _outputs(one.last if one.outcome is TestOutcome.FLAKY else one.attempts[0])
 
 

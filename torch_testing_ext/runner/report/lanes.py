@@ -1,4 +1,4 @@
-"""Who was where, and when: one lane a device, one a CPU slot. Pure; drawn as a picture and written as a trace."""
+"""What ran where, and when: one lane per device and per CPU slot, for the timeline and the trace. Pure."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from .recorder import History, Span
 
 @dataclass(frozen=True)
 class Lane:
+    """A device or CPU slot, and what ran on it."""
+
     name: str  # "gpu 3", "cpu 0"
     is_device: bool
     spans: tuple[Span, ...]
@@ -19,7 +21,7 @@ class Lane:
 
 
 def lanes(history: History) -> list[Lane]:
-    """All lanes of the inventory, also those where nothing ran: an idle device is worth seeing."""
+    """All lanes of the inventory, also those on which nothing ran: idle devices should be visible."""
     spans: dict[str, list[Span]] = defaultdict(list)
     attempts: dict[str, list[Attempt]] = defaultdict(list)
     for span in history.spans:

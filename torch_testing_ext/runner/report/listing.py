@@ -1,4 +1,4 @@
-"""What would run, for people and for machines. Pure."""
+"""The output of --list and --dry-run. Pure."""
 
 from __future__ import annotations
 
@@ -9,41 +9,36 @@ from typing import Any
 from ..model import Attempt, Test
 from ..scheduling.forecast import PlannedStart
 from ..scheduling.plan import ExpectedSeconds
+from . import text
 
 
-def for_people(tests: Iterable[Test], broken: Iterable[Attempt]) -> Iterator[str]:
+def as_text(tests: Iterable[Test], broken: Iterable[Attempt]) -> Iterator[str]:
+    """One line per test with what it needs, then one per broken file, then the counts."""
     tests, broken = list(tests), list(broken)
     for test in tests:
         yield "  ".join(part for part in (str(test.id), _needs(test)) if part)
     for attempt in broken:
-        yield f"{attempt.test.id}  broken: {_first_line(attempt.message)}"
+        yield f"{attempt.test.id}  broken: {text.title(attempt.message)}"
     skipped = sum(test.skip is not None for test in tests)
-    counts = [_count(len(tests), "test")]
+    counts = [text.count(len(tests), "test")]
     counts += [f"{skipped} of them skipped"] if skipped else []
-    counts += [_count(len(broken), "broken file")] if broken else []
+    counts += [text.count(len(broken), "broken file")] if broken else []
     yield ", ".join(counts)
 
 
 def _needs(test: Test) -> str:
     if test.skip is not None:
         return f"skipped: {test.skip}"
-    needs = [_count(test.world_size, "rank")] if test.world_size > 1 else []
-    needs += [_count(test.devices, "device")] if test.devices else []
+    needs = [text.count(test.world_size, "rank")] if test.world_size > 1 else []
+    needs += [text.count(test.devices, "device")] if test.devices else []
     needs += [test.backend] if test.backend else []
     needs += [f"timeout {test.timeout:g} s"] if test.timeout is not None else []
     needs += [f"with {test.together}"] if test.together else []
     return ", ".join(needs)
 
 
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
-
-
-def _first_line(message: str) -> str:
-    return message.strip().partition("\n")[0]
-
-
-def for_machines(tests: Iterable[Test], broken: Iterable[Attempt], expected: ExpectedSeconds) -> str:
+def as_json(tests: Iterable[Test], broken: Iterable[Attempt], expected: ExpectedSeconds) -> str:
+    """Everything that is known about the tests and the broken files."""
     content = {
         "tests": [_as_data(test, expected(test.id)) for test in tests],
         "broken": [{"file": attempt.test.id.file, "message": attempt.message} for attempt in broken],
@@ -69,12 +64,12 @@ def _as_data(test: Test, seconds: float | None) -> dict[str, Any]:
     }
 
 
-def of_starts(starts: Sequence[PlannedStart]) -> Iterator[str]:
-    """A dry run: the order in which units would begin."""
+def schedule_as_text(starts: Sequence[PlannedStart]) -> Iterator[str]:
+    """The result of a dry run: one line per unit, in the order in which they would start."""
     for start in starts:
         yield f"{start.at:8.1f} s  {_lease(start):24}  {_names(start)}"
     end = max((start.until for start in starts), default=0.0)
-    yield f"{_count(len(starts), 'unit')}, {end:.1f} s expected"
+    yield f"{text.count(len(starts), 'unit')}, {end:.1f} s expected"
 
 
 def _lease(start: PlannedStart) -> str:

@@ -1,4 +1,4 @@
-"""The live line on a terminal: counts, what runs since when and where, and how long it may still take. Needs rich."""
+"""The live display on a terminal: counts, running tests with time and place, and the time left. Needs rich."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from . import text
 from .estimate import Estimate
 from .terminal import TerminalStream
 
-# More running tests than these would push everything else off the screen.
+# More running tests would push everything else off the screen.
 MOST_TESTS = 8
-A_SECOND = 4  # redrawn that often
+REFRESHES_PER_SECOND = 4
 
 
 @dataclass
 class Live:
-    """A page, too: what is written to it scrolls by above the live line."""
+    """Draws the live display. It is also a writer: text that is written to it scrolls by above the display."""
 
     terminal: TerminalStream
     policy: Policy = field(default_factory=Policy)
     _running: dict[TestId, tuple[Test, Lease, float]] = field(default_factory=dict)
-    _verdicts: Counter[Category] = field(default_factory=Counter)
-    _all: int = 0
+    _by_category: Counter[Category] = field(default_factory=Counter)
+    _total: int = 0
     _estimate: Estimate = field(default_factory=lambda: Estimate(()))
     _began: float = field(default_factory=time.monotonic)
 
@@ -42,24 +42,24 @@ class Live:
             console=self._terminal,
             get_renderable=self._draw,
             transient=True,
-            refresh_per_second=A_SECOND,
+            refresh_per_second=REFRESHES_PER_SECOND,
             redirect_stdout=False,
             redirect_stderr=False,
         )
 
-    def write(self, words: str) -> None:
+    def write(self, lines: str) -> None:
         if self._region.is_started:
-            self._terminal.out(words.removesuffix("\n"), highlight=False)
+            self._terminal.out(lines.removesuffix("\n"), highlight=False)
         else:
-            self.terminal.write(words)
+            self.terminal.write(lines)
 
     def on_event(self, event: Event) -> None:
         match event:
             case RunBegan():
-                self._all = event.results
+                self._total = event.results
                 self._estimate = Estimate(event.units)
                 self._began = time.monotonic()
-                atexit.register(self._region.stop)  # whatever ends the run, the terminal gets its cursor back
+                atexit.register(self._region.stop)  # the terminal gets its cursor back, however the run ends
                 self._region.start()
             case TestBegan(test, _, lease, at):
                 self._running[test.id] = (test, lease, at)
@@ -67,8 +67,8 @@ class Live:
                 self._running.pop(attempt.test.id, None)
             case UnitEnded(unit):
                 self._estimate.done(unit)
-            case TestFinished(settled):
-                self._verdicts[self.policy.verdict(settled.outcome)] += 1
+            case TestFinished(finished):
+                self._by_category[self.policy.verdict(finished.outcome)] += 1
             case RunEnded():
                 self._region.stop()
             case _:
@@ -79,7 +79,7 @@ class Live:
         longest_first = sorted(self._running.values(), key=lambda one: one[2])
         table = Table.grid(padding=(0, 2))
         table.add_column(justify="right", style="dim", no_wrap=True)
-        table.add_column()  # the one that gives way on a narrow terminal
+        table.add_column()  # shrinks on a narrow terminal
         table.add_column(style="dim", no_wrap=True)
         for test, lease, at in longest_first[:MOST_TESTS]:
             table.add_row(text.duration(max(0.0, now - at)), _name(test), text.place(lease))
@@ -88,19 +88,19 @@ class Live:
         return Group(self._counts(now), table, *tail)
 
     def _counts(self, now: float) -> RenderableType:
-        settled = sum(self._verdicts.values())
-        words = Text(f"{settled}/{self._all}  ", style="bold")
-        for verdict, style in (Category.PASSED, "green"), (Category.FAILED, "red"), (Category.SKIPPED, "dim"):
-            if self._verdicts[verdict]:
-                words.append(f"{self._verdicts[verdict]} {verdict.value}  ", style=style)
+        finished = sum(self._by_category.values())
+        words = Text(f"{finished}/{self._total}  ", style="bold")
+        for category, style in (Category.PASSED, "green"), (Category.FAILED, "red"), (Category.SKIPPED, "dim"):
+            if self._by_category[category]:
+                words.append(f"{self._by_category[category]} {category.value}  ", style=style)
         left = self._estimate.left(now)
         words.append(text.duration(now) + (f", about {text.duration(left)} left" if left else ""), style="dim")
-        bar = ProgressBar(total=max(self._all, 1), completed=settled, width=20)
+        bar = ProgressBar(total=max(self._total, 1), completed=finished, width=20)
         line = Table.grid(padding=(0, 2))
         line.add_row(bar, words)
         return line
 
 
 def _name(test: Test) -> Text:
-    """Without its folder: the end of a name says most."""
+    """The name of a test without its folder."""
     return Text(str(test.id).rpartition("/")[2], no_wrap=True, overflow="ellipsis")

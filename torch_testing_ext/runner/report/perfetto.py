@@ -1,4 +1,4 @@
-"""The run in Chrome's trace format, which Perfetto opens: one lane a device, one a CPU slot. Pure."""
+"""The run in Chrome's trace format, which Perfetto reads: one lane per device and per CPU slot. Pure."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ DEVICES, SLOTS = 1, 2  # lanes are threads of these two processes
 
 
 def render(history: History) -> str:
+    """The content of the trace file."""
     return json.dumps({"traceEvents": list(_events(history)), "displayTimeUnit": "ms"}, indent=1)
 
 
@@ -30,7 +31,7 @@ def _events(history: History) -> Iterator[dict[str, Any]]:
 
 
 def _slices(lane: Lane, repetitions: int) -> Iterator[dict[str, Any]]:
-    """A unit first, then its tests: a slice that lies within another is drawn below it."""
+    """Units come before their tests: Perfetto draws a slice below the slice that contains it."""
     for span in lane.spans:
         yield _slice(_title(span), "unit", span.began, span.ended, {"tests": len(span.unit.tests)})
     for attempt in lane.attempts:
@@ -39,7 +40,7 @@ def _slices(lane: Lane, repetitions: int) -> Iterator[dict[str, Any]]:
 
 
 def _slice(name: str, category: str, began: float, ended: float, facts: dict[str, Any]) -> dict[str, Any]:
-    """Times in whole microseconds: rounded apart, a test would stick out of its unit by the last digit."""
+    """Rounds start and end, not the duration, to whole microseconds: a test must not exceed its unit."""
     at, end = round(began * 1e6), round(ended * 1e6)
     return {"ph": "X", "name": name, "cat": category, "ts": at, "dur": end - at, "args": facts}
 

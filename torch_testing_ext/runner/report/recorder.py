@@ -1,4 +1,4 @@
-"""What reports that are files are made from: everything that happened in a run, once it is over."""
+"""Records the events of a run for the reports that are written at its end."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..model import Attempt, Lease, Summary, Unit
 
 @dataclass(frozen=True)
 class Span:
-    """A unit on its lease: from its first process to the end of its last."""
+    """When a unit held its lease."""
 
     unit: Unit
     lease: Lease
@@ -20,19 +20,21 @@ class Span:
 
 @dataclass(frozen=True)
 class History:
+    """Everything that happened in a run."""
+
     run: RunBegan
     summary: Summary
-    attempts: tuple[Attempt, ...]  # those that ran, in the order in which they ended
+    attempts: tuple[Attempt, ...]  # in the order in which they ended
     spans: tuple[Span, ...]
 
 
 @dataclass
 class Recorder:
-    """Hears a run until its end. What then still ran ends with it."""
+    """Collects the events of a run. Units that still run at its end are recorded as ending then."""
 
     _run: RunBegan = field(default_factory=lambda: RunBegan((), (), (), 0, 0.0))
     _attempts: list[Attempt] = field(default_factory=list)
-    _stays: list[Span] = field(default_factory=list)
+    _spans: list[Span] = field(default_factory=list)
     _open: dict[tuple[int, int, int], UnitBegan] = field(default_factory=dict)
 
     def on_event(self, event: Event) -> None:
@@ -48,14 +50,15 @@ class Recorder:
             case _:
                 pass
 
-    def tell(self, end: RunEnded) -> History:
+    def history(self, end: RunEnded) -> History:
+        """Everything that happened until the end of the run."""
         for began in self._open.values():
             self._close(began, end.summary.seconds)
         self._open.clear()
-        return History(self._run, end.summary, tuple(self._attempts), tuple(self._stays))
+        return History(self._run, end.summary, tuple(self._attempts), tuple(self._spans))
 
     def _close(self, began: UnitBegan, at: float) -> None:
-        self._stays.append(Span(began.unit, began.lease, began.at, max(began.at, at)))
+        self._spans.append(Span(began.unit, began.lease, began.at, max(began.at, at)))
 
 
 def _key(unit: Unit) -> tuple[int, int, int]:

@@ -1,4 +1,4 @@
-"""What is running, for somebody who asks: by SIGUSR1, or by the key t. Pure."""
+"""The list of running tests, printed on SIGUSR1 or the key t. Pure."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from ..events import Running, StatusRequested
 from . import text
 
 
-def snapshot(asked: StatusRequested) -> str:
-    if not asked.running:
+def snapshot(status: StatusRequested) -> str:
+    """The running tests with their times, places and stacks."""
+    if not status.running:
         return "no test is running\n"
-    heading = f"{text.count(len(asked.running), 'test')} running:"
-    return "\n".join([heading, *(_one(running) for running in asked.running)]) + "\n"
+    heading = f"{text.count(len(status.running), 'test')} running:"
+    return "\n".join([heading, *(_one(running) for running in status.running)]) + "\n"
 
 
 def _one(running: Running) -> str:

@@ -1,4 +1,4 @@
-"""The stream that a console report is written to, and the colours on it."""
+"""The stream of the console report, and the colours on it."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from ..model import TestOutcome
 
 
 class LineWriter(Protocol):
-    """Takes whole lines."""
+    """Accepts whole lines of text."""
 
     def write(self, text: str) -> None: ...
 
 
 class TerminalStream:
-    """A stream that may break (a closed pipe, a full disk): the run then goes on without it."""
+    """A stream that may break (a closed pipe, a full disk), after which the run continues without it."""
 
     def __init__(self, stream: TextIO):
         self.stream = stream
@@ -38,11 +38,13 @@ class TerminalStream:
 
     def _give_up(self, error: OSError) -> None:
         self._broken = True
-        if not isinstance(error, BrokenPipeError):  # whoever closed the pipe knows
-            print(f"run_test.py: the console report ends here: {error}", file=sys.stderr)
+        if not isinstance(error, BrokenPipeError):  # the reader closed the pipe on purpose
+            print(f"run_test.py: console output stops here: {error}", file=sys.stderr)
 
 
 class Style(enum.Enum):
+    """Text styles, as ANSI codes."""
+
     GREEN = "32"
     RED = "31;1"
     YELLOW = "33"
@@ -65,7 +67,7 @@ STYLE_OF = {
 
 
 class Styler:
-    """Writes in colour, where colour is wanted."""
+    """Applies styles to text, if colours are on."""
 
     def __init__(self, coloured: bool):
         self._coloured = coloured
@@ -74,8 +76,8 @@ class Styler:
         return f"\x1b[{style.value}m{text}\x1b[0m" if self._coloured else text
 
 
-def styler(stream: TextIO, environ: Mapping[str, str]) -> Styler:
-    """Colours on terminals and where somebody asks for them (FORCE_COLOR), unless somebody asks for none (NO_COLOR)."""
+def make_styler(stream: TextIO, environ: Mapping[str, str]) -> Styler:
+    """Uses colours on terminals and with FORCE_COLOR, but never with NO_COLOR."""
     if environ.get("NO_COLOR"):
         return Styler(coloured=False)
     return Styler(bool(environ.get("FORCE_COLOR")) or is_terminal(stream, environ))

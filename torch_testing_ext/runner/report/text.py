@@ -1,4 +1,4 @@
-"""Words and numbers as all reports have them."""
+"""Wording and number formats that all reports share."""
 
 from __future__ import annotations
 
@@ -10,36 +10,36 @@ from torch_testing_ext._process.logs import cut_middle
 
 from ..model import Attempt, FinishedTest, Lease, Summary, TestOutcome
 
-# Of one log, in a report that is a file. Whoever needs more keeps the logs.
+# Characters of one log in a file report. TORCH_TESTING_EXT_LOGS keeps complete logs.
 LONGEST_LOG = 200_000
 
-# Sequences that colour text or move the cursor: not part of what was said.
+# Escape sequences that colour text or move the cursor.
 _TERMINAL = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\^_])")
 _LINE_END = re.compile(r"\r\n?")
-# What XML 1.0 has no way to write, and what a terminal would obey.
+# Characters that XML 1.0 cannot represent, and control characters.
 _CONTROL = re.compile("[^\t\n\x20-\x7e\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def printable(text: str) -> str:
-    """Text that is safe on a terminal and legal in XML: other characters as Python's literals write them."""
+    """Makes text safe on a terminal and legal in XML: escapes other characters as Python literals do."""
     lines = _LINE_END.sub("\n", _TERMINAL.sub("", text))
     return _CONTROL.sub(lambda found: found.group().encode("unicode_escape").decode("ascii"), lines)
 
 
 def log(text: str) -> str:
-    """What a process wrote, of bearable length."""
+    """The output of a process, with a limited length."""
     return printable(cut_middle(text, LONGEST_LOG)).rstrip()
 
 
 def logs(attempt: Attempt) -> Iterator[tuple[str, str]]:
-    """All that an attempt's processes wrote, with headings."""
+    """The output and stacks of all processes of an attempt, each with a heading."""
     if attempt.output:
-        yield "the test's own process", log(attempt.output)
+        yield "the test's process", log(attempt.output)
     for one in attempt.ranks:
         if one.output:
             yield f"rank {one.rank}", log(one.output)
         if one.stacks:
-            yield f"rank {one.rank}, where it was", log(one.stacks)
+            yield f"rank {one.rank}, stacks", log(one.stacks)
 
 
 def title(message: str) -> str:
@@ -48,6 +48,7 @@ def title(message: str) -> str:
 
 
 def duration(seconds: float) -> str:
+    """A duration with a sensible unit, such as `9.86 s` or `2 min 05 s`."""
     if seconds < 100:
         return f"{seconds:.2f} s" if seconds < 10 else f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
@@ -56,38 +57,45 @@ def duration(seconds: float) -> str:
 
 
 def count(number: int, noun: str) -> str:
+    """A number with a noun in singular or plural, such as `2 tests`."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def skip_reasons(summary: Summary) -> list[tuple[str, int]]:
-    """What was skipped, and for want of what, the most frequent first."""
-    skips = [one.last for one in summary.settled if one.outcome is TestOutcome.SKIPPED]
-    return Counter(f"for want of {one.want}" if one.want else title(one.message) for one in skips).most_common()
+    """The reasons of skips and how often each occurs, the most frequent first."""
+    skips = [one.last for one in summary.finished if one.outcome is TestOutcome.SKIPPED]
+    return Counter(not_enough_devices(one.want) if one.want else title(one.message) for one in skips).most_common()
+
+
+def not_enough_devices(want: str) -> str:
+    """The reason of a skip. `want` is the number of devices that the test needs, such as "4 devices"."""
+    return f"not enough devices: needs {want}"
 
 
 def place(lease: Lease) -> str:
-    """Where a unit runs: its devices, or where it has none its CPU slots."""
+    """Where a unit runs: its devices or, if it has none, its CPU slots."""
     if lease.devices:
         return f"gpu {', '.join(lease.devices)}"
     return f"cpu {', '.join(map(str, lease.slots))}" if lease.slots else ""
 
 
 def name(attempt: Attempt, repetitions: int = 1) -> str:
-    """A test's full name; of a test that is repeated, with the number of the repetition."""
+    """The full name of a test, with the number of the repetition if it is repeated."""
     return printable(str(attempt.test.id)) + repetition(attempt, repetitions)
 
 
 def repetition(attempt: Attempt, repetitions: int) -> str:
+    """` [2]` for the second repetition of a repeated test, otherwise empty."""
     repeated = repetitions > 1 or attempt.repetition > 0
     return f" [{attempt.repetition + 1}]" if repeated else ""
 
 
-def word(settled: FinishedTest) -> str:
-    """A settled test's outcome in words."""
-    tries = len(settled.attempts)
-    if settled.outcome is TestOutcome.FLAKY:
-        return f"flaky: passed when tried the {ordinal(tries)} time"
-    return f"{settled.outcome.value} {tries} times" if tries > 1 else settled.outcome.value
+def outcome_in_words(finished: FinishedTest) -> str:
+    """The outcome of a test, with the number of attempts if there are several."""
+    attempts = len(finished.attempts)
+    if finished.outcome is TestOutcome.FLAKY:
+        return f"flaky: passed on the {ordinal(attempts)} attempt"
+    return f"{finished.outcome.value} {attempts} times" if attempts > 1 else finished.outcome.value
 
 
 def ordinal(number: int) -> str:

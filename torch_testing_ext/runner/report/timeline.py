@@ -1,6 +1,6 @@
-"""The timeline as a picture: an SVG element whose every bar is a test on a lane. Pure.
+"""The timeline as an SVG element with a bar for each test on each of its lanes. Pure.
 
-Positions along the time axis are in per cent, so that the picture takes any width and text in it keeps its shape.
+Positions on the time axis are percentages, so that the timeline fits any width without distorting its text.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MOST_TICKS = 8
 
 
 def timeline(history: History, links: dict[tuple[TestId, int], str]) -> ET.Element:
-    """`links`: from a test and its repetition to the address, in the same page, that tells of it."""
+    """`links` has the address of each test in the page, by test and repetition."""
     rows = lanes(history)
     length = max([history.summary.seconds, *(span.ended for span in history.spans)], default=0.0) or 1.0
     height = len(rows) * LANE + AXIS
@@ -29,11 +29,13 @@ def timeline(history: History, links: dict[tuple[TestId, int], str]) -> ET.Eleme
 
 
 def names(history: History) -> list[str]:
-    """The lanes' names, for a column beside the picture which stays in sight when that is scrolled."""
+    """The names of the lanes, for a column next to the timeline that stays visible when the timeline scrolls."""
     return [lane.name for lane in lanes(history)]
 
 
 class _Drawing:
+    """Draws the parts of the timeline, at the scale of the run."""
+
     def __init__(self, length: float, height: int, repetitions: int, links: dict[tuple[TestId, int], str]):
         self._length = length
         self._height = height
@@ -74,11 +76,12 @@ class _Drawing:
 
 
 def css(outcome: str) -> str:
+    """The CSS class of an outcome."""
     return outcome.replace(" ", "-")
 
 
 def tick(length: float) -> float:
-    """A round step (1, 2 or 5 times a power of ten) that gives an axis few enough labels."""
+    """A round step (1, 2 or 5 times a power of ten) that gives an axis at most MOST_TICKS labels."""
     step = 1e-3
     while True:
         for factor in 1, 2, 5:

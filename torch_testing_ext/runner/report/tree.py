@@ -1,4 +1,4 @@
-"""Elements of XML and HTML, every text in them made printable. (A made-up example: node("p", "1 < 2", class_="x").)"""
+"""Creates XML and HTML elements whose text is printable. Example: node("p", "1 < 2", class_="x")."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from .text import printable
 
 
 def node(tag: str, *children: ET.Element | str | None, **attributes: object) -> ET.Element:
-    """Attributes that are None are left out; `class_` stands for class, and `data_x` for data-x."""
+    """Creates an element. Omits attributes that are None; `class_` stands for class, and `data_x` for data-x."""
     element = ET.Element(tag)
     for name, value in attributes.items():
         if value is not None:

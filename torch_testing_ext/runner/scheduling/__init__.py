@@ -1,1 +1,1 @@
-"""Which unit runs next, and on what: plan, policy, leases, inventory, and what earlier runs taught."""
+"""Which unit runs next, and on which devices: plan, schedule, leases, inventory, and data recorded by earlier runs."""

@@ -1,8 +1,7 @@
-"""How long tests took, and which failed: what a run learns from those before it."""
+"""How long tests took and which of them failed in earlier runs."""
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -11,27 +10,24 @@ from typing import Any
 from ..model import FinishedTest, Summary, TestId, TestOutcome
 from .remembered import Remembered, Warn
 
-# Outcomes that say how long the test takes when nothing is wrong with it.
-TELLING = (TestOutcome.PASSED, TestOutcome.EXPECTED_FAILURE)
+# Outcomes whose duration is representative.
+REPRESENTATIVE = (TestOutcome.PASSED, TestOutcome.EXPECTED_FAILURE)
 
 
 class Durations:
-    """Seconds by test, as they were when the run began; what is learnt goes to the file alone."""
+    """The recorded durations of tests. What a run records takes effect in the next run."""
 
     def __init__(self, folder: Path, warn: Warn):
         self._remembered = Remembered(folder, "durations", _is_seconds, warn)
         self._seconds: Mapping[str, float] = self._remembered.load()
 
     def expected(self, test: TestId) -> float | None:
+        """The seconds that a test is expected to take; None if unknown."""
         return self._seconds.get(str(test))
 
-    @property
-    def fingerprint(self) -> str:
-        """Tells apart what shards were cut by: all shards must have the same."""
-        return hashlib.sha256(repr(sorted(self._seconds.items())).encode()).hexdigest()[:8]
-
-    def learn(self, settled: Iterable[FinishedTest]) -> None:
-        took = {str(one.test.id): one.last.seconds for one in settled if one.last.outcome in TELLING}
+    def record(self, finished: Iterable[FinishedTest]) -> None:
+        """Stores the durations of these tests for later runs."""
+        took = {str(one.test.id): one.last.seconds for one in finished if one.last.outcome in REPRESENTATIVE}
         if took:
             self._remembered.update(lambda seconds: _blend(seconds, took))
 
@@ -41,13 +37,13 @@ def _is_seconds(value: Any) -> bool:
 
 
 def _blend(seconds: dict[str, Any], took: Mapping[str, float]) -> None:
-    """The mean of what was known and what was seen: one slow day is soon forgotten, and does not count for all."""
+    """Stores the mean of the old and the new duration, so that a single slow run neither dominates nor persists."""
     for test, now in took.items():
         seconds[test] = round((seconds.get(test, now) + now) / 2, 3)
 
 
 class LastFailed:
-    """The tests that failed when they ran last."""
+    """The tests that failed in their last run."""
 
     def __init__(self, folder: Path, warn: Warn):
         self._remembered = Remembered(folder, "failed", lambda value: value is True, warn)
@@ -57,22 +53,22 @@ class LastFailed:
         return bool(self._failed)
 
     def failed(self, test: TestId) -> bool:
-        """A file that could not be imported stands for all its tests."""
+        """Whether the test failed. If its file could not be imported, all tests of the file count as failed."""
         return str(test) in self._failed or test.file in self._failed
 
-    def learn(self, summary: Summary, there: Iterable[TestId]) -> None:
-        """`there` are the tests that exist in the files that were looked into: what else these had is gone."""
-        there = frozenset(there)
-        files = {test.file for test in there}
+    def record(self, summary: Summary, discovered: Iterable[TestId]) -> None:
+        """`discovered` are all tests of the imported files: other tests of these files no longer exist."""
+        discovered = frozenset(discovered)
+        files = {test.file for test in discovered}
         failed = {str(one.test.id) for one in summary.failures}
-        settled = {str(one.test.id) for one in summary.settled}
-        here = {str(test) for test in there}
+        finished = {str(one.test.id) for one in summary.finished}
+        existing = {str(test) for test in discovered}
 
         def change(known: dict[str, Any]) -> None:
             for test in list(known):
-                if test in settled or (test.partition("::")[0] in files and test not in here):
+                if test in finished or (test.partition("::")[0] in files and test not in existing):
                     del known[test]
             known.update(dict.fromkeys(failed, True))
 
-        if settled:
+        if finished:
             self._remembered.update(change)

@@ -1,4 +1,4 @@
-"""When each unit would begin, and with which lease, if each took as long as expected. Pure; no process, no clock."""
+"""Predicts when each unit starts, and with which lease, if all take as long as expected. Pure; no process, no clock."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from .policy import Queue
 
 @dataclass(frozen=True)
 class PlannedStart:
+    """When a unit would start and end, and with which lease."""
+
     unit: Unit
     lease: Lease
     at: float
@@ -20,6 +22,7 @@ class PlannedStart:
 
 
 def forecast(queue: Queue, leases: Leases, seconds_of: Callable[[Unit], float]) -> Iterator[PlannedStart]:
+    """Simulates the queue: yields the units in the order in which they start."""
     now = 0.0
     running: list[tuple[float, int, Lease]] = []
     while len(queue):

@@ -1,8 +1,8 @@
-"""Which accelerators a run may lease, and how a process is told which it has. Pure: torch is asked elsewhere.
+"""Which accelerators a run may lease, and how to restrict a process to its lease. Pure: torch is asked elsewhere.
 
-A mask that the run inherits is kept: devices bear the names it gives them (numbers, UUIDs, MIG instances), and a lease
-is written into the same variable. How many of its entries count is what the driver says, which stops reading at the
-first entry it does not know, and shows nothing if one is named twice.
+An inherited mask is respected: devices have the names that it gives them (numbers, UUIDs, MIG instances), and a lease
+is written to the same variable. The driver decides how many entries of a mask count: it stops reading at the first
+unknown entry, and shows no device if one is named twice.
 """
 
 from __future__ import annotations
@@ -15,51 +15,59 @@ from ..model import Lease
 from ..options.options import Gpus, Options, UsageError
 from ..options.suggestions import nearest
 
-FAKE_DEVICES = "TORCH_TESTING_EXT_FAKE_DEVICES"  # launch/settings.py knows it too, and is slow to import
+FAKE_DEVICES = "TORCH_TESTING_EXT_FAKE_DEVICES"  # the same as in launch/settings.py, which is slow to import
 NONE = "-1"  # an empty mask hides everything from CUDA, nothing from HIP: no device has this number
-# By kind of accelerator the variables that mask it, the one that is obeyed first.
+# By kind of accelerator: the variables that mask it, the one that takes precedence first.
 MASKS = {
     "cuda": ("CUDA_VISIBLE_DEVICES",),
-    "hip": ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"),  # ROCR_VISIBLE_DEVICES stands before: these number its rest
+    "hip": ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"),  # these number the devices that ROCR_VISIBLE_DEVICES leaves
     "xpu": ("ZE_AFFINITY_MASK",),
 }
 
 
 @dataclass(frozen=True)
 class Inventory:
+    """The accelerators that a run may lease."""
+
     names: tuple[str, ...] = ()
-    kind: str | None = None  # as in MASKS; None without accelerators
+    kind: str | None = None  # a key of MASKS; None without accelerators
     fake: bool = False
 
     @property
     def most_at_once(self) -> int:
-        """What one process can have of them. CUDA shows a process one MIG instance, however many its mask names."""
+        """How many of them one process can use. CUDA shows a process at most one MIG instance of those in its mask."""
         return min(len(self.names), 1) if any(map(_is_mig, self.names)) else len(self.names)
 
 
-def inventory(options: Options, environ: Mapping[str, str], kind: str | None, count: int) -> Inventory:
-    """`kind` and `count` are what a process sees that inherits `environ`. Raises UsageError for --gpus it has not."""
+def make_inventory(options: Options, environ: Mapping[str, str], kind: str | None, count: int) -> Inventory:
+    """`kind` and `count` are what a process with this environment sees.
+
+    Raises UsageError if --gpus names devices that are not visible.
+    """
     if options.fake_gpus is not None:
         return Inventory(tuple(map(str, range(options.fake_gpus))), kind, fake=True)
     if kind is None or not count:
         return _chosen(options.gpus, Inventory())
     if kind not in MASKS and count > 1:
-        raise UsageError(f"no variable is known that shows a process some of {count} {kind} devices; use --gpus 0")
+        raise UsageError(
+            f"no environment variable is known that restricts a process to some of the {count} {kind} devices; "
+            "use --gpus 0"
+        )
     return _chosen(options.gpus, Inventory(_visible(_inherited(environ, kind), kind, count), kind))
 
 
-def _chosen(gpus: Gpus, there: Inventory) -> Inventory:
-    names = there.names
+def _chosen(gpus: Gpus, inventory: Inventory) -> Inventory:
+    names = inventory.names
     if isinstance(gpus, int):
         if gpus > len(names):
-            raise UsageError(f"--gpus {gpus}: only {len(names)} are visible{_named(names)}")
+            raise UsageError(f"--gpus {gpus}: only {len(names)} visible{_named(names)}")
         names = names[:gpus]
     elif gpus is not None:
         for name in gpus:
             if name not in names:
                 raise UsageError(f"--gpus: {name} is not visible{_named(names)}.{nearest(name, names)}")
         names = gpus
-    return Inventory(names, there.kind)
+    return Inventory(names, inventory.kind)
 
 
 def _named(names: Sequence[str]) -> str:
@@ -71,10 +79,10 @@ def _inherited(environ: Mapping[str, str], kind: str) -> str | None:
 
 
 def _visible(mask: str | None, kind: str, count: int) -> tuple[str, ...]:
-    """The names of the devices that are seen through the mask."""
+    """The names of the devices that the mask leaves visible."""
     if mask is None:
         return tuple(map(str, range(count)))
-    read = str.strip if kind == "xpu" else _as_cuda_reads  # 0.1 is a part of a device to Level Zero
+    read = str.strip if kind == "xpu" else _as_cuda_reads  # in Level Zero, 0.1 is a part of a device
     entries = [read(entry) for entry in mask.split(",")]
     if _is_mig(entries[0]):
         return _mig_instances(entries)
@@ -82,7 +90,7 @@ def _visible(mask: str | None, kind: str, count: int) -> tuple[str, ...]:
 
 
 def _mig_instances(entries: Sequence[str]) -> tuple[str, ...]:
-    """All of them: a process would count one. Up to the first that is something else, or was named before."""
+    """All MIG instances, of which a process would see one, up to the first entry that is none or a duplicate."""
     instances: list[str] = []
     for entry in entries:
         if not _is_mig(entry) or entry in instances:
@@ -96,15 +104,15 @@ def _is_mig(name: str) -> bool:
 
 
 def _as_cuda_reads(entry: str) -> str:
-    """A number as C reads it: blanks and a sign before it do not matter, nor what follows it."""
+    """A number as C reads it: without leading blanks, a leading sign and trailing characters."""
     number = re.match(r"\s*\+?0*(\d+)", entry)
     return number[1] if number else entry.strip()
 
 
-def environment_of(lease: Lease, there: Inventory) -> dict[str, str]:
-    """What to set in a process so that it sees its lease and nothing else."""
-    if there.fake:
-        hidden = {name: NONE for names in MASKS.values() for name in names} if there.kind else {}
+def environment_of(lease: Lease, inventory: Inventory) -> dict[str, str]:
+    """The environment variables that make a process see exactly the devices of its lease."""
+    if inventory.fake:
+        hidden = {name: NONE for names in MASKS.values() for name in names} if inventory.kind else {}
         return {**hidden, FAKE_DEVICES: ",".join(lease.devices)}
     shown = ",".join(lease.devices) or NONE
-    return dict.fromkeys(MASKS.get(there.kind or "", ()), shown)
+    return dict.fromkeys(MASKS.get(inventory.kind or "", ()), shown)

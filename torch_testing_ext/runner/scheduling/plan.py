@@ -1,4 +1,4 @@
-"""From the tests that are selected to the units that will run, and the tests that need not run to be skipped. Pure."""
+"""Turns the selected tests into units to run and tests to skip, and splits tests into shards. Pure."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from ..model import Test, TestId, Unit
 from ..options.options import Options, Rerun, ShardSpec
 from .inventory import Inventory
-from .policy import Order, no_preference
+from .policy import Priority, no_preference
 
-# Seconds that every unit costs besides: a shard of a thousand tests that take nothing takes time.
+# Seconds that every unit takes in addition to its tests: even a thousand empty tests take time.
 OVERHEAD = 0.05
 
 ExpectedSeconds = Callable[[TestId], float | None]
@@ -21,19 +21,22 @@ ExpectedSeconds = Callable[[TestId], float | None]
 
 @dataclass(frozen=True)
 class Plan:
+    """The units of a run, and the tests that it skips without running them."""
+
     units: tuple[Unit, ...]
     skipped: tuple[Test, ...]  # each with its reason
 
     @property
     def tests(self) -> tuple[Test, ...]:
-        """Each once, however often it is repeated."""
+        """All tests, each once even if it is repeated."""
         first = (test for unit in self.units if unit.repetition == 0 for test in unit.tests)
         return tuple(sorted((*first, *self.skipped), key=lambda test: (test.id.file, test.line, test.id)))
 
 
-def plan(tests: Iterable[Test], there: Inventory, expected: ExpectedSeconds, repetitions: int = 1) -> Plan:
-    tests = tuple(_with_devices(test, there) for test in tests)
-    groups = list(together(test for test in tests if test.skip is None))
+def plan(tests: Iterable[Test], inventory: Inventory, expected: ExpectedSeconds, repetitions: int = 1) -> Plan:
+    """Groups the tests into units, and skips tests that need more devices than there are."""
+    tests = tuple(_skip_without_devices(test, inventory) for test in tests)
+    groups = list(group_by_fixtures(test for test in tests if test.skip is None))
     numbers = itertools.count()
     units = tuple(
         Unit(next(numbers), tuple(group), repetition, seconds=_seconds(group, expected))
@@ -43,16 +46,16 @@ def plan(tests: Iterable[Test], there: Inventory, expected: ExpectedSeconds, rep
     return Plan(units, tuple(test for test in tests if test.skip is not None))
 
 
-def _with_devices(test: Test, there: Inventory) -> Test:
-    """Skipped where it needs more devices than one process can have."""
-    if test.skip is not None or test.devices <= there.most_at_once:
+def _skip_without_devices(test: Test, inventory: Inventory) -> Test:
+    """The test, marked as skipped if it needs more devices than one process can use."""
+    if test.skip is not None or test.devices <= inventory.most_at_once:
         return test
     want = f"{test.devices} devices" if test.devices > 1 else "1 device"
-    return dataclasses.replace(test, skip=f"needs {want}, {there.most_at_once} to be had", want=want)
+    return dataclasses.replace(test, skip=f"needs {want}, {inventory.most_at_once} available", want=want)
 
 
-def together(tests: Iterable[Test]) -> Iterator[list[Test]]:
-    """Tests that share class fixtures in one list, in the order of their first."""
+def group_by_fixtures(tests: Iterable[Test]) -> Iterator[list[Test]]:
+    """Groups tests that share class fixtures. Groups are in the order of their first tests."""
     groups: dict[object, list[Test]] = {}
     for test in tests:
         groups.setdefault((test.id.file, test.together) if test.together else test.id, []).append(test)
@@ -60,53 +63,53 @@ def together(tests: Iterable[Test]) -> Iterator[list[Test]]:
 
 
 def _seconds(tests: Sequence[Test], expected: ExpectedSeconds) -> float | None:
-    """Where some are not known, as if they took as long as the others on average."""
+    """The expected duration of a group. Tests of unknown duration count as the average of the others."""
     known = [seconds for test in tests if (seconds := expected(test.id)) is not None]
     return sum(known) / len(known) * len(tests) if known else None
 
 
 def shard(tests: Sequence[Test], part: ShardSpec, expected: ExpectedSeconds) -> tuple[Test, ...]:
-    """Its part of the tests. All parts together are all tests, each once, if all know the same durations."""
-    groups = list(together(tests))
+    """The tests of one shard. Every test is in exactly one shard, if all shards know the same durations."""
+    groups = list(group_by_fixtures(tests))
     known = [_seconds(group, expected) for group in groups]
     if not any(seconds is not None for seconds in known):
-        mine = [group for group in groups if _by_hash(group, part.count) == part.index - 1]
+        chosen = [group for group in groups if _by_hash(group, part.count) == part.index - 1]
     else:
-        mine = _by_durations(groups, known, part)
-    return tuple(test for group in mine for test in group)
+        chosen = _by_durations(groups, known, part)
+    return tuple(test for group in chosen for test in group)
 
 
 def _by_hash(group: Sequence[Test], count: int) -> int:
-    """The same whatever else there is: a new test moves no other one to another shard."""
+    """The index of a group's shard. It depends only on the group: a new test moves no other test to another shard."""
     first = group[0].id
     name = f"{first.file}::{group[0].together}" if group[0].together else str(first)
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") % count
 
 
 def _by_durations(groups: list[list[Test]], known: list[float | None], part: ShardSpec) -> list[list[Test]]:
-    """Longest first, each to the part with the least work so far."""
-    certain = [seconds for seconds in known if seconds is not None]
-    typical = sum(certain) / len(certain)
+    """Assigns the longest group first, each to the shard with the least work so far."""
+    measured = [seconds for seconds in known if seconds is not None]
+    typical = sum(measured) / len(measured)
     work = [0.0] * part.count
-    mine = []
+    chosen = []
     timed = [(typical if seconds is None else seconds, group) for seconds, group in zip(known, groups, strict=True)]
     for seconds, group in sorted(timed, key=lambda one: (-one[0], one[1][0].id)):
         least = work.index(min(work))
         work[least] += seconds + OVERHEAD
         if least == part.index - 1:
-            mine.append(group)
-    return mine
+            chosen.append(group)
+    return chosen
 
 
-def order(options: Options, failed: Callable[[TestId], bool]) -> Order:
-    """Which units go before others whatever their size."""
+def priority(options: Options, failed: Callable[[TestId], bool]) -> Priority:
+    """Which units start before others regardless of their size, by --shuffle or --failed-first."""
     if options.shuffle:
-        return lambda unit: _drawn(options.seed, unit)
-    if options.again is Rerun.FAILED_FIRST:
+        return lambda unit: _random_place(options.seed, unit)
+    if options.rerun is Rerun.FAILED_FIRST:
         return lambda unit: not any(failed(test.id) for test in unit.tests)
     return no_preference
 
 
-def _drawn(seed: int | None, unit: Unit) -> bytes:
-    """A place by chance that depends on nothing but the seed and the unit: leaving out a test reorders no others."""
+def _random_place(seed: int | None, unit: Unit) -> bytes:
+    """A sort key that depends only on the seed and the unit, so that leaving out a test does not reorder the others."""
     return hashlib.sha256(f"{seed} {unit.repetition} {unit.tests[0].id}".encode()).digest()

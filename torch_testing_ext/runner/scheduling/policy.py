@@ -1,9 +1,10 @@
-"""Which unit begins next: a pure policy over what waits and what is free. No clock, no process.
+"""Decides which unit starts next: a pure policy over waiting units and free resources. No clock, no process.
 
-Units on devices compete for devices alone, units without for CPU slots alone: two lines that never wait for each other.
-In a line the widest unit goes first, of these the longest: what is narrow then fills the gaps that the wide ones leave.
-Except that a unit goes before all others if it lasts as long as they would on the whole machine.
-Who does not fit into what is free, or is pushed back by later arrivals, is overtaken only so often: nobody starves.
+Units that use devices compete only for devices, the others only for CPU slots: two queues that never wait for each
+other. In a queue the widest unit starts first, and among equally wide units the longest: narrow units then fill the
+gaps that wide ones leave. Exception: a unit starts before all others if it takes as long as all of them on the whole
+machine. A unit that does not fit into the free resources, or that later arrivals push back, can be overtaken only a
+limited number of times, so no unit starves.
 """
 
 from __future__ import annotations
@@ -15,33 +16,34 @@ from typing import Any
 
 from ..model import Unit
 
-# How often a waiting unit is overtaken, for each device or slot of the machine: seldom enough that it soon begins,
-# often enough that what is free meanwhile does not span idle.
+# How often a waiting unit can be overtaken, per device or slot of the machine: rarely enough that it starts soon, often
+# enough that free resources are not idle meanwhile.
 PATIENCE = 2
-UNKNOWN = 1.0  # seconds, where the duration of no unit is known: all are then alike
+UNKNOWN = 1.0  # seconds; used if the duration of no unit is known, so that all units are equal
 
-Order = Callable[[Unit], Any]
+Priority = Callable[[Unit], Any]
 
 
 def no_preference(unit: Unit) -> int:
+    """The priority if all units are equal."""
     return 0
 
 
 def slots_of(unit: Unit, slots: int) -> int:
-    """The CPU slots a unit takes: one a rank, all there are if it has more; none if its ranks compute on devices."""
+    """The number of CPU slots that a unit takes: one per rank, at most all slots; none if its ranks use devices."""
     return 0 if unit.devices else min(unit.ranks, slots)
 
 
 class Queue:
-    """The units that wait. `order` puts some before others whatever their size: the smallest value goes first."""
+    """The units that wait. Units with a smaller `priority` start before others regardless of size."""
 
-    def __init__(self, units: Iterable[Unit], devices: int, slots: int, order: Order = no_preference):
+    def __init__(self, units: Iterable[Unit], devices: int, slots: int, priority: Priority = no_preference):
         units = tuple(units)
         typical = typical_seconds(units)
         on_devices = [unit for unit in units if unit.devices]
         on_slots = [unit for unit in units if not unit.devices]
-        self._on_devices = _Line(on_devices, devices, lambda unit: unit.devices, order, typical)
-        self._on_slots = _Line(on_slots, slots, lambda unit: slots_of(unit, slots), order, typical)
+        self._on_devices = _ResourceQueue(on_devices, devices, lambda unit: unit.devices, priority, typical)
+        self._on_slots = _ResourceQueue(on_slots, slots, lambda unit: slots_of(unit, slots), priority, typical)
 
     def __len__(self) -> int:
         return len(self._on_devices) + len(self._on_slots)
@@ -50,58 +52,61 @@ class Queue:
         (self._on_devices if unit.devices else self._on_slots).add(unit)
 
     def take(self, free_devices: int, free_slots: int) -> Unit | None:
-        """The unit to begin now; None where one has to end first."""
+        """Removes and returns the unit to start now; None if another unit has to end first."""
         return self._on_devices.take(free_devices) or self._on_slots.take(free_slots)
 
     def clear(self) -> tuple[Unit, ...]:
-        """Nothing shall begin any more; what was waiting."""
+        """Removes and returns all waiting units."""
         return (*self._on_devices.clear(), *self._on_slots.clear())
 
 
 def typical_seconds(units: Sequence[Unit]) -> float:
+    """The median of the expected durations that are known."""
     known = [unit.seconds for unit in units if unit.seconds is not None]
     return statistics.median(known) if known else UNKNOWN
 
 
 @dataclass
 class _Waiting:
+    """A unit that waits."""
+
     unit: Unit
     width: int
     seconds: float
-    order: Any
+    priority: Any
     overtaken: int = 0
 
     @property
     def key(self) -> tuple[Any, ...]:
-        return (self.order, -self.width, -self.seconds)
+        return (self.priority, -self.width, -self.seconds)
 
     @property
     def area(self) -> float:
         return self.width * self.seconds
 
 
-class _Line:
-    """Those who wait for one resource, in the order in which they shall begin."""
+class _ResourceQueue:
+    """The units that wait for one resource, in the order in which they should start."""
 
-    def __init__(self, units: list[Unit], size: int, width: Callable[[Unit], int], order: Order, typical: float):
-        self._size, self._width, self._order, self._typical = size, width, order, typical
+    def __init__(self, units: list[Unit], size: int, width: Callable[[Unit], int], priority: Priority, typical: float):
+        self._size, self._width, self._priority, self._typical = size, width, priority, typical
         self._patience = PATIENCE * size
-        self._waiting = sorted((self._newcomer(unit) for unit in units), key=lambda one: one.key)
+        self._waiting = sorted((self._to_waiting(unit) for unit in units), key=lambda one: one.key)
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     def add(self, unit: Unit) -> None:
-        newcomer = self._newcomer(unit)
+        arrival = self._to_waiting(unit)
         place = len(self._waiting)
-        while place and self._gives_way(self._waiting[place - 1], newcomer):
+        while place and self._is_overtaken_by(self._waiting[place - 1], arrival):
             place -= 1
-        self._insert(place, newcomer)
+        self._insert(place, arrival)
 
     def take(self, free: int) -> Unit | None:
         if not self._waiting or not free:
             return None
-        self._hasten_the_longest()
+        self._promote_longest()
         first = self._waiting[0]
         if first.width > free and first.overtaken >= self._patience:
             return None
@@ -115,23 +120,23 @@ class _Line:
         waiting, self._waiting = self._waiting, []
         return [one.unit for one in waiting]
 
-    def _newcomer(self, unit: Unit) -> _Waiting:
+    def _to_waiting(self, unit: Unit) -> _Waiting:
         width = self._width(unit)
-        assert width <= self._size, f"unit {unit.number} needs {width} of {self._size}: it can never begin"
-        return _Waiting(unit, width, self._typical if unit.seconds is None else unit.seconds, self._order(unit))
+        assert width <= self._size, f"unit {unit.number} needs {width} of {self._size}: it can never start"
+        return _Waiting(unit, width, self._typical if unit.seconds is None else unit.seconds, self._priority(unit))
 
-    def _gives_way(self, one: _Waiting, newcomer: _Waiting) -> bool:
-        return newcomer.key < one.key and one.overtaken < self._patience
+    def _is_overtaken_by(self, one: _Waiting, arrival: _Waiting) -> bool:
+        return arrival.key < one.key and one.overtaken < self._patience
 
     def _insert(self, place: int, one: _Waiting) -> None:
         for pushed_back in self._waiting[place:]:
             pushed_back.overtaken += 1
         self._waiting.insert(place, one)
 
-    def _hasten_the_longest(self) -> None:
-        """To the front with a unit that lasts as long as all that waits would on the whole machine."""
+    def _promote_longest(self) -> None:
+        """Moves a unit to the front if it takes as long as all waiting units on the whole machine."""
         first = self._waiting[0]
-        longest = max((one for one in self._waiting if one.order == first.order), key=lambda one: one.seconds)
+        longest = max((one for one in self._waiting if one.priority == first.priority), key=lambda one: one.seconds)
         work = sum(one.area for one in self._waiting)
         if longest is not first and longest.seconds * self._size >= work and first.overtaken < self._patience:
             self._waiting.remove(longest)

@@ -1,6 +1,6 @@
-"""What one run remembers for the next: small JSON files that two runs may change at once without losing anything.
+"""Data that one run keeps for the next: small JSON files, which two runs may update at the same time without loss.
 
-Nothing here can fail a run: what cannot be read or written is a warning, and as if nothing had been remembered.
+Nothing here can fail a run: a file that cannot be read or written causes a warning and counts as empty.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ Warn = Callable[[str], None]
 
 
 class Remembered:
-    """A JSON object in a file of its own: test ids and a value for each."""
+    """A JSON file with one value per test."""
 
     def __init__(self, folder: Path, name: str, is_value: Callable[[Any], bool], warn: Warn):
         self._file, self._is_value, self._warn = folder / f"{name}.json", is_value, warn
 
     def load(self) -> dict[str, Any]:
+        """The value of each test; empty if the file is missing or invalid."""
         try:
             return self._checked(json.loads(self._file.read_text(encoding="utf-8")))
         except FileNotFoundError:
@@ -34,26 +35,26 @@ class Remembered:
             return {}
 
     def update(self, change: Callable[[dict[str, Any]], None]) -> None:
-        """Change what is there now, be it from another run, in one step."""
+        """Applies `change` to the current content, which another run may have updated meanwhile, in one step."""
         try:
             with self._locked():
                 values = self.load()
                 change(values)
                 self._replace({"format": FORMAT, "tests": dict(sorted(values.items()))})
         except OSError as error:
-            self._warn(f"{self._file} is not updated: {error}")
+            self._warn(f"{self._file} was not updated: {error}")
 
     def _checked(self, content: Any) -> dict[str, Any]:
         if not isinstance(content, dict) or content.get("format") != FORMAT:
-            raise ValueError(f"it is not in the format {FORMAT!r}")
+            raise ValueError(f"its format is not {FORMAT!r}")
         tests = content.get("tests")
         if not isinstance(tests, dict) or not all(map(self._is_value, tests.values())):
-            raise ValueError("what it says of tests is not understood")
+            raise ValueError("its values for tests are invalid")
         return tests
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """The lock is a file of its own, since the file itself is replaced. It goes with the process that holds it."""
+        """Locks a separate file, since the file itself is replaced. The lock ends with the process that holds it."""
         _make_folder(self._file.parent)
         with self._file.with_suffix(".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -71,7 +72,7 @@ class Remembered:
 
 
 def _make_folder(folder: Path) -> None:
-    """It hides itself from git, wherever it is."""
+    """Creates the folder with a .gitignore that hides it from git."""
     if not folder.is_dir():
         folder.mkdir(parents=True, exist_ok=True)
         (folder / ".gitignore").write_text("*\n", encoding="utf-8")

@@ -1,1 +1,1 @@
-"""Which files and tests a user means."""
+"""Which files and tests the user selected."""

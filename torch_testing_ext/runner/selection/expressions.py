@@ -1,4 +1,4 @@
-"""-k: words with `and`, `or`, `not` and parentheses, as pytest reads them; a word with * is a pattern, as in unittest.
+"""Expressions of -k: words, and, or, not and parentheses, as in pytest; a word with * is a pattern, as in unittest.
 
 expression := conjunction ("or" conjunction)*
 conjunction := negation ("and" negation)*
@@ -19,7 +19,7 @@ _TOKEN = re.compile(r"[()]|[^\s()]+")
 
 
 def parse_expression(text: str) -> Matches:
-    """Raises UsageError that shows where the expression is wrong."""
+    """Returns a predicate on tests. Raises UsageError that shows the position of a mistake."""
     return _Parser(text).parse()
 
 
@@ -31,7 +31,7 @@ class _Parser:
     def parse(self) -> Matches:
         matches = self._expression()
         if self._tokens:
-            self._wrong("and, or or the end")
+            self._wrong("'and', 'or' or the end")
         return matches
 
     def _expression(self) -> Matches:
@@ -51,9 +51,9 @@ class _Parser:
             return _no(self._negation())
         if self._take("("):
             inner = self._expression()
-            return inner if self._take(")") else self._wrong("and, or or )")
+            return inner if self._take(")") else self._wrong("'and', 'or' or ')'")
         if not self._tokens or self._tokens[0][0] in ("and", "or", ")"):
-            self._wrong("a part of a name, not or (")
+            self._wrong("a part of a name, 'not' or '('")
         return _word(self._tokens.pop(0)[0])
 
     def _take(self, token: str) -> bool:
@@ -63,8 +63,8 @@ class _Parser:
         return found
 
     def _wrong(self, expected: str) -> Matches:
-        place = f"{self._tokens[0][0]!r} at column {self._tokens[0][1] + 1}" if self._tokens else "its end"
-        raise UsageError(f"-k {self._text!r}: {expected} is expected in place of {place}")
+        place = f"{self._tokens[0][0]!r} at column {self._tokens[0][1] + 1}" if self._tokens else "the end"
+        raise UsageError(f"-k {self._text!r}: expected {expected}, found {place}")
 
 
 def _either(one: Matches, other: Matches) -> Matches:
@@ -80,7 +80,7 @@ def _no(one: Matches) -> Matches:
 
 
 def _word(word: str) -> Matches:
-    """A plain word is looked for without regard to case, as pytest does; a pattern is matched as unittest does."""
+    """A plain word ignores case and may be anywhere in the name, as in pytest; a pattern matches as in unittest."""
     if "*" in word:
         return lambda test: any(fnmatchcase(name, word) for name in (_dotted(test), _dotted_from_module(test)))
     return lambda test: word.lower() in _dotted(test).lower() or word.lower() in str(test).lower()
@@ -92,5 +92,5 @@ def _dotted(test: TestId) -> str:
 
 
 def _dotted_from_module(test: TestId) -> str:
-    """`test_x.Class.test_y`: what unittest calls it when it is run from its folder."""
+    """`test_x.Class.test_y`: its name in unittest when run from its folder."""
     return _dotted(test).removeprefix(test.file.rpartition("/")[0].replace("/", ".") + ".")

@@ -1,4 +1,4 @@
-"""Which test files there are: below the folders where tests live, and wherever a user points to."""
+"""Finds the test files: below the test directories, and below the paths that the user names."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from pathlib import Path
 from ..options.options import Options, UsageError
 
 
-def test_files(options: Options, root: Path, here: Path) -> tuple[str, ...]:
-    """As seen from the root, in order. Raises UsageError."""
+def test_files(options: Options, root: Path, cwd: Path) -> tuple[str, ...]:
+    """Their paths relative to the root, sorted. Raises UsageError."""
     named = (name.partition("::")[0] for name in (*options.names, *options.include))
-    paths = [here / name for name in named if name]
+    paths = [cwd / name for name in named if name]
     pointed_to = [path for path in paths if path.is_dir() or (path.suffix == ".py" and path.is_file())]
     found = {*_below(options.tests), *_below(pointed_to)}
-    return tuple(sorted(_as_seen_from(root, file) for file in found))
+    return tuple(sorted(_relative_to(root, file) for file in found))
 
 
-test_files.__test__ = False  # type: ignore[attr-defined]  # to test frameworks it looks like a test
+test_files.__test__ = False  # type: ignore[attr-defined]  # its name looks like a test to pytest
 
 
 def _below(places: Iterable[Path]) -> Iterator[Path]:
@@ -28,7 +28,7 @@ def _below(places: Iterable[Path]) -> Iterator[Path]:
         elif place.is_dir():
             yield from _walk(place.resolve())
         else:
-            raise UsageError(f"no tests live in {place}: there is no such folder. Where they live is said by --tests")
+            raise UsageError(f"test directory {place} does not exist; set the directories to search with --tests")
 
 
 def _walk(folder: Path) -> Iterator[Path]:
@@ -41,7 +41,7 @@ def _refuse(error: OSError) -> None:
     raise UsageError(f"{error.filename} cannot be read: {error.strerror}")
 
 
-def _as_seen_from(root: Path, file: Path) -> str:
+def _relative_to(root: Path, file: Path) -> str:
     if not file.is_relative_to(root.resolve()):
-        raise UsageError(f"{file} is not below {root}: tests are named as they are seen from there")
+        raise UsageError(f"{file} is outside {root}: names of tests are relative to that directory")
     return file.relative_to(root.resolve()).as_posix()

@@ -1,7 +1,7 @@
-"""Which files and tests a user means. Pure: names in, names out.
+"""Selects files and tests by name. Pure: names in, names out.
 
-A name means what it is nearest to: a file or folder by its path; else by the end of its path, or a part of it; else by
-how its last part begins. All that are equally near are meant. `::` goes on to a class and a test.
+A name selects its closest matches: files and folders with exactly this path; else paths that contain it; else paths
+that contain it if its last part may be the beginning of a file's or folder's name. `::` adds a class and a test.
 """
 
 from __future__ import annotations
@@ -17,30 +17,32 @@ from ..options.suggestions import nearest
 from . import expressions
 
 
-class _Near(enum.IntEnum):
-    """How a file is meant by a name; the least is the nearest."""
+class _Closeness(enum.IntEnum):
+    """How a name matches a file; smaller is closer."""
 
-    PATH = 0  # it, or a folder it is in
-    PART = 1  # whole parts of its path, in a row
-    BEGINNING = 2  # likewise, but the last part only begins so
-    NOT = 3
+    PATH = 0  # the file itself, or a folder that contains it
+    PART = 1  # consecutive whole parts of its path
+    BEGINNING = 2  # likewise, but only the beginning of the last part
+    NONE = 3
 
 
 @dataclass(frozen=True)
 class _Name:
+    """A name as the user wrote it."""
+
     text: str
     path: str
-    inner: tuple[str, ...]  # what follows ::
+    inner: tuple[str, ...]  # the parts after ::
 
     @classmethod
-    def read(cls, text: str, root: Path, here: Path) -> _Name:
+    def read(cls, text: str, root: Path, cwd: Path) -> _Name:
         path, *inner = text.split("::")
-        return cls(text, _from_root(path, root, here), tuple(inner))
+        return cls(text, _from_root(path, root, cwd), tuple(inner))
 
 
-def _from_root(path: str, root: Path, here: Path) -> str:
-    """A path that exists where the user stands, as it is seen from the root; any other name as it is."""
-    absolute = (here / path).resolve()
+def _from_root(path: str, root: Path, cwd: Path) -> str:
+    """A path that exists in the working directory, relative to the root; any other name unchanged."""
+    absolute = (cwd / path).resolve()
     if path and absolute.exists() and absolute.is_relative_to(root.resolve()):
         return absolute.relative_to(root.resolve()).as_posix()
     return path
@@ -48,38 +50,40 @@ def _from_root(path: str, root: Path, here: Path) -> str:
 
 @dataclass(frozen=True)
 class Selection:
-    """What was asked for, in two steps: files before they are imported, tests after."""
+    """What the user selected, applied in two steps: to files before they are imported, to tests afterwards."""
 
     included: tuple[_Name, ...]
     excluded: tuple[_Name, ...]
     matches: tuple[expressions.Matches, ...]
 
     @classmethod
-    def of(cls, options: Options, root: Path, here: Path) -> Selection:
+    def of(cls, options: Options, root: Path, cwd: Path) -> Selection:
+        """The selection that the options describe. Raises UsageError."""
+
         def read(names: Iterable[str]) -> tuple[_Name, ...]:
-            return tuple(_Name.read(name, root, here) for name in names)
+            return tuple(_Name.read(name, root, cwd) for name in names)
 
         matches = tuple(expressions.parse_expression(text) for text in options.keyword)
         return cls(read((*options.names, *options.include)), read(options.exclude), matches)
 
     def files(self, known: Sequence[str]) -> tuple[str, ...]:
-        """Those to import. Raises UsageError."""
+        """The files to import. Raises UsageError."""
         included = {file for name in self.included for file in _files(name, known)} if self.included else set(known)
         excluded = {file for name in self.excluded for file in _files(name, known) if not name.inner}
         return tuple(file for file in known if file in included - excluded)
 
     def tests(self, known: Sequence[Test], files: Sequence[str]) -> tuple[Test, ...]:
-        """Those to run of the tests known, which are those of all files but the broken and the unwanted.
+        """The tests to run. `known` are the tests of all imported files; broken and unselected files have none.
 
         Raises UsageError.
         """
-        included = [_means(name, known, files) for name in self.included]
-        excluded = [_means(name, known, files) for name in self.excluded]
+        included = [_predicate(name, known, files) for name in self.included]
+        excluded = [_predicate(name, known, files) for name in self.excluded]
 
         def wanted(test: TestId) -> bool:
             return (
-                (not included or any(means(test) for means in included))
-                and not any(means(test) for means in excluded)
+                (not included or any(matches(test) for matches in included))
+                and not any(matches(test) for matches in excluded)
                 and (not self.matches or any(matches(test) for matches in self.matches))
             )
 
@@ -90,26 +94,28 @@ class Selection:
 
 
 def _files(name: _Name, known: Sequence[str]) -> tuple[str, ...]:
-    near = {file: _nearness(name.path, file) for file in known}
-    least = min(near.values(), default=_Near.NOT)
-    if least is _Near.NOT:
-        raise UsageError(f"{name.text}: no test file is called so, or begins so.{_suggestion(name.path, known)}")
-    return tuple(file for file in known if near[file] is least)
+    closeness = {file: _closeness(name.path, file) for file in known}
+    closest = min(closeness.values(), default=_Closeness.NONE)
+    if closest is _Closeness.NONE:
+        raise UsageError(
+            f"{name.text}: no test file has this name, or one that begins with it.{_suggestion(name.path, known)}"
+        )
+    return tuple(file for file in known if closeness[file] is closest)
 
 
-def _nearness(path: str, file: str) -> _Near:
+def _closeness(path: str, file: str) -> _Closeness:
     if PurePosixPath(file).is_relative_to(path):
-        return _Near.PATH
+        return _Closeness.PATH
     wanted, parts = _parts(path), _parts(file)
     places = range(len(parts) - len(wanted) + 1) if wanted else ()
     if any(parts[place : place + len(wanted)] == wanted for place in places):
-        return _Near.PART
+        return _Closeness.PART
     begins = any(_begins(parts[place : place + len(wanted)], wanted) for place in places)
-    return _Near.BEGINNING if begins else _Near.NOT
+    return _Closeness.BEGINNING if begins else _Closeness.NONE
 
 
 def _parts(path: str) -> list[str]:
-    """Of a path, or of a module's dotted name."""
+    """The parts of a path, or of a module's dotted name."""
     path = path.strip("/").removesuffix(".py")
     return [part for part in path.replace(".", "/").split("/") if part]
 
@@ -119,26 +125,29 @@ def _begins(parts: Sequence[str], wanted: Sequence[str]) -> bool:
 
 
 def _suggestion(path: str, known: Sequence[str]) -> str:
-    """Paths for a path; for a name without folders names without folders."""
+    """Suggests paths for a path, and names without folders for a name without folders."""
     return nearest(path, known if "/" in path else {_parts(file)[-1] for file in known})
 
 
 # -- tests
 
 
-def _means(name: _Name, known: Sequence[Test], files: Sequence[str]) -> Callable[[TestId], bool]:
+def _predicate(name: _Name, known: Sequence[Test], files: Sequence[str]) -> Callable[[TestId], bool]:
     in_files = frozenset(_files(name, files))
     if not name.inner:
         return lambda test: test.file in in_files
-    there = [test.id for test in known if test.id.file in in_files]
-    for meant in (_exactly(name.inner), _beginning(name.inner)):
-        tests = frozenset(test for test in there if meant(test))
+    candidates = [test.id for test in known if test.id.file in in_files]
+    for matches in (_exactly(name.inner), _beginning(name.inner)):
+        tests = frozenset(test for test in candidates if matches(test))
         if tests:
             return tests.__contains__
-    if in_files - {test.file for test in there}:
-        return lambda test: False  # it may be in a file whose tests are not known
-    names = ["::".join(part) for test in there for part in ((test.cls,), (test.method,), (test.cls, test.method))]
-    raise UsageError(f"{name.text}: no test there is called so, or begins so.{nearest('::'.join(name.inner), names)}")
+    if in_files - {test.file for test in candidates}:
+        return lambda test: False  # the test may be in a file whose tests are unknown
+    names = ["::".join(part) for test in candidates for part in ((test.cls,), (test.method,), (test.cls, test.method))]
+    raise UsageError(
+        f"{name.text}: no test in these files has this name, or one that begins with it."
+        f"{nearest('::'.join(name.inner), names)}"
+    )
 
 
 def _exactly(inner: Sequence[str]) -> Callable[[TestId], bool]:

@@ -1,4 +1,4 @@
-"""Tests that end otherwise than by returning: in a process that dies, that hangs, or that leaves others behind."""
+"""Tests whose process dies, hangs, or leaves processes or threads running."""
 
 import os
 import signal

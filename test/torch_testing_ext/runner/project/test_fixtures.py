@@ -1,4 +1,4 @@
-"""Classes with fixtures: what belongs together runs together."""
+"""Classes with fixtures, whose tests run in one process."""
 
 import os
 import unittest
@@ -17,7 +17,7 @@ class SharedTest(unittest.TestCase):
 
 
 class DyingTest(unittest.TestCase):
-    """The tests that come after one that takes the process with it are run all the same."""
+    """The tests after one that ends the process still run."""
 
     @classmethod
     def setUpClass(cls):

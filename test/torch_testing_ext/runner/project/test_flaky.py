@@ -1,4 +1,4 @@
-"""A test that passes when it is tried the third time. Where it counts is said by the environment."""
+"""A test that passes on the third attempt. PROJECT_ATTEMPTS names the file in which it counts."""
 
 import os
 import unittest

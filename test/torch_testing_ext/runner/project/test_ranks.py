@@ -1,4 +1,4 @@
-"""Tests of two ranks: what one of them does counts."""
+"""Tests with two ranks, some of which fail in only one rank."""
 
 import os
 import signal
@@ -58,7 +58,7 @@ class RanksTest(MultiProcessTestCase):
 
     @skip_if_lt_x_gpu(4096)
     def test_wants_devices(self):
-        self.fail("nobody has so many")
+        self.fail("no machine has so many")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Every way in which a test of one process can end by itself."""
+"""Every outcome of a test with one process that ends by itself."""
 
 import os
 import unittest

@@ -1,5 +1,5 @@
 "use strict";
-// Everything is in the page already; this only shows and hides it.
+// The page is complete without this script, which only shows and hides parts of it.
 const all = (selector) => [...document.querySelectorAll(selector)];
 const tests = all(".test");
 const chips = all(".chip");
@@ -18,7 +18,7 @@ function show() {
     shown === tests.length ? `${shown} tests` : `${shown} of ${tests.length} tests`;
 }
 
-// A bar of the timeline leads to its test: also to one that is hidden, or folded.
+// A bar of the timeline links to its test, even if the test is hidden or folded.
 function follow() {
   const test = document.getElementById(location.hash.slice(1));
   if (!test) return;

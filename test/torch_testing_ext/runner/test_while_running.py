@@ -1,4 +1,4 @@
-"""What can be seen and asked while tests run: slow ones, where they are, what they print."""
+"""While tests run: announcements of slow tests, status requests, and their output."""
 
 import os
 import pty
@@ -30,14 +30,14 @@ class T(MultiProcessTestCase):
 class P(unittest.TestCase):
     def test_alone(self):
         print("alone")
-        self.wait_for_nobody()
-    def wait_for_nobody(self):
+        self.wait_for_ever()
+    def wait_for_ever(self):
         time.sleep(600)
 """
 
 
 ROOT = Path(__file__).resolve().parents[3]
-# The terminal that is its stdin becomes its controlling terminal, as a shell would have it.
+# Makes the terminal on stdin its controlling terminal, as a shell does.
 ON_A_TERMINAL = f"""
 import fcntl, os, sys, termios
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
@@ -48,8 +48,8 @@ import time, unittest
 class T(unittest.TestCase):
     def test_alone(self):
         open(FIFO, "w").close()
-        self.wait_for_nobody()
-    def wait_for_nobody(self):
+        self.wait_for_ever()
+    def wait_for_ever(self):
         time.sleep(600)  # hangs on purpose
 """
 
@@ -63,8 +63,8 @@ def tearDownModule():
     PROJECT.close()
 
 
-class TestAsking(TestCase):
-    def test_a_slow_test_is_announced_and_sigusr1_tells_where_it_is(self):
+class TestStatus(TestCase):
+    def test_a_slow_test_is_announced_and_sigusr1_shows_stacks(self):
         def react(event):
             if isinstance(event, events.TestIsSlow):
                 os.kill(os.getpid(), signal.SIGUSR1)
@@ -73,13 +73,13 @@ class TestAsking(TestCase):
 
         ran = PROJECT.run(PROJECT.write(HANGS), react=react, jobs=3, slow=1.0)
         self.assertTrue(ran.summary.interrupted)
-        running = {one.test.id.method: one for one in ran.heard.of(events.StatusRequested)[0].running}
-        self.assertIn("in wait_for_nobody", running["test_alone"].stacks)
+        running = {one.test.id.method: one for one in ran.recorder.of(events.StatusRequested)[0].running}
+        self.assertIn("in wait_for_ever", running["test_alone"].stacks)
         self.assertRegex(running["test_ranks"].stacks, r"rank0:\n.*\n *File .* in wait_for_the_other")
         self.assertGreaterEqual(max(one.seconds for one in running.values()), 1.0)
         self.assertEqual({test.id.method for test in ran.summary.unfinished}, {"test_ranks", "test_alone"})
 
-    def test_a_time_out_of_ranks_is_explained_by_the_launch_layer(self):
+    def test_a_timeout_of_ranks_is_explained_by_launch(self):
         ran = PROJECT.run(PROJECT.write(HANGS), timeout=1.0)
         self.assertEqual(ran.outcomes, {"test_ranks": "timeout", "test_alone": "timeout"})
         attempt = ran["test_ranks"]
@@ -88,7 +88,7 @@ class TestAsking(TestCase):
         self.assertEqual([log.output for log in attempt.ranks], ["rank 0 waits\n", ""])
         self.assertIn("in wait_for_the_other", attempt.ranks[0].stacks)
 
-    def test_output_comes_while_the_test_runs(self):
+    def test_output_is_streamed_while_the_test_runs(self):
         fifo = PROJECT.root / "go"
         os.mkfifo(fifo)
         file = PROJECT.write(
@@ -107,18 +107,18 @@ class TestAsking(TestCase):
                 open(fifo, "w").close()
 
         ran = PROJECT.run(file, react=react, stream=True)
-        self.assertEqual("".join(event.text for event in ran.heard.of(events.Output)), "before\nafter\n")
+        self.assertEqual("".join(event.text for event in ran.recorder.of(events.Output)), "before\nafter\n")
         self.assertEqual(ran["test_it"].output, "before\nafter\n")
 
 
 class TestKey(TestCase):
-    def test_t_on_the_terminal(self):
+    def test_t_prints_the_status(self):
         fifo = PROJECT.root / "waits"
         os.mkfifo(fifo)
         file = PROJECT.root / PROJECT.write(WAITS.replace("FIFO", repr(str(fifo))))
         terminal, theirs = pty.openpty()
         self.addCleanup(os.close, terminal)
-        words = ["--cache", str(PROJECT.root / "cache"), "--drop-in", str(file)]  # a file outside of the project
+        words = ["--cache", str(PROJECT.root / "cache"), "--drop-in", str(file)]  # a file outside the project
         run = subprocess.Popen(
             [sys.executable, "-c", ON_A_TERMINAL, *words],
             stdin=theirs,
@@ -133,14 +133,14 @@ class TestKey(TestCase):
         said = ""
         for line in run.stdout:
             said += line
-            if "in wait_for_nobody" in line:
+            if "in wait_for_ever" in line:
                 run.send_signal(signal.SIGINT)
         self.assertEqual(run.wait(), 2, said)
-        self.assertRegex(said, r"(?s)test_alone.*in wait_for_nobody.*\n0 passed, 0 failed, 0 skipped\n$")
+        self.assertRegex(said, r"(?s)test_alone.*in wait_for_ever.*\n0 passed, 0 failed, 0 skipped\n$")
 
 
 class TestLeases(TestCase):
-    def test_a_test_sees_its_devices_and_no_two_have_one(self):
+    def test_a_test_sees_its_devices_and_no_two_share_one(self):
         file = PROJECT.write(
             """
             import os, unittest
@@ -160,7 +160,7 @@ class TestLeases(TestCase):
         )
         self.assertEqual((ran.outcomes["test_d"], ran["test_d"].want), ("skipped", "9 devices"))
         held = set()
-        for event in ran.heard.events:
+        for event in ran.recorder.events:
             if isinstance(event, events.UnitBegan):
                 self.assertFalse(held & set(event.lease.devices))
                 held |= set(event.lease.devices)
@@ -171,7 +171,7 @@ class TestLeases(TestCase):
 
 
 class TestRanks(TestCase):
-    def test_outcomes_are_those_of_the_launch_layer(self):
+    def test_outcomes_are_those_of_launch(self):
         ran = PROJECT.run(
             PROJECT.write(
                 """
