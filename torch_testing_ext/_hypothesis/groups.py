@@ -17,7 +17,7 @@ from .connections import Connections
 # all ranks come, has the longer time: the machine may be busy.
 _STORE_TIMEOUT, _CREATION_TIMEOUT = timedelta(seconds=10), timedelta(seconds=120)
 
-# What belongs to the current default group and ends with it: meshes, subgroups.
+# Meshes and subgroups of the current default group. They end with it.
 _cache: dict[Any, Any] = {}
 
 

@@ -1,4 +1,4 @@
-"""The only module that uses what Hypothesis does not document. Checked with 6.170; the names exist since 6.100."""
+"""The only module that uses undocumented parts of Hypothesis. Checked with 6.170; the names exist since 6.100."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ def choose_seed(prop: Callable[..., Any]) -> int | None:
 
 @contextmanager
 def capture_reports(lines: list[str]) -> Iterator[None]:
-    """Append to `lines` what Hypothesis would print."""
+    """Append the lines that Hypothesis would print to `lines`."""
     with reporting.with_reporter(lambda text: lines.append(str(text))):
         yield
 
 
 def run_in_example(work: Callable[[], T]) -> T:
-    """Call `work` inside an example of a Hypothesis test, where everything works that Hypothesis offers a test's body.
+    """Call `work` inside an example of a Hypothesis test, so that `assume` and the like work as in a test's body.
 
     A follower runs all its examples inside this single one, because starting an example costs more than most
     collectives.
@@ -82,7 +82,7 @@ def run_in_example(work: Callable[[], T]) -> T:
 
 @contextmanager
 def next_example() -> Iterator[None]:
-    """Reset what a new example of Hypothesis would reset: the random numbers and the recorded scores."""
+    """Reset the random numbers and the recorded scores, as a new example of Hypothesis would."""
     context = control._current_build_context.value
     assert context is not None
     context.data.target_observations.clear()

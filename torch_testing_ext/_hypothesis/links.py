@@ -1,8 +1,8 @@
 """Messages between rank 0 and each other rank, through sockets of their own, independent of any process group.
 
 Each link has two connections. `main` carries examples and outcomes, and only the main threads use it. `watchdog` is
-silent until a rank leaves an example early, and only the watchdogs use it. So no thread needs to be woken up while all
-is well.
+silent until a rank leaves an example early, and only the watchdogs use it. So no extra thread runs while all is
+well.
 """
 
 from __future__ import annotations

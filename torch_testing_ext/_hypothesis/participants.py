@@ -58,7 +58,7 @@ class PropertyResult:
 
 
 class Observations:
-    """What the body of a test records with `note` and `target` during one example."""
+    """The notes and scores that the body of a test records with `note` and `target` during one example."""
 
     def __init__(self) -> None:
         self.notes: list[str] = []
@@ -110,7 +110,7 @@ class Leader(Participant):
         self.count = 0
 
     def run_example(self, body: Body, drawn: dict[str, Any]) -> None:
-        """Run one example in all ranks, and raise what Hypothesis is to make of it."""
+        """Run one example in all ranks, and return or raise so that Hypothesis sees their combined outcome."""
         if self.needs_new_groups:
             self.recreate_groups()
         self.number += 1
@@ -218,7 +218,7 @@ class Leader(Participant):
 
 
 class Follower(Participant):
-    """Any other rank: runs what rank 0 sends until the property ends."""
+    """Any other rank: runs the examples that rank 0 sends until the property ends."""
 
     def follow(self, body: Body) -> PropertyResult:
         """Run examples until rank 0 sends the result, and return it."""

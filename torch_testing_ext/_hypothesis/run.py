@@ -46,7 +46,7 @@ def run(test: Any, prop: Callable[..., None], body: Body) -> None:
 
 
 def _settings_for_ranks(chosen: hypothesis.settings) -> hypothesis.settings:
-    """Adapt the test's settings to what is possible across ranks.
+    """Adapt the test's settings to several ranks.
 
     The deadline limits a hang, and there is none unless the test sets one: Hypothesis' own deadline would compare times
     that only one rank knows. The explain phase traces the lines of only one process. Several bugs cannot be told apart,

@@ -1,4 +1,4 @@
-"""The values that rank 0 sends to the other ranks for an example, and what each rank makes of them."""
+"""The values that rank 0 sends to the other ranks for an example, and how each rank turns them into arguments."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class Blueprint:
     """A plan of something that all ranks build together, such as a mesh. The plan is drawn, sent and shown."""
 
     def build(self) -> Any:
-        """Build in this rank what the plan describes."""
+        """Build the planned object in this rank."""
         raise NotImplementedError
 
 
 def for_rank(value: Any, rank: int) -> Any:
-    """Turn a drawn value into what the body gets: take the rank's share and build blueprints, also in containers."""
+    """Turn a drawn value into an argument: take the rank's share and build blueprints, also in containers."""
     if isinstance(value, PerRank):
         return for_rank(value.values[rank], rank)
     if isinstance(value, Blueprint):
@@ -61,7 +61,7 @@ class LeadersData:
 
 
 class FollowersData:
-    """`st.data()` in another rank: each draw returns what rank 0 drew."""
+    """`st.data()` in another rank: each draw returns the value that rank 0 drew."""
 
     def __init__(self, receive: Callable[[], Any], rank: int):
         self._receive = receive

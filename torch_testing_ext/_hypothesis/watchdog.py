@@ -1,7 +1,7 @@
 """The watchdog interrupts collectives that will never end, because another rank has left the example.
 
 A rank that waits in gloo or in a TCPStore waits for the sockets of its peers. Cutting its own ends makes every such
-wait fail at once, whatever the collective, and does no harm otherwise: the groups are replaced afterwards. The cut does
+wait fail at once, in any collective, and does no other harm: the groups are replaced afterwards. The cut does
 not reach a rank that waits for something else (sleeps, spins); the parent's timeout covers that.
 """
 

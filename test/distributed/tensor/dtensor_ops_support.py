@@ -156,7 +156,7 @@ VIEWS = {
 
 @dataclass(frozen=True)
 class ArgumentLayout:
-    """How an argument lies on the ranks: its shape, the mesh and the placements."""
+    """The layout of an argument on the ranks: its shape, the mesh and the placements."""
 
     shape: tuple
     mesh: tuple
@@ -206,7 +206,7 @@ def _chunks(size, ranks):
 
 
 class ExpectedResult(enum.Enum):
-    """What torch must do with an operation."""
+    """The result that torch must have for an operation."""
 
     ANSWER = "the right answer"
     REFUSAL = "a refusal"
@@ -260,7 +260,7 @@ REFUSALS = [
 
 
 def expected_result(op, layout):
-    """Return what torch must do, and the pattern of a refusal's message."""
+    """Return the expected result, and the pattern of a refusal's message."""
     refusal = next((refusal for refusal in REFUSALS if refusal.concerns(op)), None)
     return (ExpectedResult.ANSWER, "") if refusal is None else (refusal.expects(layout), refusal.message)
 

@@ -1,6 +1,6 @@
-"""Properties across ranks: what is drawn, how failures shrink, what is reported.
+"""Properties across ranks: drawing, shrinking, reporting.
 
-Also with mutants: each is found, and the smallest possible example is reported.
+The suite finds each mutant and reports the smallest possible example.
 """
 
 import os

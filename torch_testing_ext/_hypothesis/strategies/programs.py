@@ -1,7 +1,7 @@
 """Programs of collectives, with the result that each rank must get, computed in plain Python.
 
-All ranks run the same program, and each can compute the inputs of every other rank: what a rank passes to step n is a
-function of n and the rank.
+All ranks run the same program, and each can compute the inputs of every other rank: the input of a step is a function
+of the step's number and the rank.
 """
 
 from __future__ import annotations
@@ -236,7 +236,7 @@ class Program:
         return [finish() for finish in finishes]
 
     def expected(self, rank: int, size: int) -> list[Lists]:
-        """Return what each step must produce in a rank."""
+        """Return the lists that each step must produce in a rank."""
         return [expected(step, number, rank, size) for number, step in enumerate(self.steps)]
 
     def __repr__(self) -> str:
@@ -249,7 +249,7 @@ def steps(
     """Steps for groups of `size` ranks."""
 
     def fill(op: str) -> st.SearchStrategy[Step]:
-        # The fields are one draw, because Hypothesis removes a step from a program only if it has few draws.
+        # The fields are one draw, because Hypothesis removes a step only if it takes at most four draws.
         fields = _variants(op, size, dtypes)
         sizes: st.SearchStrategy[Any] = st.just(())
         if op == "all_to_all_single":
