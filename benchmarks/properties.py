@@ -1,10 +1,10 @@
-"""How many examples a second a property of one all_reduce runs at in ranks, and what that costs beside its parts.
+"""Measure how many examples a second a property of one all_reduce runs across ranks, compared with its parts.
 
     python benchmarks/properties.py [ranks] [examples]
 
-The floor is what nothing can go below: the same collective in a plain loop in the same ranks, and Hypothesis by itself,
-in rank 0 alone, with the same arguments. All three take turns, so that a busy machine is busy for all of them. The exit
-code is 1 where the target is missed; on a busy machine trust the CPU time.
+The floor is the sum of the parts: the same collective in a plain loop in the same ranks, and Hypothesis alone in rank 0
+with the same arguments. The three take turns, so that a busy machine slows down all of them. The exit code is 1 if the
+target is missed; on a busy machine trust the CPU time.
 """
 
 import json
@@ -23,7 +23,7 @@ from torch_testing_ext.common_utils import run_tests
 RANKS = int(sys.argv[1]) if len(sys.argv) > 1 else 4
 EXAMPLES = int(sys.argv[2]) if len(sys.argv) > 2 else 1000
 ROUNDS = 4
-TARGET = 200  # examples a second, 4 ranks on 2 cores
+TARGET = 200  # examples per second, 4 ranks on 2 cores
 
 SETTINGS = hypothesis_utils.settings(max_examples=EXAMPLES // ROUNDS, database=None, derandomize=True, deadline=None)
 VALUES = st.lists(st.integers(0, 1000), max_size=8)
@@ -64,13 +64,13 @@ class Properties(MultiProcessTestCase):
             self.examples = 0
             measured["ours"].append(self.measure(self.in_ranks))
             measured["collective"].append(self.measure(self.in_a_loop))
-            measured["hypothesis"].append(self.measure(by_itself if self.rank == 0 else str))
+            measured["hypothesis"].append(self.measure(hypothesis_alone if self.rank == 0 else str))
         if self.rank == 0:
             with open(f"{self.file_name}.result", "w") as file:
                 json.dump(measured, file)
 
     def measure(self, run):
-        """Wall time in rank 0, and CPU time in all ranks, in milliseconds an example."""
+        """Return the wall time in rank 0 and the CPU time of all ranks, in milliseconds per example."""
         dist.barrier()
         began, used = time.perf_counter(), time.process_time()
         run()
@@ -81,21 +81,21 @@ class Properties(MultiProcessTestCase):
 
 @SETTINGS
 @hypothesis_utils.given(values=VALUES)
-def by_itself(values):
+def hypothesis_alone(values):
     pass
 
 
 def report(measured):
     wall = {name: statistics.median(wall for wall, _ in rounds) for name, rounds in measured.items()}
     cpu = {name: statistics.median(cpu for _, cpu in rounds) for name, rounds in measured.items()}
-    print(f"{RANKS} ranks; medians of {ROUNDS} rounds, in ms an example:")
+    print(f"{RANKS} ranks; medians of {ROUNDS} rounds, in ms per example:")
     for name in wall:
         print(f"  {name:12} {wall[name]:6.2f} wall {cpu[name]:6.2f} CPU in all ranks")
     for kind, times in (("wall", wall), ("CPU", cpu)):
         floor = times["collective"] + times["hypothesis"]
-        print(f"  ours is {times['ours'] / floor:.2f} of the floor in {kind} time")
+        print(f"  ours is {times['ours'] / floor:.2f} times the floor in {kind} time")
     rate = 1000 / wall["ours"]
-    print(f"  {rate:.0f} examples a second; target with 4 ranks: {TARGET}")
+    print(f"  {rate:.0f} examples per second; target with 4 ranks: {TARGET}")
     assert RANKS != 4 or rate >= TARGET, "the target was missed"
 
 

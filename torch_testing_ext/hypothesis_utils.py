@@ -1,7 +1,7 @@
-"""Hypothesis for tests that run in several ranks: `given`, and strategies for what torch.distributed works on.
+"""Hypothesis for tests that run in several ranks: `given`, and strategies for meshes, DTensors, groups and collectives.
 
-All ranks get the same example, or a share of it each (`per_rank`). When a rank fails, all ranks shrink the example
-together, and the smallest one is reported once, with the result of each rank. See docs/properties.md.
+All ranks get the same example, or each gets its share of it (`per_rank`). If a rank fails, all ranks shrink the example
+together, and the smallest one is reported once, with the outcome of each rank. See docs/properties.md.
 """
 
 from hypothesis import (
@@ -18,7 +18,7 @@ from hypothesis import (
 from hypothesis.strategies import data as data
 
 from torch_testing_ext._hypothesis.given import given as given, note as note, target as target
-from torch_testing_ext._hypothesis.ranks import PropertyFailure as PropertyFailure
+from torch_testing_ext._hypothesis.participants import PropertyFailure as PropertyFailure
 from torch_testing_ext._hypothesis.strategies.meshes import (
     MeshPlan as MeshPlan,
     PartitionPlan as PartitionPlan,

@@ -1,9 +1,9 @@
-"""DTensor: of several maxima, argmax over all elements does not give the first where columns are sharded.
+"""DTensor: if columns are sharded, argmax over all elements does not return the first of several maxima.
 
-Seen on torch 2.13.0, 2.14.1 and 2.15.0. It gives the lowest rank's, where torch.argmax promises the first. Found by
-test/distributed/tensor/test_dtensor_ops_properties.py.
+Seen on torch 2.13.0, 2.14.1 and 2.15.0. It returns the maximum of the lowest rank, while torch.argmax promises the
+first one. Found by test/distributed/tensor/test_dtensor_ops_properties.py.
 
-Run it by itself: it prints what torch gives and what is right, and exits with 1 where they differ.
+Run this file: it prints what torch returns and what is right, and exits with 1 if they differ.
 """
 
 import os
@@ -17,7 +17,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 
 def argmax(rank: int, file: str) -> tuple[int, int]:
-    """As DTensors give it, and as plain tensors do."""
+    """Return the result for a DTensor and for a plain tensor."""
     dist.init_process_group("gloo", store=dist.FileStore(file, 2), rank=rank, world_size=2)
     mesh = init_device_mesh("cpu", (2,))
     full = torch.tensor([[0.0, 5.0], [5.0, 0.0]])
@@ -32,5 +32,5 @@ if __name__ == "__main__":
             os._exit(0)
         got, right = argmax(0, f"{directory}/store")
         os.wait()
-    print(f"got {got}, and {right} is right", flush=True)
+    print(f"torch returns {got}, and {right} is right", flush=True)
     sys.exit(got != right)

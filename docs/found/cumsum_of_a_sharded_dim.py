@@ -1,10 +1,10 @@
-"""DTensor: cumsum and cumprod along a sharded dim are wrong where the dim is counted from the end.
+"""DTensor: cumsum and cumprod along a sharded dim are wrong if the dim is counted from the end.
 
-Seen on torch 2.13.0; 2.14.1 and 2.15.0 are right. Each rank sums its own part, and nobody adds what comes before it, as
--1 is not taken for the dim that is sharded. Given as a positive number it is. Found by
+Seen on torch 2.13.0; 2.14.1 and 2.15.0 are right. Each rank sums its own part, and no rank adds the preceding parts,
+because torch does not recognise -1 as the sharded dim. It does recognise the dim as a positive number. Found by
 test/distributed/tensor/test_dtensor_ops_properties.py.
 
-Run it by itself: it prints what torch gives and what is right, and exits with 1 where they differ.
+Run this file: it prints what torch returns and what is right, and exits with 1 if they differ.
 """
 
 import os
@@ -18,7 +18,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 
 def cumsum(rank: int, file: str) -> tuple[list[float], list[float]]:
-    """As DTensors give it, and as plain tensors do."""
+    """Return the result for a DTensor and for a plain tensor."""
     dist.init_process_group("gloo", store=dist.FileStore(file, 2), rank=rank, world_size=2)
     mesh = init_device_mesh("cpu", (2,))
     full = torch.tensor([1.0, 2.0, 3.0, 4.0])
@@ -33,5 +33,5 @@ if __name__ == "__main__":
             os._exit(0)
         got, right = cumsum(0, f"{directory}/store")
         os.wait()
-    print(f"got {got}, and {right} is right", flush=True)
+    print(f"torch returns {got}, and {right} is right", flush=True)
     sys.exit(got != right)

@@ -1,11 +1,11 @@
-"""DTensor: a look-up in an embedding cut by rows fails in a rank that holds no row, and leaves the others waiting.
+"""DTensor: a lookup in an embedding sharded by rows fails in a rank that holds no row, and the others wait for it.
 
-Seen on torch 2.13.0, 2.14.1 and 2.15.0, on CPU. Of four rows over three ranks the last rank has none, and its look-up
-says "index_select(): self indexing axis dim should be positive", while the others wait for it in the all-reduce. With
-fewer rows than ranks DTensor does something else, which works. Found by
+Seen on torch 2.13.0, 2.14.1 and 2.15.0, on CPU. With four rows over three ranks the last rank has none, and its lookup
+raises "index_select(): self indexing axis dim should be positive", while the others wait for it in the all-reduce. With
+fewer rows than ranks, DTensor takes another path, which works. Found by
 test/distributed/tensor/parallel/test_tp_properties.py, with five rows over four ranks.
 
-Run it by itself: it prints what the last rank got, and exits with 1 where that was an error.
+Run this file: it prints what the last rank got, and exits with 1 if that was an error.
 """
 
 import os
@@ -43,9 +43,9 @@ def start_another(rank: int, file: str) -> int:
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as directory:
         others = [start_another(rank, f"{directory}/store") for rank in range(RANKS - 1)]
-        seen = look_up(RANKS - 1, f"{directory}/store")
-    print(f"rank {RANKS - 1}: {seen}", flush=True)
+        result = look_up(RANKS - 1, f"{directory}/store")
+    print(f"rank {RANKS - 1}: {result}", flush=True)
     for pid in others:
-        os.kill(pid, signal.SIGKILL)  # they may wait for ever
+        os.kill(pid, signal.SIGKILL)  # they may wait forever
         os.waitpid(pid, 0)
-    sys.exit(seen.startswith("error"))
+    sys.exit(result.startswith("error"))

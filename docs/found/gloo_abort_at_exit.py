@@ -1,12 +1,12 @@
-"""gloo: a process that made a DTensor aborts at its end, though it destroyed its group.
+"""gloo: a process that created a DTensor aborts at exit, although it destroyed its group.
 
-Seen on torch 2.13.0 and 2.15.0, more often the busier the machine (8 of 12 runs under torchrun). After a DTensor's
-first collective torch keeps the default group alive beyond destroy_process_group(), which would otherwise wait for
-gloo's threads. One of them drops its hold on the last collective's tensor, which Python still has, while the
-interpreter ends: it asks for the GIL and is ended in the middle of a destructor, "terminate called without an active
-exception". A pause before the end avoids it.
+Seen on torch 2.13.0 and 2.15.0, more often on a busier machine (8 of 12 runs under torchrun). After the first
+collective of a DTensor, torch keeps the default group alive beyond destroy_process_group(), which would otherwise wait
+for gloo's threads. While the interpreter exits, one of these threads releases its reference to the last collective's
+tensor, which Python still holds: the thread requests the GIL and is terminated inside a destructor, "terminate called
+without an active exception". A pause before the exit avoids the abort.
 
-Run it by itself: it runs 20 pairs of ranks each way and prints how many aborted.
+Run this file: it runs 20 pairs of ranks with and without a pause, and prints how many aborted.
 """
 
 import os

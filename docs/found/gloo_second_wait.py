@@ -1,7 +1,7 @@
-"""gloo: a second wait() for a receive never ends, where a second wait() for any collective returns at once.
+"""gloo: a second wait() for a receive never ends, while a second wait() for any collective returns at once.
 
 Seen on torch 2.13.0, 2.14.1 and 2.15.0. Found by test/distributed/test_c10d_properties.py, which shrank it to the
-program [send_recv(1)]. Run it by itself: it prints what each wait did, and exits with 1 where the second did not end.
+program [send_recv(1)]. Run this file: it prints what each wait did, and exits with 1 if the second one did not end.
 """
 
 import os
@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 
 def wait_twice(rank: int, file: str) -> bool:
-    """Does the second wait end?"""
+    """Wait twice, and return whether the second wait ends."""
     store = dist.FileStore(file, 2)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=timedelta(seconds=60))
     if rank == 0:

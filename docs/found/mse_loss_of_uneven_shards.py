@@ -1,9 +1,9 @@
-"""DTensor: the mean squared error is wrong where the shards are uneven.
+"""DTensor: the mean squared error is wrong if the shards are uneven.
 
-Seen on torch 2.13.0, 2.14.1 and 2.15.0. It is the mean of the ranks' means, in which an element of a short shard counts
-for more. Found by test/distributed/tensor/test_dtensor_ops_properties.py.
+Seen on torch 2.13.0, 2.14.1 and 2.15.0. It is the mean of the ranks' means, in which an element of a short shard has
+more weight. Found by test/distributed/tensor/test_dtensor_ops_properties.py.
 
-Run it by itself: it prints what torch gives and what is right, and exits with 1 where they differ.
+Run this file: it prints what torch returns and what is right, and exits with 1 if they differ.
 """
 
 import os
@@ -18,7 +18,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 
 def mse_loss(rank: int, file: str) -> tuple[float, float]:
-    """As DTensors give it, and as plain tensors do."""
+    """Return the result for a DTensor and for a plain tensor."""
     dist.init_process_group("gloo", store=dist.FileStore(file, 2), rank=rank, world_size=2)
     mesh = init_device_mesh("cpu", (2,))
     full = torch.tensor([0.0, 0.0, 3.0])
@@ -33,5 +33,5 @@ if __name__ == "__main__":
             os._exit(0)
         got, right = mse_loss(0, f"{directory}/store")
         os.wait()
-    print(f"got {got}, and {right} is right", flush=True)
+    print(f"torch returns {got}, and {right} is right", flush=True)
     sys.exit(got != right)

@@ -1,4 +1,4 @@
-"""Every collective of gloo against a model in plain Python: sizes, roots, reductions, layouts, groups and orders."""
+"""Compare every collective of gloo with a model in plain Python: sizes, roots, reductions, layouts, groups, orders."""
 
 from hypothesis import strategies as st
 
@@ -7,7 +7,7 @@ from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.hypothesis_utils import collective_programs, given, partitions, per_rank, settings
 
 PROFILE = settings(max_examples=60, database=None, derandomize=True)
-# Of groups smaller than the world, each has a program of its own size.
+# The groups of a partition differ in size, and each needs a program for its size.
 SIZES = (1, 2, 3, 4)
 PROGRAMS_BY_SIZE = st.tuples(*[collective_programs(3, size=size) for size in SIZES]).map(
     lambda programs: dict(zip(SIZES, programs, strict=True))

@@ -1,5 +1,8 @@
-"""What our suites found in torch, kept in docs/found: it is still so. Where torch has mended it, its test fails as an
-unexpected success: give the version here, and let the suites go where they had to make way for it."""
+"""Bugs that our suites found in torch, kept in docs/found: they still exist.
+
+If torch has fixed one, its test fails as an unexpected success: add the version here, and remove the exception for it
+from the suites.
+"""
 
 import runpy
 import unittest
@@ -11,23 +14,23 @@ from torch_testing_ext.common_distributed import MultiProcessTestCase
 from torch_testing_ext.common_utils import instantiate_parametrized_tests, parametrize, run_tests
 
 FOUND = Path(__file__).parents[2] / "docs" / "found"
-# By the version of torch that has it right; None: none has.
-MENDED_IN = {
+# The first version of torch that is right; None if no version is.
+FIXED_IN = {
     "argmax_of_columns": None,
     "cumsum_of_a_sharded_dim": (2, 14),
     "embedding_rank_without_rows": None,
     "gloo_second_wait": None,
     "mse_loss_of_uneven_shards": None,
 }
-# What shows in some runs only cannot be expected.
-BY_CHANCE = {"gloo_abort_at_exit"}
+# A bug that shows only in some runs cannot be an expected failure.
+INTERMITTENT = {"gloo_abort_at_exit"}
 
 
-MENDED = [name for name, version in MENDED_IN.items() if version and torch.__version__ >= version]
+FIXED = [name for name, version in FIXED_IN.items() if version and torch.__version__ >= version]
 
 
 class TestFound(MultiProcessTestCase):
-    """Each file runs in one rank, and forks the others that it needs: so it need not import torch."""
+    """Each file runs in a rank that has imported torch already, and forks the other ranks that it needs."""
 
     world_size = 1
 
@@ -35,23 +38,23 @@ class TestFound(MultiProcessTestCase):
         super().setUp()
         self._spawn_processes()
 
-    def test_each_file_is_known_here(self):
-        self.assertEqual({file.stem for file in FOUND.glob("*.py")} - BY_CHANCE, set(MENDED_IN))
+    def test_every_file_is_listed(self):
+        self.assertEqual({file.stem for file in FOUND.glob("*.py")} - INTERMITTENT, set(FIXED_IN))
 
-    @parametrize("name", sorted(set(MENDED_IN) - set(MENDED)))
+    @parametrize("name", sorted(set(FIXED_IN) - set(FIXED)))
     @unittest.expectedFailure
     def test_is_right(self, name):
         self.check(name)
 
-    def test_is_mended(self):
-        for name in MENDED:
+    def test_is_fixed(self):
+        for name in FIXED:
             self.check(name)
 
     def check(self, name):
         try:
             runpy.run_path(str(FOUND / f"{name}.py"), run_name="__main__")
-        except SystemExit as leaving:
-            self.assertFalse(leaving.code, "it is still wrong")
+        except SystemExit as exit_request:
+            self.assertFalse(exit_request.code, "torch is still wrong")
 
 
 instantiate_parametrized_tests(TestFound)

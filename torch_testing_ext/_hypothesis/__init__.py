@@ -1,15 +1,19 @@
-"""Hypothesis across ranks: rank 0 alone runs the engine, the other ranks do as it says, one example at a time.
+"""Hypothesis across ranks: only rank 0 runs the engine, and the other ranks follow it, one example at a time.
 
-There is one engine, so there is nothing that several of them could disagree about. For each example rank 0 draws the
-arguments and sends them round; every rank runs the test's body; every rank tells how it went; rank 0 settles one
-outcome and tells Hypothesis that. A rank that leaves an example early would leave others waiting in a collective:
-they are woken, and all make their process groups anew before the next example.
+A single engine cannot disagree with itself. For each example, rank 0 draws the arguments and sends them to all ranks;
+every rank runs the test's body and reports its outcome; rank 0 combines the outcomes into one and passes it to
+Hypothesis. A rank that leaves an example early would leave others waiting in a collective: their waits are
+interrupted, and all ranks replace their process groups before the next example.
 
-    outcome.py   how an example ended in a rank, and in all of them. Pure.
-    channel.py   messages between the ranks, on no process group
-    wires.py     the network connections of a rank, and how to cut them
-    wake.py      getting a rank out of a collective that will never end: when to cut
-    group.py     the process group under test, and its replacement
-    ranks.py     the two parts: Leader, Follower
-    run.py       a whole test, from meeting to the report
+    given.py         `given`, `note` and `target`, as the tests use them
+    run.py           a whole property test in a rank, from connecting to the report
+    participants.py  the two roles: Leader (rank 0) and Follower
+    outcome.py       how an example ended in one rank, and in all of them. Pure.
+    values.py        the values that rank 0 sends, and how each rank turns them into arguments
+    links.py         messages between the ranks, without a process group
+    connections.py   the network connections of a rank, and how to cut them
+    watchdog.py      when to cut: it interrupts collectives that will never end
+    groups.py        the process group under test, and its replacement
+    internals.py     the undocumented parts of Hypothesis that we use
+    strategies/      strategies for tensors, meshes, placements, groups, programs of collectives
 """

@@ -1,4 +1,4 @@
-"""The network connections of a rank, and how to cut them so that whatever waits on them gives up at once."""
+"""The network connections of a rank, and how to cut them so that every wait on them fails at once."""
 
 from __future__ import annotations
 
@@ -15,37 +15,37 @@ from torch_testing_ext import _torch
 
 
 class Connections:
-    """The TCP connections that this process makes from now on.
+    """The TCP connections that this process opens after this object is created.
 
-    A cut ends reading alone, and keeps the connection open when gloo has closed it. For gloo forgets a message that it
-    could not write while it learns that its peer is gone: who sends it then waits for ever. So writing must go on, and
-    what has come in already must be read, as to answer it may be to write.
+    A cut ends only reading, and keeps a connection open even if gloo closes its own descriptor. The reason: if gloo
+    learns that the peer is gone while it cannot write a message, it forgets that message, and the sender waits forever.
+    So writing must still work, and data that has already arrived must still be read, since the reply may be a write.
     """
 
     def __init__(self) -> None:
-        self._spared = frozenset(inode for inode, _ in _connections())
+        self._excluded = frozenset(inode for inode, _ in _open_connections())
         self._held: dict[int, socket.socket] = {}
 
-    def cut(self, busy_ones: bool) -> None:
-        """Make every wait on the network fail. `busy_ones`: also on connections that still have something to read."""
+    def cut(self, include_busy: bool) -> None:
+        """Make every wait on the network fail. `include_busy`: also cut connections that still have data to read."""
         if not _torch.only_gloo():
             _torch.abort_process_groups()
-        for inode, wire in _connections():
-            if inode in self._spared or inode in self._held or (_has_unread(wire) and not busy_ones):
+        for inode, connection in _open_connections():
+            if inode in self._excluded or inode in self._held or (_has_unread(connection) and not include_busy):
                 continue
-            self._held[inode] = wire.dup()
+            self._held[inode] = connection.dup()
             with suppress(OSError):
-                wire.shutdown(socket.SHUT_RD)
+                connection.shutdown(socket.SHUT_RD)
 
-    def let_go(self) -> None:
-        """Nobody waits any more, here or at the other ends."""
-        for wire in self._held.values():
-            wire.close()
+    def release(self) -> None:
+        """Close the connections that were cut. No rank may still wait on them, at either end."""
+        for connection in self._held.values():
+            connection.close()
         self._held.clear()
 
 
-def _connections() -> Iterator[tuple[int, socket.socket]]:
-    """The connected TCP sockets of this process, each as a duplicate for the moment, with its inode."""
+def _open_connections() -> Iterator[tuple[int, socket.socket]]:
+    """Yield the inode and a temporary duplicate of each connected TCP socket of this process."""
     for name in os.listdir("/dev/fd"):
         with suppress(OSError):
             status = os.fstat(int(name))
@@ -57,6 +57,6 @@ def _connections() -> Iterator[tuple[int, socket.socket]]:
                     yield status.st_ino, connection
 
 
-def _has_unread(wire: socket.socket) -> bool:
-    (size,) = struct.unpack("i", fcntl.ioctl(wire.fileno(), termios.FIONREAD, bytes(4)))
+def _has_unread(connection: socket.socket) -> bool:
+    size: int = struct.unpack("i", fcntl.ioctl(connection.fileno(), termios.FIONREAD, bytes(4)))[0]
     return size > 0

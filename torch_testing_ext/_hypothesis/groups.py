@@ -1,4 +1,4 @@
-"""The default process group that examples run in: made once for all of them, and anew after each that broke it."""
+"""The default process group that examples run in: shared by all examples, and replaced after each that broke it."""
 
 from __future__ import annotations
 
@@ -13,50 +13,56 @@ from torch_testing_ext import _torch
 
 from .connections import Connections
 
-# A rank that waits for another one in a store is not woken; it gives up by itself after this. To meet for a new group,
-# where all come, it has longer: the machine may be busy.
-_STORE_PATIENCE, _MEETING_PATIENCE = timedelta(seconds=10), timedelta(seconds=120)
+# A wait in a store is not interrupted: it ends by itself after the first of these times. Creating a new group, to which
+# all ranks come, has the longer time: the machine may be busy.
+_STORE_TIMEOUT, _CREATION_TIMEOUT = timedelta(seconds=10), timedelta(seconds=120)
 
-# What was made for the present group and goes with it: meshes, subgroups.
-_kept: dict[Any, Any] = {}
+# Meshes and subgroups of the current default group. They end with it.
+_cache: dict[Any, Any] = {}
 
 
-def keep(key: Any, make: Callable[[], Any]) -> Any:
-    """`make()`, once for each life of the default group. All ranks ask for the same things in the same order."""
-    if key not in _kept:
-        _kept[key] = make()
-    return _kept[key]
+def cached(key: Any, create: Callable[[], Any]) -> Any:
+    """Call `create` once for each default group. All ranks must ask for the same keys in the same order."""
+    if key not in _cache:
+        _cache[key] = create()
+    return _cache[key]
 
 
 class Groups:
-    """The ranks meet in a file. A TCPStore would let go of a waiting rank when it is cut off, but to connect to one
-    asks a name server, which takes seconds on some machines."""
+    """Creates and destroys the default process group of a rank.
 
-    def __init__(self, rank: int, world_size: int, backend: str, meeting_place: str, wires: Connections):
+    The ranks meet through a FileStore. A cut would also end a wait in a TCPStore, but connecting to a TCPStore queries
+    a name server, which takes seconds on some machines.
+    """
+
+    def __init__(self, rank: int, world_size: int, backend: str, store_path: str, connections: Connections):
         self.rank = rank
         self.world_size = world_size
         self.backend = backend
-        self._meeting_place = meeting_place
-        self._wires = wires
-        self._life = 0
+        self._store_path = store_path
+        self._connections = connections
+        self._generation = 0
 
-    def make(self) -> None:
-        """The default group. What there was before has been ended."""
-        self._life += 1
-        store = dist.FileStore(f"{self._meeting_place}.{self._life}", self.world_size)
-        store.set_timeout(_MEETING_PATIENCE)
+    def create(self) -> None:
+        """Create the default group. The previous one, if any, has been destroyed."""
+        self._generation += 1
+        # Torch exports FileStore without listing it, which only strict mypy reports.
+        store = dist.FileStore(  # type: ignore[attr-defined, unused-ignore]
+            f"{self._store_path}.{self._generation}", self.world_size
+        )
+        store.set_timeout(_CREATION_TIMEOUT)
         dist.init_process_group(self.backend, store=store, rank=self.rank, world_size=self.world_size)
-        store.set_timeout(_STORE_PATIENCE)
-        self._wires.let_go()  # having met the others here, this rank knows that they have ended their old groups
+        store.set_timeout(_STORE_TIMEOUT)
+        self._connections.release()  # all ranks came to the new group, so all of them have destroyed their old one
 
-    def end(self) -> None:
-        """Whatever state the groups are in."""
-        _kept.clear()
-        if self._life == 0:
+    def destroy(self) -> None:
+        """Destroy all groups, whatever state they are in."""
+        _cache.clear()
+        if self._generation == 0:
             if dist.is_initialized():
-                _torch.destroy_process_group()  # the test's own: nobody waits in it
+                _torch.destroy_process_group()  # the test's own group: no rank waits in it
             return
-        self._wires.cut(busy_ones=True)  # and so gloo has no peer to wait for while it is destroyed
+        self._connections.cut(include_busy=True)  # so that gloo has no peer to wait for while it is destroyed
         _torch.forget_meshes()
         if dist.is_initialized():
             with warnings.catch_warnings():

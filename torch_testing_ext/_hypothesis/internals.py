@@ -1,4 +1,4 @@
-"""The only room that touches what Hypothesis does not document. Seen on 6.170; the names are as old as 6.100."""
+"""The only module that uses undocumented parts of Hypothesis. Checked with 6.170; the names exist since 6.100."""
 
 from __future__ import annotations
 
@@ -18,27 +18,29 @@ _SEED = "_hypothesis_internal_use_seed"
 _ATTRIBUTES = ("_hypothesis_internal_", "hypothesis_explicit_examples")
 
 
-def adopt_decorations(source: Callable[..., Any], target: Callable[..., Any]) -> None:
-    """What @settings, @seed, @example and @reproduce_failure leave on a function that stands in for another."""
+def copy_decorations(source: Callable[..., Any], target: Callable[..., Any]) -> None:
+    """Copy the attributes that @settings, @seed, @example and @reproduce_failure set from a wrapper to its property."""
     for name, value in vars(source).items():
         if name.startswith(_ATTRIBUTES):
             setattr(target, name, value)
 
 
 def settings_of(prop: Callable[..., Any]) -> hypothesis.settings:
+    """Return the settings of a property: its own, or else Hypothesis' default."""
     chosen = getattr(prop, _SETTINGS, None) or hypothesis.settings.default
     assert chosen is not None
     return chosen
 
 
-def put_settings(prop: Callable[..., Any], chosen: hypothesis.settings) -> None:
+def set_settings(prop: Callable[..., Any], chosen: hypothesis.settings) -> None:
+    """Replace the settings of a property."""
     setattr(prop, _SETTINGS, chosen)
 
 
 def choose_seed(prop: Callable[..., Any]) -> int | None:
-    """The seed that a run is to have: the test's own, or a new one. None where the test itself determines it.
+    """Set and return the seed of a run: the test's own, or a new one. None if the test itself determines its examples.
 
-    `hypothesis.seed` would switch the database of earlier failures off with it.
+    `hypothesis.seed` would also switch off the database of earlier failures.
     """
     given = getattr(prop, _SEED, None)
     if given is None and not settings_of(prop).derandomize:
@@ -48,16 +50,17 @@ def choose_seed(prop: Callable[..., Any]) -> int | None:
 
 
 @contextmanager
-def reports_into(lines: list[str]) -> Iterator[None]:
-    """What Hypothesis would print."""
+def capture_reports(lines: list[str]) -> Iterator[None]:
+    """Append the lines that Hypothesis would print to `lines`."""
     with reporting.with_reporter(lambda text: lines.append(str(text))):
         yield
 
 
-def inside(work: Callable[[], T]) -> T:
-    """Call `work` in an example of a Hypothesis test, so that all is there that Hypothesis offers a test's body.
+def run_in_example(work: Callable[[], T]) -> T:
+    """Call `work` inside an example of a Hypothesis test, so that `assume` and the like work as in a test's body.
 
-    It is one long example for all that a rank is told of: to begin one costs more than most collectives.
+    A follower runs all its examples inside this single one, because starting an example costs more than most
+    collectives.
     """
     results: list[T] = []
     errors: list[Exception] = []
@@ -65,13 +68,13 @@ def inside(work: Callable[[], T]) -> T:
     @hypothesis.settings(phases=[Phase.explicit], database=None, deadline=None, derandomize=True)
     @hypothesis.example(None)
     @hypothesis.given(st.none())
-    def stage(_: None) -> None:
+    def property_around(_: None) -> None:
         try:
             results.append(work())
         except Exception as error:
             errors.append(error)
 
-    stage()
+    property_around()
     for error in errors:
         raise error
     return results[0]
@@ -79,7 +82,7 @@ def inside(work: Callable[[], T]) -> T:
 
 @contextmanager
 def next_example() -> Iterator[None]:
-    """What would be anew in an example of its own: the random numbers, and the scores it is given."""
+    """Reset the random numbers and the recorded scores, as a new example of Hypothesis would."""
     context = control._current_build_context.value
     assert context is not None
     context.data.target_observations.clear()

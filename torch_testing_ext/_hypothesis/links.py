@@ -1,8 +1,8 @@
-"""Messages between rank 0 and each other rank, through sockets of their own: no process group is needed, or harmed.
+"""Messages between rank 0 and each other rank, through sockets of their own, independent of any process group.
 
-Two connections a rank. `talk` carries examples and outcomes, and only the main threads use it; `alarm` is silent
-until a rank leaves an example early, and only the watching threads listen to it. So no thread has to be woken while
-all is well.
+Each link has two connections. `main` carries examples and outcomes, and only the main threads use it. `watchdog` is
+silent until a rank leaves an example early, and only the watchdogs use it. So no extra thread runs while all is
+well.
 """
 
 from __future__ import annotations
@@ -15,43 +15,43 @@ from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Client, Connection, Listener
 
-_LONGEST_PATH = 100  # of a Unix socket's address, everywhere
-_MEETING_TIMEOUT = 120.0
+_LONGEST_PATH = 100  # the address of a Unix socket may be this long on every platform
+_CONNECT_TIMEOUT = 120.0
 
 
 class PeerLost(RuntimeError):
-    """A rank is gone, or cannot be reached any more."""
+    """A rank has died or can no longer be reached."""
 
 
 @dataclass
 class Link:
-    """The two connections with one other rank."""
+    """The two connections to one other rank."""
 
-    talk: Connection
-    alarm: Connection
+    main: Connection
+    watchdog: Connection
 
     def __post_init__(self) -> None:
-        self._poll = select.poll()  # Connection.poll would make one each time
-        self._poll.register(self.talk, select.POLLIN)
+        self._poll = select.poll()  # Connection.poll would create one for each call
+        self._poll.register(self.main, select.POLLIN)
 
-    def has_news(self, timeout: float) -> bool:
+    def has_message(self, timeout: float) -> bool:
         return bool(self._poll.poll(1000 * timeout))
 
     def close(self) -> None:
-        self.talk.close()
-        self.alarm.close()
+        self.main.close()
+        self.watchdog.close()
 
 
-def meet(file_name: str, rank: int, world_size: int) -> dict[int, Link]:
-    """Rank 0 gets a link to every other rank, each other rank one to rank 0."""
+def connect_ranks(file_name: str, rank: int, world_size: int) -> dict[int, Link]:
+    """Return the links of this rank: rank 0 gets one to every other rank, and every other rank gets one to rank 0."""
     if world_size == 1:
         return {}
-    with _address(file_name + ".ranks") as address:
-        return _wait_for_others(address, world_size) if rank == 0 else {0: _call(address, rank)}
+    with _SocketAddress(file_name + ".ranks") as address:
+        return _accept_others(address, world_size) if rank == 0 else {0: _connect_to_leader(address, rank)}
 
 
-class _address:
-    """The file's path as an address: by its directory's descriptor where the path is too long for one."""
+class _SocketAddress:
+    """The address of a Unix socket at a path: through a descriptor of its directory if the path is too long."""
 
     def __init__(self, path: str):
         self.path = path
@@ -69,30 +69,30 @@ class _address:
             os.close(self.directory)
 
 
-def _wait_for_others(address: str, world_size: int) -> dict[int, Link]:
+def _accept_others(address: str, world_size: int) -> dict[int, Link]:
     found: dict[tuple[int, str], Connection] = {}
     with suppress(FileNotFoundError):
-        os.unlink(address)  # a property that ran before this one in the same test
+        os.unlink(address)  # left by an earlier property of the same test
     with Listener(address, "AF_UNIX", backlog=2 * world_size) as listener:
         while len(found) < 2 * (world_size - 1):
             connection = listener.accept()
             found[connection.recv()] = connection
-    return {rank: Link(found[rank, "talk"], found[rank, "alarm"]) for rank in range(1, world_size)}
+    return {rank: Link(found[rank, "main"], found[rank, "watchdog"]) for rank in range(1, world_size)}
 
 
-def _call(address: str, rank: int) -> Link:
-    talk, alarm = _connect(address), _connect(address)
-    talk.send((rank, "talk"))
-    alarm.send((rank, "alarm"))
-    return Link(talk, alarm)
+def _connect_to_leader(address: str, rank: int) -> Link:
+    main, watchdog = _connect(address), _connect(address)
+    main.send((rank, "main"))
+    watchdog.send((rank, "watchdog"))
+    return Link(main, watchdog)
 
 
 def _connect(address: str) -> Connection:
-    until = time.monotonic() + _MEETING_TIMEOUT
+    until = time.monotonic() + _CONNECT_TIMEOUT
     while True:
         try:
             return Client(address, "AF_UNIX")
         except OSError as error:
             if error.errno not in (errno.ENOENT, errno.ECONNREFUSED) or time.monotonic() > until:
                 raise
-            time.sleep(0.001)  # rank 0 is not there yet
+            time.sleep(0.001)  # rank 0 does not listen yet

@@ -1,4 +1,4 @@
-"""How an example ended in a rank, how it ended for all of them, and what is said of it. Pure."""
+"""How an example ended in one rank, how it ended in all of them, and the text that reports it. Pure."""
 
 from __future__ import annotations
 
@@ -17,15 +17,19 @@ from .values import NoMoreDraws
 
 
 class ExampleKind(enum.Enum):
+    """The ways in which an example can end."""
+
     PASSED = "passed"
     REJECTED = "rejected the example"
     SKIPPED = "skipped"
     FAILED = "failed"
-    WOKEN = "was waiting for another rank"  # and had to be got out of it
+    INTERRUPTED = "was waiting for another rank"  # until the watchdog interrupted the wait
 
 
 @dataclass(frozen=True)
 class ExampleOutcome:
+    """How an example ended in one rank."""
+
     kind: ExampleKind
     summary: str = ""
     traceback: str = ""
@@ -33,22 +37,22 @@ class ExampleOutcome:
     scores: Mapping[str, float] = field(default_factory=dict)
 
     @property
-    def settles_alone(self) -> bool:
-        """Does this end of the example in one rank make it pointless in the others?"""
+    def ends_example(self) -> bool:
+        """Does this outcome of one rank make the example pointless in the others?"""
         return self.kind is not ExampleKind.PASSED
 
 
-def of_error(error: BaseException, woken: bool) -> ExampleOutcome:
-    """The outcome of a body that raised. `woken`: its waits were broken off before it did."""
+def outcome_of_error(error: BaseException, interrupted: bool) -> ExampleOutcome:
+    """Return the outcome of a body that raised. `interrupted`: whether its waits had been interrupted before."""
     if isinstance(error, UnsatisfiedAssumption):
         return ExampleOutcome(ExampleKind.REJECTED)
     if isinstance(error, unittest.SkipTest):
         return ExampleOutcome(ExampleKind.SKIPPED, str(error))
     summary = summarize(error)
     lost_peer = not isinstance(error, AssertionError) and (
-        woken or isinstance(error, NoMoreDraws) or _lost_its_peer(summary)
+        interrupted or isinstance(error, NoMoreDraws) or _lost_its_peer(summary)
     )
-    return ExampleOutcome(ExampleKind.WOKEN if lost_peer else ExampleKind.FAILED, summary, format_error(error))
+    return ExampleOutcome(ExampleKind.INTERRUPTED if lost_peer else ExampleKind.FAILED, summary, format_error(error))
 
 
 def _lost_its_peer(summary: str) -> bool:
@@ -57,30 +61,30 @@ def _lost_its_peer(summary: str) -> bool:
 
 @dataclass(frozen=True)
 class JudgedExample:
-    """What all ranks make of one example."""
+    """How one example ended in all ranks together."""
 
     kind: ExampleKind
     outcomes: tuple[ExampleOutcome, ...]
 
     @property
     def culprits(self) -> tuple[int, ...]:
-        """The ranks to blame for a failure. Where ranks only ever waited for one another: those that waited."""
+        """The ranks that caused a failure. If ranks only waited for one another: those that waited."""
         failed = self._with(ExampleKind.FAILED)
-        return failed or self._with(ExampleKind.WOKEN)
+        return failed or self._with(ExampleKind.INTERRUPTED)
 
     @property
     def is_damaging(self) -> bool:
-        """May the ranks have taken part in different collectives? Not if all of them came equally far."""
+        """May the ranks have taken part in different collectives? Not if all of them got equally far."""
         return len({outcome.kind for outcome in self.outcomes}) > 1 or self.kind in (
             ExampleKind.FAILED,
-            ExampleKind.WOKEN,
+            ExampleKind.INTERRUPTED,
         )
 
     def _with(self, kind: ExampleKind) -> tuple[int, ...]:
         return tuple(rank for rank, outcome in enumerate(self.outcomes) if outcome.kind is kind)
 
     def scores(self) -> dict[str, float]:
-        """What Hypothesis is to climb: of each label the highest score of any rank."""
+        """Return the scores that Hypothesis is to maximise: for each label, the highest score of any rank."""
         highest: dict[str, float] = {}
         for outcome in self.outcomes:
             for label, score in outcome.scores.items():
@@ -88,47 +92,58 @@ class JudgedExample:
         return highest
 
     def headline(self) -> str:
-        """What went wrong, in one line."""
+        """Describe the failure in one line."""
         first, size = self.culprits[0], len(self.outcomes)
-        if self.kind is ExampleKind.WOKEN:
-            return f"hangs: {_name(self.culprits)} of {size} waited for another rank, until that was broken off"
-        return f"fails on {_name(self.culprits)} of {size}: {self.outcomes[first].summary.partition(chr(10))[0]}"
+        if self.kind is ExampleKind.INTERRUPTED:
+            return (
+                f"hangs: {name_ranks(self.culprits)} of {size} waited for another rank until the wait was interrupted"
+            )
+        return f"fails on {name_ranks(self.culprits)} of {size}: {_first_line(self.outcomes[first].summary)}"
 
     def describe(self) -> str:
-        """A line a rank, the culprits first."""
+        """Describe the outcome of each rank in a line, the culprits first."""
         ranks = sorted(range(len(self.outcomes)), key=lambda rank: (rank not in self.culprits, rank))
         return "\n".join(f"  rank {rank}: {_line(self.outcomes[rank])}" for rank in ranks)
 
     def tracebacks(self) -> str:
-        """One of each: ranks that failed alike are told of once."""
-        told: dict[str, list[int]] = {}
+        """Show each traceback of the culprits once, with the ranks that share it."""
+        ranks_by_text: dict[str, list[int]] = {}
         for rank in self.culprits:
-            told.setdefault(self.outcomes[rank].traceback.rstrip(), []).append(rank)
-        return "\n\n".join(f"{_name(ranks)}'s traceback:\n{text}" for text, ranks in told.items() if text)
+            ranks_by_text.setdefault(self.outcomes[rank].traceback.rstrip(), []).append(rank)
+        return "\n\n".join(f"{name_ranks(ranks)}'s traceback:\n{text}" for text, ranks in ranks_by_text.items() if text)
 
     def notes(self) -> str:
-        told: dict[str, list[int]] = {}
+        """Show each note once, with the ranks that share it unless all do."""
+        ranks_by_note: dict[str, list[int]] = {}
         for rank, outcome in enumerate(self.outcomes):
             for note in outcome.notes:
-                told.setdefault(note, []).append(rank)
+                ranks_by_note.setdefault(note, []).append(rank)
         everyone = list(range(len(self.outcomes)))
-        return "\n".join(note if ranks == everyone else f"{_name(ranks)}: {note}" for note, ranks in told.items())
+        return "\n".join(
+            note if ranks == everyone else f"{name_ranks(ranks)}: {note}" for note, ranks in ranks_by_note.items()
+        )
 
 
 def judge_example(outcomes: Sequence[ExampleOutcome]) -> JudgedExample:
-    """One kind for all: a failure outweighs a skip, that a rejection, and that a wait that was broken off."""
+    """Combine the outcomes of all ranks: failures outweigh skips, skips rejections, and rejections interruptions."""
     kinds = {outcome.kind for outcome in outcomes}
-    order = (ExampleKind.FAILED, ExampleKind.SKIPPED, ExampleKind.REJECTED, ExampleKind.WOKEN)
+    order = (ExampleKind.FAILED, ExampleKind.SKIPPED, ExampleKind.REJECTED, ExampleKind.INTERRUPTED)
     return JudgedExample(next((kind for kind in order if kind in kinds), ExampleKind.PASSED), tuple(outcomes))
 
 
 def _line(outcome: ExampleOutcome) -> str:
-    if outcome.kind is ExampleKind.WOKEN:
-        return outcome.kind.value  # by which error it got out of it says nothing
-    first = outcome.summary.partition("\n")[0]
-    return f"{outcome.kind.value}: {first}" if first else outcome.kind.value
+    ending: str = outcome.kind.value
+    first = _first_line(outcome.summary)
+    if outcome.kind is ExampleKind.INTERRUPTED or not first:
+        return ending  # the error by which an interrupted wait ended says nothing
+    return f"{ending}: {first}"
 
 
-def _name(ranks: Sequence[int]) -> str:
+def _first_line(text: str) -> str:
+    return text.partition("\n")[0]
+
+
+def name_ranks(ranks: Sequence[int]) -> str:
+    """Name ranks in a sentence: "rank 1", "ranks 0, 2"."""
     numbers = ", ".join(map(str, ranks))
     return f"rank {numbers}" if len(ranks) == 1 else f"ranks {numbers}"

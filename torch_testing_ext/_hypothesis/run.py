@@ -1,4 +1,4 @@
-"""A whole property test in a rank: meet the others, go through the examples, say how it ended."""
+"""A whole property test in one rank: connect to the others, run the examples, report the result."""
 
 from __future__ import annotations
 
@@ -18,37 +18,39 @@ from hypothesis.errors import Flaky
 from . import internals
 from .connections import Connections
 from .groups import Groups
-from .links import PeerLost, meet
-from .ranks import Abandoned, Body, Follower, Leader, PropertyEnd, PropertyFailure, Rank
+from .links import PeerLost, connect_ranks
+from .outcome import ExampleKind
+from .participants import Abandoned, Body, Follower, Leader, Participant, PropertyFailure, PropertyResult
 from .watchdog import Watchdog
 
 __unittest = True
 __rank_frame__ = True
 
 _LONGEST_TITLE = 300
-# Survivors report a little after the parent has seen the death that they report: the dead rank is the culprit.
-_LATER = 0.1
+# The parent must see the death of a rank before it sees the errors of the survivors, so that the verdict blames the
+# dead rank.
+_SURVIVOR_DELAY = 0.1
 
 
 def run(test: Any, prop: Callable[..., None], body: Body) -> None:
-    """`prop` is the body as Hypothesis made a test of it."""
+    """Run a property in this rank. `prop` is the body after `hypothesis.given`."""
     chosen = _settings_for_ranks(internals.settings_of(prop))
     deadline = chosen.deadline.total_seconds() if isinstance(chosen.deadline, timedelta) else None
-    with _part(test, deadline) as part:
-        if isinstance(part, Leader):
-            internals.put_settings(prop, hypothesis.settings(chosen, deadline=None))
-            _lead(part, test, prop)
+    with _participant(test, deadline) as participant:
+        if isinstance(participant, Leader):
+            internals.set_settings(prop, hypothesis.settings(chosen, deadline=None))
+            _lead(participant, test, prop)
         else:
-            assert isinstance(part, Follower)
-            _follow(part, body)
+            assert isinstance(participant, Follower)
+            _follow(participant, body)
 
 
 def _settings_for_ranks(chosen: hypothesis.settings) -> hypothesis.settings:
-    """As the test has them, less what cannot be had across ranks.
+    """Adapt the test's settings to several ranks.
 
-    The deadline is for a hang, and there is none unless the test sets one: Hypothesis' own would compare times, of
-    which one rank alone knows. To explain a failure it traces the lines that one process runs. And it would look for
-    several bugs, where we tell it of one.
+    The deadline limits a hang, and there is none unless the test sets one: Hypothesis' own deadline would compare times
+    that only one rank knows. The explain phase traces the lines of only one process. Several bugs cannot be told apart,
+    because every failure is a PropertyFailure.
     """
     default = hypothesis.settings.get_profile("default").deadline
     return hypothesis.settings(
@@ -61,34 +63,35 @@ def _settings_for_ranks(chosen: hypothesis.settings) -> hypothesis.settings:
 
 
 @contextmanager
-def _part(test: Any, deadline: float | None) -> Iterator[Rank]:
+def _participant(test: Any, deadline: float | None) -> Iterator[Participant]:
     rank, world_size = test.rank, int(test.world_size)
-    links = meet(test.file_name, rank, world_size)
-    wires = Connections()
-    groups = Groups(rank, world_size, _backend(test), f"{test.file_name}.{_number(test)}", wires)
-    alarms = {other: link.alarm for other, link in links.items()}
-    watch = Watchdog(alarms, rank == 0, wires, deadline)
-    part = (Leader if rank == 0 else Follower)(rank, world_size, links, groups, watch)
-    Rank.current = part
+    links = connect_ranks(test.file_name, rank, world_size)
+    connections = Connections()
+    groups = Groups(rank, world_size, _backend(test), f"{test.file_name}.{_next_number(test)}", connections)
+    peers = {other: link.watchdog for other, link in links.items()}
+    watchdog = Watchdog(peers, rank == 0, connections, deadline)
+    participant = (Leader if rank == 0 else Follower)(rank, world_size, links, groups, watchdog)
+    Participant.current = participant
     try:
-        yield part
+        yield participant
     except BaseException:
-        _until_exit.append(links)  # others wait for the end of this process, which is to come before theirs
+        _open_until_exit.append(links)  # other ranks wait for the exit of this process before they exit
         raise
     else:
         for link in links.values():
             link.close()
     finally:
-        Rank.current = None
-        watch.close()
+        Participant.current = None
+        watchdog.close()
 
 
-_until_exit: list[Any] = []
+_open_until_exit: list[Any] = []
 
 
-def _number(test: Any) -> int:
-    """Which property this is in its test: files must not be met again."""
-    test.__dict__["_properties_run"] = number = test.__dict__.get("_properties_run", 0) + 1
+def _next_number(test: Any) -> int:
+    """Number the properties of a test, because each needs store files of its own."""
+    number: int = test.__dict__.get("_properties_run", 0) + 1
+    test.__dict__["_properties_run"] = number
     return number
 
 
@@ -102,68 +105,69 @@ def _backend(test: Any) -> str:
 def _lead(leader: Leader, test: Any, prop: Callable[..., None]) -> None:
     seed = internals.choose_seed(prop)
     lines: list[str] = []
-    ending = PropertyEnd()
+    result = PropertyResult()
     try:
-        with internals.reports_into(lines):
+        with internals.capture_reports(lines):
             prop(test)
-        if leader.broken:
-            leader.remake()  # for what the test does after this
+        if leader.needs_new_groups:
+            leader.recreate_groups()  # for the rest of the test
     except PropertyFailure as failure:
-        ending = _failed(leader, failure, [*lines, *getattr(failure, "__notes__", ())], seed)
+        result = _failed(leader, failure, [*lines, *getattr(failure, "__notes__", ())], seed)
     except Flaky:
-        if leader.worst is None:
+        if leader.last_failed is None:
             raise
-        ending = _flaky(leader, seed)
+        result = _flaky(leader, seed)
     except Abandoned as abandoned:
-        ending = _abandoned(leader, abandoned)
+        result = _abandoned(leader, abandoned)
     finally:
-        leader.end(ending)
-    _conclude(leader, ending)
+        leader.finish(result)
+    _conclude(leader, result)
 
 
-def _abandoned(leader: Leader, abandoned: Abandoned) -> PropertyEnd:
+def _abandoned(leader: Leader, abandoned: Abandoned) -> PropertyResult:
     if str(abandoned):
-        return PropertyEnd((0,), str(abandoned), lost=True)
+        return PropertyResult((0,), str(abandoned), lost=True)
     assert leader.last is not None
-    return PropertyEnd(
-        skips={rank: o.summary for rank, o in enumerate(leader.last.outcomes) if o.kind.value == "skipped"}
+    outcomes = enumerate(leader.last.outcomes)
+    return PropertyResult(
+        skips={rank: outcome.summary for rank, outcome in outcomes if outcome.kind is ExampleKind.SKIPPED}
     )
 
 
-def _failed(leader: Leader, failure: PropertyFailure, lines: list[str], seed: int | None) -> PropertyEnd:
-    settled = failure.settled
-    assert settled is not None
-    title = f"{_short(leader.shown)} {settled.headline()}"
+def _failed(leader: Leader, failure: PropertyFailure, lines: list[str], seed: int | None) -> PropertyResult:
+    judged = failure.judged
+    assert judged is not None
+    title = f"{_shortened(leader.failed_example)} {judged.headline()}"
     found = f"the smallest that Hypothesis found, in {leader.count} runs of the test"
     parts = [
         title,
         "\n".join(_without_self(lines)),
-        f"In this example ({found}):\n{settled.describe()}",
-        settled.notes(),
-        settled.tracebacks(),
-        _how_again(seed),
+        f"In this example ({found}):\n{judged.describe()}",
+        judged.notes(),
+        judged.tracebacks(),
+        _how_to_repeat(seed),
     ]
-    return PropertyEnd(settled.culprits, "\n\n".join(part for part in parts if part))
+    return PropertyResult(judged.culprits, "\n\n".join(part for part in parts if part))
 
 
-def _flaky(leader: Leader, seed: int | None) -> PropertyEnd:
-    settled = leader.worst
-    assert settled is not None
+def _flaky(leader: Leader, seed: int | None) -> PropertyResult:
+    judged = leader.last_failed
+    assert judged is not None
     title = (
-        f"{_short(leader.shown)} failed, and then did not fail when it was run again: what the test does depends on "
-        f"something else than the example, such as timing, or what earlier examples left behind"
+        f"{_shortened(leader.failed_example)} failed, and then did not fail when it was run again: the test depends on "
+        f"something other than the example, such as timing, or state that earlier examples left behind"
     )
-    parts = [title, f"When it failed:\n{settled.describe()}", settled.tracebacks(), _how_again(seed)]
-    return PropertyEnd(settled.culprits, "\n\n".join(part for part in parts if part))
+    parts = [title, f"When it failed:\n{judged.describe()}", judged.tracebacks(), _how_to_repeat(seed)]
+    return PropertyResult(judged.culprits, "\n\n".join(part for part in parts if part))
 
 
-def _how_again(seed: int | None) -> str:
+def _how_to_repeat(seed: int | None) -> str:
     if seed is None:
-        return "For the same examples again: run it again. They are derived from the test itself (derandomize)."
-    return f"For the same examples again: @hypothesis.seed({seed}) on the test."
+        return "To repeat these examples: run the test again. They are derived from the test itself (derandomize)."
+    return f"To repeat these examples: put @hypothesis.seed({seed}) on the test."
 
 
-def _short(text: str) -> str:
+def _shortened(text: str) -> str:
     return text if len(text) <= _LONGEST_TITLE else text[:_LONGEST_TITLE] + "..."
 
 
@@ -174,29 +178,32 @@ def _without_self(lines: list[str]) -> list[str]:
 
 def _follow(follower: Follower, body: Body) -> None:
     try:
-        ending = internals.inside(functools.partial(follower.follow, body))
+        result = internals.run_in_example(functools.partial(follower.follow, body))
     except PeerLost:
-        time.sleep(_LATER)
+        time.sleep(_SURVIVOR_DELAY)
         raise _peer_lost(follower) from None
-    _conclude(follower, ending)
+    _conclude(follower, result)
 
 
 def _peer_lost(follower: Follower) -> Exception:
-    """Rank 1 tells of the example; the others' error is of the kind that a verdict takes for a consequence."""
+    """Rank 1 reports the example. The other ranks raise an error that the verdict takes for a consequence."""
     if follower.rank == 1:
-        return PeerLost(f"rank 0 was lost in this example: {follower.present()}")
+        return PeerLost(f"rank 0 was lost in this example: {follower.describe_current()}")
     return PeerLost("rank 0 was lost: connection closed by peer")
 
 
-def _conclude(part: Rank, ending: PropertyEnd) -> None:
-    if ending.lost:
-        time.sleep(_LATER)
-        raise PeerLost(ending.report if part.rank == 0 else "a rank was lost: connection closed by peer") from None
-    if part.rank in ending.skips:
-        raise unittest.SkipTest(ending.skips[part.rank])
-    if part.rank not in ending.culprits:
+def _conclude(participant: Participant, result: PropertyResult) -> None:
+    """End the test in this rank as the result demands: pass, skip or raise."""
+    if result.lost:
+        time.sleep(_SURVIVOR_DELAY)
+        raise PeerLost(
+            result.report if participant.rank == 0 else "a rank was lost: connection closed by peer"
+        ) from None
+    if participant.rank in result.skips:
+        raise unittest.SkipTest(result.skips[participant.rank])
+    if participant.rank not in result.culprits:
         return
-    first = ending.culprits[0]
-    if part.rank == first:
-        raise PropertyFailure(ending.report) from None
+    first = result.culprits[0]
+    if participant.rank == first:
+        raise PropertyFailure(result.report) from None
     raise PropertyFailure(f"failed in the example that rank {first} reports") from None

@@ -1,4 +1,4 @@
-"""What travels from rank 0 to the others in an example, and what each rank makes of it."""
+"""The values that rank 0 sends to the other ranks for an example, and how each rank turns them into arguments."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class PerRank(Generic[T]):
-    """A value for each rank. The test's body gets its own rank's."""
+    """One value for each rank. The test's body gets the value of its own rank."""
 
     values: tuple[T, ...]
 
@@ -20,14 +20,15 @@ class PerRank(Generic[T]):
 
 
 class Blueprint:
-    """Something that all ranks make together, such as a mesh. What is drawn, sent and shown is the plan of it."""
+    """A plan of something that all ranks build together, such as a mesh. The plan is drawn, sent and shown."""
 
     def build(self) -> Any:
+        """Build the planned object in this rank."""
         raise NotImplementedError
 
 
 def for_rank(value: Any, rank: int) -> Any:
-    """What the body gets for a drawn value: the rank's own share, blueprints built; also inside of containers."""
+    """Turn a drawn value into an argument: take the rank's share and build blueprints, also in containers."""
     if isinstance(value, PerRank):
         return for_rank(value.values[rank], rank)
     if isinstance(value, Blueprint):
@@ -40,11 +41,11 @@ def for_rank(value: Any, rank: int) -> Any:
 
 
 class NoMoreDraws(RuntimeError):
-    """A rank waits for rank 0 to draw, which has left the example."""
+    """A rank waits for a draw of rank 0, which has left the example."""
 
 
 class LeadersData:
-    """`st.data()` in rank 0: what is drawn in the middle of an example goes to the other ranks at once."""
+    """`st.data()` in rank 0: each value that is drawn during an example goes to the other ranks at once."""
 
     def __init__(self, data: Any, send: Callable[[Any], None]):
         self._data = data
@@ -60,7 +61,7 @@ class LeadersData:
 
 
 class FollowersData:
-    """`st.data()` in another rank."""
+    """`st.data()` in another rank: each draw returns the value that rank 0 drew."""
 
     def __init__(self, receive: Callable[[], Any], rank: int):
         self._receive = receive

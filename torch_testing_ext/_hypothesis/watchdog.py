@@ -1,8 +1,8 @@
-"""Getting ranks out of collectives that will never end, because another rank has left the example.
+"""The watchdog interrupts collectives that will never end, because another rank has left the example.
 
-A rank that waits in gloo or in a TCPStore waits for its peers' sockets. Cutting its own ends makes every such wait
-fail at once, whatever collective it is in, and harms nothing else: the groups are made anew afterwards. A rank that
-waits for something else (sleeps, spins) is not reached; the parent's time-out is there for that.
+A rank that waits in gloo or in a TCPStore waits for the sockets of its peers. Cutting its own ends makes every such
+wait fail at once, in any collective, and does no other harm: the groups are replaced afterwards. The cut does
+not reach a rank that waits for something else (sleeps, spins); the parent's timeout covers that.
 """
 
 from __future__ import annotations
@@ -16,155 +16,160 @@ from multiprocessing.connection import Connection, Pipe, wait
 
 from .connections import Connections
 
-# Others mostly leave the same example by themselves, a moment later: what they say of it is worth more than a wait.
+# Other ranks usually leave the same example by themselves a moment later, and their own outcome says more than an
+# interrupted wait.
 GRACE = 0.02
-# Connections that still have something to read after so long are cut all the same.
+# Connections that still have data to read after this time are cut nevertheless.
 BUSY = 1.0
-# What has made no progress for so long is worth a line in the log, which the verdict on a hang shows.
+# An example that takes longer than this gets a line in the log, which the verdict on a hang shows.
 SLOW = 3.0
 _TICK = 0.25
 
 
 class Watchdog:
-    """A thread that listens to the alarm connections while the main thread is in an example.
+    """A thread that watches a rank while its main thread is in an example.
 
-    Rank 0's decides: a moment after the first rank left the example, those still in it are woken. The others' obey.
+    The watchdog of rank 0 decides: shortly after the first rank left the example, it interrupts those that are still in
+    it. The watchdogs of the other ranks obey. `peers` are the connections to the other watchdogs.
     """
 
-    def __init__(self, alarms: dict[int, Connection], is_leader: bool, wires: Connections, deadline: float | None):
-        self._alarms = dict(alarms)
+    def __init__(self, peers: dict[int, Connection], is_leader: bool, connections: Connections, deadline: float | None):
+        self._peers = dict(peers)
         self._is_leader = is_leader
         self._deadline = deadline
-        self._wires = wires
+        self._connections = connections
         self._lock = threading.Lock()
         self._inside: int | None = None  # the example that the main thread is in
         self._began = 0.0
-        self._told_slow = False
+        self._reported_slow = False
         self._describe: Callable[[], str] = str
-        self._left: int | None = None  # the example that somebody left early
+        self._left: int | None = None  # the example that some rank left early
         self._left_at = 0.0
-        self._woken_at = 0.0
-        self.woken = -1  # the last example that was broken off
+        self._interrupted_at = 0.0
+        self.interrupted = -1  # the last example that was interrupted
         self.current = -1  # the last example that began
-        self._settled = True
-        self._bell, self._bell_end = Pipe(duplex=False)
+        self._finished = True
+        self._own_receiver, self._own_sender = Pipe(duplex=False)
         self._closing = False
-        self._thread = threading.Thread(target=self._listen, name="lockstep", daemon=True)
+        self._thread = threading.Thread(target=self._listen, name="watchdog", daemon=True)
         self._thread.start()
 
     # -- the main thread
 
     def begin(self, example: int) -> None:
-        """Before any rank hears of it: one may have left it when this one comes to enter it."""
+        """Start an example. Call this before any rank enters it: another may have left it before this one enters."""
         with self._lock:
             self.current, self._began = example, time.monotonic()
-            self._settled = self._told_slow = False
+            self._finished = self._reported_slow = False
 
     def enter(self, example: int, describe: Callable[[], str]) -> None:
+        """Start to watch the main thread."""
         with self._lock:
             self._inside, self._describe = example, describe
-            if self.woken == example:
-                self._wires.cut(busy_ones=True)  # it was over before this rank came to it
+            if self.interrupted == example:
+                self._connections.cut(include_busy=True)  # the example was interrupted before this rank entered it
 
     def leave(self) -> bool:
-        """Returns whether it was broken off."""
+        """Stop watching the main thread, and return whether the example was interrupted."""
         with self._lock:
             example, self._inside = self._inside, None
-            return self.woken == example
+            return self.interrupted == example
 
-    def settled(self) -> None:
-        """All ranks are known to be out of the example."""
+    def finish(self) -> None:
+        """End the example: all ranks are known to have left it."""
         with self._lock:
-            self._settled = True
+            self._finished = True
 
-    def seconds_since_woken(self, example: int) -> float:
-        """0 while the example has not been broken off."""
+    def seconds_since_interrupt(self, example: int) -> float:
+        """Return 0 while the example has not been interrupted."""
         with self._lock:
-            return time.monotonic() - self._woken_at if self.woken == example else 0.0
+            return time.monotonic() - self._interrupted_at if self.interrupted == example else 0.0
 
-    def alarm(self, example: int) -> None:
-        """This rank left the example early: see that the others do not wait for it."""
+    def report_left(self, example: int) -> None:
+        """Report that this rank left the example early, so that the others do not wait for it."""
         if self._is_leader:
-            self._bell_end.send(("left", example))
+            self._own_sender.send(("left", example))
             return
-        with suppress(KeyError, OSError):  # rank 0 is gone: then everybody is woken already
-            self._alarms[0].send(("left", example))
+        with suppress(KeyError, OSError):  # rank 0 is gone, and its end has interrupted all ranks already
+            self._peers[0].send(("left", example))
 
     def close(self) -> None:
+        """Stop the thread."""
         self._closing = True
         with suppress(OSError):
-            self._bell_end.send(("close", -1))
+            self._own_sender.send(("close", -1))
         self._thread.join()
-        self._bell.close()
-        self._bell_end.close()
+        self._own_receiver.close()
+        self._own_sender.close()
 
-    # -- the thread
+    # -- the watchdog's thread
 
     def _listen(self) -> None:
         while not self._closing:
-            for news in wait([self._bell, *self._alarms.values()], self._patience()):
-                self._take(news)  # type: ignore[arg-type]
-            self._look_at_clock()
+            for source in wait([self._own_receiver, *self._peers.values()], self._seconds_to_wait()):
+                assert isinstance(source, Connection)
+                self._receive(source)
+            self._check_times()
 
-    def _patience(self) -> float:
+    def _seconds_to_wait(self) -> float:
         if self._left is not None and self._is_leader:
             return max(0.0, self._left_at + GRACE - time.monotonic())
-        return GRACE if self._is_held_up() and time.monotonic() - self._woken_at < BUSY else _TICK
+        return GRACE if self._is_still_inside() and time.monotonic() - self._interrupted_at < BUSY else _TICK
 
-    def _is_held_up(self) -> bool:
-        """Is the main thread still in what was broken off? It may have busy connections, or have gone on to others."""
+    def _is_still_inside(self) -> bool:
+        """Is the main thread still in an example that was interrupted? Its connections may be busy, or be new ones."""
         with self._lock:
-            return self._inside is not None and self.woken == self._inside
+            return self._inside is not None and self.interrupted == self._inside
 
-    def _take(self, source: Connection) -> None:
+    def _receive(self, source: Connection) -> None:
         try:
-            what, example = source.recv()
+            kind, example = source.recv()
         except (EOFError, OSError):
-            # That rank is gone: this example is over, for all. The main thread finds out for itself.
-            self._alarms = {rank: alarm for rank, alarm in self._alarms.items() if alarm is not source}
-            what, example = ("left" if self._is_leader else "wake"), self.current
-        if what == "wake":
-            self._wake(example)
-        elif what == "left":
+            # That rank is gone, so this example is over for all. The main thread detects the loss by itself.
+            self._peers = {rank: peer for rank, peer in self._peers.items() if peer is not source}
+            kind, example = ("left" if self._is_leader else "interrupt"), self.current
+        if kind == "interrupt":
+            self._interrupt(example)
+        elif kind == "left":
             self._note_left(example)
 
     def _note_left(self, example: int) -> None:
         if self._left is None or example > self._left:
             self._left, self._left_at = example, time.monotonic()
 
-    def _look_at_clock(self) -> None:
+    def _check_times(self) -> None:
         now = time.monotonic()
         if self._is_leader and self._left is not None and now >= self._left_at + GRACE:
-            self._break_off(self._left)
+            self._interrupt_all(self._left)
             self._left = None
-        if self._is_held_up():
-            self._wake(self.current)
+        if self._is_still_inside():
+            self._interrupt(self.current)
         with self._lock:
             running, took = self.current, now - self._began
-            is_late = not self._settled and self._deadline is not None and took > self._deadline
-            is_slow = self._inside is not None and took > SLOW and not self._told_slow
-        if is_late and self._is_leader and self.woken < running:
-            self._break_off(running)
+            is_late = not self._finished and self._deadline is not None and took > self._deadline
+            is_slow = self._inside is not None and took > SLOW and not self._reported_slow
+        if is_late and self._is_leader and self.interrupted < running:
+            self._interrupt_all(running)
         if is_slow:
-            self._told_slow = True
-            print(f"for {took:.0f} s now in this example: {self._describe()}", file=sys.stderr, flush=True)
+            self._reported_slow = True
+            print(f"this example has been running for {took:.0f} s: {self._describe()}", file=sys.stderr, flush=True)
 
-    def _break_off(self, example: int) -> None:
-        """Rank 0: wake everybody who is in the example still."""
+    def _interrupt_all(self, example: int) -> None:
+        """Rank 0: interrupt every rank that is still in the example."""
         with self._lock:
-            over = self._settled or self.current != example
+            over = self._finished or self.current != example
         if over:
             return
-        for alarm in self._alarms.values():
+        for peer in self._peers.values():
             with suppress(OSError):
-                alarm.send(("wake", example))
-        self._wake(example)
+                peer.send(("interrupt", example))
+        self._interrupt(example)
 
-    def _wake(self, example: int) -> None:
+    def _interrupt(self, example: int) -> None:
         with self._lock:
             if example < self.current:
                 return
-            if self.woken != example:
-                self.woken, self._woken_at = example, time.monotonic()
+            if self.interrupted != example:
+                self.interrupted, self._interrupted_at = example, time.monotonic()
             if self._inside == example:
-                self._wires.cut(busy_ones=time.monotonic() - self._woken_at > BUSY)
+                self._connections.cut(include_busy=time.monotonic() - self._interrupted_at > BUSY)

@@ -1,4 +1,4 @@
-"""Property tests."""
+"""Private names of torch that property tests across ranks use."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import sys
 
 
 def abort_process_groups() -> None:
-    """End all process groups of this process at once, with whatever is under way in them.
+    """Abort all process groups of this process, including the collectives that run in them.
 
-    `_abort_process_group`: 2.6 to 2.15. Backends without an abort (gloo) are left as they are.
+    `_abort_process_group`: 2.6 to 2.15. Backends without an abort (gloo) stay as they are.
     """
     import torch.distributed as dist
 
@@ -16,7 +16,7 @@ def abort_process_groups() -> None:
 
 
 def forget_meshes() -> None:
-    """Forget what DTensor keeps from earlier calls: it holds meshes whose process groups are about to go.
+    """Clear the caches of DTensor: they hold meshes whose process groups are about to be destroyed.
 
     `torch.distributed.tensor.debug._clear_sharding_prop_cache`, `_redistribute._gen_transform_infos`: 2.11 to 2.15.
     """
@@ -25,7 +25,8 @@ def forget_meshes() -> None:
     from torch.distributed.tensor import _redistribute
     from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
-    _clear_sharding_prop_cache()
+    # Torch does not annotate it, which only strict mypy reports.
+    _clear_sharding_prop_cache()  # type: ignore[no-untyped-call, unused-ignore]
     _redistribute._gen_transform_infos.cache_clear()
     clear_planners = getattr(_redistribute, "clear_redistribute_planner_cache", None)
     if clear_planners is not None:

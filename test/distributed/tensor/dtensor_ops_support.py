@@ -1,4 +1,4 @@
-"""Operations for the property suite of DTensor, and what is known of them: what torch refuses, and gets wrong."""
+"""Operations for the property suite of DTensor, with the known cases that torch refuses or gets wrong."""
 
 import enum
 import math
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-# -- operations, by name. Each gives the same for a DTensor as for the full tensor.
+# -- operations by name. Each must give the same result for a DTensor as for the full tensor.
 
 POINTWISE = {
     "abs": torch.abs,
@@ -151,11 +151,13 @@ VIEWS = {
 }
 
 
-# -- how an argument lies
+# -- the layout of an argument
 
 
 @dataclass(frozen=True)
-class Layout:
+class ArgumentLayout:
+    """The layout of an argument on the ranks: its shape, the mesh and the placements."""
+
     shape: tuple
     mesh: tuple
     placements: tuple
@@ -167,7 +169,7 @@ class Layout:
         return any(placement.is_partial() for placement in self.placements)
 
     def parts(self, dim):
-        """The sizes that the ranks have of a dim."""
+        """Return the sizes of the ranks' parts of a dim."""
         sizes = [self.shape[dim]]
         for ranks, placement in zip(self.mesh, self.placements, strict=True):
             if placement.is_shard(dim % len(self.shape)):
@@ -178,14 +180,17 @@ class Layout:
         return len(set(self.parts(dim))) > 1
 
     def is_plain(self):
-        """One mesh dim, and nothing cut into more parts than it has: else torch often gathers first. No dims of size 1:
-        they come and go."""
+        """Is it simple enough for torch to act the same way each time?
+
+        That takes one mesh dim, and no dim sharded into more parts than it has elements: otherwise torch often gathers
+        first. Dims of size 1 are excluded, because operations add and remove them.
+        """
         return len(self.mesh) == 1 and all(
             size > 1 and not (self.is_sharded(dim) and size < self.mesh[0]) for dim, size in enumerate(self.shape)
         )
 
     def may_become_uneven(self):
-        """Also partial sums, which torch may make shards of."""
+        """May any dim become uneven? That includes partial sums, which torch may turn into shards."""
         return any(size % math.prod(self.mesh) for size in self.shape)
 
     def leaves_a_rank_empty(self):
@@ -197,22 +202,27 @@ def _chunks(size, ranks):
     return [max(0, min(each, size - each * rank)) for rank in range(ranks)]
 
 
-# -- what is known
+# -- known refusals and wrong results
 
 
-class Expected(enum.Enum):
+class ExpectedResult(enum.Enum):
+    """The result that torch must have for an operation."""
+
     ANSWER = "the right answer"
     REFUSAL = "a refusal"
-    EITHER = "either: what torch does depends on costs"
+    EITHER = "either: it depends on torch's cost model"
 
 
 @dataclass(frozen=True)
-class Refusal:
-    """`when`: of which plain layouts. `versions`: of torch, from the first and before the second."""
+class KnownIssue:
+    """A refusal or a wrong result of torch. `message` is a pattern of its error, or the file in docs/found.
+
+    `when`: for which plain layouts. `versions`: from the first version of torch up to, but excluding, the second.
+    """
 
     ops: tuple
     when: object
-    words: str
+    message: str
     versions: tuple = ((2, 0), (99, 0))
 
     def concerns(self, op):
@@ -221,43 +231,47 @@ class Refusal:
 
     def expects(self, layout):
         if not layout.is_plain():
-            return Expected.EITHER
-        return Expected.REFUSAL if self.when(layout) else Expected.ANSWER
+            return ExpectedResult.EITHER
+        return ExpectedResult.REFUSAL if self.when(layout) else ExpectedResult.ANSWER
 
 
 _UNEVEN = "would remove or reshape sharded dimension|Cannot (flatten|shard) unevenly"
 REFUSALS = [
-    # A rank that has nothing fails in its part of the reduction, alone.
-    Refusal(
+    # A rank without elements fails in its part of the reduction, while the others do not.
+    KnownIssue(
         ("amax", "amin", "argmax", "argmin", "max", "min", "norm inf"),
-        Layout.leaves_a_rank_empty,
+        ArgumentLayout.leaves_a_rank_empty,
         "Expected reduction dim to be specified|cannot compute the inf norm",
     ),
-    Refusal(
+    KnownIssue(
         ("amax of a dim",), lambda layout: 0 in layout.parts(-1), "Expected reduction dim -1 to have non-zero size"
     ),
-    Refusal(("unbind",), lambda layout: layout.is_sharded(0), "Attempted to unbind along the sharded dimension"),
-    Refusal(("add_ 1",), Layout.is_partial, "in-place operations that require placement changes", ((2, 14), (99, 0))),
-    # Dims become one: uneven parts of all but the last are no parts of it.
-    Refusal(
+    KnownIssue(("unbind",), lambda layout: layout.is_sharded(0), "Attempted to unbind along the sharded dimension"),
+    KnownIssue(
+        ("add_ 1",), ArgumentLayout.is_partial, "in-place operations that require placement changes", ((2, 14), (99, 0))
+    ),
+    # The op merges dims, which torch cannot do if any but the last is sharded unevenly.
+    KnownIssue(
         ("flatten", "view"), lambda layout: any(layout.is_uneven(dim) for dim in range(len(layout.shape) - 1)), _UNEVEN
     ),
-    Refusal(("squeeze",), lambda layout: False, _UNEVEN),
-    Refusal(("matmul of a batch and a matrix",), lambda layout: layout.is_uneven(0), _UNEVEN),
+    KnownIssue(("squeeze",), lambda layout: False, _UNEVEN),
+    KnownIssue(("matmul of a batch and a matrix",), lambda layout: layout.is_uneven(0), _UNEVEN),
 ]
 
 
-def known(op, layout):
-    """What to expect, and the words of a refusal."""
+def expected_result(op, layout):
+    """Return the expected result, and the pattern of a refusal's message."""
     refusal = next((refusal for refusal in REFUSALS if refusal.concerns(op)), None)
-    return (Expected.ANSWER, "") if refusal is None else (refusal.expects(layout), refusal.words)
+    return (ExpectedResult.ANSWER, "") if refusal is None else (refusal.expects(layout), refusal.message)
 
 
-# Wrong answers of torch: see docs/found, where each has a file, and test_found.py, which notices when it is right.
+# Wrong results of torch: each has a file in docs/found, and test_found.py notices when torch fixes one.
 WRONG = [
-    Refusal(("cumprod", "cumsum"), lambda layout: layout.is_sharded(-1), "cumsum_of_a_sharded_dim", ((2, 0), (2, 14))),
-    Refusal(("argmax", "argmin"), lambda layout: layout.is_sharded(-1), "argmax_of_columns"),
-    Refusal(("mse_loss",), Layout.may_become_uneven, "mse_loss_of_uneven_shards"),
+    KnownIssue(
+        ("cumprod", "cumsum"), lambda layout: layout.is_sharded(-1), "cumsum_of_a_sharded_dim", ((2, 0), (2, 14))
+    ),
+    KnownIssue(("argmax", "argmin"), lambda layout: layout.is_sharded(-1), "argmax_of_columns"),
+    KnownIssue(("mse_loss",), ArgumentLayout.may_become_uneven, "mse_loss_of_uneven_shards"),
 ]
 
 

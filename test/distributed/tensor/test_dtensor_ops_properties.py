@@ -1,7 +1,7 @@
 """op(dtensor).full_tensor() == op(full), for any layout of the arguments.
 
-What torch refuses is data, by operation, layout and version: it must refuse that, with these words, and nothing else.
-See dtensor_ops_support.py.
+dtensor_ops_support.py lists what torch refuses, by operation, layout and version. Torch must refuse exactly that, with
+the listed messages.
 """
 
 import re
@@ -12,10 +12,10 @@ from dtensor_ops_support import (
     POINTWISE,
     REDUCTIONS,
     VIEWS,
-    Expected,
-    Layout,
+    ArgumentLayout,
+    ExpectedResult,
+    expected_result,
     is_known_to_be_wrong,
-    known,
 )
 from hypothesis import strategies as st
 
@@ -35,10 +35,10 @@ from torch_testing_ext.hypothesis_utils import (
     tensors,
 )
 
-BROKEN_OFF = "losed by peer|Socket closed"  # as a rank says that waits for one that has left
+LOST_PEER = "losed by peer|Socket closed"  # the error of a rank whose wait for another rank was interrupted
 PROFILE = settings(max_examples=60, database=None, derandomize=True)
 
-SIZES = (1, 2, 3, 4, 5, 7, 8)  # reductions of nothing have rules of their own, in plain torch too
+SIZES = (1, 2, 3, 4, 5, 7, 8)  # reductions of empty tensors follow special rules, in plain torch too
 FULL = tensors(shapes(1, 3, SIZES), torch.float32, contiguous=True)
 ARGUMENTS = dtensors(device_meshes(max_dims=2), FULL)
 
@@ -57,13 +57,13 @@ def two_placed(parts):
 
 
 def two_arguments(shapes_of_two):
-    """On one mesh, each with placements of its own."""
+    """Two DTensors on one mesh, each with its own placements."""
     whole = [tensors(shape, torch.float32, contiguous=True) for shape in shapes_of_two]
     return st.tuples(device_meshes(max_dims=2), *whole).flatmap(two_placed)
 
 
 def broadcastable(shape):
-    """The second is as the first, or lacks dims of it, or has them of size 1."""
+    """Two shapes: the second equals the first, or lacks dims of it, or has size 1 in them."""
     return st.sampled_from([(shape, shape), (shape, shape[-1:]), (shape, (*shape[:-1], 1)), ((1, *shape[1:]), shape)])
 
 
@@ -84,16 +84,16 @@ class TestOps(MultiProcessTestCase):
 
     def check(self, name, op, arguments, full_ones):
         first = arguments[0]
-        layout = Layout(tuple(first.shape), tuple(first.device_mesh.shape), first.placements)
-        expected, words = known(name, layout)
+        layout = ArgumentLayout(tuple(first.shape), tuple(first.device_mesh.shape), first.placements)
+        expected, message = expected_result(name, layout)
         assume(not is_known_to_be_wrong(name, layout))
         try:
             got = op(*arguments).full_tensor()
         except (RuntimeError, IndexError) as error:
-            if expected is Expected.ANSWER or not re.search(f"{words}|{BROKEN_OFF}", str(error)):
+            if expected is ExpectedResult.ANSWER or not re.search(f"{message}|{LOST_PEER}", str(error)):
                 raise
-            reject()  # maybe by this rank alone: then the others are woken
-        self.assertIsNot(expected, Expected.REFUSAL, "torch refuses this no more: take it out of the table")
+            reject()  # possibly only in this rank: then the others are interrupted
+        self.assertIsNot(expected, ExpectedResult.REFUSAL, "torch no longer refuses this: remove it from the table")
         self.assertEqual(got, op(*full_ones))
 
     @settings(PROFILE, suppress_health_check=[HealthCheck.filter_too_much])

@@ -1,4 +1,4 @@
-"""Any placements to any other ones and back: the full tensor stays what it was, and every shard is where it belongs."""
+"""Redistribute any placements to any others and back: the full tensor stays the same, and each rank has its shard."""
 
 import torch
 import torch.distributed as dist
@@ -22,13 +22,13 @@ from torch_testing_ext.hypothesis_utils import (
     tensors,
 )
 
-# What torch refuses: to make partial sums of what is replicated; and of shards, on 2.13, but not on 2.14.1 and 2.15.0.
-REFUSED = "Can not redistribute from .* to P"
-SHARDS_BECOME_PARTIAL = torch.__version__ >= (2, 14)
+# Torch refuses to turn replicated tensors into partial sums; on 2.13 also shards, but not on 2.14.1 and 2.15.0.
+REFUSAL = "Can not redistribute from .* to P"
+CAN_TURN_SHARDS_INTO_PARTIALS = torch.__version__ >= (2, 14)
 
 
 def is_refused(source, target):
-    return target.is_partial() and not (source.is_shard() and SHARDS_BECOME_PARTIAL)
+    return target.is_partial() and not (source.is_shard() and CAN_TURN_SHARDS_INTO_PARTIALS)
 
 
 FULL = tensors(shapes(1), torch.float32, contiguous=True)
@@ -40,9 +40,11 @@ def with_other_placements(plan):
     return st.tuples(st.just(plan), st.just(plan.full), others)
 
 
-def cut(full, dim, mesh, order):
-    """This rank's part where these mesh dims cut a dim, one after the other. The parts are torch.chunk's: the ceiling
-    of size over parts, the last ones less."""
+def local_part(full, dim, mesh, order):
+    """Return this rank's part after these mesh dims split a dim, one after the other.
+
+    The parts are those of torch.chunk: ceil(size / parts) elements each, and fewer in the last ones.
+    """
     for mesh_dim in order:
         size, parts = full.shape[dim], mesh.size(mesh_dim)
         each = -(-size // parts)
@@ -51,8 +53,8 @@ def cut(full, dim, mesh, order):
     return full
 
 
-def cut_in_any_order(parts):
-    """A tensor, one dim of which all dims of a mesh cut, in an order that is not from left to right."""
+def sharded_in_any_order(parts):
+    """A tensor, and a dim of it that all dims of the mesh shard in an order other than left to right."""
     mesh, full = parts
     orders = st.permutations(range(mesh.ndim)).filter(lambda order: list(order) != sorted(order))
     return st.tuples(st.just(mesh), st.just(full), st.integers(0, full.dim() - 1), orders, placements(mesh, full))
@@ -76,17 +78,17 @@ class TestRedistribute(MultiProcessTestCase):
     def check_back(self, there, placements, full):
         pairs = zip(there.placements, placements, strict=True)
         if any(is_refused(source, target) for source, target in pairs):
-            with self.assertRaisesRegex(RuntimeError, REFUSED):
+            with self.assertRaisesRegex(RuntimeError, REFUSAL):
                 there.redistribute(placements=placements)
             return
         self.assertEqual(there.redistribute(placements=placements).full_tensor(), full)
 
     def check_shard(self, tensor, full):
-        """Where one dim of the mesh cuts."""
-        cutting = [mesh_dim for mesh_dim, placement in enumerate(tensor.placements) if placement.is_shard()]
-        if len(cutting) == 1:
-            dim = tensor.placements[cutting[0]].dim
-            self.assertEqual(tensor.to_local(), cut(full, dim, tensor.device_mesh, cutting))
+        """Check this rank's shard if exactly one dim of the mesh shards the tensor."""
+        sharding = [mesh_dim for mesh_dim, placement in enumerate(tensor.placements) if placement.is_shard()]
+        if len(sharding) == 1:
+            dim = tensor.placements[sharding[0]].dim
+            self.assertEqual(tensor.to_local(), local_part(full, dim, tensor.device_mesh, sharding))
 
     @PROFILE
     @given(case=dtensors(device_meshes(max_dims=1)).flatmap(with_other_placements))
@@ -99,14 +101,14 @@ class TestRedistribute(MultiProcessTestCase):
         self.check_there_and_back(case)
 
     @PROFILE
-    @given(case=st.tuples(device_meshes(2, 3), FULL).flatmap(cut_in_any_order))
+    @given(case=st.tuples(device_meshes(2, 3), FULL).flatmap(sharded_in_any_order))
     def test_strided_shards(self, case):
-        """They stand for an order of cuts: the second dim of the mesh first, say, as FSDP after tensor parallelism."""
+        """Strided shards express another order of mesh dims: the second one first, say, as in FSDP after TP."""
         mesh, full, dim, order, others = case
         strided = in_order([Shard(dim)] * mesh.ndim, order, mesh.shape)
         tensor = distribute(full, mesh, strided)
         note(f"{strided}")
-        self.assertEqual(tensor.to_local(), cut(full, dim, mesh, order))
+        self.assertEqual(tensor.to_local(), local_part(full, dim, mesh, order))
         self.assertEqual(tensor.full_tensor(), full)
         self.assertEqual(distribute(full, mesh, others).redistribute(placements=strided).to_local(), tensor.to_local())
         if not any(map(is_refused, strided, others)):
@@ -117,8 +119,8 @@ class TestRedistributeOnThreeRanks(TestRedistribute):
     world_size = 3
 
 
-class TestWhatIsSent(MultiProcessTestCase):
-    """Not a property: which collectives take one placement to another."""
+class TestCollectivesOfRedistribute(MultiProcessTestCase):
+    """Not a property: which collectives each redistribution runs."""
 
     world_size = 4
 
@@ -131,9 +133,9 @@ class TestWhatIsSent(MultiProcessTestCase):
         dist.init_process_group("gloo", store=store, rank=self.rank, world_size=self.world_size)
         mesh = init_device_mesh("cpu", (self.world_size,))
         targets = [Replicate(), Shard(0), Shard(1)]
-        sent = [f"{source} -> {target}: {collectives(mesh, source, target)}" for source, target in pairs(targets)]
+        lines = [f"{source} -> {target}: {collectives(mesh, source, target)}" for source, target in pairs(targets)]
         self.assertExpectedInline(
-            "\n".join(sent),
+            "\n".join(lines),
             """\
 R -> S(0): nothing
 R -> S(1): nothing

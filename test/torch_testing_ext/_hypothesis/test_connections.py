@@ -1,4 +1,4 @@
-"""Cutting a rank's connections gets it out of whatever it waits for, at whatever moment they are cut."""
+"""Cutting the connections of a rank ends every wait on the network, no matter when they are cut."""
 
 import os
 import signal
@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from torch_testing_ext._hypothesis.connections import Connections, _connections, _has_unread
+from torch_testing_ext._hypothesis.connections import Connections, _has_unread, _open_connections
 from torch_testing_ext.common_distributed import MultiProcessTestCase, requires_gloo
 from torch_testing_ext.common_utils import TestCase, run_tests
 
@@ -20,58 +20,58 @@ def tcp_pair():
         return one, server.accept()[0]
 
 
-class TestWires(TestCase):
+class TestCut(TestCase):
     def pair(self):
         pair = tcp_pair()
         for end in pair:
             self.addCleanup(end.close)
         return pair
 
-    def wires(self):
-        wires = Connections()
-        self.addCleanup(wires.let_go)
-        return wires
+    def connections(self):
+        connections = Connections()
+        self.addCleanup(connections.release)
+        return connections
 
     def test_cut_ends_reading_and_not_writing(self):
-        wires = self.wires()
+        connections = self.connections()
         one, other = self.pair()
-        wires.cut(busy_ones=False)
+        connections.cut(include_busy=False)
         self.assertEqual(one.recv(1), b"")
         self.assertEqual(other.send(b"x"), 1)
 
-    def test_peer_of_a_closed_connection_can_write_until_it_is_let_go(self):
-        wires = self.wires()
+    def test_peer_of_a_closed_connection_can_write_until_release(self):
+        connections = self.connections()
         one, other = self.pair()
-        wires.cut(busy_ones=False)
+        connections.cut(include_busy=False)
         one.close()
         for _ in range(3):
             self.assertEqual(other.send(b"x"), 1)
-        wires.let_go()
+        connections.release()
         with self.assertRaises(OSError):
             for _ in range(3):
                 other.send(b"x")
 
-    def test_busy_connection_is_cut_only_where_that_is_asked_for(self):
-        wires = self.wires()
+    def test_busy_connection_is_cut_only_on_request(self):
+        connections = self.connections()
         one, other = self.pair()
         other.send(b"x")
-        wires.cut(busy_ones=False)
+        connections.cut(include_busy=False)
         self.assertEqual(one.recv(1), b"x")
         other.send(b"y")
-        wires.cut(busy_ones=True)
-        self.assertEqual(one.recv(1), b"y")  # what has come already can be read still
+        connections.cut(include_busy=True)
+        self.assertEqual(one.recv(1), b"y")  # data that has already arrived can still be read
         self.assertEqual(one.recv(1), b"")
 
-    def test_what_was_there_before_is_spared(self):
+    def test_connections_from_before_are_not_cut(self):
         one, other = self.pair()
-        self.wires().cut(busy_ones=True)
+        self.connections().cut(include_busy=True)
         other.send(b"x")
         self.assertEqual(one.recv(1), b"x")
 
 
 @requires_gloo()
-class TestCutInTheMiddle(MultiProcessTestCase):
-    """Rank 0 is held where rank 1 has asked for its message, and gloo has not read that yet; there it is cut off."""
+class TestCutDuringASend(MultiProcessTestCase):
+    """Rank 0 is stopped after rank 1 asks for its message and before gloo reads the request; then it is cut off."""
 
     world_size = 2
 
@@ -92,26 +92,26 @@ class TestCutInTheMiddle(MultiProcessTestCase):
     def be_cut_off(self, link, address):
         link.connect(address)
         work = dist.isend(torch.ones(3), 1)
-        (wire,) = (connection.dup() for _, connection in _connections())
-        socket.send_fds(link, [b"%d" % os.getpid()], [wire.fileno()])
+        (gloo_connection,) = (connection.dup() for _, connection in _open_connections())
+        socket.send_fds(link, [b"%d" % os.getpid()], [gloo_connection.fileno()])
         os.kill(os.getpid(), signal.SIGSTOP)
         work.wait(timedelta(seconds=30))
         with self.assertRaisesRegex(RuntimeError, "Connection closed"):
             dist.all_reduce(torch.ones(1))
 
     def cut_off(self, listener, address):
-        wires = Connections()
+        connections = Connections()
         pid, (fd,), _, _ = socket.recv_fds(listener.accept()[0], 20, 1)
-        with socket.socket(fileno=fd) as wire:
-            until_stopped(int(pid))
+        with socket.socket(fileno=fd) as gloo_connection:
+            wait_until_stopped(int(pid))
             dist.irecv(torch.zeros(3), 0)
-            while not _has_unread(wire):
+            while not _has_unread(gloo_connection):
                 pass
-            wires.cut(busy_ones=True)
+            connections.cut(include_busy=True)
         os.kill(int(pid), signal.SIGCONT)
 
 
-def until_stopped(pid):
+def wait_until_stopped(pid):
     while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
         pass
 

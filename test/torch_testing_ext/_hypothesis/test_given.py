@@ -1,4 +1,4 @@
-"""`given` among other decorators and bases, in forked and in spawned ranks; and how to see a failure again."""
+"""`given` with other decorators and bases, in forked and in spawned ranks; and how to reproduce a failure."""
 
 import os
 import re
@@ -34,12 +34,12 @@ class TestWithComms(DTensorTestBase):
     @with_comms
     @PROFILE
     @given(case=dtensors(device_meshes(max_dims=1)).flatmap(lambda plan: st.tuples(st.just(plan), st.just(plan.full))))
-    def test_around_it(self, case):
+    def test_with_comms_around_given(self, case):
         tensor, full = case
         self.assertEqual(tensor.full_tensor(), full)
 
     @with_comms(backend="gloo")
-    def test_what_comes_after_it_has_a_group(self):
+    def test_code_after_a_property_has_a_group(self):
         before = dist.group.WORLD
         self.check()
         self.assertEqual(total(1), 4)
@@ -53,7 +53,7 @@ class TestWithComms(DTensorTestBase):
 
     @PROFILE
     @given(n=st.integers(0, 9))
-    def test_without_it(self, n):
+    def test_given_without_with_comms(self, n):
         self.assertEqual(total(self.rank + n), 6 + 4 * n)
 
 
@@ -72,7 +72,7 @@ class Ranks(MultiProcessTestCase):
 
 
 class Subjects:
-    """Holds what the tests below run: out of a test loader's sight."""
+    """The tests that the tests below run. They are nested so that no test loader collects them."""
 
     class Failing(Ranks):
         @settings(PROFILE, max_examples=100)
@@ -111,18 +111,18 @@ def failure_of(test):
     return result.failures[0][1] if result.failures else None
 
 
-class TestSeeingItAgain(TestCase):
+class TestReproduction(TestCase):
     SMALLEST = "test_fails(n=101, mine={rank 0: False, rank 1: True})"
 
-    def test_failure_is_reproduced_by_what_the_report_says(self):
+    def test_decorator_in_the_report_reproduces_the_failure(self):
         report = failure_of(Subjects.Failing("test_fails"))
         self.assertIn(self.SMALLEST, report)
         self.assertIn("rank 1: rank 1 has True", report)
         version, blob = re.search(r"@reproduce_failure\('(.*)', b'(.*)'\)", report).groups()
         with mock.patch.dict(os.environ, BLOB=f"{version} {blob}"):
-            again = failure_of(Subjects.Replayed("test_fails"))
-        self.assertIn(self.SMALLEST, again)
-        self.assertIn("in 1 runs of the test", again)
+            reproduced = failure_of(Subjects.Replayed("test_fails"))
+        self.assertIn(self.SMALLEST, reproduced)
+        self.assertIn("in 1 runs of the test", reproduced)
 
 
 class TestSpawned(TestCase):

@@ -1,1 +1,1 @@
-"""What property tests draw: tensors, meshes, placements, groups, programs of collectives."""
+"""The strategies from which property tests draw: tensors, meshes, placements, groups, programs of collectives."""

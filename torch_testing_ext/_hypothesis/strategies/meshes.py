@@ -1,4 +1,4 @@
-"""The world of ranks, cut up: a value for each rank, device meshes, partitions into process groups."""
+"""Strategies over the world of ranks: a value for each rank, device meshes, partitions into process groups."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import torch.distributed as dist
 from hypothesis import strategies as st
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from ..groups import keep
-from ..ranks import Rank
+from ..groups import cached
+from ..participants import Participant
 from ..values import Blueprint, PerRank
 
 T = TypeVar("T")
@@ -21,29 +21,30 @@ NAMES = ("x", "y", "z")
 
 
 def world_size() -> int:
-    """How many ranks run the property that is being drawn for."""
-    if Rank.current is None:
-        raise ValueError("this strategy is for tests that run in ranks: there is no world of ranks to draw over")
-    return Rank.current.world_size
+    """Return how many ranks run the current property."""
+    if Participant.current is None:
+        raise ValueError("this strategy works only in tests that run in ranks: there is no world of ranks to draw from")
+    return Participant.current.world_size
 
 
-def _over_world(make: Callable[[int], st.SearchStrategy[T]]) -> st.SearchStrategy[T]:
-    """A strategy that depends on the world size, which is known when it is drawn from."""
+def over_world(make: Callable[[int], st.SearchStrategy[T]]) -> st.SearchStrategy[T]:
+    """A strategy that depends on the world size, which is known only when a value is drawn."""
     return st.builds(world_size).flatmap(make)
 
 
 def ranks() -> st.SearchStrategy[int]:
-    return _over_world(lambda size: st.integers(0, size - 1))
+    """A rank of the world."""
+    return over_world(lambda size: st.integers(0, size - 1))
 
 
 def per_rank(strategy: st.SearchStrategy[T]) -> st.SearchStrategy[T]:
-    """A value for each rank; in the test's body, the rank's own one."""
-    return _over_world(lambda size: st.tuples(*[strategy] * size).map(PerRank))  # type: ignore[arg-type]
+    """A value for each rank. The test's body gets the one of its own rank."""
+    return over_world(lambda size: st.tuples(*[strategy] * size).map(PerRank))  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
 class MeshPlan(Blueprint):
-    """A device mesh to be. It is a DeviceMesh in the test's body."""
+    """A plan of a device mesh. The test's body gets the DeviceMesh."""
 
     shape: tuple[int, ...]
     device_type: str = "cpu"
@@ -60,59 +61,63 @@ class MeshPlan(Blueprint):
         return math.prod(self.shape) if dim is None else self.shape[dim]
 
     def build(self) -> DeviceMesh:
-        return keep(self, lambda: init_device_mesh(self.device_type, self.shape, mesh_dim_names=self.names))
+        mesh: DeviceMesh = cached(
+            self, lambda: init_device_mesh(self.device_type, self.shape, mesh_dim_names=self.names)
+        )
+        return mesh
 
     def __repr__(self) -> str:
         return f"mesh{self.shape}"
 
 
-def _factorings(size: int, dims: int) -> list[tuple[int, ...]]:
-    """All shapes of so many dims whose product is `size`; those without dims of 1 first."""
+def _shapes_of(size: int, dims: int) -> list[tuple[int, ...]]:
+    """Return all shapes with `dims` dims whose product is `size`, those with the fewest dims of size 1 first."""
     if dims == 1:
         return [(size,)]
     found = [
         (first, *rest)
         for first in range(1, size + 1)
         if size % first == 0
-        for rest in _factorings(size // first, dims - 1)
+        for rest in _shapes_of(size // first, dims - 1)
     ]
     return sorted(found, key=lambda shape: shape.count(1))
 
 
 def device_meshes(min_dims: int = 1, max_dims: int = 3, device_type: str = "cpu") -> st.SearchStrategy[MeshPlan]:
-    """Meshes over all ranks; also with dims of size 1."""
+    """Meshes over all ranks, including dims of size 1."""
 
     def make(size: int) -> st.SearchStrategy[MeshPlan]:
-        every = [shape for dims in range(min_dims, max_dims + 1) for shape in _factorings(size, dims)]
+        every = [shape for dims in range(min_dims, max_dims + 1) for shape in _shapes_of(size, dims)]
         return st.sampled_from([MeshPlan(shape, device_type) for shape in every])
 
-    return _over_world(make)
+    return over_world(make)
 
 
 @dataclass(frozen=True)
 class Partition:
-    """The world's ranks in groups that have no rank in common. `mine` is the group of this rank."""
+    """The ranks of the world, divided into disjoint process groups. `mine` is the group of this rank."""
 
     blocks: tuple[tuple[int, ...], ...]
     mine: Any
 
     @property
     def members(self) -> tuple[int, ...]:
-        """The ranks in this rank's group, as they are numbered in it."""
+        """The global ranks of the members of this rank's group, in the order of their ranks in the group."""
         return next(block for block in self.blocks if dist.get_rank() in block)
 
 
 @dataclass(frozen=True)
 class PartitionPlan(Blueprint):
-    """A partition to be. It is a Partition in the test's body."""
+    """A plan of a partition. The test's body gets the Partition."""
 
     blocks: tuple[tuple[int, ...], ...]
 
     def build(self) -> Partition:
-        return keep(self, self._make)
+        partition: Partition = cached(self, self._create)
+        return partition
 
-    def _make(self) -> Partition:
-        groups = [keep(block, functools.partial(dist.new_group, list(block))) for block in self.blocks]
+    def _create(self) -> Partition:
+        groups = [cached(block, functools.partial(dist.new_group, list(block))) for block in self.blocks]
         mine = next(i for i, block in enumerate(self.blocks) if dist.get_rank() in block)
         return Partition(self.blocks, groups[mine])
 
@@ -121,12 +126,12 @@ class PartitionPlan(Blueprint):
 
 
 def partitions() -> st.SearchStrategy[PartitionPlan]:
-    """Every rank in one group: any number of groups of any sizes. The simplest is the world as one."""
+    """Partitions of the world into any number of groups of any sizes. The simplest is one group of all ranks."""
 
     def make(size: int) -> st.SearchStrategy[PartitionPlan]:
         return st.tuples(*[st.integers(0, min(rank, 3)) for rank in range(size)]).map(_to_blocks)
 
-    return _over_world(make)
+    return over_world(make)
 
 
 def _to_blocks(labels: tuple[int, ...]) -> PartitionPlan:

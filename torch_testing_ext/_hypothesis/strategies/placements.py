@@ -1,4 +1,4 @@
-"""Placements that are valid for a tensor on a mesh, and DTensors that have them."""
+"""Strategies for placements that are valid for a tensor on a mesh, and for DTensors with such placements."""
 
 from __future__ import annotations
 
@@ -28,15 +28,14 @@ def placements(
     strided: bool = False,
     partial: tuple[str, ...] = ("sum",),
 ) -> st.SearchStrategy[tuple[Placement, ...]]:
-    """One for each dim of the mesh (a plan or a DeviceMesh). `tensor`: it, or how many dims it has.
+    """One placement for each dim of the mesh (a plan or a DeviceMesh). `tensor` is the tensor or its number of dims.
 
-    `partial`: the reductions that partial placements may have; () for none. `strided`: where several dims of the mesh
-    cut the same dim of the tensor, they may do so in any order; all but the order from left to right takes strided
-    shards.
+    `partial`: the reductions that partial placements may have; () for none. `strided`: several dims of the mesh may
+    shard the same dim of the tensor in any order; any order other than left to right needs strided shards.
     """
     dims = tensor if isinstance(tensor, int) else tensor.dim()
     each = _each(dims if shard else 0, partial)
-    chosen = st.tuples(*[each] * mesh.ndim).filter(_go_together)
+    chosen = st.tuples(*[each] * mesh.ndim).filter(_can_be_combined)
     if not (strided and shard and mesh.ndim > 1):
         return chosen
     sizes = [mesh.size(dim) for dim in range(mesh.ndim)]
@@ -45,8 +44,11 @@ def placements(
 
 
 def _each(dims: int, partial: tuple[str, ...]) -> st.SearchStrategy[Placement]:
-    """For a tensor of so many dims. Which dim is cut is drawn from the same range for all of them, so that a tensor can
-    lose the dims that play no part, while an example shrinks."""
+    """A placement for a tensor with `dims` dims.
+
+    The sharded dim is drawn from the same range for any number of dims, so that shrinking can remove dims of the tensor
+    without changing this draw.
+    """
     from torch.distributed.tensor import Partial, Replicate, Shard
 
     others = [Replicate(), *(Partial(op) for op in partial)]
@@ -57,28 +59,28 @@ def _each(dims: int, partial: tuple[str, ...]) -> st.SearchStrategy[Placement]:
 
 
 def in_order(chosen: Sequence[Placement], order: Sequence[int], sizes: Sequence[int]) -> tuple[Placement, ...]:
-    """The placements with which mesh dims of these sizes cut a tensor in this order, the first one first."""
+    """Return the placements with which mesh dims of these `sizes` shard a tensor in `order`, the outermost first."""
 
     def earlier_to_the_right(mesh_dim: int) -> int:
         before = order[: order.index(mesh_dim)]
         return math.prod(sizes[i] for i in before if i > mesh_dim and chosen[i] == chosen[mesh_dim])
 
     return tuple(
-        _torch.strided_shard(placement.dim, factor)  # type: ignore[attr-defined]
+        _torch.strided_shard(placement.dim, factor)  # type: ignore[attr-defined]  # it is a Shard
         if placement.is_shard() and (factor := earlier_to_the_right(mesh_dim)) > 1
         else placement
         for mesh_dim, placement in enumerate(chosen)
     )
 
 
-def _go_together(chosen: tuple[Placement, ...]) -> bool:
-    """Partial results of different reductions have no order in which they are to be reduced."""
+def _can_be_combined(chosen: tuple[Placement, ...]) -> bool:
+    """Can a tensor have all of these? Partial results of different reductions have no defined order of reduction."""
     return len({placement.reduce_op for placement in chosen if placement.is_partial()}) <= 1  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True)
 class DTensorPlan(Blueprint):
-    """A DTensor to be. It is a DTensor in the test's body, whose full tensor is `full`."""
+    """A plan of a DTensor. The test's body gets the DTensor, whose full tensor is `full`."""
 
     full: torch.Tensor
     mesh: MeshPlan
@@ -93,10 +95,10 @@ class DTensorPlan(Blueprint):
 
 
 def distribute(full: torch.Tensor, mesh: Any, chosen: tuple[Any, ...]) -> DTensor:
-    """A DTensor with these placements, from a full tensor that every rank has, without communication.
+    """Return a DTensor with these placements, from a full tensor that every rank has, without communication.
 
-    A partial sum is the whole in the first rank of its mesh dim and nothing in the others; other reductions have the
-    whole everywhere.
+    For a partial sum, the first rank of the mesh dim holds the full values and the others hold zeros. For other
+    reductions, every rank holds the full values.
     """
     from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 
@@ -115,7 +117,7 @@ def dtensors(
     partial: tuple[str, ...] = ("sum",),
     strided: bool = False,
 ) -> st.SearchStrategy[DTensorPlan]:
-    """DTensors of any placements. In strategies they are plans, with `.full`, `.mesh` and `.placements`."""
+    """DTensors with any placements. In strategies they are plans, with `.full`, `.mesh` and `.placements`."""
     full = tensors(shapes(1), torch.float32, contiguous=True) if full is None else full
     mesh = device_meshes(max_dims=2) if mesh is None else mesh
 

@@ -1,7 +1,7 @@
-"""Programs of collectives with the result that each rank must get, worked out in plain Python.
+"""Programs of collectives, with the result that each rank must get, computed in plain Python.
 
-A program is the same for all ranks, and so are the inputs it works on: what a rank puts into step n is a function of
-its number, so that every rank can work out what every other one has.
+All ranks run the same program, and each can compute the inputs of every other rank: the input of a step is a function
+of the step's number and the rank.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ import torch
 import torch.distributed as dist
 from hypothesis import strategies as st
 
-from .meshes import _over_world
+from .meshes import over_world
 from .tensors import lay_out
 
 Lists = list[list[int]]
 
 
-def value(rank: int, step: int, index: int) -> int:
-    """What `rank` has at `index` in the input of a step: small, and different for neighbours of any kind."""
+def input_value(rank: int, step: int, index: int) -> int:
+    """Return the input of `rank` at `index` in a step: small, and different for adjacent ranks, steps and indices."""
     return (3 * rank + 5 * step + index) % 11 + 1
 
 
 @dataclass(frozen=True)
 class Step:
-    """One collective. `size`: elements a rank puts in (for each other rank, where each gets its own)."""
+    """One collective. `size`: how many elements a rank passes in (per receiving rank, if each receives its own)."""
 
     op: str
     size: int = 1
@@ -38,17 +38,17 @@ class Step:
     dtype: torch.dtype = torch.float32
     is_async: bool = False
     layout: str = "contiguous"
-    sizes: tuple[tuple[int, ...], ...] = ()  # uneven all_to_all: what each rank sends to each
+    sizes: tuple[tuple[int, ...], ...] = ()  # uneven all_to_all: how many elements each rank sends to each
 
     def __repr__(self) -> str:
-        told = [f"{self.size}"]
-        told += [f"root={self.root}"] if self.op in ROOTED else []
-        told += [self.reduce] if self.op in REDUCING else []
-        told += [str(self.dtype).removeprefix("torch.")] if self.dtype != torch.float32 else []
-        told += ["async"] if self.is_async else []
-        told += [self.layout] if self.layout != "contiguous" else []
-        told += [f"{[list(row) for row in self.sizes]}"] if self.sizes else []
-        return f"{self.op}({', '.join(told)})"
+        parts = [f"{self.size}"]
+        parts += [f"root={self.root}"] if self.op in ROOTED else []
+        parts += [self.reduce] if self.op in REDUCING else []
+        parts += [str(self.dtype).removeprefix("torch.")] if self.dtype != torch.float32 else []
+        parts += ["async"] if self.is_async else []
+        parts += [self.layout] if self.layout != "contiguous" else []
+        parts += [f"{[list(row) for row in self.sizes]}"] if self.sizes else []
+        return f"{self.op}({', '.join(parts)})"
 
 
 REDUCING = ("all_reduce", "reduce", "reduce_scatter")
@@ -78,8 +78,8 @@ OPS = (
 # -- the model: lists of numbers
 
 
-def put_in(step: Step, number: int, rank: int, size: int) -> Lists:
-    """The lists that a rank hands to a step: one for each rank where each gets its own, else one."""
+def inputs_of(step: Step, number: int, rank: int, size: int) -> Lists:
+    """Return the lists that a rank passes to a step: one per receiving rank if each receives its own, else one."""
     if step.sizes:
         counts: Sequence[int] = step.sizes[rank]
     elif step.op in ("reduce_scatter", "all_to_all", "all_to_all_single", "scatter"):
@@ -87,12 +87,14 @@ def put_in(step: Step, number: int, rank: int, size: int) -> Lists:
     else:
         counts = [step.size]
     ends = [sum(counts[: i + 1]) for i in range(len(counts))]
-    return [[value(rank, number, i) for i in range(end - count, end)] for end, count in zip(ends, counts, strict=True)]
+    return [
+        [input_value(rank, number, i) for i in range(end - count, end)] for end, count in zip(ends, counts, strict=True)
+    ]
 
 
 def expected(step: Step, number: int, rank: int, size: int) -> Lists:
-    """The lists that `rank` has to get out of a step; none where it gets nothing."""
-    inputs = [put_in(step, number, other, size) for other in range(size)]
+    """Return the lists that `rank` must get from a step; none if it gets nothing."""
+    inputs = [inputs_of(step, number, other, size) for other in range(size)]
     match step.op:
         case "all_reduce":
             return [_reduced(step, [lists[0] for lists in inputs])]
@@ -124,19 +126,19 @@ def _reduced(step: Step, lists: Lists) -> list[int]:
     return total
 
 
-# -- the real thing
+# -- the collectives themselves
 
 
-def perform(step: Step, number: int, group: Any, device: str) -> Callable[[], list[torch.Tensor]]:
-    """Start a step in this rank. What is returned waits for it, and gives the tensors that it gave."""
+def start(step: Step, number: int, group: Any, device: str) -> Callable[[], list[torch.Tensor]]:
+    """Start a step in this rank. Return a function that waits for the step and returns the tensors that it produced."""
     rank, size = dist.get_rank(group), dist.get_world_size(group)
-    given = [_tensor(step, numbers, device) for numbers in put_in(step, number, rank, size)]
+    given = [_tensor(step, numbers, device) for numbers in inputs_of(step, number, rank, size)]
     root = dist.get_global_rank(group, step.root) if step.op in ROOTED else 0
     op = getattr(dist.ReduceOp, step.reduce.upper())
     options: dict[str, Any] = {"group": group, "async_op": step.is_async}
     is_root = rank == step.root
 
-    def room(count: int = step.size) -> torch.Tensor:
+    def zeros(count: int = step.size) -> torch.Tensor:
         return _tensor(step, [0] * count, device)
 
     match step.op:
@@ -147,35 +149,35 @@ def perform(step: Step, number: int, group: Any, device: str) -> Callable[[], li
             out = given if is_root else []
             work = dist.reduce(given[0], root, op=op, **options)
         case "reduce_scatter":
-            out = [room()]
+            out = [zeros()]
             work = dist.reduce_scatter(out[0], given, op=op, **options)
         case "broadcast":
             out = given
             work = dist.broadcast(given[0], root, **options)
         case "all_gather":
-            out = [room() for _ in range(size)]
+            out = [zeros() for _ in range(size)]
             work = dist.all_gather(out, given[0], **options)
         case "all_gather_into_tensor":
             whole = torch.zeros(step.size * size, dtype=step.dtype, device=device)
-            out = list(whole.chunk(size)) if step.size else [room() for _ in range(size)]
+            out = list(whole.chunk(size)) if step.size else [zeros() for _ in range(size)]
             work = dist.all_gather_into_tensor(whole, given[0].contiguous(), **options)
         case "gather":
-            out = [room() for _ in range(size)] if is_root else []
+            out = [zeros() for _ in range(size)] if is_root else []
             work = dist.gather(given[0], out if is_root else None, root, **options)
         case "scatter":
-            out = [room()]
+            out = [zeros()]
             work = dist.scatter(out[0], given if is_root else None, root, **options)
         case "all_to_all":
-            out = [room() for _ in range(size)]
+            out = [zeros() for _ in range(size)]
             work = dist.all_to_all(out, given, **options)
         case "all_to_all_single":
             counts_out = [row[rank] for row in step.sizes] if step.sizes else [step.size] * size
             counts_in = list(step.sizes[rank]) if step.sizes else [step.size] * size
             whole = torch.zeros(sum(counts_out), dtype=step.dtype, device=device)
-            out = list(whole.split(counts_out))
+            out = list(torch.split(whole, counts_out))
             work = dist.all_to_all_single(whole, torch.cat(given), counts_out, counts_in, **options)
         case "send_recv":
-            return _ring(step, given[0], room(), group)
+            return _ring(step, given[0], zeros(), group)
         case "barrier":
             out = []
             work = dist.barrier(**options)
@@ -191,7 +193,7 @@ def perform(step: Step, number: int, group: Any, device: str) -> Callable[[], li
 
 
 def _ring(step: Step, mine: torch.Tensor, out: torch.Tensor, group: Any) -> Callable[[], list[torch.Tensor]]:
-    """Each rank sends to the next one and receives from the one before."""
+    """Start a ring: each rank sends to the next one and receives from the previous one."""
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     if size == 1:
         return lambda: [mine]
@@ -217,23 +219,24 @@ def _tensor(step: Step, numbers: list[int], device: str) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Program:
-    """Collectives, one after the other. Asynchronous ones are waited for when the program is over."""
+    """A sequence of collectives. The program waits for the asynchronous ones at its end."""
 
     steps: tuple[Step, ...]
 
     def run(self, group: Any = None, device: str = "cpu") -> list[list[torch.Tensor]]:
-        """In this rank: what each step gave."""
+        """Run the program in this rank, and return the tensors that each step produced."""
         group = group or dist.group.WORLD
         finishes = []
         for number, step in enumerate(self.steps):
-            # Once: a second wait for a received message never ends with gloo (docs/found).
-            finish = functools.cache(perform(step, number, group, device))
+            # Cached, because a second wait for a received message never ends with gloo (docs/found).
+            finish = functools.cache(start(step, number, group, device))
             finishes.append(finish)
             if not step.is_async:
                 finish()
         return [finish() for finish in finishes]
 
     def expected(self, rank: int, size: int) -> list[Lists]:
+        """Return the lists that each step must produce in a rank."""
         return [expected(step, number, rank, size) for number, step in enumerate(self.steps)]
 
     def __repr__(self) -> str:
@@ -246,7 +249,7 @@ def steps(
     """Steps for groups of `size` ranks."""
 
     def fill(op: str) -> st.SearchStrategy[Step]:
-        # Drawn as one, and so of few parts: Hypothesis takes a step out of a program only if it has at most four.
+        # The fields are one draw, because Hypothesis removes a step only if it takes at most four draws.
         fields = _variants(op, size, dtypes)
         sizes: st.SearchStrategy[Any] = st.just(())
         if op == "all_to_all_single":
@@ -263,7 +266,7 @@ def steps(
 
 
 def _variants(op: str, size: int, dtypes: Sequence[torch.dtype]) -> list[dict[str, Any]]:
-    """All that a step can be beside its size, the simplest first."""
+    """Return all combinations of the fields of a step except its size, the simplest first."""
     fields: dict[str, Sequence[Any]] = {"is_async": [False, True] if op != "send_recv" else [False]}
     if op != "barrier":
         fields["dtype"] = dtypes
@@ -277,9 +280,9 @@ def _variants(op: str, size: int, dtypes: Sequence[torch.dtype]) -> list[dict[st
 def collective_programs(
     max_steps: int = 4, ops: Sequence[str] = OPS, size: int | None = None
 ) -> st.SearchStrategy[Program]:
-    """Programs for groups of `size` ranks (default: the world)."""
+    """Programs for groups of `size` ranks (default: all ranks)."""
 
     def make(size: int) -> st.SearchStrategy[Program]:
         return st.lists(steps(size, ops), min_size=1, max_size=max_steps).map(lambda chosen: Program(tuple(chosen)))
 
-    return _over_world(make) if size is None else make(size)
+    return over_world(make) if size is None else make(size)

@@ -1,7 +1,7 @@
-"""Shapes, dtypes and tensors on which distributed code breaks: empty, single, prime and uneven sizes; odd strides.
+"""Shapes, dtypes and tensors that often break distributed code: empty, prime and uneven sizes, size 1, odd strides.
 
-Values are small whole numbers, all different where there is room for it. Sums of them are exact in every dtype here,
-so results can be compared exactly, and an element in the wrong place shows.
+Values are small whole numbers, all different if the tensor is small enough. Their sums are exact in every dtype used
+here, so results can be compared exactly, and an element in the wrong place is detected.
 """
 
 from __future__ import annotations
@@ -12,23 +12,24 @@ from collections.abc import Sequence
 import torch
 from hypothesis import strategies as st
 
-# In the order of how simple they are, which is the way Hypothesis shrinks.
+# The simplest first: Hypothesis shrinks towards the front.
 SIZES = (1, 2, 3, 0, 4, 5, 6, 7, 8, 11, 13)
 DTYPES = (torch.float32, torch.float64, torch.int64, torch.int32, torch.bfloat16, torch.uint8, torch.bool)
 FLOATS = (torch.float32, torch.float64, torch.bfloat16)
 _LAYOUTS = ("contiguous", "transposed", "strided", "offset")
-# Every whole number up to here is exact in bfloat16, and so are sums over a few ranks.
+# Every whole number below this is exact in bfloat16, and so are its sums over a few ranks.
 _LARGEST = 61
 
 
 def dtypes(floating: bool = False) -> st.SearchStrategy[torch.dtype]:
+    """Dtypes; with `floating`, only floating-point ones."""
     return st.sampled_from(FLOATS if floating else DTYPES)
 
 
 def shapes(
     min_dims: int = 0, max_dims: int = 3, sizes: Sequence[int] = SIZES, max_numel: int = 512
 ) -> st.SearchStrategy[tuple[int, ...]]:
-    """Shapes with sizes of 0 and 1 and prime sizes."""
+    """Shapes, including dims of size 0, size 1 and prime sizes."""
     several = st.lists(st.sampled_from(list(sizes)), min_size=min_dims, max_size=max_dims).map(tuple)
     return several.filter(lambda shape: math.prod(shape) <= max_numel)
 
@@ -38,7 +39,7 @@ def tensors(
     dtype: st.SearchStrategy[torch.dtype] | torch.dtype | None = None,
     contiguous: bool | None = None,
 ) -> st.SearchStrategy[torch.Tensor]:
-    """CPU tensors. `contiguous`: True, False (where the shape allows it) or None for either."""
+    """CPU tensors. `contiguous`: True, False (if the shape allows it) or None for either."""
     shape = shapes() if shape is None else shape if isinstance(shape, st.SearchStrategy) else st.just(tuple(shape))
     dtype = dtypes() if dtype is None else dtype if isinstance(dtype, st.SearchStrategy) else st.just(dtype)
     layouts = {None: _LAYOUTS, True: _LAYOUTS[:1], False: _LAYOUTS[1:]}[contiguous]
@@ -51,13 +52,13 @@ def _make(shape: tuple[int, ...], dtype: torch.dtype, layout: str, start: int) -
 
 
 def whole_numbers(shape: Sequence[int], dtype: torch.dtype, start: int = 0) -> torch.Tensor:
-    """start, start + 1, ... in row-major order; from 0 again past the largest number that is safe to sum."""
+    """Return start, start + 1, ... in row-major order, modulo a number up to which sums stay exact."""
     values = (torch.arange(math.prod(shape)) + start) % _LARGEST
     return (values % 2 if dtype is torch.bool else values).reshape(tuple(shape)).to(dtype)
 
 
 def lay_out(tensor: torch.Tensor, layout: str) -> torch.Tensor:
-    """The same values with other strides."""
+    """Return a tensor with the same values and other strides."""
     if layout == "transposed" and tensor.dim() > 1:
         return tensor.transpose(0, -1).contiguous().transpose(0, -1)
     if layout == "strided" and tensor.dim() > 0:

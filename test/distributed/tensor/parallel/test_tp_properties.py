@@ -1,5 +1,7 @@
-"""Random MLPs under random tensor-parallel plans, and random transformers, on a mesh or one dim of it: outputs and
-gradients are those of the unsharded model."""
+"""Random tensor-parallel MLPs and transformers: outputs and gradients are those of the unsharded model.
+
+MLPs run under random plans on a 1-D mesh, and transformers on a mesh or on one dim of it.
+"""
 
 import copy
 import itertools
@@ -20,7 +22,7 @@ WIDTHS = st.sampled_from([4, 1, 2, 3, 5, 8, 13])
 
 
 def transformer_args():
-    """Heads are in multiples of the ranks; what else there is may be uneven."""
+    """Arguments of a transformer: the ranks divide the number of heads, and other sizes may be uneven."""
 
     def make(heads, head_dim, **options):
         return ModelArgs(n_heads=heads, dim=heads * head_dim, max_seq_len=8, dropout_p=0.0, **options)
@@ -37,8 +39,8 @@ def transformer_args():
     )
 
 
-def everyone_has_a_row(rows, ranks):
-    """A rank without any fails in the look-up, alone, and leaves the others waiting (docs/found)."""
+def every_rank_has_a_row(rows, ranks):
+    """Does every rank hold a row? A rank without rows fails in the lookup, and the others wait for it (docs/found)."""
     each = -(-rows // ranks)
     return each * (ranks - 1) < rows
 
@@ -80,10 +82,10 @@ class TestTensorParallel(MultiProcessTestCase):
     def test_transformer(self, mesh, args, tokens, sequence_parallel):
         tp_mesh = mesh if mesh.ndim == 1 else mesh["y"]
         assume(tokens[1] % tp_mesh.size() == 0 or not sequence_parallel)
-        assume(everyone_has_a_row(args.vocab_size, tp_mesh.size()))
+        assume(every_rank_has_a_row(args.vocab_size, tp_mesh.size()))
         torch.manual_seed(0)
         model = Transformer(args).double()
-        # On a CPU, DTensor has no rule for the attention kernel: each rank attends with its own heads.
+        # On CPU, DTensor has no sharding rule for the attention kernel, so each rank computes its own heads locally.
         parallel = Transformer.parallelize(copy.deepcopy(model), tp_mesh, sequence_parallel, local_output_for_attn=True)
         self.check_equal(model, parallel, torch.randint(args.vocab_size, tokens))
 
@@ -96,12 +98,12 @@ class TestTensorParallel(MultiProcessTestCase):
         self.assertEqual(gradients, {name: parameter.grad for name, parameter in model.named_parameters()})
 
     def styles(self, count, plan):
-        """Layers are every second module. A pair is colwise and then rowwise, with nothing gathered in between."""
+        """Return styles for the linear layers, which are every second module. Nothing is gathered inside a pair."""
         styles, layer = {}, 0
         while layer < count:
             kind = plan[layer]
             if kind == "pair" and layer + 1 < count:
-                # A local output would not say how uneven the shards are.
+                # A plain local tensor would not record that the shards are uneven.
                 styles[str(2 * layer)] = ColwiseParallel(use_local_output=False)
                 styles[str(2 * layer + 2)] = RowwiseParallel()
                 layer += 2

@@ -1,5 +1,7 @@
-"""Properties across ranks: what is drawn, how failures shrink, what is reported. Also with mutants: each is found, and
-the example that is reported is the smallest there is."""
+"""Properties across ranks: drawing, shrinking, reporting.
+
+The suite finds each mutant and reports the smallest possible example.
+"""
 
 import os
 import signal
@@ -38,7 +40,7 @@ def gathered(value):
 
 
 def fails_with(*parts, error=RankFailure):
-    """The test is to fail, and its message to hold these texts."""
+    """Expect the test to fail with a message that contains these parts."""
 
     def decorate(test):
         test.expected_error, test.expected_parts = error, parts
@@ -68,13 +70,13 @@ class Properties(MultiProcessTestCase):
 class TestDrawing(Properties):
     @PROFILE
     @given(n=NUMBERS, mine=per_rank(NUMBERS))
-    def test_all_ranks_have_the_same_and_a_share_of_their_own(self, n, mine):
+    def test_all_ranks_have_the_same_value_and_a_share_of_their_own(self, n, mine):
         self.assertEqual(gathered(n), [n] * self.world_size)
         self.assertEqual(gathered(mine)[self.rank], mine)
 
     @PROFILE
     @given(data())
-    def test_values_drawn_in_the_middle_are_the_same(self, data):
+    def test_values_drawn_during_an_example_are_the_same(self, data):
         first = data.draw(NUMBERS)
         dist.barrier()
         second = data.draw(st.integers(0, first))
@@ -102,12 +104,12 @@ class TestDrawing(Properties):
         assume(stay or self.rank != 1)
         dist.barrier()
 
-    def test_one_rank_may_have_left_before_rank_0_has_come(self):
-        def enter_late(watch, number, describe):
+    def test_one_rank_may_leave_before_rank_0_enters(self):
+        def enter_late(watchdog, number, describe):
             until = time.monotonic() + 10
-            while not describe().endswith("stay=True)") and watch.woken != number:
-                self.assertLess(time.monotonic(), until, "that rank 1 has left was not noticed")
-            enter(watch, number, describe)
+            while not describe().endswith("stay=True)") and watchdog.interrupted != number:
+                self.assertLess(time.monotonic(), until, "the watchdog did not notice that rank 1 left")
+            enter(watchdog, number, describe)
 
         enter = Watchdog.enter
         with mock.patch.object(Watchdog, "enter", enter_late if self.rank == 0 else enter):
@@ -125,7 +127,7 @@ class TestDrawing(Properties):
     @settings(max_examples=300, database=None, derandomize=True)
     @fails_with("rank 2: failed: AssertionError: high")
     @given(mine=per_rank(st.integers(0, 100_000)))
-    def test_target_climbs_the_score_of_any_rank(self, mine):
+    def test_target_raises_the_score_of_any_rank(self, mine):
         if self.rank == 2:
             target(float(mine))
             if mine >= 99_000:
@@ -136,13 +138,13 @@ class TestShrinking(Properties):
     @PROFILE
     @fails_with(
         "rank 2 of 4 failed",
-        "test_failure_before_a_collective_that_others_are_in(n=17, v={rank 0: 0, rank 1: 0, rank 2: 6, rank 3: 0})",
+        "test_failure_before_a_collective_of_the_others(n=17, v={rank 0: 0, rank 1: 0, rank 2: 6, rank 3: 0})",
         "rank 0: was waiting for another rank",
         "rank 2: v is 6",
         "@reproduce_failure",
     )
     @given(n=NUMBERS, v=per_rank(NUMBERS))
-    def test_failure_before_a_collective_that_others_are_in(self, n, v):
+    def test_failure_before_a_collective_of_the_others(self, n, v):
         note(f"v is {v}")
         dist.barrier()
         if self.rank == 2 and n > 16 and v > 5:
@@ -164,7 +166,7 @@ class TestShrinking(Properties):
     @fails_with("(stay=False) hangs: ranks 0, 1, 2 of 4 waited")
     @given(stay=st.booleans())
     def test_hang_within_a_deadline(self, stay):
-        """Each hang takes the deadline, so there is little to shrink."""
+        """Every hang lasts until the deadline, so the example has little to shrink."""
         if self.rank == 3 and not stay:
             return
         dist.barrier()
@@ -194,22 +196,22 @@ class TestShrinking(Properties):
             self.fail("once")
 
     @settings(max_examples=60, database=None, derandomize=False)
-    @fails_with("For the same examples again: @hypothesis.seed(")
+    @fails_with("To repeat these examples: put @hypothesis.seed(")
     @given(n=NUMBERS)
-    def test_seed_is_told(self, n):
+    def test_report_shows_the_seed(self, n):
         self.assertLess(n, 5)
 
-    @settings(max_examples=60, database=None, derandomize=True)  # as Hypothesis does by itself in CI
-    @fails_with("For the same examples again: run it again.")
+    @settings(max_examples=60, database=None, derandomize=True)  # Hypothesis' default in CI
+    @fails_with("To repeat these examples: run the test again.")
     @given(n=NUMBERS)
-    def test_that_there_is_no_seed_is_told(self, n):
+    def test_report_without_a_seed(self, n):
         self.assertLess(n, 5)
 
     @settings(max_examples=60, database=None, derandomize=False)
     @seed(17)
     @fails_with("@hypothesis.seed(17)")
     @given(n=NUMBERS)
-    def test_own_seed_is_told(self, n):
+    def test_report_shows_an_explicit_seed(self, n):
         self.assertLess(n, 5)
 
 
@@ -223,7 +225,7 @@ class TestMutants(Properties):
     @fails_with("(size=5) fails on rank")
     @given(size=st.integers(0, 40))
     def test_off_by_one_in_a_shard_boundary(self, size):
-        """Rank 0 stops one short, where the shards are uneven and longer than one."""
+        """Rank 0 drops the last element of its shard if the shards are uneven and it has more than one element."""
         start, end = shard_bounds(size, self.world_size, self.rank)
         uneven = size % self.world_size and end - start > 1
         wrong_end = end - 1 if self.rank == 0 and uneven else end
@@ -243,7 +245,7 @@ class TestMutants(Properties):
     @fails_with("(n=1, ask_async=True) fails on")
     @given(n=st.integers(0, 20), ask_async=st.booleans())
     def test_missing_wait(self, n, ask_async):
-        """Rank 1 comes late, when the others have looked at what is not there yet."""
+        """Rank 0 reads the tensor before rank 1 sends it."""
         received = torch.zeros(n)
         if self.rank == 0:
             work = dist.irecv(received, 1)

@@ -1,0 +1,304 @@
+"""The two roles in a property test across ranks: rank 0 leads, the others follow. Both run the same body."""
+
+from __future__ import annotations
+
+import functools
+import pickle
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Any, NoReturn
+
+import hypothesis
+from hypothesis import strategies as st
+from hypothesis.errors import StopTest
+
+from . import internals, values
+from .groups import Groups
+from .links import Link, PeerLost
+from .outcome import ExampleKind, ExampleOutcome, JudgedExample, judge_example, name_ranks, outcome_of_error
+from .watchdog import Watchdog
+
+__rank_frame__ = True
+
+# A rank that is still in an example this long after its waits were interrupted waits for something else.
+PATIENCE = 15.0
+
+# The kinds of messages that rank 0 sends.
+EXAMPLE, DRAWN, NO_MORE, RECREATE, END = "example", "drawn", "no more draws", "recreate groups", "end"
+
+# The test's method, bound to its `self`; it gets the drawn values as keywords.
+Body = functools.partial[None]
+
+
+class PropertyFailure(AssertionError):
+    """A property does not hold in some rank.
+
+    All failures have this one type and are raised at one line, so Hypothesis takes them for a single bug. Otherwise the
+    same bug, seen from two ranks, would count as two.
+    """
+
+    def __init__(self, message: str, judged: JudgedExample | None = None):
+        super().__init__(message)
+        self.judged = judged
+
+
+class Abandoned(BaseException):
+    """The ranks cannot continue together. Not an Exception, or Hypothesis would try to shrink it."""
+
+
+@dataclass(frozen=True)
+class PropertyResult:
+    """How the whole property ended, as rank 0 reports it to the others."""
+
+    culprits: tuple[int, ...] = ()  # the ranks that failed in the smallest example; the first one reports it
+    report: str = ""
+    skips: Mapping[int, str] = field(default_factory=dict)  # the reason of each rank that skipped
+    lost: bool = False  # a rank has died or is stuck, and the report says which
+
+
+class Observations:
+    """The notes and scores that the body of a test records with `note` and `target` during one example."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+        self.scores: dict[str, float] = {}
+
+
+class Participant:
+    """One rank in a property test. `Participant.current` is this process's own, until the property ends."""
+
+    current: Participant | None = None
+
+    def __init__(self, rank: int, world_size: int, links: Mapping[int, Link], groups: Groups, watchdog: Watchdog):
+        self.rank = rank
+        self.world_size = world_size
+        self.links = links
+        self.groups = groups
+        self.watchdog = watchdog
+        self.number = 0
+        self.observations = Observations()
+        self.describe_current: Callable[[], str] = str  # the current example, as a call of the test
+
+    def perform(self, body: Body, drawn: Mapping[str, Any]) -> ExampleOutcome:
+        """Run the body on this rank's share of the drawn values."""
+        self.observations = observations = Observations()
+        self.describe_current = functools.partial(describe, body, drawn)
+        self.watchdog.enter(self.number, self.describe_current)
+        try:
+            body(**{name: values.for_rank(value, self.rank) for name, value in drawn.items()})
+        except (Exception, StopTest) as error:
+            interrupted = self.watchdog.leave()
+            if isinstance(error, StopTest):
+                raise  # Hypothesis' own: this example has used up its budget of draws
+            outcome = outcome_of_error(error, interrupted)
+        else:
+            self.watchdog.leave()
+            outcome = PASSED
+        return replace(outcome, notes=tuple(observations.notes), scores=observations.scores)
+
+
+class Leader(Participant):
+    """Rank 0: runs inside Hypothesis, whose engine calls `run_example` for each example that it tries."""
+
+    def __init__(self, *args: Any):
+        super().__init__(*args)
+        self.needs_new_groups = True  # before the next example
+        self.last: JudgedExample | None = None
+        self.last_failed: JudgedExample | None = None
+        self.failed_example = ""  # the example of `last_failed`, as a call of the test
+        self.count = 0
+
+    def run_example(self, body: Body, drawn: dict[str, Any]) -> None:
+        """Run one example in all ranks, and return or raise so that Hypothesis sees their combined outcome."""
+        if self.needs_new_groups:
+            self.recreate_groups()
+        self.number += 1
+        self.count += 1
+        self.watchdog.begin(self.number)
+        describe_it = functools.partial(describe, body, drawn)
+        interactive = {name: value for name, value in drawn.items() if isinstance(value, st.DataObject)}
+        self._send_bytes(_pickled_example(self.number, drawn, list(interactive), body), describe_it)
+        mine = {**drawn, **{name: values.LeadersData(value, self._send_draw) for name, value in interactive.items()}}
+        outcome = self._perform_mine(body, mine, bool(interactive))
+        judged = judge_example([outcome, *self._receive_from_all(describe_it)])
+        self.watchdog.finish()
+        self._conclude_example(judged, describe_it)
+
+    def _perform_mine(self, body: Body, drawn: dict[str, Any], interactive: bool) -> ExampleOutcome:
+        try:
+            outcome = self.perform(body, drawn)
+        except StopTest:
+            self.watchdog.report_left(self.number)
+            self._send((NO_MORE,), str)
+            self._receive_from_all(self.describe_current)
+            self.watchdog.finish()
+            self.needs_new_groups = True
+            raise
+        if interactive:
+            self._send((NO_MORE,), str)
+        if outcome.ends_example:
+            self.watchdog.report_left(self.number)
+        return outcome
+
+    def _conclude_example(self, judged: JudgedExample, describe_it: Callable[[], str]) -> None:
+        self.last = judged
+        self.needs_new_groups = judged.is_damaging or self.watchdog.interrupted == self.number
+        if judged.kind is ExampleKind.PASSED:
+            for label, score in judged.scores().items():
+                hypothesis.target(score, label=label)
+            return
+        if judged.kind is ExampleKind.REJECTED:
+            hypothesis.reject()
+        if judged.kind is ExampleKind.SKIPPED:
+            raise Abandoned
+        self.last_failed, self.failed_example = judged, describe_it()
+        _fail(judged)
+
+    def recreate_groups(self) -> None:
+        """Replace the groups in all ranks: the last example may have left the old ones in any state."""
+        self.groups.destroy()
+        self._send((RECREATE,), str)
+        self.groups.create()
+        self._receive_from_all(str)  # otherwise this rank could end before the others have connected to it
+        self.needs_new_groups = False
+
+    def _send_draw(self, value: Any) -> None:
+        self._send((DRAWN, pickle.dumps(value)), str)
+
+    def _send(self, message: Any, describe_it: Callable[[], str]) -> None:
+        self._send_bytes(pickle.dumps(message), describe_it)
+
+    def _send_bytes(self, data: bytes, describe_it: Callable[[], str]) -> None:
+        for rank, link in self.links.items():
+            try:
+                link.main.send_bytes(data)
+            except OSError:
+                self._raise_lost(rank, describe_it)
+
+    def _receive_from_all(self, describe_it: Callable[[], str]) -> list[Any]:
+        """Receive one message from each rank in turn. If one is lost, the ranks before it are interrupted, so that they
+        do not delay its discovery."""
+        return [self._receive_from(rank, describe_it) for rank in self.links]
+
+    def _receive_from(self, rank: int, describe_it: Callable[[], str]) -> Any:
+        link = self.links[rank]
+        while not link.has_message(PATIENCE / 10):
+            if self.watchdog.seconds_since_interrupt(self.number) > PATIENCE:
+                self._raise_stuck(rank, describe_it)
+        try:
+            return _unpickled(link.main.recv_bytes())
+        except (EOFError, OSError):
+            self._raise_lost(rank, describe_it)
+
+    def _raise_lost(self, rank: int, describe_it: Callable[[], str]) -> NoReturn:
+        raise Abandoned(f"rank {rank} was lost {self._where(describe_it())}")
+
+    def _where(self, example: str) -> str:
+        return f"in this example: {example}" if example else "between two examples"
+
+    def _raise_stuck(self, first: int, describe_it: Callable[[], str]) -> NoReturn:
+        stuck = [rank for rank, link in self.links.items() if rank >= first and not link.has_message(0)]
+        raise Abandoned(
+            f"{name_ranks(stuck)} could not be interrupted, as only waits on the network can be; the other ranks left "
+            f"{PATIENCE:.0f} s ago; nothing was shrunk {self._where(describe_it())}"
+        )
+
+    def finish(self, result: PropertyResult) -> None:
+        """Send the result to the others: first to the rank that reports a failure, and to the rest when it has exited.
+
+        The verdict starts with the culprit that exits first.
+        """
+        first = result.culprits[0] if result.culprits else 0
+        for rank in sorted(self.links, key=lambda rank: rank != first):
+            with suppress(EOFError, OSError):
+                self.links[rank].main.send_bytes(pickle.dumps((END, result)))
+                if rank == first:
+                    self.links[rank].main.recv_bytes()  # returns when the rank has exited
+
+
+class Follower(Participant):
+    """Any other rank: runs the examples that rank 0 sends until the property ends."""
+
+    def follow(self, body: Body) -> PropertyResult:
+        """Run examples until rank 0 sends the result, and return it."""
+        while True:
+            kind, *details = self._receive()
+            if kind == EXAMPLE:
+                self._run_example(body, *details)
+            elif kind == RECREATE:
+                self.groups.destroy()
+                self.groups.create()
+                self._reply(None)
+            elif kind == END:
+                return self._await_turn(details[0])
+
+    def _await_turn(self, result: PropertyResult) -> PropertyResult:
+        if result.culprits and result.culprits[0] == 0:
+            with suppress(EOFError, OSError):
+                self.links[0].main.recv_bytes()  # rank 0 reports first: this returns when it has exited
+        return result
+
+    def _run_example(self, body: Body, number: int, drawn: dict[str, Any], interactive: list[str]) -> None:
+        self.number = number
+        self.watchdog.begin(number)
+        drawn.update({name: values.FollowersData(self._receive_draw, self.rank) for name in interactive})
+        with internals.next_example():
+            outcome = self.perform(body, drawn)
+        if outcome.ends_example:
+            self.watchdog.report_left(number)
+        self._reply(outcome)
+
+    def _reply(self, message: Any) -> None:
+        with suppress(OSError):  # rank 0 has exited: the next receive reports that
+            self.links[0].main.send_bytes(_PICKLED_PASSED if message == PASSED else pickle.dumps(message))
+
+    def _receive(self) -> Any:
+        try:
+            return pickle.loads(self.links[0].main.recv_bytes())
+        except (EOFError, OSError):
+            raise PeerLost("rank 0 was lost") from None
+
+    def _receive_draw(self) -> Any:
+        kind, *details = self._receive()
+        if kind == DRAWN:
+            return pickle.loads(details[0])
+        raise values.NoMoreDraws("rank 0 makes no more draws in this example: it failed, or the ranks draw differently")
+
+
+def _fail(judged: JudgedExample) -> NoReturn:
+    raise PropertyFailure(judged.describe(), judged)
+
+
+# By far the most frequent reply, so it is pickled once and not unpickled.
+PASSED = ExampleOutcome(ExampleKind.PASSED)
+_PICKLED_PASSED = pickle.dumps(PASSED)
+
+
+def _unpickled(data: bytes) -> Any:
+    return PASSED if data == _PICKLED_PASSED else pickle.loads(data)
+
+
+def _pickled_example(number: int, drawn: Mapping[str, Any], interactive: list[str], body: Body) -> bytes:
+    sent = {name: value for name, value in drawn.items() if name not in interactive}
+    try:
+        return pickle.dumps((EXAMPLE, number, sent, interactive))
+    except Exception as error:
+        culprit = next((name for name, value in sent.items() if not _can_be_pickled(value)), "?")
+        raise Abandoned(
+            f"{body.func.__name__}: the argument {culprit!r} cannot be sent to the other ranks ({error}): draw "
+            f"something that can be pickled, and build the rest of it in the test"
+        ) from None
+
+
+def _can_be_pickled(value: Any) -> bool:
+    try:
+        pickle.dumps(value)
+    except Exception:
+        return False
+    return True
+
+
+def describe(body: Body, drawn: Mapping[str, Any]) -> str:
+    """Show the example as a call of the test."""
+    return f"{body.func.__name__}({', '.join(f'{name}={value!r}' for name, value in drawn.items())})"
