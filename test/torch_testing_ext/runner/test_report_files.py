@@ -17,11 +17,11 @@ from report_support import a_test, attempt, ended, every_outcome, finished_test,
 from test_html_report import history_of
 
 import torch_testing_ext
+from torch_testing_ext._process.files import write_atomically
 from torch_testing_ext.runner.events import RunBegan, UnitBegan, UnitEnded
 from torch_testing_ext.runner.model import Attempt, FinishedTest, Lease, Policy, Test, TestId, TestOutcome, Unit
 from torch_testing_ext.runner.options.options import Options
 from torch_testing_ext.runner.report import json_results, junit, make_reporters, perfetto
-from torch_testing_ext.runner.report.files import write_whole
 from torch_testing_ext.runner.report.recorder import Recorder
 
 ROOT = Path(torch_testing_ext.__file__).parents[1]
@@ -169,7 +169,7 @@ class WritingTest(unittest.TestCase):
 
     def test_folders_are_created_and_the_mode_follows_the_umask(self):
         path = self.folder / "a" / "b" / "x.xml"
-        write_whole(path, "naïve")
+        write_atomically(path, "naïve")
         usual = self.folder / "usual"
         usual.touch()
         self.assertEqual(path.read_text(encoding="utf-8"), "naïve")
@@ -183,11 +183,11 @@ class WritingTest(unittest.TestCase):
             """
             import resource, signal, sys
             from pathlib import Path
-            from torch_testing_ext.runner.report.files import write_whole
+            from torch_testing_ext._process.files import write_atomically
             signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
             resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
             try:
-                write_whole(Path(sys.argv[1]), "x" * 100_000)
+                write_atomically(Path(sys.argv[1]), "x" * 100_000)
             except OSError as error:
                 print(error.errno)
             """
@@ -212,7 +212,7 @@ class WritingTest(unittest.TestCase):
         path = self.folder / "pipe"
         os.mkfifo(path)
         reader = subprocess.Popen(["cat", str(path)], stdout=subprocess.PIPE, text=True)
-        write_whole(path, "words")
+        write_atomically(path, "words")
         self.assertEqual(reader.communicate()[0], "words")
         self.assertTrue(stat.S_ISFIFO(path.stat().st_mode))
 

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import fcntl
 import json
-import os
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from torch_testing_ext._process.files import write_atomically
 
 FORMAT = "torch_testing_ext 1"
 Warn = Callable[[str], None]
@@ -40,7 +40,9 @@ class Remembered:
             with self._locked():
                 values = self.load()
                 change(values)
-                self._replace({"format": FORMAT, "tests": dict(sorted(values.items()))})
+                write_atomically(
+                    self._file, json.dumps({"format": FORMAT, "tests": dict(sorted(values.items()))}, indent=0)
+                )
         except OSError as error:
             self._warn(f"{self._file} was not updated: {error}")
 
@@ -59,16 +61,6 @@ class Remembered:
         with self._file.with_suffix(".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
-
-    def _replace(self, content: dict[str, Any]) -> None:
-        descriptor, new = tempfile.mkstemp(dir=self._file.parent, prefix=self._file.stem)
-        try:
-            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                json.dump(content, file, indent=0)
-            os.replace(new, self._file)
-        except BaseException:
-            os.unlink(new)
-            raise
 
 
 def _make_folder(folder: Path) -> None:
