@@ -1,4 +1,4 @@
-"""The documentation's examples run, its commands parse, and the settings it names are exactly the existing ones."""
+"""The documentation's examples run, its commands are valid, and the settings, files and sections it names exist."""
 
 import os
 import re
@@ -14,10 +14,20 @@ from torch_testing_ext.launch import settings
 from torch_testing_ext.runner.options import config
 
 ROOT = Path(torch_testing_ext.__file__).resolve().parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PACKAGE = ROOT / "torch_testing_ext"
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 EXAMPLE = re.compile(r"^```python\n(# file: (?P<name>\w+\.py)\n.*?)^```$", re.MULTILINE | re.DOTALL)
 RUN_TEST = re.compile(r"^((?:[A-Z_]+=\S+ )*)python run_test\.py(.*)$", re.MULTILINE)
+LINK = re.compile(r"\]\((?!https?:)(?P<file>[^)#\s]*)(#(?P<section>[^)\s]+))?\)")
+HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
+SOURCE = re.compile(r"`([\w*/]+(?:\.py|/))`")
 SETTING = re.compile(rf"\b{settings.PREFIX}[A-Z_]*[A-Z]\b")
+
+
+def sections(page):
+    """The anchors of a page's headings, as GitHub makes them."""
+    headings = HEADING.findall(page.read_text(encoding="utf-8"))
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 class DocsTest(unittest.TestCase):
@@ -47,6 +57,29 @@ class DocsTest(unittest.TestCase):
         named = {name for page in PAGES for name in SETTING.findall(page.read_text(encoding="utf-8"))}
         known = {name for name in named if not name.startswith(settings.RUNNER_PREFIX)}
         self.assertEqual(known, set(settings.KNOWN_SETTINGS))
+
+    def test_links_lead_somewhere(self):
+        for page in [*PAGES, ROOT / "CHANGELOG.md", ROOT / "benchmarks" / "README.md"]:
+            for link in LINK.finditer(page.read_text(encoding="utf-8")):
+                with self.subTest(page=page.name, link=link.group()):
+                    target = page.parent / link["file"] if link["file"] else page
+                    self.assertTrue(target.exists(), f"there is no file {target}")
+                    if link["section"]:
+                        self.assertIn(link["section"], sections(target))
+
+    def test_sources_named_in_the_tour_exist(self):
+        """Paths may leave out the package's folder; those of the runner its folder too."""
+        for page in ("architecture.md", "glossary.md"):
+            for name in SOURCE.findall((ROOT / "docs" / page).read_text(encoding="utf-8")):
+                with self.subTest(page=page, source=name):
+                    places = (ROOT, PACKAGE, PACKAGE / "runner", PACKAGE / "_spmd")
+                    self.assertTrue(any(any(place.glob(name.rstrip("/"))) for place in places))
+
+    def test_the_glossary_is_in_alphabetical_order(self):
+        lines = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8").splitlines()
+        terms = [line.split("|")[1].strip() for line in lines if line.startswith("| ")][2:]
+        self.assertGreater(len(terms), 40)
+        self.assertEqual(terms, sorted(set(terms)))
 
     def test_runner_commands_parse(self):
         """run_test.py accepts the command lines in the pages; no tests run."""
