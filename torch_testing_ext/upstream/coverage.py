@@ -109,9 +109,9 @@ _HEAD = """\
 # Coverage of PyTorch's test kit
 
 This page compares our modules with those of torch {version}. It counts the public names that each module defines or
-re-exports from another module of the kit. `{refresh}` rewrites this page
-and [coverage.json](coverage.json); a test fails while they are out of date. Missing names still work in a drop-in run,
-which uses PyTorch's own; see [upstream.md](upstream.md)."""
+re-exports from another module of the kit. Missing names still work in a drop-in run, which uses PyTorch's own; see
+[upstream.md](upstream.md). A test fails while this page or [coverage.json](coverage.json) is out of date. To update
+them, run `{refresh}`."""
 
 
 def _section(one: ModuleCoverage) -> str:

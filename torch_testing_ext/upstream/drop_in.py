@@ -96,8 +96,19 @@ class StandIn(ModuleType):
     @property
     def __dict__(self) -> dict[str, Any]:  # type: ignore[override]
         """For mock.patch and dataclasses. It has PyTorch's names only if PyTorch's module is loaded already."""
-        theirs = originals.loaded.get(self.__name__)
-        return {**(vars(theirs) if theirs else {}), **vars(_import_ours(self.__ours__))}
+        ours, theirs = _import_ours(self.__ours__), originals.loaded.get(self.__name__)
+        return _Names(ours, {**(vars(theirs) if theirs else {}), **vars(ours)})
+
+
+class _Names(dict[str, Any]):
+    """The names of a stand-in. mock.patch looks here for the value to restore, which we may import on first use."""
+
+    def __init__(self, ours: ModuleType, names: dict[str, Any]):
+        super().__init__(names)
+        self._ours = ours
+
+    def __getitem__(self, name: str) -> Any:
+        return getattr(self._ours, name) if hasattr(self._ours, name) else super().__getitem__(name)
 
 
 def _holders(stand_in: StandIn, name: str) -> list[ModuleType]:

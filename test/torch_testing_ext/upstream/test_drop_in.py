@@ -47,6 +47,14 @@ STAND_INS = """
         assert common.random_square_matrix_of_rank == 5
     assert callable(common.random_square_matrix_of_rank)
 
+    # So is a patch of a name that our module imports on first use, whether PyTorch's module is loaded or not.
+    dtensor = "torch.testing._internal.distributed._tensor.common_dtensor"
+    for name in ("Attention", "MLPModule"):
+        with mock.patch(f"{dtensor}.{name}", type("Patched", (), {})) as patched:
+            assert getattr(sys.modules[dtensor], name) is patched
+        assert getattr(sys.modules[dtensor], name).__module__.startswith("torch_testing_ext._dtensor.")
+        originals.load(dtensor)
+
     # A name that neither side has is missing, as in any module.
     for missing in ("nowhere", "__nowhere__"):
         assert not hasattr(common, missing)
