@@ -35,7 +35,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_run(run: argparse.ArgumentParser) -> None:
-    run.description = "Run a PyTorch test file unmodified; its imports of torch.testing._internal give our classes."
+    run.description = "Run a PyTorch test file unmodified; its imports of PyTorch's test kit give our classes."
     run.add_argument("--explain", action="store_true", help="at the end, list the names that came from PyTorch")
     run.add_argument("path", type=Path, metavar="FILE", help="the test file")
     run.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="arguments for unittest")
