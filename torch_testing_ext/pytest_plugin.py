@@ -1,8 +1,8 @@
-"""Pytest option: run test files written for torch.testing._internal on our classes.
+"""A pytest plugin that runs test files written for torch.testing._internal on our classes.
 
     python -m pytest -p torch_testing_ext.pytest_plugin --torch-drop-in test/distributed/test_store.py
 
-With -v the names that came from PyTorch are listed after the collection.
+With -v, pytest lists the names that came from PyTorch after collection.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ OPTION = "--torch-drop-in"
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("torch_testing_ext")
-    group.addoption(OPTION, action="store_true", help="run PyTorch's test files on torch_testing_ext")
+    group.addoption(OPTION, action="store_true", help="run PyTorch test files on the classes of torch_testing_ext")
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_load_initial_conftests(early_config: Any) -> None:
-    """Before any conftest imports something."""
+    """Install before any conftest imports something."""
     if early_config.known_args_namespace.torch_drop_in:
         _install()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """In a worker of xdist, which is given its plugins later."""
+    """Install in an xdist worker too, which gets its plugins later."""
     if config.getoption(OPTION):
         _install()
 

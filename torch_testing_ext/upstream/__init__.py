@@ -1,5 +1,5 @@
-"""The way to and from a PyTorch checkout: run its test files here, bring them here, send ours there.
+"""To and from a PyTorch checkout: run its test files here, import them, and send ours there as a patch.
 
-`mapping` is the one table of names that all of it reads. Nothing here imports torch before a test file does, and only
-`drop_in` ever loads a module of `torch.testing._internal`: for the names that we do not have.
+All of it reads one table of module names, `mapping`. Nothing here imports torch before a test file does, and only
+`drop_in` loads modules of `torch.testing._internal`, for names that we lack.
 """

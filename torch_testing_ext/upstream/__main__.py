@@ -1,4 +1,4 @@
-"""`python -m torch_testing_ext.upstream`: the commands, and how a user's mistake is said."""
+"""The command line of `python -m torch_testing_ext.upstream`."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from .mapping import Mistake, installed_torch
+from .mapping import UserError, installed_torch
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(argv)
     try:
         code: int = options.command(options)
-    except Mistake as mistake:
-        print(f"{_PROGRAM}: {mistake}", file=sys.stderr)
+    except UserError as error:
+        print(f"{_PROGRAM}: {error}", file=sys.stderr)
         return 2
     return code
 
@@ -24,40 +24,62 @@ _PROGRAM = "python -m torch_testing_ext.upstream"
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog=_PROGRAM, description="The way to and from a PyTorch checkout.")
+    description = "Run, import and patch the test files of a PyTorch checkout."
+    parser = argparse.ArgumentParser(prog=_PROGRAM, description=description)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    run = commands.add_parser("run", help="run a test file of PyTorch's as it is, on our classes")
-    run.add_argument("--explain", action="store_true", help="list what came from PyTorch in the end")
-    run.add_argument("path", type=Path, metavar="PATH")
-    run.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="unittest's arguments")
-    run.set_defaults(command=_run)
-
-    bring = commands.add_parser("import", help="bring test files of PyTorch's here, their imports rewritten")
-    bring.add_argument("files", type=Path, nargs="+", metavar="FILE")
-    bring.add_argument("--to", type=Path, default=Path("test"), help="our directory of tests (default: test/)")
-    bring.add_argument("--force", action="store_true", help="overwrite files that differ")
-    bring.set_defaults(command=_import)
-
-    patch = commands.add_parser("patch", help="make a patch for a PyTorch checkout out of test files of ours")
-    patch.add_argument("--pytorch", type=Path, required=True, metavar="CHECKOUT")
-    patch.add_argument("files", type=Path, nargs="*", metavar="FILE", help="default: those in test/ that it has too")
-    patch.add_argument("-o", "--output", type=Path, metavar="OUT", help="where to write it (default: stdout)")
-    patch.add_argument("--subject", help="the patch's subject line")
-    what = patch.add_mutually_exclusive_group()
-    what.add_argument("--vendor", action="store_true", help="append what exists only here to PyTorch's helper modules")
-    what.add_argument("--check", action="store_true", help="write nothing: only tell whether the files are fit to go")
-    patch.set_defaults(command=_patch)
-
-    coverage = commands.add_parser("coverage", help="which names of PyTorch's test kit are here, lacking, refused")
-    coverage.add_argument("--pytorch", type=Path, metavar="CHECKOUT", help="default: the installed torch")
-    form = coverage.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="all names, as JSON")
-    form.add_argument("--write", type=Path, metavar="DIR", help="write the page and the data there")
-    coverage.set_defaults(command=_coverage)
+    _add_run(commands.add_parser("run", help="run a PyTorch test file unmodified on our classes"))
+    _add_import(commands.add_parser("import", help="copy PyTorch test files here and rewrite their imports"))
+    _add_patch(commands.add_parser("patch", help="turn our test files into a patch for a PyTorch checkout"))
+    _add_coverage(commands.add_parser("coverage", help="show which names of PyTorch's test kit we have"))
     return parser
 
 
-# Each command's room is imported by it alone: help and mistakes are answered at once.
+def _add_run(run: argparse.ArgumentParser) -> None:
+    run.description = "Run a PyTorch test file unmodified; its imports of PyTorch's test kit give our classes."
+    run.add_argument("--explain", action="store_true", help="at the end, list the names that came from PyTorch")
+    run.add_argument("path", type=Path, metavar="FILE", help="the test file")
+    run.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="arguments for unittest")
+    run.set_defaults(command=_run)
+
+
+def _add_import(bring: argparse.ArgumentParser) -> None:
+    bring.description = "Copy PyTorch test files here, rewrite their imports, and report names that we lack."
+    bring.add_argument("files", type=Path, nargs="+", metavar="FILE", help="test files of PyTorch")
+    bring.add_argument(
+        "--to", type=Path, default=Path("test"), metavar="DIR", help="our test directory (default: test)"
+    )
+    bring.add_argument("--force", action="store_true", help="overwrite existing files")
+    bring.set_defaults(command=_import)
+
+
+def _add_patch(patch: argparse.ArgumentParser) -> None:
+    patch.description = "Rewrite our test files to PyTorch's imports and write a patch for a checkout. Needs git."
+    patch.add_argument("--pytorch", type=Path, required=True, metavar="CHECKOUT", help="a PyTorch checkout (only read)")
+    patch.add_argument(
+        "files", type=Path, nargs="*", metavar="FILE", help="our test files (default: all in test/ that it has too)"
+    )
+    patch.add_argument("-o", "--output", type=Path, metavar="OUT", help="write the patch to OUT (default: stdout)")
+    patch.add_argument("--subject", metavar="TEXT", help="subject line of the patch")
+    mode = patch.add_mutually_exclusive_group()
+    mode.add_argument(
+        "--vendor", action="store_true", help="append names that exist only here to PyTorch's helper modules"
+    )
+    mode.add_argument("--check", action="store_true", help="write nothing; report whether the files are ready to send")
+    patch.set_defaults(command=_patch)
+
+
+def _add_coverage(coverage: argparse.ArgumentParser) -> None:
+    coverage.description = "Compare the public names of PyTorch's test kit with ours: present, missing or refused."
+    coverage.add_argument(
+        "--pytorch", type=Path, metavar="CHECKOUT", help="compare with a checkout (default: the installed torch)"
+    )
+    form = coverage.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="print all names as JSON")
+    form.add_argument("--write", type=Path, metavar="DIR", help="write coverage.md and coverage.json to DIR")
+    coverage.set_defaults(command=_coverage)
+
+
+# Each command imports its module only when it runs, so that --help and errors appear at once.
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -70,13 +92,13 @@ def _run(options: argparse.Namespace) -> int:
 def _import(options: argparse.Namespace) -> int:
     from . import importing
 
-    lacking = False
-    for one in importing.bring(options.files, options.to, options.force):
-        print(f"{one.file} -> {one.target}")
-        for remark in one.remarks():
-            print(f"{one.file}: {remark}", file=sys.stderr)
-            lacking = True
-    return 1 if lacking else 0
+    complete = True
+    for imported in importing.import_files(options.files, options.to, options.force):
+        print(f"{imported.file} -> {imported.target}")
+        for problem in imported.problems():
+            print(f"{imported.file}: {problem}", file=sys.stderr)
+            complete = False
+    return 0 if complete else 1
 
 
 def _patch(options: argparse.Namespace) -> int:
@@ -84,29 +106,29 @@ def _patch(options: argparse.Namespace) -> int:
 
     patching.check_checkout(options.pytorch)
     files = options.files or patching.common_files(Path("test"), options.pytorch)
-    ready = [patching.outgoing(file, options.pytorch) for file in files]
-    for note in (note for one in ready for note in one.notes):
+    prepared = [patching.prepare(file, options.pytorch) for file in files]
+    for note in (note for file in prepared for note in file.notes):
         print(note, file=sys.stderr)
-    refused = [refusal for one in ready for refusal in one.refused]
-    contents = {one.path: one.source for one in ready}
+    refused = [refusal for file in prepared for refusal in file.refused]
+    contents = {file.path: file.source for file in prepared}
     if options.vendor:
         from . import vendoring
 
         contents |= vendoring.appended([refusal.name for refusal in refused], options.pytorch)
     elif refused:
         print("\n".join(map(str, refused)), file=sys.stderr)
-        print("Not fit to go as it is; --vendor takes such names along where it can.", file=sys.stderr)
+        print("Not ready to send. Use --vendor to include these names where possible.", file=sys.stderr)
         return 1
     if options.check:
-        print(f"fit to go: {', '.join(str(one.path) for one in ready)}")
+        print(f"ready to send: {', '.join(str(file.path) for file in prepared)}")
         return 0
-    made = patching.make(contents, options.pytorch, options.subject)
-    if not made:
-        print("nothing to send: the checkout has these files as they are here", file=sys.stderr)
+    patch = patching.make_patch(contents, options.pytorch, options.subject)
+    if not patch:
+        print("nothing to send: the checkout already has these files as they are here", file=sys.stderr)
     if options.output is None:
-        sys.stdout.buffer.write(made)
+        sys.stdout.buffer.write(patch)
     else:
-        options.output.write_bytes(made)
+        options.output.write_bytes(patch)
     return 0
 
 

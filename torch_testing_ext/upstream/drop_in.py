@@ -1,11 +1,11 @@
-"""PyTorch's module names give ours: for as long as this process lives, and in every rank it starts.
+"""Make PyTorch's module names give our modules, for the life of this process and in every rank that it starts.
 
     from torch_testing_ext.upstream import drop_in
     drop_in.install()            # before a test file is imported
 
-Each mirrored module gets a stand-in. A name asked of it is ours where we have it, else PyTorch's own. The stand-ins
-stay after the import, since tests import inside functions and patch by name; they are what everybody sees, PyTorch's
-other modules included, so that a class of those stands on our bases too. Which of these may, `rebase` decides.
+Each mirrored module gets a stand-in. A name looked up in it is ours if we have it, and PyTorch's otherwise. The
+stand-ins stay after the import, since tests import inside functions and patch by name. All other modules see them,
+PyTorch's included, so that classes in those get our bases too; `rebase` decides which of them may.
 """
 
 from __future__ import annotations
@@ -27,40 +27,41 @@ from . import mapping, members, names, originals, rebase, stricter
 def install() -> None:
     """Map PyTorch's names to ours from now on, here and in the interpreters that are started for ranks.
 
-    Imports no torch. To call it again changes nothing."""
+    Does not import torch. Safe to call again.
+    """
     if any(isinstance(finder, _Finder) for finder in sys.meta_path):
         return
     sys.meta_path.insert(0, _Finder())
-    originals.after_loading.append(rebase.settle)
+    originals.after_loading.append(rebase.rebase_classes)
     interpreter.RUN_FIRST.append(f"from {__name__} import install; install()")
     invocation.remark = stricter.remark
-    for pair in mapping.here():
+    for pair in mapping.mirrored_here():
         if pair.theirs in sys.modules:
             _replace(pair)
     for name, module in list(sys.modules.items()):
         if _is_theirs_alone(name):
-            rebase.settle(module)
+            rebase.rebase_classes(module)
 
 
 def explain() -> str:
-    """What came from PyTorch so far, and whose launch its classes have."""
+    """The names that came from PyTorch so far, and whose launch PyTorch's classes use."""
     lines = [
         f"  {module}: {', '.join(found)}"
-        for module, asked in sorted(originals.asked_for.items())
-        if (found := _of_the_kit(module, asked))
+        for module, requested in sorted(originals.requested.items())
+        if (found := _defined_by_kit(module, requested))
     ]
-    lines = ["Names that came from PyTorch:", *lines] if lines else ["All names that were asked for are ours."]
+    lines = ["Names that came from PyTorch:", *lines] if lines else ["All names that were used are ours."]
     return "\n".join([*lines, *rebase.explain()])
 
 
-def _of_the_kit(module: str, asked: set[str]) -> list[str]:
-    """Without what the module has only imported from elsewhere: `import *` asks for that too."""
+def _defined_by_kit(module: str, requested: set[str]) -> list[str]:
+    """Without the names that the module only imports from elsewhere, which `import *` requests too."""
     kinds = names.defined_in(names.find_source(module))
-    return sorted(name for name in asked if kinds.get(name) is not names.NameKind.IMPORTED)
+    return sorted(name for name in requested if kinds.get(name) is not names.NameKind.IMPORTED)
 
 
 class StandIn(ModuleType):
-    """In the place of one of PyTorch's modules. Names with two underscores are its own, all others are looked up."""
+    """Takes the place of one of PyTorch's modules. It looks up all names but those with double underscores."""
 
     __ours__: str
 
@@ -75,7 +76,7 @@ class StandIn(ModuleType):
         except AttributeError:
             pass
         found = getattr(originals.load(self.__name__), name)
-        originals.note(self.__name__, name)
+        originals.record(self.__name__, name)
         return found
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -94,14 +95,24 @@ class StandIn(ModuleType):
 
     @property
     def __dict__(self) -> dict[str, Any]:  # type: ignore[override]
-        """What mock.patch and dataclasses look into. PyTorch's names only where its module is loaded already."""
-        theirs = originals.loaded.get(self.__name__)
-        return {**(vars(theirs) if theirs else {}), **vars(_import_ours(self.__ours__))}
+        """For mock.patch and dataclasses. It has PyTorch's names only if PyTorch's module is loaded already."""
+        ours, theirs = _import_ours(self.__ours__), originals.loaded.get(self.__name__)
+        return _Names(ours, {**(vars(theirs) if theirs else {}), **vars(ours)})
+
+
+class _Names(dict[str, Any]):
+    """The names of a stand-in. mock.patch looks here for the value to restore, which we may import on first use."""
+
+    def __init__(self, ours: ModuleType, names: dict[str, Any]):
+        super().__init__(names)
+        self._ours = ours
+
+    def __getitem__(self, name: str) -> Any:
+        return getattr(self._ours, name) if hasattr(self._ours, name) else super().__getitem__(name)
 
 
 def _holders(stand_in: StandIn, name: str) -> list[ModuleType]:
-    """Where the code that looks this name up finds it: a patch must change what that code sees. Our modules hand names
-    on to each other, and PyTorch has them in one."""
+    """The modules in which a patch must change this name: our modules import names from one another."""
     ours = _import_ours(stand_in.__ours__)
     if not hasattr(ours, name):
         return [originals.load(stand_in.__name__)]
@@ -117,7 +128,7 @@ def _is_own(name: str) -> bool:
 def _import_ours(name: str) -> ModuleType:
     module = importlib.import_module(name)
     if hasattr(module, "TestCase"):
-        members.lend(module.TestCase)
+        members.add_missing(module.TestCase)
     return module
 
 
@@ -127,8 +138,8 @@ def _make(name: str, ours: str) -> StandIn:
     return stand_in
 
 
-def _replace(pair: mapping.Mirrored) -> None:
-    """The module is imported already: who has it keeps it, who imports it from now on gets the stand-in."""
+def _replace(pair: mapping.MirroredModule) -> None:
+    """Replace a module that was imported already. References to it stay; later imports get the stand-in."""
     module = originals.loaded[pair.theirs] = sys.modules[pair.theirs]
     stand_in = _make(pair.theirs, pair.ours)
     for name in ("__file__", "__spec__", "__package__", "__loader__"):
@@ -136,11 +147,11 @@ def _replace(pair: mapping.Mirrored) -> None:
     sys.modules[pair.theirs] = stand_in
     parent, _, child = pair.theirs.rpartition(".")
     setattr(sys.modules[parent], child, stand_in)
-    rebase.settle(module)
+    rebase.rebase_classes(module)
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Asked before all others: for mirrored modules it has stand-ins, in PyTorch's others it looks at the classes."""
+    """The first finder: gives stand-ins for mirrored modules, and rebases the classes of PyTorch's other modules."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -154,7 +165,7 @@ class _Finder(importlib.abc.MetaPathFinder):
             spec.has_location = real is not None
             return spec
         if real is not None and real.loader is not None:
-            real.loader = _SettlingLoader(real.loader)
+            real.loader = _RebasingLoader(real.loader)
         return real
 
 
@@ -166,11 +177,11 @@ class _StandInLoader(importlib.abc.Loader):
         return _make(spec.name, self._ours)
 
     def exec_module(self, module: ModuleType) -> None:
-        """There is nothing to run: names are looked up when they are asked for."""
+        """Nothing to run: names are looked up on use."""
 
 
-class _SettlingLoader(importlib.abc.Loader):
-    """The real loader; afterwards the module's classes are seen to."""
+class _RebasingLoader(importlib.abc.Loader):
+    """Runs the real loader, then rebases the module's classes."""
 
     def __init__(self, real: Any):
         self._real = real
@@ -184,7 +195,7 @@ class _SettlingLoader(importlib.abc.Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         self._real.exec_module(module)
-        rebase.settle(module)
+        rebase.rebase_classes(module)
 
 
 def _is_theirs_alone(name: str) -> bool:

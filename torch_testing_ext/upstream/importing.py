@@ -1,4 +1,4 @@
-"""Bring test files of PyTorch's here: `python -m torch_testing_ext.upstream import FILE... [--to test/]`."""
+"""Import test files from PyTorch: `python -m torch_testing_ext.upstream import FILE... [--to test/]`."""
 
 from __future__ import annotations
 
@@ -8,18 +8,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from . import places
-from .mapping import PACKAGE, Mistake, Side, module_on, moved, source_of
-from .rewriting import STAR, Rewritten, Use, only_of_their_side, rewrite
+from .mapping import PACKAGE, Side, UserError, module_on, moved, source_of
+from .rewriting import STAR, RewrittenFile, Use, only_of_their_side, rewrite
 
 
 @dataclass(frozen=True)
-class Incoming:
+class ImportedFile:
+    """A PyTorch test file, rewritten for this tree, and the path it gets here."""
+
     file: Path
     target: Path
-    rewritten: Rewritten
+    rewritten: RewrittenFile
 
-    def remarks(self) -> Iterator[str]:
-        """What keeps the file from running here as it does there."""
+    def problems(self) -> Iterator[str]:
+        """The differences that keep the file from running here as it does in PyTorch."""
         yield from self.rewritten.notes
         for use in self.rewritten.uses:
             if use.name in ("", STAR):
@@ -29,27 +31,27 @@ class Incoming:
                 yield f"line {use.line}: {use.module} has no {use.name}" + (f" ({where})" if where else "")
         for use in only_of_their_side(self.rewritten.uses, Side.OURS):
             dotted = f"{use.module}.{use.name}".rstrip(".")
-            yield f"line {use.line}: {dotted} stays PyTorch's: it has no counterpart here"
+            yield f"line {use.line}: {dotted} stays PyTorch's, since it has no counterpart here"
 
 
 def _has(use: Use) -> bool:
     if source_of(use.module, PACKAGE.parent) is None:
-        return True  # not a module of ours: told of elsewhere
+        return True  # not a module of ours: reported by only_of_their_side
     return hasattr(importlib.import_module(use.module), use.name)
 
 
-def bring(files: Sequence[Path], to: Path, force: bool = False) -> list[Incoming]:
-    """Write the files below `to`: all, or none where one of them cannot be."""
-    incoming = [Incoming(file, to / places.below_tests(file), _rewritten(file)) for file in files]
-    for one in incoming:
-        there = one.target.exists() and one.target.read_bytes() != one.rewritten.source
-        if there and not force:
-            raise Mistake(f"{one.target} is there already and is another: move it away, or say --force")
-    for one in incoming:
-        one.target.parent.mkdir(parents=True, exist_ok=True)
-        one.target.write_bytes(one.rewritten.source)
-    return incoming
+def import_files(files: Sequence[Path], to: Path, force: bool = False) -> list[ImportedFile]:
+    """Write the rewritten files below `to`: all of them, or none if one cannot be written."""
+    imported = [ImportedFile(file, to / places.below_tests(file), _rewritten(file)) for file in files]
+    for file in imported:
+        differs = file.target.exists() and file.target.read_bytes() != file.rewritten.source
+        if differs and not force:
+            raise UserError(f"{file.target} already exists and differs: move it away, or use --force")
+    for file in imported:
+        file.target.parent.mkdir(parents=True, exist_ok=True)
+        file.target.write_bytes(file.rewritten.source)
+    return imported
 
 
-def _rewritten(file: Path) -> Rewritten:
+def _rewritten(file: Path) -> RewrittenFile:
     return rewrite(places.read(file), Side.OURS, file)

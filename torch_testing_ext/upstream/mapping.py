@@ -1,5 +1,7 @@
-"""Which module of PyTorch's test kit is which of ours: the one table that running, importing, patching and coverage
-read. Names are the same on both sides, except for those listed as moved."""
+"""The table of the modules of PyTorch's test kit and ours that mirror them.
+
+Running, importing, patching and coverage all read it. Names are the same on both sides, except for `MOVED`.
+"""
 
 from __future__ import annotations
 
@@ -16,20 +18,20 @@ PACKAGE = Path(__file__).resolve().parents[1]
 Version = tuple[int, int]
 
 
-class Mistake(ValueError):
-    """What the user can mend: said in one line, without a traceback of ours."""
+class UserError(ValueError):
+    """An error that the user can fix: shown as a message, without a traceback."""
 
 
 class Side(enum.Enum):
-    """Where a file that is to be written belongs."""
+    """The side that a file is written for."""
 
     OURS = "torch_testing_ext"
     THEIRS = "PyTorch"
 
 
 @dataclass(frozen=True)
-class Mirrored:
-    """A module that both have. `until`: the first torch that has it no more."""
+class MirroredModule:
+    """A module of PyTorch's and our module that mirrors it. `until`: the first torch without it."""
 
     theirs: str
     ours: str
@@ -41,8 +43,8 @@ class Mirrored:
 
 
 @dataclass(frozen=True)
-class Moved:
-    """A name that PyTorch has elsewhere, or calls otherwise, since a version of torch. Ours are where they are now."""
+class MovedName:
+    """A name that PyTorch moved or renamed in a version of torch. We follow the later version."""
 
     now: str
     before: str
@@ -51,12 +53,12 @@ class Moved:
     def hint(self, dotted: str) -> str:
         version = ".".join(map(str, self.since))
         if dotted == self.now:
-            return f"before torch {version} it is {self.before}"
-        return f"since torch {version} it is {self.now}"
+            return f"before torch {version}: {self.before}"
+        return f"since torch {version}: {self.now}"
 
 
-def _kit(*names: str) -> tuple[Mirrored, ...]:
-    return tuple(Mirrored(f"{THEIR_KIT}.{name}", f"{OUR_KIT}.{name}") for name in names)
+def _kit(*names: str) -> tuple[MirroredModule, ...]:
+    return tuple(MirroredModule(f"{THEIR_KIT}.{name}", f"{OUR_KIT}.{name}") for name in names)
 
 
 MIRRORED = (
@@ -72,26 +74,26 @@ MIRRORED = (
         "distributed.distributed_utils",
         "distributed._tensor.common_dtensor",
     ),
-    Mirrored("torch.distributed._spmd", f"{OUR_KIT}.distributed._spmd", until=(2, 5)),
+    MirroredModule("torch.distributed._spmd", f"{OUR_KIT}.distributed._spmd", until=(2, 5)),
 )
 
 MOVED = (
-    Moved(
+    MovedName(
         now=f"{THEIR_KIT}.common_distributed.run_subtests",
         before=f"{THEIR_KIT}.common_fsdp.run_subtests",
         since=(2, 4),
     ),
-    Moved(
+    MovedName(
         now=f"{THEIR_KIT}.common_distributed.MultiProcContinuousTest",
         before=f"{THEIR_KIT}.common_distributed.MultiProcContinousTest",
         since=(2, 9),
     ),
 )
 
-# Outside of their kit, and yet bases of test classes.
+# Modules outside their kit that define bases of test classes.
 OTHER_TEST_BASES = ("torch._dynamo.test_case", "torch._inductor.test_case")
 
-# The bases that start ranks, by the module that PyTorch defines them in.
+# The bases that start ranks, and the modules in which PyTorch defines them.
 LAUNCHING_BASES = {
     "MultiProcessTestCase": f"{THEIR_KIT}.common_distributed",
     "DistributedTestBase": f"{THEIR_KIT}.common_distributed",
@@ -104,20 +106,20 @@ LAUNCHING_BASES = {
 }
 
 
-def here() -> Iterator[Mirrored]:
-    """The modules that we have."""
+def mirrored_here() -> Iterator[MirroredModule]:
+    """The mirrored modules that exist in this tree."""
     return (module for module in MIRRORED if module.is_here)
 
 
 def module_on(side: Side, name: str) -> str | None:
-    """The counterpart of a module on that side; None where it has none."""
+    """The counterpart on `side` of a module of the other side; None if it has none."""
     if side is Side.OURS:
         return next((pair.ours for pair in MIRRORED if pair.theirs == name and pair.is_here), None)
     return next((pair.theirs for pair in MIRRORED if pair.ours == name), None)
 
 
 def split(dotted: str, side: Side) -> tuple[str, str] | None:
-    """Where a dotted name begins with a module that has a counterpart on `side`: that module, and the rest."""
+    """Split a dotted name after the module that it begins with; None if that module has no counterpart on `side`."""
     parts = dotted.split(".")
     for length in range(len(parts), 0, -1):
         if module_on(side, head := ".".join(parts[:length])) is not None:
@@ -126,19 +128,19 @@ def split(dotted: str, side: Side) -> tuple[str, str] | None:
 
 
 def moved(theirs: str) -> str | None:
-    """Where else a name of PyTorch's is found, by a dotted name that is not there."""
+    """Where other versions of torch have this dotted name of PyTorch's; None if it never moved."""
     return next((one.hint(theirs) for one in MOVED if theirs in (one.now, one.before)), None)
 
 
 def source_of(module: str, root: Path) -> Path | None:
-    """The file of a module below a directory of sources."""
+    """The source file of a module below a directory."""
     path = root.joinpath(*module.split("."))
     return next((file for file in (path.with_suffix(".py"), path / "__init__.py") if file.is_file()), None)
 
 
 def installed_torch() -> Path:
-    """The directory that holds the installed torch, which is not imported for it."""
+    """The directory that contains the installed torch. Does not import it."""
     found = importlib.util.find_spec("torch")
     if found is None or found.origin is None:
-        raise Mistake("torch is not installed for this Python: name a checkout of PyTorch instead")
+        raise UserError("torch is not installed for this Python; name a PyTorch checkout instead")
     return Path(found.origin).parents[1]

@@ -1,6 +1,7 @@
-"""Members of PyTorch's TestCase that ours has not are found on ours all the same, in a drop-in run.
+"""In a drop-in run, our TestCase offers the members that only PyTorch's TestCase has.
 
-They are PyTorch's functions, bound to the test. Its source says which there are: its module is loaded for those alone.
+They are PyTorch's functions, bound to the test. Which ones exist is read from the source: PyTorch's module is loaded
+only when a test uses one.
 """
 
 from __future__ import annotations
@@ -15,22 +16,22 @@ from . import mapping, names, originals
 HOME = f"{mapping.THEIR_KIT}.common_utils"
 
 
-def lend(ours: type) -> None:
-    """Give our TestCase the members that only PyTorch's has. To do it again changes nothing."""
+def add_missing(ours: type) -> None:
+    """Give our TestCase the members that only PyTorch's has. Safe to call again."""
     if hasattr(ours, "__getattr__"):
         return
 
     def __getattr__(self: Any, name: str) -> Any:
-        if name not in _known_to_theirs():
+        if name not in _members_of_theirs():
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         found = inspect.getattr_static(originals.load(HOME).TestCase, name)
-        originals.note(HOME, f"TestCase.{name}")
+        originals.record(HOME, f"TestCase.{name}")
         return found.__get__(self, type(self)) if hasattr(found, "__get__") else found
 
     ours.__getattr__ = __getattr__  # type: ignore[attr-defined]
     for name, value in _constants_of_theirs().items():
         if not hasattr(ours, name):
-            setattr(ours, name, value)  # asked of the class too, where __getattr__ does not help
+            setattr(ours, name, value)  # also looked up on the class, where __getattr__ does not apply
 
 
 @functools.cache
@@ -41,7 +42,7 @@ def _their_class() -> ast.ClassDef:
 
 
 @functools.cache
-def _known_to_theirs() -> frozenset[str]:
+def _members_of_theirs() -> frozenset[str]:
     return frozenset(names.defined_by(_their_class()))
 
 

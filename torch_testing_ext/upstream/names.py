@@ -1,4 +1,4 @@
-"""What a source file defines, read without importing it: no accelerator is asked, no version of torch needed."""
+"""The names that a source file defines, read without importing it: no accelerator and no torch needed."""
 
 from __future__ import annotations
 
@@ -8,15 +8,17 @@ import functools
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from .mapping import OUR_KIT, THEIR_KIT, Mistake, installed_torch, source_of
+from .mapping import OUR_KIT, PACKAGE, THEIR_KIT, UserError, installed_torch, source_of
 
 
 class NameKind(enum.Enum):
+    """How a module comes by a name."""
+
     CLASS = "class"
     FUNCTION = "function"
     VALUE = "value"
-    HANDED_ON = "handed on"  # imported from another module of the test kit
-    IMPORTED = "imported"  # from elsewhere
+    REEXPORTED = "re-exported"  # imported from another module of the test kit
+    IMPORTED = "imported"  # imported from elsewhere
 
 
 def parse(file: Path) -> ast.Module:
@@ -28,21 +30,51 @@ def _parse(source: bytes, file: str) -> ast.Module:
     return ast.parse(source, file)
 
 
+# -- of a module
+
+
 def defined_in(file: Path) -> dict[str, NameKind]:
-    """The names a module has at its top level."""
+    """The names that a module has at its top level."""
     return {name: kind for node in statements(parse(file).body) for name, kind in _bound_by(node)}
 
 
+def public_in(file: Path) -> set[str]:
+    """The public names that a module defines itself."""
+    imported = (NameKind.REEXPORTED, NameKind.IMPORTED)
+    return {name for name, kind in defined_in(file).items() if kind not in imported and not name.startswith("_")}
+
+
 def declared_in(file: Path) -> set[str]:
-    """What a module lists in its `__all__`."""
+    """The names that a module lists in its `__all__`."""
     assigned = (node for node in statements(parse(file).body) if isinstance(node, ast.Assign))
     lists = (node.value for node in assigned if "__all__" in bound_by(node))
     parts = (part for found in lists if isinstance(found, (ast.List, ast.Tuple)) for part in found.elts)
     return {part.value for part in parts if isinstance(part, ast.Constant) and isinstance(part.value, str)}
 
 
+def reexported_in(file: Path) -> set[str]:
+    """The names that a module of ours re-exports: `from x import name as name`, or `from x import *` within our kit."""
+    imports = [node for node in statements(parse(file).body) if isinstance(node, ast.ImportFrom)]
+    explicit = {alias.name for node in imports for alias in node.names if alias.asname == alias.name}
+    return explicit.union(*(public_in(source) for node in imports if (source := star_source(node, file))))
+
+
+def star_source(node: ast.ImportFrom, file: Path) -> Path | None:
+    """The module that a `from x import *` in our `file` imports, if it is one of ours; None for other statements."""
+    is_star = [alias.name for alias in node.names] == ["*"]
+    return source_of(imported_module(node, file), PACKAGE.parent) if is_star else None
+
+
+def imported_module(node: ast.ImportFrom, file: Path) -> str:
+    """The absolute name of the module that a `from` statement in our `file` imports from."""
+    if not node.level:
+        return node.module or ""
+    package = file.relative_to(PACKAGE.parent).parts[: -node.level]
+    return ".".join([*package, *filter(None, [node.module])])
+
+
 def statements(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
-    """The statements that run when the module is imported, those under `if`, `try` and `with` included."""
+    """The statements that run when the module is imported, including those below `if`, `try`, `with` and `for`."""
     for node in body:
         yield node
         if isinstance(node, (ast.If, ast.Try, ast.With, ast.For)):
@@ -50,6 +82,11 @@ def statements(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
                 yield from statements(getattr(node, part, []))
             for handler in getattr(node, "handlers", []):
                 yield from statements(handler.body)
+
+
+def bound_by(node: ast.stmt) -> set[str]:
+    """The names that a statement binds."""
+    return {name for name, _ in _bound_by(node)}
 
 
 def _bound_by(node: ast.stmt) -> Iterator[tuple[str, NameKind]]:
@@ -63,19 +100,18 @@ def _bound_by(node: ast.stmt) -> Iterator[tuple[str, NameKind]]:
         case ast.AnnAssign() | ast.AugAssign():
             yield from ((name, NameKind.VALUE) for name in _targets(node.target))
         case ast.ImportFrom():
-            kit = (node.module or "").startswith((f"{THEIR_KIT}.", f"{OUR_KIT}."))
-            yield from ((a.asname or a.name, NameKind.HANDED_ON if kit else NameKind.IMPORTED) for a in node.names)
+            of_kit = (node.module or "").startswith((f"{THEIR_KIT}.", f"{OUR_KIT}."))
+            kind = NameKind.REEXPORTED if of_kit else NameKind.IMPORTED
+            yield from ((alias.asname or alias.name, kind) for alias in node.names)
         case ast.Import():
-            yield from ((a.asname or a.name.partition(".")[0], NameKind.IMPORTED) for a in node.names)
-
-
-def bound_by(node: ast.stmt) -> set[str]:
-    """The names that a statement gives a meaning."""
-    return {name for name, _ in _bound_by(node)}
+            yield from ((alias.asname or alias.name.partition(".")[0], NameKind.IMPORTED) for alias in node.names)
 
 
 def _targets(target: ast.expr) -> Iterator[str]:
     return (node.id for node in ast.walk(target) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store))
+
+
+# -- of a class
 
 
 def find_class(file: Path, name: str) -> ast.ClassDef | None:
@@ -84,11 +120,12 @@ def find_class(file: Path, name: str) -> ast.ClassDef | None:
 
 
 def defined_by(node: ast.ClassDef) -> set[str]:
+    """The names that a class body binds."""
     return {name for statement in statements(node.body) for name, _ in _bound_by(statement)}
 
 
 def members_of(node: ast.ClassDef) -> set[str]:
-    """What a class defines, and what its methods assign to `self` or `cls`."""
+    """The names that a class body binds, and those that its methods assign to `self` or `cls`."""
     assigned = {
         part.attr
         for part in ast.walk(node)
@@ -102,8 +139,8 @@ def _is_self(node: ast.expr) -> bool:
 
 
 def find_source(module: str) -> Path:
-    """The file of a module of the installed torch."""
+    """The source file of a module of the installed torch."""
     file = source_of(module, installed_torch())
     if file is None:
-        raise Mistake(f"the installed torch has no module {module}")
+        raise UserError(f"the installed torch has no module {module}")
     return file

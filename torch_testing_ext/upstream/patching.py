@@ -1,7 +1,7 @@
-"""Send test files back: `python -m torch_testing_ext.upstream patch --pytorch CHECKOUT [FILES] [-o out.patch]`.
+"""Send test files to PyTorch: `python -m torch_testing_ext.upstream patch --pytorch CHECKOUT [FILES] [-o out.patch]`.
 
-A file is rewritten to PyTorch's names, compared with the checkout's version, and becomes part of one patch in the form
-of a mail. The checkout is only read. git makes the difference, and says at the end whether the patch applies.
+Each file is rewritten to PyTorch's imports and compared with the checkout's version. The result is one patch in mail
+format. The checkout is only read. git computes the diff and checks that the patch applies.
 """
 
 from __future__ import annotations
@@ -17,31 +17,31 @@ from email.utils import formatdate
 from pathlib import Path
 
 from . import names, places, reasons
-from .mapping import THEIR_KIT, Mistake, Side, module_on, moved, source_of
+from .mapping import THEIR_KIT, Side, UserError, module_on, moved, source_of
 from .rewriting import STAR, Use, only_of_their_side, rewrite
 
-# What git is configured to by its user must not show in the patch.
+# The user's git configuration must not affect the patch.
 GIT = ("git", "-c", "core.autocrlf=false", "-c", "core.attributesFile=")
 DIFF = ("diff", "--src-prefix=a/", "--dst-prefix=b/", "--no-color", "--no-ext-diff", "--no-textconv", "--no-relative")
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """A name that the checkout has not."""
+    """A name that a file uses and the checkout lacks."""
 
     file: Path
     line: int
-    name: str  # dotted, as we call it
+    name: str  # dotted, on our side
 
     def __str__(self) -> str:
         module, _, name = self.name.rpartition(".")
         why = moved(f"{module_on(Side.THEIRS, module)}.{name}") or reasons.instead_of(self.name)
-        return f"{self.file}:{self.line}: {self.name} is not there ({why})"
+        return f"{self.file}:{self.line}: the checkout has no {self.name} ({why})"
 
 
 @dataclass(frozen=True)
-class Outgoing:
-    """A file as it is to be in the checkout."""
+class OutgoingFile:
+    """A test file of ours, rewritten for the checkout."""
 
     path: Path  # in the checkout
     source: bytes
@@ -49,18 +49,18 @@ class Outgoing:
     notes: tuple[str, ...]
 
 
-def outgoing(file: Path, checkout: Path) -> Outgoing:
-    """Make a file ready to go, and find out what keeps it from going."""
+def prepare(file: Path, checkout: Path) -> OutgoingFile:
+    """Rewrite a file for the checkout, and collect the names that the checkout lacks."""
     rewritten = rewrite(places.read(file), Side.THEIRS, file)
-    strangers = set(only_of_their_side(rewritten.uses, Side.THEIRS))
+    unmapped = set(only_of_their_side(rewritten.uses, Side.THEIRS))
     refused = tuple(
         Refusal(file, use.line, _our_name(use))
         for use in rewritten.uses
-        if use in strangers or not _is_there(use, checkout)
+        if use in unmapped or not _exists(use, checkout)
     )
-    notes = (*rewritten.notes, *_manners(rewritten.source, checkout / places.TESTS / places.below_tests(file)))
+    notes = (*rewritten.notes, *_convention_notes(rewritten.source, checkout / places.TESTS / places.below_tests(file)))
     path = places.TESTS / places.below_tests(file)
-    return Outgoing(path, rewritten.source, refused, tuple(f"{file}: {note}" for note in notes))
+    return OutgoingFile(path, rewritten.source, refused, tuple(f"{file}: {note}" for note in notes))
 
 
 def _our_name(use: Use) -> str:
@@ -68,39 +68,40 @@ def _our_name(use: Use) -> str:
     return f"{module}.{use.name}".rstrip(".")
 
 
-def _is_there(use: Use, checkout: Path) -> bool:
+def _exists(use: Use, checkout: Path) -> bool:
     source = source_of(use.module, checkout)
     return source is not None and (use.name in ("", STAR) or use.name in names.defined_in(source))
 
 
-def _manners(source: bytes, target: Path) -> Iterator[str]:
+def _convention_notes(source: bytes, target: Path) -> Iterator[str]:
     if not target.exists() and b"# Owner(s):" not in source:
-        yield 'PyTorch wants a line like `# Owner(s): ["oncall: distributed"]` at the top of a new test file'
+        yield 'PyTorch requires a line like `# Owner(s): ["oncall: distributed"]` at the top of a new test file'
 
 
 def common_files(ours: Path, checkout: Path) -> list[Path]:
-    """Our test files that the checkout has too."""
+    """Our test files that also exist in the checkout."""
     if not ours.is_dir():
-        raise Mistake(f"{ours} is no directory: name the files that are to go")
+        raise UserError(f"{ours} is not a directory; name the files to send")
     there = checkout / places.TESTS
     return [file for file in sorted(ours.rglob("*.py")) if (there / file.relative_to(ours)).is_file()]
 
 
 def check_checkout(checkout: Path) -> None:
+    """Raise UserError unless the directory is a PyTorch checkout."""
     if source_of(THEIR_KIT, checkout) is None:
-        raise Mistake(f"{checkout} is no checkout of PyTorch: it has no module {THEIR_KIT}")
+        raise UserError(f"{checkout} is not a PyTorch checkout: it has no module {THEIR_KIT}")
 
 
 # -- the patch
 
 
-def make(files: Mapping[Path, bytes], checkout: Path, subject: str | None) -> bytes:
-    """The patch that brings files of the checkout to these contents; empty where they have them already."""
+def make_patch(files: Mapping[Path, bytes], checkout: Path, subject: str | None) -> bytes:
+    """A patch that gives files of the checkout these contents; empty if they already have them."""
     changed = {path: source for path, source in files.items() if _content(checkout / path) != source}
     if not changed:
         return b""
-    patch = _mail(subject or _subject(changed, checkout)).encode() + _difference(changed, checkout)
-    _try(patch, checkout)
+    patch = _mail(subject or _subject(changed, checkout)).encode() + _diff(changed, checkout)
+    _check_applies(patch, checkout)
     return patch
 
 
@@ -108,8 +109,8 @@ def _content(file: Path) -> bytes | None:
     return file.read_bytes() if file.is_file() else None
 
 
-def _difference(files: Mapping[Path, bytes], checkout: Path) -> bytes:
-    """By a repository of its own: the old contents in its index, the new ones in its files."""
+def _diff(files: Mapping[Path, bytes], checkout: Path) -> bytes:
+    """Diff in a temporary repository that has the old contents in its index and the new ones in its files."""
     with tempfile.TemporaryDirectory() as directory:
         _git(["init", "--quiet"], directory)
         for path in files:
@@ -124,20 +125,20 @@ def _difference(files: Mapping[Path, bytes], checkout: Path) -> bytes:
         return _git(DIFF, directory)
 
 
-def _try(patch: bytes, checkout: Path) -> None:
+def _check_applies(patch: bytes, checkout: Path) -> None:
     _git(["apply", "--check", "-"], checkout, patch)
 
 
-def _git(words: Sequence[str], directory: str | Path, given: bytes = b"", ok: tuple[int, ...] = (0,)) -> bytes:
-    # A directory that is no repository must not be taken for part of one that happens to be above it.
+def _git(words: Sequence[str], directory: str | Path, stdin: bytes = b"", ok: tuple[int, ...] = (0,)) -> bytes:
+    # A directory that is not a repository must not count as part of a repository above it.
     alone = {**os.environ, "GIT_CEILING_DIRECTORIES": str(Path(directory).resolve().parent)}
     try:
-        done = subprocess.run([*GIT, *words], cwd=directory, input=given, capture_output=True, env=alone, check=False)
+        done = subprocess.run([*GIT, *words], cwd=directory, input=stdin, capture_output=True, env=alone, check=False)
     except FileNotFoundError:
-        raise Mistake("this needs git, which is not on the PATH") from None
+        raise UserError("this command needs git, which is not on PATH") from None
     if done.returncode not in ok:
-        said = done.stderr.decode(errors="replace").strip()
-        raise Mistake(f"git {words[0]} ended with code {done.returncode} in {directory}:\n{said}")
+        message = done.stderr.decode(errors="replace").strip()
+        raise UserError(f"git {words[0]} exited with code {done.returncode} in {directory}:\n{message}")
     return done.stdout
 
 
@@ -149,10 +150,10 @@ def _subject(files: Mapping[Path, bytes], checkout: Path) -> str:
 
 
 def _mail(subject: str) -> str:
-    """What `git am` reads; `git apply` skips it."""
-    who = os.environ.get("GIT_AUTHOR_NAME") or _configured("user.name", "nobody")
+    """The mail header that `git am` reads and `git apply` skips."""
+    author = os.environ.get("GIT_AUTHOR_NAME") or _configured("user.name", "nobody")
     address = os.environ.get("GIT_AUTHOR_EMAIL") or _configured("user.email", "nobody@localhost")
-    head = {"From": f"{Header(who).encode()} <{address}>", "Date": formatdate(localtime=True)}
+    head = {"From": f"{Header(author).encode()} <{address}>", "Date": formatdate(localtime=True)}
     head["Subject"] = f"[PATCH] {Header(subject).encode(maxlinelen=0)}"
     lines = [f"From {'0' * 40} Mon Sep 17 00:00:00 2001", *(f"{key}: {text}" for key, text in head.items())]
     coding = ["MIME-Version: 1.0", "Content-Type: text/plain; charset=UTF-8", "Content-Transfer-Encoding: 8bit"]
@@ -160,5 +161,5 @@ def _mail(subject: str) -> str:
 
 
 def _configured(key: str, default: str) -> str:
-    said = _git(["config", "--get", key], Path.cwd(), ok=(0, 1)).decode().strip()
-    return said or default
+    value = _git(["config", "--get", key], Path.cwd(), ok=(0, 1)).decode().strip()
+    return value or default

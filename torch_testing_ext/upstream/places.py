@@ -1,16 +1,16 @@
-"""Where a test file belongs: PyTorch's tests and ours have the same paths below `test/`."""
+"""The paths of test files: PyTorch's tests and ours have the same ones below `test/`."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from .mapping import Mistake
+from .mapping import UserError
 
 TESTS = "test"
 
 
 def below_tests(file: Path) -> Path:
-    """A file's path below the directory of tests that it is in: of its checkout, else the last one so named."""
+    """A file's path below its checkout's `test/`; outside a checkout, below the innermost directory named `test`."""
     path = file.resolve()
     for root in path.parents:
         if (root / ".git").exists() and path.is_relative_to(root / TESTS):
@@ -23,6 +23,7 @@ def below_tests(file: Path) -> Path:
 
 
 def read(file: Path) -> bytes:
+    """The content of a file that the user named."""
     if not file.is_file():
-        raise Mistake(f"{file} is not there")
+        raise UserError(f"{file} does not exist")
     return file.read_bytes()

@@ -1,16 +1,18 @@
-"""Why one side goes without a name of the other: the data behind refusals, in patches and in the coverage."""
+"""Why one side does without a name of the other: the data behind refusals, in patches and in the coverage."""
 
 from __future__ import annotations
 
 from .mapping import OUR_KIT
 
-# Ours alone: what a file that goes to PyTorch does instead. The longest name that fits counts.
+# Names that exist only here: what a file that is sent to PyTorch uses instead. The longest matching name counts.
 INSTEAD = {
+    f"{OUR_KIT}.common_distributed.Need": "PyTorch's ranks check what a test needs",
     f"{OUR_KIT}.common_distributed.RankError": "use RuntimeError, which it derives from",
     f"{OUR_KIT}.common_distributed.RankFailure": "use AssertionError, which it derives from",
-    f"{OUR_KIT}.common_distributed.needs_of": "PyTorch finds out in the ranks what a test needs",
+    f"{OUR_KIT}.common_distributed.needs_of": "PyTorch's ranks check what a test needs",
+    f"{OUR_KIT}.common_distributed.requires": "use skip_if_lt_x_gpu or another of PyTorch's decorators",
     f"{OUR_KIT}.common_distributed.skip_if_rocm": "use skip_if_rocm_multiprocess",
-    f"{OUR_KIT}.hypothesis_utils": "use parametrize, over cases written out",
+    f"{OUR_KIT}.hypothesis_utils": "use parametrize with explicit cases",
     f"{OUR_KIT}.launch": "use MultiProcessTestCase, which starts the ranks",
     f"{OUR_KIT}.distributed._spmd": "PyTorch removed the compiler in 2.5",
     OUR_KIT: "PyTorch has nothing like it",
@@ -18,17 +20,18 @@ INSTEAD = {
 
 
 def instead_of(dotted: str) -> str:
-    fitting = [name for name in INSTEAD if dotted == name or dotted.startswith(f"{name}.")]
-    return INSTEAD[max(fitting, key=len)]
+    """What to use in PyTorch instead of a name of ours."""
+    matching = [name for name in INSTEAD if dotted == name or dotted.startswith(f"{name}.")]
+    return INSTEAD[max(matching, key=len)]
 
 
-# PyTorch's alone: why we do without, and which names that is true of, in whichever module.
+# Names that only PyTorch has and that we do without on purpose, in any module, by the reason.
 REFUSED: dict[str, tuple[str, ...]] = {
-    "belongs to PyTorch's own way of starting and watching ranks": (
+    "part of how PyTorch starts and watches ranks": (
         "retrieve_result_from_completion_queue",
         "wait_for_process",
     ),
-    "needs torchcomms, a package of its own that is under way": (
+    "needs torchcomms, a separate package under development": (
         "C10dTorchCommsTestBase",
         "TORCHCOMM_HAS_GLOO",
         "TORCHCOMM_HAS_NCCL",
@@ -38,7 +41,7 @@ REFUSED: dict[str, tuple[str, ...]] = {
         "TORCHCOMM_HAS_XCCL",
         "setup_torchcomms_pg",
     ),
-    "a variable of the module's own code": (
+    "internal variable of the module": (
         "T",
         "acc",
         "check_names",
@@ -47,7 +50,7 @@ REFUSED: dict[str, tuple[str, ...]] = {
         "log",
         "running_script_path",
     ),
-    "belongs to PyTorch's own run of its test suite: its command line, its lists of slow and disabled tests": (
+    "part of how PyTorch runs its test suite: command line, lists of slow and disabled tests": (
         "DEFAULT_DISABLED_TESTS_FILE",
         "DEFAULT_SLOW_TESTS_FILE",
         "DISABLED_TESTS_FILE",
@@ -98,7 +101,7 @@ REFUSED: dict[str, tuple[str, ...]] = {
         "slow_tests_file",
         "validate_test_name",
     ),
-    "for tests of single operators, by tables of operators and their inputs": (
+    "for tests of single operators, driven by tables of operators and inputs": (
         "OPINFO_RESTRICT_TO_DSL",
         "TestGradients",
         "TrackedInput",
@@ -123,7 +126,7 @@ REFUSED: dict[str, tuple[str, ...]] = {
         "prof_meth_call",
         "skipIfLegacyJitExecutor",
     ),
-    "for tests of linear algebra and sparse kernels: makers of matrices": (
+    "makes matrices for tests of linear algebra and sparse kernels": (
         "bytes_to_scalar",
         "coalescedonoff",
         "is_coalesced_indices",
@@ -144,7 +147,7 @@ REFUSED: dict[str, tuple[str, ...]] = {
         "random_symmetric_psd_matrix",
         "random_well_conditioned_matrix",
     ),
-    "a part of PyTorch's assertEqual; ours has other parts": (
+    "part of how PyTorch implements assertEqual; ours is implemented differently": (
         "ObjectPair",
         "RelaxedBooleanPair",
         "RelaxedNumberPair",
@@ -155,14 +158,14 @@ REFUSED: dict[str, tuple[str, ...]] = {
         "TypedStoragePair",
         "UnittestPair",
     ),
-    "watches one device from one process, for PyTorch's own kernels": (
+    "watches a single device from a single process, for tests of PyTorch's kernels": (
         "CudaMemoryLeakCheck",
         "CudaNonDefaultStream",
         "CudaSyncGuard",
         "skipCUDAMemoryLeakCheckIf",
         "skipCUDANonDefaultStreamIf",
     ),
-    "for PyTorch's kernels written in other languages (CuTe, Triton and their like)": (
+    "for tests of PyTorch's kernels in other languages, such as CuTe and Triton": (
         "LazyDSLCheck",
         "TEST_CUTEDSL",
         "TEST_FLYDSL",
@@ -185,5 +188,5 @@ _REASON_OF = {name: reason for reason, refused in REFUSED.items() for name in re
 
 
 def refused(name: str) -> str | None:
-    """Why we do without a name of PyTorch's on purpose, if we do."""
+    """The reason why we do without a name of PyTorch's on purpose; None if we do not."""
     return _REASON_OF.get(name)

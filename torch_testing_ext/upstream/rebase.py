@@ -1,8 +1,8 @@
-"""Classes of PyTorch's that derive from its bases: which of them may stand on ours instead, and so get our launch.
+"""Give PyTorch's own test classes our bases, and so our launch, where that is safe.
 
-May, if the class neither overrides nor uses what PyTorch's base keeps to itself: the members by which it starts and
-watches ranks, and which ours has not. Other bases, TestCase for one, start no ranks and are always exchanged. The class
-itself is changed, by its `__bases__`: a copy would not be the one that its methods' super() knows.
+It is safe if the class neither overrides nor uses the private members of PyTorch's base: those by which it starts and
+watches ranks, and which ours lacks. Other bases, such as TestCase, start no ranks and are always replaced. The class
+itself is changed, through its `__bases__`: the super() calls of its methods would not know a copy.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from . import mapping, names, originals
 
 
 @dataclass(frozen=True)
-class Decision:
-    """Whose launch a class of PyTorch's has, and what was in the way of ours."""
+class LaunchChoice:
+    """Whose launch a class of PyTorch's uses, and the members that ruled out ours."""
 
     name: str
     base: str
-    in_the_way: tuple[str, ...]
+    private_members: tuple[str, ...]
 
     def __str__(self) -> str:
-        if self.in_the_way:
-            return f"  {self.name}: PyTorch's launch, since it uses or overrides {', '.join(self.in_the_way)}"
-        return f"  {self.name}: our launch, by our {self.base}"
+        if self.private_members:
+            return f"  {self.name}: PyTorch's launch, since it uses or overrides {', '.join(self.private_members)}"
+        return f"  {self.name}: our launch, through our {self.base}"
 
 
-_decisions: dict[str, Decision] = {}
+_choices: dict[str, LaunchChoice] = {}
 
 
-def settle(module: ModuleType) -> None:
-    """Give the test classes that a module of PyTorch's defines the bases they may have."""
+def rebase_classes(module: ModuleType) -> None:
+    """Replace the bases of the test classes that a module of PyTorch's defines, where that is safe."""
     for cls in list(vars(module).values()):
         if inspect.isclass(cls) and cls.__module__ == module.__name__ and not _has_counterpart(cls):
             bases = tuple(_choose(cls, base) for base in cls.__bases__)
@@ -47,7 +47,8 @@ def settle(module: ModuleType) -> None:
 
 
 def explain() -> list[str]:
-    return ["Classes of PyTorch's that start ranks:", *map(str, _decisions.values())] if _decisions else []
+    """Lines that say whose launch each class of PyTorch's uses."""
+    return ["Classes of PyTorch's that start ranks:", *map(str, _choices.values())] if _choices else []
 
 
 def _has_counterpart(cls: type) -> bool:
@@ -59,19 +60,19 @@ def _choose(cls: type, base: type) -> type:
     pair = _home_of(base)
     if pair is None:
         return base
-    in_the_way = tuple(sorted(_used_by(cls) & _kept_by_their(base.__name__)))
+    private_members = tuple(sorted(_used_by(cls) & _private_members_of_their(base.__name__)))
     if base.__name__ in mapping.LAUNCHING_BASES:
-        _decisions[cls.__qualname__] = Decision(cls.__qualname__, base.__name__, in_the_way)
-    home = originals.load(pair.theirs) if in_the_way else importlib.import_module(pair.ours)
+        _choices[cls.__qualname__] = LaunchChoice(cls.__qualname__, base.__name__, private_members)
+    home = originals.load(pair.theirs) if private_members else importlib.import_module(pair.ours)
     chosen: type = getattr(home, base.__name__)
     return chosen
 
 
-def _home_of(base: type) -> mapping.Mirrored | None:
-    """The pair of modules that define this base of tests, if both have it."""
+def _home_of(base: type) -> mapping.MirroredModule | None:
+    """The mirrored module that defines this test base on both sides, if there is one."""
     if not issubclass(base, unittest.TestCase):
         return None
-    for pair in mapping.here():
+    for pair in mapping.mirrored_here():
         file = mapping.source_of(pair.theirs, mapping.installed_torch())
         if file is None or names.find_class(file, base.__name__) is None:
             continue
@@ -81,17 +82,17 @@ def _home_of(base: type) -> mapping.Mirrored | None:
     return None
 
 
-# -- what a class uses, and what PyTorch's launch keeps to itself
+# -- the names that a class uses, and the private members of PyTorch's launch
 
 
 def _used_by(cls: type) -> set[str]:
-    """All names that a class defines, or that its functions look up."""
+    """All names that a class defines or that its functions look up."""
     codes = (code for value in vars(cls).values() for code in _codes_of(value))
     return set(vars(cls)).union(*map(_names_in, codes))
 
 
 def _codes_of(value: Any) -> Iterator[CodeType]:
-    """The code of a function or of what wraps one."""
+    """The code of a function, also of a wrapped one."""
     match value:
         case FunctionType():
             yield value.__code__
@@ -109,8 +110,8 @@ def _names_in(code: CodeType) -> set[str]:
 
 
 @functools.cache
-def _kept_by_their(base: str) -> frozenset[str]:
-    """The members of PyTorch's launching base, and of those it derives from, that ours has not."""
+def _private_members_of_their(base: str) -> frozenset[str]:
+    """The members that PyTorch's launching base and its bases have and ours lacks."""
     module = mapping.LAUNCHING_BASES.get(base)
     if module is None:
         return frozenset()
@@ -129,6 +130,6 @@ def _members_of_their(base: str) -> set[str]:
 
 
 def _members_of(cls: type) -> set[str]:
-    """Of a class of ours, or one that it derives from: those of its instances too."""
+    """The members of a class of ours or of a base of it, including those of its instances."""
     node = names.find_class(Path(inspect.getfile(cls)), cls.__name__) if cls.__module__ != "builtins" else None
     return set(vars(cls)) | (names.members_of(node) if node else set())

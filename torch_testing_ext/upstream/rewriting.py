@@ -1,8 +1,8 @@
-"""Rewrite a test file's imports from one side to the other, and nothing else: what is not a module's name stays, byte
-for byte. libcst finds the names; the bytes between them are copied.
+"""Rewrite a test file's imports from one side to the other.
 
-A module is rewritten in `from M import ...`, `import M [as m]`, `from PARENT import M`, in the dotted uses that a plain
-`import M` is for, and in strings that are handed to those who take a module's name (mock.patch, import_module).
+Only names of modules change; all other bytes are copied. libcst finds the names: in `from M import ...`,
+`import M [as m]`, `from PARENT import M`, in the dotted uses of a plain `import M`, and in strings passed to functions
+that take the name of a module (mock.patch, import_module).
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from .mapping import OUR_KIT, THEIR_KIT, Mistake, Side, module_on, split
+from .mapping import OUR_KIT, THEIR_KIT, Side, UserError, module_on, split
 
 try:
     import libcst as cst
     from libcst.helpers import get_full_name_for_node
     from libcst.metadata import ByteSpanPositionProvider, CodeSpan, MetadataWrapper, PositionProvider
 except ImportError as error:
-    raise Mistake(f"this needs libcst: pip install 'torch-testing-ext[upstream]' ({error})") from None
+    raise UserError(f"this command needs libcst: pip install 'torch-testing-ext[upstream]' ({error})") from None
 
-# Functions whose first argument is the name of a module, or of something in one.
+# Functions whose first argument is the dotted name of a module or of something in a module.
 TAKE_A_NAME = {"patch", "dict", "multiple", "import_module", "__import__", "importorskip", "find_spec", "resolve_name"}
 STAR = "*"
 
 
 @dataclass(frozen=True)
 class Use:
-    """A name that the file wants of a module, as both are called after rewriting. No name: the module itself."""
+    """A name that the file uses from a module, both after rewriting. An empty name means the module itself."""
 
     module: str
     name: str
@@ -39,33 +39,35 @@ class Use:
 
 
 @dataclass(frozen=True)
-class Rewritten:
+class RewrittenFile:
+    """A rewritten file, the names that it uses, and the imports that were left unchanged."""
+
     source: bytes
     uses: tuple[Use, ...]
-    notes: tuple[str, ...]  # what stayed as it was though it is about these modules, and why
+    notes: tuple[str, ...]  # imports of these modules that were left unchanged, and why
 
 
-def rewrite(source: bytes, side: Side, path: Path) -> Rewritten:
-    """The file for `side`. Raises Mistake where it is no Python."""
+def rewrite(source: bytes, side: Side, path: Path) -> RewrittenFile:
+    """Rewrite a file for `side`. Raises UserError if it is not valid Python."""
     encoding, text = _decode(source, path)
     try:
         wrapper = MetadataWrapper(cst.parse_module(text), unsafe_skip_copy=True)
     except cst.ParserSyntaxError as error:
-        raise Mistake(f"{path}:{error.raw_line}: this is no Python, so nothing was changed: {error.message}") from None
+        raise UserError(f"{path}:{error.raw_line}: not valid Python, so nothing was changed: {error.message}") from None
     finder = _Finder(side, wrapper.resolve(ByteSpanPositionProvider), wrapper.resolve(PositionProvider))
     wrapper.module.visit(finder)
     raw = text.encode()
-    finder.settle(raw)
-    return Rewritten(_spliced(raw, finder.edits).decode().encode(encoding), tuple(finder.uses), tuple(finder.notes))
+    finder.finish(raw)
+    return RewrittenFile(_spliced(raw, finder.edits).decode().encode(encoding), tuple(finder.uses), tuple(finder.notes))
 
 
 def _decode(source: bytes, path: Path) -> tuple[str, str]:
-    """The file's encoding, which it may name itself, and its text."""
+    """The file's encoding, which the file may declare, and its text."""
     try:
         encoding, _ = tokenize.detect_encoding(io.BytesIO(source).readline)
         return encoding, source.decode(encoding)
     except (SyntaxError, UnicodeDecodeError) as error:
-        raise Mistake(f"{path} cannot be read as text, so nothing was changed: {error}") from None
+        raise UserError(f"{path} cannot be decoded, so nothing was changed: {error}") from None
 
 
 def _spliced(raw: bytes, edits: Mapping[int, _Edit]) -> bytes:
@@ -84,7 +86,7 @@ class _Edit:
 
 @dataclass
 class _Plain:
-    """A plain `import a.b.c`, which makes the file write a.b.c.name. It binds `a`, which may be needed for itself."""
+    """A plain `import a.b.c`. The file then writes a.b.c.name, and may also use `a`, which the import binds."""
 
     node: cst.ImportAlias
     module: str
@@ -92,7 +94,7 @@ class _Plain:
 
 @dataclass
 class _Finder(cst.CSTVisitor):
-    """Collects what is to be edited, and which names are wanted of which module."""
+    """Collects the edits to make and the names that the file uses from each module."""
 
     side: Side
     spans: Mapping[cst.CSTNode, CodeSpan]
@@ -102,9 +104,9 @@ class _Finder(cst.CSTVisitor):
     notes: list[str] = field(default_factory=list)
     _plain: list[_Plain] = field(default_factory=list)
     _dotted: list[tuple[cst.Attribute, str]] = field(default_factory=list)
-    _bound: set[str] = field(default_factory=set)  # by other imports
-    _aliases: dict[str, str] = field(default_factory=dict)  # a name for a module, by its new name
-    _merged: set[cst.ImportFrom] = field(default_factory=set)  # into the statement before
+    _bound: set[str] = field(default_factory=set)  # names bound by other imports
+    _aliases: dict[str, str] = field(default_factory=dict)  # alias of a module -> its new name
+    _merged: set[cst.ImportFrom] = field(default_factory=set)  # statements merged into the one before
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -130,12 +132,12 @@ class _Finder(cst.CSTVisitor):
             self.uses.append(Use(module, STAR, self._line(node)))
 
     def _from_package(self, node: cst.ImportFrom, package: str) -> None:
-        """`from package import module, another`, of which all, some or none have a counterpart."""
+        """Handle `from package import module, another`: all, some or none of the modules may have a counterpart."""
         pairs = self._pairs_of(node, package)
         found = {alias: new for alias, new in pairs.items() if new is not None}
         if found and len(found) < len(pairs) and not _is_plain(node):
-            there = ", ".join(alias.evaluated_name for alias in found)
-            self._note(node, f"only {there} of this import has a counterpart: give it a statement of its own")
+            names = ", ".join(alias.evaluated_name for alias in found)
+            self._note(node, f"only {names} of this import has a counterpart; import it in a separate statement")
         elif found:
             self._split(node, package, pairs)
             for alias, new in found.items():
@@ -150,7 +152,7 @@ class _Finder(cst.CSTVisitor):
         return {alias: module_on(self.side, f"{package}.{alias.evaluated_name}") for alias in _aliases_of(node)}
 
     def _split(self, node: cst.ImportFrom, package: str, pairs: dict[cst.ImportAlias, str | None]) -> None:
-        """Import each module from the package it is in then: `from p import a; from q import b`."""
+        """Import each module from its new package: `from p import a; from q import b`."""
         packages = {alias: new.rpartition(".")[0] if new else package for alias, new in pairs.items()}
         first = next(iter(packages.values()))
         if node not in self._merged and first != package:
@@ -166,17 +168,17 @@ class _Finder(cst.CSTVisitor):
         self._merge(node.body)
 
     def _merge(self, line: Sequence[cst.BaseSmallStatement]) -> None:
-        """The way back from `_split`: statements that import from the same package of PyTorch's become one."""
+        """Undo `_split`: join statements that import from the same package of PyTorch's."""
         for before, after in pairwise(line) if self.side is Side.THEIRS else ():
-            target = self._package_there(before)
-            if target is not None and target == self._package_there(after):
+            target = self._their_package(before)
+            if target is not None and target == self._their_package(after):
                 assert isinstance(before, cst.ImportFrom) and isinstance(after, cst.ImportFrom)
                 package = get_full_name_for_node(after.module or "")
                 self.edits[self._end(_aliases_of(before)[-1])] = _Edit(f"; from {package} import ", ", ")
                 self._merged.add(after)
 
-    def _package_there(self, node: cst.BaseSmallStatement) -> str | None:
-        """The package of PyTorch's that a statement imports nothing but modules from, written as `_split` does."""
+    def _their_package(self, node: cst.BaseSmallStatement) -> str | None:
+        """The package of PyTorch's from which a statement imports only modules, if written as `_split` writes it."""
         if not isinstance(node, cst.ImportFrom) or not node.module or node.relative or not _is_plain(node):
             return None
         package = get_full_name_for_node(node.module) or ""
@@ -234,10 +236,10 @@ class _Finder(cst.CSTVisitor):
         self.edits[start] = _Edit(module, counterpart)
         self.uses.append(Use(counterpart, rest.partition(".")[0], self._line(node)))
 
-    # -- when all is seen
+    # -- after the visit
 
-    def settle(self, raw: bytes) -> None:
-        """Decide on plain imports, and leave alone what is written so oddly that it could not be brought back."""
+    def finish(self, raw: bytes) -> None:
+        """Edit plain imports where possible, and drop edits of unusual spelling, which could not be reverted."""
         taken = {one.module for one in self._plain if self._take_plain(one)}
         for node, dotted in self._dotted:
             module, rest = split(dotted, self.side) or ("", "")
@@ -248,16 +250,15 @@ class _Finder(cst.CSTVisitor):
         for start, edit in list(self.edits.items()):
             if not raw[start:].startswith(edit.old.encode()):
                 del self.edits[start]
-                self.notes.append(
-                    f"line {raw[:start].count(10) + 1}: {edit.old} is written with spaces in it: it stays"
-                )
+                line = raw[:start].count(10) + 1
+                self.notes.append(f"line {line}: {edit.old} is written with spaces in it, so it was left unchanged")
 
     def _take_plain(self, one: _Plain) -> bool:
         counterpart = module_on(self.side, one.module)
         assert counterpart is not None
         top = one.module.partition(".")[0]
         if self.side is Side.OURS and top not in self._bound:
-            self._note(one.node, f"this import also binds {top!r}, which nothing else imports: add `import {top}`")
+            self._note(one.node, f"this import also binds {top!r}, which nothing else imports; add `import {top}`")
             return False
         self._edit(one.node.name, one.module, counterpart)
         self.uses.append(Use(counterpart, "", self._line(one.node)))
@@ -283,7 +284,7 @@ def _aliases_of(node: cst.ImportFrom) -> list[cst.ImportAlias]:
 
 
 def _is_plain(node: cst.ImportFrom) -> bool:
-    """Are its names on one line, with a comma and a space between them?"""
+    """Whether its names are on one line, separated by a comma and a space."""
     commas = [alias.comma for alias in _aliases_of(node)[:-1]]
     return node.lpar is None and all(
         isinstance(comma, cst.Comma) and (_text(comma.whitespace_before), _text(comma.whitespace_after)) == ("", " ")
@@ -301,5 +302,5 @@ def _of_the_other_kit(module: str, side: Side) -> bool:
 
 
 def only_of_their_side(uses: tuple[Use, ...], side: Side) -> Iterator[Use]:
-    """The uses of modules that stayed, having no counterpart on `side`."""
+    """The uses of modules that have no counterpart on `side`, and so were left unchanged."""
     return (use for use in uses if _of_the_other_kit(use.module, side))

@@ -1,4 +1,4 @@
-"""Run a test file of PyTorch's as it is: `python -m torch_testing_ext.upstream run FILE [unittest arguments]`."""
+"""Run a PyTorch test file unmodified: `python -m torch_testing_ext.upstream run FILE [unittest arguments]`."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from pathlib import Path
 from torch_testing_ext._cases import invocation
 
 from . import drop_in
-from .mapping import Mistake
+from .mapping import UserError
 
 
 def run(path: Path, arguments: Sequence[str], explain: bool) -> None:
-    """Run the file as `python FILE` would, PyTorch's test kit replaced by ours. Leaves as the file does."""
+    """Run the file as `python FILE` would, with our test kit in place of PyTorch's. Exits as the file does."""
     if not path.is_file():
-        raise Mistake(f"{path} is not there; name a test file, as in: run test/distributed/test_store.py -v")
+        raise UserError(f"{path} does not exist; name a test file, as in: run test/distributed/test_store.py -v")
     drop_in.install()
     invocation.script = ["-m", "torch_testing_ext.upstream", "run"]
     sys.argv[:] = [str(path), *arguments]
@@ -26,4 +26,4 @@ def run(path: Path, arguments: Sequence[str], explain: bool) -> None:
     finally:
         if explain:
             print(drop_in.explain(), file=sys.stderr)
-    raise Mistake(f"{path} ran no tests: it does not call run_tests() at its end. Run it by pytest instead")
+    raise UserError(f"{path} ran no tests: it does not call run_tests() at its end. Run it with pytest instead")

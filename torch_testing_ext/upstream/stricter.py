@@ -1,4 +1,4 @@
-"""Would PyTorch's base have let this pass? It looks at exit codes, and mostly at that of rank 0. Pure."""
+"""Tell whether PyTorch's base would have let a test pass: it judges by exit codes, mostly that of rank 0. Pure."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 from torch_testing_ext.launch import Expected, Outcome, RankEnding, RankReport, Verdict
 
-# How a rank ends whose test raised; PyTorch's base fails for such a rank, whichever it is.
+# The exit code of a rank whose test raised. PyTorch's base fails if any rank has it.
 ERROR_CODE = 10
 SKIP_CODES = frozenset(range(72, 90))
 
 
 def remark(reports: Sequence[RankReport], expected: Expected, verdict: Verdict) -> str:
-    """What to add to a failure that PyTorch's base would not have reported; else nothing."""
+    """The text to add to a failure that PyTorch's base would not have reported; otherwise empty."""
     if verdict.outcome in (Outcome.PASSED, Outcome.SKIPPED):
         return ""
     theirs = outcome_of_pytorch(reports, expected)
@@ -22,9 +22,9 @@ def remark(reports: Sequence[RankReport], expected: Expected, verdict: Verdict) 
 
 
 def outcome_of_pytorch(reports: Sequence[RankReport], expected: Expected) -> Outcome:
-    """What MultiProcessTestCase of torch.testing._internal makes of ranks that end like these."""
+    """The outcome that PyTorch's MultiProcessTestCase gives a test whose ranks end like this."""
     if any(report.ending in (RankEnding.STOPPED, RankEnding.LOST) for report in reports):
-        return Outcome.TIMEOUT  # it waits for them
+        return Outcome.TIMEOUT  # PyTorch waits for such a rank
     if any(report.code == ERROR_CODE for report in reports):
         return Outcome.ERROR
     if expected.any_code:

@@ -1,7 +1,7 @@
-"""What a patched test needs and PyTorch has not, appended to the helper module that has its place there.
+"""Append names that a patched test needs and PyTorch lacks to the helper module that mirrors ours.
 
-A definition goes with those it stands on, and with the imports they need. What stands on a whole module of ours, on the
-launch for one, cannot go: that is a refusal, not a half.
+A definition is copied together with the definitions and imports that it depends on. A definition that depends on a
+whole module of ours, such as `launch`, is refused.
 """
 
 from __future__ import annotations
@@ -12,37 +12,37 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from . import names
-from .mapping import OUR_KIT, PACKAGE, Mistake, Side, module_on, source_of
+from . import names, reasons
+from .mapping import OUR_KIT, PACKAGE, Side, UserError, module_on, source_of
 
 
-class _CannotGo(Exception):
-    """Why a definition cannot be taken along."""
+class _CannotVendor(Exception):
+    """Says why a definition cannot be copied."""
 
 
 def appended(wanted: Iterable[str], checkout: Path) -> dict[Path, bytes]:
-    """The checkout's helper modules with these names of ours (dotted) appended, by their paths in it."""
+    """The checkout's helper modules with these names of ours (dotted) appended, by their paths in the checkout."""
     helpers: dict[str, _Helper] = {}
-    reasons = []
+    problems = []
     for dotted in dict.fromkeys(wanted):
         try:
             module, _, name = dotted.rpartition(".")
-            there = module_on(Side.THEIRS, module)
-            file = source_of(there, checkout) if there else None
+            theirs = module_on(Side.THEIRS, module)
+            file = source_of(theirs, checkout) if theirs else None
             if file is None:
-                raise _CannotGo("there is no helper module that it belongs to")
-            helpers.setdefault(module, _Helper(file, _source(module))).take(name, _source(module))
-        except _CannotGo as why:
-            reasons.append(f"{dotted} cannot be taken along: {why}")
-    if reasons:
-        raise Mistake("\n".join(reasons))
+                raise _CannotVendor("the checkout has no helper module for it")
+            helpers.setdefault(module, _Helper(file, module, _source(module))).take(name, _source(module))
+        except _CannotVendor as problem:
+            problems.append(f"cannot vendor {dotted}: {problem}")
+    if problems:
+        raise UserError("\n".join(problems))
     return {helper.file.relative_to(checkout): helper.extended() for helper in helpers.values()}
 
 
 def _source(module: str) -> Path:
     file = source_of(module, PACKAGE.parent)
     if file is None:
-        raise _CannotGo(f"{module} has no source here")
+        raise _CannotVendor(f"{module} has no source file here")
     return file
 
 
@@ -51,59 +51,89 @@ class _Helper:
     """A module of PyTorch's, and what is to be added to it."""
 
     file: Path
-    mirror: Path  # our module of that name
-    imports: dict[str, str] = field(default_factory=dict)  # by the name they bind
-    definitions: dict[str, str] = field(default_factory=dict)  # in an order in which each finds what it needs
-    _begun: set[str] = field(default_factory=set)
+    mirror: str  # our module that mirrors it
+    mirror_source: Path
+    imports: dict[str, str] = field(default_factory=dict)  # statement -> the name that it binds
+    definitions: dict[str, str] = field(default_factory=dict)  # name -> code; dependencies come first
+    _code: dict[str, str] = field(default_factory=dict)  # of each name that was taken or is being taken
 
     def take(self, name: str, source: Path) -> None:
-        """Add a name as our file `source` has it, what it stands on first."""
+        """Add a name as it is defined in our file `source`, after everything that it depends on."""
         node = _binding(name, source)
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(OUR_KIT):
-            self._take_from_kit(name, node)
+        if isinstance(node, ast.ImportFrom) and (module := names.imported_module(node, source)).startswith(OUR_KIT):
+            self._take_from_kit(name, node, module)
         elif isinstance(node, (ast.Import, ast.ImportFrom)):
-            self.imports[name] = _one_import(name, node)
-        elif name not in self._begun:
-            self._begun.add(name)
-            known = names.defined_in(source)
-            for other in sorted(_names_in(node) & known.keys() - {name}):
-                if not self._has(other):
-                    self.take(other, source)
-            self.definitions[name] = _text(node, source)
+            statement = _one_import(name, node)
+            self._check_unique(name, name if statement.startswith(f"import {name}") else statement)
+            self.imports[statement] = name
+        else:
+            begun, code = name in self._code, _text(node, source)
+            self._check_unique(name, code)
+            if not begun:
+                self._take_dependencies(name, node, source)
+                self.definitions[name] = code
 
-    def _take_from_kit(self, name: str, node: ast.ImportFrom) -> None:
-        original = next(alias.name for alias in node.names if (alias.asname or alias.name) == name)
-        if source_of(f"{node.module}.{original}", PACKAGE.parent) is not None:
-            raise _CannotGo(f"it stands on {node.module}.{original}, a module that PyTorch has not")
+    def _take_dependencies(self, name: str, node: ast.stmt, source: Path) -> None:
+        for other in sorted(_names_in(node) & names.defined_in(source).keys() - {name}):
+            if not self._has(other):
+                self.take(other, source)
+
+    def _check_unique(self, name: str, code: str) -> None:
+        """Two of our modules may use one name for different things; a single helper module cannot."""
+        if self._code.setdefault(name, code) != code:
+            raise _CannotVendor(f"it depends on two different definitions of {name}")
+
+    def _take_from_kit(self, name: str, node: ast.ImportFrom, module: str) -> None:
+        """Follow an import from another module of ours to the definition."""
+        original = next((alias.name for alias in node.names if (alias.asname or alias.name) == name), name)
+        if source_of(f"{module}.{original}", PACKAGE.parent) is not None:
+            raise _CannotVendor(f"it depends on {module}.{original}, a module that PyTorch does not have")
         if original != name:
-            raise _CannotGo(f"it stands on {node.module}.{original} under another name, {name}")
-        self.take(name, _source(node.module or ""))
+            raise _CannotVendor(f"it depends on {module}.{original} under another name, {name}")
+        self.take(name, _source(module))
 
     def _has(self, name: str) -> bool:
-        """Has PyTorch's module this name, and does it mean the same? What our module has for the public does."""
+        """Whether PyTorch's module has this name with the same meaning."""
         kind = names.defined_in(self.file).get(name)
         its_own = kind in (names.NameKind.CLASS, names.NameKind.FUNCTION, names.NameKind.VALUE)
-        if its_own and name not in names.declared_in(self.mirror):
-            raise _CannotGo(f"it needs our {name}, and {self.file.name} has a {name} of its own")
-        return kind is not None or name in self._begun or name in self.imports or hasattr(builtins, name)
+        if its_own and not self._is_mirrored(name):
+            raise _CannotVendor(f"it needs our {name}, but {self.file.name} defines another {name}")
+        return kind is not None or hasattr(builtins, name)
+
+    def _is_mirrored(self, name: str) -> bool:
+        """Whether our mirror module offers this name as PyTorch's."""
+        ours = names.reexported_in(self.mirror_source) | names.defined_in(self.mirror_source).keys()
+        return name in ours and f"{self.mirror}.{name}" not in reasons.INSTEAD
 
     def extended(self) -> bytes:
-        """The module's text with the imports after its own and the definitions at its end."""
+        """The module's text, with the new imports after its own imports and the definitions at its end."""
         text = self.file.read_bytes().decode()
         newline = "\r\n" if "\r\n" in text else "\n"
         lines = text.splitlines(keepends=True)
-        imports = sorted(line for name, line in self.imports.items() if name not in names.defined_in(self.file))
+        known = names.defined_in(self.file)
         at = _end_of_imports(self.file)
-        lines[at:at] = [line + newline for line in imports]
+        lines[at:at] = [statement + newline for statement, name in sorted(self.imports.items()) if name not in known]
         added = "".join(f"\n\n{definition}\n" for definition in self.definitions.values())
         return ("".join(lines).rstrip() + "\n" + added).replace("\r\n", "\n").replace("\n", newline).encode()
 
 
 def _binding(name: str, source: Path) -> ast.stmt:
-    found = [node for node in names.statements(names.parse(source).body) if name in names.bound_by(node)]
+    """The statement that gives a name its value, or that imports it."""
+    statements = list(names.statements(names.parse(source).body))
+    found = [node for node in statements if name in names.bound_by(node) and not _only_declares(node)]
+    found = found or [node for node in statements if isinstance(node, ast.ImportFrom) and _by_star(name, node, source)]
     if not found:
-        raise _CannotGo(f"{source.name} makes it only when it is asked for")
+        raise _CannotVendor(f"{source.name} computes it on first use")
     return found[-1]
+
+
+def _only_declares(node: ast.stmt) -> bool:
+    return isinstance(node, ast.AnnAssign) and node.value is None
+
+
+def _by_star(name: str, node: ast.ImportFrom, source: Path) -> bool:
+    home = names.star_source(node, source)
+    return home is not None and name in names.public_in(home)
 
 
 def _names_in(node: ast.stmt) -> set[str]:

@@ -1,5 +1,8 @@
-"""A test file as one writes it for PyTorch: every base, every way to import. Run by test_drop_in_outcomes, as it is, on
-PyTorch's classes and on ours. There every test with ranks takes seconds, so there are few, and few ranks."""
+"""A test file written for PyTorch, with every base and every form of import.
+
+test_drop_in_outcomes runs it unmodified, on PyTorch's classes and on ours. On PyTorch's, every test with ranks takes
+seconds, so there are few of them, with few ranks.
+"""
 
 import os
 from unittest import mock
@@ -85,7 +88,7 @@ class ProcessesTest(Ranks, MultiProcessTestCase):
         self.meet()
         self.sum_over_ranks()
 
-    def test_one_rank_leaves(self):
+    def test_one_rank_exits(self):
         if self.rank == 1:
             os._exit(3)
 
@@ -136,7 +139,7 @@ class FullyShardedTest(FSDPTest):
 
     @skip_if_lt_x_gpu(64)
     def test_needs_many(self):
-        raise AssertionError("there are not so many")
+        raise AssertionError("not that many devices")
 
 
 class ThreadsTest(Ranks, MultiThreadedTestCase):
@@ -166,7 +169,7 @@ class FullyShardedThreadsTest(FSDPTestMultiThread):
         self.assertEqual(dist.get_world_size(), 2)
 
 
-class StayingTest(Ranks, MultiProcContinuousTest):
+class PersistentTest(Ranks, MultiProcContinuousTest):
     @classmethod
     def backend_str(cls):
         return "gloo"
@@ -175,11 +178,11 @@ class StayingTest(Ranks, MultiProcContinuousTest):
         type(self).filled = True
 
     def test_sum(self):
-        self.assertTrue(self.filled, "the ranks of one class stay from test to test")
+        self.assertTrue(self.filled, "the ranks of one class persist from test to test")
         self.sum_over_ranks()
 
 
-class StayingDTensorsTest(DTensorContinuousTestBase):
+class PersistentDTensorsTest(DTensorContinuousTestBase):
     world_size = 2
     device_type = "cpu"
 
@@ -191,10 +194,10 @@ class StayingDTensorsTest(DTensorContinuousTestBase):
         self.assertEqual(self.build_device_mesh().size(), 2)
 
 
-class FullyShardedStayingTest(FSDPTestContinuous):
+class FullyShardedPersistentTest(FSDPTestContinuous):
     @skip_if_lt_x_gpu(8)
     def test_needs_many(self):
-        raise AssertionError("there are not so many")
+        raise AssertionError("not that many devices")
 
 
 if __name__ == "__main__":

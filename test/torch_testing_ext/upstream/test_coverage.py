@@ -1,4 +1,4 @@
-"""What the docs say of the coverage is what there is; and all that tests commonly use is there."""
+"""Tests that the coverage pages are up to date, and that the names that tests commonly use are present."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from torch_testing_ext.upstream.mapping import installed_torch
 
 DOCS = ROOT / "docs"
 
-# In these nothing is lacking that is not refused for a reason.
+# In these modules every name is present or refused for a reason.
 COMPLETE = ["common_distributed", "common_fsdp", "common_dist_composable", "distributed._tensor.common_dtensor"]
 
-# What the contract of the mirror lists, and what test files of others import.
+# The names that the contract of the mirror lists, and those that test files elsewhere import.
 COMMON = {
     "common_distributed": """
         ACCELERATOR_DIST_BACKENDS DDP_RANK_DEVICES DEFAULT_WORLD_SIZE DistTestCases DistributedTestBase
@@ -69,59 +69,59 @@ class CoverageTest(TestCase):
     def test_the_docs_are_up_to_date(self) -> None:
         root = installed_torch()
         differing = coverage.outdated(coverage.measure(root), coverage.version_of(root), DOCS)
-        self.assertEqual(differing, [], f"to write the docs anew, run: {coverage.REFRESH}")
+        self.assertEqual(differing, [], f"to update the docs, run: {coverage.REFRESH}")
 
     @parametrize("module", list(COMMON))
-    def test_all_that_is_common_is_here(self, module: str) -> None:
+    def test_common_names_are_present(self, module: str) -> None:
         theirs = f"torch.testing._internal.{module}"
         measured = next(one for one in coverage.measure(installed_torch()) if one.theirs == theirs)
         wanted = set(COMMON[module].split())
         self.assertEqual(sorted(wanted & {*measured.lacking, *measured.refused}), [])
-        self.assertGreater(len(wanted & {*measured.here}), 0.9 * len(wanted), "are these names of PyTorch's at all?")
+        self.assertGreater(len(wanted & {*measured.here}), 0.9 * len(wanted), "are these really names of PyTorch's?")
 
     @parametrize("module", COMPLETE)
-    def test_nothing_is_lacking(self, module: str) -> None:
+    def test_nothing_is_missing(self, module: str) -> None:
         theirs = f"torch.testing._internal.{module}"
         measured = next(one for one in coverage.measure(installed_torch()) if one.theirs == theirs)
         self.assertEqual(sorted(measured.lacking), [])
 
-    def test_what_we_have_is_not_refused(self) -> None:
+    def test_a_present_name_is_not_refused(self) -> None:
         for one in coverage.measure(installed_torch()):
             self.assertEqual({*one.here} & one.refused.keys(), set())
         twice = [name for refused in reasons.REFUSED.values() for name in refused]
         self.assertEqual(len(twice), len(set(twice)))
 
-    def test_another_torch_is_compared_in_what_both_know(self) -> None:
-        here = [coverage.Covered("m", "o", here=["a", "new"], lacking=["b"], refused={"c": "why"})]
+    def test_another_torch_is_compared_by_the_names_of_both(self) -> None:
+        measured = [coverage.ModuleCoverage("m", "o", present=["a", "new"], missing=["b"], refused={"c": "why"})]
         with tempfile.TemporaryDirectory() as directory:
             docs = Path(directory)
-            coverage.write([coverage.Covered("m", "o", here=["a", "old"], lacking=["b"])], "2.1", docs)
-            self.assertEqual(coverage.outdated(here, "2.2", docs), [])
-            self.assertEqual(len(coverage.outdated(here, "2.1", docs)), 1)
-            coverage.write([coverage.Covered("m", "o", here=["b"], lacking=["a"])], "2.1", docs)
+            coverage.write([coverage.ModuleCoverage("m", "o", present=["a", "old"], missing=["b"])], "2.1", docs)
+            self.assertEqual(coverage.outdated(measured, "2.2", docs), [])
+            self.assertEqual(len(coverage.outdated(measured, "2.1", docs)), 1)
+            coverage.write([coverage.ModuleCoverage("m", "o", present=["b"], missing=["a"])], "2.1", docs)
             self.assertEqual(
-                coverage.outdated(here, "2.2", docs), ["m.a is here, not lacking", "m.b is lacking, not here"]
+                coverage.outdated(measured, "2.2", docs), ["m.a is present, not missing", "m.b is missing, not present"]
             )
-            coverage.write(here, "2.2", docs)
-            self.assertEqual(coverage.outdated(here, "2.2", docs), [])
-            (docs / coverage.PAGE).write_text("by hand")
-            self.assertEqual(len(coverage.outdated(here, "2.2", docs)), 1)
+            coverage.write(measured, "2.2", docs)
+            self.assertEqual(coverage.outdated(measured, "2.2", docs), [])
+            (docs / coverage.PAGE).write_text("edited")
+            self.assertEqual(len(coverage.outdated(measured, "2.2", docs)), 1)
 
     def test_the_command(self) -> None:
-        def said(*words: str) -> str:
+        def output(*words: str) -> str:
             with redirect_stdout(io.StringIO()) as out:
                 self.assertEqual(main(["coverage", *words]), 0)
             return out.getvalue()
 
-        data = json.loads(said("--json"))
+        data = json.loads(output("--json"))
         utils = data["modules"]["torch.testing._internal.common_utils"]
         self.assertIn("TestCase", utils["here"])
         self.assertIn("TestGradients", utils["refused"])
-        self.assertRegex(said(), rf"\| common_utils +\| {len(utils['here'])} +\|")
+        self.assertRegex(output(), rf"\| common_utils +\| {len(utils['present'])} +\|")
 
 
 class CheckoutCoverageTest(CheckoutCase):
-    def test_of_a_checkout(self) -> None:
+    def test_a_checkout(self) -> None:
         self.put(self.pytorch / "version.txt", "2.20.0a0\n")
         fsdp = self.pytorch / "torch/testing/_internal/common_fsdp.py"
         imports = "import os\nfrom torch.testing._internal.common_utils import run_tests\n"
@@ -134,9 +134,9 @@ class CheckoutCoverageTest(CheckoutCase):
         self.assertEqual(module["lacking"], ["run_tests", "unheard_of"])
         self.assertEqual(list(module["refused"]), ["T"])
 
-    def test_of_no_checkout(self) -> None:
+    def test_not_a_checkout(self) -> None:
         _, complaints = self.upstream("coverage", "--pytorch", self.ours, code=2)
-        self.assertIn("is no checkout of PyTorch", complaints)
+        self.assertIn("is not a PyTorch checkout", complaints)
 
 
 if __name__ == "__main__":

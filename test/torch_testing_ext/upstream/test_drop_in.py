@@ -1,4 +1,4 @@
-"""PyTorch's module names give ours: in every way to import, in every process that ranks come from."""
+"""Tests that PyTorch's module names give our modules, in every form of import and in every rank process."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ STAND_INS = """
     from torch.testing._internal.common_distributed import MultiProcessTestCase, get_timeout
     from torch_testing_ext import common_distributed as ours
 
-    # Every way leads to the same.
+    # Every form of import gives the same objects.
     assert MultiProcessTestCase is ours.MultiProcessTestCase
     assert torch.testing._internal.common_distributed is _internal.common_distributed is common_distributed
     assert issubclass(MultiProcessTestCase, common.TestCase)
-    assert not originals.loaded, "what is ours needs nothing of PyTorch's"
+    assert not originals.loaded, "our names must not load PyTorch's modules"
 
-    # A patch is seen where the name is used, and undone; also where PyTorch has the name alone.
+    # A patch takes effect where the name is used, and is undone; also for a name that only PyTorch has.
     name = "torch.testing._internal.common_distributed.TIMEOUT_DEFAULT"
     before = get_timeout("x")
     with mock.patch(name, 5):
@@ -41,13 +41,21 @@ STAND_INS = """
     assert get_timeout("x") == before
     common_distributed.TIMEOUT_DEFAULT = 6
     assert get_timeout("x") == 6
-    theirs_alone = "torch.testing._internal.common_utils.random_square_matrix_of_rank"
-    with mock.patch(theirs_alone, 5):
+    only_theirs = "torch.testing._internal.common_utils.random_square_matrix_of_rank"
+    with mock.patch(only_theirs, 5):
         assert originals.loaded["torch.testing._internal.common_utils"].random_square_matrix_of_rank == 5
         assert common.random_square_matrix_of_rank == 5
     assert callable(common.random_square_matrix_of_rank)
 
-    # Names that neither has are missed as in any module.
+    # So is a patch of a name that our module imports on first use, whether PyTorch's module is loaded or not.
+    dtensor = "torch.testing._internal.distributed._tensor.common_dtensor"
+    for name in ("Attention", "MLPModule"):
+        with mock.patch(f"{dtensor}.{name}", type("Patched", (), {})) as patched:
+            assert getattr(sys.modules[dtensor], name) is patched
+        assert getattr(sys.modules[dtensor], name).__module__.startswith("torch_testing_ext._dtensor.")
+        originals.load(dtensor)
+
+    # A name that neither side has is missing, as in any module.
     for missing in ("nowhere", "__nowhere__"):
         assert not hasattr(common, missing)
     try:
@@ -57,7 +65,7 @@ STAND_INS = """
     else:
         raise AssertionError
 
-    # What a star gives is PyTorch's selection, of our making.
+    # A star import gives the names that PyTorch exports, with our objects.
     scope = {}
     exec("from torch.testing._internal.common_distributed import *", scope)
     assert scope["MultiProcessTestCase"] is MultiProcessTestCase
@@ -84,7 +92,7 @@ ALREADY_IMPORTED = """
 
     class Compares(before.TestCase): ...
 
-    module = types.ModuleType("torch.testing._internal.made_up")
+    module = types.ModuleType("torch.testing._internal.invented")
     for cls in (Plain, Deep, Starts, Compares):
         cls.__module__ = module.__name__
         setattr(module, cls.__name__, cls)
@@ -123,7 +131,7 @@ IN_RANKS = """
             assert FakeStore.__module__.startswith("torch_testing_ext"), FakeStore
             assert isinstance(self, common.TestCase)
             assert type(self).__mro__[1].__module__.startswith("torch_testing_ext")
-            print("was born by", os.environ.get("TORCH_TESTING_EXT_START", "auto"), file=sys.stderr)
+            print("start method:", os.environ.get("TORCH_TESTING_EXT_START", "auto"), file=sys.stderr)
 
         def test_fails(self):
             self.assertEqual(self.rank, 0)
@@ -150,19 +158,19 @@ class DropInTest(TestCase):
 
     def run_file(self, *words: object, code: int = 0, **environ: str) -> str:
         done = python("-m", "torch_testing_ext.upstream", "run", *words, **environ)
-        said = done.stdout + done.stderr
-        self.assertEqual(done.returncode, code, said)
-        return said
+        output = done.stdout + done.stderr
+        self.assertEqual(done.returncode, code, output)
+        return output
 
     def test_stand_ins(self) -> None:
         done = python(self.file(STAND_INS))
         self.assertEqual(done.returncode, 0, done.stderr)
 
-    def test_what_was_imported_before(self) -> None:
+    def test_modules_imported_before(self) -> None:
         done = python(self.file(ALREADY_IMPORTED))
         self.assertEqual(done.returncode, 0, done.stderr)
         for line in (
-            "  Plain: our launch, by our DistributedTestBase",
+            "  Plain: our launch, through our DistributedTestBase",
             "  Deep: PyTorch's launch, since it uses or overrides _check_return_codes",
             "  Starts: PyTorch's launch, since it uses or overrides _start_processes",
         ):
@@ -171,38 +179,38 @@ class DropInTest(TestCase):
     @parametrize(
         "environ",
         [
-            subtest({}, name="forked_off_the_main_process"),
-            subtest({"WITH_A_THREAD": "1"}, name="forked_off_a_new_interpreter"),
+            subtest({}, name="forked_from_the_main_process"),
+            subtest({"WITH_A_THREAD": "1"}, name="forked_from_a_new_interpreter"),
             subtest({"TORCH_TESTING_EXT_START": "spawn"}, name="spawned"),
         ],
     )
-    def test_ranks_have_it_too(self, environ: dict[str, str]) -> None:
+    def test_ranks_have_the_stand_ins_too(self, environ: dict[str, str]) -> None:
         file = self.file(IN_RANKS, last="run_tests()")
-        said = self.run_file("--explain", file, "-v", "RanksTest.test_lazily", **environ)
-        self.assertIn("test_lazily (__main__.RanksTest.test_lazily) ... ok", said)
-        self.assertIn("All names that were asked for are ours.", said)
-        self.assertNotIn("started as new interpreters", said)
+        output = self.run_file("--explain", file, "-v", "RanksTest.test_lazily", **environ)
+        self.assertIn("test_lazily (__main__.RanksTest.test_lazily) ... ok", output)
+        self.assertIn("All names that were used are ours.", output)
+        self.assertNotIn("started as new interpreters", output)
 
-    def test_a_failure_says_how_to_run_it_again(self) -> None:
-        """And is run so, where each test is to have an interpreter of its own."""
-        said = self.run_file(self.file(IN_RANKS, last="run_tests()"), "--subprocess", "RanksTest.test_fails", code=1)
-        found = re.search(r"To run it alone:\n  python (.*) (.*) RanksTest.test_fails", said)
-        self.assertEqual(found and found[1], "-m torch_testing_ext.upstream run", said)
-        self.assertIn("Ran 1 tests, each in a process of its own: 1 failed.", said)
+    def test_a_failure_shows_the_command_to_run_it_again(self) -> None:
+        """The command also serves to run each test in an interpreter of its own."""
+        output = self.run_file(self.file(IN_RANKS, last="run_tests()"), "--subprocess", "RanksTest.test_fails", code=1)
+        found = re.search(r"To run it alone:\n  python (.*) (.*) RanksTest.test_fails", output)
+        self.assertEqual(found and found[1], "-m torch_testing_ext.upstream run", output)
+        self.assertIn("Ran 1 tests, each in a process of its own: 1 failed.", output)
 
-    def test_a_file_that_runs_no_tests_is_no_success(self) -> None:
-        said = self.run_file(self.file("class ATest: ..."), code=2)
-        self.assertIn("ran no tests", said)
-        self.assertNotIn("Traceback", said)
+    def test_a_file_that_runs_no_tests_fails(self) -> None:
+        output = self.run_file(self.file("class ATest: ..."), code=2)
+        self.assertIn("ran no tests", output)
+        self.assertNotIn("Traceback", output)
 
-    def test_a_file_that_is_not_there(self) -> None:
-        said = self.run_file(self.top / "test_none.py", code=2)
-        self.assertIn("test_none.py is not there", said)
+    def test_a_missing_file(self) -> None:
+        output = self.run_file(self.top / "test_none.py", code=2)
+        self.assertIn("test_none.py does not exist", output)
 
     def test_an_error_of_the_file_keeps_its_traceback(self) -> None:
-        said = self.run_file(self.file("raise ValueError('of the file')\n"), code=1)
-        self.assertIn("Traceback", said)
-        self.assertIn("ValueError: of the file", said)
+        output = self.run_file(self.file("raise ValueError('of the file')\n"), code=1)
+        self.assertIn("Traceback", output)
+        self.assertIn("ValueError: of the file", output)
 
     def test_help_imports_no_torch(self) -> None:
         look = "import sys; from torch_testing_ext.upstream.__main__ import main\n"

@@ -1,4 +1,4 @@
-"""One file of tests on PyTorch's classes and on ours: the same outcome for every test, except where we are stricter."""
+"""Runs one test file on PyTorch's classes and on ours: all outcomes are the same, except where we are stricter."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from upstream_support import python
 from torch_testing_ext.common_utils import TestCase, run_tests
 
 SUBJECT = Path(__file__).with_name("drop_in_subject.py")
-STRICTER = "ProcessesTest.test_one_rank_leaves"
+STRICTER = "ProcessesTest.test_one_rank_exits"
 
 
 def outcomes(*options: str) -> dict[str, tuple[str, str]]:
-    """Run the subject by pytest: each test's outcome and message."""
+    """Run the subject with pytest, and return each test's outcome and message."""
     with tempfile.TemporaryDirectory() as directory:
         report = Path(directory, "report.xml")
         words = ["-p", "no:cacheprovider", "-q", f"--junitxml={report}", f"--rootdir={directory}", "--noconftest"]
@@ -35,7 +35,7 @@ def _outcome(case: ElementTree.Element) -> tuple[str, str]:
 
 
 class DropInOutcomesTest(TestCase):
-    def test_both_ways(self) -> None:
+    def test_outcomes_are_the_same(self) -> None:
         theirs = outcomes()
         ours = outcomes("-p", "torch_testing_ext.pytest_plugin", "--torch-drop-in")
         expected = {name: outcome for name, (outcome, _) in theirs.items()}
@@ -44,9 +44,9 @@ class DropInOutcomesTest(TestCase):
         self.assertEqual(expected.pop(STRICTER), "passed")
         self.assertEqual(found.pop(STRICTER), "failed")
         self.assertEqual(found, expected)
-        said = ours[STRICTER][1]
-        self.assertIn("stricter than PyTorch, where the test would have passed", said)
-        self.assertIn("-m pytest -p torch_testing_ext.pytest_plugin --torch-drop-in", said)
+        message = ours[STRICTER][1]
+        self.assertIn("stricter than PyTorch, where the test would have passed", message)
+        self.assertIn("-m pytest -p torch_testing_ext.pytest_plugin --torch-drop-in", message)
         self.assertNotIn("stricter", ours["OneProcessTest.test_fails"][1])
 
 

@@ -1,4 +1,4 @@
-"""Sending files back: patches that git applies, refusals that say what to use instead."""
+"""Tests of the patch command: git applies its patches, and refusals say what to use instead."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class PatchTest(CheckoutCase):
         return (self.top / "out.patch").read_bytes()
 
     @parametrize("source", [subtest(source, name=name) for name, source in FILES.items()])
-    def test_import_and_patch_of_an_untouched_file_is_an_empty_patch(self, source: bytes) -> None:
+    def test_an_unchanged_imported_file_gives_an_empty_patch(self, source: bytes) -> None:
         helpers = self.pytorch / "torch/testing/_internal"
         self.put(helpers / "distributed/fake_pg.py", "class FakeStore: ...\n")
         common = helpers / "common_utils.py"
@@ -36,7 +36,7 @@ class PatchTest(CheckoutCase):
         self.assertEqual(cuda in source, cuda in (self.ours / "test/distributed/test_x.py").read_bytes())
         self.assertEqual(self.patch("test/distributed/test_x.py"), b"")
 
-    def test_a_change_arrives(self) -> None:
+    def test_a_change_is_applied(self) -> None:
         there = self.put(self.pytorch / "test/distributed/test_x.py", THEIRS)
         self.put(self.ours / "test/distributed/test_x.py", OURS.replace("x = ", "y = "))
         patch = self.patch("test/distributed/test_x.py")
@@ -44,13 +44,13 @@ class PatchTest(CheckoutCase):
         self.apply(patch)
         self.assertEqual(there.read_text(), THEIRS.replace("x = ", "y = "))
 
-    def test_a_change_to_a_file_with_crlf_arrives_byte_for_byte(self) -> None:
+    def test_a_change_to_a_file_with_crlf_is_applied_byte_for_byte(self) -> None:
         there = self.put(self.pytorch / "test/test_x.py", THEIRS.replace("\n", "\r\n"))
         self.put(self.ours / "test/test_x.py", (OURS + "last = 1\n").replace("\n", "\r\n"))
         self.apply(self.patch("test/test_x.py"))
         self.assertEqual(there.read_bytes(), (THEIRS + "last = 1\n").replace("\n", "\r\n").encode())
 
-    def test_new_files_arrive_by_git_am_too(self) -> None:
+    def test_git_am_applies_new_files(self) -> None:
         self.put(self.ours / "test/distributed/new/test_ü.py", OURS)
         self.put(self.ours / "test/test_y.py", OURS)
         files = ["test/distributed/new/test_ü.py", "test/test_y.py"]
@@ -62,13 +62,13 @@ class PatchTest(CheckoutCase):
         subject = subprocess.run(["git", "log", "-1", "--format=%s"], cwd=self.pytorch, capture_output=True, check=True)
         self.assertEqual(subject.stdout.decode().strip(), "Add tests for größer")
 
-    def test_without_files_those_that_both_have(self) -> None:
+    def test_the_default_is_the_files_that_both_have(self) -> None:
         self.put(self.pytorch / "test/distributed/test_x.py", THEIRS)
         for name in ("test_x.py", "test_only_here.py"):
             self.put(self.ours / "test/distributed" / name, OURS + "# more\n")
-        said, _ = self.upstream("patch", "--pytorch", self.pytorch)
-        self.assertIn("test_x.py", said)
-        self.assertNotIn("test_only_here.py", said)
+        output, _ = self.upstream("patch", "--pytorch", self.pytorch)
+        self.assertIn("test_x.py", output)
+        self.assertNotIn("test_only_here.py", output)
 
     def test_the_checkout_is_only_read(self) -> None:
         self.put(self.pytorch / "test/test_x.py", THEIRS)
@@ -81,13 +81,13 @@ class PatchTest(CheckoutCase):
     def contents(self, directory: Path) -> dict[Path, bytes]:
         return {file: file.read_bytes() for file in directory.rglob("*") if file.is_file()}
 
-    def test_check_says_fit_or_why_not(self) -> None:
+    def test_check_says_that_a_file_is_ready(self) -> None:
         self.put(self.pytorch / "test/test_x.py", THEIRS)
         self.put(self.ours / "test/test_x.py", OURS)
-        said, _ = self.upstream("patch", "--pytorch", self.pytorch, "--check", "test/test_x.py")
-        self.assertEqual(said, "fit to go: test/test_x.py\n")
+        output, _ = self.upstream("patch", "--pytorch", self.pytorch, "--check", "test/test_x.py")
+        self.assertEqual(output, "ready to send: test/test_x.py\n")
 
-    def test_names_that_exist_only_here_are_refused_with_what_to_use(self) -> None:
+    def test_names_that_exist_only_here_are_refused_with_a_replacement(self) -> None:
         source = (
             "from torch_testing_ext.common_distributed import MultiProcessTestCase, RankError, run_subtests\n"
             "from torch_testing_ext import launch\n"
@@ -95,21 +95,22 @@ class PatchTest(CheckoutCase):
             "from torch_testing_ext import common_utils; common_utils.SEED\n"
         )
         self.put(self.ours / "test/test_x.py", source)
+        lacks = "the checkout has no torch_testing_ext"
         for words in ([], ["--check"]):
             _, complaints = self.upstream("patch", "--pytorch", self.pytorch, "test/test_x.py", *words, code=1)
             for expected in (
-                "test/test_x.py:1: torch_testing_ext.common_distributed.RankError is not there (use RuntimeError",
-                "run_subtests is not there (before torch 2.4 it is torch.testing._internal.common_fsdp.run_subtests)",
-                "test/test_x.py:2: torch_testing_ext.launch is not there (use MultiProcessTestCase",
-                "torch_testing_ext.hypothesis_utils.given is not there (use parametrize",
-                "test/test_x.py:4: torch_testing_ext.common_utils.SEED is not there",
+                f"test/test_x.py:1: {lacks}.common_distributed.RankError (use RuntimeError",
+                "run_subtests (before torch 2.4: torch.testing._internal.common_fsdp.run_subtests)",
+                f"test/test_x.py:2: {lacks}.launch (use MultiProcessTestCase",
+                f"{lacks}.hypothesis_utils.given (use parametrize",
+                f"test/test_x.py:4: {lacks}.common_utils.SEED",
                 "Owner(s)",
                 "--vendor",
             ):
                 self.assertIn(expected, complaints)
-            self.assertNotIn("MultiProcessTestCase is not", complaints)
+            self.assertNotIn(f"{lacks}.common_distributed.MultiProcessTestCase", complaints)
 
-    def test_vendored_names_arrive_with_what_they_stand_on(self) -> None:
+    def test_vendored_names_bring_their_dependencies(self) -> None:
         self.put(self.ours / "test/test_x.py", OURS + "from torch_testing_ext.common_utils import dtype_name, SEED\n")
         self.put(self.ours / "test/test_y.py", OURS + "from torch_testing_ext.common_distributed import needs_of\n")
         self.apply(self.patch("test/test_x.py", "test/test_y.py", "--vendor"))
@@ -122,23 +123,23 @@ class PatchTest(CheckoutCase):
         exec(text.replace("from torch.testing._internal", "from torch_testing_ext"), scope)
         self.assertEqual(scope["needs_of"](print), ())
 
-    def test_what_stands_on_our_launch_cannot_be_vendored(self) -> None:
+    def test_a_name_that_depends_on_our_launch_cannot_be_vendored(self) -> None:
         source = "from torch_testing_ext.common_distributed import requires_world_size\n"
         self.put(self.ours / "test/test_x.py", source + "from torch_testing_ext.launch import Job\n")
         _, complaints = self.upstream("patch", "--pytorch", self.pytorch, "test/test_x.py", "--vendor", code=2)
-        self.assertIn("requires_world_size cannot be taken along: it stands on torch_testing_ext._", complaints)
-        self.assertIn("launch.Job cannot be taken along: there is no helper module", complaints)
+        self.assertIn("requires_world_size: it depends on torch_testing_ext._", complaints)
+        self.assertIn("cannot vendor torch_testing_ext.launch.Job: the checkout has no helper module", complaints)
 
-    def test_a_name_that_means_something_else_there_is_in_the_way(self) -> None:
+    def test_a_dependency_that_means_something_else_there_is_refused(self) -> None:
         common = self.pytorch / "torch/testing/_internal/common_distributed.py"
         common.write_text(common.read_text() + "\nclass Need: ...\n")
         self.put(self.ours / "test/test_x.py", "from torch_testing_ext.common_distributed import needs_of\n")
         _, complaints = self.upstream("patch", "--pytorch", self.pytorch, "test/test_x.py", "--vendor", code=2)
-        self.assertIn("needs_of cannot be taken along: it needs our Need, and common_distributed.py has", complaints)
+        self.assertIn("needs_of: it needs our Need, but common_distributed.py defines another Need", complaints)
 
     @parametrize("inside_of_another", [False, True])
-    def test_git_has_the_last_word(self, inside_of_another: bool) -> None:
-        """Also on a checkout without a repository of its own, unpacked somewhere below one: git would look at that."""
+    def test_git_checks_the_patch(self, inside_of_another: bool) -> None:
+        """Also for a checkout without a repository, unpacked below another repository, which git would use."""
         if inside_of_another:
             (self.pytorch / "unpacked").mkdir()
             (self.pytorch / "torch").rename(self.pytorch / "unpacked/torch")
@@ -149,16 +150,16 @@ class PatchTest(CheckoutCase):
         wrong = b"diff --git a/test/test_x.py b/test/test_x.py\n--- a/test/test_x.py\n+++ b/test/test_x.py\n"
         wrong += b"@@ -1 +1 @@\n-not there\n+x\n"
         out = self.top / "wrong.patch"
-        with mock.patch.object(patching, "_difference", lambda files, checkout: wrong):
+        with mock.patch.object(patching, "_diff", lambda files, checkout: wrong):
             words = ["patch", "--pytorch", self.pytorch, "test/test_x.py", "-o", out]
             _, complaints = self.upstream(*words, code=2)
-        self.assertIn("git apply ended with code 1", complaints)
+        self.assertIn("git apply exited with code 1", complaints)
         self.assertIn("patch does not apply", complaints)
         self.assertFalse(out.exists())
 
-    def test_no_checkout(self) -> None:
+    def test_not_a_checkout(self) -> None:
         _, complaints = self.upstream("patch", "--pytorch", self.ours, code=2)
-        self.assertIn("is no checkout of PyTorch", complaints)
+        self.assertIn("is not a PyTorch checkout", complaints)
 
 
 if __name__ == "__main__":

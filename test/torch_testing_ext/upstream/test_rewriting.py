@@ -1,4 +1,4 @@
-"""Imports are rewritten in every form they have, nothing else is, and back again it is the same bytes."""
+"""Tests that every form of import is rewritten and nothing else, and that rewriting back restores every byte."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from pathlib import Path
 
 from torch_testing_ext.common_utils import TestCase, instantiate_parametrized_tests, parametrize, run_tests, subtest
 from torch_testing_ext.upstream import names
-from torch_testing_ext.upstream.mapping import MIRRORED, MOVED, Mistake, Side, module_on, moved, split
-from torch_testing_ext.upstream.rewriting import Rewritten, Use, rewrite
+from torch_testing_ext.upstream.mapping import MIRRORED, MOVED, Side, UserError, module_on, moved, split
+from torch_testing_ext.upstream.rewriting import RewrittenFile, Use, rewrite
 
 EVERY_FORM = '''\
 # -*- coding: utf-8 -*-
@@ -68,11 +68,11 @@ FILES = {
 }
 
 
-def to_ours(source: str | bytes) -> Rewritten:
+def to_ours(source: str | bytes) -> RewrittenFile:
     return rewrite(source if isinstance(source, bytes) else source.encode(), Side.OURS, Path("test_x.py"))
 
 
-def to_theirs(source: str | bytes) -> Rewritten:
+def to_theirs(source: str | bytes) -> RewrittenFile:
     return rewrite(source if isinstance(source, bytes) else source.encode(), Side.THEIRS, Path("test_x.py"))
 
 
@@ -86,7 +86,7 @@ class RewritingTest(TestCase):
         self.assertEqual(rewritten.notes, ())
 
     @parametrize("source", [subtest(source, name=name) for name, source in FILES.items()])
-    def test_back_again_is_the_same_bytes(self, source: bytes) -> None:
+    def test_rewriting_back_restores_every_byte(self, source: bytes) -> None:
         there = to_ours(source)
         self.assertEqual(there.source == source, b"_internal" not in source)
         self.assertEqual(to_theirs(there.source).source, source)
@@ -94,8 +94,8 @@ class RewritingTest(TestCase):
     def test_an_encoding_is_kept(self) -> None:
         self.assertIn("'ß'".encode("latin-1"), to_ours(LATIN).source)
 
-    def test_which_names_are_wanted(self) -> None:
-        wanted = {(use.module.removeprefix("torch_testing_ext."), use.name) for use in to_ours(EVERY_FORM).uses}
+    def test_names_used(self) -> None:
+        used = {(use.module.removeprefix("torch_testing_ext."), use.name) for use in to_ours(EVERY_FORM).uses}
         expected = {
             ("common_distributed", "MultiProcessTestCase"),
             ("common_distributed", "TIMEOUT_DEFAULT"),
@@ -110,7 +110,7 @@ class RewritingTest(TestCase):
             ("distributed.fake_pg", "FakeStore"),
             ("torch.testing._internal.common_cuda", "TEST_CUDA"),
         }
-        self.assertEqual({use for use in wanted if use[1]}, expected)
+        self.assertEqual({use for use in used if use[1]}, expected)
 
     def test_an_import_that_is_the_only_one_of_torch_stays(self) -> None:
         source = "import torch.testing._internal.common_utils\ntorch.testing._internal.common_utils.run_tests()\n"
@@ -142,26 +142,26 @@ class RewritingTest(TestCase):
         self.assertEqual(rewritten.notes, ())
         self.assertEqual(to_theirs(rewritten.source).source.decode(), f"{source}\n")
 
-    def test_a_statement_over_several_lines_is_left_and_told_of(self) -> None:
+    def test_a_statement_over_several_lines_is_left_with_a_note(self) -> None:
         source = "from torch.testing._internal import (\n    common_cuda, common_utils,\n)\n"
         rewritten = to_ours(source)
         self.assertEqual(rewritten.source.decode(), source)
         self.assertIn("line 1: only common_utils", rewritten.notes[0])
         self.assertEqual(rewritten.uses, (Use("torch.testing._internal", "common_cuda", 1),))
 
-    def test_odd_spaces_are_left_and_told_of(self) -> None:
+    def test_unusual_spaces_are_left_with_a_note(self) -> None:
         source = "from torch.testing . _internal.common_utils import TestCase\n"
         rewritten = to_ours(source)
         self.assertEqual(rewritten.source.decode(), source)
         self.assertIn("line 1", rewritten.notes[0])
 
-    def test_what_is_no_python_is_said_with_its_line(self) -> None:
-        with self.assertRaisesRegex(Mistake, r"test_x.py:2: this is no Python"):
+    def test_a_syntax_error_is_reported_with_its_line(self) -> None:
+        with self.assertRaisesRegex(UserError, r"test_x.py:2: not valid Python"):
             to_ours("import torch\nfrom torch import (\n")
-        with self.assertRaisesRegex(Mistake, "cannot be read as text"):
+        with self.assertRaisesRegex(UserError, "cannot be decoded"):
             to_ours(b"'\xff'\n")
 
-    def test_our_own_modules_without_a_counterpart_are_named(self) -> None:
+    def test_our_modules_without_a_counterpart_are_used_unchanged(self) -> None:
         source = "from torch_testing_ext.hypothesis_utils import given\nimport torch_testing_ext.launch\n"
         rewritten = to_theirs(source)
         self.assertEqual(rewritten.source.decode(), source)
@@ -170,20 +170,20 @@ class RewritingTest(TestCase):
 
 
 class MappingTest(TestCase):
-    def test_it_leads_there_and_back(self) -> None:
+    def test_the_table_works_both_ways(self) -> None:
         self.assertEqual(len({pair.theirs for pair in MIRRORED}), len(MIRRORED))
         for pair in MIRRORED:
             self.assertEqual(module_on(Side.THEIRS, pair.ours), pair.theirs)
             self.assertEqual(module_on(Side.OURS, pair.theirs), pair.ours if pair.is_here else None)
 
-    def test_a_dotted_name_is_split_at_its_module(self) -> None:
+    def test_a_dotted_name_is_split_after_its_module(self) -> None:
         self.assertEqual(
             split("torch.testing._internal.common_utils.TestCase.setUp", Side.OURS),
             ("torch.testing._internal.common_utils", "TestCase.setUp"),
         )
         self.assertIsNone(split("torch.testing._internal.common_cuda.X", Side.OURS))
 
-    def test_moved_names_are_where_the_table_says_now(self) -> None:
+    def test_moved_names_are_at_their_new_place(self) -> None:
         for one in MOVED:
             module, _, name = one.now.rpartition(".")
             self.assertIn(name, names.defined_in(names.find_source(module)))

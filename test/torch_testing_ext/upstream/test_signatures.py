@@ -1,6 +1,6 @@
-"""What can be called in PyTorch's modules can be called the same way here.
+"""Tests that calls that fit PyTorch's functions also fit ours.
 
-PyTorch's modules are imported in a process of their own, which tells their signatures.
+A separate process imports PyTorch's modules and prints their signatures.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from upstream_support import python
 from torch_testing_ext.common_utils import TestCase, instantiate_parametrized_tests, parametrize, run_tests
 
 MODULES = ["common_distributed", "common_fsdp", "common_dist_composable", "distributed._tensor.common_dtensor"]
-# Of PyTorch's launch, which ours does not have: no test uses them.
+# Parts of PyTorch's launch that ours lacks; no test uses them.
 NOT_OURS = {"MultiProcessTestCase.Event"}
 
-# Both sides are looked at by the same functions: here, and by their source in the other process.
+# The same functions inspect both sides: ours here, and PyTorch's in the other process, by their source.
 
 
 def callables_of(module: Any, name: str) -> dict[str, Any]:
-    """The public functions, classes and methods that a module defines, by a dotted name."""
+    """The public functions, classes and methods that a module defines, by dotted name."""
     found = {}
     for key, value in vars(module).items():
         if key.startswith("_") or getattr(value, "__module__", None) != name:
@@ -39,7 +39,7 @@ def callables_of(module: Any, name: str) -> dict[str, Any]:
 
 
 def parameters_of(function: Any) -> list[list[Any]] | None:
-    """Name, kind, and whether it may be left out, of each; None where Python cannot tell."""
+    """The name, kind and whether it is optional, of each parameter; None if Python cannot tell."""
     try:
         given = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
@@ -47,31 +47,31 @@ def parameters_of(function: Any) -> list[list[Any]] | None:
     return [[each.name, each.kind.name, each.default is not each.empty] for each in given if each.name != "self"]
 
 
-TELL = f"""
+PRINT_SIGNATURES = f"""
 import importlib, inspect, json, sys
 from typing import Any
 {inspect.getsource(callables_of)}
 {inspect.getsource(parameters_of)}
-told = {{}}
+signatures = {{}}
 for name in {MODULES!r}:
     full = "torch.testing._internal." + name
     found = callables_of(importlib.import_module(full), full)
-    told[name] = {{key: parameters_of(value) for key, value in found.items()}}
-print(json.dumps(told))
+    signatures[name] = {{key: parameters_of(value) for key, value in found.items()}}
+print(json.dumps(signatures))
 """
 
 
 @functools.cache
 def theirs() -> dict[str, dict[str, list[list[Any]] | None]]:
-    done = python("-c", TELL)
+    done = python("-c", PRINT_SIGNATURES)
     if done.returncode:
         raise AssertionError(done.stderr)
-    told: dict[str, dict[str, list[list[Any]] | None]] = json.loads(done.stdout.splitlines()[-1])
-    return told
+    signatures: dict[str, dict[str, list[list[Any]] | None]] = json.loads(done.stdout.splitlines()[-1])
+    return signatures
 
 
 def why_not(wanted: list[list[Any]], given: list[list[Any]]) -> str:
-    """Why a call that fits `wanted` may not fit `given`; nothing where it does."""
+    """Why a call that fits `wanted` may not fit `given`; empty if it fits."""
     kinds = {name: (kind, optional) for name, kind, optional in given}
     for name, kind, optional in wanted:
         if kind.startswith("VAR_"):
@@ -82,14 +82,14 @@ def why_not(wanted: list[list[Any]], given: list[list[Any]]) -> str:
         elif kinds[name][0] not in (kind, "POSITIONAL_OR_KEYWORD"):
             return f"takes {name} as {kinds[name][0]}, not {kind}"
         elif optional and not kinds[name][1]:
-            return f"wants {name}, which may be left out"
+            return f"requires {name}, which is optional"
     by_position = [name for name, kind, _ in wanted if kind.startswith("POSITIONAL")]
     ours = [name for name, kind, _ in given if kind.startswith("POSITIONAL")]
     if ours[: len(by_position)] != by_position:
         return f"takes its arguments in another order: {ours}"
     known = {name for name, *_ in wanted}
-    asked = [name for name, kind, optional in given if not optional and name not in known and "VAR_" not in kind]
-    return f"wants {asked} besides" if asked else ""
+    required = [name for name, kind, optional in given if not optional and name not in known and "VAR_" not in kind]
+    return f"also requires {required}" if required else ""
 
 
 @instantiate_parametrized_tests
@@ -102,9 +102,9 @@ class SignaturesTest(TestCase):
             head, _, member = dotted.partition(".")
             thing = getattr(ours, head, None)
             if thing is None or dotted in NOT_OURS:
-                continue  # the coverage tells which names are here
+                continue  # the coverage covers missing names
             if member and not hasattr(thing, member):
-                complaints[dotted] = "is not here"
+                complaints[dotted] = "is missing"
                 continue
             given = parameters_of(getattr(thing, member) if member else thing)
             if wanted is not None and given is not None:
@@ -114,7 +114,7 @@ class SignaturesTest(TestCase):
         self.assertEqual(complaints, {})
         self.assertGreater(compared, 10)
 
-    def test_what_is_looked_for_would_be_found(self) -> None:
+    def test_each_mismatch_is_found(self) -> None:
         def spread(first, second=1, *, third=2, **rest):  # type: ignore[no-untyped-def]
             pass
 
@@ -124,16 +124,16 @@ class SignaturesTest(TestCase):
             (lambda first, second=1, extra=3, *, third=2, **rest: None, ""),
             (lambda first, second=1, third=2, **rest: None, ""),
             (lambda first, second=1, **rest: None, "has no parameter third"),
-            (lambda first, second, *, third=2, **rest: None, "wants second, which may be left out"),
+            (lambda first, second, *, third=2, **rest: None, "requires second, which is optional"),
             (lambda second=1, first=0, *, third=2, **rest: None, "another order"),
             (lambda first, second=1, *, third=2: None, "does not take rest"),
-            (lambda first, second=1, *, third=2, more, **rest: None, "wants ['more'] besides"),
+            (lambda first, second=1, *, third=2, more, **rest: None, "also requires ['more']"),
             (lambda first, *, second=1, third=2, **rest: None, "takes second as KEYWORD_ONLY"),
         ):
             given = parameters_of(other)
             assert given is not None
-            said = why_not(wanted, given)
-            self.assertTrue(expected in said if expected else not said, f"{given}: {said}")
+            reason = why_not(wanted, given)
+            self.assertTrue(expected in reason if expected else not reason, f"{given}: {reason}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""When a failure is said to be one of ours alone: a table, without processes."""
+"""Tests when a failure is marked as stricter than PyTorch: a table, without processes."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from torch_testing_ext.upstream.stricter import outcome_of_pytorch, remark
 PASSED = (RankEnding.PASSED, 0)
 SKIPPED = (RankEnding.SKIPPED, 86)
 FAILED = (RankEnding.FAILED, 10)
-LEFT = (RankEnding.EXITED, 3)
-LEFT_QUIETLY = (RankEnding.EXITED, 0)
+EXITED = (RankEnding.EXITED, 3)
+EXITED_WITH_0 = (RankEnding.EXITED, 0)
 CRASHED = (RankEnding.KILLED, -11)
 STUCK = (RankEnding.STOPPED, -15)
 PLAIN, ANY, ABORT = Expected(), Expected(any_code=True), Expected(code=-6)
 
 CASES = {
-    # name: ranks, what the test announced, PyTorch's outcome, whether we are stricter
+    # name: ranks, what the test expects, PyTorch's outcome, whether we are stricter
     "all_pass": ([PASSED, PASSED], PLAIN, Outcome.PASSED, False),
     "all_skip": ([SKIPPED, SKIPPED], PLAIN, Outcome.SKIPPED, False),
     "one_fails": ([PASSED, FAILED], PLAIN, Outcome.ERROR, False),
-    "rank_1_leaves": ([PASSED, LEFT], PLAIN, Outcome.PASSED, True),
-    "rank_0_leaves": ([LEFT, PASSED], PLAIN, Outcome.FAILED, False),
+    "rank_1_exits": ([PASSED, EXITED], PLAIN, Outcome.PASSED, True),
+    "rank_0_exits": ([EXITED, PASSED], PLAIN, Outcome.FAILED, False),
     "rank_1_crashes": ([PASSED, CRASHED], PLAIN, Outcome.PASSED, True),
-    "rank_0_leaves_quietly": ([LEFT_QUIETLY, PASSED], PLAIN, Outcome.PASSED, True),
+    "rank_0_exits_with_0": ([EXITED_WITH_0, PASSED], PLAIN, Outcome.PASSED, True),
     "rank_1_skips": ([PASSED, SKIPPED], PLAIN, Outcome.PASSED, True),
     "rank_0_skips_rank_1_crashes": ([SKIPPED, CRASHED], PLAIN, Outcome.SKIPPED, True),
     "rank_1_hangs": ([PASSED, STUCK], PLAIN, Outcome.TIMEOUT, False),
-    "any_code": ([LEFT, CRASHED], ANY, Outcome.PASSED, False),
-    "the_code_announced": ([(RankEnding.KILLED, -6), PASSED], ABORT, Outcome.PASSED, False),
-    "another_code": ([LEFT, PASSED], ABORT, Outcome.FAILED, False),
+    "any_code": ([EXITED, CRASHED], ANY, Outcome.PASSED, False),
+    "the_expected_code": ([(RankEnding.KILLED, -6), PASSED], ABORT, Outcome.PASSED, False),
+    "another_code": ([EXITED, PASSED], ABORT, Outcome.FAILED, False),
 }
 
 
@@ -41,10 +41,10 @@ class StricterTest(TestCase):
         reports = [RankReport(rank, ending, code=code, summary="x") for rank, (ending, code) in enumerate(ends)]
         verdict = judge(reports, False, Case("T.test"), expected)
         self.assertEqual(outcome_of_pytorch(reports, expected), theirs)
-        said = remark(reports, expected, verdict)
-        self.assertEqual(bool(said), stricter)
+        text = remark(reports, expected, verdict)
+        self.assertEqual(bool(text), stricter)
         if stricter:
-            self.assertIn(f"would have {theirs.value}", said)
+            self.assertIn(f"would have {theirs.value}", text)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A made-up checkout of PyTorch, and ways to run the commands on it."""
+"""A fake PyTorch checkout, and functions to run the commands on it."""
 
 from __future__ import annotations
 
@@ -76,26 +76,26 @@ class CheckoutCase(TestCase):
         return file
 
     def upstream(self, *words: object, code: int = 0) -> tuple[str, str]:
-        """Run a command in `ours`, and return what it wrote to stdout and stderr."""
+        """Run a command in `ours`, and return its stdout and stderr."""
         out, err = io.TextIOWrapper(io.BytesIO(), encoding="utf-8"), io.StringIO()
         before = os.getcwd()
         os.chdir(self.ours)
         try:
             with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-                done = main([str(word) for word in words])
+                exit_code = main([str(word) for word in words])
                 out.flush()
         finally:
             os.chdir(before)
-        said = out.buffer.getvalue().decode()
-        self.assertEqual(done, code, f"{said}{err.getvalue()}")
-        return said, err.getvalue()
+        output = out.buffer.getvalue().decode()
+        self.assertEqual(exit_code, code, f"{output}{err.getvalue()}")
+        return output, err.getvalue()
 
     def apply(self, patch: bytes) -> None:
         subprocess.run(["git", "apply", "-"], cwd=self.pytorch, input=patch, check=True)
 
 
 def python(*words: object, **environ: str) -> subprocess.CompletedProcess[str]:
-    """A new interpreter that finds this tree."""
+    """Run a new interpreter that imports this tree."""
     outside = ("PYTEST_", "TORCH_TESTING_EXT_")
     plain = {name: value for name, value in os.environ.items() if not name.startswith(outside)}
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
