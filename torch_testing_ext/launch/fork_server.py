@@ -23,10 +23,11 @@ from functools import partial
 from pathlib import Path
 from typing import NoReturn, assert_never
 
-from torch_testing_ext._process import child, fork_safety, reaping, signals, system
+from torch_testing_ext._process import child, fork_safety, reaping, system
 from torch_testing_ext._process.channel import Channel
 from torch_testing_ext._process.loop import EventLoop
-from torch_testing_ext._process.signals import SignalReader, signal_group
+from torch_testing_ext._process.parent_loop import ParentLoop
+from torch_testing_ext._process.signals import signal_group
 
 from . import rank as rank_process
 from .accounts import AccountFile
@@ -77,26 +78,18 @@ class ForkServer:
         self._directory = directory
         self._method = method
         self._parent = parent
-        self._loop = EventLoop()
-        self._signals = SignalReader((signal.SIGCHLD, signal.SIGTERM))
+        self._loop = ParentLoop(self._bury_the_dead)
         self._ranks: dict[int, _Rank] = {}  # by pid, until reaped
         self._accounts: list[AccountFile] = []  # while ranks are being started
         self._launches = 0
         self._unsafe: str | None = None  # why no more ranks may be forked off this process
         self._client_is_gone = False
-        self._running = True
 
     def serve(self) -> NoReturn:
         """Serve until told to quit, or until the client is gone."""
         try:
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
-            # A new rank may be asked where it is before it has a handler for that: the question must not kill it.
-            signal.signal(system.DUMP_STACKS, signal.SIG_IGN)
             self._loop.listen(self._client, self._receive)
-            self._loop.listen(self._signals, self._on_signals)
-            signals.unblock()
-            while self._running:
-                self._loop.step()
+            self._loop.run()
         except BaseException:
             traceback.print_exc()
         finally:
@@ -105,18 +98,12 @@ class ForkServer:
                 shutil.rmtree(self._directory, ignore_errors=True)
             os._exit(0)
 
-    def _on_signals(self) -> None:
-        if signal.SIGTERM in self._signals.read():
-            self._running = False
-        else:
-            self._bury_the_dead()
-
     def _receive(self) -> None:
         try:
             messages = self._client.receive()
         except (EOFError, OSError):
             self._client_is_gone = True  # it would have said Quit
-            self._running = False
+            self._loop.stop()
             return
         for message in messages:
             self._obey(message)
@@ -138,7 +125,7 @@ class ForkServer:
                     if name not in sys.modules:
                         self._loop.when_idle(partial(self._import, name))
             case Quit():
-                self._running = False
+                self._loop.stop()
             case Serve():
                 raise AssertionError("the fork server serves already")
             case _:
@@ -221,7 +208,7 @@ class ForkServer:
     def _close_inherited(self, own: AccountFile) -> None:
         """In a new rank: close what belongs to the server and to other ranks."""
         self._client.close()
-        self._signals.abandon()
+        self._loop.abandon()
         for account in self._accounts:
             if account is not own:
                 account.close()

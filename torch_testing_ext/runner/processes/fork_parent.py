@@ -14,8 +14,8 @@ from typing import Any, Generic, NoReturn, TypeVar
 
 from torch_testing_ext._process import child, reaping, signals, system
 from torch_testing_ext._process.channel import Channel
-from torch_testing_ext._process.loop import EventLoop
-from torch_testing_ext._process.signals import SignalReader, signal_group
+from torch_testing_ext._process.parent_loop import ParentLoop
+from torch_testing_ext._process.signals import signal_group
 
 from .protocol import ChildGone, Kill
 
@@ -29,20 +29,13 @@ class ForkParent(Generic[Received]):
         self.channel = channel
         self._kept = kept  # children that are not ours to end before we end ourselves
         self._children: dict[int, int] = {}  # by pid, the number that our client gave
-        self._loop = EventLoop()
-        self._signals = SignalReader((signal.SIGCHLD, signal.SIGTERM))
-        self._running = True
+        self._loop = ParentLoop(self._bury_the_dead)
 
     def serve(self) -> None:
         """Until told to end, or until the client is gone."""
         try:
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
-            signal.signal(system.DUMP_STACKS, signal.SIG_IGN)
             self._loop.listen(self.channel, self._receive)
-            self._loop.listen(self._signals, self._on_signals)
-            signals.unblock()
-            while self._running:
-                self._loop.step()
+            self._loop.run()
         finally:
             self._end_all()
 
@@ -54,7 +47,7 @@ class ForkParent(Generic[Received]):
         """A child that shares nothing of ours with us. Its end is reported as ChildGone."""
 
         def begin() -> None:
-            self._signals.abandon()
+            self._loop.abandon()
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             system.adopt_orphans()
             self.channel.close()
@@ -64,17 +57,11 @@ class ForkParent(Generic[Received]):
         # SIGTERM rather than SIGKILL: the child may have processes to end first.
         self._children[child.fork_child(begin, killed_by=signal.SIGTERM)] = number
 
-    def _on_signals(self) -> None:
-        if signal.SIGTERM in self._signals.read():
-            self._running = False
-        else:
-            self._bury_the_dead()
-
     def _receive(self) -> None:
         try:
             messages = self.channel.receive()
         except EOFError:
-            self._running = False
+            self._loop.stop()
             return
         for message in messages:
             if isinstance(message, Kill):

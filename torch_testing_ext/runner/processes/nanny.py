@@ -15,10 +15,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import NoReturn, assert_never
 
-from torch_testing_ext._process import child, reaping, signals, system
+from torch_testing_ext._process import child, reaping, system
 from torch_testing_ext._process.channel import Channel
-from torch_testing_ext._process.loop import EventLoop
-from torch_testing_ext._process.signals import SignalReader, signal_group
+from torch_testing_ext._process.parent_loop import ParentLoop
+from torch_testing_ext._process.signals import signal_group
 
 from .protocol import EndWorker, KillWorker, Nothing, StacksTaken, TakeStacks, ToNanny, WorkerEnded
 from .unit_spec import UnitSpec
@@ -53,22 +53,15 @@ class Nanny:
         self._worker = 0
         self._status: int | None = None
         self._at = 0.0
-        self._abandoned = False  # the process that this one serves is gone
-        self._loop = EventLoop()
-        self._signals = SignalReader((signal.SIGCHLD, signal.SIGTERM))
+        self._loop = ParentLoop(self._reap)
 
     def watch(self) -> None:
         """See the worker to its end, and report it."""
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(system.DUMP_STACKS, signal.SIG_IGN)
         self._worker = child.fork_child(self._be_worker)
         self._worker_channel.close()
         self._loop.listen(self._channel, self._receive)
-        self._loop.listen(self._signals, self._on_signals)
-        signals.unblock()
-        while self._status is None and not self._abandoned:
-            self._loop.step()
-        if self._status is None:
+        self._loop.run()
+        if self._status is None:  # the process that this one serves is gone
             signal_group(self._worker, signal.SIGKILL)
             reaping.end_children()
             return
@@ -76,23 +69,21 @@ class Nanny:
         self._channel.send(WorkerEnded(self._status, self._at, leftovers))
 
     def _be_worker(self) -> None:
-        self._signals.abandon()
+        self._loop.abandon()
         self._channel.close()
         self._start(os.open(self._unit.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600))
 
-    def _on_signals(self) -> None:
-        if signal.SIGTERM in self._signals.read():
-            self._abandoned = True
-            return
+    def _reap(self) -> None:
         for pid, status in reaping.reap():
             if pid == self._worker:
                 self._status, self._at = status, time.monotonic()
+                self._loop.stop()
 
     def _receive(self) -> None:
         try:
             messages = self._channel.receive()
         except EOFError:
-            self._abandoned = True
+            self._loop.stop()
             return
         for message in messages:
             self._obey(message)
