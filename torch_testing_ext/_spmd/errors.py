@@ -38,11 +38,11 @@ def describe_line(filename: str, lineno: int, function: str) -> str:
 
 def user_line(frame: FrameType | None = None) -> str | None:
     """The innermost line on the stack that belongs neither to torch nor to this package."""
-    at: FrameType | None = frame or sys._getframe(1)
-    while at is not None:
-        if _is_user_file(at.f_code.co_filename):
-            return describe_line(at.f_code.co_filename, at.f_lineno, at.f_code.co_name)
-        at = at.f_back
+    caller: FrameType | None = frame or sys._getframe(1)
+    while caller is not None:
+        if _is_user_file(caller.f_code.co_filename):
+            return describe_line(caller.f_code.co_filename, caller.f_lineno, caller.f_code.co_name)
+        caller = caller.f_back
     return None
 
 

@@ -107,7 +107,9 @@ def average_gradients_(state: StepState, present: list[bool], group: dist.Proces
 def install_distributed(state: StepState, layouts: list[Layout], mesh: DeviceMesh) -> None:
     """Replace plain parameters, their gradients and states with DTensors, without communication."""
     entries = state.optimizer_states()
-    params = [_distributed_parameter(ref.value, at, mesh) for ref, at in zip(state.params, layouts, strict=True)]
+    params = [
+        _distributed_parameter(ref.value, layout, mesh) for ref, layout in zip(state.params, layouts, strict=True)
+    ]
     states = [_distributed_state(entry, state, layouts, mesh) for entry in entries]
     for ref, param in zip(state.params, params, strict=True):
         for slot in ref.slots:

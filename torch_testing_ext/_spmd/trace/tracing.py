@@ -175,8 +175,8 @@ class _Trace:
                 for j, leaf in enumerate(entry.leaves):
                     if isinstance(leaf, torch.Tensor):
                         owner = layout_owner(entry, j, self.state)
-                        at = None if owner is None else request.layouts[owner]
-                        self._add(InputSource("state", e, j), _empty(leaf, at))
+                        state_layout = None if owner is None else request.layouts[owner]
+                        self._add(InputSource("state", e, j), _empty(leaf, state_layout))
             for i, ref in enumerate(self.state.buffers):
                 self._add(InputSource("buffer", i), _empty(ref.value, None))
             for i, optimizer in enumerate(self.state.optimizers):
