@@ -41,6 +41,7 @@ class Layout:
 
     @property
     def local_shape(self) -> torch.Size:
+        """The shape of this rank's part."""
         if not self.sharded:
             return self.shape
         start, end = self.rows
@@ -48,6 +49,7 @@ class Layout:
 
     @property
     def row_numel(self) -> int:
+        """The number of elements per row."""
         return math.prod(self.shape[1:])
 
     @property

@@ -65,6 +65,7 @@ def unpack(
 
 
 def split_by_sizes(graph: fx.Graph, tensor: fx.Node, sizes: list[int], dim: int, copy: bool = False) -> list[fx.Node]:
+    """Split `tensor` into parts of the given sizes: views, or copies if `copy`."""
     if len(sizes) == 1:
         return [tensor]
     target = aten.split_with_sizes_copy.default if copy else aten.split_with_sizes.default
@@ -89,12 +90,14 @@ def start_all_reduce(graph: fx.Graph, flat: fx.Node, options: CollectiveOptions)
 
 
 def wait_for(graph: fx.Graph, node: fx.Node) -> fx.Node:
+    """The result of the collective `node`, once complete."""
     return call(graph, node, c10d.wait_tensor.default, node)
 
 
 def start_all_gather(
     graph: fx.Graph, shards: list[fx.Node], layouts: list[Layout], options: CollectiveOptions
 ) -> fx.Node:
+    """Start to gather the whole parameters from `shards`, in one collective."""
     padded = [
         _padded(graph, shard, layout.local_shape, layout, 1) for shard, layout in zip(shards, layouts, strict=True)
     ]
@@ -105,6 +108,7 @@ def start_all_gather(
 def finish_all_gather(
     graph: fx.Graph, gathered: fx.Node, layouts: list[Layout], options: CollectiveOptions
 ) -> list[fx.Node]:
+    """Wait for an all_gather, and return the whole parameters."""
     flat = wait_for(graph, gathered)
     sizes = [layout.padded_numel for layout in layouts]
     rows = call(graph, flat, aten.view.default, flat, [options.world, sum(sizes)]) if len(sizes) > 1 else flat
@@ -121,6 +125,7 @@ def finish_all_gather(
 def start_reduce_scatter(
     graph: fx.Graph, grads: list[fx.Node], layouts: list[Layout], options: CollectiveOptions
 ) -> fx.Node:
+    """Start to average whole gradients and scatter them to the shards, in one collective."""
     if options.compiled:
         parts = []
         for grad, layout in zip(grads, layouts, strict=True):
@@ -136,6 +141,7 @@ def start_reduce_scatter(
 def finish_reduce_scatter(
     graph: fx.Graph, scattered: fx.Node, layouts: list[Layout], shards: list[fx.Node], options: CollectiveOptions
 ) -> list[fx.Node]:
+    """Wait for a reduce_scatter, and return this rank's parts of the mean gradients."""
     flat = wait_for(graph, scattered)
     flat = call(graph, flat, aten.view.default, flat, [-1])
     if all(layout.even for layout in layouts):

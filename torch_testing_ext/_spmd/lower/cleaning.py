@@ -72,12 +72,14 @@ def _is_fused(node: fx.Node) -> bool:
 
 
 def remove_dead_code(graph: fx.Graph) -> None:
+    """Erase nodes without users and effects, in place."""
     for node in reversed(graph.nodes):
         if not node.users and not has_effect(node):
             graph.erase_node(node)
 
 
 def has_effect(node: fx.Node) -> bool:
+    """Whether a node must stay even if no other node uses its value."""
     if node.op in ("placeholder", "output"):
         return True
     if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):

@@ -28,6 +28,7 @@ class _Gathering:
 def lower_gathers(
     graph: fx.Graph, layouts: list[Layout], names: list[str], options: CollectiveOptions, reshard: bool
 ) -> list[Bucket]:
+    """Replace the gather markers of `graph` in place, and return the buckets."""
     if options.world == 1:
         for marker in _markers(graph):
             marker.replace_all_uses_with(operand(marker))

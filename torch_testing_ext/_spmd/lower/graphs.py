@@ -57,6 +57,7 @@ def _draws(node: fx.Node) -> bool:
 
 
 def is_view(node: fx.Node) -> bool:
+    """Whether the value of the node shares memory with an argument that the node does not write."""
     if not isinstance(node.target, torch._ops.OpOverload):
         return False
     returns = [r.alias_info for r in node.target._schema.returns]

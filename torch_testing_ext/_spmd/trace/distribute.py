@@ -48,6 +48,7 @@ def layout_owner(entry: StateEntry, j: int, state: StepState) -> int | None:
 
 
 def is_step_count(name: str) -> bool:
+    """Whether a leaf of an optimizer's state, by its name, is a step count."""
     return name.endswith("['step']")
 
 

@@ -72,18 +72,22 @@ class StepState:
     optimizers: list[Optimizer]
 
     def index_of(self, param: torch.Tensor) -> int | None:
+        """The index of a parameter, or None if no module has it."""
         return self._by_id.get(id(param))
 
     def known_index(self, param: torch.Tensor) -> int:
+        """The index of a parameter that one of the modules has."""
         return self._by_id[id(param)]
 
     def reindex(self) -> None:
+        """Update the index after the values of parameters have been replaced."""
         self._by_id = {id(ref.value): i for i, ref in enumerate(self.params)}
 
     def __post_init__(self) -> None:
         self.reindex()
 
     def optimizer_states(self) -> list[StateEntry]:
+        """The current state of all optimizers, one entry per key."""
         entries = []
         for i, optimizer in enumerate(self.optimizers):
             for key, value in optimizer.state.items():
