@@ -1,10 +1,10 @@
-"""The compiled train step against DDP and FSDP2 in eager mode: time, tracing, memory.
+"""Compare compiled train steps with DDP and FSDP2 in eager mode: time, tracing, memory.
 
     python benchmarks/spmd.py [--steps N] [--rounds N] [--world-sizes 2 1] [--quick]
 
-All variants take turns within one run, so that a busy machine is busy for all of them; what counts are ratios of
-medians. CPU time is that of the thread that calls the step: communication runs on threads of its own. The last table
-holds the targets (MLP, 2 ranks, CPU time); the exit code is 1 if one of them is missed.
+All variants take turns within one run, so that other load on the machine affects all of them. Compare ratios of
+medians. CPU time is the time of the thread that calls the step; communication runs on other threads. The last table
+has the targets (MLP, 2 ranks, CPU time). The exit code is 1 if one of them is missed.
 """
 
 from __future__ import annotations
@@ -63,8 +63,13 @@ def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: torch.
     return loss
 
 
-def variants(make: Callable[[], tuple[nn.Module, int]], batch_size: int, seconds: dict[str, float]) -> dict[str, Step]:
-    """Each way to train, warm, as a function of no arguments. `seconds` takes the time of the first two calls."""
+def variants(
+    make_model: Callable[[], tuple[nn.Module, int]], batch_size: int, seconds: dict[str, float]
+) -> dict[str, Step]:
+    """Return each way to train, warmed up, as a function without arguments.
+
+    `seconds` gets the time of the first two calls of each.
+    """
     steps: dict[str, Step] = {}
     for name in (
         "DDP eager",
@@ -72,13 +77,13 @@ def variants(make: Callable[[], tuple[nn.Module, int]], batch_size: int, seconds
         *(f"{style} {backend}" for style in STYLES for backend in ("fx", "inductor")),
     ):
         torch.manual_seed(0)
-        model, width = make()
+        model, width = make_model()
         batch = torch.randn(batch_size, width)
         step: Callable[..., Any] = train_step
         if name == "DDP eager":
             model = DistributedDataParallel(model)
         elif name == "FSDP2 eager":
-            if len(model) > 4:  # one unit a layer, as one does with models of some size; the MLP is one unit
+            if len(model) > 4:  # one unit per layer, as usual for larger models; the MLP is one unit
                 for layer in model:
                     if isinstance(layer, nn.Linear):
                         fully_shard(layer)
@@ -116,17 +121,17 @@ def measure(steps: dict[str, Step], count: int, rounds: int) -> dict[str, dict[s
 
 
 def overhead(step: Step) -> float:
-    """Microseconds of one call that are not the graph's: the same call, with a graph that does nothing."""
+    """The overhead of one call in microseconds: the time of a call whose graph does nothing."""
     plan = step.compiled.last  # type: ignore[attr-defined]
-    run, caught = plan.run, []
+    run, recorded = plan.run, []
 
-    def catching(inputs: Any) -> Any:
-        caught.append(run(inputs))
-        return caught[0]
+    def run_and_record(inputs: Any) -> Any:
+        recorded.append(run(inputs))
+        return recorded[0]
 
-    plan.run = catching
+    plan.run = run_and_record
     step()
-    plan.run = lambda inputs: caught[0]
+    plan.run = lambda inputs: recorded[0]
     count, taken = 2000, []
     for _ in range(5):
         begin = time.thread_time()
@@ -141,9 +146,9 @@ def rank_main(rank: int, world: int, folder: str, options: argparse.Namespace) -
     torch.set_num_threads(1)
     dist.init_process_group("gloo", store=dist.FileStore(f"{folder}/store{world}", world), rank=rank, world_size=world)
     results: dict[str, Any] = {}
-    for title, (make, batch_size) in MODELS.items():
+    for title, (make_model, batch_size) in MODELS.items():
         seconds: dict[str, float] = {}
-        steps = variants(make, batch_size, seconds)
+        steps = variants(make_model, batch_size, seconds)
         count = options.steps if title == "MLP" else max(options.steps // 20, 3)
         results[title] = {"times": measure(steps, count, options.rounds), "first": seconds}
         if title == "MLP":
@@ -156,7 +161,7 @@ def rank_main(rank: int, world: int, folder: str, options: argparse.Namespace) -
 def show(world: int, results: dict[str, Any]) -> None:
     for title, found in results.items():
         times = found["times"]
-        print(f"\n{title}, {world} ranks: microseconds a step, and as ratios to DDP eager and to FSDP2 eager")
+        print(f"\n{title}, {world} ranks: microseconds per step, and ratios to DDP eager and FSDP2 eager")
         print(f"  {'':<22}{'wall':>9}{'DDP':>7}{'FSDP2':>7}{'CPU':>11}{'DDP':>7}{'FSDP2':>7}{'first calls':>14}")
         for name, taken in times.items():
             columns = ""
@@ -167,7 +172,7 @@ def show(world: int, results: dict[str, Any]) -> None:
 
 
 def peak_memory() -> list[tuple[str, float]]:
-    """MiB that live at once beyond a step's inputs, counted from the graph: weights kept whole, or gathered again."""
+    """Peak memory in MiB besides a step's inputs, computed from the graph: weights kept whole, or gathered again."""
     from torch_testing_ext._spmd.run.memory import peak_bytes
 
     found = []
@@ -195,38 +200,41 @@ def show_targets(results: dict[str, Any]) -> bool:
         (f"{name} / {other}, CPU time", times[name]["cpu"] / times[other]["cpu"], bound)
         for name, other, bound in TARGETS
     ]
-    rows.append(("the wrapper's own time in a call, microseconds", results["MLP"]["overhead"], 30))
+    rows.append(("overhead of a call, microseconds", results["MLP"]["overhead"], 30))
     print("\nTargets (MLP, 2 ranks)")
     for title, value, bound in rows:
-        print(f"  {title:<52}{value:>8.2f}  < {bound:<5g} {'reached' if value < bound else 'MISSED'}")
+        print(f"  {title:<52}{value:>8.2f}  < {bound:<5g} {'met' if value < bound else 'MISSED'}")
     return all(value < bound for _, value, bound in rows)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--steps", type=int, default=200, help="steps of the MLP in a turn (the deep model takes a 20th)"
+        "--steps",
+        type=int,
+        default=200,
+        help="steps of the MLP per turn (default: %(default)s; the deep model runs 1/20 of it)",
     )
-    parser.add_argument("--rounds", type=int, default=9, help="turns of each variant")
-    parser.add_argument("--world-sizes", type=int, nargs="+", default=[2, 1])
-    parser.add_argument("--quick", action="store_true", help="few and short turns: to see that it runs")
+    parser.add_argument("--rounds", type=int, default=9, help="turns per variant (default: %(default)s)")
+    parser.add_argument("--world-sizes", type=int, nargs="+", default=[2, 1], help="numbers of ranks (default: 2 1)")
+    parser.add_argument("--quick", action="store_true", help="few and short turns, as a smoke test")
     options = parser.parse_args()
     if options.quick:
         options.steps, options.rounds = 40, 3
-    print(f"torch {torch.__version__}, CPU, gloo, one thread a rank")
-    reached = True
+    print(f"torch {torch.__version__}, CPU, gloo, one thread per rank")
+    met = True
     with tempfile.TemporaryDirectory() as folder:
         for world in options.world_sizes:
             mp.spawn(rank_main, (world, folder, options), nprocs=world)
             results = json.loads(Path(folder, f"results{world}").read_text())
             show(world, results)
             if world == 2:
-                reached = show_targets(results)
+                met = show_targets(results)
         mp.spawn(memory_main, (folder,), nprocs=2)
-        print("\nPeak beyond the inputs, 12 x Linear 512, fully_shard, buckets of one layer")
+        print("\nPeak memory besides the inputs, 12 x Linear 512, fully_shard, buckets of one layer")
         for title, peak in json.loads(Path(folder, "peaks").read_text()):
             print(f"  {title:<40}{peak:>8.1f} MiB")
-    return 0 if reached else 1
+    return 0 if met else 1
 
 
 if __name__ == "__main__":

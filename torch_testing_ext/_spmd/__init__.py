@@ -1,1 +1,1 @@
-"""The data-parallel compiler: `trace/` records a step, `lower/` makes it data parallel, `run/` calls it."""
+"""The data-parallel compiler: `trace/` records a train step, `lower/` makes it data parallel, `run/` executes it."""

@@ -1,4 +1,4 @@
-"""`compile`: the decorator that makes a train step data parallel."""
+"""`compile`, the decorator that makes a train step data parallel."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def compile(
 
     The step is written for one device: `step(model, optimizer, batch)`. Every rank calls the compiled step with its
     own batch. The first call gives all ranks rank 0's weights and turns parameters and optimizer states into DTensors,
-    in place; the update is that of the mean gradient, and what the step returns is the rank's own.
+    in place. The update applies the mean gradient over ranks; the return value is the rank's own.
 
-    module_override: how some submodules are traced; see `Override`.
-    gm_transformation: called with the final graph module, changes it in place or returns another.
-    parallel_mode: `DataParallel("replicate")` unless said otherwise.
+    module_override: replaces submodules while the step is traced; see `Override`.
+    gm_transformation: called with the final graph module; changes it in place or returns another.
+    parallel_mode: `DataParallel("replicate")` by default.
     backend: "fx" runs the graph operation by operation, bit for bit like eager; "inductor" compiles it.
     """
     if backend not in get_args(Backend):

@@ -1,4 +1,4 @@
-"""What the compiler says when it cannot, or will not, turn a step into a data-parallel program."""
+"""`SPMDError`, and the search for the line of user code that caused it."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from types import FrameType
 import torch
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
-_OURS = os.path.dirname(__file__) + os.sep
+_PACKAGE = os.path.dirname(__file__) + os.sep
 
 
 class SPMDError(ValueError):
-    """A step, model or optimizer that cannot be made data parallel. Model and optimizer are as they were.
+    """The step, model or optimizer cannot be made data parallel. Model and optimizer are unchanged.
 
-    `where` is the line of the user's that led here ("file:line, in function: code"), `remedy` what to do about it.
+    `what` is the problem, `where` the line of user code that caused it ("file:line, in function: code"), and `remedy`
+    says how to fix it.
     """
 
     def __init__(self, what: str, *, remedy: str, where: str | None = None) -> None:
@@ -25,28 +26,29 @@ class SPMDError(ValueError):
         super().__init__("\n".join(filter(None, [what, where and f"  at {where}", f"  {remedy}"])))
 
 
-def _is_users(filename: str) -> bool:
-    return not filename.startswith((_TORCH, _OURS, "<"))
+def _is_user_file(filename: str) -> bool:
+    return not filename.startswith((_TORCH, _PACKAGE, "<"))
 
 
-def line_of(filename: str, lineno: int, function: str) -> str:
+def describe_line(filename: str, lineno: int, function: str) -> str:
+    """A line of code as "file:line, in function: code"."""
     code = linecache.getline(filename, lineno).strip()
     return f"{filename}:{lineno}, in {function}: {code}"
 
 
-def users_line(frame: FrameType | None = None) -> str | None:
-    """The innermost line on the stack that is neither torch's nor ours."""
-    at: FrameType | None = frame or sys._getframe(1)
-    while at is not None:
-        if _is_users(at.f_code.co_filename):
-            return line_of(at.f_code.co_filename, at.f_lineno, at.f_code.co_name)
-        at = at.f_back
+def user_line(frame: FrameType | None = None) -> str | None:
+    """The innermost line on the stack that belongs neither to torch nor to this package."""
+    caller: FrameType | None = frame or sys._getframe(1)
+    while caller is not None:
+        if _is_user_file(caller.f_code.co_filename):
+            return describe_line(caller.f_code.co_filename, caller.f_lineno, caller.f_code.co_name)
+        caller = caller.f_back
     return None
 
 
-def users_line_of(error: BaseException) -> str | None:
-    """The innermost line of the user's in the traceback of `error`."""
+def user_line_of(error: BaseException) -> str | None:
+    """The innermost line of user code in the traceback of `error`."""
     for entry in reversed(traceback.extract_tb(error.__traceback__)):
-        if _is_users(entry.filename) and entry.lineno is not None:
-            return line_of(entry.filename, entry.lineno, entry.name)
+        if _is_user_file(entry.filename) and entry.lineno is not None:
+            return describe_line(entry.filename, entry.lineno, entry.name)
     return None

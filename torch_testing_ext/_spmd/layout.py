@@ -1,4 +1,4 @@
-"""How a parameter lies on the ranks: whole on each, or cut along dim 0 as DTensor's Shard(0) cuts it."""
+"""The layout of a parameter over ranks: whole on each rank, or sharded along dim 0 as by DTensor's Shard(0)."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from torch.distributed.tensor.placement_types import Placement
 
 @dataclass(frozen=True)
 class Layout:
+    """How one parameter is laid out, from the point of view of one rank."""
+
     shape: torch.Size
     sharded: bool
     rank: int
@@ -23,20 +25,23 @@ class Layout:
 
     @property
     def chunk(self) -> int:
-        """Rows of the largest shard: every rank's but the last ones', which may have fewer or none."""
+        """The number of rows of a full shard. The last ranks may have fewer rows, or none."""
         return -(-self.shape[0] // self.world)
 
     @property
     def even(self) -> bool:
+        """Whether all shards have the same number of rows."""
         return self.shape[0] % self.world == 0
 
     @property
     def rows(self) -> tuple[int, int]:
+        """This rank's rows: the first, and the one after the last."""
         start = min(self.rank * self.chunk, self.shape[0])
         return start, min(start + self.chunk, self.shape[0])
 
     @property
     def local_shape(self) -> torch.Size:
+        """The shape of this rank's part."""
         if not self.sharded:
             return self.shape
         start, end = self.rows
@@ -44,15 +49,16 @@ class Layout:
 
     @property
     def row_numel(self) -> int:
+        """The number of elements per row."""
         return math.prod(self.shape[1:])
 
     @property
     def padded_numel(self) -> int:
-        """Elements of one rank's part in a collective, where all parts are of one size."""
+        """The number of elements per rank in a collective, which needs parts of equal size."""
         return self.chunk * self.row_numel
 
     def local_part(self, whole: torch.Tensor) -> torch.Tensor:
-        """This rank's part of a whole tensor: the tensor itself, or a copy of its rows."""
+        """This rank's part of a whole tensor: the tensor itself if replicated, else a copy of its rows."""
         if not self.sharded:
             return whole
         start, end = self.rows

@@ -1,4 +1,4 @@
-"""What the SPMD compiler needs of tracer, dispatcher and compiler."""
+"""Private names of tracer, dispatcher and compiler that the SPMD compiler needs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch.fx
 
 
 def import_tracer() -> None:
-    """Import what tracing would import on its way: once, before ranks are forked, not in each of them (2.5 to 2.15)."""
+    """Import the modules that tracing imports lazily, once, before ranks are forked (torch 2.5 to 2.15)."""
     import torch._dynamo.source
     import torch._inductor.sizevars
     import torch._subclasses.fake_tensor
@@ -34,8 +34,10 @@ def tree() -> Any:
 
 
 def new_fake_mode() -> Any:
-    """A fake mode for tracing: symbols for `.item()` and data-dependent sizes, static shapes unless asked
-    (torch 2.5 to 2.15). Real tensors that a step captured are let in; the tracer judges them itself."""
+    """A fake mode for tracing, with symbols for `.item()` and data-dependent sizes, and otherwise static shapes.
+
+    It admits real tensors that a step captured; the tracer checks them itself (torch 2.5 to 2.15).
+    """
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
@@ -51,17 +53,19 @@ def is_fake(value: object) -> bool:
 
 
 def fake_like(mode: Any, tensor: torch.Tensor, name: str, dynamic_dim: int | None) -> torch.Tensor:
-    """`tensor` as a fake of `mode`, the size of `dynamic_dim` a symbol (torch 2.5 to 2.15)."""
+    """A fake tensor of `mode` like `tensor`, with a symbol as the size of `dynamic_dim` (torch 2.5 to 2.15)."""
     from torch._dynamo.source import ConstantSource
     from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
 
     dims = [DimDynamic.DYNAMIC if d == dynamic_dim else DimDynamic.STATIC for d in range(tensor.dim())]
     context: Any = StatelessSymbolicContext(dynamic_sizes=dims)
-    return mode.from_tensor(tensor, static_shapes=False, source=ConstantSource(name), symbolic_context=context)
+    source = ConstantSource(name)
+    fake: torch.Tensor = mode.from_tensor(tensor, static_shapes=False, source=source, symbolic_context=context)
+    return fake
 
 
 def data_dependent_errors() -> tuple[type[Exception], ...]:
-    """What tracing raises where a program asks for the value of a tensor (torch 2.5 to 2.15)."""
+    """The errors that tracing raises if a program reads the value of a tensor (torch 2.5 to 2.15)."""
     from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
     from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
@@ -70,25 +74,24 @@ def data_dependent_errors() -> tuple[type[Exception], ...]:
 
 def inside_backward() -> bool:
     """Whether the autograd engine runs on this thread (torch 2.0 to 2.15)."""
-    import torch
-
     return torch._C._current_graph_task_id() != -1
 
 
 def storage_key(tensor: torch.Tensor) -> int:
-    """What tells storages apart, also those of fake tensors, which have no address (torch 2.1 to 2.15)."""
-    return tensor.untyped_storage()._cdata
+    """A unique key of a tensor's storage; works for fake tensors, which have no address (torch 2.1 to 2.15)."""
+    key: int = tensor.untyped_storage()._cdata
+    return key
 
 
 def python_dispatcher() -> Any:
-    """The context in which composite operations keep symbolic sizes (torch 2.0 to 2.15)."""
+    """A context manager under which composite operations keep symbolic sizes (torch 2.0 to 2.15)."""
     from torch._dispatch.python import enable_python_dispatcher
 
     return enable_python_dispatcher()
 
 
 def tracing_graph() -> torch.fx.Graph | None:
-    """The graph that make_fx is writing at the moment (torch 2.1 to 2.15)."""
+    """The graph that make_fx is recording, if any (torch 2.1 to 2.15)."""
     from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
     mode = get_proxy_mode()
@@ -96,29 +99,28 @@ def tracing_graph() -> torch.fx.Graph | None:
 
 
 def raw_operation(overload: Any) -> Any:
-    """The C++ function under an operator overload, 0.3 microseconds quicker to call (torch 1.12 to 2.15)."""
+    """The C++ function of an operator overload; a call is 0.3 microseconds faster (torch 1.12 to 2.15)."""
     return overload._op
 
 
 def below_autograd() -> Any:
-    """A guard: while it lives, operations skip autograd's kernels (torch 2.1 to 2.15)."""
-    import torch
-
+    """A guard: while it is alive, operations skip autograd's kernels (torch 2.1 to 2.15)."""
     return torch._C._AutoDispatchBelowAutograd()
 
 
 def local_tensor(dtensor: Any) -> torch.Tensor:
-    """The tensor a DTensor holds, without the autograd edge and the call of `to_local` (torch 2.0 to 2.15)."""
-    return dtensor._local_tensor
+    """The local tensor of a DTensor, without the autograd node and the overhead of `to_local` (torch 2.0 to 2.15)."""
+    local: torch.Tensor = dtensor._local_tensor
+    return local
 
 
 def set_local_tensor(dtensor: Any, local: torch.Tensor) -> None:
-    """Let `dtensor` hold another tensor of the same shape, dtype and device (torch 2.0 to 2.15)."""
+    """Replace the local tensor of `dtensor` with one of the same shape, dtype and device (torch 2.0 to 2.15)."""
     dtensor._local_tensor = local
 
 
 def foreach_by_default(device: torch.device) -> bool:
-    """Whether optimizers choose their foreach form by themselves on this device (torch 2.0 to 2.15)."""
+    """Whether optimizers use their foreach form by default on this device (torch 2.0 to 2.15)."""
     from torch.utils._foreach_utils import _get_foreach_kernels_supported_devices
 
     return device.type in _get_foreach_kernels_supported_devices()
@@ -126,9 +128,7 @@ def foreach_by_default(device: torch.device) -> bool:
 
 @contextlib.contextmanager
 def seen_as_compiling() -> Iterator[None]:
-    """Let optimizers believe in torch.compile: they keep step counts as tensors (torch 2.6 to 2.15)."""
-    import torch
-
+    """Make `torch.compiler.is_compiling()` true, so that optimizers keep step counts as tensors (torch 2.6 to 2.15)."""
     before = torch.compiler._is_compiling_flag
     torch.compiler._is_compiling_flag = True
     try:
@@ -138,8 +138,10 @@ def seen_as_compiling() -> Iterator[None]:
 
 
 def inductor_compile(graph: torch.fx.GraphModule, fakes: list[Any], mode: Any) -> Callable[[list[Any]], Any]:
-    """Compile a functional graph of `mode`'s fakes; what comes back takes a list of inputs, and empties it
-    (torch 2.6 to 2.15)."""
+    """Compile a functional graph whose inputs are `fakes` of `mode` (torch 2.6 to 2.15).
+
+    The result takes a list of inputs, and empties it.
+    """
     from torch._guards import TracingContext, tracing
     from torch._inductor.compile_fx import compile_fx_inner
     from torch._inductor.virtualized import V
@@ -149,12 +151,12 @@ def inductor_compile(graph: torch.fx.GraphModule, fakes: list[Any], mode: Any) -
 
 
 def inductor_decompositions() -> dict[Any, Any]:
-    """How inductor wants composite operations taken apart (torch 2.0 to 2.15)."""
+    """The decompositions of composite operations that inductor expects (torch 2.0 to 2.15)."""
     from torch._inductor.decomposition import select_decomp_table
 
     return select_decomp_table()
 
 
-# Switches of the interpreter's hot path, without the Python around them. 2.11 to 2.15.
+# The C++ functions behind public context managers, for hot paths (torch 2.11 to 2.15).
 disable_torch_function = torch._C.DisableTorchFunction
 set_grad_enabled = torch._C._set_grad_enabled

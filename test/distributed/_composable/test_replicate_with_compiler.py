@@ -1,10 +1,10 @@
-"""`replicate` and DDP compiled: the forward by torch.compile, the backward with its all-reduces by compiled autograd.
+"""Compiled `replicate` and DDP: torch.compile for forward, compiled autograd for backward with its all-reduces.
 
-What is compiled trains beside an eager `replicate` on the C++ reducer, and must give its numbers. Tests named
-`..._gpu`, `_bf16`, ... run on two accelerators; the same tests on the CPU end in `_on_cpu`.
+The compiled models train next to an eager `replicate` with the C++ reducer, and must match its numbers. Tests named
+`..._gpu`, `_bf16`, ... run on two accelerators; their names end in `_on_cpu` if they run on the CPU.
 
-Graphs are never taken from a cache: each test traces, buckets and generates its code itself. Compiled C++ kernels
-are, from inductor's own directory: the first run on a machine builds them, and a header that alone takes 10 seconds.
+Graphs never come from a cache: each test traces, buckets and generates code itself. Compiled C++ kernels do come from
+inductor's cache: the first run on a machine builds them, and a precompiled header that alone takes 10 seconds.
 """
 
 from __future__ import annotations
@@ -65,21 +65,23 @@ def accelerator() -> str:
     return kind
 
 
-# Inductor takes a captured backward for inference, and would move its operations about. PyTorch's tests forbid it too.
+# Inductor treats a captured backward as inference and would reorder it. PyTorch's tests disable this, too.
 IN_ORDER = {"reorder_for_locality": False, "reorder_for_peak_memory": False}
 
 
 def bucketing_by(passes: list[str]) -> Callable[[Callable], Callable]:
-    """Buckets are made by `passes`, and other passes leave their order and their shapes alone."""
+    """Build buckets by `passes`, and disable passes that would change the order or shapes of operations."""
     return torch._inductor.config.patch(_fuse_ddp_communication_passes=passes, pattern_matcher=False, **IN_ORDER)
 
 
 def compress_to_bf16(state, bucket):
-    """DDP refuses `bf16_compress_hook`, by that name, where torch has no NCCL. gloo sends bfloat16 as well."""
+    """`bf16_compress_hook` under a name that DDP does not refuse if torch has no NCCL: gloo sends bfloat16, too."""
     return default_hooks.bf16_compress_hook(state, bucket)
 
 
 class Net(nn.Module):
+    """Four square linear layers, the first one optionally checkpointed."""
+
     def __init__(self, width: int, checkpoint: bool = False) -> None:
         super().__init__()
         self.fc1 = nn.Linear(width, width)
@@ -94,7 +96,7 @@ class Net(nn.Module):
 
 
 def compile_backward(dynamic: bool = True) -> contextlib.AbstractContextManager[None]:
-    """Backward passes inside this are compiled by inductor, or fail: nothing falls back to eager."""
+    """Compile backward passes in this context by inductor. They fail instead of falling back to eager."""
     compile_graph = functools.partial(
         torch.compile, backend=BACKEND, fullgraph=True, dynamic=None if dynamic else False
     )
@@ -102,12 +104,14 @@ def compile_backward(dynamic: bool = True) -> contextlib.AbstractContextManager[
 
 
 class CompilerTestCase(MultiProcessTestCase):
+    """A test case whose ranks compile without graph caches."""
+
     def setUp(self) -> None:
         super().setUp()
         self._spawn_processes()
 
     def start(self, device_type: str) -> None:
-        """What each test does first, in each rank: fresh processes, so that nothing needs to be put back."""
+        """Set up a rank. Each test calls this first; as it has its own processes, nothing needs to be restored."""
         torch._inductor.config.fx_graph_cache = False
         torch._functorch.config.enable_autograd_cache = False
         torch._dynamo.config.optimize_ddp = "python_reducer"
@@ -118,13 +122,13 @@ class CompilerTestCase(MultiProcessTestCase):
         dist.init_process_group(backend, rank=self.rank, world_size=self.world_size, store=store)
 
     def from_ranks(self, tensor: torch.Tensor) -> list[torch.Tensor]:
-        everyones = [torch.empty_like(tensor) for _ in range(self.world_size)]
-        dist.all_gather(everyones, tensor)
-        return everyones
+        gathered = [torch.empty_like(tensor) for _ in range(self.world_size)]
+        dist.all_gather(gathered, tensor)
+        return gathered
 
 
 class Training:
-    """One of the models that train side by side: a net, and `model`, which is the net wrapped and perhaps compiled."""
+    """One of the models that train side by side: `net`, and `model`, which wraps it and may be compiled."""
 
     def __init__(self, name: str, net: Net, model: Any, backward: Callable[[], contextlib.AbstractContextManager]):
         self.name = name
@@ -134,7 +138,7 @@ class Training:
         self.optimizer = torch.optim.Adam(model.parameters())
 
     def run(self, batch: torch.Tensor, sync: bool) -> None:
-        """Forward and backward; without `sync`, by the wrapper's own way to leave gradients as they are."""
+        """Forward and backward. Without `sync`, the wrapper leaves gradients unreduced."""
         with self._gradient_sync(sync), self.backward():
             self.model(batch).sum().backward()
 
@@ -154,12 +158,14 @@ class Training:
 
 @contextlib.contextmanager
 def cpp_reducer():
-    """DDP and replicate models that take their first step in this reduce gradients in C++, outside of any graph."""
+    """DDP and replicate models whose first step is in this context reduce gradients in C++, outside of any graph."""
     with torch._dynamo.config.patch(optimize_ddp=False):
         yield
 
 
 class ReplicateTest(CompilerTestCase):
+    """Compiled `replicate` and DDP on two ranks."""
+
     @property
     def world_size(self) -> int:
         return 2
@@ -177,7 +183,7 @@ class ReplicateTest(CompilerTestCase):
         torch.manual_seed(123)
         net = Net(DIM, checkpoint).to(device_type)
         trainings = self._trainings(net, comm_hook, compile_forward)
-        # Without sync, the first iteration leaves each rank its own gradients, and the second adds to them.
+        # Without sync, each rank keeps its own gradients in the first iteration, and the second adds to them.
         for iteration in range(2):
             torch.manual_seed(123 + self.rank + iteration)
             batch = torch.randn(1, DIM).to(device_type)
@@ -259,9 +265,8 @@ class ReplicateTest(CompilerTestCase):
     def test_compile_bf16_on_cpu(self):
         self._test_compile(device_type="cpu", comm_hook=compress_to_bf16)
 
-    # Eager rounds a gradient to float16, then divides it by the number of ranks. Inductor divides first, unless told to
-    # round like eager; where the result is too small for a normal float16 that is another number. PyTorch's test
-    # leaves inductor out, because of such errors.
+    # Eager rounds a gradient to float16 and then divides it by the number of ranks. By default, inductor divides first;
+    # if the result is too small for a normal float16, it differs. PyTorch's test excludes inductor for this reason.
     @needs_two_gpus
     @torch._inductor.config.patch(emulate_precision_casts=True)
     def test_compile_fp16(self):
@@ -272,7 +277,7 @@ class ReplicateTest(CompilerTestCase):
     def test_compile_fp16_on_cpu(self):
         self._test_compile(device_type="cpu", comm_hook=default_hooks.fp16_compress_hook)
 
-    # There was a mode of its own for this, "python_reducer_without_compiled_forward". Now "python_reducer" does it.
+    # PyTorch had a separate mode for this, "python_reducer_without_compiled_forward". Now "python_reducer" does it.
     @needs_two_gpus
     def test_compile_backward_only(self):
         self._test_compile(device_type=accelerator(), compile_forward=False)
@@ -282,7 +287,7 @@ class ReplicateTest(CompilerTestCase):
         self._test_compile(device_type="cpu", compile_forward=False)
 
     def test_compile_backward_only_in_old_mode_is_refused(self):
-        """It would leave gradients unreduced."""
+        """The old mode would leave gradients unreduced."""
         self.start("cpu")
         torch._dynamo.config.optimize_ddp = "python_reducer_without_compiled_forward"
         model = replicate(Net(2))
@@ -302,8 +307,10 @@ class ReplicateTest(CompilerTestCase):
         )
 
     def _test_bucketing(self, bucket: list[str]) -> None:
-        """The backward's code has `bucket`'s lines three times, and then waits three times: each kernel comes before
-        the collective that sends its result, and no wait before the last collective."""
+        """Check that the backward's code has the lines of `bucket` once per bucket, and then all waits.
+
+        Each kernel must come before the collective that sends its result, and no wait before the last collective.
+        """
         self.start("cpu")
         torch.manual_seed(0)
         net = Net(DIM)
@@ -333,8 +340,10 @@ class ReplicateTest(CompilerTestCase):
 
 
 class DDP_TP_Test(CompilerTestCase):
+    """Compiled `replicate` together with tensor parallelism."""
+
     PLAN: ClassVar = {"fc1": ColwiseParallel, "fc2": RowwiseParallel, "fc3": ColwiseParallel, "fc4": RowwiseParallel}
-    WIDTH = 64  # nothing depends on it here
+    WIDTH = 64  # any width works here
 
     @property
     def world_size(self) -> int:
@@ -342,7 +351,7 @@ class DDP_TP_Test(CompilerTestCase):
 
     @needs_cpp_compiler
     def test_ddp_tp(self):
-        """PyTorch's test only asserts that this fails. With static shapes it works."""
+        """With static shapes this works; PyTorch's test only asserts that it fails."""
         device_type = accelerator() if accelerators.device_count() >= self.world_size and _torch.has_triton() else "cpu"
         self.start(device_type)
         mesh = init_device_mesh(device_type, (2, 2), mesh_dim_names=("dp", "tp"))
@@ -372,7 +381,7 @@ class DDP_TP_Test(CompilerTestCase):
             self.assertEqual(expected, grad, msg=f"{where}: one device and compiled")
 
     def _shard(self, name: str, grad: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
-        """This rank's part, as the plan cuts it: outputs of a Colwise layer, inputs of a Rowwise one."""
+        """This rank's part under the plan: a Colwise layer is sharded by outputs, a Rowwise layer by inputs."""
         layer, kind = name.split(".")
         if self.PLAN[layer] is ColwiseParallel:
             return grad.chunk(2, dim=0)[mesh.get_local_rank()]

@@ -1,8 +1,8 @@
-"""One compiled train step does what one step under DistributedDataParallel does.
+"""A compiled train step has the same result as a step under DistributedDataParallel.
 
-PyTorch removed `torch.distributed._spmd` in 2.5, and had disabled this suite before. As there, both models take one
-eager step first, so that the optimizer's states exist; that step sees the same data on every rank, the compared one
-each rank's own.
+PyTorch removed `torch.distributed._spmd` in 2.5, and had disabled this suite before. As in the original, both models
+first take one eager step to create the optimizer's states. All ranks share the data of that step; in the compared step
+each rank has its own data.
 """
 
 from copy import deepcopy
@@ -21,6 +21,8 @@ BATCH = 128
 
 
 class SimpleMLP(nn.Module):
+    """Two linear layers."""
+
     def __init__(self):
         super().__init__()
         self.net1 = nn.Linear(50, 32)
@@ -41,6 +43,8 @@ def train_step(model, optim, train_batch):
 
 
 class TestDataParallel(DTensorTestBase):
+    """One compiled step against one step of DDP, on two ranks."""
+
     @property
     def world_size(self):
         return 2
@@ -96,13 +100,13 @@ class TestDataParallel(DTensorTestBase):
 
     @with_comms
     def test_fully_shard_adam_fused(self):
-        # The fused kernel rounds the end of a tensor differently from its middle, and a shard ends elsewhere.
+        # The fused kernel rounds the end of a tensor differently from its middle, and shards have other ends.
         self._check("fully_shard", lambda params: torch.optim.Adam(params, lr=0.1, fused=True), exact=False)
 
     @with_comms
     def test_data_parallel_batch_dim_analysis(self):
-        # Views that fold the batch into another dim and back, and tensors made to the size of the batch, are of the
-        # rank's own batch, not of all ranks' together.
+        # Views that fold the batch into another dim and back, and new tensors of the batch's size, refer to the rank's
+        # own batch, not to the batch of all ranks.
         def step(model, optim, train_batch):
             optim.zero_grad()
             inputs, labels = train_batch

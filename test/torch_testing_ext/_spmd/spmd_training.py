@@ -1,6 +1,6 @@
-"""Models, optimizers and the comparison that the tests of the SPMD compiler share.
+"""Models, steps and comparisons shared by the tests of the SPMD compiler.
 
-Every rank has weights and data of its own: were a broadcast or a reduction missing, the comparison would see it.
+Every rank has its own weights and data, so that the comparison detects a missing broadcast or reduction.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from torch.nn.utils.parametrizations import weight_norm
 
 
 class MLP(nn.Module):
+    """Linear layers of the given sizes, with relu in between and sigmoid at the end."""
+
     def __init__(self, sizes: tuple[int, ...] = (50, 32, 8)) -> None:
         super().__init__()
         self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in itertools.pairwise(sizes))
@@ -30,6 +32,8 @@ class MLP(nn.Module):
 
 
 class Tied(nn.Module):
+    """An embedding and an output layer that share one weight."""
+
     def __init__(self) -> None:
         super().__init__()
         self.embed = nn.Embedding(12, 8)
@@ -59,6 +63,8 @@ class Mixed(nn.Module):
 
 
 class Normed(nn.Module):
+    """A convolution with batch norm, whose buffers change in each step."""
+
     def __init__(self) -> None:
         super().__init__()
         self.conv = nn.Conv1d(3, 6, 3)
@@ -70,6 +76,8 @@ class Normed(nn.Module):
 
 
 class Recurrent(nn.Module):
+    """An LSTM with an output layer."""
+
     def __init__(self) -> None:
         super().__init__()
         self.lstm = nn.LSTM(6, 8, batch_first=True)
@@ -121,7 +129,7 @@ def token_batch(rank: int, iteration: int) -> Any:
 
 @dataclass
 class Case:
-    """One training to compare with DDP's: exactly where `tolerance` is 0."""
+    """One training to compare with DDP, exactly if `tolerance` is 0."""
 
     name: str
     model: Callable[[], nn.Module]
@@ -142,24 +150,24 @@ def to_device(value: Any, device: Any) -> Any:
 
 
 def train_both(test: Any, case: Case, decorate: Callable[[Callable[..., Any]], Any]) -> Any:
-    """Train `case` by the compiled step and by DDP, side by side, and compare everything after each step."""
+    """Train `case` with the compiled step and with DDP side by side, and compare everything after each step."""
     torch.manual_seed(test.rank)
     model = case.model().to(test.device_type)
     reference = copy.deepcopy(model)
     devices = [torch.device(test.device_type, test.rank)] if test.device_type != "cpu" else None
     wrapped = DistributedDataParallel(reference, device_ids=devices, **case.ddp)
-    optimizer, its_optimizer = case.optimizer(model.parameters()), case.optimizer(reference.parameters())
+    optimizer, reference_optimizer = case.optimizer(model.parameters()), case.optimizer(reference.parameters())
     compiled = decorate(case.step)
     for i in range(case.iterations):
         batch = to_device(case.batch(test.rank, i), test.device_type)
         mine = compiled(model, optimizer, batch)
-        theirs = case.step(wrapped, its_optimizer, to_device(case.batch(test.rank, i), test.device_type))
+        theirs = case.step(wrapped, reference_optimizer, to_device(case.batch(test.rank, i), test.device_type))
         compare(test, case, i, "result", mine, theirs)
         compare_models(test, case, i, model, reference)
-        compare_states(test, case, i, model, optimizer, reference, its_optimizer)
-        for each in (optimizer, its_optimizer):
+        compare_states(test, case, i, model, optimizer, reference, reference_optimizer)
+        for each in (optimizer, reference_optimizer):
             for group in each.param_groups:
-                group["lr"] = group["lr"] * 0.9  # a schedule must not trace again, nor be missed
+                group["lr"] = group["lr"] * 0.9  # must take effect without a new trace
     return compiled
 
 
@@ -182,13 +190,13 @@ def compare_states(test: Any, case: Case, i: int, model: Any, mine: Any, referen
             compare(test, case, i, f"{key} of {name}", value, theirs.state[other][key])
 
 
-def compare(test: Any, case: Case, i: int, what: str, mine: Any, theirs: Any) -> None:
+def compare(test: Any, case: Case, i: int, label: str, mine: Any, theirs: Any) -> None:
     if not isinstance(theirs, torch.Tensor):
-        test.assertEqual(mine, theirs, msg=f"{case.name}, call {i}: {what}")
+        test.assertEqual(mine, theirs, msg=f"{case.name}, call {i}: {label}")
         return
     mine, theirs = whole(mine).detach(), whole(theirs).detach()
-    test.assertEqual(mine.dtype, theirs.dtype, msg=f"{case.name}, call {i}: dtype of {what}")
-    message = f"{case.name}, call {i}, rank {test.rank}: {what}"
+    test.assertEqual(mine.dtype, theirs.dtype, msg=f"{case.name}, call {i}: dtype of {label}")
+    message = f"{case.name}, call {i}, rank {test.rank}: {label}"
     torch.testing.assert_close(
         mine, theirs, rtol=case.tolerance, atol=case.tolerance, msg=lambda text: f"{message}: {text}"
     )

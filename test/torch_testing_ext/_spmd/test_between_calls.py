@@ -1,4 +1,4 @@
-"""What happens between two calls is seen: weights loaded, layers frozen, other batches, gradients kept or dropped."""
+"""Changes between calls take effect: loaded weights, frozen layers, other batch sizes, kept or dropped gradients."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ STYLES = parametrize("style", ["replicate", "fully_shard"])
 
 
 def keeping_step(model, optimizer, batch):
-    """Gradients add up from call to call."""
+    """A step that accumulates gradients from call to call."""
     loss = (model(batch[0]) - batch[1]).pow(2).mean()
     loss.backward()
     optimizer.step()
@@ -44,7 +44,7 @@ def keeping_step(model, optimizer, batch):
 
 
 class Collectives(TorchDispatchMode):
-    """What is sent. Lowering works out the shape of a collective's result on fake tensors, which sends nothing."""
+    """Records collectives, except those on fake tensors, which lowering only uses to infer shapes."""
 
     def __init__(self):
         super().__init__()
@@ -58,12 +58,14 @@ class Collectives(TorchDispatchMode):
 
 
 class TestBetweenCalls(DTensorTestBase):
+    """Changes between calls, against DDP on two ranks."""
+
     @property
     def world_size(self):
         return 2
 
     def _pair(self, style, function=step, model=mlp, **options):
-        """A compiled training and one under DDP, as functions of the batch, and both models."""
+        """A function that runs a step compiled and under DDP; the compiled step, both models and both optimizers."""
         torch.manual_seed(self.rank)
         mine = model().to(self.device_type)
         reference = copy.deepcopy(mine)
@@ -93,14 +95,14 @@ class TestBetweenCalls(DTensorTestBase):
         for i, size in enumerate((7, 3 + self.rank, 64 - 9 * self.rank, 6), start=2):
             both(i, normal_batch(size, 10)(self.rank, i))
         self.assertEqual(compiled.traces, traces)
-        both(6, normal_batch(1, 10)(self.rank, 6))  # one example is a program of its own
+        both(6, normal_batch(1, 10)(self.rank, 6))  # batch size 1 has its own program
         self.assertEqual(compiled.traces, traces + 1)
         both(7)
         self.assertEqual(compiled.traces, traces + 1)
 
     @STYLES
     @with_comms
-    def test_a_step_that_asks_for_its_batch_size(self, style):
+    def test_step_that_depends_on_its_batch_size(self, style):
         def sized_step(model, optimizer, batch):
             scale = 10.0 if batch[0].shape[0] > 8 else 0.1
             optimizer.zero_grad()
@@ -116,8 +118,8 @@ class TestBetweenCalls(DTensorTestBase):
 
     @STYLES
     @with_comms
-    def test_tracing_again_is_silent(self, style):
-        # Ranks need not trace again at the same time: only the collectives of the program itself may be issued.
+    def test_new_trace_issues_no_collectives(self, style):
+        # Ranks may trace again at different times, so only the collectives of the program itself may be issued.
         both, compiled, mine, _, optimizers = self._pair(style)
         both(0)
         both(1)
@@ -150,7 +152,7 @@ class TestBetweenCalls(DTensorTestBase):
         for optimizer in optimizers:
             optimizer.zero_grad()
         both(5)
-        self.assertEqual(kept.full_tensor(), value, msg="a gradient that someone holds is not written to")
+        self.assertEqual(kept.full_tensor(), value, msg="a gradient that the caller holds must not be overwritten")
 
     @STYLES
     @with_comms
@@ -178,7 +180,7 @@ class TestBetweenCalls(DTensorTestBase):
         for optimizer, saved in zip(optimizers, states, strict=True):
             optimizer.load_state_dict(saved)
         both(4)
-        # assign=True puts plain tensors in the parameters' places: they are distributed again, without communication.
+        # assign=True replaces the parameters with plain tensors: they are distributed again, without communication.
         mine.load_state_dict(weights, assign=True)
         optimizers[0].param_groups[0]["params"][:] = list(mine.parameters())
         optimizers[0].state.clear()
@@ -202,7 +204,7 @@ class TestBetweenCalls(DTensorTestBase):
         both(0)
         both(1)
         for optimizer in optimizers:
-            optimizer.param_groups[0]["weight_decay"] = 0.1  # written into the program: another one
+            optimizer.param_groups[0]["weight_decay"] = 0.1  # a constant of the program: needs a new one
         both(2)
         self.assertEqual(compiled.traces, 3)
         for optimizer in optimizers:
@@ -216,7 +218,7 @@ class TestBetweenCalls(DTensorTestBase):
 
     @STYLES
     @with_comms
-    def test_dropout_draws_anew(self, style):
+    def test_dropout_draws_new_numbers_in_each_call(self, style):
         def dropping():
             return nn.Sequential(nn.Linear(10, 16), nn.Dropout(0.5), nn.Linear(16, 4))
 
@@ -259,7 +261,7 @@ class TestBetweenCalls(DTensorTestBase):
 
     @STYLES
     @with_comms
-    def test_tied_weights_stay_one(self, style):
+    def test_tied_weights_stay_tied(self, style):
         torch.manual_seed(self.rank)
         model = Tied().to(self.device_type)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -325,13 +327,15 @@ class TestBetweenCalls(DTensorTestBase):
 
 
 def _like(value, distributed):
-    """`value` distributed as `distributed` is: what a checkpoint of a distributed model holds."""
+    """`value` distributed like `distributed`, as in the checkpoint of a distributed model."""
     from torch.distributed.tensor import distribute_tensor
 
     return distribute_tensor(value, distributed.device_mesh, distributed.placements)
 
 
 class TestWorldSizes(DTensorTestBase):
+    """The base of tests on other numbers of ranks."""
+
     STYLES = ("replicate", "fully_shard")
 
     def _train(self):
@@ -348,6 +352,8 @@ class TestWorldSizes(DTensorTestBase):
 
 def _with_world_size(size):
     class Sized(TestWorldSizes):
+        """Compiled steps against DDP on a given number of ranks."""
+
         @property
         def world_size(self):
             return size

@@ -1,6 +1,6 @@
-"""The compiled step trains as DDP does: models, optimizers and kinds of step, in both parallel styles.
+"""The compiled step trains like DDP: many models, optimizers and kinds of step, in both parallel styles.
 
-Bit for bit, but where an optimizer's capturable form rounds in another order than the one that DDP runs.
+The results match bit for bit, except for cases with a tolerance, in which the program rounds in a different order.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def clipping_step(model, optimizer, batch):
 
 
 def penalized_step(model, optimizer, batch):
-    """The penalty is weighted by something of the rank's own: its gradient too must be the mean over ranks."""
+    """The weight of the penalty differs between ranks, and its gradient must be averaged, too."""
     x, y = batch
     optimizer.zero_grad()
     loss = (model(x) - y).pow(2).mean()
@@ -138,7 +138,7 @@ def autocast_step(model, optimizer, batch):
 def masked_step(model, optimizer, batch):
     x, y = batch
     optimizer.zero_grad()
-    wrong = (model(x) - y)[y > 0]  # as many as the data says
+    wrong = (model(x) - y)[y > 0]  # the size depends on the data
     loss = wrong.pow(2).sum()
     loss.backward()
     optimizer.step()
@@ -155,7 +155,7 @@ def checkpointed_step(model, optimizer, batch):
 
 
 def twice_step(model, optimizer, batch):
-    """Two updates in one call: the second must read the weights that the first one left."""
+    """Two updates in one call: the second must read the weights that the first one wrote."""
     losses = []
     for x, y in zip(*(part.chunk(2) for part in batch), strict=True):
         optimizer.zero_grad()
@@ -167,7 +167,7 @@ def twice_step(model, optimizer, batch):
 
 
 def in_place_step(model, optimizer, batch):
-    """Writes to an input, to parameters, and looks at them again after the update."""
+    """Writes to an input and to parameters, and reads them again after the update."""
     x, y = batch
     x.mul_(2)
     optimizer.zero_grad()
@@ -215,6 +215,8 @@ STYLES = parametrize("style", ["replicate", "fully_shard"])
 
 
 class TestEquality(DTensorTestBase):
+    """Each case against DDP on two ranks."""
+
     @property
     def world_size(self):
         return 2

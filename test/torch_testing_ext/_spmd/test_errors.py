@@ -1,4 +1,4 @@
-"""What is refused: each with its kind, the line of the step, the remedy; model and optimizer as they were."""
+"""Refused steps, models and inputs: each error names the problem, the line and a remedy, and changes nothing."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def rebinding_step(model, optimizer, batch):
 
 
 class CountingSGD(torch.optim.SGD):
-    """Counts its steps in Python, as no optimizer of torch does any more."""
+    """Counts its steps in Python, as torch's optimizers no longer do."""
 
     def step(self, closure=None):
         loss = super().step(closure)
@@ -115,9 +115,9 @@ STEPS = {
 
 
 def snapshot(model, optimizer):
-    """Everything that an error must leave alone: objects by identity, tensors by value too."""
-    held = [*model.named_parameters(), *model.named_buffers()]
-    values = [(name, id(value), value.detach().clone(), value.grad) for name, value in held]
+    """Everything that an error must not change: objects by identity, tensors also by value."""
+    named = [*model.named_parameters(), *model.named_buffers()]
+    values = [(name, id(value), value.detach().clone(), value.grad) for name, value in named]
     groups = [{**group, "params": [id(p) for p in group["params"]]} for group in optimizer.param_groups]
     states = [(id(key), {k: copy.deepcopy(v) for k, v in value.items()}) for key, value in optimizer.state.items()]
     attributes = [
@@ -127,6 +127,8 @@ def snapshot(model, optimizer):
 
 
 class TestErrors(DTensorTestBase):
+    """Errors of the compiler, and the state of model and optimizer after them."""
+
     @property
     def world_size(self):
         return 2
@@ -153,18 +155,18 @@ class TestErrors(DTensorTestBase):
     @parametrize("name", list(STEPS))
     @with_comms
     def test_step(self, name, style):
-        function, what, remedy = STEPS[name]
+        function, problem, remedy = STEPS[name]
         model, optimizer = self._model(momentum=0.9)
-        step(model, optimizer, self._batch())  # so that there are states and gradients to leave alone
+        step(model, optimizer, self._batch())  # creates states and gradients, which must not change
         compiled = compile(parallel_mode=DataParallel(style))(function)
         if style == "replicate" and name in SHARDED_ONLY:
             compiled(model, optimizer, self._batch())
             return
-        error = self._refused(compiled, model, optimizer, what, remedy)
+        error = self._refused(compiled, model, optimizer, problem, remedy)
         if name in ("branching", "across_shards", "sorted", "dropout_checkpoint"):
             self.assertIn("THE LINE", error.where)
             self.assertIn(__file__, error.where)
-        # The model is as good as before: a step that can be compiled finds nothing amiss.
+        # The model is intact: another step compiles and runs.
         compile(parallel_mode=DataParallel(style))(step)(model, optimizer, self._batch())
 
     @with_comms
@@ -179,8 +181,8 @@ class TestErrors(DTensorTestBase):
         with self.assertRaisesRegex(SPMDError, "without a module"):
             compile()(lambda optimizer, batch: step(model, optimizer, batch))(optimizer, self._batch())
 
-        stranger = nn.Parameter(torch.zeros(3, device=self.device_type))
-        theirs = torch.optim.SGD([*model.parameters(), stranger], lr=0.1)
+        foreign = nn.Parameter(torch.zeros(3, device=self.device_type))
+        theirs = torch.optim.SGD([*model.parameters(), foreign], lr=0.1)
         self._refused(compiled, model, theirs, "number 4 of group 0", "(3,)", "leave the parameter out")
 
         other = mlp().to(self.device_type)
@@ -194,9 +196,9 @@ class TestErrors(DTensorTestBase):
             )
             self.assertTrue(error.where)
 
-        hooked, its_optimizer = self._model()
+        hooked, hooked_optimizer = self._model()
         next(hooked.parameters()).register_hook(lambda grad: grad * 2)
-        self._refused(compiled, hooked, its_optimizer, "gradient hook", "between backward() and optimizer.step()")
+        self._refused(compiled, hooked, hooked_optimizer, "gradient hook", "between backward() and optimizer.step()")
 
     @with_comms
     def test_counting_optimizer(self):
@@ -220,14 +222,14 @@ class TestErrors(DTensorTestBase):
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         self._refused(compile()(step), model, optimizer, "differ in their parameters", "(8, 10)", "(9, 10)", "Rank 1")
 
-        # One rank fails by itself: the others hear of it instead of waiting.
+        # If one rank fails, the others raise an error instead of waiting.
         model, optimizer = self._model()
         x, y = self._batch()
         compiled = compile()(step if self.rank == 0 else branching_step)
-        what = "data-dependent" if self.rank == 1 else "Rank 1 could not compile the step"
-        self._refused(compiled, model, optimizer, what, batch=(x, y))
+        problem = "data-dependent" if self.rank == 1 else "Rank 1 could not compile the step"
+        self._refused(compiled, model, optimizer, problem, batch=(x, y))
 
-        # The user's own mistake stays the user's own error.
+        # An error in user code is raised unchanged.
         before = snapshot(model, optimizer)
         with self.assertRaisesRegex(RuntimeError, "reduction dim|shape|size"):
             compile()(step)(model, optimizer, (x[:, :3], y))
@@ -245,14 +247,14 @@ class TestErrors(DTensorTestBase):
         dist.destroy_process_group()
         model, optimizer = self._model()
         self._refused(compile()(step), model, optimizer, "no process group", "init_process_group")
-        for make, what in (
+        for make, message in (
             (lambda: DataParallel("zero"), "Unknown parallel_style 'zero'"),
             (lambda: DataParallel(input_batch_dim=-1), "input_batch_dim is -1"),
             (lambda: DataParallel(bucket_mb=0), "bucket_mb is 0"),
             (lambda: compile(backend="jit"), "Unknown backend 'jit'"),
             (lambda: compile(parallel_mode="replicate"), "parallel_mode is 'replicate'"),
         ):
-            with self.assertRaisesRegex(SPMDError, what):
+            with self.assertRaisesRegex(SPMDError, message):
                 make()
         with self.assertRaisesRegex(SPMDError, "has not been called"):
             compile()(step).report()

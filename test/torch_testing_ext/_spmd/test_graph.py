@@ -1,4 +1,4 @@
-"""The program itself: which collectives, in what buckets, how much memory; the doors to look at it and to change it."""
+"""The compiled program: its collectives, buckets and memory, and the ways to inspect and change it."""
 
 from __future__ import annotations
 
@@ -25,17 +25,19 @@ def deep():
 
 
 class TestGraph(DTensorTestBase):
+    """The graph and the report of compiled steps on two ranks."""
+
     @property
     def world_size(self):
         return 2
 
     def _compiled(self, mode, model=mlp, calls=2, function=step, batch=None, **options):
         torch.manual_seed(self.rank)
-        made = model().to(self.device_type)
-        optimizer = torch.optim.SGD(made.parameters(), lr=0.1, momentum=0.9)
+        net = model().to(self.device_type)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
         compiled = compile(parallel_mode=mode, **options)(function)
         for i in range(calls):
-            compiled(made, optimizer, to_device((batch or normal_batch(6, 10))(self.rank, i), self.device_type))
+            compiled(net, optimizer, to_device((batch or normal_batch(6, 10))(self.rank, i), self.device_type))
         return compiled
 
     @with_comms
@@ -43,12 +45,12 @@ class TestGraph(DTensorTestBase):
         one_each = {"all_gather_into_tensor": 1, "reduce_scatter_tensor": 1}
         self.assertEqual(self._compiled(DataParallel("replicate")).report().collectives, {"all_reduce": 1})
         self.assertEqual(self._compiled(DataParallel("fully_shard")).report().collectives, one_each)
-        tiny = 1e-6  # every parameter by itself
+        tiny = 1e-6  # one bucket per parameter
         self.assertEqual(
             self._compiled(DataParallel("replicate", bucket_mb=tiny)).report().collectives, {"all_reduce": 4}
         )
-        by_itself = self._compiled(DataParallel("fully_shard", bucket_mb=tiny)).report().collectives
-        self.assertEqual(by_itself, {"all_gather_into_tensor": 4, "reduce_scatter_tensor": 4})
+        per_parameter = self._compiled(DataParallel("fully_shard", bucket_mb=tiny)).report().collectives
+        self.assertEqual(per_parameter, {"all_gather_into_tensor": 4, "reduce_scatter_tensor": 4})
         shared = self._compiled(DataParallel("replicate"), Normed, batch=normal_batch(6, 3, 9)).report()
         self.assertEqual(shared.collectives, {"broadcast": 1, "all_reduce": 1})
 
@@ -83,7 +85,7 @@ class TestGraph(DTensorTestBase):
             self.assertEqual(len(report.buckets), 2 if style == "replicate" else 4)
 
     @with_comms
-    def test_gradients_travel_early_and_are_waited_for_late(self):
+    def test_gradients_are_sent_early_and_awaited_late(self):
         graph = self._compiled(
             DataParallel("replicate", bucket_mb=0.017), deep, batch=normal_batch(4, 64, out=(64,))
         ).graph.graph
@@ -92,12 +94,12 @@ class TestGraph(DTensorTestBase):
         waits = [i for i, kind in enumerate(kinds) if "wait_tensor" in kind]
         backward = [i for i, node in enumerate(graph.nodes) if str(node.target) == "aten.mm.default"]
         self.assertEqual((len(starts), len(waits)), (8, 8))
-        self.assertLess(starts[0], backward[-1], "the first bucket travels during backward")
-        self.assertGreater(waits[0], backward[-1], "nothing is waited for before backward is through")
+        self.assertLess(starts[0], backward[-1], "the first bucket is sent during backward")
+        self.assertGreater(waits[0], backward[-1], "no wait before the end of backward")
 
     @with_comms
     def test_order_of_reads_and_writes(self):
-        """A view made before the update and read after it shows the update, however late its gradients come."""
+        """A view created before the update and read after it shows the update, however late the gradients arrive."""
 
         def looking_step(model, optimizer, batch):
             optimizer.zero_grad()
@@ -130,7 +132,7 @@ class TestGraph(DTensorTestBase):
             self.assertEqual(texts[0], texts[1], msg=style)
 
     @with_comms
-    def test_gathering_again_takes_less_memory(self):
+    def test_resharding_needs_less_memory(self):
         peaks, reports = [], []
         batch = normal_batch(4, 64, out=(64,))
         for reshard in (False, True):
@@ -140,7 +142,7 @@ class TestGraph(DTensorTestBase):
             peaks.append(peak_bytes(compiled.graph.graph))
             reports.append(compiled.report())
         gathers = [report.collectives["all_gather_into_tensor"] for report in reports]
-        # Backward needs every weight again but the first one's, and no bias.
+        # Backward needs every weight again except the first, and no bias.
         self.assertGreaterEqual(gathers[1], gathers[0] + 7)
         self.assertLess(peaks[1], 0.75 * peaks[0])
 
@@ -153,7 +155,7 @@ class TestGraph(DTensorTestBase):
 
         def second(module):
             seen.append(("gm_transformation", isinstance(module, torch.fx.GraphModule)))
-            for node in module.graph.nodes:  # really changes the program: rectify into squash
+            for node in module.graph.nodes:  # change the program: relu to tanh
                 if node.target is torch.ops.aten.relu.default:
                     node.target = torch.ops.aten.tanh.default
             return copy.deepcopy(module)
@@ -173,14 +175,14 @@ class TestGraph(DTensorTestBase):
             def forward(self, x):
                 return self.inner(x) * 2
 
-        class DoubleTheLast(Override):
+        class DoubleLast(Override):
             transformed = 0
 
             def replacement(self, fqn, orig_submodule):
                 return Doubled(orig_submodule) if fqn == "layers.1" else orig_submodule
 
             def transform(self, gm, flat_state):
-                DoubleTheLast.transformed += len(flat_state)
+                DoubleLast.transformed += len(flat_state)
                 return gm
 
         torch.manual_seed(0)
@@ -189,13 +191,13 @@ class TestGraph(DTensorTestBase):
         x, y = to_device(normal_batch(6, 10)(self.rank, 0), self.device_type)
         expected = (torch.sigmoid(2 * original(torch.relu(model.layers[0](x)))) - y).pow(2).mean()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        loss = compile(module_override=[DoubleTheLast()])(step)(model, optimizer, (x, y))
+        loss = compile(module_override=[DoubleLast()])(step)(model, optimizer, (x, y))
         self.assertEqual(loss, expected.detach())
         self.assertIs(model.layers[1], original)
-        self.assertEqual(DoubleTheLast.transformed, 4)
+        self.assertEqual(DoubleLast.transformed, 4)
 
     @with_comms
-    def test_looking_at_it(self):
+    def test_report_and_code(self):
         compiled = self._compiled(DataParallel("fully_shard"))
         text = str(compiled.report())
         for part in (

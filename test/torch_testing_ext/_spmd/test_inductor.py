@@ -1,11 +1,11 @@
-"""The inductor backend trains as DDP does, in both styles; one compilation serves other batch sizes and rates."""
+"""The inductor backend trains like DDP in both styles, with one compilation for all batch sizes and learning rates."""
 
 from __future__ import annotations
 
 import functools
 import os
 
-# One compiling thread, in the rank itself: no pool of workers that outlives it.
+# Compile on one thread in the rank itself, without a pool of workers that could outlive it.
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
 import torch
@@ -18,7 +18,7 @@ from torch_testing_ext.distributed._tensor.common_dtensor import DTensorTestBase
 
 
 def growing_batch(rank, iteration):
-    """More examples in each call, and another number on each rank."""
+    """A batch size that grows with each call and differs between ranks."""
     return normal_batch(12 + 3 * iteration + rank, 10)(rank, iteration)
 
 
@@ -39,6 +39,8 @@ OPTIMIZERS = {
 
 
 class TestInductor(DTensorTestBase):
+    """Steps compiled by inductor, against DDP on two ranks."""
+
     @property
     def world_size(self):
         return 2
@@ -52,7 +54,7 @@ class TestInductor(DTensorTestBase):
             optimizer, model, growing_batch, lambda params: make(params), clipped_step, tolerance=2e-6, iterations=4
         )
         step = train_both(self, case, compile(parallel_mode=DataParallel(style), backend="inductor"))
-        # The first call makes the states and is not worth compiling: it is traced twice, then run as it is.
+        # The first call creates the states and is not worth compiling: it runs by fx, and the second call traces again.
         self.assertEqual((step.traces, step.report().backend), (2, "inductor"))
 
 

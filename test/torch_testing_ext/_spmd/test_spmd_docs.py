@@ -1,4 +1,4 @@
-"""The example in docs/spmd.md runs as the page says it does."""
+"""The example in docs/spmd.md runs as the page describes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from torch_testing_ext.common_utils import TestCase, run_tests
 ROOT = Path(__file__).resolve().parents[3]
 
 
-class TestDocs(TestCase):
+class TestSPMDDocs(TestCase):
+    """The example of the page under torchrun."""
+
     def test_example_under_torchrun(self):
         page = (ROOT / "docs" / "spmd.md").read_text()
         example = re.search(r"```python\n(.*?)```", page, re.DOTALL)[1]

@@ -1,1 +1,1 @@
-"""From the graph of the local program to a data-parallel one, and to something that runs."""
+"""Lowering: turns the graph of the local program into a data-parallel one, and that into a callable."""

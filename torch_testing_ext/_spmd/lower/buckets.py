@@ -1,6 +1,6 @@
-"""Buckets: what travels together in one collective, and how it is packed and unpacked.
+"""Buckets: the tensors that share one collective, and the operations that pack and unpack them.
 
-Two sets of operations do the same: few large ones for the interpreter, plain ones that a compiler can take apart.
+Each task has two sets of operations: a few large ones for the interpreter, and plain ones that inductor can fuse.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ c10d = torch.ops._c10d_functional
 
 
 @dataclass
-class Wire:
-    """How ranks are reached: the group's name and size, the limit of a bucket, for whom the graph is written."""
+class CollectiveOptions:
+    """The options that all collectives of a program share."""
 
-    group: str
+    group: str  # the name of the process group
     world: int
-    bucket_bytes: int
-    compiled: bool
+    bucket_bytes: int  # the size limit of a bucket
+    compiled: bool  # whether inductor compiles the graph
 
 
 @dataclass
 class Bucket:
-    """One collective: the parameters whose data it carries, in order."""
+    """One collective, with the parameters whose data it carries, in order."""
 
     collective: str
     dtype: torch.dtype
@@ -44,26 +44,28 @@ class Bucket:
         self.nbytes += nbytes
 
 
-def flatten(graph: fx.Graph, tensors: list[fx.Node], wire: Wire) -> fx.Node:
+def pack(graph: fx.Graph, tensors: list[fx.Node], options: CollectiveOptions) -> fx.Node:
+    """Concatenate `tensors` into one flat tensor."""
     like = tensors[0]
-    if not wire.compiled and len(tensors) > 1:
+    if not options.compiled and len(tensors) > 1:
         return call(graph, like, aten.flatten_dense_tensors.default, tensors)
     flat = [call(graph, like, aten.reshape.default, tensor, [-1]) for tensor in tensors]
     return flat[0] if len(flat) == 1 else call(graph, like, aten.cat.default, flat)
 
 
-def unflatten(
-    graph: fx.Graph, flat: fx.Node, shapes: list[torch.Size], templates: list[fx.Node], wire: Wire
+def unpack(
+    graph: fx.Graph, flat: fx.Node, shapes: list[torch.Size], templates: list[fx.Node], options: CollectiveOptions
 ) -> list[fx.Node]:
-    """Views of `flat`, one for each shape. `templates` are tensors of these shapes that live anyway."""
-    if not wire.compiled and len(shapes) > 1:
+    """Views of `flat`, one for each shape. `templates` are tensors of these shapes that are alive in any case."""
+    if not options.compiled and len(shapes) > 1:
         views = call(graph, flat, aten.unflatten_dense_tensors.default, flat, templates)
         return [call(graph, flat, operator.getitem, views, i) for i in range(len(shapes))]
-    parts = split(graph, flat, [shape.numel() for shape in shapes], 0)
+    parts = split_by_sizes(graph, flat, [shape.numel() for shape in shapes], 0)
     return [call(graph, flat, aten.view.default, part, list(shape)) for part, shape in zip(parts, shapes, strict=True)]
 
 
-def split(graph: fx.Graph, tensor: fx.Node, sizes: list[int], dim: int, copy: bool = False) -> list[fx.Node]:
+def split_by_sizes(graph: fx.Graph, tensor: fx.Node, sizes: list[int], dim: int, copy: bool = False) -> list[fx.Node]:
+    """Split `tensor` into parts of the given sizes: views, or copies if `copy`."""
     if len(sizes) == 1:
         return [tensor]
     target = aten.split_with_sizes_copy.default if copy else aten.split_with_sizes.default
@@ -71,65 +73,83 @@ def split(graph: fx.Graph, tensor: fx.Node, sizes: list[int], dim: int, copy: bo
     return [call(graph, tensor, operator.getitem, parts, i) for i in range(len(sizes))]
 
 
-def mean_scaled(graph: fx.Graph, flat: fx.Node, wire: Wire, owned: bool) -> fx.Node:
-    """Scaled before the sum, as DDP does: the same roundings, no overflow in half precision."""
-    if owned and not wire.compiled:
-        return call(graph, flat, aten.mul_.Tensor, flat, 1.0 / wire.world)
-    return call(graph, flat, aten.mul.Tensor, flat, 1.0 / wire.world)
+def mean_scaled(graph: fx.Graph, flat: fx.Node, options: CollectiveOptions, owned: bool) -> fx.Node:
+    """Divide `flat` by the number of ranks, in place if `owned`.
+
+    Like in DDP this comes before the sum: the same rounding, and no overflow in half precision.
+    """
+    if owned and not options.compiled:
+        return call(graph, flat, aten.mul_.Tensor, flat, 1.0 / options.world)
+    return call(graph, flat, aten.mul.Tensor, flat, 1.0 / options.world)
 
 
-def all_reduce(graph: fx.Graph, flat: fx.Node, wire: Wire) -> fx.Node:
-    # In place for the interpreter; a compiler reuses the buffer by itself and cannot take the in-place form.
-    target = c10d.all_reduce.default if wire.compiled else c10d.all_reduce_.default
-    return call(graph, flat, target, flat, "sum", wire.group)
+def start_all_reduce(graph: fx.Graph, flat: fx.Node, options: CollectiveOptions) -> fx.Node:
+    # In place for the interpreter; inductor reuses the buffer by itself and does not support the in-place form.
+    target = c10d.all_reduce.default if options.compiled else c10d.all_reduce_.default
+    return call(graph, flat, target, flat, "sum", options.group)
 
 
-def wait(graph: fx.Graph, node: fx.Node) -> fx.Node:
+def wait_for(graph: fx.Graph, node: fx.Node) -> fx.Node:
+    """The result of the collective `node`, once complete."""
     return call(graph, node, c10d.wait_tensor.default, node)
 
 
-def start_all_gather(graph: fx.Graph, shards: list[fx.Node], layouts: list[Layout], wire: Wire) -> fx.Node:
-    padded = [_padded(graph, s, at.local_shape, at, 1) for s, at in zip(shards, layouts, strict=True)]
-    flat = flatten(graph, padded, wire)
-    return call(graph, flat, c10d.all_gather_into_tensor.default, flat, wire.world, wire.group)
+def start_all_gather(
+    graph: fx.Graph, shards: list[fx.Node], layouts: list[Layout], options: CollectiveOptions
+) -> fx.Node:
+    """Start to gather the whole parameters from `shards`, in one collective."""
+    padded = [
+        _padded(graph, shard, layout.local_shape, layout, 1) for shard, layout in zip(shards, layouts, strict=True)
+    ]
+    flat = pack(graph, padded, options)
+    return call(graph, flat, c10d.all_gather_into_tensor.default, flat, options.world, options.group)
 
 
-def finish_all_gather(graph: fx.Graph, gathered: fx.Node, layouts: list[Layout], wire: Wire) -> list[fx.Node]:
-    flat = wait(graph, gathered)
+def finish_all_gather(
+    graph: fx.Graph, gathered: fx.Node, layouts: list[Layout], options: CollectiveOptions
+) -> list[fx.Node]:
+    """Wait for an all_gather, and return the whole parameters."""
+    flat = wait_for(graph, gathered)
     sizes = [layout.padded_numel for layout in layouts]
-    rows = call(graph, flat, aten.view.default, flat, [wire.world, sum(sizes)]) if len(sizes) > 1 else flat
+    rows = call(graph, flat, aten.view.default, flat, [options.world, sum(sizes)]) if len(sizes) > 1 else flat
     wholes = []
-    for part, layout in zip(split(graph, rows, sizes, 1, copy=not wire.compiled), layouts, strict=True):
-        padded_shape = [layout.chunk * wire.world, *layout.shape[1:]]
-        whole = call(graph, flat, aten.reshape.default if wire.compiled else aten.view.default, part, padded_shape)
+    for part, layout in zip(split_by_sizes(graph, rows, sizes, 1, copy=not options.compiled), layouts, strict=True):
+        padded_shape = [layout.chunk * options.world, *layout.shape[1:]]
+        whole = call(graph, flat, aten.reshape.default if options.compiled else aten.view.default, part, padded_shape)
         if not layout.even:
             whole = call(graph, flat, aten.slice.Tensor, whole, 0, 0, layout.shape[0])
         wholes.append(whole)
     return wholes
 
 
-def start_reduce_scatter(graph: fx.Graph, grads: list[fx.Node], layouts: list[Layout], wire: Wire) -> fx.Node:
-    if wire.compiled:
+def start_reduce_scatter(
+    graph: fx.Graph, grads: list[fx.Node], layouts: list[Layout], options: CollectiveOptions
+) -> fx.Node:
+    """Start to average whole gradients and scatter them to the shards, in one collective."""
+    if options.compiled:
         parts = []
         for grad, layout in zip(grads, layouts, strict=True):
-            padded = _padded(graph, grad, layout.shape, layout, wire.world)
-            parts.append(call(graph, grad, aten.reshape.default, padded, [wire.world, layout.padded_numel]))
+            padded = _padded(graph, grad, layout.shape, layout, options.world)
+            parts.append(call(graph, grad, aten.reshape.default, padded, [options.world, layout.padded_numel]))
         rows = parts[0] if len(parts) == 1 else call(graph, grads[0], aten.cat.default, parts, 1)
     else:
-        rows = call(graph, grads[0], aten._chunk_cat.default, grads, 0, wire.world)
-    rows = mean_scaled(graph, rows, wire, owned=True)
-    return call(graph, rows, c10d.reduce_scatter_tensor.default, rows, "sum", wire.world, wire.group)
+        rows = call(graph, grads[0], aten._chunk_cat.default, grads, 0, options.world)
+    rows = mean_scaled(graph, rows, options, owned=True)
+    return call(graph, rows, c10d.reduce_scatter_tensor.default, rows, "sum", options.world, options.group)
 
 
 def finish_reduce_scatter(
-    graph: fx.Graph, scattered: fx.Node, layouts: list[Layout], shards: list[fx.Node], wire: Wire
+    graph: fx.Graph, scattered: fx.Node, layouts: list[Layout], shards: list[fx.Node], options: CollectiveOptions
 ) -> list[fx.Node]:
-    flat = wait(graph, scattered)
+    """Wait for a reduce_scatter, and return this rank's parts of the mean gradients."""
+    flat = wait_for(graph, scattered)
     flat = call(graph, flat, aten.view.default, flat, [-1])
     if all(layout.even for layout in layouts):
-        return unflatten(graph, flat, [layout.local_shape for layout in layouts], shards, wire)
+        return unpack(graph, flat, [layout.local_shape for layout in layouts], shards, options)
     pieces = []
-    for part, layout in zip(split(graph, flat, [at.padded_numel for at in layouts], 0), layouts, strict=True):
+    for part, layout in zip(
+        split_by_sizes(graph, flat, [layout.padded_numel for layout in layouts], 0), layouts, strict=True
+    ):
         piece = call(graph, part, aten.view.default, part, [layout.chunk, *layout.shape[1:]])
         rows = layout.local_shape[0]
         pieces.append(call(graph, part, aten.slice.Tensor, piece, 0, 0, rows))
@@ -137,7 +157,7 @@ def finish_reduce_scatter(
 
 
 def _padded(graph: fx.Graph, tensor: fx.Node, shape: torch.Size, layout: Layout, chunks: int) -> fx.Node:
-    """`tensor`, rows of zeros added at its end until there are as many as in `chunks` full shards."""
+    """`tensor`, padded with rows of zeros to the number of rows of `chunks` full shards."""
     if layout.even:
         return tensor
     missing = layout.chunk * chunks - shape[0]

@@ -1,4 +1,4 @@
-"""Taking out of a traced graph what only the trace needed: detaches, records, pairs of transposes, dead code."""
+"""Removal of nodes that only the trace needed: detaches, profiler records, pairs of transposes, dead code."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..trace.tracing import Source, Traced
+from ..trace.tracing import InputSource, TracedStep
 
 aten = torch.ops.aten
 _SAME_TENSOR = {aten.detach.default, aten.alias.default}
@@ -16,11 +16,11 @@ _EFFECT_NAMESPACES = ("_c10d_functional", "torch_testing_ext_spmd")
 
 
 def clean(
-    traced: Traced, lr_groups: dict[int, tuple[int, int]], lr_values: dict[tuple[int, int], Any]
+    traced: TracedStep, lr_groups: dict[int, tuple[int, int]], lr_values: dict[tuple[int, int], Any]
 ) -> set[tuple[int, int]]:
-    """Clean `traced.graph` in place; the groups whose learning rate became a constant of it.
+    """Clean `traced.graph` in place, and return the groups whose learning rate is a constant in it.
 
-    `lr_groups` tells the group of each parameter, `lr_values` the rate each group has at the moment.
+    `lr_groups` maps each parameter to its group, and `lr_values` maps each group to its current learning rate.
     """
     graph = traced.graph.graph
     for node in list(graph.nodes):
@@ -30,9 +30,9 @@ def clean(
             node.replace_all_uses_with(node.args[0])
         elif node.target is aten.t.default and _is_t(node.args[0]):
             node.replace_all_uses_with(node.args[0].args[0])
-    baked = _lift_learning_rates(traced, lr_groups, lr_values)
+    constant = _lift_learning_rates(traced, lr_groups, lr_values)
     remove_dead_code(graph)
-    return baked
+    return constant
 
 
 def _is_t(node: Any) -> bool:
@@ -44,12 +44,12 @@ def placeholders(graph: fx.Graph) -> list[fx.Node]:
 
 
 def _lift_learning_rates(
-    traced: Traced, lr_groups: dict[int, tuple[int, int]], lr_values: dict[tuple[int, int], Any]
+    traced: TracedStep, lr_groups: dict[int, tuple[int, int]], lr_values: dict[tuple[int, int], Any]
 ) -> set[tuple[int, int]]:
     source_of = dict(zip(placeholders(traced.graph.graph), traced.sources, strict=True))
     lr_node = {(s.i, s.j): node for node, s in source_of.items() if s.kind == "lr"}
-    # A group without an input of its own has its rate in the graph (a data-dependent optimizer traced again).
-    baked = {group for group, lr in lr_values.items() if isinstance(lr, float) and group not in lr_node}
+    # The rate of a group without an input is a constant in the graph (see `trace_step`: data-dependent optimizers).
+    constant = {group for group, lr in lr_values.items() if isinstance(lr, float) and group not in lr_node}
     for group, node in lr_node.items():
         if isinstance(lr_values[group], float):
             for user in list(node.users):
@@ -58,13 +58,13 @@ def _lift_learning_rates(
     for node in traced.graph.graph.nodes:
         if not _is_fused(node) or not isinstance(node.kwargs.get("lr"), float):
             continue
-        first: Source = source_of[node.args[0][0]]
+        first: InputSource = source_of[node.args[0][0]]
         group = lr_groups[first.i]
         if group in lr_node and node.kwargs["lr"] == lr_values[group]:
             node.update_kwarg("lr", lr_node[group])
         else:
-            baked.add(group)
-    return baked
+            constant.add(group)
+    return constant
 
 
 def _is_fused(node: fx.Node) -> bool:
@@ -72,12 +72,14 @@ def _is_fused(node: fx.Node) -> bool:
 
 
 def remove_dead_code(graph: fx.Graph) -> None:
+    """Erase nodes without users and effects, in place."""
     for node in reversed(graph.nodes):
         if not node.users and not has_effect(node):
             graph.erase_node(node)
 
 
 def has_effect(node: fx.Node) -> bool:
+    """Whether a node must stay even if no other node uses its value."""
     if node.op in ("placeholder", "output"):
         return True
     if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):

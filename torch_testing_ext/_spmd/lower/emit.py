@@ -1,7 +1,7 @@
-"""From a graph to a Python function that calls operations with as little in between as possible.
+"""Code generation: turns a graph into a Python function that calls operations with minimal overhead.
 
-`GraphModule.forward` looks every operation up through four attributes and calls it through a wrapper. For a small
-step that is a third of its time; here each operation is bound once, to its quickest form.
+`GraphModule.forward` looks up every operation through four attributes and calls it through a wrapper. In a small step
+this takes a third of the time. Here each operation is bound once, in its fastest form.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from torch_testing_ext._torch import raw_operation
 
 aten = torch.ops.aten
 
-# Bindings generated for Python parse plain arguments quicker than the dispatcher's generic call. Only operations whose
-# binding takes exactly the schema's arguments, in the schema's order, are listed.
-_QUICK: dict[Any, Callable[..., Any]] = {
+# The generated Python bindings parse plain arguments faster than the dispatcher's generic call. This lists only
+# operations whose binding takes exactly the schema's arguments in the schema's order.
+_FAST: dict[Any, Callable[..., Any]] = {
     aten.t.default: torch.t,
     aten.mm.default: torch.mm,
     aten.bmm.default: torch.bmm,
@@ -44,7 +44,7 @@ _QUICK: dict[Any, Callable[..., Any]] = {
 
 
 def emit(graph: fx.Graph, module: torch.nn.Module) -> Callable[[Sequence[Any]], Any]:
-    """A function from the values of the placeholders that are used, in order, to the graph's outputs."""
+    """A function that takes the values of the used placeholders, in order, and returns the graph's outputs."""
     return _Emitter(graph, module).function()
 
 
@@ -63,15 +63,18 @@ class _Emitter:
         source = "\n".join(["def step(inputs):", *lines])
         namespace = dict(self.bound)
         exec(compile(source, f"<spmd step {id(self.graph):x}>", "exec"), namespace)
-        return namespace["step"]
+        step: Callable[[Sequence[Any]], Any] = namespace["step"]
+        return step
 
     def _lines(self, node: fx.Node) -> list[str]:
         if node.op == "placeholder":
             return []
         if node.op == "output":
             return [f"return {self._text(node.args[0])}"]
-        call = f"{node.name} = {self._call(node)}"
-        return [call, *([f"{' = '.join(n.name for n in dying)} = None"] if (dying := self.last_uses.get(node)) else [])]
+        lines = [f"{node.name} = {self._call(node)}"]
+        if unneeded := self.last_uses.get(node):
+            lines.append(f"{' = '.join(other.name for other in unneeded)} = None")
+        return lines
 
     def _call(self, node: fx.Node) -> str:
         if node.op == "get_attr":
@@ -86,7 +89,7 @@ class _Emitter:
             )
         if getattr(node.target, "__name__", "") == "getitem" and isinstance(node.args[1], int):
             return f"{args[0]}[{node.args[1]}]"
-        return f"{self._bind(_quickest(node.target))}({', '.join(args + self._keywords(node))})"
+        return f"{self._bind(_fastest(node.target))}({', '.join(args + self._keywords(node))})"
 
     def _keywords(self, node: fx.Node) -> list[str]:
         return [f"{key}={self._text(value)}" for key, value in node.kwargs.items()]
@@ -113,20 +116,20 @@ class _Emitter:
         return name
 
 
-def _quickest(target: Any) -> Any:
+def _fastest(target: Any) -> Any:
     if not isinstance(target, torch._ops.OpOverload):
         return target
-    return _QUICK.get(target) or raw_operation(target)
+    return _FAST.get(target) or raw_operation(target)
 
 
 def _last_uses(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:
-    """For each node, what nobody needs after it. Inputs are held by the caller anyway."""
-    dying: dict[fx.Node, list[fx.Node]] = {}
+    """For each node, the values that no later node needs, without inputs, which the caller keeps alive."""
+    unneeded: dict[fx.Node, list[fx.Node]] = {}
     seen: set[fx.Node] = set()
     for node in reversed(graph.nodes):
         for arg in (node, *node.all_input_nodes):
             if arg not in seen:
                 seen.add(arg)
                 if arg.op not in ("placeholder", "output") and node.op != "output":
-                    dying.setdefault(node, []).append(arg)
-    return dying
+                    unneeded.setdefault(node, []).append(arg)
+    return unneeded

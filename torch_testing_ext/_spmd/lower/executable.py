@@ -1,4 +1,4 @@
-"""From a program to something that runs: by the interpreter, or compiled by inductor."""
+"""Executables: turns a program into a callable, run by the interpreter or compiled by inductor."""
 
 from __future__ import annotations
 
@@ -15,18 +15,16 @@ from .cleaning import placeholders, remove_dead_code
 from .emit import emit
 from .lowering import LoweredProgram
 
-aten = torch.ops.aten
 
-
-def executable(program: LoweredProgram, compiled: bool) -> Callable[[list[Any]], Any]:
-    """A function from the values of the inputs that the program uses, in order, to its outputs."""
+def make_executable(program: LoweredProgram, compiled: bool) -> Callable[[list[Any]], Any]:
+    """A function that takes the values of the inputs that the program uses, in order, and returns its outputs."""
     if not compiled:
         return emit(program.graph.graph, program.graph)
     return _compiled(program)
 
 
 def _compiled(program: LoweredProgram) -> Callable[[list[Any]], Any]:
-    """Inductor takes a graph without writes, of tensors only: rates go in as 0-d tensors, writes become copies."""
+    """Compile by inductor, which needs a functional graph of tensors: learning rates become 0-d tensors."""
     graph = program.graph.graph
     nodes, sources = placeholders(graph), program.traced.sources
     used = [(node, source) for node, source in zip(nodes, sources, strict=True) if node.users]
@@ -60,4 +58,4 @@ def _compiled(program: LoweredProgram) -> Callable[[list[Any]], Any]:
 
 
 def _is_number(program: LoweredProgram, source: Any) -> bool:
-    return program.traced.number_rates.get((source.i, source.j), False)
+    return program.traced.is_number_lr.get((source.i, source.j), False)

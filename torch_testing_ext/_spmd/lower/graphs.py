@@ -1,4 +1,4 @@
-"""Reading and writing graphs: which storages a node touches, and new nodes with the values they would have."""
+"""Helpers for graphs: the storages that a node reads and writes, and new nodes with their fake values."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from torch_testing_ext._torch import storage_key, tree
 from ..trace.watch import written_arguments
 
 _tree = tree()
-# Draws from the generator keep their order: the generator counts as a storage that each of them writes.
+# Random operations must keep their order, so the generator counts as a storage that each of them reads and writes.
 _GENERATOR = -1
 
 
 def call(graph: fx.Graph, like: fx.Node, target: Callable[..., Any], *args: Any, **kwargs: Any) -> fx.Node:
-    """A new node at the insertion point, with its fake value; source line and phase are those of `like`."""
+    """Insert a new node with its fake value; it takes its source line and phase (forward, backward) from `like`."""
     node = graph.call_function(target, args, kwargs)
     for key in ("where", "backward"):
         node.meta[key] = like.meta.get(key)
@@ -31,15 +31,18 @@ def call(graph: fx.Graph, like: fx.Node, target: Callable[..., Any], *args: Any,
 
 
 def storages(node: fx.Node) -> set[int]:
+    """The storages of the node's own value."""
     return {storage_key(leaf) for leaf in _tree.tree_leaves(node.meta.get("val")) if isinstance(leaf, torch.Tensor)}
 
 
 def reads(node: fx.Node) -> set[int]:
+    """The storages that the node may read."""
     found: set[int] = set().union(*(storages(arg) for arg in node.all_input_nodes))
     return found | ({_GENERATOR} if _draws(node) else set())
 
 
 def writes(node: fx.Node) -> set[int]:
+    """The storages that the node writes."""
     found = {_GENERATOR} if _draws(node) else set()
     if isinstance(node.target, torch._ops.OpOverload):
         for written in written_arguments(node.target, node.args, node.kwargs):
@@ -54,6 +57,7 @@ def _draws(node: fx.Node) -> bool:
 
 
 def is_view(node: fx.Node) -> bool:
+    """Whether the value of the node shares memory with an argument that the node does not write."""
     if not isinstance(node.target, torch._ops.OpOverload):
         return False
     returns = [r.alias_info for r in node.target._schema.returns]
@@ -65,14 +69,14 @@ def nbytes(value: torch.Tensor) -> int:
 
 
 def param_of(marker: fx.Node) -> int:
-    """The parameter that a marker is about."""
+    """The index of the parameter that a marker belongs to."""
     param = marker.args[1]
     assert isinstance(param, int)
     return param
 
 
-def operand(node: fx.Node, position: int = 0) -> fx.Node:
-    """An argument that is known to be another node."""
-    found = node.args[position]
+def operand(node: fx.Node) -> fx.Node:
+    """The first argument, which must be a node."""
+    found = node.args[0]
     assert isinstance(found, fx.Node)
     return found

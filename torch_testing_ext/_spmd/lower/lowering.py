@@ -1,4 +1,4 @@
-"""From the traced local program to the data-parallel one: clean it, follow shards, cut it into buckets."""
+"""Lowering of the traced local program to the data-parallel one: clean it, follow shards, lower markers in buckets."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..trace.distribute import lies_like
+from ..trace.distribute import layout_owner
 from ..trace.state import StateEntry, StepState
-from ..trace.tracing import Source, Traced
-from .buckets import Bucket, Wire
+from ..trace.tracing import InputSource, TracedStep
+from .buckets import Bucket, CollectiveOptions
 from .buffers import share_written_buffers
 from .cleaning import clean, placeholders, remove_dead_code
 from .gathers import lower_gathers
@@ -21,38 +21,44 @@ from .shard_flow import combine_across_shards
 
 @dataclass
 class LoweredProgram:
-    """A graph with collectives, and what its inputs and outputs are."""
+    """A graph with collectives, and the description of its inputs and outputs."""
 
     graph: fx.GraphModule
-    traced: Traced
+    traced: TracedStep
     buckets: list[Bucket]
-    baked_lrs: set[tuple[int, int]]
-    shards: dict[int, int] = field(default_factory=dict)  # graph output -> parameter it lies like
-    used: list[bool] = field(default_factory=list)  # for each source, whether the graph reads it
+    constant_lrs: set[tuple[int, int]]
+    shards: dict[int, int] = field(default_factory=dict)  # graph output -> parameter whose layout it has
+
+    @property
+    def used(self) -> list[bool]:
+        """For each source, whether the graph reads it."""
+        return [bool(node.users) for node in placeholders(self.graph.graph)]
 
 
-def lower(traced: Traced, state: StepState, entries: list[StateEntry], wire: Wire, reshard: bool) -> LoweredProgram:
+def lower(
+    traced: TracedStep, state: StepState, entries: list[StateEntry], options: CollectiveOptions, reshard: bool
+) -> LoweredProgram:
+    """Lower `traced`, whose graph is consumed, to the program that every rank runs."""
     lr_groups, lr_values = _learning_rates(state)
-    baked = clean(traced, lr_groups, lr_values)
+    constant_lrs = clean(traced, lr_groups, lr_values)
     graph = traced.graph.graph
     sharded = any(layout.sharded for layout in traced.layouts)
     shard_nodes = {}
     if sharded:
         state_layout = _state_layouts(state, entries)
-        shard_nodes = combine_across_shards(traced.graph, traced.sources, traced.layouts, state_layout, wire.group)
-        if wire.world == 1:
+        shard_nodes = combine_across_shards(traced.graph, traced.sources, traced.layouts, state_layout, options.group)
+        if options.world == 1:
             _drop_trivial_collectives(graph)
-    names = [held.name for held in state.params]
-    buckets = lower_gathers(graph, traced.layouts, names, wire, reshard) if sharded else []
+    names = [ref.name for ref in state.params]
+    buckets = lower_gathers(graph, traced.layouts, names, options, reshard) if sharded else []
     outputs: Any = next(node for node in graph.nodes if node.op == "output").args[0]
     shards = {i: shard_nodes[node].param for i, node in enumerate(outputs) if node in shard_nodes}
-    buckets = share_written_buffers(graph, traced.sources, state, wire) + buckets
-    new, _, grad_buckets = schedule_gradients(graph, traced.layouts, names, wire)
+    buckets = share_written_buffers(graph, traced.sources, state, options) + buckets
+    new, grad_buckets = schedule_gradients(graph, traced.layouts, names, options)
     remove_dead_code(new)
     new.lint()
     module = fx.GraphModule(traced.graph, new)
-    used = [bool(node.users) for node in placeholders(new)]
-    return LoweredProgram(module, traced, buckets + grad_buckets, baked, shards, used)
+    return LoweredProgram(module, traced, buckets + grad_buckets, constant_lrs, shards)
 
 
 def _learning_rates(state: StepState) -> tuple[dict[int, tuple[int, int]], dict[tuple[int, int], Any]]:
@@ -66,12 +72,12 @@ def _learning_rates(state: StepState) -> tuple[dict[int, tuple[int, int]], dict[
     return groups, values
 
 
-def _state_layouts(state: StepState, entries: list[StateEntry]) -> dict[Source, int]:
+def _state_layouts(state: StepState, entries: list[StateEntry]) -> dict[InputSource, int]:
     layouts = {}
     for e, entry in enumerate(entries):
         for j in range(len(entry.leaves)):
-            if (owner := lies_like(entry, j, state)) is not None:
-                layouts[Source("state", e, j)] = owner
+            if (owner := layout_owner(entry, j, state)) is not None:
+                layouts[InputSource("state", e, j)] = owner
     return layouts
 
 

@@ -1,8 +1,8 @@
-"""Lowering the gradient markers: buckets in the order gradients become ready, and a schedule around them.
+"""Lowering of gradient markers to buckets, in the order in which gradients become ready.
 
-The graph is written anew, in its old order, with one change: what needs a reduced gradient is put off until nothing
-else is left to do, or until a bucket needs it. So collectives start as soon as their gradients are there and are
-waited for as late as possible. What is put off includes whatever touches the same memory, as the graph writes in place.
+The graph is copied in its old order, with one change: nodes that need a reduced gradient are postponed until no other
+node is left, or until a bucket needs them. Collectives thus start as soon as their gradients are ready, and the waits
+for them come as late as possible. Since the graph writes in place, nodes that touch the same memory are postponed too.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from ..layout import Layout
 from ..trace.markers import GRAD_SYNC, SCATTER_GRAD
 from .buckets import (
     Bucket,
-    Wire,
-    all_reduce,
+    CollectiveOptions,
     finish_reduce_scatter,
-    flatten,
     mean_scaled,
+    pack,
+    start_all_reduce,
     start_reduce_scatter,
-    unflatten,
-    wait,
+    unpack,
+    wait_for,
 )
 from .graphs import nbytes, operand, param_of, reads, storages, writes
 
@@ -35,23 +35,23 @@ class _Reduction:
 
 
 def schedule_gradients(
-    old: fx.Graph, layouts: list[Layout], names: list[str], wire: Wire
-) -> tuple[fx.Graph, dict[fx.Node, fx.Node], list[Bucket]]:
-    """A new graph with the markers lowered, what each old node became, and the buckets."""
-    scheduler = _Scheduler(old, layouts, names, wire)
-    return scheduler.run(), scheduler.new_of, [reduction.bucket for reduction in scheduler.reductions]
+    old: fx.Graph, layouts: list[Layout], names: list[str], options: CollectiveOptions
+) -> tuple[fx.Graph, list[Bucket]]:
+    """Return a new graph with the markers lowered, and the buckets."""
+    scheduler = _Scheduler(old, layouts, names, options)
+    return scheduler.run(), [reduction.bucket for reduction in scheduler.reductions]
 
 
 class _Scheduler:
-    def __init__(self, old: fx.Graph, layouts: list[Layout], names: list[str], wire: Wire) -> None:
-        self.old, self.layouts, self.names, self.wire = old, layouts, names, wire
+    def __init__(self, old: fx.Graph, layouts: list[Layout], names: list[str], options: CollectiveOptions) -> None:
+        self.old, self.layouts, self.names, self.options = old, layouts, names, options
         self.new = fx.Graph()
         self.new_of: dict[fx.Node, fx.Node] = {}
         self.reductions: list[_Reduction] = []
         self.reduction_of: dict[fx.Node, _Reduction] = {}
         self.open: dict[object, _Reduction] = {}
-        self.put_off: list[fx.Node] = []
-        self.late: set[fx.Node] = set()  # put off, or a marker whose result is not there yet
+        self.postponed: list[fx.Node] = []
+        self.late: set[fx.Node] = set()  # postponed nodes, and markers without a result yet
         self.late_reads: set[int] = set()
         self.late_writes: set[int] = set()
         self.params: dict[int, fx.Node] = {}
@@ -65,9 +65,9 @@ class _Scheduler:
                 self._flush()
                 self._emit(node)
             elif node.target in (GRAD_SYNC, SCATTER_GRAD):
-                self._meet_marker(node)
+                self._lower_marker(node)
             elif self._is_late(node):
-                self._put_off(node)
+                self._postpone(node)
             else:
                 self._emit(node)
         return self.new
@@ -76,7 +76,7 @@ class _Scheduler:
         self.new_of[node] = self.new.node_copy(node, self._result)
 
     def _result(self, node: fx.Node) -> fx.Node:
-        """What an old node became; for a marker, wait for its bucket first."""
+        """The new node for an old one; for a marker, wait for its bucket first."""
         if node not in self.new_of:
             self._finish(self.reduction_of[node])
         return self.new_of[node]
@@ -88,15 +88,15 @@ class _Scheduler:
             return False
         return bool(reads(node) & self.late_writes or writes(node) & (self.late_reads | self.late_writes))
 
-    def _put_off(self, node: fx.Node) -> None:
-        self.put_off.append(node)
+    def _postpone(self, node: fx.Node) -> None:
+        self.postponed.append(node)
         self.late.add(node)
         self.late_reads |= reads(node)
         self.late_writes |= writes(node)
 
-    def _meet_marker(self, marker: fx.Node) -> None:
+    def _lower_marker(self, marker: fx.Node) -> None:
         grad = operand(marker)
-        if self.wire.world == 1:
+        if self.options.world == 1:
             if self._is_late(marker):
                 self._flush()
             self.new_of[marker] = self.new_of[grad]
@@ -106,7 +106,7 @@ class _Scheduler:
         value = grad.meta["val"]
         key = (marker.target, value.dtype)
         reduction = self.open.get(key)
-        if reduction is not None and reduction.bucket.nbytes + nbytes(value) > self.wire.bucket_bytes:
+        if reduction is not None and reduction.bucket.nbytes + nbytes(value) > self.options.bucket_bytes:
             self._start(reduction)
             reduction = None
         if reduction is None:
@@ -124,33 +124,33 @@ class _Scheduler:
         self.open = {key: other for key, other in self.open.items() if other is not reduction}
         grads = [self.new_of[operand(marker)] for marker in reduction.markers]
         if reduction.bucket.collective == "all_reduce":
-            flat = flatten(self.new, grads, self.wire)
-            # A bucket of one gradient is that gradient, not a copy: it may be read elsewhere.
-            flat = mean_scaled(self.new, flat, self.wire, owned=len(grads) > 1)
-            reduction.started = all_reduce(self.new, flat, self.wire)
+            flat = pack(self.new, grads, self.options)
+            # A bucket with one gradient is that gradient itself, which other nodes may read, and not a copy.
+            flat = mean_scaled(self.new, flat, self.options, owned=len(grads) > 1)
+            reduction.started = start_all_reduce(self.new, flat, self.options)
         else:
-            at = [self.layouts[param] for param in reduction.bucket.params]
-            reduction.started = start_reduce_scatter(self.new, grads, at, self.wire)
+            layouts = [self.layouts[param] for param in reduction.bucket.params]
+            reduction.started = start_reduce_scatter(self.new, grads, layouts, self.options)
 
     def _finish(self, reduction: _Reduction) -> None:
         assert reduction.started is not None
-        at = [self.layouts[param] for param in reduction.bucket.params]
+        layouts = [self.layouts[param] for param in reduction.bucket.params]
         templates = [self.new_of[self.params[param]] for param in reduction.bucket.params]
         if reduction.bucket.collective == "all_reduce":
-            flat = wait(self.new, reduction.started)
-            results = unflatten(self.new, flat, [layout.shape for layout in at], templates, self.wire)
+            flat = wait_for(self.new, reduction.started)
+            results = unpack(self.new, flat, [layout.shape for layout in layouts], templates, self.options)
         else:
-            results = finish_reduce_scatter(self.new, reduction.started, at, templates, self.wire)
+            results = finish_reduce_scatter(self.new, reduction.started, layouts, templates, self.options)
         for marker, result in zip(reduction.markers, results, strict=True):
             self.new_of[marker] = result
 
     def _flush(self) -> None:
         for reduction in list(self.open.values()):
             self._start(reduction)
-        for node in self.put_off:
+        for node in self.postponed:
             self._emit(node)
         for reduction in self.reductions:
-            # A gradient that nobody reads is reduced all the same: another rank may read its own.
+            # A gradient that this rank does not read is reduced nevertheless, because another rank may read its own.
             if reduction.markers[0] not in self.new_of:
                 self._finish(reduction)
-        self.put_off, self.late, self.late_reads, self.late_writes = [], set(), set(), set()
+        self.postponed, self.late, self.late_reads, self.late_writes = [], set(), set(), set()

@@ -1,1 +1,1 @@
-"""A compiled step: finding the program of a call, binding it to model and optimizers, calling it."""
+"""Execution of compiled steps: find the program for a call, bind it to model and optimizers, run it."""

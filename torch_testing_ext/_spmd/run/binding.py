@@ -1,7 +1,7 @@
-"""A model and its optimizers as they are right now, and a quick look whether they still are.
+"""Bindings: the current state of a model and its optimizers, with a fast check that it is still current.
 
-Between two calls anything may have happened: weights loaded, a learning rate changed, a layer frozen. The binding
-keeps every object the program depends on, in one list; a call makes the same list again and compares identities.
+Anything may happen between two calls: weights are loaded, a learning rate changes, a layer is frozen. The binding
+lists every object that the program depends on; each call builds this list again and compares identities.
 """
 
 from __future__ import annotations
@@ -17,45 +17,51 @@ from torch_testing_ext._torch import local_tensor, tree
 
 from ..layout import Layout
 from ..trace.state import StateEntry, StepState
-from ..trace.tracing import Source
+from ..trace.tracing import InputSource
 
 _tree = tree()
 
 
 class Binding:
+    """The objects and settings of a model and its optimizers that a program depends on."""
+
     def __init__(self, state: StepState, layouts: list[Layout]) -> None:
         self.state, self.layouts = state, layouts
         self.entries: list[StateEntry] = state.optimizer_states()
         self.slots = [
             (registry(slot.module), slot.name)
-            for held_list, registry in ((state.params, _parameters), (state.buffers, _buffers))
-            for held in held_list
-            for slot in held.slots
+            for refs, registry in ((state.params, _parameters), (state.buffers, _buffers))
+            for ref in refs
+            for slot in ref.slots
         ]
-        self.params: list[Any] = [held.value for held in state.params]
+        self.params: list[Any] = [ref.value for ref in state.params]
         self.nested = any(map(_is_nested, (entry.value for entry in self.entries)))
         self.groups = [group for optimizer in state.optimizers for group in optimizer.param_groups]
-        self.hyper = [itemgetter(*names) if (names := _hyper_names(group)) else len for group in self.groups]
+        self.hyperparameter_getters = [
+            itemgetter(*names) if (names := _hyperparameter_names(group)) else len for group in self.groups
+        ]
         self.dtensors = self._dtensors()
-        self.objects = self._look()
-        self.ids = [*map(id, self.objects)]
-        self.values = self._look_at_values()
-        self.local_ids = [id(local_tensor(d)) for d in self.dtensors]
-        self.locals = [local_tensor(d) for d in self.dtensors]
+        # Both lists of objects keep them alive, so that no other object can get their ids.
+        self.objects = self._collect_objects()
+        self.object_ids = [*map(id, self.objects)]
+        self.local_tensors = [local_tensor(d) for d in self.dtensors]
+        self.local_ids = [*map(id, self.local_tensors)]
+        self.settings = self._collect_settings()
 
     def _dtensors(self) -> list[Any]:
         states = [leaf for entry in self.entries for leaf in entry.leaves if isinstance(leaf, DTensor)]
         return [*(p for p in self.params if isinstance(p, DTensor)), *states]
 
     def is_current(self) -> bool:
+        """Whether model and optimizers still have the objects and settings of this binding."""
         return (
-            [*map(id, self._look())] == self.ids
+            [*map(id, self._collect_objects())] == self.object_ids
             and [id(local_tensor(d)) for d in self.dtensors] == self.local_ids
-            and self._look_at_values() == self.values
+            and self._collect_settings() == self.settings
         )
 
-    def _look(self) -> list[Any]:
-        """Every object that must be the same one as before."""
+    def _collect_objects(self) -> list[Any]:
+        """Every object that the program depends on by identity."""
         found = [registry.get(name) for registry, name in self.slots]
         for optimizer in self.state.optimizers:
             found += optimizer.param_groups
@@ -69,15 +75,15 @@ class Binding:
                 found += module._modules.values()
         return found
 
-    def _look_at_values(self) -> list[Any]:
-        """Everything else that is written into a program."""
+    def _collect_settings(self) -> list[Any]:
+        """Everything that the program depends on by value."""
         found: list[Any] = [module.training for module in self.state.modules]
         found += [param.requires_grad for param in self.params]
-        found += [get(group) for get, group in zip(self.hyper, self.groups, strict=True)]
+        found += [get(group) for get, group in zip(self.hyperparameter_getters, self.groups, strict=True)]
         return found
 
     def key(self) -> tuple[Any, ...]:
-        """What programs are told apart by, besides the call's own arguments."""
+        """Everything that distinguishes programs, other than the call's own arguments."""
         params = tuple(
             (
                 tuple(p.shape),
@@ -91,22 +97,20 @@ class Binding:
         buffers = tuple(
             (tuple(b.value.shape), b.value.dtype, b.value.device, b.value.stride()) for b in self.state.buffers
         )
-        slots = tuple(
-            (id(slot.module), slot.name, i) for i, held in enumerate(self.state.params) for slot in held.slots
-        )
+        slots = tuple((id(slot.module), slot.name, i) for i, ref in enumerate(self.state.params) for slot in ref.slots)
         groups = tuple(
             (
                 tuple(self.state.index_of(p) for p in group["params"]),
-                _frozen({k: group[k] for k in _hyper_names(group)}),
+                _hashable({k: group[k] for k in _hyperparameter_names(group)}),
                 type(group.get("lr")),
             )
             for group in self.groups
         )
         training = tuple(module.training for module in self.state.modules)
-        states = _frozen([entry.structure for entry in self.entries])
+        states = _hashable([entry.structure for entry in self.entries])
         return params, buffers, slots, groups, training, states
 
-    def value_of(self, source: Source) -> Any:
+    def value_of(self, source: InputSource) -> Any:
         """The value of a graph input that belongs to the model or an optimizer."""
         if source.kind == "param":
             return local_tensor(self.params[source.i])
@@ -116,7 +120,7 @@ class Binding:
         return local_tensor(leaf) if isinstance(leaf, DTensor) else leaf
 
 
-def _hyper_names(group: dict[str, Any]) -> list[str]:
+def _hyperparameter_names(group: dict[str, Any]) -> list[str]:
     return [
         name
         for name in group
@@ -136,12 +140,12 @@ def _buffers(module: nn.Module) -> dict[str, Any]:
     return module._buffers
 
 
-def _frozen(value: Any) -> Any:
-    """`value` as something that can be compared and hashed."""
+def _hashable(value: Any) -> Any:
+    """`value` as an object that supports comparison and hashing."""
     if isinstance(value, dict):
-        return tuple((key, _frozen(item)) for key, item in value.items())
+        return tuple((key, _hashable(item)) for key, item in value.items())
     if isinstance(value, (list, tuple)):
-        return tuple(map(_frozen, value))
+        return tuple(map(_hashable, value))
     if isinstance(value, torch.Tensor):
         return (tuple(value.shape), value.dtype, value.device, id(value))
     try:

@@ -1,4 +1,4 @@
-"""How much memory a graph's values take at once, counted from the graph alone."""
+"""The peak memory of a graph's values, computed from the graph alone."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ _tree = tree()
 
 
 def peak_bytes(graph: fx.Graph) -> int:
-    """The most bytes that live at once beyond the inputs, when each storage goes after its last use."""
+    """The most bytes alive at once besides the inputs, if each storage is freed after its last use."""
     last: dict[int, int] = {}
     size: dict[int, int] = {}
     first: dict[int, int] = {}
-    given: set[int] = set()
+    inputs: set[int] = set()
     for position, node in enumerate(graph.nodes):
         for used in (node, *node.all_input_nodes):
             for key, nbytes in _storages(used).items():
@@ -23,9 +23,9 @@ def peak_bytes(graph: fx.Graph) -> int:
                 size[key] = nbytes
                 first.setdefault(key, position)
         if node.op == "placeholder":
-            given |= _storages(node).keys()
+            inputs |= _storages(node).keys()
     changes = [0] * (len(graph.nodes) + 1)
-    for key in size.keys() - given:
+    for key in size.keys() - inputs:
         changes[first[key]] += size[key]
         changes[last[key] + 1] -= size[key]
     peak = live = 0

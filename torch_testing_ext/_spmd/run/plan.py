@@ -1,4 +1,4 @@
-"""One program made ready to be called: where its inputs come from, and where its outputs go."""
+"""Call plans: a program with the places that its inputs are read from and its outputs are written to."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ from torch_testing_ext._torch import below_autograd, local_tensor, set_grad_enab
 
 from ..lower.lowering import LoweredProgram
 from ..trace.distribute import is_step_count, to_dtensor
-from ..trace.tracing import NewState, Recipe, Source
+from ..trace.tracing import InputSource, NewState, Recipe
 from .binding import Binding
 
 _tree = tree()
 
 
 class CallPlan:
+    """One program, ready to be called with the leaves of a step's arguments."""
+
     def __init__(
         self,
         program: LoweredProgram,
@@ -32,21 +34,22 @@ class CallPlan:
         self.program, self.run, self.compiled, self.mesh = program, run, compiled, mesh
         self.effects = program.traced.effects
         self.sources = [s for s, used in zip(program.traced.sources, program.used, strict=True) if used]
-        self.baked = {
-            group: binding.state.optimizers[group[0]].param_groups[group[1]]["lr"] for group in program.baked_lrs
+        self.constant_lrs = {
+            group: binding.state.optimizers[group[0]].param_groups[group[1]]["lr"] for group in program.constant_lrs
         }
         traced_grads = {s.i for s in program.traced.sources if s.kind == "grad"}
-        # Traced as if every gradient existed. Where the graph never reads one, it may as well be absent.
+        # Tracing assumes that every gradient exists. A gradient that the graph never reads may be absent.
         self.needs_grads = {s.i for s in self.sources if s.kind == "grad"}
         trainable = {i for i, p in enumerate(binding.params) if p.requires_grad}
         self.needs_no_grads = trainable - traced_grads
-        self.always_fits = not (self.needs_grads or self.needs_no_grads or self.baked)
-        self.grad_shells: dict[int, DTensor] = {}
-        self.grad_holders: dict[int, tuple[int, int]] = {}  # references when not, and when, it is the gradient
+        self.always_fits = not (self.needs_grads or self.needs_no_grads or self.constant_lrs)
+        self.grad_dtensors: dict[int, DTensor] = {}
+        # The reference counts of an unshared gradient DTensor: while it is not, and while it is, the `.grad`.
+        self.grad_refcounts: dict[int, tuple[int, int]] = {}
         self.bind(binding)
 
     def bind(self, binding: Binding) -> None:
-        """Look up once what stays the same from call to call."""
+        """Look up everything that stays the same from call to call."""
         self.binding = binding
         self.template: list[Any] = [None] * len(self.sources)
         self.from_args: list[tuple[int, int]] = []
@@ -65,12 +68,12 @@ class CallPlan:
         self.new_grads = [(i, binding.params[i], index) for i, index in self.effects.grads.items()]
 
     def fits(self, binding: Binding) -> bool:
-        """Whether what differs between calls without leaving a trace elsewhere is as this program needs it."""
+        """Whether the gradients on entry and the constant learning rates are those that this program requires."""
         params, optimizers = binding.params, binding.state.optimizers
         return (
             all(params[i].grad is not None for i in self.needs_grads)
             and all(params[i].grad is None for i in self.needs_no_grads)
-            and all(optimizers[i].param_groups[j]["lr"] == lr for (i, j), lr in self.baked.items())
+            and all(optimizers[i].param_groups[j]["lr"] == lr for (i, j), lr in self.constant_lrs.items())
         )
 
     # -- a call
@@ -102,22 +105,22 @@ class CallPlan:
             if index is None:
                 param.grad = None
                 continue
-            shell = self.grad_shells.get(i)
-            attached = shell is not None and param.grad is shell
-            if shell is not None and sys.getrefcount(shell) == self.grad_holders[i][attached]:
-                # Nobody but the parameter has last step's gradient: let the same DTensor hold the new one.
-                set_local_tensor(shell, outputs[index])
+            dtensor = self.grad_dtensors.get(i)
+            attached = dtensor is not None and param.grad is dtensor
+            if dtensor is not None and sys.getrefcount(dtensor) == self.grad_refcounts[i][attached]:
+                # User code holds no reference to the last step's gradient: reuse its DTensor.
+                set_local_tensor(dtensor, outputs[index])
                 if not attached:
-                    param.grad = shell
+                    param.grad = dtensor
             else:
                 self._install_new_grad(i, param, outputs[index])
 
     def _install_new_grad(self, i: int, param: Any, local: torch.Tensor) -> None:
-        layout, shells = self.binding.layouts[i], self.grad_shells
-        shells[i] = to_dtensor(local, layout.shape, layout, self.mesh)
-        loose = _holders(shells, i)
-        param.grad = shells[i]
-        self.grad_holders[i] = loose, _holders(shells, i)
+        layout, dtensors = self.binding.layouts[i], self.grad_dtensors
+        dtensors[i] = to_dtensor(local, layout.shape, layout, self.mesh)
+        detached = _refcount(dtensors, i)
+        param.grad = dtensors[i]
+        self.grad_refcounts[i] = detached, _refcount(dtensors, i)
 
     def _install_states(self, outputs: Sequence[Any]) -> None:
         state = self.binding.state
@@ -139,11 +142,11 @@ class CallPlan:
         return value
 
     def _install_buffer(self, i: int, value: torch.Tensor) -> None:
-        held = self.binding.state.buffers[i]
-        if held.value.shape == value.shape and held.value.dtype == value.dtype:
-            held.value.copy_(value)
+        ref = self.binding.state.buffers[i]
+        if ref.value.shape == value.shape and ref.value.dtype == value.dtype:
+            ref.value.copy_(value)
             return
-        for slot in held.slots:
+        for slot in ref.slots:
             slot.module._buffers[slot.name] = value
 
     def _result(self, outputs: Sequence[Any], leaves: list[Any]) -> Any:
@@ -162,8 +165,8 @@ class CallPlan:
             return to_dtensor(value, layout.shape, layout, self.mesh)
         return recipe.constant if recipe.source is None else self._object(recipe.source, leaves)
 
-    def _object(self, source: Source, leaves: list[Any]) -> Any:
-        """The object itself that stands behind a graph input."""
+    def _object(self, source: InputSource, leaves: list[Any]) -> Any:
+        """The object that a graph input is read from."""
         binding = self.binding
         if source.kind == "arg":
             return leaves[source.i]
@@ -178,7 +181,7 @@ class CallPlan:
         return binding.entries[source.i].leaves[source.j]
 
 
-def _holders(shells: dict[int, DTensor], i: int) -> int:
-    """The count of references to a shell that nobody else holds, taken as `_install_grads` takes it."""
-    shell = shells[i]
-    return sys.getrefcount(shell)
+def _refcount(dtensors: dict[int, DTensor], i: int) -> int:
+    """The reference count of a gradient DTensor, taken with the same local references as in `_install_grads`."""
+    dtensor = dtensors[i]
+    return sys.getrefcount(dtensor)

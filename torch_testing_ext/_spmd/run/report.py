@@ -1,4 +1,4 @@
-"""What a compiled step does, for a person to read."""
+"""A readable summary of the program that a compiled step runs."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def _size(nbytes: float) -> str:
 
 
 @dataclass(frozen=True)
-class Report:
-    """The program of the last call. `print(step.report())` shows it."""
+class StepReport:
+    """A summary of the program of the last call. `print(step.report())` shows it."""
 
     name: str
     backend: str
@@ -41,14 +41,14 @@ class Report:
         return "\n".join(lines)
 
 
-def _names(names: list[str], most: int = 4) -> str:
-    if len(names) <= most:
+def _names(names: list[str], limit: int = 4) -> str:
+    if len(names) <= limit:
         return ", ".join(names)
     return f"{names[0]}, {names[1]}, ... {names[-1]} ({len(names)} parameters)"
 
 
 def count_collectives(graph: fx.Graph) -> dict[str, int]:
-    """How many collectives of each kind a graph starts."""
+    """The number of collectives of each kind that a graph starts."""
     counts: dict[str, int] = {}
     for node in graph.nodes:
         if getattr(node.target, "namespace", "") == "_c10d_functional":

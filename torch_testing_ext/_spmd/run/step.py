@@ -1,4 +1,4 @@
-"""The compiled step: the first call traces and distributes, every other one finds its program and runs it."""
+"""Compiled steps: the first call traces the step and distributes the state, later calls find and run their program."""
 
 from __future__ import annotations
 
@@ -17,32 +17,31 @@ from torch_testing_ext._torch import tree
 
 from ..errors import SPMDError
 from ..layout import Layout
-from ..lower.cleaning import placeholders
-from ..lower.executable import executable
+from ..lower.executable import make_executable
 from ..lower.lowering import LoweredProgram
 from ..parallel_mode import ParallelMode
-from ..trace.arguments import flatten, loose_signature, signature, validate
+from ..trace.arguments import call_signature, flatten_arguments, signature_without_batch_sizes, validate_inputs
 from ..trace.distribute import distribute, install_distributed
 from ..trace.override import Override, overriding
-from ..trace.state import StepState, collect
-from ..trace.tracing import Request, trace
+from ..trace.state import StepState, collect_state
+from ..trace.tracing import TraceRequest, trace_step
 from .agreement import Proposal, agree
 from .binding import Binding
 from .gloo_exit import let_gloo_finish
 from .plan import CallPlan
-from .report import Report, count_collectives
+from .report import StepReport, count_collectives
 
 _tree = tree()
 
 
-class _Job:
-    """The programs for one set of modules and optimizers, and the state they are bound to."""
+class _PlanCache:
+    """The plans for one set of modules and optimizers, and the binding they share."""
 
     def __init__(self, leaves: list[Any]) -> None:
-        self.owners = _owners(leaves)  # kept alive: their ids are how a call finds its job
+        self.owners = _owners(leaves)  # kept alive, because their ids are the key of this cache
         self.binding: Binding | None = None
-        self.known: dict[Any, list[CallPlan]] = {}  # by everything that is written into a program
-        self.quick: dict[Any, list[CallPlan]] = {}  # by the call's arguments, for the present binding
+        self.known: dict[Any, list[CallPlan]] = {}  # by everything that a program depends on
+        self.quick: dict[Any, list[CallPlan]] = {}  # by the call's arguments, for the current binding
 
 
 def _owners(leaves: list[Any]) -> list[Any]:
@@ -50,7 +49,7 @@ def _owners(leaves: list[Any]) -> list[Any]:
 
 
 class CompiledStep:
-    """A train step as a data-parallel program. Call it as the step itself, on every rank, with the rank's own batch."""
+    """A train step as a data-parallel program. Every rank calls it like the step itself, with its own batch."""
 
     def __init__(
         self,
@@ -67,45 +66,45 @@ class CompiledStep:
         self.last: CallPlan | None = None
         self.traces = 0
         self._device_type = "cpu"
-        self._jobs: dict[Any, _Job] = {}
+        self._caches: dict[Any, _PlanCache] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         leaves: list[Any] = []
         shape: list[Any] = []
-        flatten(args, leaves, shape)
+        flatten_arguments(args, leaves, shape)
         if kwargs:
-            flatten(kwargs, leaves, shape)
+            flatten_arguments(kwargs, leaves, shape)
         facts = self._global_facts()
-        key = (signature(leaves, shape), facts)
-        job = self._jobs.get(tuple([id(leaf) for leaf in _owners(leaves)]))
+        key = (call_signature(leaves, shape), facts)
+        cache = self._caches.get(tuple([id(leaf) for leaf in _owners(leaves)]))
         plan = None
-        if job is not None and job.binding is not None and job.binding.is_current():
-            plan = _first_fitting(job.quick.get(key, ()), job.binding)
+        if cache is not None and cache.binding is not None and cache.binding.is_current():
+            plan = _first_fit(cache.quick.get(key, ()), cache.binding)
         if plan is None:
-            plan = self._find_or_make(args, kwargs, leaves, shape, key)
+            plan = self._find_or_make_plan(args, kwargs, leaves, shape, key)
         self.last = plan
         if facts[0] or facts[2]:
             with torch.autocast("cpu", enabled=False), torch.autocast(self._device_type, enabled=False):
                 return plan(leaves)
         return plan(leaves)
 
-    # -- for a person to look at
+    # -- inspection
 
     @property
     def graph(self) -> fx.GraphModule:
         """The graph of the last call."""
-        return self._last().program.graph
+        return self._last_plan().program.graph
 
     def print_readable(self) -> str:
         """Print the graph of the last call as code, and return it."""
         return self.graph.print_readable()
 
-    def report(self) -> Report:
-        """What the last call's program does: its collectives, and what travels in each."""
-        plan = self._last()
+    def report(self) -> StepReport:
+        """Summarize the program of the last call: its collectives, and the parameters in each bucket."""
+        plan = self._last_plan()
         graph = plan.program.graph.graph
         operations = sum(node.op not in ("placeholder", "output") for node in graph.nodes)
-        return Report(
+        return StepReport(
             getattr(self, "__name__", "step"),
             "inductor" if plan.compiled else "fx",
             plan.mesh.size(),
@@ -115,9 +114,11 @@ class CompiledStep:
             plan.program.buckets,
         )
 
-    def _last(self) -> CallPlan:
+    def _last_plan(self) -> CallPlan:
         if self.last is None:
-            raise SPMDError("The step has not been called yet.", remedy="Call it once; the first call makes the graph.")
+            raise SPMDError(
+                "The step has not been called yet.", remedy="Call it once: the first call creates the graph."
+            )
         return self.last
 
     # -- finding or making a program
@@ -133,49 +134,55 @@ class CompiledStep:
             torch.get_default_dtype(),
         )
 
-    def _find_or_make(self, args: Any, kwargs: Any, leaves: list[Any], shape: list[Any], key: Any) -> CallPlan:
-        validate(leaves, self.mode.batch_dim)
+    def _find_or_make_plan(self, args: Any, kwargs: Any, leaves: list[Any], shape: list[Any], key: Any) -> CallPlan:
+        validate_inputs(leaves, self.mode.batch_dim)
         if not dist.is_initialized():
             raise SPMDError("There is no process group.", remedy="Call torch.distributed.init_process_group first.")
-        state = collect(leaves)
+        state = collect_state(leaves)
         self._device_type = state.device.type
         let_gloo_finish()
-        ours = tuple([id(leaf) for leaf in _owners(leaves)])
-        job = self._jobs.get(ours) or _Job(leaves)
+        owner_ids = tuple([id(leaf) for leaf in _owners(leaves)])
+        cache = self._caches.get(owner_ids) or _PlanCache(leaves)
         layouts = self.mode.layouts(state, dist.get_rank(), dist.get_world_size())
         request = self._request(args, kwargs, leaves, state, layouts)
-        loose = (loose_signature(leaves, shape, self.mode.batch_dim), key[1])
-        if any(not isinstance(held.value, DTensor) for held in state.params):
-            if job.binding is None:
-                plan = self._first(request)
-            else:  # plain parameters took the places of distributed ones, as load_state_dict(assign=True) puts them
+        batch_free_key = (signature_without_batch_sizes(leaves, shape, self.mode.batch_dim), key[1])
+        if any(not isinstance(ref.value, DTensor) for ref in state.params):
+            if cache.binding is None:
+                plan = self._make_first_plan(request)
+            else:  # plain parameters have replaced distributed ones, as with load_state_dict(assign=True)
                 install_distributed(state, layouts, self._mesh(state))
-                plan = self._known(job, Binding(state, layouts), loose, leaves) or self._make(request)
+                plan = self._find_plan(cache, Binding(state, layouts), batch_free_key, leaves) or self._make_plan(
+                    request
+                )
         else:
-            plan = self._known(job, Binding(state, layouts), loose, leaves) or self._make(request)
-        self._jobs[ours] = job
-        if job.binding is not plan.binding:
-            job.binding, job.quick = plan.binding, {}
-        plans = job.known.setdefault((plan.binding.key(), loose), [])
+            plan = self._find_plan(cache, Binding(state, layouts), batch_free_key, leaves) or self._make_plan(request)
+        self._caches[owner_ids] = cache
+        if cache.binding is not plan.binding:
+            cache.binding, cache.quick = plan.binding, {}
+        plans = cache.known.setdefault((plan.binding.key(), batch_free_key), [])
         if plan not in plans:
             plans.append(plan)
-        job.quick.setdefault(key, []).append(plan)
+        cache.quick.setdefault(key, []).append(plan)
         return plan
 
-    def _known(self, job: _Job, binding: Binding, loose: Any, leaves: list[Any]) -> CallPlan | None:
-        if job.binding is not None and job.binding.is_current():
-            binding = job.binding
+    def _find_plan(
+        self, cache: _PlanCache, binding: Binding, batch_free_key: Any, leaves: list[Any]
+    ) -> CallPlan | None:
+        if cache.binding is not None and cache.binding.is_current():
+            binding = cache.binding
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-        for plan in job.known.get((binding.key(), loose), ()):
+        for plan in cache.known.get((binding.key(), batch_free_key), ()):
             if plan.fits(binding) and plan.program.traced.guards(tensors):
                 plan.bind(binding)
                 return plan
         return None
 
-    def _request(self, args: Any, kwargs: Any, leaves: list[Any], state: StepState, layouts: list[Layout]) -> Request:
+    def _request(
+        self, args: Any, kwargs: Any, leaves: list[Any], state: StepState, layouts: list[Layout]
+    ) -> TraceRequest:
         _, spec = _tree.tree_flatten((args, kwargs))
-        trainable = frozenset(i for i, held in enumerate(state.params) if held.value.requires_grad)
-        return Request(
+        trainable = frozenset(i for i, ref in enumerate(state.params) if ref.value.requires_grad)
+        return TraceRequest(
             self.step,
             leaves,
             spec,
@@ -187,64 +194,63 @@ class CompiledStep:
             overrides=overriding(self.overrides) if self.overrides else None,
         )
 
-    def _make(self, request: Request) -> CallPlan:
-        """A plan for a model that is distributed already. Ranks may come here at different times: no communication."""
-        program, compiled = self._program(request)
-        run = executable(program, compiled)
+    def _make_plan(self, request: TraceRequest) -> CallPlan:
+        """Make a plan for a distributed model, without communication: ranks may trace at different times."""
+        program, compiled = self._make_program(request)
+        run = make_executable(program, compiled)
         return CallPlan(program, run, compiled, self._mesh(request.state), Binding(request.state, request.layouts))
 
-    def _first(self, request: Request) -> CallPlan:
-        """Trace, agree with the other ranks, then distribute: an error on the way has changed nothing on any rank."""
+    def _make_first_plan(self, request: TraceRequest) -> CallPlan:
+        """Trace, agree with the other ranks, then distribute, so that an error leaves all ranks unchanged."""
         state = request.state
         mesh = self._mesh(state)
         proposal = Proposal(facts=_facts_of(state, request.layouts))
         error: Exception | None = None
         try:
-            program, compiled = self._program(request)
-            run = executable(program, compiled)
+            program, compiled = self._make_program(request)
+            run = make_executable(program, compiled)
             proposal.facts["collectives"] = [f"{b.collective} of {b.dtype}, {b.names}" for b in program.buckets]
-            proposal.present_grads = [held.value.grad is not None for held in state.params]
+            proposal.present_grads = [ref.value.grad is not None for ref in state.params]
             if any(s.kind == "grad" and used for s, used in zip(program.traced.sources, program.used, strict=True)):
                 proposal.facts["gradients on entry"] = list(map(str, proposal.present_grads))
         except Exception as caught:
             error = caught
             proposal.error = f"{type(caught).__name__}: {caught}"
-        everyone = agree(proposal, mesh.get_group())
+        proposals = agree(proposal, mesh.get_group())
         if error is not None:
             raise error
-        grads = [any(flags) for flags in zip(*(p.present_grads for p in everyone), strict=True)]
+        grads = [any(flags) for flags in zip(*(p.present_grads for p in proposals), strict=True)]
         distribute(state, request.layouts, mesh, grads)
         return CallPlan(program, run, compiled, mesh, Binding(state, request.layouts))
 
-    def _program(self, request: Request) -> tuple[LoweredProgram, bool]:
-        """Trace and lower, with gradients on entry only where they exist if the step reads any."""
-        program, compiled = self._traced(request)
+    def _make_program(self, request: TraceRequest) -> tuple[LoweredProgram, bool]:
+        """Trace and lower. If the step reads gradients on entry, trace again with only those that exist."""
+        program, compiled = self._trace_and_lower(request)
         present = frozenset(i for i in request.present_grads if request.state.params[i].value.grad is not None)
         reads_grads = any(s.kind == "grad" and u for s, u in zip(program.traced.sources, program.used, strict=True))
         if reads_grads and present != request.present_grads:
             request.present_grads = present
-            program, compiled = self._traced(request)
+            program, compiled = self._trace_and_lower(request)
         return program, compiled
 
-    def _traced(self, request: Request) -> tuple[LoweredProgram, bool]:
+    def _trace_and_lower(self, request: TraceRequest) -> tuple[LoweredProgram, bool]:
         request.compiling = compiled = self.backend == "inductor"
-        traced = trace(request)
+        traced = trace_step(request)
         if compiled and traced.effects.states:
-            # A step that makes optimizer states runs once in this form: not worth a compilation.
+            # A step that creates optimizer states runs only once: not worth a compilation.
             request.compiling = compiled = False
-            traced = trace(request)
+            traced = trace_step(request)
         self.traces += 1
         mesh = self._mesh(request.state)
         group = mesh.get_group().group_name
         program = self.mode.partition(traced, request.state, request.entries, group, mesh.size(), compiled)
         program.graph = self._transform(program.graph, request.state)
-        program.used = [bool(node.users) for node in placeholders(program.graph.graph)]
         return program, compiled
 
     def _transform(self, module: fx.GraphModule, state: StepState) -> fx.GraphModule:
         module = self.mode.transform(module)
         for override in self.overrides:
-            module = override.transform(module, [held.value for held in state.params])
+            module = override.transform(module, [ref.value for ref in state.params])
         changed = self.transformation(module) if self.transformation is not None else None
         module = module if changed is None else changed
         module.graph.lint()
@@ -253,12 +259,12 @@ class CompiledStep:
 
     def _mesh(self, state: StepState) -> DeviceMesh:
         if self.mesh is None:
-            known = [p.value.device_mesh for p in state.params if isinstance(p.value, DTensor)]
-            self.mesh = known[0] if known else init_device_mesh(state.device.type, (dist.get_world_size(),))
+            meshes = [p.value.device_mesh for p in state.params if isinstance(p.value, DTensor)]
+            self.mesh = meshes[0] if meshes else init_device_mesh(state.device.type, (dist.get_world_size(),))
         return self.mesh
 
 
-def _first_fitting(plans: Iterable[CallPlan], binding: Binding) -> CallPlan | None:
+def _first_fit(plans: Iterable[CallPlan], binding: Binding) -> CallPlan | None:
     for plan in plans:
         if plan.always_fits or plan.fits(binding):
             return plan
@@ -266,7 +272,7 @@ def _first_fitting(plans: Iterable[CallPlan], binding: Binding) -> CallPlan | No
 
 
 def _facts_of(state: StepState, layouts: list[Layout]) -> dict[str, list[str]]:
-    """What the ranks' models and optimizers must have in common, in words."""
+    """Describe everything in which the ranks' models and optimizers must agree."""
     return {
         "parameters": [
             f"{param.name}, {_kind(param.value)}, {_trainable(param.value)}, {layout.placement}"

@@ -1,1 +1,1 @@
-"""From a train step to one graph of the local program."""
+"""Tracing: turns a train step into one graph of the local program."""

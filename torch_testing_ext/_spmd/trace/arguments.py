@@ -1,4 +1,4 @@
-"""Reading a call's arguments quickly: leaves, and a signature that tells whether a known program fits."""
+"""Fast processing of a call's arguments: their leaves, and a signature that identifies the matching program."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from ..errors import SPMDError
 _tree = tree()
 
 
-def flatten(value: Any, leaves: list[Any], shape: list[Any]) -> None:
-    """Append the leaves of `value` in pytree's order, and what it takes to tell its structure from another's.
+def flatten_arguments(value: Any, leaves: list[Any], shape: list[Any]) -> None:
+    """Append the leaves of `value` in pytree's order to `leaves`, and a description of its structure to `shape`.
 
-    Pytree itself would take longer than everything else that happens between two calls.
+    Pytree itself takes longer than all other work of a call outside of the graph.
     """
     kind = type(value)
     if kind is tuple or kind is list:
         shape.append((kind, len(value)))
         for item in value:
-            flatten(item, leaves, shape)
+            flatten_arguments(item, leaves, shape)
     elif kind is dict:
         shape.append(tuple(value))
         for item in value.values():
-            flatten(item, leaves, shape)
+            flatten_arguments(item, leaves, shape)
     elif kind in _tree.SUPPORTED_NODES:
         more, spec = _tree.tree_flatten(value)
         shape.append(spec)
@@ -38,7 +38,8 @@ def flatten(value: Any, leaves: list[Any], shape: list[Any]) -> None:
         leaves.append(value)
 
 
-def signature(leaves: list[Any], shape: list[Any]) -> tuple[Any, ...]:
+def call_signature(leaves: list[Any], shape: list[Any]) -> tuple[Any, ...]:
+    """Everything about a call's arguments that a program depends on, as a hashable key."""
     keys: list[Any] = list(shape)
     for leaf in leaves:
         if isinstance(leaf, torch.Tensor):
@@ -46,12 +47,12 @@ def signature(leaves: list[Any], shape: list[Any]) -> tuple[Any, ...]:
         elif leaf is None or isinstance(leaf, (bool, int, float, str, complex, torch.dtype, torch.device)):
             keys.append((type(leaf), leaf))
         else:
-            keys.append(id(leaf))  # modules, optimizers, and objects the step keeps to itself
+            keys.append(id(leaf))  # modules, optimizers, and opaque objects
     return tuple(keys)
 
 
-def validate(leaves: list[Any], batch_dim: int) -> None:
-    """Refuse inputs that a traced step could not take; asked only where a signature is new."""
+def validate_inputs(leaves: list[Any], batch_dim: int) -> None:
+    """Refuse inputs that a traced step cannot take. Runs only for new signatures."""
     for leaf in leaves:
         if not isinstance(leaf, torch.Tensor) or isinstance(leaf, (nn.Module, Optimizer)):
             continue
@@ -59,20 +60,20 @@ def validate(leaves: list[Any], batch_dim: int) -> None:
             raise SPMDError("An input is a DTensor.", remedy="Pass this rank's batch as a plain tensor.")
         if 0 < leaf.dim() <= batch_dim:
             raise SPMDError(
-                f"input_batch_dim is {batch_dim}, but an input has the shape {tuple(leaf.shape)}.",
-                remedy="Give every input tensor that dim (0-d tensors may lack it), or choose another input_batch_dim.",
+                f"input_batch_dim is {batch_dim}, but an input has shape {tuple(leaf.shape)}.",
+                remedy="Give every input tensor (except 0-d ones) this dimension, or choose another input_batch_dim.",
             )
         if leaf.requires_grad:
             raise SPMDError(
-                f"An input of shape {tuple(leaf.shape)} requires a gradient, which the step would not leave on it.",
-                remedy="Detach it before; within the step, x.detach().requires_grad_() and torch.autograd.grad work.",
+                f"An input of shape {tuple(leaf.shape)} requires a gradient, but the compiled step does not set it.",
+                remedy="Detach it first; in the step, x.detach().requires_grad_() and torch.autograd.grad work.",
             )
 
 
-def loose_signature(leaves: list[Any], shape: list[Any], batch_dim: int) -> tuple[Any, ...]:
-    """The signature without batch sizes: what one traced program may serve, if its guards hold."""
+def signature_without_batch_sizes(leaves: list[Any], shape: list[Any], batch_dim: int) -> tuple[Any, ...]:
+    """The signature without batch sizes. One program serves all calls with the same key if its guards hold."""
     keys: list[Any] = list(shape)
-    for leaf, key in zip(leaves, signature(leaves, []), strict=True):
+    for leaf, key in zip(leaves, call_signature(leaves, []), strict=True):
         if isinstance(leaf, torch.Tensor) and leaf.dim() > batch_dim and leaf.shape[batch_dim] > 1:
             sizes = (*leaf.shape[:batch_dim], -1, *leaf.shape[batch_dim + 1 :])
             strides = "contiguous" if leaf.is_contiguous() else leaf.stride()

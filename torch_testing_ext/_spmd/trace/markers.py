@@ -1,8 +1,8 @@
-"""The operations that stand for communication while a step is traced.
+"""Marker operations: placeholders for communication in the graph of a traced step.
 
-A step is traced as the local program that each rank runs. Where a parameter is read or a gradient made, that program
-needs the other ranks; there the trace holds one of these markers, which lowering turns into bucketed collectives.
-They compute nothing: each gives a tensor of the right shape, and only while tracing.
+A step is traced as the local program of one rank. Where a sharded parameter is read or a gradient is produced, this
+program needs data from the other ranks. There the trace has a marker, which lowering turns into bucketed collectives.
+Markers compute nothing: each returns a tensor of the right shape, and only while tracing.
 """
 
 from __future__ import annotations
@@ -13,31 +13,32 @@ import torch
 
 from ..errors import SPMDError
 
-_library = torch.library.Library("torch_testing_ext_spmd", "FRAGMENT")
+_new_library: Any = torch.library.Library  # untyped in torch
+_library = _new_library("torch_testing_ext_spmd", "FRAGMENT")
 _library.define("grad_sync(Tensor grad, int param) -> Tensor")
 _library.define("gather(Tensor shard, int param, int[] shape) -> Tensor")
 _library.define("scatter_grad(Tensor grad, int param, int[] shape) -> Tensor")
 _library.define("neutral(Tensor shard, float value) -> Tensor")
 
 
-def _fresh(tensor: torch.Tensor, *_: Any) -> torch.Tensor:
+def _new_like(tensor: torch.Tensor, *_: Any) -> torch.Tensor:
     return torch.empty_like(tensor, memory_format=torch.contiguous_format)
 
 
-def _fresh_of_shape(tensor: torch.Tensor, _param: int, shape: list[int]) -> torch.Tensor:
+def _new_of_shape(tensor: torch.Tensor, _param: int, shape: list[int]) -> torch.Tensor:
     return tensor.new_empty(shape)
 
 
-_library.impl("grad_sync", _fresh, "Meta")
-_library.impl("gather", _fresh_of_shape, "Meta")
-_library.impl("scatter_grad", _fresh_of_shape, "Meta")
+_library.impl("grad_sync", _new_like, "Meta")
+_library.impl("gather", _new_of_shape, "Meta")
+_library.impl("scatter_grad", _new_of_shape, "Meta")
 _library.impl("neutral", lambda shard, value: shard.new_empty(()), "Meta")
 
-_ops = torch.ops.torch_testing_ext_spmd
+_ops: Any = torch.ops.torch_testing_ext_spmd
 GRAD_SYNC = _ops.grad_sync.default
 GATHER = _ops.gather.default
 SCATTER_GRAD = _ops.scatter_grad.default
-# What a rank adds to the largest or smallest value over all rows when it has none: such a reduction has no result.
+# The contribution of a rank without rows to a maximum or minimum, which has no value over zero elements.
 NEUTRAL = _ops.neutral.default
 
 
@@ -45,25 +46,26 @@ def _refuse_double_backward(grad: torch.Tensor) -> None:
     if torch.is_grad_enabled() and grad.requires_grad:
         raise SPMDError(
             "The step differentiates through a gradient (create_graph=True), whose mean over ranks has no derivative.",
-            remedy="Compute gradient penalties with respect to activations, or keep this step on DDP.",
+            remedy="Compute gradient penalties with respect to activations, or use DDP for this step.",
         )
 
 
 def sync_gradients_of(leaf: torch.Tensor, param: int) -> None:
-    """Mark the gradient of a whole parameter, once per backward, before it is accumulated."""
+    """Insert a marker on the gradient of a replicated parameter, once per backward, before it is accumulated."""
 
-    def mark(grad: torch.Tensor) -> torch.Tensor:
+    def mark(grad: torch.Tensor) -> Any:
         _refuse_double_backward(grad)
         return GRAD_SYNC(grad, param)
 
-    leaf.register_hook(mark)
+    register_hook: Any = leaf.register_hook  # untyped in torch
+    register_hook(mark)
 
 
-class Gather(torch.autograd.Function):
-    """From a shard to the whole parameter; from the whole gradient to the shard of its mean over ranks."""
+class GatherParameter(torch.autograd.Function):
+    """Gathers a whole parameter from shards; in backward, reduces and scatters its gradient."""
 
     @staticmethod
-    def forward(ctx: Any, shard: torch.Tensor, param: int, shape: torch.Size) -> torch.Tensor:
+    def forward(ctx: Any, shard: torch.Tensor, param: int, shape: torch.Size) -> Any:
         ctx.param, ctx.shard_shape = param, shard.shape
         return GATHER(shard, param, shape)
 

@@ -1,4 +1,4 @@
-"""Replacing submodules and rewriting the graph for them, while a step is traced."""
+"""`Override`: replaces submodules while a step is traced."""
 
 from __future__ import annotations
 
@@ -13,24 +13,28 @@ from .state import StepState
 
 
 class Override(ABC):
-    """Says how some submodules are traced: by what other module, and what to do to the graph afterwards."""
+    """Replaces submodules while a step is traced, and may change the resulting graph."""
 
     @abstractmethod
     def replacement(self, fqn: str, orig_submodule: nn.Module) -> nn.Module:
-        """The module to run in the place of `orig_submodule`; itself where nothing is to change.
+        """The module to run instead of `orig_submodule`, or `orig_submodule` itself to keep it.
 
-        A replacement works with the original's parameters (it may hold the original); it brings none of its own.
+        A replacement uses the original's parameters (it may hold the original) and has none of its own.
         """
 
     @abstractmethod
     def transform(self, gm: fx.GraphModule, flat_state: list[torch.Tensor]) -> fx.GraphModule:
-        """The final graph, changed or not. `flat_state`: this rank's parameters, in the order of the graph's inputs."""
+        """Return the final graph, changed or not.
+
+        `flat_state` holds this rank's parameters in the order of the graph's inputs.
+        """
 
 
 def overriding(overrides: list[Override]) -> Callable[[StepState], contextlib.AbstractContextManager[None]]:
+    """A context manager that installs the replacements. `restoring` puts the original submodules back."""
+
     @contextlib.contextmanager
     def context(state: StepState) -> Iterator[None]:
-        # The registry of submodules goes back to what it was together with all else that a trace changes.
         for parent, prefix in list(zip(state.modules, state.module_names, strict=True)):
             for name, child in list(parent._modules.items()):
                 replaced = child

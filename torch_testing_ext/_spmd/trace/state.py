@@ -1,6 +1,6 @@
-"""What a train step works on besides its inputs: parameters, buffers, gradients, optimizer states.
+"""The state of a train step: parameters, buffers, gradients and optimizer states.
 
-Collecting reads modules and optimizers and refuses what cannot be made data parallel; it changes nothing.
+`collect_state` reads modules and optimizers and refuses those that cannot be made data parallel. It changes nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _tree = tree()
 
 
 @dataclass
-class Slot:
+class TensorSlot:
     """One place in a module where a tensor is registered."""
 
     module: nn.Module
@@ -31,19 +31,19 @@ class Slot:
 
 @dataclass
 class TensorRef:
-    """A parameter or buffer: one tensor, however many slots hold it (tied weights stay one)."""
+    """A parameter or buffer and all slots that hold it. Tied weights have one `TensorRef` with several slots."""
 
     name: str
     value: torch.Tensor
-    slots: list[Slot] = field(default_factory=list)
+    slots: list[TensorSlot] = field(default_factory=list)
 
 
 @dataclass
 class StateEntry:
-    """What an optimizer keeps under one key of its state, flattened."""
+    """The value under one key of an optimizer's state, flattened."""
 
     optimizer: int
-    owner: int | None  # index of the parameter, or None where the key is no parameter
+    owner: int | None  # index of the parameter, or None if the key is not a parameter
     key: Any
     value: Any
     leaves: list[Any]
@@ -52,7 +52,7 @@ class StateEntry:
 
     @property
     def structure(self) -> tuple[Any, ...]:
-        """What the traced program may depend on: all but the numbers inside the tensors."""
+        """Everything that a traced program may depend on: all except the values inside tensors."""
         leaves = tuple(_meta(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in self.leaves)
         return (self.optimizer, self.owner if self.owner is not None else self.key, self.spec, leaves)
 
@@ -63,6 +63,8 @@ def _meta(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 @dataclass
 class StepState:
+    """All modules and optimizers of a step, with the tensors they hold."""
+
     modules: list[nn.Module]  # every submodule, once
     module_names: list[str]
     params: list[TensorRef]
@@ -70,18 +72,22 @@ class StepState:
     optimizers: list[Optimizer]
 
     def index_of(self, param: torch.Tensor) -> int | None:
+        """The index of a parameter, or None if no module has it."""
         return self._by_id.get(id(param))
 
     def known_index(self, param: torch.Tensor) -> int:
+        """The index of a parameter that one of the modules has."""
         return self._by_id[id(param)]
 
     def reindex(self) -> None:
-        self._by_id = {id(held.value): i for i, held in enumerate(self.params)}
+        """Update the index after the values of parameters have been replaced."""
+        self._by_id = {id(ref.value): i for i, ref in enumerate(self.params)}
 
     def __post_init__(self) -> None:
         self.reindex()
 
     def optimizer_states(self) -> list[StateEntry]:
+        """The current state of all optimizers, one entry per key."""
         entries = []
         for i, optimizer in enumerate(self.optimizers):
             for key, value in optimizer.state.items():
@@ -96,8 +102,8 @@ class StepState:
         return self.params[0].value.device
 
 
-def collect(leaves: list[Any]) -> StepState:
-    """Modules and optimizers among the step's arguments, with all they hold."""
+def collect_state(leaves: list[Any]) -> StepState:
+    """Collect the state of all modules and optimizers among the step's arguments."""
     modules = _unique(leaf for leaf in leaves if isinstance(leaf, nn.Module))
     optimizers = _unique(leaf for leaf in leaves if isinstance(leaf, Optimizer))
     if not modules:
@@ -115,12 +121,12 @@ def collect(leaves: list[Any]) -> StepState:
     state = StepState(
         list(submodules),
         list(submodules.values()),
-        _held(submodules, "_parameters"),
-        _held(submodules, "_buffers"),
+        _tensor_refs(submodules, "_parameters"),
+        _tensor_refs(submodules, "_buffers"),
         optimizers,
     )
-    _refuse_odd_parameters(state)
-    _refuse_strangers(state)
+    _refuse_unsupported_parameters(state)
+    _refuse_foreign_parameters(state)
     return state
 
 
@@ -128,17 +134,17 @@ def _unique(values: Iterator[Any]) -> list[Any]:
     return list({id(value): value for value in values}.values())
 
 
-def _held(modules: dict[nn.Module, str], registry: str) -> list[TensorRef]:
+def _tensor_refs(modules: dict[nn.Module, str], registry: str) -> list[TensorRef]:
     found: dict[int, TensorRef] = {}
     for module, prefix in modules.items():
         for name, value in getattr(module, registry).items():
             if value is not None:
-                held = found.setdefault(id(value), TensorRef(f"{prefix}.{name}" if prefix else name, value))
-                held.slots.append(Slot(module, name))
+                ref = found.setdefault(id(value), TensorRef(f"{prefix}.{name}" if prefix else name, value))
+                ref.slots.append(TensorSlot(module, name))
     return list(found.values())
 
 
-# Told by name: importing the FSDP packages only to ask would cost every rank half a second.
+# Recognized by class name: importing the FSDP packages for an isinstance check would cost every rank half a second.
 _WRAPPERS = {
     "DistributedDataParallel": "wrapped in DistributedDataParallel",
     "FullyShardedDataParallel": "sharded by FSDP",
@@ -155,20 +161,20 @@ def _refuse_wrapped(module: nn.Module) -> None:
             kinds.append("compiled with torch.compile")
         for kind in filter(None, kinds):
             raise SPMDError(
-                f"{type(submodule).__name__} is {kind}; it cannot be made data parallel a second time.",
-                remedy="Pass the plain module: the compiled step does the averaging, sharding and compiling itself.",
+                f"{type(submodule).__name__} is {kind} and cannot be made data parallel a second time.",
+                remedy="Pass the plain module: the compiled step averages, shards and compiles by itself.",
             )
 
 
-def _refuse_odd_parameters(state: StepState) -> None:
+def _refuse_unsupported_parameters(state: StepState) -> None:
     for param in state.params:
         value = param.value
         if isinstance(value, nn.parameter.UninitializedParameter):
-            raise SPMDError(f"Parameter {param.name} is not initialized.", remedy="Run the lazy module once before.")
+            raise SPMDError(f"Parameter {param.name} is not initialized.", remedy="Run the lazy module once first.")
         if value._backward_hooks or getattr(value, "_post_accumulate_grad_hooks", None):
             raise SPMDError(
-                f"Parameter {param.name} has a gradient hook, which the data-parallel program would not run.",
-                remedy="Do in the step, between backward() and optimizer.step(), what the hook does.",
+                f"Parameter {param.name} has a gradient hook, but the data-parallel program does not run hooks.",
+                remedy="Do the hook's work in the step, between backward() and optimizer.step().",
             )
     devices = {param.value.device for param in state.params}
     if len(devices) > 1:
@@ -177,10 +183,10 @@ def _refuse_odd_parameters(state: StepState) -> None:
             remedy="Move the model to one device per rank.",
         )
     if not state.params:
-        raise SPMDError("The module has no parameters.", remedy="Run a step without parameters as it is.")
+        raise SPMDError("The module has no parameters.", remedy="Call the step without compiling it.")
 
 
-def _refuse_strangers(state: StepState) -> None:
+def _refuse_foreign_parameters(state: StepState) -> None:
     for optimizer in state.optimizers:
         for number, group in enumerate(optimizer.param_groups):
             for position, param in enumerate(group["params"]):

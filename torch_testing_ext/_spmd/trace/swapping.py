@@ -1,4 +1,4 @@
-"""Changes that last as long as a trace: what is put into model and optimizers, and taken out again."""
+"""Temporary changes to model and optimizers during a trace."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _REGISTRIES = ("_parameters", "_buffers", "_modules")
 
 
 @contextlib.contextmanager
-def kept_as_it_is(state: StepState) -> Iterator[None]:
-    """Give model and optimizers back what they held, however the trace ends.
+def restoring(state: StepState) -> Iterator[None]:
+    """Restore model and optimizers after the trace, whether it succeeds or fails.
 
-    A step that leaves a tensor or a counted number in an attribute of a module would leave it once, at trace time,
-    and never again: that is refused rather than forgotten.
+    A step that sets a tensor or a changing number as an attribute of a module would set it only once, during the
+    trace. Such a step is refused, because the program would silently skip the assignment.
     """
     attributes = [dict(module.__dict__) for module in state.modules]
     registries = [[dict(getattr(module, name)) for name in _REGISTRIES] for module in state.modules]
@@ -32,7 +32,7 @@ def kept_as_it_is(state: StepState) -> Iterator[None]:
     try:
         yield
         for module, name, before in zip(state.modules, state.module_names, attributes, strict=True):
-            changes += [f"{name or type(module).__name__}.{key}" for key in _carried(module, before)]
+            changes += [f"{name or type(module).__name__}.{key}" for key in _changed_attributes(module, before)]
     finally:
         for module, before, contents in zip(state.modules, attributes, registries, strict=True):
             for name, content in zip(_REGISTRIES, contents, strict=True):
@@ -45,12 +45,12 @@ def kept_as_it_is(state: StepState) -> Iterator[None]:
             optimizer.param_groups, optimizer.state = groups, states
     if changes:
         raise SPMDError(
-            f"The step sets {', '.join(changes)}. The traced program does not run Python again: it would be set once.",
+            f"The step sets {', '.join(changes)}. The traced program runs no Python code: it would be set only once.",
             remedy="Return the value from the step, or keep it in a registered buffer.",
         )
 
 
-def _carried(module: nn.Module, before: dict[str, Any]) -> list[str]:
+def _changed_attributes(module: nn.Module, before: dict[str, Any]) -> list[str]:
     found = []
     for key, value in module.__dict__.items():
         if key in _REGISTRIES or key == "_flat_weights" or value is before.get(key):
@@ -67,9 +67,9 @@ def _equal(a: Any, b: Any) -> bool:
 
 @contextlib.contextmanager
 def whole_attributes(module: nn.Module, names: dict[str, int], whole: Callable[[int], torch.Tensor]) -> Iterator[None]:
-    """Let the attributes `names` of `module` be whole parameters; its registry goes on holding shards."""
+    """Make the attributes `names` of `module` return whole parameters. The module's registry keeps the shards."""
     original = type(module)
-    body: dict[str, Any] = {name: _computed(whole, i) for name, i in names.items()}
+    body: dict[str, Any] = {name: _whole_attribute(whole, i) for name, i in names.items()}
     if isinstance(module, nn.RNNBase):
         body["_flat_weights"] = property(_whole_weights, lambda self, weights: None)
     body["__module__"] = original.__module__
@@ -80,7 +80,7 @@ def whole_attributes(module: nn.Module, names: dict[str, int], whole: Callable[[
         module.__class__ = original
 
 
-def _computed(whole: Callable[[int], torch.Tensor], i: int) -> property:
+def _whole_attribute(whole: Callable[[int], torch.Tensor], i: int) -> property:
     return property(lambda self: whole(i))
 
 
@@ -90,7 +90,7 @@ def _whole_weights(module: Any) -> list[torch.Tensor]:
 
 @contextlib.contextmanager
 def recurrent_without_mkldnn(state: StepState) -> Iterator[None]:
-    """On CPU the fused LSTM packs its weights in a way that cannot be traced; the plain one gives the same numbers."""
+    """Disable mkldnn: its LSTM packs weights in a way that cannot be traced; the plain LSTM gives the same numbers."""
     if not any(isinstance(module, nn.RNNBase) for module in state.modules):
         yield
         return

@@ -1,8 +1,7 @@
-"""From a train step to one graph of the local program, markers standing where it needs the other ranks.
+"""Tracing a train step into one graph of the local program, with markers where it needs the other ranks.
 
-The step runs once on fake tensors that take the places of parameters, gradients, buffers, optimizer states and
-inputs. Whatever it leaves behind (new gradients, new states, return value) is written down as `Effects`; then the
-model and the optimizers get back exactly what they held.
+The step runs once on fake tensors in place of parameters, gradients, buffers, optimizer states and inputs. Its effects
+(new gradients, new states, return value) are recorded as `StepEffects`. Then model and optimizers are restored.
 """
 
 from __future__ import annotations
@@ -32,21 +31,21 @@ from torch_testing_ext._torch import (
     tree,
 )
 
-from ..errors import SPMDError, users_line_of
+from ..errors import SPMDError, user_line_of
 from ..layout import Layout
-from .distribute import lies_like, put_parameter
-from .markers import GATHER, Gather, sync_gradients_of
+from .distribute import layout_owner, put_parameter
+from .markers import GATHER, GatherParameter, sync_gradients_of
 from .state import StateEntry, StepState
-from .swapping import kept_as_it_is, recurrent_without_mkldnn, whole_attributes
-from .watch import TraceWatch, WholeWhereDifferentiated
+from .swapping import recurrent_without_mkldnn, restoring, whole_attributes
+from .watch import TraceWatch, WholeParameterMode
 
 import_tracer()
 _tree = tree()
 
 
 @dataclass(frozen=True)
-class Source:
-    """Where a graph input is read from at each call.
+class InputSource:
+    """The place that a graph input is read from at each call.
 
     kind: "param", "grad", "buffer" (index i), "state" (entry i, leaf j), "lr" (optimizer i, group j), "arg" (leaf i).
     """
@@ -58,26 +57,29 @@ class Source:
 
 @dataclass(frozen=True)
 class Recipe:
-    """How one value is made after a run: from graph output `index`, from a source as it is, or a constant."""
+    """How to obtain one value after a run: graph output number `output`, the object of `source`, or `constant`."""
 
     output: int | None = None
-    source: Source | None = None
+    source: InputSource | None = None
     constant: Any = None
 
 
 @dataclass
 class NewState:
+    """The new value under one key of an optimizer's state."""
+
     optimizer: int
     owner: int | None
     key: Any
     spec: Any
     leaves: list[Recipe]
     names: list[str]
-    shapes: list[Any]  # of each leaf that is a graph output
 
 
 @dataclass
-class Effects:
+class StepEffects:
+    """What a step returns, and the gradients, optimizer states and buffers that it changes."""
+
     result: list[Recipe] = field(default_factory=list)
     result_spec: Any = None
     grads: dict[int, int | None] = field(default_factory=dict)  # param -> graph output, or None for no gradient
@@ -86,18 +88,20 @@ class Effects:
 
 
 @dataclass
-class Traced:
+class TracedStep:
+    """The graph of the local program, with the sources of its inputs and the effects of its outputs."""
+
     graph: fx.GraphModule
-    sources: list[Source]  # one for each placeholder, in order
-    effects: Effects
+    sources: list[InputSource]  # one for each placeholder, in order
+    effects: StepEffects
     guards: Callable[[list[torch.Tensor]], bool]
     layouts: list[Layout]
-    number_rates: dict[tuple[int, int], bool]  # of each lifted learning rate, whether it is a Python number
+    is_number_lr: dict[tuple[int, int], bool]  # for each lifted learning rate, whether it is a Python number
 
 
 @dataclass
-class Request:
-    """What to trace: the step, its flattened arguments, the state it works on, and how parameters lie."""
+class TraceRequest:
+    """What to trace: the step, its flattened arguments, its state, and the layouts of its parameters."""
 
     step: Callable[..., Any]
     leaves: list[Any]
@@ -107,55 +111,55 @@ class Request:
     layouts: list[Layout]
     batch_dim: int
     present_grads: frozenset[int]
-    baked_lrs: bool = False
-    compiling: bool = False  # for a compiler: optimizers take their capturable form where they have one
+    constant_lrs: bool = False
+    compiling: bool = False  # trace for inductor: optimizers use their capturable form if they have one
     overrides: Callable[[StepState], contextlib.AbstractContextManager[None]] | None = None
 
 
-def trace(request: Request) -> Traced:
-    """Trace the step as it is; where an optimizer branches on numbers it keeps in tensors, trace other forms of it.
+def trace_step(request: TraceRequest) -> TracedStep:
+    """Trace the step as requested. If an optimizer branches on values that it keeps in tensors, try other forms of it.
 
-    The capturable form of torch's optimizers does without such branches; a learning rate may become a constant.
+    The capturable form of torch's optimizers has no such branches; alternatively, learning rates become constants.
     """
-    asked = request.compiling, request.baked_lrs
+    requested = request.compiling, request.constant_lrs
     first: Exception | None = None
-    for compiling, baked in dict.fromkeys([asked, (True, False), (False, True), (True, True)]):
-        request.compiling, request.baked_lrs = compiling, baked
+    for compiling, constant_lrs in dict.fromkeys([requested, (True, False), (False, True), (True, True)]):
+        request.compiling, request.constant_lrs = compiling, constant_lrs
         try:
             return _Trace(request).run()
         except data_dependent_errors() as error:
             first = first or error
-    request.compiling, request.baked_lrs = asked
+    request.compiling, request.constant_lrs = requested
     assert first is not None
-    raise _control_flow(first) from first
+    raise _control_flow_error(first) from first
 
 
-def _control_flow(error: Exception) -> SPMDError:
+def _control_flow_error(error: Exception) -> SPMDError:
     first = str(error).strip().splitlines()[0]
     return SPMDError(
         f"The step branches on the value of a tensor (data-dependent control flow): {first}",
-        remedy="Use torch.where or a mask instead of if, bool() or int(); log values by returning them from the step.",
-        where=users_line_of(error),
+        remedy="Use torch.where or a mask instead of if, bool() or int(); to log values, return them from the step.",
+        where=user_line_of(error),
     )
 
 
 class _Trace:
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: TraceRequest) -> None:
         self.request = request
         self.state = request.state
         self.mode = new_fake_mode()
         self.watch = TraceWatch()
-        self.sources: list[Source] = []
+        self.sources: list[InputSource] = []
         self.fakes: list[torch.Tensor] = []
-        self.fake_of: dict[Source, torch.Tensor] = {}
-        self.effects = Effects()
-        self.groups: list[list[dict[str, Any]]] = []  # as the step finds them
-        self.number_rates: dict[tuple[int, int], bool] = {}
+        self.fake_of: dict[InputSource, torch.Tensor] = {}
+        self.effects = StepEffects()
+        self.groups: list[list[dict[str, Any]]] = []  # before the step runs
+        self.is_number_lr: dict[tuple[int, int], bool] = {}
         self.wholes: dict[tuple[int, bool], tuple[int, torch.Tensor]] = {}
 
     # -- fake leaves
 
-    def _add(self, source: Source, fake: torch.Tensor) -> None:
+    def _add(self, source: InputSource, fake: torch.Tensor) -> None:
         self.sources.append(source)
         self.fakes.append(fake)
         self.fake_of[source] = fake
@@ -163,18 +167,18 @@ class _Trace:
     def _make_fakes(self) -> None:
         request = self.request
         with self.mode:
-            for i, (held, layout) in enumerate(zip(self.state.params, request.layouts, strict=True)):
-                self._add(Source("param", i), nn.Parameter(_empty(held.value, layout), held.value.requires_grad))
+            for i, (ref, layout) in enumerate(zip(self.state.params, request.layouts, strict=True)):
+                self._add(InputSource("param", i), nn.Parameter(_empty(ref.value, layout), ref.value.requires_grad))
             for i in sorted(request.present_grads):
-                self._add(Source("grad", i), _empty(self.state.params[i].value, request.layouts[i]))
+                self._add(InputSource("grad", i), _empty(self.state.params[i].value, request.layouts[i]))
             for e, entry in enumerate(request.entries):
                 for j, leaf in enumerate(entry.leaves):
                     if isinstance(leaf, torch.Tensor):
-                        owner = lies_like(entry, j, self.state)
-                        at = None if owner is None else request.layouts[owner]
-                        self._add(Source("state", e, j), _empty(leaf, at))
-            for i, held in enumerate(self.state.buffers):
-                self._add(Source("buffer", i), _empty(held.value, None))
+                        owner = layout_owner(entry, j, self.state)
+                        state_layout = None if owner is None else request.layouts[owner]
+                        self._add(InputSource("state", e, j), _empty(leaf, state_layout))
+            for i, ref in enumerate(self.state.buffers):
+                self._add(InputSource("buffer", i), _empty(ref.value, None))
             for i, optimizer in enumerate(self.state.optimizers):
                 for j, group in enumerate(optimizer.param_groups):
                     if self._lifts(group):
@@ -182,43 +186,46 @@ class _Trace:
                         fake = (
                             _empty(lr, None) if isinstance(lr, torch.Tensor) else torch.empty((), dtype=torch.float64)
                         )
-                        self._add(Source("lr", i, j), fake)
-                        self.number_rates[(i, j)] = not isinstance(lr, torch.Tensor)
+                        self._add(InputSource("lr", i, j), fake)
+                        self.is_number_lr[(i, j)] = not isinstance(lr, torch.Tensor)
         for i, leaf in enumerate(request.leaves):
             if isinstance(leaf, torch.Tensor):
-                self._add(Source("arg", i), fake_like(self.mode, leaf, f"t{i}", request.batch_dim))
+                self._add(InputSource("arg", i), fake_like(self.mode, leaf, f"t{i}", request.batch_dim))
 
     def _lifts(self, group: dict[str, Any]) -> bool:
         lr = group.get("lr")
-        return isinstance(lr, torch.Tensor) or (isinstance(lr, float) and not self.request.baked_lrs)
+        return isinstance(lr, torch.Tensor) or (isinstance(lr, float) and not self.request.constant_lrs)
 
     # -- the run
 
-    def run(self) -> Traced:
+    def run(self) -> TracedStep:
         self._make_fakes()
         rng = torch.get_rng_state()
         try:
-            with kept_as_it_is(self.state), self.mode, python_dispatcher():
-                graph = make_fx(self._traced, tracing_mode="real")(*self.fakes)
+            with restoring(self.state), self.mode, python_dispatcher():
+                graph = make_fx(self._run_step, tracing_mode="real")(*self.fakes)
         finally:
             rng_moved = not torch.equal(rng, torch.get_rng_state())
             torch.set_rng_state(rng)
         if rng_moved:
             raise SPMDError(
-                "The step sets the random generator or draws from it outside of torch operations (manual_seed?); the "
-                "traced program would not do it again.",
+                "The step seeds the random generator or draws from it outside of torch operations (manual_seed?). The "
+                "traced program would not repeat this.",
                 remedy="Seed outside of the step.",
             )
         args = [fake for source, fake in zip(self.sources, self.fakes, strict=True) if source.kind == "arg"]
-        return Traced(graph, self.sources, self.effects, self._guards(args), self.request.layouts, self.number_rates)
+        return TracedStep(
+            graph, self.sources, self.effects, self._guards(args), self.request.layouts, self.is_number_lr
+        )
 
     def _guards(self, fakes: list[torch.Tensor]) -> Callable[[list[torch.Tensor]], bool]:
-        """What must hold of other batch sizes. Asked for late: a compiler may have added to it."""
+        """A check of other batch sizes. Evaluated lazily, because inductor may add guards after the trace."""
         shapes = self.mode.shape_env
 
         @functools.lru_cache(None)
         def expression() -> str | None:
-            return shapes.produce_guards_expression(fakes)
+            text: str | None = shapes.produce_guards_expression(fakes)
+            return text
 
         def hold(tensors: list[torch.Tensor]) -> bool:
             text = expression()
@@ -226,51 +233,51 @@ class _Trace:
 
         return hold
 
-    def _traced(self, *fakes: torch.Tensor) -> list[Any]:
+    def _run_step(self, *fakes: torch.Tensor) -> list[Any]:
         with contextlib.ExitStack() as stack:
             stack.enter_context(recurrent_without_mkldnn(self.state))
             if self.request.overrides is not None:
                 stack.enter_context(self.request.overrides(self.state))
-            stack.enter_context(self.watch.over_fork_rng())
+            stack.enter_context(self.watch.detect_fork_rng())
             stack.enter_context(self.watch)
-            self._swap_in()
+            self._install_fakes()
             if any(layout.sharded for layout in self.request.layouts):
                 stack.enter_context(self._whole_attributes())
-                stack.enter_context(WholeWhereDifferentiated(self._whole_of))
+                stack.enter_context(WholeParameterMode(self._whole_of))
             if self.request.compiling:
                 stack.enter_context(seen_as_compiling())
-            leaves = [self.fake_of.get(Source("arg", i), leaf) for i, leaf in enumerate(self.request.leaves)]
+            leaves = [self.fake_of.get(InputSource("arg", i), leaf) for i, leaf in enumerate(self.request.leaves)]
             args, kwargs = _tree.tree_unflatten(leaves, self.request.spec)
             result = self.request.step(*args, **kwargs)
             return self._collect_effects(result)
 
-    def _swap_in(self) -> None:
+    def _install_fakes(self) -> None:
         state = self.state
-        for i, held in enumerate(state.params):
-            fake = self.fake_of[Source("param", i)]
-            fake.grad = self.fake_of.get(Source("grad", i))
+        for i, ref in enumerate(state.params):
+            fake = self.fake_of[InputSource("param", i)]
+            fake.grad = self.fake_of.get(InputSource("grad", i))
             if fake.requires_grad and not self.request.layouts[i].sharded:
                 sync_gradients_of(fake, i)
-            for slot in held.slots:
+            for slot in ref.slots:
                 put_parameter(slot.module, slot.name, fake)
-        for i, held in enumerate(state.buffers):
-            for slot in held.slots:
-                slot.module._buffers[slot.name] = self.fake_of[Source("buffer", i)]
+        for i, ref in enumerate(state.buffers):
+            for slot in ref.slots:
+                slot.module._buffers[slot.name] = self.fake_of[InputSource("buffer", i)]
         for i, optimizer in enumerate(state.optimizers):
             optimizer.param_groups = [self._fake_group(i, j, group) for j, group in enumerate(optimizer.param_groups)]
             optimizer.state = defaultdict(dict)
             self.groups.append([dict(group) for group in optimizer.param_groups])
         for e, entry in enumerate(self.request.entries):
-            leaves = [self.fake_of.get(Source("state", e, j), leaf) for j, leaf in enumerate(entry.leaves)]
-            key = entry.key if entry.owner is None else self.fake_of[Source("param", entry.owner)]
+            leaves = [self.fake_of.get(InputSource("state", e, j), leaf) for j, leaf in enumerate(entry.leaves)]
+            key = entry.key if entry.owner is None else self.fake_of[InputSource("param", entry.owner)]
             state.optimizers[entry.optimizer].state[key] = _tree.tree_unflatten(leaves, entry.spec)
 
     def _fake_group(self, i: int, j: int, group: dict[str, Any]) -> dict[str, Any]:
-        params = [self.fake_of[Source("param", self.state.known_index(param))] for param in group["params"]]
+        params = [self.fake_of[InputSource("param", self.state.known_index(param))] for param in group["params"]]
         fake = {**group, "params": params}
         if self._lifts(group):
-            lr = self.fake_of[Source("lr", i, j)]
-            # The fused operations take the rate as a plain number; lowering puts the graph's input in its place.
+            lr = self.fake_of[InputSource("lr", i, j)]
+            # Fused operations take the rate as a plain number; lowering replaces it with the graph's input.
             if isinstance(group["lr"], torch.Tensor):
                 fake["lr"] = lr
             elif not group.get("fused") or self.request.compiling:
@@ -283,46 +290,47 @@ class _Trace:
         ):
             fake["foreach"] = foreach_by_default(self.state.device)
         if self.request.compiling:
-            # One plain form of the update, whatever the user chose: the compiler does its own fusing.
+            # One plain form of the update, whatever form the user chose: inductor fuses operations by itself.
             forms = {"capturable": True, "fused": False, "foreach": False}
             fake.update({name: form for name, form in forms.items() if name in group})
         return fake
 
-    # -- whole parameters where modules read them
+    # -- whole parameters for modules that read them
 
     def _whole_of(self, tensor: torch.Tensor) -> torch.Tensor | None:
         index = self._sharded_index.get(id(tensor))
         return None if index is None or not tensor.requires_grad else self._whole(index)
 
     def _whole(self, i: int) -> torch.Tensor:
-        shard = self.fake_of[Source("param", i)]
+        shard = self.fake_of[InputSource("param", i)]
         differentiable = torch.is_grad_enabled() and shard.requires_grad
         version = self.watch.writes[storage_key(shard)]
         known = self.wholes.get((i, differentiable))
         if known is not None and known[0] == version:
             return known[1]
         shape = self.request.layouts[i].shape
+        gather: Any = GatherParameter.apply if differentiable else GATHER
         with disable_torch_function():
-            whole = Gather.apply(shard, i, shape) if differentiable else GATHER(shard, i, list(shape))
+            whole: torch.Tensor = gather(shard, i, shape)
         self.wholes[(i, differentiable)] = (version, whole)
         return whole
 
     @contextlib.contextmanager
     def _whole_attributes(self) -> Iterator[None]:
-        """Let `module.weight` be the whole parameter, while `module.parameters()` yields the shard."""
+        """Make `module.weight` return the whole parameter, while `module.parameters()` yields the shard."""
         indices: dict[nn.Module, dict[str, int]] = {}
         self._sharded_index: dict[int, int] = {}
-        for i, held in enumerate(self.state.params):
+        for i, ref in enumerate(self.state.params):
             if self.request.layouts[i].sharded:
-                self._sharded_index[id(self.fake_of[Source("param", i)])] = i
-                for slot in held.slots:
+                self._sharded_index[id(self.fake_of[InputSource("param", i)])] = i
+                for slot in ref.slots:
                     indices.setdefault(slot.module, {})[slot.name] = i
         with contextlib.ExitStack() as stack:
             for module, names in indices.items():
                 stack.enter_context(whole_attributes(module, names, self._whole))
             yield
 
-    # -- what the step leaves behind
+    # -- the effects of the step
 
     def _collect_effects(self, result: Any) -> list[Any]:
         outputs: list[Any] = []
@@ -341,28 +349,28 @@ class _Trace:
         self.effects.result = [recipe(leaf) for leaf in leaves]
         self._collect_grads(recipe)
         self._collect_states(recipe)
-        for i, held in enumerate(self.state.buffers):
-            now = held.slots[0].module._buffers.get(held.slots[0].name)
-            made = recipe(now)
-            if made.output is not None:
-                self.effects.buffers[i] = made.output
+        for i, ref in enumerate(self.state.buffers):
+            now = ref.slots[0].module._buffers.get(ref.slots[0].name)
+            new = recipe(now)
+            if new.output is not None:
+                self.effects.buffers[i] = new.output
         _refuse_rebound_parameters(self.state, self.fake_of)
         return outputs
 
     def _collect_grads(self, recipe: Callable[[Any], Recipe]) -> None:
         for i in range(len(self.state.params)):
-            before, now = self.fake_of.get(Source("grad", i)), self.fake_of[Source("param", i)].grad
+            before, now = self.fake_of.get(InputSource("grad", i)), self.fake_of[InputSource("param", i)].grad
             if now is before:
                 continue
-            made = Recipe() if now is None else recipe(now)
-            if made.source is not None:  # a tensor that is an input by itself, as under `p.grad = batch`
+            new = Recipe() if now is None else recipe(now)
+            if new.source is not None:  # a graph input, as with `p.grad = batch`
                 raise SPMDError(
-                    f"The step makes an input the gradient of {self.state.params[i].name}.", remedy="Clone it first."
+                    f"The step uses an input as the gradient of {self.state.params[i].name}.", remedy="Clone it first."
                 )
-            self.effects.grads[i] = made.output
+            self.effects.grads[i] = new.output
 
     def _collect_states(self, recipe: Callable[[Any], Recipe]) -> None:
-        param_of = {id(self.fake_of[Source("param", i)]): i for i in range(len(self.state.params))}
+        param_of = {id(self.fake_of[InputSource("param", i)]): i for i in range(len(self.state.params))}
         before = {
             (entry.optimizer, entry.owner, entry.key if entry.owner is None else None): e
             for e, entry in enumerate(self.request.entries)
@@ -377,40 +385,39 @@ class _Trace:
                 if entry is not None and self._unchanged(entry, spec, recipes):
                     continue
                 names = [str(_tree.keystr(path)) for path, _ in paths]
-                shapes = [getattr(leaf, "shape", None) for _, leaf in paths]
                 real_key = key if owner is None else None
-                self.effects.states.append(NewState(o, owner, real_key, spec, recipes, names, shapes))
+                self.effects.states.append(NewState(o, owner, real_key, spec, recipes, names))
 
     def _unchanged(self, e: int, spec: Any, recipes: list[Recipe]) -> bool:
         entry = self.request.entries[e]
         if spec != entry.spec:
             return False
         same = True
-        for j, (leaf, made) in enumerate(zip(entry.leaves, recipes, strict=True)):
+        for j, (leaf, new) in enumerate(zip(entry.leaves, recipes, strict=True)):
             if isinstance(leaf, torch.Tensor):
-                same = same and made.source == Source("state", e, j)
-            elif made.output is None and made.source is None:
-                _refuse_counted_in_python(self.state, entry, j, leaf, made.constant)
+                same = same and new.source == InputSource("state", e, j)
+            elif new.output is None and new.source is None:
+                _refuse_python_counter(self.state, entry, j, leaf, new.constant)
             else:
                 same = False
         return same
 
 
 def _empty(like: torch.Tensor, layout: Layout | None) -> torch.Tensor:
-    """A tensor as a rank holds `like`: its own part where `layout` cuts it."""
+    """An empty tensor like this rank's part of `like` under `layout`."""
     shape = like.shape if layout is None else layout.local_shape
     if shape == like.shape:
         return torch.empty_strided(shape, like.stride(), dtype=like.dtype, device=like.device)
     return torch.empty(shape, dtype=like.dtype, device=like.device)
 
 
-def _refuse_rebound_parameters(state: StepState, fake_of: dict[Source, torch.Tensor]) -> None:
-    for i, held in enumerate(state.params):
-        for slot in held.slots:
-            if slot.module._parameters.get(slot.name) is not fake_of[Source("param", i)]:
+def _refuse_rebound_parameters(state: StepState, fake_of: dict[InputSource, torch.Tensor]) -> None:
+    for i, ref in enumerate(state.params):
+        for slot in ref.slots:
+            if slot.module._parameters.get(slot.name) is not fake_of[InputSource("param", i)]:
                 raise SPMDError(
-                    f"The step replaces the parameter {held.name} by another object.",
-                    remedy="Change parameters in place, under torch.no_grad(), or outside of the step.",
+                    f"The step replaces the parameter {ref.name} with another object.",
+                    remedy="Change parameters in place under torch.no_grad(), or outside of the step.",
                 )
 
 
@@ -424,11 +431,11 @@ def _refuse_changed_groups(optimizer: torch.optim.Optimizer, before: list[dict[s
             )
 
 
-def _refuse_counted_in_python(state: StepState, entry: StateEntry, j: int, before: Any, now: Any) -> None:
+def _refuse_python_counter(state: StepState, entry: StateEntry, j: int, before: Any, now: Any) -> None:
     if type(before) is not type(now) or (before is not now and before != now):
         kind = type(state.optimizers[entry.optimizer]).__name__
         raise SPMDError(
             f"{kind} keeps a Python value in its state that changes in each step ({entry.names[j]}: "
             f"{before} to {now}).",
-            remedy="Keep it in a 0-d tensor, as torch's own optimizers keep their step.",
+            remedy="Keep it in a 0-d tensor, as torch's own optimizers do with their step count.",
         )

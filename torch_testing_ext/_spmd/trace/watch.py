@@ -1,4 +1,4 @@
-"""What is watched while a step is traced: captured tensors, random operations, writes, and whose line it was."""
+"""Modes that observe a step while it is traced: captured tensors, random operations, writes, and source lines."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from torch_testing_ext._torch import (
     tree,
 )
 
-from ..errors import SPMDError, users_line
+from ..errors import SPMDError, user_line
 from .markers import NEUTRAL
 
 _tree = tree()
@@ -29,11 +29,11 @@ aten = torch.ops.aten
 
 
 class TraceWatch(dispatch_mode_class()):  # type: ignore[misc]
-    """Sees every operation of the step before the tracer does, and annotates the nodes it becomes."""
+    """A mode that checks every operation of the step before the tracer records it, and annotates the recorded nodes."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.writes: Counter[int] = Counter()  # by storage
+        self.writes: Counter[int] = Counter()  # per storage
         self.restoring_rng = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -42,16 +42,17 @@ class TraceWatch(dispatch_mode_class()):  # type: ignore[misc]
         _refuse_captured(tensors)
         if self.restoring_rng and torch.Tag.nondeterministic_seeded in func.tags:
             raise SPMDError(
-                f"{func} draws random numbers where the generator was set back (checkpointing with dropout?). "
-                "The traced program would draw others when it recomputes, and the gradients would be wrong.",
-                remedy="Keep random operations out of checkpointed regions, or pass preserve_rng_state=False if they "
-                "need not agree.",
-                where=users_line(),
+                f"{func} draws random numbers in a region that restores the generator's state (checkpointing with "
+                "dropout?). The traced program would draw different numbers when it recomputes the region, and the "
+                "gradients would be wrong.",
+                remedy="Keep random operations out of checkpointed regions, or pass preserve_rng_state=False if the "
+                "recomputed numbers may differ.",
+                where=user_line(),
             )
         graph = tracing_graph()
         last = next(iter(reversed(graph.nodes)), None) if graph is not None else None
-        with disable_torch_function():  # what is called from here on is not the user's call
-            out = _over_no_rows(func, args, kwargs) if func in _EXTREMES else None
+        with disable_torch_function():  # calls below this point are not user code
+            out = _extreme_of_empty(func, args, kwargs) if func in _EXTREMES else None
             out = func(*args, **kwargs) if out is None else out
         if graph is not None:
             _annotate(graph, last)
@@ -66,8 +67,8 @@ class TraceWatch(dispatch_mode_class()):  # type: ignore[misc]
                     self.writes[storage_key(leaf)] += 1
 
     @contextlib.contextmanager
-    def over_fork_rng(self) -> Iterator[None]:
-        """Notice regions that set the generator back; a traced program cannot."""
+    def detect_fork_rng(self) -> Iterator[None]:
+        """Detect regions that restore the random generator's state, which a traced program cannot do."""
         original = torch.random.fork_rng
 
         @contextlib.contextmanager
@@ -88,7 +89,7 @@ class TraceWatch(dispatch_mode_class()):  # type: ignore[misc]
 
 
 def written_arguments(func: Any, args: Any, kwargs: Any) -> list[Any]:
-    """The arguments that `func` writes to, by its schema."""
+    """The arguments that `func` writes to, according to its schema."""
     written = []
     for position, argument in enumerate(func._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
@@ -117,8 +118,8 @@ _EXTREMES: dict[Any, Callable[[Any, Any], float | None]] = {
 _SINGLE = {aten._foreach_max.default: aten.max.default, aten._foreach_norm.Scalar: aten.linalg_vector_norm.default}
 
 
-def _over_no_rows(func: Any, args: Any, kwargs: Any) -> Any:
-    """The largest or smallest value of a tensor without elements: some rank's shard of an uneven parameter."""
+def _extreme_of_empty(func: Any, args: Any, kwargs: Any) -> Any:
+    """The maximum or minimum where some tensor is empty, as is one rank's shard of an uneven parameter; else None."""
     tensors = args[0] if isinstance(args[0], (list, tuple)) else [args[0]]
     neutral = _EXTREMES[func](args, kwargs)
     if neutral is None or all(tensor.numel() for tensor in tensors):
@@ -132,10 +133,10 @@ def _refuse_captured(tensors: list[torch.Tensor]) -> None:
     for tensor in tensors:
         if not is_fake(tensor) and (tensor.requires_grad or isinstance(tensor, torch.nn.Parameter)):
             raise SPMDError(
-                f"The step uses a trainable tensor of shape {tuple(tensor.shape)} that it captured from outside; its "
+                f"The step uses a trainable tensor of shape {tuple(tensor.shape)} that it captured from outside. Its "
                 "gradient would be neither averaged nor kept.",
                 remedy="Pass the module that owns it, and its optimizer, as arguments of the step.",
-                where=users_line(),
+                where=user_line(),
             )
 
 
@@ -144,11 +145,11 @@ def _annotate(graph: torch.fx.Graph, last: torch.fx.Node | None) -> None:
     for node in reversed(graph.nodes):
         if node is last:
             break
-        where = where or users_line()
+        where = where or user_line()
         node.meta["where"], node.meta["backward"] = where, backward
 
 
-_ASKS_NOTHING = {
+_NON_COMPUTING = {
     torch.Tensor.detach,
     torch.Tensor.backward,
     torch.Tensor.requires_grad_,
@@ -178,11 +179,11 @@ _ASKS_NOTHING = {
 _COMPUTING_PROPERTIES = {"T", "mT", "H", "mH", "real", "imag"}
 
 
-class WholeWhereDifferentiated(TorchFunctionMode):
-    """In differentiable code a shard from `module.parameters()` stands for its whole parameter.
+class WholeParameterMode(TorchFunctionMode):
+    """Substitutes the whole parameter for a shard from `module.parameters()` in differentiable code.
 
-    So a penalty on the parameters means what it means under DDP, with the gradient that DDP gives. Without gradients
-    (optimizers, clipping) shards stay shards; see `taint`.
+    A penalty on the parameters thus has the same value and gradient as under DDP. In code without gradients
+    (optimizers, clipping) shards stay shards; see `lower/shard_flow.py`.
     """
 
     def __init__(self, whole_of: Callable[[torch.Tensor], torch.Tensor | None]) -> None:
@@ -204,4 +205,4 @@ def _computes(func: Any) -> bool:
     name = getattr(func, "__name__", "")
     if name in ("__get__", "__set__", "__delete__"):
         return name == "__get__" and getattr(func.__self__, "__name__", "") in _COMPUTING_PROPERTIES
-    return func not in _ASKS_NOTHING and not name.endswith("_like") and not name.startswith("new_")
+    return func not in _NON_COMPUTING and not name.endswith("_like") and not name.startswith("new_")

@@ -1,4 +1,4 @@
-"""A compiler from single-device train steps to data-parallel programs: `torch.distributed._spmd`, gone since 2.5."""
+"""The data-parallel compiler under the name of `torch.distributed._spmd`, which PyTorch removed in 2.5."""
 
 from torch_testing_ext._spmd.api import compile as compile
 from torch_testing_ext._spmd.errors import SPMDError as SPMDError

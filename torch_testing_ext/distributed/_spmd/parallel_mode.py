@@ -1,3 +1,3 @@
-"""How a step is spread over ranks, under the names of torch.distributed._spmd.parallel_mode."""
+"""The parallel modes, under the names of torch.distributed._spmd.parallel_mode."""
 
 from torch_testing_ext._spmd.parallel_mode import DataParallel as DataParallel, ParallelMode as ParallelMode
