@@ -35,7 +35,7 @@ class TestFakeComms(TestCase):
         self.assertFalse(dist.is_initialized())
 
     def test_not_over_another(self) -> None:
-        with with_dist(), self.assertRaisesRegex(AssertionError, "there is a default process group already"):
+        with with_dist(), self.assertRaisesRegex(AssertionError, "a default process group exists already"):
             mock_init_dist(0, 1)
 
 
