@@ -161,7 +161,7 @@ class RankedTestCase(TestCase):
     def _with_expectations(self, verdict: launch.Verdict, path: str, world_size: int) -> launch.Verdict:
         """Ranks that disagree about an assertExpectedInline fail; the source is rewritten here if it is to be."""
         passed = verdict.outcome is launch.Outcome.PASSED
-        disagreement = expectations.settle(path, world_size)
+        disagreement = expectations.compare_ranks(path, world_size)
         if not disagreement:
             return verdict
         if passed:
@@ -182,7 +182,7 @@ class RankedTestCase(TestCase):
         if self._recorder is not None:
             got = clean_expected(actual, ignore_comments, ignore_empty_lines)
             wanted = clean_expected(expect, ignore_comments, ignore_empty_lines)
-            self._recorder.record(expectations.call_of(got, wanted, skip))
+            self._recorder.record(expectations.record_of_call(got, wanted, skip))
         super().assertExpectedInline(actual, expect, skip + 1, ignore_comments, ignore_empty_lines)
 
     def assertExpected(self, s: str, subname: str | None = None) -> None:

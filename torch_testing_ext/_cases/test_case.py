@@ -197,7 +197,9 @@ class TestCase(expecttest.TestCase):
         expect = clean_expected(expect, ignore_comments, ignore_empty_lines)
         if not expectations.accepting():
             super().assertExpectedInline(actual, expect, skip + 1)
-        elif self._accepts_expected() and (why_not := expectations.accept(expectations.call_of(actual, expect, skip))):
+        elif self._accepts_expected() and (
+            why_not := expectations.accept(expectations.record_of_call(actual, expect, skip))
+        ):
             self.fail(why_not)
 
     def assertExpected(self, s: str, subname: str | None = None) -> None:
@@ -212,7 +214,7 @@ class TestCase(expecttest.TestCase):
             expectations.write(file, s)
 
     def _compare_with(self, file: Path, text: str) -> None:
-        expected = expectations.read_or_nothing(file)
+        expected = expectations.read_if_exists(file)
         if expected is None:
             raise self.failureException(f"{file} is not there; EXPECTTEST_ACCEPT=1 writes it. The test gave:\n{text}")
         self.assertMultiLineEqual(text, expected, f"not what {file} says; EXPECTTEST_ACCEPT=1 rewrites it")

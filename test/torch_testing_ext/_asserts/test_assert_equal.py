@@ -252,10 +252,10 @@ class TestDTensors(MultiProcessTestCase):
 
     def test_ranks_ask_each_other_only_where_they_must(self):
         shard, replicate, partial = (self.dtensor(placement) for placement in (Shard(0), Replicate(), Partial()))
-        self.assertTrue(equality._shards_tell(shard, shard))
-        self.assertTrue(equality._shards_tell(replicate, replicate))
-        self.assertFalse(equality._shards_tell(shard, replicate))
-        self.assertFalse(equality._shards_tell(partial, partial))
+        self.assertTrue(equality._can_compare_shards(shard, shard))
+        self.assertTrue(equality._can_compare_shards(replicate, replicate))
+        self.assertFalse(equality._can_compare_shards(shard, replicate))
+        self.assertFalse(equality._can_compare_shards(partial, partial))
 
 
 class TestOtherAssertions(TestCase):

@@ -107,7 +107,7 @@ class TestAccept(TestCase):
         ended = self.run_subject(file, "Subject.test_c", "Subject.test_d", EXPECTTEST_ACCEPT="1")
         self.assertNotEqual(ended.returncode, 0)
         self.assertIn("ranks disagree at", ended.stderr)
-        self.assertIn("Subject.test_d-d.expect; as rank 0 say ranks [0]", ended.stderr)
+        self.assertIn("Subject.test_d-d.expect; ranks [0] of [0, 1, 2] agree with rank 0", ended.stderr)
         self.assertEqual(ended.stderr.count("-value 0"), 2)
         self.assertEqual(ended.stderr.count("+value 1"), 2)
         self.assertEqual(file.read_text(), before)

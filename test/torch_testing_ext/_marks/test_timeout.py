@@ -31,7 +31,7 @@ class TestTimeout(TestCase):
 
     def test_what_is_no_time(self):
         for wrong in (0, -1, True, "5", None):
-            with self.assertRaisesRegex(ValueError, "give the seconds"):
+            with self.assertRaisesRegex(ValueError, "must be a number of seconds greater than 0"):
                 timeout(wrong)
 
 
