@@ -41,7 +41,7 @@ class _AllRanksHere:
     def _is_rank(self) -> bool:
         return False
 
-    def _stand_in(self: Any, test: Callable[[], Any]) -> Callable[[], None]:
+    def _replacement_for(self: Any, test: Callable[[], Any]) -> Callable[[], None]:
         return self.join_or_run(test)
 
     def join_or_run(self, fn: Callable[[], Any]) -> Callable[[], None]:
@@ -116,7 +116,7 @@ class LocalDTensorContinuousTestBase(_AllRanksHere, DTensorContinuousTestBase): 
         if not dist.is_initialized():
             _init_fake_group(int(cls.world_size))
 
-    def _order_test(self) -> None: ...
+    def _start_task(self) -> None: ...
 
     @classmethod
     def tearDownClass(cls) -> None:

@@ -143,7 +143,7 @@ class TestMessages(TestCase):
             self.assertEqual(Broken(), Broken())
 
     def test_not_equal_says_what_is_equal(self):
-        with self.assertRaisesRegex(AssertionError, "the two are equal, and should differ: 3 and 3"):
+        with self.assertRaisesRegex(AssertionError, "the two are equal but should differ: 3 and 3"):
             self.assertNotEqual(3, 3)
 
     def test_traceback_ends_in_the_test(self):

@@ -73,7 +73,7 @@ class TestAccept(TestCase):
         file = self.write(disagree=False)
         refused = self.run_subject(file)
         self.assertEqual(refused.returncode, 1)
-        self.assertIn("Subject.test_d-d.expect is not there; EXPECTTEST_ACCEPT=1 writes it", refused.stderr)
+        self.assertIn("Subject.test_d-d.expect does not exist; EXPECTTEST_ACCEPT=1 writes it", refused.stderr)
         accepted = self.run_subject(file, EXPECTTEST_ACCEPT="1")
         self.check_accepted(file, accepted)
         self.assertEqual(accepted.stdout.count("Accepting new output"), 7, accepted.stdout)

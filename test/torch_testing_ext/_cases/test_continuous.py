@@ -363,7 +363,7 @@ class TestRanks(TestCase):
     def test_none_left_after_the_class(self) -> None:
         run_class(Things, "passes")
         self.assertEqual(Things.processes, [])
-        self.assertIsNone(vars(Things)["_crew"])
+        self.assertIsNone(vars(Things)["_persistent_ranks"])
         self.assertFalse(dist.is_initialized())
         self.assertFalse(os.path.exists(Things.rdvz_file or ""))
 
@@ -394,7 +394,7 @@ class TestState(TestCase):
         name = f"changes_{what}"
         ran = run_class(Things, name, "finds_all_as_it_was")
         self.assertEqual([seen.outcome for seen in ran.tests.values()], ["passed", "passed"], ran.tests)
-        self.assertIn(f"Things.{name} left changed in ranks {told}", "\n".join(ran.warnings))
+        self.assertIn(f"Things.{name} left global state changed in ranks {told}", "\n".join(ran.warnings))
         self.assertEqual(len(ran.warnings), 4 if what == "environment" else 1, ran.warnings)
 
     def test_left_changed_by_a_failure(self) -> None:
@@ -410,7 +410,7 @@ class TestState(TestCase):
         Things.tearDownClass()
         self.assertEqual(changed.outcome, "error")
         self.assertRegex(
-            changed.message, "GlobalStateWarning: Things.changes_default_dtype left changed in ranks 0, 1, 2"
+            changed.message, "GlobalStateWarning: Things.changes_default_dtype left global state changed in ranks 0, 1, 2"
         )
         self.assertEqual(after, ("passed", ""))
 

@@ -12,6 +12,7 @@ from multi_process_support import Ranks, outcome_of, ranks_told
 
 from torch_testing_ext import common_distributed as cd
 from torch_testing_ext._machine import accelerators
+from torch_testing_ext._marks import distributed
 from torch_testing_ext.common_utils import TestCase, instantiate_parametrized_tests, parametrize, run_tests
 
 
@@ -250,7 +251,7 @@ class TestPlatforms(TestCase):
 
     def test_transformers(self):
         for found, expected in ((None, 88), (object(), "run")):
-            with mock.patch.object(cd, "find_spec", lambda name, found=found: found):
+            with mock.patch.object(distributed, "find_spec", lambda name, found=found: found):
                 self.assertEqual(called_under(cd.import_transformers_or_skip()), expected)
                 self.assertEqual(outcome_under(cd.import_transformers_or_skip()) == "run", expected == "run")
 
