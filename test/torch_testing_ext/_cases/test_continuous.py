@@ -410,7 +410,8 @@ class TestState(TestCase):
         Things.tearDownClass()
         self.assertEqual(changed.outcome, "error")
         self.assertRegex(
-            changed.message, "GlobalStateWarning: Things.changes_default_dtype left global state changed in ranks 0, 1, 2"
+            changed.message,
+            "GlobalStateWarning: Things.changes_default_dtype left global state changed in ranks 0, 1, 2",
         )
         self.assertEqual(after, ("passed", ""))
 

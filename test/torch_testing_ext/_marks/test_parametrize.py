@@ -227,7 +227,12 @@ class TestRefusals(TestCase):
         self.refused(ValueError, "pass a list", parametrize("x", values))
 
     def test_same_parameter_twice(self):
-        self.refused(RuntimeError, "more than one decorator parametrizes over the same parameter: x", parametrize("x", [1]), parametrize("y,x", [(1, 2)]))
+        self.refused(
+            RuntimeError,
+            "more than one decorator parametrizes over the same parameter: x",
+            parametrize("x", [1]),
+            parametrize("y,x", [(1, 2)]),
+        )
 
     def test_wrong_number_of_values(self):
         self.refused(RuntimeError, r"3 values .* for the 2 parameters x, y", parametrize("x,y", [(1, 2, 3)]))
