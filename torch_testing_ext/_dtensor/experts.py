@@ -52,7 +52,7 @@ class ExpertLayer(nn.Module):
         self.experts = Experts(dim=dim, hidden_dim=hidden_dim, num_experts=num_experts)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        combined = self.experts(x.reshape(-1, x.shape[-1]))
+        combined: torch.Tensor = self.experts(x.reshape(-1, x.shape[-1]))
         return (combined / self.num_experts).view(x.shape)
 
 
