@@ -1,4 +1,4 @@
-"""assertExpectedInline and assertExpected in ranks: who compares, who rewrites, what is said when ranks disagree."""
+"""assertExpectedInline and assertExpected in ranks: comparing, rewriting, and ranks that disagree."""
 
 import os
 import subprocess
@@ -82,7 +82,7 @@ class TestAccept(TestCase):
         again = self.run_subject(file)
         self.assertEqual(again.returncode, 0, again.stderr)
 
-    def test_option_does_the_same_as_the_variable(self):
+    def test_option_equals_variable(self):
         file = self.write(disagree=False)
         self.check_accepted(file, self.run_subject(file, "--accept"))
 
@@ -137,7 +137,7 @@ class TestCompare(MultiProcessTestCase):
         self.assertIn("ranks disagree", message)
         self.assertIn("+I am 1", message)
 
-    def test_ranks_that_differ_are_told_of_with_a_diff_between_them(self):
+    def test_a_diff_shows_how_ranks_disagree(self):
         self.assertExpectedInline(f"I am {self.rank}", """I am 0""")
 
 

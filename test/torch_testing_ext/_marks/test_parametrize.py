@@ -1,4 +1,4 @@
-"""parametrize and its kin: names and outcomes as in PyTorch, and what is refused."""
+"""parametrize and related decorators: names and outcomes as in PyTorch, and errors."""
 
 import inspect
 import json
@@ -174,7 +174,7 @@ class TestInstantiation(TestCase):
             def test_it(self, x, y):
                 pass
 
-        # `spy` forgets to carry the name over, so the test keeps the generic one's.
+        # `spy` does not copy the name, so the test keeps the generic one.
         instantiate_parametrized_tests(Case)
         Case("test_it_x_1_y_2").debug()
         self.assertEqual(seen, [{"x": 1, "y": 2}])

@@ -1,4 +1,4 @@
-"""Process groups of threads: each collective does what gloo does in processes."""
+"""Process groups of threads: each collective has the same result as with gloo in processes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def case(function: Callable[[int], Result]) -> None:
 
 
 def own(rank: int, *shape: int) -> torch.Tensor:
-    """A tensor that says whose it is, and where each number was."""
+    """A tensor whose values show its rank and the index of each number."""
     return torch.arange(float(torch.Size(shape).numel())).reshape(shape) + 100 * (rank + 1)
 
 
