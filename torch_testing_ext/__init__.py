@@ -1,3 +1,3 @@
-"""A test kit for code on torch.distributed. Importing it imports no torch."""
+"""A test kit for code that uses torch.distributed. Importing this package does not import torch."""
 
 __version__ = "0.1.0"

@@ -1,7 +1,7 @@
 """Bases and decorators for tests of torch.distributed, under the names of torch.testing._internal.common_distributed.
 
-Importing this module touches no accelerator. Whether a test can run is decided in the parent, before any rank starts,
-wherever that is possible.
+Importing this module touches no accelerator. Wherever possible, the parent decides whether a test can run before it
+starts a rank.
 """
 
 import logging as _logging
@@ -113,8 +113,8 @@ if _typing.TYPE_CHECKING:
 
 logger = _logging.getLogger(__name__)
 
-# Flags of common_utils. `import *` exports neither these nor the bases that need the compiler, since it should neither
-# ask the machine for its devices nor import the compiler.
+# Flags of common_utils. `import *` exports neither these nor the bases that need the compiler: it must not look for
+# devices or import the compiler.
 _FLAGS = {"IS_SANDCASTLE", "TEST_CUDA", "TEST_HPU", "TEST_WITH_ROCM", "TEST_WITH_TSAN", "TEST_XPU"}
 
 

@@ -1,7 +1,7 @@
 """Bases, models and helpers for tests of FSDP, under the names of torch.testing._internal.common_fsdp.
 
-Importing this module touches no accelerator: DEVICE_TYPE, DISTRIBUTED_BACKEND and DEVICE_COUNT are determined when they
-are first used.
+Importing this module touches no accelerator: DEVICE_TYPE, DISTRIBUTED_BACKEND and DEVICE_COUNT are computed when they
+are read.
 """
 
 import typing as _typing

@@ -1,6 +1,6 @@
-"""What PyTorch's `torch.testing._internal.common_utils` offers to distributed tests, under the same names.
+"""The names of torch.testing._internal.common_utils that distributed tests use.
 
-The flags (`IS_*`, `TEST_*`) are worked out when they are first asked for: importing this module touches no accelerator.
+The flags (`IS_*`, `TEST_*`) are computed when they are first read: importing this module touches no accelerator.
 """
 
 import typing as _typing
@@ -113,7 +113,7 @@ from torch_testing_ext._utils.stores import FILE_SCHEMA as FILE_SCHEMA
 
 
 def __getattr__(name: str) -> _typing.Any:
-    """The flags."""
+    """Compute a flag."""
     try:
         value = _flags.flag(name)
     except KeyError:

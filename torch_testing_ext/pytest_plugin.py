@@ -42,4 +42,4 @@ def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
 
 def _install() -> None:
     drop_in.install()
-    invocation.pytest = ["-p", __name__, OPTION]
+    invocation.pytest_arguments = ["-p", __name__, OPTION]

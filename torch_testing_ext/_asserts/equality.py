@@ -1,10 +1,10 @@
-"""When are two values equal? What `TestCase.assertEqual` asks.
+"""The comparison behind `TestCase.assertEqual`.
 
 Containers are walked first, so that a wrong length or key is reported before any value; then every pair of leaves is
-compared. The answer is a text that names the item which differs, or None. A comparison that makes no sense (three
+compared. The result is a text that names the item that differs, or None. A comparison that makes no sense (three
 elements against one number, a DTensor against a plain tensor) is an error, not a difference.
 
-What counts as equal, and the phrases by which a test may recognise a failure, are PyTorch's.
+The rules of equality, and the phrases by which a test may recognise a failure, are PyTorch's.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import enum
 import reprlib
 import sys
 import unittest
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -25,7 +25,7 @@ from torch_testing_ext import _torch
 Path = tuple[Any, ...]
 
 _NUMBERS = (int, float, complex)
-# The default (rtol, atol) of Python's numbers; the looser of the two sides' counts.
+# The default (rtol, atol) of Python's numbers; of two types, the larger tolerance applies.
 _NUMBER_TOLERANCES = {int: (0.0, 0.0), float: (1.3e-6, 1e-5), complex: (1.3e-6, 1e-5)}
 _STORED_AS = {
     torch.quint8: torch.uint8,
@@ -41,7 +41,7 @@ _SHORT.maxstring = _SHORT.maxother = 100
 
 @dataclasses.dataclass(frozen=True)
 class Rules:
-    """What a comparison is strict about. A floor raises a tolerance, whether given or by default."""
+    """The strictness of a comparison. A floor raises a tolerance, given or default."""
 
     rtol: float | None = None
     atol: float | None = None
@@ -56,7 +56,7 @@ class Rules:
 
 
 class _Different(Exception):
-    """Two containers that cannot be walked side by side."""
+    """Raised for two containers of different structure."""
 
     def __init__(self, path: Path, text: str) -> None:
         super().__init__(text)
@@ -65,7 +65,7 @@ class _Different(Exception):
 
 
 def find_difference(actual: Any, expected: Any, rules: Rules) -> str | None:
-    """What differs between the two, in words; None where nothing does."""
+    """Describe the first difference; None where the values are equal."""
     actual, expected = _as_tensor_beside(actual, expected), _as_tensor_beside(expected, actual)
     if _are_dtensors(actual, expected):
         layout = _layout_difference(actual, expected)
@@ -103,7 +103,7 @@ def _spell(path: Path) -> str:
 
 
 def _as_tensor_beside(value: Any, other: Any) -> Any:
-    """A sequence that is compared with a tensor is read as a tensor like it; at the top only, not inside containers."""
+    """Convert a sequence that is compared with a tensor to a tensor like it; only at the top, not inside containers."""
     if isinstance(other, torch.Tensor) and isinstance(value, Sequence):
         return torch.as_tensor(value, dtype=other.dtype, device=other.device)
     return value
@@ -117,7 +117,7 @@ def _walk(actual: Any, expected: Any, path: Path) -> Iterator[tuple[Path, Any, A
         yield from _walk_sequences(actual, expected, path)
     elif _is_mapping(actual) and _is_mapping(expected):
         yield from _walk_mappings(actual, expected, path)
-    elif _is_dataclass_without_verdict(actual, expected):
+    elif _are_dataclasses_to_walk(actual, expected):
         for field in dataclasses.fields(actual):
             if field.compare:
                 yield from _walk(getattr(actual, field.name), getattr(expected, field.name), (*path, field.name))
@@ -182,7 +182,7 @@ def _is_mapping(value: Any) -> bool:
 
 
 def _unpack(actual: Any, expected: Any) -> tuple[Any, Any]:
-    """Lists in place of what torch cannot compare as a whole: nested tensors, and arrays of dtypes it does not know."""
+    """Turn values that torch cannot compare as a whole into lists: nested tensors, arrays of dtypes unknown to it."""
     if any(_is_array(value) and not _has_torch_dtype(value) for value in (actual, expected)):
         actual, expected = _as_list(actual), _as_list(expected)
     return _unbind(actual), _unbind(expected)
@@ -197,8 +197,8 @@ def _unbind(value: Any) -> Any:
     return value.unbind() if is_list_of_tensors else value
 
 
-def _is_dataclass_without_verdict(actual: Any, expected: Any) -> bool:
-    """Dataclasses whose own `==` gives no answer, because a field of theirs is a tensor: to be walked by field."""
+def _are_dataclasses_to_walk(actual: Any, expected: Any) -> bool:
+    """Are these dataclasses whose own `==` gives no bool, because a field is a tensor?"""
     if type(actual) is not type(expected) or isinstance(actual, type) or not dataclasses.is_dataclass(actual):
         return False
     try:
@@ -246,14 +246,17 @@ def _compare(actual: Any, expected: Any, rules: Rules) -> str | None:
     return _compare_objects(actual, expected)
 
 
-def _one_is(pair: tuple[Any, Any], wanted: Any, accepted: Any) -> bool:
-    """One of the two is wanted, and the other is at least accepted beside it."""
+_Check = Callable[[Any], bool]
+
+
+def _one_is(pair: tuple[Any, Any], wanted: _Check, accepted: _Check) -> bool:
+    """Is one of the two `wanted`, and the other at least `accepted`?"""
     first, second = pair
     return (wanted(first) and accepted(second)) or (wanted(second) and accepted(first))
 
 
 def _numpy() -> Any:
-    """NumPy, where the process has it: without it, no value is of its types."""
+    """NumPy, where it is imported: otherwise no value can be of its types."""
     return sys.modules.get("numpy")
 
 
@@ -361,7 +364,7 @@ _unittest.maxDiff = None
 
 
 def _compare_objects(actual: Any, expected: Any) -> str | None:
-    """By `==`; unittest words the difference, which for strings and sets shows where it lies."""
+    """Compare by `==`; unittest's message for strings and sets shows where they differ."""
     try:
         _unittest.assertEqual(actual, expected)
     except AssertionError as error:
@@ -384,7 +387,7 @@ def _kind_of(actual: Any, expected: Any) -> str:
 
 
 def _compare_tensors(actual: torch.Tensor, expected: torch.Tensor, rules: Rules) -> str | None:
-    if _are_dtensors(actual, expected) and _shards_tell(actual, expected):
+    if _are_dtensors(actual, expected) and _can_compare_shards(actual, expected):
         actual, expected = actual.to_local(), expected.to_local()  # type: ignore[attr-defined]
     if rules.exact_is_coalesced and actual.layout == expected.layout == torch.sparse_coo:
         ours, theirs = actual.is_coalesced(), expected.is_coalesced()
@@ -411,13 +414,13 @@ def _compare_tensors(actual: torch.Tensor, expected: torch.Tensor, rules: Rules)
 
 def _are_dtensors(actual: Any, expected: Any) -> bool:
     module = sys.modules.get("torch.distributed.tensor")
-    if module is None:  # nobody has made a DTensor yet, and importing it here would cost half a second
+    if module is None:  # so no DTensor exists yet, and importing it here would cost half a second
         return False
     ours, theirs = isinstance(actual, module.DTensor), isinstance(expected, module.DTensor)
     if ours != theirs:
         raise TypeError(
-            "Comparing a DTensor to a non-DTensor is ambiguous: compare .full_tensor() for the whole, "
-            "or .to_local() for what this rank holds."
+            "Comparing a DTensor to a non-DTensor is ambiguous: compare .full_tensor() for the whole tensor, "
+            "or .to_local() for the shard of this rank."
         )
     return ours
 
@@ -430,7 +433,7 @@ def _layout_difference(actual: Any, expected: Any) -> str | None:
     return None
 
 
-def _shards_tell(actual: Any, expected: Any) -> bool:
-    """Can each rank judge by what it holds, without asking the others? Parts of a sum say nothing by themselves."""
+def _can_compare_shards(actual: Any, expected: Any) -> bool:
+    """Can each rank compare its own shards without communication? Not for partial sums: only their totals count."""
     is_sum = any(placement.is_partial() for placement in actual.placements)
     return not is_sum and actual.shape == expected.shape and _layout_difference(actual, expected) is None

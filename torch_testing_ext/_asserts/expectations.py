@@ -1,9 +1,8 @@
-"""assertExpectedInline and assertExpected in ranks: each rank that calls them compares; what it got is settled by the
-parent.
+"""assertExpectedInline and assertExpected in ranks: every rank compares, and only the parent rewrites expectations.
 
-Ranks are processes of their own, and several of them must not rewrite one source file; nor may rank 0 of one test
-after rank 0 of another, as it would not know of the lines that the other one has put in. So a rank only writes down
-what it got, and the parent, which sees all tests of a file, rewrites it.
+Several ranks must not rewrite the same source file. Nor can rank 0 of each test, as it does not know how many lines
+earlier tests added. So a rank only records its actual text, and the parent, which sees all tests of a file, rewrites
+the file.
 """
 
 from __future__ import annotations
@@ -29,13 +28,12 @@ __rank_frame__ = True
 _SUFFIX = ".expected.rank"
 
 
-# Instead of a line: the expectation is the whole file.
-WHOLE_FILE = 0
+WHOLE_FILE = 0  # instead of a line number, where the expectation is the whole file
 
 
 @dataclass(frozen=True)
 class Record:
-    """One call in one rank. `turn`: which call of this line it was."""
+    """One call of an assertion in one rank. `turn` counts the calls of this line."""
 
     file: str
     line: int
@@ -49,19 +47,19 @@ class Record:
 
 
 def accepting() -> bool:
-    """EXPECTTEST_ACCEPT=1 or --accept."""
+    """Is EXPECTTEST_ACCEPT=1 or --accept set?"""
     return bool(os.getenv("EXPECTTEST_ACCEPT")) or bool(expecttest.ACCEPT)
 
 
 def file_of(test: unittest.TestCase, subname: str | None) -> Path:
-    """Where assertExpected of this test finds what it expects: as in PyTorch, in `expect/` beside the test file."""
+    """Return the file with the text that assertExpected expects: as in PyTorch, in `expect/` beside the test file."""
     source = inspect.getsourcefile(type(test))
     assert source is not None
     name = test.id().removeprefix(f"{type(test).__module__}.")
     return Path(source).resolve().parent / "expect" / f"{name}{f'-{subname}' if subname else ''}.expect"
 
 
-def read_or_nothing(file: Path) -> str | None:
+def read_if_exists(file: Path) -> str | None:
     try:
         return file.read_text()
     except FileNotFoundError:
@@ -69,23 +67,23 @@ def read_or_nothing(file: Path) -> str | None:
 
 
 def write(file: Path, text: str) -> None:
-    """Make it what is expected from now on."""
-    if read_or_nothing(file) == text:
+    """Make `text` the expectation."""
+    if read_if_exists(file) == text:
         return
     file.parent.mkdir(exist_ok=True)
     file.write_text(text)
     print(f"Accepting new output in {file}")
 
 
-def call_of(actual: str, expected: str, skip: int) -> Record:
-    """`skip`: how many frames above this one's caller the expectation stands."""
+def record_of_call(actual: str, expected: str, skip: int) -> Record:
+    """Describe the current call; the expectation is `skip` frames above this function's caller."""
     frame = traceback.extract_stack(limit=3 + skip)[0]
     assert frame.lineno is not None
     return Record(frame.filename, frame.lineno, 1, actual, expected)
 
 
 class ExpectationRecorder:
-    """A rank's side."""
+    """Records the calls of one rank in a file."""
 
     def __init__(self, file_name: str, rank: int):
         self._path = Path(f"{file_name}{_SUFFIX}{rank}")
@@ -97,8 +95,8 @@ class ExpectationRecorder:
             log.write(json.dumps(asdict(replace(call, turn=turn))) + "\n")
 
 
-def settle(file_name: str, world_size: int) -> str:
-    """The parent's side. Returns how the ranks disagree, "" if they do not; when accepting, rewrites the source."""
+def compare_ranks(file_name: str, world_size: int) -> str:
+    """In the parent: describe how the ranks disagree, "" if they agree; when accepting, rewrite the source."""
     calls = _gather(file_name, world_size)
     disagreements = [text for ranks in calls if (text := _disagreement(ranks))]
     if disagreements or not accepting():
@@ -106,33 +104,33 @@ def settle(file_name: str, world_size: int) -> str:
     return "\n\n".join(text for ranks in calls if (text := accept(ranks[min(ranks)])))
 
 
-# What was put into a file: by the line as it was when the file was imported, lines added and text.
+# The edits of a file: from the line number at import to the number of lines added and the new text.
 _Edits = dict[int, tuple[int, str]]
-_edits: dict[str, _Edits] = {}  # by this process
-# Where processes keep that in common which were all forked off the one that has imported the file.
+_edits: dict[str, _Edits] = {}  # made by this process
+# A file in which processes share their edits, where they were all forked after the test file was imported.
 history: Path | None = None
 
 
 @contextmanager
 def _edits_of(file: str) -> Iterator[_Edits]:
-    """What was put into it so far, to be added to; nobody else rewrites it meanwhile."""
+    """Yield the edits of a file so far, for the caller to add to, under a lock."""
     if history is None:
         yield _edits.setdefault(file, {})
         return
     with history.open("a+") as kept:
         fcntl.flock(kept, fcntl.LOCK_EX)
         kept.seek(0)
-        everything = json.loads(kept.read() or "{}")
-        edits = {int(line): (added, text) for line, (added, text) in everything.get(file, {}).items()}
+        edits_by_file = json.loads(kept.read() or "{}")
+        edits = {int(line): (added, text) for line, (added, text) in edits_by_file.get(file, {}).items()}
         yield edits
         kept.truncate(0)
-        json.dump({**everything, file: edits}, kept)
+        json.dump({**edits_by_file, file: edits}, kept)
 
 
 def accept(record: Record) -> str:
-    """Rewrite what is expected. Returns why it cannot be done.
+    """Rewrite an expectation. Return the reason if that is impossible, else "".
 
-    expecttest would too, but takes a line for one that it has written to when that one has only moved there.
+    expecttest can rewrite, too, but after an edit it mistakes a line that has moved for one that it has written.
     """
     if record.line == WHOLE_FILE:
         write(Path(record.file), record.actual)
@@ -145,12 +143,12 @@ def accept(record: Record) -> str:
 
 def _rewrite(record: Record, edits: _Edits) -> str:
     if record.line in edits:
-        return "" if edits[record.line][1] == record.actual else f"two calls of {record.where} want different texts"
+        return "" if edits[record.line][1] == record.actual else f"two calls at {record.where} have different texts"
     source = Path(record.file).read_text()
     line = record.line + sum(added for earlier, (added, _) in edits.items() if earlier < record.line)
     new, added = expecttest.replace_string_literal(source, line, _last_line(source, line), record.actual)
     if new == source:
-        return f"the expectation at {record.where} cannot be rewritten: it must be a literal in triple quotes"
+        return f"cannot rewrite the expectation at {record.where}: it must be a literal in triple quotes"
     Path(record.file).write_text(new)
     edits[record.line] = added, record.actual
     print(f"Accepting new output at {record.where}")
@@ -158,13 +156,13 @@ def _rewrite(record: Record, edits: _Edits) -> str:
 
 
 def _last_line(source: str, line: int) -> int:
-    """Of the statement that begins at `line`."""
+    """Return the last line of the statement that begins at `line`."""
     statements = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Expr))
     return max((node.end_lineno or line for node in statements if node.lineno == line), default=line)
 
 
 def _gather(file_name: str, world_size: int) -> list[dict[int, Record]]:
-    """The calls, each with what the ranks that made it got."""
+    """Return the calls of all ranks, each as a dictionary from rank to record."""
     found: dict[tuple[str, int, int], dict[int, Record]] = {}
     for rank in range(world_size):
         for record in _read(Path(f"{file_name}{_SUFFIX}{rank}")):
@@ -188,4 +186,4 @@ def _disagreement(ranks: dict[int, Record]) -> str:
     one, two = ranks[first].actual.splitlines(), ranks[other].actual.splitlines()
     diff = "\n".join(difflib.unified_diff(one, two, f"rank {first}", f"rank {other}", lineterm=""))
     alike = [rank for rank in ranks if ranks[rank].actual == ranks[first].actual]
-    return f"ranks disagree at {ranks[first].where}; as rank {first} say ranks {alike} of {sorted(ranks)}:\n{diff}"
+    return f"ranks disagree at {ranks[first].where}; ranks {alike} of {sorted(ranks)} agree with rank {first}:\n{diff}"

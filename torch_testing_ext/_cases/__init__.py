@@ -1,1 +1,1 @@
-"""The test bases: ranks as fresh processes, as persistent processes and as threads; and how tests are run."""
+"""The test bases: ranks as fresh processes, as persistent processes and as threads; and `run_tests`."""

@@ -1,7 +1,7 @@
-"""MultiProcContinuousTest: the tests of a class run one after another in ranks that stay.
+"""MultiProcContinuousTest: the tests of a class run one after another in persistent ranks.
 
-The process group is made once, in ranks that are forked like any others. They are replaced as soon as there is doubt
-of their state: when a test has failed, has left global state changed, or when the class wants each test isolated.
+The ranks are forked like any others and create their process group once. Fresh ranks replace them when their state is
+in doubt: after a test that failed or left global state changed, or after every test if the class wants isolation.
 """
 
 from __future__ import annotations
@@ -38,26 +38,28 @@ from .ranked import (
     PARENT,
     RankedTestCase,
     RankError,
+    account_for_error,
+    account_for_exit,
+    account_for_skip,
     checked_world_size,
-    plainly,
     raise_verdict,
-    report_error,
-    report_exit,
-    report_skip,
+    without_our_traceback,
 )
 
 __unittest = True  # keeps these frames out of unittest's tracebacks
 __rank_frame__ = True  # and out of the tracebacks of ranks
 
+_FileStore: Any = dist.FileStore  # type: ignore[attr-defined, unused-ignore]  # from C++
+
 UNSET = -2
-# Ranks that are told to leave only have to end.
-PATIENCE_TO_LEAVE = 10.0
+PATIENCE_TO_LEAVE = 10.0  # seconds for idle ranks to exit
 
 
 class MultiProcContinuousTest(RankedTestCase):
-    """`setUp` and `tearDown` run in the parent, the test methods in every rank, which has its process group already.
+    """A test case whose tests run in the same ranks, which have a process group before the first test.
 
-    `world_size` is the number of accelerators unless the class says more. `isolated = True`: fresh ranks for each test.
+    `setUp` and `tearDown` run in the parent, the test methods in every rank. `world_size` defaults to the number of
+    accelerators. With `isolated = True`, each test gets fresh ranks.
     """
 
     MAIN_PROCESS_RANK = PARENT
@@ -65,24 +67,24 @@ class MultiProcContinuousTest(RankedTestCase):
     rank: int = UNSET
     rdvz_file: str | None = None
     timeout: timedelta = timedelta(seconds=120)  # of the process group
-    poison_pill: bool = False  # a class that sets it has the rest of its tests skipped
+    poison_pill: bool = False  # a class that sets it skips the rest of its tests
     isolated: bool = False
     fast_exit = True  # see MultiProcessTestCase
 
-    # Of this very class, and of no subclass: hence always by `vars(cls)`.
-    _crew: ClassVar[launch.PersistentRanks | None] = None
+    # Read through `vars(cls)`: each class has its own and must not inherit them.
+    _persistent_ranks: ClassVar[launch.PersistentRanks | None] = None
     _troubles: ClassVar[list[str]] = []
     processes: ClassVar[list[RankProcess]] = []
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        launch.Named.of(cls)  # so that a server that is forked off from now on has it
+        launch.Named.of(cls)  # so that a fork server that starts later can find the class
 
     # -- what subclasses may override
 
     @classmethod
     def backend_str(cls) -> str | None:
-        """The group's backend; None: gloo, and the default backend of each device that is used."""
+        """The group's backend; None for gloo together with the default backend of each device in use."""
         return None
 
     @classmethod
@@ -96,13 +98,13 @@ class MultiProcContinuousTest(RankedTestCase):
 
     @classmethod
     def _init_pg(cls, rank: int, world_size: int, rdvz_file: str) -> None:
-        """In a rank: make the default group. A rank that skips here skips all tests."""
-        os.environ["LOCAL_RANK"] = str(rank)  # by which a mesh chooses the rank's device
+        """In a rank: create the default group. A skip here skips all tests."""
+        os.environ["LOCAL_RANK"] = str(rank)  # a mesh chooses the rank's device by it
         dist.init_process_group(
             backend=cls.backend_str(),
             world_size=world_size,
             rank=rank,
-            store=dist.FileStore(rdvz_file, world_size),
+            store=_FileStore(rdvz_file, world_size),
             pg_options=cls.opts(),
             timeout=cls.timeout,
         )
@@ -119,7 +121,7 @@ class MultiProcContinuousTest(RankedTestCase):
         with self._own_cleanups():
             getattr(self, name)(**kwargs)
 
-    def _stand_in(self, test: Callable[[], Any]) -> Any:
+    def _replacement_for(self, test: Callable[[], Any]) -> Any:
         return self._worker_run_main_wait(test)
 
     def _worker_run_main_wait(self, fn: Callable[[], Any]) -> Any:
@@ -148,13 +150,13 @@ class MultiProcContinuousTest(RankedTestCase):
 
     @classmethod
     def _ensure_processes_spawned(cls) -> None:
-        """Start the ranks for the first test that needs some, and where those of the one before are not to be used."""
-        crew = vars(cls).get("_crew")
-        if crew is not None and not crew.is_complete():
+        """Start ranks for the first test that needs them, and replace ranks that are not complete."""
+        ranks = vars(cls).get("_persistent_ranks")
+        if ranks is not None and not ranks.is_complete():
             cls._dismiss_ranks()
-        if vars(cls).get("_crew") is None:
-            given = cls._get_world_size(cls._device_type())
-            cls.world_size = checked_world_size(given, f"{cls.__qualname__}.world_size")
+        if vars(cls).get("_persistent_ranks") is None:
+            size = cls._get_world_size(cls._device_type())
+            cls.world_size = checked_world_size(size, f"{cls.__qualname__}.world_size")
             cls._check_backend()
             cls._spawn_processes(cls.world_size)
 
@@ -164,7 +166,7 @@ class MultiProcContinuousTest(RankedTestCase):
         cls.rdvz_file = str(directory / "store")
         chosen = settings.read()
         job = launch.Job(
-            body=launch.Named.of(_be_rank),
+            body=launch.Named.of(_run_rank),
             subject=launch.Named.of(cls),
             world_size=world_size,
             directory=directory,
@@ -179,8 +181,8 @@ class MultiProcContinuousTest(RankedTestCase):
             stream=chosen.stream,
             debug_rank=chosen.debug_rank,
         )
-        cls._crew = launch.PersistentRanks(job)
-        cls.processes = [RankProcess(cls._crew.run, rank) for rank in range(world_size)]
+        cls._persistent_ranks = launch.PersistentRanks(job)
+        cls.processes = [RankProcess(cls._persistent_ranks.run, rank) for rank in range(world_size)]
 
     @classmethod
     def _get_world_size(cls, device_type: str) -> Any:
@@ -195,12 +197,12 @@ class MultiProcContinuousTest(RankedTestCase):
 
     @classmethod
     def _device_type(cls) -> str:
-        """`device_type` may be a class method, a property, or just a string."""
+        """`device_type` may be a class method, a property, or a plain string."""
         found = inspect.getattr_static(cls, "device_type")
         if isinstance(found, property):
-            return found.__get__(object.__new__(cls))
-        given = cls.device_type
-        return given() if callable(given) else given
+            return str(found.__get__(object.__new__(cls)))
+        value = cls.device_type
+        return str(value() if callable(value) else value)
 
     @classmethod
     def _check_backend(cls) -> None:
@@ -210,18 +212,18 @@ class MultiProcContinuousTest(RankedTestCase):
 
     @classmethod
     def _dismiss_ranks(cls) -> None:
-        """Let the ranks leave. One that died after its tests had passed is the class's failure."""
-        crew = vars(cls).get("_crew")
-        if crew is None:
+        """Let the ranks exit. A rank that died after its tests had passed fails the class."""
+        ranks = vars(cls).get("_persistent_ranks")
+        if ranks is None:
             return
-        cls._crew, cls.processes = None, []
-        if not crew.is_over:
-            end = crew.dismiss(PATIENCE_TO_LEAVE)
-            after = f"{cls.__qualname__} (after {crew.last})" if crew.last else cls.__qualname__
+        cls._persistent_ranks, cls.processes = None, []
+        if not ranks.is_over:
+            end = ranks.dismiss(PATIENCE_TO_LEAVE)
+            after = f"{cls.__qualname__} (after {ranks.last})" if ranks.last else cls.__qualname__
             verdict = launch.judge(end.reports, end.timed_out, launch.Case(after))
             if verdict.message:
                 cls._troubles = [*vars(cls).get("_troubles", ()), verdict.message]
-        _clean_up(crew.directory)
+        _clean_up(ranks.directory)
 
     # -- the parent: a test
 
@@ -233,26 +235,26 @@ class MultiProcContinuousTest(RankedTestCase):
         skip = first_unmet(getattr(self, self._testMethodName))
         if skip is not None:
             raise Skipped(skip)
-        with plainly():
+        with without_our_traceback():
             self._ensure_processes_spawned()
-        self._order_test()
+        self._start_task()
 
-    def _order_test(self) -> None:
-        crew = self._present_crew()
-        self._files = crew.start(self.id())
-        self.addCleanup(self._give_up_order, crew)
+    def _start_task(self) -> None:
+        ranks = self._running_ranks()
+        self._files = ranks.start(self.id())
+        self.addCleanup(self._abandon_task, ranks)
 
-    def _present_crew(self) -> launch.PersistentRanks:
-        crew = vars(type(self)).get("_crew")
-        if crew is None:
+    def _running_ranks(self) -> launch.PersistentRanks:
+        ranks: launch.PersistentRanks | None = vars(type(self)).get("_persistent_ranks")
+        if ranks is None:
             raise RankError(f"no ranks were started: {type(self).__qualname__}.setUp() must call super().setUp()")
-        return crew
+        return ranks
 
     def _wait_for_ranks(self) -> None:
         __tracebackhide__ = True
-        crew = self._present_crew()
+        ranks = self._running_ranks()
         try:
-            end = crew.watch(self._timeout())
+            end = ranks.watch(self._timeout())
         except KeyboardInterrupt:
             if not self._runs_under_unittest():
                 raise
@@ -260,7 +262,7 @@ class MultiProcContinuousTest(RankedTestCase):
         verdict = launch.judge(end.reports, end.timed_out, self._case())
         verdict = self._with_expectations(verdict, str(self._files), len(end.reports))
         left_changed = self._left_changed(end.reports)
-        if crew.is_over or left_changed or self.isolated:
+        if ranks.is_over or left_changed or self.isolated:
             self._dismiss_ranks()
         if verdict.outcome is launch.Outcome.PASSED:
             for text in left_changed:
@@ -270,19 +272,19 @@ class MultiProcContinuousTest(RankedTestCase):
         raise_verdict(verdict)
 
     def _left_changed(self, reports: tuple[launch.RankReport, ...]) -> list[str]:
-        """The global state that is not as the test found it, in sentences."""
+        """Describe the global state that the test changed, one sentence for each change."""
         by_note: dict[str, list[str]] = {}
         for report in reports:
             for note in report.notes:
                 by_note.setdefault(note, []).append(str(report.rank))
         where = {note: f"rank{'s' if len(ranks) > 1 else ''} {', '.join(ranks)}" for note, ranks in by_note.items()}
-        begin = f"{self._short_name()} left changed in"
+        begin = f"{self._short_name()} left global state changed in"
         return [f"{begin} {where[note]}: {note}; the next test gets fresh ranks" for note in by_note]
 
-    def _give_up_order(self, crew: launch.PersistentRanks) -> None:
-        """Where nobody waited for the ranks, since setUp failed after ours: they are in the middle of something."""
-        if not crew.is_over and crew.is_busy:
-            crew.end()
+    def _abandon_task(self, ranks: launch.PersistentRanks) -> None:
+        """End ranks that are still busy: if a subclass's setUp fails, the parent never waits for them."""
+        if not ranks.is_over and ranks.is_busy:
+            ranks.end()
             self._dismiss_ranks()
 
 
@@ -294,10 +296,10 @@ def _clean_up(directory: Path) -> None:
 # -- a rank
 
 
-def _be_rank(
+def _run_rank(
     cls: type[MultiProcContinuousTest],
     rank: int,
-    report: launch.AccountWriter,
+    account: launch.AccountWriter,
     *,
     world_size: int,
     directory: Path,
@@ -311,32 +313,33 @@ def _be_rank(
     cls.rank, cls.world_size, cls.rdvz_file = rank, world_size, rdvz_file
     try:
         cls._init_pg(rank, world_size, rdvz_file)
-        for order in launch.tasks(directory, rank):
-            _carry_out(cls, order)
+        for task in launch.tasks(directory, rank):
+            _run_task(cls, task)
         leave_process_group(cls.fast_exit)
     except unittest.SkipTest as skip:
-        sys.exit(report_skip(report, skip))
+        sys.exit(account_for_skip(account, skip))
     except SystemExit as leaving:
-        report_exit(report, leaving)
+        account_for_exit(account, leaving)
         raise
     finally:
         _torch.end_compile_workers()
 
 
-def _carry_out(cls: type[MultiProcContinuousTest], order: launch.Task) -> None:
-    """One test, with what it leaves changed."""
-    cls._recorder = expectations.ExpectationRecorder(str(order.path), cls.rank)
-    before = global_state.look()
+def _run_task(cls: type[MultiProcContinuousTest], task: launch.Task) -> None:
+    """Run one test, and note the global state that it changed."""
+    cls._recorder = expectations.ExpectationRecorder(str(task.path), cls.rank)
+    before = global_state.snapshot()
+    account = task.account
     try:
-        cls._run_test_given_id(order.name)
-        order.account.passed()
+        cls._run_test_given_id(task.name)
+        account.passed()
     except unittest.SkipTest as skip:
-        report_skip(order.account, skip)
+        account_for_skip(account, skip)
     except SystemExit as leaving:
-        report_exit(order.account, leaving)
-        if order.account.account is None:
+        account_for_exit(account, leaving)
+        if account.account is None:
             raise
     except BaseException as error:
-        report_error(order.account, error, cls.failureException)
-    if changes := global_state.changes(before, global_state.look()):
-        order.account.note(changes)
+        account_for_error(account, error, cls.failureException)
+    if changes := global_state.changes(before, global_state.snapshot()):
+        account.note(changes)

@@ -1,4 +1,4 @@
-"""DistributedTestBase: ranks that choose their backend by device type; and run_subtests, the ranks in step."""
+"""DistributedTestBase, whose ranks choose their backend by device type, and run_subtests."""
 
 from __future__ import annotations
 
@@ -19,8 +19,11 @@ __unittest = True  # keeps these frames out of unittest's tracebacks
 __rank_frame__ = True  # and out of the tracebacks of ranks
 
 
+_FileStore: Any = dist.FileStore  # type: ignore[attr-defined, unused-ignore]  # from C++
+
+
 class DistributedTestBase(MultiProcessTestCase):
-    """Ranks that choose their backend by device type."""
+    """A MultiProcessTestCase that starts its ranks and chooses the backend by device type."""
 
     def setUp(self) -> None:
         super().setUp()
@@ -34,19 +37,19 @@ class DistributedTestBase(MultiProcessTestCase):
         return next((backend for kind, backend in known.items() if kind in device), "gloo")
 
     def create_pg(self, device: str, world_size: int | None = None, backend: str | None = None) -> Any:
-        """The default group over all ranks, on the backend for `device`; an accelerator's rank gets its device."""
+        """Create the default group over all ranks, with the backend for `device`; set each rank's accelerator."""
         world_size = self.world_size if world_size is None else world_size
         backend = backend or self.backend(device)
         if backend in ("nccl", "xccl"):
             self._take_device()
-        store = dist.FileStore(self.file_name, world_size)
+        store = _FileStore(self.file_name, world_size)
         dist.init_process_group(backend=backend, world_size=world_size, rank=self.rank, store=store)
         return dist.group.WORLD
 
     def _take_device(self) -> None:
         accelerator = torch.accelerator.current_accelerator()
         if accelerator is None:
-            raise RuntimeError("a group over an accelerator's backend needs an accelerator, and there is none")
+            raise RuntimeError("the backend of an accelerator needs an accelerator, but this machine has none")
         device = torch.device(accelerator.type, self.rank)
         torch.set_default_device(device)
         torch.accelerator.set_device_index(self.rank)
@@ -63,7 +66,7 @@ def run_subtests(
     *test_args: Any,
     **test_kwargs: Any,
 ) -> None:
-    """Call `test_fn` for every combination of the configuration's values, each as a subtest, the ranks in step."""
+    """Call `test_fn` for every combination of the configuration's values, each as a subtest with a barrier after it."""
     names = list(subtest_config)
     for values in itertools.product(*subtest_config.values()):
         chosen = dict(zip(names, values, strict=True))

@@ -1,4 +1,4 @@
-"""Bases for tests of the compiler over process groups: dynamo starts each of them with nothing compiled."""
+"""Bases for tests of the compiler over process groups; each test starts with empty compiler caches."""
 
 from __future__ import annotations
 
@@ -17,8 +17,11 @@ from .test_case import TestCase
 __unittest = True  # keeps these frames out of unittest's tracebacks
 
 
+_HashStore: Any = dist.HashStore  # type: ignore[attr-defined, unused-ignore]  # from C++
+
+
 class DynamoDistributedSingleProcTestCase(TestCase):
-    """One process that is a group of one, for all tests of the class. On the CPU where there is no accelerator."""
+    """Runs all tests of the class in this process, as a group of one rank; on the CPU if there is no accelerator."""
 
     rank: int
     device: str
@@ -34,9 +37,9 @@ class DynamoDistributedSingleProcTestCase(TestCase):
         cls.rank = 0
         cls.device = f"{kind}:{cls.rank}"
         cls.device_ids = None
-        # No port: a group of one has nobody to meet.
+        # A group of one needs no port.
         backend = dist.get_default_backend_for_device(kind)
-        dist.init_process_group(backend, store=dist.HashStore(), rank=cls.rank, world_size=1)
+        dist.init_process_group(backend, store=_HashStore(), rank=cls.rank, world_size=1)
         cls._exit_stack.callback(dist.destroy_process_group)
 
     @classmethod
@@ -54,7 +57,7 @@ class DynamoDistributedSingleProcTestCase(TestCase):
 
 
 class DynamoDistributedMultiProcTestCase(DistributedTestBase):
-    """A rank on every accelerator; a subclass that runs without any says how many in `world_size`."""
+    """Runs a rank on every accelerator; a subclass that runs without accelerators sets `world_size`."""
 
     @property
     def world_size(self) -> int:

@@ -1,6 +1,6 @@
-"""What of a process a test may leave changed for those that come after it, where a process has several.
+"""Global state that one test may leave changed for later tests in the same process.
 
-Random state is not among it: every test uses some, and every test begins with the same seeds.
+Random state does not count: every test uses it, and every test begins with the same seeds.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-# What torch itself sets when it first compiles something.
-_TORCHS_OWN = ("TORCHINDUCTOR_", "TRITON_", "KINETO_")
+# Environment variables that torch itself sets when it first compiles something.
+_SET_BY_TORCH = ("TORCHINDUCTOR_", "TRITON_", "KINETO_")
 
 
 @dataclass(frozen=True)
-class _Itself:
-    """A thing that is the same only as itself, and whose address is nobody's concern."""
+class _Identity:
+    """Compares an object by identity, and shows it without its address."""
 
-    thing: Any
+    value: Any
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Itself) and self.thing is other.thing
+        return isinstance(other, _Identity) and self.value is other.value
 
     def __repr__(self) -> str:
-        return "none" if self.thing is None else f"a {type(self.thing).__name__}"
+        return "none" if self.value is None else f"a {type(self.value).__name__}"
 
 
-_LOOKS: dict[str, Callable[[], Any]] = {
+_GETTERS: dict[str, Callable[[], Any]] = {
     "default dtype": torch.get_default_dtype,
     "default device": torch.get_default_device,
     "deterministic algorithms": torch.get_deterministic_debug_mode,
@@ -40,7 +40,7 @@ _LOOKS: dict[str, Callable[[], Any]] = {
     "precision of float32 products": torch.get_float32_matmul_precision,
     "number of threads": torch.get_num_threads,
     "gradients enabled": torch.is_grad_enabled,
-    "default process group": lambda: _Itself(dist.group.WORLD),
+    "default process group": lambda: _Identity(dist.group.WORLD),
     "working directory": os.getcwd,
 }
 
@@ -48,20 +48,19 @@ State = dict[str, Any]
 
 
 class GlobalStateWarning(UserWarning):
-    """A test has left global state changed in its rank."""
+    """A test left global state changed in a rank."""
 
 
-def look() -> State:
-    environment = {f"os.environ[{name!r}]": value for name, value in os.environ.items() if _is_ours(name)}
-    return {**{name: get() for name, get in _LOOKS.items()}, **environment}
-
-
-def _is_ours(name: str) -> bool:
-    return not name.startswith(_TORCHS_OWN)
+def snapshot() -> State:
+    """Read all state that this module watches."""
+    environment = {
+        f"os.environ[{name!r}]": value for name, value in os.environ.items() if not name.startswith(_SET_BY_TORCH)
+    }
+    return {**{name: get() for name, get in _GETTERS.items()}, **environment}
 
 
 def changes(before: State, after: State) -> list[str]:
-    """What differs, one sentence each."""
+    """Describe each difference in one phrase."""
     names = [*before, *(name for name in after if name not in before)]
     return [
         f"{name}: {_show(before, name)} -> {_show(after, name)}"

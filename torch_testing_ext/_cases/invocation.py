@@ -1,5 +1,7 @@
-"""How the tests of this process are run, where it is not by `python FILE` or plain pytest. Whoever runs them otherwise
-(upstream's drop-in) says so here, before the tests are imported."""
+"""How the tests of this process were invoked, if not by `python FILE` or plain pytest.
+
+A module that runs tests in another way (upstream's drop-in) sets these before it imports the tests.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +9,13 @@ from collections.abc import Callable, Sequence
 
 from torch_testing_ext import launch
 
-# What stands between `python` and the file; what pytest is given besides the test.
-script: list[str] = []
-pytest: list[str] = []
+python_arguments: list[str] = []  # between `python` and the file
+pytest_arguments: list[str] = []  # between `pytest` and the test
 
 
-def _nothing(reports: Sequence[launch.RankReport], expected: launch.Expected, verdict: launch.Verdict) -> str:
+def _no_note(reports: Sequence[launch.RankReport], expected: launch.Expected, verdict: launch.Verdict) -> str:
     return ""
 
 
-# What to add to the message of a verdict.
-remark: Callable[[Sequence[launch.RankReport], launch.Expected, launch.Verdict], str] = _nothing
+# Returns a text to add to the message of a verdict.
+verdict_note: Callable[[Sequence[launch.RankReport], launch.Expected, launch.Verdict], str] = _no_note

@@ -1,7 +1,7 @@
 """MultiProcessTestCase: a test method that runs once in each of `world_size` fresh processes.
 
-In the parent the method is replaced by one that waits for the ranks and raises their common verdict.
-In a rank only the method itself runs, with what it registered by addCleanup.
+In the parent, another method replaces it, which waits for the ranks and raises their common verdict.
+In a rank, only the method itself runs, and the cleanups that it registers.
 """
 
 from __future__ import annotations
@@ -35,31 +35,33 @@ from .ranked import (
     PARENT,
     RankedTestCase,
     RankError,
-    plainly,
+    account_for_error,
+    account_for_exit,
+    account_for_skip,
     raise_verdict,
-    report_error,
-    report_exit,
-    report_skip,
+    without_our_traceback,
 )
 
 __unittest = True  # keeps these frames out of unittest's tracebacks: the message says it all
 __rank_frame__ = True  # and out of the tracebacks of ranks
 
-# Fewer than this, and importing them in each rank costs less than the message about it.
-_WORTH_TEACHING = 10
+# Importing fewer modules than this in each rank costs less than a preload hint.
+_WORTH_A_HINT = 10
 
 
 class MultiProcessTestCase(RankedTestCase):
+    """A test case whose test methods run in fresh processes, one for each rank; `setUp` must start them."""
+
     MAIN_PROCESS_RANK = PARENT
     TEST_ERROR_EXIT_CODE = 10
-    # A rank leaves without tearing down its gloo groups, which saves 10 ms a connection. For a test about that: False.
+    # A rank exits without destroying its gloo groups, which saves 10 ms per connection. False for tests of just that.
     fast_exit = True
 
     file_name: str
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        launch.Named.of(cls)  # so that a server that is forked off from now on has it
+        launch.Named.of(cls)  # so that a fork server that starts later can find the class
 
     def __init__(self, method_name: str = "runTest", methodName: str = "runTest") -> None:
         super().__init__(method_name, methodName)
@@ -67,7 +69,7 @@ class MultiProcessTestCase(RankedTestCase):
         self._directory: Path | None = None
         self.processes: list[RankProcess] = []
 
-    def _stand_in(self, test: Callable[[], Any]) -> Any:
+    def _replacement_for(self, test: Callable[[], Any]) -> Any:
         return self.join_or_run(test)
 
     # -- what subclasses may override
@@ -91,7 +93,7 @@ class MultiProcessTestCase(RankedTestCase):
         return False
 
     def join_or_run(self, fn: Callable[[], Any]) -> Any:
-        """The method that stands in for a test: in the parent it waits for the ranks, in a rank it runs the test."""
+        """Return the method that replaces a test: in the parent it waits for the ranks, in a rank it runs the test."""
 
         @functools.wraps(fn)
         def wrapper(self: MultiProcessTestCase) -> None:
@@ -111,9 +113,9 @@ class MultiProcessTestCase(RankedTestCase):
         self.processes = []
         self.rank = self.MAIN_PROCESS_RANK
         self.pid_to_pipe: dict[int, Any] = {}
-        with plainly():
+        with without_our_traceback():
             self._directory = launch.new_directory(self.id())
-        self.addCleanup(self._end_ranks)  # also where setUp fails later on, or tearDown forgets super()
+        self.addCleanup(self._end_ranks)  # also if setUp fails later, or tearDown does not call super()
         self.file_name = str(self._directory / "store")
 
     def tearDown(self) -> None:
@@ -121,7 +123,7 @@ class MultiProcessTestCase(RankedTestCase):
         self._end_ranks()
 
     def _spawn_processes(self) -> None:
-        """Start the ranks; skip at once where the test needs what this machine has not."""
+        """Start the ranks; skip at once if this machine does not meet a need of the test."""
         skip = first_unmet(getattr(self, self._testMethodName))
         if skip is not None:
             raise Skipped(skip)
@@ -132,7 +134,7 @@ class MultiProcessTestCase(RankedTestCase):
     def _start_ranks(self, world_size: int, directory: Path, environ: dict[str, str] | None = None) -> None:
         chosen = settings.read()
         job = launch.Job(
-            body=launch.Named.of(_be_rank),
+            body=launch.Named.of(_run_rank),
             subject=launch.Named.of(type(self)),
             world_size=world_size,
             directory=directory,
@@ -148,17 +150,17 @@ class MultiProcessTestCase(RankedTestCase):
             stream=chosen.stream,
             debug_rank=chosen.debug_rank,
         )
-        with plainly():
+        with without_our_traceback():
             self._launched = launch.launch(job)
         self.processes = [RankProcess(self._launched, rank) for rank in range(world_size)]
 
     def _join_processes(self, fn: Callable[[], Any]) -> None:
         __tracebackhide__ = True
-        verdict = self._see_through(fn)
+        verdict = self._wait_for_verdict(fn)
         assert self._launched is not None
         raise_verdict(self._with_expectations(verdict, self.file_name, self._launched.job.world_size))
 
-    def _see_through(self, fn: Callable[[], Any]) -> launch.Verdict:
+    def _wait_for_verdict(self, fn: Callable[[], Any]) -> launch.Verdict:
         if self._launched is None:
             setup = f"{type(self).__qualname__}.setUp()"
             raise RankError(f"no ranks were started: {setup} must call self._spawn_processes()")
@@ -176,27 +178,27 @@ class MultiProcessTestCase(RankedTestCase):
                 raise
             self._interrupt()
         verdict = launch.judge(outcome.reports, outcome.timed_out, self._case(), expected)
-        if remark := invocation.remark(outcome.reports, expected, verdict):
-            verdict = replace(verdict, message=f"{verdict.message}\n\n{remark}")
+        if note := invocation.verdict_note(outcome.reports, expected, verdict):
+            verdict = replace(verdict, message=f"{verdict.message}\n\n{note}")
         if verdict.outcome is launch.Outcome.PASSED:
-            self._tell_of_leftovers(outcome.reports)
+            self._print_leftovers(outcome.reports)
         return verdict
 
     def _explain_hang(self, verdict: launch.Verdict, fn: Callable[[], Any]) -> launch.Verdict:
-        """Run once more under TORCH_DISTRIBUTED_DEBUG=DETAIL, which checks that ranks agree before each collective."""
+        """Run again under TORCH_DISTRIBUTED_DEBUG=DETAIL, which checks that ranks agree before each collective."""
         assert self._launched is not None
         with suppress(OSError):
-            os.unlink(self.file_name)  # or the ranks would meet those of the first run
+            os.unlink(self.file_name)  # otherwise the ranks would find the store of the first run
         directory = self._launched.job.directory / "detail"
         directory.mkdir()
         self._start_ranks(self._launched.job.world_size, directory, {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"})
         second = self._watch(self._launched, fn, self._timeout())
-        said = second.message or "it passed this time"
+        result = second.message or "it passed this time"
         heading = "Run again under TORCH_DISTRIBUTED_DEBUG=DETAIL:"
-        return launch.Verdict(verdict.outcome, f"{verdict.message}\n\n{heading}\n{said}", verdict.culprit)
+        return launch.Verdict(verdict.outcome, f"{verdict.message}\n\n{heading}\n{result}", verdict.culprit)
 
     def _end_ranks(self) -> None:
-        """Whatever is left of this test: processes and files."""
+        """End the processes that are left of this test, and remove its files."""
         if self._launched is not None and self._launched.alive:
             launch.end(self._launched)
         self._launched = None
@@ -214,17 +216,19 @@ class MultiProcessTestCase(RankedTestCase):
         self.run_test(test_name, pipe)
 
     def run_test(self, test_name: str, parent_pipe: Any) -> None:
-        """Run the test method in this rank. `parent_pipe` is the rank's report. Leaves by SystemExit where the test did
-        not pass, so that an overriding `_run` goes no further."""
+        """Run the test method in this rank; `parent_pipe` is the rank's AccountWriter.
+
+        Raise SystemExit if the test does not pass, so that an overriding `_run` does not continue.
+        """
         self._recorder = expectations.ExpectationRecorder(self.file_name, self.rank)
         set_rng_seed()
         try:
             with self._own_cleanups():
                 getattr(self, test_name)()
         except unittest.SkipTest as skip:
-            sys.exit(report_skip(parent_pipe, skip))
+            sys.exit(account_for_skip(parent_pipe, skip))
         except Exception as error:
-            report_error(parent_pipe, error, self.failureException)
+            account_for_error(parent_pipe, error, self.failureException)
             sys.exit(self.TEST_ERROR_EXIT_CODE)
         parent_pipe.finished = True
         if self.destroy_pg_upon_exit:
@@ -232,17 +236,17 @@ class MultiProcessTestCase(RankedTestCase):
 
 
 def _accepted_by(run: Callable[..., None], options: dict[str, Any]) -> dict[str, Any]:
-    """An overriding `_run` may lack **kwargs."""
+    """Return the options that `run` accepts: an overriding `_run` may lack **kwargs."""
     takes = inspect.signature(run).parameters
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in takes.values()):
         return options
     return {name: value for name, value in options.items() if name in takes}
 
 
-def _be_rank(
+def _run_rank(
     cls: type[MultiProcessTestCase],
     rank: int,
-    report: launch.AccountWriter,
+    account: launch.AccountWriter,
     *,
     test_name: str,
     file_name: str,
@@ -251,26 +255,29 @@ def _be_rank(
     options: dict[str, Any],
     patient: bool,
 ) -> None:
-    """The body of a rank's process. What the parent can find out comes in the arguments: here every look-up copies
-    the pages it touches, in each rank."""
+    """The body of a rank's process.
+
+    The parent passes everything that it can find out itself: in a forked rank, every look-up copies memory pages.
+    """
     seeds.SEED = seed  # a new interpreter has not seen --seed
     prepare_rank(world_size, patient)
-    had = len(sys.modules)
+    imported_before = len(sys.modules)
     try:
-        cls._run(rank, test_name, file_name, report, **options)
+        cls._run(rank, test_name, file_name, account, **options)
     except unittest.SkipTest as skip:
-        report_skip(report, skip)
+        account_for_skip(account, skip)
     except SystemExit as leaving:
-        report_exit(report, leaving)
+        account_for_exit(account, leaving)
         raise
     else:
-        report.passed(_imported_since(had) if rank == 0 else ())
+        account.passed(_imported_since(imported_before) if rank == 0 else ())
     finally:
         _torch.end_compile_workers()
 
 
-def _imported_since(had: int) -> tuple[str, ...]:
-    """From the end: to look at all names would copy the pages they are on."""
-    latest = list(itertools.islice(reversed(sys.modules), max(0, len(sys.modules) - had)))
+def _imported_since(count: int) -> tuple[str, ...]:
+    """Return the modules of torch imported since there were `count` modules, if they are worth a preload hint."""
+    # From the end: reading all names would copy the memory pages that hold them.
+    latest = list(itertools.islice(reversed(sys.modules), max(0, len(sys.modules) - count)))
     new = tuple(name for name in reversed(latest) if name.startswith("torch."))
-    return new if len(new) >= _WORTH_TEACHING else ()
+    return new if len(new) >= _WORTH_A_HINT else ()

@@ -1,7 +1,7 @@
 """MultiThreadedTestCase: a test method that runs once in each of `world_size` threads of this process.
 
-Much faster to start than processes, and less like the real thing: the ranks share Python's globals and one random
-number generator, and communicate by copying. See `multi_threaded_pg`.
+Threads start much faster than processes but are less realistic: they share Python's globals and one random number
+generator, and communicate by copying. See `multi_threaded_pg`.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ __rank_frame__ = True  # and out of the tracebacks of ranks
 def spawn_threads_and_init_comms(
     func: Any = None, timeout: float = ranked.TIMEOUT_DEFAULT, world_size: int = DEFAULT_WORLD_SIZE
 ) -> Any:
-    """Run a test method in `world_size` threads, each with the process group of its rank. Bare, or with arguments.
+    """Decorator, with or without arguments: run a test method in `world_size` threads, each a rank of a process group.
 
-    All threads have the same `self`. They have `timeout` seconds together.
+    All threads share `self`. The timeout, in seconds, is for all of them together.
     """
     if func is None:
         return functools.partial(spawn_threads_and_init_comms, timeout=timeout, world_size=world_size)
@@ -53,8 +53,11 @@ def _raise_outcome(threads: RankThreads, timeout: float | None, case: launch.Cas
 
 
 class MultiThreadedTestCase(RankedTestCase):
-    """`setUp` runs in the main thread and has to call `_spawn_threads()`; each thread runs `perThreadSetUp`, the test
-    and `perThreadTearDown`, on an instance of its own."""
+    """A test case whose test methods run in threads, one for each rank.
+
+    `setUp` runs in the main thread and must call `_spawn_threads()`; each thread runs `perThreadSetUp`, the test and
+    `perThreadTearDown`, on an instance of its own.
+    """
 
     MAIN_THREAD_RANK = PARENT
 
@@ -63,7 +66,7 @@ class MultiThreadedTestCase(RankedTestCase):
         self.threads: list[Any] = []
         self._started: RankThreads | None = None
 
-    def _stand_in(self, test: Callable[[], Any]) -> Any:
+    def _replacement_for(self, test: Callable[[], Any]) -> Any:
         return self.join_or_run(test)
 
     # -- what subclasses may override
@@ -77,7 +80,7 @@ class MultiThreadedTestCase(RankedTestCase):
         return self.id().split(".")[-1]
 
     def join_or_run(self, fn: Callable[[], Any]) -> Any:
-        """The method that stands in for a test: in the main thread it waits for the ranks, in theirs it runs the
+        """Return the method that replaces a test: in the main thread it waits for the ranks, in a rank it runs the
         test."""
 
         @functools.wraps(fn)
@@ -106,13 +109,13 @@ class MultiThreadedTestCase(RankedTestCase):
         self.threads = []
 
     def _spawn_threads(self) -> None:
-        """Start the ranks; skip at once where the test needs what this machine has not."""
+        """Start the ranks; skip at once if this machine does not meet a need of the test."""
         skip = first_unmet(getattr(self, self._testMethodName))
         if skip is not None:
             raise Skipped(skip)
         size, name = self._checked_world_size(), self._current_test_name
         self._started = RankThreads(size, lambda rank: self._run(name, rank, size), account_for)
-        self.addCleanup(self._started.end)  # where setUp fails later on, nobody comes to wait for them
+        self.addCleanup(self._started.end)  # if setUp fails later, _join_threads is never called
         self.threads = self._started.threads
 
     def _join_threads(self) -> None:
@@ -130,7 +133,7 @@ class MultiThreadedTestCase(RankedTestCase):
         self.run_test_with_threaded_pg(test_name, rank, world_size)
 
     def run_test_with_threaded_pg(self, test_name: str, rank: int, world_size: int) -> None:
-        """The test with its thread's set-up and tear-down. What the first of them raises is the rank's error."""
+        """Run the test with its thread's set-up and tear-down. The first exception is the rank's error."""
         try:
             self.perThreadSetUp()
             with self._own_cleanups():
@@ -145,8 +148,8 @@ class MultiThreadedTestCase(RankedTestCase):
         return not self._is_rank() or self.rank == 0
 
     def assertEqualOnRank(self, x: Any, y: Any, msg: Any = None, *, rank: int = 0) -> None:
-        """assertEqual on one rank only: all threads draw from one random number generator, so that what the others got
-        by it depends on who came first."""
+        """assertEqual on one rank only: the threads share one random number generator, so the numbers that each draws
+        depend on their timing."""
         if self.rank == rank:
             self.assertEqual(x, y, msg)
 

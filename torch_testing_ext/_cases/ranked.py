@@ -1,7 +1,7 @@
-"""What all tests that run in ranks have in common, be the ranks fresh processes, persistent ones or threads.
+"""The common base of tests that run in ranks, whether these are fresh processes, persistent processes or threads.
 
-In the parent: the test's name and the command that runs it again, the ranks' common verdict and how it is raised.
-In a rank: only the test method runs, with what it registered by addCleanup.
+In the parent: the test's name, the command that runs it again, and the exceptions for the ranks' common verdict.
+In a rank: only the test method runs, and the cleanups that it registers.
 """
 
 from __future__ import annotations
@@ -27,36 +27,36 @@ from .test_case import TestCase, clean_expected
 __unittest = True  # keeps these frames out of unittest's tracebacks: the message says it all
 __rank_frame__ = True  # and out of the tracebacks of ranks
 
-PARENT = -1  # the rank of who waits for the ranks
+PARENT = -1  # the `rank` of the test case that waits for the ranks
 DEFAULT_WORLD_SIZE = 4
 TIMEOUT_DEFAULT = float(os.getenv("DISTRIBUTED_TESTS_DEFAULT_TIMEOUT", "300"))
 TIMEOUT_OVERRIDE: dict[str, float] = {"test_ddp_uneven_inputs": 400, "test_DistributedDataParallel": 500}
 
 
 def get_timeout(test_id: str) -> float:
-    """Seconds a test may take: its own, by the last part of its id, or the default."""
+    """Return the timeout of a test in seconds: its own, by the last part of its id, or the default."""
     return TIMEOUT_OVERRIDE.get(test_id.split(".")[-1], TIMEOUT_DEFAULT)
 
 
 class RankError(RuntimeError):
-    """A rank raised, crashed, hung or got lost. The message tells of all ranks."""
+    """A rank raised, crashed, hung or got lost. The message covers all ranks."""
 
     outcome = launch.Outcome.ERROR
 
 
 class RankFailure(AssertionError):
-    """An assertion failed in a rank, or the ranks disagree. The message tells of all ranks."""
+    """An assertion failed in a rank, or the ranks disagree. The message covers all ranks."""
 
     outcome = launch.Outcome.FAILED
 
 
 class Interrupted(Exception):
-    """Ctrl-C while ranks were running. They have been ended."""
+    """Ctrl-C was pressed while ranks were running; they have been ended."""
 
 
 @contextmanager
-def plainly() -> Iterator[None]:
-    """What the user can mend is said without a traceback of ours."""
+def without_our_traceback() -> Iterator[None]:
+    """Hide our frames from errors that the user can fix."""
     try:
         yield
     except (ValueError, launch.CannotStart) as error:
@@ -78,18 +78,20 @@ def raise_verdict(verdict: launch.Verdict) -> None:
             raise error
 
 
-def checked_world_size(given: Any, who: str) -> int:
-    """A world size as a number. It may also be given as a string of digits."""
+def checked_world_size(given: Any, name: str) -> int:
+    """Convert a world size, a number or a string of digits, to a number; `name` is for the error."""
     try:
         size = int(given)
     except (TypeError, ValueError):
         size = 0
     if size < 1 or (size != given and not isinstance(given, str)):
-        raise ValueError(f"{who} is {given!r}; it must be a number of ranks, 1 or more")
+        raise ValueError(f"{name} is {given!r}; it must be a number of ranks, 1 or more")
     return size
 
 
 class RankedTestCase(TestCase):
+    """A test case whose test methods run in ranks; in the parent, each is replaced by one that waits for them."""
+
     rank: int
     _result: Any = None
     _recorder: expectations.ExpectationRecorder | None = None  # in ranks that are processes
@@ -99,12 +101,12 @@ class RankedTestCase(TestCase):
         super().__init__(name)
         test = getattr(self, name, None)
         if test is not None:
-            setattr(self, name, self._stand_in(test))
+            setattr(self, name, self._replacement_for(test))
         elif name != "runTest":
             raise ValueError(f"{type(self).__qualname__} has no test method {name!r}")
 
-    def _stand_in(self, test: Callable[[], Any]) -> Any:
-        """The method that takes the test's place: in the parent it waits for the ranks, in a rank it runs the test."""
+    def _replacement_for(self, test: Callable[[], Any]) -> Any:
+        """Return the method that replaces a test: in the parent it waits for the ranks, in a rank it runs the test."""
         raise NotImplementedError
 
     def _is_rank(self) -> bool:
@@ -120,13 +122,13 @@ class RankedTestCase(TestCase):
         return checked_world_size(self.world_size, f"{type(self).__qualname__}.world_size")  # type: ignore[attr-defined]
 
     def _interrupt(self) -> NoReturn:
-        """End the run in good order, so that unittest prints its summary."""
+        """Stop the run so that unittest still prints its summary."""
         self._result.stop()
         self._result.interrupted = True
         raise Interrupted(f"{self._short_name()} was interrupted; its ranks have been ended") from None
 
     def _runs_under_unittest(self) -> bool:
-        """Or under pytest, whose result object is none of unittest's."""
+        """False under pytest, whose result object is not a unittest.TestResult."""
         return isinstance(self._result, unittest.TestResult)
 
     def _case(self) -> launch.Case:
@@ -139,29 +141,29 @@ class RankedTestCase(TestCase):
         return f"{type(self).__qualname__}.{self._testMethodName}"
 
     def _command(self) -> str:
-        """The one command that runs just this test again, from here. A result that stands for another runner knows."""
-        if (known := getattr(self._result, "command_of", None)) is not None:
-            return known(self)
+        """Return the command that runs just this test again. The result object of another runner knows its own."""
+        if (command_of := getattr(self._result, "command_of", None)) is not None:
+            return str(command_of(self))
         file = inspect.getsourcefile(type(self)) or "?"
         with suppress(ValueError):
             file = os.path.relpath(file)
         if not self._runs_under_unittest():
             node = f"{file}::{type(self).__qualname__}::{self._testMethodName}"
-            return shlex.join(["python", "-m", "pytest", *invocation.pytest, node])
+            return shlex.join(["python", "-m", "pytest", *invocation.pytest_arguments, node])
         if type(self).__module__ == "__main__":
-            return shlex.join(["python", *invocation.script, file, self._short_name()])
+            return shlex.join(["python", *invocation.python_arguments, file, self._short_name()])
         return f"python -m unittest {type(self).__module__}.{self._short_name()}"
 
-    def _tell_of_leftovers(self, reports: tuple[launch.RankReport, ...]) -> None:
+    def _print_leftovers(self, reports: tuple[launch.RankReport, ...]) -> None:
         for report in reports:
             if report.leftovers:
                 left = "; ".join(report.leftovers)
                 print(f"{self._short_name()}: rank {report.rank} left running (ended now): {left}", file=sys.stderr)
 
     def _with_expectations(self, verdict: launch.Verdict, path: str, world_size: int) -> launch.Verdict:
-        """Ranks that disagree about an assertExpectedInline fail; the source is rewritten here if it is to be."""
+        """Fail ranks that disagree about an expectation; when accepting, rewrite the source."""
         passed = verdict.outcome is launch.Outcome.PASSED
-        disagreement = expectations.settle(path, world_size)
+        disagreement = expectations.compare_ranks(path, world_size)
         if not disagreement:
             return verdict
         if passed:
@@ -178,27 +180,27 @@ class RankedTestCase(TestCase):
         ignore_comments: bool = False,
         ignore_empty_lines: bool = False,
     ) -> None:
-        """As in TestCase; in a process of its own a rank tells the parent too what it got. See `_expect`."""
+        """As in TestCase; a rank that is a process also records its text for the parent, in `_recorder`."""
         if self._recorder is not None:
             got = clean_expected(actual, ignore_comments, ignore_empty_lines)
             wanted = clean_expected(expect, ignore_comments, ignore_empty_lines)
-            self._recorder.record(expectations.call_of(got, wanted, skip))
+            self._recorder.record(expectations.record_of_call(got, wanted, skip))
         super().assertExpectedInline(actual, expect, skip + 1, ignore_comments, ignore_empty_lines)
 
     def assertExpected(self, s: str, subname: str | None = None) -> None:
-        """As in TestCase; in a process of its own a rank tells the parent too what it got. See `_expect`."""
+        """As in TestCase; a rank that is a process also records its text for the parent, in `_recorder`."""
         if self._recorder is not None:
             file = str(expectations.file_of(self, subname))
             self._recorder.record(expectations.Record(file, expectations.WHOLE_FILE, 1, s, ""))
         super().assertExpected(s, subname)
 
     def _accepts_expected(self) -> bool:
-        """The parent does so for ranks that are processes; of ranks that are threads, the first."""
+        """The parent accepts for ranks that are processes; of ranks that are threads, rank 0 accepts."""
         return self._recorder is None and self.rank <= 0
 
     @contextmanager
     def _own_cleanups(self) -> Iterator[None]:
-        """Run what the test registered with addCleanup, last first. The test's own error wins over theirs."""
+        """Run the cleanups of the test, last first. The test's own error takes precedence over theirs."""
         try:
             yield
         except BaseException:
@@ -221,8 +223,8 @@ class RankedTestCase(TestCase):
 
     @contextmanager
     def subTest(self, msg: Any = None, **params: Any) -> Iterator[None]:
-        """In a rank a failing subtest ends the test and names its parameters: going on would leave the other ranks
-        alone in the collectives that this one did not come to."""
+        """In a rank, a failing subtest ends the test and names its parameters: if the rank went on, the other ranks
+        would hang in the collectives that it skipped."""
         if not self._is_rank():
             with super().subTest(*([] if msg is None else [msg]), **params):
                 yield
@@ -242,48 +244,52 @@ def _describe_subtest(msg: Any, params: dict[str, Any]) -> str:
 
 
 def _subtests_of(error: BaseException) -> list[str]:
-    """The subtests that an exception came through, outermost first. Kept beside the message: not every type's message
-    can be changed, and somebody may yet look at it."""
-    return error.__dict__.setdefault("_torch_testing_ext_subtests", [])
+    """The subtests in which an exception was raised, outermost first.
+
+    They are an attribute and not part of the message: some types do not allow changes of theirs, and a test may still
+    read the message.
+    """
+    subtests: list[str] = error.__dict__.setdefault("_torch_testing_ext_subtests", [])
+    return subtests
 
 
-# -- how a rank tells of its end
+# -- the account of a rank's end
 
 
-def report_error(
-    report: launch.AccountWriter, error: BaseException, failure: type[BaseException] = AssertionError
+def account_for_error(
+    account: launch.AccountWriter, error: BaseException, failure: type[BaseException] = AssertionError
 ) -> None:
-    """An exception, with the subtests that it came through."""
+    """Record an exception with the subtests in which it was raised."""
     within = "".join(f"in subtest {described}: " for described in _subtests_of(error))
-    report.failed(error, isinstance(error, failure), within)
+    account.failed(error, isinstance(error, failure), within)
 
 
-def report_skip(report: launch.AccountWriter, skip: unittest.SkipTest) -> int:
-    """A SkipTest. Returns the exit code that says the same."""
-    code = getattr(skip, "exit_code", TEST_SKIPS["generic"].exit_code)
-    report.skipped(str(skip) or TEST_SKIPS["generic"].message, code)
+def account_for_skip(account: launch.AccountWriter, skip: unittest.SkipTest) -> int:
+    """Record a skip. Return the exit code that means the same."""
+    code: int = getattr(skip, "exit_code", TEST_SKIPS["generic"].exit_code)
+    account.skipped(str(skip) or TEST_SKIPS["generic"].message, code)
     return code
 
 
 _SKIP_BY_CODE = {skip.exit_code: skip for skip in TEST_SKIPS.values()}
 
 
-def report_exit(report: launch.AccountWriter, leaving: SystemExit) -> None:
-    """sys.exit() with the code of a skip is one."""
-    if report.account is None and leaving.code in _SKIP_BY_CODE:
-        report.skipped(_SKIP_BY_CODE[leaving.code].message, leaving.code)
-    elif report.finished and not leaving.code:
-        report.passed()  # an overriding `_run` may end so
+def account_for_exit(account: launch.AccountWriter, leaving: SystemExit) -> None:
+    """Record a sys.exit(): with the exit code of a skip, it is a skip."""
+    if account.account is None and leaving.code in _SKIP_BY_CODE:
+        account.skipped(_SKIP_BY_CODE[leaving.code].message, leaving.code)
+    elif account.finished and not leaving.code:
+        account.passed()  # an overriding `_run` may exit after its test
 
 
-def account_for(report: launch.AccountWriter, error: BaseException) -> int:
-    """What a body raised, as its rank's account. Returns the exit code of a process that ends so."""
+def account_for(account: launch.AccountWriter, error: BaseException) -> int:
+    """Record an exception that the body of a rank raised. Return the exit code of a process that ends by it."""
     match error:
         case unittest.SkipTest():
-            return report_skip(report, error)
+            return account_for_skip(account, error)
         case SystemExit(code=code):
-            report_exit(report, error)
+            account_for_exit(account, error)
             return code if isinstance(code, int) else int(code is not None)
         case _:
-            report_error(report, error)
+            account_for_error(account, error)
             return 0

@@ -1,4 +1,4 @@
-"""`run_tests`: what a test file calls when it is run by itself. unittest's own command line, and a few more options."""
+"""`run_tests`, which a test file calls when it runs as a script: unittest's command line with a few more options."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from torch_testing_ext._machine import seeds
 from . import invocation
 
 EXIT_FAILED = 1
-EXIT_NO_TESTS = 5  # as unittest has it since Python 3.12
+EXIT_NO_TESTS = 5  # as in unittest since Python 3.12
 EXIT_INTERRUPTED = 130
 
 
 def run_tests(argv: Sequence[str] | None = None) -> None:
-    """Run the tests of the main module and exit; the code is unittest's, 5 where no test was found."""
+    """Run the tests of the main module and exit with unittest's exit code; 5 if there are no tests."""
     argv = list(sys.argv if argv is None else argv)
     options, rest = _parser().parse_known_args(argv[1:])
     rest = [argv[0], *rest]
@@ -58,16 +58,16 @@ def _run(options: argparse.Namespace, argv: list[str]) -> int:
     return 0
 
 
-# The options of unittest that say how to run a test, not which: they go to the process of every single test.
-_SWITCHES = ("-v", "--verbose", "-q", "--quiet", "-b", "--buffer", "--locals")
+# The options of unittest that choose how to run a test, not which: with --subprocess, every process gets them.
+_RUN_OPTIONS = ("-v", "--verbose", "-q", "--quiet", "-b", "--buffer", "--locals")
 
 _NOT_NEEDED = {
-    "save_xml": "run the file by pytest with --junitxml for a report in XML",
-    "run_parallel": "tests run one after another in a file that is run by itself",
+    "save_xml": "for an XML report, run the file with pytest and --junitxml",
+    "run_parallel": "the tests of a single file run one after another",
     "log_suffix": "no log is written",
-    "jit_executor": "the executor is left as torch sets it",
-    "test_bailouts": "the executor is left as torch sets it",
-    "import_slow_tests": "tests are slow by their @slowTest alone",
+    "jit_executor": "the executor keeps torch's default",
+    "test_bailouts": "the executor keeps torch's default",
+    "import_slow_tests": "only @slowTest marks a test as slow",
     "import_disabled_tests": "no list of disabled tests is read",
     "rerun_disabled_tests": "no list of disabled tests is read",
 }
@@ -80,10 +80,15 @@ def _parser() -> argparse.ArgumentParser:
     add("--seed", type=int, help=f"seed of every test (default: {seeds.SEED})")
     add("--repeat", type=int, default=1, metavar="N", help="run all tests N times, or until one fails")
     add("--subprocess", action="store_true", help="run each test in an interpreter of its own")
-    add("--discover-tests", action="store_true", help="list the tests and run none")
-    add("--accept", action="store_true", help="rewrite inline expectations to what the tests gave")
-    add("--showlocals", action=argparse.BooleanOptionalAction, default=False, help="variables in tracebacks")
-    add("--use-pytest", action="store_true", help="run the file by pytest; other options are pytest's then")
+    add("--discover-tests", action="store_true", help="list the tests without running them")
+    add("--accept", action="store_true", help="rewrite expected output to match the actual output")
+    add(
+        "--showlocals",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="show local variables in tracebacks",
+    )
+    add("--use-pytest", action="store_true", help="run the file with pytest, and pass all other options to it")
     hidden = argparse.SUPPRESS
     add("--save-xml", nargs="?", const="test-reports", help=hidden)
     add("--run-parallel", type=int, help=hidden)
@@ -107,12 +112,12 @@ def _run_once(argv: list[str]) -> int:
 
 
 def _nothing_tested() -> int:
-    print("No test was found, so nothing was tested: --discover-tests lists what there is.", file=sys.stderr)
+    print("No test was found, so nothing was tested: --discover-tests lists the tests of the file.", file=sys.stderr)
     return EXIT_NO_TESTS
 
 
 class _Runner(unittest.TextTestRunner):
-    """unittest's own, except that Ctrl-C ends the tests and not the report on them."""
+    """unittest's runner, except that it prints its report after Ctrl-C, too."""
 
     def run(self, test: Any) -> Any:
         def run_until_interrupted(result: Any) -> None:
@@ -127,9 +132,9 @@ class _Runner(unittest.TextTestRunner):
 
 
 class _Lister:
-    """In the place of a runner: keeps the names of the tests it is given, and runs none."""
+    """Takes the place of a runner: lists the names of the tests and runs none."""
 
-    def __init__(self, **wishes: Any) -> None:
+    def __init__(self, **options: Any) -> None:
         pass
 
     def run(self, suite: Any) -> list[str]:
@@ -137,9 +142,10 @@ class _Lister:
 
 
 def _selected(argv: list[str]) -> list[str]:
-    """The names of the tests that unittest would run for this command line."""
+    """Return the names of the tests that unittest would run for this command line."""
     program: Any = unittest.main(module="__main__", argv=argv, testRunner=_Lister, exit=False)  # type: ignore[arg-type]
-    return program.result
+    names: list[str] = program.result
+    return names
 
 
 def _flatten(suite: Any) -> Iterator[unittest.TestCase]:
@@ -160,7 +166,12 @@ def _run_each_alone(argv: list[str], seed: int | None) -> int:
     names = _selected(argv)
     if not names:
         return _nothing_tested()
-    command = [sys.executable, *invocation.script, argv[0], *(word for word in argv[1:] if word in _SWITCHES)]
+    command = [
+        sys.executable,
+        *invocation.python_arguments,
+        argv[0],
+        *(word for word in argv[1:] if word in _RUN_OPTIONS),
+    ]
     if seed is not None:
         command.append(f"--seed={seed}")
     failed = [name for name in names if subprocess.run([*command, name]).returncode != 0]

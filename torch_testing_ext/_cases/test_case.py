@@ -1,4 +1,4 @@
-"""The test case that all of this kit builds on: it compares tensors, seeds every test, and cleans up after it."""
+"""The test case that all bases of this kit derive from: it compares tensors, seeds every test and restores state."""
 
 from __future__ import annotations
 
@@ -21,24 +21,26 @@ from torch_testing_ext._machine.seeds import set_rng_seed
 from torch_testing_ext._marks.skips import check_slow_or_fast
 from torch_testing_ext._utils.contexts import disable_gc, set_warn_always_context
 
-__unittest = True  # by this mark unittest leaves our frames out of a failure's traceback
+__unittest = True  # keeps these frames out of unittest's tracebacks
+
+_sparse_invariants: Any = torch.sparse.check_sparse_tensor_invariants  # untyped in torch
 
 _ANSI_ESCAPE = re.compile(r"\x1b(?:[@-Z\\-_]|\[[0-?]*[ -/]*[@-~])")
 
 
 class TestCase(expecttest.TestCase):
-    """`unittest.TestCase` with an assertEqual for tensors and what holds them, and expecttest's inline expectations."""
+    """A `unittest.TestCase` with an assertEqual for tensors and containers of them, and inline expectations."""
 
     maxDiff = None
-    # unittest gives up on showing a difference between longer texts; we always want to see it.
+    # unittest shows no difference between longer texts; we always show it.
     _diffThreshold = sys.maxsize
 
-    # The least tolerances of every comparison in the class or test.
+    # The minimum tolerances of every comparison in the class or test.
     precision: float = 0
     rel_tol: float = 0
 
     _default_dtype_check_enabled = False
-    # As found by setUp; these stand in where a subclass has a setUp that does not call this one.
+    # Set by setUp; these defaults serve subclasses whose setUp does not call this one.
     _modes_before = 0
     _grad_before: bool | None = None
     _invariants_before: bool | None = None
@@ -52,16 +54,15 @@ class TestCase(expecttest.TestCase):
         check_slow_or_fast(self)
         set_rng_seed()
         self._check_default_dtype()
-        invariants = torch.sparse.check_sparse_tensor_invariants
-        self._invariants_before = invariants.is_enabled()
-        invariants.enable()
+        self._invariants_before = _sparse_invariants.is_enabled()
+        _sparse_invariants.enable()
         self._grad_before = torch.is_grad_enabled()
         self._modes_before = _torch.torch_function_modes()
         self._state_before = _torch.torch_function_state()
 
     def tearDown(self) -> None:
         if self._invariants_before is False:
-            torch.sparse.check_sparse_tensor_invariants.disable()
+            _sparse_invariants.disable()
         if self._grad_before is not None:
             torch.set_grad_enabled(self._grad_before)
             self._check_torch_function()
@@ -70,15 +71,19 @@ class TestCase(expecttest.TestCase):
     def _check_default_dtype(self) -> None:
         dtype = torch.get_default_dtype()
         if self._default_dtype_check_enabled and dtype != torch.float:
-            raise AssertionError(f"a test left {dtype} as the default dtype; set_default_dtype() restores it")
+            raise AssertionError(
+                f"a test left {dtype} as the default dtype; use set_default_dtype(), which restores it"
+            )
 
     def _check_torch_function(self) -> None:
-        """A leaked mode (a default device is one) would change every later test: take it off, and fail this one."""
+        """Remove a leaked mode (a default device is one), which would change every later test, and fail this one."""
         leaked = _torch.torch_function_modes() - self._modes_before
         for _ in range(leaked):
             _torch.pop_torch_function_mode()
         if leaked:
-            raise AssertionError(f"the test left {leaked} torch function mode(s) on (torch.set_default_device is one)")
+            raise AssertionError(
+                f"the test left {leaked} torch function mode(s) on (torch.set_default_device sets one)"
+            )
         state = _torch.torch_function_state()
         if state != self._state_before:
             _torch.set_torch_function_state(self._state_before)
@@ -101,9 +106,9 @@ class TestCase(expecttest.TestCase):
         exact_stride: bool = False,
         exact_is_coalesced: bool = False,
     ) -> None:
-        """Fail where the two differ: tensors by value within tolerances, containers item by item, the rest by `==`.
+        """Fail if the two differ: tensors by value within tolerances, containers item by item, the rest by `==`.
 
-        `msg` is added to what differs; a function gets that text and returns the one to fail with.
+        `msg` is appended to the description of the difference; a function takes that text and returns the message.
         """
         __tracebackhide__ = True
         rules = Rules(
@@ -139,18 +144,18 @@ class TestCase(expecttest.TestCase):
         rtol: float | None = None,
         **kwargs: Any,
     ) -> None:
-        """Fail where assertEqual would not."""
+        """Fail if assertEqual would not."""
         try:
             self.assertEqual(x, y, msg, atol=atol, rtol=rtol, **kwargs)
         except AssertionError:
             return
-        raise self.failureException(self._formatMessage(msg, f"the two are equal, and should differ: {x} and {y}"))
+        raise self.failureException(self._formatMessage(msg, f"the two are equal but should differ: {x} and {y}"))
 
     def assertEqualIgnoreType(self, *args: Any, **kwargs: Any) -> None:
         self.assertEqual(*args, exact_dtype=False, **kwargs)
 
     def assertEqualBroadcasting(self, x: torch.Tensor, y: Any, *args: Any, **kwargs: Any) -> None:
-        """assertEqual, with `y` (a number, or a sequence of them) broadcast to the shape of `x`."""
+        """Call assertEqual with `y` (a number, or a sequence of them) broadcast to the shape of `x`."""
         if not isinstance(y, torch.Tensor):
             y = torch.ones_like(x) * (torch.tensor(y) if isinstance(y, Iterable) else y)
         self.assertEqual(x, y, *args, **kwargs)
@@ -168,7 +173,7 @@ class TestCase(expecttest.TestCase):
     def assertGreaterAlmostEqual(
         self, first: Any, second: Any, places: int | None = None, msg: Any = None, delta: Any = None
     ) -> None:
-        """Fail where `first` is less than `second` by more than `delta`, or by a difference that shows at `places`."""
+        """Fail if `first` is less than `second` by more than `delta`, or by more than rounding to `places` hides."""
         if delta is not None and places is not None:
             raise TypeError("specify delta or places not both")
         if first >= second:
@@ -192,18 +197,20 @@ class TestCase(expecttest.TestCase):
         ignore_comments: bool = False,
         ignore_empty_lines: bool = False,
     ) -> None:
-        """Fail unless the text is `expect`, a string literal in the test; EXPECTTEST_ACCEPT=1 rewrites the literal."""
+        """Fail unless the text equals `expect`, a string literal in the test, which EXPECTTEST_ACCEPT=1 rewrites."""
         actual = clean_expected(actual, ignore_comments, ignore_empty_lines)
         expect = clean_expected(expect, ignore_comments, ignore_empty_lines)
         if not expectations.accepting():
             super().assertExpectedInline(actual, expect, skip + 1)
-        elif self._accepts_expected() and (why_not := expectations.accept(expectations.call_of(actual, expect, skip))):
+        elif self._accepts_expected() and (
+            why_not := expectations.accept(expectations.record_of_call(actual, expect, skip))
+        ):
             self.fail(why_not)
 
     def assertExpected(self, s: str, subname: str | None = None) -> None:
-        """Fail unless the text is that of a file in `expect/` beside the test's; EXPECTTEST_ACCEPT=1 writes the file.
+        """Fail unless the text equals a file in `expect/` beside the test file; EXPECTTEST_ACCEPT=1 writes it.
 
-        `subname`: where a test calls this several times, what makes the name of each file its own.
+        A test that calls this several times needs a `subname` for each call, which becomes part of the file's name.
         """
         file = expectations.file_of(self, subname)
         if not expectations.accepting():
@@ -212,10 +219,10 @@ class TestCase(expecttest.TestCase):
             expectations.write(file, s)
 
     def _compare_with(self, file: Path, text: str) -> None:
-        expected = expectations.read_or_nothing(file)
+        expected = expectations.read_if_exists(file)
         if expected is None:
-            raise self.failureException(f"{file} is not there; EXPECTTEST_ACCEPT=1 writes it. The test gave:\n{text}")
-        self.assertMultiLineEqual(text, expected, f"not what {file} says; EXPECTTEST_ACCEPT=1 rewrites it")
+            raise self.failureException(f"{file} does not exist; EXPECTTEST_ACCEPT=1 writes it. Actual text:\n{text}")
+        self.assertMultiLineEqual(text, expected, f"differs from {file}; EXPECTTEST_ACCEPT=1 rewrites it")
 
     def _accepts_expected(self) -> bool:
         """May this process rewrite expectations in the test file? Of several ranks, only one may."""
@@ -224,14 +231,14 @@ class TestCase(expecttest.TestCase):
     # -- warnings and logs
 
     def assertNotWarn(self, callable: Callable[[], Any], msg: str = "") -> None:
-        """Fail where the call warns."""
+        """Fail if the call warns."""
         with _all_warnings() as caught:
             callable()
         self.assertTrue(not caught, msg or f"it warned: {[str(warning.message) for warning in caught]}")
 
     @contextlib.contextmanager
     def assertWarnsOnceRegex(self, category: type[Warning], regex: str = "") -> Iterator[None]:
-        """Fail unless the block warns; warnings that torch gives once in a process are given each time in it."""
+        """Fail unless the block warns; in it, torch repeats warnings that it otherwise gives once per process."""
         with _all_warnings() as caught:
             yield
         if not caught:
@@ -242,14 +249,14 @@ class TestCase(expecttest.TestCase):
         self.assertTrue(any(re.match(regex, text) for text in texts), f"{regex!r} matches none of {texts}")
 
     def assertLogs(self, logger: Any = None, level: Any = None) -> Any:
-        """As in unittest, except that the logger is torch's where none is given."""
+        """As in unittest, with torch's logger as the default."""
         return super().assertLogs(logger or logging.getLogger("torch"), level)
 
     def assertNoLogs(self, logger: Any = None, level: Any = None) -> Any:
         return super().assertNoLogs(logger or logging.getLogger("torch"), level)
 
     def assertNoUnraisable(self, callable: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
-        """Fail where the call raises in a place from which nothing can be raised, such as a destructor."""
+        """Fail if the call raises an exception that cannot propagate, such as one in a destructor."""
         caught: list[str] = []
         hook = sys.unraisablehook
         sys.unraisablehook = lambda unraisable: caught.append(repr(unraisable.exc_value))
@@ -259,7 +266,7 @@ class TestCase(expecttest.TestCase):
         finally:
             sys.unraisablehook = hook
         if caught:
-            self.fail(f"raised where nothing can be raised: {', '.join(caught)}")
+            self.fail(f"raised exceptions that cannot propagate: {', '.join(caught)}")
 
 
 @contextlib.contextmanager
@@ -270,7 +277,7 @@ def _all_warnings() -> Iterator[list[warnings.WarningMessage]]:
 
 
 def clean_expected(text: Any, ignore_comments: bool = False, ignore_empty_lines: bool = False) -> str:
-    """What assertExpectedInline compares of a text: no colours, and no lines that are to be ignored."""
+    """Return the part of a text that assertExpectedInline compares: without colours and ignored lines."""
     text = _ANSI_ESCAPE.sub("", str(text))
     if ignore_comments:
         text = _without_lines(text, lambda line: line.startswith("#"))
@@ -282,6 +289,6 @@ def _without_lines(text: str, unwanted: Callable[[str], bool]) -> str:
 
 
 class NoTest:
-    """What pytest shall not take for a test, whatever its name."""
+    """A base for classes that pytest must not collect as tests, whatever their names."""
 
     __test__ = False

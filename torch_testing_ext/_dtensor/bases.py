@@ -1,4 +1,4 @@
-"""The bases of DTensor tests: fresh ranks, persistent ranks, threads; and the process group around a test."""
+"""The bases of DTensor tests, with fresh ranks, persistent ranks or threads; and `with_comms`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from torch_testing_ext._marks.needs import Skipped, too_few_devices
 from .devices_used import device_type, device_type_for, num_devices
 
 __unittest = True  # keeps these frames out of unittest's tracebacks
-__rank_frame__ = True  # and out of those of ranks
+__rank_frame__ = True  # and out of the tracebacks of ranks
 
 F = TypeVar("F", bound=Callable[..., Any])
 TestFunc = Callable[..., object]
@@ -35,14 +35,15 @@ TestFunc = Callable[..., object]
 
 def skip_unless_torch_gpu(method: F) -> F:
     """Skip unless there is an accelerator for each of NUM_DEVICES ranks."""
-    return skip_if_lt_x_gpu(num_devices())(method)
+    skip: Callable[[F], F] = skip_if_lt_x_gpu(num_devices())
+    return skip(method)
 
 
 def with_comms(eager_init: Any = False, backend: str | None = None) -> Any:
-    """Run a test with the default process group, made by `init_pg` before it and gone after it, however it ends.
+    """Decorator, with or without arguments: create the default process group by `init_pg`, and destroy it at the end.
 
-    Bare, or with arguments: `eager_init` binds the group to the rank's device at once, `backend` is used instead of
-    the class's own. On a class without `init_pg` (ranks that are threads have their group already) it does nothing.
+    `eager_init` binds the group to the rank's device at once; `backend` replaces the class's own. On a class without
+    `init_pg`, the decorator does nothing: ranks that are threads have a group already.
     """
     if callable(eager_init):
         return with_comms()(eager_init)
@@ -57,7 +58,7 @@ def with_comms(eager_init: Any = False, backend: str | None = None) -> Any:
                 self.init_pg(eager_init, backend)
                 func(self, *args, **kwargs)
             except BaseException:
-                _give_up_group(self)
+                _destroy_after_error(self)
                 raise
             self.destroy_pg()
 
@@ -66,8 +67,8 @@ def with_comms(eager_init: Any = False, backend: str | None = None) -> Any:
     return decorate
 
 
-def _give_up_group(test: Any) -> None:
-    """After an error: its peers may be waiting in a collective, and what goes wrong here is not the news."""
+def _destroy_after_error(test: Any) -> None:
+    """Destroy the group without a barrier, as its peers may wait in another collective; keep the original error."""
     with suppress(Exception):
         _destroy(test)
 
@@ -85,7 +86,7 @@ def _destroy(test: Any) -> None:
 
 
 class DTensorTestMixin:
-    """What a test of DTensor asks of its base, whatever its ranks are."""
+    """The interface of all bases for tests of DTensor, whether their ranks are processes or simulated."""
 
     world_size: Any
     rank: Any
@@ -96,11 +97,11 @@ class DTensorTestMixin:
 
     @property
     def device_type(self) -> str:
-        """The accelerator's, where there is one for each rank; else "cpu"."""
+        """The type of the accelerators, if there is one for each rank; else "cpu"."""
         return device_type_for(int(self.world_size))
 
     def build_device_mesh(self) -> DeviceMesh:
-        """All ranks in one dimension."""
+        """Create a mesh of all ranks in one dimension."""
         return init_device_mesh(self.device_type, (int(self.world_size),))
 
     def init_manual_seed_for_rank(self) -> None:
@@ -110,20 +111,23 @@ class DTensorTestMixin:
         run_subtests(self, *args, **kwargs)  # type: ignore[arg-type]
 
     def _test_op(self, mesh: DeviceMesh, op_call: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
-        """`op_call` gives the same for every way to place its tensor arguments on `mesh` as for the tensors."""
+        """Assert that `op_call` returns the same result for its tensors and for all their placements on `mesh`."""
         from . import op_checks
 
         op_checks.check_all_placements(self, mesh, op_call, args, kwargs)
 
     def _test_op_on_dtensor(self, op_call: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
-        """`op_call` gives the same for these DTensors as for the full tensors."""
+        """Assert that `op_call` returns the same result for these DTensors and for the full tensors."""
         from . import op_checks
 
         op_checks.check_dtensors(self, op_call, args, kwargs)
 
 
 class DTensorTestBase(DTensorTestMixin, MultiProcessTestCase):
-    """Tests that run in NUM_DEVICES ranks, on an accelerator each or else all on CPU. See `with_comms`."""
+    """A MultiProcessTestCase for DTensor: NUM_DEVICES ranks, each on an accelerator, or else all on the CPU.
+
+    See `with_comms`.
+    """
 
     @property
     def world_size(self) -> int:
@@ -138,10 +142,10 @@ class DTensorTestBase(DTensorTestMixin, MultiProcessTestCase):
         self._spawn_processes()
 
     def init_pg(self, eager_init: bool, backend: str | None = None) -> None:
-        """Make the default group; on an accelerator's backend each rank first takes the device of its number."""
+        """Create the default group; for an accelerator's backend, each rank first selects the device of its number."""
         backend = backend or self.backend
         _check_known(backend)
-        device_id = self._take_device(eager_init) if _needs_accelerator(backend) else None
+        device_id = self._select_device(eager_init) if _needs_accelerator(backend) else None
         dist.init_process_group(
             backend=backend,
             world_size=self.world_size,
@@ -150,25 +154,25 @@ class DTensorTestBase(DTensorTestMixin, MultiProcessTestCase):
             device_id=device_id,
         )
 
-    def _take_device(self, eager_init: bool) -> torch.device | None:
-        """Only a group that knows its device from the start sets its communicator up at once."""
+    def _select_device(self, eager_init: bool) -> torch.device | None:
+        """Select the rank's device; return it for eager initialisation, which needs a group bound to its device."""
         if accelerators.device_count() < self.world_size:
             raise Skipped(too_few_devices(self.world_size))
         torch.accelerator.set_device_index(self.rank)
         return torch.device(self.device_type, self.rank) if eager_init else None
 
     def destroy_pg(self, device_id: int | None = None) -> None:
-        """End the group when all ranks have come here, so that none leaves while another still needs it."""
+        """Destroy the group once all ranks arrive here, so that none exits while another still needs it."""
         if not dist.is_initialized():
             return
         try:
-            self._meet(device_id)
+            self._barrier(device_id)
         except BaseException:
-            _give_up_group(self)
+            _destroy_after_error(self)
             raise
         _destroy(self)
 
-    def _meet(self, device_id: int | None) -> None:
+    def _barrier(self, device_id: int | None) -> None:
         if self.device_type == "cpu":
             dist.barrier()
         else:
@@ -177,7 +181,7 @@ class DTensorTestBase(DTensorTestMixin, MultiProcessTestCase):
 
 
 class DTensorOpTestBase(MultiThreadedTestCase):
-    """Tests that run in NUM_DEVICES threads: to try many operators, where starting processes would take longest."""
+    """A MultiThreadedTestCase for DTensor, with NUM_DEVICES threads: for many operators in short tests."""
 
     @property
     def world_size(self) -> int:
@@ -188,17 +192,17 @@ class DTensorOpTestBase(MultiThreadedTestCase):
         return device_type()
 
     def build_device_mesh(self) -> DeviceMesh:
-        """All ranks in one dimension."""
+        """Create a mesh of all ranks in one dimension."""
         return init_device_mesh(self.device_type, (int(self.world_size),))
 
     def setUp(self) -> None:
         super().setUp()
-        importlib.import_module("torch.distributed.tensor")  # before there are threads, which take turns in it then
+        importlib.import_module("torch.distributed.tensor")  # RankThreads locks its sharding only if it is imported
         self._spawn_threads()
 
 
 class DTensorContinuousTestBase(DTensorTestMixin, MultiProcContinuousTest):  # type: ignore[misc]
-    """Tests of a class in the same ranks, on an accelerator each or else all on CPU. Their group is there already."""
+    """A MultiProcContinuousTest for DTensor: each rank on an accelerator, or else all on the CPU."""
 
     @classmethod
     def backend_str(cls) -> str:
@@ -225,5 +229,5 @@ def _needs_accelerator(backend: str) -> bool:
 
 
 def _backend_names(backend: str) -> list[str]:
-    """Those that e.g. "cpu:gloo,cuda:nccl" names: gloo and nccl."""
+    """Split "cpu:gloo,cuda:nccl", for example, into gloo and nccl."""
     return [part.rpartition(":")[2].lower() for part in backend.split(",")]

@@ -1,4 +1,4 @@
-"""All the ways to place the tensor arguments of a call on a mesh."""
+"""DTensorConverter, which places the tensor arguments of a call on a mesh in all ways."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from torch_testing_ext import _torch
 class DTensorConverter:
     """Iterates over (args, kwargs) with their tensors distributed, once for every combination of placements.
 
-    A tensor is replicated, or sharded over the whole mesh in a dimension that divides evenly. What cannot become a
-    DTensor stays as it is and is counted in `miss`.
+    A tensor is replicated, or sharded over the whole mesh in a dimension that divides evenly. A tensor that cannot
+    become a DTensor is left unchanged and counted in `miss`.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class DTensorConverter:
         self.sharding_combs: Iterator[Sequence[Placement]] = itertools.product(*choices)
 
     def successful(self) -> bool:
-        """Were there tensors, and has each become a DTensor so far?"""
+        """Were there tensors, and has each of them become a DTensor so far?"""
         return self.hit > 0 and self.miss == 0
 
     def is_supported_tensor(self, t: torch.Tensor) -> bool:
@@ -54,7 +54,7 @@ class DTensorConverter:
 
     def gen_sharding_choices_for_arg(self, arg: torch.Tensor) -> Sequence[Placement]:
         choices: list[Placement] = [Replicate()]
-        # No collective takes a bool tensor, so it could not be put together again.
+        # No collective takes a bool tensor, so its shards could not be gathered.
         if not self.replicate_only and arg.dtype is not torch.bool:
             ranks = self.mesh.size()
             choices += [Shard(dim) for dim, size in enumerate(arg.shape) if size > 1 and size % ranks == 0]
@@ -69,12 +69,14 @@ class DTensorConverter:
             self.to_dist_tensor(leaf, self.mesh, [next(placements)]) if isinstance(leaf, torch.Tensor) else leaf
             for leaf in self._leaves
         ]
-        return tree_unflatten(leaves, self._spec)
+        arguments: tuple[tuple[object, ...], dict[str, object]] = tree_unflatten(leaves, self._spec)
+        return arguments
 
-    def to_dist_tensor(self, t: Any, mesh: DeviceMesh, placements: list[Placement]) -> torch.Tensor:
-        if not torch.overrides.is_tensor_like(t):
+    def to_dist_tensor(self, t: torch.Tensor, mesh: DeviceMesh, placements: list[Placement]) -> torch.Tensor:
+        is_tensor_like: Any = torch.overrides.is_tensor_like  # untyped in torch
+        if not is_tensor_like(t):
             raise RuntimeError(f"only a tensor can become a DTensor, not a {type(t).__name__}")
-        # What a DTensor of another subclass should be is not settled: those stay as they are.
+        # It is undefined what a DTensor of another subclass is, so those are left unchanged.
         plain = type(t) in (torch.Tensor, nn.Parameter) or _torch.is_local_tensor(t)
         if not plain or not self.is_supported_tensor(t):
             self.miss += 1

@@ -1,16 +1,16 @@
-"""Which devices the ranks of DTensor tests use, and how many ranks there are."""
+"""The devices and the number of ranks of DTensor tests."""
 
 from __future__ import annotations
 
 from torch_testing_ext._machine import accelerators
 
-MOST_RANKS = 4  # of a test here, unless it asks for more
+DEFAULT_RANKS = 4
 
 
 def num_devices() -> int:
-    """One rank a device with 2 to 4 of them. With one or none, 4 ranks on CPU."""
-    here = accelerators.device_count()
-    return min(here, MOST_RANKS) if here > 1 else MOST_RANKS
+    """Return the default number of ranks: one for each accelerator, at most 4; with fewer than 2, 4 on the CPU."""
+    count = accelerators.device_count()
+    return min(count, DEFAULT_RANKS) if count > 1 else DEFAULT_RANKS
 
 
 def device_type() -> str:

@@ -1,7 +1,7 @@
-"""A layer of experts without a router, and the ways to spread it: each expert cut, the experts dealt out, or both.
+"""A layer of experts without a router, and styles that shard each expert, distribute whole experts, or do both.
 
-All communication is a change of placement: gathering tokens is Shard(0) to Replicate, combining what experts computed
-is Partial to Shard(0); backward is the reverse of each.
+All communication is a change of placement: gathering tokens is Shard(0) to Replicate, combining the experts' results is
+Partial to Shard(0); the backward is the reverse of each.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from torch.distributed.tensor.parallel import ParallelStyle
 
 from torch_testing_ext import _torch
 
-# Within one expert: w1 makes the hidden features, w2 consumes them.
-CUT = {"w1": Shard(1), "w2": Shard(2)}
+# How to shard one expert: w1 produces the hidden features, w2 consumes them.
+SHARDED = {"w1": Shard(1), "w2": Shard(2)}
 
 
 class Experts(nn.Module):
-    """`num_experts` two-layer networks; every token visits all of them, and the results are summed."""
+    """`num_experts` two-layer networks; each processes every token, and the results are summed."""
 
     def __init__(self, dim: int, hidden_dim: int, num_experts: int) -> None:
         super().__init__()
@@ -36,14 +36,15 @@ class Experts(nn.Module):
             nn.init.normal_(weight, std=0.02)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        # The tokens are plain tensors here, the weights may be DTensors: this rank's share of them does the work.
+        # The tokens are plain tensors here; of weights that are DTensors, this rank uses its shard.
         w1, w2 = (w.to_local() if isinstance(w, DTensor) else w for w in (self.w1, self.w2))
         hidden = self.gelu(torch.bmm(x.expand(len(w1), *x.shape), w1.mT))
-        return torch.bmm(hidden, w2.mT).sum(dim=0)
+        summed: torch.Tensor = torch.bmm(hidden, w2.mT).sum(dim=0)
+        return summed
 
 
 class ExpertLayer(nn.Module):
-    """The mean over all experts, for tokens in a (batch, sequence, dim) tensor."""
+    """Computes the mean over all experts for tokens in a (batch, sequence, dim) tensor."""
 
     def __init__(self, num_experts: int, dim: int, hidden_dim: int) -> None:
         super().__init__()
@@ -51,12 +52,12 @@ class ExpertLayer(nn.Module):
         self.experts = Experts(dim=dim, hidden_dim=hidden_dim, num_experts=num_experts)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        combined = self.experts(x.reshape(-1, x.shape[-1]))
+        combined: torch.Tensor = self.experts(x.reshape(-1, x.shape[-1]))
         return (combined / self.num_experts).view(x.shape)
 
 
 class TensorParallelForExpert(ParallelStyle):
-    """Every rank holds a slice of every expert. Shard(0) layouts in and out make it sequence parallel."""
+    """Gives every rank a slice of every expert. Shard(0) layouts in and out make it sequence parallel."""
 
     def __init__(self, *, input_layouts: Placement | None = None, output_layouts: Placement | None = None) -> None:
         super().__init__()
@@ -68,7 +69,7 @@ class TensorParallelForExpert(ParallelStyle):
 
     @staticmethod
     def _cut(_name: str, module: nn.Module, mesh: DeviceMesh) -> None:
-        _distribute_parameters(module, mesh, {name: [placement] for name, placement in CUT.items()})
+        _distribute_parameters(module, mesh, {name: [placement] for name, placement in SHARDED.items()})
 
     def _prepare_input(self, _module: nn.Module, inputs: Any, mesh: DeviceMesh) -> Any:
         layout = self.input_layouts or Replicate()
@@ -79,7 +80,7 @@ class TensorParallelForExpert(ParallelStyle):
 
 
 class ExpertParallel(ParallelStyle):
-    """Every rank holds some of the experts, whole: it gets everyone's tokens, and its results go back summed."""
+    """Gives every rank some whole experts: it receives all tokens, and the results of all ranks are summed."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         return distribute_module(module, device_mesh, self._deal_out, self._prepare_input, self._prepare_output)
@@ -98,9 +99,9 @@ class ExpertParallel(ParallelStyle):
 
 
 class ExpertParallelWithTP(ParallelStyle):
-    """Both: experts are dealt out over `ep_mesh`, each cut over `tp_mesh`. To be applied to an ExpertLayer.
+    """Distributes the experts of an ExpertLayer over `ep_mesh`, and shards each over `tp_mesh`.
 
-    `tp_layout` is how the tokens come, and the results go, on `tp_mesh`: Shard(0) makes that sequence parallel.
+    `tp_layout` is the layout of tokens and results on `tp_mesh`: Shard(0) makes it sequence parallel.
     """
 
     def __init__(self, ep_mesh: DeviceMesh, tp_mesh: DeviceMesh, tp_layout: Placement | None = None) -> None:
@@ -113,7 +114,7 @@ class ExpertParallelWithTP(ParallelStyle):
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         ep_mesh, tp_mesh, tp_layout = self.ep_mesh, self.tp_mesh, self.tp_layout
         experts = module.get_submodule("experts")
-        _distribute_parameters(experts, self.ep_tp_mesh, {name: [Shard(0), cut] for name, cut in CUT.items()})
+        _distribute_parameters(experts, self.ep_tp_mesh, {name: [Shard(0), cut] for name, cut in SHARDED.items()})
         module.register_forward_pre_hook(lambda _module, inputs: (_share_tokens(inputs[0], ep_mesh, Shard(0)),))
         module.register_forward_hook(lambda _module, _inputs, output: _combine(output, ep_mesh))
         experts.register_forward_pre_hook(lambda _module, inputs: (_share_tokens(inputs[0], tp_mesh, tp_layout),))
@@ -132,7 +133,7 @@ def _change(x: torch.Tensor, mesh: DeviceMesh, before: Placement, after: Placeme
 
 
 def _share_tokens(x: torch.Tensor, mesh: DeviceMesh, layout: Placement) -> torch.Tensor:
-    """Everyone's tokens. Each rank's experts know only their part of the tokens' gradient: backward sums it."""
+    """Gather the tokens of all ranks. Each rank computes only a part of their gradient, which the backward sums."""
     return DTensor.from_local(x, mesh, [layout]).redistribute(mesh, [Replicate()]).to_local(grad_placements=[Partial()])
 
 

@@ -1,6 +1,6 @@
-"""Tests of DTensor in one process: local tensors hold what each rank would hold, and collectives work on them.
+"""Bases for tests of DTensor in one process: a local tensor holds the tensors of all ranks.
 
-Such a test runs the same code as in real ranks, at once for all of them, without a process or a network.
+Such a test runs the same code as real ranks do, for all ranks at once, without other processes or a network.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from .bases import DTensorContinuousTestBase, DTensorOpTestBase, DTensorTestBase
 from .devices_used import num_devices
 
 
-class _AllRanksHere:
-    """In the place of ranks: this process, which takes part in a group that is not real as rank 0 of `world_size`."""
+class _SimulatedRanks:
+    """Simulates all ranks in this process, which is rank 0 of `world_size` in a fake group."""
 
     world_size: Any
 
@@ -32,7 +32,7 @@ class _AllRanksHere:
 
     @property
     def rank(self) -> Any:
-        """A symbolic integer: each rank's own number, whoever looks."""
+        """A symbolic integer whose value in each rank is that rank's number."""
         return _torch.local_ranks(int(self.world_size))
 
     @rank.setter
@@ -41,7 +41,7 @@ class _AllRanksHere:
     def _is_rank(self) -> bool:
         return False
 
-    def _stand_in(self: Any, test: Callable[[], Any]) -> Callable[[], None]:
+    def _replacement_for(self, test: Callable[[], Any]) -> Callable[[], None]:
         return self.join_or_run(test)
 
     def join_or_run(self, fn: Callable[[], Any]) -> Callable[[], None]:
@@ -53,7 +53,7 @@ class _AllRanksHere:
 
     def setUp(self: Any) -> None:
         super().setUp()  # type: ignore[misc]
-        # Profiling records of autograd cannot carry what local tensors put in them.
+        # Autograd's events for profilers cannot contain local tensors.
         _torch.record_autograd(False)
         self.addCleanup(_torch.record_autograd, True)
         self.addCleanup(_torch.forget_dtensor_rng)
@@ -63,7 +63,8 @@ class _AllRanksHere:
 
     def build_device_mesh(self) -> DeviceMesh:
         with _torch.without_local_tensors():
-            return super().build_device_mesh()  # type: ignore[misc]
+            mesh: DeviceMesh = super().build_device_mesh()  # type: ignore[misc]
+        return mesh
 
     def init_manual_seed_for_rank(self) -> None:
         # One generator serves all ranks.
@@ -76,8 +77,8 @@ class _AllRanksHere:
         return _torch.local_tensor_mode(int(self.world_size))
 
 
-class _GroupOfATest:
-    """For `with_comms`: the group comes and goes with each test."""
+class _GroupPerTest:
+    """Lets `with_comms` create and destroy a fake group for each test."""
 
     world_size: Any
 
@@ -94,20 +95,20 @@ def _init_fake_group(world_size: int) -> None:
     dist.init_process_group("fake", rank=0, world_size=world_size)
 
 
-class LocalDTensorTestBase(_AllRanksHere, _GroupOfATest, DTensorTestBase):
-    """DTensorTestBase on local tensors."""
+class LocalDTensorTestBase(_SimulatedRanks, _GroupPerTest, DTensorTestBase):
+    """A DTensorTestBase on local tensors."""
 
     def _spawn_processes(self) -> None: ...
 
 
-class LocalDTensorOpTestBase(_AllRanksHere, _GroupOfATest, DTensorOpTestBase):
-    """DTensorOpTestBase on local tensors."""
+class LocalDTensorOpTestBase(_SimulatedRanks, _GroupPerTest, DTensorOpTestBase):
+    """A DTensorOpTestBase on local tensors."""
 
     def _spawn_threads(self) -> None: ...
 
 
-class LocalDTensorContinuousTestBase(_AllRanksHere, DTensorContinuousTestBase):  # type: ignore[misc]
-    """DTensorContinuousTestBase on local tensors: one group for all tests of the class."""
+class LocalDTensorContinuousTestBase(_SimulatedRanks, DTensorContinuousTestBase):  # type: ignore[misc]
+    """A DTensorContinuousTestBase on local tensors, with one group for all tests of the class."""
 
     @classmethod
     def _ensure_processes_spawned(cls) -> None:
@@ -116,7 +117,7 @@ class LocalDTensorContinuousTestBase(_AllRanksHere, DTensorContinuousTestBase): 
         if not dist.is_initialized():
             _init_fake_group(int(cls.world_size))
 
-    def _order_test(self) -> None: ...
+    def _start_task(self) -> None: ...
 
     @classmethod
     def tearDownClass(cls) -> None:
@@ -128,9 +129,9 @@ class LocalDTensorContinuousTestBase(_AllRanksHere, DTensorContinuousTestBase): 
 def create_local_tensor_test_class(
     orig_cls: type, skipped_tests: Collection[str] | None = None, base_class: type = LocalDTensorTestBase
 ) -> type:
-    """The tests of `orig_cls` on local tensors, as a class with "WithLocalTensor" at the end of its name.
+    """Derive a class from `orig_cls` that runs its tests on local tensors; its name ends in "WithLocalTensor".
 
-    To be made before or after its tests are instantiated. Those of `skipped_tests` are skipped there.
+    Call it before or after the parametrized tests are instantiated. The new class skips `skipped_tests`.
     """
     body = {name: value for name, value in vars(orig_cls).items() if name not in ("__dict__", "__weakref__")}
     for name, value in body.items():
@@ -147,7 +148,7 @@ def _skipped(self: Any) -> None:
 
 
 def make_wrapped(fn: Callable[..., Any], ctxs: Iterable[Any]) -> Callable[..., Any]:
-    """A test method that runs within these contexts, each given as such or as a function of the test."""
+    """Wrap a test method to run within these contexts, each a context or a function from the test to one."""
 
     @functools.wraps(fn)
     def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -161,17 +162,17 @@ def make_wrapped(fn: Callable[..., Any], ctxs: Iterable[Any]) -> Callable[..., A
 
 
 def reduce_local_int(val: Any, func: Callable[[dict[int, int]], Any]) -> Any:
-    """`func` of what each rank has for this integer, by rank."""
+    """Call `func` with a dictionary from rank to the value of this integer."""
     return func(_torch.local_ints(val))
 
 
 @_torch.for_each_local_rank
 def map_local_tensor_for_rank(tensor: Any, rank: Any, func: Callable[[Any, Any], Any]) -> Any:
-    """`func(tensor, rank)` as each rank would call it, put together again."""
+    """Call `func(tensor, rank)` as each rank would, and combine the results to a local tensor."""
     return func(tensor, rank)
 
 
 @_torch.for_each_local_rank
 def map_local_for_rank(rank: Any, func: Callable[[Any], Any]) -> Any:
-    """`func(rank)` as each rank would call it, put together again."""
+    """Call `func(rank)` as each rank would, and combine the results to a local tensor."""
     return func(rank)

@@ -1,4 +1,4 @@
-"""Small models of plain layers: what a test shards first. They know nothing of DTensor."""
+"""Small models of plain layers, independent of DTensor, for tests to shard."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import nn
 
 
 class RMSNormPython(nn.Module):
-    """RMS norm spelt out in pointwise operations and one mean, so that each of them meets DTensor on its own."""
+    """RMS norm written as pointwise operations and one mean, so that DTensor handles each of them separately."""
 
     def __init__(self, dim: int, eps: float = 1e-6) -> None:
         super().__init__()
@@ -20,7 +20,7 @@ class RMSNormPython(nn.Module):
 
 
 class MLPModule(nn.Module):
-    """Linear 10-16, ReLU, Linear 16-10. The seed is part of the model: two of them always start equal."""
+    """Linear 10-16, ReLU, Linear 16-10. It sets the seed itself, so all instances start with equal parameters."""
 
     def __init__(self, device: torch.device | str | None, bias: bool = True) -> None:
         super().__init__()
@@ -30,7 +30,8 @@ class MLPModule(nn.Module):
         self.net2 = nn.Linear(16, 10, bias=bias, device=device)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.net2(self.relu(self.net1(x)))
+        output: torch.Tensor = self.net2(self.relu(self.net1(x)))
+        return output
 
     def reset_parameters(self) -> None:
         for linear in (self.net1, self.net2):

@@ -1,4 +1,4 @@
-"""An operation on DTensors against the same operation on full tensors."""
+"""Checks that compare an operation on DTensors with the same operation on full tensors."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def check_dtensors(test: Any, op: Callable[..., Any], args: Any, kwargs: Any) ->
 
 
 def _full_copy(leaf: Any) -> Any:
-    """A copy, since the operation may work in place; for the same reason it is made first."""
+    """Copy the full tensor before the operation, which may work in place."""
     return leaf.full_tensor().detach().clone() if isinstance(leaf, DTensor) else leaf
 
 

@@ -1,7 +1,7 @@
-"""DTensors whose dimension is sharded over several mesh dimensions, in an order of one's own.
+"""DTensors with a dimension that is sharded over several mesh dimensions in a chosen order.
 
-DTensor itself always goes from the first mesh dimension to the last. These helpers reach below its public functions, to
-test what lies there; forward only.
+DTensor itself always goes from the first mesh dimension to the last. These helpers use its internals, in order to test
+them; forward only.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distr
 
 from torch_testing_ext import _torch
 
-ShardOrder = tuple[Any, ...]  # of entries: a tensor dimension, and the mesh dimensions that cut it, in order
+ShardOrder = tuple[Any, ...]  # each entry: a tensor dimension, and the mesh dimensions that shard it, in order
 
 
 def generate_shard_orders(mesh: DeviceMesh, tensor_rank: int) -> Iterator[ShardOrder]:
-    """Every way to use all mesh dimensions: put them in some order, cut it into runs, give each a tensor dimension."""
+    """Generate every order that uses all mesh dimensions: permute them, split them into runs, one per tensor dim."""
     for order in itertools.permutations(range(mesh.ndim)):
         for count in range(1, mesh.ndim + 1):
             for cuts in itertools.combinations(range(1, mesh.ndim), count - 1):
@@ -31,7 +31,7 @@ def generate_shard_orders(mesh: DeviceMesh, tensor_rank: int) -> Iterator[ShardO
 
 
 def shard_order_to_placement(shard_order: ShardOrder | None, mesh: DeviceMesh) -> tuple[Placement, ...]:
-    """The placements that say the same, but for the order."""
+    """Return the placements of a shard order, which do not contain the order itself."""
     cut_by = {mesh_dim: entry.tensor_dim for entry in shard_order or () for mesh_dim in entry.mesh_dims}
     return tuple(Shard(cut_by[dim]) if dim in cut_by else Replicate() for dim in range(mesh.ndim))
 
@@ -43,7 +43,7 @@ def redistribute(
     shard_order: ShardOrder | None,
     use_graph_based_transform: bool = True,
 ) -> DTensor:
-    """To these placements, or those of the shard order where they are None, sharded in that order."""
+    """Redistribute to these placements, or if None to those of the shard order, sharded in that order."""
     before = dtensor_input._spec
     after = deepcopy(before)
     after.placements = tuple(shard_order_to_placement(shard_order, device_mesh) if placements is None else placements)
@@ -64,7 +64,7 @@ def patched_distribute_tensor(
     use_graph_based_transform: bool = True,
     src_data_rank: int | None = 0,
 ) -> DTensor:
-    """`distribute_tensor`, sharded in this order."""
+    """Call `distribute_tensor` with a shard order."""
     chosen = shard_order_to_placement(shard_order, device_mesh) if placements is None else tuple(placements)
     distributed = distribute_tensor(input_tensor, device_mesh, chosen, src_data_rank=src_data_rank)
     _torch.take_placements_literally(distributed._spec)
@@ -72,5 +72,5 @@ def patched_distribute_tensor(
 
 
 def make_full_tensor(dtensor_input: DTensor) -> torch.Tensor:
-    """`full_tensor` for any shard order."""
+    """Return the full tensor of a DTensor with any shard order."""
     return redistribute(dtensor_input, dtensor_input.device_mesh, placements=None, shard_order=()).to_local()

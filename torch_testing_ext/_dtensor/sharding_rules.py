@@ -1,4 +1,4 @@
-"""Is a sharding rule right? One sample of it, run on local tensors and put together, against the whole."""
+"""Checks of a sharding rule: they run a sample on local shards and compare the gathered result with the full one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from torch_testing_ext import _torch
 
-# What an operation says that DTensor does not know, or not for these arguments.
+# Errors of DTensor for operations, or arguments of them, that it does not support.
 _NOT_SUPPORTED = ("does not have a sharding strategy registered", "got mixed torch.Tensor and DTensor")
 
 
@@ -25,7 +25,7 @@ def validate_sharding_rule_sample(
     output_placements: Sequence[Placement],
     device_mesh: DeviceMesh,
 ) -> bool:
-    """Do tensors placed like the inputs give, locally, results that are placed like the outputs?"""
+    """Does the operation on local shards of the inputs return local shards of the outputs?"""
     tensors = _tensors((full_args, full_kwargs))
     locals_ = [
         distribute_tensor(t, device_mesh, (p,)).to_local() for t, p in zip(tensors, input_placements, strict=False)
@@ -46,7 +46,7 @@ def validate_sharding_rule_sample_backward(
     input_placements: Sequence[Placement],
     device_mesh: DeviceMesh,
 ) -> bool | None:
-    """Do DTensors placed like the inputs get the gradients of whole tensors? None where there are none to compare."""
+    """Do DTensors with these placements get the gradients of full tensors? None if there is no gradient to compare."""
     tensors = _tensors((full_args, full_kwargs))
     if len(input_placements) != len(tensors):
         raise ValueError(f"{len(input_placements)} placements for {len(tensors)} tensors")
@@ -84,7 +84,7 @@ def _tensors(tree: Any) -> list[torch.Tensor]:
 
 
 def _replaced(tree: Any, tensors: Sequence[torch.Tensor]) -> Any:
-    """The same arguments with these tensors, in order."""
+    """Replace the tensors of the arguments by these, in order."""
     others = iter(tensors)
     return tree_map(lambda leaf: next(others) if isinstance(leaf, torch.Tensor) else leaf, tree)
 
@@ -94,7 +94,7 @@ def _fresh_leaves(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def _run_backward(op: Callable[..., Any], arguments: tuple[tuple[Any, ...], dict[str, Any]]) -> bool:
-    """Was there anything to run it from?"""
+    """Run the backward; return whether any output requires gradients."""
     args, kwargs = arguments
     outputs = [t for t in _tensors(op(*args, **kwargs)) if t.is_floating_point() and t.requires_grad]
     if not outputs:
@@ -102,12 +102,12 @@ def _run_backward(op: Callable[..., Any], arguments: tuple[tuple[Any, ...], dict
     total = outputs[0].sum()
     for output in outputs[1:]:
         total = total + output.sum()
-    total.backward()
+    total.backward()  # type: ignore[no-untyped-call, unused-ignore]
     return True
 
 
 @contextmanager
 def op_strategy_context(op_overload: Any, strategy_func: Callable[..., Any], schema_info: Any = None) -> Iterator[None]:
-    """This strategy for an operation, and afterwards the one it had, if any."""
+    """Replace the strategy of an operation for the length of a `with`."""
     with _torch.replaced_op_strategy(op_overload, strategy_func, schema_info):
         yield

@@ -1,6 +1,6 @@
-"""A transformer small enough to train in milliseconds, and the plans that spread it over a mesh.
+"""A transformer small enough to train in milliseconds, and the plans that distribute it over a mesh.
 
-Module and parameter names are those of PyTorch's test model, so that plans and state dicts written for it fit.
+Module and parameter names are those of PyTorch's test model, so plans and state dicts written for it work here.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ from .experts import ExpertLayer, ExpertParallel, ExpertParallelWithTP, TensorPa
 
 @dataclass
 class ModelArgs:
+    """The configuration of a Transformer."""
+
     n_layers: int = 2
     vocab_size: int = 8
     max_seq_len: int = 16
@@ -41,7 +43,7 @@ class ModelArgs:
 
 
 class Attention(nn.Module):
-    """Causal self-attention. `n_heads` may be lowered to the heads of one rank when wq, wk, wv give local tensors."""
+    """Causal self-attention. If wq, wk, wv return local tensors, set `n_heads` to the number of heads of one rank."""
 
     def __init__(self, args: ModelArgs) -> None:
         super().__init__()
@@ -66,7 +68,8 @@ class Attention(nn.Module):
             is_causal=self.use_attn_mask,
         )
         batch, _, seq_len, _ = attended.shape
-        return self.resid_dropout(self.wo(attended.transpose(1, 2).reshape(batch, seq_len, -1)))
+        output: torch.Tensor = self.resid_dropout(self.wo(attended.transpose(1, 2).reshape(batch, seq_len, -1)))
+        return output
 
     def _by_head(self, x: torch.Tensor) -> torch.Tensor:
         batch, seq_len, _ = x.shape
@@ -74,6 +77,8 @@ class Attention(nn.Module):
 
 
 class FeedForward(nn.Module):
+    """Two linear layers with GELU between them, and dropout."""
+
     def __init__(self, dim: int, hidden_dim: int, dropout_p: float) -> None:
         super().__init__()
         self.w1 = nn.Linear(dim, hidden_dim)
@@ -82,11 +87,12 @@ class FeedForward(nn.Module):
         self.resid_dropout = nn.Dropout(dropout_p)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.resid_dropout(self.w2(self.gelu(self.w1(x))))
+        output: torch.Tensor = self.resid_dropout(self.w2(self.gelu(self.w1(x))))
+        return output
 
 
 class TransformerBlock(nn.Module):
-    """Attention, then `feed_forward` or, with `num_experts`, `expert_layer`; each after its norm, each residual."""
+    """Attention, then `feed_forward` or, with `num_experts`, `expert_layer`; each residual, with a norm before it."""
 
     def __init__(self, args: ModelArgs) -> None:
         super().__init__()
@@ -102,11 +108,12 @@ class TransformerBlock(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         h = x + self.attention(self.attention_norm(x))
         second_half = self.expert_layer if self.has_experts else self.feed_forward
-        return h + second_half(self.ffn_norm(h))
+        output: torch.Tensor = h + second_half(self.ffn_norm(h))
+        return output
 
 
 class Transformer(nn.Module):
-    """Tokens in, logits (always at least float32) out."""
+    """Maps tokens to logits, which are float32."""
 
     def __init__(self, args: ModelArgs) -> None:
         super().__init__()
@@ -124,12 +131,13 @@ class Transformer(nn.Module):
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         seq_len = tokens.shape[1]
         if seq_len > self.max_seq_len:
-            raise ValueError(f"{seq_len} tokens in a sequence, but the model was made for {self.max_seq_len} at most")
+            raise ValueError(f"the sequence has {seq_len} tokens, but max_seq_len is {self.max_seq_len}")
         positions = torch.arange(seq_len, device=tokens.device)
         h = self.dropout(self.tok_embeddings(tokens) + self.pos_embeddings(positions))
         for layer in self.layers:
             h = checkpoint(layer, h, use_reentrant=False) if self.checkpoint_activations else layer(h)
-        return self.output(self.norm(h)).float()
+        logits: torch.Tensor = self.output(self.norm(h)).float()
+        return logits
 
     def _blocks(self) -> list[TransformerBlock]:
         return cast("list[TransformerBlock]", list(self.layers))
@@ -146,10 +154,10 @@ class Transformer(nn.Module):
         local_output_for_attn: bool = False,
         ep_mesh: DeviceMesh | None = None,
     ) -> nn.Module:
-        """Spread `module` over `tp_mesh`, and its experts, where it has any, over `ep_mesh`. Changes `module`.
+        """Distribute `module` over `tp_mesh` and its experts, if any, over `ep_mesh`, in place.
 
-        With `local_output_for_attn` attention works on plain tensors holding this rank's heads, which needs no rule
-        of DTensor for the attention kernel.
+        With `local_output_for_attn`, attention runs on plain tensors with this rank's heads, which needs no sharding
+        rule for the attention kernel.
         """
         if not isinstance(module, Transformer):
             raise TypeError(f"parallelize() takes a Transformer, not a {type(module).__name__}")
@@ -163,18 +171,18 @@ class Transformer(nn.Module):
                 plan |= _second_half_plan(block, use_seq_parallel, ep_mesh)
                 parallelize_module(block, tp_mesh, plan)
             if ep_mesh is not None and block.has_experts:
-                _spread_experts(block.expert_layer, tp_mesh, ep_mesh, use_seq_parallel)
+                _distribute_experts(block.expert_layer, tp_mesh, ep_mesh, use_seq_parallel)
         if tp_mesh is not None:
             if local_output_for_attn:
                 for block in module._blocks():
                     block.attention.n_heads = module.model_args.n_heads // tp_mesh.size()
-            # Distributing a module replaces its parameters: what was one tensor is two now, cut the same way.
+            # Distributing a module replaces its parameters: the tied weight is now two tensors, sharded alike.
             module._tie_weights()
         return module
 
 
 def _root_plan(seq_parallel: bool) -> dict[str, ParallelStyle]:
-    """The output layer is Colwise, which cuts its weight like the Rowwise embedding's: they may be tied."""
+    """The Colwise output layer and the Rowwise embedding shard their weights alike, so the weights may be tied."""
     if not seq_parallel:
         return {
             "tok_embeddings": RowwiseParallel(input_layouts=Replicate(), output_layouts=Replicate()),
@@ -182,7 +190,7 @@ def _root_plan(seq_parallel: bool) -> dict[str, ParallelStyle]:
             "output": ColwiseParallel(output_layouts=Replicate()),
         }
     return {
-        # Positions have no batch dimension: their sequence is dimension 0.
+        # Positions have no batch dimension, so their sequence dimension is 0.
         "tok_embeddings": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
         "pos_embeddings": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(0)),
         "norm": SequenceParallel(),
@@ -196,7 +204,7 @@ def _attention_plan(seq_parallel: bool, local_output: bool) -> dict[str, Paralle
     }
     plan["attention.wo"] = _rowwise(seq_parallel)
     if seq_parallel:
-        # Gathered once, in front of attention, rather than by each of the three projections.
+        # Gather once before attention, instead of in each of the three projections.
         plan["attention"] = PrepareModuleInput(input_layouts=Shard(1), desired_input_layouts=Replicate())
         plan["attention_norm"] = SequenceParallel()
     return plan
@@ -207,7 +215,7 @@ def _second_half_plan(
 ) -> dict[str, ParallelStyle]:
     plan: dict[str, ParallelStyle] = {}
     if seq_parallel:
-        # Experts take plain tensors: their tokens are this rank's part of the sequence.
+        # Experts take plain tensors, which are this rank's part of the sequence.
         plan["ffn_norm"] = SequenceParallel(use_local_output=block.has_experts)
     if not block.has_experts:
         plan |= {"feed_forward.w1": _colwise(seq_parallel), "feed_forward.w2": _rowwise(seq_parallel)}
@@ -217,7 +225,9 @@ def _second_half_plan(
     return plan
 
 
-def _spread_experts(layer: ExpertLayer, tp_mesh: DeviceMesh | None, ep_mesh: DeviceMesh, seq_parallel: bool) -> None:
+def _distribute_experts(
+    layer: ExpertLayer, tp_mesh: DeviceMesh | None, ep_mesh: DeviceMesh, seq_parallel: bool
+) -> None:
     if tp_mesh is None:
         parallelize_module(layer.experts, ep_mesh, ExpertParallel())
     else:

@@ -1,7 +1,7 @@
-"""The bases of FSDP tests: fresh ranks, persistent ranks, threads.
+"""The bases of FSDP tests: with fresh ranks, persistent ranks or threads.
 
-FSDP and tensor parallelism are imported here, and not where they are first used: ranks are forked from a process that
-has imported the test module, and so find them there. No accelerator is touched.
+This module imports FSDP and tensor parallelism instead of leaving that to their first use: ranks are forked after the
+test module is imported and inherit what it imported. No accelerator is touched.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ def get_devtype() -> torch.device:
 
 
 class FSDPTest(FSDPTestMixin, MultiProcessTestCase):
-    """A test runs in `world_size` ranks that have a process group, a device and a seed.
+    """A MultiProcessTestCase for FSDP: every rank has a process group, a device and a seed.
 
-    On a machine with accelerators there are as many ranks as those, one each. Without, a test skips, unless it allows
-    the CPU: `@skip_if_lt_x_gpu(n, allow_cpu=True)` runs there under gloo, in n ranks, at least 2. A subclass may fix
+    There is one rank for each accelerator. On a machine without accelerators, a test skips unless it allows the CPU:
+    `@skip_if_lt_x_gpu(n, allow_cpu=True)` runs there under gloo, in n ranks, at least 2. A subclass may override
     `world_size`.
     """
 
@@ -49,7 +49,7 @@ class FSDPTest(FSDPTestMixin, MultiProcessTestCase):
 
     @property
     def device_type(self) -> str:
-        """The accelerator, or "cpu" with fewer of them than the test asks for."""
+        """The type of the accelerators, or "cpu" if there are fewer than the test needs."""
         enough = accelerators.device_count() >= max(1, self._devices_needed())
         return (accelerators.accelerator_type() if enough else None) or "cpu"
 
@@ -94,13 +94,13 @@ class FSDPTest(FSDPTestMixin, MultiProcessTestCase):
         if device.type != "cpu":
             torch.accelerator.set_device_index(device.index)
         self._init_process_group(bool(kwargs.get("fake_pg")))
-        # No rank may skip and leave while others are still connecting to it, nor while they still need its answers.
-        _meet(device)
+        # No rank may skip and exit while others still connect to it or need its answers.
+        _barrier(device)
         _torch.reset_dynamo()
         set_rng_seed()
         self.run_test(test_name, pipe)
         _torch.reset_dynamo()
-        _meet(device)
+        _barrier(device)
         _torch.destroy_process_group()
 
     def _init_process_group(self, fake: bool) -> None:
@@ -116,14 +116,14 @@ class FSDPTest(FSDPTestMixin, MultiProcessTestCase):
         dist.init_process_group(backend, init_method=self.init_method, world_size=size, rank=self.rank)
 
 
-def _meet(device: torch.device) -> None:
+def _barrier(device: torch.device) -> None:
     dist.barrier(device_ids=None if device.type == "cpu" else [device.index])
 
 
 class FSDPTestContinuous(FSDPTestMixin, MultiProcContinuousTest):
-    """Tests of a class in the same ranks, one for each accelerator unless `world_size` says otherwise.
+    """A MultiProcContinuousTest for FSDP, by default with one rank for each accelerator.
 
-    On a machine without, a test skips, unless it allows the CPU; there are two ranks then.
+    On a machine without accelerators, a test skips unless it allows the CPU, and there are two ranks.
     """
 
     @classmethod
@@ -136,8 +136,8 @@ class FSDPTestContinuous(FSDPTestMixin, MultiProcContinuousTest):
 
     @classmethod
     def _get_world_size(cls, device_type: str) -> Any:
-        alone = device_type == "cpu" and cls.world_size == UNSET
-        return 2 if alone else super()._get_world_size(device_type)
+        is_default_on_cpu = device_type == "cpu" and cls.world_size == UNSET
+        return 2 if is_default_on_cpu else super()._get_world_size(device_type)
 
     @classmethod
     def _init_pg(cls, rank: int, world_size: int, rdvz_file: str) -> None:
@@ -166,7 +166,7 @@ class FSDPTestContinuous(FSDPTestMixin, MultiProcContinuousTest):
 
 
 class FSDPTestMultiThread(MultiThreadedTestCase):
-    """Tests that run in threads, one for each device."""
+    """A MultiThreadedTestCase for FSDP, with one thread for each device."""
 
     @property
     def world_size(self) -> int:
@@ -191,5 +191,5 @@ def _may_use_cpu(test: Any) -> bool:
 
 
 def _keep_nccl_quiet() -> None:
-    # NCCL's clean-up thread, which this switches on, has made tests fail at random.
+    # "1" starts NCCL's clean-up thread, which has made tests fail at random.
     os.environ["TORCH_NCCL_DESYNC_DEBUG"] = "0"

@@ -1,5 +1,7 @@
-"""Models for tests of composable wrappers (`replicate`, `fully_shard`, `checkpoint`): modules within modules, with
-parameters and buffers of their own next to their submodules'."""
+"""Models for tests of composable wrappers (`replicate`, `fully_shard`, `checkpoint`).
+
+They nest modules, and some have parameters and buffers of their own next to those of their submodules.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +20,8 @@ def _square(device: torch.device) -> torch.Tensor:
 
 
 class UnitModule(nn.Module):
+    """Three linear layers, with ReLU before and after the middle one."""
+
     def __init__(self, device: torch.device):
         super().__init__()
         self.l1 = _linear(device)
@@ -25,7 +29,8 @@ class UnitModule(nn.Module):
         self.l2 = _linear(device)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.l2(self.seq(self.l1(x)))
+        output: torch.Tensor = self.l2(self.seq(self.l1(x)))
+        return output
 
 
 class CompositeModel(nn.Module):
@@ -39,11 +44,12 @@ class CompositeModel(nn.Module):
         self.l2 = _linear(device)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.l2(self.u2(self.u1(self.l1(x))))
+        output: torch.Tensor = self.l2(self.u2(self.u1(self.l1(x))))
+        return output
 
 
 class UnitParamModule(nn.Module):
-    """A unit whose last layer is a bare parameter."""
+    """A unit whose last layer is a plain parameter."""
 
     def __init__(self, device: torch.device):
         super().__init__()
@@ -52,11 +58,12 @@ class UnitParamModule(nn.Module):
         self.p = nn.Parameter(_square(device))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.seq(self.l(x)) @ self.p
+        output: torch.Tensor = self.seq(self.l(x)) @ self.p
+        return output
 
 
 class CompositeParamModel(nn.Module):
-    """Two units, then a bare parameter; it also has a persistent buffer, which the forward does not read."""
+    """Two units, then a plain parameter; it also has a persistent buffer, which the forward does not read."""
 
     def __init__(self, device: torch.device):
         super().__init__()
@@ -67,12 +74,15 @@ class CompositeParamModel(nn.Module):
         self.register_buffer("buffer", _square(device), persistent=True)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.u2(self.u1(self.l(x))) @ self.p
+        output: torch.Tensor = self.u2(self.u1(self.l(x))) @ self.p
+        return output
 
 
 class FakeSequential(nn.Module):
-    """Runs modules in order like nn.Sequential, but is none, and does not register them: wrap policies that look for
-    nn.Sequential, or walk over submodules, pass it by."""
+    """Runs modules in order, but is no nn.Sequential and does not register them.
+
+    Wrap policies that look for nn.Sequential, or walk over submodules, ignore it.
+    """
 
     def __init__(self, *modules: nn.Module) -> None:
         super().__init__()
@@ -85,7 +95,7 @@ class FakeSequential(nn.Module):
 
 
 class NestedSequentialModel(nn.Module):
-    """Nested so that breadth-first and depth-first walks over its modules differ."""
+    """Nested modules for which breadth-first and depth-first walks differ."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()
@@ -97,4 +107,5 @@ class NestedSequentialModel(nn.Module):
         self.seq2 = nn.Sequential(nn.ReLU(), nn.Linear(2, 3, device=device), last)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.seq2(self.lin(self.seq1(x)))
+        output: torch.Tensor = self.seq2(self.lin(self.seq1(x)))
+        return output

@@ -1,4 +1,4 @@
-"""Models that keep what their forward was called with."""
+"""Models that record the inputs of their forward."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import nn
 
 
 class SaveForwardInputsModule(nn.Module):
-    """A linear layer that notes its input under itself, and may cast it to its weight's dtype."""
+    """A linear layer that records its input, with itself as the key, and may cast it to its weight's dtype."""
 
     def __init__(self, forward_inputs: dict[nn.Module, torch.Tensor], cast_forward_inputs: bool) -> None:
         super().__init__()
@@ -19,11 +19,12 @@ class SaveForwardInputsModule(nn.Module):
         self.forward_inputs[self] = x
         if self.cast_forward_inputs:
             x = x.to(self.l.weight.dtype)
-        return self.l(x)
+        output: torch.Tensor = self.l(x)
+        return output
 
 
 class SaveForwardInputsModel(nn.Module):
-    """Two of them, one after the other; it notes its own input too."""
+    """Two SaveForwardInputsModules, one after the other; the model records its own input, too."""
 
     def __init__(self, forward_inputs: dict[nn.Module, torch.Tensor], cast_forward_inputs: bool) -> None:
         super().__init__()
@@ -33,4 +34,5 @@ class SaveForwardInputsModel(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.forward_inputs[self] = x
-        return self.c2(self.c1(x))
+        output: torch.Tensor = self.c2(self.c1(x))
+        return output

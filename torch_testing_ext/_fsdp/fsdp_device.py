@@ -1,7 +1,7 @@
-"""The device that the FSDP helpers use: the machine's accelerator, or the CPU where there is none.
+"""The device that the FSDP helpers use: the machine's accelerator, or the CPU if there is none.
 
-A rank may be told to stay on the CPU (`use`), when its test needs more devices than the machine has and allows
-the CPU. Importing this module asks nothing of any driver; the first question does.
+`use` keeps a rank on the CPU, for a test that needs more devices than the machine has and allows the CPU. Importing
+this module asks no driver; the first call does.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _chosen: str | None = None
 
 
 class DEVICEInitMode(Enum):
-    """When a test model goes to the device: before FSDP wraps it, after that, or never."""
+    """When a test model moves to the device: before FSDP wraps it, after that, or never."""
 
     DEVICE_BEFORE = auto()
     DEVICE_AFTER = auto()
@@ -27,7 +27,7 @@ class DEVICEInitMode(Enum):
 
 
 def use(device_type: str) -> None:
-    """From now on this process keeps its models on `device_type`."""
+    """Let this process keep its models on `device_type`."""
     global _chosen
     _chosen = device_type
 
@@ -37,28 +37,28 @@ def device_type() -> str:
 
 
 def device_count() -> int:
-    """Devices of that type; 1 on the CPU."""
+    """Return the number of devices of that type; 1 for the CPU."""
     return 1 if device_type() == "cpu" else accelerators.device_count()
 
 
 def backend() -> str:
-    """The default backend of that device: nccl, xccl, hccl, ..., gloo."""
+    """Return the default backend of that device: nccl, xccl, hccl, ..., gloo."""
     return torch.distributed.get_default_backend_for_device(device_type())
 
 
 def compute_device(rank: int) -> torch.device:
-    """The device on which rank `rank` computes."""
+    """Return the device on which rank `rank` computes."""
     kind = device_type()
     return torch.device("cpu") if kind == "cpu" else torch.device(kind, rank % device_count())
 
 
 def place(module: nn.Module, mode: DEVICEInitMode, now: DEVICEInitMode) -> nn.Module:
-    """`module`, moved to the device if `mode` says that this is the moment."""
+    """Move `module` to the device if `mode` equals `now`."""
     return module.to(device_type()) if mode is now else module
 
 
 def delay(milliseconds: float) -> None:
-    """Keep the device busy for so long. On CUDA the stream waits and the host goes on, as behind a slow kernel."""
+    """Keep the device busy for this time. On CUDA the stream waits and the host goes on, as after a slow kernel."""
     if milliseconds <= 0 or device_type() == "cpu":
         return
     if device_type() == "cuda":

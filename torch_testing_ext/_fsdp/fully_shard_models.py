@@ -19,7 +19,7 @@ from torch.distributed.tensor.parallel import (
 
 
 class MLP(nn.Module):
-    """dim -> dim_multiplier * dim -> dim, ReLU after both; with `with_buffer`, a random buffer is added at the end."""
+    """Linear layers dim -> dim_multiplier * dim -> dim, each with ReLU; with `with_buffer`, adds a random buffer."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class MLP(nn.Module):
             self.buffer = None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        out = self.out_proj(self.in_proj(x).relu()).relu()
+        out: torch.Tensor = self.out_proj(self.in_proj(x).relu()).relu()
         return out if self.buffer is None else out + self.buffer
 
     def reset_parameters(self) -> None:
@@ -50,7 +50,7 @@ class MLP(nn.Module):
 
 
 class MLPStack(nn.Sequential):
-    """Three MLPs, the outer two of a width (3 * dim) that does not divide evenly; then perhaps a LayerNorm."""
+    """Three MLPs, the outer two of a width (3 * dim) that does not divide evenly; optionally, a LayerNorm."""
 
     def __init__(self, mlp_dim: int, *, with_seq_parallel: bool = False):
         layers: list[nn.Module] = [MLP(mlp_dim, dim_multiplier=3), MLP(mlp_dim), MLP(mlp_dim, dim_multiplier=3)]
@@ -62,7 +62,7 @@ class MLPStack(nn.Sequential):
     def parallelize(
         self, tp_mesh: DeviceMesh, dp_mesh: DeviceMesh, use_activation_checkpointing: bool, **fsdp_kwargs: Any
     ) -> MLPStack:
-        """Tensor parallelism over `tp_mesh`, then each MLP and the whole given to `fully_shard` over `dp_mesh`."""
+        """Apply tensor parallelism over `tp_mesh`, then `fully_shard` over `dp_mesh` to each MLP and to the whole."""
         parallelize_module(self, device_mesh=tp_mesh, parallelize_plan=self._plan())
         for module in self:
             if isinstance(module, nn.LayerNorm):
@@ -74,7 +74,7 @@ class MLPStack(nn.Sequential):
         return self
 
     def _plan(self) -> dict[str, ParallelStyle]:
-        # Between the layers activations stay DTensors: as plain tensors, uneven shards would lose their true sizes.
+        # Activations between the layers stay DTensors: as plain tensors, uneven shards would lose their true sizes.
         plan: dict[str, ParallelStyle] = {}
         for index in range(3):
             plan[f"{index}.in_proj"] = ColwiseParallel(use_local_output=False)
@@ -86,13 +86,13 @@ class MLPStack(nn.Sequential):
 
 
 def _checkpoint(module: nn.Module) -> None:
-    from torch.distributed._composable import checkpoint
+    from torch.distributed._composable import checkpoint  # type: ignore[attr-defined, unused-ignore]
 
     checkpoint(module)
 
 
 class DoubleLinear(nn.Module):
-    """Two linear layers side by side: two outputs, or (`use_second_linear=False`) one output and an unused layer."""
+    """Two parallel linear layers: two outputs, or (`use_second_linear=False`) one output and an unused layer."""
 
     def __init__(self, dim: int, use_second_linear: bool = True):
         super().__init__()

@@ -1,7 +1,7 @@
-"""The models of the FSDP1 tests: each knows how to make its own input and loss, and how to wrap itself.
+"""The models of the FSDP1 tests: each creates its own input and loss, and wraps itself.
 
 `init(group, fsdp_init_mode, device_init_mode, fsdp_kwargs, deterministic, ...)` builds a model, plain or wrapped.
-With `deterministic`, two models built one after the other start from the same parameters.
+With `deterministic`, two models built one after the other start with the same parameters.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from enum import Enum, auto
 from typing import Any
 from unittest import mock
@@ -29,18 +30,18 @@ HYBRID = (ShardingStrategy.HYBRID_SHARD, ShardingStrategy._HYBRID_SHARD_ZERO2)
 
 
 class FSDPInitMode(Enum):
-    """NO_FSDP: the plain model. RECURSIVE: some or all of its modules wrapped, as the model's `init` says."""
+    """How `init` wraps a model. NO_FSDP: not at all. RECURSIVE: some or all of its modules, depending on the model."""
 
     NO_FSDP = auto()
     RECURSIVE = auto()
 
 
 class FSDPTestModel(nn.Module, ABC):
-    """What `_train_for_several_steps` asks of a model."""
+    """The interface of a model for `_train_for_several_steps`."""
 
     @abstractmethod
     def get_input(self, device: torch.device) -> tuple[torch.Tensor, ...]:
-        """One batch, the same each time it is asked for, different on each rank."""
+        """Return a batch, the same at each call, different on each rank."""
 
     @abstractmethod
     def get_loss(self, input: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor: ...
@@ -54,7 +55,7 @@ class FSDPTestModel(nn.Module, ABC):
 
 
 class DummyProcessGroup:
-    """A rank and a size without any communication: an all-reduce is done at once and changes nothing."""
+    """A rank and a size without communication: an all-reduce completes at once and changes nothing."""
 
     def __init__(self, rank: int, size: int):
         self._rank = rank
@@ -67,7 +68,7 @@ class DummyProcessGroup:
         return self._size
 
     def allreduce(self, *args: Any, **kwargs: Any) -> Any:
-        done: torch.futures.Future = torch.futures.Future()
+        done: torch.futures.Future[int] = torch.futures.Future()
         done.set_result(1)
         work = mock.Mock()
         work.get_future = lambda: done
@@ -75,7 +76,7 @@ class DummyProcessGroup:
 
 
 class DummyDDP(nn.Module):
-    """Gives a plain model the `.module` that a data-parallel wrapper would have."""
+    """Gives a plain model the `.module` of a data-parallel wrapper."""
 
     def __init__(self, module: nn.Module):
         super().__init__()
@@ -86,7 +87,7 @@ class DummyDDP(nn.Module):
 
 
 class TransformerWithSharedParams(FSDPTestModel):
-    """A small transformer whose output projection shares the embedding's weight; has buffers, one of them integral."""
+    """A small transformer whose output projection shares the embedding's weight; one of its buffers is integral."""
 
     vocab_bias: torch.Tensor
     long_buffer: torch.Tensor
@@ -122,14 +123,15 @@ class TransformerWithSharedParams(FSDPTestModel):
         source = self.embed_tokens(src_ids)
         source = source + self.vocab_bias + self.long_buffer.type_as(source)
         target = self.bn(self.embed_tokens(tgt_ids))
-        return self.output_proj(self.transformer(source, target))
+        output: torch.Tensor = self.output_proj(self.transformer(source, target))
+        return output
 
     def get_loss(self, input: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:
         target = input[1]
         return nn.functional.cross_entropy(output.flatten(0, -2), target.flatten(), reduction="sum")
 
     def run_backward(self, loss: torch.Tensor) -> None:
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call, unused-ignore]
 
     @staticmethod
     def init(
@@ -140,8 +142,11 @@ class TransformerWithSharedParams(FSDPTestModel):
         deterministic: bool = False,
         add_bn: bool = True,
     ) -> nn.Module:
-        """RECURSIVE wraps the whole model, and inside it what `fsdp_kwargs["auto_wrap_policy"]` says (if it is not
-        given: encoder and decoder layers). A pair of groups is for hybrid sharding: the model lives in the first."""
+        """Build the model. RECURSIVE wraps the whole and, inside it, the modules that the policy chooses.
+
+        The policy is `fsdp_kwargs["auto_wrap_policy"]`, by default encoder and decoder layers. A pair of groups is for
+        hybrid sharding: the model takes rank and size from the first.
+        """
         _check_mode(fsdp_init_mode)
         first_group = group[0] if isinstance(group, tuple) else group
         model = TransformerWithSharedParams(first_group, device_init_mode, add_bn, deterministic)
@@ -150,7 +155,7 @@ class TransformerWithSharedParams(FSDPTestModel):
         options = dict(fsdp_kwargs or {})
         layers = ModuleWrapPolicy({nn.TransformerEncoderLayer, nn.TransformerDecoderLayer})
         policy = options.pop("auto_wrap_policy", layers)
-        # Hybrid sharding over one group: FSDP builds the groups within and between machines itself.
+        # For hybrid sharding over one group, FSDP creates the groups within and between machines itself.
         makes_own_groups = options.get("sharding_strategy") in HYBRID and not isinstance(group, tuple)
         wrapped = FSDP(model, None if makes_own_groups else group, auto_wrap_policy=policy, **options)
         return device.place(wrapped, device_init_mode, AFTER)
@@ -160,9 +165,9 @@ class TransformerWithSharedParams(FSDPTestModel):
 
 
 class NestedWrappedModule(FSDPTestModel):
-    """Four stages of linear layers; wrapped modules lie next to, inside, and around unwrapped ones.
+    """Four stages of linear layers; wrapped modules are next to, inside and around unwrapped ones.
 
-    `init` never wraps the model as a whole: the test may do that.
+    `init` never wraps the model as a whole; the test may do so.
     """
 
     def __init__(
@@ -201,13 +206,14 @@ class NestedWrappedModule(FSDPTestModel):
         return (torch.rand(4, 8, device=device),)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.module(x)
+        output: torch.Tensor = self.module(x)
+        return output
 
     def get_loss(self, input: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:
         return output.sum()
 
     def run_backward(self, loss: torch.Tensor) -> None:
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call, unused-ignore]
 
     @staticmethod
     def init(
@@ -223,7 +229,7 @@ class NestedWrappedModule(FSDPTestModel):
 
 
 class AlwaysWrapNestedWrappedModule(NestedWrappedModule):
-    """RECURSIVE wraps every module, and the model as a whole."""
+    """A NestedWrappedModule for which RECURSIVE wraps every module and the model as a whole."""
 
     @staticmethod
     def init(
@@ -242,9 +248,10 @@ class AlwaysWrapNestedWrappedModule(NestedWrappedModule):
 
 
 class NonUniformReqGradNWM(NestedWrappedModule):
-    """Only the very last linear layer trains: with original parameters, some ranks then hold no trainable element.
+    """A NestedWrappedModule in which only the last linear layer trains.
 
-    The last two layers share one wrapper, which puts all of the last one's elements on one rank.
+    The last two layers share one wrapper, which puts all elements of the last one on one rank. So with original
+    parameters, some ranks hold no trainable element.
     """
 
     @staticmethod
@@ -272,15 +279,15 @@ class NonUniformReqGradNWM(NestedWrappedModule):
         model = _init_nested(
             NonUniformReqGradNWM, group, fsdp_init_mode, device_init_mode, fsdp_kwargs, deterministic=deterministic
         )
-        # "module.2.1.", with or without FSDP's own level between the two numbers.
+        # "module.2.1.", with or without the level that FSDP inserts between the two numbers.
         NonUniformReqGradNWM._set_nonuniform_req_grad(model, re.compile(r"module\.2.*\.1.*"))
         return model
 
 
 class ModuleWithDelay(FSDPTestModel):
-    """Another test model, slowed down after the loss, before gradients are reduced, or both.
+    """Wraps another test model with a delay after the loss, before gradients are reduced, or both.
 
-    The delays show what runs too early; on the CPU, where nothing overlaps, there are none.
+    The delays reveal work that runs too early. On the CPU, where nothing overlaps, there are none.
     """
 
     def __init__(self, module: FSDPTestModel, delay_after_loss_ms: int, delay_before_reduction_ms: int):
@@ -293,7 +300,8 @@ class ModuleWithDelay(FSDPTestModel):
         return self.module.get_input(device)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.module(x)
+        output: torch.Tensor = self.module(x)
+        return output
 
     def get_loss(self, input: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:
         loss = self.module.get_loss(input, output)
@@ -324,6 +332,8 @@ class ModuleWithDelay(FSDPTestModel):
 
 
 class NestedWrappedModuleWithDelay(ModuleWithDelay):
+    """A NestedWrappedModule in a ModuleWithDelay."""
+
     @staticmethod
     def init(  # type: ignore[override]
         group: dist.ProcessGroup,
@@ -349,7 +359,7 @@ class NestedWrappedModuleWithDelay(ModuleWithDelay):
 class MixtureOfExperts(NestedWrappedModule):
     """A shared layer, then an expert layer that differs from rank to rank and whose gradients are not reduced.
 
-    Wrapped, the expert lives in a group of one rank. Unwrapped, `run_backward` averages the other gradients itself.
+    Wrapped, the expert has a group of one rank. Unwrapped, `run_backward` averages the other gradients itself.
     """
 
     def __init__(
@@ -385,13 +395,15 @@ class MixtureOfExperts(NestedWrappedModule):
         self.module = nn.Sequential(linear(8, 12), shared, expert, linear(12, 8))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if self.delay_before_free_ms <= 0 or not self.wrap_fsdp:
-            return self.module(x)
-        with _torch.fsdp_reshard_preceded_by(lambda: device.delay(self.delay_before_free_ms)):
-            return self.module(x)
+        delayed: AbstractContextManager[None] = nullcontext()
+        if self.delay_before_free_ms > 0 and self.wrap_fsdp:
+            delayed = _torch.fsdp_reshard_preceded_by(lambda: device.delay(self.delay_before_free_ms))
+        with delayed:
+            output: torch.Tensor = self.module(x)
+            return output
 
     def run_backward(self, loss: torch.Tensor) -> None:
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call, unused-ignore]
         if self.wrap_fsdp:
             return
         for parameter in self.parameters():
@@ -420,18 +432,19 @@ class MixtureOfExperts(NestedWrappedModule):
 
 
 class SkipModule(nn.Module):
-    """A layer that an auto wrap policy is asked to leave alone."""
+    """A layer that a test excludes from its auto wrap policy."""
 
     def __init__(self) -> None:
         super().__init__()
         self.lin = nn.Linear(10, 10, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.lin(x)
+        output: torch.Tensor = self.lin(x)
+        return output
 
 
 class NestedLinear(nn.Module):
-    """One linear layer; with `fsdp_wrap`, wrapped by the enclosing `enable_wrap`."""
+    """One linear layer; with `fsdp_wrap`, the enclosing `enable_wrap` wraps it."""
 
     def __init__(self, fsdp_wrap: bool):
         super().__init__()
@@ -439,11 +452,12 @@ class NestedLinear(nn.Module):
         self.nested_linear = wrap(linear) if fsdp_wrap else linear
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.nested_linear(x)
+        output: torch.Tensor = self.nested_linear(x)
+        return output
 
 
 class SkipModel(nn.Module):
-    """A plain layer, one to skip, and one wrapped by the enclosing `enable_wrap` (twice with `double_nest`)."""
+    """A plain layer, one to skip, and one that the enclosing `enable_wrap` wraps (twice with `double_nest`)."""
 
     def __init__(self, double_nest: bool):
         super().__init__()
@@ -453,7 +467,8 @@ class SkipModel(nn.Module):
         self.nested_linear = wrap(NestedLinear(fsdp_wrap=double_nest), device_id=kind)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.nested_linear(self.linear_skip(self.linear(x)))
+        output: torch.Tensor = self.nested_linear(self.linear_skip(self.linear(x)))
+        return output
 
 
 def _check_mode(mode: FSDPInitMode) -> None:

@@ -1,4 +1,4 @@
-"""Training a model under FSDP and under a reference, and comparing: what the bases of FSDP tests share."""
+"""FSDPTestMixin, which trains a model under FSDP and under a reference and compares the results."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from .state import _zero_model, get_full_params
 
 
 class FSDPTestMixin:
-    """Trains a model under FSDP and under a reference, and compares; for any base that gives it a process group."""
+    """Trains a model under FSDP and under a reference, and compares; for any test base with a process group."""
 
     rank: int
     process_group: Any
@@ -60,8 +60,8 @@ class FSDPTestMixin:
     ) -> torch.Tensor:
         """Train `model.module`, a FSDPTestModel inside some wrapper, and return the last loss, detached.
 
-        The loss has the dtype that the precision asks for, and offloaded parameters are on the CPU whenever FSDP has
-        had its turn. `save_model`: after each step the model is saved, set to zero and loaded again.
+        Assert that the loss has the dtype of the requested precision, and that offloaded parameters are on the CPU
+        after each forward and backward. With `save_model`, save the model, zero it and load it again after each step.
         """
         module: Any = model.module
         is_fsdp = isinstance(model, FSDP)
@@ -77,7 +77,7 @@ class FSDPTestMixin:
             optimizer.zero_grad()
             with torch.amp.autocast(kind, enabled=autocast):
                 batch = module.get_input(torch.device(kind))
-                # FSDP casts inputs itself where it is asked for mixed precision; the reference does not.
+                # With mixed precision, FSDP casts inputs itself; the reference does not.
                 if use_pure_fp16 or (mixed_precision and not is_fsdp):
                     batch = _halved(batch)
                 output = model(*batch)
@@ -95,7 +95,8 @@ class FSDPTestMixin:
                 _save_zero_and_load(model)
         if is_fsdp:
             self.assertTrue(_torch.fsdp_is_idle(model), "FSDP believes that it is still training")
-        return loss.detach()
+        last: torch.Tensor = loss.detach()
+        return last
 
     def _test_fsdp_parity(
         self: Any,
@@ -117,15 +118,15 @@ class FSDPTestMixin:
         sharded_grad_scaler_kwargs: dict[str, Any] | None = None,
         **fsdp_kwargs: Any,
     ) -> None:
-        """Assert that training under FSDP gives the loss and the parameters that a reference gives.
+        """Assert that training under FSDP results in the same loss and parameters as a reference.
 
-        The reference is DDP, or what `ref_init_fn` makes of the plain model. Parameters are compared in full
-        precision only: in lower ones the optimizers of the two work in different dtypes.
+        The reference is DDP, or the result of `ref_init_fn` for the plain model. Parameters are compared in full
+        precision only: in lower precision, the two optimizers use different dtypes.
         """
         if fsdp_init_mode is FSDPInitMode.NO_FSDP:
-            raise AssertionError("fsdp_init_mode is NO_FSDP: there would be nothing to compare with the reference")
+            raise AssertionError("fsdp_init_mode is NO_FSDP: there is nothing to compare with the reference")
         offloads = cpu_offload is not None and cpu_offload.offload_params
-        # FSDP refuses offloaded parameters that someone has moved away from the CPU.
+        # FSDP refuses offloaded parameters that were moved away from the CPU.
         must_fail = offloads and device_init_mode is DEVICEInitMode.DEVICE_AFTER
         training = {
             "num_steps": num_iters,
@@ -201,15 +202,16 @@ class FSDPTestMixin:
             )
         except Exception as error:
             raise ValueError(f"Initializing {model_class} raised error {error}") from error
-        # Some models wrap only what is inside them; the reference wraps the whole.
+        # Some models wrap only their submodules; the reference wraps the whole.
         return model if isinstance(model, FSDP) else FSDP(model, self.process_group, **options)
 
     def _refused_for_its_device(self: Any) -> AbstractContextManager[Any]:
-        return self.assertRaisesRegex(
+        refused: AbstractContextManager[Any] = self.assertRaisesRegex(
             RuntimeError,
             "An FSDP-managed module with parameter CPU offloading enabled "
             f"has parameters on {fsdp_device.device_type()}",
         )
+        return refused
 
     def _assert_on_cpu(self: Any, model: nn.Module, when: str) -> None:
         for name, parameter in model.named_parameters():

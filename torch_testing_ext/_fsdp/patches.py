@@ -1,7 +1,7 @@
-"""Watch or replace what FSDP2 does inside: its collectives, and the steps of a parameter group.
+"""Patches of FSDP2's internals: its collectives, and the steps of a parameter group.
 
-Each `patch_*` holds a barrier right after it has read the original and right before it puts it back, so that ranks
-which are threads of one process all read the same original and all see the replacement until the last is done.
+Each `patch_*` waits at a barrier after it has read the original and before it restores it. So ranks that are threads
+of one process all read the same original, and all see the replacement until the last one is done.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from torch import nn
 
 from torch_testing_ext import _torch
 
+AnyFunction = Callable[..., Any]
+
 
 @contextlib.contextmanager
 def _replaced(owner: Any, name: str, replacement: Any) -> Iterator[None]:
@@ -31,46 +33,46 @@ def _replaced(owner: Any, name: str, replacement: Any) -> Iterator[None]:
         setattr(owner, name, original)
 
 
-def patch_all_gather(new_all_gather_into_tensor: Callable) -> contextlib.AbstractContextManager[None]:
+def patch_all_gather(new_all_gather_into_tensor: AnyFunction) -> contextlib.AbstractContextManager[None]:
     return _replaced(dist, _torch.all_gather_name(), new_all_gather_into_tensor)
 
 
-def patch_reduce_scatter(new_reduce_scatter_tensor: Callable) -> contextlib.AbstractContextManager[None]:
+def patch_reduce_scatter(new_reduce_scatter_tensor: AnyFunction) -> contextlib.AbstractContextManager[None]:
     return _replaced(dist, _torch.reduce_scatter_name(), new_reduce_scatter_tensor)
 
 
-def patch_all_reduce(new_all_reduce: Callable) -> contextlib.AbstractContextManager[None]:
+def patch_all_reduce(new_all_reduce: AnyFunction) -> contextlib.AbstractContextManager[None]:
     return _replaced(dist, "all_reduce", new_all_reduce)
 
 
-def patch_foreach_all_gather(new_foreach_all_gather: Callable) -> contextlib.AbstractContextManager[None]:
+def patch_foreach_all_gather(new_foreach_all_gather: AnyFunction) -> contextlib.AbstractContextManager[None]:
     return _replaced(_torch.fsdp_param_group_module(), "foreach_all_gather", new_foreach_all_gather)
 
 
-def patch_foreach_reduce(new_foreach_reduce: Callable) -> contextlib.AbstractContextManager[None]:
+def patch_foreach_reduce(new_foreach_reduce: AnyFunction) -> contextlib.AbstractContextManager[None]:
     return _replaced(_torch.fsdp_param_group_module(), "foreach_reduce", new_foreach_reduce)
 
 
-def patch_unshard(new_unshard: Callable) -> contextlib.AbstractContextManager[None]:
+def patch_unshard(new_unshard: AnyFunction) -> contextlib.AbstractContextManager[None]:
     return _replaced(_torch.fsdp_param_group_module().FSDPParamGroup, "unshard", new_unshard)
 
 
-def patch_reshard(new_reshard: Callable) -> contextlib.AbstractContextManager[None]:
+def patch_reshard(new_reshard: AnyFunction) -> contextlib.AbstractContextManager[None]:
     return _replaced(_torch.fsdp_param_group_module().FSDPParamGroup, "reshard", new_reshard)
 
 
-def patch_post_backward(new_post_backward: Callable) -> contextlib.AbstractContextManager[None]:
+def patch_post_backward(new_post_backward: AnyFunction) -> contextlib.AbstractContextManager[None]:
     return _replaced(_torch.fsdp_param_group_module().FSDPParamGroup, "post_backward", new_post_backward)
 
 
 @contextlib.contextmanager
-def patch_register_post_backward_hook_backward(new_backward: Callable) -> Iterator[None]:
+def patch_register_post_backward_hook_backward(new_backward: AnyFunction) -> Iterator[None]:
     with _replaced(_torch.fsdp_param_group_module().RegisterPostBackwardFunction, "backward", new_backward):
         yield
 
 
 def reduce_scatter_with_assert(
-    cls: Any, orig_reduce_scatter: Callable, assert_fn: Callable, *args: Any, **kwargs: Any
+    cls: Any, orig_reduce_scatter: AnyFunction, assert_fn: AnyFunction, *args: Any, **kwargs: Any
 ) -> Any:
     """Call `assert_fn` on the output tensor of a reduce-scatter, then reduce and scatter."""
     if not args and "output" not in kwargs:
@@ -79,11 +81,11 @@ def reduce_scatter_with_assert(
     return orig_reduce_scatter(*args, **kwargs)
 
 
-def compiled_fsdp_test(compile_compute_on_module: type | None = None) -> Callable[[Callable], Callable]:
-    """Run a test as it is, and again with each module compiled that it gives to `fully_shard`.
+def compiled_fsdp_test(compile_compute_on_module: type | None = None) -> Callable[[AnyFunction], AnyFunction]:
+    """Run a test unchanged, and again with every module compiled that it passes to `fully_shard`.
 
     With `compile_compute_on_module`, only modules of that class are compiled. The test must call `fully_shard` by
-    the name that its own file imported. Without Triton for the present device the second run is left out, with a
+    the name that its own file imported. Without Triton for the current device, the second run is omitted with a
     warning.
     """
 
@@ -91,7 +93,7 @@ def compiled_fsdp_test(compile_compute_on_module: type | None = None) -> Callabl
         EAGER = auto()
         COMPILED_COMPUTE = auto()
 
-    def decorator(test: Callable) -> Callable:
+    def decorator(test: AnyFunction) -> AnyFunction:
         @wraps(test)
         def in_each_mode(*args: Any, **kwargs: Any) -> None:
             for mode in FullyShardMode:
@@ -101,7 +103,7 @@ def compiled_fsdp_test(compile_compute_on_module: type | None = None) -> Callabl
                     with _compiling_fully_shard(test, compile_compute_on_module):
                         test(*args, **kwargs)
                 else:
-                    warnings.warn(f"{test.__name__}: not run compiled, Triton has no support here", stacklevel=2)
+                    warnings.warn(f"{test.__name__}: not run compiled, as Triton is not available here", stacklevel=2)
 
         return in_each_mode
 
@@ -109,7 +111,7 @@ def compiled_fsdp_test(compile_compute_on_module: type | None = None) -> Callabl
 
 
 @contextlib.contextmanager
-def _compiling_fully_shard(test: Callable, only: type | None) -> Iterator[None]:
+def _compiling_fully_shard(test: AnyFunction, only: type | None) -> Iterator[None]:
     from torch.distributed.fsdp import fully_shard
 
     def shard_and_compile(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -123,7 +125,7 @@ def _compiling_fully_shard(test: Callable, only: type | None) -> Iterator[None]:
     dist.barrier()
     names["fully_shard"] = shard_and_compile
     try:
-        # Ranks share the machine: each compiles in its own process.
+        # Ranks share the machine, so each compiles in its own process.
         with _torch.compiling_in_this_process():
             yield
     finally:

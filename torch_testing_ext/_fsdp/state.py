@@ -1,4 +1,4 @@
-"""Look at, move and compare the parameters and state dicts of FSDP1 and FSDP2 models."""
+"""Helpers to read, move and compare the parameters and state dicts of FSDP1 and FSDP2 models."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ State = dict[str, torch.Tensor]
 
 
 def get_full_params(model: nn.Module, recurse: bool = True) -> list[nn.Parameter]:
-    """Copies of the unsharded parameters of `model`; with `recurse=False`, of those that are directly its own."""
+    """Copy the unsharded parameters of `model`; with `recurse=False`, without those of its submodules."""
     with FSDP.summon_full_params(model, recurse=recurse):
         return deepcopy(list(model.parameters()))
 
@@ -43,7 +43,7 @@ def _get_state_dict(model: nn.Module, cpu_offload: bool = False, half: bool = Fa
 
 
 def _broadcast_state_dict(rank: int, state_dict: State) -> State:
-    """Rank 0's state dict on every rank's device. It travels through the CPU: some of it may lie there already."""
+    """Broadcast rank 0's state dict to every rank's device, through the CPU, where parts of it may be already."""
     box: list[State | None] = [None]
     if rank == 0:
         for name, value in state_dict.items():
@@ -71,9 +71,9 @@ def _assert_module_states(
 def check_sharded_parity(
     cls: Any, replicated_module: nn.Module, sharded_module: nn.Module, prefixes_to_ignore: tuple[str, ...] = ()
 ) -> None:
-    """Assert that this rank's shards of parameters and gradients are those that the replicated module's would give.
+    """Assert that this rank's shards of parameters and gradients equal shards of the replicated module's.
 
-    `cls` is the test case. `prefixes_to_ignore` are taken out of the sharded module's parameter names first.
+    `cls` is the test case. `prefixes_to_ignore` are removed from the sharded module's parameter names first.
     """
     pairs = zip(replicated_module.named_parameters(), sharded_module.named_parameters(), strict=True)
     for (name, replicated), (sharded_name, sharded) in pairs:
@@ -92,7 +92,7 @@ def _check_shard(cls: Any, what: str, whole: torch.Tensor, shard: Any, *, like: 
     cls.assertIsInstance(shard, DTensor, what)
     if tuple(like.placements) == (Shard(0), Shard(0)):
         raise AssertionError(
-            f"{what} is (Shard(0), Shard(0)), which FSDP and distribute_tensor cut in different orders: "
+            f"{what} is (Shard(0), Shard(0)), which FSDP and distribute_tensor shard in different orders: "
             "compare its full_tensor() instead"
         )
     expected = distribute_tensor(whole, like.device_mesh, like.placements)
@@ -100,7 +100,7 @@ def _check_shard(cls: Any, what: str, whole: torch.Tensor, shard: Any, *, like: 
 
 
 def subtest_name(test_name_mapping: dict[str, str], *args: Any) -> str:
-    """The mapped names of `args`, joined by "_"; "none" for None."""
+    """Join the mapped names of `args` by "_"; "none" for None."""
     return "_".join("none" if arg is None else test_name_mapping[str(arg)] for arg in args)
 
 

@@ -16,13 +16,12 @@ from torch_testing_ext import _torch
 __unittest = True  # keeps these frames out of unittest's tracebacks
 __rank_frame__ = True  # and out of the tracebacks of ranks
 
-# What the two halves of an optimizer's state dict are called.
+# The keys of an optimizer's state dict.
 _STATE, _GROUPS = "state", "param_groups"
 
 
 class VerifyStateDictMixin:
-    """Compares what `torch.distributed.checkpoint.state_dict` gives for a distributed model (`dist_...`) with what the
-    same model gives on one device."""
+    """Compares state dicts of a distributed model (`dist_...`) with those of the same model on one device."""
 
     def _compare_tensor(self: Any, orig_tensor: Any, dist_tensor: Any, offload_to_cpu: bool = False) -> None:
         if _torch.is_sharded(dist_tensor):
@@ -39,12 +38,12 @@ class VerifyStateDictMixin:
         options: StateDictOptions = StateDictOptions(),  # noqa: B008 (never written to)
         offload_to_cpu: bool = False,
     ) -> None:
-        """A model's state dict. Where frozen parameters are ignored, only they may be missing."""
+        """Compare a model's state dicts. If frozen parameters are ignored, only they may be missing."""
         if not options.ignore_frozen_params:
             self.assertEqual(sorted(msd), sorted(dist_msd))
         for name, parameter in msd.items():
             if name in dist_msd:
-                with _told_of(name):
+                with _name_in_failure(name):
                     self._compare_tensor(parameter, dist_msd[name], offload_to_cpu)
             else:
                 self.assertFalse(parameter.requires_grad, f"{name} is not frozen, and missing")
@@ -52,7 +51,7 @@ class VerifyStateDictMixin:
     def _verify_osd(
         self: Any, model: nn.Module, optim: torch.optim.Optimizer, osd: dict[str, Any], dist_osd: dict[str, Any]
     ) -> None:
-        """An optimizer's state dict: `osd` counts parameters, `dist_osd` names them."""
+        """Compare an optimizer's state dicts: `osd` numbers parameters, `dist_osd` names them."""
         number_of = {parameter: n for n, parameter in enumerate(chain(*(g["params"] for g in optim.param_groups)))}
         name_of = {number_of[parameter]: name for name, parameter in model.named_parameters()}
         self.assertEqual(sorted(name_of[n] for n in osd[_STATE]), sorted(dist_osd[_STATE]))
@@ -60,11 +59,11 @@ class VerifyStateDictMixin:
             dist_states = dist_osd[_STATE][name_of[number]]
             self.assertEqual(sorted(states), sorted(dist_states), name_of[number])
             for key, state in states.items():
-                with _told_of(f"{key} of {name_of[number]}"):
+                with _name_in_failure(f"{key} of {name_of[number]}"):
                     self._compare_tensor(state, dist_states[key])
         groups, dist_groups = osd[_GROUPS], dist_osd[_GROUPS]
         if len(dist_groups) > len(groups):
-            # Several distributed groups may stand for one; they differ in nothing but their parameters then.
+            # One group may be split into several distributed ones, which then differ only in their parameters.
             dist_groups = [{**dist_groups[0], "params": list(chain(*(group["params"] for group in dist_groups)))}]
         self.assertEqual(len(groups), len(dist_groups))
         for group, dist_group in zip(groups, dist_groups, strict=True):
@@ -78,14 +77,14 @@ class VerifyStateDictMixin:
         new_optim: torch.optim.Optimizer,
         dist_osd: dict[str, Any],
     ) -> None:
-        """`new_optim`, for the same model, becomes `optim` by loading what the distributed one gave."""
+        """Load the distributed state dict into `new_optim`, for the same model; it must then equal `optim`."""
         whole = _torch.gathered(dist_osd)
         set_state_dict(model, optimizers=new_optim, model_state_dict={}, optim_state_dict=whole)
         self.assertEqual(optim.state_dict(), new_optim.state_dict())
 
 
 @contextmanager
-def _told_of(name: str) -> Iterator[None]:
+def _name_in_failure(name: str) -> Iterator[None]:
     try:
         yield
     except AssertionError as error:
@@ -96,6 +95,8 @@ def _told_of(name: str) -> Iterator[None]:
 
 
 class FusionEmbedding(nn.Module):
+    """Two embeddings."""
+
     def __init__(self, vocab_size: int, fusion_vocab_size: int, embed_dim: int) -> None:
         super().__init__()
         self.embedding = nn.Embedding(vocab_size, embed_dim)
@@ -103,7 +104,7 @@ class FusionEmbedding(nn.Module):
 
 
 class FusionEmbeddingWithHook(FusionEmbedding):
-    """Saved as the embedding that it was made of: `embedding.weight` goes by the name of `weight`."""
+    """A FusionEmbedding that saves `embedding.weight` under the name `weight`, as a plain embedding does."""
 
     def __init__(self, vocab_size: int, fusion_vocab_size: int, embed_dim: int) -> None:
         super().__init__(vocab_size, fusion_vocab_size, embed_dim)
@@ -120,7 +121,7 @@ def _before_loading(module: nn.Module, state_dict: dict[str, Any], prefix: str, 
 
 
 class FusionEmbeddingWithModifier(FusionEmbeddingWithHook):
-    """Tells `torch.distributed.checkpoint.state_dict` of it."""
+    """A FusionEmbeddingWithHook that declares the other name to `torch.distributed.checkpoint.state_dict`."""
 
     def _fqn_modifiers(self) -> dict[str, str]:
         return {"weight": "embedding"}

@@ -1,8 +1,8 @@
-"""How many accelerators are there, and of what kind: asked without touching them from this process.
+"""The number and type of the accelerators, found without touching them from this process.
 
-Asking CUDA or ROCm for its devices makes the asking process unfit to be forked into ranks that use them. So the
-question is put by a forked child, or by a new interpreter where this process must not be forked, and only the answer
-comes back. Where no device can exist, there is nothing to ask and no process is started.
+A process that asks CUDA or ROCm for its devices can no longer be forked into ranks that use them. So a forked child
+asks, or a new interpreter where forking this process is not safe, and sends back the answer. Where no device can exist,
+no process is started.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ import torch
 from torch_testing_ext import _torch
 
 NO_DEVICE: tuple[str | None, int] = (None, 0)
-# These decide what CUDA and ROCm show; an answer holds as long as they stay the same.
+# These decide which devices the runtime shows: an answer holds while they stay the same.
 MASKS = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
-# A driver that wakes up many devices takes seconds; a child that needs longer than this is stuck.
+# A driver that initialises many devices takes seconds; a child that needs longer than this is stuck.
 FORK_TIMEOUT = 60.0
-# How a forked child says that it would be told of no devices, as its parent has asked the driver already.
-EXIT_SPOILT = 3
+# The exit code of a forked child that cannot ask, because its parent has already initialised the driver.
+EXIT_BAD_FORK = 3
 
 
 def device_count() -> int:
-    """The number of accelerators this process may use."""
+    """Return the number of accelerators that this process may use."""
     return _devices()[1]
 
 
 def accelerator_type() -> str | None:
-    """`"cuda"`, `"xpu"`, ...: the type of the accelerators this process may use; None where there are none."""
+    """Return the type of the accelerators that this process may use (`"cuda"`, `"xpu"`, ...); None without any."""
     return _devices()[0]
 
 
 def peers_have_access() -> bool:
-    """Are there several CUDA devices, of compute capability 8.0 at least, that read each other's memory?"""
-    return device_count() > 1 and accelerator_type() == "cuda" and _answer("ask_peer_access", _masks())
+    """Are there several CUDA devices of compute capability 8.0 or higher that can all read each other's memory?"""
+    return device_count() > 1 and accelerator_type() == "cuda" and bool(_answer("ask_peer_access", _masks()))
 
 
 def _devices() -> tuple[str | None, int]:
@@ -59,7 +59,7 @@ def _masks() -> tuple[str | None, ...]:
 
 @functools.cache
 def _answer(question: str, masks: tuple[str | None, ...]) -> Any:
-    """The answer under these masks; it is asked for once."""
+    """Ask once for each combination of masks."""
     if not device_may_exist():
         return NO_DEVICE
     if _torch.accelerator_is_initialised():
@@ -68,7 +68,7 @@ def _answer(question: str, masks: tuple[str | None, ...]) -> Any:
     return _ask_new_interpreter(question) if answer is None else answer
 
 
-# -- the questions: put to the runtime, after which the process that asked cannot fork any more
+# -- the questions: after asking one, a process can no longer fork ranks that use devices
 
 
 def ask_devices() -> tuple[str | None, int]:
@@ -86,11 +86,11 @@ def ask_peer_access() -> bool:
 QUESTIONS: dict[str, Callable[[], Any]] = {"ask_devices": ask_devices, "ask_peer_access": ask_peer_access}
 
 
-# -- ways to put them
+# -- ways to ask them
 
 
 def device_may_exist(dev: Path = Path("/dev")) -> bool:
-    """Could this torch find a device on this machine? No, only where that is certain."""
+    """Could this torch find a device on this machine? False only where that is certain."""
     if torch.version.cuda is not None or torch.version.hip is not None:
         if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
             return False
@@ -106,10 +106,10 @@ def _may_fork() -> bool:
 
 
 def _ask_forked(question: str) -> Any:
-    """The answer of a forked child; None where it had none to give."""
+    """Let a forked child ask; None where it gave no answer."""
     receive, send = os.pipe()
     with warnings.catch_warnings():
-        # Native threads of idle pools (OpenBLAS) make Python 3.12 warn; this child runs into none of their locks.
+        # Python 3.12 warns of native threads in idle pools (OpenBLAS); this child takes none of their locks.
         warnings.simplefilter("ignore", DeprecationWarning)
         pid = os.fork()
     if pid == 0:
@@ -117,23 +117,23 @@ def _ask_forked(question: str) -> Any:
     os.close(send)
     with os.fdopen(receive, "rb") as pipe:
         ready, _, _ = select.select([pipe], [], [], FORK_TIMEOUT)
-        said = pipe.read() if ready else b""
+        text = pipe.read() if ready else b""
     if not ready:
         os.kill(pid, signal.SIGKILL)
     _, status = os.waitpid(pid, 0)
-    if os.waitstatus_to_exitcode(status) == EXIT_SPOILT:
-        return QUESTIONS[question]()  # this process has asked before, unnoticed: nothing is left to be spoilt
-    return _read(said)
+    if os.waitstatus_to_exitcode(status) == EXIT_BAD_FORK:
+        return QUESTIONS[question]()  # this process has initialised the driver before: asking here does no more harm
+    return _parse(text)
 
 
 def _answer_and_exit(question: str, send: int) -> NoReturn:
-    """In the forked child: write the answer and leave without running anything of the parent's."""
+    """In the forked child: write the answer and exit without running the parent's exit handlers."""
     code = 0
     try:
         if _torch.accelerator_is_in_bad_fork():
-            code = EXIT_SPOILT
+            code = EXIT_BAD_FORK
         else:
-            tell(question, send)
+            write_answer(question, send)
     finally:
         os._exit(code)
 
@@ -141,30 +141,24 @@ def _answer_and_exit(question: str, send: int) -> NoReturn:
 def _ask_new_interpreter(question: str) -> Any:
     receive, send = os.pipe()
     environment = dict(os.environ, PYTHONPATH=os.pathsep.join(path or os.getcwd() for path in sys.path))
+    code = f"from torch_testing_ext._machine.accelerators import write_answer; write_answer({question!r}, {send})"
     with os.fdopen(receive, "rb") as pipe:
         child = subprocess.Popen(
-            [
-                sys.executable,
-                "-c",
-                f"from torch_testing_ext._machine.accelerators import tell; tell({question!r}, {send})",
-            ],
-            pass_fds=[send],
-            env=environment,
-            stdin=subprocess.DEVNULL,
+            [sys.executable, "-c", code], pass_fds=[send], env=environment, stdin=subprocess.DEVNULL
         )
         os.close(send)
-        said = pipe.read()
-    code = child.wait()
-    answer = _read(said)
+        text = pipe.read()
+    status = child.wait()
+    answer = _parse(text)
     if answer is None:
-        raise RuntimeError(f"could not ask for the accelerators: the interpreter that should ended with code {code}")
+        raise RuntimeError(f"cannot count the accelerators: the interpreter started to ask ended with code {status}")
     return answer
 
 
-def tell(question: str, send: int) -> None:
-    """In the process that was asked: put the question and write the answer."""
+def write_answer(question: str, send: int) -> None:
+    """In the child process: ask the runtime and write its answer to the pipe."""
     os.write(send, json.dumps(QUESTIONS[question]()).encode())
 
 
-def _read(said: bytes) -> Any:
-    return json.loads(said) if said else None
+def _parse(text: bytes) -> Any:
+    return json.loads(text) if text else None

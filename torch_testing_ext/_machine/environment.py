@@ -1,4 +1,4 @@
-"""Environment variables, changed for a while."""
+"""Temporary changes of environment variables."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def changed(**values: str | None) -> Iterator[None]:
-    """Set variables (None: unset) and put them back."""
+    """Set variables (None: unset) for the length of a `with`, then restore them."""
     before = {name: os.environ.get(name) for name in values}
     _set(values)
     try:

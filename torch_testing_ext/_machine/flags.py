@@ -1,7 +1,7 @@
-"""What tests ask about where they run: platform, build, accelerators, and the switches in the environment.
+"""Flags that tell a test where it runs: platform, build, accelerators, and switches in the environment.
 
-Every flag is worked out when it is first asked for, since some cost a process or an import; afterwards it is a plain
-attribute of this module. The names, and the variables that set them, are PyTorch's.
+A flag is computed when it is first read, since some take a process or an import, and is cached from then on. The
+names, and the variables that set them, are PyTorch's.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ Flag = Callable[[], Any]
 
 @functools.cache
 def flag(name: str) -> Any:
-    """The value of a flag; it is worked out once in a process."""
+    """Return the value of a flag; each is computed once per process."""
     return _FLAGS[name]()
 
 
 def _switch(variable: str, default: bool = False, implied_by: Flag = lambda: False) -> Flag:
-    """A flag set by an environment variable; where that is not set, it may be implied by something else."""
+    """A flag that an environment variable sets; where it is unset, `implied_by` decides."""
 
-    def ask() -> bool:
-        value = os.environ.get(variable)
-        if value is None:
+    def value() -> bool:
+        text = os.environ.get(variable)
+        if text is None:
             return default or bool(implied_by())
-        return value != "0" if default else value == "1"
+        return text != "0" if default else text == "1"
 
-    return ask
+    return value
 
 
 def _machine(*names: str) -> Flag:
@@ -46,13 +46,13 @@ def _machine(*names: str) -> Flag:
 
 
 def _module(name: str) -> Flag:
-    def ask() -> bool:
+    def value() -> bool:
         try:
             return importlib.util.find_spec(name) is not None
         except ModuleNotFoundError:  # a parent package of it is missing
             return False
 
-    return ask
+    return value
 
 
 def _accelerator(kind: str) -> Flag:
@@ -65,7 +65,17 @@ def _is_jetson() -> bool:
 
 
 def _has_acl() -> bool:
-    return torch.backends.mkldnn.is_available() and _torch.onednn_uses_arm_compute_library()
+    return _has_onednn() and _torch.onednn_uses_arm_compute_library()
+
+
+def _has_onednn() -> bool:
+    mkldnn: Any = torch.backends.mkldnn  # untyped in torch
+    return bool(mkldnn.is_available())
+
+
+def _has_mkl() -> bool:
+    mkl: Any = torch.backends.mkl  # untyped in torch
+    return bool(mkl.is_available())
 
 
 def _has_cuda_graphs() -> bool:
@@ -82,7 +92,7 @@ def _macos_version() -> float:
 
 
 _FLAGS: dict[str, Flag] = {
-    # where this is
+    # platform
     "IS_LINUX": lambda: sys.platform == "linux",
     "IS_WINDOWS": lambda: sys.platform == "win32",
     "IS_MACOS": lambda: sys.platform == "darwin",
@@ -115,10 +125,10 @@ _FLAGS: dict[str, Flag] = {
     "TEST_CUDA_GRAPH": _has_cuda_graphs,
     "TEST_SKIP_CUDAGRAPH": _switch("PYTORCH_TEST_SKIP_CUDAGRAPH"),
     "EXPANDABLE_SEGMENTS": _has_expandable_segments,
-    # what is installed or built in
+    # installed packages and build options
     "TEST_ACL": _has_acl,
-    "TEST_MKL": lambda: torch.backends.mkl.is_available(),
-    "TEST_ONEDNN": lambda: torch.backends.mkldnn.enabled and torch.backends.mkldnn.is_available(),
+    "TEST_MKL": _has_mkl,
+    "TEST_ONEDNN": lambda: torch.backends.mkldnn.enabled and _has_onednn(),
     "TEST_NUMPY": _module("numpy"),
     "TEST_SCIPY": _module("scipy"),
     "TEST_NUMBA": _module("numba"),
@@ -128,7 +138,7 @@ _FLAGS: dict[str, Flag] = {
     "TEST_Z3": _module("z3"),
     "TEST_WITH_ROCM": _switch("PYTORCH_TEST_WITH_ROCM", implied_by=lambda: torch.version.hip is not None),
     "TEST_WITH_MTIA": _switch("PYTORCH_TEST_WITH_MTIA"),
-    # how the run was asked for
+    # settings of the run
     "TEST_WITH_ASAN": _switch("PYTORCH_TEST_WITH_ASAN"),
     "TEST_WITH_DEV_DBG_ASAN": _switch("PYTORCH_TEST_WITH_DEV_DBG_ASAN"),
     "TEST_WITH_TSAN": _switch("PYTORCH_TEST_WITH_TSAN"),

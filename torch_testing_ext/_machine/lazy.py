@@ -1,4 +1,4 @@
-"""Values that are worked out when they are first used."""
+"""Values that are computed when they are first used."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 class LazyVal:
-    """Stands for a value that is worked out when it is first compared, counted with or asked for its truth."""
+    """Stands for a value that is computed at its first comparison, arithmetic operation or truth test."""
 
     def __init__(self, cb: Callable[[], Any]) -> None:
         self._cb = cb

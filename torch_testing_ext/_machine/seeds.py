@@ -1,4 +1,4 @@
-"""The seed of every test, and random state that is left as it was found."""
+"""The seed of every test, and a context that restores random state."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ SEED = 1234
 
 
 def set_rng_seed(seed: int | None = None) -> None:
-    """Seed torch, `random`, and NumPy where the process has it; with SEED unless told otherwise."""
+    """Seed torch, `random`, and NumPy where it is imported; with SEED by default."""
     seed = SEED if seed is None else seed
     if accelerators.device_may_exist():
         torch.manual_seed(seed)
     else:
-        # The CPU's generator alone: what torch.manual_seed keeps for devices to come costs each rank 1 ms.
+        # The CPU's generator alone: torch.manual_seed also queues seeds for devices, which costs each rank 1 ms.
         torch.default_generator.manual_seed(seed)
     random.seed(seed)
     numpy = sys.modules.get("numpy")
@@ -30,13 +30,13 @@ def set_rng_seed(seed: int | None = None) -> None:
 
 @contextlib.contextmanager
 def freeze_rng_state() -> Iterator[None]:
-    """Put torch's random state back at the end: the CPU's, and that of the device in use, if any is."""
+    """Restore torch's random state at the end: the CPU's, and that of the device in use, if any."""
     with torch.random.fork_rng(devices=_devices_in_use(), device_type=_device_type_in_use() or "cuda"):
         yield
 
 
 def _device_type_in_use() -> str | None:
-    """Only a device that is initialised has random state to keep; looking must not initialise one."""
+    """Only an initialised device has random state; this check must not initialise one."""
     for name in ("cuda", "xpu"):
         if getattr(torch, name).is_initialized():
             return name

@@ -1,1 +1,1 @@
-"""What a test needs and how it is parametrized, written on its function or class."""
+"""Decorators for a test function or class: its needs, skips, timeout and parameters."""

@@ -1,4 +1,4 @@
-"""Decorators that say which devices, ranks, backends and platforms a distributed test needs."""
+"""Decorators that declare the devices, ranks, backends and platforms that a distributed test needs."""
 
 from __future__ import annotations
 
@@ -18,14 +18,13 @@ from . import needs
 from .needs import TEST_SKIPS, Need, TestSkip, needs_of, requires
 
 F = TypeVar("F", bound=Callable[..., Any])
-Decorator = Callable[[F], F]
 
 ACCELERATOR_DIST_BACKENDS = ["nccl", "xccl", "hccl"]
 DDP_RANK_DEVICES = ["cuda", "xpu"]
 
 
 class DistTestCases:
-    """Which backends lack a collective, and which have a feature."""
+    """Tables of the backends that lack a collective and of those that have a feature."""
 
     skip_collective: ClassVar[dict[str, set[str]]] = {
         "allgather_coalesced": {"nccl", "mpi", "ucc", "xccl"},
@@ -55,13 +54,13 @@ def at_least_x_gpu(x: int) -> bool:
     return accelerators.device_count() >= x
 
 
-def skip_if_lt_x_gpu(x: int, *, allow_cpu: bool = False) -> Decorator:
-    """Skip with fewer than `x` accelerators. With `allow_cpu` a machine that has none at all runs the test on CPU."""
+def skip_if_lt_x_gpu(x: int, *, allow_cpu: bool = False) -> Callable[[F], F]:
+    """Skip with fewer than `x` accelerators. With `allow_cpu`, a machine without any runs the test on the CPU."""
     return requires(needs.devices(x, allow_cpu))
 
 
 def skip_if_no_gpu(func: F) -> F:
-    """Skip where not every rank of WORLD_SIZE can have an accelerator of its own."""
+    """Skip with fewer accelerators than the ranks in WORLD_SIZE."""
 
     def unmet() -> TestSkip | None:
         here = accelerators.device_count()
@@ -73,18 +72,18 @@ def skip_if_no_gpu(func: F) -> F:
     return requires(Need(unmet, devices=1))(func)
 
 
-def nccl_skip_if_lt_x_gpu(backend: str, x: int) -> Decorator:
+def nccl_skip_if_lt_x_gpu(backend: str, x: int) -> Callable[[F], F]:
     """Skip with fewer than `x` accelerators, if the backend is NCCL."""
-    return requires(needs.devices(x)) if backend == "nccl" else _as_it_is
+    return requires(needs.devices(x)) if backend == "nccl" else _unchanged
 
 
-def require_n_gpus_for_nccl_backend(n: int, backend: str) -> Decorator:
-    """The same, its arguments the other way round."""
+def require_n_gpus_for_nccl_backend(n: int, backend: str) -> Callable[[F], F]:
+    """`nccl_skip_if_lt_x_gpu` with its arguments swapped."""
     return nccl_skip_if_lt_x_gpu(backend, n)
 
 
-def requires_world_size(n: int) -> Decorator:
-    """Ask for `n` ranks, each with an accelerator of its own; a harness reads it with `get_required_world_size`."""
+def requires_world_size(n: int) -> Callable[[F], F]:
+    """Require `n` ranks, each with an accelerator of its own; a harness reads it with `get_required_world_size`."""
     lacking = needs.devices(n)
 
     def unmet() -> TestSkip | None:
@@ -96,14 +95,14 @@ def requires_world_size(n: int) -> Decorator:
 
 
 def get_required_world_size(obj: Any, default: int) -> int:
-    """What the test that `obj` is about to run asked for by `requires_world_size`, else `default`."""
+    """Return the number of ranks that `requires_world_size` set on the current test of `obj`, else `default`."""
     current = getattr(obj, "_current_test_name", None)
     name = current() if callable(current) else getattr(obj, "_testMethodName", "")
     wanted = getattr(getattr(obj, name, None), "_required_world_size", default)
     return int(wanted)
 
 
-def _as_it_is(func: F) -> F:
+def _unchanged(func: F) -> F:
     return func
 
 
@@ -116,8 +115,8 @@ def _world_size_in_environ() -> int:
 
 def _unless_mpi(skip: Callable[[int], bool], name: str) -> Need:
     def unmet() -> TestSkip | None:
-        unsuited = os.environ.get("BACKEND") != "mpi" and skip(_world_size_in_environ())
-        return TEST_SKIPS[name] if unsuited else None
+        is_unmet = os.environ.get("BACKEND") != "mpi" and skip(_world_size_in_environ())
+        return TEST_SKIPS[name] if is_unmet else None
 
     return Need(unmet)
 
@@ -130,7 +129,7 @@ def skip_if_odd_worldsize(func: F) -> F:
     return requires(_unless_mpi(lambda size: size % 2 == 1, "odd_worldsize"))(func)
 
 
-# -- backends. On functions and on classes, hence unittest's own skip.
+# -- backends. These decorate classes as well as functions, so they use unittest's own skip.
 
 
 def _requires_backend(name: str, available: bool) -> Callable[[Any], Any]:
@@ -165,23 +164,24 @@ def requires_xccl() -> Callable[[Any], Any]:
 
 
 def requires_nccl_version(version: tuple[int, ...], msg: str) -> Callable[[Any], Any]:
-    """Skip where NCCL is older. Says nothing of machines without CUDA: other decorators do."""
+    """Skip where NCCL is older. Does nothing on a machine without CUDA: other decorators skip there."""
     if accelerators.accelerator_type() != "cuda":
-        return _as_it_is
+        return _unchanged
     if not c10d.is_nccl_available():
         return requires_nccl()
-    found = torch.cuda.nccl.version()
+    nccl: Any = torch.cuda.nccl  # untyped in torch
+    found = nccl.version()
     return unittest.skipIf(found < version, f"Requires NCCL {version} or newer, found {found}: {msg}")
 
 
 def requires_nccl_shrink() -> Callable[[Any], Any]:
-    return requires_nccl_version((2, 27), "groups can be shrunk since then")
+    return requires_nccl_version((2, 27), "older ones cannot shrink groups")
 
 
 def requires_accelerator_dist_backend(backends: Iterable[str] | None = None) -> Callable[[Any], Any]:
-    """Skip where torch has none of these backends (default: of those for accelerators)."""
+    """Skip where torch has none of these backends (default: those for accelerators)."""
     wanted = list(ACCELERATOR_DIST_BACKENDS if backends is None else backends)
-    known = {
+    known: dict[str, Callable[[], bool]] = {
         "nccl": c10d.is_nccl_available,
         "xccl": c10d.is_xccl_available,
         "hccl": lambda: accelerators.accelerator_type() == "hpu",
@@ -204,7 +204,7 @@ def skip_if_rocm(func: F) -> F:
 skip_if_rocm_multiprocess = skip_if_rocm
 
 
-def import_transformers_or_skip() -> Decorator:
+def import_transformers_or_skip() -> Callable[[F], F]:
     def unmet() -> TestSkip | None:
         return None if find_spec("transformers") else TEST_SKIPS["importerror"]
 

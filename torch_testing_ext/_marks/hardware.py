@@ -1,4 +1,4 @@
-"""What tests ask of, and do to, the devices themselves: architecture, peer access, keeping a stream busy."""
+"""Decorators and helpers for particular devices: architecture, peer access, keeping a stream busy."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def skipIfRocmArch(arch: Sequence[str]) -> Decorator:
 
 
 def runOnRocmArch(arch: Sequence[str]) -> Decorator:
-    """On ROCm, run on these architectures alone."""
+    """On ROCm, run on these architectures only."""
     return lazy_skip_if(lambda: flag("TEST_WITH_ROCM") and not isRocmArchAnyOf(arch), f"test only runs on {arch}")
 
 
@@ -56,7 +56,7 @@ def skipIfRocmVersionLessThan(version: Sequence[int] | None = None) -> Decorator
 
 
 def requires_cuda_p2p_access() -> Decorator:
-    """Skip unless every CUDA device can read the memory of every other, which takes compute capability 8.0."""
+    """Skip unless every CUDA device can read the memory of every other, which requires compute capability 8.0."""
     return skip_but_pass_in_sandcastle_if(not accelerators.peers_have_access(), "cuda p2p access is not available")
 
 
@@ -66,7 +66,7 @@ def skipIfWindowsXPU(func: Any = None, *, msg: str = "test doesn't currently wor
 
 
 def gcIfJetson(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Collect garbage before the test on a Jetson, where host and device share a memory that runs out."""
+    """Collect garbage before the test on a Jetson, where host and device share one small memory."""
 
     @functools.wraps(fn)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
@@ -79,7 +79,7 @@ def gcIfJetson(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def device_sleep(device: str, cycles: int) -> None:
-    """Keep the device's current stream (or this process, for the CPU) busy for about so many cycles."""
+    """Keep the device's current stream (for the CPU, this process) busy for about `cycles` cycles."""
     if device == "cpu":
         for _ in range(cycles):
             pass
@@ -89,7 +89,7 @@ def device_sleep(device: str, cycles: int) -> None:
 
 @functools.cache
 def get_cycles_per_ms(device: str = "cuda") -> float:
-    """How many of `device_sleep`'s cycles make a millisecond; the mean of ten measurements without the extremes."""
+    """Return how many cycles of `device_sleep` take a millisecond, the mean of ten measurements without extremes."""
     measure = _cycles_per_ms_of_cpu if device == "cpu" else _cycles_per_ms_of_device
     return statistics.mean(sorted(measure(device) for _ in range(10))[2:8])
 
@@ -107,4 +107,5 @@ def _cycles_per_ms_of_device(device: str) -> float:
     device_sleep(device, CYCLES)
     end.record()
     end.synchronize()
-    return CYCLES / start.elapsed_time(end)
+    milliseconds: float = start.elapsed_time(end)
+    return CYCLES / milliseconds

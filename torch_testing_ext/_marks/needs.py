@@ -1,4 +1,4 @@
-"""What a test needs, written on its function where the parent and a runner can read it before any rank exists."""
+"""The needs of a test, stored on its function, where the parent and a runner read them before any rank starts."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ ATTRIBUTE = "_torch_testing_ext_needs"
 
 
 class TestSkip(NamedTuple):
+    """The reason for a skip, and the exit code by which a rank reports it."""
+
     exit_code: int
     message: str
 
@@ -25,7 +27,7 @@ def _devices_skip(count: int, exit_code: int) -> TestSkip:
 
 _DEVICE_CODES = {1: 75, 2: 77, 3: 80, 4: 81, 5: 82, 6: 83, 7: 84, 8: 85}
 _GENERIC = 86
-_WANTS = {
+_MISSING_DEVICES = {
     74: "a CUDA device",
     89: "an accelerator",
     **{code: f"{count} device{'s' if count > 1 else ''}" for count, code in _DEVICE_CODES.items()},
@@ -48,12 +50,12 @@ TEST_SKIPS: dict[str, TestSkip] = {
 
 
 def too_few_devices(count: int) -> TestSkip:
-    """The skip for any number of devices; above 8 without an exit code of its own."""
+    """The skip for any number of devices; above 8 with the generic exit code."""
     return _devices_skip(count, _DEVICE_CODES.get(count, _GENERIC))
 
 
 class Skipped(unittest.SkipTest):
-    """A SkipTest that remembers the exit code a rank ends with."""
+    """A SkipTest that carries the exit code of the rank."""
 
     def __init__(self, skip: TestSkip):
         super().__init__(skip.message)
@@ -61,15 +63,15 @@ class Skipped(unittest.SkipTest):
 
     @property
     def want(self) -> str | None:
-        """For want of what accelerators, if that is the reason."""
-        return _WANTS.get(self.exit_code)
+        """The accelerators that the test needs, where too few are the reason for the skip."""
+        return _MISSING_DEVICES.get(self.exit_code)
 
 
 @dataclass(frozen=True)
 class Need:
-    """One thing a test needs. `unmet()` gives the skip where this machine has it not.
+    """One thing that a test needs. `unmet()` returns the skip where this machine lacks it.
 
-    `devices`, `allow_cpu`, `backend` and `world_size` are for a runner that leases devices before it starts anything.
+    A runner reads `devices`, `allow_cpu`, `backend` and `world_size` to lease devices before it starts a test.
     """
 
     unmet: Callable[[], TestSkip | None]
@@ -80,7 +82,7 @@ class Need:
 
 
 def devices(count: int, allow_cpu: bool = False) -> Need:
-    """At least `count` accelerators; with `allow_cpu` a machine without any will do as well."""
+    """At least `count` accelerators; with `allow_cpu`, a machine without any meets the need too."""
 
     def unmet() -> TestSkip | None:
         here = accelerators.device_count()
@@ -91,7 +93,7 @@ def devices(count: int, allow_cpu: bool = False) -> Need:
 
 
 def requires(need: Need) -> Callable[[F], F]:
-    """Decorator: skip the test where the need is unmet, in the parent if it can be told there."""
+    """Decorator: skip the test where the need is unmet, in the parent where possible."""
 
     def decorate(func: F) -> F:
         @functools.wraps(func)
@@ -103,7 +105,7 @@ def requires(need: Need) -> Callable[[F], F]:
 
         setattr(wrapper, ATTRIBUTE, (need, *needs_of(func)))
         if need.devices:
-            # PyTorch's own name for it, which its collection-time tools read.
+            # PyTorch's own attribute, which its collection-time tools read.
             wrapper._min_gpus_required = need.devices  # type: ignore[attr-defined]
         if need.world_size is not None:
             wrapper._required_world_size = need.world_size  # type: ignore[attr-defined]
@@ -113,7 +115,7 @@ def requires(need: Need) -> Callable[[F], F]:
 
 
 def _skip_now(args: tuple[Any, ...], skip: TestSkip) -> None:
-    """Classes with ranks of another kind (persistent ones, threads) may have a way of their own to skip."""
+    """Raise Skipped, unless the test's class defines `_handle_test_skip`."""
     handle = getattr(args[0], "_handle_test_skip", None) if args else None
     if handle is None:
         raise Skipped(skip)
@@ -121,9 +123,10 @@ def _skip_now(args: tuple[Any, ...], skip: TestSkip) -> None:
 
 
 def needs_of(func: Any) -> tuple[Need, ...]:
-    """All that a test function needs, outermost decorator first."""
+    """Return all needs of a test function, outermost decorator first."""
     return getattr(func, ATTRIBUTE, ())
 
 
 def first_unmet(func: Any) -> TestSkip | None:
+    """Return the skip of the outermost need that this machine does not meet."""
     return next((skip for need in needs_of(func) if (skip := need.unmet()) is not None), None)

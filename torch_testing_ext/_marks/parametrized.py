@@ -1,7 +1,7 @@
-"""One test method for many values: `parametrize` and its kin, with the names PyTorch gives the tests.
+"""`parametrize` and related decorators: one test for each set of values, named as PyTorch names them.
 
-A decorator only leaves a recipe on the method, `parametrize_fn`; `instantiate_parametrized_tests` puts a method for
-each set of values in place of it. A recipe is called as `(test, generic_cls, device_cls)` and yields
+A decorator only stores a function on the method, as `parametrize_fn`; `instantiate_parametrized_tests` replaces the
+method by one for each set of values. The function is called as `(test, generic_cls, device_cls)` and yields cases:
 `(test, name suffix, arguments, function from all arguments to the decorators to apply)`.
 """
 
@@ -13,12 +13,12 @@ from typing import Any, TypeVar
 
 import torch
 
-__unittest = True  # by this mark unittest leaves our frames out of a failure's traceback
+__unittest = True  # keeps these frames out of unittest's tracebacks
 
 Decorator = Callable[[Any], Any]
 Arguments = dict[str, Any]
 Case = tuple[Callable[..., Any], str, Arguments, Callable[[Arguments], Iterable[Decorator]]]
-Recipe = Callable[..., Iterator[Case]]
+ParametrizeFn = Callable[..., Iterator[Case]]
 Class = TypeVar("Class", bound=type)
 
 
@@ -28,20 +28,20 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 class _TestParametrizer:
-    """What every such decorator is: a subclass says by `_parametrize_test` which cases a test has."""
+    """The base of all parametrizing decorators: `_parametrize_test` of a subclass yields the cases of a test."""
 
     def _parametrize_test(self, test: Any, generic_cls: type, device_cls: type | None) -> Iterator[Case]:
         raise NotImplementedError
 
     def __call__(self, fn: Any) -> Any:
         earlier = getattr(fn, "parametrize_fn", None)
-        recipe = self._parametrize_test
-        fn.parametrize_fn = compose_parametrize_fns(earlier, recipe) if earlier else recipe
+        added = self._parametrize_test
+        fn.parametrize_fn = compose_parametrize_fns(earlier, added) if earlier else added
         return fn
 
 
-def compose_parametrize_fns(old_parametrize_fn: Recipe, new_parametrize_fn: Recipe) -> Recipe:
-    """Every case of one with every case of the other; names read as the decorators do, from the top down."""
+def compose_parametrize_fns(old_parametrize_fn: ParametrizeFn, new_parametrize_fn: ParametrizeFn) -> ParametrizeFn:
+    """Combine every case of one with every case of the other; names follow the decorators from the top down."""
 
     def composed(test: Any, generic_cls: type, device_cls: type | None) -> Iterator[Case]:
         for inner_test, inner_name, inner_args, inner_decorators in list(
@@ -61,7 +61,7 @@ def _check_disjoint(test: Any, inner: Arguments, outer: Arguments) -> None:
     twice = sorted(inner.keys() & outer.keys())
     if twice:
         raise RuntimeError(
-            f"{test.__name__}: parametrized over the same parameter by more than one decorator: {', '.join(twice)}"
+            f"{test.__name__}: more than one decorator parametrizes over the same parameter: {', '.join(twice)}"
         )
 
 
@@ -70,7 +70,7 @@ def _both(first: Callable[[Arguments], Iterable[Decorator]], second: Callable[[A
 
 
 class subtest:
-    """The value, or tuple of values, of one case, with a name and decorators of its own."""
+    """The value, or tuple of values, of one case, with an optional name and decorators of its own."""
 
     __slots__ = ["arg_values", "decorators", "name"]
 
@@ -81,7 +81,7 @@ class subtest:
 
 
 class parametrize(_TestParametrizer):
-    """Run a test once for each of `arg_values`, passed under the comma-separated names in `arg_str`.
+    """Runs a test once for each of `arg_values`, passed under the comma-separated names in `arg_str`.
 
     Cases are named after parameter and value (`test_x_size_3`), by `name_fn(*values)`, or by the name of a `subtest`.
     """
@@ -127,8 +127,8 @@ def _spell(index: int, name: str, value: Any) -> str:
         return dtype_name(value)
     if isinstance(value, torch.device):
         return str(value)
-    if type(value).__name__ in ("OpInfo", "ModuleInfo"):  # PyTorch's descriptions of operators name themselves
-        return value.formatted_name
+    if type(value).__name__ in ("OpInfo", "ModuleInfo"):  # PyTorch's descriptions of operators have a name for tests
+        return str(value.formatted_name)
     if isinstance(value, (int, float, str)):
         return f"{name}_{str(value).replace('.', '_')}"
     return f"{name}{index}"
@@ -143,9 +143,9 @@ def _always(decorators: Iterable[Decorator]) -> Callable[[Arguments], Iterable[D
 
 
 class reparametrize(_TestParametrizer):
-    """Change the cases of another parametrizer: `adapter_fn(name, arguments)` yields `(name, arguments)` pairs.
+    """Changes the cases of another parametrizer: `adapter_fn(name, arguments)` yields `(name, arguments)` pairs.
 
-    A case for which it gives None, or yields None, is left out.
+    A case for which it returns or yields None is left out.
     """
 
     def __init__(self, parametrizer: _TestParametrizer, adapter_fn: Callable[[str, Arguments], Any]) -> None:
@@ -161,7 +161,7 @@ class reparametrize(_TestParametrizer):
 
 
 class decorateIf(_TestParametrizer):
-    """Apply `decorator` to those cases for whose arguments `predicate_fn(arguments)` holds."""
+    """Applies `decorator` to the cases whose arguments satisfy `predicate_fn(arguments)`."""
 
     def __init__(self, decorator: Decorator, predicate_fn: Callable[[Arguments], bool]) -> None:
         self.decorator = decorator
@@ -172,7 +172,7 @@ class decorateIf(_TestParametrizer):
 
 
 def instantiate_parametrized_tests(generic_cls: Class) -> Class:
-    """Put the parametrized tests in place of the generic ones; call it on a test class, or decorate one with it."""
+    """Replace the generic tests of a class by parametrized ones; a function to call, or a class decorator."""
     for attribute in dir(generic_cls):
         generic = getattr(generic_cls, attribute)
         if hasattr(generic, "parametrize_fn"):
@@ -186,7 +186,7 @@ def instantiate_parametrized_tests(generic_cls: Class) -> Class:
 
 
 def _hide(cls: type, attribute: str) -> None:
-    """Take a generic test out of the class; one it inherits stays with its owner and is only covered up."""
+    """Remove a generic test from the class; an inherited one stays in its own class and is overridden by None."""
     if attribute in vars(cls):
         delattr(cls, attribute)
     if hasattr(cls, attribute):
@@ -195,16 +195,16 @@ def _hide(cls: type, attribute: str) -> None:
 
 def _add(cls: type, name: str, test: Any) -> None:
     if "." in name:
-        raise RuntimeError(f"{cls.__name__}: a test's name cannot hold a period, as {name!r} does")
+        raise RuntimeError(f"{cls.__name__}: the name of a test cannot contain a period: {name!r}")
     if getattr(cls, name, None) is not None:
-        raise RuntimeError(f"{cls.__name__}: two tests would be called {name}; name one by subtest(..., name=...)")
+        raise RuntimeError(f"{cls.__name__}: two tests have the name {name}; rename one by subtest(..., name=...)")
     setattr(cls, name, test)
 
 
 def _specialise(test: Any, name: str, arguments: Arguments, decorators: Iterable[Decorator]) -> Any:
-    """The method for one case: the generic one under the case's decorators, given the case's arguments."""
+    """Make the method for one case: the generic one with the case's decorators and arguments."""
     for decorator in decorators:
-        test = decorator(_copy(test))  # a copy, as some decorators mark the function they are given
+        test = decorator(_copy(test))  # a copy, as some decorators set attributes of the function
 
     @functools.wraps(test)
     def instantiated_test(self: Any) -> Any:

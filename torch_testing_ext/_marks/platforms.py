@@ -1,4 +1,4 @@
-"""What tests of collectives ask about the machine: multicast, symmetric memory, NCCL and ROCm versions, EFA."""
+"""Checks of the machine for tests of collectives: multicast, symmetric memory, ROCm versions, EFA."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def _on_rocm() -> bool:
 
 
 def requires_multicast_support() -> Decorator:
-    """Skip where CUDA's devices cannot be written to all at once."""
+    """Skip where the CUDA devices do not support multicast."""
     on_cuda = accelerators.accelerator_type() == "cuda"
     return unittest.skipUnless(on_cuda and _torch.has_multicast(), "multicast support is not available")
 
 
 def evaluate_platform_supports_symm_mem() -> bool:
-    """Do the devices of this machine have symmetric memory?"""
+    """Do the devices of this machine support symmetric memory?"""
     if accelerators.accelerator_type() != "cuda":
         return False
     return not _on_rocm() or any(arch in getRocmArchName() for arch in _ROCM_WITH_SYMM_MEM)
@@ -51,19 +51,19 @@ def skip_if_rocm_arch_multiprocess(arch: tuple[str, ...]) -> Decorator:
 
 
 def skip_if_rocm_ver_lessthan_multiprocess(version: Sequence[int] | None = None) -> Decorator:
-    """Skip on a ROCm that is older; on every ROCm where no version is given."""
+    """Skip on an older ROCm; without a version, on every ROCm."""
     older = _on_rocm() and (version is None or getRocmVersion() < tuple(version))
     return unittest.skipIf(older, f"needs ROCm {version} or newer")
 
 
 def skip_if_rocm_ver_atleast_multiprocess(version: Sequence[int] | None = None) -> Decorator:
-    """Skip on a ROCm that is this version or newer."""
+    """Skip on this version of ROCm and newer ones."""
     newer = _on_rocm() and version is not None and getRocmVersion() >= tuple(version)
     return unittest.skipIf(newer, f"does not run on ROCm {version} and newer")
 
 
 def sm_is_or_higher_than(device: torch.device, major: int, minor: int) -> bool:
-    """Has a CUDA device this compute capability? No for ROCm, yes for what is not called cuda."""
+    """Does a CUDA device have this compute capability? False for ROCm, true for devices of other types."""
     if device.type != "cuda":
         return True
     return not _on_rocm() and torch.cuda.get_device_capability(device) >= (major, minor)
@@ -71,20 +71,20 @@ def sm_is_or_higher_than(device: torch.device, major: int, minor: int) -> bool:
 
 @functools.cache
 def has_efa() -> bool:
-    """Has the machine AWS' fabric adapters, with libfabric's provider for them?"""
+    """Does the machine have AWS Elastic Fabric Adapters and the libfabric provider for them?"""
     if shutil.which("fi_info") is None:
         return False
     return subprocess.run(["fi_info", "-p", "efa", "-t", "FI_EP_RDM"], capture_output=True, check=False).returncode == 0
 
 
 def tp_transports() -> list[str] | None:
-    """Which transports TensorPipe may use; None for all. Its InfiniBand one fails where there is EFA."""
+    """Return the transports that TensorPipe may use; None for all. Its InfiniBand transport fails with EFA."""
     return ["shm", "uv"] if has_efa() else None
 
 
 @contextmanager
 def core_dumps_disabled() -> Iterator[None]:
-    """ROCm aborts on a device's exception while core dumps are on; off, it raises one, as CUDA does."""
+    """Turn core dumps off: with them on, ROCm aborts on a device's exception instead of raising it, as CUDA does."""
     if sys.platform == "win32":
         yield
         return

@@ -1,7 +1,7 @@
-"""Decorators that skip, or expect to fail, by a flag. The flag is looked at when the test runs, not when it is written.
+"""Decorators that skip a test, or expect it to fail, depending on a flag.
 
-So importing a test file works out no flag. Only a decorated class needs the answer at once: unittest wants to know
-before it makes an instance.
+The skips read the flag when the test runs, so importing a test file computes no flag. Only a decorated class needs the
+flag at once: unittest checks for a skip before it creates an instance.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Decorator = Callable[[Any], Any]
 
 
 def lazy_skip_if(condition_fn: Callable[[], Any], reason: str) -> Decorator:
-    """Skip the decorated test or class where `condition_fn()` holds; asked each time a test is about to run."""
+    """Skip the decorated test or class where `condition_fn()` is true; it is called before each run of a test."""
 
     def decorate(target: Any) -> Any:
         if isinstance(target, type):
@@ -40,7 +40,7 @@ def lazy_skip_if(condition_fn: Callable[[], Any], reason: str) -> Decorator:
 
 
 def _bare_or_called(func: Any, decorator: Decorator) -> Any:
-    """`@skip` and `@skip(msg=...)` both."""
+    """Support both `@skip` and `@skip(msg=...)`."""
     return decorator if func is None else decorator(func)
 
 
@@ -98,7 +98,7 @@ def requires_mkl(fn: Any) -> Any:
 
 def skipIfTorchDynamo(msg: str = "test doesn't currently work with dynamo") -> Decorator:
     if not isinstance(msg, str):
-        raise ValueError("skipIfTorchDynamo is used as @skipIfTorchDynamo() or @skipIfTorchDynamo('reason')")
+        raise ValueError("write @skipIfTorchDynamo() or @skipIfTorchDynamo('reason')")
     return _skip_by("TEST_WITH_TORCHDYNAMO", msg)
 
 
@@ -113,7 +113,7 @@ def skipIfFreeThreaded(msg: str = "Test doesn't work with free-threaded python")
 
 
 def skipIfPythonVersionMismatch(predicate: Callable[[int, int, int], bool]) -> Decorator:
-    """Run only where `predicate(major, minor, micro)` holds."""
+    """Run only where `predicate(major, minor, micro)` is true."""
     return lazy_skip_if(lambda: not predicate(*sys.version_info[:3]), "Python version mismatch")
 
 
@@ -122,7 +122,7 @@ def skip_if_pytest(fn: Any) -> Any:
 
 
 def slowTest(fn: Any) -> Any:
-    """A test that runs only where PYTORCH_TEST_WITH_SLOW=1 asks for slow ones."""
+    """Run the test only with PYTORCH_TEST_WITH_SLOW=1."""
     wrapper = _skip_by("TEST_WITH_SLOW", "test is slow; run with PYTORCH_TEST_WITH_SLOW to enable test", unless=True)(
         fn
     )
@@ -135,7 +135,7 @@ def slowTestIf(condition: bool) -> Decorator:
 
 
 def check_slow_or_fast(test: unittest.TestCase) -> None:
-    """Leave out the fast tests where PYTORCH_TEST_SKIP_FAST=1 asks for the slow ones alone."""
+    """Skip a fast test with PYTORCH_TEST_SKIP_FAST=1."""
     if flag("TEST_SKIP_FAST") and not getattr(getattr(test, test._testMethodName), "slow_test", False):
         raise unittest.SkipTest("test is fast; we disabled it with PYTORCH_TEST_SKIP_FAST")
 
@@ -232,7 +232,7 @@ def serialTest(condition: bool = True) -> Decorator:
 
 
 def markDynamoStrictTest(cls_or_func: Any = None, nopython: bool = False) -> Any:
-    """Mark a test or class for runs under torch.compile: errors of the compiler count there."""
+    """Mark a test or class for runs under torch.compile, in which errors of the compiler count."""
 
     def decorate(target: Any) -> Any:
         target.dynamo_strict = True

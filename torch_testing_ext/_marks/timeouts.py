@@ -1,4 +1,4 @@
-"""How long a test may take, where it says so itself."""
+"""`@timeout`, which sets how long a test may take."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ ATTRIBUTE = "_torch_testing_ext_timeout"
 
 
 def timeout(seconds: float) -> Callable[[T], T]:
-    """Decorator for a test or a test class: how long it, or each of its tests, may take. A test's own goes first."""
+    """Decorator: limit the time of a test, or of each test in a class. A test's own timeout overrides its class's."""
     if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not seconds > 0:
-        raise ValueError(f"@timeout({seconds!r}): give the seconds that a test may take, more than 0")
+        raise ValueError(f"@timeout({seconds!r}): the timeout must be a number of seconds greater than 0")
 
     def decorate(target: T) -> T:
         setattr(target, ATTRIBUTE, float(seconds))
@@ -22,6 +22,6 @@ def timeout(seconds: float) -> Callable[[T], T]:
 
 
 def timeout_of(test: Any) -> float | None:
-    """Seconds this test case may take by its own word; None where it says nothing."""
+    """Return the seconds that `@timeout` gives to this test case; None without it."""
     method = getattr(test, test._testMethodName, None)
     return getattr(method, ATTRIBUTE, getattr(test, ATTRIBUTE, None))

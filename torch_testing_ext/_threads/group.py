@@ -1,8 +1,8 @@
 """Process groups whose ranks are threads, under the names of torch.testing._internal.distributed.multi_threaded_pg.
 
-While a `ThreadLocalWorld` is installed each thread has a default group of its own, made with backend="threaded". The
-members of a group meet in its hall: the first of them carries the collective out when all have come. Nobody waits for
-a thread that has ended: who does is left alone, and told so at once.
+While a `ThreadLocalWorld` is installed, each thread has a default group of its own, created with backend="threaded".
+The members of a group wait for each other at its `Rendezvous`; when all have arrived, the first member executes the
+collective. A member that waits for a thread that has ended gets a `LeftAlone` at once.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ import torch.distributed as dist
 
 from torch_testing_ext import _torch
 
-from . import collectives as collectives
+from . import collectives
 
 __rank_frame__ = True  # keeps these frames out of the tracebacks of ranks
 
-_KEPT_EVENTS = 1000  # of each rank, to explain a hang
+_KEPT_EVENTS = 1000  # per rank, to explain a hang
 
 
 class LeftAlone(RuntimeError):
-    """A collective that will never come about, since a member of the group is gone."""
+    """Raised in a collective that cannot complete, because a member of the group has ended."""
 
 
 # -- worlds
@@ -36,7 +36,7 @@ class LeftAlone(RuntimeError):
 
 @dataclass
 class WorldData:
-    """What c10d knows of its groups, in one thread."""
+    """The state of c10d about its groups, in one thread."""
 
     default_pg: dist.ProcessGroup | None = None
     pg_map: dict[Any, Any] = field(default_factory=dict)
@@ -52,35 +52,36 @@ class WorldData:
 
 
 class ThreadLocalWorld(_torch.world_class()):  # type: ignore[misc]
-    """Stands in for c10d's world: a WorldData for each thread; and what the threads know of each other."""
+    """Replaces c10d's world: holds a WorldData for each thread, and the state that the threads share."""
 
     def __init__(self) -> None:
         super().__init__()
         self._local = threading.local()
-        self._halls: dict[Any, Hall] = {}
+        self._rendezvous: dict[Any, Rendezvous] = {}
         self.changed = threading.Condition()
         self.closed = False
-        self.ended: dict[int, str] = {}  # how each rank that is gone has ended
-        self.events: dict[int, deque[dict[str, Any]]] = {}  # of each rank, as the flight recorder has them
-        self._order = itertools.count(1)
+        self.ended: dict[int, str] = {}  # how each rank ended
+        self.events: dict[int, deque[dict[str, Any]]] = {}  # of each rank, in the format of the flight recorder
+        self._record_ids = itertools.count(1)
 
     def _get_world(self) -> WorldData:
         if not hasattr(self._local, "world"):
             self._local.world = WorldData()
-        return self._local.world
+        world: WorldData = self._local.world
+        return world
 
-    def hall(self, name: str, ranks: tuple[int, ...]) -> Hall:
+    def rendezvous(self, name: str, ranks: tuple[int, ...]) -> Rendezvous:
         with self.changed:
-            return self._halls.setdefault((name, ranks), Hall(self, name, ranks))
+            return self._rendezvous.setdefault((name, ranks), Rendezvous(self, name, ranks))
 
     def leave(self, rank: int, how: str) -> None:
-        """This rank takes part in nothing any more."""
+        """Mark a rank as ended."""
         with self.changed:
             self.ended.setdefault(rank, how)
             self.changed.notify_all()
 
     def close(self) -> None:
-        """Nobody shall wait in this world any more."""
+        """Wake all threads that wait in this world, and let none wait again."""
         with self.changed:
             self.closed = True
             self.changed.notify_all()
@@ -91,7 +92,7 @@ class ThreadLocalWorld(_torch.world_class()):  # type: ignore[misc]
             "collective_seq_id": number,
             "profiling_name": f"threaded:{kind}",
             "input_sizes": shapes,
-            "record_id": next(self._order),
+            "record_id": next(self._record_ids),
         }
         self.events.setdefault(rank, deque(maxlen=_KEPT_EVENTS)).append(event)
 
@@ -110,14 +111,14 @@ for _name in WorldData.__dataclass_fields__:
     setattr(ThreadLocalWorld, _name, _own(_name))
 
 
-_before: list[tuple[Any, Any]] = []  # the world, and who made groups of threads
+_before: list[tuple[Any, Any]] = []  # the world and the "threaded" backend that were there before ours
 
 
 def _install_threaded_pg() -> ThreadLocalWorld:
-    """From now on each thread has process groups of its own, and none to begin with."""
+    """Give each thread process groups of its own, initially none."""
     assert not _before, "a threaded world is installed already"
     world = ThreadLocalWorld()
-    # PyTorch's own kit, where a process has both, gives the backend the same name.
+    # PyTorch's own kit registers a backend under the same name; a process may have imported both.
     _before.append((_torch.get_world(), _torch.backend_plugin("threaded")))
     _torch.set_backend_plugin("threaded", _PLUGIN)
     _torch.set_world(world)
@@ -132,54 +133,54 @@ def _uninstall_threaded_pg() -> None:
     _torch.isolate_threads(False)
 
 
-# -- meeting
+# -- rendezvous
 
 
 @dataclass
-class _Meeting:
-    """One collective on its way."""
+class _Collective:
+    """One collective in progress."""
 
-    brought: dict[int, tuple[str, Any]] = field(default_factory=dict)
-    over: bool = False
+    arguments: dict[int, tuple[str, Any]] = field(default_factory=dict)
+    is_complete: bool = False
     error: str = ""
 
 
-class Hall:
-    """Where the threads of one group meet, for one collective after another."""
+class Rendezvous:
+    """Where the threads of one group wait for each other, for one collective after another."""
 
     def __init__(self, world: ThreadLocalWorld, name: str, ranks: tuple[int, ...]):
         self._world = world
         self._name = name
         self._ranks = ranks
-        self._meeting = _Meeting()
+        self._current = _Collective()
         self._counts = dict.fromkeys(range(len(ranks)), 0)
 
-    def meet(self, rank: int, kind: str, brought: Any, work: Callable[[list[Any]], None]) -> None:
-        """Take part in a collective as `rank` of this group; returns when it has been carried out."""
-        _finish_on_device(brought)
+    def take_part(self, rank: int, kind: str, arguments: Any, work: Callable[[list[Any]], None]) -> None:
+        """Take part in a collective as `rank` of this group; return when it is complete."""
+        _finish_on_device(arguments)
         with self._world.changed:
-            meeting = self._enter(rank, kind, brought)
+            collective = self._enter(rank, kind, arguments)
             if rank == 0:
-                self._wait(meeting, lambda: len(meeting.brought) == len(self._ranks), kind)
-                self._meeting = _Meeting()
+                self._wait(collective, lambda: len(collective.arguments) == len(self._ranks), kind)
+                self._current = _Collective()
             else:
-                self._wait(meeting, lambda: meeting.over, kind)
+                self._wait(collective, lambda: collective.is_complete, kind)
         if rank == 0:
-            self._carry_out(meeting, work)
-        elif meeting.error:
-            raise LeftAlone(f"left alone in {kind}: rank {self._ranks[0]} could not carry it out: {meeting.error}")
+            self._complete(collective, work)
+        elif collective.error:
+            raise LeftAlone(f"left alone in {kind}: rank {self._ranks[0]} failed to execute it: {collective.error}")
 
-    def _enter(self, rank: int, kind: str, brought: Any) -> _Meeting:
+    def _enter(self, rank: int, kind: str, arguments: Any) -> _Collective:
         self._counts[rank] += 1
-        shapes = [list(tensor.shape) for tensor in _tensors(brought)]
+        shapes = [list(tensor.shape) for tensor in _tensors(arguments)]
         self._world.record(self._ranks[rank], self._name, self._counts[rank], kind, shapes)
-        self._meeting.brought[rank] = kind, brought
+        self._current.arguments[rank] = kind, arguments
         self._world.changed.notify_all()
-        return self._meeting
+        return self._current
 
-    def _wait(self, meeting: _Meeting, done: Callable[[], bool], kind: str) -> None:
+    def _wait(self, collective: _Collective, done: Callable[[], bool], kind: str) -> None:
         def missing() -> list[int]:
-            return [rank for place, rank in enumerate(self._ranks) if place not in meeting.brought]
+            return [rank for index, rank in enumerate(self._ranks) if index not in collective.arguments]
 
         def gone() -> list[int]:
             return [rank for rank in missing() if rank in self._world.ended]
@@ -189,41 +190,41 @@ class Hall:
             why = ", ".join(f"rank {rank} {self._world.ended[rank]}" for rank in gone())
             raise LeftAlone(f"left alone in {kind}: {why or 'the test is over'}")
 
-    def _carry_out(self, meeting: _Meeting, work: Callable[[list[Any]], None]) -> None:
+    def _complete(self, collective: _Collective, work: Callable[[list[Any]], None]) -> None:
         try:
-            self._check_agreement(meeting)
-            in_order = [meeting.brought[rank][1] for rank in range(len(self._ranks))]
+            self._check_agreement(collective)
+            in_order = [collective.arguments[rank][1] for rank in range(len(self._ranks))]
             with torch.no_grad():
                 work(in_order)
             _finish_on_device(in_order)
         except BaseException as error:
-            meeting.error = f"{type(error).__name__}: {error}"
+            collective.error = f"{type(error).__name__}: {error}"
             raise
         finally:
             with self._world.changed:
-                meeting.over = True
+                collective.is_complete = True
                 self._world.changed.notify_all()
 
-    def _check_agreement(self, meeting: _Meeting) -> None:
+    def _check_agreement(self, collective: _Collective) -> None:
         by_kind: dict[str, list[str]] = {}
-        for place, (kind, _) in sorted(meeting.brought.items()):
-            by_kind.setdefault(kind, []).append(str(self._ranks[place]))
+        for index, (kind, _) in sorted(collective.arguments.items()):
+            by_kind.setdefault(kind, []).append(str(self._ranks[index]))
         if len(by_kind) > 1:
-            said = "; ".join(f"{kind} by rank {', '.join(ranks)}" for kind, ranks in by_kind.items())
-            raise RuntimeError(f"the ranks of group {self._name} call different collectives at once: {said}")
+            calls = "; ".join(f"{kind} by rank {', '.join(ranks)}" for kind, ranks in by_kind.items())
+            raise RuntimeError(f"the ranks of group {self._name} call different collectives at once: {calls}")
 
 
-def _tensors(brought: Any) -> Iterator[torch.Tensor]:
-    if isinstance(brought, torch.Tensor):
-        yield brought
-    elif isinstance(brought, (list, tuple)):
-        for part in brought:
+def _tensors(arguments: Any) -> Iterator[torch.Tensor]:
+    if isinstance(arguments, torch.Tensor):
+        yield arguments
+    elif isinstance(arguments, (list, tuple)):
+        for part in arguments:
             yield from _tensors(part)
 
 
-def _finish_on_device(brought: Any) -> None:
-    """Streams belong to threads: what one has queued for a tensor must be done before another touches it."""
-    for device in {tensor.device for tensor in _tensors(brought)}:
+def _finish_on_device(arguments: Any) -> None:
+    """Streams belong to threads: work that one has queued on a tensor must end before another touches the tensor."""
+    for device in {tensor.device for tensor in _tensors(arguments)}:
         if device.type not in ("cpu", "meta"):
             torch.accelerator.current_stream(device).synchronize()
 
@@ -231,20 +232,20 @@ def _finish_on_device(brought: Any) -> None:
 # -- the process group
 
 
-_ProcessGroup: Any = dist.ProcessGroup  # its stubs forbid what c10d does: an override with fewer forms
+_ProcessGroup: Any = dist.ProcessGroup  # its stubs forbid overrides with fewer overloads, which c10d itself has
 
 
-class ProcessLocalGroup(_ProcessGroup):
-    """A rank's side of a group of threads. Every collective is over when its call returns."""
+class ProcessLocalGroup(_ProcessGroup):  # type: ignore[misc, unused-ignore]
+    """One rank of a group of threads. Every collective is complete when its call returns."""
 
-    _hall: Hall
+    _rendezvous: Rendezvous
     _name: str
 
     def __init__(self, rank: int, world_size: int):
         super().__init__(rank, world_size)
         self._rank = rank
         self._world_size = world_size
-        # The backward of a rank has to find the rank's groups, so it may not go on in autograd's own threads.
+        # A rank's backward must find the rank's groups, so it must not run in autograd's own threads.
         self._autograd = torch.autograd.set_multithreading_enabled(False)
 
     def size(self) -> int:
@@ -264,58 +265,58 @@ class ProcessLocalGroup(_ProcessGroup):
     def __repr__(self) -> str:
         return f"ThreadedPG world_size:{self._world_size} rank:{self._rank}"
 
-    def _meet(self, kind: str, brought: Any, work: Callable[..., None], **options: Any) -> dist.Work:
-        self._hall.meet(self._rank, kind, brought, partial(work, **options))
-        return _torch.finished_work(brought)
+    def _run(self, kind: str, arguments: Any, work: Callable[..., None], **options: Any) -> dist.Work:
+        self._rendezvous.take_part(self._rank, kind, arguments, partial(work, **options))
+        return _torch.finished_work(arguments)
 
-    def _pieces(self, tensor: torch.Tensor, sizes: Any = None) -> list[torch.Tensor]:
-        return collectives.pieces(tensor, sizes, self._world_size)
+    def _split(self, tensor: torch.Tensor, sizes: Any = None) -> list[torch.Tensor]:
+        return collectives.split(tensor, sizes, self._world_size)
 
     def barrier(self, opts: Any = None) -> dist.Work:
-        return self._meet("barrier", (), lambda brought: None)
+        return self._run("barrier", (), lambda arguments: None)
 
     def broadcast(self, tensor_list: Any, opts: Any) -> dist.Work:
         tensors = list(_tensors(tensor_list))
-        return self._meet("broadcast", tensors, collectives.broadcast, root=opts.rootRank)
+        return self._run("broadcast", tensors, collectives.broadcast, root=opts.rootRank)
 
     def allreduce(self, tensor_list: Any, opts: Any = None) -> dist.Work:
-        return self._meet("all_reduce", list(tensor_list), collectives.all_reduce, op=_op(opts))
+        return self._run("all_reduce", list(tensor_list), collectives.all_reduce, op=_op(opts))
 
     def allreduce_coalesced(self, tensor_list: Any, opts: Any = None) -> dist.Work:
-        return self._meet("all_reduce_coalesced", list(tensor_list), collectives.all_reduce, op=_op(opts))
+        return self._run("all_reduce_coalesced", list(tensor_list), collectives.all_reduce, op=_op(opts))
 
     def reduce(self, tensor_list: Any, opts: Any) -> dist.Work:
-        return self._meet("reduce", list(tensor_list), collectives.reduce, op=_op(opts), root=opts.rootRank)
+        return self._run("reduce", list(tensor_list), collectives.reduce, op=_op(opts), root=opts.rootRank)
 
     def allgather(self, output_tensors: Any, input_tensor: Any, opts: Any = None) -> dist.Work:
-        return self._meet("all_gather", (list(_one(output_tensors)), _one(input_tensor)), collectives.all_gather)
+        return self._run("all_gather", (list(_one(output_tensors)), _one(input_tensor)), collectives.all_gather)
 
     def gather(self, output_tensors: Any, input_tensors: Any, opts: Any) -> dist.Work:
-        places = list(_one(output_tensors)) if output_tensors else []
-        return self._meet("gather", (places, _one(input_tensors)), collectives.gather, root=opts.rootRank)
+        outputs = list(_one(output_tensors)) if output_tensors else []
+        return self._run("gather", (outputs, _one(input_tensors)), collectives.gather, root=opts.rootRank)
 
     def scatter(self, output_tensors: Any, input_tensors: Any, opts: Any) -> dist.Work:
         tensors = list(_one(input_tensors)) if input_tensors else []
-        return self._meet("scatter", (_one(output_tensors), tensors), collectives.scatter, root=opts.rootRank)
+        return self._run("scatter", (_one(output_tensors), tensors), collectives.scatter, root=opts.rootRank)
 
     def reduce_scatter(self, output_tensor: Any, scatter_list: Any, opts: Any = None) -> dist.Work:
-        brought = (_one(output_tensor), list(_one(scatter_list)))
-        return self._meet("reduce_scatter", brought, collectives.reduce_scatter, op=_op(opts))
+        arguments = (_one(output_tensor), list(_one(scatter_list)))
+        return self._run("reduce_scatter", arguments, collectives.reduce_scatter, op=_op(opts))
 
     def alltoall(self, output_tensor_list: Any, input_tensor_list: Any, opts: Any = None) -> dist.Work:
-        return self._meet("all_to_all", (list(output_tensor_list), list(input_tensor_list)), collectives.all_to_all)
+        return self._run("all_to_all", (list(output_tensor_list), list(input_tensor_list)), collectives.all_to_all)
 
     def all_gather_single(self, output_tensor: Any, input_tensor: Any, opts: Any = None) -> dist.Work:
-        return self.allgather([self._pieces(output_tensor)], [input_tensor], opts)
+        return self.allgather([self._split(output_tensor)], [input_tensor], opts)
 
     def reduce_scatter_single(self, output_tensor: Any, input_tensor: Any, opts: Any = None) -> dist.Work:
-        return self.reduce_scatter([output_tensor], [self._pieces(input_tensor)], opts)
+        return self.reduce_scatter([output_tensor], [self._split(input_tensor)], opts)
 
     def all_to_all_single(
         self, output_buffer: Any, input_buffer: Any, output_split_sizes: Any, input_split_sizes: Any, opts: Any = None
     ) -> dist.Work:
-        places = self._pieces(output_buffer, output_split_sizes)
-        return self.alltoall(places, self._pieces(input_buffer, input_split_sizes), opts)
+        outputs = self._split(output_buffer, output_split_sizes)
+        return self.alltoall(outputs, self._split(input_buffer, input_split_sizes), opts)
 
     def all_gather_single_coalesced(self, output_tensor_list: Any, input_tensor_list: Any, opts: Any = None) -> Any:
         pairs = zip(output_tensor_list, input_tensor_list, strict=True)
@@ -325,7 +326,7 @@ class ProcessLocalGroup(_ProcessGroup):
         pairs = zip(output_tensors, input_tensors, strict=True)
         return [self.reduce_scatter_single(output, input, opts) for output, input in pairs][-1]
 
-    # As torch called these before 2.13.
+    # The names before torch 2.13.
     _allgather_base = all_gather_single
     _reduce_scatter_base = reduce_scatter_single
     alltoall_base = all_to_all_single
@@ -338,7 +339,7 @@ def _op(opts: Any) -> Any:
 
 
 def _one(items: Any) -> Any:
-    """c10d once had several devices a process; since then its lists have one item."""
+    """Unpack a list of one item: c10d takes lists from the time when a process had several devices."""
     (item,) = items
     return item
 
@@ -347,7 +348,7 @@ def _create_threaded_pg(opts: Any, _: Any) -> ProcessLocalGroup:
     ranks = tuple(opts.global_ranks_in_group) or tuple(range(opts.group_size))
     group = ProcessLocalGroup(opts.group_rank, opts.group_size)
     group._name = opts.group_id
-    group._hall = _torch.get_world().hall(opts.group_id, ranks)
+    group._rendezvous = _torch.get_world().rendezvous(opts.group_id, ranks)
     return group
 
 

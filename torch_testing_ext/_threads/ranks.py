@@ -1,7 +1,7 @@
-"""Ranks that are threads of this process: started, seen to one common end, judged like processes.
+"""Ranks that are threads of this process: started and joined together, and judged like processes.
 
-A thread cannot be killed. One that does not end is left behind as a daemon, after it was asked to stop where Python
-can do so; whatever it does to process groups later happens in a world that nobody else sees.
+A thread cannot be killed. One that does not end is asked to stop, as far as Python can do that, and then left behind as
+a daemon; its later changes to process groups happen in a world that no other thread sees.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch.distributed as dist
 
@@ -23,21 +24,24 @@ from .group import ThreadLocalWorld, _install_threaded_pg, _uninstall_threaded_p
 
 __rank_frame__ = True  # keeps these frames out of the tracebacks of ranks
 
-# When a rank has failed: those in a collective with it know at once; who computes is not ended but left behind, so
-# let it come to its end if it will.
+# How long the other ranks may run on after a failure. Those that wait for the failed rank in a collective end at once;
+# a rank that computes cannot be ended, so it gets the chance to finish.
 GRACE_AFTER_FAILURE = 5.0
-# From its last word to the end of a thread, or from being asked to stop.
+# How long a thread may take to end after its account, or after it is asked to stop.
 PATIENCE = 0.5
 
 
+_HashStore: Any = dist.HashStore  # type: ignore[attr-defined, unused-ignore]  # from C++
+
+
 class Stopped(BaseException):
-    """Raised in a thread that has outlived its test."""
+    """Raised in a thread that is still running after the end of its test."""
 
 
 class RankThreads:
-    """`body(rank)` in `world_size` threads, each with the default process group of its rank.
+    """Runs `body(rank)` in `world_size` threads, each with the default process group of its rank.
 
-    `account_for` writes what a body raised into the account of its rank, and returns the matching exit code.
+    `account_for` writes an exception that a body raised into the account of its rank, and returns the exit code.
     """
 
     def __init__(
@@ -49,15 +53,15 @@ class RankThreads:
         self.began = now()
         self._body = body
         self._account_for = account_for
-        self._turns = _torch.one_sharding_at_a_time()
-        self._turns.__enter__()
+        self._sharding_lock = _torch.one_sharding_at_a_time()
+        self._sharding_lock.__enter__()
         self._world: ThreadLocalWorld = _install_threaded_pg()
-        self._store = dist.HashStore()
-        self._reports = [launch.AccountWriter(None) for _ in range(world_size)]
+        self._store = _HashStore()
+        self._accounts = [launch.AccountWriter(None) for _ in range(world_size)]
         self._exits: dict[int, launch.Exit] = {}
         self._over = False
         self.threads = [
-            threading.Thread(target=self._live, args=(rank,), name=f"rank {rank}", daemon=True)
+            threading.Thread(target=self._run_rank, args=(rank,), name=f"rank {rank}", daemon=True)
             for rank in range(world_size)
         ]
         for thread in self.threads:
@@ -65,33 +69,33 @@ class RankThreads:
 
     # -- in the threads
 
-    def _live(self, rank: int) -> None:
-        report, code = self._reports[rank], 0
+    def _run_rank(self, rank: int) -> None:
+        writer, code = self._accounts[rank], 0
         try:
             with self._process_group(rank):
                 self._body(rank)
-            report.passed()
+            writer.passed()
         except BaseException as error:
-            code = self._account_for(report, error)
+            code = self._account_for(writer, error)
         finally:
-            account = report.account
+            account = writer.account
             self._exits[rank] = launch.Exit((account.code if account else code & 0xFF) << 8, now())
             self._world.leave(rank, f"has {account.ending.value}" if account else f"left by sys.exit({code})")
 
     @contextmanager
     def _process_group(self, rank: int) -> Iterator[None]:
-        dist.init_process_group(backend="threaded", rank=rank, world_size=len(self._reports), store=self._store)
+        dist.init_process_group(backend="threaded", rank=rank, world_size=len(self._accounts), store=self._store)
         try:
             yield
         finally:
-            # Not in the world of a later test, should this thread have outlived its own.
+            # A thread that outlives its test must not destroy the group of a later one.
             if not self._over and dist.is_initialized():
                 dist.destroy_process_group()
 
     # -- in the thread that waits for them
 
     def join(self, timeout: float | None) -> tuple[list[RankReport], bool]:
-        """See all threads to their end, or the deadline. Returns how each ended, and whether it was the deadline."""
+        """Wait for all threads to end, or for the deadline. Return a report for each, and whether they timed out."""
         try:
             timed_out = self._wait(timeout)
             return [self._report(rank) for rank in range(len(self.threads))], timed_out
@@ -109,21 +113,21 @@ class RankThreads:
         return False
 
     def _grace_ends(self) -> float | None:
-        accounts = {rank: self._reports[rank].account for rank in self._exits}
+        accounts = {rank: self._accounts[rank].account for rank in self._exits}
         failed = [rank for rank, account in accounts.items() if account is None or account.ending.is_failure]
         return min(self._exits[rank].at for rank in failed) + GRACE_AFTER_FAILURE if failed else None
 
     def _report(self, rank: int) -> RankReport:
         if rank in self._exits:
             return launch.assemble_report(
-                rank, self._reports[rank].account, self._exits[rank], self.began, stopped=None
+                rank, self._accounts[rank].account, self._exits[rank], self.began, stopped=None
             )
         recorder = json.dumps({"entries": list(self._world.events.get(rank, ()))})
         stacks = _stack_of(self.threads[rank])
         return RankReport(rank, RankEnding.STOPPED, now() - self.began, now(), stacks=stacks, recorder=recorder)
 
     def end(self) -> None:
-        """Give c10d its world back, and leave no thread that can be ended."""
+        """Restore c10d's world, and stop all threads that can be stopped."""
         if self._over:
             return
         self._over = True
@@ -133,7 +137,7 @@ class RankThreads:
                 _ask_to_stop(thread)
             self._all_gone()
         _uninstall_threaded_pg()
-        self._turns.__exit__(None, None, None)
+        self._sharding_lock.__exit__(None, None, None)
 
     def _all_gone(self) -> bool:
         until = now() + PATIENCE
@@ -143,12 +147,12 @@ class RankThreads:
 
 
 def _ask_to_stop(thread: threading.Thread) -> None:
-    """Has an effect when the thread next runs Python code: a wait in C goes on."""
+    """Raise Stopped in the thread when it next runs Python code; a wait in C goes on."""
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(Stopped))
 
 
 def _stack_of(thread: threading.Thread) -> str:
-    """Where a thread is, down to the body that we called, in faulthandler's form."""
+    """Format the stack of a thread, down to the body that RankThreads calls, as faulthandler does."""
     lines = [f"Thread of {thread.name} (most recent call first):"]
     for frame, line in traceback.walk_stack(sys._current_frames().get(thread.ident or 0)):
         if frame.f_code.co_filename == __file__:

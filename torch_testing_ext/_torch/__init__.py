@@ -1,7 +1,7 @@
-"""The only room that touches private names of torch, a drawer for each subject.
+"""The only package that uses private names of torch, with a module for each subject.
 
-Every function here hides one private name, and says since and until which version of torch it is known to work.
-Nothing is imported at module level that `import torch, torch.distributed` has not imported already.
+Every function hides one private name, and its docstring gives the versions of torch in which it is known to work.
+At module level, it imports nothing beyond `import torch, torch.distributed`.
 """
 
 from .accelerators import (

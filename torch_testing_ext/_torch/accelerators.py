@@ -1,6 +1,8 @@
-"""Accelerators: are there any, has this process touched them?"""
+"""Accelerators: which ones torch supports, and whether this process has initialised them."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 
@@ -8,14 +10,14 @@ from .built_with import extension_device_type
 
 
 def accelerator_is_initialised() -> bool:
-    """Does this process hold an accelerator context already? `torch.cuda`, `torch.xpu`: 2.11 to 2.15."""
-
-    return torch.cuda.is_initialized() or torch.xpu.is_initialized()
+    """Does this process have an accelerator context already? `torch.cuda`, `torch.xpu`: 2.11 to 2.15."""
+    cuda: Any = torch.cuda  # untyped in torch
+    xpu: Any = torch.xpu
+    return bool(cuda.is_initialized()) or bool(xpu.is_initialized())
 
 
 def accelerator_is_in_bad_fork() -> bool:
-    """In a forked child: did the parent touch CUDA or XPU, so that it cannot? `_is_in_bad_fork`: 2.11 to 2.15."""
-
+    """In a forked child: is CUDA or XPU unusable, as the parent initialised it? `_is_in_bad_fork`: 2.11 to 2.15."""
     return torch.cuda._is_in_bad_fork() or torch.xpu._is_in_bad_fork()
 
 
@@ -24,7 +26,6 @@ def other_accelerator_is_built() -> bool:
 
     `torch.xpu._is_compiled`, `torch._C._mtia_isBuilt`, `_get_privateuse1_backend_name`: 2.11 to 2.15.
     """
-
     return (
         torch.xpu._is_compiled()
         or torch._C._mtia_isBuilt()
@@ -35,7 +36,7 @@ def other_accelerator_is_built() -> bool:
 
 
 def has_multicast() -> bool:
-    """Can CUDA's first device write to all at once? `_SymmetricMemory.has_multicast_support`: 2.11 to 2.15."""
+    """Does the first CUDA device support multicast? `_SymmetricMemory.has_multicast_support`: 2.11 to 2.15."""
     from torch._C._autograd import DeviceType
     from torch._C._distributed_c10d import _SymmetricMemory
 

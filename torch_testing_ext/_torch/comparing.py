@@ -1,4 +1,4 @@
-"""Comparing tensors."""
+"""Comparison of tensors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def _tensor_pair() -> Callable[..., Any]:
     from torch.testing._comparison import TensorLikePair
 
     class AnyTensors(TensorLikePair):
-        """Two tensors of any subclasses, with tolerances that may be raised but never lowered."""
+        """Two tensors of any subclasses; the floors can raise the tolerances but not lower them."""
 
         def __init__(self, actual: Any, expected: Any, *, rtol_floor: float, atol_floor: float, **options: Any) -> None:
             super().__init__(actual, expected, **options)
@@ -30,10 +30,10 @@ def _tensor_pair() -> Callable[..., Any]:
 
 
 def compare_tensors(actual: torch.Tensor, expected: torch.Tensor, **options: Any) -> None:
-    """`torch.testing.assert_close` for two tensors, whatever their subclasses; raises what it raises.
+    """Call the equivalent of `torch.testing.assert_close` on two tensors of any subclasses; raise the same errors.
 
-    The public function imports all of torch.distributed.tensor when first called, half a second in every rank, and
-    refuses subclasses that do not inherit from one another. `torch.testing._comparison`: 2.11 to 2.15.
+    The public function imports all of torch.distributed.tensor at its first call, which takes half a second in every
+    rank, and refuses subclasses that do not inherit from one another. `torch.testing._comparison`: 2.11 to 2.15.
     """
     from torch.testing._comparison import ErrorMeta
 
@@ -47,7 +47,5 @@ def compare_tensors(actual: torch.Tensor, expected: torch.Tensor, **options: Any
 
 
 def script_container_types() -> tuple[type, type]:
-    """TorchScript's list and dict. `torch._C.ScriptList`, `ScriptDict`: 2.11 to 2.15."""
-    import torch
-
+    """Return TorchScript's list and dict. `torch._C.ScriptList`, `ScriptDict`: 2.11 to 2.15."""
     return torch._C.ScriptList, torch._C.ScriptDict

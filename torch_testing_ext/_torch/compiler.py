@@ -1,4 +1,4 @@
-"""The compiler's state in a process: what dynamo has compiled and counted."""
+"""The state of dynamo in a process: compiled code and counters."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager
 
 
 def forget_compiled() -> None:
-    """As if nothing had been compiled. `torch._dynamo.reset`, `torch._dynamo.utils.counters`: 2.11 to 2.15."""
+    """Clear caches and counters. `torch._dynamo.reset`, `torch._dynamo.utils.counters`: 2.11 to 2.15."""
     import torch._dynamo
 
     torch._dynamo.reset()
@@ -14,9 +14,10 @@ def forget_compiled() -> None:
 
 
 def strict_dynamo() -> AbstractContextManager[None]:
-    """Errors of the compiler are errors. `torch._dynamo.config.patch`: 2.11 to 2.15."""
+    """A context in which dynamo raises errors instead of falling back. `torch._dynamo.config.patch`: 2.11 to 2.15."""
     import torch._dynamo
 
-    return torch._dynamo.config.patch(
+    patch: AbstractContextManager[None] = torch._dynamo.config.patch(
         raise_on_ctx_manager_usage=True, suppress_errors=False, log_compilation_metrics=False
     )
+    return patch

@@ -1,4 +1,4 @@
-"""DTensor."""
+"""Meshes of DTensor, and tensors that it treats specially."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 
 def concatenate_meshes(meshes: list[Any]) -> Any:
-    """One mesh with the dimensions of all `meshes`, which must come from one root mesh.
+    """Return one mesh with the dimensions of all `meshes`, which must have the same root mesh.
 
     `DeviceMesh._concatenate` since torch 2.10.
     """
@@ -20,14 +20,13 @@ def concatenate_meshes(meshes: list[Any]) -> Any:
 
 def is_functional_tensor(tensor: Any) -> bool:
     """Does it wrap another tensor for functionalization? `torch._is_functional_tensor`, all versions."""
-
     return torch._is_functional_tensor(tensor)
 
 
 def is_local_tensor(tensor: Any) -> bool:
-    """Does it hold what every rank would hold? `torch.distributed._local_tensor.LocalTensor` since 2.9.
+    """Is it a local tensor, which simulates all ranks? `torch.distributed._local_tensor.LocalTensor` since 2.9.
 
-    There can be none before somebody imported that module.
+    None exists before that module is imported.
     """
     module = sys.modules.get("torch.distributed._local_tensor")
     return module is not None and isinstance(tensor, module.LocalTensor)

@@ -1,4 +1,4 @@
-"""FSDP, replicate, and the compiler under them."""
+"""FSDP, `replicate`, and the compiler that they use."""
 
 from __future__ import annotations
 
@@ -13,47 +13,48 @@ import torch
 
 
 def cuda_spin(milliseconds: float) -> None:
-    """Make the current CUDA stream wait for about so long, without holding up the host. `torch.cuda._sleep`: all."""
-
-    torch.cuda._sleep(int(milliseconds * _cuda_cycles_per_ms()))
+    """Make the current CUDA stream wait for about this time, without blocking the host. `torch.cuda._sleep`: all."""
+    cuda: Any = torch.cuda  # untyped in torch
+    cuda._sleep(int(milliseconds * _cuda_cycles_per_ms()))
 
 
 @functools.cache
 def _cuda_cycles_per_ms() -> float:
-
+    cuda: Any = torch.cuda  # untyped in torch
     cycles = 1_000_000
-    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    begin, end = cuda.Event(enable_timing=True), cuda.Event(enable_timing=True)
     for _ in range(2):  # the first round loads the kernel
         begin.record()
-        torch.cuda._sleep(cycles)
+        cuda._sleep(cycles)
         end.record()
         end.synchronize()
-    return cycles / begin.elapsed_time(end)
+    elapsed: float = begin.elapsed_time(end)
+    return cycles / elapsed
 
 
 def has_triton() -> bool:
-    """Can Triton compile for the present device? `torch.utils._triton`: all."""
+    """Can Triton compile for the current device? `torch.utils._triton`: all."""
     from torch.utils._triton import has_triton
 
     return has_triton()
 
 
 def all_gather_name() -> str:
-    """What FSDP calls to gather: `torch.distributed.all_gather_single` since 2.13, `all_gather_into_tensor` before."""
+    """Name FSDP's all-gather: `torch.distributed.all_gather_single` since 2.13, `all_gather_into_tensor` before."""
     import torch.distributed as dist
 
     return "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"
 
 
 def reduce_scatter_name() -> str:
-    """Likewise `reduce_scatter_single`, or `reduce_scatter_tensor`."""
+    """Name FSDP's reduce-scatter: `reduce_scatter_single` since 2.13, `reduce_scatter_tensor` before."""
     import torch.distributed as dist
 
     return "reduce_scatter_single" if hasattr(dist, "reduce_scatter_single") else "reduce_scatter_tensor"
 
 
 def fsdp_param_group_module() -> ModuleType:
-    """Where FSDP2 keeps FSDPParamGroup, RegisterPostBackwardFunction, foreach_all_gather and foreach_reduce: 2.7 on."""
+    """Return FSDP2's module of FSDPParamGroup, RegisterPostBackwardFunction and the foreach_* functions: since 2.7."""
     from torch.distributed.fsdp._fully_shard import _fsdp_param_group
 
     return _fsdp_param_group
@@ -61,7 +62,7 @@ def fsdp_param_group_module() -> ModuleType:
 
 @contextlib.contextmanager
 def fsdp_reshard_preceded_by(action: Callable[[], None]) -> Iterator[None]:
-    """While this lasts, FSDP1 calls `action` each time before it frees unsharded parameters.
+    """Within this context, FSDP1 calls `action` each time before it frees unsharded parameters.
 
     `torch.distributed.fsdp._runtime_utils._reshard`: all.
     """
@@ -93,9 +94,9 @@ def fsdp_keeps_parameters_after_forward(model: Any) -> bool:
 
 @contextlib.contextmanager
 def fsdp_syncs_on_cpu() -> Iterator[None]:
-    """While this lasts, FSDP1 takes `sync_module_states=True` for modules on the CPU too.
+    """Within this context, FSDP1 accepts `sync_module_states=True` for modules on the CPU too.
 
-    It refuses them since NCCL could not broadcast their tensors; gloo can. The refusal is the function
+    It refuses them because NCCL cannot broadcast their tensors, but gloo can. The check is the function
     `_init_utils._check_module_states_for_sync_module_states`: all.
     """
     from torch.distributed.fsdp import _init_utils
@@ -105,7 +106,7 @@ def fsdp_syncs_on_cpu() -> Iterator[None]:
 
 
 def compiled_autograd(compiler: Callable[[Any], Any], dynamic: bool = True) -> contextlib.AbstractContextManager[None]:
-    """Backward passes inside this are captured as one graph and given to `compiler`.
+    """Within this context, backward passes are captured as one graph and passed to `compiler`.
 
     `torch._dynamo.compiled_autograd._enable`: all, instead of `enable` before 2.7.
     """
@@ -115,10 +116,10 @@ def compiled_autograd(compiler: Callable[[Any], Any], dynamic: bool = True) -> c
 
 
 def replicated_parameters(module: Any) -> dict[str, Any]:
-    """The parameters that `replicate` reduces gradients of, by name, once the module has run.
+    """Return the parameters whose gradients `replicate` reduces, by name, once the module has run.
 
-    Where they were DTensors, `replicate` has put local tensors in their place, which `module.parameters()` does not
-    show after a forward. `replicate.state(...)._param_list`, `_param_names`: all.
+    `replicate` replaces DTensors by local tensors, which `module.parameters()` does not show after a forward.
+    `replicate.state(...)._param_list`, `_param_names`: all.
     """
     from torch.distributed._composable.replicate import replicate
 
@@ -127,7 +128,8 @@ def replicated_parameters(module: Any) -> dict[str, Any]:
 
 
 def compiling_in_this_process() -> contextlib.AbstractContextManager[Any]:
-    """While this lasts, inductor compiles without worker processes. `torch._inductor.config.compile_threads`: all."""
+    """A context in which inductor compiles without worker processes. `torch._inductor.config.compile_threads`: all."""
     import torch._inductor.config
 
-    return torch._inductor.config.patch(compile_threads=1)
+    patch: contextlib.AbstractContextManager[Any] = torch._inductor.config.patch(compile_threads=1)
+    return patch

@@ -8,7 +8,7 @@ from typing import Any
 
 
 def shard_order(mesh_dims_by_tensor_dim: Mapping[int, Sequence[int]]) -> tuple[Any, ...]:
-    """Which mesh dimensions cut a tensor dimension, in order. `_dtensor_spec.ShardOrderEntry`."""
+    """Build a shard order: the mesh dimensions that cut each tensor dimension. `_dtensor_spec.ShardOrderEntry`."""
     from torch.distributed.tensor._dtensor_spec import ShardOrderEntry
 
     return tuple(
@@ -18,22 +18,24 @@ def shard_order(mesh_dims_by_tensor_dim: Mapping[int, Sequence[int]]) -> tuple[A
 
 
 def strided_shard(dim: int, split_factor: int) -> Any:
-    """A shard of a dim that later mesh dimensions have cut into `split_factor` parts already.
-    `placement_types._StridedShard`: 2.5 to 2.15."""
+    """The placement of a dim that later mesh dimensions have already cut into `split_factor` parts.
+
+    `placement_types._StridedShard`: 2.5 to 2.15.
+    """
     from torch.distributed.tensor.placement_types import _StridedShard
 
     return _StridedShard(dim, split_factor=split_factor)
 
 
 def redistribute_local(local: Any, before: Any, after: Any, use_graph_based_transform: bool) -> Any:
-    """This rank's part of a tensor, from one spec to the other. `_redistribute.redistribute_local_tensor`."""
+    """Redistribute this rank's part of a tensor. `_redistribute.redistribute_local_tensor`."""
     from torch.distributed.tensor._redistribute import redistribute_local_tensor
 
     return redistribute_local_tensor(local, before, after, use_graph_based_transform=use_graph_based_transform)
 
 
 def take_placements_literally(spec: Any) -> None:
-    """Let strided shards stand for themselves, not for an order of shards. `DTensorSpec`, until 2.15 at least."""
+    """Stop a spec from reading strided shards as a shard order. `DTensorSpec`, at least until 2.15."""
     spec.use_strided_shard_as_shard_order = False
     spec.__post_init__()
 
@@ -49,23 +51,26 @@ _STRATEGY_TABLES = (
 
 @contextlib.contextmanager
 def replaced_op_strategy(op: Any, strategy: Callable[..., Any], schema_info: Any) -> Iterator[None]:
-    """DTensor's sharding strategy for `op`, for a while. The propagator's tables, `_ops.utils.register_op_strategy`
-    and `debug._clear_sharding_prop_cache`, seen on 2.13 and 2.15."""
-    from torch.distributed.tensor import DTensor
-    from torch.distributed.tensor._ops.utils import register_op_strategy
-    from torch.distributed.tensor.debug import _clear_sharding_prop_cache
+    """Replace DTensor's sharding strategy for `op` for the length of a `with`.
 
-    # Any rule of another kind would win: none of them may stay.
+    The propagator's tables, `_ops.utils.register_op_strategy` and `debug._clear_sharding_prop_cache`: seen on 2.13 and
+    2.15.
+    """
+    from torch.distributed.tensor import DTensor, debug
+    from torch.distributed.tensor._ops.utils import register_op_strategy
+
+    clear_cache: Callable[[], None] = debug._clear_sharding_prop_cache
+    # A rule of another kind would take precedence, so remove them all.
     propagator = vars(DTensor._op_dispatcher.sharding_propagator)
     tables: list[dict[Any, Any]] = [propagator[name] for name in _STRATEGY_TABLES if name in propagator]
     before = [table.pop(op, None) for table in tables]
     try:
         register_op_strategy(op, schema_info=schema_info)(strategy)
-        _clear_sharding_prop_cache()
+        clear_cache()
         yield
     finally:
         for table, entry in zip(tables, before, strict=True):
             table.pop(op, None)
             if entry is not None:
                 table[op] = entry
-        _clear_sharding_prop_cache()
+        clear_cache()

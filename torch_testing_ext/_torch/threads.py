@@ -1,4 +1,4 @@
-"""What ranks that are threads need of torch: a world of process groups for each thread."""
+"""A world of process groups for each thread, for ranks that are threads."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import torch.distributed as dist
 
 
 def world_class() -> type:
-    """The class of what c10d knows of its groups. `distributed_c10d._World`: 2.11 to 2.15."""
+    """Return the class of c10d's state about its groups. `distributed_c10d._World`: 2.11 to 2.15."""
     return dist.distributed_c10d._World
 
 
 def get_world() -> Any:
-    """`distributed_c10d._world`: 2.11 to 2.15."""
+    """Return c10d's state about its groups. `distributed_c10d._world`: 2.11 to 2.15."""
     return dist.distributed_c10d._world
 
 
@@ -27,12 +27,12 @@ def set_world(world: Any) -> None:
 
 
 def isolate_threads(isolated: bool) -> None:
-    """Does each thread have a registry of groups by name of its own? `_set_thread_isolation_mode`: 2.11 to 2.15."""
+    """Give each thread its own registry of groups, or not. `_set_thread_isolation_mode`: 2.11 to 2.15."""
     torch._C._distributed_c10d._set_thread_isolation_mode(isolated)  # type: ignore[attr-defined]
 
 
 def backend_plugin(name: str) -> Any:
-    """Who makes the groups of a registered backend. `Backend._plugins`: 2.11 to 2.15."""
+    """Return the plugin that creates the groups of a registered backend. `Backend._plugins`: 2.11 to 2.15."""
     return dist.Backend._plugins[name.upper()]
 
 
@@ -41,16 +41,19 @@ def set_backend_plugin(name: str, plugin: Any) -> None:
 
 
 def finished_work(result: Any) -> dist.Work:
-    """A Work that is done. `_create_work_from_future`: 2.11 to 2.15."""
+    """Return a completed Work. `_create_work_from_future`: 2.11 to 2.15."""
     future: Any = torch.futures.Future()
     future.set_result(result)
-    return torch._C._distributed_c10d._create_work_from_future(future)  # type: ignore[attr-defined]
+    work: dist.Work = torch._C._distributed_c10d._create_work_from_future(future)  # type: ignore[attr-defined]
+    return work
 
 
 @contextmanager
 def one_sharding_at_a_time() -> Iterator[None]:
-    """DTensor, where it is imported, tries its sharding rules on fake tensors, which two threads must not do at once.
-    `ShardingPropagator._fake_mode_lock` since 2.12, which locks nothing unless told to; 2.11 has none."""
+    """Serialise the sharding propagation of DTensor, if it is imported: its fake tensors are not thread-safe.
+
+    `ShardingPropagator._fake_mode_lock` since 2.12, by default a lock without effect; 2.11 has none.
+    """
     module: Any = sys.modules.get("torch.distributed.tensor._sharding_prop")
     if not hasattr(getattr(module, "ShardingPropagator", None), "_fake_mode_lock"):
         yield

@@ -14,9 +14,10 @@ import torch.distributed as dist
 
 
 def with_temp_dir(func: Callable[..., Any] | None = None) -> Any:
-    """Run a test method with `self.temp_dir`: an empty directory, the same for all ranks, that goes when all are done.
+    """Run a test method with `self.temp_dir`: an empty directory, common to all ranks, removed when all are done.
 
-    To stand below `with_comms`: the ranks agree about it through their group. Without one, each caller has its own.
+    Place it below `with_comms`: the ranks agree on the directory through their group. Without a group, each caller has
+    a directory of its own.
     """
     assert func is not None, "with_temp_dir takes no arguments: write @with_temp_dir"
 
@@ -26,7 +27,7 @@ def with_temp_dir(func: Callable[..., Any] | None = None) -> Any:
         try:
             func(self, *args, **kwargs)
         except BaseException:
-            # The others may never come to meet us, and what goes wrong in waiting for them is not the news.
+            # No barrier: other ranks may never reach it, and an error in it would hide the test's own.
             if _is_owner():
                 shutil.rmtree(self.temp_dir, ignore_errors=True)
             raise
@@ -43,15 +44,15 @@ def _is_owner() -> bool:
 
 
 def _common_directory() -> str:
-    made = [tempfile.mkdtemp() if _is_owner() else ""]
+    directory = [tempfile.mkdtemp() if _is_owner() else ""]
     if dist.is_initialized():
         try:
-            dist.broadcast_object_list(made)
+            dist.broadcast_object_list(directory)
         except BaseException:
             with suppress(OSError):
-                shutil.rmtree(made[0])
+                shutil.rmtree(directory[0])
             raise
-    return made[0]
+    return directory[0]
 
 
 def with_checkpoint_logging(
@@ -59,7 +60,7 @@ def with_checkpoint_logging(
     logger_name: str = "torch.distributed.checkpoint",
     level: int = logging.INFO,
 ) -> Any:
-    """Run a test method while a logger, that of checkpoints unless told otherwise, lets messages of `level` pass."""
+    """Run a test method with a logger, by default that of checkpoints, set to `level`."""
     assert func is not None, "write @with_checkpoint_logging, or with_checkpoint_logging(func, level=...)"
 
     @functools.wraps(func)

@@ -1,4 +1,4 @@
-"""Settings and files for the length of a `with`; what was there before is back at the end of it."""
+"""Context managers for settings and files; each restores the previous state at its end."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import torch
 
 
 class DeterministicGuard:
-    """Use, or do not use, deterministic algorithms only."""
+    """Turns deterministic algorithms on or off for the length of a `with`."""
 
     def __init__(self, deterministic: bool, *, warn_only: bool = False, fill_uninitialized_memory: bool = True) -> None:
         self.deterministic = deterministic
@@ -65,7 +65,7 @@ def set_default_tensor_type(tensor_type: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def set_warn_always_context(new_val: bool) -> Iterator[None]:
-    """Whether torch gives the warnings it would give once in a process each time."""
+    """Set whether torch repeats warnings that it otherwise gives once per process."""
     before = torch.is_warn_always_enabled()
     torch.set_warn_always(new_val)
     try:
@@ -87,9 +87,9 @@ def disable_gc() -> Iterator[None]:
 
 @contextlib.contextmanager
 def check_leaked_tensors(limit: int = 1, matched_type: Any = torch.Tensor) -> Iterator[list[Any]]:
-    """Warn where tensors became garbage that only the cycle collector finds; they are in the list afterwards.
+    """Warn of tensors that became garbage which only the cycle collector finds, and collect them in the list.
 
-    With `objgraph` installed, what refers to the first `limit` of them is drawn.
+    With `objgraph` installed, draw the objects that refer to the first `limit` of them.
     """
     gc.collect()
     flags, known = gc.get_debug(), len(gc.garbage)
@@ -114,7 +114,7 @@ def _report_leak(leaked: list[Any], limit: int) -> None:
     try:
         import objgraph
     except ImportError:
-        warnings.warn("with `objgraph` installed, what refers to the leaked tensors is drawn", stacklevel=4)
+        warnings.warn("install `objgraph` to draw the objects that refer to the leaked tensors", stacklevel=4)
         return
     for item in leaked[:limit]:
         objgraph.show_backrefs([item], max_depth=10)
@@ -132,7 +132,7 @@ def set_cwd(path: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def TemporaryFileName(*args: Any, **kwargs: Any) -> Iterator[str]:
-    """The name of an empty file that is removed at the end; the arguments are `tempfile.NamedTemporaryFile`'s."""
+    """Yield the name of an empty file, removed at the end; the arguments are those of `tempfile.NamedTemporaryFile`."""
     with tempfile.NamedTemporaryFile(*args, **kwargs) as file:
         yield file.name
 
@@ -145,7 +145,7 @@ def TemporaryDirectoryName(suffix: str | None = None) -> Iterator[str]:
 
 @contextlib.contextmanager
 def captured_output() -> Iterator[tuple[io.StringIO, io.StringIO]]:
-    """What is printed through sys.stdout and sys.stderr meanwhile."""
+    """Capture the text that the block prints through sys.stdout and sys.stderr."""
     before = sys.stdout, sys.stderr
     out, err = io.StringIO(), io.StringIO()
     sys.stdout, sys.stderr = out, err

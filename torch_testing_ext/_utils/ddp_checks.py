@@ -9,7 +9,7 @@ import torch
 
 
 def verify_ddp_error_logged(model_DDP: Any, err_substr: str) -> None:
-    """DDP has recorded this error, and the iteration it came in."""
+    """Assert that DDP recorded this error and the iteration in which it occurred."""
     logged = model_DDP._get_ddp_logging_data()
     for key in ("iteration", "has_error", "error"):
         if key not in logged:
@@ -20,7 +20,7 @@ def verify_ddp_error_logged(model_DDP: Any, err_substr: str) -> None:
 
 
 def simple_sparse_reduce_tests(rank: int, world_size: int, num_inputs: int = 1) -> list[tuple[list[Any], list[Any]]]:
-    """Inputs of this rank and the expected sums for a sparse all-reduce: 1 to 3 sparse, then 1 to 3 dense dims."""
+    """Return inputs of this rank and expected sums of a sparse all-reduce: 1 to 3 sparse, then 1 to 3 dense dims."""
     total = num_inputs * world_size
     shapes = [(sparse, 0) for sparse in (1, 2, 3)] + [(1, dense) for dense in (1, 2, 3)]
     cases = []

@@ -1,4 +1,4 @@
-"""Decorators that set what torch.distributed reads from the environment while a test runs."""
+"""Decorators that set the environment variables of torch.distributed while a test runs."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ import functools
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
-import torch.distributed as c10d
+import torch.distributed as dist
 
 from torch_testing_ext._machine import environment
 
 F = TypeVar("F", bound=Callable[..., Any])
-Decorator = Callable[[F], F]
+
+c10d: Any = dist  # its type stubs lack what comes from C++
 
 
 def with_nccl_blocking_wait(func: F) -> F:
-    """NCCL waits block while the test runs, and errors are not handled asynchronously."""
+    """Run the test with blocking NCCL waits and without asynchronous error handling."""
 
     @functools.wraps(func)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
@@ -25,8 +26,8 @@ def with_nccl_blocking_wait(func: F) -> F:
     return wrapper  # type: ignore[return-value]
 
 
-def with_dist_debug_levels(levels: Iterable[str]) -> Decorator:
-    """Run the test once at each level of TORCH_DISTRIBUTED_DEBUG. The process group must outlive it."""
+def with_dist_debug_levels(levels: Iterable[str]) -> Callable[[F], F]:
+    """Run the test once at each level of TORCH_DISTRIBUTED_DEBUG. The test must not destroy its process group."""
 
     def decorate(func: F) -> F:
         @functools.wraps(func)

@@ -1,4 +1,4 @@
-"""Small helpers that distributed tests import along with the rest."""
+"""Small helpers that PyTorch's distributed tests import from common_utils."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from torch_testing_ext._machine.flags import flag
 
 
 def noncontiguous_like(t: torch.Tensor) -> torch.Tensor:
-    """A copy with gaps between its elements, filled with what shows when read; unchanged if it has gaps already."""
+    """Copy a tensor with gaps between its elements, filled with conspicuous values; a non-contiguous one stays."""
     if not t.is_contiguous():
         return t
     filler = math.nan if t.dtype.is_floating_point or t.dtype.is_complex else (True if t.dtype == torch.bool else 12)
@@ -31,7 +31,7 @@ def noncontiguous_like(t: torch.Tensor) -> torch.Tensor:
 
 
 def clone_input_helper(input: Any) -> Any:
-    """Clones of the tensors in a value that may hold some; sequences become tuples."""
+    """Clone the tensors in a value that may contain some; sequences become tuples."""
     if isinstance(input, torch.Tensor):
         return torch.clone(input)
     if isinstance(input, Sequence) and not isinstance(input, str):
@@ -40,7 +40,7 @@ def clone_input_helper(input: Any) -> Any:
 
 
 def to_gpu(obj: Any, type_map: dict[torch.dtype, torch.dtype] | None = None) -> Any:
-    """The same on the current CUDA device, with tensors as fresh leaves, of other dtypes where the map says so."""
+    """Copy a value to the current CUDA device: tensors become new leaves, with their dtypes mapped by `type_map`."""
     if isinstance(obj, torch.Tensor):
         if not obj.is_leaf:
             raise ValueError("to_gpu copies leaf tensors only")
@@ -52,23 +52,23 @@ def to_gpu(obj: Any, type_map: dict[torch.dtype, torch.dtype] | None = None) -> 
 
 
 def _gradcheck_defaults(options: dict[str, Any]) -> dict[str, Any]:
-    """Batched gradients too, and by the fast way unless PYTORCH_TEST_WITH_SLOW_GRADCHECK=1 asks for the slow one."""
+    """Check batched gradients too, in fast mode unless PYTORCH_TEST_WITH_SLOW_GRADCHECK=1."""
     defaults = {"check_batched_grad": True, "fast_mode": not flag("TEST_WITH_SLOW_GRADCHECK")}
     return {**defaults, **{name: value for name, value in options.items() if value is not None}}
 
 
 def gradcheck(fn: Any, inputs: Any, **kwargs: Any) -> bool:
-    """`torch.autograd.gradcheck`, checking more by default."""
+    """Call `torch.autograd.gradcheck` with stricter defaults."""
     return torch.autograd.gradcheck(fn, inputs, **_gradcheck_defaults(kwargs))
 
 
 def gradgradcheck(fn: Any, inputs: Any, grad_outputs: Any = None, **kwargs: Any) -> bool:
-    """`torch.autograd.gradgradcheck`, checking more by default."""
+    """Call `torch.autograd.gradgradcheck` with stricter defaults."""
     return torch.autograd.gradgradcheck(fn, inputs, grad_outputs, **_gradcheck_defaults(kwargs))
 
 
 class BytesIOContext(io.BytesIO):
-    """A buffer that is still open after a `with`."""
+    """A buffer that stays open after a `with`."""
 
     def __exit__(self, *_: object) -> None:
         pass
@@ -78,7 +78,7 @@ class BytesIOContext(io.BytesIO):
 
 
 def patch_test_members(updates: dict[str, Any]) -> Callable[[Any], Any]:
-    """Give the test's instance these attributes for as long as the decorated test runs."""
+    """Give the test's instance these attributes while the decorated test runs."""
 
     def decorate(test: Any) -> Any:
         @functools.wraps(test)
@@ -101,7 +101,7 @@ def _set_all(target: Any, values: dict[str, Any]) -> None:
 
 
 def mock_wrapper(method: Any) -> Any:
-    """The method, telling `.mock` of every call."""
+    """Wrap a method so that `.mock` records every call."""
     from unittest.mock import MagicMock
 
     mock = MagicMock()
@@ -116,18 +116,18 @@ def mock_wrapper(method: Any) -> Any:
 
 
 def copy_func(f: Any) -> Any:
-    """A function that does the same and can be changed without changing `f`."""
+    """Copy a function, so that its attributes can change without changing `f`."""
     copied = types.FunctionType(f.__code__, f.__globals__, f.__name__, f.__defaults__, f.__closure__)
     copied.__kwdefaults__ = f.__kwdefaults__
     return functools.update_wrapper(copied, f)
 
 
 def raise_on_run_directly(file_to_call: str) -> NoReturn:
-    raise RuntimeError(f"This test file is not run by itself; use: python {file_to_call} TESTNAME")
+    raise RuntimeError(f"This test file cannot run by itself; use: python {file_to_call} TESTNAME")
 
 
 def load_tests(loader: Any, tests: Any, pattern: Any) -> unittest.TestSuite:
-    """unittest's hook, for a test module to import: refuses test cases that the script only imported from elsewhere."""
+    """The `load_tests` hook of unittest, for a test module to import: refuses test cases defined in another file."""
     suite = unittest.TestSuite()
     for group in tests:
         for test in group:
@@ -143,6 +143,6 @@ def _check_defined_in_script(test: Any) -> None:
     home = os.path.realpath(inspect.getfile(type(test)))
     if script.endswith(".py") and home != script:
         raise AssertionError(
-            f"{test.id()} is defined in {home}, not in {script} that is being run: an imported test case runs twice. "
-            "Import the module instead of the class."
+            f"{test.id()} is defined in {home}, not in {script}, the script that is running: an imported test case "
+            "runs twice. Import the module instead of the class."
         )

@@ -1,6 +1,6 @@
-"""A process group that only exists: it knows its rank and its size.
+"""A process group that has a rank and a size, and no collectives.
 
-For code that asks for its rank and for the world size, and does not communicate.
+Use it for code that reads its rank and the world size but does not communicate.
 """
 
 from __future__ import annotations
@@ -14,9 +14,12 @@ from typing import Any
 import torch.distributed as dist
 
 _ProcessGroup: Any = dist.ProcessGroup
+_HashStore: Any = dist.HashStore  # type: ignore[attr-defined, unused-ignore]  # from C++
 
 
-class MockProcessGroup(_ProcessGroup):
+class MockProcessGroup(_ProcessGroup):  # type: ignore[misc, unused-ignore]
+    """A process group without collectives."""
+
     def getBackendName(self) -> str:
         return "mock_process_group"
 
@@ -29,14 +32,14 @@ dist.Backend.register_backend("mock_process_group", create_mock_pg, devices=["cp
 
 
 def mock_init_dist(rank: int, world_size: int) -> None:
-    """Make it the default group."""
+    """Make a mock group the default group."""
     if dist.is_initialized():
-        raise AssertionError("there is a default process group already; destroy it first")
+        raise AssertionError("a default process group exists already; destroy it first")
     dist.init_process_group(
         backend="mock_process_group",
         rank=rank,
         world_size=world_size,
-        store=dist.HashStore(),
+        store=_HashStore(),
         group_name="fake",
         timeout=timedelta(seconds=1),
     )
@@ -44,7 +47,7 @@ def mock_init_dist(rank: int, world_size: int) -> None:
 
 @contextmanager
 def with_dist(rank: int = 0, world_size: int = 2) -> Iterator[None]:
-    """As rank `rank` of `world_size`, meanwhile."""
+    """Be rank `rank` of `world_size` for the length of a `with`."""
     mock_init_dist(rank=rank, world_size=world_size)
     try:
         yield
@@ -53,7 +56,7 @@ def with_dist(rank: int = 0, world_size: int = 2) -> Iterator[None]:
 
 
 def with_fake_comms(func: Any = None, rank: int = 0, world_size: int = 2) -> Any:
-    """Run a test method as rank `rank` of `world_size`. Bare, or with arguments."""
+    """Decorator, with or without arguments: run a test method as rank `rank` of `world_size`."""
     if func is None:
         return functools.partial(with_fake_comms, rank=rank, world_size=world_size)
 

@@ -1,4 +1,4 @@
-"""Stores, gloo devices and shared directories, as PyTorch's older distributed suites make them."""
+"""Stores, gloo devices and shared directories, as PyTorch's older distributed suites create them."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-import torch.distributed as c10d
+import torch.distributed as dist
 
 from torch_testing_ext._machine import accelerators
 from torch_testing_ext._machine.ports import find_free_port, retry_on_connect_failures
+
+c10d: Any = dist  # its type stubs lack what comes from C++
 
 FILE_SCHEMA = "file:///" if sys.platform == "win32" else "file://"
 
@@ -27,7 +29,7 @@ def create_tcp_store(
     jit_class: bool = False,
     use_libuv: bool = True,
 ) -> Any:
-    """A TCPStore on a port that is free now; tried again where somebody else took it meanwhile."""
+    """Create a TCPStore on a free port; retry where another process takes the port first."""
     port = find_free_port()
     if jit_class:
         milliseconds = int(timeout / timedelta(milliseconds=1))
@@ -38,14 +40,14 @@ def create_tcp_store(
 
 
 def create_device(interface: str | None = None, lazy_init: bool = False) -> Any:
-    """A gloo device on an interface, or on the loop-back address."""
+    """Create a gloo device on an interface, or on the loopback address."""
     if sys.platform == "win32" or interface is None:
         return c10d.ProcessGroupGloo.create_device(hostname="127.0.0.1", lazy_init=lazy_init)
     return c10d.ProcessGroupGloo.create_device(interface=interface, lazy_init=lazy_init)
 
 
 def init_multigpu_helper(world_size: int, backend: str) -> dict[int, list[int]]:
-    """Which devices each rank uses: the one of its own number; none where there are fewer devices than ranks."""
+    """Map each rank to its devices: the one with its own number; none where there are fewer devices than ranks."""
     enough = accelerators.device_count() >= world_size
     return {rank: [rank] if enough else [] for rank in range(world_size)}
 
@@ -54,7 +56,7 @@ tmp_dir: tempfile.TemporaryDirectory[str] | None = None
 
 
 def initialize_temp_directories(init_method: str | None = None) -> None:
-    """Make the directories that PyTorch's older suites share between ranks, and name them in the environment."""
+    """Create the directories that PyTorch's older suites share between ranks, and name them in the environment."""
     global tmp_dir
     tmp_dir = tempfile.TemporaryDirectory()
     for name in ("barrier", "test_dir", "init_dir"):

@@ -1,1 +1,1 @@
-"""PyTorch's `torch.testing._internal.distributed`, by our own hands."""
+"""The module names of `torch.testing._internal.distributed`."""

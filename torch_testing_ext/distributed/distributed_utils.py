@@ -1,4 +1,4 @@
-"""A process group that only exists, under the names of torch.testing._internal.distributed.distributed_utils."""
+"""A process group without collectives, under the names of torch.testing._internal.distributed.distributed_utils."""
 
 from torch_testing_ext._utils.mock_group import (
     MockProcessGroup as MockProcessGroup,

@@ -1,9 +1,9 @@
 """Process groups whose ranks are threads, under the names of torch.testing._internal.distributed.multi_threaded_pg."""
 
 from torch_testing_ext._threads.group import (
-    Hall as Hall,
     LeftAlone as LeftAlone,
     ProcessLocalGroup as ProcessLocalGroup,
+    Rendezvous as Rendezvous,
     ThreadLocalWorld as ThreadLocalWorld,
     WorldData as WorldData,
     _create_threaded_pg as _create_threaded_pg,

@@ -34,7 +34,7 @@ def install() -> None:
     sys.meta_path.insert(0, _Finder())
     originals.after_loading.append(rebase.rebase_classes)
     interpreter.RUN_FIRST.append(f"from {__name__} import install; install()")
-    invocation.remark = stricter.remark
+    invocation.verdict_note = stricter.remark
     for pair in mapping.mirrored_here():
         if pair.theirs in sys.modules:
             _replace(pair)

@@ -18,7 +18,7 @@ def run(path: Path, arguments: Sequence[str], explain: bool) -> None:
     if not path.is_file():
         raise UserError(f"{path} does not exist; name a test file, as in: run test/distributed/test_store.py -v")
     drop_in.install()
-    invocation.script = ["-m", "torch_testing_ext.upstream", "run"]
+    invocation.python_arguments = ["-m", "torch_testing_ext.upstream", "run"]
     sys.argv[:] = [str(path), *arguments]
     sys.path.insert(0, str(path.resolve().parent))
     try:

@@ -1,4 +1,4 @@
-"""The values that assertEqual is tried on, every one against every other, by our test case and by PyTorch's.
+"""Values for assertEqual, each compared with every other by our test case and by PyTorch's.
 
 The script runs in a process of its own, since PyTorch's test package changes global state when imported. It prints,
 as JSON, how many comparisons were made and on which of them the two test cases do not agree.
@@ -199,7 +199,7 @@ OPTIONS = {
     "stride": {"exact_stride": True},
 }
 
-# What the options can make a difference to.
+# Values for which the options matter.
 NUMERIC = """
     1, 1.0, 1+1e-6, 1+1e-4, nan, inf, 1+0j, nan+0j, np.float64, [1], deep, 0-d, 0-d nan, ones, ones close, ones far,
     nans, ones double, ones half, ones bfloat16, ones complex, ones bool, ones uint16, ones float8, ones 2x2,

@@ -1,4 +1,4 @@
-"""assertEqual: what counts as equal, against PyTorch's own test case; and what it says where things differ."""
+"""assertEqual: agrees with PyTorch's own test case about equality, and describes differences."""
 
 import dataclasses
 import functools
@@ -28,10 +28,10 @@ def compare_with_pytorch():
     return json.loads(done.stdout)
 
 
-# PyTorch raises an error for these (it sorts keys that have no order, and makes a list of what has no items), or
-# takes a dictionary for the list of its keys. To us they are different.
+# For these, PyTorch raises an error (it sorts keys that have no order, and lists values without items), or
+# reads a dictionary as a list of its keys. We treat them as different.
 STRICTER = frozenset({"array str", "array object", "dict mixed keys"})
-# Comparing whole DTensors inside containers, torch 2.13 trips over its own failure message.
+# For full DTensors inside containers, torch 2.13 fails while it formats its own failure message.
 STRICTER_DTENSORS = frozenset({("shard in a list", "far in a list"), ("far in a list", "shard in a list")})
 
 
@@ -107,10 +107,10 @@ class TestMessages(TestCase):
         ],
         name_fn=lambda x, y, phrase: type(x).__name__ + "_" + "".join(filter(str.isalpha, phrase))[:12],
     )
-    def test_says(self, x, y, phrase):
+    def test_message(self, x, y, phrase):
         self.assertIn(phrase, self.message(x, y))
 
-    def test_a_longer_sequence_shows_what_it_has_more(self):
+    def test_a_longer_sequence_shows_its_extra_items(self):
         self.assertIn("The first goes on with ['b', 'c']", self.message(["a", "b", "c"], ["a"]))
         self.assertIn("The second goes on with ['b']", self.message([["a"]], [["a", "b"]]))
 
@@ -121,7 +121,7 @@ class TestMessages(TestCase):
         self.assertTrue(self.message(1, 2, "after step 3").endswith("\nafter step 3"))
         self.assertTrue(self.message([1], [1, 2], "after step 3").endswith("\nafter step 3"))
 
-    def test_a_given_message_replaces_where_long_messages_are_off(self):
+    def test_a_given_message_replaces_the_text_without_long_messages(self):
         self.longMessage = False
         self.assertEqual(self.message(1, 2, "after step 3"), "after step 3")
 
@@ -142,8 +142,8 @@ class TestMessages(TestCase):
         with self.assertRaisesRegex(RuntimeError, "Broken == Broken raised KeyError: 'lost'"):
             self.assertEqual(Broken(), Broken())
 
-    def test_not_equal_says_what_is_equal(self):
-        with self.assertRaisesRegex(AssertionError, "the two are equal, and should differ: 3 and 3"):
+    def test_not_equal_names_the_equal_values(self):
+        with self.assertRaisesRegex(AssertionError, "the two are equal but should differ: 3 and 3"):
             self.assertNotEqual(3, 3)
 
     def test_traceback_ends_in_the_test(self):
@@ -175,7 +175,7 @@ class TestStrictness(TestCase):
             with self.assertRaisesRegex(ValueError, "Got 3 elements"):
                 self.assertEqual(torch.ones(3), number)
 
-    def test_coalesced_is_looked_at_when_asked(self):
+    def test_coalesced_is_compared_on_request(self):
         one = torch.sparse_coo_tensor([[0, 1]], [1.0, 2.0], (2,), is_coalesced=True)
         other = torch.sparse_coo_tensor([[0, 1]], [1.0, 2.0], (2,), is_coalesced=False)
         self.assertEqual(one, other)
@@ -194,13 +194,13 @@ class TestStrictness(TestCase):
         self.assertEqual([np.array(["a", "b"])], [np.array(["a", "b"])])
         self.assertNotEqual([np.array(["a", "b"])], [np.array(["a", "c"])])
 
-    def test_precision_is_the_least_tolerance(self):
+    def test_precision_is_the_minimum_tolerance(self):
         self.precision = 0.1
         self.assertEqual(torch.ones(2), torch.ones(2) + 0.05)
         self.assertEqual(1.0, 1.05, rtol=0, atol=0)
         self.assertNotEqual(1.0, 1.2)
 
-    def test_rel_tol_is_the_least_tolerance(self):
+    def test_rel_tol_is_the_minimum_tolerance(self):
         self.rel_tol = 0.1
         self.assertEqual(torch.full((2,), 100.0), torch.full((2,), 105.0))
         self.assertNotEqual(100.0, 120.0)
@@ -220,7 +220,7 @@ class TestStrictness(TestCase):
 
 
 class TestDTensors(MultiProcessTestCase):
-    """In a rank: meshes keep their groups alive, and with them gloo's threads, off which nobody could fork."""
+    """In a rank: meshes keep their groups alive, and with them gloo's threads, which prevent later forks."""
 
     world_size = 1
 
@@ -242,20 +242,20 @@ class TestDTensors(MultiProcessTestCase):
             with self.assertRaisesRegex(TypeError, "ambiguous: compare .full_tensor"):
                 self.assertEqual(first, second)
 
-    def test_other_placements_are_named(self):
+    def test_different_placements_are_named(self):
         with self.assertRaisesRegex(AssertionError, r"placements do not match: \(Shard\(dim=0\),\) != \(Replicate"):
             self.assertEqual(self.dtensor(Shard(0)), self.dtensor(Replicate()))
 
-    def test_inside_containers_the_whole_counts(self):
+    def test_full_tensors_are_compared_inside_containers(self):
         self.assertEqual([self.dtensor(Shard(0))], [self.dtensor(Replicate())])
         self.assertNotEqual([self.dtensor(Shard(0))], [self.dtensor(Shard(0), fill=2.0)])
 
-    def test_ranks_ask_each_other_only_where_they_must(self):
+    def test_ranks_communicate_only_if_necessary(self):
         shard, replicate, partial = (self.dtensor(placement) for placement in (Shard(0), Replicate(), Partial()))
-        self.assertTrue(equality._shards_tell(shard, shard))
-        self.assertTrue(equality._shards_tell(replicate, replicate))
-        self.assertFalse(equality._shards_tell(shard, replicate))
-        self.assertFalse(equality._shards_tell(partial, partial))
+        self.assertTrue(equality._can_compare_shards(shard, shard))
+        self.assertTrue(equality._can_compare_shards(replicate, replicate))
+        self.assertFalse(equality._can_compare_shards(shard, replicate))
+        self.assertFalse(equality._can_compare_shards(partial, partial))
 
 
 class TestOtherAssertions(TestCase):
@@ -270,7 +270,7 @@ class TestOtherAssertions(TestCase):
         with self.assertRaises(AssertionError):
             self.assertEqualBroadcasting(torch.ones(2, 3), [1.0, 1.0, 2.0])
 
-    def test_object_in_is_about_identity(self):
+    def test_object_in_compares_identity(self):
         tensor = torch.ones(1)
         self.assertObjectIn(tensor, [torch.zeros(1), tensor])
         with self.assertRaises(AssertionError):

@@ -1,4 +1,4 @@
-"""assertExpectedInline and assertExpected in ranks: who compares, who rewrites, what is said when ranks disagree."""
+"""assertExpectedInline and assertExpected in ranks: comparing, rewriting, and ranks that disagree."""
 
 import os
 import subprocess
@@ -73,7 +73,7 @@ class TestAccept(TestCase):
         file = self.write(disagree=False)
         refused = self.run_subject(file)
         self.assertEqual(refused.returncode, 1)
-        self.assertIn("Subject.test_d-d.expect is not there; EXPECTTEST_ACCEPT=1 writes it", refused.stderr)
+        self.assertIn("Subject.test_d-d.expect does not exist; EXPECTTEST_ACCEPT=1 writes it", refused.stderr)
         accepted = self.run_subject(file, EXPECTTEST_ACCEPT="1")
         self.check_accepted(file, accepted)
         self.assertEqual(accepted.stdout.count("Accepting new output"), 7, accepted.stdout)
@@ -82,7 +82,7 @@ class TestAccept(TestCase):
         again = self.run_subject(file)
         self.assertEqual(again.returncode, 0, again.stderr)
 
-    def test_option_does_the_same_as_the_variable(self):
+    def test_option_equals_variable(self):
         file = self.write(disagree=False)
         self.check_accepted(file, self.run_subject(file, "--accept"))
 
@@ -107,7 +107,7 @@ class TestAccept(TestCase):
         ended = self.run_subject(file, "Subject.test_c", "Subject.test_d", EXPECTTEST_ACCEPT="1")
         self.assertNotEqual(ended.returncode, 0)
         self.assertIn("ranks disagree at", ended.stderr)
-        self.assertIn("Subject.test_d-d.expect; as rank 0 say ranks [0]", ended.stderr)
+        self.assertIn("Subject.test_d-d.expect; ranks [0] of [0, 1, 2] agree with rank 0", ended.stderr)
         self.assertEqual(ended.stderr.count("-value 0"), 2)
         self.assertEqual(ended.stderr.count("+value 1"), 2)
         self.assertEqual(file.read_text(), before)
@@ -137,7 +137,7 @@ class TestCompare(MultiProcessTestCase):
         self.assertIn("ranks disagree", message)
         self.assertIn("+I am 1", message)
 
-    def test_ranks_that_differ_are_told_of_with_a_diff_between_them(self):
+    def test_a_diff_shows_how_ranks_disagree(self):
         self.assertExpectedInline(f"I am {self.rank}", """I am 0""")
 
 

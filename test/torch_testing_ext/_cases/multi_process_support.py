@@ -1,4 +1,4 @@
-"""Run one method on ranks; take its outcome, and what each rank told."""
+"""Helpers to run one method in ranks, and to get its outcome and a value from each rank."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from torch_testing_ext.common_distributed import MultiProcessTestCase
 
 
 class Ranks(MultiProcessTestCase):
-    """Subclasses name their methods without `test`: no loader picks them up."""
+    """A base for test subjects, whose methods have names without `test`, so that no loader collects them."""
 
     world_size = 2
 
@@ -27,7 +27,7 @@ class Ranks(MultiProcessTestCase):
         dist.init_process_group("gloo", store=store, rank=self.rank, world_size=self.world_size)
 
     def tell(self, value: Any) -> None:
-        """In a rank: `ranks_told` returns it in the parent. Once a rank."""
+        """In a rank: send a value to the parent, where `ranks_told` returns it. Once per rank."""
         with open(os.path.join(os.environ["TELL"], str(self.rank)), "x") as file:
             json.dump(value, file)
 
@@ -38,7 +38,7 @@ class Seen(NamedTuple):
 
 
 def outcome_of(test: unittest.TestCase) -> Seen:
-    """Run one test case; what unittest makes of it."""
+    """Run one test case, and return its outcome in unittest."""
     result = unittest.TestResult()
     test.run(result)
     for outcome, entries in (
@@ -53,7 +53,7 @@ def outcome_of(test: unittest.TestCase) -> Seen:
 
 
 def ranks_told(test: MultiProcessTestCase) -> list[Any]:
-    """Run a test that passes; what its ranks told, in their order."""
+    """Run a test that passes, and return the values that its ranks sent, by rank."""
     seen, told = outcome_and_told(test)
     assert seen == ("passed", ""), f"{seen.outcome}: {seen.message}"
     return told

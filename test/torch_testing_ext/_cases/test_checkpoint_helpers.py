@@ -1,4 +1,4 @@
-"""Groups that only exist, common temporary directories, checks of state dicts."""
+"""Mock groups, common temporary directories, checks of state dicts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from torch_testing_ext.distributed.distributed_utils import mock_init_dist, with
 
 
 class TestFakeComms(TestCase):
-    def test_gone_after_an_error(self) -> None:
+    def test_destroyed_after_an_error(self) -> None:
         @with_fake_comms(rank=1, world_size=3)
         def fail(self: Any) -> None:
             raise KeyError(dist.get_rank())
@@ -34,8 +34,8 @@ class TestFakeComms(TestCase):
             fail(self)
         self.assertFalse(dist.is_initialized())
 
-    def test_not_over_another(self) -> None:
-        with with_dist(), self.assertRaisesRegex(AssertionError, "there is a default process group already"):
+    def test_refused_if_a_group_exists(self) -> None:
+        with with_dist(), self.assertRaisesRegex(AssertionError, "a default process group exists already"):
             mock_init_dist(0, 1)
 
 
@@ -58,7 +58,7 @@ class WithDirectory(Ranks):
             raise KeyError("as told")
 
     def reads_to_the_end(self) -> None:
-        """Rank 0 is done long before."""
+        """Rank 0 finishes long before."""
         self.join_group()
 
         @with_temp_dir
@@ -73,7 +73,7 @@ class WithDirectory(Ranks):
 
 
 class TestTempDir(TestCase):
-    def test_the_same_for_all_and_gone_afterwards(self) -> None:
+    def test_common_to_all_ranks_and_removed_afterwards(self) -> None:
         first, second = ranks_told(WithDirectory("is_the_same"))
         self.assertEqual(first, second)
         self.assertFalse(os.path.exists(first))
@@ -81,7 +81,7 @@ class TestTempDir(TestCase):
     def test_rank_0_waits_for_the_others(self) -> None:
         self.assertEqual(ranks_told(WithDirectory("reads_to_the_end")), [["written"]])
 
-    def test_the_error_of_the_test_is_what_is_told(self) -> None:
+    def test_the_error_of_the_test_is_reported(self) -> None:
         self.assertRegex(outcome_of(WithDirectory("fails_within")).message, "rank 1 of 2 raised .*as told")
 
     def test_without_a_group(self) -> None:
@@ -113,7 +113,7 @@ class TestTempDir(TestCase):
 
 
 class TestStateDicts(TestCase, VerifyStateDictMixin):
-    """Without ranks: a state dict that is whole passes for a gathered one."""
+    """Without ranks: a full state dict replaces a gathered one."""
 
     def setUp(self) -> None:
         super().setUp()

@@ -15,7 +15,7 @@ from torch_testing_ext.common_utils import TestCase, run_tests
 
 
 class Odd(Exception):
-    """Makes nothing of its arguments."""
+    """Ignores its arguments."""
 
     def __str__(self):
         return "very odd"
@@ -115,7 +115,7 @@ class TestCleanUps(TestCase):
             self.assertEqual((seen.outcome, lines), (outcome, ["cleaned"]), seen.message)
             self.assertIn("the body's", seen.message)
 
-    def test_an_error_in_clean_up_fails_the_test_and_the_others_are_run(self):
+    def test_an_error_in_clean_up_fails_the_test_and_the_other_clean_ups_run(self):
         seen, lines = self.run_noted("fails_in_clean_up")
         self.assertEqual(seen.outcome, "error", seen.message)
         self.assertEqual(lines, ["third", "raises KeyError", "first"])
@@ -125,13 +125,13 @@ class TestCleanUps(TestCase):
     def test_an_assertion_in_clean_up(self):
         self.assertEqual(outcome_of(CleanUps("fails_in_clean_up_by_assertion")).outcome, "failed")
 
-    def test_the_bodys_error_wins(self):
+    def test_the_error_of_the_body_takes_precedence(self):
         seen, lines = self.run_noted("fails_in_body_and_clean_up")
         self.assertEqual((seen.outcome, lines), ("failed", ["raises KeyError", "first"]), seen.message)
         self.assertIn("AssertionError: the body's", seen.message)
         self.assertNotIn("the clean-up's", seen.message)
 
-    def test_the_first_of_two_errors_is_told(self):
+    def test_the_first_of_two_errors_is_reported(self):
         seen, lines = self.run_noted("fails_in_two_clean_ups")
         self.assertEqual((seen.outcome, lines), ("error", ["raises KeyError", "raises ValueError"]))
         self.assertIn("the earlier", seen.message)
@@ -241,13 +241,13 @@ class TestSubTests(TestCase):
     def test_a_skip_skips_the_subtest_alone(self):
         self.assertEqual(ranks_told(SubTests("one_skips")), [[1, 3], [1, 3]])
 
-    def test_a_later_failure_is_not_of_the_subtest(self):
+    def test_a_later_failure_does_not_name_the_subtest(self):
         self.assertNotIn("size=1", self.failure_of("handled_outside", "error").splitlines()[0])
 
     def test_without_parameters(self):
         self.assertIn("inside", self.failure_of("without_parameters").splitlines()[0])
 
-    def test_in_the_parent_they_are_unittests_own(self):
+    def test_the_parent_uses_unittests_own_subtests(self):
         class Plain(Ranks):
             def setUp(self):
                 unittest.TestCase.setUp(self)
@@ -288,7 +288,7 @@ class RunSubtests(Ranks):
         run_subtests(self, self.CONFIG, check)
 
     def ranks_keep_step(self):
-        """Each waits for the others after every combination: nobody is more than one ahead."""
+        """The ranks wait for each other after every combination: none is more than one ahead."""
         self.join_group()
         store = dist.FileStore(self.file_name + "-steps", self.world_size)
         numbers = itertools.count(1)

@@ -1,4 +1,4 @@
-"""MultiProcContinuousTest: one set of ranks for the tests of a class, and what replaces them."""
+"""MultiProcContinuousTest: one set of ranks for the tests of a class, and when fresh ranks replace it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ WORLD_SIZE = 3
 
 
 class Ranks(MultiProcContinuousTest):
-    """Subclasses name their methods without `test`: no loader picks them up."""
+    """A base for test subjects, whose methods have names without `test`, so that no loader collects them."""
 
     world_size = WORLD_SIZE
 
@@ -52,7 +52,7 @@ class Things(Ranks):
     def passes(self) -> None:
         dist.barrier()
 
-    def tells_who_runs(self) -> None:
+    def tells_pids(self) -> None:
         self.tell([os.getpid(), self.rank, dist.get_rank(), self.world_size, dist.get_world_size(self.pg)])
 
     def tells_numbers(self) -> None:
@@ -125,7 +125,7 @@ class Things(Ranks):
     def expects_other_text(self) -> None:
         self.assertExpectedInline(str(self.rank), """0""")
 
-    # What they leave behind.
+    # Methods that leave global state changed.
 
     def changes_default_dtype(self) -> None:
         torch.set_default_dtype(torch.float64)
@@ -211,7 +211,7 @@ class Poisoned(Things):
 
 
 class OtherForms(Things):
-    """As DTensorTestMixin and instantiate_device_type_tests make them."""
+    """The forms that DTensorTestMixin and instantiate_device_type_tests use."""
 
     device_type = "cpu"  # type: ignore[assignment]
 
@@ -228,13 +228,13 @@ class NoBackend(Things):
 
 class Ran(NamedTuple):
     tests: dict[str, Seen]
-    of_class: str  # what went wrong outside of its tests
+    of_class: str  # the error outside of its tests
     told: list[list[Any]]  # by rank
     warnings: list[str]
 
 
 def run_class(cls: type[MultiProcContinuousTest], *names: str) -> Ran:
-    """Run these tests as a suite does, with the class's own set-up and tear-down."""
+    """Run these tests as a suite does, with the set-up and tear-down of the class."""
     outer = unittest.TestResult()
     seen: dict[str, Seen] = {}
 
@@ -301,7 +301,7 @@ class TestOutcomes(TestCase):
         self.assertEqual(ran.tests["passes"], ("passed", ""))
         self.assertEqual((ran.of_class, ran.warnings), ("", []))
 
-    def test_who_lost_a_peer_is_no_culprit(self) -> None:
+    def test_a_rank_that_lost_a_peer_is_no_culprit(self) -> None:
         message = run_class(Things, "passes", "fails_in_one").tests["fails_in_one"].message
         self.assertIn("(lost its peer: follows from rank 1)", message)
         self.assertRegex(message, "To run it alone:\n  python -m unittest .*Things.fails_in_one")
@@ -319,7 +319,7 @@ class TestOutcomes(TestCase):
         self.assertRegex(message, "(?s)rank 1's stacks, most recent call first:.*in hangs_in_one")
         self.assertEqual(ran.tests["passes"], ("passed", ""))
 
-    def test_a_stuck_rank_does_not_delay_what_another_has_to_say(self) -> None:
+    def test_a_stuck_rank_does_not_delay_the_failure_of_another(self) -> None:
         message = run_class(Things, "passes", "fails_while_another_hangs").tests["fails_while_another_hangs"].message
         self.assertRegex(message, r"rank 2 of 3 failed \d+\.\d s into .*as told")
         self.assertRegex(message, r"rank 1: still running after \d+\.\d+ s")
@@ -328,7 +328,7 @@ class TestOutcomes(TestCase):
 
 class TestRanks(TestCase):
     def test_the_same_for_all_tests(self) -> None:
-        ran = run_class(Things, "tells_who_runs", "skips", "passes", "needs_devices", "tells_who_runs")
+        ran = run_class(Things, "tells_pids", "skips", "passes", "needs_devices", "tells_pids")
         pids = []
         for rank, (first, second) in enumerate(ran.told):
             self.assertEqual(first, second)
@@ -337,19 +337,19 @@ class TestRanks(TestCase):
         self.assertEqual(len(set(pids)), WORLD_SIZE)
 
     @parametrize("between", ["fails_in_one", "dies", "changes_default_dtype"])
-    def test_others_after(self, between: str) -> None:
-        ran = run_class(Things, "tells_who_runs", between, "tells_who_runs")
+    def test_fresh_ranks_after(self, between: str) -> None:
+        ran = run_class(Things, "tells_pids", between, "tells_pids")
         for first, second in ran.told:
             self.assertNotEqual(first[0], second[0])
 
     def test_isolated(self) -> None:
-        ran = run_class(Isolated, "tells_who_runs", "passes", "tells_who_runs")
+        ran = run_class(Isolated, "tells_pids", "passes", "tells_pids")
         for first, second in ran.told:
             self.assertNotEqual(first[0], second[0])
             self.assertEqual(first[1:], second[1:])
 
     def test_random_numbers(self) -> None:
-        """Every test begins with the same, in every rank, and whatever another has done."""
+        """Every test begins with the same seeds, in every rank and after any other test."""
         ran = run_class(Things, "tells_numbers", "changes_seed", "tells_numbers")
         set_rng_seed(1234)
         expected = [torch.rand(2).tolist(), random.random()]
@@ -363,14 +363,14 @@ class TestRanks(TestCase):
     def test_none_left_after_the_class(self) -> None:
         run_class(Things, "passes")
         self.assertEqual(Things.processes, [])
-        self.assertIsNone(vars(Things)["_crew"])
+        self.assertIsNone(vars(Things)["_persistent_ranks"])
         self.assertFalse(dist.is_initialized())
         self.assertFalse(os.path.exists(Things.rdvz_file or ""))
 
     def test_spawned(self) -> None:
         with mock.patch.dict(os.environ, TORCH_TESTING_EXT_START="spawn"):
-            ran = run_class(OtherForms, "tells_who_runs", "fails_as_expected")
-            launch.close()  # or the next test would be served by spawning too
+            ran = run_class(OtherForms, "tells_pids", "fails_as_expected")
+            launch.close()  # otherwise the next test would spawn its ranks, too
         self.assertEqual([seen.outcome for seen in ran.tests.values()], ["passed", "expected failure"])
         self.assertEqual(len(ran.told), 2)
 
@@ -394,7 +394,7 @@ class TestState(TestCase):
         name = f"changes_{what}"
         ran = run_class(Things, name, "finds_all_as_it_was")
         self.assertEqual([seen.outcome for seen in ran.tests.values()], ["passed", "passed"], ran.tests)
-        self.assertIn(f"Things.{name} left changed in ranks {told}", "\n".join(ran.warnings))
+        self.assertIn(f"Things.{name} left global state changed in ranks {told}", "\n".join(ran.warnings))
         self.assertEqual(len(ran.warnings), 4 if what == "environment" else 1, ran.warnings)
 
     def test_left_changed_by_a_failure(self) -> None:
@@ -410,19 +410,20 @@ class TestState(TestCase):
         Things.tearDownClass()
         self.assertEqual(changed.outcome, "error")
         self.assertRegex(
-            changed.message, "GlobalStateWarning: Things.changes_default_dtype left changed in ranks 0, 1, 2"
+            changed.message,
+            "GlobalStateWarning: Things.changes_default_dtype left global state changed in ranks 0, 1, 2",
         )
         self.assertEqual(after, ("passed", ""))
 
 
 class TestClasses(TestCase):
-    def test_a_failed_one_poisons_neither_a_subclass_nor_the_next(self) -> None:
+    def test_a_failed_class_affects_neither_a_subclass_nor_the_next(self) -> None:
         self.assertEqual(run_class(Things, "dies").tests["dies"].outcome, "error")
         for cls in (Isolated, OtherForms, Things):
             self.assertEqual(run_class(cls, "passes").tests["passes"], ("passed", ""))
 
     def test_a_subclass_while_the_class_has_ranks(self) -> None:
-        """Their tests may come in any order."""
+        """Their tests may run in any order."""
         for cls in (Things, Isolated, Things):
             self.assertEqual(outcome_of(cls("passes")), ("passed", ""))
         Isolated.tearDownClass()
@@ -439,7 +440,7 @@ class TestClasses(TestCase):
     @parametrize("by", [SystemExit(TEST_SKIPS["multi-gpu-4"].exit_code), unittest.SkipTest("not here")])
     def test_skip_in_making_the_group(self, by: BaseException) -> None:
         with mock.patch.object(InitSkips, "by", by):
-            launch.close()  # so that the ranks come to know of it
+            launch.close()  # so that the ranks inherit the change
             ran = run_class(InitSkips, "passes", "prints")
         reason = "not here" if isinstance(by, unittest.SkipTest) else "Need at least 4 accelerator devices"
         self.assertEqual(set(ran.tests.values()), {("skipped", reason)})
@@ -463,9 +464,9 @@ class TestClasses(TestCase):
         self.assertRegex(str(run_class(Poisoned, "passes").tests["passes"]), "skipped.*poison_pill is set")
 
     def test_other_forms_of_world_size_and_device_type(self) -> None:
-        self.assertEqual(len(run_class(OtherForms, "tells_who_runs").told), 2)
+        self.assertEqual(len(run_class(OtherForms, "tells_pids").told), 2)
 
-    def test_one_rank_a_device_unless_told(self) -> None:
+    def test_one_rank_per_device_by_default(self) -> None:
         with mock.patch.object(Things, "world_size", -2):
             self.assertEqual(Things._get_world_size("cpu"), 1)
             with mock.patch.object(torch, "get_device_module") as module:

@@ -1,4 +1,4 @@
-"""Skips and other decorators: what they need can be read from outside, and a skip starts no process."""
+"""Skips and other decorators: the parent can read their needs, and a skip starts no process."""
 
 import functools
 import os
@@ -12,15 +12,16 @@ from multi_process_support import Ranks, outcome_of, ranks_told
 
 from torch_testing_ext import common_distributed as cd
 from torch_testing_ext._machine import accelerators
+from torch_testing_ext._marks import distributed
 from torch_testing_ext.common_utils import TestCase, instantiate_parametrized_tests, parametrize, run_tests
 
 
 class Launched(Exception):
-    """Raised where a real launch would have started processes."""
+    """Raised instead of starting processes."""
 
 
 def devices(count, kind="cuda"):
-    """As on a machine with this many accelerators."""
+    """Simulate a machine with this many accelerators."""
     stack = mock.patch.multiple(
         accelerators, device_count=lambda: count, accelerator_type=lambda: kind if count else None
     )
@@ -28,7 +29,7 @@ def devices(count, kind="cuda"):
 
 
 def outcome_under(decorator, count=0, **environ):
-    """What becomes of a decorated test in the parent, on a machine with `count` accelerators: "run", or its skip."""
+    """Run a decorated test in the parent, on a machine with `count` accelerators: return "run", or its skip."""
     with devices(count), mock.patch.dict(os.environ, environ):
 
         class Decorated(Ranks):
@@ -46,7 +47,7 @@ def outcome_under(decorator, count=0, **environ):
 
 
 def called_under(decorator, count=0, **environ):
-    """What becomes of the decorated function itself when it is called, as it is in a rank."""
+    """Call the decorated function itself, as a rank does: return "run", or the exit code of its skip."""
     with devices(count), mock.patch.dict(os.environ, environ):
         try:
             return decorator(lambda self: "run")(None)
@@ -102,7 +103,7 @@ class TestDevices(TestCase):
             with devices(count):
                 self.assertEqual([cd.at_least_x_gpu(x) for x in (0, 1, 2, 8)], [count >= x for x in (0, 1, 2, 8)])
 
-    def test_a_class_may_have_a_way_of_its_own_to_skip(self):
+    def test_a_class_may_handle_skips_itself(self):
         handled = []
 
         class Persistent:
@@ -250,7 +251,7 @@ class TestPlatforms(TestCase):
 
     def test_transformers(self):
         for found, expected in ((None, 88), (object(), "run")):
-            with mock.patch.object(cd, "find_spec", lambda name, found=found: found):
+            with mock.patch.object(distributed, "find_spec", lambda name, found=found: found):
                 self.assertEqual(called_under(cd.import_transformers_or_skip()), expected)
                 self.assertEqual(outcome_under(cd.import_transformers_or_skip()) == "run", expected == "run")
 
@@ -274,7 +275,7 @@ class TestPlatforms(TestCase):
 
 
 class TestNeeds(TestCase):
-    """Readable on the function, whatever else is wrapped around it."""
+    """Needs can be read from the function, even under other decorators."""
 
     def test_each(self):
         table = [
@@ -343,7 +344,7 @@ class TestNeeds(TestCase):
             self.assertEqual([need.devices for need in cd.needs_of(getattr(Parametrized, name))], [2])
 
     def test_min_gpus_required(self):
-        """The name that PyTorch's own tools read."""
+        """PyTorch's own tools read this attribute."""
         self.assertEqual(cd.skip_if_lt_x_gpu(3)(lambda self: None)._min_gpus_required, 3)
         self.assertEqual(cd.requires_world_size(3)(lambda self: None)._min_gpus_required, 3)
         self.assertEqual(cd.requires_world_size(3)(lambda self: None)._required_world_size, 3)
@@ -359,7 +360,7 @@ class TestNeeds(TestCase):
             self.assertEqual((wrapped.__name__, wrapped.__doc__), ("function", "What it does."))
         self.assertEqual(cd.skip_if_lt_x_gpu(0)(function)(None, value=3), 3)
 
-    def test_a_skip_is_decided_anew_each_time(self):
+    def test_a_skip_is_decided_again_each_time(self):
         decorator = cd.skip_if_lt_x_gpu(2)
         self.assertEqual([called_under(decorator, count) for count in (2, 1, 2)], ["run", 77, "run"])
 

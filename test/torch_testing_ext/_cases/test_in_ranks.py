@@ -1,4 +1,4 @@
-"""MultiProcessTestCase in a rank: what a test method finds around it, and what becomes of what it does."""
+"""MultiProcessTestCase in a rank: the environment of a test method, and the effects of its actions."""
 
 import os
 import random
@@ -114,7 +114,7 @@ class TestAround(TestCase):
         self.assertEqual(seen.outcome, "passed", seen.message)
         return told
 
-    def test_environment_and_directory_of_the_moment(self):
+    def test_current_environment_and_directory(self):
         before = os.getcwd()
         self.addCleanup(os.chdir, before)
         with mock.patch.dict(os.environ, TEST_CHANGED="1", TEST_GONE="1"):
@@ -128,7 +128,7 @@ class TestAround(TestCase):
                 self.assertEqual(self.told("environment")[1], [here, ["na\u00efve", "2", None]])
                 os.chdir(before)
 
-    def test_path_and_arguments_of_the_moment(self):
+    def test_current_path_and_arguments(self):
         self.told("itself")
         with mock.patch.object(sys, "path", [*sys.path, "/added/later"]), mock.patch.object(sys, "argv", ["x", "-v"]):
             for path, argv in self.told("interpreter"):
@@ -140,7 +140,7 @@ class TestAround(TestCase):
         self.assertEqual(len({os.getpid(), *(pid for _, _, pid in told)}), 3)
 
     def test_standard_streams(self):
-        """Also where the parent has input waiting, and hands it on to what it forks."""
+        """Even if the parent has unread input, which its forks inherit."""
         reading, writing = os.pipe()
         before = os.dup(0)
         os.write(writing, b"not for ranks")
@@ -172,9 +172,9 @@ class TestAround(TestCase):
             file.seek(0)
             self.assertEqual(file.read(), b"")
 
-    def test_output_is_shown_where_asked_for(self):
+    def test_output_is_shown_on_request(self):
         with tempfile.TemporaryFile() as file, mock.patch.dict(os.environ, TORCH_TESTING_EXT_STREAM="1"):
-            # What the server has for its stderr is what this process had when it was forked: hence a process anew.
+            # The fork server keeps the stderr that this process had when it forked: hence a new process.
             done = subprocess.run(
                 [sys.executable, __file__, "Quiet.talks_and_passes"], stdout=file, stderr=subprocess.PIPE, text=True
             )
@@ -201,14 +201,14 @@ class _both_streams_to:
 
 
 class Quiet(Around):
-    """Without the traces of tear-down."""
+    """Without the output of tear-down."""
 
     tearDown = Ranks.tearDown
     tearDownClass = Ranks.tearDownClass
 
 
 class OwnRun(Ranks):
-    """Overriding `_run`, in the ways that suites do."""
+    """Overrides `_run`, as suites do."""
 
     def tells(self):
         self.tell([self.rank, self.extra])
@@ -300,7 +300,7 @@ class TestOwnRun(TestCase):
         self.assertEqual(told, [[0, {"fake_pg": False}], [1, {"fake_pg": False}]])
         self.assertEqual(after, ["0", "1"])
 
-    def test_what_follows_a_failing_test_is_not_run(self):
+    def test_an_overriding_run_ends_with_a_failing_test(self):
         seen, _, after = self.run_told(WithKwargs("fails"))
         self.assertEqual((seen.outcome, after), ("failed", []), seen.message)
 
@@ -330,7 +330,7 @@ class TestOwnRun(TestCase):
 
 
 class Leaving(Ranks):
-    """What becomes of the process group at the end."""
+    """The process group at the end of a rank."""
 
     backend = "gloo"
 

@@ -1,4 +1,4 @@
-"""MultiProcessTestCase in the parent: how a test is made, started, joined and cleaned up."""
+"""MultiProcessTestCase in the parent: how a test is created, started, joined and cleaned up."""
 
 import functools
 import os
@@ -74,7 +74,7 @@ class TestMaking(TestCase):
             self.assertEqual(outcome_of(test).outcome, "passed")
 
     def test_without_a_method(self):
-        """As unittest allows it, for use from an interactive session."""
+        """unittest allows this, for interactive sessions."""
         self.assertEqual(Things()._testMethodName, "runTest")
 
     def test_unknown_method(self):
@@ -92,7 +92,7 @@ class TestMaking(TestCase):
     def test_other_methods_are_left_alone(self):
         self.assertFalse(hasattr(Things("passes").fails, "__wrapped__"))
 
-    def test_what_set_up_sets(self):
+    def test_attributes_set_by_set_up(self):
         class Idle(MultiProcessTestCase):
             def passes(self):
                 pass
@@ -115,7 +115,7 @@ class TestMaking(TestCase):
             self.addCleanup(test.doCleanups)
         self.assertNotEqual(first.file_name, second.file_name)
 
-    def test_ranks_that_nobody_started(self):
+    def test_set_up_that_starts_no_ranks(self):
         class Forgetful(MultiProcessTestCase):
             def passes(self):
                 pass
@@ -158,7 +158,7 @@ class TestWorldSize(TestCase):
 
         self.assertEqual(ranks_told(Plain("passes")), [0, 1, 2, 3])
 
-    def test_what_is_no_world_size(self):
+    def test_invalid_world_sizes(self):
         for given in (0, -1, "0", "", "four", None, [2], 2.5, "2.5"):
             with self.subTest(given=given):
                 seen = outcome_of(self.run_with(given))
@@ -181,7 +181,7 @@ class TestOutcomes(TestCase):
     def test_ranks_meet(self):
         self.check("meets", "passed")
 
-    def test_failures_and_errors_are_told_apart(self):
+    def test_failures_and_errors_are_distinguished(self):
         self.check("fails", "failed", "rank 1 of 2 failed", "Scalars are not equal", "rank 0: passed")
         self.check("raises", "error", "of 2 raised", "rank 0: error", "rank 1: error", "KeyError: 'k'")
 
@@ -223,7 +223,7 @@ class TestOutcomes(TestCase):
                 self.assertEqual(self.check("exits_as_told", "skipped", EXIT=str(code)), by_code[code])
 
     def test_an_overriding_run_may_exit_after_the_test(self):
-        """As PyTorch's own TestDistBackend does. Before the test, or with another code, it is no pass."""
+        """PyTorch's own TestDistBackend does so. An exit before the test, or with another code, is no pass."""
 
         class Leaves(Things):
             @classmethod
@@ -310,7 +310,7 @@ class TestReturnCodes(TestCase):
                 self.assertEqual(seen.outcome, outcome, seen.message)
                 self.assertIn(said, seen.message)
 
-    def test_they_speak_of_one_test_alone(self):
+    def test_they_apply_to_one_test_only(self):
         class Another(Codes):
             def setUp(self):
                 super().setUp()
@@ -328,7 +328,7 @@ class TestProcesses(TestCase):
         self.addCleanup(test.doCleanups)
         return test
 
-    def test_as_of_multiprocessing(self):
+    def test_interface_of_multiprocessing(self):
         test = self.start("pauses")
         first, second = test.processes
         self.assertEqual([process.rank for process in test.processes], [0, 1])
@@ -392,7 +392,7 @@ class TestProcesses(TestCase):
             with self.assertRaises(ProcessLookupError):
                 os.kill(pid, 0)
 
-    def test_logs_are_kept_where_asked_for(self):
+    def test_logs_are_kept_on_request(self):
         class Talks(Ranks):
             def talks(self):
                 print(f"here is {self.rank}")
@@ -418,7 +418,7 @@ class TestTimeout(TestCase):
         self.assertRegex(seen.message, r"Things\.pauses timed out after 0\.\d s; ranks 0, 1 of 2 still running")
         self.assertIn("in pauses (threading.Event().wait())", seen.message)
 
-    def test_it_is_no_pass_to_be_woken_by_the_question_where_one_is(self):
+    def test_a_sleep_interrupted_by_the_stack_request_is_no_pass(self):
         with mock.patch.dict(ranked.TIMEOUT_OVERRIDE, pauses_until_a_signal=0.3):
             seen = outcome_of(Things("pauses_until_a_signal"))
         self.assertEqual(seen.outcome, "error")
@@ -426,7 +426,7 @@ class TestTimeout(TestCase):
 
 
 class TestClasses(TestCase):
-    """The ranks run the very class that the parent means, wherever and whenever it was made."""
+    """The ranks run the same class object as the parent, wherever and whenever it was created."""
 
     def test_made_in_a_function(self):
         secret = os.getpid()
@@ -438,7 +438,7 @@ class TestClasses(TestCase):
         self.assertEqual(ranks_told(Local("tells")), [secret, secret])
 
     def test_of_the_same_name(self):
-        """Each made when the ranks' server is there already."""
+        """Each is created when the fork server is running already."""
 
         def make(value):
             class Same(Ranks):

@@ -27,14 +27,14 @@ from torch_testing_ext.common_utils import (
     run_tests,
 )
 
-NEVER = threading.Event()  # set only when a test of ours is over, so that its threads go
+NEVER = threading.Event()  # set only after a test, so that its threads end
 
 
 class Threads(MultiThreadedTestCase):
-    """Subclasses name their methods without `test`: no loader picks them up."""
+    """A base for test subjects, whose methods have names without `test`, so that no loader collects them."""
 
     world_size = 3
-    seen: ClassVar[list[Any]] = []  # what threads put there
+    seen: ClassVar[list[Any]] = []  # values from the threads
 
     def setUp(self) -> None:
         super().setUp()
@@ -45,7 +45,7 @@ class Things(Threads):
     def passes(self) -> None:
         dist.barrier()
 
-    def tells_who_runs(self) -> None:
+    def tells_ranks(self) -> None:
         self.seen.append((self.rank, dist.get_rank(), threading.current_thread().daemon, id(self)))
 
     def fails_in_one(self) -> None:
@@ -71,7 +71,7 @@ class Things(Threads):
         else:
             dist.all_reduce(torch.ones(1))
 
-    def brings_another_shape(self) -> None:
+    def passes_another_shape(self) -> None:
         dist.broadcast(torch.ones(1 + self.rank), src=0)
 
     def hangs_in_one(self) -> None:
@@ -167,7 +167,7 @@ def run(test: unittest.TestCase, timeout: float = 60.0) -> Seen:
 
 
 class ThreadsTest(TestCase):
-    """Whatever happens to threads, c10d's own world is back afterwards, and none of them is left."""
+    """After every test, c10d's own world is restored, and no thread is left."""
 
     def setUp(self) -> None:
         super().setUp()
@@ -201,7 +201,7 @@ class TestOutcomes(ThreadsTest):
             ("raises_in_two", "error", "ValueError: rank 1(.|\n)*ValueError: rank 2|ValueError: rank 2(.|\n)*rank 1"),
             ("returns_early", "error", "left alone in all_reduce: rank 1 has passed"),
             ("calls_another_collective", "error", "all_reduce by rank 0, 2; broadcast by rank 1"),
-            ("brings_another_shape", "error", "rank 0 of 3 raised .*shape"),
+            ("passes_another_shape", "error", "rank 0 of 3 raised .*shape"),
             ("skips", "skipped", "^not today$"),
             ("skips_in_one", "failed", "ranks disagree in .*: rank 1 skipped, ranks 0, 2 did not"),
             ("exits_with_a_skip", "skipped", "NCCL"),
@@ -221,7 +221,7 @@ class TestOutcomes(ThreadsTest):
         self.assertEqual(seen.outcome, outcome, seen.message)
         self.assertRegex(seen.message, message or "^$")
 
-    def test_who_is_left_alone_is_no_culprit(self) -> None:
+    def test_a_rank_left_alone_is_no_culprit(self) -> None:
         seen = run(Things("fails_in_one"))
         alone = "left alone in barrier: rank 1 has failed (lost its peer: follows from rank 1)"
         self.assertEqual(seen.message.count(alone), 2)
@@ -243,7 +243,7 @@ class TestOutcomes(ThreadsTest):
 
 class TestThreadsThemselves(ThreadsTest):
     def test_each_has_an_instance_and_a_rank(self) -> None:
-        self.assertEqual(run(Things("tells_who_runs")).outcome, "passed")
+        self.assertEqual(run(Things("tells_ranks")).outcome, "passed")
         self.assertEqual(sorted(entry[:3] for entry in Threads.seen), [(0, 0, True), (1, 1, True), (2, 2, True)])
         self.assertEqual(len({entry[3] for entry in Threads.seen}), 3)
 
@@ -258,7 +258,7 @@ class TestThreadsThemselves(ThreadsTest):
         self.assertRegex(seen.message, f"rank 1 of 3 raised .*RuntimeError: failed in {where}")
         self.assertIn(("down", 1), Threads.seen)
 
-    def test_the_first_error_counts(self) -> None:
+    def test_the_first_error_is_reported(self) -> None:
         with mock.patch.object(OwnSetUp, "where", {"test", "tear-down"}):
             self.assertRegex(run(OwnSetUp("passes")).message, "rank 1 of 3 raised .*RuntimeError: failed in test")
 
@@ -266,13 +266,13 @@ class TestThreadsThemselves(ThreadsTest):
         with mock.patch.object(ranks.dist, "init_process_group", side_effect=OSError("no group")):
             self.assertRegex(run(Things("passes")).message, "raised .*OSError: no group")
 
-    def test_nobody_waits_where_set_up_fails_later(self) -> None:
+    def test_threads_end_if_set_up_fails_later(self) -> None:
         self.assertRegex(run(BrokenSetUp("hangs_in_one")).message, "after the threads were started")
 
     def test_none_started(self) -> None:
         self.assertRegex(run(Forgetful("passes")).message, r"Forgetful.setUp\(\) must call self._spawn_threads\(\)")
 
-    def test_world_size_that_is_none(self) -> None:
+    def test_invalid_world_size(self) -> None:
         with mock.patch.object(Threads, "world_size", 0):
             self.assertRegex(run(Things("passes")).message, "Things.world_size is 0; it must be a number of ranks")
 
@@ -285,7 +285,7 @@ class TestThreadsThemselves(ThreadsTest):
 
 
 class TestHangs(ThreadsTest):
-    def test_stacks_and_who_lags_behind(self) -> None:
+    def test_stacks_and_the_rank_that_lags_behind(self) -> None:
         seen = run(Things("hangs_in_one"), timeout=0.3)
         self.assertEqual(seen.outcome, "error")
         self.assertRegex(
@@ -298,7 +298,7 @@ class TestHangs(ThreadsTest):
         self.assertNotIn("_threads/ranks.py", seen.message)
 
     def test_the_next_test_is_not_disturbed(self) -> None:
-        """Not even by what a thread does that has outlived its own."""
+        """Not even by a thread that outlives its own test."""
         run(Things("hangs_in_one"), timeout=0.3)
         stuck = [thread for thread in threading.enumerate() if thread.name == "rank 1"]
         self.assertEqual(len(stuck), 1)

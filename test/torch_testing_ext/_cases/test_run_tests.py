@@ -1,4 +1,4 @@
-"""What `python test_file.py` does: which tests run, what is printed, how the process ends."""
+"""`python test_file.py`: the tests that run, the output and the exit code."""
 
 import os
 import runpy
@@ -137,7 +137,7 @@ class TestOutcomes(ScriptTestCase):
             self.assertEqual(done.returncode, 5, done.stderr)
             self.assertIn("No test was found", done.stderr)
 
-    def test_everything_skipped_is_not_nothing(self):
+    def test_skipping_all_tests_is_a_success(self):
         self.assertEqual(self.run_script("TestBad").returncode, 0)
 
     def test_an_error_before_the_first_test_is_an_error(self):

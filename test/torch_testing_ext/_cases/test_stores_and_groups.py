@@ -29,7 +29,7 @@ class TestTcpStore(TestCase):
         first, second = cd.create_tcp_store(), cd.create_tcp_store()
         self.assertNotEqual(first.port, second.port)
 
-    def test_a_port_that_is_taken_meanwhile(self):
+    def test_a_port_that_another_process_takes_first(self):
         with socket.socket() as taken:
             taken.bind(("", 0))
             taken.listen()
@@ -72,7 +72,7 @@ class TestDirectories(TestCase):
         cd.initialize_temp_directories("tcp://localhost:1")
         self.assertEqual(os.environ["INIT_METHOD"], "tcp://localhost:1")
 
-    def test_cleaning_up_what_was_not_made(self):
+    def test_cleaning_up_without_directories(self):
         with mock.patch.object(cd, "tmp_dir", None):
             cd.cleanup_temp_dir()
 
@@ -110,12 +110,12 @@ class TestSmallHelpers(TestCase):
             with self.assertRaisesRegex(AssertionError, f"no '{key}'"):
                 cd.verify_ddp_error_logged(model(**less), "it broke")
 
-    def test_which_backends_do_what(self):
+    def test_tables_of_backends(self):
         self.assertIn("mpi", cd.DistTestCases.skip_collective["allgather_coalesced"])
         self.assertEqual(cd.DistTestCases.skip_collective["reduce"], set())
         self.assertIn("gloo", cd.DistTestCases.backend_feature["ddp"])
 
-    def test_everything_promised_is_there(self):
+    def test_all_names_exist(self):
         exported: dict[str, object] = {}
         exec("from torch_testing_ext.common_distributed import *", exported)
         self.assertGreater(len(exported), 60)
@@ -216,7 +216,7 @@ class TestDistributedTestBase(TestCase):
             self.assertEqual(os.environ["WORLD_SIZE"], "17")
         self.assertEqual(told, [["gloo", 2, {"0": [0], "1": [0]}, "2"]] * 2)
 
-    def test_world_size_is_not_left_behind(self):
+    def test_world_size_is_restored(self):
         with mock.patch.dict(os.environ):
             os.environ.pop("WORLD_SIZE", None)
             outcome_of(OnBase("makes_its_group"))
@@ -239,7 +239,7 @@ class TestDistributedTestBase(TestCase):
             self.assertEqual(test.rank_to_device("cuda"), {0: [0], 1: [1]})
 
 
-class TestSettingsOfThePast(unittest.TestCase):
+class TestOldSettings(unittest.TestCase):
     def test_default_timeout(self):
         self.assertEqual(cd.TIMEOUT_DEFAULT, float(os.environ.get("DISTRIBUTED_TESTS_DEFAULT_TIMEOUT", "300")))
         self.assertEqual(cd.get_timeout("any.test"), cd.TIMEOUT_DEFAULT)

@@ -1,4 +1,4 @@
-"""The test case around a test: seeds, state that is put back, expectations, warnings and logs."""
+"""TestCase: seeds, restored state, expectations, warnings and logs."""
 
 import logging
 import os
@@ -15,7 +15,7 @@ from torch_testing_ext.common_utils import NoTest, TestCase, run_tests, set_rng_
 
 
 def run_case(test, base=TestCase, **members):
-    """Run a function as the test of a case of its own."""
+    """Run a function as the test of a new test case."""
     case = type("Case", (base,), {"test_it": test, **members})("test_it")
     result = unittest.TestResult()
     case.run(result)
@@ -39,7 +39,7 @@ class TestAroundATest(TestCase):
         set_rng_seed(1234)
         self.assertEqual(drawn[0], (torch.rand(1).item(), random.random(), np.random.rand()))
 
-    def test_grad_mode_is_put_back(self):
+    def test_grad_mode_is_restored(self):
         def test_it(self):
             torch.set_grad_enabled(False)
 
@@ -53,12 +53,12 @@ class TestAroundATest(TestCase):
         run_case(lambda self: seen.append(enabled()))
         self.assertEqual([*seen, enabled()], [True, False])
 
-    def test_a_leaked_default_device_fails_the_test_and_is_taken_back(self):
+    def test_a_leaked_default_device_fails_the_test_and_is_removed(self):
         result = run_case(lambda self: torch.set_default_device("meta"))
         self.assertIn("left 1 torch function mode(s) on", self.failure(result))
         self.assertEqual(torch.empty(1).device.type, "cpu")
 
-    def test_a_wrong_default_dtype_is_found_where_asked_for(self):
+    def test_a_wrong_default_dtype_is_found_on_request(self):
         def test_it(self):
             torch.set_default_dtype(torch.float64)
             self.addCleanup(torch.set_default_dtype, torch.float32)
@@ -78,7 +78,7 @@ class TestAroundATest(TestCase):
         for case in (Case("test_it"), Case(method_name="test_it"), Case(methodName="test_it")):
             self.assertEqual(case.id().rpartition(".")[2], "test_it")
 
-    def test_fast_tests_are_left_out_where_asked_for(self):
+    def test_fast_tests_are_skipped_on_request(self):
         self.addCleanup(flags.flag.cache_clear)
         flags.flag.cache_clear()
         with mock.patch.dict(os.environ, PYTORCH_TEST_SKIP_FAST="1", PYTORCH_TEST_WITH_SLOW="1"):
@@ -88,7 +88,7 @@ class TestAroundATest(TestCase):
             run_case(slowTest(lambda self: ran.append("slow")))
         self.assertEqual(ran, ["slow"])
 
-    def test_no_test_is_none_for_pytest(self):
+    def test_pytest_does_not_collect_no_test(self):
         self.assertIs(NoTest.__test__, False)
 
 
@@ -104,7 +104,7 @@ class TestExpectations(TestCase):
             with mock.patch.dict(os.environ, EXPECTTEST_ACCEPT=""), self.assertRaises(AssertionError):
                 self.assertExpectedInline(actual, """abc""", **options)
 
-    def test_a_process_that_may_not_accept_leaves_it_to_another(self):
+    def test_a_process_that_may_not_accept_rewrites_nothing(self):
         class OtherRank(TestCase):
             def _accepts_expected(self):
                 return False

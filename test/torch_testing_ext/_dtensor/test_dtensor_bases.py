@@ -68,7 +68,7 @@ class InRanksThatStay(DTensorContinuousTestBase):
 
 
 def on_local_tensors(cls: type, base: type) -> Any:
-    """As create_local_tensor_test_class does it, which looks for names with `test`."""
+    """Do the same as create_local_tensor_test_class, which only finds names with `test`."""
     body = {f"test_{name}" if name in ("redistributes", "fails") else name: thing for name, thing in vars(cls).items()}
     renamed = type(cls.__name__, cls.__bases__, body)
     return create_local_tensor_test_class(renamed, base_class=base)
@@ -81,7 +81,7 @@ del OpsOnLocalTensors, StayingOnLocalTensors
 
 
 def outcomes(cls: Any, *names: str) -> list[str]:
-    """How the tests of a class end, with the class's own set-up and tear-down."""
+    """Return the outcomes of the tests, run with the set-up and tear-down of their class."""
     result = unittest.TestResult()
     found = []
     cls.setUpClass()
@@ -104,7 +104,7 @@ class TestThreads(TestCase):
         self.assertRegex(failed, "rank [0-3] of 4 failed .*as told")
         self.assertIs(getattr(ShardingPropagator, "_fake_mode_lock", None), before)
 
-    def test_kin(self) -> None:
+    def test_base_classes(self) -> None:
         self.assertTrue(issubclass(DTensorOpTestBase, MultiThreadedTestCase))
         self.assertEqual((InThreads("fails").world_size, InThreads("fails").device_type), (4, "cpu"))
 
@@ -117,7 +117,7 @@ class TestContinuous(TestCase):
         self.assertEqual((passed, subtests, again), ("passed",) * 3)
         self.assertRegex(failed, "rank [01] of 2 failed .*as told")
 
-    def test_kin(self) -> None:
+    def test_base_classes(self) -> None:
         self.assertEqual(DTensorContinuousTestBase.__mro__[1:3], (DTensorTestMixin, MultiProcContinuousTest))
         self.assertEqual(InRanksThatStay._device_type(), "cpu")
         self.assertEqual(InRanksThatStay.backend_str(), "gloo")

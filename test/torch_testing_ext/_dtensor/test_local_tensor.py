@@ -68,7 +68,7 @@ class EitherWayTest(DTensorTestBase):
 
 
 class Hidden:
-    """Their tests are run below, not found."""
+    """Hides the classes from test loaders; LocalTensorTest runs their tests."""
 
     InstantiatedAfter: Any = instantiate_parametrized_tests(create_local_tensor_test_class(EitherWayTest))
     EitherWayTest = instantiate_parametrized_tests(EitherWayTest)
@@ -93,7 +93,7 @@ def in_a_child(function: Any, *args: Any) -> str:
         except BaseException as error:
             os.write(writing, f"raised {error!r}".encode())
         finally:
-            launch.close()  # no atexit comes to remove the files of what ran here
+            launch.close()  # no atexit handler will run to remove its files
             os._exit(0)
     os.close(writing)
     with os.fdopen(reading) as answer:

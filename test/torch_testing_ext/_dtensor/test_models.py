@@ -1,4 +1,4 @@
-"""The models and their plans: what PyTorch's test models are, and the same numbers however they are spread."""
+"""The models and their plans: the same as PyTorch's test models, and the same numbers in every distribution."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ MODELS = {
 
 
 class OneRank(MultiProcessTestCase):
-    """In a rank: where torch is built for CUDA, a backward leaves threads, off which nobody could fork."""
+    """In a rank: if torch is built for CUDA, a backward leaves threads, which prevent later forks."""
 
     world_size = 1
 
@@ -48,7 +48,7 @@ class OneRank(MultiProcessTestCase):
 
 
 class SameAsPyTorchsTest(OneRank):
-    """A test that seeds, builds and compares to recorded numbers finds the same ones."""
+    """A test with a fixed seed finds the same numbers with both models."""
 
     @parametrize("name", list(MODELS))
     def test_same_parameters_output_and_gradients(self, name: str) -> None:
@@ -86,7 +86,7 @@ class MistakesTest(TestCase):
         with self.assertRaisesRegex(ValueError, "20 tokens .* for 16 at most"):
             Transformer(ModelArgs())(torch.zeros(1, 20, dtype=torch.long))
 
-    def test_nothing_to_spread_over(self) -> None:
+    def test_no_mesh(self) -> None:
         with self.assertRaisesRegex(ValueError, "tp_mesh, ep_mesh, or both"):
             Transformer.parallelize(Transformer(ModelArgs()), None, False)
 
@@ -95,8 +95,8 @@ class MistakesTest(TestCase):
             Transformer.parallelize(MLPStacked("cpu"), None, False)  # type: ignore[arg-type]
 
 
-class SpreadTest(DTensorTestBase):
-    """Against one device, in float64: the output, all gradients, and the tokens' own where experts share them."""
+class DistributedModelTest(DTensorTestBase):
+    """Compare with one device, in float64: the output, all gradients, and those of tokens that experts share."""
 
     @property
     def world_size(self) -> int:
@@ -108,7 +108,7 @@ class SpreadTest(DTensorTestBase):
         spread = deepcopy(model)
         Transformer.parallelize(spread, tp, seq, local_output_for_attn=tp is not None, ep_mesh=ep)
         tokens = TOKENS.to(self.device_type)
-        # Dealt-out experts take different tokens from each rank: together they have all of them.
+        # Distributed experts take different tokens from each rank: together they have all of them.
         mine = tokens.chunk(ep.size())[ep.get_local_rank()] if ep else tokens
         output, spread_output = model(tokens), spread(mine)
         expected = output.chunk(ep.size())[ep.get_local_rank()] if ep else output
@@ -165,7 +165,7 @@ class SpreadTest(DTensorTestBase):
 
 
 instantiate_parametrized_tests(SameAsPyTorchsTest)
-instantiate_parametrized_tests(SpreadTest)
+instantiate_parametrized_tests(DistributedModelTest)
 
 if __name__ == "__main__":
     run_tests()

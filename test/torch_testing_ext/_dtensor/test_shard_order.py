@@ -1,4 +1,4 @@
-"""Shard orders and sharding rules: PyTorch's orders, there and back by each, and rules that are right or wrong."""
+"""Shard orders, compared with PyTorch's and in round trips; sharding rules, correct and wrong."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class ShardOrderTest(DTensorTestBase):
         return 4
 
     @with_comms
-    def test_orders_are_pytorchs(self) -> None:
+    def test_orders_equal_pytorchs(self) -> None:
         for shape in ((4,), (2, 2), (2, 2, 1)):
             mesh = init_device_mesh(self.device_type, shape)
             for rank in (1, 2, 3):
@@ -43,7 +43,7 @@ class ShardOrderTest(DTensorTestBase):
         self.assertEqual(shard_order_to_placement(None, mesh), (Replicate(),) * 3)
 
     @with_comms
-    def test_there_and_back(self) -> None:
+    def test_round_trips(self) -> None:
         mesh = init_device_mesh(self.device_type, (2, 2))
         x = torch.arange(64.0, device=self.device_type).reshape(8, 8)
         orders = list(generate_shard_orders(mesh, 2))
@@ -58,7 +58,7 @@ class ShardOrderTest(DTensorTestBase):
     # -- sharding rules
 
     @with_comms
-    def test_rules_that_are_right(self) -> None:
+    def test_correct_rules(self) -> None:
         mesh = self.build_device_mesh()
         x, y = (torch.rand(8, 8, device=self.device_type) for _ in range(2))
         for inputs, output in (([Shard(0), Replicate()], Shard(0)), ([Shard(1), Shard(0)], Partial())):
@@ -66,14 +66,14 @@ class ShardOrderTest(DTensorTestBase):
             self.assertIs(validate_sharding_rule_sample_backward(torch.mm, (x, y), {}, inputs, mesh), True)
 
     @with_comms
-    def test_rules_that_are_wrong(self) -> None:
+    def test_wrong_rules(self) -> None:
         mesh = self.build_device_mesh()
         x = torch.arange(16.0, device=self.device_type).reshape(4, 4)
         self.assertFalse(validate_sharding_rule_sample(torch.cumsum, (x, 0), {}, [Shard(0)], [Shard(0)], mesh))
         self.assertFalse(validate_sharding_rule_sample(torch.sum, (x,), {}, [Shard(0)], [Replicate()], mesh))
 
         class Doubles(torch.autograd.Function):
-            """Its backward is wrong for DTensors alone."""
+            """Its backward is wrong for DTensors only."""
 
             @staticmethod
             def forward(ctx: torch.autograd.function.FunctionCtx, x: torch.Tensor) -> torch.Tensor:
@@ -94,7 +94,7 @@ class ShardOrderTest(DTensorTestBase):
             validate_sharding_rule_sample_backward(torch.neg, (whole,), {}, [Shard(0)] * 2, mesh)
 
     @with_comms
-    def test_strategy_is_replaced_for_a_while(self) -> None:
+    def test_strategy_is_replaced_temporarily(self) -> None:
         from torch.distributed.tensor._op_schema import OpSchema, OpSpec, OpStrategy
 
         mesh = self.build_device_mesh()

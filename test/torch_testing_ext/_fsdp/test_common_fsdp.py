@@ -1,4 +1,4 @@
-"""common_fsdp itself: the base class, parity training, the models, what the patches see."""
+"""common_fsdp: the base class, parity training, the models and the patches."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ instantiate_parametrized_tests(ParityTest)
 
 
 class RankTest(FSDPTest):
-    """What a rank finds, and how many there are."""
+    """The state of a rank, and the number of ranks."""
 
     @skip_if_lt_x_gpu(3, allow_cpu=True)
     def test_a_rank_for_each_device_asked_for(self):
@@ -145,7 +145,7 @@ class RankTest(FSDPTest):
 
 
 class FakeGroupTest(FSDPTest):
-    """With `fake_pg`, ranks have a group that communicates with nobody."""
+    """With `fake_pg`, ranks have a group without communication."""
 
     fake_pg = True
 
@@ -159,7 +159,7 @@ class FakeGroupTest(FSDPTest):
 
 
 class Placed(FSDPTest):
-    """Held for PlacementTest, and not run."""
+    """Subjects for PlacementTest, which are not run themselves."""
 
     @skip_if_lt_x_gpu(4, allow_cpu=True)
     def allows_cpu(self):
@@ -174,7 +174,7 @@ class Placed(FSDPTest):
 
 
 class PlacementTest(TestCase):
-    """How many ranks a test has, where, or why it skips: for machines with any number of devices."""
+    """The number of ranks of a test, their device, or the reason for a skip, on machines with any number of devices."""
 
     def placement(self, test: str, devices: int) -> tuple[str, int]:
         with self.machine(devices):
@@ -244,7 +244,7 @@ class StateTest(FSDPTest):
         self.assertEqual(_get_state_dict(nn.Linear(2, 2), half=True)["weight"].dtype, torch.float16)
 
     @skip_if_lt_x_gpu(2, allow_cpu=True)
-    def test_compiled_in_the_second_run(self):
+    def test_the_second_run_is_compiled(self):
         for triton, runs in ((False, [False]), (True, [False, True])):
             seen: list[bool] = []
             test = compiled_fsdp_test(compile_compute_on_module=MLP)(shard_and_note)
@@ -255,7 +255,7 @@ class StateTest(FSDPTest):
             self.assertIs(fully_shard, torch.distributed.fsdp.fully_shard)
 
     @skip_if_lt_x_gpu(2, allow_cpu=True)
-    def test_fully_shard_is_put_back_after_a_failure(self):
+    def test_fully_shard_is_restored_after_a_failure(self):
         def fail(self):
             raise KeyError("meant to be")
 
@@ -342,7 +342,7 @@ class FullyShardTest(FSDPTest):
         return seen
 
     @skip_if_lt_x_gpu(2, allow_cpu=True)
-    def test_reduced_gradients_have_the_size_of_what_trains(self):
+    def test_reduced_gradients_have_the_size_of_trainable_parameters(self):
         torch.manual_seed(0)
         model = MLP(4).to(self.device_type)
         for name, param in model.named_parameters():

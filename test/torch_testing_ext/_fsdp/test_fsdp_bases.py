@@ -1,4 +1,4 @@
-"""The bases for FSDP whose ranks are threads, or stay."""
+"""The FSDP bases with persistent ranks and with threads."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from torch_testing_ext.common_fsdp import FSDPTestContinuous, FSDPTestMixin, FSD
 from torch_testing_ext.common_utils import TestCase, run_tests
 
 
-class InRanksThatStay(FSDPTestContinuous):
-    """Methods without `test` in their names: no loader picks them up."""
+class InPersistentRanks(FSDPTestContinuous):
+    """Methods have names without `test`, so that no loader collects them."""
 
     @skip_if_lt_x_gpu(2, allow_cpu=True)
     def has_a_group(self) -> None:
@@ -53,22 +53,22 @@ def outcome(cls: Any, name: str) -> str:
 class TestContinuous(TestCase):
     def setUp(self) -> None:
         super().setUp()
-        self.addCleanup(InRanksThatStay.tearDownClass)
+        self.addCleanup(InPersistentRanks.tearDownClass)
         on_cpu = mock.patch.object(fsdp_device, "_chosen", "cpu")
         on_cpu.start()
         self.addCleanup(on_cpu.stop)
 
     def test_passes(self) -> None:
-        self.assertEqual(outcome(InRanksThatStay, "has_a_group"), "passed")
-        self.assertEqual(outcome(InRanksThatStay, "runs_subtests"), "passed")
+        self.assertEqual(outcome(InPersistentRanks, "has_a_group"), "passed")
+        self.assertEqual(outcome(InPersistentRanks, "runs_subtests"), "passed")
 
     def test_on_the_cpu_only_where_the_test_allows_it(self) -> None:
-        self.assertRegex(outcome(InRanksThatStay, "says_nothing_of_the_cpu"), "No accelerator")
-        self.assertRegex(outcome(InRanksThatStay, "needs_devices"), "No accelerator")
+        self.assertRegex(outcome(InPersistentRanks, "says_nothing_of_the_cpu"), "No accelerator")
+        self.assertRegex(outcome(InPersistentRanks, "needs_devices"), "No accelerator")
 
-    def test_kin(self) -> None:
+    def test_base_classes(self) -> None:
         self.assertTrue(issubclass(FSDPTestContinuous, FSDPTestMixin))
-        self.assertEqual((InRanksThatStay.device_type(), InRanksThatStay.backend_str()), ("cpu", "gloo"))
+        self.assertEqual((InPersistentRanks.device_type(), InPersistentRanks.backend_str()), ("cpu", "gloo"))
 
 
 class TestThreads(TestCase):
@@ -76,7 +76,7 @@ class TestThreads(TestCase):
         self.assertEqual(outcome(InThreads, "runs_subtests"), "passed")
         self.assertRegex(outcome(InThreads, "fails"), "rank 1 of 2 failed")
 
-    def test_as_many_as_devices(self) -> None:
+    def test_one_thread_per_device(self) -> None:
         with mock.patch.object(fsdp_device, "device_count", return_value=7):
             self.assertEqual(FSDPTestMultiThread().world_size, 7)
 

@@ -34,7 +34,7 @@ def definitions(module: str) -> list[Any]:
 
 
 def functions(module: str) -> Iterator[tuple[str, Function]]:
-    """Their functions and methods, with a dotted name."""
+    """Iterate over the functions and methods, with their dotted names."""
     for node in definitions(module):
         if isinstance(node, Function):
             yield node.name, node
@@ -80,7 +80,7 @@ class NamesTest(TestCase):
             compared += 1
         self.assertGreater(compared, 10)
 
-    def test_values_found_out_late(self) -> None:
+    def test_values_determined_late(self) -> None:
         for name in ("DEVICE_TYPE", "DISTRIBUTED_BACKEND", "DEVICE_COUNT"):
             self.assertIsNotNone(getattr(common_fsdp, name))
         with self.assertRaisesRegex(AttributeError, "no attribute 'DEVICE'"):
@@ -101,7 +101,7 @@ class NamesTest(TestCase):
 
 
 class OneRank(MultiProcessTestCase):
-    """In a rank: where torch is built for CUDA, a backward leaves threads, off which nobody could fork."""
+    """In a rank: if torch is built for CUDA, a backward leaves threads, which prevent later forks."""
 
     world_size = 1
 

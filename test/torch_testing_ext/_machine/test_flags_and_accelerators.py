@@ -1,4 +1,4 @@
-"""Flags are right, and late; devices are counted without spoiling this process for forking."""
+"""Flags are correct and lazy; counting devices leaves this process safe to fork."""
 
 import json
 import os
@@ -20,7 +20,7 @@ from torch_testing_ext.common_utils import TestCase, instantiate_parametrized_te
 
 
 def run_python(code, **environment):
-    """What a fresh interpreter prints, read as JSON."""
+    """Run code in a new interpreter, and parse its output as JSON."""
     path = os.pathsep.join(path or os.getcwd() for path in sys.path)
     done = subprocess.run(
         [sys.executable, "-c", code],
@@ -123,7 +123,7 @@ class TestFlags(TestCase):
     def test_exactly_one_platform(self):
         self.assertEqual([flags.IS_LINUX, flags.IS_MACOS, flags.IS_WINDOWS].count(True), 1)
 
-    def test_a_flag_is_worked_out_once_and_then_kept(self):
+    def test_a_flag_is_computed_once_and_then_cached(self):
         self.addCleanup(vars(common_utils).pop, "IS_JETSON", None)
         vars(common_utils).pop("IS_JETSON", None)
         asked = mock.Mock(return_value=True)
@@ -148,7 +148,7 @@ class TestFlags(TestCase):
             names = [name for name in flags.names() if hasattr(theirs, name)]
             plain = lambda value: value._cb() if type(value).__name__ == "LazyVal" else value
             pairs = {name: (getattr(ours, name), plain(getattr(theirs, name))) for name in names}
-            # Of flags that are off, PyTorch has some as False and some as None.
+            # PyTorch's flags that are off are False or None.
             differ = {name: repr(pair) for name, pair in pairs.items() if pair[0] != pair[1] and any(pair)}
             print(json.dumps([len(names), differ]))
         """
@@ -173,15 +173,15 @@ class TestDevices(TestCase):
         accelerators._answer.cache_clear()
 
     def pretend(self, **answers):
-        """Devices that a driver in another process would tell of."""
+        """Simulate the answers of a driver in another process."""
         questions = {name: lambda value=value: value for name, value in answers.items()}
-        for room, target, value in (
+        for owner, target, value in (
             (accelerators, "device_may_exist", lambda: True),
             (accelerators, "QUESTIONS", questions),
-            # Whoever ran before in this process may have asked CUDA; the parent would then answer for its child.
+            # An earlier test in this process may have asked CUDA; the parent would then answer for its child.
             (_torch, "accelerator_is_in_bad_fork", lambda: False),
         ):
-            patch = mock.patch.object(room, target, value)
+            patch = mock.patch.object(owner, target, value)
             patch.start()
             self.addCleanup(patch.stop)
 

@@ -198,7 +198,7 @@ def classes(kit):
 
 
 def describe(cls, kit):
-    """What the instantiated class has: each test, how it ends, and where it says it comes from."""
+    """Describe the instantiated class: each test, its outcome, and its source line."""
     try:
         instantiated = kit.instantiate_parametrized_tests(cls)
         assert instantiated is cls

@@ -1,4 +1,4 @@
-"""parametrize and its kin: names and outcomes as in PyTorch, and what is refused."""
+"""parametrize and related decorators: names and outcomes as in PyTorch, and errors."""
 
 import inspect
 import json
@@ -174,7 +174,7 @@ class TestInstantiation(TestCase):
             def test_it(self, x, y):
                 pass
 
-        # `spy` forgets to carry the name over, so the test keeps the generic one's.
+        # `spy` does not copy the name, so the test keeps the generic one.
         instantiate_parametrized_tests(Case)
         Case("test_it_x_1_y_2").debug()
         self.assertEqual(seen, [{"x": 1, "y": 2}])
@@ -227,18 +227,23 @@ class TestRefusals(TestCase):
         self.refused(ValueError, "pass a list", parametrize("x", values))
 
     def test_same_parameter_twice(self):
-        self.refused(RuntimeError, "more than one decorator: x", parametrize("x", [1]), parametrize("y,x", [(1, 2)]))
+        self.refused(
+            RuntimeError,
+            "more than one decorator parametrizes over the same parameter: x",
+            parametrize("x", [1]),
+            parametrize("y,x", [(1, 2)]),
+        )
 
     def test_wrong_number_of_values(self):
         self.refused(RuntimeError, r"3 values .* for the 2 parameters x, y", parametrize("x,y", [(1, 2, 3)]))
 
     def test_same_name_twice(self):
-        self.refused(RuntimeError, "two tests would be called test_it_same", parametrize("x", [1, 2], lambda x: "same"))
-        self.refused(RuntimeError, "two tests would be called test_it_x_1", parametrize("x", [1, 1]))
+        self.refused(RuntimeError, "two tests have the name test_it_same", parametrize("x", [1, 2], lambda x: "same"))
+        self.refused(RuntimeError, "two tests have the name test_it_x_1", parametrize("x", [1, 1]))
 
     def test_period_in_a_name(self):
-        self.refused(RuntimeError, "cannot hold a period", parametrize("x", [1], name_fn=lambda x: "a.b"))
-        self.refused(RuntimeError, "cannot hold a period", parametrize("x", [subtest(1, name="1.5")]))
+        self.refused(RuntimeError, "cannot contain a period", parametrize("x", [1], name_fn=lambda x: "a.b"))
+        self.refused(RuntimeError, "cannot contain a period", parametrize("x", [subtest(1, name="1.5")]))
 
     def test_everything_adapted_away_is_no_error(self):
         @instantiate_parametrized_tests

@@ -1,4 +1,4 @@
-"""The smaller names of common_distributed: what is asked of the machine, and bases for tests of the compiler."""
+"""The smaller names of common_distributed: checks of the machine, and bases for tests of the compiler."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def is_skipped(decorator: Callable[[Any], Any]) -> bool:
 
 @contextmanager
 def device(arch: str = "gfx942", hip: str | None = None) -> Iterator[None]:
-    """As if there were a CUDA device; of this architecture, where torch is built for that ROCm."""
+    """Simulate a CUDA device; with `hip`, a ROCm device of this architecture."""
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(torch.version, "hip", hip))
         stack.enter_context(mock.patch.object(accelerators, "accelerator_type", lambda: "cuda"))
@@ -112,7 +112,7 @@ class PlatformsTest(TestCase):
             self.assertEqual(inputs[model].dtype, torch.float32)
             self.assertEqual(out.dtype, inputs[model.c2].dtype)
 
-    def test_names_handed_on(self) -> None:
+    def test_re_exported_names(self) -> None:
         exported: dict[str, object] = {}
         exec("from torch_testing_ext.common_distributed import *", exported)
         for name in ("TEST_CUDA", "TEST_XPU", "IS_SANDCASTLE", "HAS_ACCELERATOR"):

@@ -1,4 +1,4 @@
-"""@timeout: how long a test says it may take."""
+"""@timeout: the time limit of a test."""
 
 from torch_testing_ext._marks.timeouts import timeout_of
 from torch_testing_ext.common_distributed import MultiProcessTestCase
@@ -21,17 +21,17 @@ class Untimed(MultiProcessTestCase):
 
 
 class TestTimeout(TestCase):
-    def test_the_tests_own_goes_before_its_class(self):
+    def test_a_timeout_of_a_test_overrides_that_of_its_class(self):
         self.assertEqual(timeout_of(Timed("by_itself")), 0.5)
         self.assertEqual(timeout_of(Timed("as_the_class")), 7.0)
         self.assertIsNone(timeout_of(Untimed("silent")))
 
-    def test_ranks_are_given_that_time(self):
+    def test_ranks_get_that_time(self):
         self.assertEqual(Timed("by_itself")._timeout(), 0.5)
 
-    def test_what_is_no_time(self):
+    def test_invalid_timeouts(self):
         for wrong in (0, -1, True, "5", None):
-            with self.assertRaisesRegex(ValueError, "give the seconds"):
+            with self.assertRaisesRegex(ValueError, "must be a number of seconds greater than 0"):
                 timeout(wrong)
 
 

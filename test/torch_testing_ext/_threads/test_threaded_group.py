@@ -1,4 +1,4 @@
-"""Process groups of threads: each collective does what gloo does in processes."""
+"""Process groups of threads: each collective has the same result as with gloo in processes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def case(function: Callable[[int], Result]) -> None:
 
 
 def own(rank: int, *shape: int) -> torch.Tensor:
-    """A tensor that says whose it is, and where each number was."""
+    """A tensor whose values show its rank and the index of each number."""
     return torch.arange(float(torch.Size(shape).numel())).reshape(shape) + 100 * (rank + 1)
 
 
@@ -283,7 +283,7 @@ class TestWorlds(TestCase):
         self.assertEqual(sums, [2.0, 2.0])
         self.assertIs(plugins["THREADED"], theirs)
 
-    def test_each_thread_has_its_own_and_it_is_given_back(self) -> None:
+    def test_each_thread_has_its_own_world_and_the_original_is_restored(self) -> None:
         before = dist.distributed_c10d._world
         world = _install_threaded_pg()
         try:
@@ -294,29 +294,29 @@ class TestWorlds(TestCase):
             _uninstall_threaded_pg()
         self.assertIs(dist.distributed_c10d._world, before)
 
-    def test_nobody_waits_where_the_test_is_over(self) -> None:
-        """Not even for a rank that came, and then was ended before it could do the work."""
+    def test_no_thread_waits_after_the_end_of_the_test(self) -> None:
+        """Not even for a rank that arrived, and ended before it could execute the collective."""
         world = ThreadLocalWorld()
-        hall = world.hall("group", (0, 1))
-        hall._meeting.brought[0] = ("barrier", ())
-        said: list[str] = []
+        rendezvous = world.rendezvous("group", (0, 1))
+        rendezvous._current.arguments[0] = ("barrier", ())
+        messages: list[str] = []
 
         def wait() -> None:
             try:
-                hall.meet(1, "barrier", (), lambda brought: None)
+                rendezvous.take_part(1, "barrier", (), lambda arguments: None)
             except LeftAlone as error:
-                said.append(str(error))
+                messages.append(str(error))
 
         waiting = threading.Thread(target=wait, daemon=True)
         waiting.start()
         with world.changed:
-            world.changed.wait_for(lambda: 1 in hall._meeting.brought)
+            world.changed.wait_for(lambda: 1 in rendezvous._current.arguments)
         world.close()
         waiting.join(10)
-        self.assertEqual(said, ["left alone in barrier: the test is over"])
+        self.assertEqual(messages, ["left alone in barrier: the test is over"])
 
-    def test_all_that_c10d_keeps_is_kept_for_each_thread(self) -> None:
-        """A version of torch that keeps more must be met here, not in a test that fails at random."""
+    def test_all_state_of_c10d_is_kept_per_thread(self) -> None:
+        """A version of torch that keeps more state must fail here, and not make other tests flaky."""
         kept = type(dist.distributed_c10d._world)
         derived = {"pg_config_info"}  # from the others
         names = {name for name, value in vars(kept).items() if isinstance(value, property)} - derived

@@ -226,7 +226,7 @@ class TestContexts(TestCase):
             self.assertTrue(name.endswith(".pt"))
         self.assertFalse(os.path.exists(name))
 
-    def test_leaked_tensors_are_told_of(self):
+    def test_leaked_tensors_are_reported(self):
         with warnings.catch_warnings(record=True) as caught, check_leaked_tensors() as leaked:
             warnings.simplefilter("always")
             cycle = [torch.ones(2)]

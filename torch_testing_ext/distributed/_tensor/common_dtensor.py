@@ -2,9 +2,9 @@
 
 The names are those of torch.testing._internal.distributed._tensor.common_dtensor.
 
-Importing this module imports no DTensor and touches no accelerator: models, converter and local-tensor bases are
-imported when they are first used, and the facts about devices are determined then. A test file uses them while it is
-imported, so what its ranks need is there before they are forked.
+Importing this module imports no DTensor and touches no accelerator: it imports models, converter and local-tensor bases
+at their first use, and determines device type and counts then. A test file uses them at import, so its ranks inherit
+them when they are forked.
 """
 
 import importlib as _importlib
@@ -48,7 +48,7 @@ if _typing.TYPE_CHECKING:
     NUM_DEVICES: int
     PG_BACKEND: str
 
-# Names that are imported when they are first used, by the module of `_dtensor/` that defines them.
+# Names to import at their first use, by the module of `_dtensor/` that defines them.
 _LAZY = {
     "converter": ("DTensorConverter",),
     "experts": ("ExpertLayer", "ExpertParallel", "ExpertParallelWithTP", "Experts", "TensorParallelForExpert"),
