@@ -10,12 +10,11 @@ from __future__ import annotations
 import functools
 import json
 import os
-import select
 import signal
 import subprocess
 import sys
 import threading
-import warnings
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
@@ -23,6 +22,9 @@ from typing import Any, NoReturn
 import torch
 
 from torch_testing_ext import _torch
+from torch_testing_ext._process import fork_safety, reaping
+from torch_testing_ext._process.exits import describe_exit
+from torch_testing_ext._process.loop import wait_readable
 
 NO_DEVICE: tuple[str | None, int] = (None, 0)
 # These decide which devices the runtime shows: an answer holds while they stay the same.
@@ -108,20 +110,16 @@ def _may_fork() -> bool:
 def _ask_forked(question: str) -> Any:
     """Let a forked child ask; None where it gave no answer."""
     receive, send = os.pipe()
-    with warnings.catch_warnings():
-        # Python 3.12 warns of native threads in idle pools (OpenBLAS); this child takes none of their locks.
-        warnings.simplefilter("ignore", DeprecationWarning)
-        pid = os.fork()
+    pid = fork_safety.fork()  # even with native threads in idle pools (OpenBLAS): the child takes none of their locks
     if pid == 0:
         _answer_and_exit(question, send)
     os.close(send)
     with os.fdopen(receive, "rb") as pipe:
-        ready, _, _ = select.select([pipe], [], [], FORK_TIMEOUT)
+        ready = wait_readable(pipe, time.monotonic() + FORK_TIMEOUT)
         text = pipe.read() if ready else b""
     if not ready:
         os.kill(pid, signal.SIGKILL)
-    _, status = os.waitpid(pid, 0)
-    if os.waitstatus_to_exitcode(status) == EXIT_BAD_FORK:
+    if reaping.wait_for_exit(pid) == EXIT_BAD_FORK:
         return QUESTIONS[question]()  # this process has initialised the driver before: asking here does no more harm
     return _parse(text)
 
@@ -148,10 +146,10 @@ def _ask_new_interpreter(question: str) -> Any:
         )
         os.close(send)
         text = pipe.read()
-    status = child.wait()
+    ended = describe_exit(child.wait())
     answer = _parse(text)
     if answer is None:
-        raise RuntimeError(f"cannot count the accelerators: the interpreter started to ask ended with code {status}")
+        raise RuntimeError(f"cannot count the accelerators: the interpreter started to ask {ended}")
     return answer
 
 

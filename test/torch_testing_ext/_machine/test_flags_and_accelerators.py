@@ -279,7 +279,7 @@ class TestDevices(TestCase):
     def test_a_new_interpreter_that_fails_is_an_error(self):
         with (
             mock.patch.object(sys, "executable", "/bin/false"),
-            self.assertRaisesRegex(RuntimeError, "ended with code 1"),
+            self.assertRaisesRegex(RuntimeError, "exited with code 1"),
         ):
             accelerators._ask_new_interpreter("ask_devices")
 
