@@ -1,4 +1,4 @@
-"""The documentation's examples run, its commands are valid, and the settings, files and sections it names exist."""
+"""The documentation's examples run, its commands parse, and the settings it names are exactly the existing ones."""
 
 import os
 import re
@@ -41,7 +41,7 @@ class DocsTest(unittest.TestCase):
                         file = Path(directory, found["name"])
                         file.write_text(found[1], encoding="utf-8")
                         self.run_file(file)
-        self.assertTrue(names, "no page has an example that is a whole file")
+        self.assertTrue(names, "no page has an example that is a complete file")
         self.assertEqual(len(names), len(set(names)), f"two examples have the same name: {names}")
 
     def run_file(self, file):
@@ -81,8 +81,8 @@ class DocsTest(unittest.TestCase):
         self.assertGreater(len(terms), 40)
         self.assertEqual(terms, sorted(set(terms)))
 
-    def test_commands_of_the_runner_are_understood(self):
-        """Its own reading of the command line, without running anything."""
+    def test_runner_commands_parse(self):
+        """run_test.py accepts the command lines in the pages; no tests run."""
         commands = [found for page in PAGES for found in RUN_TEST.findall(page.read_text(encoding="utf-8"))]
         self.assertGreater(len(commands), 10)
         for variables, arguments in commands:
