@@ -1,4 +1,4 @@
-"""The bases for DTensor whose ranks are threads, or stay; and their kin on local tensors."""
+"""The DTensor bases with threads and with persistent ranks, and the same on local tensors."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from torch_testing_ext.distributed._tensor.common_dtensor import (
 
 
 class InThreads(DTensorOpTestBase):
-    """Methods without `test` in their names: no loader picks them up."""
+    """Methods have names without `test`, so that no loader collects them."""
 
     @with_comms
     def redistributes(self) -> None:
