@@ -293,8 +293,8 @@ class TestOutcomes(TestCase):
         name_fn=lambda name, outcome, message: name,
     )
     def test_of(self, name: str, outcome: str, message: str) -> None:
-        """And whatever came before, the next test runs, and passes. The first one sees to it that all ranks have their
-        group: who fails before that may keep the others from connecting."""
+        """After any outcome, the next test runs and passes. "prints" comes first, so that all ranks have their group:
+        a rank that fails before that may keep the others from connecting."""
         ran = run_class(Things, "prints", name, "passes")
         self.assertEqual(ran.tests[name].outcome, outcome, ran.tests[name].message)
         self.assertRegex(ran.tests[name].message, message)

@@ -1,4 +1,4 @@
-"""The base, `with_comms`, the placements converter, and what importing them costs."""
+"""The base, `with_comms`, the placements converter, and the cost of importing them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from torch_testing_ext.distributed._tensor.common_dtensor import (
 
 @contextmanager
 def devices(count: int, kind: str | None) -> Iterator[None]:
-    """As if the machine had these."""
+    """Simulate a machine with these accelerators."""
     with (
         mock.patch.object(accelerators, "device_count", lambda: count),
         mock.patch.object(accelerators, "accelerator_type", lambda: kind),
@@ -40,7 +40,7 @@ def devices(count: int, kind: str | None) -> Iterator[None]:
 
 
 class NoRanks(DTensorTestBase):
-    """A test instance to ask for its settings: nothing is started."""
+    """A test case whose settings are read and that starts no ranks."""
 
     def runTest(self) -> None: ...
 
@@ -61,7 +61,7 @@ class SettingsTest(TestCase):
         ],
         name_fn=lambda count, kind, *_: f"{count}_{kind}",
     )
-    def test_devices_decide(self, count: int, kind: str | None, num_devices: int, device_type: str) -> None:
+    def test_settings_by_devices(self, count: int, kind: str | None, num_devices: int, device_type: str) -> None:
         with devices(count, kind):
             test = NoRanks()
             self.assertEqual(common_dtensor.DEVICE_COUNT, count)
@@ -99,7 +99,7 @@ class SettingsTest(TestCase):
         with self.assertRaisesRegex(RuntimeError, "Backend carrier-pigeon not supported! .*gloo.*nccl"):
             FourRanks().init_pg(False, "carrier-pigeon")
 
-    def test_with_comms_leaves_alone_what_has_no_groups(self) -> None:
+    def test_with_comms_does_nothing_without_init_pg(self) -> None:
         self.assertEqual(with_comms(lambda self: seen.append(self))(seen := []), None)
         self.assertEqual(len(seen), 1)
 
@@ -107,7 +107,7 @@ class SettingsTest(TestCase):
         with self.assertRaisesRegex(AttributeError, "common_dtensor.*'NoSuchModel'"):
             common_dtensor.NoSuchModel  # noqa: B018
 
-    def test_all_names_are_there(self) -> None:
+    def test_all_names_exist(self) -> None:
         self.assertLessEqual(set(common_dtensor.__all__), set(dir(common_dtensor)))
         for name in common_dtensor.__all__:
             getattr(common_dtensor, name)
@@ -125,7 +125,7 @@ class SettingsTest(TestCase):
 
 class InRanksTest(DTensorTestBase):
     @with_comms
-    def test_group_is_there(self) -> None:
+    def test_group_exists(self) -> None:
         self.assertEqual((dist.get_world_size(), dist.get_rank()), (self.world_size, self.rank))
         self.assertEqual(dist.get_backend(), self.backend)
         mesh = self.build_device_mesh()
@@ -147,10 +147,10 @@ class InRanksTest(DTensorTestBase):
         self.run_subtests({"a": [1, 2], "b": ["x", "y"]}, lambda a, b: seen.append((a, b)))
         self.assertEqual(seen, [(1, "x"), (1, "y"), (2, "x"), (2, "y")])
 
-    # -- every way out
+    # -- the end of a test
 
     def ends(self, body: Callable[[Any], None], number: int) -> BaseException | None:
-        """What comes out of a test with this body; ranks of each meet in a file of its own. No group is left."""
+        """Run a test with this body, with a store of its own; return its outcome. No group may be left."""
         self.file_name = f"{self.file_name}.{number}"
         try:
             with_comms(body)(self)
@@ -160,7 +160,7 @@ class InRanksTest(DTensorTestBase):
             self.assertFalse(dist.is_initialized())
         return None
 
-    def test_group_is_gone_however_the_test_ends(self) -> None:
+    def test_group_is_destroyed_however_the_test_ends(self) -> None:
         def raises(error: BaseException) -> Callable[[Any], None]:
             def body(_: Any) -> None:
                 raise error
@@ -187,21 +187,21 @@ class InRanksTest(DTensorTestBase):
             self.assertRegex(str(self.ends(body, 0)), "the test's")
             self.assertRegex(str(self.ends(lambda _: None, 1)), "cleaning up")
 
-    def test_ranks_that_do_not_meet_at_the_end(self) -> None:
+    def test_a_rank_that_misses_the_final_barrier(self) -> None:
         def body(_: Any) -> None:
-            dist.all_reduce(torch.ones(1, device=self.device_type))  # so that no rank leaves before all are connected
+            dist.all_reduce(torch.ones(1, device=self.device_type))  # so that no rank exits before all are connected
 
         with mock.patch.object(dist, "barrier", side_effect=RuntimeError("a peer is gone")):
             self.assertRegex(str(self.ends(body, 0)), "a peer is gone")
 
-    def test_group_that_cannot_be_made(self) -> None:
+    def test_group_that_cannot_be_created(self) -> None:
         with mock.patch.object(self, "init_pg", side_effect=RuntimeError("no such network")):
             self.assertRegex(str(self.ends(lambda _: None, 0)), "no such network")
 
     # -- operations under every placement
 
     def mesh_with_its_device(self) -> DeviceMesh:
-        """All ranks; tensors made from now on are on their devices."""
+        """A mesh of all ranks; sets the default device of new tensors to that of the rank."""
         torch.set_default_device(self.device_type)
         return self.build_device_mesh()
 
@@ -219,7 +219,7 @@ class InRanksTest(DTensorTestBase):
         self.assertEqual([args[0].placements for args, _ in only], [replicated])
 
     @with_comms
-    def test_converter_counts_what_it_cannot_place(self) -> None:
+    def test_converter_counts_unsupported_tensors(self) -> None:
         mesh = self.mesh_with_its_device()
         for odd in (
             torch.eye(4).to_sparse(),

@@ -1,4 +1,4 @@
-"""The bases for DTensor whose ranks are threads, or stay; and their kin on local tensors."""
+"""The DTensor bases with threads and with persistent ranks, and the same on local tensors."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from torch_testing_ext.distributed._tensor.common_dtensor import (
 
 
 class InThreads(DTensorOpTestBase):
-    """Methods without `test` in their names: no loader picks them up."""
+    """Methods have names without `test`, so that no loader collects them."""
 
     @with_comms
     def redistributes(self) -> None:
@@ -47,7 +47,7 @@ class InThreads(DTensorOpTestBase):
         self.fail("as told")
 
 
-class InRanksThatStay(DTensorContinuousTestBase):
+class InPersistentRanks(DTensorContinuousTestBase):
     world_size = 2
 
     def redistributes(self) -> None:
@@ -75,9 +75,9 @@ def on_local_tensors(cls: type, base: type) -> Any:
 
 
 OpsOnLocalTensors = on_local_tensors(InThreads, LocalDTensorOpTestBase)
-StayingOnLocalTensors = on_local_tensors(InRanksThatStay, LocalDTensorContinuousTestBase)
-LOCAL = {"operators": OpsOnLocalTensors, "continuous": StayingOnLocalTensors}
-del OpsOnLocalTensors, StayingOnLocalTensors
+PersistentOnLocalTensors = on_local_tensors(InPersistentRanks, LocalDTensorContinuousTestBase)
+LOCAL = {"operators": OpsOnLocalTensors, "continuous": PersistentOnLocalTensors}
+del OpsOnLocalTensors, PersistentOnLocalTensors
 
 
 def outcomes(cls: Any, *names: str) -> list[str]:
@@ -112,15 +112,15 @@ class TestThreads(TestCase):
 class TestContinuous(TestCase):
     def test_operators(self) -> None:
         passed, subtests, failed, again = outcomes(
-            InRanksThatStay, "redistributes", "runs_subtests", "fails", "redistributes"
+            InPersistentRanks, "redistributes", "runs_subtests", "fails", "redistributes"
         )
         self.assertEqual((passed, subtests, again), ("passed",) * 3)
         self.assertRegex(failed, "rank [01] of 2 failed .*as told")
 
     def test_base_classes(self) -> None:
         self.assertEqual(DTensorContinuousTestBase.__mro__[1:3], (DTensorTestMixin, MultiProcContinuousTest))
-        self.assertEqual(InRanksThatStay._device_type(), "cpu")
-        self.assertEqual(InRanksThatStay.backend_str(), "gloo")
+        self.assertEqual(InPersistentRanks._device_type(), "cpu")
+        self.assertEqual(InPersistentRanks.backend_str(), "gloo")
 
     def test_fewer_devices_than_ranks(self) -> None:
         """Falls back to the CPU, as DTensorTestBase does."""
@@ -128,14 +128,14 @@ class TestContinuous(TestCase):
             mock.patch.object(accelerators, "device_count", return_value=1),
             mock.patch.object(accelerators, "accelerator_type", return_value="cuda"),
         ):
-            self.assertEqual(InRanksThatStay._device_type(), "cpu")
-            self.assertEqual(InRanksThatStay.backend_str(), "gloo")
+            self.assertEqual(InPersistentRanks._device_type(), "cpu")
+            self.assertEqual(InPersistentRanks.backend_str(), "gloo")
         with (
             mock.patch.object(accelerators, "device_count", return_value=2),
             mock.patch.object(accelerators, "accelerator_type", return_value="cuda"),
         ):
-            self.assertEqual(InRanksThatStay._device_type(), "cuda")
-            self.assertEqual(InRanksThatStay.backend_str(), "nccl")
+            self.assertEqual(InPersistentRanks._device_type(), "cuda")
+            self.assertEqual(InPersistentRanks.backend_str(), "nccl")
 
 
 class TestLocalTensors(TestCase):

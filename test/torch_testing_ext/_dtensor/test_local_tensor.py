@@ -82,8 +82,8 @@ PASS = ["test_shards_and_back", "test_gradient_dim_0", "test_gradient_dim_1", "t
 
 
 def in_a_child(function: Any, *args: Any) -> str:
-    """What a function of text gives in a forked process: where torch is built for CUDA, a backward leaves threads, off
-    which nobody could fork."""
+    """Call a function that returns text, in a forked process: if torch is built for CUDA, a backward leaves threads,
+    which prevent later forks."""
     fork_safety.prepare_to_fork()
     reading, writing = os.pipe()
     pid = fork_safety.fork()

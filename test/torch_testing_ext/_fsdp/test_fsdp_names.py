@@ -21,8 +21,7 @@ from torch_testing_ext.common_distributed import MultiProcessTestCase
 from torch_testing_ext.common_utils import TestCase, instantiate_parametrized_tests, parametrize, run_tests
 
 THEIRS = Path(torch.__file__).parent / "testing" / "_internal"
-# Bases whose ranks are threads, or live on from test to test: not here yet.
-LEFT_OUT = {"FSDPTestMultiThread", "FSDPTestContinuous"}
+
 MODULES = {"common_fsdp": common_fsdp, "common_dist_composable": common_dist_composable}
 
 Function = ast.FunctionDef
@@ -30,7 +29,7 @@ Function = ast.FunctionDef
 
 def definitions(module: str) -> list[Any]:
     body = ast.parse((THEIRS / f"{module}.py").read_text()).body
-    return [node for node in body if isinstance(node, (ast.ClassDef, Function)) and node.name not in LEFT_OUT]
+    return [node for node in body if isinstance(node, (ast.ClassDef, Function))]
 
 
 def functions(module: str) -> Iterator[tuple[str, Function]]:

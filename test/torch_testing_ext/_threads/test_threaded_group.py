@@ -180,12 +180,12 @@ def backward(rank: int) -> Result:
 
 def run_all(rank: int) -> dict[str, Result]:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # names that newer versions of torch call otherwise
+        warnings.simplefilter("ignore", FutureWarning)  # for names that newer versions of torch deprecate
         return {name: function(rank) for name, function in CASES.items()}
 
 
 class OnGloo(MultiProcessTestCase):
-    """Its method is named without `test`: no loader picks it up."""
+    """Its method has a name without `test`, so that no loader collects it."""
 
     world_size = SIZE
 
@@ -200,7 +200,7 @@ class OnGloo(MultiProcessTestCase):
 
 
 class TestCollectives(TestCase):
-    def test_as_on_gloo(self) -> None:
+    def test_same_results_as_gloo(self) -> None:
         threads: dict[int, dict[str, Result]] = {}
 
         @spawn_threads_and_init_comms(world_size=SIZE)
@@ -219,7 +219,7 @@ class TestCollectives(TestCase):
 
     @spawn_threads_and_init_comms(world_size=2)
     def test_average_and_scaled_sum(self) -> None:
-        """Which gloo has not."""
+        """gloo has neither."""
         rank = dist.get_rank()
         tensor = torch.tensor([2.0 * rank])
         dist.all_reduce(tensor, op=dist.ReduceOp.AVG)
@@ -245,7 +245,7 @@ class TestCollectives(TestCase):
         self.assertEqual(torch.cat(places), torch.tensor([0.0 + rank, 10.0 + rank]))
 
     @spawn_threads_and_init_comms(world_size=2)
-    def test_what_a_group_tells_of_itself(self) -> None:
+    def test_attributes_of_a_group(self) -> None:
         group = dist.group.WORLD
         self.assertIsInstance(group, ProcessLocalGroup)
         self.assertEqual((group.size(), group.rank()), (2, dist.get_rank()))
@@ -253,7 +253,7 @@ class TestCollectives(TestCase):
         self.assertEqual(group.group_name, group.pg_name)
 
     @spawn_threads_and_init_comms(world_size=2)
-    def test_the_group_can_be_made_again(self) -> None:
+    def test_the_group_can_be_created_again(self) -> None:
         rank = dist.get_rank()
         dist.barrier()
         dist.destroy_process_group()
@@ -264,8 +264,8 @@ class TestCollectives(TestCase):
 
 
 class TestWorlds(TestCase):
-    def test_somebody_else_has_the_name(self) -> None:
-        """PyTorch's own kit registers the same one, and a process may have both."""
+    def test_another_backend_has_the_name(self) -> None:
+        """PyTorch's own kit registers the same name, and a process may import both."""
         plugins = dist.Backend._plugins
         self.addCleanup(plugins.update, THREADED=plugins["THREADED"])
         devices = dist.Backend.backend_capability["threaded"]
