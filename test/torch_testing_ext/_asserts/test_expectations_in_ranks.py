@@ -137,7 +137,7 @@ class TestCompare(MultiProcessTestCase):
         self.assertIn("ranks disagree", message)
         self.assertIn("+I am 1", message)
 
-    def test_a_diff_shows_how_ranks_disagree(self):
+    def test_a_diff_shows_how_ranks_differ(self):
         self.assertExpectedInline(f"I am {self.rank}", """I am 0""")
 
 

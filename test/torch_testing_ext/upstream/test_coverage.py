@@ -92,15 +92,15 @@ class CoverageTest(TestCase):
         self.assertEqual(len(twice), len(set(twice)))
 
     def test_another_torch_is_compared_by_the_names_of_both(self) -> None:
-        measured = [coverage.ModuleCoverage("m", "o", present=["a", "new"], missing=["b"], refused={"c": "why"})]
+        measured = [coverage.ModuleCoverage("m", "o", here=["a", "new"], lacking=["b"], refused={"c": "why"})]
         with tempfile.TemporaryDirectory() as directory:
             docs = Path(directory)
-            coverage.write([coverage.ModuleCoverage("m", "o", present=["a", "old"], missing=["b"])], "2.1", docs)
+            coverage.write([coverage.ModuleCoverage("m", "o", here=["a", "old"], lacking=["b"])], "2.1", docs)
             self.assertEqual(coverage.outdated(measured, "2.2", docs), [])
             self.assertEqual(len(coverage.outdated(measured, "2.1", docs)), 1)
-            coverage.write([coverage.ModuleCoverage("m", "o", present=["b"], missing=["a"])], "2.1", docs)
+            coverage.write([coverage.ModuleCoverage("m", "o", here=["b"], lacking=["a"])], "2.1", docs)
             self.assertEqual(
-                coverage.outdated(measured, "2.2", docs), ["m.a is present, not missing", "m.b is missing, not present"]
+                coverage.outdated(measured, "2.2", docs), ["m.a is here, not lacking", "m.b is lacking, not here"]
             )
             coverage.write(measured, "2.2", docs)
             self.assertEqual(coverage.outdated(measured, "2.2", docs), [])
@@ -117,7 +117,7 @@ class CoverageTest(TestCase):
         utils = data["modules"]["torch.testing._internal.common_utils"]
         self.assertIn("TestCase", utils["here"])
         self.assertIn("TestGradients", utils["refused"])
-        self.assertRegex(output(), rf"\| common_utils +\| {len(utils['present'])} +\|")
+        self.assertRegex(output(), rf"\| common_utils +\| {len(utils['here'])} +\|")
 
 
 class CheckoutCoverageTest(CheckoutCase):
