@@ -22,7 +22,7 @@ import torch
 
 from torch_testing_ext import _torch
 
-Path = tuple[Any, ...]
+ItemPath = tuple[Any, ...]
 
 _NUMBERS = (int, float, complex)
 # The default (rtol, atol) of Python's numbers; of two types, the larger tolerance applies.
@@ -58,7 +58,7 @@ class Rules:
 class _Different(Exception):
     """Raised for two containers of different structure."""
 
-    def __init__(self, path: Path, text: str) -> None:
+    def __init__(self, path: ItemPath, text: str) -> None:
         super().__init__(text)
         self.path = path
         self.text = text
@@ -83,11 +83,11 @@ def find_difference(actual: Any, expected: Any, rules: Rules) -> str | None:
     return text + _place(path) + _others([path for path, _ in differences[1:]], len(leaves))
 
 
-def _place(path: Path) -> str:
+def _place(path: ItemPath) -> str:
     return f"\n\nThe failure occurred for item {_spell(path)}" if path else ""
 
 
-def _others(paths: list[Path], total: int) -> str:
+def _others(paths: list[ItemPath], total: int) -> str:
     if not paths:
         return ""
     listed = ", ".join(_spell(path) for path in paths[:_LISTED_ITEMS])
@@ -95,7 +95,7 @@ def _others(paths: list[Path], total: int) -> str:
     return f"\n{len(paths) + 1} of {total} items differ; the others are {listed}{more}"
 
 
-def _spell(path: Path) -> str:
+def _spell(path: ItemPath) -> str:
     return "".join(f"[{item!r}]" for item in path)
 
 
@@ -109,7 +109,7 @@ def _as_tensor_beside(value: Any, other: Any) -> Any:
     return value
 
 
-def _walk(actual: Any, expected: Any, path: Path) -> Iterator[tuple[Path, Any, Any]]:
+def _walk(actual: Any, expected: Any, path: ItemPath) -> Iterator[tuple[ItemPath, Any, Any]]:
     actual, expected = _unpack(actual, expected)
     if isinstance(actual, bytes) and isinstance(expected, bytes):
         yield path, actual, expected
@@ -125,7 +125,7 @@ def _walk(actual: Any, expected: Any, path: Path) -> Iterator[tuple[Path, Any, A
         yield path, actual, expected
 
 
-def _walk_sequences(actual: Any, expected: Any, path: Path) -> Iterator[tuple[Path, Any, Any]]:
+def _walk_sequences(actual: Any, expected: Any, path: ItemPath) -> Iterator[tuple[ItemPath, Any, Any]]:
     if len(actual) != len(expected):
         raise _Different(path, _length_difference(actual, expected))
     for index in range(len(actual)):
@@ -142,7 +142,7 @@ def _length_difference(actual: Any, expected: Any) -> str:
     )
 
 
-def _walk_mappings(actual: Any, expected: Any, path: Path) -> Iterator[tuple[Path, Any, Any]]:
+def _walk_mappings(actual: Any, expected: Any, path: ItemPath) -> Iterator[tuple[ItemPath, Any, Any]]:
     missing = [key for key in expected if key not in actual]
     added = [key for key in actual if key not in expected]
     if missing or added:
@@ -212,7 +212,7 @@ def _are_dataclasses_to_walk(actual: Any, expected: Any) -> bool:
 # -- leaves
 
 
-def _compare_all(leaves: list[tuple[Path, Any, Any]], rules: Rules) -> Iterator[tuple[Path, str | None]]:
+def _compare_all(leaves: list[tuple[ItemPath, Any, Any]], rules: Rules) -> Iterator[tuple[ItemPath, str | None]]:
     for path, actual, expected in leaves:
         try:
             yield path, _compare(actual, expected, rules)

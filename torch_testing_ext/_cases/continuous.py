@@ -73,14 +73,14 @@ class MultiProcContinuousTest(RankedTestCase):
 
     # Read through `vars(cls)`: each class has its own and must not inherit them.
     _persistent_ranks: ClassVar[launch.PersistentRanks | None] = None
-    _troubles: ClassVar[list[str]] = []
+    _failures_of_ranks: ClassVar[list[str]] = []
     processes: ClassVar[list[RankProcess]] = []
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         launch.Named.of(cls)  # so that a fork server that starts later can find the class
 
-    # -- what subclasses may override
+    # -- for subclasses to override
 
     @classmethod
     def backend_str(cls) -> str | None:
@@ -143,10 +143,10 @@ class MultiProcContinuousTest(RankedTestCase):
     @classmethod
     def tearDownClass(cls) -> None:
         cls._dismiss_ranks()
-        troubles, cls._troubles = vars(cls).get("_troubles", ()), []
+        failures, cls._failures_of_ranks = vars(cls).get("_failures_of_ranks", ()), []
         super().tearDownClass()
-        if troubles:
-            raise RankError("\n\n".join(troubles))
+        if failures:
+            raise RankError("\n\n".join(failures))
 
     @classmethod
     def _ensure_processes_spawned(cls) -> None:
@@ -222,7 +222,7 @@ class MultiProcContinuousTest(RankedTestCase):
             after = f"{cls.__qualname__} (after {ranks.last})" if ranks.last else cls.__qualname__
             verdict = launch.judge(end.reports, end.timed_out, launch.Case(after))
             if verdict.message:
-                cls._troubles = [*vars(cls).get("_troubles", ()), verdict.message]
+                cls._failures_of_ranks = [*vars(cls).get("_failures_of_ranks", ()), verdict.message]
         _clean_up(ranks.directory)
 
     # -- the parent: a test
@@ -261,17 +261,17 @@ class MultiProcContinuousTest(RankedTestCase):
             self._interrupt()
         verdict = launch.judge(end.reports, end.timed_out, self._case())
         verdict = self._with_expectations(verdict, str(self._files), len(end.reports))
-        left_changed = self._left_changed(end.reports)
-        if ranks.is_over or left_changed or self.isolated:
+        state_changes = self._state_changes(end.reports)
+        if ranks.is_over or state_changes or self.isolated:
             self._dismiss_ranks()
         if verdict.outcome is launch.Outcome.PASSED:
-            for text in left_changed:
+            for text in state_changes:
                 warnings.warn(text, GlobalStateWarning, stacklevel=2)
-        elif left_changed:
-            verdict = replace(verdict, message="\n\n".join([verdict.message, *left_changed]))
+        elif state_changes:
+            verdict = replace(verdict, message="\n\n".join([verdict.message, *state_changes]))
         raise_verdict(verdict)
 
-    def _left_changed(self, reports: tuple[launch.RankReport, ...]) -> list[str]:
+    def _state_changes(self, reports: tuple[launch.RankReport, ...]) -> list[str]:
         """Describe the global state that the test changed, one sentence for each change."""
         by_note: dict[str, list[str]] = {}
         for report in reports:

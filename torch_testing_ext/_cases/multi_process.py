@@ -42,7 +42,7 @@ from .ranked import (
     without_our_traceback,
 )
 
-__unittest = True  # keeps these frames out of unittest's tracebacks: the message says it all
+__unittest = True  # keeps these frames out of unittest's tracebacks: the message is complete
 __rank_frame__ = True  # and out of the tracebacks of ranks
 
 # Importing fewer modules than this in each rank costs less than a preload hint.
@@ -72,7 +72,7 @@ class MultiProcessTestCase(RankedTestCase):
     def _replacement_for(self, test: Callable[[], Any]) -> Any:
         return self.join_or_run(test)
 
-    # -- what subclasses may override
+    # -- for subclasses to override
 
     @property
     def world_size(self) -> int:

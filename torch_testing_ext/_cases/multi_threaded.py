@@ -69,7 +69,7 @@ class MultiThreadedTestCase(RankedTestCase):
     def _replacement_for(self, test: Callable[[], Any]) -> Any:
         return self.join_or_run(test)
 
-    # -- what subclasses may override
+    # -- for subclasses to override
 
     @property
     def world_size(self) -> int:

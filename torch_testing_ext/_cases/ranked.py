@@ -24,7 +24,7 @@ from torch_testing_ext.launch import settings
 from . import invocation
 from .test_case import TestCase, clean_expected
 
-__unittest = True  # keeps these frames out of unittest's tracebacks: the message says it all
+__unittest = True  # keeps these frames out of unittest's tracebacks: the message is complete
 __rank_frame__ = True  # and out of the tracebacks of ranks
 
 PARENT = -1  # the `rank` of the test case that waits for the ranks

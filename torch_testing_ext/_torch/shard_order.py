@@ -1,4 +1,4 @@
-"""DTensor's order of shards, since 2.10, and its sharding rules."""
+"""DTensor's shard order, since 2.10, and its sharding rules."""
 
 from __future__ import annotations
 
