@@ -42,7 +42,10 @@ def start_session(parent: int, killed_by: int) -> None:
 
 
 def detach(stream: int | None) -> None:
-    """Reset the state that a process running tests has inherited. `stream` becomes stdout and stderr; None keeps them."""
+    """Reset state inherited from the parent, in a process that runs tests.
+
+    `stream` becomes stdout and stderr; None keeps them.
+    """
     _reset_signals()
     system.use_batch_scheduling()
     if stream is not None:

@@ -11,7 +11,10 @@ RUN_FIRST: list[str] = []
 
 
 def command(module: str, path: Sequence[object], *words: str) -> list[str]:
-    """The command for an interpreter like this one that runs `main()` of a module of this package, with this sys.path."""
+    """The command for an interpreter like this one that runs `main()` of a module of this package.
+
+    `path` becomes its sys.path.
+    """
     # Python ignores entries of sys.path that are not strings, and their repr might not be a literal.
     entries = [entry for entry in path if isinstance(entry, str)]
     run = f"from torch_testing_ext.{module} import main; main()"

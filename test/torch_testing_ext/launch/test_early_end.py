@@ -117,7 +117,7 @@ class DirectoryTest(TestCase):
         with unittest.mock.patch.object(tempfile, "tempdir", "/proc/self/no/such/directory"):
             seen = outcome_of(Passes("passes"))
         self.assertEqual(seen.outcome, "error")
-        self.assertIn("no directory for the logs and results of ranks can be made", seen.message)
+        self.assertIn("no directory for the logs and results of ranks can be created", seen.message)
         self.assertIn("set TMPDIR", seen.message)
 
     @unittest.skipUnless(hasattr(os, "geteuid") and os.geteuid() == 0, "mounting a small file system needs root")

@@ -39,7 +39,7 @@ class StartTest(TestCase):
         with environ(TORCH_TESTING_EXT_START="spawn"):
             seen = outcome_of(local_class()("passes"))
         self.assertEqual(seen.outcome, "error")
-        self.assertIn("is made in a function: only ranks forked off this process have it", seen.message)
+        self.assertIn("is defined in a function: only ranks forked from this process have it", seen.message)
         self.assertIsNone(client.launcher().server)  # the next test starts as well as it can
 
     def test_changing_the_way_changes_the_server(self):
