@@ -156,7 +156,9 @@ class RankedTestCase(TestCase):
         for report in reports:
             if report.leftovers:
                 left = "; ".join(report.leftovers)
-                print(f"{self._short_name()}: rank {report.rank} left running (ended now): {left}", file=sys.stderr)
+                print(
+                    f"{self._short_name()}: rank {report.rank} left running (now terminated): {left}", file=sys.stderr
+                )
 
     def _with_expectations(self, verdict: launch.Verdict, path: str, world_size: int) -> launch.Verdict:
         """Ranks that disagree about an assertExpectedInline fail; the source is rewritten here if it is to be."""

@@ -1,7 +1,7 @@
 """The parent's side: one fork server for this process, made when first needed, and its runs.
 
-The start method: a fork server forked from this process if that is safe (nothing is imported twice), else one that is
-a new interpreter and imports the test module, else each rank is a new interpreter. TORCH_TESTING_EXT_START overrides it.
+The fork server is forked from this process if that is safe (nothing is imported twice); else it is a new interpreter
+that imports the test module; else each rank is a new interpreter. TORCH_TESTING_EXT_START overrides the choice.
 """
 
 from __future__ import annotations

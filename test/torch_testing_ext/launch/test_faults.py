@@ -294,7 +294,7 @@ class FaultTest(TestCase):
         told = io.StringIO()
         with contextlib.redirect_stderr(told):
             self.check("leaves_grandchildren", "passed")
-        self.assertIn("rank 1 left running (ended now): pid", told.getvalue())
+        self.assertIn("rank 1 left running (now terminated): pid", told.getvalue())
         self.assertIn("sleep 1001", told.getvalue())
         self.assertIn("sleep 1002", told.getvalue())
 

@@ -189,8 +189,8 @@ class TestDeclaredCodes(VerdictTestCase):
         for first, had in table:
             with self.subTest(had=had):
                 verdict = self.judge(first, killed(signal.SIGABRT), expected=ABORTS)
-                said = f"rank 0 of 2 was to end with exit code -6 (SIGABRT), but ended with {had}\n"
-                self.assertVerdict(verdict, Outcome.FAILED, 0, said, "rank 1: killed by SIGABRT")
+                title = f"rank 0 of 2 should have ended with exit code -6 (SIGABRT), but ended with {had}\n"
+                self.assertVerdict(verdict, Outcome.FAILED, 0, title, "rank 1: killed by SIGABRT")
 
     def test_expected_code_0_is_a_clean_exit(self):
         self.assertVerdict(self.judge(passed(), exited(3), expected=Expected(code=0)), Outcome.PASSED)
@@ -319,7 +319,7 @@ rank 1's last lines of output:
 step 1
 step 2
 
-rank 1 left running (ended now): pid 77: sleep 60; pid 78: cat
+rank 1 left running (now terminated): pid 77: sleep 60; pid 78: cat
 
 rank 0's stacks, most recent call first:
 Current thread 0x1 (most recent call first):
@@ -375,7 +375,7 @@ To run it alone:
 
     def test_leftovers_of_all_ranks(self):
         reports = world(raised(), replace(passed(), leftovers=("pid 5: sleep 9",)))
-        self.assertIn("rank 1 left running (ended now): pid 5: sleep 9", judge(reports, False, CASE).message)
+        self.assertIn("rank 1 left running (now terminated): pid 5: sleep 9", judge(reports, False, CASE).message)
 
     def test_stacks_of_whoever_ran(self):
         reports = world(raised(), stopped(stacks='Thread 1:\n  File "a.py", line 1 in f\n'), stopped())
