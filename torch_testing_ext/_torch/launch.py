@@ -39,8 +39,11 @@ def warm_up() -> None:
 
     if _warm_until or not dist.is_available() or not dist.is_gloo_available() or dist.is_initialized():
         return
+    # torch.distributed has this name, too, but does not declare it as exported.
+    from torch._C._distributed_c10d import HashStore
+
     torch.manual_seed(torch.initial_seed())
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     try:
         dist.all_reduce(torch.ones(1))
     finally:

@@ -55,7 +55,7 @@ _ANSWER_PATIENCE = 30.0
 
 
 class CannotStart(RuntimeError):
-    """Ranks could not be started; the message gives the reason and what to do."""
+    """Ranks could not be started; the message gives the reason and the remedy."""
 
 
 class _TryAnother(Exception):

@@ -84,7 +84,7 @@ class ForkServer:
         self._ranks: dict[int, _Rank] = {}  # by pid, until reaped
         self._accounts: list[AccountFile] = []  # while ranks are being started
         self._launches = 0
-        self._unsafe: str | None = None  # why no more ranks may be forked off this process
+        self._unsafe: str | None = None  # why this process must not fork more ranks
         self._client_is_gone = False
         self._running = True
 
@@ -209,12 +209,12 @@ class ForkServer:
                 pid = spawn(job, rank, account, theirs, stream)
             else:
 
-                def live() -> NoReturn:
+                def run_rank() -> NoReturn:
                     ours.close()
                     self._close_inherited(account)
-                    rank_process.live(job, rank, account, theirs, stream)
+                    rank_process.run_and_exit(job, rank, account, theirs, stream)
 
-                pid = child.fork_child(live)
+                pid = child.fork_child(run_rank)
             failed.pop_all()
             self._ranks[pid] = _Rank(run, rank, pid, ours, output)
             if output is not None:

@@ -1,6 +1,6 @@
 """The process of a rank, from its first instruction to its exit.
 
-Whether forked (`live`) or a new interpreter (`main`), a rank resets inherited state, runs the job's body, writes its
+Forked (`run_and_exit`) or a new interpreter (`main`), a rank resets inherited state, runs the job's body, writes its
 account, and exits without the interpreter's tear-down.
 """
 
@@ -100,7 +100,7 @@ def format_error(error: BaseException) -> str:
         return "".join(traceback.format_tb(tb)) + summarize(error) + "\n"
 
 
-def live(job: Job, rank: int, account: AccountFile, link: socket.socket, stream: int | None) -> NoReturn:
+def run_and_exit(job: Job, rank: int, account: AccountFile, link: socket.socket, stream: int | None) -> NoReturn:
     """Run a rank and exit. `stream`: the descriptor for stdout and stderr; None keeps the current ones."""
     code = FAILED
     try:
@@ -120,7 +120,7 @@ def main() -> NoReturn:
     job: Job = pickle.loads(Path(file).read_bytes())
     job.context.apply()
     stream = None if job.debug_rank == rank else 1
-    live(job, rank, AccountFile(account_fd), socket.socket(fileno=link_fd), stream)
+    run_and_exit(job, rank, AccountFile(account_fd), socket.socket(fileno=link_fd), stream)
 
 
 def _run(job: Job, rank: int, report: AccountWriter) -> int:

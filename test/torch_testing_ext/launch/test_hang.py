@@ -303,8 +303,8 @@ class TestTidy(unittest.TestCase):
     OURS = (
         (PACKAGE / "_cases" / "multi_process.py", 300, "run_test"),
         (PACKAGE / "launch" / "rank.py", 105, "_run"),
-        (PACKAGE / "launch" / "rank.py", 80, "live"),
-        (PACKAGE / "launch" / "server.py", 240, "_fork"),
+        (PACKAGE / "launch" / "rank.py", 80, "run_and_exit"),
+        (PACKAGE / "launch" / "fork_server.py", 240, "_start"),
         ("/usr/lib/python3.11/unittest/main.py", 102, "__init__"),
     )
 

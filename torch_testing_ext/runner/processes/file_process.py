@@ -44,7 +44,7 @@ from .unit_spec import UnitSpec
 _QUERIED_ACCELERATORS = 3
 
 
-def live(request: OpenFile, channel: Channel[ToFile]) -> NoReturn:
+def run_and_exit(request: OpenFile, channel: Channel[ToFile]) -> NoReturn:
     """Run the process and exit."""
     os.chdir(request.root)
     child.detach(os.open(request.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600))
@@ -139,8 +139,8 @@ class FileProcess(ForkParent[ToFile]):
 
     def _start(self, message: StartUnit) -> None:
         to_nanny, to_worker = unit_channels(message)
-        start = partial(worker.live, message.unit, lambda: self._file.tests, to_worker)
-        self.fork(message.number, partial(nanny.live, message.unit, to_nanny, to_worker, start))
+        start = partial(worker.run_and_exit, message.unit, lambda: self._file.tests, to_worker)
+        self.fork(message.number, partial(nanny.run_and_exit, message.unit, to_nanny, to_worker, start))
         close_all(to_nanny, to_worker)
 
 

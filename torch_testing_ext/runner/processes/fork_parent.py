@@ -50,7 +50,7 @@ class ForkParent(Generic[Received]):
         """Handle a request of the client, except Kill."""
         raise NotImplementedError
 
-    def fork(self, number: int, live: Callable[[], NoReturn]) -> None:
+    def fork(self, number: int, run: Callable[[], NoReturn]) -> None:
         """Fork a child without this process's channel and signal handlers. Its end is reported as ChildGone."""
 
         def begin() -> None:
@@ -59,7 +59,7 @@ class ForkParent(Generic[Received]):
             system.adopt_orphans()
             self.channel.close()
             signals.unblock()
-            live()
+            run()
 
         # SIGTERM rather than SIGKILL: the child may have processes to end first.
         self._children[child.fork_child(begin, killed_by=signal.SIGTERM)] = number

@@ -36,7 +36,7 @@ _QUIET = 0.05
 Start = Callable[[int], NoReturn]  # runs the worker; the argument is the descriptor of its log
 
 
-def live(unit: UnitSpec, channel: Channel[ToNanny], worker_channel: Channel[Nothing], start: Start) -> NoReturn:
+def run_and_exit(unit: UnitSpec, channel: Channel[ToNanny], worker_channel: Channel[Nothing], start: Start) -> NoReturn:
     """Run the process and exit."""
     Nanny(unit, channel, worker_channel, start).watch()
     os._exit(0)

@@ -29,7 +29,7 @@ __first_frames__ = ("_run_suite",)
 Tests = Mapping[str, unittest.TestCase]  # by `Class.test_x`
 
 
-def live(unit: UnitSpec, find: Callable[[], Tests], channel: Channel[Nothing], log: int) -> NoReturn:
+def run_and_exit(unit: UnitSpec, find: Callable[[], Tests], channel: Channel[Nothing], log: int) -> NoReturn:
     """Run a worker and exit. `find` returns the tests of its file."""
     code = 1
     try:
@@ -47,7 +47,7 @@ def main() -> NoReturn:
 
     channel: Channel[Nothing] = Channel.on(int(sys.argv[2]), Nothing)
     unit = UnitSpec.load(Path(sys.argv[1]))
-    live(unit, lambda: LoadedFile.load(unit.file).tests, channel, os.dup(1))
+    run_and_exit(unit, lambda: LoadedFile.load(unit.file).tests, channel, os.dup(1))
 
 
 def _prepare(unit: UnitSpec, log: int) -> None:

@@ -65,7 +65,7 @@ class ZygoteProcess(ForkParent[ToZygote]):
         match message:
             case OpenFile(fds=(fd,)):
                 to_file: Channel[ToFile] = Channel.on(fd, ToFile)
-                self._fork_with(message.number, to_file, partial(file_process.live, message, to_file))
+                self._fork_with(message.number, to_file, partial(file_process.run_and_exit, message, to_file))
             case CountDevices(fds=(fd,)):
                 to_counter: Channel[Nothing] = Channel.on(fd, Nothing)
                 self._fork_with(message.number, to_counter, partial(_count_devices, to_counter))
@@ -78,15 +78,15 @@ class ZygoteProcess(ForkParent[ToZygote]):
             case _:
                 assert_never(message)
 
-    def _fork_with(self, number: int, theirs: Channel[ToFile] | Channel[Nothing], live: Callable[[], NoReturn]) -> None:
-        self.fork(number, live)
+    def _fork_with(self, number: int, theirs: Channel[ToFile] | Channel[Nothing], run: Callable[[], NoReturn]) -> None:
+        self.fork(number, run)
         theirs.close()
 
     def _start_unit(self, message: StartUnit) -> None:
         """Start a unit whose file is not safe to fork."""
         to_nanny, to_worker = file_process.unit_channels(message)
         start = file_process.start_interpreter(message.unit, to_worker)
-        self.fork(message.number, partial(nanny.live, message.unit, to_nanny, to_worker, start))
+        self.fork(message.number, partial(nanny.run_and_exit, message.unit, to_nanny, to_worker, start))
         close_all(to_nanny, to_worker)
 
 
