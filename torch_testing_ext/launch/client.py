@@ -80,7 +80,7 @@ class Run:
         """The ranks that are still running."""
         return [] if self.lost else [rank for rank in range(len(self.pids)) if rank not in self.exits]
 
-    def wait_for_news(self, until: float | None = None) -> bool:
+    def wait_for_event(self, until: float | None = None) -> bool:
         """Wait for the next event and handle it. Returns False if the time `until` came first."""
         return self.server.step(until)
 
@@ -96,13 +96,13 @@ class Run:
         """Have these ranks, or all that are still running, write their stacks and flight recorders."""
         self.dumped = False
         self.server.send(Dump(self.number, tuple(self.alive if ranks is None else ranks), patience))
-        self.insist(lambda: self.dumped, patience)
+        self.wait_until(lambda: self.dumped, patience)
 
-    def insist(self, done: Callable[[], bool], patience: float = 0.0) -> None:
+    def wait_until(self, done: Callable[[], bool], patience: float = 0.0) -> None:
         """Wait until `done`, which a working server achieves at once; give up a server that is stuck."""
         until = now() + patience + _ANSWER_PATIENCE
         while not done() and not self.lost:
-            if not self.wait_for_news(until):
+            if not self.wait_for_event(until):
                 self.server.give_up()
 
 
@@ -144,7 +144,7 @@ class ForkServerClient:
         self.send(Serve(directory, self.method, os.getpid(), tuple(sys.argv), subject))
         return self._popen.pid
 
-    def greet(self) -> str | None:
+    def wait_until_ready(self) -> str | None:
         """Wait until it is ready. Returns the reason if it cannot serve, or None."""
         until = now() + _HELLO_PATIENCE
         while self._hello is None and self.unusable is None:
@@ -304,7 +304,7 @@ class Launcher:
         server.runs[run.number] = run
         server.send(Launch(run.number, pickle.dumps(job)))
         try:
-            run.insist(lambda: bool(run.pids))
+            run.wait_until(lambda: bool(run.pids))
             if run.lost:
                 raise _TryAnother(run.lost)
         except BaseException:
@@ -348,7 +348,7 @@ class Launcher:
         if unsafe is not None:
             return None, unsafe
         server = ForkServerClient(method, subject, self.session_directory())
-        unsafe = server.greet()
+        unsafe = server.wait_until_ready()
         if unsafe is None:
             return server, ""
         server.close()

@@ -102,7 +102,7 @@ class PersistentRanks:
 
     def is_complete(self) -> bool:
         """Are all ranks still running?"""
-        while self.run.wait_for_news(until=now()):
+        while self.run.wait_for_event(until=now()):
             pass
         return not self.run.lost and len(self.run.alive) == len(self._ranks())
 
@@ -174,14 +174,14 @@ class _TaskWatcher(RankWatcher):
         super().__init__(ranks.run, Expected(), ranks._began)
         self._ranks = ranks
 
-    def take_news(self) -> None:
+    def take_endings(self) -> None:
         for rank in sorted(self._ranks.done() - self.accounts.keys()):
             account = read_account(_account(self._ranks.directory, rank, self._ranks.number))
             if account is not None:
                 self.accounts[rank] = account
                 self.answers[rank] = Exit(account.code << 8, account.ended)
                 self.on_end(rank)
-        super().take_news()
+        super().take_endings()
 
     def read_account(self, rank: int) -> RankAccount | None:
         """The task's account, or the rank's own if it exited before its first task."""

@@ -83,15 +83,15 @@ class RankWatcher:
 
     def until_over(self, deadline: float | None) -> bool:
         """Wait until no rank is pending, a grace period is over or the deadline is reached. Returns whether it is."""
-        self.take_news()
+        self.take_endings()
         while self.pending:
             ends = [end for end in (deadline, self.grace_ends) if end is not None]
-            if not self.run.wait_for_news(min(ends, default=None)):
+            if not self.run.wait_for_event(min(ends, default=None)):
                 return self.grace_ends is None or (deadline is not None and deadline <= self.grace_ends)
-            self.take_news()
+            self.take_endings()
         return False
 
-    def take_news(self) -> None:
+    def take_endings(self) -> None:
         for rank in self.run.exits.keys() - self.accounts.keys():
             self.accounts[rank] = self.read_account(rank)
             self.on_end(rank)
@@ -122,11 +122,11 @@ class RankWatcher:
         self.stopped.update(dict.fromkeys(self.pending, began))
         if self.run.alive:
             self.run.end(signal.SIGTERM)
-            while self.run.alive and self.run.wait_for_news(began + GRACE_AFTER_SIGTERM):
+            while self.run.alive and self.run.wait_for_event(began + GRACE_AFTER_SIGTERM):
                 pass
         if self.run.alive:
             self.run.end(signal.SIGKILL)
-            self.run.insist(lambda: not self.run.alive)
+            self.run.wait_until(lambda: not self.run.alive)
 
     def _exit(self, rank: int) -> Exit:
         return self.answers.get(rank) or self.run.exits[rank]

@@ -166,7 +166,7 @@ class PersistentRanksTest(unittest.TestCase):
         os.kill(self.ranks.run.pids[1], signal.SIGKILL)
         wait_until_gone([self.ranks.run.pids[1]], 5)
         while self.ranks.is_complete():  # the server may not have noticed it yet
-            self.ranks.run.wait_for_news(time.monotonic() + 5)
+            self.ranks.run.wait_for_event(time.monotonic() + 5)
         end = self.ranks.dismiss(5)
         self.assertEqual([report.ending for report in end.reports], [RankEnding.PASSED, RankEnding.KILLED])
 
