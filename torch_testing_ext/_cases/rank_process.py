@@ -41,7 +41,7 @@ class RankProcess:
     def join(self, timeout: float | None = None) -> None:
         """Wait for the rank to end."""
         until = None if timeout is None else launch.now() + timeout
-        while self.rank in self._run.alive and self._run.wait_for_news(until):
+        while self.rank in self._run.alive and self._run.wait_for_event(until):
             pass
 
     def terminate(self) -> None:

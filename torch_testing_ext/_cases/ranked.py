@@ -158,7 +158,9 @@ class RankedTestCase(TestCase):
         for report in reports:
             if report.leftovers:
                 left = "; ".join(report.leftovers)
-                print(f"{self._short_name()}: rank {report.rank} left running (ended now): {left}", file=sys.stderr)
+                print(
+                    f"{self._short_name()}: rank {report.rank} left running (now terminated): {left}", file=sys.stderr
+                )
 
     def _with_expectations(self, verdict: launch.Verdict, path: str, world_size: int) -> launch.Verdict:
         """Fail ranks that disagree about an expectation; when accepting, rewrite the source."""

@@ -1,1 +1,1 @@
-"""What any process that we start needs: start-up, signals, messages, an event loop, the wording of its end."""
+"""The basics of every process that we start: start-up, signals, messages, an event loop, the wording of its end."""

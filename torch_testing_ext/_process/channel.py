@@ -16,18 +16,18 @@ Received = TypeVar("Received")
 
 _CHUNK = 1 << 16
 _FD_SIZE = array.array("i").itemsize
-_ROOM_FOR_FDS = socket.CMSG_LEN(32 * _FD_SIZE)
+_ANCILLARY_SIZE = socket.CMSG_LEN(32 * _FD_SIZE)  # for up to 32 descriptors
 
 
 @dataclass(frozen=True, kw_only=True)
 class WithDescriptors:
-    """A message that brings file descriptors along: how many when it is sent, which ones when it is received."""
+    """A message that carries file descriptors: the sender's when it is sent, the receiver's when it is received."""
 
     fds: tuple[int, ...] = ()
 
 
 class Channel(Generic[Received]):
-    """One end of a connection. `receives` is the union of the message types that come from the other end."""
+    """One end of a connection. `receives` is the union of the message types that the other end sends."""
 
     def __init__(self, sock: socket.socket, receives: Any):
         self._socket = sock
@@ -37,14 +37,14 @@ class Channel(Generic[Received]):
 
     @classmethod
     def on(cls, fd: int, receives: Any) -> Channel[Received]:
-        """The end whose descriptor was inherited or received."""
+        """The end on a descriptor that was inherited or received."""
         return cls(socket.socket(fileno=fd), receives)
 
     def fileno(self) -> int:
         return self._socket.fileno()
 
     def send(self, message: Any, *fds: int) -> None:
-        """Send a message. That the other end is gone shows when this end receives."""
+        """Send a message. If the other end is gone, only receiving shows it."""
         message = replace(message, fds=fds) if fds else message
         line = messages.to_json(message).encode() + b"\n"
         with suppress(BrokenPipeError, ConnectionResetError):
@@ -52,11 +52,11 @@ class Channel(Generic[Received]):
             self._socket.sendall(line[sent:])
 
     def receive(self) -> list[Received]:
-        """Wait until there is something to read; the messages that are complete by then. EOFError at the end."""
+        """Wait for data and return the messages that are complete. Raises EOFError when the other end is closed."""
         return self._take(0)
 
     def receive_available(self) -> list[Received]:
-        """The messages that have come so far, without waiting; none where the other end is gone."""
+        """The messages that have arrived so far, without waiting; none if the other end is gone."""
         received: list[Received] = []
         with suppress(BlockingIOError, EOFError):
             while True:
@@ -65,8 +65,8 @@ class Channel(Generic[Received]):
 
     def _take(self, flags: int) -> list[Received]:
         try:
-            # Not socket.recv_fds, which ignores its flags: it would wait.
-            data, ancillary, _, _ = self._socket.recvmsg(_CHUNK, _ROOM_FOR_FDS, flags)
+            # Not socket.recv_fds: it ignores its flags and would wait.
+            data, ancillary, _, _ = self._socket.recvmsg(_CHUNK, _ANCILLARY_SIZE, flags)
         except ConnectionResetError:
             data, ancillary = b"", []
         for level, kind, content in ancillary:
@@ -94,8 +94,10 @@ class Channel(Generic[Received]):
 
 
 def socket_pair() -> tuple[socket.socket, socket.socket]:
-    """Two connected sockets, not on descriptors 0 to 2: this process may have closed some, and a later print would
-    write into the connection."""
+    """Two connected sockets, never on descriptors 0 to 2.
+
+    If this process has closed one of those, a later print would write into the connection.
+    """
     with ExitStack() as fillers:
         while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
             fillers.callback(os.close, fd)

@@ -1,4 +1,4 @@
-"""The first steps of a process that we start, and its last: session, signals, output, exit."""
+"""How a process that we start begins and exits: session, signals, output, exit."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from . import fork_safety, signals, system
 
 
 def fork_child(run: Callable[[], object], killed_by: int = signal.SIGKILL) -> int:
-    """Fork a child in a session of its own, which gets signal `killed_by` when this process dies. Returns its pid.
+    """Fork a child in a session of its own. It gets signal `killed_by` when this process dies. Returns its pid.
 
-    The child runs `run`, which ends with os._exit, and holds signals back until it calls signals.unblock().
+    The child runs `run`, which ends with os._exit. Signals stay blocked in it until it calls signals.unblock().
     """
     parent = os.getpid()
     with signals.blocked():
@@ -34,7 +34,7 @@ def fork_child(run: Callable[[], object], killed_by: int = signal.SIGKILL) -> in
 
 
 def start_session(parent: int, killed_by: int) -> None:
-    """Leave the terminal and the process group of `parent`, and get signal `killed_by` when it dies."""
+    """Leave the terminal and the process group of `parent`, and request signal `killed_by` for when it dies."""
     os.setsid()
     if killed_by != signal.SIGKILL:
         signal.signal(killed_by, signal.SIG_DFL)
@@ -42,7 +42,10 @@ def start_session(parent: int, killed_by: int) -> None:
 
 
 def detach(stream: int | None) -> None:
-    """Let go of what a process that runs tests inherited. `stream` becomes stdout and stderr; None keeps them."""
+    """Reset state inherited from the parent, in a process that runs tests.
+
+    `stream` becomes stdout and stderr; None keeps them.
+    """
     _reset_signals()
     system.use_batch_scheduling()
     if stream is not None:
@@ -63,7 +66,7 @@ def _reset_signals() -> None:
         signal.set_wakeup_fd(-1)
     for number in (signal.SIGTERM, signal.SIGCHLD, signal.SIGALRM, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_DFL)
-    # It has no terminal: Ctrl-C reaches its parent, which ends it.
+    # This process has no terminal: Ctrl-C reaches its parent, which ends it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
 
@@ -75,7 +78,7 @@ def _redirect(stream: int) -> None:
             os.dup2(source, target)
         if source not in targets:
             os.close(source)
-    # New text layers: what the inherited ones hold (a test runner's capture, say) belongs to the parent.
+    # New text layers: the inherited ones may hold buffered text, or a test runner's capture, of the parent.
     layers = {"stdin": open(0, closefd=False), "stdout": _text_layer(1), "stderr": _text_layer(2)}  # noqa: SIM115
     for name, layer in layers.items():
         setattr(sys, name, layer)
@@ -83,12 +86,12 @@ def _redirect(stream: int) -> None:
 
 
 def _text_layer(fd: int) -> io.TextIOWrapper:
-    # Line by line: what a process printed before it was killed is in its log.
+    # Line buffered, so that the log has everything that a process printed before it was killed.
     return open(fd, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
 
 
 def _reset_multiprocessing() -> None:
-    """Forget the children and finalizers of the process we were forked from: they are not ours to join or run."""
+    """Forget the children and finalizers of the process that forked this one, which must not join or run them."""
     process = sys.modules.get("multiprocessing.process")
     if process is not None:
         process._children.clear()

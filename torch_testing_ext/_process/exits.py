@@ -1,4 +1,4 @@
-"""How a process ended, in words."""
+"""Descriptions of how a process ended."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import signal
 
 
 def signal_name(number: int) -> str:
-    """`SIGKILL`; `signal 70` where the signal has no name."""
+    """`SIGKILL`; `signal 70` for a signal without a name."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -16,7 +16,7 @@ def signal_name(number: int) -> str:
 def describe_exit(code: int | None, when: str = "") -> str:
     """How a process ended, as a predicate: `was killed by SIGKILL 0.3 s into test_x (out of memory?)`.
 
-    `code` is negative for a signal, and None where nobody saw the end. `when` begins with a space.
+    `code` is negative for a signal, and None if the exit status is unknown. `when` begins with a space.
     """
     if code is None:
         return f"ended in an unknown way{when}"

@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all."""
+"""Files that are written completely or not at all."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Replace a file by one with this text: a reader sees the old text or the new, never a part.
+    """Replace a file by one with this text: a reader sees the old text or the new text, never a part.
 
-    Something that is not a regular file (a pipe, a device) cannot be replaced and is written directly.
+    A path that is not a regular file (a pipe, a device) cannot be replaced; it is written directly.
     """
     if path.exists() and not path.is_file():
         path.write_text(text, encoding="utf-8")

@@ -1,8 +1,8 @@
-"""May this process be forked? A forked child has only the thread that forked, whatever the others were holding.
+"""Checks whether this process is safe to fork: a forked child has only the thread that forked it.
 
-Looked at twice: before the fork for what can be mended or excludes it, after it for what the fork showed. numpy's
-OpenBLAS stops its threads in a fork handler of its own, so they are gone right after one; threads that are still
-there then were there during the fork.
+Locks that the other threads held stay locked in the child. There are two checks. The one before the fork ends the
+threads that can be ended and reports the others that Python knows of. The one after the fork counts native threads:
+numpy's OpenBLAS stops its threads in a fork handler, so a thread that is still there after a fork existed during it.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from contextlib import suppress
 from . import system
 
 _OMP_PAUSE_HARD = 2
-_born_as = os.getpid()
+_safe_pid = os.getpid()  # the process that is known not to lack any thread
 
 
 def prepare_to_fork() -> str | None:
-    """Make this process fit to be forked where that can be done. Returns why it cannot, or None."""
+    """Make this process safe to fork if possible. Returns the reason if it is not, or None."""
     if not system.CAN_FORK:
         return "this platform cannot fork safely"
     if threading.current_thread() is not threading.main_thread():
-        # Whoever is to die with its parent dies with the thread that forked it.
+        # The parent-death signal is sent when the thread that forked the child ends, not the whole process.
         return "ranks are being started from a thread that is not the main one"
     others = [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]
     if others:
@@ -36,21 +36,24 @@ def prepare_to_fork() -> str | None:
 
 
 def was_forked() -> str | None:
-    """A process that somebody forked may lack threads that its libraries count on: OpenMP would wait for them."""
-    return None if os.getpid() == _born_as else "it was itself forked, from a process whose threads it has not got"
+    """Why a process that was itself forked is not safe to fork, or None if it was not forked.
+
+    It may lack threads that its libraries count on: OpenMP would wait for them.
+    """
+    return None if os.getpid() == _safe_pid else "it was itself forked and lacks the threads of its parent"
 
 
 def mark_fork_safe() -> None:
-    """Called in a forked child whose parent was seen to be fit: it lacks nothing, so it may be forked in its turn."""
-    global _born_as
-    _born_as = os.getpid()
+    """Mark this process, a forked child, as safe to fork: its parent was checked, so it lacks no thread."""
+    global _safe_pid
+    _safe_pid = os.getpid()
 
 
 def check_after_fork() -> str | None:
-    """Called right after a fork: was this process fit for it? Returns why not, or None.
+    """Check, right after a fork, whether this process was safe to fork. Returns the reason if it was not, or None.
 
-    A second child is the test: what it has of the threads, or gets again when it asks for it, nobody misses. So it is
-    with torch's pthreadpool, which notices a fork and starts its threads anew.
+    A second child serves as a probe. Threads that the child has, or gets back when it asks for them, are not missed:
+    torch's pthreadpool notices a fork and starts its threads again.
     """
     count = system.threads()
     if count == 1:
@@ -69,19 +72,21 @@ def _threads_of_a_child() -> int:
     try:
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     except ChildProcessError:
-        return 0  # SIGCHLD is ignored here: nobody learns how a child ended
+        return 0  # SIGCHLD is ignored here, so there are no exit statuses
 
 
 def fork() -> int:
-    """os.fork() without Python 3.12's warning of each thread that it sees before the fork handlers have run; we look
-    after they have."""
+    """os.fork() without Python 3.12's warning about threads.
+
+    Python counts threads before the fork handlers run; check_after_fork() counts them afterwards.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         return os.fork()
 
 
 def release_openmp() -> None:
-    """End OpenMP's idle worker threads, which a forked child would wait for. They come back when needed."""
+    """End OpenMP's idle worker threads, which a forked child would wait for. OpenMP restarts them when needed."""
     for name in ("libgomp", "libomp", "libiomp5"):
         path = system.loaded_library(name)
         if path is None:

@@ -1,4 +1,4 @@
-"""Texts that processes wrote, cut to a bearable length."""
+"""Texts that processes wrote, cut to a readable length."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ LONGEST = 64 * 1024
 
 
 def cut_middle(text: str, longest: int) -> str:
-    """The beginning and the end of a long text, with a note of what is missing between them."""
+    """The beginning and the end of a long text, with a note of how much is missing between them."""
     if len(text) <= longest:
         return text
     half, edge = longest // 2, "\n" if "\n" in text else " "
@@ -30,7 +30,7 @@ def tail(path: Path, lines: int = 20, longest: int = 8_000, start: int = 0) -> s
 
 
 def read_ends(path: Path, start: int = 0, end: int | None = None, longest: int = LONGEST) -> str:
-    """A part of a file; of a long part its beginning and its end, with a note of what is missing between them."""
+    """A part of a file; of a long part its beginning and its end, with a note of how much is missing between them."""
     try:
         with path.open("rb") as file:
             end = os.fstat(file.fileno()).st_size if end is None else end

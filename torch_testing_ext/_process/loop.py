@@ -1,4 +1,4 @@
-"""One event loop: descriptors that become readable, moments that come, and work for when nothing else happens."""
+"""The event loop: readable descriptors, timers, and work for when nothing else is to be done."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-# Not epoll, which a forked child would share with its parent.
+# Not epoll: a forked child would share it with its parent.
 _Selector = selectors.PollSelector
 
 
 class Timer:
-    """A call that is due at a moment of time.monotonic(), unless it is cancelled before."""
+    """A call that is due at a time of time.monotonic(), unless it is cancelled before."""
 
     def __init__(self, at: float, call: Callable[[], object]):
         self.at = at
@@ -26,7 +26,7 @@ class Timer:
 
 
 class EventLoop:
-    """Calls back when a descriptor becomes readable or a moment comes, one callback at a time."""
+    """Calls back when a descriptor becomes readable or a timer is due, one callback at a time."""
 
     def __init__(self) -> None:
         self._selector = _Selector()
@@ -34,40 +34,40 @@ class EventLoop:
         self._idle: deque[Callable[[], object]] = deque()
 
     def listen(self, source: Any, call: Callable[[], object]) -> None:
-        """Call whenever `source`, a descriptor or something with a fileno(), is readable."""
+        """Call whenever `source`, a descriptor or an object with a fileno(), is readable."""
         self._selector.register(source, selectors.EVENT_READ, call)
 
     def forget(self, source: Any) -> None:
-        """Stop listening, if this loop does."""
+        """Stop listening to `source`, if this loop listens to it."""
         with suppress(KeyError, ValueError):
             self._selector.unregister(source)
 
     def at(self, moment: float, call: Callable[[], object]) -> Timer:
-        """Call once when time.monotonic() has come to `moment`."""
+        """Call once when time.monotonic() has reached `moment`."""
         timer = Timer(moment, call)
         self._timers.append(timer)
         return timer
 
     def after(self, seconds: float, call: Callable[[], object]) -> Timer:
-        """Call once when so many seconds have passed."""
+        """Call once when that many seconds have passed."""
         return self.at(time.monotonic() + seconds, call)
 
     def when_idle(self, call: Callable[[], object]) -> None:
-        """Call once when nothing else is to be done; in the order of these requests, one at a time."""
+        """Call once when nothing else is to be done; in the order of the requests, one at a time."""
         self._idle.append(call)
 
     def drop_idle(self) -> None:
-        """Forget what was to be done when idle."""
+        """Drop the work that waits for the loop to be idle."""
         self._idle.clear()
 
     def step(self, until: float | None = None) -> bool:
-        """Wait for the next thing to happen, and call back. False where the moment `until` came first."""
+        """Wait for the next event and call back. Returns False if the time `until` came first."""
         ready = self._selector.select(self._patience(until))
         for key, _ in ready:
             # A callback before this one may have stopped listening to the descriptor.
             if self._selector.get_map().get(key.fd) is key:
                 key.data()
-        happened = self._ring() or bool(ready)
+        happened = self._call_due_timers() or bool(ready)
         if not happened and self._idle:
             self._idle.popleft()()
             return True
@@ -80,7 +80,7 @@ class EventLoop:
         moments = [timer.at for timer in self._timers] + ([] if until is None else [until])
         return max(0.0, min(moments) - time.monotonic()) if moments else None
 
-    def _ring(self) -> bool:
+    def _call_due_timers(self) -> bool:
         now = time.monotonic()
         due = [timer for timer in self._timers if timer.at <= now and not timer.cancelled]
         self._timers = [timer for timer in self._timers if timer.at > now]
@@ -94,7 +94,7 @@ class EventLoop:
 
 
 def wait_readable(source: Any, until: float | None = None) -> bool:
-    """Wait until one descriptor is readable. False where the moment `until` came first."""
+    """Wait until one descriptor is readable. Returns False if the time `until` came first."""
     with _Selector() as selector:
         selector.register(source, selectors.EVENT_READ)
         return bool(selector.select(None if until is None else max(0.0, until - time.monotonic())))

@@ -1,7 +1,7 @@
 """Messages between processes: frozen dataclasses, as JSON.
 
 A field may be a number, a string, a bool, None, bytes, a Path, an enum, another dataclass, or a tuple or mapping of
-these: what a field's annotation says is what comes out at the other end.
+these. The receiver decodes each field by its annotation.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ T = TypeVar("T")
 
 
 def to_json(message: Any) -> str:
-    """One line of JSON: an object whose one key is the type of the message, and its value the fields."""
+    """One line of JSON: an object whose only key is the message's type; its value holds the fields."""
     return json.dumps({type(message).__name__: _fields(message)})
 
 
 def from_json(line: str | bytes, kinds: Mapping[str, type]) -> Any:
-    """The message of one line, whose type is one of `kinds`."""
+    """The message on one line; its type is one of `kinds`."""
     ((kind, data),) = json.loads(line).items()
     return decode(kinds[kind], data)
 
 
 def by_name(union: Any) -> dict[str, type]:
-    """The types of a union, or one type, by their names."""
+    """The types of a union, or a single type, by name."""
     return {kind.__name__: kind for kind in typing.get_args(union) or (union,)}
 
 
 def encode(value: Any) -> Any:
-    """A value as JSON has it."""
+    """A value in the form in which JSON can hold it."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return _fields(value)
     match value:
@@ -60,7 +60,7 @@ def _fields(value: Any) -> dict[str, Any]:
 
 
 def decode(kind: Any, data: Any) -> Any:
-    """A value of the annotated type from what `encode` made of it."""
+    """The value of the annotated type that `encode` turned into `data`."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
         return None if data is None else decode(next(one for one in arguments if one is not type(None)), data)

@@ -1,4 +1,4 @@
-"""Children that have ended or have to end: wait statuses, and processes that nobody else waits for."""
+"""Waiting for children and ending them: wait statuses, and processes that no other process waits for."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def reap() -> Iterator[tuple[int, int]]:
 
 
 def wait_for_exit(pid: int) -> int | None:
-    """Wait for a child. Returns its exit code, negative for a signal; None where another waiter took its status."""
+    """Wait for a child. Returns its exit code, negative for a signal; None if its status has been taken already."""
     try:
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     except ChildProcessError:
@@ -29,7 +29,7 @@ def wait_for_exit(pid: int) -> int | None:
 
 
 def has_ended(pid: int, patience: float) -> bool:
-    """Wait at most `patience` seconds for the end of a process, which stays to be reaped."""
+    """Wait at most `patience` seconds for a process to end, without reaping it."""
     gone = os.pidfd_open(pid)
     try:
         return wait_readable(gone, time.monotonic() + patience)
@@ -38,17 +38,17 @@ def has_ended(pid: int, patience: float) -> bool:
 
 
 def wait_until_gone(pids: list[int], patience: float = 1.0) -> None:
-    """Wait, but not for ever, until processes that were killed have ended, and reap those that are our children."""
+    """Wait at most `patience` seconds until processes that were killed have ended, and reap those that are children."""
     deadline = time.monotonic() + patience
     for pid in pids:
-        with suppress(OSError, AttributeError):  # it is gone already; this system has no such call
+        with suppress(OSError, AttributeError):  # it is gone already, or this system has no pidfd_open
             has_ended(pid, deadline - time.monotonic())
         with suppress(ChildProcessError):
             os.waitpid(pid, os.WNOHANG)
 
 
 def end_children(kept: Container[int] = ()) -> list[str]:
-    """Kill all children of this process but the kept ones, and what they leave to us. Returns their descriptions."""
+    """Kill all children of this process except `kept`, and the orphans it then adopts. Returns their descriptions."""
     descriptions = []
     while others := [pid for pid in system.children(os.getpid()) if pid not in kept]:
         for pid in others:

@@ -1,4 +1,4 @@
-"""What differs between operating systems, each behind one name. Nobody else here asks for sys.platform."""
+"""Functions that differ between operating systems. No other module of this folder reads sys.platform."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from contextlib import suppress
 from pathlib import Path
 
 LINUX = sys.platform.startswith("linux")
-# macOS can fork, but its frameworks start threads that a child misses, and it does not tell of them.
+# macOS can fork, but its frameworks start threads that a child lacks, and there is no way to see them.
 CAN_FORK = LINUX
-# A real-time signal where there are any: tests use SIGUSR1 and SIGUSR2 for purposes of their own.
+# A real-time signal where they exist: tests use SIGUSR1 and SIGUSR2 for purposes of their own.
 DUMP_STACKS: int = signal.SIGRTMAX - 1 if hasattr(signal, "SIGRTMAX") else signal.SIGUSR2
 LOOPBACK = "lo" if LINUX else "lo0"
 
@@ -36,14 +36,14 @@ def _prctl(option: int, value: int) -> None:
 
 
 def die_with(parent: int, by: int) -> None:
-    """Ask for signal `by` when the process `parent` ends. Where it has ended already, go at once."""
+    """Request signal `by` for when the process `parent` ends. If it has ended already, exit at once."""
     _prctl(_PR_SET_PDEATHSIG, by)
     if os.getppid() != parent:
         os._exit(1)
 
 
 def adopt_orphans() -> None:
-    """Become the parent of what our children leave behind, instead of init: so that it can be found and ended."""
+    """Become the parent, instead of init, of processes that our children leave behind, so that they can be ended."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
@@ -53,10 +53,10 @@ def cores() -> int:
 
 
 def use_batch_scheduling() -> None:
-    """Do not push another thread aside when this one wakes, nor the threads that it starts.
+    """Do not preempt other threads when this thread, or one that it starts, wakes up.
 
-    A gloo thread that wakes its peer by a write would be pushed aside while it holds a lock, on which another thread
-    then spins: with more ranks than cores, collectives take two to three times the CPU.
+    A gloo thread that wakes its peer by a write would be preempted while it holds a lock, and another thread would
+    spin on the lock: with more ranks than cores, collectives take two to three times the CPU.
     """
     if LINUX:
         with suppress(OSError):  # a sandbox may forbid it
@@ -64,8 +64,10 @@ def use_batch_scheduling() -> None:
 
 
 def for_gloo() -> dict[str, str]:
-    """What the environment lacks for gloo to talk over the loop-back interface: all ranks are on this machine, and
-    there is no name to look up."""
+    """The environment variables to add so that gloo uses the loopback interface.
+
+    All ranks are on this machine, so no host name has to be looked up.
+    """
     chosen = "GLOO_SOCKET_IFNAME" in os.environ
     if chosen or LOOPBACK not in (name for _, name in socket.if_nameindex()):
         return {}
@@ -73,7 +75,7 @@ def for_gloo() -> dict[str, str]:
 
 
 def threads() -> int:
-    """Threads of this process, also those Python knows nothing of. 1 where the system does not tell."""
+    """The number of threads of this process, including native ones. 1 if the system does not show it."""
     try:
         return len(os.listdir("/proc/self/task"))
     except OSError:
@@ -81,7 +83,7 @@ def threads() -> int:
 
 
 def children(pid: int) -> list[int]:
-    """The children of a process, as far as the system tells."""
+    """The children of a process; none if the system does not show them."""
     try:
         text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
     except OSError:
@@ -95,7 +97,7 @@ def group_members(group: int) -> list[int]:
 
 
 def describe(pid: int) -> str:
-    """A process as a person would name it."""
+    """A process by its pid and the beginning of its command line."""
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
     except OSError:
@@ -111,7 +113,7 @@ def _all_pids() -> list[int]:
 
 
 def _stat(pid: int) -> tuple[int, int, bool]:
-    """Parent, process group, and whether it lives (a zombie does not)."""
+    """Parent, process group, and whether the process is alive (a zombie is not)."""
     try:
         after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -120,7 +122,7 @@ def _stat(pid: int) -> tuple[int, int, bool]:
 
 
 def loaded_library(name: str) -> str | None:
-    """The path of a shared library this process has loaded, by the beginning of its file name."""
+    """The path of a shared library that this process has loaded, by the beginning of its file name."""
     try:
         maps = Path("/proc/self/maps").read_text()
     except OSError:
@@ -133,8 +135,10 @@ def loaded_library(name: str) -> str | None:
 
 
 def memory_regions(piece: int = 4 * HUGE_PAGE) -> list[tuple[int, int]]:
-    """The large private writable mappings without a file: what a fork has to copy page tables for. In pieces of
-    whole huge pages: of a piece that begins elsewhere, the kernel leaves the edges as they are."""
+    """The large private writable mappings without a file, whose page tables a fork has to copy.
+
+    In pieces of whole huge pages: if a piece began elsewhere, the kernel would leave its edges as they are.
+    """
     regions = []
     try:
         lines = Path("/proc/self/maps").read_text().splitlines()
@@ -150,6 +154,6 @@ def memory_regions(piece: int = 4 * HUGE_PAGE) -> list[tuple[int, int]]:
 
 
 def collapse(start: int, length: int) -> None:
-    """Let the kernel gather a region into huge pages (Linux 6.1 and newer; elsewhere nothing happens)."""
+    """Have the kernel collapse a region into huge pages (Linux 6.1 and newer; elsewhere nothing happens)."""
     if LINUX:
         _libc().madvise(ctypes.c_void_p(start), ctypes.c_size_t(length), _MADV_COLLAPSE)

@@ -1,4 +1,4 @@
-"""What starting, watching and leaving ranks needs of torch."""
+"""The parts of torch that starting, watching and leaving ranks need."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 
 
 def flight_recorder() -> str:
-    """What collectives this process has enqueued, as the flight recorder's JSON; "" where torch has none.
+    """The collectives that this process has enqueued, as the flight recorder's JSON; "" if torch has no recorder.
 
     `_dump_fr_trace_json` since torch 2.8; gloo records since 2.9, on CPU too. Seen on 2.13 and 2.15.
     """
@@ -24,21 +24,26 @@ def flight_recorder() -> str:
     return json.dumps(trace)
 
 
-# What the flight recorder has from before this moment is the warm-up's.
+# Entries of the flight recorder from before this moment belong to the warm-up.
 _warm_until = 0
 
 
 def warm_up() -> None:
-    """Do once in the zygote what every rank does first: seed, and a gloo group of one. What it initialises, and
-    the pages it writes, the ranks then share. The process has one thread again afterwards. Whoever is forked off a
-    process that did it has it done."""
+    """Do once, in a process that forks ranks, what every rank does first: seed, and make a gloo group of one.
+
+    The ranks then share the state that this initialises and the pages that it writes. The process has one thread again
+    afterwards. A process that is forked from one that has warmed up does not warm up again.
+    """
     global _warm_until
     import torch.distributed as dist
 
     if _warm_until or not dist.is_available() or not dist.is_gloo_available() or dist.is_initialized():
         return
+    # torch.distributed has this name, too, but does not declare it as exported.
+    from torch._C._distributed_c10d import HashStore
+
     torch.manual_seed(torch.initial_seed())
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     try:
         dist.all_reduce(torch.ones(1))
     finally:
@@ -46,15 +51,15 @@ def warm_up() -> None:
     _warm_until = time.time_ns()
 
 
-# Backends whose destructors would wait for their peers; a rank that is about to leave keeps them instead.
+# Backends whose destructors would wait for their peers; a rank that is about to exit keeps them alive instead.
 _kept: list[Any] = []
 
 
 def destroy_process_group() -> None:
-    """Like `torch.distributed.destroy_process_group()`, without gloo's wait of 10 ms a connection.
+    """Like `torch.distributed.destroy_process_group()`, without gloo's wait of 10 ms per connection.
 
-    The groups' Python state goes, their backends stay until the process ends: right for a rank at its end.
-    `_world.pg_map`: all versions. Groups with other backends than gloo are torn down in full.
+    The groups' Python state is removed; their backends stay until the process ends, as is right for a rank at its end.
+    Groups with other backends than gloo are torn down completely. `_world.pg_map`: all versions.
     """
     import torch.distributed as dist
 
@@ -64,7 +69,7 @@ def destroy_process_group() -> None:
 
 
 def only_gloo() -> bool:
-    """Have all process groups of this process nothing but gloo backends? `_world.pg_map`: all versions."""
+    """Do all process groups of this process have only gloo backends? `_world.pg_map`: all versions."""
     import torch.distributed as dist
 
     names = {backend for backend, _ in dist.distributed_c10d._world.pg_map.values()}
@@ -73,7 +78,7 @@ def only_gloo() -> bool:
 
 
 def wait_without_end() -> None:
-    """Make one day the default time-out of process groups made from now on: a rank is being debugged.
+    """Set the default time-out of process groups made from now on to one day: a rank is being debugged.
 
     `_get_default_timeout`, all versions.
     """
@@ -102,15 +107,17 @@ def end_compile_workers() -> None:
 
 
 def fake_process_group() -> Any:
-    """The class of the groups that communicate with nobody: 2.11 to 2.15."""
+    """The class of process groups that do not communicate: 2.11 to 2.15."""
     from torch._C._distributed_c10d import FakeProcessGroup
 
     return FakeProcessGroup
 
 
 def register_fake_backend() -> None:
-    """Make backend="fake" give a group that communicates with nobody. `FakeProcessGroup._create_internal` since
-    2.10; before, its constructor. Registering twice is harmless."""
+    """Register backend="fake", whose groups do not communicate. Registering twice is harmless.
+
+    `FakeProcessGroup._create_internal` since 2.10; before, its constructor.
+    """
     import torch.distributed as dist
 
     cls = fake_process_group()

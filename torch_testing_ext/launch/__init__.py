@@ -1,4 +1,4 @@
-"""How ranks are started, watched, ended and judged. Knows processes, files and signals; no test framework.
+"""Starts, watches, ends and judges ranks. Depends on processes, files and signals, not on a test framework.
 
 run = launch(Job(...))            start the ranks, in milliseconds
 result = watch(run, ...)          watch them until all have ended

@@ -1,4 +1,4 @@
-"""What a rank says of its own end, in a file that outlives it."""
+"""Accounts: each rank records how its test ended, in a file that outlives the rank."""
 
 from __future__ import annotations
 
@@ -11,22 +11,24 @@ from pathlib import Path
 
 from torch_testing_ext._process.logs import cut_middle
 
-# Room kept on disk for each rank before it starts: a rank that filled the disk can still say so.
+# Disk space reserved for each rank before it starts, so that a rank that fills the disk can still report it.
 RESERVED = 16 * 1024
 LONGEST_TEXT = 100_000
-# An account of texts cut to this fits the room, even if each character takes 12 bytes as JSON has it.
+# With its texts cut to this length an account fits the reserved space, even if each character takes 12 bytes in JSON.
 SHORTEST_TEXT = RESERVED // 16
 
 
 class RankEnding(enum.Enum):
+    """How a rank ended."""
+
     PASSED = "passed"
     SKIPPED = "skipped"
     FAILED = "failed"  # an assertion of the test
     ERROR = "error"  # any other exception
-    EXITED = "exited"  # left without telling how the test ended
-    KILLED = "killed"  # by a signal that is not ours
+    EXITED = "exited"  # without a record of how the test ended
+    KILLED = "killed"  # by a signal that we did not send
     STOPPED = "stopped"  # by us, while it was still running
-    LOST = "lost"  # nobody knows: the process that watched it died
+    LOST = "lost"  # unknown: the process that watched it died
 
     @property
     def is_failure(self) -> bool:
@@ -35,7 +37,7 @@ class RankEnding(enum.Enum):
 
 @dataclass(frozen=True)
 class RankAccount:
-    """What a rank says of itself, written to a file before it exits."""
+    """A rank's own record of how its test ended, written to a file before the rank exits."""
 
     ending: RankEnding
     started: float  # time.monotonic(), one clock for all processes of a machine
@@ -44,24 +46,24 @@ class RankAccount:
     traceback: str = ""
     code: int = 0  # the exit status that goes with it
     imported: tuple[str, ...] = ()  # modules of torch that the rank had to import itself
-    notes: tuple[str, ...] = ()  # what else there is to tell
+    notes: tuple[str, ...] = ()  # additional remarks
 
 
 class AccountFile:
-    """The writing side of an account: one file, room reserved in advance, rewritten when there is more to say."""
+    """The writing side of an account: one file with space reserved in advance, rewritten with each new account."""
 
     def __init__(self, fd: int):
         self.fd = fd
 
     @classmethod
     def open(cls, path: Path) -> AccountFile:
-        pen = cls(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        file = cls(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         try:
-            pen._reserve()
+            file._reserve()
         except OSError:
-            pen.close()
+            file.close()
             raise
-        return pen
+        return file
 
     def _reserve(self) -> None:
         if hasattr(os, "posix_fallocate"):
@@ -76,7 +78,7 @@ class AccountFile:
             self._put(_encode(account, SHORTEST_TEXT))
 
     def _put(self, data: bytes) -> None:
-        # Zeros first: a rank killed in the middle of this leaves something that does not parse.
+        # Invalidate the first byte until the end: if the rank is killed in between, the file does not parse.
         os.pwrite(self.fd, b"\0", 0)
         view, at = data[1:], 1
         while view:
@@ -100,7 +102,7 @@ def _encode(account: RankAccount, longest: int) -> bytes:
 
 
 def read_account(path: Path) -> RankAccount | None:
-    """The account a rank left, or None where it left none, or not a whole one."""
+    """The account that a rank left, or None if there is none or it is incomplete."""
     try:
         fields = json.loads(path.read_bytes())
     except (OSError, ValueError):

@@ -1,7 +1,7 @@
-"""The parent's side: one fork server for this process, made when first needed, and the runs that it carries out.
+"""The parent's side: one fork server for this process, made when first needed, and its runs.
 
-Which start method: fork off this process where that is safe (nothing is imported twice), else off a new interpreter
-that imports the test module, else each rank is a new interpreter. TORCH_TESTING_EXT_START forces the choice.
+The fork server is forked from this process if that is safe (nothing is imported twice); else it is a new interpreter
+that imports the test module; else each rank is a new interpreter. TORCH_TESTING_EXT_START overrides the choice.
 """
 
 from __future__ import annotations
@@ -50,21 +50,21 @@ from .report import Exit, now
 
 _QUIT_PATIENCE = 5.0
 _HELLO_PATIENCE = 120.0  # a new interpreter imports torch and the test module before it answers
-# A server answers in milliseconds, unless it is in the middle of an import. One that is stuck must not block us.
+# A server answers in milliseconds unless it is importing a module. A server that is stuck must not block this process.
 _ANSWER_PATIENCE = 30.0
 
 
 class CannotStart(RuntimeError):
-    """Ranks could not be started; the message says why and what to do."""
+    """Ranks could not be started; the message gives the reason and the remedy."""
 
 
 class _TryAnother(Exception):
-    """This server is gone, or does not have the class that is to be run; a new one would serve."""
+    """This server is gone, or does not have the class that is to be run; a new server would do."""
 
 
 @dataclass
 class Run:
-    """One job while it runs: what the server has reported of it so far."""
+    """One job while it runs, with everything that the server has reported about it so far."""
 
     number: int
     job: Job
@@ -73,36 +73,36 @@ class Run:
     pids: tuple[int, ...] = ()
     exits: dict[int, Exit] = field(default_factory=dict)
     dumped: bool = False
-    lost: str | None = None  # why the server is gone, if it is
+    lost: str | None = None  # why the server is gone; None while it is there
 
     @property
     def alive(self) -> list[int]:
-        """The ranks that still run."""
+        """The ranks that are still running."""
         return [] if self.lost else [rank for rank in range(len(self.pids)) if rank not in self.exits]
 
-    def wait_for_news(self, until: float | None = None) -> bool:
-        """Take in the next thing that happens; False when the moment `until` came first."""
+    def wait_for_event(self, until: float | None = None) -> bool:
+        """Wait for the next event and handle it. Returns False if the time `until` came first."""
         return self.server.step(until)
 
     def end(self, number: int) -> None:
-        """Signal all ranks that still run, with all that they started in their groups."""
+        """Signal all ranks that are still running, with all processes in their groups."""
         self.server.send(SignalGroups(self.number, number))
 
     def signal(self, number: int, rank: int) -> None:
-        """Signal one rank and nothing else."""
+        """Signal one rank and no other process."""
         self.server.send(SignalRank(self.number, rank, number))
 
     def dump(self, patience: float, ranks: Iterable[int] | None = None) -> None:
-        """Have these ranks, or all that still run, write down where they are."""
+        """Have these ranks, or all that are still running, write their stacks and flight recorders."""
         self.dumped = False
         self.server.send(Dump(self.number, tuple(self.alive if ranks is None else ranks), patience))
-        self.insist(lambda: self.dumped, patience)
+        self.wait_until(lambda: self.dumped, patience)
 
-    def insist(self, done: Callable[[], bool], patience: float = 0.0) -> None:
-        """Wait for something that the server does at once, if at all; give up a server that is stuck."""
+    def wait_until(self, done: Callable[[], bool], patience: float = 0.0) -> None:
+        """Wait until `done`, which a working server achieves at once; give up a server that is stuck."""
         until = now() + patience + _ANSWER_PATIENCE
         while not done() and not self.lost:
-            if not self.wait_for_news(until):
+            if not self.wait_for_event(until):
                 self.server.give_up()
 
 
@@ -129,7 +129,7 @@ class ForkServerClient:
     def _fork(self, theirs: Channel[ToServer], directory: Path) -> int:
         for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
             with suppress(Exception):
-                stream.flush()  # type: ignore[union-attr] # or both processes would write what is in the buffers
+                stream.flush()  # type: ignore[union-attr] # or both processes would write the buffered text
         parent = os.getpid()
 
         def serve() -> NoReturn:
@@ -144,8 +144,8 @@ class ForkServerClient:
         self.send(Serve(directory, self.method, os.getpid(), tuple(sys.argv), subject))
         return self._popen.pid
 
-    def greet(self) -> str | None:
-        """Wait until it is ready. Returns why it cannot serve, or None."""
+    def wait_until_ready(self) -> str | None:
+        """Wait until it is ready. Returns the reason if it cannot serve, or None."""
         until = now() + _HELLO_PATIENCE
         while self._hello is None and self.unusable is None:
             if not self.step(until):
@@ -158,7 +158,7 @@ class ForkServerClient:
         self._channel.send(message)
 
     def step(self, until: float | None) -> bool:
-        """Take in the next thing that happens; False when the moment `until` came first."""
+        """Wait for the next event and handle it. Returns False if the time `until` came first."""
         return self.loop.step(until)
 
     def _receive(self) -> None:
@@ -170,14 +170,14 @@ class ForkServerClient:
         except (_TryAnother, CannotStart):
             raise
         except BaseException:
-            self.give_up()  # interrupted, with messages that are now lost
+            self.give_up()  # interrupted: messages may be lost
             raise
 
     def _on_message(self, message: FromServer) -> None:
         match message:
             case Hello():
                 self._hello = message
-            # Nobody waits any more for a run that is not there.
+            # Messages about a run that has been finished are ignored.
             case Started(run, pids):
                 if run in self.runs:
                     self.runs[run].pids = pids
@@ -195,13 +195,13 @@ class ForkServerClient:
                 assert_never(message)
 
     def give_up(self) -> None:
-        """It does not answer. Its ranks die with it."""
+        """Kill a server that does not answer. Its ranks die with it."""
         with suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
         self._lose(f"did not answer for {_ANSWER_PATIENCE:.0f} s")
 
     def _lose(self, why: str = "") -> None:
-        """The server is gone. The kernel ends its ranks with it, and this process ends their groups."""
+        """Handle the loss of the server. The kernel kills its ranks, and this process kills their groups."""
         self.loop.forget(self._channel)
         how = self._reap() if not self._reaped else "ended"
         self.unusable = f"the process that starts the ranks (pid {self.pid}) {why or how}"
@@ -212,34 +212,34 @@ class ForkServerClient:
             run.lost = self.unusable
 
     def _reap(self) -> str:
-        """Wait for its end. Returns how it ended."""
+        """Wait until it has ended. Returns how it ended."""
         code = reaping.wait_for_exit(self.pid) if self._popen is None else self._popen.wait()
         self._reaped = code is not None
         return "ended" if code is None else describe_exit(code)
 
     def close(self) -> None:
-        """End it, and with it whatever it started. It ends by itself when the connection closes."""
+        """End the server and everything that it started. It would also end when the connection closes."""
         if not self._reaped:
             self.send(Quit())
-            self._wait_until_it_hangs_up()
+            self._wait_until_disconnected()
             self._reap()
         self._channel.close()
         self.loop.close()
 
-    def _wait_until_it_hangs_up(self) -> None:
-        """A server that is stuck in an import is killed; its ranks die with it."""
+    def _wait_until_disconnected(self) -> None:
+        """Wait until the server closes its end. One that is stuck in an import is killed; its ranks die with it."""
         self.loop.forget(self._channel)
-        loop, until, hung_up = EventLoop(), now() + _QUIT_PATIENCE, False
+        loop, until, disconnected = EventLoop(), now() + _QUIT_PATIENCE, False
 
         def drain() -> None:
-            nonlocal hung_up
+            nonlocal disconnected
             try:
                 self._channel.receive()
             except (EOFError, OSError):
-                hung_up = True
+                disconnected = True
 
         loop.listen(self._channel, drain)
-        while not hung_up:
+        while not disconnected:
             if not loop.step(until):
                 os.kill(self.pid, signal.SIGKILL)
                 break
@@ -250,14 +250,14 @@ class Launcher:
     """Starts the ranks of this process: it owns the fork server, and the directory that holds the files of its runs."""
 
     def __init__(self, directory: Path | None = None):
-        """`directory` belongs to this process alone and is removed with its files; None: one is made when needed."""
+        """`directory` belongs to this process alone and is removed when it ends; None makes one when needed."""
         self.owner = os.getpid()
         self.server: ForkServerClient | None = None
-        # Modules that ranks had to import by themselves. A runner preloads them in the process that forks this one.
+        # Modules that ranks had to import themselves. A runner preloads them in the process that forks this one.
         self.preload_hints: dict[str, None] = {}
         self._directory = directory
         self._closes_at_exit = False
-        self._said: set[str] = set()
+        self._printed: set[str] = set()
         self._numbers = itertools.count()
 
     def session_directory(self) -> Path:
@@ -267,8 +267,8 @@ class Launcher:
                 self._directory = Path(tempfile.mkdtemp(prefix="torch_testing_ext_"))
             except OSError as error:
                 raise CannotStart(
-                    f"no directory for the logs and results of ranks can be made: {error}. "
-                    f"Make room, or set TMPDIR to a directory that can be written to."
+                    f"no directory for the logs and results of ranks can be created: {error}. "
+                    f"Free disk space, or set TMPDIR to a writable directory."
                 ) from error
             if not self._closes_at_exit:
                 self._closes_at_exit = True
@@ -292,11 +292,11 @@ class Launcher:
             return self._launch_on(self._get_server(job.subject), job)
         except _TryAnother:
             self._discard_server()
-        _empty(job.directory)  # ranks of a first attempt that died may have left a store to meet in, and more
+        _empty(job.directory)  # ranks of the failed attempt may have left files there, a rendezvous store for one
         try:
             return self._launch_on(self._get_server(job.subject), job)
         except _TryAnother as why:
-            raise CannotStart(f"the ranks could not be started, twice: {why}") from None
+            raise CannotStart(f"two attempts to start the ranks failed: {why}") from None
 
     def _launch_on(self, server: ForkServerClient, job: Job) -> Run:
         job = replace(job, inherits=server.method is StartMethod.FORK)
@@ -304,7 +304,7 @@ class Launcher:
         server.runs[run.number] = run
         server.send(Launch(run.number, pickle.dumps(job)))
         try:
-            run.insist(lambda: bool(run.pids))
+            run.wait_until(lambda: bool(run.pids))
             if run.lost:
                 raise _TryAnother(run.lost)
         except BaseException:
@@ -332,10 +332,10 @@ class Launcher:
         reasons: list[str] = []
         for method in _allowed(wanted):
             if method is not StartMethod.FORK and "<locals>" in subject.qualname:
-                break  # no other interpreter has it
+                break  # no other interpreter has this class
             if method is StartMethod.SPAWN and reasons:
-                self._say_once(
-                    f"ranks are started as new interpreters, which takes seconds, since {'; '.join(reasons)}"
+                self._print_once(
+                    f"ranks are started as new interpreters, which takes seconds, because {'; '.join(reasons)}"
                 )
             server, unusable = self._try(method, subject)
             if server is not None:
@@ -348,21 +348,21 @@ class Launcher:
         if unsafe is not None:
             return None, unsafe
         server = ForkServerClient(method, subject, self.session_directory())
-        unsafe = server.greet()
+        unsafe = server.wait_until_ready()
         if unsafe is None:
             return server, ""
         server.close()
         return None, unsafe
 
-    def _say_once(self, text: str) -> None:
-        if text not in self._said:
-            self._said.add(text)
+    def _print_once(self, text: str) -> None:
+        if text not in self._printed:
+            self._printed.add(text)
             print(f"torch_testing_ext: {text}", file=sys.stderr, flush=True)
 
-    # -- what ranks had to import
+    # -- preload hints
 
     def add_preload_hints(self, run: Run, modules: tuple[str, ...]) -> None:
-        """Have the next ranks find imported what the ranks of this run had to import by themselves."""
+        """Have modules that the ranks of this run had to import themselves preloaded for the next ranks."""
         if modules:
             self.preload_hints.update(dict.fromkeys(modules))
             run.server.send(Preload(modules))
@@ -377,13 +377,13 @@ _METHODS_OF = {
 
 _SUBJECT_OF = {
     StartMethod.FORK: "this process cannot be forked",
-    StartMethod.FORK_FRESH: "a new interpreter cannot either",
-    StartMethod.SPAWN: "an interpreter to start them from cannot serve",
+    StartMethod.FORK_FRESH: "neither can a new interpreter",
+    StartMethod.SPAWN: "an interpreter that starts ranks failed",
 }
 
 
 def _allowed(wanted: str) -> tuple[StartMethod, ...]:
-    """The start methods to try under a setting, in this order."""
+    """The start methods to try under a setting, in order."""
     return _METHODS_OF[wanted]
 
 
@@ -391,11 +391,11 @@ def _explain_failure(wanted: str, subject: Named, reasons: list[str]) -> NoRetur
     if "<locals>" in subject.qualname:
         why = "; ".join(reasons) or f"TORCH_TESTING_EXT_START={wanted}"
         raise CannotStart(
-            f"{subject.qualname} is made in a function: only ranks forked off this process have it; {why}"
+            f"{subject.qualname} is defined in a function: only ranks forked from this process have it; {why}"
         )
     if wanted.startswith("fork"):
         raise CannotStart(f"TORCH_TESTING_EXT_START={wanted}, but ranks cannot be forked: {'; '.join(reasons)}")
-    raise CannotStart("no process could be made that starts ranks" + "".join(f"; {reason}" for reason in reasons))
+    raise CannotStart("no process that starts ranks could be made" + "".join(f"; {reason}" for reason in reasons))
 
 
 def _empty(directory: Path) -> None:
@@ -410,8 +410,10 @@ _current = Launcher()
 
 
 def launcher() -> Launcher:
-    """The launcher of this process. A child that a test forked has a copy of its parent's, but not its processes: it
-    gets one of its own."""
+    """The launcher of this process.
+
+    A child that a test forked has a copy of its parent's launcher, but not the processes: it gets its own launcher.
+    """
     global _current
     if _current.owner != os.getpid():
         inherited, _current = _current, Launcher()
@@ -420,7 +422,7 @@ def launcher() -> Launcher:
 
 
 def work_in(directory: Path) -> None:
-    """Keep the files of this process's runs there, in a directory that is theirs alone: it goes with them."""
+    """Keep the files of this process's runs in `directory`, which holds nothing else and is removed with them."""
     global _current
     hints = _current.preload_hints
     _current = Launcher(directory)
@@ -433,7 +435,7 @@ def launch(job: Job) -> Run:
 
 
 def close() -> None:
-    """End what this process has started to run ranks, and remove its files. The next launch makes new ones."""
+    """End the fork server and its ranks, and remove their files. The next launch makes new ones."""
     if _current.owner == os.getpid():
         _current.close()
 
@@ -444,7 +446,7 @@ def finish(run: Run) -> None:
 
 
 def new_directory(name: str) -> Path:
-    """A directory for one run's files: kept below TORCH_TESTING_EXT_LOGS where that is set."""
+    """A directory for one run's files: kept below TORCH_TESTING_EXT_LOGS if that is set."""
     parent = settings.read().logs or launcher().session_directory()
     safe = "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "_" for c in name)[-150:]
     try:
@@ -455,5 +457,5 @@ def new_directory(name: str) -> Path:
                 directory.mkdir()
                 return directory
     except OSError as error:
-        raise CannotStart(f"no directory for the files of ranks can be made: {error}") from error
+        raise CannotStart(f"no directory for the files of ranks can be created: {error}") from error
     raise AssertionError

@@ -1,8 +1,8 @@
 """The fork server: the process that starts ranks and waits for them.
 
-One thread, one loop, no clock. It is the parent of all ranks and adopts the processes that they leave behind, so that
-nothing they start is lost; and it ends all of them when the process that it serves is gone. Where nothing can be
-forked safely it is a bare interpreter that starts each rank as another one.
+One thread, one loop, no timers. It is the parent of all ranks and adopts the processes that they leave behind, so that
+it can end them all, and it does so when its client is gone. If no process is safe to fork, the fork server is a plain
+interpreter that starts each rank as another interpreter.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ from .protocol import (
 from .report import Exit, now
 from .starting import StreamedOutput, open_streams, spawn
 
-# From this launch on it pays to gather the memory into huge pages: a fork then copies far fewer page tables.
+# From this launch on it pays to collapse memory into huge pages: a fork then copies far fewer page tables.
 COLLAPSE_AT = 2
 
 
 @dataclass
 class _Rank:
-    """A rank that this server has started. `link`: the socket to ask it where it is."""
+    """A rank that this server has started. `link`: the socket over which the rank answers requests for stacks."""
 
     run: int
     rank: int
@@ -72,21 +72,23 @@ class ForkServer:
     """Starts ranks on request, and reports their ends."""
 
     def __init__(self, client: Channel[ToServer], directory: Path, method: StartMethod, parent: int):
-        """`directory` is that of the whole session: removed when the client, whose pid is `parent`, ends without having
-        done so."""
+        """`directory` belongs to the session of the client, whose pid is `parent`.
+
+        The server removes it if the client ends without having removed it.
+        """
         self._client = client
         self._directory = directory
         self._method = method
         self._parent = parent
-        self._loop = ParentLoop(self._bury_the_dead)
+        self._loop = ParentLoop(self._reap_children)
         self._ranks: dict[int, _Rank] = {}  # by pid, until reaped
         self._accounts: list[AccountFile] = []  # while ranks are being started
         self._launches = 0
-        self._unsafe: str | None = None  # why no more ranks may be forked off this process
+        self._unsafe: str | None = None  # why this process must not fork more ranks
         self._client_is_gone = False
 
     def serve(self) -> NoReturn:
-        """Serve until told to quit, or until the client is gone."""
+        """Serve until Quit arrives or the client is gone."""
         try:
             self._loop.listen(self._client, self._receive)
             self._loop.run()
@@ -102,13 +104,13 @@ class ForkServer:
         try:
             messages = self._client.receive()
         except (EOFError, OSError):
-            self._client_is_gone = True  # it would have said Quit
+            self._client_is_gone = True  # a client that ends properly sends Quit
             self._loop.stop()
             return
         for message in messages:
-            self._obey(message)
+            self._on_message(message)
 
-    def _obey(self, message: ToServer) -> None:
+    def _on_message(self, message: ToServer) -> None:
         match message:
             case Launch():
                 self._launch(message.run, pickle.loads(message.job))
@@ -127,11 +129,11 @@ class ForkServer:
             case Quit():
                 self._loop.stop()
             case Serve():
-                raise AssertionError("the fork server serves already")
+                raise AssertionError("the fork server is already serving")
             case _:
                 assert_never(message)
 
-    def _tell(self, message: FromServer) -> None:
+    def _send(self, message: FromServer) -> None:
         self._client.send(message)
 
     def _ranks_of(self, run: int, ranks: Iterable[int] | None = None) -> list[_Rank]:
@@ -142,16 +144,16 @@ class ForkServer:
 
     def _launch(self, run: int, job: Job) -> None:
         try:
-            self._get_ready_for(job)
+            self._prepare_for(job)
             self._start_all(run, job)
         except UnknownName as why:
-            self._tell(Unable(run, str(why)))
+            self._send(Unable(run, str(why)))
         except OSError as error:
             for one in self._ranks_of(run):
                 signal_group(one.pid, signal.SIGKILL)
-            self._tell(Failed(run, f"{type(error).__name__}: {error}"))
+            self._send(Failed(run, f"{type(error).__name__}: {error}"))
 
-    def _get_ready_for(self, job: Job) -> None:
+    def _prepare_for(self, job: Job) -> None:
         if self._unsafe:
             raise UnknownName(self._unsafe)  # the client makes another server
         self._launches += 1
@@ -161,7 +163,7 @@ class ForkServer:
             if self._launches == COLLAPSE_AT:
                 for region in system.memory_regions():
                     self._loop.when_idle(partial(system.collapse, *region))
-            job.context.apply()  # here, once: each rank inherits it
+            job.context.apply()  # once, here: each rank inherits it
         for thing in (job.body, job.subject):
             if self._method is StartMethod.FORK:
                 thing.inherited()
@@ -170,7 +172,7 @@ class ForkServer:
 
     def _start_all(self, run: int, job: Job) -> None:
         try:
-            # All files first: a full disk is known before any rank has started.
+            # All files first, so that a full disk is noticed before any rank has started.
             self._accounts.extend(AccountFile.open(job.account(rank)) for rank in range(job.world_size))
             for rank, account in enumerate(self._accounts):
                 self._start(run, job, rank, account)
@@ -178,14 +180,14 @@ class ForkServer:
             for account in self._accounts:
                 account.close()
             self._accounts.clear()
-        self._tell(Started(run, tuple(one.pid for one in self._ranks_of(run))))
+        self._send(Started(run, tuple(one.pid for one in self._ranks_of(run))))
 
     def _start(self, run: int, job: Job, rank: int, account: AccountFile) -> None:
         with ExitStack() as owner:
             ours, theirs = socket.socketpair()
             owner.enter_context(theirs)
             ours.setblocking(False)
-            failed = owner.enter_context(ExitStack())  # closed only where no rank comes of it
+            failed = owner.enter_context(ExitStack())  # closed only if no rank is started
             failed.callback(ours.close)
             stream, output = open_streams(job, rank, owner)
             if output is not None:
@@ -194,19 +196,19 @@ class ForkServer:
                 pid = spawn(job, rank, account, theirs, stream)
             else:
 
-                def live() -> NoReturn:
+                def run_rank() -> NoReturn:
                     ours.close()
                     self._close_inherited(account)
-                    rank_process.live(job, rank, account, theirs, stream)
+                    rank_process.run_and_exit(job, rank, account, theirs, stream)
 
-                pid = child.fork_child(live)
+                pid = child.fork_child(run_rank)
             failed.pop_all()
             self._ranks[pid] = _Rank(run, rank, pid, ours, output)
             if output is not None:
                 self._loop.listen(output.pipe, output.copy)
 
     def _close_inherited(self, own: AccountFile) -> None:
-        """In a new rank: close what belongs to the server and to other ranks."""
+        """In a new rank: close the descriptors of the server and of other ranks."""
         self._client.close()
         self._loop.abandon()
         for account in self._accounts:
@@ -217,22 +219,22 @@ class ForkServer:
             if sibling.output is not None:
                 sibling.output.close()
 
-    # -- asking ranks where they are
+    # -- asking ranks for their stacks and flight recorders
 
     def _dump(self, message: Dump) -> None:
-        """A rank that holds the GIL in C never answers for its flight recorder: it is given up when time is up."""
+        """Waits until the deadline at most: a rank that holds the GIL in C never sends its flight recorder."""
         deadline = now() + message.patience
         chosen = self._ranks_of(message.run, message.ranks)
         for one in chosen:
-            signal_group(one.pid, signal.SIGCONT)  # a stopped process answers nothing
+            signal_group(one.pid, signal.SIGCONT)  # a stopped process does not answer
         self._ask(chosen, lambda one: os.kill(one.pid, system.DUMP_STACKS), rank_process.STACKS_DONE, deadline)
         self._ask(chosen, lambda one: one.link.send(rank_process.ASK_RECORDER), rank_process.RECORDER_DONE, deadline)
-        self._tell(Dumped(message.run))
+        self._send(Dumped(message.run))
 
     def _ask(self, ranks: list[_Rank], ask: Callable[[_Rank], object], answer: bytes, deadline: float) -> None:
         loop, waiting = EventLoop(), set[socket.socket]()
 
-        def hear(link: socket.socket) -> None:
+        def receive(link: socket.socket) -> None:
             if _has_answered(link, answer):
                 waiting.remove(link)
                 loop.forget(link)
@@ -241,14 +243,14 @@ class ForkServer:
             with suppress(OSError):
                 ask(one)
                 waiting.add(one.link)
-                loop.listen(one.link, partial(hear, one.link))
+                loop.listen(one.link, partial(receive, one.link))
         while waiting and loop.step(deadline):
             pass
         loop.close()
 
     # -- ends of ranks
 
-    def _bury_the_dead(self) -> None:
+    def _reap_children(self) -> None:
         for pid, status in reaping.reap():
             at = now()
             one = self._ranks.pop(pid, None)
@@ -261,15 +263,15 @@ class ForkServer:
             self._loop.forget(one.output.pipe)
             one.output.finish()
         one.link.close()
-        self._tell(Exited(one.run, one.rank, Exit(status, at, leftovers)))
+        self._send(Exited(one.run, one.rank, Exit(status, at, leftovers)))
 
     def _end_leftovers(self, one: _Rank) -> tuple[str, ...]:
-        """End what a rank left running: its group, and what moved out of the group and so became our child."""
+        """End the processes that a rank left running: its group, and processes outside it that this server adopted."""
         found = []
         with suppress(ProcessLookupError, PermissionError):
-            os.killpg(one.pid, 0)  # without a group there is nothing to search for
+            os.killpg(one.pid, 0)  # raises if the group is empty: no search needed
             found = system.group_members(one.pid)
-        if not self._ranks_of(one.run):  # before that, an adopted process may still serve a rank
+        if not self._ranks_of(one.run):  # while ranks run, an adopted process may still serve one of them
             found += [pid for pid in self._adopted() if pid not in found]
         descriptions = tuple(system.describe(pid) for pid in found)
         for pid in found:
@@ -283,7 +285,7 @@ class ForkServer:
         return [pid for pid in system.children(os.getpid()) if pid not in self._ranks]
 
     def _end_all(self) -> None:
-        """Until no child is left: a process that moved out of its rank's group becomes ours when the rank is dead."""
+        """Kill until no child is left: a process outside its rank's group is adopted only when the rank is dead."""
         for one in self._ranks.values():
             signal_group(one.pid, signal.SIGKILL)
         while children := system.children(os.getpid()):
@@ -292,7 +294,7 @@ class ForkServer:
             with suppress(ChildProcessError):
                 os.waitpid(-1, 0)
 
-    # -- imports while there is nothing else to do
+    # -- work while there is nothing else to do
 
     def _warm_up(self) -> None:
         from torch_testing_ext import _torch
@@ -303,7 +305,7 @@ class ForkServer:
         self._do_safely(partial(importlib.import_module, name), f"importing {name}")
 
     def _do_safely(self, work: Callable[[], object], doing: str) -> None:
-        """Do something that may leave threads behind; if it does, no more ranks are forked off this process."""
+        """Do work that may leave threads behind. If it does, this process forks no more ranks."""
         with suppress(Exception):
             work()
         if why := fork_safety.prepare_to_fork() or fork_safety.check_after_fork():
@@ -312,21 +314,21 @@ class ForkServer:
 
 
 def _has_answered(link: socket.socket, answer: bytes) -> bool:
-    """Has the rank given this answer, or hung up? What else it sends are signals that the test has handlers for."""
+    """Has the rank given this answer, or closed its end? Other bytes are signals that the test has handlers for."""
     try:
-        said = link.recv(4096)
+        received = link.recv(4096)
     except BlockingIOError:
         return False
     except OSError:
         return True
-    return not said or answer in said
+    return not received or answer in received
 
 
 def main() -> NoReturn:
-    """The life of a server that is a new interpreter: `python -c "... main()" CHANNEL`; its client speaks first."""
+    """Run a server that is a new interpreter: `python -c "... main()" CHANNEL`. Its client sends the first message."""
     client: Channel[ToServer] = Channel.on(int(sys.argv[1]), ToServer)
     messages: list[ToServer] = []
-    while not messages:  # the first may come in pieces
+    while not messages:  # the first may arrive in pieces
         messages = client.receive()
     (first,) = messages
     assert isinstance(first, Serve)
@@ -338,7 +340,7 @@ def main() -> NoReturn:
 def begin(
     client: Channel[ToServer], directory: Path, method: StartMethod, parent: int, subject: Named | None = None
 ) -> NoReturn:
-    """Serve, in a session of our own. Begins with Hello, which says whether this process is safe to fork."""
+    """Serve, in this process's own session. The first message is Hello: whether this process is safe to fork."""
     try:
         system.adopt_orphans()
         client.send(Hello(None if method is StartMethod.SPAWN else _become_fork_server(method, subject)))
@@ -350,17 +352,17 @@ def begin(
 
 
 def _become_fork_server(method: StartMethod, subject: Named | None) -> str | None:
-    """Get ready to be forked. Returns why this process is not safe to fork, or None."""
+    """Prepare to be forked. Returns the reason if this process is not safe to fork, or None."""
     from torch_testing_ext import _torch
     from torch_testing_ext._machine import accelerators
 
     if method is StartMethod.FORK_FRESH:
         assert subject is not None
         subject.resolve()
-    # Nothing that lives now will be collected in a rank: keeps the collector from writing to shared pages.
+    # Exempt everything that exists now from collection, so that a rank's collector does not write to shared pages.
     gc.freeze()
     if method is StartMethod.FORK_FRESH and (why := fork_safety.prepare_to_fork() or fork_safety.check_after_fork()):
         return why
     if _torch.accelerator_is_in_bad_fork() and accelerators.device_may_exist():
-        return "an accelerator was asked for before the ranks were forked"
+        return "an accelerator was queried before the ranks were forked"
     return None

@@ -1,9 +1,9 @@
-"""Which frames of a stack belong to the harness, and not to a test: the module that they are in says so.
+"""Finds which frames of a stack belong to the harness and not to a test, by markers in their modules.
 
-    __rank_frame__ = True                    no frame of this module is the test's
+    __rank_frame__ = True                    no frame of this module belongs to the test
     __first_frames__ = ("_run", "_answer")   below these functions lies the stack of the process that forked this one
 
-The markers are read from the source, since the process that shows a stack need not have imported what is in it.
+The markers are read from the source: the process that shows a stack may not have imported the modules in it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _FIRST = re.compile(r"^__first_frames__ = (\(.*\))", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Markers:
-    """What a module says about its frames."""
+    """The markers of one module."""
 
     harness: bool
     first_frames: frozenset[str]
@@ -28,7 +28,7 @@ class Markers:
 
 @functools.cache
 def markers_of(file: str) -> Markers:
-    """The markers in a source file; none in what cannot be read."""
+    """The markers in a source file; none if it cannot be read."""
     try:
         source = Path(file).read_text(encoding="utf-8", errors="replace")
     except (OSError, ValueError):

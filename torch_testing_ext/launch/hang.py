@@ -1,6 +1,6 @@
-"""Where hung ranks are, and which one differs: out of their stacks and their flight recorders' entries. Pure.
+"""Finds where hung ranks are and which one differs, from their stacks and flight recorders. Pure.
 
-Of the recorder only what was *enqueued* is trusted: gloo marks what has completed late, or never.
+Of the recorder only the *enqueuing* of a collective is trusted: gloo records its completion late, or never.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _EQUAL_SHAPES = ("all_reduce", "allreduce", "broadcast", "all_gather", "allgathe
 
 @dataclass(frozen=True)
 class Collective:
-    """One entry of the flight recorder. The same on all ranks, if all ranks do the same."""
+    """One entry of the flight recorder, equal on all ranks that issue the same collective."""
 
     group: str
     sequence: int
@@ -38,7 +38,7 @@ class Collective:
 
 
 def explain(reports: Sequence[RankReport], file: str) -> str:
-    """A table with a line for each rank that still ran, and under it which rank differs."""
+    """A table with a line for each rank that was still running, and below it which rank differs."""
     running = [r for r in reports if r.ending is RankEnding.STOPPED]
     histories = {r.rank: collectives(r.recorder) for r in running}
     lines = [f"  rank {r.rank}: {where(r.stacks, file)}; {_last(histories[r.rank])}" for r in running]
@@ -53,7 +53,7 @@ def _last(history: list[Collective] | None) -> str:
 
 
 def collectives(recorder: str) -> list[Collective] | None:
-    """What a rank has enqueued, over all its groups, in its order; None where it did not answer, or not in full."""
+    """The collectives that a rank has enqueued over all its groups, in order; None without a complete answer."""
     try:
         entries = json.loads(recorder)["entries"]
     except (ValueError, KeyError):
@@ -74,7 +74,7 @@ def _collective(entry: dict[str, Any]) -> Collective:
 
 
 def differences(histories: Mapping[int, Sequence[Collective]]) -> list[str]:
-    """Which rank does something else than the others, in sentences; none where all do the same."""
+    """Sentences about ranks that differ from the others; none if all ranks issue the same collectives."""
     if len(histories) < 2:
         return []
     groups: dict[str, dict[int, dict[int, Collective]]] = {}
@@ -82,14 +82,14 @@ def differences(histories: Mapping[int, Sequence[Collective]]) -> list[str]:
         for collective in history:
             groups.setdefault(collective.group, {}).setdefault(rank, {})[collective.sequence] = collective
     if len(groups) == 1:
-        # With one group everybody is in it, also who has not come to any collective.
+        # If there is only one group, it includes the ranks that have not reached any collective.
         members = next(iter(groups.values()))
         members.update({rank: {} for rank in histories if rank not in members})
     return [sentence for members in groups.values() for sentence in _in_group(members)]
 
 
 def _in_group(members: dict[int, dict[int, Collective]]) -> list[str]:
-    """The first collective that the ranks do not agree on is the cause; who lags behind without that, the hint."""
+    """The first collective on which the ranks disagree is the cause; without one, the ranks that lag behind are."""
     front = max(max(history, default=0) for history in members.values())
     for sequence in range(1, front + 1):
         here = {rank: history[sequence] for rank, history in members.items() if sequence in history}
@@ -101,13 +101,13 @@ def _in_group(members: dict[int, dict[int, Collective]]) -> list[str]:
 
 
 def _must_agree(collective: Collective) -> tuple[str, str]:
-    """What has to be the same on all ranks: the shapes only where the collective wants them equal."""
+    """The properties that must be equal on all ranks; shapes only if the collective requires equal ones."""
     equal = any(word in collective.kind for word in _EQUAL_SHAPES)
     return collective.kind, collective.shapes if equal else ""
 
 
 def _disagreement(here: dict[int, Collective], latest: bool) -> str:
-    """The few first, then the many: it is the few that one looks for."""
+    """Lists the smallest group of ranks first: it is likely the one at fault."""
     by_text: dict[str, list[int]] = {}
     for rank, collective in sorted(here.items()):
         by_text.setdefault(str(collective), []).append(rank)
@@ -119,8 +119,7 @@ def _disagreement(here: dict[int, Collective], latest: bool) -> str:
 
 
 def where(stacks: str, file: str) -> str:
-    """The line of the test that a rank is in: the innermost frame of its main thread in the test's file, else
-    the innermost that is not the library's."""
+    """The line that a rank is at: the main thread's innermost frame in the test's file, or else outside libraries."""
     frames = main_thread(stacks)
     if not frames:
         return "place unknown"
@@ -137,8 +136,11 @@ def main_thread(stacks: str) -> list[dict[str, str]]:
 
 
 def tidy(stacks: str) -> str:
-    """A dump without the harness: neither the stack of the process that forked this one, which lies below its first
-    frame, nor the way from there to the test; and without the thread that answers for the flight recorder."""
+    """A stack dump without the harness.
+
+    Removes the stack of the process that forked this one, which lies below its first frame; the frames from there to
+    the test; and the thread that answers for the flight recorder.
+    """
     kept = []
     for thread in re.split(r"\n(?=(?:Current thread|Thread) )", stacks):
         title, *frames = itertools.takewhile(lambda line: not _is_first_frame(line), thread.splitlines() or [""])

@@ -1,4 +1,4 @@
-"""What is to be run in the ranks: data that crosses from the parent to the process that starts them."""
+"""Jobs: the description of a run, which the parent sends to the process that starts the ranks."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ __rank_frame__ = True
 
 
 class UnknownName(Exception):
-    """A name that means nothing here, or something else than it means to the sender."""
+    """A name that does not exist in this process, or does not mean the same object as in the sender."""
 
 
-# A module that nobody refers to loses its globals, and code of it may still be running.
+# Keeps modules alive: a module without references loses its globals, and code of it may still be running.
 _retired_mains: list[ModuleType] = []
 
 
-# Every class and function that was ever named, by a number of its own: a process forked off this one has the same.
-# Neither a name nor an id would do: a class made in a function has no name to find it by, and one that is gone may
-# leave both to another.
+# Every class and function that was ever named, by a unique number that holds in processes forked from this one, too.
+# Neither a name nor an id would do: a class defined in a function cannot be found by its name, and another class may
+# get the name and the id of one that is gone.
 _counter = itertools.count()
 _numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 _things: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
@@ -35,7 +35,7 @@ _things: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
 @dataclass(frozen=True)
 class Named:
-    """A class or function by its name, and where its module can be found by an interpreter that has not got it."""
+    """A class or function by name, with the file of its module for an interpreter that has not imported it."""
 
     module: str
     qualname: str
@@ -51,23 +51,23 @@ class Named:
         return cls(thing.__module__, thing.__qualname__, file and str(Path(file).absolute()), number)
 
     def inherited(self) -> Any:
-        """The thing itself, in a process forked off the one that named it, if it was named before the fork."""
+        """The object itself, in a process forked from the one that named it, if it was named before the fork."""
         try:
             return _things[self.number]
         except KeyError:
-            raise UnknownName(f"{self.module}.{self.qualname} came later than this process") from None
+            raise UnknownName(f"{self.module}.{self.qualname} was defined after this process was forked") from None
 
     def look_up(self) -> Any:
-        """The thing itself, from a module that is already imported."""
+        """The object itself, from a module that is already imported."""
         found: Any = sys.modules.get(self.module)
         for part in self.qualname.split("."):
             found = getattr(found, part, None)
         if found is None:
-            raise UnknownName(f"{self.module}.{self.qualname} is not there")
+            raise UnknownName(f"{self.module}.{self.qualname} does not exist in this process")
         return found
 
     def resolve(self) -> Any:
-        """The thing itself, by its name, its module imported if need be."""
+        """The object itself, by name; imports its module if necessary."""
         try:
             return self.look_up()
         except UnknownName:
@@ -75,7 +75,7 @@ class Named:
             return self.look_up()
 
     def import_module(self) -> ModuleType:
-        """Import the module under its own name: from the file where the name does not lead to it."""
+        """Import the module under its own name, or from its file if the name does not lead to it."""
         if self.module == "__main__":
             return self._import_main()
         try:
@@ -87,7 +87,7 @@ class Named:
         return self._import_file(self.module)
 
     def _import_main(self) -> ModuleType:
-        # The name keeps `if __name__ == "__main__"` from running; pickles made in the parent say __main__.
+        # The name __mp_main__ keeps `if __name__ == "__main__"` from running; pickles of the parent refer to __main__.
         _retired_mains.append(sys.modules["__main__"])
         module = self._import_file("__mp_main__")
         sys.modules["__main__"] = module
@@ -111,7 +111,7 @@ class Named:
 
 @dataclass(frozen=True)
 class ProcessContext:
-    """What an interpreter has around it that a test may look at, as the parent has it at the moment of launch."""
+    """The parent's environment, working directory, sys.path and sys.argv at the time of the launch."""
 
     environ: Mapping[str, str]
     cwd: str
@@ -123,7 +123,7 @@ class ProcessContext:
         return cls({**os.environ, **(extra or {})}, os.getcwd(), tuple(sys.path), tuple(sys.argv))
 
     def apply(self) -> None:
-        """Make those of this process the same."""
+        """Give this process the same."""
         if os.environ != self.environ:
             os.environ.clear()
             os.environ.update(self.environ)
@@ -143,12 +143,12 @@ class Job:
     directory: Path  # logs, accounts and stacks of the ranks
     context: ProcessContext
     arguments: Mapping[str, Any] = field(default_factory=dict)
-    inherits: bool = True  # the ranks descend from the process that made this
+    inherits: bool = True  # the ranks descend from the process that made this job
     stream: bool = False
     debug_rank: int | None = None
 
     def call(self, *arguments: Any) -> None:
-        """Do it, in a rank."""
+        """Run the body, in a rank."""
         find = Named.inherited if self.inherits else Named.resolve
         find(self.body)(find(self.subject), *arguments, **self.arguments)
 

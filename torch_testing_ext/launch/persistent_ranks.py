@@ -1,8 +1,8 @@
-"""Persistent ranks: they carry out one task after another, until they are told to leave.
+"""Persistent ranks: they run one task after another until they are dismissed.
 
-Tasks go through a named pipe to each rank; one common pipe tells the parent which rank is done with which task. How a
-task ended stands in a file, as for any rank: a pipe only wakes. An answer to another task than the present one counts
-for nothing. As soon as a task goes wrong all ranks are ended: the state that they share is in doubt.
+Tasks reach each rank through a named pipe; a common pipe shows the parent which rank has finished which task. How a
+task ended is in an account file, as for any rank: the pipe only wakes the parent. Answers to another task than the
+current one are ignored. If a task goes wrong, all ranks are ended, because the state that they share is in doubt.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from .report import Exit, now
 from .verdict import Expected
 from .watch import RankWatcher, WatchResult, watch
 
-_DONE = struct.Struct("=II")  # rank, number of the task. So short that writing it is atomic.
-_LEAVE = 0  # the number of no task
+_DONE = struct.Struct("=II")  # rank, number of the task. Short enough to be written atomically.
+_LEAVE = 0  # not the number of any task
 
 
 def _pipe(directory: Path, name: str) -> Path:
-    """A named pipe; made by parent or rank, whichever needs it first."""
+    """A named pipe, made by the parent or a rank, whichever needs it first."""
     path = directory / name
     with suppress(FileExistsError):
         os.mkfifo(path, 0o600)
@@ -52,7 +52,7 @@ def _account(directory: Path, rank: int, number: int) -> Path:
 
 @dataclass
 class Task:
-    """Something that all ranks do. `account` takes how it ended; `path`, the same in all ranks, is for its files."""
+    """A task that all ranks run. `account` records how it ended; `path`, the same in all ranks, is for its files."""
 
     name: str
     account: AccountWriter
@@ -60,7 +60,7 @@ class Task:
 
 
 def tasks(directory: Path, rank: int) -> Iterator[Task]:
-    """In a rank: its tasks, one by one. To ask for the next says that the one before is done."""
+    """In a rank: its tasks, one by one. Asking for the next reports that the previous one is done."""
     done = os.open(_done_pipe(directory), os.O_WRONLY | os.O_CLOEXEC)
     with open(_tasks_pipe(directory, rank)) as lines:
         for line in lines:
@@ -75,22 +75,22 @@ def tasks(directory: Path, rank: int) -> Iterator[Task]:
                 file.close()
             os.write(done, _DONE.pack(rank, int(number)))
             if writer.account is not None and writer.account.ending.is_failure:
-                sys.exit(writer.account.code)  # others may wait for us in a collective: let them see that we are gone
+                sys.exit(writer.account.code)  # peers that wait in a collective see the lost connection
 
 
 # -- the parent's side
 
 
 class PersistentRanks:
-    """Starts the ranks of `job`, whose body goes through its `tasks`. Raises client.CannotStart."""
+    """The ranks of `job`, whose body iterates over its `tasks`. Raises client.CannotStart."""
 
     def __init__(self, job: Job):
         self.directory = job.directory
         self.run = client.launch(job)
-        # For reading too: so opening waits for nobody, and writing to a rank that is gone raises nothing.
+        # Also open for reading: so opening does not wait for the rank, and writing to one that is gone does not raise.
         self._pipes = [os.open(_tasks_pipe(self.directory, rank), os.O_RDWR | os.O_CLOEXEC) for rank in self._ranks()]
         self._done_pipe = os.open(_done_pipe(self.directory), os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
-        self._done: set[int] = set()  # ranks, with the present task
+        self._done: set[int] = set()  # ranks that have finished the current task
         self.run.server.loop.listen(self._done_pipe, self._receive)
         self.number = 0
         self.last = ""  # the latest task
@@ -101,14 +101,14 @@ class PersistentRanks:
         return range(self.run.job.world_size)
 
     def is_complete(self) -> bool:
-        """Do all ranks still run?"""
-        while self.run.wait_for_news(until=now()):
+        """Are all ranks still running?"""
+        while self.run.wait_for_event(until=now()):
             pass
         return not self.run.lost and len(self.run.alive) == len(self._ranks())
 
     def start(self, task: str) -> Path:
-        """Have all ranks begin a task. Returns where files about it are."""
-        self._receive()  # answers to the task before
+        """Have all ranks begin a task. Returns the path prefix of its files."""
+        self._receive()  # answers to the previous task
         self.number, self.last, self.is_busy = self.number + 1, task, True
         self._done.clear()
         self._began = now()
@@ -121,7 +121,7 @@ class PersistentRanks:
             os.write(pipe, f"{line}\n".encode())
 
     def watch(self, timeout: float | None) -> WatchResult:
-        """Watch the present task to its end. If it goes wrong, the ranks are ended too."""
+        """Watch the current task until it ends. If it goes wrong, the ranks are ended too."""
         watcher = _TaskWatcher(self)
         went_well = False
         try:
@@ -142,11 +142,11 @@ class PersistentRanks:
                 self._done |= {rank for rank, number in _DONE.iter_unpack(data) if number == self.number}
 
     def done(self) -> set[int]:
-        """The ranks that have said that they are done with the present task."""
+        """The ranks that have reported the current task as done."""
         return self._done
 
     def dismiss(self, patience: float) -> WatchResult:
-        """Let all ranks leave, and make sure that they do."""
+        """Have all ranks exit, and end those that do not within `patience` seconds."""
         self._send(f"{_LEAVE}")
         try:
             return watch(self.run, now() - self.run.began + patience, Expected())
@@ -168,23 +168,23 @@ class PersistentRanks:
 
 
 class _TaskWatcher(RankWatcher):
-    """Watches one task: a rank is done when it has exited, or said so."""
+    """Watches one task: a rank is done when it has reported so or exited."""
 
     def __init__(self, ranks: PersistentRanks):
         super().__init__(ranks.run, Expected(), ranks._began)
         self._ranks = ranks
 
-    def take_news(self) -> None:
+    def take_endings(self) -> None:
         for rank in sorted(self._ranks.done() - self.accounts.keys()):
             account = read_account(_account(self._ranks.directory, rank, self._ranks.number))
             if account is not None:
                 self.accounts[rank] = account
                 self.answers[rank] = Exit(account.code << 8, account.ended)
-                self.look_at(rank)
-        super().take_news()
+                self.on_end(rank)
+        super().take_endings()
 
     def read_account(self, rank: int) -> RankAccount | None:
-        """The task's account, or the rank's own if it exited before it got to any task."""
+        """The task's account, or the rank's own if it exited before its first task."""
         of_task = read_account(_account(self._ranks.directory, rank, self._ranks.number))
         return of_task or super().read_account(rank)
 

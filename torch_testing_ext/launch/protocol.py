@@ -1,4 +1,4 @@
-"""What the process that wants ranks and the fork server say to each other."""
+"""The messages between the fork server and its client, the process that needs ranks."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from .report import Exit
 class StartMethod(enum.Enum):
     """How ranks start."""
 
-    FORK = "fork"  # off a fork server that is forked off the main process
-    FORK_FRESH = "fork-fresh"  # off a fork server that is a new interpreter and has imported the test module
+    FORK = "fork"  # forked from a fork server that is forked from the main process
+    FORK_FRESH = "fork-fresh"  # forked from a fork server that is a new interpreter and has imported the test module
     SPAWN = "spawn"  # each rank is a new interpreter
 
 
@@ -32,7 +32,7 @@ class Serve:
 
 @dataclass(frozen=True)
 class Launch:
-    """Start all ranks of a job, which is pickled. Answered by Started, Unable or Failed."""
+    """Start all ranks of a pickled job. Answered by Started, Unable or Failed."""
 
     run: int
     job: bytes
@@ -40,7 +40,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class SignalGroups:
-    """Signal all ranks of a run that still run, and all that they started in their groups."""
+    """Signal all ranks of a run that are still running, and all processes in their groups."""
 
     run: int
     number: int
@@ -48,7 +48,7 @@ class SignalGroups:
 
 @dataclass(frozen=True)
 class SignalRank:
-    """Signal one rank and nothing that it started."""
+    """Signal one rank and none of the processes that it started."""
 
     run: int
     rank: int
@@ -73,7 +73,7 @@ class Preload:
 
 @dataclass(frozen=True)
 class Quit:
-    """End, and with you whatever you started."""
+    """End, together with everything that the server has started."""
 
 
 ToServer: TypeAlias = Serve | Launch | SignalGroups | SignalRank | Dump | Preload | Quit
@@ -81,7 +81,7 @@ ToServer: TypeAlias = Serve | Launch | SignalGroups | SignalRank | Dump | Preloa
 
 @dataclass(frozen=True)
 class Hello:
-    """The fork server is ready, unless it says why it is not safe to fork."""
+    """The fork server is ready, or not safe to fork for the reason `unsafe`."""
 
     unsafe: str | None
 
@@ -96,7 +96,7 @@ class Started:
 
 @dataclass(frozen=True)
 class Exited:
-    """A rank has ended, with all that it had started."""
+    """A rank has ended, together with everything that it had started."""
 
     run: int
     rank: int
@@ -105,14 +105,14 @@ class Exited:
 
 @dataclass(frozen=True)
 class Dumped:
-    """The ranks of a run have written where they are, or took too long."""
+    """The ranks of a run have written their stacks and flight recorders, or took too long."""
 
     run: int
 
 
 @dataclass(frozen=True)
 class Unable:
-    """This server cannot start the job; a new one could."""
+    """This server cannot start the job, but a new one could."""
 
     run: int
     why: str

@@ -1,7 +1,7 @@
-"""A rank, from its first instruction to its exit.
+"""The process of a rank, from its first instruction to its exit.
 
-Forked (`live`) or a new interpreter (`main`), it does the same: detach itself from what it inherited, run the job's
-body, leave its account, exit without the interpreter's tear-down.
+Forked (`run_and_exit`) or a new interpreter (`main`), a rank resets inherited state, runs the job's body, writes its
+account, and exits without the interpreter's tear-down.
 """
 
 from __future__ import annotations
@@ -27,52 +27,52 @@ from .accounts import AccountFile, RankAccount, RankEnding
 from .job import Job
 from .report import now
 
-# Exit statuses. A failed test has 10 in PyTorch too.
+# Exit statuses. PyTorch also uses 10 for a failed test.
 PASSED, FAILED = 0, 10
 
 __rank_frame__ = True
 __first_frames__ = ("_run", "_answer")
 
-# What the parent may ask of a rank, one byte each, and what the rank answers.
+# The parent's requests to a rank, and the rank's answers: one byte each.
 ASK_RECORDER, RECORDER_DONE = b"R", b"r"
 STACKS_DONE = bytes([system.DUMP_STACKS])
 
 
 class AccountWriter:
-    """Writes how the test of a rank ends. A failure is on disk at once; a pass only when all is over."""
+    """Writes how the test of a rank ends: a failure at once, a pass only when everything is over."""
 
     def __init__(self, file: AccountFile | None):
-        """Without a file the account is only kept here: a rank that is a thread needs none."""
+        """Without a file the account is kept only in memory: a rank that is a thread needs no file."""
         self._file = file
         self._pid = os.getpid()
         self.started = now()
         self.account: RankAccount | None = None
-        self.finished = False  # the test itself is over; what follows is clean-up
+        self.finished = False  # the test itself is over; only clean-up follows
 
     def failed(self, error: BaseException, assertion: bool, within: str = "") -> None:
-        """The test raised `error`, which is a failed assertion or not. `within` begins the summary."""
+        """Record that the test raised `error`. `assertion`: is it a failed assertion? `within` begins the summary."""
         ending = RankEnding.FAILED if assertion else RankEnding.ERROR
-        self._settle(RankAccount(ending, self.started, now(), within + summarize(error), format_error(error), FAILED))
+        self._record(RankAccount(ending, self.started, now(), within + summarize(error), format_error(error), FAILED))
 
     def skipped(self, reason: str, code: int) -> None:
-        self._settle(RankAccount(RankEnding.SKIPPED, self.started, now(), reason, code=code))
+        self._record(RankAccount(RankEnding.SKIPPED, self.started, now(), reason, code=code))
 
     def passed(self, imported: tuple[str, ...] = ()) -> None:
-        self._settle(RankAccount(RankEnding.PASSED, self.started, now(), imported=imported))
+        self._record(RankAccount(RankEnding.PASSED, self.started, now(), imported=imported))
 
     def note(self, notes: Sequence[str]) -> None:
-        """Add notes to the account that is written already."""
+        """Add notes to the account that has been written."""
         assert self.account is not None
         self._write(replace(self.account, notes=(*self.account.notes, *notes)))
 
-    def _settle(self, account: RankAccount) -> None:
-        """Keep the first failure: what comes after it, in clean-up, follows from it or matters less."""
+    def _record(self, account: RankAccount) -> None:
+        """Keep the first failure: a later one, in clean-up, follows from it or matters less."""
         if self.account is None or not self.account.ending.is_failure:
             self._write(account)
 
     def _write(self, account: RankAccount) -> None:
         self.account = account
-        # A child that the test forked and left running has no say in how the rank ends.
+        # A child that the test forked must not write to the rank's account.
         if self._file is not None and os.getpid() == self._pid:
             self._file.write(account)
 
@@ -96,12 +96,12 @@ def format_error(error: BaseException) -> str:
     try:
         return "".join(traceback.format_exception(type(error), error, tb))
     except Exception:
-        # Printing it failed (a __str__, __repr__ or __cause__ of its own): the frames alone are worth having.
+        # Formatting failed (a custom __str__, __repr__ or __cause__): the frames alone are still useful.
         return "".join(traceback.format_tb(tb)) + summarize(error) + "\n"
 
 
-def live(job: Job, rank: int, account: AccountFile, link: socket.socket, stream: int | None) -> NoReturn:
-    """The whole life of a rank. `stream`: the descriptor for stdout and stderr, None to keep those it has."""
+def run_and_exit(job: Job, rank: int, account: AccountFile, link: socket.socket, stream: int | None) -> NoReturn:
+    """Run a rank and exit. `stream`: the descriptor for stdout and stderr; None keeps the current ones."""
     code = FAILED
     try:
         child.detach(stream)
@@ -114,17 +114,17 @@ def live(job: Job, rank: int, account: AccountFile, link: socket.socket, stream:
 
 
 def main() -> NoReturn:
-    """The life of a rank that is a new interpreter: `python -c "... main()" FILE RANK ACCOUNT LINK PARENT`."""
+    """Run a rank that is a new interpreter: `python -c "... main()" FILE RANK ACCOUNT LINK PARENT`."""
     file, rank, account_fd, link_fd, parent = sys.argv[1], *map(int, sys.argv[2:6])
     child.start_session(parent, signal.SIGKILL)
     job: Job = pickle.loads(Path(file).read_bytes())
     job.context.apply()
     stream = None if job.debug_rank == rank else 1
-    live(job, rank, AccountFile(account_fd), socket.socket(fileno=link_fd), stream)
+    run_and_exit(job, rank, AccountFile(account_fd), socket.socket(fileno=link_fd), stream)
 
 
 def _run(job: Job, rank: int, report: AccountWriter) -> int:
-    """Run the body; whatever way it ends, the account says it. Returns the exit status."""
+    """Run the body and account for how it ended. Returns the exit status."""
     try:
         job.call(rank, report)
     except SystemExit as leaving:
@@ -139,7 +139,7 @@ def _run(job: Job, rank: int, report: AccountWriter) -> int:
 
 
 def _exit_status(leaving: SystemExit, report: AccountWriter) -> int:
-    """sys.exit() that nobody accounted for is an exit before the test finished: only its code speaks."""
+    """The exit status after sys.exit(). Without an account the rank exited before its test finished."""
     if report.account is not None:
         return report.account.code
     if leaving.code is None:
@@ -151,26 +151,26 @@ def _exit_status(leaving: SystemExit, report: AccountWriter) -> int:
 
 
 def _listen(job: Job, rank: int, link: socket.socket) -> None:
-    """Be ready to tell where we are: stacks on a signal, the flight recorder through a thread.
+    """Prepare to answer where this rank is: stacks on a signal, the flight recorder through a thread.
 
-    The signal's chain ends in Python's own C-level handler, which writes its number to the wake-up descriptor:
-    so the parent knows when the stacks are complete, even if this process holds the GIL in C for ever.
+    The signal's chain ends in Python's own C-level handler, which writes its number to the wake-up descriptor: so the
+    parent knows when the stacks are complete, even if this process holds the GIL in C forever.
     """
     link.setblocking(False)
     stacks = os.open(job.stacks(rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-    # One that our parent registered would count as registered still, although the next line takes its handler away.
+    # A registration of the parent's would still count as such, although the next line replaces its handler.
     faulthandler.unregister(system.DUMP_STACKS)
     signal.signal(system.DUMP_STACKS, lambda *_: None)
     signal.set_wakeup_fd(link.fileno(), warn_on_full_buffer=False)
     faulthandler.enable(file=stacks)
     faulthandler.register(system.DUMP_STACKS, file=stacks, all_threads=True, chain=True)
     signals.unblock()
-    # Not a threading.Thread: a test that counts or joins threads should not meet it.
+    # Not a threading.Thread: a test that counts or joins threads should not see it.
     _thread.start_new_thread(_answer, (job.recorder(rank), link))
 
 
 def _answer(target: Path, link: socket.socket) -> None:
-    # Polled here, so that the stack of this thread is this function alone. select() refuses descriptors above 1023.
+    # Poll here, so that this thread's stack has only this function. select() refuses descriptors above 1023.
     poll = select.poll()
     poll.register(link, select.POLLIN)
     while True:
@@ -182,7 +182,7 @@ def _answer(target: Path, link: socket.socket) -> None:
         except OSError:
             return
         if not asked:
-            return  # the process that started us is gone
+            return  # the process that started this rank is gone
         with suppress(Exception):
             from torch_testing_ext import _torch
 

@@ -1,4 +1,4 @@
-"""How a rank ended: what it wrote itself, and what its exit status adds to that."""
+"""Reports of how each rank ended, from its own account and its exit status."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .accounts import RankAccount, RankEnding
 
 @dataclass(frozen=True)
 class Exit:
-    """What the process that waits for a rank saw: a wait status, when, and what the rank left running."""
+    """A rank's end as seen by the process that waits for it: wait status, time, and processes left running."""
 
     status: int
     at: float
@@ -28,16 +28,16 @@ class Exit:
 
 @dataclass(frozen=True)
 class RankReport:
-    """Everything known of one rank at the end of a run."""
+    """Everything known about one rank at the end of a run."""
 
     rank: int
     ending: RankEnding
     seconds: float = 0.0  # from the start of the test to the end of this rank
-    ended: float = 0.0  # on the clock that all ranks share: who was first?
-    code: int | None = None  # exit code, negative for a signal; None where there is none
+    ended: float = 0.0  # on the clock that all ranks share, to find which rank was first
+    code: int | None = None  # exit code, negative for a signal; None if there is none
     summary: str = ""
     traceback: str = ""
-    output: str = ""  # the last lines of what it printed
+    output: str = ""  # the last lines that it printed
     stacks: str = ""  # taken while it was still running
     recorder: str = ""  # the flight recorder's JSON, taken while it was still running
     leftovers: tuple[str, ...] = ()
@@ -45,7 +45,7 @@ class RankReport:
     notes: tuple[str, ...] = ()
 
     def line(self) -> str:
-        """This rank in one line, without its number."""
+        """How this rank ended, in one line, without its number."""
         after = f"after {self.seconds:.2f} s"
         match self.ending:
             case RankEnding.PASSED:
@@ -68,12 +68,12 @@ class RankReport:
         return f"; before that: {self.summary}" if self.summary else ""
 
 
-# Where in a C++ source an error came up: longer than what it says.
+# The place in a C++ source where an error was raised: longer than the error itself.
 _CPP_PLACE = re.compile(r"\[[^\]\s]+\.(cc|cpp|h|hpp):\d+\] ?")
 
 
 def _shorten(summary: str, longest: int = 160) -> str:
-    """A summary that fits into a line of a table; the whole of it stands in the traceback."""
+    """A summary that fits into a line of a table; the traceback has all of it."""
     text = _CPP_PLACE.sub("", summary)
     return text if len(text) <= longest else text[: longest - 3] + "..."
 
@@ -81,15 +81,16 @@ def _shorten(summary: str, longest: int = 160) -> str:
 def assemble_report(
     rank: int, account: RankAccount | None, exit: Exit, began: float, stopped: float | None
 ) -> RankReport:
-    """One report of one rank from its own account and its exit status. The exit status has the last word.
+    """The report of one rank, from its own account and its exit status. The exit status overrides the account.
 
-    `stopped`: when we began to end it, if we did. What it told after that is how it took being ended."""
+    `stopped`: when we began to end the rank, if we did. An account written later shows how it reacted to that.
+    """
     code = exit.code
     started = account.started if account else began
     ending = RankEnding.STOPPED if stopped is not None else RankEnding.KILLED if code < 0 else RankEnding.EXITED
     seen = RankReport(rank, ending, exit.at - started, exit.at, code, leftovers=exit.leftovers)
     if account is None:
-        return seen  # also one that left by itself when we asked it to: it would not have come to an end
+        return seen  # also for a rank that exited by itself after SIGTERM: it would not have ended otherwise
     in_time = stopped is None or account.ended <= stopped
     if in_time and (code == account.code or (stopped is not None and account.ending.is_failure)):
         return replace(
@@ -102,9 +103,9 @@ def assemble_report(
             imported=account.imported,
             notes=account.notes,
         )
-    # It told one end and came to another: it crashed or hung on its way out. What it told is still worth reading.
-    told = f"the test had {account.ending.value}" + (f": {account.summary}" if account.summary else "")
-    return replace(seen, summary=told, traceback=account.traceback)
+    # The account says otherwise: the rank crashed or hung on its way out. The account is still worth showing.
+    earlier = f"the test had {account.ending.value}" + (f": {account.summary}" if account.summary else "")
+    return replace(seen, summary=earlier, traceback=account.traceback)
 
 
 def now() -> float:

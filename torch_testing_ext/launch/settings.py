@@ -1,6 +1,6 @@
-"""Settings from the environment: one table, read at each launch, so that a test may change it.
+"""Settings from the environment, read at each launch, so that a test may change them.
 
-A misspelt name or value is an error that lists the known ones: a setting that silently does nothing costs an hour.
+A misspelt name or value is an error that lists the known ones: a setting that silently has no effect costs an hour.
 """
 
 from __future__ import annotations
@@ -61,13 +61,13 @@ KNOWN_SETTINGS = {
     PREFIX + "STREAM": _Setting("stream", "0 or 1", _flag),
     PREFIX + "DEBUG_RANK": _Setting("debug_rank", "a rank: 0, 1, 2 ...", _rank),
     PREFIX + "EXPLAIN_HANGS": _Setting("explain_hangs", "0 or 1", _flag),
-    # Set by run_test.py --fake-gpus: what a test would hold, if it existed.
+    # Set by run_test.py --fake-gpus: the devices that the test would have if they existed.
     PREFIX + "FAKE_DEVICES": _Setting("fake_devices", "numbers: 0,3", lambda text: tuple(text.split(","))),
 }
 
 
 def read(environ: Mapping[str, str] | None = None) -> Settings:
-    """The settings in force. An empty value counts as not set. Raises ValueError for what is not known."""
+    """The settings in force. An empty value counts as not set. Raises ValueError for an unknown name or value."""
     environ = os.environ if environ is None else environ
     chosen = {}
     for name, text in environ.items():

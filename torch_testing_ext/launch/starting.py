@@ -1,4 +1,4 @@
-"""How a rank comes to be: where its output goes, and starting it as a new interpreter."""
+"""Starting a rank: where its output goes, and how a new interpreter becomes one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .job import Job
 
 @dataclass
 class StreamedOutput:
-    """Output that is shown while it comes: read from a pipe, kept in the log, copied to stderr line by line."""
+    """Output shown as it arrives: read from a pipe, written to the log, copied to stderr line by line."""
 
     pipe: int
     log: int
@@ -26,7 +26,7 @@ class StreamedOutput:
     unread: bytes = b""
 
     def copy(self) -> None:
-        """Show what has come so far; a line that is not complete waits."""
+        """Show the complete lines that have arrived so far."""
         while data := _read_available(self.pipe):
             _write_what_fits(self.log, data)
             *lines, self.unread = (self.unread + data).split(b"\n")
@@ -56,15 +56,18 @@ def _read_available(fd: int) -> bytes:
 
 
 def _write_what_fits(fd: int, data: bytes) -> None:
-    """A full disk, or a reader that has left, must not end the process that watches the ranks."""
+    """Write, ignoring errors: a full disk, or a closed pipe, must not end the process that watches the ranks."""
     with suppress(OSError):
         while data:
             data = data[os.write(fd, data) :]
 
 
 def open_streams(job: Job, rank: int, owner: ExitStack) -> tuple[int | None, StreamedOutput | None]:
-    """Where a rank's stdout and stderr go: to its log; through this process, if they are to be shown as well; for the
-    rank being debugged to those of this process (None), so that it has the terminal. `owner` closes what it keeps."""
+    """Open the target of a rank's stdout and stderr: its log, or a pipe to this process if they are also shown.
+
+    The rank being debugged keeps those of this process (None), so that it has the terminal. `owner` closes the
+    descriptors that only the rank needs.
+    """
     if job.debug_rank == rank:
         return None, None
     log = os.open(job.log(rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)

@@ -1,4 +1,4 @@
-"""From how every rank ended to one outcome and one message for the test. Pure: no process, no file, no clock."""
+"""Judges a test: one outcome and one message from how every rank ended. Pure: no process, no file, no clock."""
 
 from __future__ import annotations
 
@@ -18,23 +18,25 @@ LONGEST_OUTPUT = 6_000
 
 
 class Outcome(enum.Enum):
+    """How a test on ranks ended."""
+
     PASSED = "passed"
     SKIPPED = "skipped"
     FAILED = "failed"  # an assertion of the test, or ranks that disagree
     ERROR = "error"  # an exception
-    CRASHED = "crashed"  # a rank died, or left before the test was over
+    CRASHED = "crashed"  # a rank died, or exited before the test was over
     TIMEOUT = "timeout"
 
 
 @dataclass(frozen=True)
 class Expected:
-    """What a test announced about exit codes. `code`: the exit code rank 0 has to have."""
+    """The exit codes that a test has declared. `code`: the exit code that rank 0 must have."""
 
     any_code: bool = False
     code: int | None = None
 
     def decides(self, report: RankReport) -> bool:
-        """Does this rank's end alone make the test fail?"""
+        """Does this rank's ending alone make the test fail?"""
         if report.ending in (RankEnding.FAILED, RankEnding.ERROR, RankEnding.LOST, RankEnding.STOPPED):
             return True
         return report.ending.is_failure and not self.codes_are_open
@@ -46,7 +48,7 @@ class Expected:
 
 @dataclass(frozen=True)
 class Case:
-    """The test a verdict is about. `again`: the command that runs it alone; `file`: where its source is."""
+    """The test that is judged. `again`: the command that runs it alone; `file`: its source file."""
 
     name: str
     again: str = ""
@@ -55,14 +57,15 @@ class Case:
 
 @dataclass(frozen=True)
 class Verdict:
+    """The outcome of a test, its message, and the rank that caused it."""
+
     outcome: Outcome
     message: str = ""
     culprit: int | None = None
-    code: int | None = None  # that all ranks ended with which skipped
+    code: int | None = None  # the exit code of all ranks, if they skipped
 
 
-# What a rank says that lost its peer, on gloo, NCCL, the stores and among threads: it saw the trouble, and did not make
-# it.
+# Errors of a rank that lost its peer (gloo, NCCL, the stores, threads): it noticed the failure and did not cause it.
 _VICTIM = re.compile(
     r"connection (was )?(closed|reset|refused|aborted)|broken pipe|closed by peer|connection lost"
     r"|remote process exited|recvValue failed|sendBytes failed|NCCL.*(remote error|communicator was aborted)"
@@ -72,7 +75,7 @@ _VICTIM = re.compile(
 
 
 def judge(reports: Sequence[RankReport], timed_out: bool, case: Case, expected: Expected | None = None) -> Verdict:
-    """One verdict for the test out of what is known of each rank."""
+    """The verdict on a test, from the reports of all its ranks."""
     expected = expected or Expected()
     running = [r for r in reports if r.ending is RankEnding.STOPPED]
     deciding = [r for r in reports if expected.decides(r) and r not in running]
@@ -83,7 +86,7 @@ def judge(reports: Sequence[RankReport], timed_out: bool, case: Case, expected: 
     skips = [r for r in reports if r.ending is RankEnding.SKIPPED]
     if len(skips) == len(reports) and not expected.any_code:
         return Verdict(Outcome.SKIPPED, skips[0].summary, code=skips[0].code)
-    # Where codes are open a skip is one of them; but one who had to be ended never makes a pass.
+    # If any code is allowed, so is that of a skip; but a rank that had to be ended never makes a pass.
     if running or (skips and not expected.any_code):
         return _disagree(reports, skips or running, case)
     if expected.code is not None and not expected.any_code and reports[0].code != expected.code:
@@ -106,21 +109,21 @@ def _failed(reports: Sequence[RankReport], deciding: list[RankReport], case: Cas
 
 def _timed_out(reports: Sequence[RankReport], running: list[RankReport], case: Case) -> Verdict:
     seconds = max((r.seconds for r in reports), default=0.0)
-    # Our asking where they are may end a wait: a rank that goes on only then has not passed.
-    who = f"{_ranks(running)} of {len(reports)} still running" if running else "the last ranks ended only then"
-    title = f"{case.name} timed out after {seconds:.1f} s; {who}"
+    # The signal that asks for stacks may end a wait: a rank that continues only because of it has not passed.
+    state = f"{_ranks(running)} of {len(reports)} still running" if running else "the last ranks ended only then"
+    title = f"{case.name} timed out after {seconds:.1f} s; {state}"
     failed = [r for r in reports if r.ending.is_failure and r.ending is not RankEnding.STOPPED]
     message = _compose(title, reports, failed, case, None)
     return Verdict(Outcome.TIMEOUT, message, running[0].rank if running else None)
 
 
 def _wrong_code(reports: Sequence[RankReport], code: int, case: Case) -> Verdict:
-    title = f"rank 0 of {len(reports)} was to end with {_code(code)}, but ended with {_code(reports[0].code)}"
+    title = f"rank 0 of {len(reports)} should have ended with {_code(code)}, but ended with {_code(reports[0].code)}"
     return Verdict(Outcome.FAILED, _compose(title, reports, [reports[0]], case, 0), 0)
 
 
 def _disagree(reports: Sequence[RankReport], ones: list[RankReport], case: Case) -> Verdict:
-    """`ones` skipped, or else were ended while they still ran; the others did not."""
+    """`ones` skipped, or had to be ended while they were running; the others did not."""
     others = [r for r in reports if r not in ones]
     verb = "skipped" if ones[0].ending is RankEnding.SKIPPED else "had to be ended"
     besides = f", {_ranks(others)} did not" if others else ""
@@ -130,7 +133,7 @@ def _disagree(reports: Sequence[RankReport], ones: list[RankReport], case: Case)
 
 
 def is_victim(report: RankReport) -> bool:
-    """Did this rank fail of another rank's end?"""
+    """Did this rank fail because another rank ended?"""
     return report.ending is RankEnding.ERROR and bool(_VICTIM.search(report.summary))
 
 
@@ -149,12 +152,12 @@ def _what_happened(report: RankReport, case: Case) -> str:
 def _compose(
     title: str, reports: Sequence[RankReport], shown: Sequence[RankReport], case: Case, first: int | None
 ) -> str:
-    """Title; a line a rank, the culprit's first; where the running ones were; tracebacks; output; what to run next."""
+    """The message: title; a line per rank, the culprit first; where running ranks were; tracebacks; output; command."""
     in_order = sorted(reports, key=lambda r: (r.rank != first, r.rank))
     parts = [title, "\n".join(f"  rank {r.rank}: {_line(r, first)}" for r in in_order)]
     parts += _explain_running(reports, case)
     parts += [f"rank {r.rank}'s traceback:\n{r.traceback.rstrip()}" for r in shown if r.traceback]
-    parts += [_output(r) for r in _worth_hearing(reports, shown) if r.output]
+    parts += [_output(r) for r in _with_relevant_output(reports, shown) if r.output]
     parts += [_leftovers(r) for r in reports if r.leftovers]
     parts += [_stacks(r) for r in reports if r.stacks]
     if case.again:
@@ -172,8 +175,8 @@ def _explain_running(reports: Sequence[RankReport], case: Case) -> list[str]:
     return [hang.explain(reports, case.file)] if running else []
 
 
-def _worth_hearing(reports: Sequence[RankReport], shown: Sequence[RankReport]) -> list[RankReport]:
-    """Whose output helps: the culprits'; in a hang everybody's."""
+def _with_relevant_output(reports: Sequence[RankReport], shown: Sequence[RankReport]) -> list[RankReport]:
+    """The ranks whose output helps: the culprits; without any, as in a hang, all that did not pass."""
     return list(shown) if shown else [r for r in reports if r.ending is not RankEnding.PASSED]
 
 
@@ -182,7 +185,7 @@ def _output(report: RankReport) -> str:
 
 
 def _leftovers(report: RankReport) -> str:
-    return f"rank {report.rank} left running (ended now): {'; '.join(report.leftovers)}"
+    return f"rank {report.rank} left running (now terminated): {'; '.join(report.leftovers)}"
 
 
 def _stacks(report: RankReport) -> str:

@@ -1,8 +1,8 @@
-"""From launched to over: wait for exits, end the ranks that do not end, gather what is known of every rank.
+"""Watches a run: waits for exits, ends the ranks that do not end, and collects a report of every rank.
 
-Waits for exits, and for the clock only at deadlines. When a rank has failed, the others get a short grace to report
-what they saw of it; then stacks are taken from those still alive; then they are ended by SIGTERM, and after another
-grace by SIGKILL.
+Waits for exits, and for time only at deadlines. When a rank has failed, the others get a short grace period to report
+the failure as they saw it; then the stacks of those still running are taken; then they are ended by SIGTERM, and after
+another grace period by SIGKILL.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from .client import Run
 from .report import Exit, RankReport, assemble_report, now
 from .verdict import Expected
 
-# Peers of a dead rank fail within 0.02 s; on a loaded machine ten times that. A death is to be known within 1 s.
+# Peers of a dead rank fail within 0.02 s; on a loaded machine, ten times that. A death must be reported within 1 s.
 GRACE_AFTER_DEATH = 0.4
-# Others may be about to fail for reasons of their own, which are worth knowing together with the first.
+# Other ranks may be about to fail for reasons of their own, which are worth reporting together with the first.
 GRACE_AFTER_FAILURE = 1.0
-# One rank skips, others run: they may yet skip too, or will wait for it in vain.
+# One rank has skipped, others run: they may skip too, or wait for it in vain.
 GRACE_AFTER_SKIP = 5.0
 GRACE_AFTER_SIGTERM = 0.2
-# A few milliseconds are enough; a rank that holds the GIL in C answers for its stacks, never for its flight recorder.
+# A few milliseconds are enough; a rank that holds the GIL in C writes its stacks, but never its flight recorder.
 DUMP_PATIENCE = 1.0
 DUMP_PATIENCE_AFTER_DEATH = 0.3
 
 
 @dataclass(frozen=True)
 class WatchResult:
-    """How all ranks of a run ended, whether it was at the deadline, and after how many seconds."""
+    """How all ranks of a run ended, whether the run timed out, and how many seconds it took."""
 
     reports: tuple[RankReport, ...]
     timed_out: bool
@@ -41,7 +41,7 @@ class WatchResult:
 
 
 def watch(run: Run, timeout: float | None, expected: Expected) -> WatchResult:
-    """See a run to its end."""
+    """Watch a run until it has ended."""
     watched = RankWatcher(run, expected, run.began)
     deadline = None if timeout is None else run.began + timeout
     try:
@@ -49,7 +49,7 @@ def watch(run: Run, timeout: float | None, expected: Expected) -> WatchResult:
         if watched.pending:
             watched.take_stacks()
     finally:
-        # Also when Ctrl-C or an error of ours came between.
+        # Also after Ctrl-C or an error of ours.
         watched.end_all()
         client.finish(run)
     reports = watched.reports()
@@ -58,20 +58,20 @@ def watch(run: Run, timeout: float | None, expected: Expected) -> WatchResult:
 
 
 def end(run: Run) -> None:
-    """End a run whose result nobody wants any more."""
+    """End a run whose result is no longer needed."""
     RankWatcher(run, Expected(), run.began).end_all()
     client.finish(run)
 
 
 class RankWatcher:
-    """Watches the ranks of a run: what is known so far of each, since the moment `began`."""
+    """Watches the ranks of a run and keeps what is known about each, since the time `began`."""
 
     def __init__(self, run: Run, expected: Expected, began: float):
         self.run = run
         self.expected = expected
         self.began = began
         self.accounts: dict[int, RankAccount | None] = {}
-        self.answers: dict[int, Exit] = {}  # of persistent ranks that are done with their task
+        self.answers: dict[int, Exit] = {}  # of persistent ranks that have finished their task
         self.stopped: dict[int, float] = {}  # when we began to end them
         self.grace_ends: float | None = None
         self.dump_patience = DUMP_PATIENCE
@@ -82,26 +82,26 @@ class RankWatcher:
         return [rank for rank in self.run.alive if rank not in self.answers]
 
     def until_over(self, deadline: float | None) -> bool:
-        """Wait until no rank is pending, a grace is over or the deadline has come. Returns whether it has."""
-        self.take_news()
+        """Wait until no rank is pending, a grace period is over or the deadline is reached. Returns whether it is."""
+        self.take_endings()
         while self.pending:
             ends = [end for end in (deadline, self.grace_ends) if end is not None]
-            if not self.run.wait_for_news(min(ends, default=None)):
+            if not self.run.wait_for_event(min(ends, default=None)):
                 return self.grace_ends is None or (deadline is not None and deadline <= self.grace_ends)
-            self.take_news()
+            self.take_endings()
         return False
 
-    def take_news(self) -> None:
+    def take_endings(self) -> None:
         for rank in self.run.exits.keys() - self.accounts.keys():
             self.accounts[rank] = self.read_account(rank)
-            self.look_at(rank)
+            self.on_end(rank)
 
     def read_account(self, rank: int) -> RankAccount | None:
         return read_account(self.run.job.account(rank))
 
-    def look_at(self, rank: int) -> None:
-        """Does the end of this rank mean that the others cannot come to theirs?"""
-        report = self._settle(rank)
+    def on_end(self, rank: int) -> None:
+        """Start a grace period if the end of this rank keeps the others from ending."""
+        report = self._report(rank)
         if report.ending is RankEnding.SKIPPED and not self.expected.codes_are_open:
             self._grant(report, GRACE_AFTER_SKIP)
         elif self.expected.decides(report):
@@ -117,21 +117,21 @@ class RankWatcher:
         self.run.dump(self.dump_patience, self.pending)
 
     def end_all(self) -> None:
-        """Escalate: SIGTERM, a grace, SIGKILL. A rank that is pending now was stopped by us, however it ends."""
+        """Escalate: SIGTERM, a grace period, SIGKILL. A rank that is pending now counts as stopped, however it ends."""
         began = now()
         self.stopped.update(dict.fromkeys(self.pending, began))
         if self.run.alive:
             self.run.end(signal.SIGTERM)
-            while self.run.alive and self.run.wait_for_news(began + GRACE_AFTER_SIGTERM):
+            while self.run.alive and self.run.wait_for_event(began + GRACE_AFTER_SIGTERM):
                 pass
         if self.run.alive:
             self.run.end(signal.SIGKILL)
-            self.run.insist(lambda: not self.run.alive)
+            self.run.wait_until(lambda: not self.run.alive)
 
     def _exit(self, rank: int) -> Exit:
         return self.answers.get(rank) or self.run.exits[rank]
 
-    def _settle(self, rank: int) -> RankReport:
+    def _report(self, rank: int) -> RankReport:
         return assemble_report(rank, self.accounts.get(rank), self._exit(rank), self.began, self.stopped.get(rank))
 
     def reports(self) -> tuple[RankReport, ...]:
@@ -140,16 +140,16 @@ class RankWatcher:
             if rank not in self.accounts:
                 self.accounts[rank] = self.read_account(rank)
         known = self.answers.keys() | self.run.exits.keys()
-        ended = [self._settle(rank) if rank in known else self._lost(rank) for rank in ranks]
+        ended = [self._report(rank) if rank in known else self._lost(rank) for rank in ranks]
         quiet = all(report.ending is RankEnding.PASSED for report in ended)
         return tuple(ended if quiet else map(self._with_texts, ended))
 
     def log_start(self, rank: int) -> int:
-        """Where in the rank's log begins what it wrote in our time."""
+        """The offset in the rank's log at which its output since `began` starts."""
         return 0
 
     def _with_texts(self, report: RankReport) -> RankReport:
-        """What is worth reading only where something went wrong."""
+        """Add the texts that are worth reading only if something went wrong."""
         job, rank = self.run.job, report.rank
         output = tail(job.log(rank), start=self.log_start(rank))
         if report.ending not in (RankEnding.STOPPED, RankEnding.KILLED):
@@ -158,7 +158,7 @@ class RankWatcher:
         return replace(report, output=output, stacks=stacks, recorder=_text(job.recorder(rank)))
 
     def _lost(self, rank: int) -> RankReport:
-        """The server died. What the rank had told before still counts, but for a pass: that might not be the end."""
+        """The report if the server died. The rank's account still counts, except for a pass: it may not be final."""
         account = self.accounts[rank]
         if account is not None and account.ending is not RankEnding.PASSED:
             return assemble_report(rank, account, Exit(account.code << 8, now()), self.began, stopped=now())

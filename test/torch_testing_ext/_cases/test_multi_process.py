@@ -292,7 +292,7 @@ class TestReturnCodes(TestCase):
             ("all_exit_3", None, "error", "exited with code 3"),
             ("all_exit_3", "any", "passed", ""),
             ("all_exit_3", 3, "passed", ""),
-            ("all_exit_3", 4, "failed", "rank 0 of 2 was to end with exit code 4, but ended with exit code 3"),
+            ("all_exit_3", 4, "failed", "rank 0 of 2 should have ended with exit code 4, but ended with exit code 3"),
             ("rank_1_exits_3", None, "error", "rank 1 of 2 exited with code 3"),
             ("rank_1_exits_3", "any", "passed", ""),
             ("rank_1_exits_3", 3, "failed", "but ended with exit code 0"),
@@ -300,7 +300,7 @@ class TestReturnCodes(TestCase):
             ("all_abort", "any", "passed", ""),
             ("all_abort", abort, "passed", ""),
             ("rank_0_aborts", abort, "passed", ""),
-            ("passes", abort, "failed", "was to end with exit code -6 (SIGABRT), but ended with exit code 0"),
+            ("passes", abort, "failed", "should have ended with exit code -6 (SIGABRT), but ended with exit code 0"),
             ("one_raises", "any", "error", "KeyError: 'k'"),
             ("one_raises", 3, "error", "KeyError: 'k'"),
         ]

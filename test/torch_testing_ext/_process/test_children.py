@@ -1,4 +1,4 @@
-"""The event loop, signals as data, children and their ends."""
+"""Tests the event loop, signals as data, and the start and end of children."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ class TestEventLoop(unittest.TestCase):
         self.addCleanup(os.close, self.writing)
         self.seen: list[str] = []
 
-    def test_what_is_readable_is_called(self) -> None:
+    def test_a_readable_source_is_called(self) -> None:
         self.loop.listen(self.reading, lambda: self.seen.append(os.read(self.reading, 9).decode()))
         os.write(self.writing, b"one")
         self.assertTrue(self.loop.step())
         self.assertEqual(self.seen, ["one"])
 
-    def test_the_moment_comes_first(self) -> None:
+    def test_the_time_comes_first(self) -> None:
         self.loop.listen(self.reading, lambda: self.seen.append("never"))
         self.assertFalse(self.loop.step(until=time.monotonic()))
         self.assertEqual(self.seen, [])
 
-    def test_timers_ring_in_order_and_once(self) -> None:
+    def test_timers_are_called_in_order_and_once(self) -> None:
         now = time.monotonic()
         self.loop.at(now - 1, lambda: self.seen.append("second"))
         self.loop.at(now - 2, lambda: self.seen.append("first"))
@@ -57,13 +57,13 @@ class TestEventLoop(unittest.TestCase):
         self.assertEqual(self.seen, [])
 
     def test_a_timer_wakes_the_loop(self) -> None:
-        self.loop.after(0.01, lambda: self.seen.append("rung"))
+        self.loop.after(0.01, lambda: self.seen.append("called"))
         while not self.seen:
             self.loop.step()
-        self.assertEqual(self.seen, ["rung"])
+        self.assertEqual(self.seen, ["called"])
 
     def test_a_source_that_another_one_forgets(self) -> None:
-        """Both are readable: the first stops listening to the second, which is not called any more."""
+        """Both are readable: the first stops listening to the second, which is then not called."""
         other_reading, other_writing = os.pipe()
         for source, other in ((self.reading, other_reading), (other_reading, self.reading)):
 
@@ -130,7 +130,7 @@ class TestSignals(unittest.TestCase):
             reader.close()
         self.assertEqual((signal.getsignal(signal.SIGUSR1), signal.getsignal(signal.SIGUSR2)), before)
 
-    def test_a_fork_holds_them_back(self) -> None:
+    def test_they_are_blocked_around_a_fork(self) -> None:
         with signals.blocked():
             blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [])
             self.assertLessEqual({signal.SIGINT, signal.SIGTERM, signal.SIGCHLD}, blocked)
@@ -147,7 +147,7 @@ class TestSignals(unittest.TestCase):
                         signals.signal_group(process.pid, signal.SIGKILL)
                 self.assertEqual(process.wait(10), -signal.SIGKILL)
 
-    def test_nobody_is_left_to_be_signalled(self) -> None:
+    def test_signalling_a_process_that_has_ended(self) -> None:
         process = subprocess.Popen(["true"])
         process.wait()
         signals.signal_group(process.pid, signal.SIGTERM)
@@ -157,11 +157,11 @@ class TestChildren(unittest.TestCase):
     def test_a_child_has_a_session_of_its_own(self) -> None:
         reading, writing = os.pipe()
 
-        def tell() -> None:
+        def report() -> None:
             os.write(writing, b"%d %d" % (os.getsid(0), os.getpid()))
             os._exit(7)
 
-        pid = child.fork_child(tell)
+        pid = child.fork_child(report)
         os.close(writing)
         with open(reading) as pipe:
             self.assertEqual(pipe.read(), f"{pid} {pid}")
@@ -195,15 +195,17 @@ class TestChildren(unittest.TestCase):
         self.assertEqual(ended, pids)
         self.assertIsNone(reaping.wait_for_exit(next(iter(pids))))
 
-    def test_a_process_that_goes_on(self) -> None:
+    def test_a_process_that_has_not_ended(self) -> None:
         pid = child.fork_child(lambda: threading.Event().wait())
         self.assertFalse(reaping.has_ended(pid, 0.01))
         os.kill(pid, signal.SIGKILL)
         self.assertEqual(reaping.wait_for_exit(pid), -signal.SIGKILL)
 
-    def test_all_children_but_the_kept(self) -> None:
+    def test_all_children_except_the_kept_ones_are_ended(self) -> None:
         known = set(system.children(os.getpid()))
         kept, other = (subprocess.Popen(["sleep", "1000"], start_new_session=True) for _ in range(2))
+        while not Path(f"/proc/{other.pid}/cmdline").read_bytes():  # Popen returns a moment before exec has set it
+            time.sleep(0.001)
         ended = reaping.end_children(known | {kept.pid})
         self.assertEqual(ended, [f"pid {other.pid}: sleep 1000"])
         self.assertTrue(_is_alive(kept.pid))
@@ -220,9 +222,9 @@ def _is_alive(pid: int) -> bool:
     return state not in "ZX"
 
 
-class TestWords(unittest.TestCase):
+class TestExits(unittest.TestCase):
     def test_how_a_process_ended(self) -> None:
-        for code, when, said in (
+        for code, when, description in (
             (0, "", "exited with code 0"),
             (3, " 0.1 s into test_x", "exited with code 3 0.1 s into test_x"),
             (-11, "", "was killed by SIGSEGV"),
@@ -230,7 +232,7 @@ class TestWords(unittest.TestCase):
             (None, "", "ended in an unknown way"),
         ):
             with self.subTest(code=code):
-                self.assertEqual(describe_exit(code, when), said)
+                self.assertEqual(describe_exit(code, when), description)
 
     def test_a_signal_without_a_name(self) -> None:
         self.assertEqual((signal_name(9), signal_name(99)), ("SIGKILL", "signal 99"))
@@ -242,14 +244,14 @@ class TestFiles(unittest.TestCase):
         self.addCleanup(folder.cleanup)
         self.folder = Path(folder.name)
 
-    def test_written_whole(self) -> None:
+    def test_written_completely(self) -> None:
         file = self.folder / "new" / "file"
         for text in ("first", "second"):
             files.write_atomically(file, text)
             self.assertEqual(file.read_text(), text)
         self.assertEqual(list(file.parent.iterdir()), [file])
 
-    def test_or_not_at_all(self) -> None:
+    def test_a_failed_write_keeps_the_old_file(self) -> None:
         file = self.folder / "file"
         file.write_text("old")
         with mock.patch("os.replace", side_effect=OSError("full")), self.assertRaisesRegex(OSError, "full"):

@@ -1,4 +1,4 @@
-"""Messages between processes come out as they went in, with their descriptors; and channels say when they end."""
+"""Tests that messages between processes arrive as they were sent, with their descriptors; and the end of channels."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ class Files(WithDescriptors):
 
 
 @dataclass(frozen=True)
-class Stranger:
-    """Nothing that these channels receive."""
+class Unexpected:
+    """A message that these channels do not receive."""
 
 
 Received = Everything | Files
@@ -82,7 +82,7 @@ class TestMessages(unittest.TestCase):
 
     def test_a_type_that_is_not_expected(self) -> None:
         with self.assertRaises(KeyError):
-            messages.from_json(messages.to_json(Stranger()), messages.by_name(Received))
+            messages.from_json(messages.to_json(Unexpected()), messages.by_name(Received))
 
     def test_other_programs_can_read_it(self) -> None:
         self.assertEqual(json.loads(messages.to_json(Files("x"))), {"Files": {"name": "x", "fds": []}})
@@ -139,7 +139,7 @@ class TestChannel(unittest.TestCase):
     def test_the_other_end_is_gone(self) -> None:
         self.there.send(Files("last words"))
         self.there.close()
-        self.here.send(Files("to nobody"))
+        self.here.send(Files("not received"))
         self.assertEqual(self.here.receive(), [Files("last words")])
         with self.assertRaises(EOFError):
             self.here.receive()
@@ -148,7 +148,7 @@ class TestChannel(unittest.TestCase):
 
 class TestSocketPair(unittest.TestCase):
     def test_not_on_the_standard_descriptors(self) -> None:
-        """Where this process has closed them, whatever prints later would write into the connection."""
+        """If this process has closed them, a later print would write into the connection."""
         kept = os.dup(0)
         os.close(0)
         try:

@@ -1,4 +1,4 @@
-"""What the tests of the launch layer share: run one method on ranks, take its outcome, count what is left."""
+"""Shared helpers for the tests of the launch layer: run one method on ranks, take its outcome, count leftovers."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Ranks(MultiProcessTestCase):
 
 
 def local_class() -> type[Ranks]:
-    """A class that only processes forked off this one can have."""
+    """A class that only processes forked from this one can have."""
 
     class Local(Ranks):
         def passes(self):
@@ -53,13 +53,15 @@ def local_class() -> type[Ranks]:
 
 @dataclass(frozen=True)
 class Seen:
+    """The result of one test as unittest reported it."""
+
     outcome: str  # passed, skipped, failed, error, expected failure, unexpected success
     message: str
     seconds: float
 
 
 def outcome_of(test: unittest.TestCase) -> Seen:
-    """Run one test case; what unittest makes of it."""
+    """Run one test case. Returns the result that unittest reported."""
     result = unittest.TestResult()
     began = time.monotonic()
     test.run(result)
@@ -77,7 +79,7 @@ def outcome_of(test: unittest.TestCase) -> Seen:
 
 @contextlib.contextmanager
 def nothing_left(case: unittest.TestCase) -> Iterator[None]:
-    """No process, no file, no descriptor more than before."""
+    """Assert that there are no more processes, files and descriptors afterwards than before."""
     _settle()
     before = _count()
     yield
@@ -86,7 +88,7 @@ def nothing_left(case: unittest.TestCase) -> Iterator[None]:
 
 
 def _settle() -> None:
-    """The server exists and has nothing to do: it answers in order, so its answer comes after all else."""
+    """Wait until the server has nothing to do: it answers in order, so its answer to a new request comes last."""
     server = client.launcher().server
     if server is not None and server.unusable is None:
         asked: Any = types.SimpleNamespace(dumped=False, alive=[], lost=None)
@@ -118,7 +120,7 @@ def environ(**values: str):
 
 
 def python(*arguments: str, cwd: Path, **environment: str) -> subprocess.Popen[str]:
-    """A new interpreter that finds the package, its output in pipes."""
+    """A new interpreter that can import the package, with its output in a pipe."""
     return subprocess.Popen(
         [sys.executable, *arguments],
         cwd=cwd,
@@ -138,7 +140,7 @@ def write(directory: Path, name: str, source: str) -> Path:
 
 
 def gone(pid: int) -> bool:
-    """Has this process ended? (A zombie has.)"""
+    """Has this process ended? A zombie counts as ended."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
     except OSError:
@@ -146,7 +148,7 @@ def gone(pid: int) -> bool:
 
 
 def wait_until_gone(pids: list[int], seconds: float) -> list[int]:
-    """Wait for the end of processes that are not our children; returns those still there."""
+    """Wait for the end of processes that are not our children. Returns those that are still running."""
     for pid in pids:
         with contextlib.suppress(OSError):
             fd = os.pidfd_open(pid)

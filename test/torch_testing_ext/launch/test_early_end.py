@@ -1,4 +1,4 @@
-"""The main process ends before its time, or has no room for what ranks leave."""
+"""Tests what happens if the main process ends early, or has no disk space for the files of ranks."""
 
 import os
 import signal
@@ -48,10 +48,10 @@ TEST_FILE = """
 
 
 class EndTest(TestCase):
-    """The main process ends before its time."""
+    """The main process ends early."""
 
     def start(self):
-        """A test file whose test waits for ever; returns when it does, with the pids of its server and a rank."""
+        """Start a test file whose test never ends. Returns when it waits, with the pids of its server and a rank."""
         directory = Path(self.enterContext(tempfile.TemporaryDirectory()))
         reading, writing = os.pipe()
         self.addCleanup(os.close, reading)
@@ -88,7 +88,7 @@ class EndTest(TestCase):
         printed, _ = main.communicate(timeout=30)
         self.assertEqual(wait_until_gone(pids, 2), [])
         self.assertIn("TestIt.test_waits was interrupted", printed)
-        self.assertIn("Ran 2 tests", printed)  # the summary; the third was not begun
+        self.assertIn("Ran 2 tests", printed)  # the summary; the third test did not begin
         self.assertEqual(main.returncode, 130, printed)
         self.assertEqual([file.name for file in temp.iterdir() if file.name.startswith("torch_testing_ext")], [])
 
@@ -106,23 +106,23 @@ class Passes(Ranks):
 
 
 class DirectoryTest(TestCase):
-    """No room for what ranks have to leave."""
+    """There is no disk space for the files of ranks."""
 
     def setUp(self):
         super().setUp()
         launch.close()
         self.addCleanup(launch.close)
 
-    def test_temporary_directory_not_there(self):
+    def test_missing_temporary_directory(self):
         with unittest.mock.patch.object(tempfile, "tempdir", "/proc/self/no/such/directory"):
             seen = outcome_of(Passes("passes"))
         self.assertEqual(seen.outcome, "error")
-        self.assertIn("no directory for the logs and results of ranks can be made", seen.message)
+        self.assertIn("no directory for the logs and results of ranks can be created", seen.message)
         self.assertIn("set TMPDIR", seen.message)
 
     @unittest.skipUnless(hasattr(os, "geteuid") and os.geteuid() == 0, "mounting a small file system needs root")
-    def test_temporary_directory_full(self):
-        """In a mount namespace of its own, on a file system of 64 kB that the test file fills up itself."""
+    def test_full_temporary_directory(self):
+        """In a separate mount namespace, on a file system of 64 kB that the test file fills up itself."""
         with tempfile.TemporaryDirectory() as directory:
             write(Path(directory), "test_full.py", FULL_DISK)
             small = Path(directory) / "small"
@@ -132,7 +132,7 @@ class DirectoryTest(TestCase):
         if "unshare" in main and "ermitted" in main:
             self.skipTest("mount namespaces are not permitted here")
         self.assertIn("ranks could not be started: OSError: [Errno 28] No space left on device", main)
-        self.assertIn("filled it up and still could say so", main)
+        self.assertIn("filled the disk and could still report it", main)
         self.assertIn("Ran 2 tests", main)
 
 
@@ -182,7 +182,7 @@ FULL_DISK = """
         def test_full_meanwhile(self):
             if self.rank == 1:
                 fill()
-                raise ValueError("filled it up and still could say so " + "x" * 30000)
+                raise ValueError("filled the disk and could still report it " + "x" * 30000)
 
     if __name__ == "__main__":
         run_tests()

@@ -1,4 +1,4 @@
-"""Each way a rank can go wrong, done for real: the outcome, the message, the time, and that nothing is left."""
+"""Tests real faults of ranks of every kind: the outcome, the message, the time, and that nothing is left."""
 
 import ctypes
 import os
@@ -46,7 +46,7 @@ class Faults(Ranks):
         if self.rank == 3:
             raise ValueError("first")
         if self.rank == 1:
-            time.sleep(0.3)  # later than rank 3, within the grace
+            time.sleep(0.3)  # later than rank 3, within the grace period
             raise KeyError("second")
 
     def fails(self):
@@ -82,11 +82,11 @@ class Faults(Ranks):
             os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(1000)
 
-    def leaves_with_0(self):
+    def exits_with_0(self):
         if self.rank == 1:
             os._exit(0)
 
-    def leaves_with_3(self):
+    def exits_with_3(self):
         if self.rank == 1:
             os._exit(3)
 
@@ -125,7 +125,7 @@ class Faults(Ranks):
             raise RuntimeError("no such backend")
         self.join_group()
 
-    def says_much(self):
+    def has_a_long_message(self):
         raise ValueError("begin " + "x" * 300_000 + " end")
 
     def is_unpicklable(self):
@@ -149,7 +149,7 @@ class Faults(Ranks):
         if self.rank == 1:
             subprocess.Popen(["sleep", "1001"])
         if self.rank == 2:
-            # In a session of its own: out of the rank's group.
+            # In a separate session: outside the rank's group.
             subprocess.Popen(["sleep", "1002"], start_new_session=True)
 
     def closes_its_stdout(self):
@@ -166,7 +166,7 @@ class Faults(Ranks):
 
 
 class FaultTest(TestCase):
-    """A rank's fault, as the parent reports it."""
+    """The parent's report of a rank's fault."""
 
     @classmethod
     def setUpClass(cls):
@@ -236,26 +236,26 @@ class FaultTest(TestCase):
             "ctypes.string_at(0)" if sys.version_info >= (3, 14) else "in dies_by_a_null_pointer",
         )
 
-    def test_a_death_is_known_at_once(self):
-        """The others would sleep for ever: they are ended, and it is told where they were."""
+    def test_a_death_is_reported_at_once(self):
+        """The others would sleep forever: they are ended, and the message shows where they were."""
         self.check(
             "dies_while_others_sleep",
             "error",
             "rank 1 of 4 was killed by SIGKILL",
             "rank 0: still running",
             "in dies_while_others_sleep (time.sleep(1000))",
-            within=1.0 * _LEISURE,
+            within=1.0 * _SLACK,
         )
 
     def test_ignoring_sigterm_does_not_help(self):
         self.check(
-            "dies_while_others_ignore_sigterm", "error", "rank 1 of 4 was killed by SIGKILL", within=1.5 * _LEISURE
+            "dies_while_others_ignore_sigterm", "error", "rank 1 of 4 was killed by SIGKILL", within=1.5 * _SLACK
         )
 
-    def test_leaving_early(self):
+    def test_early_exits(self):
         for method, code in (
-            ("leaves_with_0", 0),
-            ("leaves_with_3", 3),
+            ("exits_with_0", 0),
+            ("exits_with_3", 3),
             ("sys_exits_with_0", 0),
             ("sys_exits_with_3", 3),
             ("sys_exits_with_a_text", 1),
@@ -263,7 +263,7 @@ class FaultTest(TestCase):
             with self.subTest(method):
                 self.check(method, "error", f"rank 1 of 4 exited with code {code}", "before the test finished")
 
-    def test_what_sys_exit_says_is_shown(self):
+    def test_the_message_of_sys_exit_is_shown(self):
         self.check("sys_exits_with_a_text", "error", "could not go on")
 
     def test_skips(self):
@@ -275,10 +275,10 @@ class FaultTest(TestCase):
         self.check("one_skips_others_wait", "failed", "rank 0 skipped, ranks 1, 2, 3 did not", "in one_skips_others")
 
     def test_set_up_of_the_group_raises(self):
-        self.check("cannot_join", "error", "rank 1 of 4 raised", "RuntimeError: no such backend", within=5 * _LEISURE)
+        self.check("cannot_join", "error", "rank 1 of 4 raised", "RuntimeError: no such backend", within=5 * _SLACK)
 
     def test_exceptions_of_all_kinds(self):
-        self.check("says_much", "error", "ValueError: begin", "characters cut here", " end")
+        self.check("has_a_long_message", "error", "ValueError: begin", "characters cut here", " end")
         self.check("is_unpicklable", "error", "Unpicklable: holds a lock")
         self.check("is_unprintable", "error", "Unprintable", "its str() raised RuntimeError")
         self.check("recurses", "error", "RecursionError")
@@ -287,30 +287,30 @@ class FaultTest(TestCase):
         seen = self.check("prints_much", "error", "ValueError: after 50 MB", "the last line")
         self.assertLess(len(seen.message), 100_000)
 
-    def test_grandchildren_are_ended_and_told_of(self):
+    def test_grandchildren_are_ended_and_reported(self):
         import contextlib
         import io
 
-        told = io.StringIO()
-        with contextlib.redirect_stderr(told):
+        stderr = io.StringIO()
+        with contextlib.redirect_stderr(stderr):
             self.check("leaves_grandchildren", "passed")
-        self.assertIn("rank 1 left running (ended now): pid", told.getvalue())
-        self.assertIn("sleep 1001", told.getvalue())
-        self.assertIn("sleep 1002", told.getvalue())
+        self.assertIn("rank 1 left running (now terminated): pid", stderr.getvalue())
+        self.assertIn("sleep 1001", stderr.getvalue())
+        self.assertIn("sleep 1002", stderr.getvalue())
 
-    def test_a_forked_child_does_not_speak_for_its_rank(self):
-        """A child that a test forks without exec comes to the end of the rank's code too, some time or other."""
+    def test_a_forked_child_does_not_write_the_account_of_its_rank(self):
+        """A child that a test forks without exec reaches the end of the rank's code, too."""
         with tempfile.TemporaryDirectory() as directory:
             path = Path(directory, "account")
-            pen = AccountFile.open(path)
-            report = AccountWriter(pen)
+            file = AccountFile.open(path)
+            report = AccountWriter(file)
             report.passed()
             child = os.fork()
             if child == 0:
                 report.failed(ValueError("in the child"), assertion=False)
                 os._exit(0)
             os.waitpid(child, 0)
-            pen.close()
+            file.close()
             self.assertIs(read_account(path).ending, RankEnding.PASSED)
 
     def test_without_stdout(self):
@@ -321,8 +321,8 @@ class FaultTest(TestCase):
         self.assertNotIn("in clean-up", seen.message)
 
 
-# Limits in seconds are what a user is promised on a machine that is not overloaded; this one may be.
-_LEISURE = float(os.environ.get("TEST_LEISURE", "3"))
+# The limits in seconds hold on a machine that is not overloaded; this one may be.
+_SLACK = float(os.environ.get("TEST_LEISURE", "3"))
 
 
 if __name__ == "__main__":

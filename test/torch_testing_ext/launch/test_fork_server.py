@@ -1,4 +1,4 @@
-"""The process that starts the ranks: how it comes to be, that it is not missed when it dies, that it leaves nothing."""
+"""Tests the fork server: its start, its replacement when it dies, and that it leaves nothing behind."""
 
 import os
 import resource
@@ -69,7 +69,7 @@ class ServerTest(TestCase):
         os.kill(server.pid, signal.SIGKILL)
         os.waitid(os.P_PID, server.pid, os.WEXITED | os.WNOWAIT)
         seen = outcome_of(Jobs("reduces"))
-        # Whether it is found dead before or by the launch, another one takes its place.
+        # Whether its death is noticed before the launch or by it, another server replaces it.
         self.assertEqual(seen.outcome, "passed", seen.message)
         self.assertNotEqual(client.launcher().server.pid, server.pid)
 
@@ -84,12 +84,12 @@ class ServerTest(TestCase):
         case = Jobs("kills_its_server")
         case.setUp()
         pids = [process.pid for process in case.processes]
-        with self.assertRaises(Exception):  # noqa: B017 - which one is the other test's concern
+        with self.assertRaises(Exception):  # noqa: B017 - the test above checks which one
             case.kills_its_server()
         self.assertEqual(wait_until_gone(pids, 2), [])
         case.doCleanups()
 
-    def test_environment_and_directory_are_those_of_the_moment(self):
+    def test_environment_and_directory_are_those_of_the_launch(self):
         with environ(OF_THE_PARENT="yes"):
             self.assertEqual(outcome_of(Jobs("sees_environment")).outcome, "passed")
         self.assertEqual(outcome_of(Jobs("sees_environment")).outcome, "failed")
@@ -100,7 +100,7 @@ class ServerTest(TestCase):
         finally:
             os.chdir(before)
 
-    def test_classes_that_came_later(self):
+    def test_classes_defined_after_the_fork(self):
         self.assertEqual(outcome_of(local_class()("passes")).outcome, "passed")
         self.assertEqual(outcome_of(local_class()("passes")).outcome, "passed")
 
@@ -111,8 +111,8 @@ class ServerTest(TestCase):
         self.assertEqual(wait_until_gone([pid], 2), [])
         self.assertEqual(outcome_of(Jobs("reduces")).outcome, "passed")
 
-    def test_a_forked_child_of_ours_makes_its_own(self):
-        """From a new interpreter: OpenMP's threads, which this process has and the child lacks, would be waited for."""
+    def test_a_forked_child_makes_its_own_server(self):
+        """As a new interpreter: forked ranks would wait for OpenMP's threads, which the child lacks."""
         torch.mm(torch.ones(512, 512), torch.ones(512, 512))
         pid = os.fork()
         if pid == 0:
@@ -127,8 +127,8 @@ class ServerTest(TestCase):
             self.assertEqual(outcome_of(Jobs("reduces")).outcome, "passed")
 
 
-class RoughTest(TestCase):
-    """What must not take the parent or the next test along."""
+class RobustnessTest(TestCase):
+    """Faults that must not affect the parent or the next test."""
 
     def setUp(self):
         super().setUp()
@@ -137,7 +137,7 @@ class RoughTest(TestCase):
         self.assertEqual(outcome_of(Jobs("reduces")).outcome, "passed")
 
     def test_a_launch_that_fails_half_way(self):
-        """Not enough descriptors for 32 ranks: they are ended, and the next test hears nothing of them."""
+        """Not enough descriptors for 32 ranks: they are ended, and do not affect the next test."""
         soft, hard = resource.prlimit(client.launcher().server.pid, resource.RLIMIT_NOFILE)
         resource.prlimit(client.launcher().server.pid, resource.RLIMIT_NOFILE, (60, hard))
         with nothing_left(self):
@@ -165,11 +165,11 @@ class RoughTest(TestCase):
             seen = outcome_of(case)
         self.assertEqual(seen.outcome, "passed", seen.message)
 
-    def test_a_signal_arrives_once_and_at_the_rank_alone(self):
+    def test_a_signal_arrives_once_and_only_at_the_rank(self):
         self.assertEqual(outcome_of(Signalled("counts_signals")).outcome, "passed")
 
-    def test_paths_that_are_no_text(self):
-        """Python skips them in sys.path; a command with their repr could not be run."""
+    def test_paths_that_are_not_strings(self):
+        """Python ignores them in sys.path; a command with their repr could not be run."""
         sys.path.append(Path("/nowhere"))  # type: ignore[arg-type]
         self.addCleanup(sys.path.remove, Path("/nowhere"))
         with environ(TORCH_TESTING_EXT_START="spawn"):
@@ -181,7 +181,7 @@ class RoughTest(TestCase):
             self.assertTrue(launch.new_directory(name).is_dir())
 
     def test_grandchildren_of_a_killed_run(self):
-        """Out of their rank's group, and not yet ours when the server begins to end."""
+        """They are outside their rank's group, and not adopted yet when the server begins to end its ranks."""
         case = WithFifo("starts_a_daemon")
         case.setUp()
         self.addCleanup(case.doCleanups)

@@ -1,4 +1,4 @@
-"""Where hung ranks are and which one differs, out of recorder entries and stacks made by hand."""
+"""Tests where hung ranks are and which one differs, with recorder entries and stacks made by hand."""
 
 import json
 import tempfile
@@ -14,7 +14,7 @@ TEST = "/home/me/test_thing.py"
 
 
 def entry(kind, sequence, shape=(4,), group="0", record=None, **more):
-    """One entry of the flight recorder, in the form that torch gives it."""
+    """One entry of the flight recorder, in torch's format."""
     return {
         "record_id": sequence if record is None else record,
         "collective_seq_id": sequence,
@@ -46,8 +46,8 @@ def stack(*frames, title="Current thread 0x00007f (most recent call first):"):
     )
 
 
-def said(*recorders):
-    """The sentences about ranks with these recordings, None for a rank that no longer runs."""
+def differences(*recorders):
+    """The sentences about ranks with these recordings; None for a rank that is no longer running."""
     reports = [
         RankReport(rank, RankEnding.PASSED) if text is None else running(rank, text)
         for rank, text in enumerate(recorders)
@@ -57,29 +57,29 @@ def said(*recorders):
 
 
 class TestDifferences(unittest.TestCase):
-    def test_all_do_the_same(self):
+    def test_no_difference(self):
         same = recorded(entry("all_reduce", 1), entry("all_gather", 2))
-        self.assertEqual(said(same, same, same), [])
+        self.assertEqual(differences(same, same, same), [])
 
     def test_another_kind(self):
         others, one = (recorded(entry("all_reduce", 1), entry(kind, 2)) for kind in ("all_reduce", "all_gather"))
         self.assertEqual(
-            said(others, others, one, others),
+            differences(others, others, one, others),
             ["rank 2 is at all_gather #2 [4], ranks 0, 1, 3 are at all_reduce #2 [4]"],
         )
 
     def test_another_shape(self):
         others, one = (recorded(entry("all_reduce", 2, shape)) for shape in ((4,), (6,)))
-        self.assertEqual(said(one, others), ["rank 0 is at all_reduce #2 [6], rank 1 is at all_reduce #2 [4]"])
+        self.assertEqual(differences(one, others), ["rank 0 is at all_reduce #2 [6], rank 1 is at all_reduce #2 [4]"])
 
     def test_several_inputs(self):
         two = recorded(entry("allgather_coalesced", 1, input_sizes=[[4], [2, 3]]))
         one = recorded(entry("allgather_coalesced", 1, input_sizes=[[4]]))
-        self.assertIn("rank 1 is at allgather_coalesced #1 [4] [2, 3]", said(one, two, one)[0])
+        self.assertIn("rank 1 is at allgather_coalesced #1 [4] [2, 3]", differences(one, two, one)[0])
 
-    def test_the_few_before_the_many(self):
+    def test_smaller_groups_come_first(self):
         kinds = ["barrier", "all_reduce", "barrier", "broadcast", "barrier", "all_reduce"]
-        (sentence,) = said(*(recorded(entry(kind, 5)) for kind in kinds))
+        (sentence,) = differences(*(recorded(entry(kind, 5)) for kind in kinds))
         self.assertEqual(
             sentence,
             "rank 3 is at broadcast #5 [4], ranks 1, 5 are at all_reduce #5 [4], ranks 0, 2, 4 are at barrier #5 [4]",
@@ -88,31 +88,33 @@ class TestDifferences(unittest.TestCase):
     def test_a_rank_that_stayed_behind(self):
         ahead = recorded(entry("all_reduce", 1), entry("all_reduce", 2))
         behind = recorded(entry("all_reduce", 1))
-        self.assertEqual(said(ahead, ahead, ahead, behind), ["rank 3 never reached all_reduce #2 [4]"])
-        self.assertEqual(said(behind, ahead, behind), ["ranks 0, 2 never reached all_reduce #2 [4]"])
+        self.assertEqual(differences(ahead, ahead, ahead, behind), ["rank 3 never reached all_reduce #2 [4]"])
+        self.assertEqual(differences(behind, ahead, behind), ["ranks 0, 2 never reached all_reduce #2 [4]"])
 
     def test_a_rank_that_never_began(self):
         nothing = recorded()
-        self.assertEqual(said(recorded(entry("all_reduce", 1)), nothing), ["rank 1 never reached all_reduce #1 [4]"])
+        self.assertEqual(
+            differences(recorded(entry("all_reduce", 1)), nothing), ["rank 1 never reached all_reduce #1 [4]"]
+        )
 
     def test_a_disagreement_is_the_cause_of_lagging_behind(self):
         ranks = [recorded(entry(kind, 2)) for kind in ("all_reduce", "all_reduce", "barrier")]
         self.assertEqual(
-            said(*ranks, recorded(entry("all_reduce", 1))),
+            differences(*ranks, recorded(entry("all_reduce", 1))),
             ["rank 2 is at barrier #2 [4], ranks 0, 1 are at all_reduce #2 [4]"],
         )
 
     def test_the_first_disagreement_is_the_cause(self):
-        """Some went on after it, and are elsewhere by now."""
+        """Some ranks have continued after it and are elsewhere."""
         one = recorded(entry("all_reduce", 1), entry("all_reduce", 2, (6,)))
         others = recorded(entry("all_reduce", 1), entry("all_reduce", 2), entry("barrier", 3, ()))
         self.assertEqual(
-            said(others, one, others), ["rank 1 was at all_reduce #2 [6], ranks 0, 2 were at all_reduce #2 [4]"]
+            differences(others, one, others), ["rank 1 was at all_reduce #2 [6], ranks 0, 2 were at all_reduce #2 [4]"]
         )
 
     def test_shapes_may_differ_where_the_collective_allows_it(self):
         for kind in ("all_to_all", "gather", "scatter"):
-            self.assertEqual(said(recorded(entry(kind, 1, (3,))), recorded(entry(kind, 1, (5,)))), [], kind)
+            self.assertEqual(differences(recorded(entry(kind, 1, (3,))), recorded(entry(kind, 1, (5,)))), [], kind)
 
     def test_shapes_must_be_equal(self):
         for kind in (
@@ -123,57 +125,59 @@ class TestDifferences(unittest.TestCase):
             "_allgather_base",
             "reduce_scatter",
         ):
-            self.assertEqual(len(said(recorded(entry(kind, 1, (3,))), recorded(entry(kind, 1, (5,))))), 1, kind)
+            self.assertEqual(len(differences(recorded(entry(kind, 1, (3,))), recorded(entry(kind, 1, (5,))))), 1, kind)
 
-    def test_who_did_not_answer_is_not_accused(self):
-        """It holds the GIL perhaps; what it enqueued is not known."""
+    def test_a_rank_that_did_not_answer_is_not_blamed(self):
+        """It may hold the GIL; the collectives that it enqueued are unknown."""
         text = recorded(entry("all_reduce", 1))
-        self.assertEqual(said(text, "", text), [])
-        self.assertEqual(said(text, "{broken", text), [])
+        self.assertEqual(differences(text, "", text), [])
+        self.assertEqual(differences(text, "{broken", text), [])
 
-    def test_who_ended_is_not_accused(self):
-        self.assertEqual(said(recorded(entry("all_reduce", 1)), None, recorded(entry("all_reduce", 1))), [])
+    def test_a_rank_that_ended_is_not_blamed(self):
+        self.assertEqual(differences(recorded(entry("all_reduce", 1)), None, recorded(entry("all_reduce", 1))), [])
 
-    def test_one_running_rank_differs_from_nobody(self):
-        self.assertEqual(said(recorded(entry("all_reduce", 1)), None), [])
+    def test_a_single_running_rank_does_not_differ(self):
+        self.assertEqual(differences(recorded(entry("all_reduce", 1)), None), [])
 
-    def test_nobody_running(self):
-        self.assertEqual(said(None, None), [])
+    def test_no_running_rank(self):
+        self.assertEqual(differences(None, None), [])
 
     def test_a_ranks_order_over_all_groups(self):
-        """Sequence numbers are a group's own: record ids tell which came last."""
+        """Each group has its own sequence numbers: record ids show which collective came last."""
         text = recorded(entry("broadcast", 1, group="1", record=8), entry("all_reduce", 7, group="0", record=7))
         self.assertEqual([str(one) for one in hang.collectives(text)], ["all_reduce #7 [4]", "broadcast #1 [4]"])
 
     def test_each_group_by_itself(self):
-        """Two pairs, each at its own place: no pair is behind the other."""
+        """Two pairs at different collectives: neither pair is behind the other."""
         first = recorded(entry("all_reduce", 1, group="1"))
         second = recorded(entry("all_gather", 9, group="2"))
-        self.assertEqual(said(first, second, first, second), [])
+        self.assertEqual(differences(first, second, first, second), [])
 
     def test_a_difference_within_one_of_the_groups(self):
         first = recorded(entry("all_reduce", 1, group="1"))
         third = recorded(entry("all_reduce", 1, (5,), group="1"))
         second = recorded(entry("all_gather", 9, group="2"))
         self.assertEqual(
-            said(first, second, third, second), ["rank 0 is at all_reduce #1 [4], rank 2 is at all_reduce #1 [5]"]
+            differences(first, second, third, second),
+            ["rank 0 is at all_reduce #1 [4], rank 2 is at all_reduce #1 [5]"],
         )
 
-    def test_with_several_groups_silence_accuses_nobody(self):
-        """Which of the groups a rank without collectives is missing from cannot be told."""
+    def test_with_several_groups_a_rank_without_collectives_is_not_blamed(self):
+        """It is unknown which of the groups the rank belongs to."""
         self.assertEqual(
-            said(recorded(entry("barrier", 1, group="1")), recorded(entry("barrier", 1, group="2")), recorded()), []
+            differences(recorded(entry("barrier", 1, group="1")), recorded(entry("barrier", 1, group="2")), recorded()),
+            [],
         )
 
-    def test_point_to_point_is_no_collective(self):
+    def test_point_to_point_is_not_a_collective(self):
         text = recorded(entry("all_reduce", 1, record=1), p2p(record=2))
         self.assertEqual([str(one) for one in hang.collectives(text)], ["all_reduce #1 [4]"])
         self.assertEqual(hang.collectives(recorded(p2p(record=1))), [])
 
 
 class TestRecorder(unittest.TestCase):
-    def test_what_is_no_recording(self):
-        """None, or a rank would be said to have come to no collective."""
+    def test_invalid_recordings(self):
+        """The result is None: an empty list would mean that the rank has reached no collective."""
         whole = recorded(entry("all_reduce", 1))
         for text in ("", "{", "{}", "\0", whole[:-10], whole + "}"):
             with self.subTest(text=text):
@@ -193,7 +197,7 @@ class TestRecorder(unittest.TestCase):
         self.assertEqual(str(collective), "barrier #3")
 
     def test_a_real_recording(self):
-        """The form above is torch's: what it really gives is read."""
+        """Torch's own recordings have the format that is used above."""
         import torch
         import torch.distributed as dist
 
@@ -206,7 +210,7 @@ class TestRecorder(unittest.TestCase):
             text = _torch.flight_recorder()
         finally:
             dist.destroy_process_group()
-        latest = hang.collectives(text)[-2:]  # a process that had groups before has more
+        latest = hang.collectives(text)[-2:]  # earlier groups of this process may have left more entries
         self.assertEqual([str(one) for one in latest], ["all_reduce #1 [3, 2]", "broadcast #2 [5]"])
 
 
@@ -236,11 +240,11 @@ class TestWhere(unittest.TestCase):
         stacks = stack(self.GLOO, (TEST, 30, "helper"), (TEST, 12, "test_x"))
         self.assertEqual(hang.where(stacks, TEST), "test_thing.py:30 in helper")
 
-    def test_without_one_the_innermost_of_the_users(self):
+    def test_without_one_the_innermost_frame_of_user_code(self):
         stacks = stack(self.GLOO, ("/home/me/model.py", 3, "forward"), ("/home/me/train.py", 9, "step"))
         self.assertEqual(hang.where(stacks, TEST), "model.py:3 in forward")
 
-    def test_without_one_the_innermost_of_all(self):
+    def test_without_one_the_innermost_frame_of_all(self):
         stacks = stack(self.GLOO, (str(PACKAGE / "_cases" / "multi_process.py"), 9, "run_test"))
         self.assertEqual(hang.where(stacks, TEST), "distributed_c10d.py:2810 in all_reduce")
 
@@ -248,8 +252,8 @@ class TestWhere(unittest.TestCase):
         stacks = stack(("/usr/lib/python3.11/threading.py", 320, "wait"), ("/home/me/model.py", 3, "forward"))
         self.assertEqual(hang.where(stacks, ""), "model.py:3 in forward")
 
-    def test_a_user_may_call_a_directory_like_ours(self):
-        """Their test of torch_testing_ext is not torch_testing_ext."""
+    def test_a_users_directory_may_have_the_name_of_the_package(self):
+        """A user's test of torch_testing_ext does not belong to torch_testing_ext."""
         stacks = stack(("/home/me/test/torch_testing_ext/support.py", 3, "hang"), ("/home/me/run.py", 1, "main"))
         self.assertEqual(hang.where(stacks, TEST), "support.py:3 in hang")
 
@@ -284,7 +288,7 @@ class TestWhere(unittest.TestCase):
             [{"file": "/b.py", "line": "2", "function": "inner"}, {"file": "/b.py", "line": "3", "function": "outer"}],
         )
 
-    def test_the_signal_may_have_met_another_thread(self):
+    def test_the_signal_may_have_interrupted_another_thread(self):
         stacks = (
             stack(("/a.py", 1, "worker"))
             + "\n"
@@ -292,7 +296,7 @@ class TestWhere(unittest.TestCase):
         )
         self.assertEqual(hang.main_thread(stacks), [{"file": "/b.py", "line": "2", "function": "main"}])
 
-    def test_names_that_are_not_plain(self):
+    def test_unusual_names(self):
         stacks = stack(('/my "own"/test, line 3 in x.py', 7, "<lambda>"))
         self.assertEqual(
             hang.main_thread(stacks), [{"file": '/my "own"/test, line 3 in x.py', "line": "7", "function": "<lambda>"}]
@@ -303,21 +307,21 @@ class TestTidy(unittest.TestCase):
     OURS = (
         (PACKAGE / "_cases" / "multi_process.py", 300, "run_test"),
         (PACKAGE / "launch" / "rank.py", 105, "_run"),
-        (PACKAGE / "launch" / "rank.py", 80, "live"),
-        (PACKAGE / "launch" / "server.py", 240, "_fork"),
+        (PACKAGE / "launch" / "rank.py", 80, "run_and_exit"),
+        (PACKAGE / "launch" / "fork_server.py", 240, "_start"),
         ("/usr/lib/python3.11/unittest/main.py", 102, "__init__"),
     )
 
-    def test_what_lies_below_the_test_goes(self):
+    def test_frames_below_the_test_are_removed(self):
         before = stack(("/usr/lib/python3.11/threading.py", 1, "wait"), (TEST, 12, "test_x"), *self.OURS)
         after = stack(("/usr/lib/python3.11/threading.py", 1, "wait"), (TEST, 12, "test_x"))
         self.assertEqual(hang.tidy(before), after.rstrip())
 
-    def test_our_frames_between_the_tests_stay(self):
+    def test_harness_frames_above_the_test_are_kept(self):
         frames = [(PACKAGE / "common_distributed.py", 5, "wrapper"), (TEST, 12, "test_x")]
         self.assertEqual(hang.tidy(stack(*frames, *self.OURS)), stack(*frames).rstrip())
 
-    def test_the_thread_that_answers_goes(self):
+    def test_the_answering_thread_is_removed(self):
         answering = stack(
             (PACKAGE / "launch" / "rank.py", 215, "_answer"), title="Thread 0x1 (most recent call first):"
         )
@@ -327,16 +331,16 @@ class TestTidy(unittest.TestCase):
             hang.tidy("\n".join([answering, own, main])), own + "\n" + stack((TEST, 12, "test_x")).rstrip()
         )
 
-    def test_a_package_of_the_same_name_elsewhere_stays(self):
+    def test_a_package_of_the_same_name_elsewhere_is_kept(self):
         dump = stack(("/home/me/torch_testing_ext/launch/rank.py", 5, "_run"), (TEST, 12, "test_x"))
         self.assertEqual(hang.tidy(dump), dump.rstrip())
 
-    def test_nothing(self):
+    def test_an_empty_dump(self):
         self.assertEqual(hang.tidy(""), "")
         self.assertEqual(hang.tidy("\n"), "")
 
     def test_a_rank_stuck_before_its_test(self):
-        """Nothing but our own frames: nothing to show."""
+        """With only harness frames the result is empty."""
         self.assertEqual(hang.tidy(stack(*self.OURS)), "")
 
     def test_a_title_of_python_3_14(self):

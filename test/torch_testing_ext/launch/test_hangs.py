@@ -1,4 +1,4 @@
-"""Ranks that hang, for real: which one differs, where each is, and what a second run under DETAIL says."""
+"""Tests real hangs of ranks: which one differs, where each is, and the report of a second run under DETAIL."""
 
 import ctypes
 import time
@@ -9,12 +9,12 @@ from launch_support import Ranks, environ, nothing_left, outcome_of, timeout
 
 from torch_testing_ext.common_utils import TestCase, run_tests
 
-# The ranks hang for ever; this is only how long the parent watches them do it.
+# The ranks hang forever; this is only how long the parent waits.
 LIMIT = 4.0
 
 
 def _deadlock_in_c():
-    """Lock a mutex twice. PyDLL, unlike CDLL, keeps the GIL; and unlike sleep() no signal ends this."""
+    """Lock a mutex twice. PyDLL, unlike CDLL, keeps the GIL; and unlike a sleep() no signal interrupts this."""
     libc, mutex = ctypes.PyDLL(None), ctypes.create_string_buffer(128)
     libc.pthread_mutex_lock(mutex)
     libc.pthread_mutex_lock(mutex)
@@ -83,7 +83,7 @@ class HangTest(TestCase):
         )
 
     def test_shape_mismatch(self):
-        # The others went on to the barrier: the cause lies further back.
+        # The others have continued to the barrier: the cause is an earlier collective.
         self.hang("shape_differs", "=> rank 1 was at all_reduce #1 [6], ranks 0, 2, 3 were at all_reduce #1 [4]")
 
     def test_missing_rank(self):
@@ -95,7 +95,7 @@ class HangTest(TestCase):
             "in _deadlock_in_c (libc.pthread_mutex_lock(mutex))",
             "rank 3's stacks",
         )
-        # It cannot answer for its flight recorder, and nothing is said in its name.
+        # It cannot send its flight recorder, so nothing is claimed about its collectives.
         self.assertIn("its collectives are not known (it did not answer)", message)
 
     def test_no_collective_at_all(self):

@@ -1,4 +1,4 @@
-"""Signals that meet a rank before it is ready for them. Which moment they meet is chance: hence many times."""
+"""Tests signals that reach a new rank before it is ready for them: often, because the moment is random."""
 
 import contextlib
 import os
@@ -13,21 +13,21 @@ from torch_testing_ext.launch import client, now
 TIMES = 40
 
 
-class Newborn(Ranks):
+class NewRank(Ranks):
     world_size = 2
 
     def passes(self):
         pass
 
-    def gives_way(self):
+    def uses_batch_scheduling(self):
         self.assertEqual(os.sched_getscheduler(0), os.SCHED_BATCH)
 
-    def holds(self):
-        """Nothing that belongs to the server or to another rank. What it made itself is its own affair."""
+    def has_no_descriptors_of_others(self):
+        """Has no descriptor of the server or of another rank. Descriptors that it opened itself do not count."""
         held = set(_descriptors(os.getpid()))
         alike = {name for name in held if name.startswith(("/dev/", "anon_inode:"))}  # the same name for all of a kind
         inherited = set(os.environ["INHERITED"].split("\n"))
-        # The server may still hold this rank's own files, while it starts the next.
+        # The server may still have this rank's own files open while it starts the next rank.
         own = {name for name in held if f"rank{self.rank}." in name}
         self.assertEqual(held & set(_descriptors(os.getppid())) - inherited - alike - own, set())
         self.assertEqual([name for name in held if f"rank{1 - self.rank}." in name], [])
@@ -35,19 +35,19 @@ class Newborn(Ranks):
 
 def _descriptors(pid):
     for fd in os.listdir(f"/proc/{pid}/fd"):
-        with contextlib.suppress(OSError):  # that of the listing itself is gone
+        with contextlib.suppress(OSError):  # the descriptor of the listing itself is closed
             yield os.readlink(f"/proc/{pid}/fd/{fd}")
 
 
-class TestNewborn(TestCase):
+class TestNewRank(TestCase):
     def start(self, name="passes"):
-        test = Newborn(name)
+        test = NewRank(name)
         test.setUp()
         self.addCleanup(test.doCleanups)
         return test
 
     def end(self, test):
-        """Wait for all ranks; their exit codes."""
+        """Wait for all ranks. Returns their exit codes."""
         for process in test.processes:
             process.join(timeout=60)
         codes = [process.exitcode for process in test.processes]
@@ -65,26 +65,26 @@ class TestNewborn(TestCase):
             self.assertLessEqual(set(codes), {0, -signal.SIGTERM})
             self.assertEqual(client.launcher().server.pid, server, client.launcher().server.unusable)
 
-    def test_asking_where_it_is_does_not_end_it(self):
+    def test_asking_for_stacks_does_not_end_it(self):
         for _ in range(TIMES):
             test = self.start()
             test._launched.dump(0.0)
             self.assertEqual(self.end(test), [0, 0])
 
-    def test_asking_in_time_is_answered_however_young_it_is(self):
+    def test_a_request_for_stacks_is_answered_however_early(self):
         test = self.start()
         began = now()
         test._launched.dump(60.0)
         self.assertLess(now() - began, 30.0)
         self.assertEqual(self.end(test), [0, 0])
 
-    def test_it_gives_way_to_others_that_it_wakes(self):
-        self.assertEqual(self.end(self.start("gives_way")), [0, 0])
+    def test_it_uses_batch_scheduling(self):
+        self.assertEqual(self.end(self.start("uses_batch_scheduling")), [0, 0])
 
-    def test_it_holds_nothing_of_others(self):
-        launch.close()  # the server is to descend from this process as it is now, not as it was long ago
-        test = Newborn("holds")
-        # What this process holds (a runner's capture, say) the ranks hold too: they descend from it by forks alone.
+    def test_it_has_no_descriptors_of_others(self):
+        launch.close()  # the next server is forked from this process in its current state
+        test = NewRank("has_no_descriptors_of_others")
+        # The ranks inherit the descriptors of this process (a runner's capture, for example).
         os.environ["INHERITED"] = "\n".join(_descriptors(os.getpid()))
         self.addCleanup(os.environ.pop, "INHERITED")
         seen = outcome_of(test)

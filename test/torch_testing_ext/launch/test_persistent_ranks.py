@@ -1,4 +1,4 @@
-"""Persistent ranks: tasks and answers, without any test framework."""
+"""Tests persistent ranks: tasks and answers, without a test framework."""
 
 from __future__ import annotations
 
@@ -24,11 +24,12 @@ class Subject:
     pass
 
 
-def be_rank(subject: type, rank: int, report: launch.AccountWriter, *, directory: Path) -> None:
+def run_tasks(subject: type, rank: int, report: launch.AccountWriter, *, directory: Path) -> None:
+    """Run tasks named after a function here: `fail` on all ranks, or `fail of 1` on rank 1 alone."""
     for task in launch.tasks(directory, rank):
-        work, _, whom = task.name.partition(" of ")
-        if not whom or int(whom) == rank:
-            globals()[work](rank, task)
+        function, _, only = task.name.partition(" of ")
+        if not only or int(only) == rank:
+            globals()[function](rank, task)
         if task.account.account is None:
             task.account.passed()
 
@@ -38,7 +39,7 @@ def write_pid(rank: int, task: launch.Task) -> None:
 
 
 def fail(rank: int, task: launch.Task) -> None:
-    task.account.failed(AssertionError("as told"), assertion=True)
+    task.account.failed(AssertionError("as requested"), assertion=True)
 
 
 def skip(rank: int, task: launch.Task) -> None:
@@ -75,7 +76,7 @@ class PersistentRanksTest(unittest.TestCase):
     def make(self) -> launch.PersistentRanks:
         directory = launch.new_directory("persistent")
         job = launch.Job(
-            body=launch.Named.of(be_rank),
+            body=launch.Named.of(run_tasks),
             subject=launch.Named.of(Subject),
             world_size=WORLD_SIZE,
             directory=directory,
@@ -86,21 +87,21 @@ class PersistentRanksTest(unittest.TestCase):
         self.addCleanup(made.end)
         return made
 
-    def do(self, what: str, seconds: float | None = 60.0) -> WatchResult:
-        self.path = self.ranks.start(what)
+    def do(self, task: str, seconds: float | None = 60.0) -> WatchResult:
+        self.path = self.ranks.start(task)
         return self.ranks.watch(seconds)
 
-    def endings(self, what: str, seconds: float | None = 60.0) -> list[RankEnding]:
-        return [report.ending for report in self.do(what, seconds).reports]
+    def endings(self, task: str, seconds: float | None = 60.0) -> list[RankEnding]:
+        return [report.ending for report in self.do(task, seconds).reports]
 
     def watch_briefly(self) -> WatchResult:
-        """Give up soon, but not before rank 0 has done its part: how long it takes to get there is nobody's promise."""
+        """Watch with a short time-out that begins when rank 0 has finished: how long that takes is not known."""
         account = persistent_ranks._account(self.ranks.directory, 0, self.ranks.number)
         while read_account(account) is None:
             threading.Event().wait(0.005)
         return self.ranks.watch(now() - self.ranks._began + 0.2)
 
-    def test_one_order_after_another(self) -> None:
+    def test_one_task_after_another(self) -> None:
         pids = []
         for _ in range(3):
             self.assertEqual(self.endings("write_pid"), [RankEnding.PASSED] * 2)
@@ -135,37 +136,37 @@ class PersistentRanksTest(unittest.TestCase):
         self.assertTrue(self.ranks.is_over)
 
     def test_one_is_stopped(self) -> None:
-        """As by a debugger, or an impatient user."""
+        """As a debugger or a user would stop it."""
         self.ranks.start("stop_itself of 1")
         self.assertEqual(
             [report.ending for report in self.watch_briefly().reports], [RankEnding.PASSED, RankEnding.STOPPED]
         )
 
-    def test_an_answer_to_another_order_counts_for_nothing(self) -> None:
+    def test_an_answer_to_another_task_is_ignored(self) -> None:
         self.do("write_pid")
         self.ranks.start("wait_for_ever of 1")
         for number in (self.ranks.number - 1, self.ranks.number + 1):
-            with open(self.ranks.directory / "done", "wb", buffering=0) as bell:
-                bell.write(persistent_ranks._DONE.pack(1, number))
+            with open(self.ranks.directory / "done", "wb", buffering=0) as pipe:
+                pipe.write(persistent_ranks._DONE.pack(1, number))
         self.assertEqual(
             [report.ending for report in self.watch_briefly().reports], [RankEnding.PASSED, RankEnding.STOPPED]
         )
 
-    def test_an_answer_without_an_account_is_none(self) -> None:
+    def test_an_answer_without_an_account_is_ignored(self) -> None:
         self.ranks.start("wait_for_ever of 1")
-        with open(self.ranks.directory / "done", "wb", buffering=0) as bell:
-            bell.write(persistent_ranks._DONE.pack(1, self.ranks.number))
+        with open(self.ranks.directory / "done", "wb", buffering=0) as pipe:
+            pipe.write(persistent_ranks._DONE.pack(1, self.ranks.number))
         self.assertEqual(
             [report.ending for report in self.watch_briefly().reports], [RankEnding.PASSED, RankEnding.STOPPED]
         )
 
-    def test_who_dies_between_orders_is_missed(self) -> None:
+    def test_a_death_between_tasks_is_noticed(self) -> None:
         self.do("write_pid")
         self.assertTrue(self.ranks.is_complete())
         os.kill(self.ranks.run.pids[1], signal.SIGKILL)
         wait_until_gone([self.ranks.run.pids[1]], 5)
-        while self.ranks.is_complete():  # the server may yet have to hear of it
-            self.ranks.run.wait_for_news(time.monotonic() + 5)
+        while self.ranks.is_complete():  # the server may not have noticed it yet
+            self.ranks.run.wait_for_event(time.monotonic() + 5)
         end = self.ranks.dismiss(5)
         self.assertEqual([report.ending for report in end.reports], [RankEnding.PASSED, RankEnding.KILLED])
 
@@ -176,13 +177,13 @@ class PersistentRanksTest(unittest.TestCase):
         self.assertFalse(end.timed_out)
         self.assertEqual(wait_until_gone(self.ranks.run.pids, 5), [])
 
-    def test_dismissed_in_the_middle_of_something(self) -> None:
+    def test_dismissed_in_the_middle_of_a_task(self) -> None:
         self.ranks.start("wait_for_ever of 1")
-        end = self.ranks.dismiss(3.0)  # rank 0 has that long to be born and to leave
+        end = self.ranks.dismiss(3.0)  # enough for rank 0 to start and to exit
         self.assertEqual([report.ending for report in end.reports], [RankEnding.PASSED, RankEnding.STOPPED])
 
     def test_interrupted(self) -> None:
-        """Whatever comes between, no rank is left."""
+        """Ctrl-C leaves no rank."""
         self.ranks.start("interrupt_the_parent of 1")
         with self.assertRaises(KeyboardInterrupt):
             self.ranks.watch(60)
@@ -191,10 +192,10 @@ class PersistentRanksTest(unittest.TestCase):
 
     def test_nothing_is_left(self) -> None:
         self.ranks.dismiss(5)
-        for what in ("write_pid", "fail of 1", "die of 0"):
-            with self.subTest(order=what), nothing_left(self):
+        for task in ("write_pid", "fail of 1", "die of 0"):
+            with self.subTest(task=task), nothing_left(self):
                 self.ranks = self.make()
-                self.do(what)
+                self.do(task)
                 if not self.ranks.is_over:
                     self.ranks.dismiss(5)
                 for file in sorted(self.ranks.directory.iterdir()):

@@ -1,4 +1,4 @@
-"""What a rank writes of itself and how it is read again; and what its exit status adds to that."""
+"""Tests the account that a rank writes, how it is read, and its combination with the exit status in a report."""
 
 import json
 import os
@@ -81,9 +81,9 @@ class TestAccount(InDirectory):
         self.assertIsNone(read_account(self.file))
 
     def test_killed_while_writing(self):
-        """At every step of the way it reads as no account, or as one of the two that were written."""
+        """At every step the file reads as no account, or as one of the two that were written."""
         before, after = RankAccount(RankEnding.ERROR, 0.0, 1.0, "x" * 700), RankAccount(RankEnding.PASSED, 0.0, 2.0)
-        like_before = RankAccount(RankEnding.ERROR, 0.0, 1.0, "y" * 700)  # half of each would make a whole
+        like_before = RankAccount(RankEnding.ERROR, 0.0, 1.0, "y" * 700)  # half of each would parse
         for first, second in ((None, before), (before, after), (after, before), (before, like_before)):
             for steps in range(8):
                 self.file.unlink(missing_ok=True)
@@ -95,7 +95,7 @@ class TestAccount(InDirectory):
                     self.assertIn(read_account(self.file), (second,) if done else (first, None, second))
                     if not done and steps > 0 and first is not None:
                         self.assertNotEqual(read_account(self.file), first, "half of another is written over it")
-            self.assertTrue(done, "more steps than looked at")
+            self.assertTrue(done, "more steps than were tried")
 
     def _write_and_die_after(self, account_file, account, steps):
         class Killed(BaseException):
@@ -121,7 +121,7 @@ class TestAccount(InDirectory):
                 return False
         return True
 
-    def test_what_is_no_account(self):
+    def test_invalid_accounts(self):
         whole = json.dumps({"ending": "passed", "started": 0, "ended": 1, "imported": []}).encode()
         for content in (b"", b"\0" * 100, whole[:-1], whole + b"\0\0", b"\0" + whole[1:], b"\xff"):
             with self.subTest(content=content):
@@ -136,7 +136,7 @@ _pwrite = os.pwrite
 
 
 def _short_pwrite(fd, data, at):
-    """The kernel may write less than it was given."""
+    """The kernel may write fewer bytes than it was given."""
     return _pwrite(fd, bytes(data)[:400], at)
 
 
@@ -160,7 +160,7 @@ print(account.traceback.splitlines()[-1])
 
 
 class TestDisk(InDirectory):
-    """A rank that filled the disk can still say so: room was kept for it."""
+    """A rank that filled the disk can still report it: space was reserved for its account."""
 
     TRACEBACK = "first line\n" + "t" * 300_000 + "\nlast line"
     LONG = RankAccount(RankEnding.ERROR, 0.0, 1.0, "summary " + "s" * 90_000, TRACEBACK, 10)
@@ -174,12 +174,12 @@ class TestDisk(InDirectory):
         self.assertTrue(account.traceback.endswith("t\nlast line"))
         self.assertIn("characters cut here", account.traceback)
 
-    def test_room_is_reserved(self):
+    def test_space_is_reserved(self):
         self.open_account()
         self.assertGreaterEqual(self.file.stat().st_blocks * 512, RESERVED)
 
-    def test_the_shortest_form_fits_the_reserved_room(self):
-        """Whatever the text: the widest character takes 12 bytes in an account."""
+    def test_the_shortest_form_fits_the_reserved_space(self):
+        """This holds for any text: the widest character takes 12 bytes in an account."""
         wide = "\U0001f600" * 50_000
         with self._files_up_to(RESERVED):
             account = self.round_trip(RankAccount(RankEnding.ERROR, 0.0, 1.0, wide, wide, 10, ("torch.onnx",) * 1000))
@@ -190,7 +190,7 @@ class TestDisk(InDirectory):
         with self._files_up_to(RESERVED):
             self.assertShort(self.round_trip(self.LONG))
 
-    def test_no_room_to_begin_with(self):
+    def test_no_space_at_the_start(self):
         descriptors = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
         with self._files_up_to(RESERVED // 2), self.assertRaises(OSError):
             AccountFile.open(self.file)
@@ -200,7 +200,7 @@ class TestDisk(InDirectory):
     @unittest.skipUnless(HAS_MOUNT_NAMESPACES, "needs root on Linux and unshare, to mount a small file system")
     def test_full_disk(self):
         mount = 'mount -t tmpfs -o size=64k none "$1" && exec "$2" -c "$3" "$1"'
-        # A mount namespace of its own: nobody else sees the file system, and it is gone with the process.
+        # A separate mount namespace: no other process sees the file system, and it is removed with the process.
         done = subprocess.run(
             ["unshare", "-m", "sh", "-c", mount, "sh", str(self.directory), sys.executable, ON_A_SMALL_DISK],
             env={**os.environ, "PYTHONPATH": str(Path(torch_testing_ext.__file__).parents[1])},
@@ -213,7 +213,7 @@ class TestDisk(InDirectory):
 
     @contextmanager
     def _files_up_to(self, size):
-        """No file of this process may grow beyond this; beyond it a write fails with EFBIG."""
+        """Limit the files of this process to this size; a write beyond it fails with EFBIG."""
         before = resource.getrlimit(resource.RLIMIT_FSIZE)
         handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
@@ -225,16 +225,16 @@ class TestDisk(InDirectory):
 
 
 def status(code):
-    """A wait status: an exit code, or minus a signal."""
+    """The wait status of an exit code, which is negative for a signal."""
     return -code if code < 0 else code << 8
 
 
-class TestSettle(unittest.TestCase):
-    def settle(self, told=None, code=0, stopped=False):
-        """`told`: ending and exit code of the account."""
-        account = (
-            None if told is None else RankAccount(told[0], 10.0, 11.0, "summary", "traceback", told[1], ("torch.fx",))
-        )
+class TestAssembleReport(unittest.TestCase):
+    def assemble(self, written=None, code=0, stopped=False):
+        """`written`: ending and exit code of the account."""
+        account = None
+        if written is not None:
+            account = RankAccount(written[0], 10.0, 11.0, "summary", "traceback", written[1], ("torch.fx",))
         return assemble_report(2, account, Exit(status(code), 14.0, ("pid 7: cat",)), 9.0, 12.0 if stopped else None)
 
     def test_endings(self):
@@ -242,7 +242,7 @@ class TestSettle(unittest.TestCase):
         failed = (RankEnding.FAILED, 10)
         term, kill, segv = -signal.SIGTERM, -signal.SIGKILL, -signal.SIGSEGV
         table = [
-            # what it told, its exit status, whether we ended it -> what it comes to
+            # the account, the exit status, whether we ended the rank -> the ending
             (passed, 0, False, RankEnding.PASSED),
             (skipped, 86, False, RankEnding.SKIPPED),
             (failed, 10, False, RankEnding.FAILED),
@@ -252,58 +252,58 @@ class TestSettle(unittest.TestCase):
             (None, 10, False, RankEnding.EXITED),
             (None, segv, False, RankEnding.KILLED),
             (None, kill, False, RankEnding.KILLED),
-            # It crashed on its way out.
+            # It crashed while exiting.
             (passed, 1, False, RankEnding.EXITED),
             (passed, segv, False, RankEnding.KILLED),
             (skipped, 0, False, RankEnding.EXITED),
             (skipped, 87, False, RankEnding.EXITED),
             (error, 0, False, RankEnding.EXITED),
             (error, segv, False, RankEnding.KILLED),
-            # Ended by us, having told nothing: however it takes it.
+            # Ended by us, without an account: however it reacts.
             (None, term, True, RankEnding.STOPPED),
             (None, kill, True, RankEnding.STOPPED),
             (None, 0, True, RankEnding.STOPPED),
             (None, 3, True, RankEnding.STOPPED),
             (None, segv, True, RankEnding.STOPPED),
-            # Ended by us, having come to an end in the last moment.
+            # Ended by us, but the test ended just before.
             (passed, 0, True, RankEnding.PASSED),
             (skipped, 86, True, RankEnding.SKIPPED),
             (error, 10, True, RankEnding.ERROR),
-            # A failure that was told of is one; but a rank that hangs on its way out has not passed.
+            # A recorded failure counts; but a rank that hangs while exiting has not passed.
             (error, term, True, RankEnding.ERROR),
             (failed, kill, True, RankEnding.FAILED),
             (passed, term, True, RankEnding.STOPPED),
             (passed, kill, True, RankEnding.STOPPED),
             (skipped, kill, True, RankEnding.STOPPED),
         ]
-        for told, code, stopped, ending in table:
-            with self.subTest(told=told, code=code, stopped=stopped):
-                report = self.settle(told, code, stopped)
+        for written, code, stopped, ending in table:
+            with self.subTest(written=written, code=code, stopped=stopped):
+                report = self.assemble(written, code, stopped)
                 self.assertIs(report.ending, ending)
                 self.assertEqual((report.rank, report.code, report.leftovers), (2, code, ("pid 7: cat",)))
 
-    def test_what_it_told_of_being_ended(self):
-        """A handler for our SIGTERM that raises: the rank was still running, the error is how it took the end."""
-        account = RankAccount(RankEnding.ERROR, 10.0, 13.0, "RuntimeError: told to go", "traceback", 10)
+    def test_an_account_written_after_sigterm(self):
+        """A handler for our SIGTERM raises: the rank was still running, and the error is its reaction."""
+        account = RankAccount(RankEnding.ERROR, 10.0, 13.0, "RuntimeError: told to exit", "traceback", 10)
         report = assemble_report(2, account, Exit(status(10), 14.0), 9.0, 12.0)
         self.assertIs(report.ending, RankEnding.STOPPED)
-        self.assertIn("RuntimeError: told to go", report.line())
+        self.assertIn("RuntimeError: told to exit", report.line())
 
-    def test_what_it_told_is_kept(self):
-        report = self.settle((RankEnding.ERROR, 10), 10)
+    def test_the_account_is_kept(self):
+        report = self.assemble((RankEnding.ERROR, 10), 10)
         self.assertEqual((report.summary, report.traceback, report.imported), ("summary", "traceback", ("torch.fx",)))
 
-    def test_times_of_one_that_told(self):
-        report = self.settle((RankEnding.PASSED, 0), 0)
+    def test_times_with_an_account(self):
+        report = self.assemble((RankEnding.PASSED, 0), 0)
         self.assertEqual((report.seconds, report.ended), (1.0, 11.0))
 
-    def test_times_of_one_that_did_not(self):
-        """Of its start only the launch is known."""
-        report = self.settle(None, 3)
+    def test_times_without_an_account(self):
+        """The launch counts as the start."""
+        report = self.assemble(None, 3)
         self.assertEqual((report.seconds, report.ended), (5.0, 14.0))
 
-    def test_times_of_one_that_crashed_on_its_way_out(self):
-        report = self.settle((RankEnding.PASSED, 0), -signal.SIGSEGV)
+    def test_times_after_a_crash_while_exiting(self):
+        report = self.assemble((RankEnding.PASSED, 0), -signal.SIGSEGV)
         self.assertEqual((report.seconds, report.ended), (4.0, 14.0))
         self.assertEqual(report.summary, "the test had passed: summary")
         self.assertEqual(report.traceback, "traceback")
@@ -393,12 +393,12 @@ class TestTail(InDirectory):
 
     def test_a_large_file_is_not_read_in_full(self):
         with self.file.open("wb") as file:
-            file.truncate(1 << 40)  # takes no room on disk
+            file.truncate(1 << 40)  # takes no space on disk
             file.seek(0, os.SEEK_END)
             file.write(b"\nthe end\n")
         self.assertEqual(tail(self.file).splitlines()[-1], "the end")
 
-    def test_what_is_no_text(self):
+    def test_invalid_utf_8(self):
         self.assertEqual(tail(self.log(b"\xff\xfe ok\n")), "\ufffd\ufffd ok")
 
     def test_cut_inside_a_character(self):

@@ -1,4 +1,4 @@
-"""A test file as a user starts it: by itself, by module, by pytest, with each setting; what is printed and returned."""
+"""Tests the output and exit code of a test file that is run as a script, as a module, by pytest, and with settings."""
 
 import os
 import pty
@@ -66,7 +66,7 @@ class RunningTest(TestCase):
         self.assertEqual(main.returncode, code, printed)
         return printed
 
-    def with_line(self, line):
+    def insert_line(self, line):
         self.file.write_text(self.file.read_text().replace("# more at import", line))
 
     # -- ways to start
@@ -106,7 +106,7 @@ class RunningTest(TestCase):
 
     @unittest.skipUnless(find_spec("xdist"), "pytest-xdist is not installed")
     def test_under_xdist(self):
-        """Its workers have a thread besides the main one: the ranks come from a new interpreter."""
+        """Its workers have a second thread: the ranks are forked from a new interpreter."""
         printed = self.run_python("-m", "pytest", "-q", "-n", "2", "test_it.py", "-k", "passes or fails", code=1)
         self.assertIn("1 failed, 1 passed", printed)
         self.assertIn("rank 1 of 2 raised", printed)
@@ -115,37 +115,37 @@ class RunningTest(TestCase):
         printed = self.run_python("test_it.py", code=1)
         command = re.search(r"To run it alone:\n  (python .*fails.*)", printed).group(1)
         arguments = shlex.split(command)[1:]
-        again = self.run_python(*arguments, code=1)
-        self.assertIn("Ran 1 test", again)
-        self.assertIn("on purpose", again)
+        second = self.run_python(*arguments, code=1)
+        self.assertIn("Ran 1 test", second)
+        self.assertIn("on purpose", second)
 
-    # -- what a module may do while it is imported
+    # -- modules that start threads, query accelerators or fail when they are imported
 
     def test_thread_at_import(self):
-        """Every interpreter that imports the module has the thread: ranks are spawned, and it is said once."""
-        self.with_line("import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()")
+        """Every interpreter that imports the module has the thread: ranks are spawned, with one warning."""
+        self.insert_line("import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()")
         printed = self.run_python("test_it.py", "TestIt.test_passes", "TestIt.test_passes")
         self.assertIn("Ran 2 tests", printed)
         self.assertEqual(printed.count("ranks are started as new interpreters"), 1, printed)
         self.assertIn("it runs other threads (Thread-1", printed)
 
     def test_thread_at_import_and_forced_fork(self):
-        self.with_line("import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()")
+        self.insert_line("import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()")
         printed = self.run_python("test_it.py", "TestIt.test_passes", code=1, TORCH_TESTING_EXT_START="fork")
         self.assertIn("TORCH_TESTING_EXT_START=fork, but ranks cannot be forked", printed)
 
-    def test_accelerator_asked_for_at_import(self):
-        self.with_line("torch.cuda.is_available(), torch.cuda.device_count(), torch.accelerator.is_available()")
+    def test_accelerator_queried_at_import(self):
+        self.insert_line("torch.cuda.is_available(), torch.cuda.device_count(), torch.accelerator.is_available()")
         self.run_python("test_it.py", "TestIt.test_passes")
 
     def test_a_module_that_cannot_be_imported(self):
-        self.with_line("import no_such_module")
+        self.insert_line("import no_such_module")
         for way in (["test_it.py"], ["-m", "unittest", "test_it"]):
             self.assertIn("No module named 'no_such_module'", self.run_python(*way, code=1))
 
     def test_a_module_that_only_the_main_process_can_import(self):
-        """Ranks that are new interpreters say what went wrong, each with its own traceback."""
-        self.with_line("assert os.environ.setdefault('MAIN', str(os.getpid())) == str(os.getpid()), 'not the main'")
+        """Ranks that are new interpreters report the error, each with its own traceback."""
+        self.insert_line("assert os.environ.setdefault('MAIN', str(os.getpid())) == str(os.getpid()), 'not the main'")
         printed = self.run_python("test_it.py", "TestIt.test_passes", code=1, TORCH_TESTING_EXT_START="spawn")
         self.assertIn("AssertionError: not the main", printed)
 
@@ -167,7 +167,7 @@ class RunningTest(TestCase):
         self.run_python("test_it.py", "TestIt.test_fails_in_rank_1", code=1, TORCH_TESTING_EXT_LOGS=str(logs))
         self.assertEqual(len(list(logs.iterdir())), 2)
 
-    def test_output_is_not_shown_but_for_the_culprit(self):
+    def test_only_the_culprits_output_is_shown(self):
         printed = self.run_python("test_it.py", "TestIt.test_fails_in_rank_1", code=1)
         self.assertIn("rank 1 was here", printed)
         self.assertNotIn("rank 0 was here", printed)
@@ -180,21 +180,21 @@ class RunningTest(TestCase):
         self.assertIn("rank 1's last lines of output:\nrank 1 was here", printed)
 
     def test_debugging_one_rank(self):
-        """Rank 1 has the terminal: its prompt is there, it takes what is typed, and no time-out ends it."""
+        """Rank 1 has the terminal: it shows a prompt, reads input, and no time-out ends it."""
         with Terminal(self.directory, "test_it.py", "TestIt.test_breakpoint") as terminal:
             terminal.wait_for("(Pdb)")
             terminal.type("p 'answer is', answer\n")
             terminal.wait_for("('answer is', 43)")
-            # Longer than the time-out, which is switched off.
-            terminal.type("p 'rested', __import__('time').sleep(1.5)\n")
-            terminal.wait_for("('rested', None)")
+            # Longer than the time-out, which is disabled.
+            terminal.type("p 'slept', __import__('time').sleep(1.5)\n")
+            terminal.wait_for("('slept', None)")
             terminal.type("continue\n")
             terminal.wait_for("OK")
         self.assertEqual(terminal.code, 0, terminal.seen)
 
 
 class Terminal:
-    """A test file on a pseudo-terminal, with a person at it."""
+    """Runs a test file on a pseudo-terminal and types into it."""
 
     def __init__(self, directory, *arguments):
         self.seen = ""

@@ -1,4 +1,4 @@
-"""Switches in the environment: what is read, and that a misspelt one is told of."""
+"""Tests which settings are read from the environment, and that a misspelt one is an error."""
 
 import os
 import unittest
@@ -34,7 +34,7 @@ class TestSettings(unittest.TestCase):
             with self.subTest(name=name, value=value):
                 self.assertEqual(read({settings.PREFIX + name: value}), Settings(**chosen))
         self.assertEqual(
-            {settings.PREFIX + name for name, _, _ in table}, set(KNOWN_SETTINGS), "a switch is not tested"
+            {settings.PREFIX + name for name, _, _ in table}, set(KNOWN_SETTINGS), "a setting is not tested"
         )
 
     def test_several(self):
@@ -66,17 +66,17 @@ class TestSettings(unittest.TestCase):
             for value in values:
                 with self.subTest(name=name, value=value), self.assertRaises(ValueError) as caught:
                     read({settings.PREFIX + name: value})
-                said = f"TORCH_TESTING_EXT_{name}={value!r} is not understood; known values: {known}"
-                self.assertEqual(str(caught.exception), said)
+                message = f"TORCH_TESTING_EXT_{name}={value!r} is not understood; known values: {known}"
+                self.assertEqual(str(caught.exception), message)
                 self.assertIsNone(caught.exception.__cause__)
 
-    def test_digits_that_are_not_ours(self):
-        """Other scripts have digits too; int() takes them, and so may we."""
+    def test_digits_of_other_scripts(self):
+        """int() accepts them, so they are accepted here."""
         self.assertEqual(read({"TORCH_TESTING_EXT_DEBUG_RANK": "\u0663"}).debug_rank, 3)
         with self.assertRaisesRegex(ValueError, "DEBUG_RANK='\u00b2' is not understood"):
             read({"TORCH_TESTING_EXT_DEBUG_RANK": "\u00b2"})
 
-    def test_what_is_not_ours_is_left_alone(self):
+    def test_other_variables_are_ignored(self):
         self.assertEqual(read({"TORCH_TESTING": "1", "MY_TORCH_TESTING_EXT_START": "fork", "PATH": "/bin"}), Settings())
 
     def test_the_environment_is_read_each_time(self):

@@ -1,4 +1,4 @@
-"""Five hundred tests of four ranks in one process leave nothing behind that a hundred did not."""
+"""Tests that resources do not accumulate: five hundred tests of four ranks leave no more behind than a hundred."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from torch_testing_ext.common_distributed import MultiProcessTestCase
 from torch_testing_ext.launch import client
 
 TESTS = 500
-# By then the server has warmed up, gathered its memory, and met every line that it will ever run.
+# By then the server has warmed up, collapsed its memory into huge pages, and run all of its code.
 WARM_UP = 100
-# One page of 4 kB lost in each of the 400 launches that follow would be 1.6 MB. Measured growth is 0: what the server
-# allocates for a launch it frees after it, and takes the same again for the next.
+# One page of 4 kB lost in each of the 400 following launches would be 1.6 MB. The measured growth is 0: the server
+# frees the memory of a launch after it, and reuses it for the next.
 MARGIN = 0.8
 
 
@@ -38,8 +38,8 @@ class Sum(MultiProcessTestCase):
 
 
 @dataclass(frozen=True)
-class Belongings:
-    """What may pile up: of this process, and of the server that starts its ranks."""
+class Resources:
+    """Resources that may accumulate, of this process and of the server that starts its ranks."""
 
     descriptors: list[str]
     descriptors_of_server: list[str]
@@ -50,9 +50,9 @@ class Belongings:
     temporary_entries: list[str]
 
 
-def take_stock() -> Belongings:
+def count_resources() -> Resources:
     server = client.launcher().server.pid
-    return Belongings(
+    return Resources(
         descriptors=descriptors(os.getpid()),
         descriptors_of_server=descriptors(server),
         children=children(os.getpid()),
@@ -64,9 +64,9 @@ def take_stock() -> Belongings:
 
 
 def descriptors(pid: int) -> list[str]:
-    """What each one is, without the numbers of sockets and pipes."""
+    """The target of each descriptor, without the numbers of sockets and pipes."""
     links = [f"/proc/{pid}/fd/{name}" for name in os.listdir(f"/proc/{pid}/fd")]
-    # The descriptor that listed the others is closed by now.
+    # The descriptor that was open for the listing is closed by now.
     return sorted(os.readlink(link).partition(":[")[0] for link in links if os.path.lexists(link))
 
 
@@ -75,7 +75,7 @@ def children(pid: int) -> list[str]:
 
 
 def anonymous_megabytes(pid: int) -> float:
-    """Memory that is not a file's, also where it is shared with the process it was forked from."""
+    """Anonymous memory, including pages shared with the process that forked this one."""
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("Anonymous:")) / 1000
 
@@ -92,7 +92,7 @@ def run_tests(count: int) -> None:
 @unittest.skipUnless(sys.platform.startswith("linux"), "looks at processes through /proc")
 class SoakTest(unittest.TestCase):
     def setUp(self) -> None:
-        """A temporary directory for this process alone, and a session that is made in it."""
+        """Use a temporary directory of this test alone, for a new session."""
         client.close()
         directory = tempfile.TemporaryDirectory()
         self.addCleanup(directory.cleanup)
@@ -101,13 +101,13 @@ class SoakTest(unittest.TestCase):
         self.addCleanup(patch.stop)
         self.addCleanup(client.close)
 
-    def test_nothing_piles_up(self):
+    def test_nothing_accumulates(self):
         run_tests(WARM_UP)
         server = client.launcher().server.pid
-        before, memory_before = take_stock(), anonymous_megabytes(server)
+        before, memory_before = count_resources(), anonymous_megabytes(server)
         run_tests(TESTS - WARM_UP)
         self.assertEqual(client.launcher().server.pid, server, "the server was replaced meanwhile")
-        after, memory_after = take_stock(), anonymous_megabytes(server)
+        after, memory_after = count_resources(), anonymous_megabytes(server)
         self.assertEqual(before, after)
         self.assertLess(memory_after - memory_before, MARGIN, "MB more in the server")
 

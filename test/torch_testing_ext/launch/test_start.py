@@ -1,4 +1,4 @@
-"""How the process that starts ranks comes to be: forked off this one, else a new interpreter; and what it may say."""
+"""Tests how the fork server starts: forked from this process, or as a new interpreter; and its output."""
 
 import contextlib
 import io
@@ -22,7 +22,7 @@ class Reduces(Ranks):
 
 
 class StartTest(TestCase):
-    """Which kind of server is made."""
+    """The start method that is chosen."""
 
     def setUp(self):
         super().setUp()
@@ -39,10 +39,10 @@ class StartTest(TestCase):
         with environ(TORCH_TESTING_EXT_START="spawn"):
             seen = outcome_of(local_class()("passes"))
         self.assertEqual(seen.outcome, "error")
-        self.assertIn("is made in a function: only ranks forked off this process have it", seen.message)
-        self.assertIsNone(client.launcher().server)  # the next test starts as well as it can
+        self.assertIn("is defined in a function: only ranks forked from this process have it", seen.message)
+        self.assertIsNone(client.launcher().server)  # the next test makes a server of its own
 
-    def test_changing_the_way_changes_the_server(self):
+    def test_changing_the_start_method_changes_the_server(self):
         with environ(TORCH_TESTING_EXT_START="fork"):
             self.assertEqual(outcome_of(Reduces("reduces")).outcome, "passed")
             self.assertIs(client.launcher().server.method, StartMethod.FORK)
@@ -50,7 +50,7 @@ class StartTest(TestCase):
             self.assertEqual(outcome_of(Reduces("reduces")).outcome, "passed")
             self.assertIs(client.launcher().server.method, StartMethod.SPAWN)
 
-    def test_another_thread_makes_a_new_interpreter_necessary(self):
+    def test_another_thread_requires_a_new_interpreter(self):
         import threading
 
         stop = threading.Event()
@@ -63,13 +63,13 @@ class StartTest(TestCase):
             stop.set()
             thread.join()
 
-    def test_parallel_regions_before_are_no_obstacle(self):
-        """OpenMP's idle threads are ended before the fork; without that the ranks' matmul would hang."""
+    def test_earlier_parallel_regions_do_not_prevent_a_fork(self):
+        """OpenMP's idle threads are ended before the fork; otherwise the ranks' matmul would hang."""
         torch.mm(torch.ones(512, 512), torch.ones(512, 512))
         self.assertEqual(outcome_of(Multiplies("multiplies")).outcome, "passed")
         self.assertIs(client.launcher().server.method, StartMethod.FORK)
 
-    def test_threads_that_torch_starts_anew_in_a_child(self):
+    def test_threads_that_torch_restarts_in_a_child(self):
         before = torch.get_num_threads()
         launch.close()
         torch.mm(torch.ones(512, 512), torch.ones(512, 512))
@@ -88,21 +88,21 @@ class Multiplies(Ranks):
         self.assertEqual(product[0, 0].item(), 512)
 
 
-class ConcurrencyTest(TestCase):
+class OutputTest(TestCase):
     def test_output_of_the_parent_is_not_written_twice(self):
-        """What is in the parent's buffers when it is forked stays the parent's."""
+        """Text in the parent's buffers at the fork is written only by the parent."""
         with tempfile.TemporaryDirectory() as directory:
             write(Path(directory), "test_it.py", BUFFERED)
             main = python("test_it.py", cwd=Path(directory))
             printed, _ = main.communicate(timeout=60)
         self.assertEqual(printed.count("only once"), 1, printed)
 
-    def test_nothing_is_said_of_what_does_not_matter(self):
+    def test_a_normal_start_prints_nothing(self):
         launch.close()
-        said = io.StringIO()
-        with contextlib.redirect_stderr(said):
+        stderr = io.StringIO()
+        with contextlib.redirect_stderr(stderr):
             outcome_of(Reduces("reduces"))
-        self.assertEqual(said.getvalue(), "")
+        self.assertEqual(stderr.getvalue(), "")
 
 
 BUFFERED = """

@@ -1,4 +1,4 @@
-"""The verdict as a table: from how every rank ended to one outcome and one message. No process, no file, no clock."""
+"""Tests verdicts as tables: one outcome and one message from how every rank ended. No process, no file, no clock."""
 
 import itertools
 import signal
@@ -9,7 +9,7 @@ from verdict_support import (
     ANY_CODE,
     CASE,
     ONE_OF_EACH,
-    VICTIMS_SAY,
+    VICTIM_ERRORS,
     VerdictTestCase,
     exited,
     failed,
@@ -63,14 +63,14 @@ class TestOutcomes(VerdictTestCase):
             (killed(63), Outcome.CRASHED, "was killed by signal 63"),
             (lost(), Outcome.ERROR, "was lost 1.0 s into TestThing.test_x: the process that starts the ranks"),
         ]
-        for bad, outcome, said in table:
+        for bad, outcome, title in table:
             for place in range(3):
                 with self.subTest(ending=bad.ending, code=bad.code, place=place):
                     reports = [passed(), passed(), passed()]
                     reports[place] = bad
                     verdict = self.judge(*reports)
                     self.assertVerdict(verdict, outcome, place)
-                    self.assertTrue(verdict.message.startswith(f"rank {place} of 3 {said}"), verdict.message)
+                    self.assertTrue(verdict.message.startswith(f"rank {place} of 3 {title}"), verdict.message)
 
     def test_only_sigkill_hints_at_memory(self):
         self.assertNotIn("memory", self.judge(killed(signal.SIGSEGV), passed()).message)
@@ -129,14 +129,14 @@ class TestOutcomes(VerdictTestCase):
         verdict = self.judge(passed(), stopped(30.0), timed_out=True)
         self.assertVerdict(verdict, Outcome.TIMEOUT, 1, "rank 1 of 2 still running", "rank 0: passed")
 
-    def test_timeout_shows_what_had_failed_too(self):
+    def test_timeout_shows_earlier_failures_too(self):
         verdict = self.judge(stopped(30.0), raised(seconds=29.5), timed_out=True)
         self.assertVerdict(
             verdict, Outcome.TIMEOUT, 0, "timed out", "rank 1's traceback:\nTraceback:\nValueError: broken"
         )
 
-    def test_timeout_where_all_came_to_an_end_meanwhile(self):
-        """Our own signals may have woken them: that is no pass. But an error of theirs says more than the clock."""
+    def test_timeout_after_which_all_ranks_ended(self):
+        """Our own signals may have woken them, so they have not passed. But an error counts more than the time-out."""
         for reports in ((passed(30.0), passed(30.2)), (skipped(), passed(30.2))):
             for expected in (None, ANY_CODE):
                 verdict = self.judge(*reports, timed_out=True, expected=expected)
@@ -189,8 +189,8 @@ class TestDeclaredCodes(VerdictTestCase):
         for first, had in table:
             with self.subTest(had=had):
                 verdict = self.judge(first, killed(signal.SIGABRT), expected=ABORTS)
-                said = f"rank 0 of 2 was to end with exit code -6 (SIGABRT), but ended with {had}\n"
-                self.assertVerdict(verdict, Outcome.FAILED, 0, said, "rank 1: killed by SIGABRT")
+                title = f"rank 0 of 2 should have ended with exit code -6 (SIGABRT), but ended with {had}\n"
+                self.assertVerdict(verdict, Outcome.FAILED, 0, title, "rank 1: killed by SIGABRT")
 
     def test_expected_code_0_is_a_clean_exit(self):
         self.assertVerdict(self.judge(passed(), exited(3), expected=Expected(code=0)), Outcome.PASSED)
@@ -204,12 +204,12 @@ class TestDeclaredCodes(VerdictTestCase):
             verdict = self.judge(*pair, expected=ABORTS)
             self.assertVerdict(verdict, Outcome.FAILED, int(pair[1].ending is RankEnding.SKIPPED), "ranks disagree")
 
-    def test_any_code_goes_before_a_certain_one(self):
+    def test_any_code_overrides_a_specific_one(self):
         verdict = self.judge(exited(3), passed(), expected=Expected(any_code=True, code=-signal.SIGABRT))
         self.assertVerdict(verdict, Outcome.PASSED)
 
-    def test_which_ends_decide(self):
-        """The others are ended soon after an end that decides; so this must agree with the verdict."""
+    def test_which_endings_decide(self):
+        """The other ranks are ended soon after an ending that decides, so this must agree with the verdict."""
         for expected in (Expected(), ANY_CODE, ABORTS):
             for report in ONE_OF_EACH:
                 with self.subTest(expected=expected, ending=report.ending):
@@ -234,7 +234,7 @@ class TestCulprits(VerdictTestCase):
                 f"rank {1 - culprit}'s traceback:\nTraceback:\nKeyError: late",
             )
 
-    def test_first_is_who_ended_first_not_who_ran_shortest(self):
+    def test_the_first_to_end_counts_not_the_shortest_run(self):
         """A rank that is a new interpreter may start seconds after another."""
         early, late = replace(raised(seconds=3.0), ended=13.0), replace(raised(seconds=1.0), ended=14.0)
         self.assertVerdict(self.judge(late, early), Outcome.ERROR, 1, "rank 1 of 2 raised 3.0 s into")
@@ -245,7 +245,7 @@ class TestCulprits(VerdictTestCase):
         self.assertVerdict(self.judge(failed(seconds=1.1), killed(signal.SIGSEGV, 1.0)), Outcome.CRASHED, 1)
 
     def test_victims_come_after_the_culprit(self):
-        """Also where they noticed earlier than the culprit was reaped."""
+        """Also if they failed before the culprit was reaped."""
         for culprit in (raised(seconds=1.2), failed(seconds=1.2), killed(signal.SIGKILL, 1.2), exited(0, 1.2)):
             with self.subTest(ending=culprit.ending):
                 verdict = self.judge(victim(1.0), culprit, victim(1.1))
@@ -262,26 +262,26 @@ class TestCulprits(VerdictTestCase):
         self.assertNotIn("rank 0's traceback", message)
 
     def test_only_victims_the_first_is_shown(self):
-        """Its peer lives: whatever closed the connection, this is all there is to see."""
+        """Its peer passed: the cause of the lost connection is unknown, so the first victim is shown."""
         verdict = self.judge(victim(1.1), victim(1.0), passed())
         self.assertVerdict(verdict, Outcome.ERROR, 1, "rank 1 of 3 raised", "rank 1's traceback:")
         self.assertNotIn("rank 0's traceback", verdict.message)
         self.assertIn("(lost its peer: follows from rank 1)", verdict.message)
 
-    def test_what_a_victim_says(self):
-        for text in VICTIMS_SAY:
+    def test_errors_of_victims(self):
+        for text in VICTIM_ERRORS:
             self.assertTrue(is_victim(raised(text)), text)
 
-    def test_who_is_no_victim(self):
+    def test_ranks_that_are_not_victims(self):
         for text in ("ValueError: broken", "RuntimeError: shapes do not match", "NCCL is not available", ""):
             self.assertFalse(is_victim(raised(text)), text)
-        for report in (failed(VICTIMS_SAY[0]), killed(9), exited(1), passed(), skipped(VICTIMS_SAY[0])):
+        for report in (failed(VICTIM_ERRORS[0]), killed(9), exited(1), passed(), skipped(VICTIM_ERRORS[0])):
             self.assertFalse(is_victim(report), report)
 
     def test_same_moment_lowest_rank_first(self):
         self.assertVerdict(self.judge(passed(), raised(), raised()), Outcome.ERROR, 1, "rank 1's", "rank 2's")
 
-    def test_the_one_we_ended_is_no_culprit(self):
+    def test_a_rank_that_we_ended_is_not_the_culprit(self):
         verdict = self.judge(stopped(1.0), killed(signal.SIGKILL, 1.4))
         self.assertVerdict(
             verdict, Outcome.CRASHED, 1, "rank 1: killed by SIGKILL", "rank 0: still running after 1.00 s"
@@ -319,7 +319,7 @@ rank 1's last lines of output:
 step 1
 step 2
 
-rank 1 left running (ended now): pid 77: sleep 60; pid 78: cat
+rank 1 left running (now terminated): pid 77: sleep 60; pid 78: cat
 
 rank 0's stacks, most recent call first:
 Current thread 0x1 (most recent call first):
@@ -329,35 +329,35 @@ To run it alone:
   python test_thing.py TestThing.test_x""",
         )
 
-    def test_every_failure_tells_how_to_run_it_again(self):
+    def test_every_failure_gives_the_command_to_run_it_again(self):
         for report in ONE_OF_EACH:
             if report.ending is RankEnding.PASSED:
                 continue
             message = self.judge(passed(), report).message
             self.assertTrue(message.endswith("To run it alone:\n  python test_thing.py TestThing.test_x"), message)
 
-    def test_without_a_command_nothing_is_said_of_it(self):
+    def test_without_a_command_it_is_not_mentioned(self):
         self.assertNotIn("run it alone", judge(world(raised()), False, Case("t")).message)
 
     def test_output_of_the_culprits_alone(self):
         reports = world(
-            *(replace(report, output=f"said {at}") for at, report in enumerate((raised(), victim(), passed())))
+            *(replace(report, output=f"printed {at}") for at, report in enumerate((raised(), victim(), passed())))
         )
         message = judge(reports, False, CASE).message
-        self.assertIn("rank 0's last lines of output:\nsaid 0", message)
-        self.assertNotIn("said 1", message)
-        self.assertNotIn("said 2", message)
+        self.assertIn("rank 0's last lines of output:\nprinted 0", message)
+        self.assertNotIn("printed 1", message)
+        self.assertNotIn("printed 2", message)
 
-    def test_output_of_everybody_not_done_in_a_hang(self):
+    def test_output_of_all_running_ranks_in_a_hang(self):
         reports = world(
-            *(replace(report, output=f"said {at}") for at, report in enumerate((stopped(), passed(), stopped())))
+            *(replace(report, output=f"printed {at}") for at, report in enumerate((stopped(), passed(), stopped())))
         )
         message = judge(reports, True, CASE).message
-        self.assertIn("said 0", message)
-        self.assertIn("said 2", message)
-        self.assertNotIn("said 1", message)
+        self.assertIn("printed 0", message)
+        self.assertIn("printed 2", message)
+        self.assertNotIn("printed 1", message)
 
-    def test_long_output_is_cut_and_says_so(self):
+    def test_long_output_is_cut_with_a_note(self):
         long = replace(raised(), output="a" * 9000 + "b" * 9000)
         message = self.judge(long).message
         self.assertLess(len(message), 8000)
@@ -368,16 +368,16 @@ To run it alone:
         (line,) = [line for line in message.splitlines() if line.startswith("  rank 1: ")]
         self.assertLess(len(line), 300)
 
-    def test_what_a_rank_told_before_it_crashed_on_its_way_out(self):
+    def test_the_account_of_a_rank_that_crashed_while_exiting(self):
         crashed = replace(killed(signal.SIGSEGV), summary="the test had passed")
         message = self.judge(crashed, passed()).message
         self.assertIn("rank 0: killed by SIGSEGV after 1.00 s; before that: the test had passed", message)
 
     def test_leftovers_of_all_ranks(self):
         reports = world(raised(), replace(passed(), leftovers=("pid 5: sleep 9",)))
-        self.assertIn("rank 1 left running (ended now): pid 5: sleep 9", judge(reports, False, CASE).message)
+        self.assertIn("rank 1 left running (now terminated): pid 5: sleep 9", judge(reports, False, CASE).message)
 
-    def test_stacks_of_whoever_ran(self):
+    def test_stacks_of_running_ranks(self):
         reports = world(raised(), stopped(stacks='Thread 1:\n  File "a.py", line 1 in f\n'), stopped())
         message = judge(reports, False, CASE).message
         self.assertIn('rank 1\'s stacks, most recent call first:\nThread 1:\n  File "a.py", line 1 in f\n\nTo', message)

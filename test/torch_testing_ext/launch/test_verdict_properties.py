@@ -1,4 +1,4 @@
-"""What holds for every verdict, whatever happened to the ranks."""
+"""Tests properties that every verdict has, however the ranks ended."""
 
 from hypothesis import HealthCheck, given, settings, strategies as st
 from verdict_support import ABORTS, ANY_CODE, CASE, ONE_OF_EACH, VerdictTestCase, skipped, victim
@@ -8,7 +8,7 @@ from torch_testing_ext.launch import Expected, Outcome, RankEnding
 
 ENDS = st.sampled_from([*ONE_OF_EACH, victim(), skipped("another reason", 72)])
 WORLDS = st.lists(ENDS, min_size=1, max_size=6)
-# The same examples each time, and no file of past ones. Each --repeat makes new instances of the test.
+# The same examples each time, without a database of past ones. Each --repeat makes new instances of the test.
 steady = settings(
     derandomize=True,
     database=None,
@@ -43,7 +43,7 @@ class TestProperties(VerdictTestCase):
 
     @steady
     @given(WORLDS, st.booleans(), EXPECTATIONS)
-    def test_whatever_is_not_well_is_explained(self, reports, timed_out, expected):
+    def test_every_failure_is_explained(self, reports, timed_out, expected):
         verdict = self.judge(*reports, timed_out=timed_out, expected=expected)
         if verdict.outcome in (Outcome.PASSED, Outcome.SKIPPED):
             return
@@ -53,7 +53,7 @@ class TestProperties(VerdictTestCase):
 
     @steady
     @given(WORLDS, st.randoms(use_true_random=False), st.booleans())
-    def test_where_a_rank_stands_does_not_matter(self, reports, random, any_code):
+    def test_the_order_of_ranks_does_not_matter(self, reports, random, any_code):
         shuffled = random.sample(reports, len(reports))
         before, after = (self.judge(*order, expected=Expected(any_code)).outcome for order in (reports, shuffled))
         good = (Outcome.PASSED, Outcome.SKIPPED)

@@ -1,4 +1,4 @@
-"""Ranks that ended in every way there is, as data, for the tests of the verdict."""
+"""Reports of ranks with every ending, as data, for the tests of the verdict."""
 
 import signal
 import unittest
@@ -8,7 +8,7 @@ from torch_testing_ext.launch import Case, Expected, Outcome, RankEnding, RankRe
 
 CASE = Case("TestThing.test_x", "python test_thing.py TestThing.test_x", "/home/me/test_thing.py")
 
-VICTIMS_SAY = [
+VICTIM_ERRORS = [
     "RuntimeError: [../gloo/pair.cc:547] Connection closed by peer [127.0.0.1]:12345",
     "RuntimeError: Read error [127.0.0.1]:23: Connection reset by peer",
     "ConnectionRefusedError: [Errno 111] Connection refused",
@@ -20,15 +20,15 @@ VICTIMS_SAY = [
 ]
 
 
-# -- ranks, each ended in one way. `world` gives them their numbers, and has them all start at 0 on the common clock.
+# -- ranks, each with one ending. `world` numbers them and has them all start at 0 on the common clock.
 
 
 def passed(seconds=1.0):
     return RankReport(-1, RankEnding.PASSED, seconds, code=0)
 
 
-def skipped(why="no luck", code=86):
-    return RankReport(-1, RankEnding.SKIPPED, 0.1, code=code, summary=why)
+def skipped(reason="no luck", code=86):
+    return RankReport(-1, RankEnding.SKIPPED, 0.1, code=code, summary=reason)
 
 
 def failed(summary="AssertionError: 1 != 2", seconds=1.0):
@@ -40,7 +40,7 @@ def raised(summary="ValueError: broken", seconds=1.0):
 
 
 def victim(seconds=1.02):
-    return raised(VICTIMS_SAY[0], seconds)
+    return raised(VICTIM_ERRORS[0], seconds)
 
 
 def exited(code, seconds=1.0):
@@ -55,8 +55,8 @@ def stopped(seconds=1.5, **texts):
     return RankReport(-1, RankEnding.STOPPED, seconds, code=-signal.SIGTERM, **texts)
 
 
-def lost(why="the process that starts the ranks (pid 7) was killed by signal 9"):
-    return RankReport(-1, RankEnding.LOST, 1.0, summary=why)
+def lost(reason="the process that starts the ranks (pid 7) was killed by signal 9"):
+    return RankReport(-1, RankEnding.LOST, 1.0, summary=reason)
 
 
 def world(*reports):
@@ -85,9 +85,9 @@ class VerdictTestCase(unittest.TestCase):
     def judge(self, *reports, timed_out=False, expected=None):
         return judge(world(*reports), timed_out, CASE, expected)
 
-    def assertVerdict(self, verdict: Verdict, outcome: Outcome, culprit=None, *said: str):
+    def assertVerdict(self, verdict: Verdict, outcome: Outcome, culprit=None, *parts: str):
         self.assertEqual((verdict.outcome, verdict.culprit), (outcome, culprit), verdict.message)
-        self.assertInOrder(verdict.message, *said)
+        self.assertInOrder(verdict.message, *parts)
 
     def assertInOrder(self, text: str, *parts: str):
         at = 0

@@ -104,7 +104,7 @@ class TestUnusual(TestCase):
         ran = PROJECT.run(file)
         self.assertEqual(list(ran.outcomes.values()), ["error"])
         (attempts,) = ran.attempts.values()
-        self.assertIn("was listed, but is not there", attempts[0].message)
+        self.assertIn("was listed, but does not exist", attempts[0].message)
 
     def test_a_file_is_imported_as_if_run_from_its_folder(self):
         (PROJECT.root / "folder").mkdir()

@@ -1,4 +1,4 @@
-"""From what a unit's worker reported, and how it ended, to outcomes: as tables, without processes."""
+"""Tests the outcomes that follow from a worker's reports and its end: as tables, without processes."""
 
 from torch_testing_ext.common_utils import TestCase, run_tests
 from torch_testing_ext.runner.engine.unit_log import EndCause, UnitLog, WorkerExit
@@ -50,7 +50,7 @@ class TestOneTest(TestCase):
             ((), FINE, "error"),
             ((*running, WorkerBroke("KeyboardInterrupt", at=2.0)), WorkerExit(EndCause.ITSELF, 9.0, 1), "error"),
             ((Missing(0),), FINE, "error"),
-            # After its end: a test that passed has to leave in good order, too.
+            # After its end: the process of a test that passed must exit properly, too.
             (over, killed, "crashed"),
             (over, late, "passed"),
             (over, WorkerExit(EndCause.ITSELF, 9.0, 0, ("pid 7: sleep",)), "leaked"),
@@ -59,24 +59,24 @@ class TestOneTest(TestCase):
             with self.subTest(messages=messages, end=end):
                 self.assertEqual(outcomes(log_of(*messages), end), ({0: outcome}, []))
 
-    def test_interrupted_it_has_no_outcome(self):
+    def test_an_interrupted_test_has_no_outcome(self):
         self.assertEqual(outcomes(log_of(began(0)), WorkerExit(EndCause.INTERRUPTED, 9.0, -15)), ({}, []))
 
-    def test_the_message_of_a_death_says_how_when_where_and_what_next(self):
+    def test_the_message_of_a_death_has_cause_time_place_and_command(self):
         (result,), _ = log_of(began(0)).finish(WorkerExit(EndCause.ITSELF, 3.5, -11, stacks="File x in y"))
-        title, stacks, again = result.message.split("\n\n")
+        title, stacks, command = result.message.split("\n\n")
         self.assertEqual(title, "the test's process was killed by SIGSEGV 2.5 s into T.test_0")
         self.assertIn("File x in y", stacks)
-        self.assertEqual(again, "To run it alone:\n  run test_x.py::T::test_0")
+        self.assertEqual(command, "To run it alone:\n  run test_x.py::T::test_0")
 
 
 class TestSeveralTests(TestCase):
-    def test_the_rest_goes_on_elsewhere(self):
+    def test_the_rest_runs_in_another_process(self):
         log = log_of(began(0), ended(0), began(1), tests=4)
         self.assertEqual(outcomes(log, WorkerExit(EndCause.ITSELF, 9.0, -9)), ({0: "passed", 1: "crashed"}, [2, 3]))
 
     def test_each_new_unit_has_one_test_less(self):
-        """Also where the worker dies before its first test: no unit is run for ever."""
+        """Also if the worker dies before its first test: no unit is run forever."""
         self.assertEqual(outcomes(log_of(tests=2), WorkerExit(EndCause.ITSELF, 9.0, 4)), ({0: "crashed"}, [1]))
 
     def test_results_are_given_once_and_the_last_one_late(self):
@@ -97,7 +97,7 @@ class TestSeveralTests(TestCase):
             with self.subTest(messages=messages):
                 self.assertEqual(outcomes(log_of(*messages, tests=2), FINE), (expected, []))
 
-    def test_what_was_not_run_is_never_passed_over(self):
+    def test_a_test_that_was_not_run_is_reported(self):
         self.assertEqual(outcomes(log_of(began(0), ended(0), tests=2), FINE), ({0: "passed", 1: "error"}, []))
 
 

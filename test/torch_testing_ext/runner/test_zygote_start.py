@@ -29,7 +29,7 @@ class ZygoteStartTest(TestCase):
         with (
             mock.patch.object(zygote, "START_PATIENCE", 1.0),
             mock.patch.object(zygote, "QUIT_PATIENCE", 0.1),
-            self.assertRaisesRegex(CannotRun, r"was not ready after 1 s\. It said:\nbefore the wait"),
+            self.assertRaisesRegex(CannotRun, r"was not ready after 1 s\. Its output:\nbefore the wait"),
         ):
             self.count_devices(source)
         self.assertEqual(system.children(os.getpid()), children)

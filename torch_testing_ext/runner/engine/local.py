@@ -1,7 +1,7 @@
-"""Runs the units of a plan on this machine: who may begin, who is tried again, when it is over.
+"""The engine that runs the units of a plan on this machine: starts units, retries tests, ends the run.
 
-Tells reporters what happens, and prints nothing. What a unit's processes do is known in running.py; which unit begins
-next is decided by the queue; what it has to itself, by the leases.
+It sends events to reporters and prints nothing. running_unit.py knows the processes of a unit; the queue decides which
+unit begins next, and the leases which devices it gets.
 """
 
 from __future__ import annotations
@@ -47,6 +47,8 @@ PATIENCE_FOR_STACKS = 3.0
 
 
 class Engine(UnitListener):
+    """Runs a plan on this machine and sends its events to a reporter."""
+
     def __init__(
         self,
         zygote: Zygote,
@@ -65,33 +67,33 @@ class Engine(UnitListener):
         self._began = time.monotonic()
         self._running: dict[int, RunningUnit] = {}
         self._attempts: dict[tuple[TestId, int], list[Attempt]] = {}
-        self._settled: list[FinishedTest] = []
+        self._finished: list[FinishedTest] = []
         self._unfinished: list[Test] = []
         self._stopping = False
         self._interrupts = 0
         self._question: _Question | None = None
         self._copying: Timer | None = None
-        self._left: Counter[str] = Counter()  # units of each file that are not over
+        self._left: Counter[str] = Counter()  # units of each file that have not ended
         self._numbers = itertools.count()
 
     def run(self, plan: Plan, broken: Sequence[Attempt] = ()) -> Summary:
-        """Everything of the plan, to its end, which is not told: `broken` are files that could not be imported."""
+        """Run the whole plan; no event reports its end. `broken`: files that could not be imported."""
         self._began = time.monotonic()
         self._numbers = itertools.count(max((unit.number for unit in plan.units), default=-1) + 1)
         self._left.update(unit.file for unit in plan.units)
-        self._tell_of_beginning(plan, broken)
+        self._report_start(plan, broken)
         for attempt in (*broken, *map(_skipped, plan.skipped)):
-            self._settle_at_once(attempt)
+            self._finish_at_once(attempt)
         with signals_and_keys(self._zygote.loop, self._interrupt, self._ask), self._showing_output():
             self._run_all(plan)
-        self._send_files_away()
+        self._close_files()
         return self._summary()
 
-    def _tell(self, event: Event) -> None:
+    def _report(self, event: Event) -> None:
         self._reporter.on_event(event)
 
-    def _tell_of_beginning(self, plan: Plan, broken: Sequence[Attempt]) -> None:
-        self._tell(
+    def _report_start(self, plan: Plan, broken: Sequence[Attempt]) -> None:
+        self._report(
             RunBegan(
                 tests=(*(attempt.test for attempt in broken), *plan.tests),
                 units=plan.units,
@@ -123,7 +125,7 @@ class Engine(UnitListener):
     def _begin_what_fits(self) -> None:
         while (unit := self._queue.take(self._leases.free_devices, self._leases.free_slots)) is not None:
             lease = self._leases.take(unit)
-            self._tell(UnitBegan(unit, lease, self._now()))
+            self._report(UnitBegan(unit, lease, self._now()))
             self._running[unit.number] = RunningUnit(
                 unit,
                 lease,
@@ -138,19 +140,19 @@ class Engine(UnitListener):
     def _now(self) -> float:
         return time.monotonic() - self._began
 
-    # -- what running units tell
+    # -- events of running units
 
     def test_began(self, running: RunningUnit, test: Test) -> None:
-        self._tell(TestBegan(test, running.unit, running.lease, self._now()))
+        self._report(TestBegan(test, running.unit, running.lease, self._now()))
 
     def test_is_slow(self, running: RunningUnit, test: Test, seconds: float) -> None:
-        self._tell(TestIsSlow(test, seconds, running.lease))
+        self._report(TestIsSlow(test, seconds, running.lease))
 
     def results(self, running: RunningUnit, results: Iterable[AttemptResult]) -> None:
         attempts = [running.attempt(result, self._began) for result in results]
-        again = tuple(attempt.test for attempt in attempts if self._take(attempt))
-        if again:
-            self._add(running.unit, again, running.unit.attempt + 1)
+        retried = tuple(attempt.test for attempt in attempts if self._take(attempt))
+        if retried:
+            self._add(running.unit, retried, running.unit.attempt + 1)
 
     def unit_ended(self, running: RunningUnit, results: list[AttemptResult], rest: list[int]) -> None:
         unit = running.unit
@@ -158,7 +160,7 @@ class Engine(UnitListener):
         self.results(running, results)
         del self._running[unit.number]
         self._leases.give_back(running.lease)
-        self._tell(UnitEnded(unit, running.lease, self._now()))
+        self._report(UnitEnded(unit, running.lease, self._now()))
         tests = tuple(unit.tests[number] for number in rest)
         if running.cause is EndCause.INTERRUPTED:
             self._unfinished += [test for test in unit.tests if (test.id, unit.repetition) not in self._attempts]
@@ -166,57 +168,57 @@ class Engine(UnitListener):
             self._unfinished += tests
         elif tests:
             self._add(unit, tests, unit.attempt)
-        self._is_over(unit)
+        self._count_down(unit)
 
     def _add(self, unit: Unit, tests: tuple[Test, ...], attempt: int) -> None:
         self._left[unit.file] += 1
         self._queue.add(Unit(next(self._numbers), tests, unit.repetition, attempt, unit.seconds))
 
-    def _is_over(self, unit: Unit) -> None:
-        """The process of a file goes with the last unit of it, if that can be known."""
+    def _count_down(self, unit: Unit) -> None:
+        """Close the process of a file after its last unit, unless the plan may be repeated."""
         self._left[unit.file] -= 1
         if not self._left[unit.file] and not self._options.until_failure:
             self._zygote.file(unit.file).close()
 
-    def _send_files_away(self) -> None:
+    def _close_files(self) -> None:
         for file in self._left:
             self._zygote.file(file).close()
 
     # -- attempts
 
     def _take(self, attempt: Attempt) -> bool:
-        """Take an attempt into account; is the test to be tried again?"""
+        """Take an attempt into account. Returns whether the test is to be retried."""
         failed = self._options.policy.verdict(attempt.outcome) is Category.FAILED
-        again = failed and attempt.number <= self._options.retries and not self._stopping
+        retry = failed and attempt.number <= self._options.retries and not self._stopping
         attempts = self._attempts.setdefault((attempt.test.id, attempt.repetition), [])
         attempts.append(attempt)
-        self._tell(AttemptEnded(attempt, again))
-        if not again:
-            self._settle(FinishedTest(tuple(attempts)))
-        return again
+        self._report(AttemptEnded(attempt, retry))
+        if not retry:
+            self._finish(FinishedTest(tuple(attempts)))
+        return retry
 
-    def _settle_at_once(self, attempt: Attempt) -> None:
-        self._tell(AttemptEnded(attempt, retry=False))
-        self._settle(FinishedTest((attempt,)))
+    def _finish_at_once(self, attempt: Attempt) -> None:
+        self._report(AttemptEnded(attempt, retry=False))
+        self._finish(FinishedTest((attempt,)))
 
-    def _settle(self, settled: FinishedTest) -> None:
-        self._settled.append(settled)
-        self._tell(TestFinished(settled))
-        failures = sum(self._options.policy.verdict(one.outcome) is Category.FAILED for one in self._settled)
+    def _finish(self, finished: FinishedTest) -> None:
+        self._finished.append(finished)
+        self._report(TestFinished(finished))
+        failures = sum(self._options.policy.verdict(one.outcome) is Category.FAILED for one in self._finished)
         most = 1 if self._options.until_failure else self._options.max_fail
         if most is not None and failures >= most:
             self._stop(f"{failures} test{'s' if failures > 1 else ''} failed")
 
-    # -- the end before the end
+    # -- an early end
 
     def _stop(self, reason: str) -> None:
         if not self._stopping:
             self._stopping = True
             self._unfinished += [test for unit in self._queue.clear() for test in unit.tests]
-            self._tell(Stopping(reason))
+            self._report(Stopping(reason))
 
     def _interrupt(self, reason: str) -> None:
-        """The first time everything that runs gets its ladder; the second time it is over at once."""
+        """The first time, escalate for all running units (SIGTERM, then SIGKILL); the second time, kill them."""
         self._interrupts += 1
         self._stop(reason)
         for running in tuple(self._running.values()):
@@ -225,7 +227,7 @@ class Engine(UnitListener):
             else:
                 running.kill()
 
-    # -- somebody asks what is running
+    # -- a user asks which tests are running
 
     def _ask(self) -> None:
         if self._question is None:
@@ -235,9 +237,9 @@ class Engine(UnitListener):
 
     def _answer(self, event: StatusRequested) -> None:
         self._question = None
-        self._tell(event)
+        self._report(event)
 
-    # -- with -s: what tests print, as it comes
+    # -- with -s: the output of tests, as it arrives
 
     @contextmanager
     def _showing_output(self) -> Iterator[None]:
@@ -254,11 +256,11 @@ class Engine(UnitListener):
 
     def _copy_output_of(self, running: RunningUnit) -> None:
         if self._options.stream and (text := running.new_output()):
-            self._tell(Output(running.test.id, text))
+            self._report(Output(running.test.id, text))
 
     def _summary(self) -> Summary:
         return Summary(
-            tuple(self._settled),
+            tuple(self._finished),
             self._now(),
             self._options.policy,
             self._interrupts > 0,
@@ -271,7 +273,7 @@ def _skipped(test: Test) -> Attempt:
 
 
 class _Question:
-    """Where are they? Answered when all have said so, or at the end of patience."""
+    """Asks running units where they are. Closes when all have answered, or when the patience is over."""
 
     def __init__(self, asked: Sequence[RunningUnit], answer: Callable[[StatusRequested], object]):
         self._asked = asked
@@ -281,10 +283,10 @@ class _Question:
 
     def ask(self) -> None:
         for running in self._asked:
-            running.ask_for_stacks(partial(self._hear, running.unit.number))
+            running.ask_for_stacks(partial(self._take_answer, running.unit.number))
         self._close_if_complete()
 
-    def _hear(self, unit: int, stacks: str) -> None:
+    def _take_answer(self, unit: int, stacks: str) -> None:
         self._stacks[unit] = stacks
         self._close_if_complete()
 

@@ -1,4 +1,4 @@
-"""What the ranks of a test wrote."""
+"""Reads the logs and stacks that the ranks of a test wrote."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _RANK = re.compile(r"rank(\d+)\.(log|stacks)$")
 
 
 def rank_logs(directories: Iterable[Path]) -> tuple[RankLog, ...]:
-    """The logs and stacks of each rank; where the test ran twice (to explain a hang), both runs in one."""
+    """The logs and stacks of each rank; if the test ran twice (to explain a hang), those of both runs together."""
     found: dict[int, dict[str, str]] = {}
     for directory in directories:
         for file in sorted(directory.rglob("rank*")):

@@ -1,4 +1,4 @@
-"""One unit while it runs, as run_test.py sees it: what its processes report, its deadlines, its end."""
+"""One unit while it runs, as run_test.py sees it: the reports of its processes, its deadlines, its end."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ from ..processes.zygote import FileHandle, Zygote
 from .logs import rank_logs
 from .unit_log import AttemptResult, EndCause, UnitLog, WorkerExit
 
-# The launch layer explains a hang of ranks best, so it comes first: its dumps, escalation and verdict need a moment.
+# The launch layer explains a hang of ranks best, so it times out first: its dumps, escalation and verdict take a while.
 BACKSTOP = 10.0
-# A nanny that has not ended its unit by then is stuck.
+# A nanny that takes longer to end its unit is stuck.
 NANNY_PATIENCE = 10.0
 LOGS = PREFIX + "LOGS"
 STREAM = PREFIX + "STREAM"
-# The process that has written a file of stacks, by the file's name; a rank's file is named for its rank.
+# The process that has written a file of stacks, by the file's name; a rank's file is named after its rank.
 _PROCESS_OF = {"stacks": "the test's process"}
 
 
@@ -57,7 +57,7 @@ class Limits:
 
 
 class UnitListener:
-    """Gets the events of a running unit."""
+    """Receives the events of running units."""
 
     def test_began(self, running: RunningUnit, test: Test) -> None: ...
     def test_is_slow(self, running: RunningUnit, test: Test, seconds: float) -> None: ...
@@ -66,7 +66,7 @@ class UnitListener:
 
 
 class RunningUnit:
-    """A unit with its processes, from its start to the end of the last of them."""
+    """A unit with its processes, from its start to the end of its last process."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class RunningUnit:
         zygote: Zygote,
         limits: Limits,
         environ: Mapping[str, str],
-        watcher: UnitListener,
+        listener: UnitListener,
         command: str,
         stream: bool = False,
     ):
@@ -86,7 +86,7 @@ class RunningUnit:
         self._zygote = zygote
         self._loop = zygote.loop
         self._limits = limits
-        self._watcher = watcher
+        self._listener = listener
         self._file: FileHandle = zygote.file(unit.file)
         self.spec = self._make_spec(environ, command, stream)
         self._log = UnitLog(unit, tuple(str(test.id.dotted) for test in unit.tests), self.spec.commands)
@@ -96,7 +96,7 @@ class RunningUnit:
         self._timers: list[Timer] = []
         self._stacks_wanted: list[Callable[[str], object]] = []
         self._stacks_seen: dict[Path, int] = {}
-        self._printed = 0  # what of the log has been shown
+        self._printed = 0  # bytes of the log that have been shown
         self._nanny_is_gone = False
         self._over = False
         self._loop.listen(self._nanny, self._receive_from_nanny)
@@ -105,7 +105,7 @@ class RunningUnit:
         self._arm(0)
 
     def _make_spec(self, environ: Mapping[str, str], command: str, stream: bool) -> UnitSpec:
-        """`command`: what to put before a test's name to run it again."""
+        """`command`: the beginning of a command that runs one test; the test's name follows."""
         directory = self._zygote.directory / f"unit{self.unit.number}"
         kept = os.environ.get(LOGS)
         ranks = Path(kept) / directory.name if kept else directory / "ranks"
@@ -124,7 +124,7 @@ class RunningUnit:
         spec.session.mkdir(parents=True)
         return spec
 
-    # -- what it is asked for
+    # -- requests
 
     def end(self, cause: EndCause) -> None:
         """Escalate: SIGTERM, then SIGKILL."""
@@ -147,18 +147,18 @@ class RunningUnit:
 
     @property
     def test(self) -> Test:
-        """The one that runs now, or is about to."""
+        """The test that is running, or is about to run."""
         test = self._log.running
         return self.unit.tests[len(self._log.ended) % len(self.unit.tests) if test is None else test]
 
     @property
     def seconds(self) -> float:
-        """How long the test that runs now has been running."""
+        """How long the current test has been running."""
         test = self._log.running
         began = self.began if test is None else self._log.began[test].at
         return time.monotonic() - began
 
-    # -- what it reports
+    # -- reports of its processes
 
     def _receive_from_worker(self) -> None:
         try:
@@ -170,8 +170,8 @@ class RunningUnit:
             self._log.add(message)
             match message:
                 case Began(test):
-                    self._watcher.results(self, self._log.certain())
-                    self._watcher.test_began(self, self.unit.tests[test])
+                    self._listener.results(self, self._log.certain())
+                    self._listener.test_began(self, self.unit.tests[test])
                     self._arm(test)
                 case PreloadHints(modules):
                     self._file.add_preload_hints(modules)
@@ -205,7 +205,7 @@ class RunningUnit:
             return
         lost = f"the process that watched it {describe_exit(os.waitstatus_to_exitcode(status))}"
         if self._file.broken is not None:
-            lost = f"its file could not be imported once more: {self._file.broken.message}"
+            lost = f"its file could not be imported again: {self._file.broken.message}"
         cause = self.cause if self.cause is EndCause.INTERRUPTED else EndCause.LOST
         self._conclude(WorkerExit(cause, time.monotonic(), lost=lost, stacks=self._read_stacks()))
 
@@ -221,15 +221,15 @@ class RunningUnit:
             self._log.add(message)
             match message:
                 case Began(test):
-                    self._watcher.test_began(self, self.unit.tests[test])
+                    self._listener.test_began(self, self.unit.tests[test])
                 case PreloadHints(modules):
                     self._file.add_preload_hints(modules)
-        self._hang_up()
+        self._close_channels()
         results, rest = self._log.finish(end)
-        self._watcher.unit_ended(self, results, rest)
+        self._listener.unit_ended(self, results, rest)
         shutil.rmtree(self.spec.directory, ignore_errors=True)
 
-    def _hang_up(self) -> None:
+    def _close_channels(self) -> None:
         for channel in (self._nanny, self._worker):
             self._loop.forget(channel)
             channel.close()
@@ -237,15 +237,15 @@ class RunningUnit:
     # -- deadlines
 
     def _arm(self, number: int) -> None:
-        """Set the deadlines of a test, in place of the last ones. Those of the last test hold to the unit's end."""
+        """Set the deadlines of a test, replacing those before. Those of the last test hold until the unit ends."""
         if self.cause is not EndCause.ITSELF:
             return
         self._disarm()
         test, began = self.unit.tests[number], time.monotonic()
         limit = self._limits.of(test) + (BACKSTOP if test.world_size > 1 else 0.0)
         self._timers = [
-            self._loop.at(began + limit, self._time_is_up),
-            self._loop.at(began + self._limits.slow, lambda: self._watcher.test_is_slow(self, test, self.seconds)),
+            self._loop.at(began + limit, self._on_timeout),
+            self._loop.at(began + self._limits.slow, lambda: self._listener.test_is_slow(self, test, self.seconds)),
         ]
 
     def _disarm(self) -> None:
@@ -254,11 +254,11 @@ class RunningUnit:
             timer.cancel()
         self._timers = []
 
-    def _time_is_up(self) -> None:
+    def _on_timeout(self) -> None:
         self.ask_for_stacks(lambda stacks: self.end(EndCause.DEADLINE))
         self._timers.append(self._loop.after(NANNY_PATIENCE, lambda: self.end(EndCause.DEADLINE)))
 
-    # -- what it has left behind
+    # -- stacks and output
 
     def _answer_stacks(self) -> None:
         wanted, self._stacks_wanted = self._stacks_wanted, []
@@ -268,7 +268,7 @@ class RunningUnit:
                 answer(stacks)
 
     def _all_stacks(self) -> str:
-        """The stacks of its process and its ranks that were written since the last call."""
+        """The stacks that its process and its ranks have written since the last call."""
         files = [self.spec.stacks, *sorted(self.spec.ranks.glob("*/rank*.stacks"))]
         return "\n\n".join(
             f"{_PROCESS_OF.get(file.stem, file.stem)}:\n{new}" for file in files if (new := self._new_stacks(file))
@@ -280,7 +280,7 @@ class RunningUnit:
         return hang.tidy(read_ends(file, seen, size))
 
     def new_output(self) -> str:
-        """What was printed since the last call."""
+        """The output since the last call."""
         size = self.spec.log.stat().st_size if self.spec.log.exists() else 0
         seen, self._printed = self._printed, size
         return read_ends(self.spec.log, seen, size)
@@ -289,7 +289,7 @@ class RunningUnit:
         return hang.tidy(read_ends(self.spec.stacks))
 
     def attempt(self, result: AttemptResult, origin: float) -> Attempt:
-        """A result with everything that reports need of it; times since `origin`."""
+        """A result with everything that reports need; times since `origin`."""
         ranks = rank_logs(Path(self.spec.ranks, name) for name in result.ranks)
         return Attempt(
             test=self.unit.tests[result.test],

@@ -1,4 +1,4 @@
-"""What a user can say while a run goes on: Ctrl-C, SIGTERM, SIGUSR1, and a key on the terminal."""
+"""A user's input during a run: Ctrl-C, SIGTERM, SIGUSR1, and a key on the terminal."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ KEY = b"t"
 
 @contextmanager
 def signals_and_keys(loop: EventLoop, interrupt: Callable[[str], object], ask: Callable[[], object]) -> Iterator[None]:
-    """Signals and keys come through the loop: nothing is interrupted in the middle."""
+    """Deliver signals and keys through the loop, so that they do not interrupt other code."""
     with ExitStack() as owner:
         reader = owner.enter_context(closing(SignalReader((*REASONS, signal.SIGUSR1))))
 
@@ -40,7 +40,7 @@ def signals_and_keys(loop: EventLoop, interrupt: Callable[[str], object], ask: C
 
 @contextmanager
 def _keys() -> Iterator[int | None]:
-    """The terminal, set to give keys one by one, if this process is in its foreground."""
+    """The terminal in character mode, if this process is in its foreground; else None."""
     fd = _foreground_terminal()
     if fd is None:
         yield None
@@ -68,5 +68,5 @@ def _foreground_terminal() -> int | None:
 def _read(loop: EventLoop, terminal: int) -> bytes:
     keys = os.read(terminal, 64) if select.select([terminal], [], [], 0)[0] else b""
     if not keys:
-        loop.forget(terminal)  # it has hung up
+        loop.forget(terminal)  # the terminal was closed
     return keys

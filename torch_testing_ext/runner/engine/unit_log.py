@@ -1,4 +1,4 @@
-"""From what a unit's worker reported, and how it ended, to the outcome of each of its tests. Pure."""
+"""Finds the outcome of each test of a unit from its worker's reports and how the worker ended. Pure."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from ..processes.protocol import Began, Ended, FixtureFailed, FromWorker, Missin
 
 
 class EndCause(enum.Enum):
-    """Why a unit's worker is gone."""
+    """Why a unit's worker ended."""
 
     ITSELF = "it ended by itself"
-    DEADLINE = "its time was up"
+    DEADLINE = "it timed out"
     INTERRUPTED = "the run was interrupted"
     LOST = "the process that watched it died"
 
@@ -28,15 +28,15 @@ class WorkerExit:
 
     cause: EndCause
     at: float
-    code: int | None = None  # negative for a signal; None where nobody saw it
+    code: int | None = None  # negative for a signal; None if unknown
     leftovers: tuple[str, ...] = ()
-    stacks: str = ""  # where it was, as far as known
+    stacks: str = ""  # where it was, if known
     lost: str = ""  # how the process that watched it died
 
 
 @dataclass(frozen=True)
 class AttemptResult:
-    """How one test of a unit ended. Times as time.monotonic() gives them."""
+    """How one test of a unit ended. Times are those of time.monotonic()."""
 
     test: int
     outcome: TestOutcome
@@ -44,14 +44,14 @@ class AttemptResult:
     began: float = 0.0
     ended: float = 0.0
     want: str | None = None
-    log: tuple[int, int | None] = (0, None)  # what part of the worker's log is its own
+    log: tuple[int, int | None] = (0, None)  # its part of the worker's log
     ranks: tuple[str, ...] = ()  # directories of its ranks' files
     leftovers: tuple[str, ...] = ()
 
 
 @dataclass
 class UnitLog:
-    """What a unit's worker told so far."""
+    """Everything that a unit's worker has reported so far."""
 
     unit: Unit
     names: tuple[str, ...]
@@ -61,15 +61,15 @@ class UnitLog:
     missing: list[int] = field(default_factory=list)
     fixtures: list[FixtureFailed] = field(default_factory=list)  # class and module fixtures that failed, or skip
     broke: str = ""
-    _given: int = 0  # of the results, handed out already
+    _given: int = 0  # how many results have been handed out
 
     @property
     def running(self) -> int | None:
-        """The test that runs now."""
+        """The test that is running."""
         return next((test for test in self.began if test not in self.ended), None)
 
     def add(self, message: FromWorker) -> None:
-        """Take in what the worker has reported."""
+        """Add a report of the worker."""
         match message:
             case Began(test):
                 self.began[test] = message
@@ -87,28 +87,30 @@ class UnitLog:
                 assert_never(message)
 
     def certain(self) -> list[AttemptResult]:
-        """New results that nothing can change any more. What comes after the last test, changes its result: a
-        tearDownClass that fails, a process that is left running."""
-        told = list(self.ended)
+        """New results that are final.
+
+        Failures after the last test may still change its result: a tearDownClass that fails, a process left running.
+        """
+        ended = list(self.ended)
         last = self.running is None and not self.missing
-        certain = told[self._given : len(told) - last]
+        certain = ended[self._given : len(ended) - last]
         self._given += len(certain)
-        return [self._told(test) for test in certain]
+        return [self._reported(test) for test in certain]
 
     def finish(self, end: WorkerExit) -> tuple[list[AttemptResult], list[int]]:
-        """The results that are still to be given, and the tests that are still to be run."""
-        results = [self._told(test) for test in list(self.ended)[self._given :]]
+        """The results that have not been handed out yet, and the tests that have not been run yet."""
+        results = [self._reported(test) for test in list(self.ended)[self._given :]]
         results += self._cut_short(end)
         results += [self._missing(test, end) for test in self.missing]
         seen = {*self.ended, *self.began, *self.missing}
         rest = [test for test in range(len(self.names)) if test not in seen]
         if rest and end.cause is not EndCause.INTERRUPTED:
-            taken = self._not_run(rest, end, alone=not seen)
-            results += taken
-            rest = rest[len(taken) :]
+            not_run = self._not_run(rest, end, alone=not seen)
+            results += not_run
+            rest = rest[len(not_run) :]
         return self._with_aftermath(results, end), rest
 
-    def _told(self, test: int) -> AttemptResult:
+    def _reported(self, test: int) -> AttemptResult:
         began, ended = self.began[test], self.ended[test]
         return AttemptResult(
             test,
@@ -122,7 +124,7 @@ class UnitLog:
         )
 
     def _cut_short(self, end: WorkerExit) -> Iterator[AttemptResult]:
-        """The test during which the worker ended."""
+        """The result of the test during which the worker ended."""
         test = self.running
         if test is None or end.cause is EndCause.INTERRUPTED:
             return
@@ -136,10 +138,10 @@ class UnitLog:
             case EndCause.DEADLINE:
                 outcome, title = (
                     TestOutcome.TIMEOUT,
-                    f"{self.names[test]} timed out after {seconds:.1f} s; it was ended",
+                    f"{self.names[test]} timed out after {seconds:.1f} s; it was terminated",
                 )
             case EndCause.LOST:
-                outcome, title = TestOutcome.CRASHED, f"it was ended {into}, since {end.lost}"
+                outcome, title = TestOutcome.CRASHED, f"it was terminated {into}, because {end.lost}"
             case _ if self.broke:
                 outcome, title = TestOutcome.ERROR, self.broke
             case _:
@@ -150,27 +152,27 @@ class UnitLog:
         return outcome, "\n\n".join([*parts, f"To run it alone:\n  {self.commands[test]}"])
 
     def _missing(self, test: int, end: WorkerExit) -> AttemptResult:
-        message = f"{self.names[test]} was listed, but is not there when the file is imported once more"
+        message = f"{self.names[test]} was listed, but does not exist when the file is imported again"
         return AttemptResult(test, TestOutcome.ERROR, message, end.at, end.at)
 
     def _not_run(self, rest: list[int], end: WorkerExit, alone: bool) -> list[AttemptResult]:
-        """Tests that did not begin though the worker had its time: class fixtures kept it from them, or its death."""
-        gone = end.code == 0 and end.cause is EndCause.ITSELF
-        if gone and self.fixtures:
-            return [self._kept_from(test, self.fixtures[0], end) for test in rest]
-        if gone:
+        """Results of tests that did not begin: a class fixture prevented them, or the worker died."""
+        exited = end.code == 0 and end.cause is EndCause.ITSELF
+        if exited and self.fixtures:
+            return [self._prevented(test, self.fixtures[0], end) for test in rest]
+        if exited:
             return [AttemptResult(test, TestOutcome.ERROR, "unittest did not run it", end.at, end.at) for test in rest]
         if not alone:
             return []  # another process may get further
         outcome, message = self._explain(rest[0], end, 0.0)
         return [AttemptResult(rest[0], outcome, f"before its first test: {message}", end.at, end.at)]
 
-    def _kept_from(self, test: int, fixture: FixtureFailed, end: WorkerExit) -> AttemptResult:
+    def _prevented(self, test: int, fixture: FixtureFailed, end: WorkerExit) -> AttemptResult:
         outcome = TestOutcome.SKIPPED if fixture.skipped else TestOutcome.ERROR
         return AttemptResult(test, outcome, fixture.message, end.at, end.at, fixture.want)
 
     def _with_aftermath(self, results: list[AttemptResult], end: WorkerExit) -> list[AttemptResult]:
-        """What happened after the last test belongs to it."""
+        """Attribute failures after the last test to it."""
         if not results:
             return results
         *others, last = results
@@ -182,7 +184,7 @@ class UnitLog:
             last = replace(last, outcome=TestOutcome.CRASHED, message=how)
         elif ran and end.leftovers and last.outcome is TestOutcome.PASSED and end.cause is EndCause.ITSELF:
             left = "\n".join(f"  {name}" for name in end.leftovers)
-            last = replace(last, outcome=TestOutcome.LEAKED, message=f"it left running (ended now):\n{left}")
+            last = replace(last, outcome=TestOutcome.LEAKED, message=f"left running (now terminated):\n{left}")
         return [*others, replace(last, leftovers=end.leftovers)]
 
 

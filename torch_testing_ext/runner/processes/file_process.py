@@ -1,7 +1,7 @@
 """The process of one test file: it imports the file, lists its tests, and forks a nanny with a worker for each unit.
 
-If it is not safe to fork, since it runs threads or has asked for an accelerator, it says so: its units are new
-interpreters then.
+If the process is not safe to fork, because it runs threads or has queried an accelerator, it reports that, and its
+units become new interpreters.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ from .protocol import (
 )
 from .unit_spec import UnitSpec
 
-# The exit code of a child that has asked for accelerators when it listed the tests.
-_ASKED_FOR_ACCELERATORS = 3
+# The exit code of a child that has queried accelerators while it listed the tests.
+_QUERIED_ACCELERATORS = 3
 
 
-def live(request: OpenFile, channel: Channel[ToFile]) -> NoReturn:
-    """The whole life of the process."""
+def run_and_exit(request: OpenFile, channel: Channel[ToFile]) -> NoReturn:
+    """Run the process and exit."""
     os.chdir(request.root)
     child.detach(os.open(request.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600))
     system.adopt_orphans()
@@ -55,9 +55,9 @@ def live(request: OpenFile, channel: Channel[ToFile]) -> NoReturn:
     except BaseException as error:
         channel.send(FileBroken(_explain(error, request.path)))
         os._exit(0)
-    # Every process that is forked off this one has read the file as it is now.
+    # Every process forked from this one has read the file as it is now.
     expectations.history = Path(request.log).with_name(f"expected{os.getpid()}.json")
-    # Nothing that lives now will be collected in a worker: keeps the collector from writing to shared pages.
+    # Exempt everything that exists now from collection, so that a worker's collector does not write to shared pages.
     gc.collect()
     gc.freeze()
     unsafe = _list_tests(file, request, channel)
@@ -68,19 +68,19 @@ def live(request: OpenFile, channel: Channel[ToFile]) -> NoReturn:
 
 
 def _explain(error: BaseException, path: str) -> str:
-    """The traceback from the file on, without the frames that imported it."""
+    """The error with its traceback, which begins in the test file: the frames that imported it are left out."""
     tb = error.__traceback__
     while tb is not None and tb.tb_frame.f_code.co_filename != path:
         tb = tb.tb_next
     text = "".join(traceback.format_exception(type(error), error, tb))
-    said = f"the file called sys.exit({error.code!r}) while it was imported" if isinstance(error, SystemExit) else ""
-    return f"{said or launch.summarize(error)}\n\n{text.rstrip()}"
+    exited = f"the file called sys.exit({error.code!r}) while it was imported" if isinstance(error, SystemExit) else ""
+    return f"{exited or launch.summarize(error)}\n\n{text.rstrip()}"
 
 
 def _list_tests(file: LoadedFile, request: OpenFile, channel: Channel[ToFile]) -> str | None:
-    """Send all tests, from a child: to ask a test for its world size may ask for accelerators.
+    """Send all tests, from a child: reading a test's world size may query accelerators.
 
-    Returns why this process is not safe to fork, which the child and its fork show; or None.
+    Returns the reason if this process is not safe to fork, as the child and its fork show; or None.
     """
     unsafe = fork_safety.prepare_to_fork()
     pid = fork_safety.fork()
@@ -88,11 +88,11 @@ def _list_tests(file: LoadedFile, request: OpenFile, channel: Channel[ToFile]) -
         _send_tests_and_exit(file, request, channel)
     unsafe = unsafe or fork_safety.check_after_fork()
     code = reaping.wait_for_exit(pid)
-    if code not in (0, _ASKED_FOR_ACCELERATORS):
-        message = f"to ask the tests for what they need ended the process that asked (code {code})"
+    if code not in (0, _QUERIED_ACCELERATORS):
+        message = f"the process that listed the tests and their needs ended early (code {code})"
         channel.send(FileBroken(message))
         os._exit(0)
-    return unsafe or ("it asks for an accelerator when it is imported" if code == _ASKED_FOR_ACCELERATORS else None)
+    return unsafe or ("it queries an accelerator when it is imported" if code == _QUERIED_ACCELERATORS else None)
 
 
 def _send_tests_and_exit(file: LoadedFile, request: OpenFile, channel: Channel[ToFile]) -> NoReturn:
@@ -101,9 +101,9 @@ def _send_tests_and_exit(file: LoadedFile, request: OpenFile, channel: Channel[T
         from torch_testing_ext import _torch
         from torch_testing_ext._machine import accelerators
 
-        spoilt = _torch.accelerator_is_in_bad_fork() and accelerators.device_may_exist()
+        queried = _torch.accelerator_is_in_bad_fork() and accelerators.device_may_exist()
         channel.send(FileTests(file.listing(request.file, request.devices)))
-        code = _ASKED_FOR_ACCELERATORS if spoilt else 0
+        code = _QUERIED_ACCELERATORS if queried else 0
     except BaseException:
         traceback.print_exc()
     finally:
@@ -118,7 +118,7 @@ class FileProcess(ForkParent[ToFile]):
         super().__init__(channel, kept)
         self._file = file
 
-    def obey(self, message: ToFile) -> None:
+    def on_message(self, message: ToFile) -> None:
         match message:
             case StartUnit():
                 self._start(message)
@@ -130,17 +130,17 @@ class FileProcess(ForkParent[ToFile]):
                 assert_never(message)
 
     def _preload(self, modules: tuple[str, ...]) -> None:
-        """At once: a worker that is forked meanwhile would have to import them all by itself."""
+        """Import modules at once: a worker forked before that would have to import them itself."""
         for name in modules:
             with suppress(Exception):
                 importlib.import_module(name)
         if why := fork_safety.prepare_to_fork() or fork_safety.check_after_fork():
-            self.channel.send(FileUnsafe(f"what its tests import leaves a process unsafe to fork: {why}"))
+            self.channel.send(FileUnsafe(f"modules that its tests import leave a process unsafe to fork: {why}"))
 
     def _start(self, message: StartUnit) -> None:
         to_nanny, to_worker = unit_channels(message)
-        start = partial(worker.live, message.unit, lambda: self._file.tests, to_worker)
-        self.fork(message.number, partial(nanny.live, message.unit, to_nanny, to_worker, start))
+        start = partial(worker.run_and_exit, message.unit, lambda: self._file.tests, to_worker)
+        self.fork(message.number, partial(nanny.run_and_exit, message.unit, to_nanny, to_worker, start))
         close_all(to_nanny, to_worker)
 
 
@@ -151,7 +151,7 @@ def unit_channels(message: StartUnit) -> tuple[Channel[ToNanny], Channel[Nothing
 
 
 def start_interpreter(unit: UnitSpec, channel: Channel[Nothing]) -> Callable[[int], NoReturn]:
-    """The life of a worker that imports its file by itself."""
+    """Turns a process into a new interpreter, whose worker imports its file itself."""
 
     def start(log: int) -> NoReturn:
         os.dup2(log, 1)

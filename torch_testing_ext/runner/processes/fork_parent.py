@@ -1,7 +1,7 @@
-"""A process that forks others on request: what the zygote and the process of a file have in common.
+"""The common base of the zygote and of the process of a file: a process that forks others on request.
 
-One thread, one loop, no clock. It adopts the processes that its children leave behind when they are killed, and ends
-them; it ends all of them when the process that it serves is gone.
+One thread, one loop, no timers. It adopts the processes that its children leave behind when they are killed, and ends
+them; it ends all of its children when its client is gone.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ Received = TypeVar("Received")
 
 
 class ForkParent(Generic[Received]):
-    """Forks children that its client numbers, and reports their ends."""
+    """Forks children, which its client numbers, and reports their ends."""
 
     def __init__(self, channel: Channel[Received], kept: frozenset[int] = frozenset()):
         self.channel = channel
-        self._kept = kept  # children that are not ours to end before we end ourselves
-        self._children: dict[int, int] = {}  # by pid, the number that our client gave
-        self._loop = ParentLoop(self._bury_the_dead)
+        self._kept = kept  # children that live until this process ends
+        self._children: dict[int, int] = {}  # by pid, the number that the client gave
+        self._loop = ParentLoop(self._reap_children)
 
     def serve(self) -> None:
-        """Until told to end, or until the client is gone."""
+        """Serve until SIGTERM arrives or the client is gone."""
         try:
             self._loop.listen(self.channel, self._receive)
             self._loop.run()
         finally:
             self._end_all()
 
-    def obey(self, message: Received) -> None:
-        """Carry out a request of the client; Kill is carried out already."""
+    def on_message(self, message: Received) -> None:
+        """Handle a request of the client, except Kill."""
         raise NotImplementedError
 
-    def fork(self, number: int, live: Callable[[], NoReturn]) -> None:
-        """A child that shares nothing of ours with us. Its end is reported as ChildGone."""
+    def fork(self, number: int, run: Callable[[], NoReturn]) -> None:
+        """Fork a child without this process's channel and signal handlers. Its end is reported as ChildGone."""
 
         def begin() -> None:
             self._loop.abandon()
@@ -52,7 +52,7 @@ class ForkParent(Generic[Received]):
             system.adopt_orphans()
             self.channel.close()
             signals.unblock()
-            live()
+            run()
 
         # SIGTERM rather than SIGKILL: the child may have processes to end first.
         self._children[child.fork_child(begin, killed_by=signal.SIGTERM)] = number
@@ -67,14 +67,14 @@ class ForkParent(Generic[Received]):
             if isinstance(message, Kill):
                 self._kill(message.number)
             else:
-                self.obey(message)
+                self.on_message(message)
 
     def _kill(self, number: int) -> None:
         for pid, given in self._children.items():
             if given == number:
                 signal_group(pid, signal.SIGKILL)
 
-    def _bury_the_dead(self) -> None:
+    def _reap_children(self) -> None:
         ended = list(reaping.reap())
         reaping.end_children(self._children.keys() | self._kept)
         for pid, status in ended:
@@ -82,7 +82,7 @@ class ForkParent(Generic[Received]):
                 self.channel.send(ChildGone(self._children.pop(pid), status))
 
     def _end_all(self) -> None:
-        """Our children know best how to end what they started; we end what they leave."""
+        """End all children. They end their own processes; this process kills the rest."""
         for pid in self._children:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM)
@@ -92,6 +92,6 @@ class ForkParent(Generic[Received]):
 
 
 def close_all(*channels: Channel[Any]) -> None:
-    """Close the ends of channels that belong to a child."""
+    """Close the channel ends that belong to a child."""
     for channel in channels:
         channel.close()

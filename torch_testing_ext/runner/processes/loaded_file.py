@@ -1,4 +1,4 @@
-"""A test file that is imported: its tests, and what each needs. Runs where torch may be imported."""
+"""An imported test file: its tests and their needs. Used only in processes that may import torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from typing import Any
 
 from ..model import Test, TestId
 
-# What PyTorch and this kit name their class fixtures for is theirs to share or not; unittest's own do nothing.
 _FIXTURES = ("setUpClass", "tearDownClass")
 _MODULE_FIXTURES = ("setUpModule", "tearDownModule")
 
@@ -29,14 +28,14 @@ class LoadedFile:
 
     @classmethod
     def load(cls, path: str) -> LoadedFile:
-        """Import it as a program that is run from there would be."""
+        """Import the file with sys.path and sys.argv as if it was run as a program."""
         sys.path.insert(0, os.path.dirname(path))
         sys.argv[:] = [path]
         module = _import(path)
         return cls({name_of(test): test for test in flatten(unittest.TestLoader().loadTestsFromModule(module))})
 
     def listing(self, file: str, devices: int) -> tuple[Test, ...]:
-        """All tests and their needs. `devices`: how many the run has."""
+        """All tests and their needs. `devices`: the number of devices of the run."""
         return tuple(describe(test, file, devices) for test in self.tests.values())
 
 
@@ -85,22 +84,22 @@ def _needs_of(test: unittest.TestCase) -> tuple[Any, ...]:
 
 
 def _world_size(test: Any, needs: tuple[Any, ...]) -> int:
-    """How many processes compute at once. A size that is no number fails the test when it runs, with its reason."""
+    """The number of processes that compute at once. If reading world_size raises, the test raises when it runs."""
     try:
         return max(1, int(test.world_size))
     except Exception:
         return max((need.world_size for need in needs if need.world_size), default=1)
 
 
-def _devices(test: Any, needs: tuple[Any, ...], ranks: int, there: int) -> int:
-    """How many accelerators it will use on a machine that has `there`.
+def _devices(test: Any, needs: tuple[Any, ...], ranks: int, available: int) -> int:
+    """The number of accelerators that the test will use on a machine that has `available`.
 
-    What it says it needs; and one a rank where there are so many: whether a test that says nothing would use them is
-    not known, and one that looks for them must not find another test's.
+    The number that it declares, and at least one per rank if there are enough: a test without a declaration may use
+    accelerators, and must not find those of another test.
     """
-    said = max((need.devices for need in needs if not (need.allow_cpu and there == 0)), default=0)
+    declared = max((need.devices for need in needs if not (need.allow_cpu and available == 0)), default=0)
     on_cpu = getattr(test, "device_type", None) == "cpu"
-    return max(said, ranks if ranks <= there and not on_cpu else 0)
+    return max(declared, ranks if ranks <= available and not on_cpu else 0)
 
 
 def _timeout(test: Any) -> float | None:
@@ -112,6 +111,7 @@ def _timeout(test: Any) -> float | None:
 
 
 def _together(cls: type) -> str:
+    """The name of the class or module whose fixtures keep its tests in one process; "" if there are none."""
     if any(hasattr(sys.modules.get(cls.__module__), name) for name in _MODULE_FIXTURES):
         return cls.__module__
     own = any(getattr(cls, name).__func__ is not getattr(unittest.TestCase, name).__func__ for name in _FIXTURES)

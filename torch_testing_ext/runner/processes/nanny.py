@@ -1,9 +1,9 @@
-"""The process that sees one unit to its end: it owns everything that the unit starts.
+"""The nanny: the process that watches one unit and owns everything that the unit starts.
 
-The nanny adopts the processes that the unit's processes leave behind, whatever group or session they moved to. It
-reports how the worker ended once nothing is left of the unit, so that its devices are free by then. If the process that
-it serves is gone, it ends everything at once; if it is killed itself, the kernel ends the worker, and its parent the
-rest.
+The nanny adopts the processes that the unit's processes leave behind, in whatever group or session they are. It
+reports the end of the worker only when no process of the unit is left, so that its devices are free by then. If its
+client is gone, it ends everything at once. If the nanny itself is killed, the kernel ends the worker, and the nanny's
+parent ends the rest.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ from torch_testing_ext._process.signals import signal_group
 from .protocol import EndWorker, KillWorker, Nothing, StacksTaken, TakeStacks, ToNanny, WorkerEnded
 from .unit_spec import UnitSpec
 
-# How long the worker, then its leftovers, may take to obey SIGTERM.
+# How long the worker, and then its leftovers, may take to exit after SIGTERM.
 GRACE_AFTER_SIGTERM = 0.2
-# A worker that was killed does not end its ranks: the process that starts them does.
+# If a worker was killed, its ranks are not ended by it but by the fork server.
 GRACE_FOR_ORPHANS = 1.0
-# A helper that is about to end when its test has ended is no leak.
+# A helper process that exits right after its test is not a leak.
 GRACE_FOR_HELPERS = 0.1
 PATIENCE_FOR_STACKS = 1.0
-# Stacks are complete when their files have not grown for so long: nothing says when a process has written them.
+# Stacks are complete when their files have not grown for this long: no process reports that it has written them.
 _QUIET = 0.05
 
-Start = Callable[[int], NoReturn]  # the life of the worker; it is given its log
+Start = Callable[[int], NoReturn]  # runs the worker; the argument is the descriptor of its log
 
 
-def live(unit: UnitSpec, channel: Channel[ToNanny], worker_channel: Channel[Nothing], start: Start) -> NoReturn:
-    """The whole life of the process."""
+def run_and_exit(unit: UnitSpec, channel: Channel[ToNanny], worker_channel: Channel[Nothing], start: Start) -> NoReturn:
+    """Run the process and exit."""
     Nanny(unit, channel, worker_channel, start).watch()
     os._exit(0)
 
 
 class Nanny:
-    """Starts a unit's worker, watches it, and ends what it leaves."""
+    """Starts a unit's worker, watches it, and ends the processes that it leaves."""
 
     def __init__(self, unit: UnitSpec, channel: Channel[ToNanny], worker_channel: Channel[Nothing], start: Start):
         self._unit = unit
@@ -56,7 +56,7 @@ class Nanny:
         self._loop = ParentLoop(self._reap)
 
     def watch(self) -> None:
-        """See the worker to its end, and report it."""
+        """Start the worker, wait until it has ended, and report that."""
         self._worker = child.fork_child(self._be_worker)
         self._worker_channel.close()
         self._loop.listen(self._channel, self._receive)
@@ -86,9 +86,9 @@ class Nanny:
             self._loop.stop()
             return
         for message in messages:
-            self._obey(message)
+            self._on_message(message)
 
-    def _obey(self, message: ToNanny) -> None:
+    def _on_message(self, message: ToNanny) -> None:
         match message:
             case TakeStacks():
                 self._take_stacks()
@@ -103,13 +103,13 @@ class Nanny:
         """Escalate: SIGTERM, then SIGKILL."""
         if self._status is not None:
             return
-        signal_group(self._worker, signal.SIGCONT)  # a stopped process obeys nothing
+        signal_group(self._worker, signal.SIGCONT)  # a stopped process does not handle SIGTERM
         signal_group(self._worker, signal.SIGTERM)
         if not reaping.has_ended(self._worker, GRACE_AFTER_SIGTERM):
             signal_group(self._worker, signal.SIGKILL)
 
     def _end_leftovers(self) -> tuple[str, ...]:
-        """End what still runs. Returns the descriptions of processes that should have ended by themselves."""
+        """End the processes that are still running. Returns descriptions of those that should have ended themselves."""
         if not system.children(os.getpid()):
             return ()
         exited = self._status is not None and os.WIFEXITED(self._status)
@@ -124,7 +124,7 @@ class Nanny:
         return descriptions
 
     def _take_stacks(self) -> None:
-        """Have every process that can write where it is do so; answers when all have, or when time is up."""
+        """Have every process that can write its stacks do so. Answers when all have, or after the time-out."""
         asked = [pid for pid in (self._worker, *descendants(self._worker)) if _handles(pid, system.DUMP_STACKS)]
         for pid in asked:
             with suppress(ProcessLookupError):
@@ -149,14 +149,14 @@ def descendants(pid: int) -> list[int]:
 
 
 def describe(pid: int) -> str:
-    """A process as a person would name it; one that was only forked has our own command line."""
-    named, ours = system.describe(pid), system.describe(os.getpid())
-    alike = named.partition(": ")[2] == ours.partition(": ")[2]
-    return f"pid {pid}: a fork of the test's process" if alike else named
+    """A process by pid and command line. One that was forked without exec has this process's command line."""
+    description, ours = system.describe(pid), system.describe(os.getpid())
+    alike = description.partition(": ")[2] == ours.partition(": ")[2]
+    return f"pid {pid}: a fork of the test's process" if alike else description
 
 
 def _handles(pid: int, number: int) -> bool:
-    """Has the process a handler for this signal? To one that has none it would be deadly."""
+    """Does the process have a handler for this signal? Without one the signal would kill it."""
     try:
         with open(f"/proc/{pid}/status") as status:
             caught = next(line for line in status if line.startswith("SigCgt:"))

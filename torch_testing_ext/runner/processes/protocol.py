@@ -1,4 +1,4 @@
-"""What run_test.py and the processes of a run say to each other."""
+"""The messages between run_test.py and the processes of a run."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from .unit_spec import UnitSpec
 
 @dataclass(frozen=True)
 class OpenFile(WithDescriptors):
-    """Start the process of a test file, which gets the descriptor as its channel."""
+    """Start the process of a test file. The descriptor becomes its channel."""
 
     number: int
     root: str
     path: str  # absolute
     file: str  # relative to the root
-    devices: int  # how many the run has
+    devices: int  # the number of devices of the run
     log: str
 
 
 @dataclass(frozen=True)
 class CountDevices(WithDescriptors):
-    """Start a process that counts the accelerators, and answers through the descriptor."""
+    """Start a process that counts the accelerators and answers through the descriptor."""
 
     number: int
 
@@ -63,14 +63,14 @@ ToFile: TypeAlias = StartUnit | PreloadModules | Kill
 
 @dataclass(frozen=True)
 class ZygoteReady:
-    """The zygote has imported what test files need, unless it says why it is not safe to fork."""
+    """The zygote has imported its modules and is ready, or not safe to fork for the reason `unsafe`."""
 
     unsafe: str | None
 
 
 @dataclass(frozen=True)
 class ChildGone:
-    """The child with this number has ended, with all that it started."""
+    """The child with this number has ended, together with everything that it started."""
 
     number: int
     status: int
@@ -85,7 +85,7 @@ class FileTests:
 
 @dataclass(frozen=True)
 class FileReady:
-    """The process of a file is ready to fork, unless it says why it is not safe to fork."""
+    """The process of a file is ready to fork, or not safe to fork for the reason `unsafe`."""
 
     unsafe: str | None
 
@@ -121,7 +121,7 @@ FromFile: TypeAlias = FileTests | FileReady | FileUnsafe | FileBroken | ChildGon
 
 @dataclass(frozen=True)
 class TakeStacks:
-    """Have all processes of the unit write where they are."""
+    """Have all processes of the unit write their stacks."""
 
 
 @dataclass(frozen=True)
@@ -139,14 +139,14 @@ ToNanny: TypeAlias = TakeStacks | EndWorker | KillWorker
 
 @dataclass(frozen=True)
 class StacksTaken:
-    """So many processes were asked for their stacks, and have written them or took too long."""
+    """The `asked` processes have written their stacks, or took too long."""
 
     asked: int
 
 
 @dataclass(frozen=True)
 class WorkerEnded:
-    """The worker has ended, and nothing is left of the unit; `leftovers` describes what had to be ended."""
+    """The worker has ended and no process of the unit is left. `leftovers` describes those that had to be ended."""
 
     status: int
     at: float
@@ -156,7 +156,7 @@ class WorkerEnded:
 FromNanny: TypeAlias = StacksTaken | WorkerEnded
 
 
-# -- from a worker. A test is named by its place in its unit.
+# -- from a worker. A test is identified by its index in the unit.
 
 
 @dataclass(frozen=True)
@@ -207,7 +207,7 @@ class WorkerBroke:
 
 @dataclass(frozen=True)
 class PreloadHints:
-    """Modules that the worker, or its ranks, had to import."""
+    """Modules that the worker or its ranks had to import themselves."""
 
     modules: tuple[str, ...]
 
@@ -217,4 +217,4 @@ FromWorker: TypeAlias = Began | Ended | Missing | FixtureFailed | WorkerBroke | 
 
 @dataclass(frozen=True)
 class Nothing:
-    """Nothing is ever sent in this direction."""
+    """The message type of a direction in which no message is sent."""

@@ -1,6 +1,6 @@
 """A unittest result that reports each test as it begins and ends.
 
-Runs where tests run. The several calls that unittest makes for one test become one outcome here.
+Runs in the worker. Combines the calls that unittest makes for one test into one outcome.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ __unittest = True  # keeps these frames out of unittest's tracebacks
 
 LONGEST_MESSAGE = 200_000
 
-# Of several outcomes of one test (a failure, then an error in tearDown) the first of these counts.
+# If one test has several outcomes, the first of these counts; any other outcome comes before all of these.
 _GRAVEST_FIRST = (TestOutcome.UNEXPECTED_SUCCESS, TestOutcome.EXPECTED_FAILURE, TestOutcome.SKIPPED, TestOutcome.PASSED)
 
 Send = Callable[[FromWorker], None]
 
 
 class ReportingResult(unittest.TestResult):
-    """Sends how each test begins and ends."""
+    """Reports the beginning and the end of each test."""
 
     def __init__(self, unit: UnitSpec, numbers: Mapping[str, int], send: Send):
         super().__init__()
@@ -44,7 +44,7 @@ class ReportingResult(unittest.TestResult):
         self._want: str | None = None
 
     def command_of(self, test: unittest.TestCase) -> str:
-        """How to run it alone."""
+        """The command that runs a test alone."""
         return self._unit.commands[self._numbers[test.id()]]
 
     # -- one test, from its beginning to its end
@@ -58,7 +58,7 @@ class ReportingResult(unittest.TestResult):
     def stopTest(self, test: unittest.TestCase) -> None:
         super().stopTest(test)
         if not self._outcomes and sys.exc_info()[1] is not None:
-            self._failed(test, sys.exc_info(), TestOutcome.ERROR)  # KeyboardInterrupt: unittest lets it pass
+            self._failed(test, sys.exc_info(), TestOutcome.ERROR)  # KeyboardInterrupt: unittest does not catch it
         outcome = self._outcome()
         message = "\n\n".join(self._messages)
         if message and outcome is not TestOutcome.SKIPPED and outcome is not TestOutcome.EXPECTED_FAILURE:
@@ -77,7 +77,7 @@ class ReportingResult(unittest.TestResult):
 
     def _outcome(self) -> TestOutcome:
         if not self._outcomes:
-            self._messages.append("unittest did not say how this test ended")
+            self._messages.append("unittest did not report how this test ended")
             return TestOutcome.ERROR
         grave = [outcome for outcome in self._outcomes if outcome not in _GRAVEST_FIRST]
         return grave[0] if grave else min(self._outcomes, key=_GRAVEST_FIRST.index)
@@ -87,18 +87,18 @@ class ReportingResult(unittest.TestResult):
         return "" if command in self._messages[0] else f"\n\nTo run it alone:\n  {command}"
 
     def _printed(self) -> int:
-        """How long the log is by now."""
+        """The current length of the log."""
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         return self._unit.log.stat().st_size
 
     def _new_directories(self) -> tuple[str, ...]:
-        """Where the ranks that this test started have their files."""
+        """The directories with the files of the ranks that this test started."""
         new = sorted(set(os.listdir(self._unit.ranks)) - self._ranks_seen)
         self._ranks_seen.update(new)
         return tuple(new)
 
-    # -- what unittest says
+    # -- calls by unittest
 
     def addSuccess(self, test: unittest.TestCase) -> None:
         self._outcomes.append(TestOutcome.PASSED)
@@ -113,7 +113,7 @@ class ReportingResult(unittest.TestResult):
         self._failed(test, err, TestOutcome.ERROR)
 
     def addSkip(self, test: unittest.TestCase, reason: str) -> None:
-        # unittest calls this while it handles the exception, and tells no more of it than its text.
+        # unittest passes only the text of the exception, but calls this while it handles it.
         want = getattr(sys.exc_info()[1], "want", None)
         if test.id() not in self._numbers and not _is_subtest(test):
             self._send(FixtureFailed(reason, skipped=True, want=want))
@@ -128,7 +128,7 @@ class ReportingResult(unittest.TestResult):
 
     def addUnexpectedSuccess(self, test: unittest.TestCase) -> None:
         self._outcomes.append(TestOutcome.UNEXPECTED_SUCCESS)
-        self._messages.append("it is expected to fail, and passed")
+        self._messages.append("expected to fail, but passed")
 
     def addSubTest(self, test: unittest.TestCase, subtest: unittest.TestCase, err: Any) -> None:
         if err is None:
@@ -137,13 +137,13 @@ class ReportingResult(unittest.TestResult):
         self._failed(test, err, TestOutcome.FAILED if failed else TestOutcome.ERROR, _params_of(subtest))
 
     def _failed(self, test: unittest.TestCase, err: Any, outcome: TestOutcome, within: str = "") -> None:
-        told = getattr(err[1], "outcome", None)
-        self._outcomes.append(TestOutcome(told.value) if isinstance(told, launch.Outcome) else outcome)
+        of_ranks = getattr(err[1], "outcome", None)
+        self._outcomes.append(TestOutcome(of_ranks.value) if isinstance(of_ranks, launch.Outcome) else outcome)
         self._messages.append(within + self._describe(test, err))
 
     def _describe(self, test: unittest.TestCase, err: Any) -> str:
         if isinstance(getattr(err[1], "outcome", None), launch.Outcome):
-            return str(err[1])  # it tells of all ranks; there is nothing to add
+            return str(err[1])  # the message of a verdict is complete
         traceback = self._exc_info_to_string(err, test)  # type: ignore[attr-defined]
         return f"{launch.summarize(err[1])}\n\n{traceback.rstrip()}"
 

@@ -1,4 +1,4 @@
-"""One unit as its processes get it: data that crosses from run_test.py to where the unit runs."""
+"""The description of one unit that run_test.py sends to the unit's processes."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from torch_testing_ext._process import messages
 
 @dataclass(frozen=True)
 class UnitSpec:
-    """The tests of a unit, how long each may take, and where files about it are."""
+    """The tests of a unit, their time-outs, and the places of its files."""
 
     number: int
     file: str  # absolute
-    root: str  # where commands are run from
+    root: str  # the working directory of the commands
     tests: tuple[str, ...]  # `Class.test_x`
     timeouts: tuple[float, ...]  # of each test
     commands: tuple[str, ...]  # that run each of them alone
     directory: str
     ranks_in: str  # holds a directory for each test that starts ranks
-    environ: Mapping[str, str]  # what differs from the run's own
+    environ: Mapping[str, str]  # variables that differ from those of the run
 
     @property
     def log(self) -> Path:
-        """What the unit's own process prints."""
+        """The output of the unit's own process."""
         return Path(self.directory, "log")
 
     @property
@@ -42,7 +42,7 @@ class UnitSpec:
         return Path(self.ranks_in)
 
     def save(self) -> Path:
-        """Write it to a file, for a worker that is a new interpreter."""
+        """Write the specification to a file, for a worker that is a new interpreter."""
         file = Path(self.directory, "unit")
         file.write_text(messages.to_json(self))
         return file

@@ -29,11 +29,11 @@ __first_frames__ = ("_run_suite",)
 Tests = Mapping[str, unittest.TestCase]  # by `Class.test_x`
 
 
-def live(unit: UnitSpec, find: Callable[[], Tests], channel: Channel[Nothing], log: int) -> NoReturn:
-    """The whole life of a forked worker: `find` gives the tests of its file."""
+def run_and_exit(unit: UnitSpec, find: Callable[[], Tests], channel: Channel[Nothing], log: int) -> NoReturn:
+    """Run a worker and exit. `find` returns the tests of its file."""
     code = 1
     try:
-        _settle_in(unit, log)
+        _prepare(unit, log)
         code = run(unit, find(), channel)
     except BaseException as error:
         _report_error(channel, error)
@@ -42,15 +42,15 @@ def live(unit: UnitSpec, find: Callable[[], Tests], channel: Channel[Nothing], l
 
 
 def main() -> NoReturn:
-    """The life of a worker that is a new interpreter: `python -c "... main()" UNIT CHANNEL`."""
+    """Run a worker that is a new interpreter: `python -c "... main()" UNIT CHANNEL`."""
     from .loaded_file import LoadedFile
 
     channel: Channel[Nothing] = Channel.on(int(sys.argv[2]), Nothing)
     unit = UnitSpec.load(Path(sys.argv[1]))
-    live(unit, lambda: LoadedFile.load(unit.file).tests, channel, os.dup(1))
+    run_and_exit(unit, lambda: LoadedFile.load(unit.file).tests, channel, os.dup(1))
 
 
-def _settle_in(unit: UnitSpec, log: int) -> None:
+def _prepare(unit: UnitSpec, log: int) -> None:
     os.chdir(unit.root)
     child.detach(log)
     os.environ.update(unit.environ)
@@ -67,7 +67,7 @@ def _write_stacks_to(path: Path) -> None:
 
 
 def run(unit: UnitSpec, found: Tests, channel: Channel[Nothing]) -> int:
-    """Run the unit's tests and report each; a test that is missing is reported, too. Returns the exit code."""
+    """Run the unit's tests and report each, including missing ones. Returns the exit code."""
     for number, name in enumerate(unit.tests):
         if name not in found:
             channel.send(Missing(number))
@@ -76,9 +76,9 @@ def run(unit: UnitSpec, found: Tests, channel: Channel[Nothing]) -> int:
     for name, seconds in zip(unit.tests, unit.timeouts, strict=True):
         if name in tests:
             setattr(tests[name], TIMEOUT, seconds)
-    had = len(sys.modules)
+    before = len(sys.modules)
     _run_suite(unittest.TestSuite(tests.values()), ReportingResult(unit, numbers, channel.send))
-    imported = [name for name in itertools.islice(sys.modules, had, None) if name.startswith("torch.")]
+    imported = [name for name in itertools.islice(sys.modules, before, None) if name.startswith("torch.")]
     if hints := tuple(dict.fromkeys([*imported, *client.launcher().preload_hints])):
         channel.send(PreloadHints(hints))
     return 0
@@ -90,7 +90,7 @@ def _run_suite(suite: unittest.TestSuite, result: unittest.TestResult) -> None:
 
 
 def _report_error(channel: Channel[Nothing], error: BaseException) -> None:
-    """An exception that unittest let through: KeyboardInterrupt, or an error of ours."""
+    """Report an exception that unittest let through: KeyboardInterrupt, or an error of ours."""
     text = "".join(traceback.format_exception(error))
     with suppress(OSError):
         channel.send(WorkerBroke(f"{launch.summarize(error)}\n\n{text}", time.monotonic()))

@@ -1,6 +1,6 @@
 """The zygote and the processes of test files, as run_test.py sees them. Never imports torch.
 
-A process that dies is started again when it is needed again; what it started dies with it.
+A process that dies is restarted when it is needed again; the processes that it started die with it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from .protocol import (
 )
 from .unit_spec import UnitSpec
 
-# What most test files import anyway, once for all of them.
+# Modules that most test files import, imported once for all of them.
 PRELOADED = (
     "torch",
     "torch.distributed",
@@ -61,12 +61,12 @@ START_PATIENCE = 300.0
 IMPORT_PATIENCE = 120.0
 QUIT_PATIENCE = 5.0
 MOST_RESTARTS = 3
-MOST_OPEN = 32  # processes of files that wait for their turn
+MOST_OPEN = 32  # processes of files that wait for their first unit
 
 
 @dataclass(frozen=True)
 class Discovery:
-    """What importing the test files has shown."""
+    """The tests found by importing the test files, and the files that could not be imported."""
 
     tests: tuple[Test, ...]
     broken: tuple[Attempt, ...]  # files that could not be imported
@@ -74,7 +74,7 @@ class Discovery:
 
 
 class FileState(enum.Enum):
-    """What the process of a test file can do at the moment."""
+    """The current state of the process of a test file."""
 
     CLOSED = "closed"
     OPENING = "opening"
@@ -84,17 +84,17 @@ class FileState(enum.Enum):
 
 
 class Zygote:
-    """`with Zygote(root) as zygote:`; all processes of the run descend from it."""
+    """The zygote's client: `with Zygote(root) as zygote:`. All processes of the run descend from the zygote."""
 
     def __init__(self, root: Path, preloaded: tuple[str, ...] = PRELOADED, drop_in: bool = False):
-        """`drop_in`: the root is a PyTorch checkout, whose tests get our classes by PyTorch's names."""
+        """`drop_in`: the root is a PyTorch checkout, whose tests get our classes under PyTorch's names."""
         self.root = root
         self._drop_in = drop_in
         self.loop = EventLoop()
         self.directory = Path()
         self._preloaded = preloaded
         self._numbers = itertools.count()
-        self._gone: dict[int, Callable[[int], object]] = {}  # by number, what to call when a child has ended
+        self._gone: dict[int, Callable[[int], object]] = {}  # by number, the function to call when a child has ended
         self._files: dict[str, FileHandle] = {}
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: Channel[FromZygote]
@@ -103,7 +103,7 @@ class Zygote:
         self._starts = 0
 
     def __enter__(self) -> Zygote:
-        system.adopt_orphans()  # if the zygote is killed, the processes that it leaves come to us
+        system.adopt_orphans()  # if the zygote is killed, this process adopts those that it leaves
         self._known = frozenset(system.children(os.getpid()))
         self.directory = Path(tempfile.mkdtemp(prefix="torch_testing_ext_run_"))
         self._start()
@@ -132,7 +132,7 @@ class Zygote:
         ours, theirs = socket_pair()
         self._channel = Channel(ours, FromZygote)
         words = [str(theirs.fileno()), str(os.getpid()), str(self.directory), str(int(self._drop_in))]
-        # A checkout has a folder torch/ that is not the torch which is installed.
+        # A checkout has a folder torch/ that is not the installed torch.
         path = sys.path if self._drop_in else [str(self.root), *sys.path]
         command = interpreter.command("runner.processes.zygote_process", path, *words, *self._preloaded)
         with self._log.open("ab") as log, theirs:
@@ -150,7 +150,7 @@ class Zygote:
     def _give_up(self) -> None:
         raise CannotRun(
             f"the process that imports torch for all tests was not ready after {START_PATIENCE:.0f} s. "
-            f"It said:\n{tail(self._log)}"
+            f"Its output:\n{tail(self._log)}"
         )
 
     def _receive(self) -> None:
@@ -172,7 +172,7 @@ class Zygote:
                     assert_never(message)
 
     def _lose(self) -> None:
-        """It died, and so did all its children: what they did not end themselves has come to us."""
+        """Handle the death of the zygote: end the processes that its children left, and restart it."""
         self.loop.forget(self._channel)
         self._channel.close()
         self._deadline.cancel()
@@ -181,15 +181,18 @@ class Zygote:
         reaping.end_children(self._known)
         if not self._ready or self._starts > MOST_RESTARTS:
             how = describe_exit(code)
-            raise CannotRun(f"the process that imports torch for all tests {how}. It said:\n{tail(self._log)}")
+            raise CannotRun(f"the process that imports torch for all tests {how}. Its output:\n{tail(self._log)}")
         self._start()
         lost, self._gone = self._gone, {}
-        for tell in lost.values():
-            tell(signal.SIGKILL)
+        for gone in lost.values():
+            gone(signal.SIGKILL)
 
     def start_child(self, request: Callable[[int], Any], gone: Callable[[int], object], *fds: int) -> int:
-        """Have it start a child. `request` makes the message for the child's number; `gone` is called with the child's
-        wait status once nothing is left of it. Returns the number."""
+        """Have the zygote start a child. Returns the child's number.
+
+        `request` makes the message from the number. `gone` is called with the child's wait status when the child has
+        ended, together with everything that it started.
+        """
         number = next(self._numbers)
         self._gone[number] = gone
         self._channel.send(request(number), *fds)
@@ -198,10 +201,10 @@ class Zygote:
     def kill(self, number: int) -> None:
         self._channel.send(Kill(number))
 
-    # -- what it is for
+    # -- requests
 
     def count_devices(self) -> tuple[str | None, int]:
-        """The kind of the accelerators that can be seen from here ("cuda", "hip", "xpu", ...), and how many."""
+        """The kind of the visible accelerators ("cuda", "hip", "xpu", ...), and their number."""
         ours, theirs = socket_pair()
         channel: Channel[DevicesCounted] = Channel(ours, DevicesCounted)
         answers: list[DevicesCounted] = []
@@ -223,7 +226,7 @@ class Zygote:
         return answers[0].kind, answers[0].count
 
     def discover(self, files: Iterable[str], devices: int = 0, jobs: int | None = None) -> Discovery:
-        """Import files (relative to the root) and list their tests. `devices`: how many the run has."""
+        """Import files (relative to the root) and list their tests. `devices`: the number of devices of the run."""
         opened = [self.file(name, devices) for name in files]
         waiting = deque(file for file in opened if file.state is FileState.CLOSED)
         opening: list[FileHandle] = []
@@ -239,7 +242,7 @@ class Zygote:
         return Discovery(tests, broken, self.warnings)
 
     def _keep_few_open(self, files: Iterable[FileHandle]) -> None:
-        """Each has memory of its own: where there are many files, one is imported again when its turn comes."""
+        """Close processes beyond MOST_OPEN, to save memory. Their files are imported again when their units start."""
         for file in [file for file in files if file.state is FileState.READY][MOST_OPEN:]:
             file.close()
 
@@ -266,9 +269,9 @@ class FileHandle:
         self._devices = devices
         self._channel: Channel[FromFile] | None = None
         self._number = -1
-        self._waiting: list[_Start] = []  # until it is open
+        self._waiting: list[_Start] = []  # units to be started when the process is ready
         self._gone: dict[int, Callable[[int], object]] = {}
-        self._by_zygote: dict[int, int] = {}  # of units that are interpreters, the zygote's numbers
+        self._by_zygote: dict[int, int] = {}  # the zygote's numbers of units that are interpreters
 
     @property
     def path(self) -> Path:
@@ -276,7 +279,7 @@ class FileHandle:
 
     @property
     def _log(self) -> Path:
-        """What it prints while it is imported."""
+        """The output of the process while it imports the file."""
         return self._zygote.directory / f"import-{self.name.replace('/', '.')}.log"
 
     def open(self) -> None:
@@ -303,7 +306,7 @@ class FileHandle:
         try:
             messages = self._channel.receive()
         except EOFError:
-            self._zygote.loop.forget(self._channel)  # more is known when the zygote reports its end
+            self._zygote.loop.forget(self._channel)  # the zygote will report how the process ended
             return
         for message in messages:
             self._on_message(message)
@@ -332,15 +335,15 @@ class FileHandle:
 
     def _become_unsafe(self, why: str) -> None:
         self.state = FileState.UNSAFE
-        self.warning = f"each test of {self.name} is a new interpreter, which takes seconds, since {why}"
+        self.warning = f"each test of {self.name} runs in a new interpreter, which takes seconds, because {why}"
 
     def add_preload_hints(self, modules: tuple[str, ...]) -> None:
-        """Have the next units find imported what a unit had to import by itself."""
+        """Have modules that a unit had to import itself preloaded for the next units."""
         if self._channel is not None and self.state is FileState.READY:
             self._channel.send(PreloadModules(modules))
 
     def _give_up(self) -> None:
-        self._break(f"importing it took more than {IMPORT_PATIENCE:.0f} s; it was given up")
+        self._break(f"importing the file took more than {IMPORT_PATIENCE:.0f} s; the process was killed")
         self._zygote.kill(self._number)
 
     def _break(self, message: str) -> None:
@@ -350,21 +353,21 @@ class FileHandle:
         self._start_waiting()
 
     def _end(self, channel: Channel[FromFile], status: int) -> None:
-        """Its process is gone, with all that it started."""
+        """Handle the end of the process, with everything that it started."""
         if self._channel is not channel:
-            return  # it was closed; there may be another by now
+            return  # it was closed; there may be another process by now
         for message in self._channel.receive_available():
             self._on_message(message)
         if self.state is FileState.OPENING:
             how = describe_exit(os.waitstatus_to_exitcode(status))
-            self._break(f"the process that imported it {how} while it did")
+            self._break(f"the process that imports the file {how} during the import")
         lost = self._gone
         self.close()
-        for tell in lost.values():
-            tell(status)
+        for gone in lost.values():
+            gone(status)
 
     def close(self) -> None:
-        """End its process; no unit is running. It is started again when one is to be started."""
+        """End the process; no unit may be running. It is restarted for the next unit."""
         self._gone = {}
         if self.state is FileState.READY:
             self.state = FileState.CLOSED
@@ -374,7 +377,7 @@ class FileHandle:
             self._channel = None
 
     def start(self, unit: UnitSpec, nanny: socket, worker: socket, gone: Callable[[int], object]) -> None:
-        """Start a unit. The sockets are the unit's; `gone` is called when nothing is left of it."""
+        """Start a unit. The sockets go to its nanny and worker; `gone` is called when no process of it is left."""
         if self.state is FileState.CLOSED:
             self.open()
         self._waiting.append(_Start(unit, nanny, worker, gone))
@@ -408,12 +411,12 @@ class FileHandle:
 
 
 def _ignore(status: int) -> None:
-    """Nobody waits for this child any more."""
+    """Do nothing when a child ends that no caller waits for."""
 
 
 @dataclass(frozen=True)
 class _Start:
-    """A unit to be started; the ends of its channels that go to its processes."""
+    """A unit to be started, with the channel ends that go to its processes."""
 
     unit: UnitSpec
     nanny: socket

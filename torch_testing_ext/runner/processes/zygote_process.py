@@ -1,4 +1,4 @@
-"""The process that imports torch once for a whole run. It forks a process for each test file, and runs no test."""
+"""The zygote: the process that imports torch once for a whole run and forks a process for each test file."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ def main() -> NoReturn:
 
         drop_in.install()
     ZygoteProcess(channel, _warm_up(sys.argv[5:])).serve()
-    # A client that was killed removes nothing; and getppid() shows that it is gone only a moment after it hung up.
+    # A client that was killed has not removed it. Without a check: getppid() shows that death only after a moment.
     shutil.rmtree(directory, ignore_errors=True)
     os._exit(0)
 
 
 def _warm_up(modules: Iterable[str]) -> str | None:
-    """Import what the test files will. Returns why this process is not safe to fork, or None."""
+    """Import modules that the test files will need. Returns the reason if this process is not safe to fork, or None."""
     for name in modules:
-        with suppress(Exception):  # the file that needs it will report the error, or do without
+        with suppress(Exception):  # a file that needs the module will report the error
             importlib.import_module(name)
     from torch_testing_ext import _torch
 
@@ -55,43 +55,43 @@ def _warm_up(modules: Iterable[str]) -> str | None:
 
 
 class ZygoteProcess(ForkParent[ToZygote]):
-    """Serves run_test.py."""
+    """Serves the requests of run_test.py."""
 
     def __init__(self, channel: Channel[ToZygote], unsafe: str | None):
         super().__init__(channel)
         channel.send(ZygoteReady(unsafe))
 
-    def obey(self, message: ToZygote) -> None:
+    def on_message(self, message: ToZygote) -> None:
         match message:
             case OpenFile(fds=(fd,)):
                 to_file: Channel[ToFile] = Channel.on(fd, ToFile)
-                self._fork_with(message.number, to_file, partial(file_process.live, message, to_file))
+                self._fork_with(message.number, to_file, partial(file_process.run_and_exit, message, to_file))
             case CountDevices(fds=(fd,)):
                 to_counter: Channel[Nothing] = Channel.on(fd, Nothing)
                 self._fork_with(message.number, to_counter, partial(_count_devices, to_counter))
             case StartUnit():
                 self._start_unit(message)
             case OpenFile() | CountDevices():
-                raise AssertionError(f"{message} came without its channel")
+                raise AssertionError(f"{message} has no descriptor for its channel")
             case Kill():
                 raise AssertionError("Kill is carried out by ForkParent")
             case _:
                 assert_never(message)
 
-    def _fork_with(self, number: int, theirs: Channel[ToFile] | Channel[Nothing], live: Callable[[], NoReturn]) -> None:
-        self.fork(number, live)
+    def _fork_with(self, number: int, theirs: Channel[ToFile] | Channel[Nothing], run: Callable[[], NoReturn]) -> None:
+        self.fork(number, run)
         theirs.close()
 
     def _start_unit(self, message: StartUnit) -> None:
-        """A unit whose file is not safe to fork."""
+        """Start a unit whose file is not safe to fork."""
         to_nanny, to_worker = file_process.unit_channels(message)
         start = file_process.start_interpreter(message.unit, to_worker)
-        self.fork(message.number, partial(nanny.live, message.unit, to_nanny, to_worker, start))
+        self.fork(message.number, partial(nanny.run_and_exit, message.unit, to_nanny, to_worker, start))
         close_all(to_nanny, to_worker)
 
 
 def _count_devices(channel: Channel[Nothing]) -> NoReturn:
-    """In a process of its own: once it has asked for accelerators it is not safe to fork."""
+    """Count accelerators, in a separate process: one that has queried them is not safe to fork."""
     import torch
 
     from torch_testing_ext._machine import accelerators
