@@ -18,13 +18,14 @@ from unittest import mock
 
 import torch.distributed as dist
 
+import torch_testing_ext
 from torch_testing_ext._cases import ranked
 from torch_testing_ext._process import system
 from torch_testing_ext.common_distributed import MultiProcessTestCase
 from torch_testing_ext.launch import client
 from torch_testing_ext.launch.protocol import Dump
 
-PACKAGE_PARENT = str(Path(ranked.__file__).parents[1])
+PACKAGE_PARENT = str(Path(torch_testing_ext.__file__).parents[1])
 
 
 class Ranks(MultiProcessTestCase):
