@@ -257,6 +257,7 @@ class Launcher:
         self.preload_hints: dict[str, None] = {}
         self._directory = directory
         self._closes_at_exit = False
+        self._wanted = ""  # the setting under which the server was made
         self._printed: set[str] = set()
         self._numbers = itertools.count()
 
@@ -317,11 +318,16 @@ class Launcher:
 
     def _get_server(self, subject: Named) -> ForkServerClient:
         wanted = settings.read().start
-        if self.server is not None and (self.server.unusable or self.server.method not in _allowed(wanted)):
+        if self.server is not None and (self.server.unusable or not self._suits(self.server, wanted)):
             self._discard_server()
         if self.server is None:
-            self.server = self._make_server(wanted, subject)
+            self.server, self._wanted = self._make_server(wanted, subject), wanted
         return self.server
+
+    def _suits(self, server: ForkServerClient, wanted: str) -> bool:
+        """Would this setting choose such a server? After another setting, a better method may be possible again."""
+        first, *others = _allowed(wanted)
+        return server.method is first or (wanted == self._wanted and server.method in others)
 
     def _discard_server(self) -> None:
         if self.server is not None:

@@ -49,6 +49,8 @@ class StartTest(TestCase):
         with environ(TORCH_TESTING_EXT_START="spawn"):
             self.assertEqual(outcome_of(Reduces("reduces")).outcome, "passed")
             self.assertIs(client.launcher().server.method, StartMethod.SPAWN)
+        self.assertEqual(outcome_of(Reduces("reduces")).outcome, "passed")
+        self.assertIs(client.launcher().server.method, StartMethod.FORK)
 
     def test_another_thread_requires_a_new_interpreter(self):
         import threading
