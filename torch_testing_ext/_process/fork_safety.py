@@ -14,7 +14,7 @@ import threading
 import warnings
 from contextlib import suppress
 
-from . import system
+from . import reaping, system
 
 _OMP_PAUSE_HARD = 2
 _safe_pid = os.getpid()  # the process that is known not to lack any thread
@@ -69,10 +69,7 @@ def _threads_of_a_child() -> int:
             if (torch := sys.modules.get("torch")) is not None:
                 torch.set_num_threads(torch.get_num_threads())
         os._exit(min(system.threads(), 255))
-    try:
-        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    except ChildProcessError:
-        return 0  # SIGCHLD is ignored here, so there are no exit statuses
+    return reaping.wait_for_exit(pid) or 0  # none where SIGCHLD is ignored: there are no exit statuses then
 
 
 def fork() -> int:

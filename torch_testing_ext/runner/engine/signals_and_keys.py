@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import select
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 
-from torch_testing_ext._process.loop import EventLoop
+from torch_testing_ext._process.loop import EventLoop, wait_readable
 from torch_testing_ext._process.signals import SignalReader
 
 REASONS = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
@@ -66,7 +66,7 @@ def _foreground_terminal() -> int | None:
 
 
 def _read(loop: EventLoop, terminal: int) -> bytes:
-    keys = os.read(terminal, 64) if select.select([terminal], [], [], 0)[0] else b""
+    keys = os.read(terminal, 64) if wait_readable(terminal, time.monotonic()) else b""
     if not keys:
         loop.forget(terminal)  # the terminal was closed
     return keys
