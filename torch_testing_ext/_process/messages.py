@@ -15,7 +15,7 @@ import types
 import typing
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 T = TypeVar("T")
 
@@ -34,6 +34,14 @@ def from_json(line: str | bytes, kinds: Mapping[str, type]) -> Any:
 def by_name(union: Any) -> dict[str, type]:
     """The types of a union, or a single type, by name."""
     return {kind.__name__: kind for kind in typing.get_args(union) or (union,)}
+
+
+def unexpected(message: NoReturn) -> NoReturn:
+    """At the end of a `match` over all types of a union: a type checker complains if one is missing.
+
+    Python has typing.assert_never since 3.11.
+    """
+    raise AssertionError(f"unexpected message: {message!r}")
 
 
 def encode(value: Any) -> Any:

@@ -19,12 +19,13 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NoReturn, assert_never
+from typing import NoReturn
 
 from torch_testing_ext._process import child, fork_safety, interpreter, reaping
 from torch_testing_ext._process.channel import Channel, socket_pair
 from torch_testing_ext._process.exits import describe_exit
 from torch_testing_ext._process.loop import EventLoop
+from torch_testing_ext._process.messages import unexpected
 
 from . import fork_server, settings
 from .job import Job, Named
@@ -192,7 +193,7 @@ class ForkServerClient:
             case Failed(_, why):
                 raise CannotStart(f"ranks could not be started: {why}")
             case _:
-                assert_never(message)
+                unexpected(message)
 
     def give_up(self) -> None:
         """Kill a server that does not answer. Its ranks die with it."""

@@ -21,11 +21,12 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import NoReturn, assert_never
+from typing import NoReturn
 
 from torch_testing_ext._process import child, fork_safety, reaping, system
 from torch_testing_ext._process.channel import Channel
 from torch_testing_ext._process.loop import EventLoop
+from torch_testing_ext._process.messages import unexpected
 from torch_testing_ext._process.parent_loop import ParentLoop
 from torch_testing_ext._process.signals import signal_group
 
@@ -131,7 +132,7 @@ class ForkServer:
             case Serve():
                 raise AssertionError("the fork server is already serving")
             case _:
-                assert_never(message)
+                unexpected(message)
 
     def _send(self, message: FromServer) -> None:
         self._client.send(message)

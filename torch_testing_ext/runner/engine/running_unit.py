@@ -9,12 +9,12 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import assert_never
 
 from torch_testing_ext._process.channel import Channel, socket_pair
 from torch_testing_ext._process.exits import describe_exit
 from torch_testing_ext._process.logs import read_ends
 from torch_testing_ext._process.loop import Timer
+from torch_testing_ext._process.messages import unexpected
 from torch_testing_ext.launch import hang
 from torch_testing_ext.launch.settings import PREFIX
 
@@ -194,7 +194,7 @@ class RunningUnit:
             case WorkerEnded(status, at, leftovers):
                 self._finish(status, at, leftovers)
             case _:
-                assert_never(message)
+                unexpected(message)
 
     def _gone(self, status: int) -> None:
         """The nanny has ended, and nothing that the unit started is left."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import assert_never
 
 from torch_testing_ext._process.exits import describe_exit
+from torch_testing_ext._process.messages import unexpected
 
 from ..model import COUNTS_AS, Category, TestOutcome, Unit
 from ..processes.protocol import Began, Ended, FixtureFailed, FromWorker, Missing, PreloadHints, WorkerBroke
@@ -84,7 +84,7 @@ class UnitLog:
             case PreloadHints():
                 pass  # for the process of the file
             case _:
-                assert_never(message)
+                unexpected(message)
 
     def certain(self) -> list[AttemptResult]:
         """New results that are final.

@@ -15,12 +15,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import NoReturn, assert_never
+from typing import NoReturn
 
 from torch_testing_ext import launch
 from torch_testing_ext._asserts import expectations
 from torch_testing_ext._process import child, fork_safety, interpreter, reaping, system
 from torch_testing_ext._process.channel import Channel
+from torch_testing_ext._process.messages import unexpected
 
 from . import nanny, worker
 from .fork_parent import ForkParent, close_all
@@ -127,7 +128,7 @@ class FileProcess(ForkParent[ToFile]):
             case Kill():
                 raise AssertionError("Kill is carried out by ForkParent")
             case _:
-                assert_never(message)
+                unexpected(message)
 
     def _preload(self, modules: tuple[str, ...]) -> None:
         """Import modules at once: a worker forked before that would have to import them itself."""

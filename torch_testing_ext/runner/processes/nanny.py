@@ -13,10 +13,11 @@ import signal
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import NoReturn, assert_never
+from typing import NoReturn
 
 from torch_testing_ext._process import child, reaping, system
 from torch_testing_ext._process.channel import Channel
+from torch_testing_ext._process.messages import unexpected
 from torch_testing_ext._process.parent_loop import ParentLoop
 from torch_testing_ext._process.signals import signal_group
 
@@ -97,7 +98,7 @@ class Nanny:
             case KillWorker():
                 signal_group(self._worker, signal.SIGKILL)
             case _:
-                assert_never(message)
+                unexpected(message)
 
     def _end(self) -> None:
         """Escalate: SIGTERM, then SIGKILL."""

@@ -21,13 +21,14 @@ from functools import partial
 from pathlib import Path
 from socket import socket
 from types import TracebackType
-from typing import Any, assert_never
+from typing import Any
 
 from torch_testing_ext._process import interpreter, reaping, system
 from torch_testing_ext._process.channel import Channel, socket_pair
 from torch_testing_ext._process.exits import describe_exit
 from torch_testing_ext._process.logs import tail
 from torch_testing_ext._process.loop import EventLoop, Timer
+from torch_testing_ext._process.messages import unexpected
 
 from ..model import Attempt, Test, TestId, TestOutcome
 from ..options.options import CannotRun
@@ -169,7 +170,7 @@ class Zygote:
                 case ZygoteReady(unsafe):
                     raise CannotRun(f"the process that has imported torch cannot be forked: {unsafe}")
                 case _:
-                    assert_never(message)
+                    unexpected(message)
 
     def _lose(self) -> None:
         """Handle the death of the zygote: end the processes that its children left, and restart it."""
@@ -324,7 +325,7 @@ class FileHandle:
             case ChildGone(number, status):
                 self._gone.pop(number, _ignore)(status)
             case _:
-                assert_never(message)
+                unexpected(message)
 
     def _become_ready(self, unsafe: str | None) -> None:
         self._deadline.cancel()

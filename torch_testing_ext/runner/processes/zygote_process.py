@@ -11,10 +11,11 @@ import sys
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
-from typing import NoReturn, assert_never
+from typing import NoReturn
 
 from torch_testing_ext._process import child, fork_safety, system
 from torch_testing_ext._process.channel import Channel
+from torch_testing_ext._process.messages import unexpected
 
 from . import file_process, nanny
 from .fork_parent import ForkParent, close_all
@@ -76,7 +77,7 @@ class ZygoteProcess(ForkParent[ToZygote]):
             case Kill():
                 raise AssertionError("Kill is carried out by ForkParent")
             case _:
-                assert_never(message)
+                unexpected(message)
 
     def _fork_with(self, number: int, theirs: Channel[ToFile] | Channel[Nothing], run: Callable[[], NoReturn]) -> None:
         self.fork(number, run)
