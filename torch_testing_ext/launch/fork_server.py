@@ -96,7 +96,8 @@ class ForkServer:
         except BaseException:
             traceback.print_exc()
         finally:
-            self._end_all()
+            # Ranks, and processes outside their groups: these are adopted only when their rank is dead.
+            reaping.end_children()
             if self._client_is_gone or os.getppid() != self._parent:
                 shutil.rmtree(self._directory, ignore_errors=True)
             os._exit(0)
@@ -284,16 +285,6 @@ class ForkServer:
 
     def _adopted(self) -> list[int]:
         return [pid for pid in system.children(os.getpid()) if pid not in self._ranks]
-
-    def _end_all(self) -> None:
-        """Kill until no child is left: a process outside its rank's group is adopted only when the rank is dead."""
-        for one in self._ranks.values():
-            signal_group(one.pid, signal.SIGKILL)
-        while children := system.children(os.getpid()):
-            for pid in children:
-                signal_group(pid, signal.SIGKILL)
-            with suppress(ChildProcessError):
-                os.waitpid(-1, 0)
 
     # -- work while there is nothing else to do
 
