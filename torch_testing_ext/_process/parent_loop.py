@@ -13,10 +13,10 @@ from .signals import SignalReader
 class ParentLoop(EventLoop):
     """Calls back when children have ended, and stops at SIGTERM. Ctrl-C is for the process that has the terminal."""
 
-    def __init__(self, on_children_ended: Callable[[], object]):
+    def __init__(self, on_children_ended: Callable[[], object] = lambda: None):
         super().__init__()
-        self.running = True
-        self._on_children_ended = on_children_ended
+        self.running = False
+        self.on_children_ended = on_children_ended
         self._signals = SignalReader((signal.SIGCHLD, signal.SIGTERM))
         self.listen(self._signals, self._on_signals)
 
@@ -26,6 +26,7 @@ class ParentLoop(EventLoop):
         # A child may be asked where it is before it has a handler for that: the question must not kill it.
         signal.signal(system.DUMP_STACKS, signal.SIG_IGN)
         signals.unblock()
+        self.running = True
         while self.running:
             self.step()
 
@@ -40,4 +41,4 @@ class ParentLoop(EventLoop):
         if signal.SIGTERM in self._signals.read():
             self.stop()
         else:
-            self._on_children_ended()
+            self.on_children_ended()

@@ -275,6 +275,7 @@ class Launcher:
             if not self._closes_at_exit:
                 self._closes_at_exit = True
                 atexit.register(self._close_at_exit)
+        self._directory.mkdir(parents=True, exist_ok=True)
         return self._directory
 
     def _close_at_exit(self) -> None:

@@ -68,6 +68,7 @@ class Engine(UnitListener):
         self._running: dict[int, RunningUnit] = {}
         self._attempts: dict[tuple[TestId, int], list[Attempt]] = {}
         self._finished: list[FinishedTest] = []
+        self._failures = 0
         self._unfinished: list[Test] = []
         self._stopping = False
         self._interrupts = 0
@@ -204,10 +205,10 @@ class Engine(UnitListener):
     def _finish(self, finished: FinishedTest) -> None:
         self._finished.append(finished)
         self._report(TestFinished(finished))
-        failures = sum(self._options.policy.verdict(one.outcome) is Category.FAILED for one in self._finished)
+        self._failures += self._options.policy.verdict(finished.outcome) is Category.FAILED
         most = 1 if self._options.until_failure else self._options.max_fail
-        if most is not None and failures >= most:
-            self._stop(f"{failures} test{'s' if failures > 1 else ''} failed")
+        if most is not None and self._failures >= most:
+            self._stop(f"{self._failures} test{'s' if self._failures > 1 else ''} failed")
 
     # -- an early end
 

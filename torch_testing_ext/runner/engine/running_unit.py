@@ -109,8 +109,8 @@ class RunningUnit:
         directory = self._zygote.directory / f"unit{self.unit.number}"
         kept = os.environ.get(LOGS)
         ranks = Path(kept) / directory.name if kept else directory / "ranks"
-        ranks.mkdir(parents=True, exist_ok=True)
-        spec = UnitSpec(
+        directory.mkdir(exist_ok=True)
+        return UnitSpec(
             self.unit.number,
             str(self._file.path),
             str(self._zygote.root),
@@ -121,8 +121,6 @@ class RunningUnit:
             str(ranks),
             {**environ, LOGS: str(ranks), **({STREAM: "1"} if stream else {})},
         )
-        spec.session.mkdir(parents=True)
-        return spec
 
     # -- requests
 

@@ -11,7 +11,6 @@ import importlib
 import os
 import sys
 import traceback
-from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -20,13 +19,14 @@ from typing import NoReturn
 from torch_testing_ext import launch
 from torch_testing_ext._asserts import expectations
 from torch_testing_ext._process import child, fork_safety, interpreter, reaping, system
-from torch_testing_ext._process.channel import Channel
+from torch_testing_ext._process.channel import Channel, socket_pair
 from torch_testing_ext._process.messages import unexpected
 
 from . import nanny, worker
 from .fork_parent import ForkParent, close_all
 from .loaded_file import LoadedFile
 from .protocol import (
+    ChildGone,
     FileBroken,
     FileReady,
     FileTests,
@@ -37,7 +37,7 @@ from .protocol import (
     PreloadModules,
     StartUnit,
     ToFile,
-    ToNanny,
+    UnitOver,
 )
 from .unit_spec import UnitSpec
 
@@ -118,6 +118,8 @@ class FileProcess(ForkParent[ToFile]):
     def __init__(self, channel: Channel[ToFile], file: LoadedFile, kept: frozenset[int]):
         super().__init__(channel, kept)
         self._file = file
+        self._nannies: dict[int, Channel[UnitOver]] = {}  # by pid; those that may watch another unit
+        self._free: list[int] = []
 
     def on_message(self, message: ToFile) -> None:
         match message:
@@ -132,6 +134,8 @@ class FileProcess(ForkParent[ToFile]):
 
     def _preload(self, modules: tuple[str, ...]) -> None:
         """Import modules at once: a worker forked before that would have to import them itself."""
+        for pid in tuple(self._nannies):  # they lack these modules
+            self._dismiss(pid)
         for name in modules:
             with suppress(Exception):
                 importlib.import_module(name)
@@ -139,26 +143,61 @@ class FileProcess(ForkParent[ToFile]):
             self.channel.send(FileUnsafe(f"modules that its tests import leave a process unsafe to fork: {why}"))
 
     def _start(self, message: StartUnit) -> None:
-        to_nanny, to_worker = unit_channels(message)
-        start = partial(worker.run_and_exit, message.unit, lambda: self._file.tests, to_worker)
-        self.fork(message.number, partial(nanny.run_and_exit, message.unit, to_nanny, to_worker, start))
-        close_all(to_nanny, to_worker)
+        """Give the unit to a nanny that is free, or to a new one."""
+        for pid in tuple(self._nannies):
+            self._hear(pid)
+        if self._free:
+            pid = self._free.pop()
+            self._nannies[pid].send(message, *message.fds)
+            self._children[pid] = message.number
+        else:
+            self._fork_nanny(message)
+        for fd in message.fds:
+            os.close(fd)
+
+    def _fork_nanny(self, message: StartUnit) -> None:
+        ours, theirs = socket_pair()
+        requests: Channel[StartUnit] = Channel(theirs, StartUnit)
+        channel: Channel[UnitOver] = Channel(ours, UnitOver)
+
+        def run() -> NoReturn:
+            close_all(channel, *self._nannies.values())
+            nanny.run_and_exit(message, self._run_worker, requests)
+
+        pid = self.fork(message.number, run)
+        requests.close()
+        self._nannies[pid] = channel
+        self._loop.listen(channel, partial(self._hear, pid))
+
+    def _run_worker(self, unit: UnitSpec, channel: Channel[Nothing], log: int) -> NoReturn:
+        worker.run_and_exit(unit, lambda: self._file.tests, channel, log)
+
+    def _hear(self, pid: int) -> None:
+        """Take a nanny's report that it is free."""
+        if pid not in self._nannies:
+            return
+        for over in self._nannies[pid].receive_available():
+            self.channel.send(ChildGone(over.number, 0))
+            self._children[pid] = None
+            self._free.append(pid)
+
+    def _dismiss(self, pid: int) -> None:
+        """Give a nanny no other unit: it exits when its own is over."""
+        self._hear(pid)
+        if (channel := self._nannies.pop(pid, None)) is not None:
+            self._loop.forget(channel)
+            channel.close()
+        if pid in self._free:
+            self._free.remove(pid)
+
+    def on_child_gone(self, pid: int) -> None:
+        self._dismiss(pid)
 
 
-def unit_channels(message: StartUnit) -> tuple[Channel[ToNanny], Channel[Nothing]]:
-    """The channels of a unit's nanny and of its worker."""
-    nanny_fd, worker_fd = message.fds
-    return Channel.on(nanny_fd, ToNanny), Channel.on(worker_fd, Nothing)
-
-
-def start_interpreter(unit: UnitSpec, channel: Channel[Nothing]) -> Callable[[int], NoReturn]:
-    """Turns a process into a new interpreter, whose worker imports its file itself."""
-
-    def start(log: int) -> NoReturn:
-        os.dup2(log, 1)
-        os.dup2(log, 2)
-        os.set_inheritable(channel.fileno(), True)
-        words = interpreter.command("runner.processes.worker", sys.path, str(unit.save()), str(channel.fileno()))
-        os.execve(sys.executable, words, {**os.environ, **unit.environ})
-
-    return start
+def start_interpreter(unit: UnitSpec, channel: Channel[Nothing], log: int) -> NoReturn:
+    """Turn a process into a new interpreter, whose worker imports its file itself."""
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.set_inheritable(channel.fileno(), True)
+    words = interpreter.command("runner.processes.worker", sys.path, str(unit.save()), str(channel.fileno()))
+    os.execve(sys.executable, words, {**os.environ, **unit.environ})

@@ -28,7 +28,8 @@ class ForkParent(Generic[Received]):
     def __init__(self, channel: Channel[Received], kept: frozenset[int] = frozenset()):
         self.channel = channel
         self._kept = kept  # children that live until this process ends
-        self._children: dict[int, int] = {}  # by pid, the number that the client gave
+        # By pid, the number that the client gave; None while the child waits for work.
+        self._children: dict[int, int | None] = {}
         self._loop = ParentLoop(self._reap_children)
 
     def serve(self) -> None:
@@ -43,7 +44,10 @@ class ForkParent(Generic[Received]):
         """Handle a request of the client, except Kill."""
         raise NotImplementedError
 
-    def fork(self, number: int, run: Callable[[], NoReturn]) -> None:
+    def on_child_gone(self, pid: int) -> None:
+        """Called when a child has ended, before that is reported."""
+
+    def fork(self, number: int, run: Callable[[], NoReturn]) -> int:
         """Fork a child without this process's channel and signal handlers. Its end is reported as ChildGone."""
 
         def begin() -> None:
@@ -55,7 +59,9 @@ class ForkParent(Generic[Received]):
             run()
 
         # SIGTERM rather than SIGKILL: the child may have processes to end first.
-        self._children[child.fork_child(begin, killed_by=signal.SIGTERM)] = number
+        pid = child.fork_child(begin, killed_by=signal.SIGTERM)
+        self._children[pid] = number
+        return pid
 
     def _receive(self) -> None:
         try:
@@ -79,7 +85,9 @@ class ForkParent(Generic[Received]):
         reaping.end_children(self._children.keys() | self._kept)
         for pid, status in ended:
             if pid in self._children:
-                self.channel.send(ChildGone(self._children.pop(pid), status))
+                self.on_child_gone(pid)
+                if (number := self._children.pop(pid)) is not None:
+                    self.channel.send(ChildGone(number, status))
 
     def _end_all(self) -> None:
         """End all children. They end their own processes; this process kills the rest."""

@@ -1,7 +1,7 @@
-"""The nanny: the process that watches one unit and owns everything that the unit starts.
+"""The nanny: the process that watches a unit and owns everything that the unit starts.
 
-The nanny adopts the processes that the unit's processes leave behind, in whatever group or session they are. It
-reports the end of the worker only when no process of the unit is left, so that its devices are free by then. If its
+The nanny of a file watches one unit after another. It adopts the processes that a unit's processes leave behind, in
+whatever group or session they are. It reports the end of the worker only when no process of the unit is left, so that its devices are free by then. If its
 client is gone, it ends everything at once. If the nanny itself is killed, the kernel ends the worker, and the nanny's
 parent ends the rest.
 """
@@ -21,7 +21,7 @@ from torch_testing_ext._process.messages import unexpected
 from torch_testing_ext._process.parent_loop import ParentLoop
 from torch_testing_ext._process.signals import signal_group
 
-from .protocol import EndWorker, KillWorker, Nothing, StacksTaken, TakeStacks, ToNanny, WorkerEnded
+from .protocol import EndWorker, KillWorker, Nothing, StacksTaken, StartUnit, TakeStacks, ToNanny, UnitOver, WorkerEnded
 from .unit_spec import UnitSpec
 
 # How long the worker, and then its leftovers, may take to exit after SIGTERM.
@@ -34,45 +34,77 @@ PATIENCE_FOR_STACKS = 1.0
 # Stacks are complete when their files have not grown for this long: no process reports that it has written them.
 _QUIET = 0.05
 
-Start = Callable[[int], NoReturn]  # runs the worker; the argument is the descriptor of its log
+# Runs the worker of a unit with its channel; the last argument is the descriptor of its log.
+Start = Callable[[UnitSpec, Channel[Nothing], int], NoReturn]
 
 
-def run_and_exit(unit: UnitSpec, channel: Channel[ToNanny], worker_channel: Channel[Nothing], start: Start) -> NoReturn:
-    """Run the process and exit."""
-    Nanny(unit, channel, worker_channel, start).watch()
+def run_and_exit(request: StartUnit, start: Start, more: Channel[StartUnit] | None = None) -> NoReturn:
+    """Watch a unit, then those that `more` asks for, and exit."""
+    loop = ParentLoop()
+    next_unit: StartUnit | None = request
+    while next_unit is not None and Nanny(next_unit, start, loop, more).watch():
+        next_unit = _wait_for_request(loop, more) if more is not None else None
     os._exit(0)
+
+
+def _wait_for_request(loop: ParentLoop, requests: Channel[StartUnit]) -> StartUnit | None:
+    """The next unit; None when there will be none."""
+    received: list[StartUnit] = []
+
+    def receive() -> None:
+        with suppress(EOFError):
+            received.extend(requests.receive())
+        loop.stop()
+
+    loop.listen(requests, receive)
+    loop.run()
+    loop.forget(requests)
+    return received[0] if received else None
 
 
 class Nanny:
     """Starts a unit's worker, watches it, and ends the processes that it leaves."""
 
-    def __init__(self, unit: UnitSpec, channel: Channel[ToNanny], worker_channel: Channel[Nothing], start: Start):
-        self._unit = unit
-        self._channel = channel
-        self._worker_channel = worker_channel
+    def __init__(self, request: StartUnit, start: Start, loop: ParentLoop, parent: Channel[StartUnit] | None):
+        nanny_fd, worker_fd = request.fds
+        self._number = request.number
+        self._unit = request.unit
+        self._channel: Channel[ToNanny] = Channel.on(nanny_fd, ToNanny)
+        self._worker_channel: Channel[Nothing] = Channel.on(worker_fd, Nothing)
         self._start = start
+        self._parent = parent
         self._worker = 0
         self._status: int | None = None
         self._at = 0.0
-        self._loop = ParentLoop(self._reap)
+        self._loop = loop
 
-    def watch(self) -> None:
-        """Start the worker, wait until it has ended, and report that."""
+    def watch(self) -> bool:
+        """Start the worker, wait until it has ended, and report that. Returns False if nobody waits for the unit."""
         self._worker = child.fork_child(self._be_worker)
         self._worker_channel.close()
+        self._loop.on_children_ended = self._reap
         self._loop.listen(self._channel, self._receive)
         self._loop.run()
+        self._loop.forget(self._channel)
         if self._status is None:  # the process that this one serves is gone
             signal_group(self._worker, signal.SIGKILL)
             reaping.end_children()
-            return
+            return False
         leftovers = self._end_leftovers()
+        if self._parent is not None:
+            # First, so that this nanny is known to be free when its client asks for the next unit.
+            self._parent.send(UnitOver(self._number))
         self._channel.send(WorkerEnded(self._status, self._at, leftovers))
+        self._channel.close()
+        return True
 
     def _be_worker(self) -> None:
         self._loop.abandon()
         self._channel.close()
-        self._start(os.open(self._unit.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600))
+        if self._parent is not None:
+            self._parent.close()
+        log = os.open(self._unit.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        self._start(self._unit, self._worker_channel, log)
 
     def _reap(self) -> None:
         for pid, status in reaping.reap():

@@ -153,6 +153,13 @@ class WorkerEnded:
     leftovers: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class UnitOver:
+    """To the process of a file: the unit with this number is over, and the nanny is free to watch another."""
+
+    number: int
+
+
 FromNanny: TypeAlias = StacksTaken | WorkerEnded
 
 

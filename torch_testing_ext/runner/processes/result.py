@@ -10,6 +10,7 @@ import sys
 import time
 import unittest
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from torch_testing_ext import launch
@@ -94,7 +95,9 @@ class ReportingResult(unittest.TestResult):
 
     def _new_directories(self) -> tuple[str, ...]:
         """The directories with the files of the ranks that this test started."""
-        new = sorted(set(os.listdir(self._unit.ranks)) - self._ranks_seen)
+        new: list[str] = []
+        with suppress(FileNotFoundError):  # made by the first test that starts ranks
+            new = sorted(set(os.listdir(self._unit.ranks)) - self._ranks_seen)
         self._ranks_seen.update(new)
         return tuple(new)
 

@@ -18,7 +18,7 @@ from torch_testing_ext._process.channel import Channel
 from torch_testing_ext._process.messages import unexpected
 
 from . import file_process, nanny
-from .fork_parent import ForkParent, close_all
+from .fork_parent import ForkParent
 from .protocol import CountDevices, DevicesCounted, Kill, Nothing, OpenFile, StartUnit, ToFile, ToZygote, ZygoteReady
 
 
@@ -85,10 +85,9 @@ class ZygoteProcess(ForkParent[ToZygote]):
 
     def _start_unit(self, message: StartUnit) -> None:
         """Start a unit whose file is not safe to fork."""
-        to_nanny, to_worker = file_process.unit_channels(message)
-        start = file_process.start_interpreter(message.unit, to_worker)
-        self.fork(message.number, partial(nanny.run_and_exit, message.unit, to_nanny, to_worker, start))
-        close_all(to_nanny, to_worker)
+        self.fork(message.number, partial(nanny.run_and_exit, message, file_process.start_interpreter))
+        for fd in message.fds:
+            os.close(fd)
 
 
 def _count_devices(channel: Channel[Nothing]) -> NoReturn:
