@@ -1,9 +1,9 @@
 """The nanny: the process that watches a unit and owns everything that the unit starts.
 
 The nanny of a file watches one unit after another. It adopts the processes that a unit's processes leave behind, in
-whatever group or session they are. It reports the end of the worker only when no process of the unit is left, so that its devices are free by then. If its
-client is gone, it ends everything at once. If the nanny itself is killed, the kernel ends the worker, and the nanny's
-parent ends the rest.
+whatever group or session they are. It reports the end of the worker only when no process of the unit is left, so that
+its devices are free by then. If its client is gone, it ends everything at once. If the nanny itself is killed, the
+kernel ends the worker, and the nanny's parent ends the rest.
 """
 
 from __future__ import annotations
