@@ -30,6 +30,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_run(commands.add_parser("run", help="run a PyTorch test file unmodified on our classes"))
     _add_import(commands.add_parser("import", help="copy PyTorch test files here and rewrite their imports"))
     _add_patch(commands.add_parser("patch", help="turn our test files into a patch for a PyTorch checkout"))
+    _add_patches(commands.add_parser("patches", help="list or check the patches for PyTorch that we keep"))
     _add_coverage(commands.add_parser("coverage", help="show which names of PyTorch's test kit we have"))
     return parser
 
@@ -66,6 +67,19 @@ def _add_patch(patch: argparse.ArgumentParser) -> None:
     )
     mode.add_argument("--check", action="store_true", help="write nothing; report whether the files are ready to send")
     patch.set_defaults(command=_patch)
+
+
+def _add_patches(patches: argparse.ArgumentParser) -> None:
+    patches.description = (
+        "List the patches for the installed torch. With --check, apply them to a copy of it, and run the test of each "
+        "patch before and after. Needs git."
+    )
+    patches.add_argument("names", nargs="*", metavar="NAME", help="check only patches whose file name contains NAME")
+    patches.add_argument("--check", action="store_true", help="run the tests; this takes some minutes")
+    patches.add_argument(
+        "--series", type=Path, default=Path("patches"), metavar="DIR", help="the directory (default: patches)"
+    )
+    patches.set_defaults(command=_patches)
 
 
 def _add_coverage(coverage: argparse.ArgumentParser) -> None:
@@ -130,6 +144,28 @@ def _patch(options: argparse.Namespace) -> int:
     else:
         options.output.write_bytes(patch)
     return 0
+
+
+def _patches(options: argparse.Namespace) -> int:
+    from . import patch_series
+
+    package = patch_series.installed()
+    version = patch_series.version_of(package)
+    patches = patch_series.load(options.series, version)
+    wanted = [patch for patch in patches if not options.names or any(name in patch.file.name for name in options.names)]
+    if not wanted:
+        raise UserError(f"no patch for torch {version} in {options.series} has such a name")
+    good = True
+    if options.check:
+        for line, well in patch_series.check(patches, wanted, package):
+            print(line, flush=True)
+            good = good and well
+    else:
+        for patch in wanted:
+            print(f"{patch.file.name}: {patch.subject}")
+    for slug in patch_series.others(options.series, version):
+        print(f"{slug}: not for torch {version}")
+    return 0 if good else 1
 
 
 def _coverage(options: argparse.Namespace) -> int:
