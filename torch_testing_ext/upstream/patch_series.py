@@ -185,7 +185,10 @@ def patched_torch(patches: Sequence[SeriesPatch], package: Path) -> Iterator[Pat
 
 
 def check(patches: Sequence[SeriesPatch], wanted: Sequence[SeriesPatch], package: Path) -> Iterator[tuple[str, bool]]:
-    """Apply the patches in order; run the test of each wanted one before and after. Yields lines, and if they are good."""
+    """Apply the patches in order; run the test of each wanted one before and after.
+
+    Yields lines of a report, each with whether it is good news.
+    """
     with patched_torch(patches, package) as torch:
         for patch in patches:
             before = torch.run(patch.test) if patch in wanted else None
