@@ -12,6 +12,7 @@ from .accelerators import (
 )
 from .built_with import (
     extension_device_type,
+    has_lapack,
     is_internal_build,
     onednn_uses_arm_compute_library,
 )
@@ -104,6 +105,13 @@ from .state_dict import (
     is_sharded,
     on_state_dict,
 )
+from .subclasses import (
+    correct_aliasing,
+    exportable_constructor,
+    is_tensor_constructor,
+    make_wrapper_subclass,
+    rpc_transports,
+)
 from .threads import (
     backend_plugin,
     finished_work,
@@ -126,12 +134,14 @@ __all__ = [
     "compiled_autograd",
     "compiling_in_this_process",
     "concatenate_meshes",
+    "correct_aliasing",
     "cuda_spin",
     "data_dependent_errors",
     "destroy_process_group",
     "disable_torch_function",
     "dispatch_mode_class",
     "end_compile_workers",
+    "exportable_constructor",
     "extension_device_type",
     "fake_like",
     "fake_process_group",
@@ -149,6 +159,7 @@ __all__ = [
     "fsdp_syncs_on_cpu",
     "gathered",
     "get_world",
+    "has_lapack",
     "has_multicast",
     "has_triton",
     "import_tracer",
@@ -160,11 +171,13 @@ __all__ = [
     "is_internal_build",
     "is_local_tensor",
     "is_sharded",
+    "is_tensor_constructor",
     "isolate_threads",
     "local_ints",
     "local_ranks",
     "local_tensor",
     "local_tensor_mode",
+    "make_wrapper_subclass",
     "new_fake_mode",
     "on_state_dict",
     "one_sharding_at_a_time",
@@ -181,6 +194,7 @@ __all__ = [
     "replaced_op_strategy",
     "replicated_parameters",
     "reset_dynamo",
+    "rpc_transports",
     "script_container_types",
     "seen_as_compiling",
     "set_backend_plugin",

@@ -18,3 +18,8 @@ def is_internal_build() -> bool:
 def extension_device_type() -> str:
     """Return the device type of an out-of-tree backend. `torch._C._get_privateuse1_backend_name`: 2.11 to 2.15."""
     return torch._C._get_privateuse1_backend_name()
+
+
+def has_lapack() -> bool:
+    """Was torch built with LAPACK? `torch._C.has_lapack`: 2.11 to 2.15."""
+    return bool(torch._C.has_lapack)

@@ -199,7 +199,8 @@ def check(patches: Sequence[SeriesPatch], wanted: Sequence[SeriesPatch], package
 
 def _judge(patch: SeriesPatch, before: TestRun, after: TestRun) -> Iterator[tuple[str, bool]]:
     if before.failed and after.passed:
-        yield f"{patch.file.name}: {patch.test.name} fails before, and passes after ({after.ran} tests)", True
+        tests = "1 test" if after.ran == 1 else f"{after.ran} tests"
+        yield f"{patch.file.name}: {patch.test.name} fails before, and passes after ({tests})", True
     if not before.failed:
         what = "passes" if before.passed else "could not run"
         yield f"{patch.file.name}: {patch.test.name} {what} before the patch, but must fail\n{before.output}", False

@@ -1,0 +1,105 @@
+"""The base of tests of sharded tensors, and the decorator that gives them a process group and RPC."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import rpc
+
+from torch_testing_ext import _torch
+from torch_testing_ext._machine import accelerators
+from torch_testing_ext._marks.needs import Skipped, too_few_devices
+from torch_testing_ext._marks.platforms import tp_transports
+
+from .multi_process import MultiProcessTestCase
+
+__unittest = True  # keeps these frames out of unittest's tracebacks
+
+TEST_GPU_NUM = 4
+
+_init_rpc: Any = rpc.init_rpc  # untyped in torch
+_BACKENDS = ("nccl", "gloo", "mpi", "hccl", "xccl")
+_OF_ACCELERATORS = ("nccl", "hccl", "xccl")
+
+
+class ShardedTensorTestBase(MultiProcessTestCase):
+    """Tests of sharded tensors on four ranks; `with_comms` creates their group."""
+
+    @property
+    def world_size(self) -> int:
+        return TEST_GPU_NUM
+
+    def setUp(self) -> None:
+        super().setUp()
+        self._spawn_processes()
+
+    def init_pg(self, backend: str = "nccl") -> None:
+        """Create the default group."""
+        if backend not in _BACKENDS:
+            raise RuntimeError(f"Backend {backend} not supported!")
+        dist.init_process_group(
+            backend=backend, world_size=self.world_size, rank=self.rank, init_method=f"file://{self.file_name}"
+        )
+        if backend in ("nccl", "xccl"):
+            torch.accelerator.set_device_index(self.rank)
+
+    def init_rpc(self) -> None:
+        """Start RPC, in which worker N owns device N if there are devices."""
+        options = rpc.TensorPipeRpcBackendOptions(
+            init_method=f"file://{self.file_name}", **_torch.rpc_transports(tp_transports())
+        )
+        for rank in range(self.world_size if accelerators.device_count() else 0):
+            options.set_device_map(f"worker{rank}", {rank: self.rank, self.rank: rank})
+        _init_rpc(name=f"worker{self.rank:d}", rank=self.rank, world_size=self.world_size, rpc_backend_options=options)
+
+    def init_comms(self, init_rpc: bool = True, backend: str = "nccl") -> None:
+        if init_rpc:
+            self.init_rpc()
+        self.init_pg(backend=backend)
+
+    def destroy_comms(self, destroy_rpc: bool = True) -> None:
+        dist.barrier()  # no rank shuts down while another still needs it
+        if destroy_rpc:
+            rpc.shutdown()
+        dist.destroy_process_group()
+
+    def assert_sharded_tensor_equal(self, st1: Any, st2: Any) -> None:
+        """Compare local shards, metadata, and specifications."""
+        ours, theirs = st1.local_shards(), st2.local_shards()
+        self.assertEqual(len(ours), len(theirs))
+        for one, other in zip(ours, theirs, strict=True):
+            self.assertEqual(one.tensor, other.tensor)
+            self.assertEqual(one.metadata, other.metadata)
+        self.assertEqual(st1.metadata(), st2.metadata())
+        self.assertEqual(st1.sharding_spec(), st2.sharding_spec())
+        self.assertEqual(len(st1.remote_shards()), len(st2.remote_shards()))
+
+
+def with_comms(func: Callable[..., Any] | None = None, init_rpc: bool = True, backend: str = "nccl") -> Any:
+    """Decorator, with or without arguments: create the group, and RPC if wanted, and destroy both at the end.
+
+    A backend of accelerators skips the test unless it is that of the machine's own, with a device for each rank.
+    """
+    if func is None:
+        return functools.partial(with_comms, init_rpc=init_rpc, backend=backend)
+
+    @functools.wraps(func)
+    def wrapper(self: Any, *args: Any, **kwargs: Any) -> None:
+        if backend in _OF_ACCELERATORS and not _is_usable(backend, self.world_size):
+            raise Skipped(too_few_devices(self.world_size))
+        self.init_comms(init_rpc=init_rpc, backend=backend)
+        func(self, *args, **kwargs)
+        self.destroy_comms(destroy_rpc=init_rpc)
+
+    return wrapper
+
+
+def _is_usable(backend: str, ranks: int) -> bool:
+    kind = accelerators.accelerator_type()
+    if kind is None or accelerators.device_count() < ranks:
+        return False
+    return bool(dist.get_default_backend_for_device(kind) == backend)

@@ -1,0 +1,457 @@
+"""Decorators for tests that run once for each type of device: where a test runs, and where it is to fail.
+
+They act on the attribute `device_type` of the test's class, so they also serve classes that set it themselves.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import unittest
+from collections.abc import Callable, Collection, Iterable
+from typing import Any
+
+import torch
+
+from torch_testing_ext import _torch
+from torch_testing_ext._machine.flags import flag
+
+from . import needs
+
+Decorator = Callable[[Any], Any]
+Target = str | Collection[str]
+
+GIBIBYTE = 1 << 30
+_backends: Any = torch.backends  # untyped in torch
+# These need this much more memory than the test itself: sanitizers keep shadow copies.
+_SANITIZER_FACTOR = 10
+
+
+def native_devices() -> tuple[str, ...]:
+    """The types of device that PyTorch itself implements, and the one that an extension has registered."""
+    return ("cpu", "cuda", "xpu", "meta", "mps", "mtia", _torch.extension_device_type())
+
+
+def _matches(device_type: str, target: Target | None) -> bool:
+    """`target`: a type of device, several, or None for all."""
+    return target is None or (device_type == target if isinstance(target, str) else device_type in target)
+
+
+def _skip_unless(runs_on: Callable[[Any], bool], reason: Callable[[Any], str]) -> Decorator:
+    def decorate(fn: Any) -> Any:
+        @functools.wraps(fn)
+        def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if not runs_on(self):
+                raise unittest.SkipTest(reason(self))
+            return fn(self, *args, **kwargs)
+
+        return wrapper
+
+    return decorate
+
+
+# -- skips by type of device
+
+
+class skipIf:
+    """Skips the test on `device_type` (all if None) where `dep` holds.
+
+    `dep` is a bool, or the name of an attribute of the class, which counts as true if the class lacks it.
+    """
+
+    def __init__(self, dep: bool | str, reason: str, device_type: Target | None = None) -> None:
+        self.dep = dep
+        self.reason = reason
+        self.device_type = device_type
+
+    def __call__(self, fn: Any) -> Any:
+        return _skip_unless(lambda test: not self._holds(test), lambda test: self.reason)(fn)
+
+    def _holds(self, test: Any) -> bool:
+        if not _matches(test.device_type, self.device_type):
+            return False
+        return bool(getattr(test, self.dep, True)) if isinstance(self.dep, str) else self.dep is True
+
+
+class _SkipOnType(skipIf):
+    """Skips the test on one type of device, which a subclass names."""
+
+    on: Target = ""
+
+    def __init__(self, dep: bool | str, reason: str) -> None:
+        super().__init__(dep, reason, device_type=self.on)
+
+
+class skipCPUIf(_SkipOnType):
+    """Skips the test on CPU where the condition holds."""
+
+    on = "cpu"
+
+
+class skipCUDAIf(_SkipOnType):
+    """Skips the test on CUDA where the condition holds."""
+
+    on = "cuda"
+
+
+class skipXPUIf(_SkipOnType):
+    """Skips the test on XPU where the condition holds."""
+
+    on = "xpu"
+
+
+class skipGPUIf(_SkipOnType):
+    """Skips the test on CUDA, XPU and MPS where the condition holds."""
+
+    on = ("cuda", "xpu", "mps")
+
+
+class skipLazyIf(_SkipOnType):
+    """Skips the test on lazy tensors where the condition holds."""
+
+    on = "lazy"
+
+
+class skipMetaIf(_SkipOnType):
+    """Skips the test on the meta device where the condition holds."""
+
+    on = "meta"
+
+
+class skipMPSIf(_SkipOnType):
+    """Skips the test on MPS where the condition holds."""
+
+    on = "mps"
+
+
+class skipHPUIf(_SkipOnType):
+    """Skips the test on HPU where the condition holds."""
+
+    on = "hpu"
+
+
+class skipXLAIf(_SkipOnType):
+    """Skips the test on XLA where the condition holds."""
+
+    on = "xla"
+
+
+class skipPRIVATEUSE1If(skipIf):
+    """Skips the test on the device of an extension where the condition holds."""
+
+    def __init__(self, dep: bool | str, reason: str) -> None:
+        super().__init__(dep, reason, device_type=_torch.extension_device_type())
+
+
+def skipLazy(fn: Any) -> Any:
+    return skipLazyIf(True, "test doesn't work with lazy tensors")(fn)
+
+
+def skipMeta(fn: Any) -> Any:
+    return skipMetaIf(True, "test doesn't work with meta tensors")(fn)
+
+
+def skipXLA(fn: Any) -> Any:
+    return skipXLAIf(True, "Marked as skipped for XLA")(fn)
+
+
+def skipMPS(fn: Any) -> Any:
+    return skipMPSIf(True, "test doesn't work on MPS backend")(fn)
+
+
+def skipHPU(fn: Any) -> Any:
+    return skipHPUIf(True, "test doesn't work on HPU backend")(fn)
+
+
+def skipXPU(fn: Any) -> Any:
+    return skipXPUIf(True, "test doesn't work on XPU backend")(fn)
+
+
+def skipPRIVATEUSE1(fn: Any) -> Any:
+    return skipPRIVATEUSE1If(True, "test doesn't work on privateuse1 backend")(fn)
+
+
+def skipCUDAIfRocm(func: Any = None, *, msg: str = "test doesn't currently work on the ROCm stack") -> Any:
+    def decorate(fn: Any) -> Any:
+        on_rocm = _skip_unless(
+            lambda test: not (test.device_type == "cuda" and flag("TEST_WITH_ROCM")),
+            lambda test: f"skipCUDAIfRocm: {msg}",
+        )
+        return on_rocm(fn)
+
+    return decorate if func is None else decorate(func)
+
+
+def skipCUDAIfNotRocm(fn: Any) -> Any:
+    return _skip_unless(
+        lambda test: test.device_type != "cuda" or bool(flag("TEST_WITH_ROCM")), lambda test: "test requires ROCm"
+    )(fn)
+
+
+# -- where a test runs
+
+
+class onlyOn:
+    """Runs the test on one type of device, or on several, only."""
+
+    def __init__(self, device_type: Target) -> None:
+        self.device_type = device_type
+
+    def __call__(self, fn: Any) -> Any:
+        def runs_on(test: Any) -> bool:
+            restricted = not getattr(test, "bypass_device_restrictions", False)
+            # PyTorch looks for the type as a part of the text, too: "cuda" is in "cuda,xpu".
+            return test.device_type in self.device_type or not restricted
+
+        return _skip_unless(runs_on, lambda test: f"Only runs on {self.device_type}")(fn)
+
+
+def onlyCPU(fn: Any) -> Any:
+    return onlyOn("cpu")(fn)
+
+
+def onlyCUDA(fn: Any) -> Any:
+    return onlyOn("cuda")(fn)
+
+
+def onlyMPS(fn: Any) -> Any:
+    return onlyOn("mps")(fn)
+
+
+def onlyXPU(fn: Any) -> Any:
+    return onlyOn("xpu")(fn)
+
+
+def onlyHPU(fn: Any) -> Any:
+    return onlyOn("hpu")(fn)
+
+
+def onlyPRIVATEUSE1(fn: Any) -> Any:
+    device_type = _torch.extension_device_type()
+    if getattr(torch, device_type, None) is None:
+        return unittest.skip(f"Skip as torch has no module of {device_type}")(fn)
+    return onlyOn(device_type)(fn)
+
+
+def onlyAccelerator(fn: Any) -> Any:
+    """Run the test on accelerators only: neither on CPU nor on the meta device."""
+    return _skip_unless(
+        lambda test: test.device_type not in ("cpu", "meta"),
+        lambda test: "onlyAccelerator: doesn't run on CPU or meta devices",
+    )(fn)
+
+
+def onlyCUDAAndPRIVATEUSE1(fn: Any) -> Any:
+    return _skip_unless(
+        lambda test: test.device_type in ("cuda", _torch.extension_device_type()),
+        lambda test: f"onlyCUDAAndPRIVATEUSE1: doesn't run on {test.device_type}",
+    )(fn)
+
+
+def onlyNativeDeviceTypes(fn: Any) -> Any:
+    """Run the test on the types of device that PyTorch itself implements only."""
+    return _skip_unless(
+        lambda test: test.device_type in native_devices(),
+        lambda test: f"onlyNativeDeviceTypes: doesn't run on {test.device_type}",
+    )(fn)
+
+
+def onlyNativeDeviceTypesAnd(devices: Iterable[str] | None = None) -> Decorator:
+    also = tuple(devices or ())
+    return _skip_unless(
+        lambda test: test.device_type in (*native_devices(), *also),
+        lambda test: f"onlyNativeDeviceTypesAnd {devices} : doesn't run on {test.device_type}",
+    )
+
+
+class deviceCountAtLeast:
+    """Passes all devices of the class's type as `devices`, and skips the test if they are fewer than a number."""
+
+    def __init__(self, num_required_devices: int) -> None:
+        self.num_required_devices = num_required_devices
+
+    def __call__(self, fn: Any) -> Any:
+        if hasattr(fn, "num_required_devices"):
+            raise AssertionError(f"deviceCountAtLeast redefinition for {fn.__name__}")
+        fn.num_required_devices = self.num_required_devices
+
+        @functools.wraps(fn)
+        def wrapper(self_: Any, devices: Any, *args: Any, **kwargs: Any) -> Any:
+            if len(devices) < self.num_required_devices:
+                raise unittest.SkipTest(f"fewer than {self.num_required_devices} devices detected")
+            return fn(self_, devices, *args, **kwargs)
+
+        # A runner leases that many devices; the check above is by type of device, so it stays.
+        need = needs.Need(lambda: None, devices=self.num_required_devices, allow_cpu=True)
+        setattr(wrapper, needs.ATTRIBUTE, (need, *needs.needs_of(fn)))
+        return wrapper
+
+
+def largeTensorTest(
+    size: int | str | Callable[..., int], device: str | None = None, inductor: bool = False
+) -> Decorator:
+    """Skip the test unless its device has that much memory free.
+
+    `size`: bytes, "N GB", or a function of the test's arguments.
+    """
+    if isinstance(size, str) and not size.endswith(("GB", "gb")):
+        raise AssertionError(f"only bytes or GB supported, got {size!r}")
+    fixed = GIBIBYTE * int(size[:-2]) if isinstance(size, str) else size
+
+    def decorate(fn: Any) -> Any:
+        @functools.wraps(fn)
+        def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
+            wanted = fixed(self, *args, **kwargs) if callable(fixed) else fixed
+            place = device or (self.get_primary_device() if hasattr(self, "get_primary_device") else self.device)
+            if not _has_sufficient_memory(place, wanted):
+                raise unittest.SkipTest(f"Insufficient {place} memory")
+            return fn(self, *args, **kwargs)
+
+        return wrapper
+
+    return decorate
+
+
+def _has_sufficient_memory(device: str, size: int) -> bool:
+    place = torch.device(device)
+    if place.type in ("cuda", "xpu"):
+        return _has_device_memory(place, size)
+    if place.type not in ("cpu", "mps"):
+        raise unittest.SkipTest(f"the free memory of {place.type} is not known")
+    factor = _SANITIZER_FACTOR if any(map(flag, ("TEST_WITH_ASAN", "TEST_WITH_TSAN", "TEST_WITH_UBSAN"))) else 1
+    gc.collect()
+    return _free_memory() >= size * factor
+
+
+def _has_device_memory(place: torch.device, size: int) -> bool:
+    accelerator = torch.accelerator.current_accelerator()
+    if accelerator is None:
+        return False
+    if accelerator.type != place.type:
+        return True
+    gc.collect()
+    torch.accelerator.empty_cache()
+    index = place.index or 0
+    if place.type == "xpu":
+        return bool(torch.xpu.mem_get_info(index)[0] >= size)
+    share = torch.cuda.memory.get_per_process_memory_fraction(index)
+    return bool(torch.cuda.mem_get_info(index)[0] * share >= size)
+
+
+def _free_memory() -> int:
+    """The memory that a process can get without swapping."""
+    try:
+        with open("/proc/meminfo") as lines:
+            return next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration):
+        raise unittest.SkipTest("the free memory of this system is not known") from None
+
+
+# -- expected failures
+
+
+class expectedFailure:
+    """The test must fail on `device_type` (all if None) with `dtype` (all if None), and pass elsewhere."""
+
+    def __init__(self, device_type: str | None, dtype: torch.dtype | None = None) -> None:
+        self.device_type = device_type
+        self.dtype = dtype
+
+    def __call__(self, fn: Any) -> Any:
+        @functools.wraps(fn)
+        def wrapper(test: Any, *args: Any, **kwargs: Any) -> Any:
+            if not self._applies(test, kwargs):
+                return fn(test, *args, **kwargs)
+            try:
+                fn(test, *args, **kwargs)
+            except unittest.SkipTest:
+                raise
+            except Exception:
+                return None
+            return test.fail("expected test to fail, but it passed")
+
+        return wrapper
+
+    def _applies(self, test: Any, arguments: dict[str, Any]) -> bool:
+        device_type = getattr(test, "device_type", None) or getattr(test, "device", None)
+        dtype = arguments.get("dtype", getattr(test, "dtype", None))
+        return self.device_type in (None, device_type) and self.dtype in (None, dtype)
+
+
+def expectedFailureCPU(fn: Any) -> Any:
+    return expectedFailure("cpu")(fn)
+
+
+def expectedFailureCUDA(fn: Any) -> Any:
+    return expectedFailure("cuda")(fn)
+
+
+def expectedFailureXPU(fn: Any) -> Any:
+    return expectedFailure("xpu")(fn)
+
+
+def expectedFailureMeta(fn: Any) -> Any:
+    return skipIf(flag("TEST_WITH_TORCHINDUCTOR"), "expected failures do not apply to inductor")(
+        expectedFailure("meta")(fn)
+    )
+
+
+def expectedFailureXLA(fn: Any) -> Any:
+    return expectedFailure("xla")(fn)
+
+
+def expectedFailureHPU(fn: Any) -> Any:
+    return expectedFailure("hpu")(fn)
+
+
+def expectedFailureMPS(fn: Any) -> Any:
+    return expectedFailure("mps")(fn)
+
+
+# -- backends of an operation
+
+
+def disablecuDNN(fn: Any) -> Any:
+    """On CUDA, run the test without cuDNN."""
+
+    @functools.wraps(fn)
+    def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.device_type == "cuda" and getattr(self, "has_cudnn", lambda: False)():
+            with _backends.cudnn.flags(enabled=False):
+                return fn(self, *args, **kwargs)
+        return fn(self, *args, **kwargs)
+
+    return wrapper
+
+
+def disableMkldnn(fn: Any) -> Any:
+    """Run the test without oneDNN."""
+
+    @functools.wraps(fn)
+    def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if _backends.mkldnn.is_available():
+            with _backends.mkldnn.flags(enabled=False):
+                return fn(self, *args, **kwargs)
+        return fn(self, *args, **kwargs)
+
+    return wrapper
+
+
+def skipCPUIfNoLapack(fn: Any) -> Any:
+    return skipCPUIf(not _torch.has_lapack(), "PyTorch compiled without Lapack")(fn)
+
+
+def skipCPUIfNoMkl(fn: Any) -> Any:
+    return skipCPUIf(not _backends.mkl.is_available(), "PyTorch is built without MKL support")(fn)
+
+
+def skipCPUIfNoMkldnn(fn: Any) -> Any:
+    return skipCPUIf(not _backends.mkldnn.is_available(), "PyTorch is built without mkldnn support")(fn)
+
+
+def skipCUDAIfNoCudnn(fn: Any) -> Any:
+    return skipCUDAIf("no_cudnn", "cuDNN not available")(fn)
+
+
+def skipCUDAIfNoMagma(fn: Any) -> Any:
+    return skipCUDAIf("no_magma", "no MAGMA library detected")(fn)
