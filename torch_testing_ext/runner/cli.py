@@ -45,5 +45,7 @@ def _execute(configured: ConfiguredOptions, root: Path) -> int:
         return ExitCode.PASSED
     from .session import Session
 
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM interrupts like Ctrl-C
+    for number in (signal.SIGTERM, signal.SIGHUP):  # they interrupt like Ctrl-C
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler)
     return Session(configured.options, configured.options.drop_in or root).run()

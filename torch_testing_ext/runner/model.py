@@ -191,6 +191,7 @@ class Summary:
     interrupted: bool = False
     unfinished: tuple[Test, ...] = ()  # running or waiting when the run was interrupted or stopped by --max-fail
     warnings: tuple[str, ...] = ()
+    error: str = ""  # an error of run_test.py itself, which ended the run early
 
     def count(self, category: Category) -> int:
         return sum(self.policy.verdict(one.outcome) is category for one in self.finished)
@@ -220,6 +221,8 @@ class ExitCode(enum.IntEnum):
 
 def exit_code(summary: Summary, allow_all_skipped: bool = False) -> ExitCode:
     """The exit code for the results of a run."""
+    if summary.error:
+        return ExitCode.OUR_ERROR
     if summary.interrupted:
         return ExitCode.INTERRUPTED
     if summary.failures:

@@ -9,9 +9,10 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 
 from torch_testing_ext._process.loop import Timer
@@ -68,25 +69,39 @@ class Engine(UnitListener):
         self._running: dict[int, RunningUnit] = {}
         self._attempts: dict[tuple[TestId, int], list[Attempt]] = {}
         self._finished: list[FinishedTest] = []
-        self._unfinished: list[Test] = []
+        self._done: set[tuple[TestId, int]] = set()  # tests of `_finished`, with their repetition
+        self._unfinished: list[tuple[Test, int]] = []  # with their repetition
         self._stopping = False
         self._interrupts = 0
+        self._error = ""
         self._question: _Question | None = None
         self._copying: Timer | None = None
         self._left: Counter[str] = Counter()  # units of each file that have not ended
         self._numbers = itertools.count()
 
-    def run(self, plan: Plan, broken: Sequence[Attempt] = ()) -> Summary:
-        """Run the whole plan; no event reports its end. `broken`: files that could not be imported."""
+    def run(
+        self, plan: Plan, broken: Sequence[Attempt] = (), interrupted: Callable[[], str | None] = lambda: None
+    ) -> Summary:
+        """Run the whole plan; no event reports its end. `broken`: files that could not be imported.
+
+        `interrupted` is asked once, at the start, for the signal that has interrupted the run already. An exception
+        ends the run, but not its reports: the summary has it, and all results so far.
+        """
         self._began = time.monotonic()
         self._numbers = itertools.count(max((unit.number for unit in plan.units), default=-1) + 1)
         self._left.update(unit.file for unit in plan.units)
-        self._report_start(plan, broken)
-        for attempt in (*broken, *map(_skipped, plan.skipped)):
-            self._finish_at_once(attempt)
-        with signals_and_keys(self._zygote.loop, self._interrupt, self._ask), self._showing_output():
-            self._run_all(plan)
-        self._close_files()
+        try:
+            self._report_start(plan, broken)
+            for attempt in (*broken, *map(_skipped, plan.skipped)):
+                self._finish_at_once(attempt)
+            with signals_and_keys(self._zygote.loop, self._interrupt, self._ask), self._showing_output():
+                if reason := interrupted():
+                    self._interrupt(reason)
+                self._run_all(plan)
+            self._close_files()
+        except Exception:
+            self._break(traceback.format_exc())
+        self._finish_cut_short()
         return self._summary()
 
     def _report(self, event: Event) -> None:
@@ -126,16 +141,44 @@ class Engine(UnitListener):
         while (unit := self._queue.take(self._leases.free_devices, self._leases.free_slots)) is not None:
             lease = self._leases.take(unit)
             self._report(UnitBegan(unit, lease, self._now()))
-            self._running[unit.number] = RunningUnit(
-                unit,
-                lease,
-                self._zygote,
-                Limits(self._options.timeout, self._options.slow),
-                environment_of(lease, self._inventory),
-                self,
-                self._options.command,
-                self._options.stream,
-            )
+            try:
+                self._running[unit.number] = self._start(unit, lease)
+            except OSError as error:
+                self._fail_to_start(unit, lease, error)
+
+    def _start(self, unit: Unit, lease: Lease) -> RunningUnit:
+        return RunningUnit(
+            unit,
+            lease,
+            self._zygote,
+            Limits(self._options.timeout, self._options.slow),
+            environment_of(lease, self._inventory),
+            self,
+            self._options.command,
+            self._options.stream,
+        )
+
+    def _fail_to_start(self, unit: Unit, lease: Lease, error: OSError) -> None:
+        """Fail all tests of a unit by name: the system refused what the unit needs, such as space in a folder."""
+        message = f"it was not run: {error}"
+        self._take_all(
+            unit,
+            [
+                Attempt(
+                    test,
+                    TestOutcome.ERROR,
+                    message,
+                    began=self._now(),
+                    repetition=unit.repetition,
+                    number=unit.attempt,
+                    lease=lease,
+                )
+                for test in unit.tests
+            ],
+        )
+        self._leases.give_back(lease)
+        self._report(UnitEnded(unit, lease, self._now()))
+        self._count_down(unit)
 
     def _now(self) -> float:
         return time.monotonic() - self._began
@@ -149,10 +192,12 @@ class Engine(UnitListener):
         self._report(TestIsSlow(test, seconds, running.lease))
 
     def results(self, running: RunningUnit, results: Iterable[AttemptResult]) -> None:
-        attempts = [running.attempt(result, self._began) for result in results]
-        retried = tuple(attempt.test for attempt in attempts if self._take(attempt))
+        self._take_all(running.unit, [running.attempt(result, self._began) for result in results])
+
+    def _take_all(self, unit: Unit, attempts: Iterable[Attempt]) -> None:
+        retried = tuple([attempt.test for attempt in attempts if self._take(attempt)])
         if retried:
-            self._add(running.unit, retried, running.unit.attempt + 1)
+            self._add(unit, retried, unit.attempt + 1)
 
     def unit_ended(self, running: RunningUnit, results: list[AttemptResult], rest: list[int]) -> None:
         unit = running.unit
@@ -163,9 +208,9 @@ class Engine(UnitListener):
         self._report(UnitEnded(unit, running.lease, self._now()))
         tests = tuple(unit.tests[number] for number in rest)
         if running.cause is EndCause.INTERRUPTED:
-            self._unfinished += [test for test in unit.tests if (test.id, unit.repetition) not in self._attempts]
+            self._unfinished += _tests_of(unit)
         elif tests and self._stopping:
-            self._unfinished += tests
+            self._unfinished += [(test, unit.repetition) for test in tests]
         elif tests:
             self._add(unit, tests, unit.attempt)
         self._count_down(unit)
@@ -203,6 +248,7 @@ class Engine(UnitListener):
 
     def _finish(self, finished: FinishedTest) -> None:
         self._finished.append(finished)
+        self._done.add((finished.test.id, finished.last.repetition))
         self._report(TestFinished(finished))
         failures = sum(self._options.policy.verdict(one.outcome) is Category.FAILED for one in self._finished)
         most = 1 if self._options.until_failure else self._options.max_fail
@@ -214,7 +260,7 @@ class Engine(UnitListener):
     def _stop(self, reason: str) -> None:
         if not self._stopping:
             self._stopping = True
-            self._unfinished += [test for unit in self._queue.clear() for test in unit.tests]
+            self._unfinished += [one for unit in self._queue.clear() for one in _tests_of(unit)]
             self._report(Stopping(reason))
 
     def _interrupt(self, reason: str) -> None:
@@ -226,6 +272,23 @@ class Engine(UnitListener):
                 running.end(EndCause.INTERRUPTED)
             else:
                 running.kill()
+
+    def _break(self, error: str) -> None:
+        """Keep what is known so far, after an exception of ours: processes end when the zygote is closed."""
+        self._error = error
+        self._stopping = True
+        self._unfinished += [one for unit in self._queue.clear() for one in _tests_of(unit)]
+        running, self._running = self._running, {}
+        for one in running.values():
+            self._unfinished += _tests_of(one.unit)
+            with suppress(Exception):  # the exception may be one about this unit's results
+                self.results(one, one.abandon()[0])
+
+    def _finish_cut_short(self) -> None:
+        """A test that failed and was not retried, because the run ended before, has failed."""
+        for key, attempts in self._attempts.items():
+            if key not in self._done:
+                self._finish(FinishedTest(tuple(attempts)))
 
     # -- a user asks which tests are running
 
@@ -259,13 +322,19 @@ class Engine(UnitListener):
             self._report(Output(running.test.id, text))
 
     def _summary(self) -> Summary:
+        unfinished = (test for test, repetition in self._unfinished if (test.id, repetition) not in self._done)
         return Summary(
             tuple(self._finished),
             self._now(),
             self._options.policy,
             self._interrupts > 0,
-            tuple(dict.fromkeys(self._unfinished)),
+            tuple(dict.fromkeys(unfinished)),
+            error=self._error,
         )
+
+
+def _tests_of(unit: Unit) -> list[tuple[Test, int]]:
+    return [(test, unit.repetition) for test in unit.tests]
 
 
 def _skipped(test: Test) -> Attempt:

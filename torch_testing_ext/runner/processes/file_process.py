@@ -48,7 +48,12 @@ _QUERIED_ACCELERATORS = 3
 def run_and_exit(request: OpenFile, channel: Channel[ToFile]) -> NoReturn:
     """Run the process and exit."""
     os.chdir(request.root)
-    child.detach(os.open(request.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600))
+    try:
+        log = os.open(request.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        channel.send(FileBroken(f"the log of its import cannot be created: {error}"))
+        os._exit(0)
+    child.detach(log)
     system.adopt_orphans()
     fork_safety.mark_fork_safe()
     try:

@@ -67,7 +67,16 @@ class ForkParent(Generic[Received]):
             if isinstance(message, Kill):
                 self._kill(message.number)
             else:
-                self.on_message(message)
+                self._serve(message)
+
+    def _serve(self, message: Received) -> None:
+        """Handle a request. If the system refuses it (a full disk, too many processes), this process lives on."""
+        try:
+            self.on_message(message)
+        except OSError as error:
+            number = getattr(message, "number", None)
+            if number is not None:
+                self.channel.send(ChildGone(number, 0, f"could not be started: {error}"))
 
     def _kill(self, number: int) -> None:
         for pid, given in self._children.items():

@@ -21,7 +21,7 @@ from torch_testing_ext._process.messages import unexpected
 from torch_testing_ext._process.parent_loop import ParentLoop
 from torch_testing_ext._process.signals import signal_group
 
-from .protocol import EndWorker, KillWorker, Nothing, StacksTaken, TakeStacks, ToNanny, WorkerEnded
+from .protocol import EndWorker, KillWorker, Nothing, StacksTaken, TakeStacks, ToNanny, WorkerBroke, WorkerEnded
 from .unit_spec import UnitSpec
 
 # How long the worker, and then its leftovers, may take to exit after SIGTERM.
@@ -72,7 +72,14 @@ class Nanny:
     def _be_worker(self) -> None:
         self._loop.abandon()
         self._channel.close()
-        self._start(os.open(self._unit.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600))
+        try:
+            log = os.open(self._unit.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            self._worker_channel.send(
+                WorkerBroke(f"the log of its process cannot be created: {error}", time.monotonic())
+            )
+            os._exit(1)
+        self._start(log)
 
     def _reap(self) -> None:
         for pid, status in reaping.reap():

@@ -1,6 +1,7 @@
 """The zygote and the processes of test files, as run_test.py sees them. Never imports torch.
 
-A process that dies is restarted when it is needed again; the processes that it started die with it.
+A process that dies is restarted when it is needed again; the processes that it started die with it. A zygote that
+cannot be started any more fails everything that asks for a child, by its reason, and never the run.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ import enum
 import itertools
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -61,8 +61,13 @@ PRELOADED = (
 START_PATIENCE = 300.0
 IMPORT_PATIENCE = 120.0
 QUIT_PATIENCE = 5.0
-MOST_RESTARTS = 3
+# How often in a row the zygote may die. It has died in a row if no child has ended by itself in between.
+MOST_DEATHS = 20
+MOST_FAILED_STARTS = 3  # in a row, of a zygote that was ready before
+MOST_LOST_IMPORTS = 3  # how often a file may be imported when the zygote dies
 MOST_OPEN = 32  # processes of files that wait for their first unit
+
+Gone = Callable[[str], object]  # called when a child has ended, with a description of how it ended
 
 
 @dataclass(frozen=True)
@@ -79,6 +84,7 @@ class FileState(enum.Enum):
 
     CLOSED = "closed"
     OPENING = "opening"
+    SUSPECT = "to be imported again, alone"  # the zygote died during its import
     READY = "ready"
     UNSAFE = "not safe to fork"  # its units are new interpreters
     BROKEN = "broken"
@@ -95,31 +101,32 @@ class Zygote:
         self.directory = Path()
         self._preloaded = preloaded
         self._numbers = itertools.count()
-        self._gone: dict[int, Callable[[int], object]] = {}  # by number, the function to call when a child has ended
+        self._gone: dict[int, Gone] = {}  # by number of child
         self._files: dict[str, FileHandle] = {}
+        self._suspects: deque[FileHandle] = deque()
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: Channel[FromZygote]
         self._deadline: Timer
         self._ready = False
-        self._starts = 0
+        self.starts = 0
+        self.failure: str | None = None  # why no child can be started any more
+        self._deaths = 0  # in a row
+        self._failed_starts = 0  # in a row
 
     def __enter__(self) -> Zygote:
         system.adopt_orphans()  # if the zygote is killed, this process adopts those that it leaves
         self._known = frozenset(system.children(os.getpid()))
-        self.directory = Path(tempfile.mkdtemp(prefix="torch_testing_ext_run_"))
+        try:
+            self.directory = Path(tempfile.mkdtemp(prefix="torch_testing_ext_run_"))
+        except OSError as error:
+            raise CannotRun(f"no temporary folder can be created: {error}") from error
         self._start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._channel.close()  # each process below ends everything that it started when its channel closes
-        assert self._process is not None
-        try:
-            self._process.wait(QUIT_PATIENCE)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        self._end_process(QUIT_PATIENCE)
         reaping.end_children(self._known)
         for file in self._files.values():
             file.close()
@@ -129,27 +136,45 @@ class Zygote:
     # -- the process
 
     def _start(self) -> None:
-        self._starts += 1
+        self.starts += 1
         ours, theirs = socket_pair()
         self._channel = Channel(ours, FromZygote)
         words = [str(theirs.fileno()), str(os.getpid()), str(self.directory), str(int(self._drop_in))]
         # A checkout has a folder torch/ that is not the installed torch.
         path = sys.path if self._drop_in else [str(self.root), *sys.path]
         command = interpreter.command("runner.processes.zygote_process", path, *words, *self._preloaded)
-        with self._log.open("ab") as log, theirs:
-            self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=[theirs.fileno()]
-            )
         self._ready = False
+        with theirs:
+            try:
+                with self._log.open("ab") as log:
+                    self._process = subprocess.Popen(
+                        command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=[theirs.fileno()]
+                    )
+            except OSError as error:
+                self._fail(f"the process that imports torch for all tests cannot be started: {error}")
+                return
         self._deadline = self.loop.after(START_PATIENCE, self._give_up)
         self.loop.listen(self._channel, self._receive)
+
+    def _end_process(self, patience: float) -> int | None:
+        """Ends the process: each process below ends everything that it started when its channel closes."""
+        self.loop.forget(self._channel)
+        self._channel.close()
+        process, self._process = self._process, None
+        if process is None:
+            return None
+        try:
+            return process.wait(patience)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            return process.wait()
 
     @property
     def _log(self) -> Path:
         return self.directory / "zygote.log"
 
     def _give_up(self) -> None:
-        raise CannotRun(
+        self._fail(
             f"the process that imports torch for all tests was not ready after {START_PATIENCE:.0f} s. "
             f"Its output:\n{tail(self._log)}"
         )
@@ -162,45 +187,68 @@ class Zygote:
             return
         for message in messages:
             match message:
-                case ChildGone(number, status):
-                    self._gone.pop(number, _ignore)(status)
+                case ChildGone(number):
+                    self.note_progress()
+                    self._gone.pop(number, _ignore)(message.how)
                 case ZygoteReady(None):
                     self._ready = True
+                    self._failed_starts = 0
                     self._deadline.cancel()
                 case ZygoteReady(unsafe):
-                    raise CannotRun(f"the process that has imported torch cannot be forked: {unsafe}")
+                    self._fail(f"the process that has imported torch cannot be forked: {unsafe}")
+                    return
                 case _:
                     unexpected(message)
 
+    def note_progress(self) -> None:
+        """A child has ended by itself."""
+        self._deaths = 0
+
     def _lose(self) -> None:
         """Handle the death of the zygote: end the processes that its children left, and restart it."""
-        self.loop.forget(self._channel)
-        self._channel.close()
         self._deadline.cancel()
-        assert self._process is not None
-        code = self._process.wait()
+        code = self._end_process(QUIT_PATIENCE)
         reaping.end_children(self._known)
-        if not self._ready or self._starts > MOST_RESTARTS:
-            how = describe_exit(code)
-            raise CannotRun(f"the process that imports torch for all tests {how}. Its output:\n{tail(self._log)}")
+        how = describe_exit(code)
+        self._deaths += 1
+        self._failed_starts += not self._ready
+        never_ready = not self._ready and self.starts == self._failed_starts
+        if never_ready or self._failed_starts > MOST_FAILED_STARTS or self._deaths > MOST_DEATHS:
+            times = f", {self._deaths} times in a row" if self._deaths > 1 else ""
+            self._fail(f"the process that imports torch for all tests {how}{times}. Its output:\n{tail(self._log)}")
+            return
+        lost, self._gone = self._gone, {}
         self._start()
+        for gone in lost.values():
+            gone(how)
+
+    def _fail(self, why: str) -> None:
+        """Start no child any more: everything that waits for one, or asks for one, is told that it is gone."""
+        self.failure = why
+        self._deadline.cancel()
+        self._end_process(QUIT_PATIENCE)
+        reaping.end_children(self._known)
         lost, self._gone = self._gone, {}
         for gone in lost.values():
-            gone(signal.SIGKILL)
+            gone(why)
 
-    def start_child(self, request: Callable[[int], Any], gone: Callable[[int], object], *fds: int) -> int:
+    def start_child(self, request: Callable[[int], Any], gone: Gone, *fds: int) -> int:
         """Have the zygote start a child. Returns the child's number.
 
-        `request` makes the message from the number. `gone` is called with the child's wait status when the child has
-        ended, together with everything that it started.
+        `request` makes the message from the number. `gone` is called when the child has ended, together with
+        everything that it started; never before this method has returned.
         """
         number = next(self._numbers)
+        if self.failure is not None:
+            self.loop.after(0.0, partial(gone, self.failure))
+            return number
         self._gone[number] = gone
         self._channel.send(request(number), *fds)
         return number
 
     def kill(self, number: int) -> None:
-        self._channel.send(Kill(number))
+        if self.failure is None:
+            self._channel.send(Kill(number))
 
     # -- requests
 
@@ -209,7 +257,7 @@ class Zygote:
         ours, theirs = socket_pair()
         channel: Channel[DevicesCounted] = Channel(ours, DevicesCounted)
         answers: list[DevicesCounted] = []
-        ended: list[int] = []
+        ended: list[str] = []
 
         def listen() -> None:
             with suppress(EOFError):
@@ -222,6 +270,8 @@ class Zygote:
         while not ended:
             self.loop.step()
         channel.close()
+        if self.failure is not None:
+            raise CannotRun(self.failure)
         if not answers:
             raise CannotRun(f"the process that counts accelerators ended without an answer:\n{tail(self._log)}")
         return answers[0].kind, answers[0].count
@@ -236,7 +286,7 @@ class Zygote:
                 opening.append(waiting.popleft())
                 opening[-1].open()
             self.loop.step()
-            opening = [file for file in opening if file.state is FileState.OPENING]
+            opening = [file for file in opening if file.state in (FileState.OPENING, FileState.SUSPECT)]
             self._keep_few_open(opened)
         tests = tuple(test for file in opened for test in file.tests)
         broken = tuple(file.broken for file in opened if file.broken is not None)
@@ -246,6 +296,19 @@ class Zygote:
         """Close processes beyond MOST_OPEN, to save memory. Their files are imported again when their units start."""
         for file in [file for file in files if file.state is FileState.READY][MOST_OPEN:]:
             file.close()
+
+    def import_again(self, file: FileHandle) -> None:
+        """Import a file during whose import the zygote died. One at a time, so that only the culprit dies again."""
+        self._suspects.append(file)
+        self._import_next_suspect()
+
+    def _import_next_suspect(self) -> None:
+        if self._suspects and self._suspects[0].state is FileState.SUSPECT:
+            self._suspects[0].open(self._end_suspicion)
+
+    def _end_suspicion(self) -> None:
+        self._suspects.popleft()
+        self._import_next_suspect()
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -271,7 +334,10 @@ class FileHandle:
         self._channel: Channel[FromFile] | None = None
         self._number = -1
         self._waiting: list[_Start] = []  # units to be started when the process is ready
-        self._gone: dict[int, Callable[[int], object]] = {}
+        self._gone: dict[int, Gone] = {}
+        self._start_of_zygote = 0  # which of the zygotes has started the process
+        self._lost_imports = 0
+        self._imported: Callable[[], object] | None = None
         self._by_zygote: dict[int, int] = {}  # the zygote's numbers of units that are interpreters
 
     @property
@@ -283,10 +349,12 @@ class FileHandle:
         """The output of the process while it imports the file."""
         return self._zygote.directory / f"import-{self.name.replace('/', '.')}.log"
 
-    def open(self) -> None:
-        """Start the process, which imports the file and lists its tests."""
-        assert self.state is FileState.CLOSED
+    def open(self, imported: Callable[[], object] | None = None) -> None:
+        """Start the process, which imports the file and lists its tests. `imported` is called after the import."""
+        assert self.state in (FileState.CLOSED, FileState.SUSPECT)
         self.state = FileState.OPENING
+        self._imported = imported
+        self._start_of_zygote = self._zygote.starts
         ours, theirs = socket_pair()
         self._channel = Channel(ours, FromFile)
         request = partial(
@@ -322,8 +390,9 @@ class FileHandle:
                 self._become_unsafe(why)
             case FileBroken(text):
                 self._break(text)
-            case ChildGone(number, status):
-                self._gone.pop(number, _ignore)(status)
+            case ChildGone(number):
+                self._zygote.note_progress()
+                self._gone.pop(number, _ignore)(message.how)
             case _:
                 unexpected(message)
 
@@ -332,7 +401,13 @@ class FileHandle:
         self.state = FileState.READY
         if unsafe is not None:
             self._become_unsafe(unsafe)
+        self._end_import()
         self._start_waiting()
+
+    def _end_import(self) -> None:
+        imported, self._imported = self._imported, None
+        if imported is not None:
+            imported()
 
     def _become_unsafe(self, why: str) -> None:
         self.state = FileState.UNSAFE
@@ -351,21 +426,36 @@ class FileHandle:
         self._deadline.cancel()
         self.state = FileState.BROKEN
         self.broken = Attempt(Test(TestId(self.name)), TestOutcome.ERROR, message, output=tail(self._log))
+        self._end_import()
         self._start_waiting()
 
-    def _end(self, channel: Channel[FromFile], status: int) -> None:
+    def _end(self, channel: Channel[FromFile], how: str) -> None:
         """Handle the end of the process, with everything that it started."""
         if self._channel is not channel:
             return  # it was closed; there may be another process by now
         for message in self._channel.receive_available():
             self._on_message(message)
+        again = False
         if self.state is FileState.OPENING:
-            how = describe_exit(os.waitstatus_to_exitcode(status))
-            self._break(f"the process that imports the file {how} during the import")
+            again = self._is_victim()
+            if again:
+                self._deadline.cancel()
+                self._end_import()
+                self.state = FileState.SUSPECT
+            else:
+                self._break(self._zygote.failure or f"the process that imports the file {how} during the import")
         lost = self._gone
         self.close()
         for gone in lost.values():
-            gone(status)
+            gone(how)
+        if again:
+            self._zygote.import_again(self)
+
+    def _is_victim(self) -> bool:
+        """Whether the import ended only because the zygote died, so that another attempt may succeed."""
+        self._lost_imports += 1
+        died = self._start_of_zygote != self._zygote.starts
+        return died and self._zygote.failure is None and self._lost_imports <= MOST_LOST_IMPORTS
 
     def close(self) -> None:
         """End the process; no unit may be running. It is restarted for the next unit."""
@@ -377,8 +467,11 @@ class FileHandle:
             self._channel.close()
             self._channel = None
 
-    def start(self, unit: UnitSpec, nanny: socket, worker: socket, gone: Callable[[int], object]) -> None:
-        """Start a unit. The sockets go to its nanny and worker; `gone` is called when no process of it is left."""
+    def start(self, unit: UnitSpec, nanny: socket, worker: socket, gone: Gone) -> None:
+        """Start a unit. The sockets go to its nanny and worker.
+
+        `gone` is called when no process of it is left; never before this method has returned.
+        """
         if self.state is FileState.CLOSED:
             self.open()
         self._waiting.append(_Start(unit, nanny, worker, gone))
@@ -400,8 +493,8 @@ class FileHandle:
             case FileState.READY if self._channel is not None:
                 self._gone[number] = one.gone
                 self._channel.send(StartUnit(number, one.unit), *fds)
-            case FileState.BROKEN:
-                one.gone(0)
+            case _:
+                self._zygote.loop.after(0.0, partial(one.gone, "could not be started"))
 
     def kill(self, unit: int) -> None:
         """Kill the nanny of a unit that does not answer."""
@@ -411,7 +504,7 @@ class FileHandle:
             self._channel.send(Kill(unit))
 
 
-def _ignore(status: int) -> None:
+def _ignore(how: str) -> None:
     """Do nothing when a child ends that no caller waits for."""
 
 
@@ -422,4 +515,4 @@ class _Start:
     unit: UnitSpec
     nanny: socket
     worker: socket
-    gone: Callable[[int], object]
+    gone: Gone
