@@ -14,7 +14,7 @@ from torch_testing_ext.common_utils import TestCase, run_tests
 from torch_testing_ext.runner import events
 from torch_testing_ext.runner.engine import local
 from torch_testing_ext.runner.options.options import CannotRun
-from torch_testing_ext.runner.processes import zygote
+from torch_testing_ext.runner.processes import zygote, zygote_client
 
 # Kills the zygote: the parent of the parent of the nanny.
 KILLERS = """
@@ -69,7 +69,7 @@ class KilledByTestsTest(ZygoteCase):
     def test_without_end(self):
         """It is given up after so many deaths in a row: the rest fails by name, with the reason."""
         source = KILLERS + "".join(f"    def test_{number}(self): self.kill_the_zygote()\n" for number in range(4))
-        with mock.patch.object(zygote, "MOST_DEATHS", 2):
+        with mock.patch.object(zygote_client, "MOST_DEATHS", 2):
             ran = self.project.run(self.project.write(source), jobs=1, retries=1)
         self.assertEqual(len(ran.outcomes), 5)
         self.assertEqual(set(ran.outcomes.values()), {"error"})
@@ -191,7 +191,7 @@ class RefusedTest(ZygoteCase):
     def test_a_temporary_folder(self):
         full = OSError(errno.ENOSPC, "No space left on device")
         with (
-            mock.patch.object(zygote.tempfile, "mkdtemp", side_effect=full),
+            mock.patch.object(zygote_client.tempfile, "mkdtemp", side_effect=full),
             self.assertRaisesRegex(CannotRun, "no temporary folder can be created: .*No space left"),
         ):
             zygote.Zygote(self.project.root).__enter__()
