@@ -6,8 +6,9 @@ says otherwise.
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
 from .model import Attempt, FinishedTest, Lease, Summary, Test, TestId, Unit
@@ -163,10 +164,17 @@ class Reporter(Protocol):
 
 @dataclass(frozen=True)
 class Reporters:
-    """Passes every event to several reporters, in order."""
+    """Passes every event to several reporters, in order. What one of them raises does not reach the others."""
 
     reporters: Sequence[Reporter]
+    errors: list[str] = field(default_factory=list)  # the first traceback of each reporter that raised one
+    _raised: set[int] = field(default_factory=set)
 
     def on_event(self, event: Event) -> None:
-        for reporter in self.reporters:
-            reporter.on_event(event)
+        for number, reporter in enumerate(self.reporters):
+            try:
+                reporter.on_event(event)
+            except Exception:
+                if number not in self._raised:
+                    self._raised.add(number)
+                    self.errors.append(traceback.format_exc())

@@ -104,6 +104,7 @@ class Options:
     report: Path | None = None
     trace: Path | None = None
     results: Path | None = None
+    journal: Path | None = None
     allow_all_skipped: bool = False
 
     action: Action = Action.RUN

@@ -202,9 +202,15 @@ OPTION_GROUPS = {
     },
     "reports": {
         "junit": OptionSpec(("--junit",), path, "write a JUnit XML report", "FILE"),
-        "report": OptionSpec(("--report",), path, "write an HTML report", "FILE"),
+        "report": OptionSpec(("--report", "--html"), path, "write an HTML report", "FILE"),
         "trace": OptionSpec(("--trace",), path, "write a trace for Perfetto", "FILE"),
         "results": OptionSpec(("--results",), path, "write all results as JSON", "FILE"),
+        "journal": OptionSpec(
+            ("--journal",),
+            path,
+            "keep the results here as they come (default: a folder for each run below runs/ in the directory of --cache)",
+            "FILE",
+        ),
     },
     "other": {
         "action": OptionSpec(

@@ -6,6 +6,7 @@ import atexit
 import time
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import TextIO, cast
 
 from rich.console import Console as RichConsole, Group, RenderableType
 from rich.live import Live as Region
@@ -37,7 +38,7 @@ class Live:
     _began: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
-        self._terminal = RichConsole(file=self.terminal.stream, highlight=False)
+        self._terminal = RichConsole(file=cast(TextIO, self.terminal), highlight=False)
         self._region = Region(
             console=self._terminal,
             get_renderable=self._draw,
