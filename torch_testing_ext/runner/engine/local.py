@@ -31,7 +31,7 @@ from ..events import (
     UnitBegan,
     UnitEnded,
 )
-from ..model import Attempt, Category, FinishedTest, Lease, Summary, Test, TestId, TestOutcome, Unit
+from ..model import Attempt, Category, FinishedTest, Lease, RunHeader, Summary, Test, TestId, TestOutcome, Unit
 from ..options.options import Options
 from ..processes.zygote import Zygote
 from ..scheduling.inventory import Inventory, environment_of
@@ -57,6 +57,7 @@ class Engine(UnitListener):
         leases: Leases,
         queue: Queue,
         reporter: Reporter,
+        header: RunHeader | None = None,
     ):
         self._zygote = zygote
         self._options = options
@@ -64,6 +65,7 @@ class Engine(UnitListener):
         self._leases = leases
         self._queue = queue
         self._reporter = reporter
+        self._header = header or RunHeader()
         self._began = time.monotonic()
         self._running: dict[int, RunningUnit] = {}
         self._attempts: dict[tuple[TestId, int], list[Attempt]] = {}
@@ -103,6 +105,7 @@ class Engine(UnitListener):
                 seed=self._options.seed if self._options.shuffle else None,
                 fake=self._inventory.fake,
                 repetitions=self._options.repeat or 1,
+                header=self._header,
             )
         )
 
@@ -204,7 +207,7 @@ class Engine(UnitListener):
     def _finish(self, finished: FinishedTest) -> None:
         self._finished.append(finished)
         self._report(TestFinished(finished))
-        failures = sum(self._options.policy.verdict(one.outcome) is Category.FAILED for one in self._finished)
+        failures = sum(self._options.policy.verdict_on(one) is Category.FAILED for one in self._finished)
         most = 1 if self._options.until_failure else self._options.max_fail
         if most is not None and failures >= most:
             self._stop(f"{failures} test{'s' if failures > 1 else ''} failed")

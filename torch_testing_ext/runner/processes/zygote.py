@@ -93,6 +93,7 @@ class Zygote:
         self._drop_in = drop_in
         self.loop = EventLoop()
         self.directory = Path()
+        self.torch_version = ""  # known when devices have been counted
         self._preloaded = preloaded
         self._numbers = itertools.count()
         self._gone: dict[int, Callable[[int], object]] = {}  # by number, the function to call when a child has ended
@@ -224,6 +225,7 @@ class Zygote:
         channel.close()
         if not answers:
             raise CannotRun(f"the process that counts accelerators ended without an answer:\n{tail(self._log)}")
+        self.torch_version = answers[0].torch
         return answers[0].kind, answers[0].count
 
     def discover(self, files: Iterable[str], devices: int = 0, jobs: int | None = None) -> Discovery:

@@ -76,7 +76,7 @@ class Console:
     def _test_finished(self, finished: FinishedTest) -> None:
         self._done += 1
         self._total = max(self._total, self._done)  # --until-failure: the number of repetitions is unknown
-        failed = self.policy.verdict(finished.outcome) is Category.FAILED
+        failed = self.policy.verdict_on(finished) is Category.FAILED
         if failed or self.detail is not Verbosity.QUIET:
             self._attempt(finished.last, finished.outcome, text.outcome_in_words(finished), failed)
 

@@ -94,8 +94,7 @@ class _Sections:
         waiting = self._summary.unfinished
         if not waiting:
             return []
-        why = "the run was interrupted" if self._summary.interrupted else "the run stopped early"
-        return [f"{text.count(len(waiting), 'test')} did not finish: {why}"]
+        return [f"{text.count(len(waiting), 'test')} did not finish: {text.why_unfinished(self._summary)}"]
 
     def warnings(self, late: Sequence[str]) -> list[str]:
         unique = dict.fromkeys((*self._summary.warnings, *late))

@@ -68,7 +68,7 @@ class Live:
             case UnitEnded(unit):
                 self._estimate.done(unit)
             case TestFinished(finished):
-                self._by_category[self.policy.verdict(finished.outcome)] += 1
+                self._by_category[self.policy.verdict_on(finished)] += 1
             case RunEnded():
                 self._region.stop()
             case _:
