@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
-from .model import Attempt, FinishedTest, Lease, Summary, Test, TestId, Unit
+from .model import Attempt, FinishedTest, Lease, RunHeader, Summary, Test, TestId, Unit
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,7 @@ class RunBegan:
     seed: int | None = None  # of the shuffled order
     fake: bool = False  # the devices do not exist
     repetitions: int = 1
+    header: RunHeader = field(default_factory=RunHeader)
 
     @property
     def results(self) -> int:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .events import RunEnded, Warned
+from .header import CommitQuery, make_header
 from .model import Attempt, ExitCode, Summary, Test, TestId, exit_code
 from .options.options import Action, Options, Rerun
 from .scheduling.durations import Durations, LastFailed
@@ -53,6 +54,7 @@ class Session:
         self._warnings: list[str] = []
         self._durations = Durations(options.cache, self._warnings.append)
         self._last_failed = LastFailed(options.cache, self._warnings.append)
+        self._commit = CommitQuery(root)
 
     def run(self) -> int:
         """Does what the options say, and returns the exit code."""
@@ -61,7 +63,7 @@ class Session:
         files = selection.files(known_files)
         from .processes.zygote import Zygote
 
-        with Zygote(self._root, drop_in=self._options.drop_in is not None) as zygote:
+        with self._commit, Zygote(self._root, drop_in=self._options.drop_in is not None) as zygote:
             try:
                 work = self._work(zygote, selection, files, known_files)
             except KeyboardInterrupt:
@@ -142,7 +144,8 @@ class Session:
         for warning in self._warnings:
             reporters.on_event(Warned(warning))
         queue, leases = self._queue(work), self._leases(work)
-        engine = Engine(zygote, self._options, work.inventory, leases, queue, reporters)
+        header = make_header(self._commit, work.inventory, zygote.torch_version)
+        engine = Engine(zygote, self._options, work.inventory, leases, queue, reporters, header)
         summary = engine.run(work.plan, work.broken)
         self._record(summary, work)
         warnings = dict.fromkeys((*self._warnings, *summary.warnings, *zygote.warnings))

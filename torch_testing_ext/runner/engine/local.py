@@ -32,7 +32,7 @@ from ..events import (
     UnitBegan,
     UnitEnded,
 )
-from ..model import Attempt, Category, FinishedTest, Lease, Summary, Test, TestId, TestOutcome, Unit
+from ..model import Attempt, Category, FinishedTest, Lease, RunHeader, Summary, Test, TestId, TestOutcome, Unit
 from ..options.options import Options
 from ..processes.zygote import Zygote
 from ..scheduling.inventory import Inventory, environment_of
@@ -58,6 +58,7 @@ class Engine(UnitListener):
         leases: Leases,
         queue: Queue,
         reporter: Reporter,
+        header: RunHeader | None = None,
     ):
         self._zygote = zygote
         self._options = options
@@ -65,6 +66,7 @@ class Engine(UnitListener):
         self._leases = leases
         self._queue = queue
         self._reporter = reporter
+        self._header = header or RunHeader()
         self._began = time.monotonic()
         self._running: dict[int, RunningUnit] = {}
         self._attempts: dict[tuple[TestId, int], list[Attempt]] = {}
@@ -118,6 +120,7 @@ class Engine(UnitListener):
                 seed=self._options.seed if self._options.shuffle else None,
                 fake=self._inventory.fake,
                 repetitions=self._options.repeat or 1,
+                header=self._header,
             )
         )
 
@@ -250,7 +253,7 @@ class Engine(UnitListener):
         self._finished.append(finished)
         self._done.add((finished.test.id, finished.last.repetition))
         self._report(TestFinished(finished))
-        failures = sum(self._options.policy.verdict(one.outcome) is Category.FAILED for one in self._finished)
+        failures = sum(self._options.policy.verdict_on(one) is Category.FAILED for one in self._finished)
         most = 1 if self._options.until_failure else self._options.max_fail
         if most is not None and failures >= most:
             self._stop(f"{failures} test{'s' if failures > 1 else ''} failed")

@@ -118,6 +118,7 @@ class DevicesCounted:
 
     kind: str | None
     count: int
+    torch: str = ""  # the version of torch
 
 
 FromZygote: TypeAlias = ZygoteReady | ChildGone

@@ -68,6 +68,7 @@ class Zygote(ZygoteClient):
 
     def __init__(self, root: Path, preloaded: tuple[str, ...] = PRELOADED, drop_in: bool = False):
         super().__init__(root, preloaded, drop_in)
+        self.torch_version = ""  # known when devices have been counted
         self._files: dict[str, FileHandle] = {}
         self._suspects: deque[FileHandle] = deque()
 
@@ -98,6 +99,7 @@ class Zygote(ZygoteClient):
             raise CannotRun(self.failure)
         if not answers:
             raise CannotRun(f"the process that counts accelerators ended without an answer:\n{tail(self._log)}")
+        self.torch_version = answers[0].torch
         return answers[0].kind, answers[0].count
 
     def discover(self, files: Iterable[str], devices: int = 0, jobs: int | None = None) -> Discovery:

@@ -100,5 +100,5 @@ def _count_devices(channel: Channel[Nothing]) -> NoReturn:
     fork_safety.mark_fork_safe()
     kind, count = accelerators.accelerator_type(), accelerators.device_count()
     hip = kind == "cuda" and torch.version.hip is not None
-    channel.send(DevicesCounted("hip" if hip else kind, count))
+    channel.send(DevicesCounted("hip" if hip else kind, count, torch.__version__))
     os._exit(0)

@@ -19,7 +19,8 @@ from . import html_page, json_results, junit, perfetto
 from .console import Console
 from .files import Files, Render
 from .github import GitHub
-from .terminal import LineWriter, TerminalStream, is_terminal, make_styler
+from .layout import Layout
+from .terminal import LineWriter, TerminalStream, columns, is_terminal, make_styler
 
 if TYPE_CHECKING:
     from .live import Live
@@ -31,12 +32,24 @@ def make_reporters(options: Options, stream: TextIO, environ: Mapping[str, str])
     live = _live(terminal, options.policy) if is_terminal(stream, environ) else None
     writer: LineWriter = live or terminal
     console = Console(
-        writer, make_styler(stream, environ), options.verbosity, options.durations, options.policy, options.command
+        writer,
+        make_styler(stream, environ),
+        options.verbosity,
+        options.durations,
+        options.policy,
+        options.command,
+        partial(_layout, options, stream, environ),
     )
     others: list[Reporter] = [Files(_file_reports(options), warn=lambda message: console.on_event(Warned(message)))]
     if environ.get("GITHUB_ACTIONS") == "true":
         others.append(GitHub(writer))
     return Reporters([*others, *([live] if live else []), console])
+
+
+def _layout(options: Options, stream: TextIO, environ: Mapping[str, str]) -> Layout:
+    """The layout now: the user may resize the terminal during the run."""
+    complete = next((str(path) for path in (options.report, options.results, options.junit) if path), "")
+    return Layout(columns(stream, environ), complete)
 
 
 def _live(terminal: TerminalStream, policy: Policy) -> Live | None:

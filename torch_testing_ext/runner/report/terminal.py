@@ -110,5 +110,18 @@ def make_styler(stream: TextIO, environ: Mapping[str, str]) -> Styler:
     return Styler(bool(environ.get("FORCE_COLOR")) or is_terminal(stream, environ))
 
 
+def columns(stream: TextIO, environ: Mapping[str, str]) -> int | None:
+    """The width of the terminal that shows a stream, now; None if there is none. As usual, COLUMNS overrides it."""
+    chosen = environ.get("COLUMNS", "")
+    if chosen.isascii() and chosen.isdigit() and int(chosen):
+        return int(chosen)
+    if not is_terminal(stream, environ):
+        return None
+    try:
+        return os.get_terminal_size(stream.fileno()).columns or None
+    except (OSError, ValueError):  # a stream without a descriptor
+        return None
+
+
 def is_terminal(stream: TextIO, environ: Mapping[str, str]) -> bool:
     return stream.isatty() and environ.get("TERM", "dumb") != "dumb"
