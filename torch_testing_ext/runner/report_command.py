@@ -10,7 +10,7 @@ from .model import exit_code
 from .options.config import COMMAND_LINE, ConfiguredOptions
 from .options.options import Options, UsageError
 from .options.table import OPTION_TABLE
-from .report import journal, make_reporters
+from .report import journal, remake_reports
 from .session import exit_code_with
 
 APPLICABLE = ("names", "junit", "report", "trace", "results", "durations", "cache")
@@ -24,9 +24,7 @@ def make_reports(configured: ConfiguredOptions) -> int:
         run = journal.read(journal.find(_place(options)))
     except journal.JournalError as error:
         raise UsageError(str(error)) from None
-    reporters = make_reporters(options, sys.stdout, os.environ, run.header)
-    for event in run.events:
-        reporters.on_event(event)
+    reporters = remake_reports(options, sys.stdout, os.environ, run)
     return exit_code_with(reporters, exit_code(run.summary, run.header.allow_all_skipped))
 
 

@@ -208,7 +208,7 @@ OPTION_GROUPS = {
         "journal": OptionSpec(
             ("--journal",),
             path,
-            "keep the results here as they come (default: a folder for each run below runs/ in the directory of --cache)",
+            "keep results here as they come (default: a folder for each run, in runs/ below the directory of --cache)",
             "FILE",
         ),
     },

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, TextIO
 
 from ..events import Reporter, Reporters, Warned
 from ..model import Policy
-from ..options.options import Options
-from . import html_page, json_results, junit, perfetto
+from ..options.options import Options, Verbosity
+from . import html_page, journal, json_results, junit, perfetto
 from .console import Console
 from .files import Files, Render
 from .github import GitHub
@@ -28,6 +28,50 @@ if TYPE_CHECKING:
 
 def make_reporters(options: Options, stream: TextIO, environ: Mapping[str, str]) -> Reporters:
     """All reporters of a run. The console is the last, so that the warnings of others appear above its last line."""
+    console, shown = _make_console(options, stream, environ)
+
+    def warn(message: str) -> None:
+        console.on_event(Warned(message))
+
+    kept = journal.Journal(_place_of_journal(options), journal.header_of(options), warn)
+    others: list[Reporter] = [kept, Files(_file_reports(options), warn)]
+    if environ.get("GITHUB_ACTIONS") == "true":
+        others.append(GitHub(console.writer))
+    return Reporters([*others, *shown])
+
+
+def remake_reports(options: Options, stream: TextIO, environ: Mapping[str, str], run: journal.RecordedRun) -> Reporters:
+    """Makes the reports of a run that is over, and prints its summary."""
+    command, policy = run.header.command, run.header.policy
+    terminal = TerminalStream(stream)
+    console = Console(
+        terminal,
+        make_styler(stream, environ),
+        Verbosity.QUIET,
+        options.durations,
+        policy,
+        command,
+        partial(_layout, options, stream, environ),
+    )
+    renderers = _file_reports(options, command)
+    reporters = Reporters([Files(renderers, warn=lambda message: console.on_event(Warned(message)))])
+    for event in run.events:
+        reporters.on_event(event)
+    Reporters([console], reporters.errors).on_event(run.events[-1])
+    return reporters
+
+
+def _place_of_journal(options: Options) -> Path:
+    """The path of the run's journal, for which old ones make room."""
+    if options.journal is not None:
+        return options.journal
+    folder = options.cache / "runs"
+    journal.delete_old(folder)
+    return journal.place_of_new(folder)
+
+
+def _make_console(options: Options, stream: TextIO, environ: Mapping[str, str]) -> tuple[Console, list[Reporter]]:
+    """The console report, and all reporters that show it."""
     terminal = TerminalStream(stream)
     live = _live(terminal, options.policy) if is_terminal(stream, environ) else None
     writer: LineWriter = live or terminal
@@ -40,10 +84,7 @@ def make_reporters(options: Options, stream: TextIO, environ: Mapping[str, str])
         options.command,
         partial(_layout, options, stream, environ),
     )
-    others: list[Reporter] = [Files(_file_reports(options), warn=lambda message: console.on_event(Warned(message)))]
-    if environ.get("GITHUB_ACTIONS") == "true":
-        others.append(GitHub(writer))
-    return Reporters([*others, *([live] if live else []), console])
+    return console, [*([live] if live else []), console]
 
 
 def _layout(options: Options, stream: TextIO, environ: Mapping[str, str]) -> Layout:
@@ -61,10 +102,10 @@ def _live(terminal: TerminalStream, policy: Policy) -> Live | None:
     return Live(terminal, policy)
 
 
-def _file_reports(options: Options) -> dict[Path, Render]:
+def _file_reports(options: Options, command: str | None = None) -> dict[Path, Render]:
     renderers: dict[Path | None, Render] = {
         options.junit: junit.render,
-        options.report: partial(html_page.render, command=options.command),
+        options.report: partial(html_page.render, command=command or options.command),
         options.trace: perfetto.render,
         options.results: json_results.render,
     }

@@ -16,6 +16,7 @@ from .terminal import STYLE_OF, Style, Styler
 LAST_LINES = 20
 # With more names, the command would be too long to read.
 MOST_NAMES = 8
+MOST_UNFINISHED = 10
 
 
 def failure_details(attempt: Attempt, layout: Layout) -> str:
@@ -53,6 +54,7 @@ def final_summary(
         sections.leaked(),
         sections.unfinished(),
         sections.warnings(late_warnings),
+        sections.error(),
         sections.rerun_command(),
         [sections.last_line()],
     ]
@@ -131,7 +133,15 @@ class _Sections:
         waiting = self._summary.unfinished
         if not waiting:
             return []
-        return [f"{text.count(len(waiting), 'test')} did not finish: {text.why_unfinished(self._summary)}"]
+        shown = [f"  {text.printable(str(test.id))}" for test in waiting[:MOST_UNFINISHED]]
+        more = [f"  and {len(waiting) - len(shown)} more"] if len(waiting) > len(shown) else []
+        why = text.why_unfinished(self._summary)
+        return [f"{text.count(len(waiting), 'test')} did not finish: {why}", *shown, *more]
+
+    def error(self) -> list[str]:
+        if not self._summary.error:
+            return []
+        return [self._styler(Style.RED, "error of run_test.py itself:"), text.printable(self._summary.error).rstrip()]
 
     def warnings(self, late: Sequence[str]) -> list[str]:
         unique = dict.fromkeys((*self._summary.warnings, *late))

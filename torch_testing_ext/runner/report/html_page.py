@@ -39,6 +39,8 @@ def render(history: History, command: str = "python run_test.py") -> str:
 def headline(summary: Summary) -> str:
     """The result of the run in a few words."""
     failed, total = summary.count(Category.FAILED), len(summary.finished)
+    if summary.error:
+        return f"Internal error of run_test.py: {text.count(failed, 'failure')} so far"
     if summary.interrupted:
         return f"Interrupted: {text.count(failed, 'failure')} so far"
     if failed:
@@ -110,11 +112,20 @@ class _Page:
         return node("div", *parts, class_="share")
 
     def warnings(self) -> Iterator[ET.Element]:
+        if self._summary.error:
+            yield node("pre", text.printable(self._summary.error), class_="card warning")
         for one in self._summary.warnings:
             yield node("p", one, class_="card warning")
         if self._summary.unfinished:
             unfinished = text.count(len(self._summary.unfinished), "test")
-            yield node("p", f"{unfinished} did not finish.", class_="card warning")
+            names = [node("li", text.printable(str(test.id))) for test in self._summary.unfinished]
+            why = text.why_unfinished(self._summary)
+            yield node(
+                "details",
+                node("summary", f"{unfinished} did not finish: {why}"),
+                node("ul", *names),
+                class_="card warning",
+            )
 
     def timeline(self) -> ET.Element:
         zoom = node("input", type="range", id="zoom", min=0, max=6, step=0.25, value=0, aria_label="zoom")

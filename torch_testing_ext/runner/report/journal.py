@@ -31,6 +31,7 @@ from ..events import (
     Warned,
 )
 from ..model import Attempt, FinishedTest, Policy, Summary, Test, TestId
+from ..options.options import Options
 
 FORMAT = "torch_testing_ext journal 1"
 NAME = "journal.jsonl"
@@ -54,6 +55,10 @@ class JournalEnd:
 
     summary: Summary
     finished: int
+
+
+def header_of(options: Options) -> JournalHeader:
+    return JournalHeader(FORMAT, os.getpid(), options.command, options.policy, options.allow_all_skipped)
 
 
 _RECORDED = (RunBegan, UnitBegan, TestBegan, AttemptEnded, TestFinished, UnitEnded, Warned, Stopping)

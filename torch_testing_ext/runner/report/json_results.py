@@ -32,6 +32,7 @@ def document(history: History) -> dict[str, Any]:
         "slots": run.slots,
         "seed": run.seed,
         "interrupted": summary.interrupted,
+        "error": summary.error,
         "verdicts": {category.value: summary.count(category) for category in Category},
         "outcomes": Counter(one.outcome.value for one in summary.finished),
         "tests": [_test(one, history) for one in summary.finished],

@@ -92,10 +92,11 @@ def _counts(case: ET.Element, tag: str) -> bool:
 
 def _interruption(summary: Summary) -> Iterator[ET.Element]:
     """A case of its own: the file may be all that somebody sees of a run, and its tests alone may be green."""
-    if summary.interrupted:
+    if summary.interrupted or summary.error:
         why = text.why_unfinished(summary)
-        error = node("error", f"{why}; {text.count(len(summary.unfinished), 'test')} did not finish", message=why)
-        error.set("type", "interrupted")
+        details = f"{why}; {text.count(len(summary.unfinished), 'test')} did not finish\n{summary.error}".rstrip()
+        error = node("error", details, message=why)
+        error.set("type", "error" if summary.error else "interrupted")
         case = node("testcase", error, name="the whole run", classname="run_test.py", time=_seconds(0.0))
         yield _suite("run_test.py", [case])
 

@@ -99,6 +99,8 @@ def repetition(attempt: Attempt, repetitions: int) -> str:
 
 
 def why_unfinished(summary: Summary) -> str:
+    if summary.error:
+        return "an error of run_test.py ended the run"
     return "the run was interrupted" if summary.interrupted else "the run stopped early"
 
 
