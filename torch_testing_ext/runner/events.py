@@ -121,6 +121,14 @@ class StatusRequested:
 
 
 @dataclass(frozen=True)
+class WaitingForDevices:
+    """A unit waits for devices that other runs of this user have."""
+
+    devices: tuple[str, ...]
+    owners: tuple[str, ...]  # of the devices, in words
+
+
+@dataclass(frozen=True)
 class Warned:
     """A warning for the user."""
 
@@ -151,6 +159,7 @@ Event: TypeAlias = (
     | UnitEnded
     | Output
     | StatusRequested
+    | WaitingForDevices
     | Warned
     | Stopping
     | RunEnded

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import random
+import shlex
 import sys
 import time
 import traceback
@@ -21,12 +22,14 @@ from .events import AttemptEnded, Reporters, RunBegan, RunEnded, TestFinished, W
 from .header import CommitQuery, make_header
 from .model import Attempt, ExitCode, FinishedTest, Summary, Test, TestId, TestOutcome, exit_code
 from .options.options import Action, CannotRun, Options, Rerun, UsageError
+from .scheduling.device_locks import DeviceLocks, UnsafeFolder, default_folder, leased_by_ancestors
 from .scheduling.durations import Durations, LastFailed
 from .scheduling.forecast import forecast
 from .scheduling.inventory import Inventory, make_inventory
 from .scheduling.leases import Leases
 from .scheduling.plan import Plan, plan, priority, shard
 from .scheduling.policy import Queue, typical_seconds
+from .scheduling.undeclared import describe_undeclared
 from .selection.files import test_files
 from .selection.selection import Selection
 
@@ -79,7 +82,7 @@ class Session:
     # -- from names to work
 
     def _work(self, zygote: Zygote, selection: Selection, files: Sequence[str], known_files: Sequence[str]) -> Work:
-        inventory = make_inventory(self._options, os.environ, *zygote.count_devices())
+        inventory = make_inventory(self._options, os.environ, *zygote.count_devices(), zygote.device_uuids)
         discovery = zygote.discover(files, inventory.most_at_once, self._options.jobs)
         self._warnings.extend(discovery.warnings)
         tests, broken = self._in_shard(selection.tests(discovery.tests, known_files), discovery.broken)
@@ -161,17 +164,19 @@ class Session:
 
         if not work.tests:
             self._warnings.append("nothing is selected: no test matches")
+        queue, leases = self._queue(work), Leases(work.inventory.names, self._options.jobs, self._locks(work))
+        header = make_header(self._commit, work.inventory, zygote.torch_version)
         for warning in self._warnings:
             reporters.on_event(Warned(warning))
-        queue, leases = self._queue(work), self._leases(work)
-        header = make_header(self._commit, work.inventory, zygote.torch_version)
         engine = Engine(zygote, self._options, work.inventory, leases, queue, reporters, header)
         summary = engine.run(work.plan, work.broken, lambda: deferred.reason)
         try:
             self._record(summary, work)
         except Exception:
             summary = dataclasses.replace(summary, error=summary.error or traceback.format_exc())
-        warnings = dict.fromkeys((*self._warnings, *summary.warnings, *zygote.warnings))
+        undeclared = describe_undeclared(summary.finished) if work.inventory.names and not work.inventory.fake else None
+        found = (*self._warnings, *summary.warnings, *zygote.warnings, *([undeclared] if undeclared else []))
+        warnings = dict.fromkeys(found)
         return dataclasses.replace(summary, warnings=tuple(warnings))
 
     def _without_work(self, files: Sequence[str], error: BaseException, reporters: Reporters) -> Summary:
@@ -199,6 +204,21 @@ class Session:
             self._options.jobs,
             priority(self._options, self._last_failed.failed),
         )
+
+    def _locks(self, work: Work) -> DeviceLocks | None:
+        """What makes other runs leave this run its devices."""
+        if not self._options.shared_leases or not any(unit.devices for unit in work.plan.units):
+            return None
+        try:
+            return DeviceLocks(
+                self._options.lease_folder or default_folder(),
+                {name: work.inventory.identity_of(name) for name in work.inventory.names},
+                f"pid {os.getpid()}: {shlex.join(sys.orig_argv)}",
+                leased_by_ancestors(os.environ),
+            )
+        except (OSError, UnsafeFolder) as error:
+            self._warnings.append(f"other runs may use the same devices at the same time: {error}")
+            return None
 
     def _leases(self, work: Work) -> Leases:
         return Leases(work.inventory.names, self._options.jobs)

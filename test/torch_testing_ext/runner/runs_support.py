@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import subprocess
 import sys
 import tempfile
@@ -65,6 +66,20 @@ class RunsCase(unittest.TestCase):
         self.assertIn(process.returncode, codes, f"{out}\n{err}")
         self.stderr = err
         return out or ""
+
+    def wait_for_writer(self, fifo: str, process: subprocess.Popen[str]) -> None:
+        """Wait until something has opened the FIFO and closed it; fails if the run ends before."""
+        reading, ended = os.open(self.root / fifo, os.O_RDONLY | os.O_NONBLOCK), os.pidfd_open(process.pid)
+        try:
+            poll = select.poll()
+            poll.register(reading, select.POLLIN | select.POLLHUP)
+            poll.register(ended, select.POLLIN)
+            happened = [fd for fd, _ in poll.poll()]
+        finally:
+            os.close(reading)
+            os.close(ended)
+        if reading not in happened:
+            self.fail(f"the run ended: {self.finish(process, 0, 1, 2, 3)}{self.stderr}")
 
     def results(self) -> dict[str, Any]:
         found: dict[str, Any] = json.loads((self.root / "results.json").read_text())

@@ -49,16 +49,15 @@ class SignalsTest(WaysOutCase):
         self.write(FILE, PASSES_AND_WAITS)
         os.mkfifo(self.root / "fifo")
         run = self.start("-j1", *options, *REPORTS, **more)
-        (self.root / "fifo").read_bytes()
+        self.wait_for_writer("fifo", run)
         return run
 
     def check_interrupted(self, out):
         self.assertEqual(out.splitlines()[-1], "1 passed, 1 failed, 0 skipped")
         cases = self.check_all_reports(test_a_fails="failed", test_b_passes="passed")
         self.assertTrue(self.results()["interrupted"])
-        self.assertEqual(
-            [one.rpartition("::")[2] for one in self.results()["unfinished"]], ["test_d_never", "test_c_waits"]
-        )
+        unfinished = {one.rpartition("::")[2] for one in self.results()["unfinished"]}
+        self.assertEqual(unfinished, {"test_d_never", "test_c_waits"})
         for name in "test_c_waits", "test_d_never":
             self.assertIsNotNone(cases[name].find("skipped"))
             self.assertIn(name, out)
@@ -86,12 +85,12 @@ class SignalsTest(WaysOutCase):
             FILE,
             PASSES_AND_WAITS.replace(
                 'self.fail("on purpose")',
-                "self.assertTrue(os.path.exists('tried') or open('tried', 'w').close())\n        self.test_c_waits()",
+                "self.test_c_waits() if os.path.exists('tried') else self.fail(open('tried', 'w').close())",
             ),
         )
         os.mkfifo(self.root / "fifo")
         run = self.start("-j1", "--retries=1", "-k", "fails", *REPORTS)
-        (self.root / "fifo").read_bytes()
+        self.wait_for_writer("fifo", run)
         run.send_signal(signal.SIGINT)
         out = self.finish(run, 2)
         self.check_all_reports(test_a_fails="failed")
@@ -130,7 +129,7 @@ class SignalsTest(WaysOutCase):
         self.write(FILE, "import time\nopen('fifo', 'w').close()\ntime.sleep(600)\n")
         os.mkfifo(self.root / "fifo")
         run = self.start(*REPORTS)
-        (self.root / "fifo").read_bytes()
+        self.wait_for_writer("fifo", run)
         run.send_signal(signal.SIGTERM)
         out = self.finish(run, 2)
         self.assertIn("interrupted before the first test started", out)
@@ -215,6 +214,11 @@ class ReportTest(WaysOutCase):
         self.assertEqual(len(names), 11)
         self.assertEqual(names[0], "2020-01-02")
         self.assertTrue((self.root / ".torch_testing_ext/runs/2020-01-00/other").exists())
+
+    def test_git_ignores_them(self):
+        self.write(FILE, SIMPLE)
+        self.finish(self.start(), 0)
+        self.assertEqual((self.root / ".torch_testing_ext/.gitignore").read_text(), "*\n")
 
 
 class OurErrorsTest(WaysOutCase):
@@ -333,7 +337,7 @@ class StreamsTest(WaysOutCase):
         terminal, theirs = os.openpty()
         run = self.start("-j1", *REPORTS, stdout=theirs, stderr=theirs, environ={"TERM": "xterm"})
         os.close(theirs)
-        (self.root / "fifo").read_bytes()
+        self.wait_for_writer("fifo", run)
         os.close(terminal)
         run.send_signal(signal.SIGHUP)
         run.wait()
@@ -389,9 +393,17 @@ class T(unittest.TestCase):
 
     def test_of_files(self):
         self.write(FILE, self.FILLS.replace("SIZE", "pass"))
-        found = self.check_filled(self.finish(self.start_on("nr_inodes=40"), 1))
-        self.assertEqual((found["test_c_comes_later"], found["test_d_prints"]), ("error", "error"))
-        self.assertIn("No space left on device", (self.root / "x.xml").read_text())
+        self.check_filled(self.finish(self.start_on("nr_inodes=40"), 0, 1))
+
+    def test_of_files_at_every_step(self):
+        """With one more file each time, another step fails first."""
+        self.write(FILE, SIMPLE)
+        for files in range(3, 9):
+            with self.subTest(files):
+                out = self.finish(self.start_on(f"nr_inodes={files}"), 1, 3)
+                self.assertRegex(out.splitlines()[-1], "^0 passed, [12] failed, 0 skipped$")
+                self.check_all_reports(**self.outcomes())
+                self.assertIn("No space left on device", (self.root / "x.xml").read_text())
 
     def test_from_the_start(self):
         self.write(FILE, SIMPLE)

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import random
 import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from functools import partial
 
 from torch_testing_ext._process.loop import Timer
@@ -31,6 +33,7 @@ from ..events import (
     TestIsSlow,
     UnitBegan,
     UnitEnded,
+    WaitingForDevices,
 )
 from ..model import Attempt, Category, FinishedTest, Lease, RunHeader, Summary, Test, TestId, TestOutcome, Unit
 from ..options.options import Options
@@ -45,6 +48,10 @@ from .unit_log import AttemptResult, EndCause
 
 STREAM_INTERVAL = 0.05
 PATIENCE_FOR_STACKS = 3.0
+# While other runs have the devices: how often to try again, in seconds. By chance, so that no two runs keep in step.
+RETRY_INTERVAL = (0.05, 0.2)
+TELL_AFTER = 0.5  # seconds of waiting
+PATIENCE_WITH_OTHERS = 2.0  # seconds, after which devices are reserved
 
 
 class Engine(UnitListener):
@@ -78,6 +85,7 @@ class Engine(UnitListener):
         self._error = ""
         self._question: _Question | None = None
         self._copying: Timer | None = None
+        self._waiting: _Waiting | None = None
         self._left: Counter[str] = Counter()  # units of each file that have not ended
         self._numbers = itertools.count()
 
@@ -126,10 +134,10 @@ class Engine(UnitListener):
 
     def _run_all(self, plan: Plan) -> None:
         self._begin_what_fits()
-        while self._running:
+        while self._running or self._waiting is not None:
             self._zygote.loop.step()
             self._begin_what_fits()
-            if not self._running and self._options.endless and not self._stopping:
+            if not self._running and not len(self._queue) and self._options.endless and not self._stopping:
                 self._repeat(plan)
 
     def _repeat(self, plan: Plan) -> None:
@@ -141,13 +149,41 @@ class Engine(UnitListener):
         self._begin_what_fits()
 
     def _begin_what_fits(self) -> None:
-        while (unit := self._queue.take(self._leases.free_devices, self._leases.free_slots)) is not None:
-            lease = self._leases.take(unit)
-            self._report(UnitBegan(unit, lease, self._now()))
-            try:
-                self._running[unit.number] = self._start(unit, lease)
-            except OSError as error:
-                self._fail_to_start(unit, lease, error)
+        began = True
+        while began:
+            waited = self._waiting.seconds if self._waiting is not None else 0.0
+            with self._leases.choosing(self._queue.wants_devices, urgent=waited > PATIENCE_WITH_OTHERS):
+                began = self._begin_next()
+        self._wait_for_others()
+
+    def _begin_next(self) -> bool:
+        """Begin the next unit that fits. Returns False if there is none."""
+        unit = self._queue.take(self._leases.free_devices, self._leases.free_slots)
+        if unit is None:
+            return False
+        if unit.devices:
+            self._waiting = None
+        lease = self._leases.take(unit)
+        self._report(UnitBegan(unit, lease, self._now()))
+        try:
+            self._running[unit.number] = self._start(unit, lease)
+        except OSError as error:
+            self._fail_to_start(unit, lease, error)
+        return True
+
+    def _wait_for_others(self) -> None:
+        """If devices are missing because other runs have them, try again in a moment: a lock cannot be awaited."""
+        if not (self._queue.wants_devices and self._leases.elsewhere):
+            self._waiting = None
+            return
+        if self._waiting is None:
+            self._waiting = _Waiting()
+        if self._waiting.retry is None or self._waiting.retry.at <= time.monotonic():
+            # What wakes the loop is enough: whatever happens, it tries to begin units then.
+            self._waiting.retry = self._zygote.loop.after(random.uniform(*RETRY_INTERVAL), lambda: None)
+        if (owners := self._leases.owners()) != self._waiting.told and self._waiting.seconds > TELL_AFTER:
+            self._waiting.told = owners
+            self._report(WaitingForDevices(self._leases.elsewhere, owners))
 
     def _start(self, unit: Unit, lease: Lease) -> RunningUnit:
         return RunningUnit(
@@ -155,10 +191,11 @@ class Engine(UnitListener):
             lease,
             self._zygote,
             Limits(self._options.timeout, self._options.slow),
-            environment_of(lease, self._inventory),
+            {**environment_of(lease, self._inventory), **self._leases.environment_of(lease)},
             self,
             self._options.command,
             self._options.stream,
+            self._leases.locks_of(lease),
         )
 
     def _fail_to_start(self, unit: Unit, lease: Lease, error: OSError) -> None:
@@ -342,6 +379,19 @@ def _tests_of(unit: Unit) -> list[tuple[Test, int]]:
 
 def _skipped(test: Test) -> Attempt:
     return Attempt(test, TestOutcome.SKIPPED, test.skip or "", want=test.want, lease=Lease())
+
+
+@dataclass
+class _Waiting:
+    """The time in which a unit waits for devices that other runs have."""
+
+    since: float = field(default_factory=time.monotonic)
+    retry: Timer | None = None
+    told: tuple[str, ...] | None = None  # the other runs that the user knows of
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self.since
 
 
 class _Question:

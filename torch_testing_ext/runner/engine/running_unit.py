@@ -78,6 +78,7 @@ class RunningUnit:
         listener: UnitListener,
         command: str,
         stream: bool = False,
+        locks: tuple[int, ...] = (),
     ):
         """Starts the unit. Raises OSError, and leaves nothing behind, if the system refuses what it needs."""
         self.unit = unit
@@ -106,7 +107,7 @@ class RunningUnit:
         self._over = False
         self._loop.listen(self._nanny, self._receive_from_nanny)
         self._loop.listen(self._worker, self._receive_from_worker)
-        self._file.start(self.spec, theirs_of_nanny, theirs_of_worker, self._gone)
+        self._file.start(self.spec, theirs_of_nanny, theirs_of_worker, self._gone, locks)
         self._arm(0)
 
     def _make_spec(self, environ: Mapping[str, str], command: str, stream: bool) -> UnitSpec:

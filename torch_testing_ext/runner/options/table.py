@@ -163,6 +163,15 @@ OPTION_GROUPS = {
             "N|LIST|auto",
         ),
         "fake_gpus": OptionSpec(("--fake-gpus",), count, "schedule tests on N accelerators that do not exist", "N"),
+        "shared_leases": OptionSpec(
+            ("--shared-leases",), boolean, "use no accelerator that another run of this user on this machine uses"
+        ),
+        "lease_folder": OptionSpec(
+            ("--lease-folder",),
+            path,
+            "directory of the files by which runs share accelerators (default: one per user, below /tmp)",
+            "DIR",
+        ),
     },
     "execution": {
         "timeout": OptionSpec(("--timeout",), seconds, "time limit per test, unless @timeout overrides it", "SECONDS"),

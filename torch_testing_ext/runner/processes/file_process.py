@@ -144,16 +144,18 @@ class FileProcess(ForkParent[ToFile]):
             self.channel.send(FileUnsafe(f"modules that its tests import leave a process unsafe to fork: {why}"))
 
     def _start(self, message: StartUnit) -> None:
-        to_nanny, to_worker = unit_channels(message)
-        start = partial(worker.run_and_exit, message.unit, lambda: self._file.tests, to_worker)
-        self.fork(message.number, partial(nanny.run_and_exit, message.unit, to_nanny, to_worker, start))
-        close_all(to_nanny, to_worker)
+        to_nanny, to_worker, locks = unit_channels(message)
+        try:
+            start = partial(worker.run_and_exit, message.unit, lambda: self._file.tests, to_worker)
+            self.fork(message.number, partial(nanny.run_and_exit, message.unit, to_nanny, to_worker, start, locks))
+        finally:
+            close_all(to_nanny, to_worker, *locks)
 
 
-def unit_channels(message: StartUnit) -> tuple[Channel[ToNanny], Channel[Nothing]]:
-    """The channels of a unit's nanny and of its worker."""
-    nanny_fd, worker_fd = message.fds
-    return Channel.on(nanny_fd, ToNanny), Channel.on(worker_fd, Nothing)
+def unit_channels(message: StartUnit) -> tuple[Channel[ToNanny], Channel[Nothing], tuple[nanny.Lock, ...]]:
+    """The channels of a unit's nanny and of its worker, and the locks of its devices."""
+    nanny_fd, worker_fd, *locks = message.fds
+    return Channel.on(nanny_fd, ToNanny), Channel.on(worker_fd, Nothing), tuple(map(nanny.Lock, locks))
 
 
 def start_interpreter(unit: UnitSpec, channel: Channel[Nothing]) -> Callable[[int], NoReturn]:

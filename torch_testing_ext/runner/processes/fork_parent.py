@@ -10,7 +10,7 @@ import os
 import signal
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Generic, NoReturn, TypeVar
+from typing import Generic, NoReturn, Protocol, TypeVar
 
 from torch_testing_ext._process import child, reaping, signals, system
 from torch_testing_ext._process.channel import Channel
@@ -100,7 +100,13 @@ class ForkParent(Generic[Received]):
         reaping.end_children()
 
 
-def close_all(*channels: Channel[Any]) -> None:
-    """Close the channel ends that belong to a child."""
-    for channel in channels:
-        channel.close()
+class Closable(Protocol):
+    """Anything that holds a descriptor."""
+
+    def close(self) -> None: ...
+
+
+def close_all(*ends: Closable) -> None:
+    """Close the channel ends, and other descriptors, that belong to a child."""
+    for end in ends:
+        end.close()

@@ -13,6 +13,7 @@ import signal
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import NoReturn
 
 from torch_testing_ext._process import child, reaping, system
@@ -37,16 +38,41 @@ _QUIET = 0.05
 Start = Callable[[int], NoReturn]  # runs the worker; the argument is the descriptor of its log
 
 
-def run_and_exit(unit: UnitSpec, channel: Channel[ToNanny], worker_channel: Channel[Nothing], start: Start) -> NoReturn:
+@dataclass(frozen=True)
+class Lock:
+    """The lock of a device, which is locked as long as a process has this descriptor."""
+
+    fd: int
+
+    def close(self) -> None:
+        os.close(self.fd)
+
+
+def run_and_exit(
+    unit: UnitSpec,
+    channel: Channel[ToNanny],
+    worker_channel: Channel[Nothing],
+    start: Start,
+    locks: tuple[Lock, ...] = (),
+) -> NoReturn:
     """Run the process and exit."""
-    Nanny(unit, channel, worker_channel, start).watch()
+    Nanny(unit, channel, worker_channel, start, locks).watch()
     os._exit(0)
 
 
 class Nanny:
     """Starts a unit's worker, watches it, and ends the processes that it leaves."""
 
-    def __init__(self, unit: UnitSpec, channel: Channel[ToNanny], worker_channel: Channel[Nothing], start: Start):
+    def __init__(
+        self,
+        unit: UnitSpec,
+        channel: Channel[ToNanny],
+        worker_channel: Channel[Nothing],
+        start: Start,
+        locks: tuple[Lock, ...] = (),
+    ):
+        """`locks` stay open until this process exits, and no longer: no process that it starts has them."""
+        self._locks = locks
         self._unit = unit
         self._channel = channel
         self._worker_channel = worker_channel
@@ -72,6 +98,8 @@ class Nanny:
     def _be_worker(self) -> None:
         self._loop.abandon()
         self._channel.close()
+        for lock in self._locks:
+            lock.close()
         try:
             log = os.open(self._unit.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         except OSError as error:

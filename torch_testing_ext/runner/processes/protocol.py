@@ -36,7 +36,7 @@ class CountDevices(WithDescriptors):
 
 @dataclass(frozen=True)
 class StartUnit(WithDescriptors):
-    """Start a unit. The descriptors are the channels of its nanny and of its worker."""
+    """Start a unit. The descriptors are the channels of its nanny and of its worker, and the locks of its devices."""
 
     number: int
     unit: UnitSpec
@@ -119,6 +119,7 @@ class DevicesCounted:
     kind: str | None
     count: int
     torch: str = ""  # the version of torch
+    uuids: tuple[str, ...] = ()  # of each; empty if they cannot be found out
 
 
 FromZygote: TypeAlias = ZygoteReady | ChildGone

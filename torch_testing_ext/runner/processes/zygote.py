@@ -69,6 +69,7 @@ class Zygote(ZygoteClient):
     def __init__(self, root: Path, preloaded: tuple[str, ...] = PRELOADED, drop_in: bool = False):
         super().__init__(root, preloaded, drop_in)
         self.torch_version = ""  # known when devices have been counted
+        self.device_uuids: tuple[str, ...] = ()  # known when devices have been counted
         self._files: dict[str, FileHandle] = {}
         self._suspects: deque[FileHandle] = deque()
 
@@ -100,6 +101,7 @@ class Zygote(ZygoteClient):
         if not answers:
             raise CannotRun(f"the process that counts accelerators ended without an answer:\n{tail(self._log)}")
         self.torch_version = answers[0].torch
+        self.device_uuids = answers[0].uuids
         return answers[0].kind, answers[0].count
 
     def discover(self, files: Iterable[str], devices: int = 0, jobs: int | None = None) -> Discovery:
@@ -293,14 +295,14 @@ class FileHandle:
             self._channel.close()
             self._channel = None
 
-    def start(self, unit: UnitSpec, nanny: socket, worker: socket, gone: Gone) -> None:
-        """Start a unit. The sockets go to its nanny and worker.
+    def start(self, unit: UnitSpec, nanny: socket, worker: socket, gone: Gone, locks: tuple[int, ...] = ()) -> None:
+        """Start a unit. The sockets go to its nanny and worker; the nanny also gets the locks of its devices.
 
         `gone` is called when no process of it is left; never before this method has returned.
         """
         if self.state is FileState.CLOSED:
             self.open()
-        self._waiting.append(_Start(unit, nanny, worker, gone))
+        self._waiting.append(_Start(unit, nanny, worker, gone, locks))
         if self.state is not FileState.OPENING:
             self._start_waiting()
 
@@ -308,7 +310,7 @@ class FileHandle:
         waiting, self._waiting = self._waiting, []
         for one in waiting:
             with one.nanny, one.worker:
-                self._start(one, one.nanny.fileno(), one.worker.fileno())
+                self._start(one, one.nanny.fileno(), one.worker.fileno(), *one.locks)
 
     def _start(self, one: _Start, *fds: int) -> None:
         number = one.unit.number
@@ -342,3 +344,4 @@ class _Start:
     nanny: socket
     worker: socket
     gone: Gone
+    locks: tuple[int, ...]  # descriptors, which the unit's lease keeps open until it is gone

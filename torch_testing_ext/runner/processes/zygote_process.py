@@ -85,10 +85,23 @@ class ZygoteProcess(ForkParent[ToZygote]):
 
     def _start_unit(self, message: StartUnit) -> None:
         """Start a unit whose file is not safe to fork."""
-        to_nanny, to_worker = file_process.unit_channels(message)
-        start = file_process.start_interpreter(message.unit, to_worker)
-        self.fork(message.number, partial(nanny.run_and_exit, message.unit, to_nanny, to_worker, start))
-        close_all(to_nanny, to_worker)
+        to_nanny, to_worker, locks = file_process.unit_channels(message)
+        try:
+            start = file_process.start_interpreter(message.unit, to_worker)
+            self.fork(message.number, partial(nanny.run_and_exit, message.unit, to_nanny, to_worker, start, locks))
+        finally:
+            close_all(to_nanny, to_worker, *locks)
+
+
+def _uuids(kind: str | None, count: int) -> tuple[str, ...]:
+    """What identifies each device, whatever its number is under the masks of this run."""
+    import torch
+
+    try:
+        properties = torch.get_device_module(kind).get_device_properties if kind else None
+        return tuple(str(properties(number).uuid) for number in range(count)) if properties else ()
+    except Exception:
+        return ()
 
 
 def _count_devices(channel: Channel[Nothing]) -> NoReturn:
@@ -100,5 +113,5 @@ def _count_devices(channel: Channel[Nothing]) -> NoReturn:
     fork_safety.mark_fork_safe()
     kind, count = accelerators.accelerator_type(), accelerators.device_count()
     hip = kind == "cuda" and torch.version.hip is not None
-    channel.send(DevicesCounted("hip" if hip else kind, count, torch.__version__))
+    channel.send(DevicesCounted("hip" if hip else kind, count, torch.__version__, _uuids(kind, count)))
     os._exit(0)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, TextIO
 from ..events import Reporter, Reporters, Warned
 from ..model import Policy
 from ..options.options import Options, Verbosity
+from ..scheduling.remembered import make_cache_folder
 from . import html_page, journal, json_results, junit, perfetto
 from .console import Console
 from .files import Files, Render
@@ -33,7 +34,8 @@ def make_reporters(options: Options, stream: TextIO, environ: Mapping[str, str])
     def warn(message: str) -> None:
         console.on_event(Warned(message))
 
-    kept = journal.Journal(_place_of_journal(options), journal.header_of(options), warn)
+    prepare = partial(make_cache_folder, options.cache) if options.journal is None else lambda: None
+    kept = journal.Journal(_place_of_journal(options), journal.header_of(options), warn, prepare)
     others: list[Reporter] = [kept, Files(_file_reports(options), warn)]
     if environ.get("GITHUB_ACTIONS") == "true":
         others.append(GitHub(console.writer))

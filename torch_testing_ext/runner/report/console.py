@@ -20,6 +20,7 @@ from ..events import (
     Stopping,
     TestFinished,
     TestIsSlow,
+    WaitingForDevices,
     Warned,
 )
 from ..model import Attempt, Category, FinishedTest, Policy, Summary, TestId, TestOutcome
@@ -66,6 +67,9 @@ class Console:
                 self._test_finished(finished)
             case Output(test, new):
                 self._stream(test, new)
+            case WaitingForDevices(devices, owners):
+                used_by = "; ".join(map(text.printable, owners)) or "another run"
+                self._say(f"waiting for {text.count(len(devices), 'device')}, used by {used_by}", Style.YELLOW)
             case StatusRequested():
                 self.writer.write(snapshot(event))
             case Warned(message):

@@ -75,7 +75,15 @@ class JournalError(Exception):
 class Journal:
     """Writes the journal. If that fails, it warns once and the run continues without."""
 
-    def __init__(self, path: Path, header: JournalHeader, warn: Callable[[str], object]):
+    def __init__(
+        self,
+        path: Path,
+        header: JournalHeader,
+        warn: Callable[[str], object],
+        prepare: Callable[[], object] = lambda: None,
+    ):
+        """`prepare` makes the folder in which the journal's own folder will be."""
+        self._prepare = prepare
         self._path = path
         self._header = header
         self._warn = warn
@@ -99,10 +107,12 @@ class Journal:
 
     def _open(self) -> None:
         try:
+            self._prepare()
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)  # as long as this process lives
-            os.ftruncate(self._fd, 0)
+            if os.fstat(self._fd).st_size:  # a journal that was there; a device or a pipe cannot be truncated
+                os.ftruncate(self._fd, 0)
         except OSError as error:
             self._give_up("another run writes it" if isinstance(error, BlockingIOError) else error)
         else:
