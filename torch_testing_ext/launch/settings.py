@@ -25,6 +25,7 @@ class Settings:
     debug_rank: int | None = None
     explain_hangs: bool = False
     fake_devices: tuple[str, ...] = ()
+    leased: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,8 @@ KNOWN_SETTINGS = {
     PREFIX + "EXPLAIN_HANGS": _Setting("explain_hangs", "0 or 1", _flag),
     # Set by run_test.py --fake-gpus: the devices that the test would have if they existed.
     PREFIX + "FAKE_DEVICES": _Setting("fake_devices", "numbers: 0,3", lambda text: tuple(text.split(","))),
+    # Set by run_test.py: which devices of this machine the test has leased, for runs that the test starts.
+    PREFIX + "LEASED": _Setting("leased", "names: cuda-0,cuda-1", lambda text: tuple(text.split(","))),
 }
 
 

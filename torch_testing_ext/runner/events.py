@@ -6,11 +6,12 @@ says otherwise.
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
-from .model import Attempt, FinishedTest, Lease, Summary, Test, TestId, Unit
+from .model import Attempt, FinishedTest, Lease, RunHeader, Summary, Test, TestId, Unit
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,7 @@ class RunBegan:
     seed: int | None = None  # of the shuffled order
     fake: bool = False  # the devices do not exist
     repetitions: int = 1
+    header: RunHeader = field(default_factory=RunHeader)
 
     @property
     def results(self) -> int:
@@ -119,6 +121,14 @@ class StatusRequested:
 
 
 @dataclass(frozen=True)
+class WaitingForDevices:
+    """A unit waits for devices that other runs of this user have."""
+
+    devices: tuple[str, ...]
+    owners: tuple[str, ...]  # of the devices, in words
+
+
+@dataclass(frozen=True)
 class Warned:
     """A warning for the user."""
 
@@ -149,6 +159,7 @@ Event: TypeAlias = (
     | UnitEnded
     | Output
     | StatusRequested
+    | WaitingForDevices
     | Warned
     | Stopping
     | RunEnded
@@ -163,10 +174,17 @@ class Reporter(Protocol):
 
 @dataclass(frozen=True)
 class Reporters:
-    """Passes every event to several reporters, in order."""
+    """Passes every event to several reporters, in order. What one of them raises does not reach the others."""
 
     reporters: Sequence[Reporter]
+    errors: list[str] = field(default_factory=list)  # the first traceback of each reporter that raised one
+    _raised: set[int] = field(default_factory=set)
 
     def on_event(self, event: Event) -> None:
-        for reporter in self.reporters:
-            reporter.on_event(event)
+        for number, reporter in enumerate(self.reporters):
+            try:
+                reporter.on_event(event)
+            except Exception:
+                if number not in self._raised:
+                    self._raised.add(number)
+                    self.errors.append(traceback.format_exc())

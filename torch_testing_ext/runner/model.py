@@ -156,10 +156,16 @@ class FinishedTest:
 
     @property
     def outcome(self) -> TestOutcome:
-        """The outcome of the last attempt, or FLAKY if it passed on a retry."""
-        last = self.last.outcome
-        passed_on_retry = len(self.attempts) > 1 and COUNTS_AS[last] is Category.PASSED
-        return TestOutcome.FLAKY if passed_on_retry else last
+        """The outcome of the last attempt, or FLAKY if it passed on a retry.
+
+        A retry that is skipped, or that leaks again, does not undo the failure that it was started for.
+        """
+        *earlier, last = (attempt.outcome for attempt in self.attempts)
+        if last is TestOutcome.SKIPPED and earlier:
+            return earlier[-1]
+        if last is TestOutcome.LEAKED and set(earlier) <= {last}:
+            return last
+        return TestOutcome.FLAKY if earlier and COUNTS_AS[last] is Category.PASSED else last
 
     @property
     def seconds(self) -> float:
@@ -174,11 +180,29 @@ class Policy:
     fail_leaked: bool = False
 
     def verdict(self, outcome: TestOutcome) -> Category:
-        """What an outcome counts as."""
+        """What the outcome of one attempt counts as."""
         failing = (outcome is TestOutcome.FLAKY and self.fail_flaky) or (
             outcome is TestOutcome.LEAKED and self.fail_leaked
         )
         return Category.FAILED if failing else COUNTS_AS[outcome]
+
+    def verdict_on(self, finished: FinishedTest) -> Category:
+        """What a test counts as. The last attempt of a flaky test may be a failure of its own, by leaking."""
+        verdicts = {self.verdict(finished.outcome), self.verdict(finished.last.outcome)}
+        return Category.FAILED if Category.FAILED in verdicts else self.verdict(finished.outcome)
+
+
+@dataclass(frozen=True)
+class RunHeader:
+    """Where a run took place, and with which software. A fact that could not be found out is empty."""
+
+    command: str = ""  # as it was typed
+    commit: str = ""  # of the tested project
+    uncommitted_changes: bool = False
+    host: str = ""
+    torch: str = ""
+    python: str = ""
+    devices: str = ""  # the accelerators, in words
 
 
 @dataclass(frozen=True)
@@ -191,13 +215,14 @@ class Summary:
     interrupted: bool = False
     unfinished: tuple[Test, ...] = ()  # running or waiting when the run was interrupted or stopped by --max-fail
     warnings: tuple[str, ...] = ()
+    error: str = ""  # an error of run_test.py itself, which ended the run early
 
     def count(self, category: Category) -> int:
-        return sum(self.policy.verdict(one.outcome) is category for one in self.finished)
+        return sum(self.policy.verdict_on(one) is category for one in self.finished)
 
     @property
     def failures(self) -> tuple[FinishedTest, ...]:
-        return tuple(one for one in self.finished if self.policy.verdict(one.outcome) is Category.FAILED)
+        return tuple(one for one in self.finished if self.policy.verdict_on(one) is Category.FAILED)
 
     @property
     def last_line(self) -> str:
@@ -220,6 +245,8 @@ class ExitCode(enum.IntEnum):
 
 def exit_code(summary: Summary, allow_all_skipped: bool = False) -> ExitCode:
     """The exit code for the results of a run."""
+    if summary.error:
+        return ExitCode.OUR_ERROR
     if summary.interrupted:
         return ExitCode.INTERRUPTED
     if summary.failures:

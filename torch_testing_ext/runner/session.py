@@ -8,25 +8,33 @@ from __future__ import annotations
 import dataclasses
 import os
 import random
+import shlex
 import sys
+import time
+import traceback
 from collections.abc import Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .events import RunEnded, Warned
-from .model import Attempt, ExitCode, Summary, Test, TestId, exit_code
-from .options.options import Action, Options, Rerun
+from .events import AttemptEnded, Reporters, RunBegan, RunEnded, TestFinished, Warned
+from .header import CommitQuery, make_header
+from .model import Attempt, ExitCode, FinishedTest, Summary, Test, TestId, TestOutcome, exit_code
+from .options.options import Action, CannotRun, Options, Rerun, UsageError
+from .scheduling.device_locks import DeviceLocks, UnsafeFolder, default_folder, leased_by_ancestors
 from .scheduling.durations import Durations, LastFailed
 from .scheduling.forecast import forecast
 from .scheduling.inventory import Inventory, make_inventory
 from .scheduling.leases import Leases
 from .scheduling.plan import Plan, plan, priority, shard
 from .scheduling.policy import Queue, typical_seconds
+from .scheduling.undeclared import describe_undeclared
 from .selection.files import test_files
 from .selection.selection import Selection
 
 if TYPE_CHECKING:
+    from .engine.signals_and_keys import Deferred
     from .processes.zygote import Discovery, Zygote
 
 
@@ -53,32 +61,28 @@ class Session:
         self._warnings: list[str] = []
         self._durations = Durations(options.cache, self._warnings.append)
         self._last_failed = LastFailed(options.cache, self._warnings.append)
+        self._commit = CommitQuery(root)
 
     def run(self) -> int:
         """Does what the options say, and returns the exit code."""
         selection = Selection.of(self._options, self._root, self._cwd)
         known_files = test_files(self._options, self._root, self._cwd)
         files = selection.files(known_files)
+        if self._options.action is Action.RUN:
+            return self._run(selection, files, known_files)
+        with self._zygote() as zygote:
+            work = self._work(zygote, selection, files, known_files)
+        return self._list(work) if self._options.action is Action.LIST else self._dry_run(work)
+
+    def _zygote(self) -> Zygote:
         from .processes.zygote import Zygote
 
-        with Zygote(self._root, drop_in=self._options.drop_in is not None) as zygote:
-            try:
-                work = self._work(zygote, selection, files, known_files)
-            except KeyboardInterrupt:
-                print("interrupted before the first test started\n0 passed, 0 failed, 0 skipped")
-                return ExitCode.INTERRUPTED
-            match self._options.action:
-                case Action.LIST:
-                    return self._list(work)
-                case Action.DRY_RUN:
-                    return self._dry_run(work)
-                case _:
-                    return self._run(zygote, work)
+        return Zygote(self._root, drop_in=self._options.drop_in is not None)
 
     # -- from names to work
 
     def _work(self, zygote: Zygote, selection: Selection, files: Sequence[str], known_files: Sequence[str]) -> Work:
-        inventory = make_inventory(self._options, os.environ, *zygote.count_devices())
+        inventory = make_inventory(self._options, os.environ, *zygote.count_devices(), zygote.device_uuids)
         discovery = zygote.discover(files, inventory.most_at_once, self._options.jobs)
         self._warnings.extend(discovery.warnings)
         tests, broken = self._in_shard(selection.tests(discovery.tests, known_files), discovery.broken)
@@ -132,22 +136,66 @@ class Session:
         for warning in self._warnings:
             print(f"warning: {warning}", file=sys.stderr)
 
-    def _run(self, zygote: Zygote, work: Work) -> int:
-        from .engine.local import Engine
+    def _run(self, selection: Selection, files: Sequence[str], known_files: Sequence[str]) -> int:
+        """Runs the tests. Whatever ends the run, its reports have all results so far, and say what ended it."""
+        from .engine.signals_and_keys import Deferred
         from .report import make_reporters
 
         reporters = make_reporters(self._options, sys.stdout, os.environ)
+        with ExitStack() as owner:
+            try:
+                owner.enter_context(self._commit)
+                zygote = owner.enter_context(self._zygote())
+                work = self._work(zygote, selection, files, known_files)
+                deferred = owner.enter_context(Deferred())  # from now on, all of this is done before a signal counts
+            except UsageError:
+                raise
+            except (Exception, KeyboardInterrupt) as error:
+                deferred = owner.enter_context(Deferred())
+                summary = self._without_work(files, error, reporters)
+            else:
+                summary = self._run_work(zygote, work, reporters, deferred)
+            reporters.on_event(RunEnded(summary))
+            _print_errors(summary, reporters)
+        return exit_code_with(reporters, exit_code(summary, self._options.allow_all_skipped))
+
+    def _run_work(self, zygote: Zygote, work: Work, reporters: Reporters, deferred: Deferred) -> Summary:
+        from .engine.local import Engine
+
         if not work.tests:
             self._warnings.append("nothing is selected: no test matches")
+        queue, leases = self._queue(work), Leases(work.inventory.names, self._options.jobs, self._locks(work))
+        header = make_header(self._commit, work.inventory, zygote.torch_version)
         for warning in self._warnings:
             reporters.on_event(Warned(warning))
-        queue, leases = self._queue(work), self._leases(work)
-        engine = Engine(zygote, self._options, work.inventory, leases, queue, reporters)
-        summary = engine.run(work.plan, work.broken)
-        self._record(summary, work)
-        warnings = dict.fromkeys((*self._warnings, *summary.warnings, *zygote.warnings))
-        reporters.on_event(RunEnded(dataclasses.replace(summary, warnings=tuple(warnings))))
-        return exit_code(summary, self._options.allow_all_skipped)
+        engine = Engine(zygote, self._options, work.inventory, leases, queue, reporters, header)
+        summary = engine.run(work.plan, work.broken, lambda: deferred.reason)
+        try:
+            self._record(summary, work)
+        except Exception:
+            summary = dataclasses.replace(summary, error=summary.error or traceback.format_exc())
+        undeclared = describe_undeclared(summary.finished) if work.inventory.names and not work.inventory.fake else None
+        found = (*self._warnings, *summary.warnings, *zygote.warnings, *([undeclared] if undeclared else []))
+        warnings = dict.fromkeys(found)
+        return dataclasses.replace(summary, warnings=tuple(warnings))
+
+    def _without_work(self, files: Sequence[str], error: BaseException, reporters: Reporters) -> Summary:
+        """The summary of a run that ended before its tests were known: each file stands for its tests."""
+        tests = tuple(Test(TestId(file)) for file in files)
+        header = make_header(self._commit, Inventory(), "")
+        reporters.on_event(RunBegan(tests, (), (), self._options.jobs, time.time(), header=header))
+        if isinstance(error, KeyboardInterrupt):
+            reporters.on_event(Warned("interrupted before the first test started"))
+            return Summary((), 0.0, self._options.policy, interrupted=True, unfinished=tests)
+        ours = not isinstance(error, CannotRun)
+        why = "".join(traceback.format_exception(error)) if ours else str(error)
+        finished = []
+        for test in tests:
+            attempt = Attempt(test, TestOutcome.ERROR, f"it was not run: {why.strip().splitlines()[-1 if ours else 0]}")
+            finished.append(FinishedTest((attempt,)))
+            reporters.on_event(AttemptEnded(attempt, retry=False))
+            reporters.on_event(TestFinished(finished[-1]))
+        return Summary(tuple(finished), 0.0, self._options.policy, warnings=tuple(self._warnings), error=why)
 
     def _queue(self, work: Work) -> Queue:
         return Queue(
@@ -157,6 +205,21 @@ class Session:
             priority(self._options, self._last_failed.failed),
         )
 
+    def _locks(self, work: Work) -> DeviceLocks | None:
+        """What makes other runs leave this run its devices."""
+        if not self._options.shared_leases or not any(unit.devices for unit in work.plan.units):
+            return None
+        try:
+            return DeviceLocks(
+                self._options.lease_folder or default_folder(),
+                {name: work.inventory.identity_of(name) for name in work.inventory.names},
+                f"pid {os.getpid()}: {shlex.join(sys.orig_argv)}",
+                leased_by_ancestors(os.environ),
+            )
+        except (OSError, UnsafeFolder) as error:
+            self._warnings.append(f"other runs may use the same devices at the same time: {error}")
+            return None
+
     def _leases(self, work: Work) -> Leases:
         return Leases(work.inventory.names, self._options.jobs)
 
@@ -165,6 +228,20 @@ class Session:
         if self._options.shard is None:
             self._durations.record(summary.finished)
         self._last_failed.record(summary, work.discovered)
+
+
+def _print_errors(summary: Summary, reporters: Reporters) -> None:
+    """Errors of ours, which the console may be unable to print."""
+    errors = [f"internal error in a report; this is not a test failure:\n{error}" for error in reporters.errors]
+    with suppress(OSError, ValueError):
+        for error in [summary.error, *errors] if summary.error else errors:
+            print(f"run_test.py: {error}", file=sys.stderr)
+
+
+def exit_code_with(reporters: Reporters, code: ExitCode) -> ExitCode:
+    """The exit code of a run, which is not a success if a report raised an exception of ours."""
+    red = code in (ExitCode.FAILED, ExitCode.INTERRUPTED)
+    return code if red or not reporters.errors else ExitCode.OUR_ERROR
 
 
 def _seed(options: Options) -> int | None:

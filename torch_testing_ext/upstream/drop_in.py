@@ -29,7 +29,7 @@ def install() -> None:
 
     Does not import torch. Safe to call again.
     """
-    if any(isinstance(finder, _Finder) for finder in sys.meta_path):
+    if is_installed():
         return
     sys.meta_path.insert(0, _Finder())
     originals.after_loading.append(rebase.rebase_classes)
@@ -41,6 +41,11 @@ def install() -> None:
     for name, module in list(sys.modules.items()):
         if _is_theirs_alone(name):
             rebase.rebase_classes(module)
+
+
+def is_installed() -> bool:
+    """Whether this process maps PyTorch's names to ours."""
+    return any(isinstance(finder, _Finder) for finder in sys.meta_path)
 
 
 def explain() -> str:

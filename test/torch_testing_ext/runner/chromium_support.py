@@ -76,6 +76,10 @@ class Browser:
     def scheme(self, name: str) -> None:
         self._call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": name}])
 
+    def resize(self, width: int, height: int = 1200) -> None:
+        """The page gets this size in pixels, whatever the smallest size of a window is."""
+        self._call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
+
     def _call(self, method: str, **params: Any) -> Any:
         number = next(self._numbers)
         message = {"id": number, "method": method, "params": params}

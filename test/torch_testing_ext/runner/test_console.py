@@ -29,6 +29,7 @@ from torch_testing_ext.runner.options.options import Options, Verbosity
 from torch_testing_ext.runner.report import make_reporters, text
 from torch_testing_ext.runner.report.console import Console
 from torch_testing_ext.runner.report.estimate import Estimate
+from torch_testing_ext.runner.report.layout import Layout
 from torch_testing_ext.runner.report.terminal import Styler, TerminalStream, make_styler
 
 ROOT = Path(torch_testing_ext.__file__).parents[1]
@@ -65,14 +66,58 @@ class WhileItRunsTest(unittest.TestCase):
         for outcome in TestOutcome:
             self.assertTrue(any(f"]  {outcome.value}" in line for line in lines), outcome)
 
-    def test_failures_are_printed_at_once_and_again_at_the_end(self):
-        report = printed(
-            run_events([finished_test("test_bad", TestOutcome.FAILED), finished_test("test_good", TestOutcome.PASSED)])
-        )
-        message = "rank 1's traceback:"
-        first, second = report.index(message), report.rindex(message)
-        self.assertLess(first, report.index("test_good"))
-        self.assertLess(report.index("test_good"), second)
+    def test_a_failure_is_printed_once_in_full(self):
+        """When it happens, with one line at the end; with -q at the end, with one line when it happens."""
+        finished = [finished_test("test_bad", TestOutcome.FAILED), finished_test("test_last", TestOutcome.FAILED)]
+        for detail in Verbosity:
+            with self.subTest(detail=detail):
+                report = printed(run_events(finished), detail=detail, slowest=0)
+                during, end = report.split("\n\n=", 1)
+                full, short = (end, during) if detail is Verbosity.QUIET else (during, end)
+                self.assertEqual(full.count("rank 1's traceback:"), 2)
+                self.assertNotIn("traceback", short)
+                title = "rank 1 of 2 failed 0.0 s into ExampleTest.test_bad: AssertionError: 1 != 2"
+                lines = [line for line in short.splitlines() if title in line]
+                self.assertEqual(len(lines), 1)
+                self.assertIn("test/distributed/test_example.py::ExampleTest::test_bad: rank 1 of 2", lines[0])
+
+    def test_attempts_that_fail_alike_are_printed_once(self):
+        one = finished_test("test_bad", TestOutcome.FAILED, TestOutcome.FAILED, TestOutcome.FAILED)
+        first, second, third = one.attempts
+        second = replace(second, message=first.message.replace("0.02 s", "0.37 s"))
+        third = replace(third, message=first.message.replace("1 != 2", "1 != 3"))
+        for detail in Verbosity:
+            with self.subTest(detail=detail):
+                report = printed(run_events([FinishedTest((first, second, third))]), detail=detail)
+                self.assertEqual(report.count("rank 1's traceback:"), 2)
+                self.assertEqual(report.count("0.02 s"), 2)  # of the first and the third
+                self.assertNotIn("0.37 s", report)
+                alike = report.count(": in the same way as before: rank 1 of 2 failed")
+                self.assertEqual(alike, detail is not Verbosity.QUIET)
+                self.assertEqual("\nattempts 1, 2:\n" in report, detail is Verbosity.QUIET)
+
+    def test_a_flaky_test_that_counts_as_failed(self):
+        policy = Policy(fail_flaky=True)
+        one = [finished_test("test_odd", TestOutcome.FAILED, TestOutcome.PASSED)]
+        for detail in Verbosity:
+            with self.subTest(detail=detail):
+                report = printed(run_events(one, policy), policy=policy, detail=detail)
+                self.assertEqual(report.count("rank 1's traceback:"), 1)
+                self.assertIn("flaky: passed on the 2nd attempt: test/", report)
+
+    def test_a_message_of_a_million_characters(self):
+        message = "AssertionError: begin" + "x" * 1_000_000 + "end"
+        one = finished_test("test_bad", TestOutcome.FAILED, message=message)
+        for detail in Verbosity:
+            for complete in "", "build/x.html":
+                with self.subTest(detail=detail, complete=complete):
+                    layout = Layout(complete=complete)
+                    report = printed(run_events([one]), detail=detail, layout=lambda layout=layout: layout)
+                    self.assertLess(len(report), 50_000)
+                    self.assertEqual(report.count("xend\n"), 1)
+                    where = f"{complete} has all of it" if complete else "--report FILE.html keeps all of it"
+                    self.assertEqual(report.count(f"\n... 970024 characters cut here; {where} ...\n"), 1)
+                    self.assertLess(max(map(len, report.splitlines())), 20_000)
 
     def test_a_test_that_is_retried(self):
         report = printed(

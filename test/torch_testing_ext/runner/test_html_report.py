@@ -4,28 +4,68 @@ import re
 import tempfile
 import unittest
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 from pathlib import Path
 
 from chromium_support import Browser, needs_chromium
 from report_support import attempt, every_outcome, ranks, run_events, send
 
 from torch_testing_ext.runner.events import RunEnded
-from torch_testing_ext.runner.model import FinishedTest, Lease, Policy, TestOutcome
+from torch_testing_ext.runner.model import (
+    Attempt,
+    FinishedTest,
+    Lease,
+    Policy,
+    RunHeader,
+    Test,
+    TestId,
+    TestOutcome,
+)
 from torch_testing_ext.runner.report import html_page, timeline
 from torch_testing_ext.runner.report.recorder import Recorder
 from torch_testing_ext.runner.report.text import printable
 
 
-def history_of(finished, policy=None, **run):
+def history_of(finished, policy=None, interrupted=False, unfinished=(), warnings=(), **run):
     *events, end = run_events(finished, policy, **run)
+    end = RunEnded(replace(end.summary, interrupted=interrupted, unfinished=unfinished, warnings=warnings))
     recorder = Recorder()
     send(recorder, events)
-    assert isinstance(end, RunEnded)
     return recorder.history(end)
 
 
 VISIBLE = "[...document.querySelectorAll('.test:not([hidden])')].map((test) => test.id)"
 OPEN = "[...document.querySelectorAll('.test[open]')].map((test) => test.id)"
+
+
+# The contrast of the colours of each text with what is behind it, as WCAG defines it; the worst first.
+CONTRASTS = """(() => {
+    const canvas = document.createElement('canvas').getContext('2d', {willReadFrequently: true});
+    const paint = (colours) => {
+        canvas.clearRect(0, 0, 1, 1);
+        for (const colour of colours) { canvas.fillStyle = colour; canvas.fillRect(0, 0, 1, 1); }
+        return [...canvas.getImageData(0, 0, 1, 1).data].slice(0, 3);
+    };
+    const luminance = (rgb) => {
+        const [r, g, b] = rgb.map((v) => v / 255).map((v) => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+        return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+    };
+    const behind = (element) => {
+        const colours = [];
+        for (let e = element; e; e = e.parentElement) colours.unshift(getComputedStyle(e).backgroundColor);
+        return colours;
+    };
+    const found = [];
+    for (const element of document.querySelectorAll('main *')) {
+        const own = [...element.childNodes].some((node) => node.nodeType === 3 && node.data.trim());
+        if (!own || !element.checkVisibility() || element.closest('title')) continue;
+        const style = getComputedStyle(element);
+        const colour = element.closest('svg') ? style.fill : style.color;
+        const [a, b] = [luminance(paint(behind(element))), luminance(paint([...behind(element), colour]))];
+        found.push([(Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05), element.tagName + '.' + element.className]);
+    }
+    return found.sort((a, b) => a[0] - b[0]);
+})()"""
 
 
 @needs_chromium
@@ -123,6 +163,70 @@ class InABrowserTest(unittest.TestCase):
         self.assertAlmostEqual(width, 0.4, places=2)
         self.assertTrue(timeline.LANE < top < 2 * timeline.LANE, "it ran on the second device")
 
+    def test_sorting(self):
+        times = {"test_slow": (9.0, 3.0), "test_fast": (0.5, 1.0), "test_middle": (1.5, 2.0), "test_10": (1.0, 5.0)}
+        times["test_9"] = (1.0, 4.0)
+        finished = tuple(FinishedTest((attempt(n, seconds=s, began=b),)) for n, (s, b) in times.items())
+        self.open((*finished, FinishedTest((attempt("test_bad", TestOutcome.FAILED, seconds=0.1, began=6.0),))))
+        names = "[...document.querySelectorAll('.test .name b')].map((name) => name.textContent.slice(5))"
+        by_seconds = ["slow", "middle", "10", "9", "fast", "bad"]
+        self.assertEqual(self.ask(names), ["bad", *by_seconds[:-1]])
+        self.assertEqual(self.ask("document.getElementById('sort').value"), "rank")
+        for key, expected in (
+            ("seconds", by_seconds),
+            ("began", ["fast", "middle", "slow", "9", "10", "bad"]),
+            ("name", ["9", "10", "bad", "fast", "middle", "slow"]),
+            ("rank", ["bad", *by_seconds[:-1]]),
+        ):
+            self.ask(f"sort.value = '{key}'; sort.dispatchEvent(new Event('change')); null")
+            with self.subTest(key=key):
+                self.assertEqual(self.ask(names), expected)
+        self.search("test_fast")
+        self.assertEqual(len(self.ask(VISIBLE)), 1)
+
+    def test_nothing_is_wider_than_a_narrow_window(self):
+        long = "x" * 300
+        device = "MIG-12345678-1234-1234-1234-123456789012"
+        logs = {"message": f"{long}\nmore", "output": long, "ranks": ranks([long], long), "leftovers": (long,)}
+        finished = (
+            *every_outcome(),
+            FinishedTest((attempt(f"test_{long}", TestOutcome.UNEXPECTED_SUCCESS, seconds=7300.0, **logs),)),
+            FinishedTest((attempt("test_s", TestOutcome.SKIPPED, message=long),)),
+        )
+        header = RunHeader(f"python run_test.py {long}", "f" * 40, True, long, "2.13.0", "3.11.4", f"1: {device}")
+        self.addCleanup(self.browser.resize, 1280)
+        for width in 400, 320:
+            self.browser.resize(width)
+            self.open(finished, header=header, devices=(device,), warnings=(long,), repetitions=2)
+            for opened in "true", "false":
+                self.ask(f"document.querySelectorAll('details').forEach((one) => one.open = {opened})")
+                with self.subTest(width=width, opened=opened):
+                    self.assertEqual(self.ask("[innerWidth, document.documentElement.scrollWidth]"), [width, width])
+                    beyond = """[...document.querySelectorAll('main *')].filter(
+                        (one) => one.getBoundingClientRect().right > innerWidth && !one.closest('.scroll')
+                    ).map((one) => one.tagName + '.' + one.className)"""
+                    self.assertEqual(self.ask(beyond), [])
+            self.assertGreater(self.ask("document.querySelector('svg').getBoundingClientRect().width"), width / 3)
+
+    def test_every_text_has_contrast(self):
+        header = RunHeader("python run_test.py", "f" * 40, False, "node", "2.13.0", "3.11.4", "none")
+        self.open(every_outcome(), header=header, warnings=("careful",))
+        for scheme in "light", "dark":
+            self.browser.scheme(scheme)
+            for opened in "true", "false":
+                self.ask(f"document.querySelectorAll('details').forEach((one) => one.open = {opened})")
+                worst, *others = self.ask(CONTRASTS)
+                with self.subTest(scheme=scheme, opened=opened):
+                    self.assertGreater(len(others), 40)
+                    self.assertGreaterEqual(worst[0], 4.5, worst)
+
+    def test_every_control_has_a_name(self):
+        self.open(every_outcome())
+        unnamed = """[...document.querySelectorAll('button, input, select, summary, svg a')].filter((one) =>
+            !one.textContent.trim() && !one.ariaLabel && !(one.labels && one.labels.length)).length"""
+        self.assertEqual(self.ask(unnamed), 0)
+        self.assertEqual(self.ask("document.querySelectorAll('h1').length"), 1)
+
     def test_light_and_dark(self):
         self.open(every_outcome())
         colours = []
@@ -157,6 +261,42 @@ class TextTest(unittest.TestCase):
         outcomes = re.findall(r'class="test ([a-z-]+)"', page)
         self.assertEqual(outcomes[0], "failed")
         self.assertEqual(outcomes[-3:], ["passed", "skipped", "skipped"])
+
+    def test_failures_of_ranks_come_before_those_of_files(self):
+        def one(file, cls="", method="", world_size=1, seconds=0.0, logs=()):
+            test = Test(TestId(file, cls, method), world_size=world_size)
+            return FinishedTest((Attempt(test, TestOutcome.ERROR, "why", seconds, ranks=logs),))
+
+        finished = (
+            one("test_import.py", seconds=100.0),
+            one("test_x.py", "T", "test_alone", seconds=50.0),
+            one("test_x.py", "T"),
+            one("test_x.py", "T", "test_fast_ranks", 2),
+            one("test_x.py", "T", "test_slow_ranks", 2, seconds=3.0),
+            one("test_x.py", "T", "test_with_logs", logs=ranks(["x"]), seconds=1.0),
+        )
+        page = html_page.render(history_of(finished))
+        names = re.findall(r'data-name="([^"]*)"', page)
+        expected = ["T::test_slow_ranks", "T::test_with_logs", "T::test_fast_ranks", "T::test_alone", "T"]
+        self.assertEqual(names, [*(f"test_x.py::{name}" for name in expected), "test_import.py"])
+        self.assertEqual(re.findall(r'id="(test-\d+)"[^>]* open', page), ["test-1"])
+
+    def test_the_header(self):
+        header = RunHeader("run <this>", "abc", True, "node7", "2.13.0", "3.11.4", "1 cuda device: 0")
+        page = html_page.render(history_of(every_outcome(), header=header))
+        rows = dict(re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", page))
+        self.assertEqual(
+            rows,
+            {
+                "command": "run &lt;this&gt;",
+                "commit": "abc (with uncommitted changes)",
+                "host": "node7",
+                "torch": "2.13.0",
+                "Python": "3.11.4",
+                "devices": "1 cuda device: 0",
+            },
+        )
+        self.assertNotIn("<dt>", html_page.render(history_of(every_outcome())))
 
     def test_headlines(self):
         good, bad = FinishedTest((attempt("test_a"),)), FinishedTest((attempt("test_b", TestOutcome.CRASHED),))

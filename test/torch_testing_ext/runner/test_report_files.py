@@ -10,16 +10,30 @@ import sys
 import tempfile
 import textwrap
 import unittest
+import xml.etree.ElementTree as ET
 from pathlib import Path
 
-from junit_support import read_junit
+import junitparser
+from junit_support import Invalid, read_junit, validate
+from junitparser import xunit2
 from report_support import a_test, attempt, ended, every_outcome, finished_test, ranks, run_events, send
 from test_html_report import history_of
 
 import torch_testing_ext
 from torch_testing_ext._process.files import write_atomically
 from torch_testing_ext.runner.events import RunBegan, UnitBegan, UnitEnded
-from torch_testing_ext.runner.model import Attempt, FinishedTest, Lease, Policy, Test, TestId, TestOutcome, Unit
+from torch_testing_ext.runner.model import (
+    Attempt,
+    Category,
+    FinishedTest,
+    Lease,
+    Policy,
+    RunHeader,
+    Test,
+    TestId,
+    TestOutcome,
+    Unit,
+)
 from torch_testing_ext.runner.options.options import Options
 from torch_testing_ext.runner.report import json_results, junit, make_reporters, perfetto
 from torch_testing_ext.runner.report.recorder import Recorder
@@ -39,10 +53,9 @@ def kinds(case):
 class JUnitTest(unittest.TestCase):
     def test_counts(self):
         root = read_junit(junit.render(history_of(every_outcome())))
-        expected = {"tests": "12", "failures": "2", "errors": "4", "skipped": "2"}
+        expected = {"tests": "12", "failures": "2", "errors": "4"}
         self.assertEqual({name: root.get(name) for name in expected}, expected)
-        for name in expected:
-            self.assertEqual(sum(int(suite.get(name)) for suite in root), int(root.get(name)))
+        self.assertEqual([suite.get("skipped") for suite in root], ["2", "0"])
         self.assertEqual(
             [suite.get("name") for suite in root],
             ["test/distributed/test_example.py", "test/distributed/test_broken.py"],
@@ -77,7 +90,9 @@ class JUnitTest(unittest.TestCase):
     def test_names(self):
         case = cases(every_outcome())["test_failed"]
         self.assertEqual(case.get("classname"), "test.distributed.test_example.ExampleTest")
-        self.assertEqual((case.get("file"), case.get("line")), ("test/distributed/test_example.py", "12"))
+        self.assertEqual(set(case.keys()), {"classname", "name", "time"})
+        root = read_junit(junit.render(history_of(every_outcome())))
+        self.assertEqual(root[0].get("file"), "test/distributed/test_example.py")
 
     def test_a_test_that_fails_each_time(self):
         case = cases([finished_test("test_bad", TestOutcome.FAILED, TestOutcome.TIMEOUT, TestOutcome.FAILED)])[
@@ -113,6 +128,141 @@ class JUnitTest(unittest.TestCase):
     def test_repetitions_have_names_of_their_own(self):
         twice = [FinishedTest((Attempt(a_test("test_a"), TestOutcome.PASSED, repetition=number),)) for number in (0, 1)]
         self.assertEqual(list(cases(twice, repetitions=2)), ["test_a [1]", "test_a [2]"])
+
+    def test_tests_of_the_same_name_are_kept_apart(self):
+        """Readers merge cases of the same name and class, so that one of them would be lost."""
+        ids = [TestId("a/b.py", "T", "test_x"), TestId("a.b.py", "T", "test_x"), TestId("a/b.py", "T", "test_\x00")]
+        ids.append(TestId("a/b.py", "T", "test_\\x00"))
+        finished = [FinishedTest((Attempt(Test(one), TestOutcome.PASSED),)) for one in ids]
+        root = read_junit(junit.render(history_of(finished)))
+        names = [case.get("name") for case in root.iter("testcase")]
+        self.assertEqual(sorted(names), ["test_\\x00", "test_\\x00 #2", "test_x", "test_x #2"])
+
+    def test_a_failure_of_a_class_is_named_by_its_class(self):
+        one = Attempt(Test(TestId("a/b.py", "T")), TestOutcome.ERROR, "tearDownClass hung")
+        self.assertEqual(list(cases([FinishedTest((one,))])), ["T"])
+
+    def test_tests_that_did_not_run(self):
+        good, left = finished_test("test_good", TestOutcome.PASSED), a_test("test_left")
+        for interrupted, errors in (False, []), (True, ["run_test.py::the whole run"]):
+            root = read_junit(junit.render(history_of([good], interrupted=interrupted, unfinished=(left,))))
+            why = "did not run: the run was interrupted" if interrupted else "did not run: the run stopped early"
+            self.assertEqual([skip.get("message") for skip in root.iter("skipped")], [why])
+            red = [
+                f"{case.get('classname')}::{case.get('name')}"
+                for case in root.iter("testcase")
+                if case.find("error") is not None
+            ]
+            self.assertEqual(red, errors)
+            self.assertEqual(int(root.get("errors")), len(errors))
+
+    def test_times_are_those_of_the_schema(self):
+        for seconds in -0.004, float("nan"), float("inf"), 1e9, 1e-9, 123456.7891:
+            one = FinishedTest((Attempt(a_test("test_a"), TestOutcome.PASSED, seconds=seconds),))
+            with self.subTest(seconds=seconds):
+                read_junit(junit.render(history_of([one])))
+
+    def test_a_message_of_a_million_characters_is_whole_and_its_title_short(self):
+        message = "AssertionError: " + "x" * 1_000_000 + " end"
+        one = attempt("test_a", TestOutcome.FAILED, message=message)
+        failure = cases([FinishedTest((one,))])["test_a"].find("failure")
+        self.assertEqual(failure.text, message)
+        self.assertLess(len(failure.get("message")), 1000)
+
+    def test_the_header(self):
+        header = RunHeader("python run_test.py -k 'a b'", "abc", True, "node7", "2.13.0", "3.11.4", "1 cuda device: 0")
+        root = read_junit(junit.render(history_of(every_outcome(), header=header)))
+        for suite in root:
+            self.assertEqual(suite.get("hostname"), "node7")
+            found = {one.get("name"): one.get("value") for one in suite.iter("property")}
+            self.assertEqual(
+                found,
+                {
+                    "command": "python run_test.py -k 'a b'",
+                    "commit": "abc (with uncommitted changes)",
+                    "host": "node7",
+                    "torch": "2.13.0",
+                    "Python": "3.11.4",
+                    "devices": "1 cuda device: 0",
+                },
+            )
+
+    def test_retries_that_leak_or_skip(self):
+        """A retry that is skipped, or that leaks where leaks are failures, does not make a failed test pass."""
+        failed, leaked, skipped = TestOutcome.FAILED, TestOutcome.LEAKED, TestOutcome.SKIPPED
+        lenient, strict = Policy(), Policy(fail_leaked=True)
+        for outcomes, policy, expected in (
+            ((failed, skipped), lenient, ["failure"]),
+            ((leaked, skipped), strict, ["failure"]),
+            ((leaked, leaked), strict, ["failure", "rerunFailure"]),
+            ((failed, leaked), strict, ["failure", "flakyFailure", "flakyFailure"]),
+            ((failed, leaked), lenient, ["flakyFailure"]),
+            ((leaked,), lenient, []),
+        ):
+            with self.subTest(outcomes=outcomes, policy=policy):
+                found = kinds(cases([finished_test("test_a", *outcomes)], policy)["test_a"])
+                self.assertEqual([kind for kind in found if kind != "system-out"], expected)
+
+    def test_junitparser_reads_it(self):
+        finished = (*every_outcome(), finished_test("test_bad", TestOutcome.FAILED, TestOutcome.TIMEOUT))
+        for policy in Policy(), Policy(fail_flaky=True, fail_leaked=True):
+            history = history_of(finished, policy)
+            report = junit.render(history).encode()
+            failed = history.summary.count(Category.FAILED)
+            for flavour in junitparser, xunit2:
+                read = flavour.JUnitXml.fromstring(report)
+                self.assertEqual(read.tests, len(finished))
+                self.assertEqual(read.failures + read.errors, failed)
+                self.assertEqual(sum(suite.skipped for suite in read), history.summary.count(Category.SKIPPED))
+                bad = [case for suite in read for case in suite if any(one._tag != "skipped" for one in case.result)]
+                self.assertEqual(len(bad), failed)
+            again = next(case for suite in read for case in suite if case.name == "test_bad")
+            self.assertIn("1 != 2", again.rerun_errors()[0].stack_trace)
+
+
+class SchemaTest(unittest.TestCase):
+    """The check itself: what the schema forbids is found."""
+
+    def test_what_is_valid(self):
+        for xml in (
+            "<testsuites/>",
+            "<testsuites time='1,234.5'/>",
+            "<testsuite name='' tests='' failures='' errors=''><properties><property name='' value=''/></properties>"
+            "<testcase name=''><system-out>x</system-out><failure>x</failure><error/></testcase></testsuite>",
+            "<testsuites><testsuite name='' tests='' failures='' errors=''><testcase name=''><rerunError type=''>x"
+            "<stackTrace>x</stackTrace><system-err/></rerunError></testcase></testsuite></testsuites>",
+        ):
+            validate(ET.fromstring(xml))
+
+    def test_what_is_not(self):
+        def in_case(inside="", more=""):
+            suite = "<testsuite name='' tests='' failures='' errors=''>"
+            return f"{suite}<testcase name='' {more}>{inside}</testcase></testsuite>"
+
+        for xml in (
+            "<testcase name=''/>",
+            "<testsuites skipped='1'/>",
+            "<testsuites>text</testsuites>",
+            "<testsuites time='-1.0'/>",
+            "<testsuites time='1e5'/>",
+            "<testsuites time='nan'/>",
+            "<testsuites><testcase name=''/></testsuites>",
+            "<testsuites><properties/></testsuites>",
+            "<testsuite name='' tests='' failures=''/>",
+            "<testsuite name='' tests='' failures='' errors=''><properties><property name=''/></properties>"
+            "</testsuite>",
+            in_case(more="file=''"),
+            in_case(more="line='1'"),
+            in_case("<properties/>"),
+            in_case("text"),
+            in_case("<rerunFailure/>"),
+            in_case("<rerunFailure type=''><system-out/><stackTrace/></rerunFailure>"),
+            in_case("<rerunFailure type=''><stackTrace/><stackTrace/></rerunFailure>"),
+            in_case("<failure><stackTrace/></failure>"),
+            in_case("<failure line='1'/>"),
+        ):
+            with self.subTest(xml=xml), self.assertRaises(Invalid):
+                validate(ET.fromstring(xml))
 
 
 class TraceTest(unittest.TestCase):

@@ -47,9 +47,9 @@ WAITS = """
 import time, unittest
 class T(unittest.TestCase):
     def test_alone(self):
-        open(FIFO, "w").close()
         self.wait_for_ever()
     def wait_for_ever(self):
+        open(FIFO, "w").close()
         time.sleep(600)  # hangs on purpose
 """
 

@@ -8,7 +8,7 @@ from unittest import mock
 from torch_testing_ext._process import system
 from torch_testing_ext.common_utils import TestCase, run_tests
 from torch_testing_ext.runner.options.options import CannotRun
-from torch_testing_ext.runner.processes import zygote
+from torch_testing_ext.runner.processes import zygote, zygote_client
 
 
 class ZygoteStartTest(TestCase):
@@ -27,8 +27,8 @@ class ZygoteStartTest(TestCase):
         children = system.children(os.getpid())
         source = "import threading\nprint('before the wait', flush=True)\nthreading.Event().wait()\n"
         with (
-            mock.patch.object(zygote, "START_PATIENCE", 1.0),
-            mock.patch.object(zygote, "QUIT_PATIENCE", 0.1),
+            mock.patch.object(zygote_client, "START_PATIENCE", 1.0),
+            mock.patch.object(zygote_client, "QUIT_PATIENCE", 0.1),
             self.assertRaisesRegex(CannotRun, r"was not ready after 1 s\. Its output:\nbefore the wait"),
         ):
             self.count_devices(source)

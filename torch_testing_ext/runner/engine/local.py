@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import random
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from functools import partial
 
 from torch_testing_ext._process.loop import Timer
@@ -30,8 +33,9 @@ from ..events import (
     TestIsSlow,
     UnitBegan,
     UnitEnded,
+    WaitingForDevices,
 )
-from ..model import Attempt, Category, FinishedTest, Lease, Summary, Test, TestId, TestOutcome, Unit
+from ..model import Attempt, Category, FinishedTest, Lease, RunHeader, Summary, Test, TestId, TestOutcome, Unit
 from ..options.options import Options
 from ..processes.zygote import Zygote
 from ..scheduling.inventory import Inventory, environment_of
@@ -44,6 +48,10 @@ from .unit_log import AttemptResult, EndCause
 
 STREAM_INTERVAL = 0.05
 PATIENCE_FOR_STACKS = 3.0
+# While other runs have the devices: how often to try again, in seconds. By chance, so that no two runs keep in step.
+RETRY_INTERVAL = (0.05, 0.2)
+TELL_AFTER = 0.5  # seconds of waiting
+PATIENCE_WITH_OTHERS = 2.0  # seconds, after which devices are reserved
 
 
 class Engine(UnitListener):
@@ -57,6 +65,7 @@ class Engine(UnitListener):
         leases: Leases,
         queue: Queue,
         reporter: Reporter,
+        header: RunHeader | None = None,
     ):
         self._zygote = zygote
         self._options = options
@@ -64,30 +73,46 @@ class Engine(UnitListener):
         self._leases = leases
         self._queue = queue
         self._reporter = reporter
+        self._header = header or RunHeader()
         self._began = time.monotonic()
         self._running: dict[int, RunningUnit] = {}
         self._attempts: dict[tuple[TestId, int], list[Attempt]] = {}
         self._finished: list[FinishedTest] = []
         self._failures = 0
-        self._unfinished: list[Test] = []
+        self._done: set[tuple[TestId, int]] = set()  # tests of `_finished`, with their repetition
+        self._unfinished: list[tuple[Test, int]] = []  # with their repetition
         self._stopping = False
         self._interrupts = 0
+        self._error = ""
         self._question: _Question | None = None
         self._copying: Timer | None = None
+        self._waiting: _Waiting | None = None
         self._left: Counter[str] = Counter()  # units of each file that have not ended
         self._numbers = itertools.count()
 
-    def run(self, plan: Plan, broken: Sequence[Attempt] = ()) -> Summary:
-        """Run the whole plan; no event reports its end. `broken`: files that could not be imported."""
+    def run(
+        self, plan: Plan, broken: Sequence[Attempt] = (), interrupted: Callable[[], str | None] = lambda: None
+    ) -> Summary:
+        """Run the whole plan; no event reports its end. `broken`: files that could not be imported.
+
+        `interrupted` is asked once, at the start, for the signal that has interrupted the run already. An exception
+        ends the run, but not its reports: the summary has it, and all results so far.
+        """
         self._began = time.monotonic()
         self._numbers = itertools.count(max((unit.number for unit in plan.units), default=-1) + 1)
         self._left.update(unit.file for unit in plan.units)
-        self._report_start(plan, broken)
-        for attempt in (*broken, *map(_skipped, plan.skipped)):
-            self._finish_at_once(attempt)
-        with signals_and_keys(self._zygote.loop, self._interrupt, self._ask), self._showing_output():
-            self._run_all(plan)
-        self._close_files()
+        try:
+            self._report_start(plan, broken)
+            for attempt in (*broken, *map(_skipped, plan.skipped)):
+                self._finish_at_once(attempt)
+            with signals_and_keys(self._zygote.loop, self._interrupt, self._ask), self._showing_output():
+                if reason := interrupted():
+                    self._interrupt(reason)
+                self._run_all(plan)
+            self._close_files()
+        except Exception:
+            self._break(traceback.format_exc())
+        self._finish_cut_short()
         return self._summary()
 
     def _report(self, event: Event) -> None:
@@ -104,15 +129,16 @@ class Engine(UnitListener):
                 seed=self._options.seed if self._options.shuffle else None,
                 fake=self._inventory.fake,
                 repetitions=self._options.repeat or 1,
+                header=self._header,
             )
         )
 
     def _run_all(self, plan: Plan) -> None:
         self._begin_what_fits()
-        while self._running:
+        while self._running or self._waiting is not None:
             self._zygote.loop.step()
             self._begin_what_fits()
-            if not self._running and self._options.endless and not self._stopping:
+            if not self._running and not len(self._queue) and self._options.endless and not self._stopping:
                 self._repeat(plan)
 
     def _repeat(self, plan: Plan) -> None:
@@ -124,19 +150,76 @@ class Engine(UnitListener):
         self._begin_what_fits()
 
     def _begin_what_fits(self) -> None:
-        while (unit := self._queue.take(self._leases.free_devices, self._leases.free_slots)) is not None:
-            lease = self._leases.take(unit)
-            self._report(UnitBegan(unit, lease, self._now()))
-            self._running[unit.number] = RunningUnit(
-                unit,
-                lease,
-                self._zygote,
-                Limits(self._options.timeout, self._options.slow),
-                environment_of(lease, self._inventory),
-                self,
-                self._options.command,
-                self._options.stream,
-            )
+        began = True
+        while began:
+            waited = self._waiting.seconds if self._waiting is not None else 0.0
+            with self._leases.choosing(self._queue.wants_devices, urgent=waited > PATIENCE_WITH_OTHERS):
+                began = self._begin_next()
+        self._wait_for_others()
+
+    def _begin_next(self) -> bool:
+        """Begin the next unit that fits. Returns False if there is none."""
+        unit = self._queue.take(self._leases.free_devices, self._leases.free_slots)
+        if unit is None:
+            return False
+        if unit.devices:
+            self._waiting = None
+        lease = self._leases.take(unit)
+        self._report(UnitBegan(unit, lease, self._now()))
+        try:
+            self._running[unit.number] = self._start(unit, lease)
+        except OSError as error:
+            self._fail_to_start(unit, lease, error)
+        return True
+
+    def _wait_for_others(self) -> None:
+        """If devices are missing because other runs have them, try again in a moment: a lock cannot be awaited."""
+        if not (self._queue.wants_devices and self._leases.elsewhere):
+            self._waiting = None
+            return
+        if self._waiting is None:
+            self._waiting = _Waiting()
+        if self._waiting.retry is None or self._waiting.retry.at <= time.monotonic():
+            # What wakes the loop is enough: whatever happens, it tries to begin units then.
+            self._waiting.retry = self._zygote.loop.after(random.uniform(*RETRY_INTERVAL), lambda: None)
+        if (owners := self._leases.owners()) != self._waiting.told and self._waiting.seconds > TELL_AFTER:
+            self._waiting.told = owners
+            self._report(WaitingForDevices(self._leases.elsewhere, owners))
+
+    def _start(self, unit: Unit, lease: Lease) -> RunningUnit:
+        return RunningUnit(
+            unit,
+            lease,
+            self._zygote,
+            Limits(self._options.timeout, self._options.slow),
+            {**environment_of(lease, self._inventory), **self._leases.environment_of(lease)},
+            self,
+            self._options.command,
+            self._options.stream,
+            self._leases.locks_of(lease),
+        )
+
+    def _fail_to_start(self, unit: Unit, lease: Lease, error: OSError) -> None:
+        """Fail all tests of a unit by name: the system refused what the unit needs, such as space in a folder."""
+        message = f"it was not run: {error}"
+        self._take_all(
+            unit,
+            [
+                Attempt(
+                    test,
+                    TestOutcome.ERROR,
+                    message,
+                    began=self._now(),
+                    repetition=unit.repetition,
+                    number=unit.attempt,
+                    lease=lease,
+                )
+                for test in unit.tests
+            ],
+        )
+        self._leases.give_back(lease)
+        self._report(UnitEnded(unit, lease, self._now()))
+        self._count_down(unit)
 
     def _now(self) -> float:
         return time.monotonic() - self._began
@@ -150,10 +233,12 @@ class Engine(UnitListener):
         self._report(TestIsSlow(test, seconds, running.lease))
 
     def results(self, running: RunningUnit, results: Iterable[AttemptResult]) -> None:
-        attempts = [running.attempt(result, self._began) for result in results]
-        retried = tuple(attempt.test for attempt in attempts if self._take(attempt))
+        self._take_all(running.unit, [running.attempt(result, self._began) for result in results])
+
+    def _take_all(self, unit: Unit, attempts: Iterable[Attempt]) -> None:
+        retried = tuple([attempt.test for attempt in attempts if self._take(attempt)])
         if retried:
-            self._add(running.unit, retried, running.unit.attempt + 1)
+            self._add(unit, retried, unit.attempt + 1)
 
     def unit_ended(self, running: RunningUnit, results: list[AttemptResult], rest: list[int]) -> None:
         unit = running.unit
@@ -164,9 +249,9 @@ class Engine(UnitListener):
         self._report(UnitEnded(unit, running.lease, self._now()))
         tests = tuple(unit.tests[number] for number in rest)
         if running.cause is EndCause.INTERRUPTED:
-            self._unfinished += [test for test in unit.tests if (test.id, unit.repetition) not in self._attempts]
+            self._unfinished += _tests_of(unit)
         elif tests and self._stopping:
-            self._unfinished += tests
+            self._unfinished += [(test, unit.repetition) for test in tests]
         elif tests:
             self._add(unit, tests, unit.attempt)
         self._count_down(unit)
@@ -204,8 +289,9 @@ class Engine(UnitListener):
 
     def _finish(self, finished: FinishedTest) -> None:
         self._finished.append(finished)
+        self._done.add((finished.test.id, finished.last.repetition))
         self._report(TestFinished(finished))
-        self._failures += self._options.policy.verdict(finished.outcome) is Category.FAILED
+        self._failures += self._options.policy.verdict_on(finished) is Category.FAILED
         most = 1 if self._options.until_failure else self._options.max_fail
         if most is not None and self._failures >= most:
             self._stop(f"{self._failures} test{'s' if self._failures > 1 else ''} failed")
@@ -215,7 +301,7 @@ class Engine(UnitListener):
     def _stop(self, reason: str) -> None:
         if not self._stopping:
             self._stopping = True
-            self._unfinished += [test for unit in self._queue.clear() for test in unit.tests]
+            self._unfinished += [one for unit in self._queue.clear() for one in _tests_of(unit)]
             self._report(Stopping(reason))
 
     def _interrupt(self, reason: str) -> None:
@@ -227,6 +313,23 @@ class Engine(UnitListener):
                 running.end(EndCause.INTERRUPTED)
             else:
                 running.kill()
+
+    def _break(self, error: str) -> None:
+        """Keep what is known so far, after an exception of ours: processes end when the zygote is closed."""
+        self._error = error
+        self._stopping = True
+        self._unfinished += [one for unit in self._queue.clear() for one in _tests_of(unit)]
+        running, self._running = self._running, {}
+        for one in running.values():
+            self._unfinished += _tests_of(one.unit)
+            with suppress(Exception):  # the exception may be one about this unit's results
+                self.results(one, one.abandon()[0])
+
+    def _finish_cut_short(self) -> None:
+        """A test that failed and was not retried, because the run ended before, has failed."""
+        for key, attempts in self._attempts.items():
+            if key not in self._done:
+                self._finish(FinishedTest(tuple(attempts)))
 
     # -- a user asks which tests are running
 
@@ -260,17 +363,36 @@ class Engine(UnitListener):
             self._report(Output(running.test.id, text))
 
     def _summary(self) -> Summary:
+        unfinished = (test for test, repetition in self._unfinished if (test.id, repetition) not in self._done)
         return Summary(
             tuple(self._finished),
             self._now(),
             self._options.policy,
             self._interrupts > 0,
-            tuple(dict.fromkeys(self._unfinished)),
+            tuple(dict.fromkeys(unfinished)),
+            error=self._error,
         )
+
+
+def _tests_of(unit: Unit) -> list[tuple[Test, int]]:
+    return [(test, unit.repetition) for test in unit.tests]
 
 
 def _skipped(test: Test) -> Attempt:
     return Attempt(test, TestOutcome.SKIPPED, test.skip or "", want=test.want, lease=Lease())
+
+
+@dataclass
+class _Waiting:
+    """The time in which a unit waits for devices that other runs have."""
+
+    since: float = field(default_factory=time.monotonic)
+    retry: Timer | None = None
+    told: tuple[str, ...] | None = None  # the other runs that the user knows of
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self.since
 
 
 class _Question:

@@ -7,11 +7,11 @@ import shlex
 import shutil
 import time
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 from torch_testing_ext._process.channel import Channel, socket_pair
-from torch_testing_ext._process.exits import describe_exit
 from torch_testing_ext._process.logs import read_ends
 from torch_testing_ext._process.loop import Timer
 from torch_testing_ext._process.messages import unexpected
@@ -78,7 +78,9 @@ class RunningUnit:
         listener: UnitListener,
         command: str,
         stream: bool = False,
+        locks: tuple[int, ...] = (),
     ):
+        """Starts the unit. Raises OSError, and leaves nothing behind, if the system refuses what it needs."""
         self.unit = unit
         self.lease = lease
         self.began = time.monotonic()
@@ -88,9 +90,13 @@ class RunningUnit:
         self._limits = limits
         self._listener = listener
         self._file: FileHandle = zygote.file(unit.file)
-        self.spec = self._make_spec(environ, command, stream)
+        with ExitStack() as on_failure:
+            self.spec = self._make_spec(environ, command, stream)
+            on_failure.callback(shutil.rmtree, self.spec.directory, ignore_errors=True)
+            nanny, theirs_of_nanny = map(on_failure.enter_context, socket_pair())
+            worker, theirs_of_worker = map(on_failure.enter_context, socket_pair())
+            on_failure.pop_all()
         self._log = UnitLog(unit, tuple(str(test.id.dotted) for test in unit.tests), self.spec.commands)
-        (nanny, theirs_of_nanny), (worker, theirs_of_worker) = socket_pair(), socket_pair()
         self._nanny: Channel[FromNanny] = Channel(nanny, FromNanny)
         self._worker: Channel[FromWorker] = Channel(worker, FromWorker)
         self._timers: list[Timer] = []
@@ -101,7 +107,7 @@ class RunningUnit:
         self._over = False
         self._loop.listen(self._nanny, self._receive_from_nanny)
         self._loop.listen(self._worker, self._receive_from_worker)
-        self._file.start(self.spec, theirs_of_nanny, theirs_of_worker, self._gone)
+        self._file.start(self.spec, theirs_of_nanny, theirs_of_worker, self._gone, locks)
         self._arm(0)
 
     def _make_spec(self, environ: Mapping[str, str], command: str, stream: bool) -> UnitSpec:
@@ -194,18 +200,27 @@ class RunningUnit:
             case _:
                 unexpected(message)
 
-    def _gone(self, status: int) -> None:
+    def _gone(self, how: str) -> None:
         """The nanny has ended, and nothing that the unit started is left."""
         if not self._over:
             for message in self._nanny.receive_available():
                 self._on_nanny_message(message)
         if self._over:
             return
-        lost = f"the process that watched it {describe_exit(os.waitstatus_to_exitcode(status))}"
-        if self._file.broken is not None:
-            lost = f"its file could not be imported again: {self._file.broken.message}"
-        cause = self.cause if self.cause is EndCause.INTERRUPTED else EndCause.LOST
+        cause, lost = EndCause.LOST, f"the process that watched it {how}"
+        if self._zygote.failure is not None:
+            cause, lost = EndCause.NOT_STARTED, self._zygote.failure
+        elif self._file.broken is not None:
+            cause, lost = EndCause.NOT_STARTED, f"its file could not be imported again: {self._file.broken.message}"
+        if self._log.running is not None:
+            cause = EndCause.LOST
+        if self.cause is EndCause.INTERRUPTED:
+            cause = self.cause
         self._conclude(WorkerExit(cause, time.monotonic(), lost=lost, stacks=self._read_stacks()))
+
+    def abandon(self) -> tuple[list[AttemptResult], list[int]]:
+        """The results so far that were not handed out, when the engine no longer runs; and the tests without any."""
+        return self._log.finish(WorkerExit(EndCause.INTERRUPTED, time.monotonic()))
 
     def _finish(self, status: int, at: float, leftovers: tuple[str, ...]) -> None:
         code = os.waitstatus_to_exitcode(status)

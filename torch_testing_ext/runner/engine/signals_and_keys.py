@@ -8,19 +8,51 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
+from types import FrameType
+from typing import Any
 
 from torch_testing_ext._process.loop import EventLoop, wait_readable
 from torch_testing_ext._process.signals import SignalReader
 
-REASONS = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
+REASONS = {
+    signal.SIGINT: "Ctrl-C",
+    signal.SIGTERM: "SIGTERM",
+    signal.SIGHUP: "SIGHUP (the terminal was closed)",
+}
 KEY = b"t"
+
+
+def interrupting() -> list[signal.Signals]:
+    """The signals that interrupt a run: not those that are ignored, as under nohup or in the background of a shell."""
+    return [number for number in REASONS if signal.getsignal(number) is not signal.SIG_IGN]
+
+
+class Deferred:
+    """Notes a signal that would interrupt, instead of raising KeyboardInterrupt; the second one raises it."""
+
+    def __init__(self) -> None:
+        self.reason: str | None = None
+        self._handlers: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Deferred:
+        self._handlers = {number: signal.signal(number, self._handle) for number in interrupting()}
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.reason is not None:
+            raise KeyboardInterrupt
+        self.reason = REASONS[signal.Signals(number)]
 
 
 @contextmanager
 def signals_and_keys(loop: EventLoop, interrupt: Callable[[str], object], ask: Callable[[], object]) -> Iterator[None]:
     """Deliver signals and keys through the loop, so that they do not interrupt other code."""
     with ExitStack() as owner:
-        reader = owner.enter_context(closing(SignalReader((*REASONS, signal.SIGUSR1))))
+        reader = owner.enter_context(closing(SignalReader((*interrupting(), signal.SIGUSR1))))
 
         def on_signals() -> None:
             for number in reader.read():

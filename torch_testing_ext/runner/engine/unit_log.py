@@ -20,6 +20,7 @@ class EndCause(enum.Enum):
     DEADLINE = "it timed out"
     INTERRUPTED = "the run was interrupted"
     LOST = "the process that watched it died"
+    NOT_STARTED = "it could not be started"
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class WorkerExit:
     code: int | None = None  # negative for a signal; None if unknown
     leftovers: tuple[str, ...] = ()
     stacks: str = ""  # where it was, if known
-    lost: str = ""  # how the process that watched it died
+    lost: str = ""  # how the process that watched it died, or why it was not started
 
 
 @dataclass(frozen=True)
@@ -157,6 +158,9 @@ class UnitLog:
 
     def _not_run(self, rest: list[int], end: WorkerExit, alone: bool) -> list[AttemptResult]:
         """Results of tests that did not begin: a class fixture prevented them, or the worker died."""
+        if end.cause is EndCause.NOT_STARTED:
+            message = f"it was not run: {end.lost}"
+            return [AttemptResult(test, TestOutcome.ERROR, message, end.at, end.at) for test in rest]
         exited = end.code == 0 and end.cause is EndCause.ITSELF
         if exited and self.fixtures:
             return [self._prevented(test, self.fixtures[0], end) for test in rest]

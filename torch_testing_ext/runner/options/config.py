@@ -26,6 +26,9 @@ PREFIX = "TORCH_TESTING_EXT_RUN_"
 DEFAULT = "default"
 COMMAND_LINE = "command line"
 EXIT_CODES = """\
+reports of an earlier run, also of one that was killed:
+  run_test.py report [JOURNAL] [--junit FILE] [--html FILE] [--trace FILE] [--results FILE]
+
 exit codes:
   0  no test failed
   1  at least one test failed

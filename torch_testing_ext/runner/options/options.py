@@ -85,6 +85,8 @@ class Options:
     jobs: int = field(default_factory=usable_cores)
     gpus: Gpus = None
     fake_gpus: int | None = None
+    shared_leases: bool = True
+    lease_folder: Path | None = None
 
     timeout: float = 300.0
     slow: float = 30.0
@@ -104,6 +106,7 @@ class Options:
     report: Path | None = None
     trace: Path | None = None
     results: Path | None = None
+    journal: Path | None = None
     allow_all_skipped: bool = False
 
     action: Action = Action.RUN

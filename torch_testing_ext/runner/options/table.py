@@ -163,6 +163,15 @@ OPTION_GROUPS = {
             "N|LIST|auto",
         ),
         "fake_gpus": OptionSpec(("--fake-gpus",), count, "schedule tests on N accelerators that do not exist", "N"),
+        "shared_leases": OptionSpec(
+            ("--shared-leases",), boolean, "use no accelerator that another run of this user on this machine uses"
+        ),
+        "lease_folder": OptionSpec(
+            ("--lease-folder",),
+            path,
+            "directory of the files by which runs share accelerators (default: one per user, below /tmp)",
+            "DIR",
+        ),
     },
     "execution": {
         "timeout": OptionSpec(("--timeout",), seconds, "time limit per test, unless @timeout overrides it", "SECONDS"),
@@ -202,9 +211,15 @@ OPTION_GROUPS = {
     },
     "reports": {
         "junit": OptionSpec(("--junit",), path, "write a JUnit XML report", "FILE"),
-        "report": OptionSpec(("--report",), path, "write an HTML report", "FILE"),
+        "report": OptionSpec(("--report", "--html"), path, "write an HTML report", "FILE"),
         "trace": OptionSpec(("--trace",), path, "write a trace for Perfetto", "FILE"),
         "results": OptionSpec(("--results",), path, "write all results as JSON", "FILE"),
+        "journal": OptionSpec(
+            ("--journal",),
+            path,
+            "keep results here as they come (default: a folder for each run, in runs/ below the directory of --cache)",
+            "FILE",
+        ),
     },
     "other": {
         "action": OptionSpec(

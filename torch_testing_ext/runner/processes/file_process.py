@@ -48,7 +48,12 @@ _QUERIED_ACCELERATORS = 3
 def run_and_exit(request: OpenFile, channel: Channel[ToFile]) -> NoReturn:
     """Run the process and exit."""
     os.chdir(request.root)
-    child.detach(os.open(request.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600))
+    try:
+        log = os.open(request.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        channel.send(FileBroken(f"the log of its import cannot be created: {error}"))
+        os._exit(0)
+    child.detach(log)
     system.adopt_orphans()
     fork_safety.mark_fork_safe()
     try:
@@ -146,14 +151,16 @@ class FileProcess(ForkParent[ToFile]):
         """Give the unit to a nanny that is free, or to a new one."""
         for pid in tuple(self._nannies):
             self._hear(pid)
-        if self._free:
-            pid = self._free.pop()
-            self._nannies[pid].send(message, *message.fds)
-            self._children[pid] = message.number
-        else:
-            self._fork_nanny(message)
-        for fd in message.fds:
-            os.close(fd)
+        try:
+            if self._free:
+                pid = self._free.pop()
+                self._nannies[pid].send(message, *message.fds)
+                self._children[pid] = message.number
+            else:
+                self._fork_nanny(message)
+        finally:
+            for fd in message.fds:
+                os.close(fd)
 
     def _fork_nanny(self, message: StartUnit) -> None:
         ours, theirs = socket_pair()
@@ -164,8 +171,13 @@ class FileProcess(ForkParent[ToFile]):
             close_all(channel, *self._nannies.values())
             nanny.run_and_exit(message, self._run_worker, requests)
 
-        pid = self.fork(message.number, run)
-        requests.close()
+        try:
+            pid = self.fork(message.number, run)
+        except OSError:
+            channel.close()
+            raise
+        finally:
+            requests.close()
         self._nannies[pid] = channel
         self._loop.listen(channel, partial(self._hear, pid))
 

@@ -10,7 +10,7 @@ import os
 import signal
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Generic, NoReturn, TypeVar
+from typing import Generic, NoReturn, Protocol, TypeVar
 
 from torch_testing_ext._process import child, reaping, signals, system
 from torch_testing_ext._process.channel import Channel
@@ -73,7 +73,16 @@ class ForkParent(Generic[Received]):
             if isinstance(message, Kill):
                 self._kill(message.number)
             else:
-                self.on_message(message)
+                self._serve(message)
+
+    def _serve(self, message: Received) -> None:
+        """Handle a request. If the system refuses it (a full disk, too many processes), this process lives on."""
+        try:
+            self.on_message(message)
+        except OSError as error:
+            number = getattr(message, "number", None)
+            if number is not None:
+                self.channel.send(ChildGone(number, 0, f"could not be started: {error}"))
 
     def _kill(self, number: int) -> None:
         for pid, given in self._children.items():
@@ -99,7 +108,13 @@ class ForkParent(Generic[Received]):
         reaping.end_children()
 
 
-def close_all(*channels: Channel[Any]) -> None:
-    """Close the channel ends that belong to a child."""
-    for channel in channels:
-        channel.close()
+class Closable(Protocol):
+    """Anything that holds a descriptor."""
+
+    def close(self) -> None: ...
+
+
+def close_all(*ends: Closable) -> None:
+    """Close the channel ends, and other descriptors, that belong to a child."""
+    for end in ends:
+        end.close()

@@ -16,6 +16,7 @@ from ..model import Test, TestId
 
 _FIXTURES = ("setUpClass", "tearDownClass")
 _MODULE_FIXTURES = ("setUpModule", "tearDownModule")
+_CPU_BACKENDS = {"gloo", "mpi", "fake"}  # tests that use these with accelerators declare how many
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ def describe(test: unittest.TestCase, file: str, devices: int) -> Test:
 def _needs_of(test: unittest.TestCase) -> tuple[Any, ...]:
     from torch_testing_ext._marks.needs import needs_of
 
-    return needs_of(getattr(test, test._testMethodName))
+    return (*needs_of(getattr(test, test._testMethodName)), *needs_of(type(test)))
 
 
 def _world_size(test: Any, needs: tuple[Any, ...]) -> int:
@@ -94,12 +95,39 @@ def _world_size(test: Any, needs: tuple[Any, ...]) -> int:
 def _devices(test: Any, needs: tuple[Any, ...], ranks: int, available: int) -> int:
     """The number of accelerators that the test will use on a machine that has `available`.
 
-    The number that it declares, and at least one per rank if there are enough: a test without a declaration may use
-    accelerators, and must not find those of another test.
+    The number that it declares; and at least one per rank, if there are enough and it may use some without a
+    declaration: it must not find those of another test.
     """
-    declared = max((need.devices for need in needs if not (need.allow_cpu and available == 0)), default=0)
-    on_cpu = getattr(test, "device_type", None) == "cpu"
-    return max(declared, ranks if ranks <= available and not on_cpu else 0)
+    method = getattr(test, test._testMethodName)
+    marked = int(getattr(method, "_min_gpus_required", 0) or 0)  # by PyTorch's own decorators
+    declared: list[int] = [need.devices for need in needs if not (need.allow_cpu and available == 0)]
+    declared.append(0 if any(need.devices for need in needs) else marked)
+    return max(*declared, ranks if ranks <= available and _may_use_accelerators(test, needs) else 0, 0)
+
+
+def _may_use_accelerators(test: Any, needs: tuple[Any, ...]) -> bool:
+    """Whether a test may use accelerators although no decorator says how many."""
+    from torch_testing_ext._cases import ranked
+    from torch_testing_ext.upstream import drop_in
+
+    device_type = _device_type(test)
+    if device_type:
+        return device_type != "cpu"
+    backends = {need.backend for need in needs if need.backend}
+    if backends:
+        return not backends <= _CPU_BACKENDS
+    # PyTorch's tests in one process use accelerators without a declaration that could be read here.
+    return isinstance(test, ranked.RankedTestCase) or drop_in.is_installed()
+
+
+def _device_type(test: Any) -> str:
+    """The type of device that the test's class names, as PyTorch's device-generic tests do; "" if it names none."""
+    try:
+        found = getattr(test, "device_type", None)
+        found = found() if callable(found) else found
+    except Exception:
+        return ""
+    return str(found or "").partition(":")[0]
 
 
 def _timeout(test: Any) -> float | None:

@@ -21,7 +21,18 @@ from torch_testing_ext._process.messages import unexpected
 from torch_testing_ext._process.parent_loop import ParentLoop
 from torch_testing_ext._process.signals import signal_group
 
-from .protocol import EndWorker, KillWorker, Nothing, StacksTaken, StartUnit, TakeStacks, ToNanny, UnitOver, WorkerEnded
+from .protocol import (
+    EndWorker,
+    KillWorker,
+    Nothing,
+    StacksTaken,
+    StartUnit,
+    TakeStacks,
+    ToNanny,
+    UnitOver,
+    WorkerBroke,
+    WorkerEnded,
+)
 from .unit_spec import UnitSpec
 
 # How long the worker, and then its leftovers, may take to exit after SIGTERM.
@@ -66,7 +77,8 @@ class Nanny:
     """Starts a unit's worker, watches it, and ends the processes that it leaves."""
 
     def __init__(self, request: StartUnit, start: Start, loop: ParentLoop, parent: Channel[StartUnit] | None):
-        nanny_fd, worker_fd = request.fds
+        # The locks of its devices are held as long as a process has their descriptors: until nothing of it is left.
+        nanny_fd, worker_fd, *self._locks = request.fds
         self._number = request.number
         self._unit = request.unit
         self._channel: Channel[ToNanny] = Channel.on(nanny_fd, ToNanny)
@@ -91,6 +103,7 @@ class Nanny:
             reaping.end_children()
             return False
         leftovers = self._end_leftovers()
+        self._release_devices()
         if self._parent is not None:
             # First, so that this nanny is known to be free when its client asks for the next unit.
             self._parent.send(UnitOver(self._number))
@@ -103,8 +116,20 @@ class Nanny:
         self._channel.close()
         if self._parent is not None:
             self._parent.close()
-        log = os.open(self._unit.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        self._release_devices()
+        try:
+            log = os.open(self._unit.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            self._worker_channel.send(
+                WorkerBroke(f"the log of its process cannot be created: {error}", time.monotonic())
+            )
+            os._exit(1)
         self._start(self._unit, self._worker_channel, log)
+
+    def _release_devices(self) -> None:
+        for fd in self._locks:
+            os.close(fd)
+        self._locks = []
 
     def _reap(self) -> None:
         for pid, status in reaping.reap():

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from torch_testing_ext._process.channel import WithDescriptors
+from torch_testing_ext._process.exits import describe_exit
 
 from ..model import Test, TestOutcome
 from .unit_spec import UnitSpec
@@ -34,7 +36,7 @@ class CountDevices(WithDescriptors):
 
 @dataclass(frozen=True)
 class StartUnit(WithDescriptors):
-    """Start a unit. The descriptors are the channels of its nanny and of its worker."""
+    """Start a unit. The descriptors are the channels of its nanny and of its worker, and the locks of its devices."""
 
     number: int
     unit: UnitSpec
@@ -70,10 +72,16 @@ class ZygoteReady:
 
 @dataclass(frozen=True)
 class ChildGone:
-    """The child with this number has ended, together with everything that it started."""
+    """The child with this number has ended, together with everything that it started; or it could not be started."""
 
     number: int
     status: int
+    failure: str = ""  # why it could not be started
+
+    @property
+    def how(self) -> str:
+        """How it ended, to follow a subject: "exited with code 1"."""
+        return self.failure or describe_exit(os.waitstatus_to_exitcode(self.status))
 
 
 @dataclass(frozen=True)
@@ -110,6 +118,8 @@ class DevicesCounted:
 
     kind: str | None
     count: int
+    torch: str = ""  # the version of torch
+    uuids: tuple[str, ...] = ()  # of each; empty if they cannot be found out
 
 
 FromZygote: TypeAlias = ZygoteReady | ChildGone

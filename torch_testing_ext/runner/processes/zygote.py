@@ -1,4 +1,4 @@
-"""The zygote and the processes of test files, as run_test.py sees them. Never imports torch.
+"""The processes of test files, as run_test.py sees them. Never imports torch.
 
 A process that dies is restarted when it is needed again; the processes that it started die with it.
 """
@@ -6,13 +6,6 @@ A process that dies is restarted when it is needed again; the processes that it 
 from __future__ import annotations
 
 import enum
-import itertools
-import os
-import shutil
-import signal
-import subprocess
-import sys
-import tempfile
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -20,14 +13,10 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from socket import socket
-from types import TracebackType
-from typing import Any
 
-from torch_testing_ext._process import interpreter, reaping, system
+from torch_testing_ext._process import system
 from torch_testing_ext._process.channel import Channel, socket_pair
-from torch_testing_ext._process.exits import describe_exit
 from torch_testing_ext._process.logs import tail
-from torch_testing_ext._process.loop import EventLoop, Timer
 from torch_testing_ext._process.messages import unexpected
 
 from ..model import Attempt, Test, TestId, TestOutcome
@@ -41,27 +30,16 @@ from .protocol import (
     FileTests,
     FileUnsafe,
     FromFile,
-    FromZygote,
     Kill,
     OpenFile,
     PreloadModules,
     StartUnit,
-    ZygoteReady,
 )
 from .unit_spec import UnitSpec
+from .zygote_client import PRELOADED, Gone, ZygoteClient
 
-# Modules that most test files import, imported once for all of them.
-PRELOADED = (
-    "torch",
-    "torch.distributed",
-    "torch_testing_ext.common_distributed",
-    "torch_testing_ext.common_fsdp",
-    "torch_testing_ext.distributed._tensor.common_dtensor",
-)
-START_PATIENCE = 300.0
 IMPORT_PATIENCE = 120.0
-QUIT_PATIENCE = 5.0
-MOST_RESTARTS = 3
+MOST_LOST_IMPORTS = 3  # how often a file may be imported when the zygote dies
 MOST_OPEN = 32  # processes of files that wait for their first unit
 
 
@@ -79,137 +57,33 @@ class FileState(enum.Enum):
 
     CLOSED = "closed"
     OPENING = "opening"
+    SUSPECT = "to be imported again, alone"  # the zygote died during its import
     READY = "ready"
     UNSAFE = "not safe to fork"  # its units are new interpreters
     BROKEN = "broken"
 
 
-class Zygote:
-    """The zygote's client: `with Zygote(root) as zygote:`. All processes of the run descend from the zygote."""
+class Zygote(ZygoteClient):
+    """The zygote and the processes of test files: `with Zygote(root) as zygote:`."""
 
     def __init__(self, root: Path, preloaded: tuple[str, ...] = PRELOADED, drop_in: bool = False):
-        """`drop_in`: the root is a PyTorch checkout, whose tests get our classes under PyTorch's names."""
-        self.root = root
-        self._drop_in = drop_in
-        self.loop = EventLoop()
-        self.directory = Path()
-        self._preloaded = preloaded
-        self._numbers = itertools.count()
-        self._gone: dict[int, Callable[[int], object]] = {}  # by number, the function to call when a child has ended
+        super().__init__(root, preloaded, drop_in)
+        self.torch_version = ""  # known when devices have been counted
+        self.device_uuids: tuple[str, ...] = ()  # known when devices have been counted
         self._files: dict[str, FileHandle] = {}
-        self._process: subprocess.Popen[bytes] | None = None
-        self._channel: Channel[FromZygote]
-        self._deadline: Timer
-        self._ready = False
-        self._starts = 0
+        self._suspects: deque[FileHandle] = deque()
 
-    def __enter__(self) -> Zygote:
-        system.adopt_orphans()  # if the zygote is killed, this process adopts those that it leaves
-        self._known = frozenset(system.children(os.getpid()))
-        self.directory = Path(tempfile.mkdtemp(prefix="torch_testing_ext_run_"))
-        self._start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._channel.close()  # each process below ends everything that it started when its channel closes
-        assert self._process is not None
-        try:
-            self._process.wait(QUIT_PATIENCE)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        reaping.end_children(self._known)
+    def close(self) -> None:
         for file in self._files.values():
             file.close()
-        self.loop.close()
-        shutil.rmtree(self.directory, ignore_errors=True)
-
-    # -- the process
-
-    def _start(self) -> None:
-        self._starts += 1
-        ours, theirs = socket_pair()
-        self._channel = Channel(ours, FromZygote)
-        words = [str(theirs.fileno()), str(os.getpid()), str(self.directory), str(int(self._drop_in))]
-        # A checkout has a folder torch/ that is not the installed torch.
-        path = sys.path if self._drop_in else [str(self.root), *sys.path]
-        command = interpreter.command("runner.processes.zygote_process", path, *words, *self._preloaded)
-        with self._log.open("ab") as log, theirs:
-            self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=[theirs.fileno()]
-            )
-        self._ready = False
-        self._deadline = self.loop.after(START_PATIENCE, self._give_up)
-        self.loop.listen(self._channel, self._receive)
-
-    @property
-    def _log(self) -> Path:
-        return self.directory / "zygote.log"
-
-    def _give_up(self) -> None:
-        raise CannotRun(
-            f"the process that imports torch for all tests was not ready after {START_PATIENCE:.0f} s. "
-            f"Its output:\n{tail(self._log)}"
-        )
-
-    def _receive(self) -> None:
-        try:
-            messages = self._channel.receive()
-        except EOFError:
-            self._lose()
-            return
-        for message in messages:
-            match message:
-                case ChildGone(number, status):
-                    self._gone.pop(number, _ignore)(status)
-                case ZygoteReady(None):
-                    self._ready = True
-                    self._deadline.cancel()
-                case ZygoteReady(unsafe):
-                    raise CannotRun(f"the process that has imported torch cannot be forked: {unsafe}")
-                case _:
-                    unexpected(message)
-
-    def _lose(self) -> None:
-        """Handle the death of the zygote: end the processes that its children left, and restart it."""
-        self.loop.forget(self._channel)
-        self._channel.close()
-        self._deadline.cancel()
-        assert self._process is not None
-        code = self._process.wait()
-        reaping.end_children(self._known)
-        if not self._ready or self._starts > MOST_RESTARTS:
-            how = describe_exit(code)
-            raise CannotRun(f"the process that imports torch for all tests {how}. Its output:\n{tail(self._log)}")
-        self._start()
-        lost, self._gone = self._gone, {}
-        for gone in lost.values():
-            gone(signal.SIGKILL)
-
-    def start_child(self, request: Callable[[int], Any], gone: Callable[[int], object], *fds: int) -> int:
-        """Have the zygote start a child. Returns the child's number.
-
-        `request` makes the message from the number. `gone` is called with the child's wait status when the child has
-        ended, together with everything that it started.
-        """
-        number = next(self._numbers)
-        self._gone[number] = gone
-        self._channel.send(request(number), *fds)
-        return number
-
-    def kill(self, number: int) -> None:
-        self._channel.send(Kill(number))
-
-    # -- requests
+        super().close()
 
     def count_devices(self) -> tuple[str | None, int]:
         """The kind of the visible accelerators ("cuda", "hip", "xpu", ...), and their number."""
         ours, theirs = socket_pair()
         channel: Channel[DevicesCounted] = Channel(ours, DevicesCounted)
         answers: list[DevicesCounted] = []
-        ended: list[int] = []
+        ended: list[str] = []
 
         def listen() -> None:
             with suppress(EOFError):
@@ -222,8 +96,12 @@ class Zygote:
         while not ended:
             self.loop.step()
         channel.close()
+        if self.failure is not None:
+            raise CannotRun(self.failure)
         if not answers:
             raise CannotRun(f"the process that counts accelerators ended without an answer:\n{tail(self._log)}")
+        self.torch_version = answers[0].torch
+        self.device_uuids = answers[0].uuids
         return answers[0].kind, answers[0].count
 
     def discover(self, files: Iterable[str], devices: int = 0, jobs: int | None = None) -> Discovery:
@@ -236,7 +114,7 @@ class Zygote:
                 opening.append(waiting.popleft())
                 opening[-1].open()
             self.loop.step()
-            opening = [file for file in opening if file.state is FileState.OPENING]
+            opening = [file for file in opening if file.state in (FileState.OPENING, FileState.SUSPECT)]
             self._keep_few_open(opened)
         tests = tuple(test for file in opened for test in file.tests)
         broken = tuple(file.broken for file in opened if file.broken is not None)
@@ -246,6 +124,19 @@ class Zygote:
         """Close processes beyond MOST_OPEN, to save memory. Their files are imported again when their units start."""
         for file in [file for file in files if file.state is FileState.READY][MOST_OPEN:]:
             file.close()
+
+    def import_again(self, file: FileHandle) -> None:
+        """Import a file during whose import the zygote died. One at a time, so that only the culprit dies again."""
+        self._suspects.append(file)
+        self._import_next_suspect()
+
+    def _import_next_suspect(self) -> None:
+        if self._suspects and self._suspects[0].state is FileState.SUSPECT:
+            self._suspects[0].open(self._end_suspicion)
+
+    def _end_suspicion(self) -> None:
+        self._suspects.popleft()
+        self._import_next_suspect()
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -271,7 +162,10 @@ class FileHandle:
         self._channel: Channel[FromFile] | None = None
         self._number = -1
         self._waiting: list[_Start] = []  # units to be started when the process is ready
-        self._gone: dict[int, Callable[[int], object]] = {}
+        self._gone: dict[int, Gone] = {}
+        self._start_of_zygote = 0  # which of the zygotes has started the process
+        self._lost_imports = 0
+        self._imported: Callable[[], object] | None = None
         self._by_zygote: dict[int, int] = {}  # the zygote's numbers of units that are interpreters
 
     @property
@@ -283,10 +177,12 @@ class FileHandle:
         """The output of the process while it imports the file."""
         return self._zygote.directory / f"import-{self.name.replace('/', '.')}.log"
 
-    def open(self) -> None:
-        """Start the process, which imports the file and lists its tests."""
-        assert self.state is FileState.CLOSED
+    def open(self, imported: Callable[[], object] | None = None) -> None:
+        """Start the process, which imports the file and lists its tests. `imported` is called after the import."""
+        assert self.state in (FileState.CLOSED, FileState.SUSPECT)
         self.state = FileState.OPENING
+        self._imported = imported
+        self._start_of_zygote = self._zygote.starts
         ours, theirs = socket_pair()
         self._channel = Channel(ours, FromFile)
         request = partial(
@@ -322,8 +218,9 @@ class FileHandle:
                 self._become_unsafe(why)
             case FileBroken(text):
                 self._break(text)
-            case ChildGone(number, status):
-                self._gone.pop(number, _ignore)(status)
+            case ChildGone(number):
+                self._zygote.note_progress()
+                self._gone.pop(number, _ignore)(message.how)
             case _:
                 unexpected(message)
 
@@ -332,7 +229,13 @@ class FileHandle:
         self.state = FileState.READY
         if unsafe is not None:
             self._become_unsafe(unsafe)
+        self._end_import()
         self._start_waiting()
+
+    def _end_import(self) -> None:
+        imported, self._imported = self._imported, None
+        if imported is not None:
+            imported()
 
     def _become_unsafe(self, why: str) -> None:
         self.state = FileState.UNSAFE
@@ -351,21 +254,36 @@ class FileHandle:
         self._deadline.cancel()
         self.state = FileState.BROKEN
         self.broken = Attempt(Test(TestId(self.name)), TestOutcome.ERROR, message, output=tail(self._log))
+        self._end_import()
         self._start_waiting()
 
-    def _end(self, channel: Channel[FromFile], status: int) -> None:
+    def _end(self, channel: Channel[FromFile], how: str) -> None:
         """Handle the end of the process, with everything that it started."""
         if self._channel is not channel:
             return  # it was closed; there may be another process by now
         for message in self._channel.receive_available():
             self._on_message(message)
+        again = False
         if self.state is FileState.OPENING:
-            how = describe_exit(os.waitstatus_to_exitcode(status))
-            self._break(f"the process that imports the file {how} during the import")
+            again = self._is_victim()
+            if again:
+                self._deadline.cancel()
+                self._end_import()
+                self.state = FileState.SUSPECT
+            else:
+                self._break(self._zygote.failure or f"the process that imports the file {how} during the import")
         lost = self._gone
         self.close()
         for gone in lost.values():
-            gone(status)
+            gone(how)
+        if again:
+            self._zygote.import_again(self)
+
+    def _is_victim(self) -> bool:
+        """Whether the import ended only because the zygote died, so that another attempt may succeed."""
+        self._lost_imports += 1
+        died = self._start_of_zygote != self._zygote.starts
+        return died and self._zygote.failure is None and self._lost_imports <= MOST_LOST_IMPORTS
 
     def close(self) -> None:
         """End the process; no unit may be running. It is restarted for the next unit."""
@@ -377,11 +295,14 @@ class FileHandle:
             self._channel.close()
             self._channel = None
 
-    def start(self, unit: UnitSpec, nanny: socket, worker: socket, gone: Callable[[int], object]) -> None:
-        """Start a unit. The sockets go to its nanny and worker; `gone` is called when no process of it is left."""
+    def start(self, unit: UnitSpec, nanny: socket, worker: socket, gone: Gone, locks: tuple[int, ...] = ()) -> None:
+        """Start a unit. The sockets go to its nanny and worker; the nanny also gets the locks of its devices.
+
+        `gone` is called when no process of it is left; never before this method has returned.
+        """
         if self.state is FileState.CLOSED:
             self.open()
-        self._waiting.append(_Start(unit, nanny, worker, gone))
+        self._waiting.append(_Start(unit, nanny, worker, gone, locks))
         if self.state is not FileState.OPENING:
             self._start_waiting()
 
@@ -389,7 +310,7 @@ class FileHandle:
         waiting, self._waiting = self._waiting, []
         for one in waiting:
             with one.nanny, one.worker:
-                self._start(one, one.nanny.fileno(), one.worker.fileno())
+                self._start(one, one.nanny.fileno(), one.worker.fileno(), *one.locks)
 
     def _start(self, one: _Start, *fds: int) -> None:
         number = one.unit.number
@@ -400,8 +321,8 @@ class FileHandle:
             case FileState.READY if self._channel is not None:
                 self._gone[number] = one.gone
                 self._channel.send(StartUnit(number, one.unit), *fds)
-            case FileState.BROKEN:
-                one.gone(0)
+            case _:
+                self._zygote.loop.after(0.0, partial(one.gone, "could not be started"))
 
     def kill(self, unit: int) -> None:
         """Kill the nanny of a unit that does not answer."""
@@ -411,7 +332,7 @@ class FileHandle:
             self._channel.send(Kill(unit))
 
 
-def _ignore(status: int) -> None:
+def _ignore(how: str) -> None:
     """Do nothing when a child ends that no caller waits for."""
 
 
@@ -422,4 +343,5 @@ class _Start:
     unit: UnitSpec
     nanny: socket
     worker: socket
-    gone: Callable[[int], object]
+    gone: Gone
+    locks: tuple[int, ...]  # descriptors, which the unit's lease keeps open until it is gone

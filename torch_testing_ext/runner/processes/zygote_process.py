@@ -85,9 +85,22 @@ class ZygoteProcess(ForkParent[ToZygote]):
 
     def _start_unit(self, message: StartUnit) -> None:
         """Start a unit whose file is not safe to fork."""
-        self.fork(message.number, partial(nanny.run_and_exit, message, file_process.start_interpreter))
-        for fd in message.fds:
-            os.close(fd)
+        try:
+            self.fork(message.number, partial(nanny.run_and_exit, message, file_process.start_interpreter))
+        finally:
+            for fd in message.fds:
+                os.close(fd)
+
+
+def _uuids(kind: str | None, count: int) -> tuple[str, ...]:
+    """What identifies each device, whatever its number is under the masks of this run."""
+    import torch
+
+    try:
+        properties = torch.get_device_module(kind).get_device_properties if kind else None
+        return tuple(str(properties(number).uuid) for number in range(count)) if properties else ()
+    except Exception:
+        return ()
 
 
 def _count_devices(channel: Channel[Nothing]) -> NoReturn:
@@ -99,5 +112,5 @@ def _count_devices(channel: Channel[Nothing]) -> NoReturn:
     fork_safety.mark_fork_safe()
     kind, count = accelerators.accelerator_type(), accelerators.device_count()
     hip = kind == "cuda" and torch.version.hip is not None
-    channel.send(DevicesCounted("hip" if hip else kind, count))
+    channel.send(DevicesCounted("hip" if hip else kind, count, torch.__version__, _uuids(kind, count)))
     os._exit(0)

@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, TextIO
 
 from ..events import Reporter, Reporters, Warned
 from ..model import Policy
-from ..options.options import Options
-from . import html_page, json_results, junit, perfetto
+from ..options.options import Options, Verbosity
+from ..scheduling.remembered import make_cache_folder
+from . import html_page, journal, json_results, junit, perfetto
 from .console import Console
 from .files import Files, Render
 from .github import GitHub
-from .terminal import LineWriter, TerminalStream, is_terminal, make_styler
+from .layout import Layout
+from .terminal import LineWriter, TerminalStream, columns, is_terminal, make_styler
 
 if TYPE_CHECKING:
     from .live import Live
@@ -27,16 +29,70 @@ if TYPE_CHECKING:
 
 def make_reporters(options: Options, stream: TextIO, environ: Mapping[str, str]) -> Reporters:
     """All reporters of a run. The console is the last, so that the warnings of others appear above its last line."""
+    console, shown = _make_console(options, stream, environ)
+
+    def warn(message: str) -> None:
+        console.on_event(Warned(message))
+
+    prepare = partial(make_cache_folder, options.cache) if options.journal is None else lambda: None
+    kept = journal.Journal(_place_of_journal(options), journal.header_of(options), warn, prepare)
+    others: list[Reporter] = [kept, Files(_file_reports(options), warn)]
+    if environ.get("GITHUB_ACTIONS") == "true":
+        others.append(GitHub(console.writer))
+    return Reporters([*others, *shown])
+
+
+def remake_reports(options: Options, stream: TextIO, environ: Mapping[str, str], run: journal.RecordedRun) -> Reporters:
+    """Makes the reports of a run that is over, and prints its summary."""
+    command, policy = run.header.command, run.header.policy
+    terminal = TerminalStream(stream)
+    console = Console(
+        terminal,
+        make_styler(stream, environ),
+        Verbosity.QUIET,
+        options.durations,
+        policy,
+        command,
+        partial(_layout, options, stream, environ),
+    )
+    renderers = _file_reports(options, command)
+    reporters = Reporters([Files(renderers, warn=lambda message: console.on_event(Warned(message)))])
+    for event in run.events:
+        reporters.on_event(event)
+    Reporters([console], reporters.errors).on_event(run.events[-1])
+    return reporters
+
+
+def _place_of_journal(options: Options) -> Path:
+    """The path of the run's journal, for which old ones make room."""
+    if options.journal is not None:
+        return options.journal
+    folder = options.cache / "runs"
+    journal.delete_old(folder)
+    return journal.place_of_new(folder)
+
+
+def _make_console(options: Options, stream: TextIO, environ: Mapping[str, str]) -> tuple[Console, list[Reporter]]:
+    """The console report, and all reporters that show it."""
     terminal = TerminalStream(stream)
     live = _live(terminal, options.policy) if is_terminal(stream, environ) else None
     writer: LineWriter = live or terminal
     console = Console(
-        writer, make_styler(stream, environ), options.verbosity, options.durations, options.policy, options.command
+        writer,
+        make_styler(stream, environ),
+        options.verbosity,
+        options.durations,
+        options.policy,
+        options.command,
+        partial(_layout, options, stream, environ),
     )
-    others: list[Reporter] = [Files(_file_reports(options), warn=lambda message: console.on_event(Warned(message)))]
-    if environ.get("GITHUB_ACTIONS") == "true":
-        others.append(GitHub(writer))
-    return Reporters([*others, *([live] if live else []), console])
+    return console, [*([live] if live else []), console]
+
+
+def _layout(options: Options, stream: TextIO, environ: Mapping[str, str]) -> Layout:
+    """The layout now: the user may resize the terminal during the run."""
+    complete = next((str(path) for path in (options.report, options.results, options.junit) if path), "")
+    return Layout(columns(stream, environ), complete)
 
 
 def _live(terminal: TerminalStream, policy: Policy) -> Live | None:
@@ -48,10 +104,10 @@ def _live(terminal: TerminalStream, policy: Policy) -> Live | None:
     return Live(terminal, policy)
 
 
-def _file_reports(options: Options) -> dict[Path, Render]:
+def _file_reports(options: Options, command: str | None = None) -> dict[Path, Render]:
     renderers: dict[Path | None, Render] = {
         options.junit: junit.render,
-        options.report: partial(html_page.render, command=options.command),
+        options.report: partial(html_page.render, command=command or options.command),
         options.trace: perfetto.render,
         options.results: json_results.render,
     }

@@ -1,8 +1,14 @@
-"""The scrolling console report: one line per test, failures as they happen, and a summary at the end."""
+"""The scrolling console report: one line per test, failures as they happen, and a summary at the end.
+
+Each failure is printed once in full: when it happens, or with -q at the end. In the other place it is one line.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+
+from torch_testing_ext.launch.folding import without_accidents
 
 from ..events import (
     AttemptEnded,
@@ -14,12 +20,14 @@ from ..events import (
     Stopping,
     TestFinished,
     TestIsSlow,
+    WaitingForDevices,
     Warned,
 )
 from ..model import Attempt, Category, FinishedTest, Policy, Summary, TestId, TestOutcome
 from ..options.options import Verbosity
 from . import text
-from .final_summary import WIDTH, failure_details, final_summary
+from .final_summary import failure_details, final_summary
+from .layout import Layout
 from .snapshot import snapshot
 from .terminal import STYLE_OF, LineWriter, Style, Styler
 
@@ -34,12 +42,14 @@ class Console:
     slowest: int = 5
     policy: Policy = field(default_factory=Policy)
     command: str = "python run_test.py"
+    layout: Callable[[], Layout] = Layout
     _total: int = 0
     _done: int = 0
     _repetitions: int = 1
     _last_shown: TestId | None = None  # the test whose output was shown last
     _partial_lines: dict[TestId | None, str] = field(default_factory=dict)
     _warnings: list[str] = field(default_factory=list)
+    _shown: dict[tuple[TestId, int], list[str]] = field(default_factory=dict)  # failures of tests that are retried
 
     def on_event(self, event: Event) -> None:
         match event:
@@ -57,6 +67,9 @@ class Console:
                 self._test_finished(finished)
             case Output(test, new):
                 self._stream(test, new)
+            case WaitingForDevices(devices, owners):
+                used_by = "; ".join(map(text.printable, owners)) or "another run"
+                self._say(f"waiting for {text.count(len(devices), 'device')}, used by {used_by}", Style.YELLOW)
             case StatusRequested():
                 self.writer.write(snapshot(event))
             case Warned(message):
@@ -76,18 +89,35 @@ class Console:
     def _test_finished(self, finished: FinishedTest) -> None:
         self._done += 1
         self._total = max(self._total, self._done)  # --until-failure: the number of repetitions is unknown
-        failed = self.policy.verdict(finished.outcome) is Category.FAILED
+        failed = self.policy.verdict_on(finished) is Category.FAILED
         if failed or self.detail is not Verbosity.QUIET:
-            self._attempt(finished.last, finished.outcome, text.outcome_in_words(finished), failed)
+            last = finished.last
+            failed_now = failed and self.policy.verdict(last.outcome) is Category.FAILED
+            self._attempt(last, finished.outcome, text.outcome_in_words(finished), failed_now)
+        self._shown.pop((finished.test.id, finished.last.repetition), None)
 
     def _attempt(self, attempt: Attempt, outcome: TestOutcome, word: str, failed: bool) -> None:
         self._flush(attempt.test.id)
         took = text.duration(attempt.seconds) if outcome is not TestOutcome.SKIPPED else ""
-        line = f"{self._progress()}  {self.styler(STYLE_OF[outcome], f'{word:<8}')}  {took:>9}  "
-        self.writer.write(f"{line}{text.name(attempt, self._repetitions)}{self._remark(attempt)}\n")
-        if failed:
-            rule = "-" * WIDTH
-            self.writer.write(f"{rule}\n{failure_details(attempt)}\n{rule}\n")
+        word, more = f"{word:<8}", f"  {took:>9}  {text.name(attempt, self._repetitions)}"
+        start = f"{self._progress()}  "
+        details, title = self._failure(attempt) if failed else ("", "")
+        line = self.layout().with_title(start + word + more, title) if title else more + self._remark(attempt)
+        self._say(start + self.styler(STYLE_OF[outcome], word) + line.removeprefix(start + word))
+        if details:
+            rule = self.layout().rule("-")
+            self._say(f"{rule}\n{details}\n{rule}")
+
+    def _failure(self, attempt: Attempt) -> tuple[str, str]:
+        """The details of an attempt that failed, or a title, if the details follow in the summary or were shown."""
+        if self.detail is Verbosity.QUIET:
+            return "", text.title(attempt.message)
+        details = failure_details(attempt, self.layout())
+        shown = self._shown.setdefault((attempt.test.id, attempt.repetition), [])
+        if (pattern := without_accidents(details)) in shown:
+            return "", f"in the same way as before: {text.title(attempt.message)}"
+        shown.append(pattern)
+        return details, ""
 
     def _progress(self) -> str:
         return f"[{self._done:>{len(str(self._total))}}/{self._total}]"
@@ -121,7 +151,11 @@ class Console:
     def _run_ended(self, summary: Summary) -> None:
         for test in list(self._partial_lines):
             self._flush(test)
-        self.writer.write("\n" + final_summary(summary, self.styler, self.slowest, self.command, self._warnings))
+        in_full = self.detail is Verbosity.QUIET
+        sections = final_summary(
+            summary, self.styler, self.slowest, self.command, self._warnings, self.layout(), in_full
+        )
+        self.writer.write("\n" + sections)
 
     def _say(self, line: str, style: Style | None = None) -> None:
         self.writer.write((self.styler(style, line) if style else line) + "\n")

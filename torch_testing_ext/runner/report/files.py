@@ -26,11 +26,17 @@ class Files:
         self._recorder.on_event(event)
         if isinstance(event, RunEnded):
             history = self._recorder.history(event)
-            for path, render in self.renderers.items():
-                self._write(path, render, history)
+            errors = [error for path, render in self.renderers.items() if (error := self._write(path, render, history))]
+            if errors:
+                raise errors[0]
 
-    def _write(self, path: Path, render: Render, history: History) -> None:
+    def _write(self, path: Path, render: Render, history: History) -> Exception | None:
+        """Returns an error of ours, which no other report suffers from."""
         try:
             write_atomically(path, render(history))
         except OSError as error:
             self.warn(f"{path} could not be written ({error}); the outcome of the run is not affected")
+        except Exception as error:
+            self.warn(f"{path} could not be written: internal error: {type(error).__name__}: {error}")
+            return error
+        return None

@@ -1,4 +1,4 @@
-"""The final summary of a run: all failures again, then counts and lists, and a last line of fixed format. Pure."""
+"""The final summary of a run: all failures, then counts and lists, and a last line of fixed format. Pure."""
 
 from __future__ import annotations
 
@@ -6,19 +6,22 @@ import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
-from ..model import Attempt, FinishedTest, Summary, TestOutcome
+from torch_testing_ext.launch.folding import without_accidents
+
+from ..model import Attempt, Category, FinishedTest, Policy, Summary, TestOutcome
 from . import text
+from .layout import Layout
 from .terminal import STYLE_OF, Style, Styler
 
-WIDTH = 100
 LAST_LINES = 20
 # With more names, the command would be too long to read.
 MOST_NAMES = 8
+MOST_UNFINISHED = 10
 
 
-def failure_details(attempt: Attempt) -> str:
+def failure_details(attempt: Attempt, layout: Layout) -> str:
     """Why a test failed: its message, the end of its output, and the processes that it left running."""
-    parts = [text.printable(attempt.message).strip("\n")]
+    parts = [layout.message(text.printable(attempt.message).strip("\n"))]
     lines = text.printable(attempt.output[-20_000:]).rstrip().splitlines()[-LAST_LINES:]
     if lines:
         parts.append("last lines of the output of the test's process:\n" + "\n".join(lines))
@@ -28,13 +31,22 @@ def failure_details(attempt: Attempt) -> str:
 
 
 def final_summary(
-    summary: Summary, styler: Styler, slowest: int, command: str, late_warnings: Sequence[str] = ()
+    summary: Summary,
+    styler: Styler,
+    slowest: int,
+    command: str,
+    late_warnings: Sequence[str] = (),
+    layout: Layout | None = None,
+    in_full: bool = False,
 ) -> str:
-    """`command` runs the tests whose names are appended to it. `late_warnings` came after `summary` was made."""
+    """`command` runs the tests whose names are appended to it. `late_warnings` came after `summary` was made.
+
+    `in_full`: with the details of each failure, which have not been printed before.
+    """
     repetitions = 1 + max((one.last.repetition for one in summary.finished), default=0)
-    sections = _Sections(summary, styler, repetitions, command)
+    sections = _Sections(summary, styler, repetitions, command, layout or Layout())
     parts = [
-        sections.failures(),
+        sections.failures_in_full() if in_full else sections.failures(),
         sections.outcomes(),
         sections.slowest(slowest),
         sections.skipped(),
@@ -42,6 +54,7 @@ def final_summary(
         sections.leaked(),
         sections.unfinished(),
         sections.warnings(late_warnings),
+        sections.error(),
         sections.rerun_command(),
         [sections.last_line()],
     ]
@@ -51,26 +64,52 @@ def final_summary(
 class _Sections:
     """The sections of the summary, each as lines; empty if there is nothing to say."""
 
-    def __init__(self, summary: Summary, styler: Styler, repetitions: int, command: str):
+    def __init__(self, summary: Summary, styler: Styler, repetitions: int, command: str, layout: Layout):
         self._summary = summary
         self._styler = styler
         self._repetitions = repetitions
         self._command = command
+        self._layout = layout
 
     def failures(self) -> list[str]:
+        """One line for each."""
+        lines = [self._failure_line(one) for one in self._summary.failures]
+        return [self._layout.rule("="), *lines] if lines else []
+
+    def _failure_line(self, one: FinishedTest) -> str:
+        name = f"{text.outcome_in_words(one)}: {self._name(one)}"
+        line = self._layout.with_title(name, text.title(failing_attempts(one, self._summary.policy)[-1].message))
+        return self._styler(Style.RED, line[: len(name)]) + line[len(name) :]
+
+    def failures_in_full(self) -> list[str]:
         return ["\n\n".join("\n".join(self._failure(one)) for one in self._summary.failures)]
 
     def _failure(self, one: FinishedTest) -> Iterator[str]:
-        yield "=" * WIDTH
+        yield self._layout.rule("=")
         yield self._styler(Style.RED, f"{text.outcome_in_words(one)}: {self._name(one)}")
-        yield "-" * WIDTH
-        yield failure_details(_last_failing(one))
+        details = {
+            each.number: failure_details(each, self._layout) for each in failing_attempts(one, self._summary.policy)
+        }
+        different: dict[str, list[int]] = {}
+        for number, words in details.items():
+            different.setdefault(without_accidents(words), []).append(number)
+        for numbers in different.values():
+            yield self._layout.rule("-")
+            if len(one.attempts) > 1:
+                yield f"attempt{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}:"
+            yield details[numbers[0]]
 
     def outcomes(self) -> list[str]:
         counts = Counter(one.outcome for one in self._summary.finished)
-        words = [self._styler(STYLE_OF[one], f"{counts[one]} {one.value}") for one in TestOutcome if counts[one]]
-        took = f"in {text.duration(self._summary.seconds)}"
-        return ["=" * WIDTH, f"{', '.join(words) or 'no tests ran'} {took}"]
+        found = [one for one in TestOutcome if counts[one]]
+        took = f" in {text.duration(self._summary.seconds)}"
+        if not found:
+            return [self._layout.rule("="), f"no tests ran{took}"]
+        plain = [f"{counts[one]} {one.value}" for one in found]
+        rows = self._layout.rows([*plain[:-1], plain[-1] + took], ", ")
+        styled = [self._styler(STYLE_OF[one], words) for one, words in zip(found, plain, strict=True)]
+        lines = [", ".join(styled[number] for number in row) for row in rows]
+        return [self._layout.rule("="), ",\n".join(lines) + took]
 
     def slowest(self, most: int) -> list[str]:
         ran = [one for one in self._summary.finished if one.outcome is not TestOutcome.SKIPPED]
@@ -94,8 +133,15 @@ class _Sections:
         waiting = self._summary.unfinished
         if not waiting:
             return []
-        why = "the run was interrupted" if self._summary.interrupted else "the run stopped early"
-        return [f"{text.count(len(waiting), 'test')} did not finish: {why}"]
+        shown = [f"  {text.printable(str(test.id))}" for test in waiting[:MOST_UNFINISHED]]
+        more = [f"  and {len(waiting) - len(shown)} more"] if len(waiting) > len(shown) else []
+        why = text.why_unfinished(self._summary)
+        return [f"{text.count(len(waiting), 'test')} did not finish: {why}", *shown, *more]
+
+    def error(self) -> list[str]:
+        if not self._summary.error:
+            return []
+        return [self._styler(Style.RED, "error of run_test.py itself:"), text.printable(self._summary.error).rstrip()]
 
     def warnings(self, late: Sequence[str]) -> list[str]:
         unique = dict.fromkeys((*self._summary.warnings, *late))
@@ -116,11 +162,10 @@ class _Sections:
         return text.name(one.last, self._repetitions)
 
 
-def _last_failing(one: FinishedTest) -> Attempt:
-    """The last attempt that did not pass cleanly: a test that finally passed may still count as failed."""
-    good = (TestOutcome.PASSED, TestOutcome.EXPECTED_FAILURE)
-    failing = [attempt for attempt in one.attempts if attempt.outcome not in good]
-    return failing[-1] if failing else one.last
+def failing_attempts(one: FinishedTest, policy: Policy) -> list[Attempt]:
+    """The attempts that failed: a test that finally passed may still count as failed. At least one."""
+    failing = [attempt for attempt in one.attempts if policy.verdict(attempt.outcome) is Category.FAILED]
+    return failing or [one.last]
 
 
 def _table(heading: str, rows: Iterable[tuple[str, str]]) -> list[str]:

@@ -12,12 +12,20 @@ from string import Template
 
 from ..model import Attempt, Category, FinishedTest, Summary, TestId, TestOutcome
 from . import text
+from .header import header_facts
 from .recorder import History
 from .timeline import css, names, timeline
 from .tree import node
 
 HERE = Path(__file__).parent / "page"
 ORDER = (Category.FAILED, Category.PASSED, Category.SKIPPED)  # the most important first
+# How the reader may sort the tests; page.js sorts by the attribute `data-` of the first word.
+SORTS = {
+    "rank": "most important first",
+    "seconds": "longest first",
+    "began": "in the order of their start",
+    "name": "by name",
+}
 
 
 def render(history: History, command: str = "python run_test.py") -> str:
@@ -31,6 +39,8 @@ def render(history: History, command: str = "python run_test.py") -> str:
 def headline(summary: Summary) -> str:
     """The result of the run in a few words."""
     failed, total = summary.count(Category.FAILED), len(summary.finished)
+    if summary.error:
+        return f"Internal error of run_test.py: {text.count(failed, 'failure')} so far"
     if summary.interrupted:
         return f"Interrupted: {text.count(failed, 'failure')} so far"
     if failed:
@@ -56,19 +66,34 @@ class _Page:
         self._history = history
         self._summary = history.summary
         self._command = command
-        self._ordered = sorted(self._summary.finished, key=self._rank)
+        self._ordered = sorted(self._summary.finished, key=lambda one: (*self._rank(one), -one.seconds))
         self._anchors = {_key(one): f"test-{number}" for number, one in enumerate(self._ordered, 1)}
         self._counts = Counter(one.outcome for one in self._ordered)  # in the order of the page
 
-    def _rank(self, one: FinishedTest) -> tuple[int, bool]:
-        """Sorts failures first, then tests that did not pass cleanly, then passes, then skips."""
-        return ORDER.index(self._summary.policy.verdict(one.outcome)), one.outcome is TestOutcome.PASSED
+    def _rank(self, one: FinishedTest) -> tuple[int, int]:
+        """Sorts failures first, then tests that did not pass cleanly, then passes, then skips.
+
+        Of the failures, those of tests on ranks come first, and files that could not be imported come last.
+        """
+        verdict = self._summary.policy.verdict_on(one)
+        if verdict is Category.FAILED:
+            detail = 0 if _on_ranks(one) else 2 if _is_file(one) else 1
+        else:
+            detail = int(one.outcome is TestOutcome.PASSED)
+        return ORDER.index(verdict), detail
 
     def header(self) -> ET.Element:
         began = datetime.fromtimestamp(self._history.run.clock, timezone.utc)
         when = node("time", f"{began:%Y-%m-%d %H:%M} UTC", datetime=began.isoformat(timespec="seconds"))
         left = node("div", node("h1", headline(self._summary)), node("p", when, self._facts(), class_="facts"))
-        return node("header", left, node("button", "light / dark", id="theme", type="button"))
+        theme = node("button", "light / dark", id="theme", type="button")
+        return node("header", node("div", left, theme, class_="title"), self._origin())
+
+    def _origin(self) -> ET.Element:
+        """Where the run took place, and with which software."""
+        facts = header_facts(self._history.run.header)
+        rows = (node("div", node("dt", name), node("dd", value)) for name, value in facts)
+        return node("dl", *rows, class_="origin")
 
     def _facts(self) -> str:
         run = self._history.run
@@ -87,30 +112,44 @@ class _Page:
         return node("div", *parts, class_="share")
 
     def warnings(self) -> Iterator[ET.Element]:
+        if self._summary.error:
+            yield node("pre", text.printable(self._summary.error), class_="card warning")
         for one in self._summary.warnings:
             yield node("p", one, class_="card warning")
         if self._summary.unfinished:
             unfinished = text.count(len(self._summary.unfinished), "test")
-            yield node("p", f"{unfinished} did not finish.", class_="card warning")
+            names = [node("li", text.printable(str(test.id))) for test in self._summary.unfinished]
+            why = text.why_unfinished(self._summary)
+            yield node(
+                "details",
+                node("summary", f"{unfinished} did not finish: {why}"),
+                node("ul", *names),
+                class_="card warning",
+            )
 
     def timeline(self) -> ET.Element:
         zoom = node("input", type="range", id="zoom", min=0, max=6, step=0.25, value=0, aria_label="zoom")
         head = node(
             "div", node("h2", "Timeline: what ran where, and when"), node("label", "zoom ", zoom), class_="head"
         )
-        lanes = node("div", *(node("div", name) for name in names(self._history)), class_="lanes")
+        lanes = node("div", *(node("div", name, title=name) for name in names(self._history)), class_="lanes")
         links = {key: f"#{anchor}" for key, anchor in self._anchors.items()}
         drawing = node("div", node("div", timeline(self._history, links), class_="zoomed"), class_="scroll")
         return node("section", head, node("div", lanes, drawing, class_="chart"), class_="card")
 
     def tests(self) -> ET.Element:
-        tools = node("div", self._search(), *self._chips(), class_="tools")
-        rows = [self._test(number, one) for number, one in enumerate(self._ordered)]
-        return node("section", tools, *rows, node("p", id="shown"), class_="card")
+        tools = node("div", self._search(), *self._chips(), self._sorts(), class_="tools")
+        rows = node("div", *(self._test(number, one) for number, one in enumerate(self._ordered)), id="tests")
+        heading = node("h2", "Tests", class_="unseen")
+        return node("section", heading, tools, rows, node("p", id="shown", role="status"), class_="card")
 
     def _search(self) -> ET.Element:
         hint = "Search names, messages and logs ( / )"
         return node("input", type="search", id="search", placeholder=hint, aria_label=hint)
+
+    def _sorts(self) -> ET.Element:
+        options = (node("option", words, value=key) for key, words in SORTS.items())
+        return node("label", "sort ", node("select", *options, id="sort"))
 
     def _chips(self) -> Iterator[ET.Element]:
         for outcome, number in self._counts.items():
@@ -120,7 +159,7 @@ class _Page:
 
     def _test(self, number: int, one: FinishedTest) -> ET.Element:
         """The first failure is unfolded, since most readers look for it."""
-        unfolded = number == 0 and self._summary.policy.verdict(one.outcome) is Category.FAILED
+        unfolded = number == 0 and self._summary.policy.verdict_on(one) is Category.FAILED
         return node(
             "details",
             self._line(one),
@@ -128,6 +167,10 @@ class _Page:
             class_=f"test {css(one.outcome.value)}",
             id=self._anchors[_key(one)],
             data_outcome=one.outcome.value,
+            data_rank=number,
+            data_seconds=f"{one.seconds:.6f}",
+            data_began=f"{one.attempts[0].began:.6f}",
+            data_name=text.name(one.last, self._history.run.repetitions),
             open="" if unfolded else None,
         )
 
@@ -170,12 +213,21 @@ class _Page:
 
 def _attempt(attempt: Attempt) -> Iterator[ET.Element]:
     if attempt.message:
-        yield node("pre", text.log(attempt.message), class_=f"message {css(attempt.outcome.value)}")
+        yield node("pre", text.message(attempt.message), class_=f"message {css(attempt.outcome.value)}")
     if attempt.leftovers:
         yield node("p", f"Left running (now terminated): {'; '.join(attempt.leftovers)}", class_="facts")
     logs = text.logs(attempt)
     folded = (node("details", node("summary", title), node("pre", words), class_="log") for title, words in logs)
     yield node("div", *folded, class_="logs")
+
+
+def _is_file(one: FinishedTest) -> bool:
+    """Whether the failure is that of a file, such as one that could not be imported."""
+    return not one.test.id.cls and not one.test.id.method
+
+
+def _on_ranks(one: FinishedTest) -> bool:
+    return one.test.world_size > 1 or any(attempt.ranks for attempt in one.attempts)
 
 
 def _took(one: FinishedTest) -> Iterator[ET.Element | str]:

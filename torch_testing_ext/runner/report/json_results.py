@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import asdict
 from typing import Any
 
 from ..model import Attempt, Category, FinishedTest
@@ -23,6 +24,7 @@ def document(history: History) -> dict[str, Any]:
     """The JSON report as a dictionary."""
     run, summary = history.run, history.summary
     return {
+        "header": asdict(run.header),
         "began": run.clock,
         "seconds": summary.seconds,
         "devices": run.devices,
@@ -30,6 +32,7 @@ def document(history: History) -> dict[str, Any]:
         "slots": run.slots,
         "seed": run.seed,
         "interrupted": summary.interrupted,
+        "error": summary.error,
         "verdicts": {category.value: summary.count(category) for category in Category},
         "outcomes": Counter(one.outcome.value for one in summary.finished),
         "tests": [_test(one, history) for one in summary.finished],
@@ -41,9 +44,11 @@ def document(history: History) -> dict[str, Any]:
 def _test(one: FinishedTest, history: History) -> dict[str, Any]:
     return {
         "id": str(one.test.id),
+        "file": one.test.id.file,
+        "line": one.test.line,
         "repetition": one.last.repetition,
         "outcome": one.outcome.value,
-        "counts_as": history.summary.policy.verdict(one.outcome).value,
+        "counts_as": history.summary.policy.verdict_on(one).value,
         "seconds": one.seconds,
         "want": one.last.want,
         "attempts": [_attempt(attempt) for attempt in one.attempts],
@@ -53,7 +58,7 @@ def _test(one: FinishedTest, history: History) -> dict[str, Any]:
 def _attempt(attempt: Attempt) -> dict[str, Any]:
     return {
         "outcome": attempt.outcome.value,
-        "message": text.log(attempt.message),
+        "message": text.message(attempt.message),
         "began": attempt.began,
         "seconds": attempt.seconds,
         "devices": attempt.lease.devices,

@@ -6,6 +6,7 @@ import atexit
 import time
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import TextIO, cast
 
 from rich.console import Console as RichConsole, Group, RenderableType
 from rich.live import Live as Region
@@ -17,11 +18,15 @@ from ..events import AttemptEnded, Event, RunBegan, RunEnded, TestBegan, TestFin
 from ..model import Category, Lease, Policy, Test, TestId
 from . import text
 from .estimate import Estimate
+from .layout import Layout
 from .terminal import TerminalStream
 
 # More running tests would push everything else off the screen.
 MOST_TESTS = 8
 REFRESHES_PER_SECOND = 4
+BAR = 20  # columns
+NARROW = 72  # with fewer columns, the place of a test leaves too few for its name
+GAP = "  "
 
 
 @dataclass
@@ -37,7 +42,7 @@ class Live:
     _began: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
-        self._terminal = RichConsole(file=self.terminal.stream, highlight=False)
+        self._terminal = RichConsole(file=cast(TextIO, self.terminal), highlight=False)
         self._region = Region(
             console=self._terminal,
             get_renderable=self._draw,
@@ -68,7 +73,7 @@ class Live:
             case UnitEnded(unit):
                 self._estimate.done(unit)
             case TestFinished(finished):
-                self._by_category[self.policy.verdict(finished.outcome)] += 1
+                self._by_category[self.policy.verdict_on(finished)] += 1
             case RunEnded():
                 self._region.stop()
             case _:
@@ -80,27 +85,33 @@ class Live:
         table = Table.grid(padding=(0, 2))
         table.add_column(justify="right", style="dim", no_wrap=True)
         table.add_column()  # shrinks on a narrow terminal
-        table.add_column(style="dim", no_wrap=True)
+        narrow = self._terminal.width < NARROW
         for test, lease, at in longest_first[:MOST_TESTS]:
-            table.add_row(text.duration(max(0.0, now - at)), _name(test), text.place(lease))
+            place = [] if narrow else [Text(text.place(lease), style="dim", no_wrap=True)]
+            table.add_row(text.duration(max(0.0, now - at)), _name(test, narrow), *place)
         more = len(longest_first) - MOST_TESTS
         tail = [Text(f"and {more} more", style="dim")] if more > 0 else []
         return Group(self._counts(now), table, *tail)
 
     def _counts(self, now: float) -> RenderableType:
         finished = sum(self._by_category.values())
-        words = Text(f"{finished}/{self._total}  ", style="bold")
+        parts = [(f"{finished}/{self._total}", "bold")]
         for category, style in (Category.PASSED, "green"), (Category.FAILED, "red"), (Category.SKIPPED, "dim"):
             if self._by_category[category]:
-                words.append(f"{self._by_category[category]} {category.value}  ", style=style)
+                parts.append((f"{self._by_category[category]} {category.value}", style))
         left = self._estimate.left(now)
-        words.append(text.duration(now) + (f", about {text.duration(left)} left" if left else ""), style="dim")
-        bar = ProgressBar(total=max(self._total, 1), completed=finished, width=20)
-        line = Table.grid(padding=(0, 2))
-        line.add_row(bar, words)
+        parts.append((text.duration(now) + (f", about {text.duration(left)} left" if left else ""), "dim"))
+        rows = Layout(self._terminal.width).rows([words for words, _ in parts], GAP)
+        lines = Text("\n").join(Text(GAP).join(Text(*parts[number]) for number in row) for row in rows)
+        if len(rows) > 1 or BAR + 2 * len(GAP) + lines.cell_len > self._terminal.width:
+            return lines
+        bar = ProgressBar(total=max(self._total, 1), completed=finished, width=BAR)
+        line = Table.grid(padding=(0, len(GAP)))
+        line.add_row(bar, lines)
         return line
 
 
-def _name(test: Test) -> Text:
-    """The name of a test without its folder."""
-    return Text(str(test.id).rpartition("/")[2], no_wrap=True, overflow="ellipsis")
+def _name(test: Test, short: bool) -> Text:
+    """The name of a test without its folder, or only its last part."""
+    name = test.id.method or test.id.cls if short else ""
+    return Text(text.printable(name or str(test.id).rpartition("/")[2]), no_wrap=True, overflow="ellipsis")

@@ -12,6 +12,8 @@ from ..model import Attempt, FinishedTest, Lease, Summary, TestOutcome
 
 # Characters of one log in a file report. TORCH_TESTING_EXT_LOGS keeps complete logs.
 LONGEST_LOG = 200_000
+# Characters of a title: the first line of a message may be all of it.
+LONGEST_TITLE = 500
 
 # Escape sequences that colour text or move the cursor.
 _TERMINAL = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\^_])")
@@ -31,6 +33,11 @@ def log(text: str) -> str:
     return printable(cut_middle(text, LONGEST_LOG)).rstrip()
 
 
+def message(text: str) -> str:
+    """The message of an attempt, whole: the files of a run are the only place that has all of it."""
+    return printable(text).rstrip()
+
+
 def logs(attempt: Attempt) -> Iterator[tuple[str, str]]:
     """The output and stacks of all processes of an attempt, each with a heading."""
     if attempt.output:
@@ -43,8 +50,9 @@ def logs(attempt: Attempt) -> Iterator[tuple[str, str]]:
 
 
 def title(message: str) -> str:
-    """A message's first line."""
-    return printable(message.strip().partition("\n")[0])
+    """A message's first line, with a limited length."""
+    line = printable(message.strip()[: 2 * LONGEST_TITLE]).strip().partition("\n")[0]
+    return line if len(line) <= LONGEST_TITLE else f"{line[: LONGEST_TITLE - 3]}..."
 
 
 def duration(seconds: float) -> str:
@@ -90,9 +98,17 @@ def repetition(attempt: Attempt, repetitions: int) -> str:
     return f" [{attempt.repetition + 1}]" if repeated else ""
 
 
+def why_unfinished(summary: Summary) -> str:
+    if summary.error:
+        return "an error of run_test.py ended the run"
+    return "the run was interrupted" if summary.interrupted else "the run stopped early"
+
+
 def outcome_in_words(finished: FinishedTest) -> str:
     """The outcome of a test, with the number of attempts if there are several."""
     attempts = len(finished.attempts)
+    if finished.last.outcome is TestOutcome.SKIPPED and attempts > 1:
+        return f"{finished.outcome.value}, then skipped when retried"
     if finished.outcome is TestOutcome.FLAKY:
         return f"flaky: passed on the {ordinal(attempts)} attempt"
     return f"{finished.outcome.value} {attempts} times" if attempts > 1 else finished.outcome.value

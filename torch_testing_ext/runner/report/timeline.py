@@ -25,7 +25,7 @@ def timeline(history: History, links: dict[tuple[TestId, int], str]) -> ET.Eleme
     height = len(rows) * LANE + AXIS
     draw = _Drawing(length, height, history.run.repetitions, links)
     parts = [*draw.axis(), *(part for number, lane in enumerate(rows) for part in draw.lane(lane, number))]
-    return node("svg", *parts, class_="timeline", width="100%", height=height, role="img", aria_label="timeline")
+    return node("svg", *parts, class_="timeline", width="100%", height=height, role="group", aria_label="timeline")
 
 
 def names(history: History) -> list[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ..model import Lease
 from ..options.options import Gpus, Options, UsageError
@@ -32,6 +32,11 @@ class Inventory:
     names: tuple[str, ...] = ()
     kind: str | None = None  # a key of MASKS; None without accelerators
     fake: bool = False
+    identities: Mapping[str, str] = field(default_factory=dict)  # what tells a device from all others, by name
+
+    def identity_of(self, name: str) -> str:
+        """What identifies a device on this machine: its UUID if it is known, else its kind and its number."""
+        return f"{'fake' if self.fake else self.kind}-{self.identities.get(name, name)}"
 
     @property
     def most_at_once(self) -> int:
@@ -39,8 +44,10 @@ class Inventory:
         return min(len(self.names), 1) if any(map(_is_mig, self.names)) else len(self.names)
 
 
-def make_inventory(options: Options, environ: Mapping[str, str], kind: str | None, count: int) -> Inventory:
-    """`kind` and `count` are what a process with this environment sees.
+def make_inventory(
+    options: Options, environ: Mapping[str, str], kind: str | None, count: int, uuids: Sequence[str] = ()
+) -> Inventory:
+    """`kind`, `count` and `uuids` are what a process with this environment sees; no UUIDs if they are not known.
 
     Raises UsageError if --gpus names devices that are not visible.
     """
@@ -53,7 +60,10 @@ def make_inventory(options: Options, environ: Mapping[str, str], kind: str | Non
             f"no environment variable is known that restricts a process to some of the {count} {kind} devices; "
             "use --gpus 0"
         )
-    return _chosen(options.gpus, Inventory(_visible(_inherited(environ, kind), kind, count), kind))
+    names = _visible(_inherited(environ, kind), kind, count)
+    known = len(names) == len(uuids) == len(set(uuids)) and not any(map(_is_mig, names))
+    identities = dict(zip(names, uuids, strict=True)) if known else {}
+    return _chosen(options.gpus, Inventory(names, kind, identities=identities))
 
 
 def _chosen(gpus: Gpus, inventory: Inventory) -> Inventory:
@@ -67,7 +77,7 @@ def _chosen(gpus: Gpus, inventory: Inventory) -> Inventory:
             if name not in names:
                 raise UsageError(f"--gpus: {name} is not visible{_named(names)}.{nearest(name, names)}")
         names = gpus
-    return Inventory(names, inventory.kind)
+    return Inventory(names, inventory.kind, identities=inventory.identities)
 
 
 def _named(names: Sequence[str]) -> str:

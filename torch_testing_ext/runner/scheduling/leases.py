@@ -2,21 +2,85 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from ..model import Lease, Unit
+from .device_locks import DeviceLocks
 from .policy import slots_of
 
 
 class Leases:
-    """The devices and CPU slots of a run, and which of them are leased."""
+    """The devices and CPU slots of a run, and which of them are leased. With `locks`, other runs share the devices."""
 
-    def __init__(self, devices: tuple[str, ...], slots: int):
+    def __init__(self, devices: tuple[str, ...], slots: int, locks: DeviceLocks | None = None):
         assert len(set(devices)) == len(devices), f"two devices have the same name: {devices}"
         self._devices, self._slots = devices, tuple(range(slots))
         self._held: list[Lease] = []
+        self._locks = locks
+        self._elsewhere: tuple[str, ...] = ()  # devices that other runs have leased or reserved
+
+    @property
+    def elsewhere(self) -> tuple[str, ...]:
+        """The devices that other runs had when this run tried to get them last."""
+        return self._elsewhere
+
+    @contextmanager
+    def choosing(self, wanted: bool, urgent: bool) -> Iterator[None]:
+        """The time in which units are started: until its end, other runs cannot take the free devices.
+
+        `wanted`: whether any unit waits for devices. `urgent`: keep free devices, and have other runs leave theirs,
+        until a unit that waits for them has started.
+        """
+        if self._locks is None:
+            yield
+            return
+        free = self._unheld()
+        reserved = self._locks.reserved_by_others() if wanted else frozenset()
+        self._elsewhere = tuple(n for n in free if wanted and (n in reserved or not self._locks.acquire(n)))
+        before = len(self._held)
+        try:
+            yield
+        finally:
+            self._end_choice(before, urgent)
+
+    def _end_choice(self, before: int, urgent: bool) -> None:
+        assert self._locks is not None
+        if len(self._held) > before and any(lease.devices for lease in self._held[before:]):
+            self._locks.end_reservation()  # it has got what it was for
+        elif urgent and self._elsewhere and self._locks.reserve():
+            return
+        else:
+            self._locks.end_reservation()
+        for name in self._unheld():
+            self._locks.release(name)
+
+    def locks_of(self, lease: Lease) -> tuple[int, ...]:
+        """The descriptors that keep the devices of a lease locked."""
+        return self._locks.descriptors(lease.devices) if self._locks is not None else ()
+
+    def environment_of(self, lease: Lease) -> dict[str, str]:
+        """The environment variables of a leaseholder, for runs that it starts."""
+        return self._locks.leased(lease.devices) if self._locks is not None and lease.devices else {}
+
+    def owners(self) -> tuple[str, ...]:
+        """The runs that have the devices which are elsewhere, in words."""
+        if self._locks is None:
+            return ()
+        return tuple(dict.fromkeys(filter(None, map(self._locks.owner_of, self._elsewhere))))
+
+    def close(self) -> None:
+        """Leave all devices to other runs. Call it when no process of this run is left."""
+        if self._locks is not None:
+            self._locks.close()
+
+    def _unheld(self) -> list[str]:
+        held = {name for lease in self._held for name in lease.devices}
+        return [name for name in self._devices if name not in held]
 
     @property
     def free_devices(self) -> int:
-        return len(self._devices) - sum(len(lease.devices) for lease in self._held)
+        return len([name for name in self._unheld() if name not in self._elsewhere])
 
     @property
     def free_slots(self) -> int:
@@ -24,7 +88,7 @@ class Leases:
 
     def take(self, unit: Unit) -> Lease:
         """Leases exactly what the unit needs, which must be free: the queue decides which unit fits."""
-        devices = [name for name in self._devices if not any(name in lease.devices for lease in self._held)]
+        devices = [name for name in self._unheld() if name not in self._elsewhere]
         slots = [slot for slot in self._slots if not any(slot in lease.slots for lease in self._held)]
         lease = Lease(tuple(devices[: unit.devices]), tuple(slots[: slots_of(unit, len(self._slots))]))
         assert len(lease.devices) == unit.devices, f"unit {unit.number} needs {unit.devices} of {len(devices)} devices"
@@ -38,6 +102,9 @@ class Leases:
         held = [one is lease for one in self._held]
         assert any(held), f"{lease} is not held"
         del self._held[held.index(True)]
+        if self._locks is not None:
+            for name in lease.devices:
+                self._locks.release(name)
 
     def _check(self) -> None:
         for resource in ("devices", "slots"):

@@ -50,6 +50,11 @@ class Queue:
     def __len__(self) -> int:
         return len(self._on_devices) + len(self._on_slots)
 
+    @property
+    def wants_devices(self) -> bool:
+        """Whether a unit waits for devices."""
+        return len(self._on_devices) > 0
+
     def add(self, unit: Unit) -> None:
         (self._on_devices if unit.devices else self._on_slots).add(unit)
 

@@ -57,13 +57,13 @@ class Remembered:
     @contextmanager
     def _locked(self) -> Iterator[None]:
         """Locks a separate file, since the file itself is replaced. The lock ends with the process that holds it."""
-        _make_folder(self._file.parent)
+        make_cache_folder(self._file.parent)
         with self._file.with_suffix(".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 
 
-def _make_folder(folder: Path) -> None:
+def make_cache_folder(folder: Path) -> None:
     """Creates the folder with a .gitignore that hides it from git."""
     if not folder.is_dir():
         folder.mkdir(parents=True, exist_ok=True)

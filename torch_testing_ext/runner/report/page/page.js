@@ -38,8 +38,21 @@ for (const chip of chips) {
   });
 }
 search.addEventListener("input", show);
+
+// The page lists the tests in the order of their rank.
+const ORDERS = {
+  rank: (a, b) => a.rank - b.rank,
+  seconds: (a, b) => b.seconds - a.seconds,
+  began: (a, b) => a.began - b.began,
+  name: (a, b) => a.name.localeCompare(b.name, "en", { numeric: true }),
+};
+document.getElementById("sort").addEventListener("change", (event) => {
+  const order = ORDERS[event.target.value];
+  tests.sort((a, b) => order(a.dataset, b.dataset) || ORDERS.rank(a.dataset, b.dataset));
+  document.getElementById("tests").append(...tests);
+});
 document.addEventListener("keydown", (event) => {
-  if (event.key === "/" && document.activeElement !== search) {
+  if (event.key === "/" && !event.target.closest?.("input, select")) {
     event.preventDefault();
     search.focus();
   } else if (event.key === "Escape") {

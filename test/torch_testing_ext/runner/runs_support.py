@@ -1,0 +1,92 @@
+"""Runs of the real run_test.py in a project of their own, as processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+from typing import Any
+
+import torch_testing_ext
+
+ROOT = Path(torch_testing_ext.__file__).resolve().parents[1]
+RUN_TEST = """
+import sys
+from pathlib import Path
+{before}
+from torch_testing_ext.runner.cli import main
+sys.exit(main(sys.argv[1:], Path(__file__).resolve().parent))
+"""
+REPORTS = ("--junit=x.xml", "--html=x.html", "--trace=trace.json", "--results=results.json")
+
+
+class RunsCase(unittest.TestCase):
+    """A project with a run_test.py, and a folder for temporary files."""
+
+    def setUp(self) -> None:
+        folder = tempfile.TemporaryDirectory(prefix="torch_testing_ext_test_")
+        self.addCleanup(folder.cleanup)
+        self.root = Path(folder.name)
+        self.temporary = self.root / "tmp"
+        self.temporary.mkdir()
+        self.write("run_test.py", RUN_TEST.format(before=""))
+
+    def write(self, name: str, text: str) -> None:
+        file = self.root / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8")
+
+    def break_by(self, code: str) -> None:
+        """Have run_test.py execute this code before it starts."""
+        self.write("run_test.py", RUN_TEST.format(before=code))
+
+    def start(self, *argv: str, **more: Any) -> subprocess.Popen[str]:
+        environ = {name: value for name, value in os.environ.items() if not name.startswith("TORCH_TESTING_EXT_")}
+        environ.update({"PYTHONPATH": str(ROOT), "TMPDIR": str(self.temporary), **more.pop("environ", {})})
+        more = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **more}
+        process = subprocess.Popen(
+            [*more.pop("before", ()), sys.executable, "run_test.py", *argv],
+            cwd=self.root,
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            text=True,
+            **more,
+        )
+        self.addCleanup(process.communicate)
+        self.addCleanup(process.kill)
+        return process
+
+    def finish(self, process: subprocess.Popen[str], *codes: int) -> str:
+        out, err = process.communicate()
+        self.assertIn(process.returncode, codes, f"{out}\n{err}")
+        self.stderr = err
+        return out or ""
+
+    def wait_for_writer(self, fifo: str, process: subprocess.Popen[str]) -> None:
+        """Wait until something has opened the FIFO and closed it; fails if the run ends before."""
+        reading, ended = os.open(self.root / fifo, os.O_RDONLY | os.O_NONBLOCK), os.pidfd_open(process.pid)
+        try:
+            poll = select.poll()
+            poll.register(reading, select.POLLIN | select.POLLHUP)
+            poll.register(ended, select.POLLIN)
+            happened = [fd for fd, _ in poll.poll()]
+        finally:
+            os.close(reading)
+            os.close(ended)
+        if reading not in happened:
+            self.fail(f"the run ended: {self.finish(process, 0, 1, 2, 3)}{self.stderr}")
+
+    def results(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.root / "results.json").read_text())
+        return found
+
+    def outcomes(self) -> dict[str, str]:
+        return {test["id"].rpartition("::")[2]: test["outcome"] for test in self.results()["tests"]}
+
+    def journals(self) -> list[Path]:
+        return sorted((self.root / ".torch_testing_ext").glob("runs/*/journal.jsonl"))

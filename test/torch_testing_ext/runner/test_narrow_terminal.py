@@ -1,0 +1,119 @@
+"""The console report and the live display on narrow terminals, and with characters that take two columns."""
+
+import fcntl
+import io
+import os
+import pty
+import struct
+import termios
+import unittest
+
+from report_support import Terminal, a_test, every_outcome, finished_test, run_events
+from test_console import printed
+
+from torch_testing_ext.runner.events import TestBegan, TestFinished
+from torch_testing_ext.runner.model import Lease, TestOutcome, Unit
+from torch_testing_ext.runner.options.options import Verbosity
+from torch_testing_ext.runner.report import terminal
+from torch_testing_ext.runner.report.estimate import Estimate
+from torch_testing_ext.runner.report.layout import Layout, cut, width
+from torch_testing_ext.runner.report.terminal import TerminalStream
+
+
+class NarrowTerminalTest(unittest.TestCase):
+    """The report on narrow terminals, and with characters that take two columns."""
+
+    def lines(self, columns, **options):
+        odd = finished_test("test_試験" * 9, TestOutcome.FAILED, message="試験に失敗しました" * 30)
+        layout = Layout(columns)
+        return printed(run_events([*every_outcome(), odd]), layout=lambda: layout, **options).splitlines()
+
+    def test_rules_and_the_counts_fit(self):
+        for columns in 20, 40, 60, 100, 250:
+            for detail in Verbosity:
+                with self.subTest(columns=columns, detail=detail):
+                    lines = self.lines(columns, detail=detail)
+                    rules = {line for line in lines if line and set(line) <= set("=-")}
+                    self.assertEqual(rules, {"=" * min(columns, 100), "-" * min(columns, 100)})
+                    last_rule = len(lines) - 1 - lines[::-1].index("=" * min(columns, 100))
+                    row = lines[last_rule + 1 : lines.index("", last_rule)]
+                    self.assertLessEqual(max(map(len, row)), max(columns, len("1 unexpected success in 12.5 s")))
+                    counts = "1 passed, 2 failed, 2 error, 1 timeout, 1 crashed, 1 leaked, 1 flaky, 2 skipped, "
+                    self.assertEqual(" ".join(row), counts + "1 expected failure, 1 unexpected success in 12.5 s")
+
+    def test_the_line_of_a_failure_is_cut(self):
+        for columns in 40, 60, 250:
+            line = next(line for line in self.lines(columns) if line.startswith("failed: ") and "試験" in line)
+            name, title = line.removeprefix("failed: ").split(": ")
+            self.assertTrue(name.endswith("test_試験"), "names stay whole: they can be copied")
+            self.assertTrue(title.endswith("..."))
+            self.assertLessEqual(width(line), max(columns, width(f"failed: {name}: ") + 40))
+            self.assertGreaterEqual(width(line), max(columns, width(f"failed: {name}: ") + 40) - 1)
+
+    def test_width(self):
+        for words, columns in (
+            ("abc", 3),
+            ("試験", 4),
+            ("e\u0301", 1),
+            ("\u200bx", 1),
+            ("\uff46", 2),
+            ("☃", 1),
+            ("😀", 2),
+        ):
+            self.assertEqual(width(words), columns, words)
+        self.assertEqual(cut("試験試験", 8), "試験試験")
+        self.assertEqual(cut("試験試験", 7), "試験...")
+        self.assertEqual(cut("試験試験", 6), "試...")
+
+    def test_the_width_of_the_terminal(self):
+        parent, child = pty.openpty()
+        self.addCleanup(os.close, parent)
+        with open(child, "w") as stream:
+            fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 47, 0, 0))
+            self.assertEqual(terminal.columns(stream, {"TERM": "xterm"}), 47)
+            self.assertEqual(terminal.columns(stream, {"TERM": "xterm", "COLUMNS": "33"}), 33)
+            for nonsense in "0", "-1", "x", "", "²":
+                self.assertEqual(terminal.columns(stream, {"TERM": "xterm", "COLUMNS": nonsense}), 47)
+            fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", 0, 0, 0, 0))
+            self.assertIsNone(terminal.columns(stream, {"TERM": "xterm"}))
+        self.assertIsNone(terminal.columns(io.StringIO(), {"TERM": "xterm"}))
+        self.assertIsNone(terminal.columns(Terminal(), {"TERM": "xterm"}))  # it has no descriptor
+
+    def test_the_live_display_fits(self):
+        try:
+            from rich.console import Console as RichConsole
+        except ImportError:
+            self.skipTest("LIVE DISPLAY NOT CHECKED: rich is not installed")
+        from torch_testing_ext.runner.report.live import Live
+
+        tests = [a_test("test_" + "試験" * 30), a_test("test_" + "x" * 90), a_test("test_short")]
+        for columns in 40, 60, 80, 200:
+            screen = io.StringIO()
+            live = Live(TerminalStream(Terminal()))
+            live._terminal = RichConsole(file=screen, width=columns)
+            units = tuple(Unit(number, (test,)) for number, test in enumerate(tests))
+            live._total = 2345
+            for finished in every_outcome() * 100:
+                live.on_event(TestFinished(finished))
+            for unit in units:
+                live.on_event(TestBegan(unit.tests[0], unit, Lease(tuple(map(str, range(8)))), 0.0))
+            live._estimate = Estimate(units, 2.0)
+            live._began -= 5000.0
+            live._terminal.print(live._draw())
+            shown = screen.getvalue()
+            with self.subTest(columns=columns):
+                self.assertLessEqual(max(map(width, shown.splitlines())), columns)
+                for words in (
+                    "1200/2345",
+                    "400 passed",
+                    "600 failed",
+                    "200 skipped",
+                    "1 h 23 min",
+                    "test_short",
+                    "test_x",
+                ):
+                    self.assertIn(words, shown)
+
+
+if __name__ == "__main__":
+    unittest.main()

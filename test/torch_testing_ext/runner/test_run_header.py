@@ -1,0 +1,148 @@
+"""The header of the reports: where a run took place, with which software, and from which commit."""
+
+import json
+import os
+import platform
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import unittest
+from collections import Counter
+from pathlib import Path
+from unittest import mock
+
+import torch
+from junit_support import read_junit
+from test_project import run_test
+
+import torch_testing_ext
+from torch_testing_ext.runner import header
+from torch_testing_ext.runner.header import CommitQuery, describe_devices, nvidia_models
+from torch_testing_ext.runner.scheduling.inventory import Inventory
+
+ROOT = Path(torch_testing_ext.__file__).parents[1]
+AUTHOR = ("-c", "user.name=x", "-c", "user.email=x@example.org", "-c", "commit.gpgsign=false")
+
+
+def git(folder, *words):
+    command = ["git", "-C", str(folder), *AUTHOR, *words]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+class CommitTest(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = Path(folder.name)
+
+    def repository(self):
+        git(self.folder, "init", "-q")
+        Path(self.folder, "a").write_text("1")
+        git(self.folder, "add", "a")
+        git(self.folder, "commit", "-q", "-m", "one")
+        return git(self.folder, "rev-parse", "HEAD")
+
+    def answer(self, folder=None):
+        with CommitQuery(folder or self.folder) as query:
+            return query.answer()
+
+    def test_a_commit(self):
+        commit = self.repository()
+        self.assertEqual(self.answer(), (commit, False))
+        Path(self.folder, "untracked").touch()
+        Path(self.folder, "below").mkdir()
+        self.assertEqual(self.answer(self.folder / "below"), (commit, False))
+        Path(self.folder, "a").write_text("2")
+        self.assertEqual(self.answer(), (commit, True))
+
+    def test_a_tag_is_not_a_commit(self):
+        commit = self.repository()
+        git(self.folder, "tag", "-a", "-m", "x", "v1-dirty")
+        self.assertEqual(self.answer(), (commit, False))
+
+    def test_no_repository(self):
+        with mock.patch.dict(os.environ, GIT_CEILING_DIRECTORIES=str(self.folder.parent)):
+            self.assertEqual(self.answer(), ("", False))
+
+    def test_no_commit_yet(self):
+        git(self.folder, "init", "-q")
+        self.assertEqual(self.answer(), ("", False))
+
+    def test_no_git(self):
+        with mock.patch.dict(os.environ, PATH=str(self.folder)):
+            self.assertEqual(self.answer(), ("", False))
+
+    def test_a_git_that_hangs(self):
+        program = self.folder / "git"
+        program.write_text("#!/bin/sh\nexec sleep 1000\n")
+        program.chmod(0o700)
+        with (
+            mock.patch.dict(os.environ, PATH=f"{self.folder}:{os.environ['PATH']}"),
+            mock.patch.object(header, "GIT_PATIENCE", 0.0),
+            CommitQuery(self.folder) as query,
+        ):
+            self.assertEqual(query.answer(), ("", False))
+            process = query._git
+        self.assertEqual(process.returncode, -9)
+
+
+class DevicesTest(unittest.TestCase):
+    def test_words(self):
+        two = Inventory(("0", "GPU-7"), "cuda")
+        for inventory, models, expected in (
+            (Inventory(), {}, "none (CPU only)"),
+            (Inventory((), "cuda"), {"H100": 8}, "none (CPU only)"),
+            (Inventory(("3",), "xpu"), {"H100": 8}, "1 xpu device: 3"),
+            (Inventory(("0", "1"), "cuda", fake=True), {"H100": 8}, "2 fake devices: 0, 1"),
+            (two, {}, "2 cuda devices: 0, GPU-7"),
+            (two, {"H100": 8}, "2 cuda devices: 0, GPU-7 (H100)"),
+            (two, {"H100": 1, "T4": 2}, "2 cuda devices: 0, GPU-7 (of 1 x H100, 2 x T4)"),
+        ):
+            with self.subTest(inventory=inventory):
+                self.assertEqual(describe_devices(inventory, Counter(models)), expected)
+
+    def test_the_files_of_the_driver(self):
+        with tempfile.TemporaryDirectory() as folder:
+            self.assertEqual(nvidia_models(Path(folder, "none")), {})
+            for number, model in enumerate(("NVIDIA H100", "NVIDIA H100", "T4")):
+                file = Path(folder, str(number), "information")
+                file.parent.mkdir()
+                file.write_text(f"Model: \t\t {model}\nIRQ:   {number}\nModel:\n")
+            Path(folder, "9", "information").mkdir(parents=True)
+            self.assertEqual(nvidia_models(Path(folder)), {"NVIDIA H100": 2, "T4": 1})
+
+
+class RunTest(unittest.TestCase):
+    def test_all_reports_have_it(self):
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            shutil.copy(ROOT / "run_test.py", folder)
+            (folder / "test_a.py").write_text(
+                "import unittest\nclass A(unittest.TestCase):\n    def test_a(self): pass\n"
+            )
+            reports = [f"--{kind}={kind}" for kind in ("junit", "report", "results")]
+            ran = run_test(folder, "--tests=.", "--gpus=0", *reports, GIT_CEILING_DIRECTORIES=str(folder.parent))
+            self.assertEqual(ran.code, 0, ran.console + ran.complaints)
+            expected = {
+                "command": shlex.join([sys.executable, "run_test.py", "--tests=.", "--gpus=0", *reports]),
+                "commit": "",
+                "uncommitted_changes": False,
+                "host": socket.gethostname(),
+                "torch": torch.__version__,
+                "python": platform.python_version(),
+                "devices": "none (CPU only)",
+            }
+            self.assertEqual(json.loads(ran.report("results"))["header"], expected)
+            suite = read_junit(ran.report("junit"))[0]
+            properties = {one.get("name"): one.get("value") for one in suite.iter("property")}
+            shown = [expected[name] for name in ("command", "host", "torch", "python", "devices")]
+            self.assertEqual(list(properties.values()), shown)
+            for value in shown:
+                self.assertIn(value, ran.report("report"))
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,104 @@
+"""Collects the facts for the header of the reports: command, commit, host, versions and devices. Imports no torch."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+
+from .model import RunHeader
+from .scheduling.inventory import Inventory
+
+# A repository on a slow file system does not delay the run for longer.
+GIT_PATIENCE = 5.0
+NVIDIA_MODELS = Path("/proc/driver/nvidia/gpus")
+
+
+class CommitQuery:
+    """Asks git for the commit of a folder, while the run prepares: `with CommitQuery(root) as query: ...`."""
+
+    def __init__(self, root: Path):
+        self._root = root
+        self._git: subprocess.Popen[str] | None = None
+
+    def __enter__(self) -> CommitQuery:
+        command = ["git", "-C", str(self._root), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+        with suppress(OSError):  # git is not installed
+            self._git = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+                errors="replace",
+                env={
+                    **os.environ,
+                    "GIT_OPTIONAL_LOCKS": "0",
+                },  # a git command that the user runs meanwhile has priority
+            )
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._git is not None:
+            self._git.kill()
+            self._git.communicate()
+
+    def answer(self) -> tuple[str, bool]:
+        """The commit, and whether the folder has uncommitted changes; an empty commit if git does not say."""
+        if self._git is None:
+            return "", False
+        try:
+            said, _ = self._git.communicate(timeout=GIT_PATIENCE)
+        except subprocess.TimeoutExpired:
+            return "", False
+        commit, dirty, _ = said.strip().partition("-dirty") if self._git.returncode == 0 else ("", "", "")
+        return commit, bool(dirty)
+
+
+def make_header(commit: CommitQuery, inventory: Inventory, torch_version: str) -> RunHeader:
+    """The header of a run that this process has been started for."""
+    name, dirty = commit.answer()
+    return RunHeader(
+        command=shlex.join(sys.orig_argv),
+        commit=name,
+        uncommitted_changes=dirty,
+        host=platform.node(),
+        torch=torch_version,
+        python=platform.python_version(),
+        devices=describe_devices(inventory, nvidia_models(NVIDIA_MODELS)),
+    )
+
+
+def describe_devices(inventory: Inventory, models: Counter[str]) -> str:
+    """The devices of the run, in words. `models`: how many devices of each model the machine has."""
+    number = len(inventory.names)
+    if not number:
+        return "none (CPU only)"
+    kind = "fake" if inventory.fake else inventory.kind or ""
+    words = " ".join(part for part in (str(number), kind, "device" if number == 1 else "devices") if part)
+    named = f"{words}: {', '.join(inventory.names)}"
+    if inventory.fake or inventory.kind != "cuda" or not models:
+        return named
+    if len(models) == 1:
+        return f"{named} ({next(iter(models))})"
+    return f"{named} (of {', '.join(f'{count} x {model}' for model, count in models.items())})"
+
+
+def nvidia_models(folder: Path) -> Counter[str]:
+    """The models of the machine's NVIDIA devices, from the driver's files: asking CUDA would take a second."""
+    found: Counter[str] = Counter()
+    for information in sorted(folder.glob("*/information")):
+        with suppress(OSError):
+            for line in information.read_text(encoding="utf-8", errors="replace").splitlines():
+                name, _, value = line.partition(":")
+                if name.strip() == "Model" and value.strip():
+                    found[value.strip()] += 1
+    return found

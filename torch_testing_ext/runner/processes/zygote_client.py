@@ -1,0 +1,211 @@
+"""The zygote as a process, seen from run_test.py: how it is started, restarted and ended, and how it starts children.
+
+A zygote that dies is restarted at once; the processes that it started die with it. When it cannot be started any more,
+everything that asks for a child is told the reason. Never imports torch.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+
+from torch_testing_ext._process import interpreter, reaping, system
+from torch_testing_ext._process.channel import Channel, socket_pair
+from torch_testing_ext._process.exits import describe_exit
+from torch_testing_ext._process.logs import tail
+from torch_testing_ext._process.loop import EventLoop, Timer
+from torch_testing_ext._process.messages import unexpected
+
+from ..options.options import CannotRun
+from .protocol import ChildGone, FromZygote, Kill, ZygoteReady
+
+# Modules that most test files import, imported once for all of them.
+PRELOADED = (
+    "torch",
+    "torch.distributed",
+    "torch_testing_ext.common_distributed",
+    "torch_testing_ext.common_fsdp",
+    "torch_testing_ext.distributed._tensor.common_dtensor",
+)
+START_PATIENCE = 300.0
+QUIT_PATIENCE = 5.0
+# How often in a row the zygote may die. It has died in a row if no child has ended by itself in between.
+MOST_DEATHS = 20
+MOST_FAILED_STARTS = 3  # in a row, of a zygote that was ready before
+
+Gone = Callable[[str], object]  # called when a child has ended, with a description of how it ended
+Self = TypeVar("Self", bound="ZygoteClient")
+
+
+class ZygoteClient:
+    """The client of the zygote, from which all processes of the run descend."""
+
+    def __init__(self, root: Path, preloaded: tuple[str, ...] = PRELOADED, drop_in: bool = False):
+        """`drop_in`: the root is a PyTorch checkout, whose tests get our classes under PyTorch's names."""
+        self.root = root
+        self._drop_in = drop_in
+        self.loop = EventLoop()
+        self.directory = Path()
+        self._preloaded = preloaded
+        self._numbers = itertools.count()
+        self._gone: dict[int, Gone] = {}  # by number of child
+        self._process: subprocess.Popen[bytes] | None = None
+        self._channel: Channel[FromZygote]
+        self._deadline: Timer
+        self._ready = False
+        self.starts = 0
+        self.failure: str | None = None  # why no child can be started any more
+        self._deaths = 0  # in a row
+        self._failed_starts = 0  # in a row
+
+    def __enter__(self: Self) -> Self:
+        system.adopt_orphans()  # if the zygote is killed, this process adopts those that it leaves
+        self._known = frozenset(system.children(os.getpid()))
+        try:
+            self.directory = Path(tempfile.mkdtemp(prefix="torch_testing_ext_run_"))
+        except OSError as error:
+            raise CannotRun(f"no temporary folder can be created: {error}") from error
+        self._start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End all processes of the run."""
+        self._end_process(QUIT_PATIENCE)
+        reaping.end_children(self._known)
+        self.loop.close()
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    # -- the process
+
+    def _start(self) -> None:
+        self.starts += 1
+        ours, theirs = socket_pair()
+        self._channel = Channel(ours, FromZygote)
+        words = [str(theirs.fileno()), str(os.getpid()), str(self.directory), str(int(self._drop_in))]
+        # A checkout has a folder torch/ that is not the installed torch.
+        path = sys.path if self._drop_in else [str(self.root), *sys.path]
+        command = interpreter.command("runner.processes.zygote_process", path, *words, *self._preloaded)
+        self._ready = False
+        with theirs:
+            try:
+                with self._log.open("ab") as log:
+                    self._process = subprocess.Popen(
+                        command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=[theirs.fileno()]
+                    )
+            except OSError as error:
+                self._fail(f"the process that imports torch for all tests cannot be started: {error}")
+                return
+        self._deadline = self.loop.after(START_PATIENCE, self._give_up)
+        self.loop.listen(self._channel, self._receive)
+
+    def _end_process(self, patience: float) -> int | None:
+        """Ends the process: each process below ends everything that it started when its channel closes."""
+        self.loop.forget(self._channel)
+        self._channel.close()
+        process, self._process = self._process, None
+        if process is None:
+            return None
+        try:
+            return process.wait(patience)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            return process.wait()
+
+    @property
+    def _log(self) -> Path:
+        return self.directory / "zygote.log"
+
+    def _give_up(self) -> None:
+        self._fail(
+            f"the process that imports torch for all tests was not ready after {START_PATIENCE:.0f} s. "
+            f"Its output:\n{tail(self._log)}"
+        )
+
+    def _receive(self) -> None:
+        try:
+            messages = self._channel.receive()
+        except EOFError:
+            self._lose()
+            return
+        for message in messages:
+            match message:
+                case ChildGone(number):
+                    self.note_progress()
+                    self._gone.pop(number, _ignore)(message.how)
+                case ZygoteReady(None):
+                    self._ready = True
+                    self._failed_starts = 0
+                    self._deadline.cancel()
+                case ZygoteReady(unsafe):
+                    self._fail(f"the process that has imported torch cannot be forked: {unsafe}")
+                    return
+                case _:
+                    unexpected(message)
+
+    def note_progress(self) -> None:
+        """A child has ended by itself."""
+        self._deaths = 0
+
+    def _lose(self) -> None:
+        """Handle the death of the zygote: end the processes that its children left, and restart it."""
+        self._deadline.cancel()
+        code = self._end_process(QUIT_PATIENCE)
+        reaping.end_children(self._known)
+        how = describe_exit(code)
+        self._deaths += 1
+        self._failed_starts += not self._ready
+        never_ready = not self._ready and self.starts == self._failed_starts
+        if never_ready or self._failed_starts > MOST_FAILED_STARTS or self._deaths > MOST_DEATHS:
+            times = f", {self._deaths} times in a row" if self._deaths > 1 else ""
+            self._fail(f"the process that imports torch for all tests {how}{times}. Its output:\n{tail(self._log)}")
+            return
+        lost, self._gone = self._gone, {}
+        self._start()
+        for gone in lost.values():
+            gone(how)
+
+    def _fail(self, why: str) -> None:
+        """Start no child any more: everything that waits for one, or asks for one, is told that it is gone."""
+        self.failure = why
+        self._deadline.cancel()
+        self._end_process(QUIT_PATIENCE)
+        reaping.end_children(self._known)
+        lost, self._gone = self._gone, {}
+        for gone in lost.values():
+            gone(why)
+
+    def start_child(self, request: Callable[[int], Any], gone: Gone, *fds: int) -> int:
+        """Have the zygote start a child. Returns the child's number.
+
+        `request` makes the message from the number. `gone` is called when the child has ended, together with
+        everything that it started; never before this method has returned.
+        """
+        number = next(self._numbers)
+        if self.failure is not None:
+            self.loop.after(0.0, partial(gone, self.failure))
+            return number
+        self._gone[number] = gone
+        self._channel.send(request(number), *fds)
+        return number
+
+    def kill(self, number: int) -> None:
+        if self.failure is None:
+            self._channel.send(Kill(number))
+
+
+def _ignore(how: str) -> None:
+    """Do nothing when a child ends that no caller waits for."""

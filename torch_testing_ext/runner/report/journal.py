@@ -1,0 +1,305 @@
+"""The journal of a run: its events as they come, one line of JSON each, so that no way out loses a finished result.
+
+A reporter writes it; `read` makes the events again, from which all reports follow. The last line may be torn: the run
+was killed while it was written. A run without a last event was interrupted: the tests without a result did not finish.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from torch_testing_ext._process import messages
+
+from ..events import (
+    AttemptEnded,
+    Event,
+    RunBegan,
+    RunEnded,
+    Stopping,
+    TestBegan,
+    TestFinished,
+    UnitBegan,
+    UnitEnded,
+    Warned,
+)
+from ..model import Attempt, FinishedTest, Policy, Summary, Test, TestId
+from ..options.options import Options
+
+FORMAT = "torch_testing_ext journal 1"
+NAME = "journal.jsonl"
+KEPT = 10  # journals of earlier runs in a folder
+
+
+@dataclass(frozen=True)
+class JournalHeader:
+    """The first line: what reports need to know that is in no event."""
+
+    format: str
+    pid: int
+    command: str  # reruns a test whose name is appended
+    policy: Policy
+    allow_all_skipped: bool
+
+
+@dataclass(frozen=True)
+class JournalEnd:
+    """The last line: the summary without its finished tests, which the lines before it have."""
+
+    summary: Summary
+    finished: int
+
+
+def header_of(options: Options) -> JournalHeader:
+    return JournalHeader(FORMAT, os.getpid(), options.command, options.policy, options.allow_all_skipped)
+
+
+_RECORDED = (RunBegan, UnitBegan, TestBegan, AttemptEnded, TestFinished, UnitEnded, Warned, Stopping)
+_KINDS = {kind.__name__: kind for kind in (JournalHeader, *_RECORDED, JournalEnd)}
+
+
+class JournalError(Exception):
+    """A journal that cannot be read; the message says why."""
+
+
+# -- writing
+
+
+class Journal:
+    """Writes the journal. If that fails, it warns once and the run continues without."""
+
+    def __init__(
+        self,
+        path: Path,
+        header: JournalHeader,
+        warn: Callable[[str], object],
+        prepare: Callable[[], object] = lambda: None,
+    ):
+        """`prepare` makes the folder in which the journal's own folder will be."""
+        self._prepare = prepare
+        self._path = path
+        self._header = header
+        self._warn = warn
+        self._fd: int | None = None
+        self._size = 0
+
+    def on_event(self, event: Event) -> None:
+        match event:
+            case RunBegan():
+                self._open()
+                self._write(event)
+            case TestFinished(finished):
+                self._write(replace(event, finished=FinishedTest((_only_named(finished.last),))))
+            case RunEnded(summary):
+                self._write(JournalEnd(replace(summary, finished=()), len(summary.finished)))
+                self._close()
+            case _ if isinstance(event, _RECORDED):
+                self._write(event)
+            case _:
+                pass
+
+    def _open(self) -> None:
+        try:
+            self._prepare()
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)  # as long as this process lives
+            os.ftruncate(self._fd, 0)
+        except OSError as error:
+            self._give_up("another run writes it" if isinstance(error, BlockingIOError) else error)
+        else:
+            self._write(self._header)
+
+    def _write(self, record: Any) -> None:
+        if self._fd is None:
+            return
+        line = messages.to_json(record).encode() + b"\n"
+        try:
+            rest = line
+            while rest:
+                rest = rest[os.write(self._fd, rest) :]
+            self._size += len(line)
+        except OSError as error:
+            with suppress(OSError):
+                os.ftruncate(self._fd, self._size)  # what is there stays whole
+            self._give_up(error)
+
+    def _give_up(self, why: object) -> None:
+        self._close()
+        self._warn(f"{self._path}: no results are kept there from here on ({why}); reports are not affected")
+
+    def _close(self) -> None:
+        fd, self._fd = self._fd, None
+        if fd is not None:
+            os.close(fd)
+
+
+def _only_named(attempt: Attempt) -> Attempt:
+    """An attempt that another line has in full."""
+    return Attempt(attempt.test, attempt.outcome, repetition=attempt.repetition, number=attempt.number)
+
+
+def place_of_new(folder: Path) -> Path:
+    """The path for the journal of a run that begins now."""
+    now = datetime.now(timezone.utc)
+    return folder / f"{now:%Y-%m-%dT%H.%M.%S}.{now.microsecond:06}-{os.getpid()}" / NAME
+
+
+def delete_old(folder: Path, kept: int = KEPT) -> None:
+    """Delete all but the newest journals, except those of runs that go on."""
+    for path in sorted(folder.glob(f"*/{NAME}"), reverse=True)[kept:]:
+        with suppress(OSError), path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.unlink()
+            path.parent.rmdir()
+
+
+# -- reading
+
+
+@dataclass(frozen=True)
+class RecordedRun:
+    """The content of a journal: the events of a run, of which the last is always its end."""
+
+    header: JournalHeader
+    events: tuple[Event, ...]
+    summary: Summary
+
+
+def find(place: Path) -> Path:
+    """The journal that a path names: a file, the folder of a run, or a folder of runs, of which the newest counts."""
+    if not place.is_dir():
+        if not place.exists():
+            raise JournalError(f"{place} does not exist")
+        return place
+    for pattern in (NAME, f"*/{NAME}", f"runs/*/{NAME}", "*.jsonl"):
+        if found := sorted(place.glob(pattern)):
+            return found[-1]
+    raise JournalError(f"{place} contains no {NAME}")
+
+
+def read(path: Path) -> RecordedRun:
+    """Read a journal. Raises JournalError if it is none."""
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise JournalError(f"{path} cannot be read: {error}") from None
+    *lines, torn = content.split(b"\n")
+    damaged = [f"line {len(lines) + 1} is incomplete"] if torn else []
+    header = _header(path, lines)
+    records = []
+    for number, line in enumerate(lines[1:], 2):
+        try:
+            records.append(messages.from_json(line, _KINDS))
+        except (ValueError, KeyError, TypeError, AttributeError):
+            damaged.append(f"line {number} is not readable")
+    if not any(isinstance(record, RunBegan) for record in records):
+        raise JournalError(f"{path} ends before its run began")
+    return _Reader(path, header, records, damaged, _is_locked(path)).run()
+
+
+def _header(path: Path, lines: list[bytes]) -> JournalHeader:
+    try:
+        ((kind, fields),) = json.loads(lines[0]).items()
+        found = fields["format"]
+    except (IndexError, ValueError, KeyError, TypeError, AttributeError):
+        raise JournalError(f"{path} is not the journal of a run") from None
+    if kind != JournalHeader.__name__ or found != FORMAT:
+        raise JournalError(f"{path} has the format {found!r}; this version reads {FORMAT!r}")
+    header: JournalHeader = messages.decode(JournalHeader, fields)
+    return header
+
+
+def _is_locked(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        pass
+    return False
+
+
+class _Reader:
+    """Turns the records of a journal into the events of the run."""
+
+    def __init__(self, path: Path, header: JournalHeader, records: list[Any], damaged: list[str], goes_on: bool):
+        self._path = path
+        self._header = header
+        self._records = records
+        self._damaged = damaged
+        self._goes_on = goes_on
+        self._attempts: dict[tuple[TestId, int], list[Attempt]] = {}
+        self._finished: list[FinishedTest] = []
+        self._began: RunBegan = next(record for record in records if isinstance(record, RunBegan))
+        self._end: JournalEnd | None = None
+
+    def run(self) -> RecordedRun:
+        events = [event for record in self._records for event in self._event(record)]
+        events += self._cut_short()
+        summary = self._summary()
+        return RecordedRun(self._header, (*events, RunEnded(summary)), summary)
+
+    def _event(self, record: Any) -> Iterator[Event]:
+        match record:
+            case JournalEnd():
+                self._end = record
+            case AttemptEnded(attempt):
+                self._attempts.setdefault((attempt.test.id, attempt.repetition), []).append(attempt)
+                yield record
+            case TestFinished(finished):
+                yield from self._finish(finished.test.id, finished.last.repetition)
+            case _:
+                yield record
+
+    def _finish(self, test: TestId, repetition: int) -> Iterator[Event]:
+        attempts = self._attempts.pop((test, repetition), None)
+        if attempts:
+            self._finished.append(FinishedTest(tuple(attempts)))
+            yield TestFinished(self._finished[-1])
+
+    def _cut_short(self) -> Iterator[Event]:
+        """Tests that ran, but whose end the journal does not have, have the result of their last attempt."""
+        for test, repetition in list(self._attempts):
+            yield from self._finish(test, repetition)
+
+    def _summary(self) -> Summary:
+        if self._end is not None:
+            summary = replace(self._end.summary, finished=tuple(self._finished))
+            if self._end.finished != len(self._finished):
+                self._damaged.append(f"{self._end.finished} tests finished, it has {len(self._finished)}")
+            error = f"{self._path} is damaged: {'; '.join(self._damaged)}" if self._damaged else ""
+            return replace(summary, error=summary.error or error)
+        how = "goes on" if self._goes_on else "was killed"
+        return Summary(
+            tuple(self._finished),
+            self._seconds(),
+            self._header.policy,
+            interrupted=True,
+            unfinished=self._unfinished(),
+            warnings=(
+                f"the run {how}: {self._path} has no end, and these are the results until then",
+                *(f"{self._path}: {what}" for what in self._damaged),
+                *(record.text for record in self._records if isinstance(record, Warned)),
+            ),
+        )
+
+    def _unfinished(self) -> tuple[Test, ...]:
+        done = {(one.test.id, one.last.repetition) for one in self._finished}
+        planned = [(test, unit.repetition) for unit in self._began.units for test in unit.tests]
+        in_units = {test.id for test, _ in planned}
+        planned += [(test, 0) for test in self._began.tests if test.id not in in_units]
+        return tuple(dict.fromkeys(test for test, repetition in planned if (test.id, repetition) not in done))
+
+    def _seconds(self) -> float:
+        moments = [record.at for record in self._records if isinstance(record, (UnitBegan, TestBegan, UnitEnded))]
+        moments += [one.last.began + one.last.seconds for one in self._finished]
+        return max(moments, default=0.0)

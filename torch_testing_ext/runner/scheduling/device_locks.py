@@ -1,0 +1,187 @@
+"""Locks on devices that all runs of a user on this machine share: one file for each device, locked by flock.
+
+The kernel frees a lock when the last process that has it is gone. That is not only run_test.py: the nanny of a unit has
+it, too, so that a device stays locked until no process of the unit is left, even if run_test.py is killed. When a unit
+has ended in order, run_test.py unlocks the file itself, whoever else has inherited the descriptor. Files are never
+deleted, so no run can lock a file that another run has just replaced.
+
+No run waits for a device while it keeps another one idle, with one exception, of which there is one at a time: the run
+with the reservation keeps what it gets until its unit fits, and the others leave it those devices meanwhile. So runs
+cannot wait for each other, and none waits for ever.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import re
+import stat
+import tempfile
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+LEASED = "TORCH_TESTING_EXT_LEASED"  # the same as in launch/settings.py: devices that a process's ancestors have leased
+_RESERVATION = "reservation"
+
+
+class UnsafeFolder(Exception):
+    """The folder of the lock files could be under the control of another user."""
+
+
+def default_folder() -> Path:
+    """The same for all runs of this user, whatever their TMPDIR is."""
+    base = Path("/tmp")
+    return (base if base.is_dir() else Path(tempfile.gettempdir())) / f"torch_testing_ext-leases-{os.getuid()}"
+
+
+def leased_by_ancestors(environ: Mapping[str, str]) -> frozenset[str]:
+    """The identities of devices that a run which started this one has leased for it."""
+    return frozenset(filter(None, environ.get(LEASED, "").split(",")))
+
+
+class DeviceLocks:
+    """The locks of one run. `identities`: what identifies each device on this machine, by its name in this run."""
+
+    def __init__(self, folder: Path, identities: Mapping[str, str], owner: str, ancestors: Collection[str] = ()):
+        """Raises OSError or UnsafeFolder. Later nothing does: all files are open then."""
+        _make_safe(folder)
+        self._identities = identities
+        self._owner = owner
+        self._ancestors = ancestors
+        self._files = {name: _LockFile(folder, identity) for name, identity in identities.items()}
+        self._locked: set[str] = set()
+        self._reservation = _LockFile(folder, _RESERVATION)
+        self._has_reservation = False
+
+    def acquire(self, name: str) -> bool:
+        """Lock a device, unless another run has locked it. It may be locked by this run already."""
+        if name in self._locked or self._identities[name] in self._ancestors:
+            return True
+        if not self._files[name].lock(self._owner):
+            return False
+        self._locked.add(name)
+        return True
+
+    def release(self, name: str) -> None:
+        """Unlock a device, which no process uses any more."""
+        if name in self._locked:
+            self._locked.remove(name)
+            self._files[name].unlock()
+
+    def descriptors(self, names: Iterable[str]) -> tuple[int, ...]:
+        """What keeps devices locked, for the process that owns everything that uses them."""
+        return tuple(self._files[name].fd for name in names if name in self._locked)
+
+    def leased(self, names: Iterable[str]) -> dict[str, str]:
+        """The environment variable that tells runs inside a unit which devices are leased for them."""
+        return {LEASED: ",".join(sorted({*self._ancestors, *(self._identities[name] for name in names)}))}
+
+    def owner_of(self, name: str) -> str:
+        """Which run has locked a device, in words; empty if it does not say."""
+        return self._files[name].text().strip()
+
+    # -- the reservation
+
+    def reserve(self) -> bool:
+        """Have other runs leave the devices to this one, unless another run has the reservation."""
+        wanted = json.dumps(list(self._identities.values()))
+        self._has_reservation = self._has_reservation or self._reservation.lock(wanted)
+        return self._has_reservation
+
+    def end_reservation(self) -> None:
+        if self._has_reservation:
+            self._has_reservation = False
+            self._reservation.unlock()
+
+    def reserved_by_others(self) -> frozenset[str]:
+        """The names of devices that another run has reserved."""
+        if self._has_reservation or not self._reservation.is_locked():
+            return frozenset()
+        try:
+            identities = json.loads(self._reservation.text())
+        except ValueError:  # it is being written
+            return frozenset(self._identities)
+        return frozenset(name for name, identity in self._identities.items() if identity in identities)
+
+    def close(self) -> None:
+        """Unlock everything."""
+        self.end_reservation()
+        for name in list(self._locked):
+            self.release(name)
+        for file in (*self._files.values(), self._reservation):
+            file.close()
+
+
+class _LockFile:
+    """A file to lock. Its content is for people, and says who has locked it; that of the reservation is for runs."""
+
+    def __init__(self, folder: Path, identity: str):
+        readable = re.sub(r"[^A-Za-z0-9_.-]", "_", identity)[:100]
+        self._path = folder / (readable if readable == identity.lstrip(".") else f"{readable}-{_digest(identity)}")
+        self.fd = self._open()
+
+    def _open(self) -> int:
+        return os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+
+    def lock(self, text: str) -> bool:
+        self._reopen_if_deleted()
+        if not _try_lock(self.fd):
+            return False
+        with suppress(OSError):
+            os.ftruncate(self.fd, 0)
+            os.pwrite(self.fd, text.encode("utf-8", "surrogateescape"), 0)
+        return True
+
+    def unlock(self) -> None:
+        """Unlock explicitly: a process that has inherited the descriptor would keep the lock."""
+        with suppress(OSError):
+            os.ftruncate(self.fd, 0)
+        fcntl.flock(self.fd, fcntl.LOCK_UN)
+
+    def is_locked(self) -> bool:
+        """Whether another run has locked it."""
+        self._reopen_if_deleted()
+        if not _try_lock(self.fd, fcntl.LOCK_SH):
+            return True
+        fcntl.flock(self.fd, fcntl.LOCK_UN)
+        return False
+
+    def text(self) -> str:
+        return os.pread(self.fd, 1 << 16, 0).decode("utf-8", "replace")
+
+    def _reopen_if_deleted(self) -> None:
+        """A program that cleans temporary folders may have deleted the file: other runs would lock another one."""
+        with suppress(OSError):
+            if not os.path.exists(self._path) or not os.path.samestat(os.stat(self._path), os.fstat(self.fd)):
+                new = self._open()
+                os.close(self.fd)
+                self.fd = new
+
+    def close(self) -> None:
+        os.close(self.fd)
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:16]
+
+
+def _try_lock(fd: int, kind: int = fcntl.LOCK_EX) -> bool:
+    try:
+        fcntl.flock(fd, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _make_safe(folder: Path) -> None:
+    """Create the folder for this user alone, or check that it is."""
+    with suppress(FileExistsError):
+        folder.mkdir(mode=0o700, parents=True)
+    found = os.lstat(folder)
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+        raise UnsafeFolder(f"{folder} is not a folder of this user")
+    if stat.S_IMODE(found.st_mode) & 0o022:
+        raise UnsafeFolder(f"{folder} can be written to by other users")
