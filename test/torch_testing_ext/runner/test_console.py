@@ -76,10 +76,10 @@ class WhileItRunsTest(unittest.TestCase):
                 full, short = (end, during) if detail is Verbosity.QUIET else (during, end)
                 self.assertEqual(full.count("rank 1's traceback:"), 2)
                 self.assertNotIn("traceback", short)
-                title = "rank 1 of 2 failed 0.0 s into ExampleTest.test_bad: AssertionError: 1 != 2"
-                lines = [line for line in short.splitlines() if title in line]
-                self.assertEqual(len(lines), 1)
-                self.assertIn("test/distributed/test_example.py::ExampleTest::test_bad: rank 1 of 2", lines[0])
+                title = "rank 1 of 2 failed: AssertionError: 1 != 2"
+                names = [line for line in short.splitlines() if line.endswith(f": {title}")]
+                self.assertEqual(len(names), 2)
+                self.assertIn("test/distributed/test_example.py::ExampleTest::test_bad: rank 1 of 2", names[0])
 
     def test_attempts_that_fail_alike_are_printed_once(self):
         one = finished_test("test_bad", TestOutcome.FAILED, TestOutcome.FAILED, TestOutcome.FAILED)
@@ -403,6 +403,17 @@ class OnATerminalTest(unittest.TestCase):
 
 
 class WordsTest(unittest.TestCase):
+    def test_a_line_does_not_name_its_test_twice(self):
+        for message, reason in (
+            ("rank 1 of 2 failed 0.0 s into ExampleTest.test_a: AssertionError", "rank 1 of 2 failed: AssertionError"),
+            ("ExampleTest.test_a timed out after 5.0 s; rank 0", "timed out after 5.0 s; rank 0"),
+            ("the test's process was killed by SIGSEGV 0.1 s into ExampleTest.test_a\n\nmore",) * 2,
+            ("rank 0 failed 0.0 s into ExampleTest.test_ab: x",) * 2,
+            ("AssertionError: ExampleTest.test_a is not it",) * 2,
+        ):
+            expected = reason.partition("\n")[0].replace(" 0.1 s into ExampleTest.test_a", "")
+            self.assertEqual(text.reason(attempt("test_a", TestOutcome.FAILED, message=message)), expected)
+
     def test_durations(self):
         given = (0.0, 9.994, 12.34, 99.94, 125.0, 3725.0)
         expected = ["0.00 s", "9.99 s", "12.3 s", "99.9 s", "2 min 05 s", "1 h 02 min"]

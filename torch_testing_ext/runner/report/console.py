@@ -107,11 +107,11 @@ class Console:
     def _failure(self, attempt: Attempt) -> tuple[str, str]:
         """The details of an attempt that failed, or a title, if the details follow in the summary or were shown."""
         if self.detail is Verbosity.QUIET:
-            return "", text.title(attempt.message)
+            return "", text.reason(attempt)
         details = failure_details(attempt, self.layout())
         shown = self._shown.setdefault((attempt.test.id, attempt.repetition), [])
         if (pattern := without_accidents(details)) in shown:
-            return "", f"in the same way as before: {text.title(attempt.message)}"
+            return "", f"in the same way as before: {text.reason(attempt)}"
         shown.append(pattern)
         return details, ""
 

@@ -76,7 +76,7 @@ class _Sections:
 
     def _failure_line(self, one: FinishedTest) -> str:
         name = f"{text.outcome_in_words(one)}: {self._name(one)}"
-        line = self._layout.with_title(name, text.title(failing_attempts(one, self._summary.policy)[-1].message))
+        line = self._layout.with_title(name, text.reason(failing_attempts(one, self._summary.policy)[-1]))
         return self._styler(Style.RED, line[: len(name)]) + line[len(name) :]
 
     def failures_in_full(self) -> list[str]:
