@@ -26,7 +26,7 @@ from ..model import Attempt, Category, FinishedTest, Policy, Summary, TestId, Te
 from ..options.options import Verbosity
 from . import text
 from .final_summary import failure_details, final_summary
-from .layout import Layout
+from .layout import ConsoleLayout
 from .snapshot import snapshot
 from .terminal import STYLE_OF, LineWriter, Style, Styler
 
@@ -41,7 +41,7 @@ class Console:
     slowest: int = 5
     policy: Policy = field(default_factory=Policy)
     command: str = "python run_test.py"
-    layout: Callable[[], Layout] = Layout
+    layout: Callable[[], ConsoleLayout] = ConsoleLayout
     _total: int = 0
     _done: int = 0
     _repetitions: int = 1
