@@ -13,7 +13,7 @@ from torch_testing_ext._process.logs import cut_middle
 
 # Disk space reserved for each rank before it starts, so that a rank that fills the disk can still report it.
 RESERVED = 16 * 1024
-LONGEST_TEXT = 100_000
+LONGEST_TEXT = 2_000_000
 # With its texts cut to this length an account fits the reserved space, even if each character takes 12 bytes in JSON.
 SHORTEST_TEXT = RESERVED // 16
 

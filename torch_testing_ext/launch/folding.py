@@ -31,12 +31,11 @@ def _without_places(text: str) -> str:
 
 
 def without_own_number(text: str, rank: int) -> str:
-    """A rank's text without its own number where it is named as a rank, and without addresses and process ids.
+    """A rank's text without its own number in brackets, as torch prints it, and without addresses and process ids.
 
-    A bare number may be a value that was compared, so it stays, as does the number of another rank.
+    Any other number may be a value that was compared, or say more than the number of the rank, so it stays.
     """
-    own = re.compile(rf"\b(rank)([ =:_#]*){rank}\b(?!\.\d)", re.IGNORECASE)
-    return own.sub(r"\1\2<own>", _without_places(text))
+    return re.sub(rf"\[rank[ :]?{rank}\]", "[own rank]", _without_places(text), flags=re.IGNORECASE)
 
 
 def groups(items: Sequence[Item], key: Callable[[Item], object]) -> list[list[Item]]:

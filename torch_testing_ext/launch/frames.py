@@ -2,6 +2,7 @@
 
     __rank_frame__ = True                    no frame of this module belongs to the test
     __first_frames__ = ("_run", "_answer")   below these functions lies the stack of the process that forked this one
+    __unittest = True                        unittest's own marker: its frames, and those of ours that tracebacks omit
 
 The markers are read from the source: the process that shows a stack may not have imported the modules in it.
 """
@@ -10,11 +11,15 @@ from __future__ import annotations
 
 import ast
 import functools
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
 _HARNESS = re.compile(r"^__rank_frame__ = True\b", re.MULTILINE)
+_UNITTEST = re.compile(r"^__unittest = True\b", re.MULTILINE)
+# Not all modules of unittest have its marker.
+_UNITTEST_FOLDER = os.path.join(os.path.dirname(os.__file__), "unittest", "")
 _FIRST = re.compile(r"^__first_frames__ = (\(.*\))", re.MULTILINE)
 
 
@@ -23,6 +28,7 @@ class Markers:
     """The markers of one module."""
 
     harness: bool
+    unittest: bool
     first_frames: frozenset[str]
 
 
@@ -34,4 +40,5 @@ def markers_of(file: str) -> Markers:
     except (OSError, ValueError):
         source = ""
     first = _FIRST.search(source)
-    return Markers(bool(_HARNESS.search(source)), frozenset(ast.literal_eval(first[1]) if first else ()))
+    is_unittest = file.startswith(_UNITTEST_FOLDER) or bool(_UNITTEST.search(source))
+    return Markers(bool(_HARNESS.search(source)), is_unittest, frozenset(ast.literal_eval(first[1]) if first else ()))

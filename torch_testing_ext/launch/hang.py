@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -139,15 +139,15 @@ def tidy(stacks: str) -> str:
     """A stack dump without the harness.
 
     Removes the stack of the process that forked this one, which lies below its first frame; the frames from there to
-    the test; and the thread that answers for the flight recorder.
+    the test, also those of unittest; and the thread that answers for the flight recorder.
     """
     kept = []
     for thread in re.split(r"\n(?=(?:Current thread|Thread) )", stacks):
         title, *frames = itertools.takewhile(lambda line: not _is_first_frame(line), thread.splitlines() or [""])
-        while frames and (_is_harness(frames[-1]) or not frames[-1].strip()):
-            frames.pop()
-        if frames:
-            kept.append("\n".join([title, *frames]))
+        own = _without_callers(frames, _is_harness)
+        # unittest calls every test; but if it is all there is, then it is what hangs.
+        if own := _without_callers(own, _is_harness_or_unittest) or own:
+            kept.append("\n".join([title, *own]))
     return "\n\n".join(kept)
 
 
@@ -156,9 +156,22 @@ def _is_first_frame(line: str) -> bool:
     return frame is not None and frame["function"] in markers_of(frame["file"]).first_frames
 
 
+def _without_callers(frames: Sequence[str], is_caller: Callable[[str], bool]) -> list[str]:
+    """The frames, innermost first, without the outermost ones that only call the others."""
+    number = len(frames)
+    while number and (is_caller(frames[number - 1]) or not frames[number - 1].strip()):
+        number -= 1
+    return list(frames[:number])
+
+
 def _is_harness(line: str) -> bool:
     frame = _FRAME.match(line)
     return frame is not None and markers_of(frame["file"]).harness
+
+
+def _is_harness_or_unittest(line: str) -> bool:
+    frame = _FRAME.match(line)
+    return frame is not None and (markers_of(frame["file"]).harness or markers_of(frame["file"]).unittest)
 
 
 def _is_library(file: str) -> bool:

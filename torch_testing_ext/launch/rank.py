@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from torch_testing_ext._process import child, signals, system
+from torch_testing_ext._process.logs import cut_middle
 
 from .accounts import AccountFile, RankAccount, RankEnding
 from .job import Job
@@ -29,6 +30,8 @@ from .report import now
 
 # Exit statuses. PyTorch also uses 10 for a failed test.
 PASSED, FAILED = 0, 10
+# Characters of a summary. The traceback has all of the exception.
+LONGEST_SUMMARY = 2_000
 
 __rank_frame__ = True
 __first_frames__ = ("_run", "_answer")
@@ -84,7 +87,7 @@ def summarize(error: BaseException) -> str:
         text = str(error)
     except Exception as worse:
         return f"{name} (its str() raised {type(worse).__name__})"
-    first = text.strip().partition("\n")[0]
+    first = cut_middle(text.strip().partition("\n")[0], LONGEST_SUMMARY)
     return f"{name}: {first}" if first else name
 
 

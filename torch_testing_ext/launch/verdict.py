@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from torch_testing_ext._process.exits import describe_exit, signal_name
 from torch_testing_ext._process.logs import cut_middle
 
-from . import hang
+from . import folding, hang
 from .accounts import RankEnding
 from .report import RankReport
 
@@ -154,10 +154,13 @@ def _compose(
 ) -> str:
     """The message: title; a line per rank, the culprit first; where running ranks were; tracebacks; output; command."""
     in_order = sorted(reports, key=lambda r: (r.rank != first, r.rank))
-    parts = [title, "\n".join(f"  rank {r.rank}: {_line(r, first)}" for r in in_order)]
+    parts = [title, "\n".join(f"  {line}" for line in _table(in_order, first))]
     parts += _explain_running(reports, case)
-    parts += [f"rank {r.rank}'s traceback:\n{r.traceback.rstrip()}" for r in shown if r.traceback]
-    parts += [_output(r) for r in _with_relevant_output(reports, shown) if r.output]
+    parts += _once("traceback", [(r.rank, r.traceback.rstrip()) for r in shown if r.traceback], "failed")
+    outputs = [
+        (r.rank, cut_middle(r.output, LONGEST_OUTPUT)) for r in _with_relevant_output(reports, shown) if r.output
+    ]
+    parts += _once("last lines of output", outputs, "printed")
     parts += [_leftovers(r) for r in reports if r.leftovers]
     parts += [_stacks(r) for r in reports if r.stacks]
     if case.again:
@@ -165,9 +168,48 @@ def _compose(
     return "\n\n".join(parts)
 
 
+def _table(reports: Sequence[RankReport], first: int | None) -> list[str]:
+    """A line for each rank; ranks that failed alike by themselves share one."""
+
+    def key(report: RankReport) -> object:
+        if report.ending not in (RankEnding.FAILED, RankEnding.ERROR) or _follows(report, first):
+            return report.rank
+        texts = (folding.without_own_number(text, report.rank) for text in (report.summary, report.traceback))
+        return report.ending, report.code, *texts
+
+    return [_common_line(alike, first) for alike in folding.groups(reports, key)]
+
+
+def _common_line(alike: Sequence[RankReport], first: int | None) -> str:
+    line = _line(alike[0], first)
+    if len(alike) == 1:
+        return f"rank {alike[0].rank}: {line}"
+    _, _, why = line.partition(": ")
+    return f"{folding.numbers([r.rank for r in alike])} failed alike {_after(alike)}: {why}"
+
+
+def _after(reports: Sequence[RankReport]) -> str:
+    shortest, longest = (f"{choose(r.seconds for r in reports):.2f}" for choose in (min, max))
+    return f"after {shortest} s" if shortest == longest else f"after {shortest} to {longest} s"
+
+
+def _once(what: str, texts: Sequence[tuple[int, str]], verb: str) -> list[str]:
+    """The texts of ranks, each with a heading; of texts that are alike, the first."""
+    found = []
+    for alike in folding.groups(texts, lambda one: folding.without_own_number(one[1], one[0])):
+        (rank, text), *others = alike
+        all_of_them = f"{folding.numbers([number for number, _ in alike])} {verb} alike; " if others else ""
+        found.append(f"{all_of_them}rank {rank}'s {what}:\n{text}")
+    return found
+
+
 def _line(report: RankReport, first: int | None) -> str:
-    victim = first is not None and report.rank != first and is_victim(report)
-    return report.line() + (f" (lost its peer: follows from rank {first})" if victim else "")
+    return report.line() + (f" (lost its peer: follows from rank {first})" if _follows(report, first) else "")
+
+
+def _follows(report: RankReport, first: int | None) -> bool:
+    """Is this rank a victim of the first?"""
+    return first is not None and report.rank != first and is_victim(report)
 
 
 def _explain_running(reports: Sequence[RankReport], case: Case) -> list[str]:
@@ -178,10 +220,6 @@ def _explain_running(reports: Sequence[RankReport], case: Case) -> list[str]:
 def _with_relevant_output(reports: Sequence[RankReport], shown: Sequence[RankReport]) -> list[RankReport]:
     """The ranks whose output helps: the culprits; without any, as in a hang, all that did not pass."""
     return list(shown) if shown else [r for r in reports if r.ending is not RankEnding.PASSED]
-
-
-def _output(report: RankReport) -> str:
-    return f"rank {report.rank}'s last lines of output:\n{cut_middle(report.output, LONGEST_OUTPUT)}"
 
 
 def _leftovers(report: RankReport) -> str:

@@ -183,7 +183,7 @@ class TestOutcomes(TestCase):
 
     def test_failures_and_errors_are_distinguished(self):
         self.check("fails", "failed", "rank 1 of 2 failed", "Scalars are not equal", "rank 0: passed")
-        self.check("raises", "error", "of 2 raised", "rank 0: error", "rank 1: error", "KeyError: 'k'")
+        self.check("raises", "error", "of 2 raised", "ranks 0, 1 failed alike", "KeyError: 'k'")
 
     def test_raised_in_the_parent(self):
         for method, error in (("fails", RankFailure), ("raises", RankError)):

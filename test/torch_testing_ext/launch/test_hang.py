@@ -343,6 +343,24 @@ class TestTidy(unittest.TestCase):
         """With only harness frames the result is empty."""
         self.assertEqual(hang.tidy(stack(*self.OURS)), "")
 
+    def test_frames_of_unittest_between_the_harness_and_the_test_are_removed(self):
+        unittests = [
+            (Path(unittest.__file__).with_name(f"{name}.py"), 5, "run") for name in ("case", "async_case", "mock")
+        ]
+        ours = (PACKAGE / "_cases" / "test_case.py", 9, "run")
+        worker = (PACKAGE / "runner" / "processes" / "worker.py", 100, "_run_suite")
+        test = ((TEST, 12, "helper"), (unittests[0][0], 700, "assertRaises"), (TEST, 15, "test_x"))
+        dump = stack(*test, *unittests, ours, unittests[0], worker, ("/zygote.py", 1, "main"))
+        self.assertEqual(hang.tidy(dump), stack(*test).rstrip())
+
+    def test_unittest_itself_hangs(self):
+        frames = [(Path(unittest.__file__).with_name("suite.py"), 5, "run")] * 2
+        self.assertEqual(hang.tidy(stack(*frames)), stack(*frames).rstrip())
+
+    def test_a_package_named_unittest_elsewhere_is_kept(self):
+        dump = stack((TEST, 12, "test_x"), ("/home/me/unittest/case.py", 5, "run"))
+        self.assertEqual(hang.tidy(dump), dump.rstrip())
+
     def test_a_title_of_python_3_14(self):
         title = "Thread 0x00007f [python3.14] (most recent call first):"
         dump = stack((TEST, 12, "test_x"), *self.OURS, title=title)

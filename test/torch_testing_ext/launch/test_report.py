@@ -67,7 +67,7 @@ class TestAccount(InDirectory):
 
     def test_a_long_text_is_cut_in_the_middle(self):
         account = self.round_trip(
-            RankAccount(RankEnding.ERROR, 0.0, 0.0, "a" * 300_000 + "z", "b" * 300_000 + "\n" + "c" * 10)
+            RankAccount(RankEnding.ERROR, 0.0, 0.0, "a" * LONGEST_TEXT + "z", "b" * LONGEST_TEXT + "\n" + "c" * 10)
         )
         self.assertTrue(account.summary.startswith("aaa") and account.summary.endswith("aaz"))
         self.assertTrue(account.traceback.startswith("bbb") and account.traceback.endswith("\ncccccccccc"))

@@ -279,7 +279,8 @@ class TestCulprits(VerdictTestCase):
             self.assertFalse(is_victim(report), report)
 
     def test_same_moment_lowest_rank_first(self):
-        self.assertVerdict(self.judge(passed(), raised(), raised()), Outcome.ERROR, 1, "rank 1's", "rank 2's")
+        reports = passed(), raised("ValueError: one"), raised("ValueError: two")
+        self.assertVerdict(self.judge(*reports), Outcome.ERROR, 1, "rank 1's", "rank 2's")
 
     def test_a_rank_that_we_ended_is_not_the_culprit(self):
         verdict = self.judge(stopped(1.0), killed(signal.SIGKILL, 1.4))

@@ -1,5 +1,7 @@
 """Tests properties that every verdict has, however the ranks ended."""
 
+import re
+
 from hypothesis import HealthCheck, given, settings, strategies as st
 from verdict_support import ABORTS, ANY_CODE, CASE, ONE_OF_EACH, VerdictTestCase, skipped, victim
 
@@ -17,6 +19,12 @@ steady = settings(
     suppress_health_check=[HealthCheck.differing_executors],
 )
 EXPECTATIONS = st.sampled_from([Expected(), ANY_CODE, ABORTS, Expected(code=3), Expected(True, 0)])
+
+
+def read_numbers(text):
+    """The numbers in a text such as `0-2, 5`."""
+    spans = [part.partition("-") for part in text.split(", ")]
+    return [rank for first, _, last in spans for rank in range(int(first), int(last or first) + 1)]
 
 
 class TestProperties(VerdictTestCase):
@@ -48,8 +56,14 @@ class TestProperties(VerdictTestCase):
         if verdict.outcome in (Outcome.PASSED, Outcome.SKIPPED):
             return
         self.assertIn(CASE.again, verdict.message)
+        found = re.findall(r"^  ranks ([\d, -]+) failed alike after [^:]*: (.*)$", verdict.message, re.MULTILINE)
+        folded = {rank: why for ranks, why in found for rank in read_numbers(ranks)}
         for rank, report in enumerate(reports):
-            self.assertIn(f"  rank {rank}: {report.line()}", verdict.message)
+            if rank in folded:
+                self.assertIn(report.ending, (RankEnding.FAILED, RankEnding.ERROR))
+                self.assertEqual(folded[rank], report.summary)
+            else:
+                self.assertIn(f"  rank {rank}: {report.line()}", verdict.message)
 
     @steady
     @given(WORLDS, st.randoms(use_true_random=False), st.booleans())

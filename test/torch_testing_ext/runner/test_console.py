@@ -1,8 +1,10 @@
 """The console report, from invented events."""
 
 import io
+import itertools
 import os
 import pty
+import re
 import subprocess
 import sys
 import tempfile
@@ -26,10 +28,10 @@ from torch_testing_ext.runner.events import (
 )
 from torch_testing_ext.runner.model import FinishedTest, Lease, Policy, TestId, TestOutcome
 from torch_testing_ext.runner.options.options import Options, Verbosity
-from torch_testing_ext.runner.report import make_reporters, text
+from torch_testing_ext.runner.report import github, make_reporters, text
 from torch_testing_ext.runner.report.console import Console
 from torch_testing_ext.runner.report.estimate import Estimate
-from torch_testing_ext.runner.report.layout import Layout
+from torch_testing_ext.runner.report.layout import ConsoleLayout
 from torch_testing_ext.runner.report.terminal import Styler, TerminalStream, make_styler
 
 ROOT = Path(torch_testing_ext.__file__).parents[1]
@@ -76,10 +78,10 @@ class WhileItRunsTest(unittest.TestCase):
                 full, short = (end, during) if detail is Verbosity.QUIET else (during, end)
                 self.assertEqual(full.count("rank 1's traceback:"), 2)
                 self.assertNotIn("traceback", short)
-                title = "rank 1 of 2 failed 0.0 s into ExampleTest.test_bad: AssertionError: 1 != 2"
-                lines = [line for line in short.splitlines() if title in line]
-                self.assertEqual(len(lines), 1)
-                self.assertIn("test/distributed/test_example.py::ExampleTest::test_bad: rank 1 of 2", lines[0])
+                title = "rank 1 of 2 failed: AssertionError: 1 != 2"
+                names = [line for line in short.splitlines() if line.endswith(f": {title}")]
+                self.assertEqual(len(names), 2)
+                self.assertIn("test/distributed/test_example.py::ExampleTest::test_bad: rank 1 of 2", names[0])
 
     def test_attempts_that_fail_alike_are_printed_once(self):
         one = finished_test("test_bad", TestOutcome.FAILED, TestOutcome.FAILED, TestOutcome.FAILED)
@@ -106,18 +108,21 @@ class WhileItRunsTest(unittest.TestCase):
                 self.assertIn("flaky: passed on the 2nd attempt: test/", report)
 
     def test_a_message_of_a_million_characters(self):
-        message = "AssertionError: begin" + "x" * 1_000_000 + "end"
-        one = finished_test("test_bad", TestOutcome.FAILED, message=message)
-        for detail in Verbosity:
-            for complete in "", "build/x.html":
-                with self.subTest(detail=detail, complete=complete):
-                    layout = Layout(complete=complete)
+        for message, cut in (
+            ("AssertionError: begin" + "x" * 1_000_000 + "end", " ... 998024 characters cut here; {} ... "),
+            ("begin\n" + "some words\n" * 100_000 + "end", "\n... 1070009 characters cut here; {} ...\n"),
+        ):
+            one = finished_test("test_bad", TestOutcome.FAILED, message=message)
+            for detail, complete in itertools.product(Verbosity, ("", "build/x.html")):
+                with self.subTest(message=message[:30], detail=detail, complete=complete):
+                    layout = ConsoleLayout(complete=complete)
                     report = printed(run_events([one]), detail=detail, layout=lambda layout=layout: layout)
                     self.assertLess(len(report), 50_000)
-                    self.assertEqual(report.count("xend\n"), 1)
+                    self.assertEqual(len(re.findall(r"[\nx]end\n", report)), 1)
                     where = f"{complete} has all of it" if complete else "--report FILE.html keeps all of it"
-                    self.assertEqual(report.count(f"\n... 970024 characters cut here; {where} ...\n"), 1)
-                    self.assertLess(max(map(len, report.splitlines())), 20_000)
+                    self.assertEqual(report.count(cut.format(where)), 1)
+                    self.assertEqual(report.count("characters cut here"), 1)
+                    self.assertLess(max(map(len, report.splitlines())), 2_200)
 
     def test_a_test_that_is_retried(self):
         report = printed(
@@ -326,6 +331,8 @@ class StreamTest(unittest.TestCase):
         title = "title=failed%3A test/distributed/test_example.py%3A%3AExampleTest%3A%3Atest_bad"
         self.assertEqual(lines({"GITHUB_ACTIONS": "true"}), [f"::error {where},{title}::100%25 wrong%0Areally"])
         self.assertEqual(lines({}), [])
+        bad = finished_test("test_bad", TestOutcome.FAILED, message="x" * 1_000_000)
+        self.assertLess(len(github.annotation(bad)), 5000)
 
     def test_a_report_that_cannot_be_written_is_a_warning_above_the_last_line(self):
         with tempfile.TemporaryDirectory() as folder:
@@ -403,6 +410,17 @@ class OnATerminalTest(unittest.TestCase):
 
 
 class WordsTest(unittest.TestCase):
+    def test_a_line_does_not_name_its_test_twice(self):
+        for message, reason in (
+            ("rank 1 of 2 failed 0.0 s into ExampleTest.test_a: AssertionError", "rank 1 of 2 failed: AssertionError"),
+            ("ExampleTest.test_a timed out after 5.0 s; rank 0", "timed out after 5.0 s; rank 0"),
+            ("the test's process was killed by SIGSEGV 0.1 s into ExampleTest.test_a\n\nmore",) * 2,
+            ("rank 0 failed 0.0 s into ExampleTest.test_ab: x",) * 2,
+            ("AssertionError: ExampleTest.test_a is not it",) * 2,
+        ):
+            expected = reason.partition("\n")[0].replace(" 0.1 s into ExampleTest.test_a", "")
+            self.assertEqual(text.reason(attempt("test_a", TestOutcome.FAILED, message=message)), expected)
+
     def test_durations(self):
         given = (0.0, 9.994, 12.34, 99.94, 125.0, 3725.0)
         expected = ["0.00 s", "9.99 s", "12.3 s", "99.9 s", "2 min 05 s", "1 h 02 min"]

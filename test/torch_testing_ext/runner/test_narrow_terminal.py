@@ -16,7 +16,7 @@ from torch_testing_ext.runner.model import Lease, TestOutcome, Unit
 from torch_testing_ext.runner.options.options import Verbosity
 from torch_testing_ext.runner.report import terminal
 from torch_testing_ext.runner.report.estimate import Estimate
-from torch_testing_ext.runner.report.layout import Layout, cut, width
+from torch_testing_ext.runner.report.layout import ConsoleLayout, cut, width
 from torch_testing_ext.runner.report.terminal import TerminalStream
 
 
@@ -25,7 +25,7 @@ class NarrowTerminalTest(unittest.TestCase):
 
     def lines(self, columns, **options):
         odd = finished_test("test_試験" * 9, TestOutcome.FAILED, message="試験に失敗しました" * 30)
-        layout = Layout(columns)
+        layout = ConsoleLayout(columns)
         return printed(run_events([*every_outcome(), odd]), layout=lambda: layout, **options).splitlines()
 
     def test_rules_and_the_counts_fit(self):

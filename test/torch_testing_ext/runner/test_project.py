@@ -122,14 +122,18 @@ class ModelTest(unittest.TestCase):
         self.assertEqual({count for _, count, *_ in lines}, {str(len(MODEL))})
         self.assertEqual(max(int(done) for done, *_ in lines), len(MODEL))
 
-    def test_console_prints_failures_twice(self):
-        at_once, at_the_end = whole_run().console.split("\n" + "=" * 100 + "\n", 1)
-        for name, must in MODEL.items():
+    def test_console_prints_failures_in_full_and_then_in_one_line(self):
+        at_once, at_the_end, _ = whole_run().console.split("\n" + "=" * 100 + "\n", 2)
+        lines = at_the_end.strip().splitlines()
+        failed = {name: must for name, must in MODEL.items() if must.verdict is Category.FAILED}
+        self.assertEqual(len(lines), len(failed))
+        for name, must in failed.items():
             with self.subTest(test=name):
-                for part in at_once, at_the_end:
-                    if must.verdict is Category.FAILED:
-                        self.assertIn(name, part)
-                        self.assertIn(must.say, part)
+                self.assertIn(name, at_once)
+                self.assertIn(must.say, at_once)
+                (line,) = (line for line in lines if f": {name}: " in line)
+                self.assertTrue(line.startswith(must.outcome.value), line)
+                self.assertNotIn("Traceback", line)
 
     def test_console_says_how_many_devices_are_missing(self):
         self.assertRegex(whole_run().console, r"\nskipped:\n(  .*\n)*  1  not enough devices: needs 4096 ")

@@ -25,6 +25,24 @@ from torch_testing_ext.runner.scheduling.inventory import Inventory
 
 ROOT = Path(torch_testing_ext.__file__).parents[1]
 AUTHOR = ("-c", "user.name=x", "-c", "user.email=x@example.org", "-c", "commit.gpgsign=false")
+LONG = """
+import unittest
+from torch_testing_ext.common_distributed import MultiProcessTestCase
+
+class Alone(unittest.TestCase):
+    def test_a(self):
+        self.fail(f"begin {'x' * 1_000_000} end")
+
+class OnRanks(MultiProcessTestCase):
+    world_size = 2
+
+    def setUp(self):
+        super().setUp()
+        self._spawn_processes()
+
+    def test_b(self):
+        self.fail(f"begin {'y' * 1_000_000} end")
+"""
 
 
 def git(folder, *words):
@@ -142,6 +160,28 @@ class RunTest(unittest.TestCase):
             self.assertEqual(list(properties.values()), shown)
             for value in shown:
                 self.assertIn(value, ran.report("report"))
+
+    def test_a_message_of_a_million_characters_is_whole_in_the_files(self):
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            shutil.copy(ROOT / "run_test.py", folder)
+            (folder / "test_a.py").write_text(LONG)
+            reports = [f"--{kind}={kind}" for kind in ("junit", "report", "results")]
+            ran = run_test(folder, "--tests=.", "--gpus=0", *reports)
+            self.assertEqual(ran.code, 1, ran.console + ran.complaints)
+            tests = json.loads(ran.report("results"))["tests"]
+            messages = {one["id"].split("::")[1]: one["attempts"][0]["message"] for one in tests}
+            in_xml = {
+                case.get("name"): case.find("failure").text for case in read_junit(ran.report("junit")).iter("testcase")
+            }
+            for cls, method, letter in ("Alone", "test_a", "x"), ("OnRanks", "test_b", "y"):
+                whole = f"begin {letter * 1_000_000} end"
+                self.assertIn(whole, messages[cls])
+                self.assertIn(whole, in_xml[method])
+                self.assertIn(whole, ran.report("report"))
+                self.assertNotIn(letter * 2_000, ran.console)
+                self.assertEqual(messages[cls].count("Traceback"), 1)
+            self.assertIn(f"characters cut here; {folder / 'report'} has all of it ...", ran.console)
 
 
 if __name__ == "__main__":

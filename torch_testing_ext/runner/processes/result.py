@@ -22,7 +22,8 @@ from .unit_spec import UnitSpec
 
 __unittest = True  # keeps these frames out of unittest's tracebacks
 
-LONGEST_MESSAGE = 200_000
+# The files of a run have a message of this length whole. Readers of XML refuse texts beyond ten million bytes.
+LONGEST_MESSAGE = 4_000_000
 
 # If one test has several outcomes, the first of these counts; any other outcome comes before all of these.
 _GRAVEST_FIRST = (TestOutcome.UNEXPECTED_SUCCESS, TestOutcome.EXPECTED_FAILURE, TestOutcome.SKIPPED, TestOutcome.PASSED)

@@ -20,7 +20,7 @@ from . import html_page, journal, json_results, junit, perfetto
 from .console import Console
 from .files import Files, Render
 from .github import GitHub
-from .layout import Layout
+from .layout import ConsoleLayout
 from .terminal import LineWriter, TerminalStream, columns, is_terminal, make_styler
 
 if TYPE_CHECKING:
@@ -89,10 +89,10 @@ def _make_console(options: Options, stream: TextIO, environ: Mapping[str, str]) 
     return console, [*([live] if live else []), console]
 
 
-def _layout(options: Options, stream: TextIO, environ: Mapping[str, str]) -> Layout:
+def _layout(options: Options, stream: TextIO, environ: Mapping[str, str]) -> ConsoleLayout:
     """The layout now: the user may resize the terminal during the run."""
     complete = next((str(path) for path in (options.report, options.results, options.junit) if path), "")
-    return Layout(columns(stream, environ), complete)
+    return ConsoleLayout(columns(stream, environ), complete)
 
 
 def _live(terminal: TerminalStream, policy: Policy) -> Live | None:

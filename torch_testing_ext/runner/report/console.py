@@ -27,7 +27,7 @@ from ..model import Attempt, Category, FinishedTest, Policy, Summary, TestId, Te
 from ..options.options import Verbosity
 from . import text
 from .final_summary import failure_details, final_summary
-from .layout import Layout
+from .layout import ConsoleLayout
 from .snapshot import snapshot
 from .terminal import STYLE_OF, LineWriter, Style, Styler
 
@@ -42,7 +42,7 @@ class Console:
     slowest: int = 5
     policy: Policy = field(default_factory=Policy)
     command: str = "python run_test.py"
-    layout: Callable[[], Layout] = Layout
+    layout: Callable[[], ConsoleLayout] = ConsoleLayout
     _total: int = 0
     _done: int = 0
     _repetitions: int = 1
@@ -111,11 +111,11 @@ class Console:
     def _failure(self, attempt: Attempt) -> tuple[str, str]:
         """The details of an attempt that failed, or a title, if the details follow in the summary or were shown."""
         if self.detail is Verbosity.QUIET:
-            return "", text.title(attempt.message)
+            return "", text.reason(attempt)
         details = failure_details(attempt, self.layout())
         shown = self._shown.setdefault((attempt.test.id, attempt.repetition), [])
         if (pattern := without_accidents(details)) in shown:
-            return "", f"in the same way as before: {text.title(attempt.message)}"
+            return "", f"in the same way as before: {text.reason(attempt)}"
         shown.append(pattern)
         return details, ""
 

@@ -10,7 +10,7 @@ from torch_testing_ext.launch.folding import without_accidents
 
 from ..model import Attempt, Category, FinishedTest, Policy, Summary, TestOutcome
 from . import text
-from .layout import Layout
+from .layout import ConsoleLayout
 from .terminal import STYLE_OF, Style, Styler
 
 LAST_LINES = 20
@@ -19,7 +19,7 @@ MOST_NAMES = 8
 MOST_UNFINISHED = 10
 
 
-def failure_details(attempt: Attempt, layout: Layout) -> str:
+def failure_details(attempt: Attempt, layout: ConsoleLayout) -> str:
     """Why a test failed: its message, the end of its output, and the processes that it left running."""
     parts = [layout.message(text.printable(attempt.message).strip("\n"))]
     lines = text.printable(attempt.output[-20_000:]).rstrip().splitlines()[-LAST_LINES:]
@@ -36,7 +36,7 @@ def final_summary(
     slowest: int,
     command: str,
     late_warnings: Sequence[str] = (),
-    layout: Layout | None = None,
+    layout: ConsoleLayout | None = None,
     in_full: bool = False,
 ) -> str:
     """`command` runs the tests whose names are appended to it. `late_warnings` came after `summary` was made.
@@ -44,7 +44,7 @@ def final_summary(
     `in_full`: with the details of each failure, which have not been printed before.
     """
     repetitions = 1 + max((one.last.repetition for one in summary.finished), default=0)
-    sections = _Sections(summary, styler, repetitions, command, layout or Layout())
+    sections = _Sections(summary, styler, repetitions, command, layout or ConsoleLayout())
     parts = [
         sections.failures_in_full() if in_full else sections.failures(),
         sections.outcomes(),
@@ -64,7 +64,7 @@ def final_summary(
 class _Sections:
     """The sections of the summary, each as lines; empty if there is nothing to say."""
 
-    def __init__(self, summary: Summary, styler: Styler, repetitions: int, command: str, layout: Layout):
+    def __init__(self, summary: Summary, styler: Styler, repetitions: int, command: str, layout: ConsoleLayout):
         self._summary = summary
         self._styler = styler
         self._repetitions = repetitions
@@ -78,7 +78,7 @@ class _Sections:
 
     def _failure_line(self, one: FinishedTest) -> str:
         name = f"{text.outcome_in_words(one)}: {self._name(one)}"
-        line = self._layout.with_title(name, text.title(failing_attempts(one, self._summary.policy)[-1].message))
+        line = self._layout.with_title(name, text.reason(failing_attempts(one, self._summary.policy)[-1]))
         return self._styler(Style.RED, line[: len(name)]) + line[len(name) :]
 
     def failures_in_full(self) -> list[str]:

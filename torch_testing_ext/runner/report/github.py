@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from torch_testing_ext._process.logs import cut_middle
+
 from ..events import Event, RunEnded
 from ..model import FinishedTest
 from . import text
@@ -11,6 +13,8 @@ from .terminal import LineWriter
 
 # GitHub shows at most this many per step.
 MOST = 10
+# Characters of a message. An annotation is printed on the console first.
+LONGEST_MESSAGE = 4_000
 
 
 @dataclass
@@ -29,7 +33,8 @@ def annotation(one: FinishedTest) -> str:
     test = one.test
     facts = {"file": test.id.file, "line": str(test.line or 1), "title": f"{one.outcome.value}: {test.id}"}
     where = ",".join(f"{name}={_escape(value, inside=',:')}" for name, value in facts.items())
-    return f"::error {where}::{_escape(text.printable(one.last.message).strip() or one.outcome.value)}\n"
+    message = cut_middle(text.printable(one.last.message).strip(), LONGEST_MESSAGE)
+    return f"::error {where}::{_escape(message or one.outcome.value)}\n"
 
 
 def _escape(words: str, inside: str = "") -> str:

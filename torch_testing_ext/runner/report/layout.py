@@ -11,12 +11,13 @@ WIDEST_RULE = 100
 SHORTEST_TITLE = 40
 # Without a terminal, as in the log of a CI system, lines may be long, but not endless.
 LONGEST_TITLE = 300
-# Characters of a message on the console; the files have all of it.
+# Characters of a message, and of one of its lines, on the console; the files have all of it.
 LONGEST_MESSAGE = 30_000
+LONGEST_LINE = 2_000
 
 
 @dataclass(frozen=True)
-class Layout:
+class ConsoleLayout:
     """How the report fits the place where it is shown."""
 
     columns: int | None = None  # of the terminal; None if there is none
@@ -48,12 +49,17 @@ class Layout:
         return rows
 
     def message(self, words: str) -> str:
-        """A message, of which a very long one is cut in the middle, with a pointer to the file that has all of it."""
-        if len(words) <= LONGEST_MESSAGE:
+        """A message; very long lines and very long messages are cut in the middle, with a pointer to all of it."""
+        lines = "\n".join(self._cut(line, LONGEST_LINE, " ") for line in words.split("\n"))
+        return self._cut(lines, LONGEST_MESSAGE, "\n")
+
+    def _cut(self, words: str, longest: int, edge: str) -> str:
+        if len(words) <= longest:
             return words
-        half = LONGEST_MESSAGE // 2
+        half = longest // 2
         where = f"{self.complete} has all of it" if self.complete else "--report FILE.html keeps all of it"
-        return f"{words[:half]}\n... {len(words) - 2 * half} characters cut here; {where} ...\n{words[-half:]}"
+        note = f"... {len(words) - 2 * half} characters cut here; {where} ..."
+        return f"{words[:half]}{edge}{note}{edge}{words[-half:]}"
 
 
 def width(text: str) -> int:

@@ -18,7 +18,7 @@ from ..events import AttemptEnded, Event, RunBegan, RunEnded, TestBegan, TestFin
 from ..model import Category, Lease, Policy, Test, TestId
 from . import text
 from .estimate import Estimate
-from .layout import Layout
+from .layout import ConsoleLayout
 from .terminal import TerminalStream
 
 # More running tests would push everything else off the screen.
@@ -101,7 +101,7 @@ class Live:
                 parts.append((f"{self._by_category[category]} {category.value}", style))
         left = self._estimate.left(now)
         parts.append((text.duration(now) + (f", about {text.duration(left)} left" if left else ""), "dim"))
-        rows = Layout(self._terminal.width).rows([words for words, _ in parts], GAP)
+        rows = ConsoleLayout(self._terminal.width).rows([words for words, _ in parts], GAP)
         lines = Text("\n").join(Text(GAP).join(Text(*parts[number]) for number in row) for row in rows)
         if len(rows) > 1 or BAR + 2 * len(GAP) + lines.cell_len > self._terminal.width:
             return lines

@@ -55,6 +55,13 @@ def title(message: str) -> str:
     return line if len(line) <= LONGEST_TITLE else f"{line[: LONGEST_TITLE - 3]}..."
 
 
+def reason(attempt: Attempt) -> str:
+    """The title of an attempt's message, for a line that names the test already."""
+    name = re.escape(attempt.test.id.dotted)
+    found = title(attempt.message)
+    return re.sub(rf"^{name} (?=timed out)| \d+\.\d+ s into {name}(?=[:,;]|$)", "", found, count=1) if name else found
+
+
 def duration(seconds: float) -> str:
     """A duration with a sensible unit, such as `9.86 s` or `2 min 05 s`."""
     if seconds < 100:
