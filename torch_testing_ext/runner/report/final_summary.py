@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+
+from torch_testing_ext._process import shell
 
 from ..model import Attempt, FinishedTest, Summary, TestOutcome
 from . import text
@@ -105,8 +106,8 @@ class _Sections:
         names = list(dict.fromkeys(str(one.test.id) for one in self._summary.failures))
         if not names:
             return []
-        chosen = names if len(names) <= MOST_NAMES else ["--last-failed"]
-        return [f"to rerun {'it' if len(names) == 1 else 'them'}:", f"  {self._command} {shlex.join(chosen)}"]
+        chosen = " ".join(map(shell.name, names)) if len(names) <= MOST_NAMES else "--last-failed"
+        return [f"to rerun {'it' if len(names) == 1 else 'them'}:", f"  {self._command} {chosen}"]
 
     def last_line(self) -> str:
         """Without colour, since programs read it, too."""
