@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import inspect
 import os
-import shlex
 import sys
 import unittest
 from collections.abc import Callable, Iterator
@@ -19,6 +18,7 @@ from torch_testing_ext import launch
 from torch_testing_ext._asserts import expectations
 from torch_testing_ext._marks.needs import TEST_SKIPS, Skipped, TestSkip
 from torch_testing_ext._marks.timeouts import timeout_of
+from torch_testing_ext._process import shell
 from torch_testing_ext.launch import settings
 
 from . import invocation
@@ -149,10 +149,12 @@ class RankedTestCase(TestCase):
             file = os.path.relpath(file)
         if not self._runs_under_unittest():
             node = f"{file}::{type(self).__qualname__}::{self._testMethodName}"
-            return shlex.join(["python", "-m", "pytest", *invocation.pytest_arguments, node])
+            return shell.join(["python", "-m", "pytest", *invocation.pytest_arguments, node])
         if type(self).__module__ == "__main__":
-            return shlex.join(["python", *invocation.python_arguments, file, self._short_name()])
-        return f"python -m unittest {type(self).__module__}.{self._short_name()}"
+            name = getattr(getattr(sys.modules["__main__"], "__spec__", None), "name", None)  # of `python -m`
+            main = ["-m", name] if name else [file]
+            return shell.join(["python", *invocation.python_arguments, *main, self._short_name()])
+        return shell.join(["python", "-m", "unittest", f"{type(self).__module__}.{self._short_name()}"])
 
     def _print_leftovers(self, reports: tuple[launch.RankReport, ...]) -> None:
         for report in reports:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from torch_testing_ext._machine import seeds
+from torch_testing_ext._process import shell
 
 from . import invocation
 
@@ -176,6 +177,6 @@ def _run_each_alone(argv: list[str], seed: int | None) -> int:
         command.append(f"--seed={seed}")
     failed = [name for name in names if subprocess.run([*command, name]).returncode != 0]
     for name in failed:
-        print(f"failed: {name}; to run it alone: {' '.join([*command, name])}", file=sys.stderr)
+        print(f"failed: {name}; to run it alone: {shell.join([*command, name])}", file=sys.stderr)
     print(f"Ran {len(names)} tests, each in a process of its own: {len(failed)} failed.", file=sys.stderr)
     return EXIT_FAILED if failed else 0

@@ -14,6 +14,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from torch_testing_ext._process import packages
+from torch_testing_ext._process.packages import ModulePlace
+
 __rank_frame__ = True
 
 
@@ -41,6 +44,7 @@ class Named:
     qualname: str
     file: str | None
     number: int
+    main: str = ""  # the full name of the main module if it was started by `python -m`
 
     @classmethod
     def of(cls, thing: Any) -> Named:
@@ -48,7 +52,8 @@ class Named:
         _things[number] = thing
         module = sys.modules.get(thing.__module__)
         file = getattr(module, "__file__", None)
-        return cls(thing.__module__, thing.__qualname__, file and str(Path(file).absolute()), number)
+        main = getattr(getattr(module, "__spec__", None), "name", "") if thing.__module__ == "__main__" else ""
+        return cls(thing.__module__, thing.__qualname__, file and str(Path(file).absolute()), number, main)
 
     def inherited(self) -> Any:
         """The object itself, in a process forked from the one that named it, if it was named before the fork."""
@@ -89,24 +94,21 @@ class Named:
     def _import_main(self) -> ModuleType:
         # The name __mp_main__ keeps `if __name__ == "__main__"` from running; pickles of the parent refer to __main__.
         _retired_mains.append(sys.modules["__main__"])
-        module = self._import_file("__mp_main__")
+        module = self._import_file("__mp_main__", self.main)
         sys.modules["__main__"] = module
         return module
 
-    def _import_file(self, name: str) -> ModuleType:
+    def _import_file(self, name: str, full_name: str = "") -> ModuleType:
         if self.file is None:
             raise UnknownName(f"module {self.module} has no file to import it from")
-        spec = importlib.util.spec_from_file_location(name, self.file)
-        if spec is None or spec.loader is None:
-            raise UnknownName(f"{self.file} cannot be imported")
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module
+        place = ModulePlace.of(self.file)
+        if place.name == (full_name or name):
+            packages.forget_stdlib_test_package(place)
+            packages.import_packages(place)
         try:
-            spec.loader.exec_module(module)
-        except BaseException:
-            del sys.modules[name]
-            raise
-        return module
+            return packages.import_file(name, self.file, full_name=full_name)
+        except packages.NoModule as error:
+            raise UnknownName(str(error)) from None
 
 
 @dataclass(frozen=True)

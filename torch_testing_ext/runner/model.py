@@ -48,7 +48,7 @@ COUNTS_AS = {
 
 @dataclass(frozen=True, order=True)
 class TestId:
-    """The name of a test: `test/distributed/test_x.py::Class::test_y`. A file that cannot be imported has no class."""
+    """The name of a test: `test/distributed/test_x.py::Class::test_y`. A whole file has no class and no method."""
 
     file: str  # relative to the root of the run, with forward slashes
     cls: str = ""
@@ -60,7 +60,7 @@ class TestId:
     @property
     def dotted(self) -> str:
         """`Class.test_y`, the form that unittest uses."""
-        return f"{self.cls}.{self.method}" if self.cls else ""
+        return ".".join(part for part in (self.cls, self.method) if part)
 
     __test__ = False
 

@@ -27,7 +27,7 @@ from .scheduling.durations import Durations, LastFailed
 from .scheduling.forecast import forecast
 from .scheduling.inventory import Inventory, make_inventory
 from .scheduling.leases import Leases
-from .scheduling.plan import Plan, plan, priority, shard
+from .scheduling.plan import Plan, plan, priority, shard, without_result
 from .scheduling.policy import Queue, typical_seconds
 from .scheduling.undeclared import describe_undeclared
 from .selection.files import test_files
@@ -43,7 +43,7 @@ class Work:
     """The result of discovery and planning, to run or to list."""
 
     plan: Plan
-    broken: tuple[Attempt, ...]  # files that cannot be imported
+    broken: tuple[Attempt, ...]  # files that cannot be imported, and tests that cannot be run
     inventory: Inventory
     discovered: tuple[TestId, ...]  # all tests of the imported files, selected or not
 
@@ -85,7 +85,11 @@ class Session:
         inventory = make_inventory(self._options, os.environ, *zygote.count_devices(), zygote.device_uuids)
         discovery = zygote.discover(files, inventory.most_at_once, self._options.jobs)
         self._warnings.extend(discovery.warnings)
-        tests, broken = self._in_shard(selection.tests(discovery.tests, known_files), discovery.broken)
+        not_run = {attempt.test.id: attempt for attempt in discovery.not_run}
+        known = (*discovery.tests, *(attempt.test for attempt in discovery.not_run))
+        selected = selection.tests(known, known_files)
+        broken = (*discovery.broken, *(not_run[test.id] for test in selected if test.id in not_run))
+        tests, broken = self._in_shard([test for test in selected if test.id not in not_run], broken)
         planned = plan(self._to_rerun(tests), inventory, self._durations.expected, self._options.repeat or 1)
         return Work(planned, broken, inventory, _discovered(discovery))
 
@@ -170,6 +174,10 @@ class Session:
             reporters.on_event(Warned(warning))
         engine = Engine(zygote, self._options, work.inventory, leases, queue, reporters, header)
         summary = engine.run(work.plan, work.broken, lambda: deferred.reason)
+        for lost in without_result(work.plan, summary):
+            reporters.on_event(AttemptEnded(lost.last, retry=False))
+            reporters.on_event(TestFinished(lost))
+            summary = dataclasses.replace(summary, finished=(*summary.finished, lost))
         try:
             self._record(summary, work)
         except Exception:
@@ -250,7 +258,8 @@ def _seed(options: Options) -> int | None:
 
 
 def _discovered(discovery: Discovery) -> tuple[TestId, ...]:
-    return (*(test.id for test in discovery.tests), *(attempt.test.id for attempt in discovery.broken))
+    attempts = (*discovery.broken, *discovery.not_run)
+    return (*(test.id for test in discovery.tests), *(attempt.test.id for attempt in attempts))
 
 
 def _code_without_running(work: Work) -> int:

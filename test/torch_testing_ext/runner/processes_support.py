@@ -7,14 +7,14 @@ import os
 import shutil
 import tempfile
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from torch_testing_ext._process import system
 from torch_testing_ext.runner import events
 from torch_testing_ext.runner.engine.local import Engine
-from torch_testing_ext.runner.model import Attempt, Summary, TestId
+from torch_testing_ext.runner.model import Attempt, Summary, Test, TestId
 from torch_testing_ext.runner.options.options import Options
 from torch_testing_ext.runner.processes.zygote import Zygote
 from torch_testing_ext.runner.scheduling.inventory import Inventory
@@ -42,7 +42,7 @@ class EventRecorder:
 
 
 class FinishedRun:
-    """The results of a run, by name of test."""
+    """The results of a run, by name of test; `by_id` has the names with their classes."""
 
     def __init__(self, summary: Summary, recorder: EventRecorder):
         self.summary = summary
@@ -50,6 +50,10 @@ class FinishedRun:
         self.attempts: dict[str, list[Attempt]] = {}
         for finished in summary.finished:
             self.attempts[_short(finished.test.id)] = list(finished.attempts)
+        self.by_id = {str(finished.test.id): finished.outcome.value for finished in summary.finished}
+        assert len(self.by_id) == len({(one.test.id, one.last.repetition) for one in summary.finished}) or any(
+            one.last.repetition for one in summary.finished
+        )
         self.outcomes = {_short(finished.test.id): finished.outcome.value for finished in summary.finished}
 
     def __getitem__(self, name: str) -> Attempt:
@@ -63,10 +67,20 @@ def _short(test: TestId) -> str:
 class Project:
     """A folder with test files, and the zygote for them."""
 
-    def __init__(self) -> None:
-        self.root = Path(tempfile.mkdtemp(prefix="torch_testing_ext_test_")).resolve()
-        self.zygote = Zygote(self.root, PRELOADED).__enter__()
+    def __init__(self, root: Path | None = None, preloaded: Sequence[str] = (), drop_in: bool = False) -> None:
+        self.root = root or Path(tempfile.mkdtemp(prefix="torch_testing_ext_test_")).resolve()
+        self.zygote = Zygote(self.root, (*PRELOADED, *preloaded), drop_in).__enter__()
         self._files = 0
+
+    @classmethod
+    @contextlib.contextmanager
+    def beside(cls, other: Project, *preloaded: str, drop_in: bool = False) -> Iterator[Project]:
+        """The same folder with a zygote of its own, which gets the environment of now."""
+        project = cls(other.root, preloaded, drop_in)
+        try:
+            yield project
+        finally:
+            project.zygote.__exit__(None, None, None)
 
     def close(self) -> None:
         self.zygote.__exit__(None, None, None)
@@ -82,17 +96,31 @@ class Project:
         self, *files: str, react: Callable[[events.Event], object] | None = None, devices: int = 0, **options: Any
     ) -> FinishedRun:
         """Runs all tests of the files."""
+        discovery = self.zygote.discover(files, devices)
+        not_run = (*discovery.broken, *discovery.not_run)
+        return self.run_tests_of(discovery.tests, not_run, react, devices, **options)
+
+    def run_tests_of(
+        self,
+        tests: Sequence[Test],
+        not_run: Sequence[Attempt] = (),
+        react: Callable[[events.Event], object] | None = None,
+        devices: int = 0,
+        **options: Any,
+    ) -> FinishedRun:
+        """Runs tests that were discovered before."""
         inventory = Inventory(tuple(map(str, range(devices))), fake=True) if devices else Inventory()
         chosen = Options(**{"jobs": 2, "timeout": 60.0, **options})
-        discovery = self.zygote.discover(files, devices)
-        planned = plan(discovery.tests, inventory, lambda test: None, chosen.repeat or 1)
+        planned = plan(tests, inventory, lambda test: None, chosen.repeat or 1)
         recorder = EventRecorder(react)
         queue = Queue(planned.units, devices, chosen.jobs)
         leases = Leases(inventory.names, chosen.jobs)
         engine = Engine(self.zygote, chosen, inventory, leases, queue, recorder)
-        summary = engine.run(planned, discovery.broken)
+        summary = engine.run(planned, not_run)
+        for file in self.zygote._files.values():
+            file.close()  # the process of a file without tests has not ended yet
         while self.zygote._gone:
-            self.zygote.loop.step()  # each file's process ends after the last test of the file
+            self.zygote.loop.step()
         assert leases.free_slots == chosen.jobs and leases.free_devices == devices, "a lease is still held"
         return FinishedRun(summary, recorder)
 

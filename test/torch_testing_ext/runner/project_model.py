@@ -38,7 +38,7 @@ class Must:
 
 
 PASSED = Must(TestOutcome.PASSED)
-ONCE = (TestOutcome.ERROR,)  # a file that cannot be imported is not imported again
+ONCE = (TestOutcome.ERROR,)  # what cannot be imported or run is not tried again
 MODEL = {
     "test_simple.py": {
         "SimpleTest::test_passes": PASSED,
@@ -96,6 +96,18 @@ MODEL = {
         "BrokenFixtureTest::test_needs_it": Must(TestOutcome.ERROR, "the fixture is not there"),
         "SkippedFixtureTest::test_needs_it": Must(TestOutcome.SKIPPED, "the fixture does not want to"),
     },
+    "test_same_names.py": {
+        "One::test_size": PASSED,
+        "One::test_size#2": PASSED,
+        "Two::test_size": Must(TestOutcome.FAILED, "2 == 2"),
+        "DocTestCase::test_same_names.bad_example": Must(TestOutcome.FAILED, "Failed doctest test"),
+    },
+    "test_for_pytest.py": {
+        "test_function": Must(TestOutcome.ERROR, "only the tests that unittest finds", ONCE),
+        "TestPlain::test_method": Must(TestOutcome.ERROR, "only the tests that unittest finds", ONCE),
+        "CaseTest::test_passes": PASSED,
+    },
+    "test_skips_itself.py": {"": Must(TestOutcome.SKIPPED, "this file does not want to")},
     "test_import_error.py": {"": Must(TestOutcome.ERROR, "there_is_no_such_module", ONCE)},
     "test_exits_at_import.py": {"": Must(TestOutcome.ERROR, "exit", ONCE)},
     "test_syntax_error.py": {"": Must(TestOutcome.ERROR, "SyntaxError", ONCE)},

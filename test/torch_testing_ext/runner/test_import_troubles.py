@@ -63,6 +63,77 @@ class TestBroken(TestCase):
         self.assertIn("FileNotFoundError", ran["test_nowhere.py"].message)
 
 
+class TestSkipped(TestCase):
+    """A file that skips all of its tests is a skip, not an error."""
+
+    def check(self, source, reason, want=None):
+        skipped, fine = PROJECT.write(source), PROJECT.write(FINE)
+        ran = PROJECT.run(skipped, fine)
+        self.assertEqual(ran.outcomes, {skipped: "skipped", "test_fine": "passed"})
+        self.assertEqual(ran[skipped].message, reason)
+        self.assertEqual(ran[skipped].want, want)
+
+    def test_by_unittest(self):
+        self.check("import unittest\nraise unittest.SkipTest('not on this machine')\n", "not on this machine")
+        self.check("import unittest\nraise unittest.SkipTest\n", "skipped")
+
+    def test_by_a_module_that_it_imports(self):
+        PROJECT.write("import unittest\nraise unittest.SkipTest('no GPU')\n", "needs_gpu.py")
+        self.check("import needs_gpu\n", "no GPU")
+
+    def test_by_a_function_that_knows_what_it_needs(self):
+        self.check(
+            "import unittest\nerror = unittest.SkipTest('too few')\nerror.want = '9 devices'\nraise error\n",
+            "too few",
+            "9 devices",
+        )
+
+    def test_by_pytest(self):
+        self.check(
+            "import pytest\npytest.importorskip('no_such_module')\n",
+            "could not import 'no_such_module': No module named 'no_such_module'",
+        )
+        self.check("import pytest\npytest.skip('not now', allow_module_level=True)\n", "not now")
+
+    def test_not_by_an_exception_that_it_handled(self):
+        ran = PROJECT.run(
+            PROJECT.write(
+                "import unittest\ntry: raise unittest.SkipTest\nexcept unittest.SkipTest: raise LookupError\n"
+            )
+        )
+        self.assertEqual(list(ran.outcomes.values()), ["error"])
+
+    def test_not_by_a_skip_of_pytest_without_permission(self):
+        """pytest calls that an error, too: the author may have meant to decorate a test."""
+        ran = PROJECT.run(PROJECT.write("import pytest\npytest.skip('not now')\n"))
+        self.assertEqual(list(ran.outcomes.values()), ["error"])
+
+    def test_a_module_fixture(self):
+        source = "import unittest\ndef setUpModule(): raise unittest.SkipTest('later')\n" + FINE
+        ran = PROJECT.run(PROJECT.write(source))
+        self.assertEqual(ran.outcomes, {"test_fine": "skipped"})
+        self.assertEqual(ran["test_fine"].message, "later")
+
+    def test_when_it_is_imported_again(self):
+        """Its tests were listed: that they did not run is no skip."""
+        file = PROJECT.write(
+            """
+            import os, unittest
+            if os.path.exists("imported_once"): raise unittest.SkipTest("not twice")
+            open("imported_once", "w").close()
+            class T(unittest.TestCase):
+                def test_a(self): pass
+            """
+        )
+        PROJECT.zygote.discover([file])
+        PROJECT.zygote.file(file).close()
+        planned = PROJECT.zygote.file(file).tests
+        self.assertEqual(len(planned), 1)
+        ran = PROJECT.run_tests_of(planned)
+        self.assertEqual(ran.outcomes, {"test_a": "crashed"})
+        self.assertIn("it skips itself when it is imported again: not twice", ran["test_a"].message)
+
+
 class TestUnusual(TestCase):
     def test_a_file_that_starts_threads_runs_in_new_interpreters(self):
         file = PROJECT.write(

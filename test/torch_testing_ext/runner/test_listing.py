@@ -33,6 +33,16 @@ class ListingTest(unittest.TestCase):
             ],
         )
 
+    def test_tests_that_cannot_be_run(self):
+        broken = [*BROKEN, Attempt(make_test("test_z", "test_y.py", ""), TestOutcome.ERROR, "not run: so\n\nmore")]
+        *_, last, counts = listing.as_text(TESTS, broken)
+        self.assertEqual(last, "test_y.py::test_z  broken: not run: so")
+        self.assertEqual(counts, "3 tests, 1 of them skipped, 1 broken file, 1 test that cannot be run")
+
+    def test_a_name_of_several_lines(self):
+        first, _ = listing.as_text([make_test("test_a\nb\udcff")], [])
+        self.assertEqual(first, f"{FILE}::XTest::test_a\\nb\\udcff")
+
     def test_as_json(self):
         listed = json.loads(listing.as_json(TESTS, BROKEN, lambda test: 1.5 if test.method == "test_a" else None))
         self.assertEqual([test["id"] for test in listed["tests"]], [str(test.id) for test in TESTS])

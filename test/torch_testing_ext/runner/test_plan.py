@@ -10,11 +10,11 @@ from pathlib import Path
 from decisions_support import finished_test, make_test, make_unit
 from hypothesis import given, strategies as st
 
-from torch_testing_ext.runner.model import Policy, Summary, TestId, TestOutcome
+from torch_testing_ext.runner.model import Attempt, FinishedTest, Policy, Summary, TestId, TestOutcome
 from torch_testing_ext.runner.options.options import Options, Rerun, ShardSpec
 from torch_testing_ext.runner.scheduling.durations import Durations, LastFailed
 from torch_testing_ext.runner.scheduling.inventory import Inventory
-from torch_testing_ext.runner.scheduling.plan import plan, priority, shard
+from torch_testing_ext.runner.scheduling.plan import plan, priority, shard, without_result
 from torch_testing_ext.runner.scheduling.remembered import Remembered
 
 TWO = Inventory(("0", "1"), "cuda")
@@ -59,6 +59,27 @@ class PlanTest(unittest.TestCase):
         made = plan([make_test("test_a"), make_test("test_b", skip="so")], TWO, nothing_known, repetitions=3)
         self.assertEqual([(unit.number, unit.repetition) for unit in made.units], [(0, 0), (1, 1), (2, 2)])
         self.assertEqual([test.id.method for test in made.tests], ["test_a", "test_b"])
+
+
+class WithoutResultTest(unittest.TestCase):
+    def test_every_planned_test_has_a_result(self):
+        """Each repetition, and skipped tests too; unless the run ended before."""
+        tests = [make_test("test_a"), make_test("test_b"), make_test("test_c", skip="so")]
+        made = plan(tests, TWO, nothing_known, repetitions=2)
+        every = [(unit.tests[0], unit.repetition) for unit in made.units] + [(tests[2], 0)]
+        self.assertEqual(len(every), 5)
+        for lost in (None, *every):
+            with self.subTest(lost=lost):
+                finished = tuple(
+                    FinishedTest((Attempt(test, TestOutcome.PASSED, repetition=repetition),))
+                    for test, repetition in every
+                    if (test, repetition) != lost
+                )
+                found = without_result(made, Summary(finished, 1.0))
+                self.assertEqual([(one.test, one.last.repetition) for one in found], [lost] if lost else [])
+                self.assertTrue(all(one.outcome is TestOutcome.ERROR for one in found))
+                unfinished = (lost[0],) if lost else ()
+                self.assertEqual(without_result(made, Summary(finished, 1.0, unfinished=unfinished)), ())
 
 
 class ShardTest(unittest.TestCase):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from decisions_support import make_test
 
-from torch_testing_ext.runner.model import TestId
+from torch_testing_ext.runner.model import Test, TestId
 from torch_testing_ext.runner.options.options import Options, UsageError
 from torch_testing_ext.runner.selection import expressions
 from torch_testing_ext.runner.selection.selection import Selection
@@ -100,6 +100,56 @@ class TestsTest(unittest.TestCase):
         ):
             with self.subTest(name=name):
                 self.assertEqual(selected(name), expected)
+
+    def test_names_with_colons(self):
+        """Names of parametrized tests, and paths."""
+        tests = (
+            make_test("test_a::b", "x.py", "T"),
+            make_test("test_a", "x.py", "T"),
+            make_test("T::test_a", "x.py", "T"),
+            make_test("test_function", "x.py", ""),
+            make_test("test_a", "y::z.py", "T"),
+        )
+        with tempfile.TemporaryDirectory() as directory:
+            root = Path(directory).resolve()
+            (root / "y::z.py").touch()
+            for name, expected in (
+                ("x.py::T::test_a::b", [0]),
+                ("x.py::test_a::b", [0]),
+                ("x.py::test_a", [1]),
+                ("x.py::T::test_a", [1, 2]),
+                ("x.py::T::test_a:", [0]),
+                ("x.py::T::T::test_a", [2]),
+                ("x.py::test_function", [3]),
+                ("y::z.py::T::test_a", [4]),
+                ("y::z.py", [4]),
+                ("x.py::", [0, 1, 2, 3]),
+            ):
+                with self.subTest(name=name):
+                    chosen = selection(name, root=root, cwd=root).tests(tests, ("x.py", "y::z.py"))
+                    self.assertEqual([tests.index(test) for test in chosen], expected)
+
+    def test_names_that_no_path_can_have(self):
+        for name in ("x" * 5000, "a\0b", "x" * 5000 + "::T"):
+            with self.subTest(name=name[:5]), self.assertRaisesRegex(UsageError, "no test file has this name"):
+                selection(name).files(FILES)
+
+    def test_a_file_that_skips_all_of_its_tests(self):
+        """It may have the test."""
+        skips = Test(TestId("x.py"), skip="not here")
+        other = make_test("test_a", "y.py", "T")
+        for names, excluded, expected in (
+            (("x.py",), (), (skips,)),
+            (("x.py::T",), (), (skips,)),
+            (("x.py::T::test_a",), (), (skips,)),
+            (("::T",), (), (skips, other)),
+            (("y.py::T",), (), (other,)),
+            ((), ("x.py::T",), (skips, other)),
+            ((), ("x.py",), (other,)),
+        ):
+            with self.subTest(names=names, excluded=excluded):
+                found = selection(*names, exclude=excluded).tests((skips, other), ("x.py", "y.py"))
+                self.assertEqual(found, expected)
 
     def test_exclude(self):
         left = [f"{PARALLEL}::ExamplesTest::test_mlp", f"{FSDP}::FsdpTest::test_mlp"]

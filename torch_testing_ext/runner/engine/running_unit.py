@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import shutil
 import time
 from collections.abc import Callable, Mapping
@@ -11,6 +10,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from torch_testing_ext._process import shell
 from torch_testing_ext._process.channel import Channel, socket_pair
 from torch_testing_ext._process.logs import read_ends
 from torch_testing_ext._process.loop import Timer
@@ -122,7 +122,7 @@ class RunningUnit:
             str(self._zygote.root),
             tuple(test.id.dotted for test in self.unit.tests),
             tuple(self._limits.of(test) for test in self.unit.tests),
-            tuple(f"{command} {shlex.quote(str(test.id))}" for test in self.unit.tests),
+            tuple(f"{command} {shell.name(str(test.id))}" for test in self.unit.tests),
             str(directory),
             str(ranks),
             {**environ, LOGS: str(ranks), **({STREAM: "1"} if stream else {})},

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import enum
 import os
-import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from torch_testing_ext._process import shell
 
 from ..model import Policy
 
@@ -117,7 +118,7 @@ class Options:
     @property
     def command(self) -> str:
         """The command that reruns a test whose name is appended to it."""
-        return "python run_test.py" + (f" --drop-in {shlex.quote(str(self.drop_in))}" if self.drop_in else "")
+        return "python run_test.py" + (f" --drop-in {shell.quote(str(self.drop_in))}" if self.drop_in else "")
 
     @property
     def endless(self) -> bool:

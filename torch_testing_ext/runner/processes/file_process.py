@@ -24,11 +24,12 @@ from torch_testing_ext._process.messages import unexpected
 
 from . import nanny, worker
 from .fork_parent import ForkParent, close_all
-from .loaded_file import LoadedFile
+from .loaded_file import FileSkips, LoadedFile, how_to_import
 from .protocol import (
     ChildGone,
     FileBroken,
     FileReady,
+    FileSkipped,
     FileTests,
     FileUnsafe,
     Kill,
@@ -58,6 +59,9 @@ def run_and_exit(request: OpenFile, channel: Channel[ToFile]) -> NoReturn:
     fork_safety.mark_fork_safe()
     try:
         file = LoadedFile.load(request.path)
+    except FileSkips as skip:
+        channel.send(FileSkipped(skip.reason, skip.want))
+        os._exit(0)
     except BaseException as error:
         channel.send(FileBroken(_explain(error, request.path)))
         os._exit(0)
@@ -74,13 +78,18 @@ def run_and_exit(request: OpenFile, channel: Channel[ToFile]) -> NoReturn:
 
 
 def _explain(error: BaseException, path: str) -> str:
-    """The error with its traceback, which begins in the test file: the frames that imported it are left out."""
+    """The error with its traceback, which begins in the test file or in its package: the import itself is left out."""
     tb = error.__traceback__
-    while tb is not None and tb.tb_frame.f_code.co_filename != path:
+    while tb is not None and not _is_of_tests(tb.tb_frame.f_code.co_filename, path):
         tb = tb.tb_next
     text = "".join(traceback.format_exception(type(error), error, tb))
     exited = f"the file called sys.exit({error.code!r}) while it was imported" if isinstance(error, SystemExit) else ""
-    return f"{exited or launch.summarize(error)}\n\n{text.rstrip()}"
+    parts = (exited or launch.summarize(error), how_to_import(error, path), text.rstrip())
+    return "\n\n".join(part for part in parts if part)
+
+
+def _is_of_tests(filename: str, path: str) -> bool:
+    return filename == path or (filename.endswith("__init__.py") and Path(path).is_relative_to(Path(filename).parent))
 
 
 def _list_tests(file: LoadedFile, request: OpenFile, channel: Channel[ToFile]) -> str | None:
@@ -108,7 +117,7 @@ def _send_tests_and_exit(file: LoadedFile, request: OpenFile, channel: Channel[T
         from torch_testing_ext._machine import accelerators
 
         queried = _torch.accelerator_is_in_bad_fork() and accelerators.device_may_exist()
-        channel.send(FileTests(file.listing(request.file, request.devices)))
+        channel.send(FileTests(file.listing(request.file, request.devices), file.list_not_run(request.file)))
         code = _QUERIED_ACCELERATORS if queried else 0
     except BaseException:
         traceback.print_exc()

@@ -2,86 +2,282 @@
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
 import os
 import sys
 import unittest
+import unittest.util
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+from torch_testing_ext._process import packages, shell
+from torch_testing_ext._process.packages import ModulePlace
+
 from ..model import Test, TestId
+from .protocol import TestNotRun
+from .pytest_style import PytestStyleTest, pytest_style_tests
 
 _FIXTURES = ("setUpClass", "tearDownClass")
 _MODULE_FIXTURES = ("setUpModule", "tearDownModule")
 _CPU_BACKENDS = {"gloo", "mpi", "fake"}  # tests that use these with accelerators declare how many
 
 
+class FileSkips(Exception):
+    """The file skips all of its tests."""
+
+    def __init__(self, reason: str, want: str | None):
+        super().__init__(reason)
+        self.reason = reason or "skipped"
+        self.want = want  # if there are not enough devices: what it needs
+
+
+@dataclass(frozen=True)
+class NamedTest:
+    """A test of a file under a name that no other test of the file has."""
+
+    cls: str
+    method: str
+    test: Any  # a unittest.TestCase, or anything else that a unittest.TestSuite may contain
+
+    @property
+    def name(self) -> str:
+        return TestId("", self.cls, self.method).dotted
+
+
 @dataclass(frozen=True)
 class LoadedFile:
     """The tests of an imported file."""
 
-    tests: dict[str, unittest.TestCase]  # by `Class.test_x`, in unittest's order
+    named: tuple[NamedTest, ...]  # in unittest's order
+    tests: dict[str, Any]  # by name
+    not_run: tuple[tuple[NamedTest, str], ...]  # what cannot be run, and why
 
     __test__ = False
 
     @classmethod
     def load(cls, path: str) -> LoadedFile:
-        """Import the file with sys.path and sys.argv as if it was run as a program."""
+        """Import the file with sys.path and sys.argv as if it was run as a program. Raises FileSkips."""
         sys.path.insert(0, os.path.dirname(path))
         sys.argv[:] = [path]
-        module = _import(path)
-        return cls({name_of(test): test for test in flatten(unittest.TestLoader().loadTestsFromModule(module))})
+        try:
+            module = _import(path)
+            suite = _load_tests(module)
+        except BaseException as error:
+            if (reason := _reason_to_skip(error)) is not None:
+                raise FileSkips(reason, getattr(error, "want", None)) from error
+            raise
+        parts = list(flatten(suite))
+        tests = [part for part in parts if not isinstance(part, unittest.BaseTestSuite)]
+        suites = [part for part in parts if isinstance(part, unittest.BaseTestSuite)]
+        names = _Names(module)
+        named = tuple(map(names.of_unittest, tests))
+        not_run = [(names.of_unittest(suite), _why_not_taken_apart(suite)) for suite in suites]
+        not_run += [(names.of_pytest(test), _why_for_pytest(test, path)) for test in pytest_style_tests(module, tests)]
+        return cls(named, {one.name: one.test for one in named}, tuple(not_run))
 
     def listing(self, file: str, devices: int) -> tuple[Test, ...]:
         """All tests and their needs. `devices`: the number of devices of the run."""
-        return tuple(describe(test, file, devices) for test in self.tests.values())
+        return tuple(describe(one, file, devices) for one in self.named)
+
+    def list_not_run(self, file: str) -> tuple[TestNotRun, ...]:
+        """The tests that are in the file, but cannot be run."""
+        return tuple(
+            TestNotRun(Test(TestId(file, one.cls, one.method), line=getattr(one.test, "line", 0)), why)
+            for one, why in self.not_run
+        )
 
 
-def _import(path: str) -> Any:
-    name = Path(path).stem
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None, path
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
+# -- the import
 
 
-def flatten(suite: Any) -> Iterator[unittest.TestCase]:
-    if isinstance(suite, unittest.TestCase):
+def _import(path: str) -> ModuleType:
+    """Import a file as a member of its package, or as a program if it is in none or another one has the name."""
+    place = ModulePlace.of(path)
+    packages.forget_stdlib_test_package(place)
+    if not place.packages or place.obstacle():
+        name = place.name.rpartition(".")[2]
+        return packages.import_file(f"{name}_as_program" if name in sys.modules else name, path)
+    _add_to_path(place)
+    packages.import_packages(place)
+    # The package may have imported the file already.
+    return sys.modules[place.name] if _is_imported(place, path) else packages.import_file(place.name, path)
+
+
+def _add_to_path(place: ModulePlace) -> None:
+    """Make the package importable: behind the file's folder, and last if the root has another torch."""
+    root = str(place.root)
+    if root not in sys.path:
+        sys.path.insert(len(sys.path) if (place.root / "torch").is_dir() else 1, root)
+
+
+def _is_imported(place: ModulePlace, path: str) -> bool:
+    file = getattr(sys.modules.get(place.name), "__file__", None)
+    return file is not None and os.path.realpath(file) == os.path.realpath(path)
+
+
+def how_to_import(error: BaseException, path: str) -> str:
+    """Advice if an import failed because the file is imported as a program; or ""."""
+    if not isinstance(error, ImportError) or "relative import" not in str(error):
+        return ""
+    place, folder = ModulePlace.of(path), os.path.dirname(path)
+    if obstacle := place.obstacle():
+        why = f"{obstacle}, so the file is not imported as {place.name}"
+    elif place.packages:
+        return f"The file is imported as {place.name}, from {place.root}: the import leads out of {place.packages[0]}."
+    else:
+        why = f"{folder} has no __init__.py"
+    return (
+        f"The file is imported as a program, as by `python {os.path.basename(path)}`, because {why}.\n"
+        "A program has no relative imports. Its folder is the first in sys.path: import what lies there by its name\n"
+        "alone (`from helper import f`, not `from .helper import f`). Or make the folder a package, by an __init__.py\n"
+        "in it: then the file is imported as a member of that package."
+    )
+
+
+def _reason_to_skip(error: BaseException) -> str | None:
+    """The reason if an exception skips the file: unittest's, or pytest's (`pytest.importorskip`)."""
+    if isinstance(error, unittest.SkipTest):
+        return str(error)
+    pytest_skip = getattr(sys.modules.get("_pytest.outcomes"), "Skipped", None)
+    if pytest_skip is not None and isinstance(error, pytest_skip) and getattr(error, "allow_module_level", False):
+        return str(error)
+    return None
+
+
+# -- the tests
+
+
+def _load_tests(module: ModuleType) -> Any:
+    """The suite that unittest runs."""
+    loader = unittest.TestLoader()
+    suite: Any = loader.loadTestsFromModule(module)
+    failed: list[Any] = [test for test in suite if type(test).__name__ == "_FailedTest"] if loader.errors else []
+    if failed and failed[0]._testMethodName == module.__name__:  # its load_tests raised
+        raise failed[0]._exception
+    return suite
+
+
+def flatten(suite: Any) -> Iterator[Any]:
+    """The tests of a suite, and the suites that run their tests in a way of their own."""
+    if isinstance(suite, unittest.BaseTestSuite):
+        whole = not _runs_as_usual(suite)
+    else:
+        whole = isinstance(suite, unittest.TestCase) or (callable(suite) and not hasattr(suite, "__iter__"))
+    if whole:
         yield suite
-        return
-    for part in suite:
-        yield from flatten(part)
+    elif hasattr(suite, "__iter__") and not isinstance(suite, (str, bytes)):
+        for part in suite:
+            yield from flatten(part)
+    else:
+        raise TypeError(f"load_tests returned, or put into a suite, {suite!r}, which is neither a test nor a suite")
 
 
-def name_of(test: unittest.TestCase) -> str:
-    return f"{type(test).__qualname__}.{test._testMethodName}"
+def _runs_as_usual(suite: unittest.BaseTestSuite) -> bool:
+    return all(
+        getattr(type(suite), name) in (getattr(unittest.TestSuite, name), getattr(unittest.BaseTestSuite, name))
+        for name in ("run", "__call__")
+    )
 
 
-def describe(test: unittest.TestCase, file: str, devices: int) -> Test:
-    cls, method = type(test), test._testMethodName
-    needs = _needs_of(test)
+def _why_not_taken_apart(suite: unittest.BaseTestSuite) -> str:
+    return (
+        f"not run: {type(suite).__qualname__} has a run() of its own, and tests: {suite.countTestCases()}\n"
+        "run_test.py takes suites apart, since it runs each test in a process of its own. Use class or module\n"
+        "fixtures instead (setUpClass, setUpModule), or run the file with unittest."
+    )
+
+
+def _why_for_pytest(test: PytestStyleTest, path: str) -> str:
+    kind = f"a method of {test.cls}, which is no unittest.TestCase" if test.cls else "a function"
+    return (
+        f"not run: {test.method} is {kind}, and run_test.py runs only the tests that unittest finds\n"
+        f"Make it a method of a unittest.TestCase, or run it with pytest: "
+        f"python -m pytest {shell.name(os.path.relpath(path))}\n"
+        f"If it is no test, give it another name or set {test.cls or test.method}.__test__ = False."
+    )
+
+
+class _Names:
+    """Gives each test of a file a name that no other has.
+
+    The second test of a name gets `#2`: one test may be in a suite twice, and two classes may have the same name.
+    """
+
+    def __init__(self, module: ModuleType):
+        self._classes = _names_of_classes(module)
+        self._taken: set[str] = set()
+
+    def of_unittest(self, test: Any) -> NamedTest:
+        """As unittest selects tests: by the class's name in the module, and the method."""
+        return self._give(self._classes.get(type(test), type(test).__qualname__), _method_name(test), test)
+
+    def of_pytest(self, test: PytestStyleTest) -> NamedTest:
+        return self._give(test.cls, test.method, test)
+
+    def _give(self, cls: str, method: str, test: Any) -> NamedTest:
+        named, number = NamedTest(cls, method, test), 1
+        while named.name in self._taken:
+            number += 1
+            named = NamedTest(cls, f"{method}#{number}", test)
+        self._taken.add(named.name)
+        return named
+
+
+def _names_of_classes(module: ModuleType) -> dict[type, str]:
+    """The names in the module of classes whose own name does not lead to them: classes made by a function."""
+    names: dict[type, str] = {}
+    for name, thing in vars(module).items():
+        if isinstance(thing, type) and _look_up(module, thing.__qualname__) is not thing:
+            names.setdefault(thing, name)
+    return names
+
+
+def _look_up(module: ModuleType, qualname: str) -> Any:
+    found: Any = module
+    for part in qualname.split("."):
+        found = getattr(found, part, None)
+    return found
+
+
+def _method_name(test: Any) -> str:
+    """The name of the method; of a test with an id of its own, such as a doctest, that id."""
+    method = getattr(test, "_testMethodName", "")
+    if isinstance(test, unittest.TestCase) and type(test).id is unittest.TestCase.id:
+        return str(method)
+    try:
+        own = str(test.id())
+    except Exception:
+        own = ""
+    return own.removeprefix(f"{unittest.util.strclass(type(test))}.") or str(method) or "run"
+
+
+def describe(one: NamedTest, file: str, devices: int) -> Test:
+    test = one.test
+    method = _method(test)
+    needs = _needs_of(method, type(test))
     ranks = _world_size(test, needs)
     return Test(
-        id=TestId(file, cls.__qualname__, method),
+        id=TestId(file, one.cls, one.method),
         world_size=ranks,
         devices=_devices(test, needs, ranks, devices),
         backend=next((need.backend for need in needs if need.backend), None),
         timeout=_timeout(test),
-        together=_together(cls),
-        skip=_known_skip(test),
-        line=_line(cls, method),
+        together=_together(type(test), one.cls),
+        skip=_known_skip(test, method),
+        line=_line(test),
     )
 
 
-def _needs_of(test: unittest.TestCase) -> tuple[Any, ...]:
+def _method(test: Any) -> Any:
+    return getattr(test, getattr(test, "_testMethodName", ""), None)
+
+
+def _needs_of(method: Any, cls: type) -> tuple[Any, ...]:
     from torch_testing_ext._marks.needs import needs_of
 
-    return (*needs_of(getattr(test, test._testMethodName)), *needs_of(type(test)))
+    return (*(() if method is None else needs_of(method)), *needs_of(cls))
 
 
 def _world_size(test: Any, needs: tuple[Any, ...]) -> int:
@@ -98,8 +294,7 @@ def _devices(test: Any, needs: tuple[Any, ...], ranks: int, available: int) -> i
     The number that it declares; and at least one per rank, if there are enough and it may use some without a
     declaration: it must not find those of another test.
     """
-    method = getattr(test, test._testMethodName)
-    marked = int(getattr(method, "_min_gpus_required", 0) or 0)  # by PyTorch's own decorators
+    marked = int(getattr(_method(test), "_min_gpus_required", 0) or 0)  # by PyTorch's own decorators
     declared: list[int] = [need.devices for need in needs if not (need.allow_cpu and available == 0)]
     declared.append(0 if any(need.devices for need in needs) else marked)
     return max(*declared, ranks if ranks <= available and _may_use_accelerators(test, needs) else 0, 0)
@@ -134,25 +329,34 @@ def _timeout(test: Any) -> float | None:
     from torch_testing_ext._cases import ranked
     from torch_testing_ext._marks.timeouts import timeout_of
 
+    if not isinstance(test, unittest.TestCase):
+        return None
     overrides = ranked.TIMEOUT_OVERRIDE if isinstance(test, ranked.RankedTestCase) else {}
     return timeout_of(test) or overrides.get(test._testMethodName)
 
 
-def _together(cls: type) -> str:
+def _together(cls: type, name: str) -> str:
     """The name of the class or module whose fixtures keep its tests in one process; "" if there are none."""
     if any(hasattr(sys.modules.get(cls.__module__), name) for name in _MODULE_FIXTURES):
         return cls.__module__
-    own = any(getattr(cls, name).__func__ is not getattr(unittest.TestCase, name).__func__ for name in _FIXTURES)
-    return cls.__qualname__ if own else ""
+    own = any(_function(cls, name) is not _function(unittest.TestCase, name) for name in _FIXTURES)
+    return name if own else ""
 
 
-def _known_skip(test: unittest.TestCase) -> str | None:
-    for marked in (type(test), getattr(test, test._testMethodName)):
+def _function(cls: type, name: str) -> Any:
+    """A fixture's function; that of TestCase for a class without one."""
+    fixture = getattr(cls, name, getattr(unittest.TestCase, name))
+    return getattr(fixture, "__func__", fixture)
+
+
+def _known_skip(test: Any, method: Any) -> str | None:
+    for marked in (type(test), method):
         if getattr(marked, "__unittest_skip__", False):
             return getattr(marked, "__unittest_skip_why__", "") or "skipped"
     return None
 
 
-def _line(cls: type, method: str) -> int:
-    code = getattr(inspect.unwrap(getattr(cls, method, None) or (lambda: None)), "__code__", None)
+def _line(test: Any) -> int:
+    method = getattr(type(test), getattr(test, "_testMethodName", ""), None)
+    code = getattr(inspect.unwrap(method or (lambda: None)), "__code__", None)
     return code.co_firstlineno if code else 0

@@ -85,10 +85,29 @@ class ChildGone:
 
 
 @dataclass(frozen=True)
+class TestNotRun:
+    """A test that is in a file, but cannot be run."""
+
+    __test__ = False  # not a test for pytest to collect
+
+    test: Test
+    why: str
+
+
+@dataclass(frozen=True)
 class FileTests:
     """The tests of a file."""
 
     tests: tuple[Test, ...]
+    not_run: tuple[TestNotRun, ...]
+
+
+@dataclass(frozen=True)
+class FileSkipped:
+    """The file skips all of its tests. `want`: what it needs, if there are not enough devices."""
+
+    reason: str
+    want: str | None
 
 
 @dataclass(frozen=True)
@@ -123,7 +142,7 @@ class DevicesCounted:
 
 
 FromZygote: TypeAlias = ZygoteReady | ChildGone
-FromFile: TypeAlias = FileTests | FileReady | FileUnsafe | FileBroken | ChildGone
+FromFile: TypeAlias = FileTests | FileSkipped | FileReady | FileUnsafe | FileBroken | ChildGone
 
 
 # -- to and from a nanny

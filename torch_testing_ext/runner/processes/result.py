@@ -9,7 +9,7 @@ import os
 import sys
 import time
 import unittest
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -32,13 +32,20 @@ Send = Callable[[FromWorker], None]
 
 
 class ReportingResult(unittest.TestResult):
-    """Reports the beginning and the end of each test."""
+    """Reports the beginning and the end of each test, which `expect` announces.
 
-    def __init__(self, unit: UnitSpec, numbers: Mapping[str, int], send: Send):
+    A test may report several runs of itself, or runs of others: all of them are runs of the announced test.
+    """
+
+    def __init__(self, unit: UnitSpec, send: Send):
         super().__init__()
         self._unit = unit
-        self._numbers = numbers  # of the tests, by unittest's id
         self._send = send
+        self._number = -1  # of the test that is announced
+        self._test: Any = None
+        self._has_begun = False
+        self._depth = 0  # how many runs have begun and not ended
+        self._reported = 0  # how many outcomes had been reported when the run began
         self._ranks_seen: set[str] = set()
         self._began = time.monotonic()
         self._outcomes: list[TestOutcome] = []
@@ -47,19 +54,30 @@ class ReportingResult(unittest.TestResult):
 
     def command_of(self, test: unittest.TestCase) -> str:
         """The command that runs a test alone."""
-        return self._unit.commands[self._numbers[test.id()]]
+        return self._unit.commands[self._number]
+
+    def expect(self, number: int, test: Any) -> None:
+        """Announce the test that runs next."""
+        self._number, self._test, self._has_begun, self._depth = number, test, False, 0
+        self._outcomes, self._messages, self._want = [], [], None
 
     # -- one test, from its beginning to its end
 
     def startTest(self, test: unittest.TestCase) -> None:
         super().startTest(test)
-        self._outcomes, self._messages, self._want = [], [], None
-        self._began = time.monotonic()
-        self._send(Began(self._numbers[test.id()], self._began, self._printed()))
+        self._depth += 1
+        if self._depth == 1:
+            self._reported = len(self._outcomes)
+        if not self._has_begun:
+            self._has_begun, self._began = True, time.monotonic()
+            self._send(Began(self._number, self._began, self._printed()))
 
     def stopTest(self, test: unittest.TestCase) -> None:
         super().stopTest(test)
-        if not self._outcomes and sys.exc_info()[1] is not None:
+        self._depth -= 1
+        if self._depth > 0:
+            return
+        if len(self._outcomes) == self._reported and sys.exc_info()[1] is not None:
             self._failed(test, sys.exc_info(), TestOutcome.ERROR)  # KeyboardInterrupt: unittest does not catch it
         outcome = self._outcome()
         message = "\n\n".join(self._messages)
@@ -67,7 +85,7 @@ class ReportingResult(unittest.TestResult):
             message += self._to_run_it_alone(test)
         self._send(
             Ended(
-                self._numbers[test.id()],
+                self._number,
                 time.monotonic(),
                 outcome,
                 cut_middle(message, LONGEST_MESSAGE),
@@ -78,9 +96,9 @@ class ReportingResult(unittest.TestResult):
         )
 
     def _outcome(self) -> TestOutcome:
-        if not self._outcomes:
+        if len(self._outcomes) == self._reported:
+            self._outcomes.append(TestOutcome.ERROR)
             self._messages.append("unittest did not report how this test ended")
-            return TestOutcome.ERROR
         grave = [outcome for outcome in self._outcomes if outcome not in _GRAVEST_FIRST]
         return grave[0] if grave else min(self._outcomes, key=_GRAVEST_FIRST.index)
 
@@ -111,7 +129,7 @@ class ReportingResult(unittest.TestResult):
         self._failed(test, err, TestOutcome.FAILED)
 
     def addError(self, test: unittest.TestCase, err: Any) -> None:
-        if test.id() not in self._numbers and not _is_subtest(test):
+        if self._is_fixture(test):
             self._send(FixtureFailed(f"{test.id()}: {self._describe(test, err)}", skipped=False, want=None))
             return
         self._failed(test, err, TestOutcome.ERROR)
@@ -119,7 +137,7 @@ class ReportingResult(unittest.TestResult):
     def addSkip(self, test: unittest.TestCase, reason: str) -> None:
         # unittest passes only the text of the exception, but calls this while it handles it.
         want = getattr(sys.exc_info()[1], "want", None)
-        if test.id() not in self._numbers and not _is_subtest(test):
+        if self._is_fixture(test):
             self._send(FixtureFailed(reason, skipped=True, want=want))
             return
         self._outcomes.append(TestOutcome.SKIPPED)
@@ -140,6 +158,10 @@ class ReportingResult(unittest.TestResult):
         failed = issubclass(err[0], test.failureException)
         self._failed(test, err, TestOutcome.FAILED if failed else TestOutcome.ERROR, _params_of(subtest))
 
+    def _is_fixture(self, test: Any) -> bool:
+        """Whether a class or module fixture, in place of a test, reports its end."""
+        return self._depth == 0 and test is not self._test
+
     def _failed(self, test: unittest.TestCase, err: Any, outcome: TestOutcome, within: str = "") -> None:
         of_ranks = getattr(err[1], "outcome", None)
         self._outcomes.append(TestOutcome(of_ranks.value) if isinstance(of_ranks, launch.Outcome) else outcome)
@@ -150,10 +172,6 @@ class ReportingResult(unittest.TestResult):
             return str(err[1])  # the message of a verdict is complete
         traceback = self._exc_info_to_string(err, test)  # type: ignore[attr-defined]
         return f"{launch.summarize(err[1])}\n\n{traceback.rstrip()}"
-
-
-def _is_subtest(test: unittest.TestCase) -> bool:
-    return hasattr(test, "test_case")
 
 
 def _params_of(subtest: Any) -> str:

@@ -20,13 +20,14 @@ from torch_testing_ext._process import child, fork_safety, signals, system
 from torch_testing_ext._process.channel import Channel
 from torch_testing_ext.launch import client
 
+from .numbered_suite import NumberedSuite
 from .protocol import Missing, Nothing, PreloadHints, WorkerBroke
 from .result import ReportingResult
 from .unit_spec import UnitSpec
 
 __first_frames__ = ("_run_suite",)
 
-Tests = Mapping[str, unittest.TestCase]  # by `Class.test_x`
+Tests = Mapping[str, Any]  # by `Class.test_x`
 
 
 def run_and_exit(unit: UnitSpec, find: Callable[[], Tests], channel: Channel[Nothing], log: int) -> NoReturn:
@@ -71,13 +72,13 @@ def run(unit: UnitSpec, found: Tests, channel: Channel[Nothing]) -> int:
     for number, name in enumerate(unit.tests):
         if name not in found:
             channel.send(Missing(number))
-    tests = {name: found[name] for name in unit.tests if name in found}
-    numbers = {found[name].id(): number for number, name in enumerate(unit.tests) if name in found}
-    for name, seconds in zip(unit.tests, unit.timeouts, strict=True):
-        if name in tests:
-            setattr(tests[name], TIMEOUT, seconds)
+    tests = [(number, found[name]) for number, name in enumerate(unit.tests) if name in found]
+    for number, test in tests:
+        with suppress(AttributeError):  # a test that is no TestCase may refuse it
+            setattr(test, TIMEOUT, unit.timeouts[number])
     before = len(sys.modules)
-    _run_suite(unittest.TestSuite(tests.values()), ReportingResult(unit, numbers, channel.send))
+    result = ReportingResult(unit, channel.send)
+    _run_suite(NumberedSuite(tests, result.expect), result)
     # From the end: a look at every name would copy the pages of all of them, which takes longer than a small test.
     new = itertools.islice(reversed(sys.modules), max(0, len(sys.modules) - before))
     imported = [name for name in reversed([*new]) if name.startswith("torch.")]

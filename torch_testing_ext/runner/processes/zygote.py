@@ -27,6 +27,7 @@ from .protocol import (
     DevicesCounted,
     FileBroken,
     FileReady,
+    FileSkipped,
     FileTests,
     FileUnsafe,
     FromFile,
@@ -34,6 +35,7 @@ from .protocol import (
     OpenFile,
     PreloadModules,
     StartUnit,
+    TestNotRun,
 )
 from .unit_spec import UnitSpec
 from .zygote_client import PRELOADED, Gone, ZygoteClient
@@ -45,10 +47,11 @@ MOST_OPEN = 32  # processes of files that wait for their first unit
 
 @dataclass(frozen=True)
 class Discovery:
-    """The tests found by importing the test files, and the files that could not be imported."""
+    """The tests found by importing the test files, and what cannot be run."""
 
-    tests: tuple[Test, ...]
+    tests: tuple[Test, ...]  # of a file that skips itself, one that stands for all of them
     broken: tuple[Attempt, ...]  # files that could not be imported
+    not_run: tuple[Attempt, ...] = ()  # tests that unittest does not run
     warnings: tuple[str, ...] = ()
 
 
@@ -60,6 +63,7 @@ class FileState(enum.Enum):
     SUSPECT = "to be imported again, alone"  # the zygote died during its import
     READY = "ready"
     UNSAFE = "not safe to fork"  # its units are new interpreters
+    SKIPPED = "skips all of its tests"
     BROKEN = "broken"
 
 
@@ -118,7 +122,8 @@ class Zygote(ZygoteClient):
             self._keep_few_open(opened)
         tests = tuple(test for file in opened for test in file.tests)
         broken = tuple(file.broken for file in opened if file.broken is not None)
-        return Discovery(tests, broken, self.warnings)
+        not_run = tuple(attempt for file in opened for attempt in file.not_run)
+        return Discovery(tests, broken, not_run, self.warnings)
 
     def _keep_few_open(self, files: Iterable[FileHandle]) -> None:
         """Close processes beyond MOST_OPEN, to save memory. Their files are imported again when their units start."""
@@ -140,23 +145,28 @@ class Zygote(ZygoteClient):
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        return tuple(file.warning for file in self._files.values() if file.warning)
+        return tuple(text for file in self._files.values() for text in (file.warning, file.remark) if text)
 
     def file(self, name: str, devices: int = 0) -> FileHandle:
         if name not in self._files:
-            self._files[name] = FileHandle(self, name, devices)
+            log = self.directory / f"import{len(self._files)}.log"  # a path may be too long for the name of a file
+            self._files[name] = FileHandle(self, name, devices, log)
         return self._files[name]
 
 
 class FileHandle:
     """The process of one test file, as run_test.py sees it."""
 
-    def __init__(self, zygote: Zygote, name: str, devices: int):
+    def __init__(self, zygote: Zygote, name: str, devices: int, log: Path):
+        """`log`: for the output of the process while it imports the file."""
         self.name = name
         self.state = FileState.CLOSED
         self.tests: tuple[Test, ...] = ()
+        self.not_run: tuple[Attempt, ...] = ()
         self.broken: Attempt | None = None
         self.warning = ""
+        self.remark = ""
+        self._log = log
         self._zygote = zygote
         self._devices = devices
         self._channel: Channel[FromFile] | None = None
@@ -171,11 +181,6 @@ class FileHandle:
     @property
     def path(self) -> Path:
         return self._zygote.root / self.name
-
-    @property
-    def _log(self) -> Path:
-        """The output of the process while it imports the file."""
-        return self._zygote.directory / f"import-{self.name.replace('/', '.')}.log"
 
     def open(self, imported: Callable[[], object] | None = None) -> None:
         """Start the process, which imports the file and lists its tests. `imported` is called after the import."""
@@ -210,8 +215,10 @@ class FileHandle:
 
     def _on_message(self, message: FromFile) -> None:
         match message:
-            case FileTests(tests):
-                self.tests = tests
+            case FileTests(tests, not_run):
+                self._take_tests(tests, not_run)
+            case FileSkipped(reason, want):
+                self._become_skipped(reason, want)
             case FileReady(unsafe):
                 self._become_ready(unsafe)
             case FileUnsafe(why):
@@ -223,6 +230,19 @@ class FileHandle:
                 self._gone.pop(number, _ignore)(message.how)
             case _:
                 unexpected(message)
+
+    def _take_tests(self, tests: tuple[Test, ...], not_run: tuple[TestNotRun, ...]) -> None:
+        self.tests = tests
+        self.not_run = tuple(Attempt(one.test, TestOutcome.ERROR, one.why) for one in not_run)
+        self.remark = "" if tests or not_run else f"{self.name} has no tests: unittest finds none in it"
+
+    def _become_skipped(self, reason: str, want: str | None) -> None:
+        if self.tests:
+            self._break(f"its tests were listed, but it skips itself when it is imported again: {reason}")
+            return
+        self._deadline.cancel()
+        self.state = FileState.SKIPPED
+        self.tests = (Test(TestId(self.name), skip=reason, want=want),)
 
     def _become_ready(self, unsafe: str | None) -> None:
         self._deadline.cancel()

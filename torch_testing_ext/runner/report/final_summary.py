@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
+from torch_testing_ext._process import shell
 from torch_testing_ext.launch.folding import without_accidents
 
 from ..model import Attempt, Category, FinishedTest, Policy, Summary, TestOutcome
@@ -151,8 +151,8 @@ class _Sections:
         names = list(dict.fromkeys(str(one.test.id) for one in self._summary.failures))
         if not names:
             return []
-        chosen = names if len(names) <= MOST_NAMES else ["--last-failed"]
-        return [f"to rerun {'it' if len(names) == 1 else 'them'}:", f"  {self._command} {shlex.join(chosen)}"]
+        chosen = " ".join(map(shell.name, names)) if len(names) <= MOST_NAMES else "--last-failed"
+        return [f"to rerun {'it' if len(names) == 1 else 'them'}:", f"  {self._command} {chosen}"]
 
     def last_line(self) -> str:
         """Without colour, since programs read it, too."""

@@ -16,13 +16,15 @@ def as_text(tests: Iterable[Test], broken: Iterable[Attempt]) -> Iterator[str]:
     """One line per test with what it needs, then one per broken file, then the counts."""
     tests, broken = list(tests), list(broken)
     for test in tests:
-        yield "  ".join(part for part in (str(test.id), _needs(test)) if part)
+        yield "  ".join(part for part in (text.test_name(test.id), _needs(test)) if part)
     for attempt in broken:
-        yield f"{attempt.test.id}  broken: {text.title(attempt.message)}"
+        yield f"{text.test_name(attempt.test.id)}  broken: {text.title(attempt.message)}"
     skipped = sum(test.skip is not None for test in tests)
     counts = [text.count(len(tests), "test")]
     counts += [f"{skipped} of them skipped"] if skipped else []
-    counts += [text.count(len(broken), "broken file")] if broken else []
+    tests_not_run = sum(bool(attempt.test.id.method) for attempt in broken)
+    counts += [text.count(len(broken) - tests_not_run, "broken file")] if len(broken) > tests_not_run else []
+    counts += [f"{text.count(tests_not_run, 'test')} that cannot be run"] if tests_not_run else []
     yield ", ".join(counts)
 
 
@@ -41,7 +43,9 @@ def as_json(tests: Iterable[Test], broken: Iterable[Attempt], expected: Expected
     """Everything that is known about the tests and the broken files."""
     content = {
         "tests": [_as_data(test, expected(test.id)) for test in tests],
-        "broken": [{"file": attempt.test.id.file, "message": attempt.message} for attempt in broken],
+        "broken": [
+            {"id": str(attempt.test.id), "file": attempt.test.id.file, "message": attempt.message} for attempt in broken
+        ],
     }
     return json.dumps(content, indent=1)
 
@@ -79,4 +83,5 @@ def _lease(start: PlannedStart) -> str:
 
 def _names(start: PlannedStart) -> str:
     first, *others = start.unit.tests
-    return f"{first.id} and {len(others)} more" if others else str(first.id)
+    name = text.test_name(first.id)
+    return f"{name} and {len(others)} more" if others else name

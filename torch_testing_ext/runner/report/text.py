@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from torch_testing_ext._process.logs import cut_middle
 
-from ..model import Attempt, FinishedTest, Lease, Summary, TestOutcome
+from ..model import Attempt, FinishedTest, Lease, Summary, TestId, TestOutcome
 
 # Characters of one log in a file report. TORCH_TESTING_EXT_LOGS keeps complete logs.
 LONGEST_LOG = 200_000
@@ -96,7 +96,15 @@ def place(lease: Lease) -> str:
 
 def name(attempt: Attempt, repetitions: int = 1) -> str:
     """The full name of a test, with the number of the repetition if it is repeated."""
-    return printable(str(attempt.test.id)) + repetition(attempt, repetitions)
+    return test_name(attempt.test.id) + repetition(attempt, repetitions)
+
+
+def test_name(test: TestId) -> str:
+    """The full name of a test on one line."""
+    return printable(str(test)).replace("\n", "\\n")
+
+
+test_name.__test__ = False  # type: ignore[attr-defined]  # its name looks like a test to pytest
 
 
 def repetition(attempt: Attempt, repetitions: int) -> str:

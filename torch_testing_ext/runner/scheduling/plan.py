@@ -8,13 +8,15 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from ..model import Test, TestId, Unit
+from ..model import Attempt, FinishedTest, Summary, Test, TestId, TestOutcome, Unit
 from ..options.options import Options, Rerun, ShardSpec
 from .inventory import Inventory
 from .policy import Priority, no_preference
 
 # Seconds that every unit takes in addition to its tests: even a thousand empty tests take time.
 OVERHEAD = 0.05
+
+NO_RESULT = "run_test.py lost this test: it was planned, and there is no result (an error of run_test.py)"
 
 ExpectedSeconds = Callable[[TestId], float | None]
 
@@ -31,6 +33,21 @@ class Plan:
         """All tests, each once even if it is repeated."""
         first = (test for unit in self.units if unit.repetition == 0 for test in unit.tests)
         return tuple(sorted((*first, *self.skipped), key=lambda test: (test.id.file, test.line, test.id)))
+
+
+def without_result(plan: Plan, summary: Summary) -> tuple[FinishedTest, ...]:
+    """An error for each test of a plan that has no result, although the run was neither stopped nor interrupted.
+
+    No way is known to lose a test; one that is lost must not be taken for one that has passed.
+    """
+    known = {(one.test.id, one.last.repetition) for one in summary.finished}
+    unfinished = {test.id for test in summary.unfinished}
+    planned = [(test, unit.repetition) for unit in plan.units for test in unit.tests]
+    return tuple(
+        FinishedTest((Attempt(test, TestOutcome.ERROR, NO_RESULT, repetition=repetition),))
+        for test, repetition in (*planned, *((test, 0) for test in plan.skipped))
+        if (test.id, repetition) not in known and test.id not in unfinished
+    )
 
 
 def plan(tests: Iterable[Test], inventory: Inventory, expected: ExpectedSeconds, repetitions: int = 1) -> Plan:

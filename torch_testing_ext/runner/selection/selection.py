@@ -15,6 +15,7 @@ from ..model import Test, TestId
 from ..options.options import Options, UsageError
 from ..options.suggestions import nearest
 from . import expressions
+from .files import split_name
 
 
 class _Closeness(enum.IntEnum):
@@ -32,19 +33,22 @@ class _Name:
 
     text: str
     path: str
-    inner: tuple[str, ...]  # the parts after ::
+    inner: str  # a class, a test, or both with :: between them; the name of a test may have a :: in it, too
 
     @classmethod
     def read(cls, text: str, root: Path, cwd: Path) -> _Name:
-        path, *inner = text.split("::")
-        return cls(text, _from_root(path, root, cwd), tuple(inner))
+        path, inner = split_name(text, root, cwd)
+        return cls(text, _from_root(path, root, cwd), inner)
 
 
 def _from_root(path: str, root: Path, cwd: Path) -> str:
     """A path that exists in the working directory, relative to the root; any other name unchanged."""
-    absolute = (cwd / path).resolve()
-    if path and absolute.exists() and absolute.is_relative_to(root.resolve()):
-        return absolute.relative_to(root.resolve()).as_posix()
+    try:
+        absolute = (cwd / path).resolve()
+        if path and absolute.exists() and absolute.is_relative_to(root.resolve()):
+            return absolute.relative_to(root.resolve()).as_posix()
+    except (OSError, ValueError):  # a name that no path can have: too long, or with a zero
+        pass
     return path
 
 
@@ -77,8 +81,8 @@ class Selection:
 
         Raises UsageError.
         """
-        included = [_predicate(name, known, files) for name in self.included]
-        excluded = [_predicate(name, known, files) for name in self.excluded]
+        included = [_predicate(name, known, files, or_unknown=True) for name in self.included]
+        excluded = [_predicate(name, known, files, or_unknown=False) for name in self.excluded]
 
         def wanted(test: TestId) -> bool:
             return (
@@ -132,29 +136,34 @@ def _suggestion(path: str, known: Sequence[str]) -> str:
 # -- tests
 
 
-def _predicate(name: _Name, known: Sequence[Test], files: Sequence[str]) -> Callable[[TestId], bool]:
+def _predicate(name: _Name, known: Sequence[Test], files: Sequence[str], or_unknown: bool) -> Callable[[TestId], bool]:
+    """`or_unknown`: a file that skips all of its tests may have the test, so it is selected."""
     in_files = frozenset(_files(name, files))
     if not name.inner:
         return lambda test: test.file in in_files
-    candidates = [test.id for test in known if test.id.file in in_files]
+    in_place = [test.id for test in known if test.id.file in in_files]
+    candidates = [test for test in in_place if test.method]
+    skipped = frozenset(test for test in in_place if not test.method and or_unknown)
     for matches in (_exactly(name.inner), _beginning(name.inner)):
         tests = frozenset(test for test in candidates if matches(test))
         if tests:
-            return tests.__contains__
+            return (tests | skipped).__contains__
     if in_files - {test.file for test in candidates}:
-        return lambda test: False  # the test may be in a file whose tests are unknown
-    names = ["::".join(part) for test in candidates for part in ((test.cls,), (test.method,), (test.cls, test.method))]
+        return skipped.__contains__  # the test may be in a file whose tests are unknown: it is broken or skips them all
+    names = [part for test in candidates for part in _parts_of(test)]
     raise UsageError(
-        f"{name.text}: no test in these files has this name, or one that begins with it."
-        f"{nearest('::'.join(name.inner), names)}"
+        f"{name.text}: no test in these files has this name, or one that begins with it.{nearest(name.inner, names)}"
     )
 
 
-def _exactly(inner: Sequence[str]) -> Callable[[TestId], bool]:
-    return lambda test: tuple(inner) in ((test.cls,), (test.cls, test.method), (test.method,))
+def _parts_of(test: TestId) -> tuple[str, ...]:
+    """What the user may write after the file: the class, the test, or both."""
+    return (test.cls, test.method, f"{test.cls}::{test.method}") if test.cls else (test.method,)
 
 
-def _beginning(inner: Sequence[str]) -> Callable[[TestId], bool]:
-    if len(inner) == 1:
-        return lambda test: test.cls.startswith(inner[0]) or test.method.startswith(inner[0])
-    return lambda test: len(inner) == 2 and test.cls == inner[0] and test.method.startswith(inner[1])
+def _exactly(inner: str) -> Callable[[TestId], bool]:
+    return lambda test: inner in _parts_of(test)
+
+
+def _beginning(inner: str) -> Callable[[TestId], bool]:
+    return lambda test: any(part.startswith(inner) for part in _parts_of(test))

@@ -1,0 +1,95 @@
+"""Files whose tests are not, or not all, tests of unittest: what run_test.py says and how it exits."""
+
+import json
+import tempfile
+import unittest
+from pathlib import Path
+
+from junit_support import read_junit
+from test_project import run_test
+
+from torch_testing_ext.runner.model import ExitCode
+
+RUN_TEST = """
+import sys
+from pathlib import Path
+from torch_testing_ext.runner.cli import main
+sys.exit(main(sys.argv[1:], Path(__file__).resolve().parent))
+"""
+CASE = "import unittest\nclass CaseTest(unittest.TestCase):\n    def test_good(self): pass\n"
+BOTH = CASE + "def test_function(): pass\nclass TestPlain:\n    def test_method(self): pass\n"
+SKIPS = "import unittest\nraise unittest.SkipTest('not here')\n"
+WHY = "run_test.py runs only the tests that unittest finds"
+
+
+class NothingToRunTest(unittest.TestCase):
+    def setUp(self):
+        directory = tempfile.TemporaryDirectory(prefix="torch_testing_ext_test_")
+        self.addCleanup(directory.cleanup)
+        self.root = Path(directory.name).resolve()
+        (self.root / "run_test.py").write_text(RUN_TEST)
+
+    def write(self, **sources):
+        for name, source in sources.items():
+            file = self.root / f"test/distributed/{name}.py"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(source)
+
+    def run_test(self, code, last_line, *words):
+        run = run_test(self.root, *words, "--junit", "x.xml", "--results", "results.json")
+        self.assertEqual(run.code, code, run.console + run.complaints)
+        self.assertEqual(run.console.splitlines()[-1], last_line)
+        return run
+
+    def test_tests_for_pytest(self):
+        self.write(test_both=BOTH, test_good=CASE)
+        run = self.run_test(ExitCode.FAILED, "2 passed, 2 failed, 0 skipped")
+        names = (
+            "test/distributed/test_both.py::test_function",
+            "test/distributed/test_both.py::TestPlain::test_method",
+        )
+        for name in names:
+            self.assertIn(name, run.console)
+        self.assertIn(WHY, run.console)
+        self.assertIn("python -m pytest test/distributed/test_both.py", run.console)
+        suites = read_junit(run.report("x.xml"))
+        self.assertEqual(
+            sorted(case.get("name") for case in suites.iter("testcase") if len(case)), ["test_function", "test_method"]
+        )
+
+        # A test of unittest beside them can be green by itself.
+        self.run_test(ExitCode.PASSED, "1 passed, 0 failed, 0 skipped", "test_both::CaseTest")
+        self.run_test(ExitCode.FAILED, "0 passed, 1 failed, 0 skipped", "test_both::test_function")
+        listed = json.loads(run_test(self.root, "--list", "--json").console)
+        self.assertEqual([broken["id"] for broken in listed["broken"]], list(names))
+
+    def test_shards_share_what_cannot_be_run(self):
+        self.write(test_both=BOTH)
+        seen = []
+        for part in ("1/2", "2/2"):
+            run_test(self.root, "--shard", part, "--results", "results.json")
+            seen += [test["id"] for test in json.loads((self.root / "results.json").read_text())["tests"]]
+        self.assertEqual(len(seen), 3)
+        self.assertEqual(len(set(seen)), 3)
+
+    def test_a_file_without_tests(self):
+        self.write(test_empty="VALUE = 3\n")
+        mention = "warning: test/distributed/test_empty.py has no tests: unittest finds none in it"
+        run = self.run_test(ExitCode.NOTHING_SELECTED, "0 passed, 0 failed, 0 skipped")
+        self.assertIn(mention, run.console)
+        self.write(test_good=CASE)
+        run = self.run_test(ExitCode.PASSED, "1 passed, 0 failed, 0 skipped")
+        self.assertIn(mention, run.console)
+        self.assertIn(mention.partition(": ")[2], json.loads(run.report("results.json"))["warnings"])
+
+    def test_a_file_that_skips_itself(self):
+        self.write(test_skips=SKIPS, test_good=CASE)
+        run = self.run_test(ExitCode.PASSED, "1 passed, 0 failed, 1 skipped")
+        self.assertIn("1  not here", run.console)
+        (skipped,) = read_junit(run.report("x.xml")).iter("skipped")
+        self.assertEqual(skipped.get("message"), "not here")
+        self.run_test(ExitCode.PASSED, "0 passed, 0 failed, 1 skipped", "test_skips::AnyTest::test_any")
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,149 @@
+"""Paths and tests with odd names run, and the commands that are printed to rerun them work in a shell."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+from decisions_support import make_test
+
+import torch_testing_ext
+from torch_testing_ext._process import shell
+from torch_testing_ext.runner.options.options import Options
+from torch_testing_ext.runner.selection.selection import Selection
+
+ROOT = Path(torch_testing_ext.__file__).resolve().parents[1]
+NOT_UTF8 = os.fsdecode(b"\xff\xfe")
+FOLDERS = (
+    "/".join(["long" * 15] * 5),
+    "a blank",
+    "it's",
+    'a "quote" $HOME `id`',
+    "two\nlines",
+    NOT_UTF8,
+    "-dash",
+    "per%cent%s",
+    "üñí",
+    "a::b",
+    "[x]",
+    "dots.in.it",
+    "back\\slash",
+    "*star?{brace}",
+    "semi;colon&",
+)
+FILES = ("test_" + "y" * 240, "test_a blank", "test_dot.ted", "test_a::b", "test_" + NOT_UTF8, "test_-dash")
+TESTS = (
+    "a::b",
+    "[b c]",
+    "it's",
+    'a "quote" $HOME `id`',
+    "two\nlines",
+    "üñ",
+    NOT_UTF8,
+    "*?",
+    "a;b|c&d",
+    "#",
+    "\x1b[31m",
+    "(x)",
+    "::",
+    "~!\\",
+)
+SOURCE = """
+import unittest
+class T(unittest.TestCase):
+    def test_it(self): self.fail("on purpose")
+"""
+
+
+class OddNamesCase(unittest.TestCase):
+    def setUp(self):
+        directory = tempfile.TemporaryDirectory(prefix="torch_testing_ext_test_")
+        self.addCleanup(directory.cleanup)
+        self.root = Path(directory.name).resolve()
+        (self.root / "run_test.py").write_bytes((ROOT / "run_test.py").read_bytes())
+        python = self.root / "bin/python"
+        python.parent.mkdir()
+        python.write_text(f'#!/bin/sh\nexec {shell.quote(sys.executable)} "$@"\n')
+        python.chmod(0o755)
+
+    def write(self, name, source=SOURCE):
+        file = self.root / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(source, encoding="utf-8")
+
+    def bash(self, command, code=1):
+        """The output of a command in the project's folder. The console is strict about what it can encode."""
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("TORCH_TESTING_EXT_")}
+        path = f"{self.root / 'bin'}:{os.environ['PATH']}"
+        environ = {**inherited, "PATH": path, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "utf-8:strict"}
+        done = subprocess.run(
+            ["bash", "-c", command], cwd=self.root, env=environ, stdin=subprocess.DEVNULL, capture_output=True
+        )
+        out = os.fsdecode(done.stdout)
+        self.assertEqual(done.returncode, code, f"{command}\n{out}{done.stderr.decode()}")
+        return out
+
+    def ran(self, command):
+        """The results of a run, by name."""
+        self.bash(f"{command} --results results.json --junit x.xml --report x.html --trace trace.json")
+        return {test["id"]: test for test in json.loads((self.root / "results.json").read_text())["tests"]}
+
+    def check(self, tests):
+        """All tests run, and the command that is printed for each runs it and no other."""
+        ran = self.ran("python run_test.py")
+        self.assertEqual(set(ran), set(tests))
+        titles = {test["attempts"][0]["message"].partition("\n")[0] for test in ran.values()}
+        self.assertEqual(titles, {"AssertionError: on purpose"})
+        lines = {name: test["attempts"][0]["message"].splitlines()[-1].strip() for name, test in ran.items()}
+        words = {name: line.removeprefix("python run_test.py ") for name, line in lines.items()}
+        arguments = self.bash(f"printf '%s\\0' {' '.join(words.values())}", code=0).split("\0")[:-1]
+        known = [make_test(*parts_of(name)) for name in words]
+        files = sorted({test.id.file for test in known})
+        for name, argument in zip(words, arguments, strict=True):
+            with self.subTest(name=name):
+                selection = Selection.of(Options(names=(argument,)), self.root, self.root)
+                self.assertEqual([str(test.id) for test in selection.tests(known, files)], [name])
+        odd = {name: word for name, word in words.items() if word.startswith(("'", "$"))}
+        self.assertEqual(set(self.ran(f"python run_test.py {' '.join(odd.values())}")), set(odd))
+
+
+def parts_of(name):
+    """The method, file and class of a test of these projects, for make_test."""
+    file, _, method = name.partition("::T::")
+    return method, file, "T"
+
+
+class OddNamesTest(OddNamesCase):
+    maxDiff = None
+
+    def test_paths_and_tests(self):
+        names = [f"{folder}/test_x.py" for folder in FOLDERS] + [f"{file}.py" for file in FILES]
+        for name in names:
+            self.write(f"test/distributed/{name}")
+        lines = [f'setattr(T, {"test_" + name!a}, lambda self: self.fail("on purpose"))\n' for name in TESTS]
+        self.write("test/distributed/test_x.py", "import unittest\nclass T(unittest.TestCase): pass\n" + "".join(lines))
+        self.check(
+            [f"test/distributed/{name}::T::test_it" for name in names]
+            + [f"test/distributed/test_x.py::T::test_{name}" for name in TESTS]
+        )
+
+    def test_the_printed_command_for_all(self):
+        self.write("-tests/a 'b'/test_x.py")
+        out = self.bash("python run_test.py --tests .")
+        self.assertIn("0 passed, 1 failed", out)
+        lines = out.splitlines()
+        command = lines[lines.index("to rerun it:") + 1]
+        self.assertEqual(list(self.ran(f"{command} --tests .")), ["-tests/a 'b'/test_x.py::T::test_it"])
+
+    def test_lists(self):
+        """One line for each test, on a console that is strict about what it can encode."""
+        self.write(f"test/distributed/{NOT_UTF8}\nb/test_x.py")
+        shown = "test/distributed/\\udcff\\udcfe\\nb/test_x.py::T::test_it"
+        self.assertEqual(self.bash("python run_test.py --list", code=0).splitlines(), [shown, "1 test"])
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,146 @@
+"""Finds the tests of a file that only pytest would run: functions, and methods of plain classes.
+
+unittest ignores them, so the runner does, too: it has to say so. The rules are pytest's with its default options,
+except that imported functions and classes do not count: a helper such as `test_directory` is no test of every file that
+imports it.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import unittest
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import FunctionType, ModuleType
+from typing import Any
+
+
+@dataclass(frozen=True)
+class PytestStyleTest:
+    """A test that pytest would collect and unittest does not."""
+
+    cls: str  # "" for a function
+    method: str
+    line: int
+
+
+def pytest_style_tests(module: ModuleType, collected: Iterable[Any]) -> list[PytestStyleTest]:
+    """Those that a module defines. `collected`: the tests that unittest has found in it."""
+    if _is_excluded(module):
+        return []
+    return list(_Finder(module, list(collected)).tests())
+
+
+class _Finder:
+    """Finds the tests of one module."""
+
+    def __init__(self, module: ModuleType, collected: list[Any]):
+        self._module = module
+        self._names_in_source: frozenset[str] | None = None
+        cases = [thing for thing in vars(module).values() if _is_test_case(thing)]
+        # A mixin's methods are tests of the classes that have it as a base.
+        self._bases = {base for cls in (*map(type, collected), *cases) for base in cls.__mro__}
+        self._run_by_unittest = {id(function) for test in collected for function in _functions_of(test)}
+
+    def tests(self) -> Iterator[PytestStyleTest]:
+        for name, thing in list(vars(self._module).items()):
+            if isinstance(thing, FunctionType):
+                if self._is_test_function(name, thing) and self._is_defined_here(name, thing):
+                    yield PytestStyleTest("", name, _line(thing))
+            elif isinstance(thing, type) and self._is_test_class(name, thing) and self._is_defined_here(name, thing):
+                yield from self._methods(name, thing)
+
+    def _is_test_function(self, name: str, function: FunctionType) -> bool:
+        return (
+            _looks_like(name, "test", function)
+            and not _is_excluded(function)
+            and not _is_fixture(function)
+            and not _is_method(function)
+            and not any(id(one) in self._run_by_unittest for one in _unwrapped(function))
+        )
+
+    def _is_test_class(self, name: str, cls: type) -> bool:
+        return (
+            _looks_like(name, "Test", cls)
+            and not _is_excluded(cls)
+            and not _is_test_case(cls)
+            and cls not in self._bases
+            and all(getattr(cls, name) is getattr(object, name) for name in ("__init__", "__new__"))
+        )
+
+    def _methods(self, name: str, cls: type) -> Iterator[PytestStyleTest]:
+        attributes = {name: thing for base in reversed(cls.__mro__) for name, thing in vars(base).items()}
+        for method, thing in attributes.items():
+            function = thing.__func__ if isinstance(thing, (staticmethod, classmethod)) else thing
+            if isinstance(function, FunctionType):
+                if _looks_like(method, "test", function) and not (_is_excluded(function) or _is_fixture(function)):
+                    yield PytestStyleTest(name, method, _line(function))
+            elif isinstance(function, type) and self._is_test_class(method, function):
+                yield from self._methods(f"{name}.{method}", function)
+
+    def _is_defined_here(self, name: str, thing: FunctionType | type) -> bool:
+        """By its module, or by the source: a decorator of another module may have replaced a function by its own."""
+        if thing.__module__ == self._module.__name__:
+            return True
+        if self._names_in_source is None:
+            self._names_in_source = frozenset(_definitions(self._module))
+        return name in self._names_in_source
+
+
+def _is_test_case(thing: Any) -> bool:
+    return isinstance(thing, type) and issubclass(thing, unittest.TestCase)
+
+
+def _looks_like(name: str, prefix: str, thing: Any) -> bool:
+    return name.startswith(prefix) or getattr(thing, "__test__", None) is True
+
+
+def _is_excluded(thing: Any) -> bool:
+    return not getattr(thing, "__test__", True)
+
+
+def _is_fixture(function: FunctionType) -> bool:
+    """A fixture of pytest before 8.4; since then it is not a function."""
+    return hasattr(function, "_pytestfixturefunction")
+
+
+def _is_method(function: FunctionType) -> bool:
+    """A function to be set on a class."""
+    return function.__code__.co_argcount > 0 and function.__code__.co_varnames[0] == "self"
+
+
+def _functions_of(test: Any) -> Iterator[Any]:
+    """The functions that a test of unittest calls."""
+    method = inspect.getattr_static(type(test), getattr(test, "_testMethodName", ""), None)
+    for function in (method, getattr(test, "_testFunc", None)):
+        yield from _unwrapped(function)
+
+
+def _unwrapped(function: Any) -> Iterator[Any]:
+    """A function, and the functions that its decorators have wrapped."""
+    seen: list[Any] = []
+    while function is not None and not any(function is one for one in seen):
+        seen.append(function)
+        yield function
+        inner = (getattr(function, name, None) for name in ("__wrapped__", "__func__", "func"))
+        function = next((one for one in inner if callable(one)), None)
+
+
+def _line(function: FunctionType) -> int:
+    return getattr(inspect.unwrap(function), "__code__", function.__code__).co_firstlineno
+
+
+def _definitions(module: ModuleType) -> Iterator[str]:
+    """The names of all functions and classes that a module's source defines outside of others."""
+    try:
+        statements: list[ast.AST] = [ast.parse(Path(module.__file__ or "").read_bytes())]
+    except (OSError, SyntaxError, ValueError):
+        return
+    while statements:
+        statement = statements.pop()
+        if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            yield statement.name
+        else:
+            statements.extend(child for child in ast.iter_child_nodes(statement) if not isinstance(child, ast.expr))
