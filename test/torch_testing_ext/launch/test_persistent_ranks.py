@@ -9,7 +9,7 @@ import time
 import unittest
 from pathlib import Path
 
-from launch_support import nothing_left, wait_until_gone
+from launch_support import heed_ctrl_c, nothing_left, wait_until_gone
 
 from torch_testing_ext import launch
 from torch_testing_ext.common_utils import run_tests
@@ -17,6 +17,10 @@ from torch_testing_ext.launch import RankEnding, now, persistent_ranks
 from torch_testing_ext.launch.watch import WatchResult
 
 WORLD_SIZE = 2
+
+
+def setUpModule() -> None:
+    heed_ctrl_c()
 
 
 class Subject:

@@ -20,7 +20,7 @@ KEY = b"t"
 def signals_and_keys(loop: EventLoop, interrupt: Callable[[str], object], ask: Callable[[], object]) -> Iterator[None]:
     """Deliver signals and keys through the loop, so that they do not interrupt other code."""
     with ExitStack() as owner:
-        reader = owner.enter_context(closing(SignalReader((*REASONS, signal.SIGUSR1))))
+        reader = owner.enter_context(closing(SignalReader((*_reasons_heeded(), signal.SIGUSR1))))
 
         def on_signals() -> None:
             for number in reader.read():
@@ -36,6 +36,12 @@ def signals_and_keys(loop: EventLoop, interrupt: Callable[[str], object], ask: C
             loop.listen(terminal, lambda: KEY in _read(loop, terminal) and ask())
             owner.callback(loop.forget, terminal)
         yield
+
+
+def _reasons_heeded() -> list[signal.Signals]:
+    """Ctrl-C is for the jobs in the foreground: in the background of a shell it stays ignored."""
+    ignored = signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+    return [number for number in REASONS if not (ignored and number is signal.SIGINT)]
 
 
 @contextmanager
