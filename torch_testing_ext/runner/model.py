@@ -222,7 +222,7 @@ def exit_code(summary: Summary, allow_all_skipped: bool = False) -> ExitCode:
     """The exit code for the results of a run."""
     if summary.interrupted:
         return ExitCode.INTERRUPTED
-    if summary.failures:
+    if summary.failures or summary.unfinished:
         return ExitCode.FAILED
     if not summary.finished:
         return ExitCode.NOTHING_SELECTED
