@@ -74,6 +74,7 @@ class MultiProcContinuousTest(RankedTestCase):
     # Read through `vars(cls)`: each class has its own and must not inherit them.
     _persistent_ranks: ClassVar[launch.PersistentRanks | None] = None
     _failures_of_ranks: ClassVar[list[str]] = []
+    _ends_by_cleanup: ClassVar[bool] = False
     processes: ClassVar[list[RankProcess]] = []
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -142,9 +143,17 @@ class MultiProcContinuousTest(RankedTestCase):
 
     @classmethod
     def tearDownClass(cls) -> None:
+        try:
+            cls._end_class()
+        finally:
+            super().tearDownClass()
+
+    @classmethod
+    def _end_class(cls) -> None:
+        """Dismiss the ranks, and raise what went wrong in them after their tests had passed."""
+        cls._ends_by_cleanup = False
         cls._dismiss_ranks()
         failures, cls._failures_of_ranks = vars(cls).get("_failures_of_ranks", ()), []
-        super().tearDownClass()
         if failures:
             raise RankError("\n\n".join(failures))
 
@@ -162,6 +171,9 @@ class MultiProcContinuousTest(RankedTestCase):
 
     @classmethod
     def _spawn_processes(cls, world_size: int) -> None:
+        if not vars(cls).get("_ends_by_cleanup"):
+            cls._ends_by_cleanup = True
+            cls.addClassCleanup(cls._end_class)  # a subclass's tearDownClass may raise, or not call super()
         directory = launch.new_directory(cls.__qualname__)
         cls.rdvz_file = str(directory / "store")
         chosen = settings.read()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import types
+import unittest
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -138,6 +139,9 @@ class MultiThreadedTestCase(RankedTestCase):
             self.perThreadSetUp()
             with self._own_cleanups():
                 getattr(self, test_name)()
+        except unittest.SkipTest:
+            self.perThreadTearDown()
+            raise
         except BaseException:
             with suppress(Exception):
                 self.perThreadTearDown()

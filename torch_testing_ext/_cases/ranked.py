@@ -204,9 +204,12 @@ class RankedTestCase(TestCase):
 
     @contextmanager
     def _own_cleanups(self) -> Iterator[None]:
-        """Run the cleanups of the test, last first. The test's own error takes precedence over theirs."""
+        """Run the cleanups of the test, last first. Its own error goes before theirs, and theirs before a skip."""
         try:
             yield
+        except unittest.SkipTest:
+            self._run_cleanups()
+            raise
         except BaseException:
             with suppress(Exception):
                 self._run_cleanups()
@@ -223,7 +226,7 @@ class RankedTestCase(TestCase):
             except Exception as error:
                 errors.append(error)
         if errors:
-            raise errors[0]
+            raise next((error for error in errors if not isinstance(error, unittest.SkipTest)), errors[0])
 
     @contextmanager
     def subTest(self, msg: Any = None, **params: Any) -> Iterator[None]:

@@ -11,11 +11,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from torch_testing_ext._machine import seeds
-from torch_testing_ext._process import shell
+from torch_testing_ext._process import shell, signals
 
 from . import invocation
+from .exit_guard import EXIT_FAILED, ExitGuard
+from .fixtures import FixtureSuite
 
-EXIT_FAILED = 1
 EXIT_NO_TESTS = 5  # as in unittest since Python 3.12
 EXIT_INTERRUPTED = 130
 
@@ -37,10 +38,18 @@ def run_tests(argv: Sequence[str] | None = None) -> None:
             print(f"--{name.replace('_', '-')} has no effect: {reason}", file=sys.stderr)
     if options.showlocals:
         rest.insert(1, "--locals")
+    signals.keep_exit_codes()
+    streams = sys.stdout, sys.stderr
+    _Runner.guard = ExitGuard()
+    _Runner.guard.install()
     try:
         code = _run(options, rest)
     except KeyboardInterrupt:
         code = EXIT_INTERRUPTED
+    finally:
+        # A test may leave broken ones, which Python would flush when it exits.
+        sys.stdout, sys.stderr = streams
+    _Runner.guard.code = code
     sys.exit(code)
 
 
@@ -103,7 +112,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run_once(argv: list[str]) -> int:
-    program: Any = unittest.main(module="__main__", argv=argv, testRunner=_Runner, exit=False)
+    loader = unittest.TestLoader()
+    loader.suiteClass = _Suite
+    program: Any = unittest.main(module="__main__", argv=argv, testRunner=_Runner, testLoader=loader, exit=False)
     result = program.result
     if getattr(result, "interrupted", False):
         return EXIT_INTERRUPTED
@@ -117,8 +128,36 @@ def _nothing_tested() -> int:
     return EXIT_NO_TESTS
 
 
+class _Suite(FixtureSuite):
+    """Tells the guard which fixture is running."""
+
+    def fixture_began(self, name: str, owner: Any, result: Any) -> None:
+        _Runner.guard.running = name
+
+    def fixture_ended(self, name: str, result: Any) -> None:
+        _Runner.guard.running = ""
+
+
+class _Result(unittest.TextTestResult):
+    """Tells the guard which test is running."""
+
+    def startTest(self, test: unittest.TestCase) -> None:
+        _Runner.guard.running = test.id()
+        super().startTest(test)
+
+    def stopTest(self, test: unittest.TestCase) -> None:
+        super().stopTest(test)
+        _Runner.guard.running = ""
+
+
 class _Runner(unittest.TextTestRunner):
-    """unittest's runner, except that it prints its report after Ctrl-C, too."""
+    """unittest's runner, except that it prints its report after Ctrl-C and after an exit, too."""
+
+    guard: ExitGuard
+    resultclass = _Result  # type: ignore[assignment]
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{"stream": _own_stderr(), **options})
 
     def run(self, test: Any) -> Any:
         def run_until_interrupted(result: Any) -> None:
@@ -128,8 +167,24 @@ class _Runner(unittest.TextTestRunner):
                 result.interrupted = True
                 result.stop()
                 self.stream.writeln("\nInterrupted: the tests that follow were not run.")
+            except SystemExit:  # in a suite that load_tests made: ours does not let it through
+                _unittest_suite: Any = unittest.suite
+                result.addError(_unittest_suite._ErrorHolder("the tests that follow were not run"), sys.exc_info())
 
-        return super().run(run_until_interrupted)  # type: ignore[arg-type]
+        self.guard.code = None
+        result = super().run(run_until_interrupted)  # type: ignore[arg-type]
+        self.guard.code = 0 if result.wasSuccessful() else EXIT_FAILED
+        return result
+
+
+def _own_stderr() -> Any:
+    """A stream to the same file as sys.stderr, which a test may close or replace."""
+    try:
+        if sys.stderr.fileno() == 2:
+            return open(os.dup(2), "w", buffering=1, encoding=sys.stderr.encoding, errors="backslashreplace")
+    except (OSError, ValueError, AttributeError):
+        pass
+    return sys.stderr
 
 
 class _Lister:

@@ -34,6 +34,12 @@ def unblock() -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
 
 
+def keep_exit_codes() -> None:
+    """Have the exit codes of children kept: where SIGCHLD is ignored, subprocess takes every child for a success."""
+    if signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+
+
 class SignalReader:
     """Signals as data: a descriptor becomes readable when one of `numbers` arrives, and `read` returns which.
 

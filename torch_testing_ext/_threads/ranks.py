@@ -13,6 +13,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch.distributed as dist
@@ -118,11 +119,11 @@ class RankThreads:
         return min(self._exits[rank].at for rank in failed) + GRACE_AFTER_FAILURE if failed else None
 
     def _report(self, rank: int) -> RankReport:
-        if rank in self._exits:
-            return launch.assemble_report(
-                rank, self._accounts[rank].account, self._exits[rank], self.began, stopped=None
-            )
         recorder = json.dumps({"entries": list(self._world.events.get(rank, ()))})
+        if rank in self._exits:
+            account, ended = self._accounts[rank].account, self._exits[rank]
+            report = launch.assemble_report(rank, account, ended, self.began, stopped=None)
+            return replace(report, recorder=recorder)
         stacks = _stack_of(self.threads[rank])
         return RankReport(rank, RankEnding.STOPPED, now() - self.began, now(), stacks=stacks, recorder=recorder)
 

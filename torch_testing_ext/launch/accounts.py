@@ -9,6 +9,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from torch_testing_ext._process import descriptors
 from torch_testing_ext._process.logs import cut_middle
 
 # Disk space reserved for each rank before it starts, so that a rank that fills the disk can still report it.
@@ -52,12 +53,14 @@ class RankAccount:
 class AccountFile:
     """The writing side of an account: one file with space reserved in advance, rewritten with each new account."""
 
-    def __init__(self, fd: int):
+    def __init__(self, fd: int, path: Path):
         self.fd = fd
+        self._path = path
+        self._file = descriptors.identity(fd)
 
     @classmethod
     def open(cls, path: Path) -> AccountFile:
-        file = cls(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        file = cls(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), path)
         try:
             file._reserve()
         except OSError:
@@ -68,6 +71,13 @@ class AccountFile:
     def _reserve(self) -> None:
         if hasattr(os, "posix_fallocate"):
             os.posix_fallocate(self.fd, 0, RESERVED)
+
+    def is_open(self) -> bool:
+        """False if the test has closed the descriptor; another file may have its number by now."""
+        return descriptors.identity(self.fd) == self._file
+
+    def reopen(self) -> None:
+        self.fd = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
 
     def write(self, account: RankAccount) -> None:
         try:
@@ -88,7 +98,8 @@ class AccountFile:
         os.pwrite(self.fd, data[:1], 0)
 
     def close(self) -> None:
-        os.close(self.fd)
+        if self.is_open():
+            os.close(self.fd)
 
 
 def _encode(account: RankAccount, longest: int) -> bytes:

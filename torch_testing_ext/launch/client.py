@@ -365,7 +365,8 @@ class Launcher:
     def _print_once(self, text: str) -> None:
         if text not in self._printed:
             self._printed.add(text)
-            print(f"torch_testing_ext: {text}", file=sys.stderr, flush=True)
+            with suppress(Exception):  # a test may have closed or replaced it
+                print(f"torch_testing_ext: {text}", file=sys.stderr, flush=True)
 
     # -- preload hints
 

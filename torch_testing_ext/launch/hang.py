@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,18 +32,32 @@ class Collective:
     kind: str
     shapes: str
     order: int  # in this rank, over all groups
+    of_all: bool = False  # the group is the default one, in which all ranks are
 
     def __str__(self) -> str:
         return f"{self.kind} #{self.sequence} {self.shapes}".rstrip()
 
 
+@dataclass(frozen=True)
+class Difference:
+    """Ranks that differ from the others in what they communicate: likely those at fault."""
+
+    ranks: tuple[int, ...]
+    sentence: str
+
+
 def explain(reports: Sequence[RankReport], file: str) -> str:
     """A table with a line for each rank that was still running, and below it which rank differs."""
     running = [r for r in reports if r.ending is RankEnding.STOPPED]
-    histories = {r.rank: collectives(r.recorder) for r in running}
-    lines = [f"  rank {r.rank}: {where(r.stacks, file)}; {_last(histories[r.rank])}" for r in running]
-    known = {rank: history for rank, history in histories.items() if history is not None}
-    return "\n".join(["where the running ranks are:", *lines, *(f"=> {line}" for line in differences(known))])
+    lines = [f"  rank {r.rank}: {where(r.stacks, file)}; {_last(collectives(r.recorder))}" for r in running]
+    found = (f"=> {difference.sentence}" for difference in differences(reports))
+    return "\n".join(["where the running ranks are:", *lines, *found])
+
+
+def differences(reports: Sequence[RankReport]) -> list[Difference]:
+    """How ranks differ whose collectives are known. A rank may be over, and the others wait for it."""
+    histories = {r.rank: history for r in reports if (history := collectives(r.recorder)) is not None}
+    return _between(histories, {r.rank for r in reports if r.ending is RankEnding.STOPPED})
 
 
 def _last(history: list[Collective] | None) -> str:
@@ -64,31 +78,34 @@ def collectives(recorder: str) -> list[Collective] | None:
 
 def _collective(entry: dict[str, Any]) -> Collective:
     shapes = " ".join(str(shape) for shape in entry.get("input_sizes", []))
+    name, *description = entry.get("process_group", ["?"])
     return Collective(
-        group=str(entry.get("process_group", ["?"])[0]),
+        group=str(name),
         sequence=int(entry.get("collective_seq_id", 0)),
         kind=str(entry.get("profiling_name", "?")).rpartition(":")[2],
         shapes=shapes,
         order=int(entry.get("record_id", entry.get("id", 0))),
+        of_all=description == ["default_pg"],
     )
 
 
-def differences(histories: Mapping[int, Sequence[Collective]]) -> list[str]:
-    """Sentences about ranks that differ from the others; none if all ranks issue the same collectives."""
+def _between(histories: Mapping[int, Sequence[Collective]], running: Container[int]) -> list[Difference]:
+    """None if all ranks issue the same collectives."""
     if len(histories) < 2:
         return []
     groups: dict[str, dict[int, dict[int, Collective]]] = {}
     for rank, history in histories.items():
         for collective in history:
             groups.setdefault(collective.group, {}).setdefault(rank, {})[collective.sequence] = collective
-    if len(groups) == 1:
-        # If there is only one group, it includes the ranks that have not reached any collective.
-        members = next(iter(groups.values()))
-        members.update({rank: {} for rank in histories if rank not in members})
-    return [sentence for members in groups.values() for sentence in _in_group(members)]
+    for name, members in groups.items():
+        of_all = any(one.of_all for history in histories.values() for one in history if one.group == name)
+        # If there is only one group, it includes the running ranks that have not reached any collective.
+        others = [rank for rank in histories if of_all or (len(groups) == 1 and rank in running)]
+        members.update({rank: {} for rank in others if rank not in members})
+    return [difference for members in groups.values() for difference in _in_group(members)]
 
 
-def _in_group(members: dict[int, dict[int, Collective]]) -> list[str]:
+def _in_group(members: dict[int, dict[int, Collective]]) -> list[Difference]:
     """The first collective on which the ranks disagree is the cause; without one, the ranks that lag behind are."""
     front = max(max(history, default=0) for history in members.values())
     for sequence in range(1, front + 1):
@@ -97,7 +114,7 @@ def _in_group(members: dict[int, dict[int, Collective]]) -> list[str]:
             return [_disagreement(here, latest=sequence == front)]
     behind = sorted(rank for rank, history in members.items() if max(history, default=0) < front)
     there = next(history[front] for history in members.values() if front in history)
-    return [f"{_ranks(behind)} never reached {there}"] if behind else []
+    return [Difference(tuple(behind), f"{_ranks(behind)} never reached {there}")] if behind else []
 
 
 def _must_agree(collective: Collective) -> tuple[str, str]:
@@ -106,16 +123,16 @@ def _must_agree(collective: Collective) -> tuple[str, str]:
     return collective.kind, collective.shapes if equal else ""
 
 
-def _disagreement(here: dict[int, Collective], latest: bool) -> str:
+def _disagreement(here: dict[int, Collective], latest: bool) -> Difference:
     """Lists the smallest group of ranks first: it is likely the one at fault."""
     by_text: dict[str, list[int]] = {}
     for rank, collective in sorted(here.items()):
         by_text.setdefault(str(collective), []).append(rank)
-    parts = []
-    for text, ranks in sorted(by_text.items(), key=lambda item: len(item[1])):
+    parts, smallest_first = [], sorted(by_text.items(), key=lambda item: len(item[1]))
+    for text, ranks in smallest_first:
         verb = ("is" if latest else "was") if len(ranks) == 1 else ("are" if latest else "were")
         parts.append(f"{_ranks(ranks)} {verb} at {text}")
-    return ", ".join(parts)
+    return Difference(tuple(smallest_first[0][1]), ", ".join(parts))
 
 
 def where(stacks: str, file: str) -> str:

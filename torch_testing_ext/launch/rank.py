@@ -21,7 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
-from torch_testing_ext._process import child, signals, system
+from torch_testing_ext._process import child, descriptors, signals, system
 from torch_testing_ext._process.logs import cut_middle
 
 from .accounts import AccountFile, RankAccount, RankEnding
@@ -76,8 +76,20 @@ class AccountWriter:
     def _write(self, account: RankAccount) -> None:
         self.account = account
         # A child that the test forked must not write to the rank's account.
-        if self._file is not None and os.getpid() == self._pid:
-            self._file.write(account)
+        if self._file is None or os.getpid() != self._pid:
+            return
+        if not self._file.is_open():
+            self._file.reopen()
+            self.account = account = _closed_descriptors(account)
+        self._file.write(account)
+
+
+def _closed_descriptors(account: RankAccount) -> RankAccount:
+    """The account of a rank whose test has closed the file of the account; what else went wrong may follow from it."""
+    earlier = "\n".join(text for text in (account.summary, account.traceback) if text)
+    return RankAccount(
+        RankEnding.ERROR, account.started, account.ended, descriptors.CLOSED, earlier, FAILED, account.imported
+    )
 
 
 def summarize(error: BaseException) -> str:
@@ -123,7 +135,7 @@ def main() -> NoReturn:
     job: Job = pickle.loads(Path(file).read_bytes())
     job.context.apply()
     stream = None if job.debug_rank == rank else 1
-    run_and_exit(job, rank, AccountFile(account_fd), socket.socket(fileno=link_fd), stream)
+    run_and_exit(job, rank, AccountFile(account_fd, job.account(rank)), socket.socket(fileno=link_fd), stream)
 
 
 def _run(job: Job, rank: int, report: AccountWriter) -> int:

@@ -111,10 +111,12 @@ def _timed_out(reports: Sequence[RankReport], running: list[RankReport], case: C
     seconds = max((r.seconds for r in reports), default=0.0)
     # The signal that asks for stacks may end a wait: a rank that continues only because of it has not passed.
     state = f"{_ranks(running)} of {len(reports)} still running" if running else "the last ranks ended only then"
-    title = f"{case.name} timed out after {seconds:.1f} s; {state}"
+    blamed = hang.differences(reports)[:1] if running else []
+    title = f"{case.name} timed out after {seconds:.1f} s; {': '.join([state, *(one.sentence for one in blamed)])}"
     failed = [r for r in reports if r.ending.is_failure and r.ending is not RankEnding.STOPPED]
     message = _compose(title, reports, failed, case, None)
-    return Verdict(Outcome.TIMEOUT, message, running[0].rank if running else None)
+    culprits = [*(rank for one in blamed for rank in one.ranks), *(r.rank for r in running)]
+    return Verdict(Outcome.TIMEOUT, message, next(iter(culprits), None))
 
 
 def _wrong_code(reports: Sequence[RankReport], code: int, case: Case) -> Verdict:

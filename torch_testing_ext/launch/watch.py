@@ -114,7 +114,11 @@ class RankWatcher:
         self.grace_ends = end if self.grace_ends is None else min(self.grace_ends, end)
 
     def take_stacks(self) -> None:
-        self.run.dump(self.dump_patience, self.pending)
+        self.run.dump(self.dump_patience, self.asked_for_stacks())
+
+    def asked_for_stacks(self) -> list[int]:
+        """The ranks whose stacks and flight recorders are taken."""
+        return self.pending
 
     def end_all(self) -> None:
         """Escalate: SIGTERM, a grace period, SIGKILL. A rank that is pending now counts as stopped, however it ends."""
@@ -152,10 +156,10 @@ class RankWatcher:
         """Add the texts that are worth reading only if something went wrong."""
         job, rank = self.run.job, report.rank
         output = tail(job.log(rank), start=self.log_start(rank))
+        recorder = _text(job.recorder(rank))
         if report.ending not in (RankEnding.STOPPED, RankEnding.KILLED):
-            return replace(report, output=output)
-        stacks = hang.tidy(_text(job.stacks(rank)))
-        return replace(report, output=output, stacks=stacks, recorder=_text(job.recorder(rank)))
+            return replace(report, output=output, recorder=recorder)
+        return replace(report, output=output, stacks=hang.tidy(_text(job.stacks(rank))), recorder=recorder)
 
     def _lost(self, rank: int) -> RankReport:
         """The report if the server died. The rank's account still counts, except for a pass: it may not be final."""

@@ -249,7 +249,7 @@ def exit_code(summary: Summary, allow_all_skipped: bool = False) -> ExitCode:
         return ExitCode.OUR_ERROR
     if summary.interrupted:
         return ExitCode.INTERRUPTED
-    if summary.failures:
+    if summary.failures or summary.unfinished:
         return ExitCode.FAILED
     if not summary.finished:
         return ExitCode.NOTHING_SELECTED

@@ -66,6 +66,14 @@ class CleanUps(Ranks):
     def skips_in_clean_up(self):
         self.addCleanup(self.skipTest, "the clean-up's")
 
+    def skips_and_fails_in_clean_up(self):
+        self.addCleanup(self.raise_this, KeyError("the clean-up's"))
+        self.skipTest("the body's")
+
+    def skips_and_fails_in_two_clean_ups(self):
+        self.addCleanup(self.raise_this, KeyError("the later"))
+        self.addCleanup(self.skipTest, "the earlier")
+
     def by_context(self):
         @contextmanager
         def context():
@@ -138,6 +146,11 @@ class TestCleanUps(TestCase):
 
     def test_added_during_clean_up(self):
         self.assertEqual(self.run_noted("adds_in_clean_up")[1], ["outer", "inner"])
+
+    def test_a_skip_hides_no_error_in_clean_up(self):
+        for method in ("skips_and_fails_in_clean_up", "skips_and_fails_in_two_clean_ups"):
+            seen, lines = self.run_noted(method)
+            self.assertEqual((seen.outcome, lines), ("error", ["raises KeyError"]), seen.message)
 
     def test_a_skip_in_clean_up(self):
         self.assertEqual(outcome_of(CleanUps("skips_in_clean_up")), ("skipped", "the clean-up's"))

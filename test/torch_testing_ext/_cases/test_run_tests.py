@@ -1,5 +1,6 @@
 """`python test_file.py`: the tests that run, the output and the exit code."""
 
+import contextlib
 import os
 import runpy
 import signal
@@ -86,8 +87,9 @@ class ScriptTestCase(TestCase):
         except BaseException:
             traceback.print_exc()
         finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
+            with contextlib.suppress(ValueError):  # closed by a test
+                sys.stdout.flush()
+                sys.stderr.flush()
             os._exit(code)
 
     @staticmethod
@@ -154,6 +156,136 @@ class TestOutcomes(ScriptTestCase):
         done = self.run_script()
         self.assertEqual(done.returncode, 1, done.stderr)
         self.assertIn("ValueError: broken", done.stderr)
+
+
+ENDS = """
+import atexit, os, sys, unittest
+from torch_testing_ext.common_utils import TestCase, run_tests
+WHERE, HOW = sys.argv.pop(), sys.argv.pop()
+
+def end(where):
+    if where == WHERE:
+        {"exit": lambda: os._exit(0), "leave": lambda: sys.exit(0), "become": lambda: os.execlp("true", "true")}[HOW]()
+
+class First(TestCase):
+    @classmethod
+    def setUpClass(cls): end("setUpClass")
+    @classmethod
+    def tearDownClass(cls): end("tearDownClass")
+    def test_a(self):
+        end("test_a")
+        self.addClassCleanup(end, "class cleanup")
+        unittest.addModuleCleanup(end, "module cleanup")
+        if WHERE == "child" and os.fork() == 0: os._exit(0)
+        atexit.register(end, "atexit")
+        self.assertNotEqual(WHERE, "atexit")
+
+class Second(TestCase):
+    def test_b(self): pass
+
+def setUpModule(): end("setUpModule")
+def tearDownModule(): end("tearDownModule")
+if __name__ == "__main__": run_tests()
+"""
+
+
+class TestEarlyEnds(ScriptTestCase):
+    """Whatever ends the process early: its exit code is not that of a success, and it says what was running."""
+
+    def setUp(self):
+        super().setUp()
+        self.write(ENDS)
+
+    def test_os_exit(self):
+        for where, name in (
+            ("test_a", "First.test_a"),
+            ("setUpClass", "setUpClass (__main__.First)"),
+            ("tearDownClass", "tearDownClass (__main__.First)"),
+            ("class cleanup", "tearDownClass (__main__.First)"),
+            ("setUpModule", "setUpModule (__main__)"),
+            ("tearDownModule", "tearDownModule (__main__)"),
+            ("module cleanup", "tearDownModule (__main__)"),
+        ):
+            with self.subTest(where=where):
+                done = self.run_script("exit", where)
+                self.assertEqual(done.returncode, 1, done.stderr)
+                self.assertIn("os._exit() ended the tests before they were over", done.stderr)
+                self.assertIn(name, done.stderr)
+                self.assertIn("in end\n", done.stderr)
+
+    def test_another_program(self):
+        done = self.run_script("become", "tearDownClass")
+        self.assertEqual(done.returncode, 1, done.stderr)
+        self.assertIn("os.execv", done.stderr)
+
+    def test_sys_exit(self):
+        for where in ("test_a", "setUpClass", "tearDownClass", "class cleanup", "setUpModule", "tearDownModule"):
+            with self.subTest(where=where):
+                done = self.run_script("leave", where)
+                self.assertEqual(done.returncode, 1, done.stderr)
+                self.assertIn("SystemExit: 0", done.stderr)
+                self.assertIn("FAILED (errors=1)", done.stderr)
+                self.assertEqual("Ran 2 tests" in done.stderr, "setUp" not in where, done.stderr)
+
+    def test_sys_exit_in_a_suite_of_its_own(self):
+        self.write(
+            ENDS.replace("if __name__", "def load_tests(*_): return unittest.TestSuite([First('test_a')])\nif __name__")
+        )
+        for where in ("setUpClass", "tearDownClass"):
+            done = self.run_script("leave", where)
+            self.assertEqual(done.returncode, 1, done.stderr)
+            self.assertIn("the tests that follow were not run", done.stderr)
+
+    def test_at_exit(self):
+        done = self.run_interpreter("exit", "atexit")
+        self.assertEqual(done.returncode, 1, done.stderr)
+        self.assertIn("FAILED (failures=1)", done.stderr)
+
+    def test_a_child_may_exit(self):
+        done = self.run_script("exit", "child")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertNotIn("os._exit()", done.stderr)
+
+    def test_each_in_a_process_of_its_own(self):
+        """Also where SIGCHLD is ignored, and exit codes of children are lost."""
+        self.write(ENDS.replace("WHERE, HOW = sys.argv.pop(), sys.argv.pop()", "WHERE, HOW = 'test_a', 'exit'"))
+        before = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        self.addCleanup(signal.signal, signal.SIGCHLD, before)
+        command = (
+            "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); os.execv(sys.argv[1], sys.argv[1:])"
+        )
+        path = os.pathsep.join(path or os.getcwd() for path in sys.path)
+        done = subprocess.run(
+            [sys.executable, "-c", command, sys.executable, str(self.script), "--subprocess"],
+            capture_output=True,
+            text=True,
+            env={**os.environ, "PYTHONPATH": path},
+        )
+        self.assertEqual(done.returncode, 1, done.stderr)
+        self.assertIn("Ran 2 tests, each in a process of its own: 1 failed.", done.stderr)
+
+
+class TestStreams(ScriptTestCase):
+    def test_a_test_may_leave_broken_streams(self):
+        for run, source in (
+            (self.run_script, "sys.stdout.close(), sys.stderr.close()"),
+            (self.run_script, "setattr(sys, 'stdout', None), setattr(sys, 'stderr', None)"),
+            # Python flushes them when it exits.
+            (self.run_interpreter, "setattr(sys, 'stdout', object()), setattr(sys, 'stderr', object())"),
+        ):
+            self.write(f"""
+                import sys
+                from torch_testing_ext.common_utils import TestCase, run_tests
+                class Case(TestCase):
+                    def test_a(self): {source}
+                    def test_b(self): pass
+                    def test_c(self): self.assertEqual(len(sys.argv), 1)
+                if __name__ == "__main__": run_tests()
+            """)
+            with self.subTest(source=source):
+                done = run()
+                self.assertEqual(done.returncode, 0, done.stderr)
+                self.assertIn("Ran 3 tests", done.stderr)
 
 
 @instantiate_parametrized_tests

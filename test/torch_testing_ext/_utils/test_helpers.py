@@ -2,7 +2,7 @@
 
 import gc
 import os
-import signal
+import subprocess
 import sys
 import unittest
 import warnings
@@ -183,7 +183,18 @@ class TestSmallHelpers(TestCase):
             self.assertIs(exported[name], getattr(common_utils, name))
 
     def test_importing_changes_no_signal_handler(self):
-        self.assertIs(signal.getsignal(signal.SIGINT), signal.default_int_handler)
+        """In a new interpreter, however this one was started."""
+        source = """if True:
+            import signal, sys
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            numbers = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}
+            before = {number: signal.getsignal(number) for number in numbers}
+            import torch_testing_ext.common_utils
+            changed = [number for number in numbers if signal.getsignal(number) != before[number]]
+            sys.exit(f"changed: {changed}" if changed else 0)
+        """
+        path = os.pathsep.join(path or os.getcwd() for path in sys.path)
+        subprocess.run([sys.executable, "-c", source], check=True, env={**os.environ, "PYTHONPATH": path})
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -160,3 +161,12 @@ def wait_until_gone(pids: list[int], seconds: float) -> list[int]:
             finally:
                 os.close(fd)
     return [pid for pid in pids if not gone(pid)]
+
+
+def heed_ctrl_c() -> None:
+    """In setUpModule of tests that send Ctrl-C to this process or to a child.
+
+    nohup and the background of a shell start programs, and so their children, with SIGINT ignored.
+    """
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    unittest.addModuleCleanup(signal.signal, signal.SIGINT, before)

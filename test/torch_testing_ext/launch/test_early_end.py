@@ -9,7 +9,7 @@ import unittest
 import unittest.mock
 from pathlib import Path
 
-from launch_support import PACKAGE_PARENT, Ranks, outcome_of, wait_until_gone, write
+from launch_support import PACKAGE_PARENT, Ranks, heed_ctrl_c, outcome_of, wait_until_gone, write
 
 from torch_testing_ext import launch
 from torch_testing_ext.common_utils import TestCase, run_tests
@@ -45,6 +45,10 @@ TEST_FILE = """
     if __name__ == "__main__":
         run_tests()
     """
+
+
+def setUpModule():
+    heed_ctrl_c()
 
 
 class EndTest(TestCase):

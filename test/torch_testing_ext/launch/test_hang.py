@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch_testing_ext
 from torch_testing_ext.common_utils import run_tests
-from torch_testing_ext.launch import RankEnding, RankReport, hang
+from torch_testing_ext.launch import Case, Outcome, RankEnding, RankReport, hang, judge
 
 PACKAGE = Path(torch_testing_ext.__file__).parent
 TEST = "/home/me/test_thing.py"
@@ -47,7 +47,7 @@ def stack(*frames, title="Current thread 0x00007f (most recent call first):"):
 
 
 def differences(*recorders):
-    """The sentences about ranks with these recordings; None for a rank that is no longer running."""
+    """The sentences about ranks with these recordings; None for a rank that is no longer running and left none."""
     reports = [
         RankReport(rank, RankEnding.PASSED) if text is None else running(rank, text)
         for rank, text in enumerate(recorders)
@@ -212,6 +212,47 @@ class TestRecorder(unittest.TestCase):
             dist.destroy_process_group()
         latest = hang.collectives(text)[-2:]  # earlier groups of this process may have left more entries
         self.assertEqual([str(one) for one in latest], ["all_reduce #1 [3, 2]", "broadcast #2 [5]"])
+
+
+def over(rank, recorder):
+    """A persistent rank or a thread that has finished its test."""
+    return RankReport(rank, RankEnding.PASSED, recorder=recorder)
+
+
+class TestTitle(unittest.TestCase):
+    """The first line of a verdict, which all reports show, names the culprit."""
+
+    def title(self, *reports, culprit):
+        verdict = judge(reports, True, Case("T.test_x"))
+        self.assertEqual((verdict.outcome, verdict.culprit), (Outcome.TIMEOUT, culprit))
+        return verdict.message.partition("\n")[0].partition("; ")[2]
+
+    def test_a_rank_that_lags_behind(self):
+        ahead, behind = (
+            running(rank, recorded(*(entry("all_reduce", n) for n in range(1, 3 - rank)))) for rank in (0, 1)
+        )
+        self.assertEqual(
+            self.title(ahead, behind, culprit=1),
+            "ranks 0, 1 of 2 still running: rank 1 never reached all_reduce #2 [4]",
+        )
+
+    def test_ranks_that_disagree(self):
+        kinds = ("all_reduce", "all_reduce", "all_gather")
+        reports = [running(rank, recorded(entry(kind, 1))) for rank, kind in enumerate(kinds)]
+        self.assertIn("running: rank 2 is at all_gather #1 [4], ranks 0, 1 are at", self.title(*reports, culprit=2))
+
+    def test_a_rank_that_is_over(self):
+        self.assertEqual(
+            self.title(over(0, recorded()), running(1, recorded(entry("all_reduce", 1, group="0"))), culprit=0),
+            "rank 1 of 2 still running: rank 0 never reached all_reduce #1 [4]",
+        )
+
+    def test_a_rank_that_is_over_and_not_in_the_group(self):
+        title = self.title(over(0, recorded()), running(1, recorded(entry("all_reduce", 1, group="7"))), culprit=1)
+        self.assertEqual(title, "rank 1 of 2 still running")
+
+    def test_nothing_known(self):
+        self.assertEqual(self.title(running(0, ""), running(1, ""), culprit=0), "ranks 0, 1 of 2 still running")
 
 
 class TestExplain(unittest.TestCase):

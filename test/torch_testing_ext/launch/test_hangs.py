@@ -87,7 +87,8 @@ class HangTest(TestCase):
         self.hang("shape_differs", "=> rank 1 was at all_reduce #1 [6], ranks 0, 2, 3 were at all_reduce #1 [4]")
 
     def test_missing_rank(self):
-        self.hang("one_never_comes", "=> rank 3 never reached all_reduce #2 [4]", "(time.sleep(1000))")
+        message = self.hang("one_never_comes", "=> rank 3 never reached all_reduce #2 [4]", "(time.sleep(1000))")
+        self.assertIn("rank 3 never reached all_reduce #2 [4]", message.partition("timed out")[2].partition("\n")[0])
 
     def test_rank_in_c_with_the_gil(self):
         message = self.hang(

@@ -9,15 +9,18 @@ import time
 import unittest
 from pathlib import Path
 
-from launch_support import nothing_left, wait_until_gone
+from launch_support import heed_ctrl_c, nothing_left, wait_until_gone
 
 from torch_testing_ext import launch
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.launch import RankEnding, now, persistent_ranks
-from torch_testing_ext.launch.accounts import read_account
 from torch_testing_ext.launch.watch import WatchResult
 
 WORLD_SIZE = 2
+
+
+def setUpModule() -> None:
+    heed_ctrl_c()
 
 
 class Subject:
@@ -48,6 +51,10 @@ def skip(rank: int, task: launch.Task) -> None:
 
 def die(rank: int, task: launch.Task) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def close_all_descriptors(rank: int, task: launch.Task) -> None:
+    os.closerange(3, 4096)
 
 
 def wait_for_ever(rank: int, task: launch.Task) -> None:
@@ -96,9 +103,8 @@ class PersistentRanksTest(unittest.TestCase):
 
     def watch_briefly(self) -> WatchResult:
         """Watch with a short time-out that begins when rank 0 has finished: how long that takes is not known."""
-        account = persistent_ranks._account(self.ranks.directory, 0, self.ranks.number)
-        while read_account(account) is None:
-            threading.Event().wait(0.005)
+        while 0 not in self.ranks.done():
+            self.ranks.run.wait_for_event()
         return self.ranks.watch(now() - self.ranks._began + 0.2)
 
     def test_one_task_after_another(self) -> None:
@@ -123,7 +129,14 @@ class PersistentRanksTest(unittest.TestCase):
         end = self.do("die of 0")
         self.assertEqual([report.ending for report in end.reports], [RankEnding.KILLED, RankEnding.PASSED])
         self.assertEqual(end.reports[0].code, -signal.SIGKILL)
-        self.assertLess(end.seconds, 2)
+        self.assertFalse(end.timed_out)
+        self.assertTrue(self.ranks.is_over)
+
+    def test_one_closes_all_descriptors(self) -> None:
+        """Among them those over which it gets its tasks and writes its account."""
+        end = self.do("close_all_descriptors of 1")
+        self.assertEqual([report.ending for report in end.reports], [RankEnding.PASSED, RankEnding.ERROR])
+        self.assertIn("the test closed file descriptors of its process", end.reports[1].summary)
         self.assertTrue(self.ranks.is_over)
 
     def test_one_waits_for_ever(self) -> None:
@@ -179,7 +192,10 @@ class PersistentRanksTest(unittest.TestCase):
 
     def test_dismissed_in_the_middle_of_a_task(self) -> None:
         self.ranks.start("wait_for_ever of 1")
-        end = self.ranks.dismiss(3.0)  # enough for rank 0 to start and to exit
+        self.ranks._send(f"{persistent_ranks._LEAVE}")
+        while 0 not in self.ranks.run.exits:
+            self.ranks.run.wait_for_event()
+        end = self.ranks.dismiss(0.0)
         self.assertEqual([report.ending for report in end.reports], [RankEnding.PASSED, RankEnding.STOPPED])
 
     def test_interrupted(self) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
 import tempfile
 import textwrap
+import unittest
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -139,3 +141,12 @@ def is_alive(pid: int) -> bool:
 
 def open_descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
+
+
+def heed_ctrl_c() -> None:
+    """In setUpModule of tests that send Ctrl-C to this process or to a child.
+
+    nohup and the background of a shell start programs, and so their children, with SIGINT ignored.
+    """
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    unittest.addModuleCleanup(signal.signal, signal.SIGINT, before)

@@ -9,6 +9,8 @@ import tempfile
 import unittest
 from pathlib import Path
 
+from processes_support import heed_ctrl_c
+
 import torch_testing_ext
 
 ROOT = Path(torch_testing_ext.__file__).resolve().parents[1]
@@ -17,6 +19,28 @@ import sys
 from pathlib import Path
 from torch_testing_ext.runner.cli import main
 sys.exit(main(sys.argv[1:], Path(__file__).resolve().parent))
+"""
+HANDLERS = """
+import os, signal, unittest
+from torch_testing_ext.common_distributed import MultiProcessTestCase
+
+class T(unittest.TestCase):
+    def test_waits(self):
+        open("running", "w").close()
+        open("sent").close()
+    def test_handlers(self):
+        for number in (signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM, signal.SIGCHLD):
+            self.assertEqual(signal.getsignal(number), signal.SIG_DFL)
+        with self.assertRaises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+            signal.pause()
+
+class Ranks(MultiProcessTestCase):
+    world_size = 2
+    def setUp(self):
+        super().setUp()
+        self._spawn_processes()
+    test_handlers = T.test_handlers
 """
 MIXED = """
 import unittest
@@ -125,6 +149,10 @@ class RunAfterRunTest(CommandLineCase):
         self.assertEqual(tuple(self.remembered("failed")), self.BAD[1:])
 
 
+def setUpModule():
+    heed_ctrl_c()
+
+
 class InterruptedTest(CommandLineCase):
     def test_before_the_first_test(self):
         self.write("test/distributed/test_hangs.py", "import time\nopen('imported', 'w').close()\ntime.sleep(600)\n")
@@ -136,6 +164,22 @@ class InterruptedTest(CommandLineCase):
                 run.send_signal(number)
                 out = self.finish(run, 2)
                 self.assertEqual(out.splitlines()[-1], "0 passed, 0 failed, 0 skipped")
+
+    def test_ctrl_c_is_ignored_in_the_background(self):
+        """As nohup and shells start programs. The tests are not affected: they have the usual handlers."""
+        self.write("test/distributed/test_handlers.py", HANDLERS)
+        for name in ("running", "sent"):
+            os.mkfifo(self.root / name)
+        ignored = (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+        before = {number: signal.signal(number, signal.SIG_IGN) for number in ignored}
+        run = self.start()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        (self.root / "running").read_bytes()
+        run.send_signal(signal.SIGINT)
+        (self.root / "sent").write_bytes(b"")
+        out = self.finish(run, 0)
+        self.assertEqual(out.splitlines()[-1], "3 passed, 0 failed, 0 skipped")
 
 
 class FakeDevicesTest(CommandLineCase):

@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from processes_support import Project, descendants, is_alive
+from processes_support import Project, descendants, heed_ctrl_c, is_alive
 
 import torch_testing_ext
 from torch_testing_ext.common_utils import TestCase, run_tests
@@ -29,6 +29,7 @@ class T(unittest.TestCase):
 
 def setUpModule():
     global PROJECT
+    heed_ctrl_c()
     PROJECT = Project()
 
 
@@ -98,7 +99,7 @@ class TestKilled(TestCase):
 DRIVER = """
 import sys
 sys.path.insert(0, {support!r})
-from processes_support import Project
+from processes_support import Project, heed_ctrl_c
 project = Project()
 file = project.write({source!r})
 print(project.root, flush=True)

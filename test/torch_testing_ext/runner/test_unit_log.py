@@ -3,7 +3,17 @@
 from torch_testing_ext.common_utils import TestCase, run_tests
 from torch_testing_ext.runner.engine.unit_log import EndCause, UnitLog, WorkerExit
 from torch_testing_ext.runner.model import Test, TestId, TestOutcome, Unit
-from torch_testing_ext.runner.processes.protocol import Began, Ended, FixtureFailed, Missing, WorkerBroke
+from torch_testing_ext.runner.processes.protocol import (
+    AllOver,
+    Began,
+    Ended,
+    FixtureBegan,
+    FixtureEnded,
+    FixtureFailed,
+    Missing,
+    NotRun,
+    WorkerBroke,
+)
 
 FINE = WorkerExit(EndCause.ITSELF, at=9.0, code=0)
 
@@ -16,8 +26,20 @@ def ended(test, outcome="passed", message=""):
     return Ended(test, 1.5 + test, TestOutcome(outcome), message, want=None, printed=10 * test + 5, ranks=())
 
 
-def fixture(message, skipped=False):
-    return FixtureFailed(message, skipped, want=None)
+def sets_up(*tests):
+    return FixtureBegan("setUpClass (T)", 1.0, tests)
+
+
+def tears_down():
+    return FixtureBegan("tearDownClass (T)", 4.0, ())
+
+
+def not_run(test, outcome="error", message="setUpClass (T): no"):
+    return NotRun(test, 1.0, TestOutcome(outcome), message, want=None)
+
+
+def result_of(test, log, end):
+    return next(result for result in log.finish(end)[0] if result.test == test)
 
 
 def log_of(*messages, tests=1):
@@ -35,26 +57,38 @@ def outcomes(log, end):
 
 class TestOneTest(TestCase):
     def test_how_it_ends(self):
-        over, running = (began(0), ended(0)), (began(0),)
+        over, running = (began(0), ended(0), AllOver()), (began(0),)
         killed = WorkerExit(EndCause.ITSELF, 9.0, -9)
         late = WorkerExit(EndCause.DEADLINE, 9.0, -15)
         for messages, end, outcome in (
             (over, FINE, "passed"),
-            ((began(0), ended(0, "failed", "x")), FINE, "failed"),
+            ((began(0), ended(0, "failed", "x"), AllOver()), FINE, "failed"),
             (running, FINE, "crashed"),
             (running, killed, "crashed"),
             (running, late, "timeout"),
             ((), late, "timeout"),
             (running, WorkerExit(EndCause.LOST, 9.0, lost="its watcher died"), "crashed"),
             ((), WorkerExit(EndCause.LOST, 9.0, lost="its watcher died"), "crashed"),
-            ((), FINE, "error"),
+            ((), FINE, "crashed"),
+            ((AllOver(),), FINE, "error"),
             ((*running, WorkerBroke("KeyboardInterrupt", at=2.0)), WorkerExit(EndCause.ITSELF, 9.0, 1), "error"),
-            ((Missing(0),), FINE, "error"),
+            ((Missing(0), AllOver()), FINE, "error"),
             # After its end: the process of a test that passed must exit properly, too.
             (over, killed, "crashed"),
-            (over, late, "passed"),
+            (over, late, "timeout"),
+            # It exited with code 0, and has not said that everything was over.
+            ((began(0), ended(0)), FINE, "crashed"),
+            ((began(0), ended(0)), late, "timeout"),
+            ((began(0), ended(0)), WorkerExit(EndCause.LOST, 9.0, lost="its watcher died"), "crashed"),
+            ((began(0), ended(0), WorkerBroke("an error of ours", at=2.0)), FINE, "error"),
+            # Its end is known, although nobody watched its process exit.
+            (over, WorkerExit(EndCause.LOST, 9.0, lost="its watcher died"), "passed"),
             (over, WorkerExit(EndCause.ITSELF, 9.0, 0, ("pid 7: sleep",)), "leaked"),
-            ((began(0), ended(0, "failed", "x")), WorkerExit(EndCause.ITSELF, 9.0, 0, ("pid 7: sleep",)), "failed"),
+            (
+                (began(0), ended(0, "failed", "x"), AllOver()),
+                WorkerExit(EndCause.ITSELF, 9.0, 0, ("pid 7: sleep",)),
+                "failed",
+            ),
         ):
             with self.subTest(messages=messages, end=end):
                 self.assertEqual(outcomes(log_of(*messages), end), ({0: outcome}, []))
@@ -86,19 +120,90 @@ class TestSeveralTests(TestCase):
         self.assertEqual([result.test for result in log.certain()], [0])
         self.assertEqual(log.certain(), [])
         log.add(ended(1))
+        log.add(AllOver())
         self.assertEqual(outcomes(log, FINE), ({1: "passed"}, []))
 
-    def test_class_fixtures(self):
+    def test_fixtures_that_fail(self):
+        torn_down = (began(0), ended(0), began(1), ended(1), tears_down(), FixtureFailed("no"), FixtureEnded())
         for messages, expected in (
-            ((fixture("setUpClass"),), {0: "error", 1: "error"}),
-            ((fixture("no", skipped=True),), {0: "skipped", 1: "skipped"}),
-            ((began(0), ended(0), began(1), ended(1), fixture("tearDownClass")), {0: "passed", 1: "error"}),
+            ((sets_up(0, 1), FixtureEnded(), not_run(0), not_run(1)), {0: "error", 1: "error"}),
+            ((not_run(0, "skipped"), not_run(1, "skipped")), {0: "skipped", 1: "skipped"}),
+            (torn_down, {0: "passed", 1: "error"}),
+            # The set-up of one class skips its test, the other class fails.
+            ((not_run(0, "skipped"), not_run(1)), {0: "skipped", 1: "error"}),
+            # The first class's tear-down fails, the second class skips.
+            ((began(0), ended(0), FixtureFailed("no"), not_run(1, "skipped")), {0: "error", 1: "skipped"}),
+            ((began(0), ended(0), FixtureFailed("no"), began(1), ended(1)), {0: "error", 1: "passed"}),
+            # A module's tear-down fails, although no test ran.
+            ((not_run(0, "skipped"), not_run(1, "skipped"), FixtureFailed("no")), {0: "skipped", 1: "error"}),
         ):
             with self.subTest(messages=messages):
-                self.assertEqual(outcomes(log_of(*messages, tests=2), FINE), (expected, []))
+                self.assertEqual(outcomes(log_of(*messages, AllOver(), tests=2), FINE), (expected, []))
+
+    def test_a_tear_down_that_fails_between_two_classes_changes_a_result_before_it_is_given(self):
+        log = log_of(began(0), ended(0), tears_down(), FixtureFailed("no"), FixtureEnded(), began(1), tests=2)
+        (first,) = log.certain()
+        self.assertEqual((first.outcome, first.message), (TestOutcome.ERROR, "after the test: no"))
+
+    def test_a_failing_test_keeps_its_message_when_its_tear_down_fails_too(self):
+        log = log_of(began(0), ended(0, "failed", "1 != 2"), tears_down(), FixtureFailed("no"), AllOver())
+        result = result_of(0, log, FINE)
+        self.assertEqual((result.outcome.value, result.message), ("failed", "1 != 2\n\nafter the test: no"))
+
+    def test_the_worker_ends_within_a_tear_down(self):
+        for end, outcome, title in (
+            (FINE, "crashed", "the test's process exited with code 0 5.0 s into tearDownClass (T)"),
+            (WorkerExit(EndCause.DEADLINE, 9.0, -15), "timeout", "tearDownClass (T) timed out after 5.0 s"),
+            (WorkerExit(EndCause.LOST, 9.0, lost="x"), "crashed", "it was terminated 5.0 s into tearDownClass (T)"),
+        ):
+            with self.subTest(end=end):
+                log = log_of(began(0), ended(0), tears_down(), tests=2)
+                (result,), rest = log.finish(end)
+                self.assertEqual((result.test, result.outcome.value, rest), (0, outcome, [1]))
+                self.assertTrue(result.message.startswith(f"after the test: {title}"), result.message)
+
+    def test_the_worker_hangs_in_a_set_up(self):
+        """One failure, with the time that it took; the other tests of the class would only hang again."""
+        late = WorkerExit(EndCause.DEADLINE, 9.0, -15, stacks="File x in setUpClass")
+        results, rest = log_of(sets_up(0, 1, 2), tests=4).finish(late)
+        self.assertEqual(
+            [(one.test, one.outcome.value) for one in results], [(0, "timeout"), (1, "error"), (2, "error")]
+        )
+        self.assertEqual(rest, [3])
+        self.assertTrue(results[0].message.startswith("setUpClass (T) timed out after 8.0 s; it was terminated\n"))
+        self.assertIn("in setUpClass", results[0].message)
+        self.assertEqual(results[0].ended - results[0].began, 8.0)
+        for one in results[1:]:
+            self.assertTrue(one.message.startswith("not run: setUpClass (T) timed out after 8.0 s"), one.message)
+
+    def test_the_worker_hangs_before_its_first_test(self):
+        results, rest = log_of(tests=2).finish(WorkerExit(EndCause.DEADLINE, 9.0, -15))
+        self.assertEqual([one.outcome.value for one in results], ["timeout", "error"])
+        self.assertIn("timed out after 9.0 s, before its first test", results[0].message)
+        self.assertEqual(rest, [])
+
+    def test_the_worker_dies_in_a_set_up(self):
+        """Another process may get further."""
+        log = log_of(began(0), ended(0), sets_up(1, 2), tests=3)
+        self.assertEqual(outcomes(log, WorkerExit(EndCause.ITSELF, 9.0, -9)), ({0: "passed", 1: "crashed"}, [2]))
+
+    def test_no_set_of_reports_that_ends_early_is_all_green(self):
+        """Cut off the reports of a good run anywhere: some test is red, or still to be run."""
+        reports = [
+            *(sets_up(0, 1), FixtureEnded(), began(0), ended(0), began(1), ended(1)),
+            *(tears_down(), FixtureEnded(), AllOver()),
+        ]
+        for cause in (EndCause.ITSELF, EndCause.DEADLINE, EndCause.LOST):
+            for length in range(len(reports)):
+                results, rest = log_of(*reports[:length], tests=2).finish(WorkerExit(cause, 9.0, 0))
+                with self.subTest(cause=cause, length=length):
+                    self.assertNotEqual({one.outcome for one in results}, {TestOutcome.PASSED})
+                    self.assertEqual(sorted([*rest, *(one.test for one in results)]), [0, 1])
 
     def test_a_test_that_was_not_run_is_reported(self):
-        self.assertEqual(outcomes(log_of(began(0), ended(0), tests=2), FINE), ({0: "passed", 1: "error"}, []))
+        self.assertEqual(
+            outcomes(log_of(began(0), ended(0), AllOver(), tests=2), FINE), ({0: "passed", 1: "error"}, [])
+        )
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from processes_support import Project
+from processes_support import Project, heed_ctrl_c
 
 from torch_testing_ext.common_utils import TestCase, run_tests
 from torch_testing_ext.runner import events
@@ -56,6 +56,7 @@ class T(unittest.TestCase):
 
 def setUpModule():
     global PROJECT
+    heed_ctrl_c()
     PROJECT = Project()
 
 

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from torch_testing_ext._process import shell
+from torch_testing_ext._process import messages, shell
 from torch_testing_ext._process.channel import Channel, socket_pair
 from torch_testing_ext._process.logs import read_ends
 from torch_testing_ext._process.loop import Timer
@@ -22,12 +22,14 @@ from ..model import Attempt, Lease, Test, Unit
 from ..processes.protocol import (
     Began,
     EndWorker,
+    FixtureBegan,
     FromNanny,
     FromWorker,
     KillWorker,
     PreloadHints,
     StacksTaken,
     TakeStacks,
+    WorkerBroke,
     WorkerEnded,
 )
 from ..processes.unit_spec import UnitSpec
@@ -96,7 +98,7 @@ class RunningUnit:
             nanny, theirs_of_nanny = map(on_failure.enter_context, socket_pair())
             worker, theirs_of_worker = map(on_failure.enter_context, socket_pair())
             on_failure.pop_all()
-        self._log = UnitLog(unit, tuple(str(test.id.dotted) for test in unit.tests), self.spec.commands)
+        self._log = UnitLog(unit, tuple(str(test.id.dotted) for test in unit.tests), self.spec.commands, self.began)
         self._nanny: Channel[FromNanny] = Channel(nanny, FromNanny)
         self._worker: Channel[FromWorker] = Channel(worker, FromWorker)
         self._timers: list[Timer] = []
@@ -166,29 +168,31 @@ class RunningUnit:
 
     def _receive_from_worker(self) -> None:
         try:
-            messages = self._worker.receive()
+            received = self._worker.receive()
         except EOFError:
             self._loop.forget(self._worker)
             return
-        for message in messages:
+        for message in received:
             self._log.add(message)
             match message:
                 case Began(test):
                     self._listener.results(self, self._log.certain())
                     self._listener.test_began(self, self.unit.tests[test])
                     self._arm(test)
+                case FixtureBegan():
+                    self._arm_for_fixture()
                 case PreloadHints(modules):
                     self._file.add_preload_hints(modules)
 
     def _receive_from_nanny(self) -> None:
         try:
-            messages = self._nanny.receive()
+            received = self._nanny.receive()
         except EOFError:
             self._nanny_is_gone = True
             self._loop.forget(self._nanny)
             self._answer_stacks()
             return
-        for message in messages:
+        for message in received:
             self._on_nanny_message(message)
 
     def _on_nanny_message(self, message: FromNanny) -> None:
@@ -230,7 +234,7 @@ class RunningUnit:
         self._over = True
         self._disarm()
         self._answer_stacks()
-        for message in self._worker.receive_available():
+        for message in (*self._worker.receive_available(), *self._last_words()):
             self._log.add(message)
             match message:
                 case Began(test):
@@ -242,6 +246,12 @@ class RunningUnit:
         self._listener.unit_ended(self, results, rest)
         shutil.rmtree(self.spec.directory, ignore_errors=True)
 
+    def _last_words(self) -> list[FromWorker]:
+        """The message that a worker could only leave in a file."""
+        if not self.spec.broke.exists():
+            return []
+        return [messages.from_json(self.spec.broke.read_text(), messages.by_name(WorkerBroke))]
+
     def _close_channels(self) -> None:
         for channel in (self._nanny, self._worker):
             self._loop.forget(channel)
@@ -251,15 +261,23 @@ class RunningUnit:
 
     def _arm(self, number: int) -> None:
         """Set the deadlines of a test, replacing those before. Those of the last test hold until the unit ends."""
-        if self.cause is not EndCause.ITSELF:
-            return
-        self._disarm()
-        test, began = self.unit.tests[number], time.monotonic()
-        limit = self._limits.of(test) + (BACKSTOP if test.world_size > 1 else 0.0)
-        self._timers = [
-            self._loop.at(began + limit, self._on_timeout),
-            self._loop.at(began + self._limits.slow, lambda: self._listener.test_is_slow(self, test, self.seconds)),
-        ]
+        test = self.unit.tests[number]
+        self._set_deadline(self._limit(test))
+        if self.cause is EndCause.ITSELF:
+            slow = lambda: self._listener.test_is_slow(self, test, self.seconds)  # noqa: E731
+            self._timers.append(self._loop.after(self._limits.slow, slow))
+
+    def _arm_for_fixture(self) -> None:
+        """Set the deadline of a class or module fixture: it may take as long as the longest test of the unit."""
+        self._set_deadline(max(map(self._limit, self.unit.tests)))
+
+    def _limit(self, test: Test) -> float:
+        return self._limits.of(test) + (BACKSTOP if test.world_size > 1 else 0.0)
+
+    def _set_deadline(self, seconds: float) -> None:
+        if self.cause is EndCause.ITSELF:
+            self._disarm()
+            self._timers = [self._loop.after(seconds, self._on_timeout)]
 
     def _disarm(self) -> None:
         """Cancel the deadlines."""

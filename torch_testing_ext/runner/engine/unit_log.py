@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from torch_testing_ext._process.exits import describe_exit
 from torch_testing_ext._process.messages import unexpected
 
 from ..model import COUNTS_AS, Category, TestOutcome, Unit
-from ..processes.protocol import Began, Ended, FixtureFailed, FromWorker, Missing, PreloadHints, WorkerBroke
+from ..processes.protocol import (
+    AllOver,
+    Began,
+    Ended,
+    FixtureBegan,
+    FixtureEnded,
+    FixtureFailed,
+    FromWorker,
+    Missing,
+    NotRun,
+    PreloadHints,
+    WorkerBroke,
+)
 
 
 class EndCause(enum.Enum):
@@ -57,10 +69,15 @@ class UnitLog:
     unit: Unit
     names: tuple[str, ...]
     commands: tuple[str, ...]
+    started: float = 0.0
     began: dict[int, Began] = field(default_factory=dict)
     ended: dict[int, Ended] = field(default_factory=dict)
     missing: list[int] = field(default_factory=list)
-    fixtures: list[FixtureFailed] = field(default_factory=list)  # class and module fixtures that failed, or skip
+    not_run: dict[int, NotRun] = field(default_factory=dict)
+    fixture: FixtureBegan | None = None  # the class or module fixture that is running
+    # What went wrong after each test (None: before the first one), in its tear-down or at the worker's end.
+    aftermath: dict[int | None, list[tuple[TestOutcome, str]]] = field(default_factory=dict)
+    all_over: bool = False
     broke: str = ""
     _given: int = 0  # how many results have been handed out
 
@@ -68,6 +85,11 @@ class UnitLog:
     def running(self) -> int | None:
         """The test that is running."""
         return next((test for test in self.began if test not in self.ended), None)
+
+    @property
+    def _latest(self) -> int | None:
+        """The test that ended last."""
+        return next(reversed(self.ended), None)
 
     def add(self, message: FromWorker) -> None:
         """Add a report of the worker."""
@@ -78,8 +100,16 @@ class UnitLog:
                 self.ended[test] = message
             case Missing(test):
                 self.missing.append(test)
-            case FixtureFailed():
-                self.fixtures.append(message)
+            case NotRun(test):
+                self.not_run[test] = message
+            case FixtureBegan():
+                self.fixture = message
+            case FixtureEnded():
+                self.fixture = None
+            case FixtureFailed(text):
+                self.aftermath.setdefault(self._latest, []).append((TestOutcome.ERROR, text))
+            case AllOver():
+                self.all_over = True
             case WorkerBroke(text):
                 self.broke = text
             case PreloadHints():
@@ -93,27 +123,48 @@ class UnitLog:
         Failures after the last test may still change its result: a tearDownClass that fails, a process left running.
         """
         ended = list(self.ended)
-        last = self.running is None and not self.missing
+        last = self.running is None
         certain = ended[self._given : len(ended) - last]
         self._given += len(certain)
         return [self._reported(test) for test in certain]
 
     def finish(self, end: WorkerExit) -> tuple[list[AttemptResult], list[int]]:
         """The results that have not been handed out yet, and the tests that have not been run yet."""
-        results = [self._reported(test) for test in list(self.ended)[self._given :]]
-        results += self._cut_short(end)
-        results += [self._missing(test, end) for test in self.missing]
-        seen = {*self.ended, *self.began, *self.missing}
-        rest = [test for test in range(len(self.names)) if test not in seen]
-        if rest and end.cause is not EndCause.INTERRUPTED:
-            not_run = self._not_run(rest, end, alone=not seen)
-            results += not_run
-            rest = rest[len(not_run) :]
-        return self._with_aftermath(results, end), rest
+        if end.cause is EndCause.INTERRUPTED:
+            return self._so_far(end), self._rest(self._so_far(end))
+        if end.cause is EndCause.NOT_STARTED:
+            results = self._so_far(end)
+            results += [self._not_started(test, end) for test in self._rest(results)]
+            return self._with_end(results, end), []
+        cut_short = [] if self._ended_in_order(end) else self._cut_short(end)
+        results = self._so_far(end) + cut_short
+        if self.all_over:
+            results += [self._forgotten(test, end) for test in self._rest(results)]
+        elif not results and (rest := self._rest(results)):
+            # Another process may get further; but each new unit must have fewer tests.
+            results = self._prevented(rest, "", self.started, end)
+        return self._with_end(results, end), self._rest(results)
+
+    def _ended_in_order(self, end: WorkerExit) -> bool:
+        """Did the worker end after everything was over, and as it should? The exit code alone would not show it."""
+        return self.all_over and (end.cause is EndCause.LOST or (end.cause is EndCause.ITSELF and end.code == 0))
+
+    def _so_far(self, end: WorkerExit) -> list[AttemptResult]:
+        """Results of tests that are over, as far as they have not been handed out."""
+        return [
+            *(self._missing(test, end) for test in self.missing),
+            *(_left_out(one) for one in self.not_run.values()),
+            *(self._reported(test) for test in list(self.ended)[self._given :]),
+        ]
+
+    def _rest(self, results: list[AttemptResult]) -> list[int]:
+        """The tests without a result."""
+        known = {*self.ended, *self.began, *self.missing, *self.not_run, *(result.test for result in results)}
+        return [test for test in range(len(self.names)) if test not in known]
 
     def _reported(self, test: int) -> AttemptResult:
         began, ended = self.began[test], self.ended[test]
-        return AttemptResult(
+        result = AttemptResult(
             test,
             ended.outcome,
             ended.message,
@@ -123,74 +174,114 @@ class UnitLog:
             (began.printed, ended.printed),
             ended.ranks,
         )
+        return _with_aftermath(result, self.aftermath.pop(test, ()))
 
-    def _cut_short(self, end: WorkerExit) -> Iterator[AttemptResult]:
-        """The result of the test during which the worker ended."""
-        test = self.running
-        if test is None or end.cause is EndCause.INTERRUPTED:
-            return
+    # -- a worker that did not end properly
+
+    def _cut_short(self, end: WorkerExit) -> list[AttemptResult]:
+        """Attribute the end of the worker to what was running: a test, a set-up, a tear-down, or nothing known.
+
+        Returns results of tests that were not over. A failure after a test is added to `aftermath`.
+        """
+        if self.running is not None:
+            return [self._ended_within(self.running, end)]
+        if self.fixture is not None and (needed := [test for test in self._rest([]) if test in self.fixture.tests]):
+            return self._prevented(needed, self.fixture.name, self.fixture.at, end)
+        if self._latest is not None or self.all_over:
+            self.aftermath.setdefault(self._latest, []).append(self._explain_after(end))
+        return []
+
+    def _ended_within(self, test: int, end: WorkerExit) -> AttemptResult:
         began = self.began[test]
-        outcome, message = self._explain(test, end, end.at - began.at)
-        yield AttemptResult(test, outcome, message, began.at, end.at, log=(began.printed, None))
+        outcome, title = self._explain(self.names[test], end, end.at - began.at)
+        message = self._with_details(title, end, test)
+        return AttemptResult(test, outcome, message, began.at, end.at, log=(began.printed, None))
 
-    def _explain(self, test: int, end: WorkerExit, seconds: float) -> tuple[TestOutcome, str]:
-        into = f"{seconds:.1f} s into {self.names[test]}"
+    def _prevented(self, tests: list[int], what: str, began: float, end: WorkerExit) -> list[AttemptResult]:
+        """The worker ended before these tests could begin: the first has the failure.
+
+        After a time-out the others count as failed, too: each of them would wait for the same again.
+        """
+        first, *others = tests
+        outcome, title = self._explain(what, end, end.at - began)
+        failed = AttemptResult(first, outcome, self._with_details(title, end, first), began, end.at)
+        why = f"not run: {title} (see {self.names[first]})"
+        hung = end.cause is EndCause.DEADLINE
+        return [failed, *(AttemptResult(test, TestOutcome.ERROR, why, end.at, end.at) for test in others if hung)]
+
+    def _explain(self, what: str, end: WorkerExit, seconds: float) -> tuple[TestOutcome, str]:
+        """The outcome and the title for a worker that ended within a test or fixture; "": before its first test."""
+        into = f"{seconds:.1f} s into {what}" if what else "before its first test"
         match end.cause:
             case EndCause.DEADLINE:
-                outcome, title = (
-                    TestOutcome.TIMEOUT,
-                    f"{self.names[test]} timed out after {seconds:.1f} s; it was terminated",
-                )
+                when = f"{what} timed out after {seconds:.1f} s" if what else f"timed out after {seconds:.1f} s, {into}"
+                return TestOutcome.TIMEOUT, f"{when}; it was terminated"
             case EndCause.LOST:
-                outcome, title = TestOutcome.CRASHED, f"it was terminated {into}, because {end.lost}"
+                return TestOutcome.CRASHED, f"it was terminated {into}, because {end.lost}"
             case _ if self.broke:
-                outcome, title = TestOutcome.ERROR, self.broke
+                return TestOutcome.ERROR, self.broke if what in self.names else f"{what or into}: {self.broke}"
             case _:
-                outcome, title = TestOutcome.CRASHED, f"the test's process {describe_exit(end.code)} {into}"
-        parts = [title]
-        if end.stacks:
-            parts.append(f"stacks, most recent call first:\n{end.stacks.rstrip()}")
-        return outcome, "\n\n".join([*parts, f"To run it alone:\n  {self.commands[test]}"])
+                return TestOutcome.CRASHED, f"the test's process {describe_exit(end.code)} {into}"
+
+    def _explain_after(self, end: WorkerExit) -> tuple[TestOutcome, str]:
+        """As `_explain`, for a worker that ended within a tear-down, or while nothing was running."""
+        if self.fixture is not None:
+            outcome, title = self._explain(self.fixture.name, end, end.at - self.fixture.at)
+        else:
+            outcome, title = self._explain_end(end)
+        return outcome, self._with_details(title, end, self._latest)
+
+    def _explain_end(self, end: WorkerExit) -> tuple[TestOutcome, str]:
+        match end.cause:
+            case EndCause.DEADLINE:
+                return TestOutcome.TIMEOUT, "its process did not end; it was terminated"
+            case EndCause.LOST:
+                return TestOutcome.CRASHED, f"its process was terminated, because {end.lost}"
+            case _ if self.broke:
+                return TestOutcome.ERROR, self.broke
+            case _:
+                return TestOutcome.CRASHED, f"its process {describe_exit(end.code)}"
+
+    def _with_details(self, title: str, end: WorkerExit, test: int | None) -> str:
+        stacks = f"stacks, most recent call first:\n{end.stacks.rstrip()}" if end.stacks.strip() else ""
+        alone = f"To run it alone:\n  {self.commands[test]}" if test is not None else ""
+        return "\n\n".join(part for part in (title, stacks, alone) if part)
+
+    # -- other ends
 
     def _missing(self, test: int, end: WorkerExit) -> AttemptResult:
         message = f"{self.names[test]} was listed, but does not exist when the file is imported again"
         return AttemptResult(test, TestOutcome.ERROR, message, end.at, end.at)
 
-    def _not_run(self, rest: list[int], end: WorkerExit, alone: bool) -> list[AttemptResult]:
-        """Results of tests that did not begin: a class fixture prevented them, or the worker died."""
-        if end.cause is EndCause.NOT_STARTED:
-            message = f"it was not run: {end.lost}"
-            return [AttemptResult(test, TestOutcome.ERROR, message, end.at, end.at) for test in rest]
-        exited = end.code == 0 and end.cause is EndCause.ITSELF
-        if exited and self.fixtures:
-            return [self._prevented(test, self.fixtures[0], end) for test in rest]
-        if exited:
-            return [AttemptResult(test, TestOutcome.ERROR, "unittest did not run it", end.at, end.at) for test in rest]
-        if not alone:
-            return []  # another process may get further
-        outcome, message = self._explain(rest[0], end, 0.0)
-        return [AttemptResult(rest[0], outcome, f"before its first test: {message}", end.at, end.at)]
+    def _forgotten(self, test: int, end: WorkerExit) -> AttemptResult:
+        return AttemptResult(test, TestOutcome.ERROR, "unittest did not run it", end.at, end.at)
 
-    def _prevented(self, test: int, fixture: FixtureFailed, end: WorkerExit) -> AttemptResult:
-        outcome = TestOutcome.SKIPPED if fixture.skipped else TestOutcome.ERROR
-        return AttemptResult(test, outcome, fixture.message, end.at, end.at, fixture.want)
+    def _not_started(self, test: int, end: WorkerExit) -> AttemptResult:
+        return AttemptResult(test, TestOutcome.ERROR, f"it was not run: {end.lost}", end.at, end.at)
 
-    def _with_aftermath(self, results: list[AttemptResult], end: WorkerExit) -> list[AttemptResult]:
-        """Attribute failures after the last test to it."""
+    def _with_end(self, results: list[AttemptResult], end: WorkerExit) -> list[AttemptResult]:
+        """Attribute to the last test what belongs to no other: failures before the first, processes left running."""
         if not results:
             return results
         *others, last = results
-        ran = last.test in self.began
-        if ran and self.fixtures and _is_good(last):
-            last = replace(last, outcome=TestOutcome.ERROR, message=f"after the test: {self.fixtures[-1].message}")
-        elif ran and _is_good(last) and end.cause is EndCause.ITSELF and end.code != 0:
-            how = f"after the test its process {describe_exit(end.code)}\n\n{end.stacks}".rstrip()
-            last = replace(last, outcome=TestOutcome.CRASHED, message=how)
-        elif ran and end.leftovers and last.outcome is TestOutcome.PASSED and end.cause is EndCause.ITSELF:
+        for failures in self.aftermath.values():  # those of the other tests have been told
+            last = _with_aftermath(last, failures)
+        if end.leftovers and last.outcome is TestOutcome.PASSED and end.cause is EndCause.ITSELF:
             left = "\n".join(f"  {name}" for name in end.leftovers)
             last = replace(last, outcome=TestOutcome.LEAKED, message=f"left running (now terminated):\n{left}")
         return [*others, replace(last, leftovers=end.leftovers)]
 
 
-def _is_good(result: AttemptResult) -> bool:
-    return COUNTS_AS[result.outcome] is not Category.FAILED
+def _left_out(one: NotRun) -> AttemptResult:
+    return AttemptResult(one.test, one.outcome, one.message, one.at, one.at, one.want)
+
+
+def _with_aftermath(result: AttemptResult, failures: Sequence[tuple[TestOutcome, str]]) -> AttemptResult:
+    """A result with what went wrong after its test, with the output of that."""
+    if not failures:
+        return result
+    text = "\n\n".join(f"after the test: {message}" for _, message in failures)
+    log = (result.log[0], None)
+    if COUNTS_AS[result.outcome] is Category.FAILED:
+        return replace(result, message=f"{result.message}\n\n{text}", log=log)
+    return replace(result, outcome=failures[0][0], message=text, log=log)

@@ -225,12 +225,40 @@ class Missing:
 
 
 @dataclass(frozen=True)
+class NotRun:
+    """A test was left out, because a class or module fixture that it needs failed or skips."""
+
+    test: int
+    at: float
+    outcome: TestOutcome
+    message: str
+    want: str | None
+
+
+@dataclass(frozen=True)
+class FixtureBegan:
+    """A class or module fixture begins: `setUpClass (module.T)`. `tests`: those that cannot run without it."""
+
+    name: str
+    at: float
+    tests: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class FixtureEnded:
+    """The fixture that was running has returned or raised."""
+
+
+@dataclass(frozen=True)
 class FixtureFailed:
-    """A class or module fixture failed, or skips its tests."""
+    """A class or module tear-down failed. A set-up that fails is reported by NotRun."""
 
     message: str
-    skipped: bool
-    want: str | None
+
+
+@dataclass(frozen=True)
+class AllOver:
+    """Every test and fixture is over. A worker that has not sent this did not end properly, whatever its exit code."""
 
 
 @dataclass(frozen=True)
@@ -248,7 +276,18 @@ class PreloadHints:
     modules: tuple[str, ...]
 
 
-FromWorker: TypeAlias = Began | Ended | Missing | FixtureFailed | WorkerBroke | PreloadHints
+FromWorker: TypeAlias = (
+    Began
+    | Ended
+    | Missing
+    | NotRun
+    | FixtureBegan
+    | FixtureEnded
+    | FixtureFailed
+    | AllOver
+    | WorkerBroke
+    | PreloadHints
+)
 
 
 @dataclass(frozen=True)

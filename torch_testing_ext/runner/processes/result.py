@@ -1,4 +1,4 @@
-"""A unittest result that reports each test as it begins and ends.
+"""A unittest suite and result that report each test and each fixture as it begins and ends.
 
 Runs in the worker. Combines the calls that unittest makes for one test into one outcome.
 """
@@ -9,15 +9,16 @@ import os
 import sys
 import time
 import unittest
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
 from torch_testing_ext import launch
+from torch_testing_ext._cases.fixtures import FixtureSuite, prevented
 from torch_testing_ext._process.logs import cut_middle
 
 from ..model import TestOutcome
-from .protocol import Began, Ended, FixtureFailed, FromWorker
+from .protocol import Began, Ended, FixtureBegan, FixtureEnded, FixtureFailed, FromWorker, NotRun
 from .unit_spec import UnitSpec
 
 __unittest = True  # keeps these frames out of unittest's tracebacks
@@ -31,15 +32,48 @@ _GRAVEST_FIRST = (TestOutcome.UNEXPECTED_SUCCESS, TestOutcome.EXPECTED_FAILURE, 
 Send = Callable[[FromWorker], None]
 
 
+class ReportingSuite(FixtureSuite):
+    """Announces each test to a ReportingResult, and reports when fixtures run and which tests they prevent.
+
+    Neither the ids of tests nor the objects tell them apart: a suite may have the same test twice.
+    """
+
+    _cleanup = False  # keep the tests, which are not in the list that the base class clears
+
+    def __init__(self, tests: Sequence[tuple[int, Any]], announce: Callable[[int, Any], object]):
+        """`tests`: with their numbers in the unit."""
+        super().__init__()
+        self._numbered = tests
+        self._announce = announce
+
+    def __iter__(self) -> Iterator[Any]:
+        for number, test in self._numbered:
+            self._announce(number, test)
+            yield test
+
+    def fixture_began(self, name: str, owner: Any, result: Any) -> None:
+        result.fixture_began(name, owner)
+
+    def fixture_ended(self, name: str, result: Any) -> None:
+        result.fixture_ended()
+
+    def _handleClassSetUp(self, test: Any, result: Any) -> None:
+        super()._handleClassSetUp(test, result)
+        if prevented(test, result):
+            result.not_run(test)
+
+
 class ReportingResult(unittest.TestResult):
-    """Reports the beginning and the end of each test, which `expect` announces.
+    """Reports the beginning and the end of each fixture, and of each test, which `expect` announces.
 
     A test may report several runs of itself, or runs of others: all of them are runs of the announced test.
     """
 
-    def __init__(self, unit: UnitSpec, send: Send):
+    def __init__(self, unit: UnitSpec, tests: Sequence[tuple[int, Any]], send: Send):
+        """`tests`: with their numbers in the unit."""
         super().__init__()
         self._unit = unit
+        self._tests = tests
         self._send = send
         self._number = -1  # of the test that is announced
         self._test: Any = None
@@ -51,6 +85,8 @@ class ReportingResult(unittest.TestResult):
         self._outcomes: list[TestOutcome] = []
         self._messages: list[str] = []
         self._want: str | None = None
+        self._sets_up = False  # the fixture that is running is a set-up
+        self._problems: list[tuple[TestOutcome, str, str | None]] = []  # of the latest set-up: outcome, message, want
 
     def command_of(self, test: unittest.TestCase) -> str:
         """The command that runs a test alone."""
@@ -60,6 +96,39 @@ class ReportingResult(unittest.TestResult):
         """Announce the test that runs next."""
         self._number, self._test, self._has_begun, self._depth = number, test, False, 0
         self._outcomes, self._messages, self._want = [], [], None
+
+    # -- class and module fixtures
+
+    def fixture_began(self, name: str, owner: Any) -> None:
+        self._sets_up = name.startswith("setUp")
+        if self._sets_up:
+            self._problems = []
+        self._send(FixtureBegan(name, time.monotonic(), self._needed_by(owner) if self._sets_up else ()))
+
+    def _needed_by(self, owner: Any) -> tuple[int, ...]:
+        return tuple(number for number, test in self._tests if owner in (type(test), type(test).__module__))
+
+    def fixture_ended(self) -> None:
+        self._sets_up = False
+        self._send(FixtureEnded())
+
+    def not_run(self, test: unittest.TestCase) -> None:
+        """unittest leaves out a test; the latest set-up is the reason."""
+        failed = [problem for problem in self._problems if problem[0] is not TestOutcome.SKIPPED]
+        none = (TestOutcome.ERROR, "unittest left it out, as if its set-up had failed", None)
+        outcome, message, want = next(iter(failed or self._problems), none)
+        self._send(NotRun(self._number, time.monotonic(), outcome, message, want))
+
+    def _fixture_skipped(self, reason: str, want: str | None) -> None:
+        if self._sets_up:
+            self._problems.append((TestOutcome.SKIPPED, reason, want))
+        # A tear-down that skips skips nothing: its tests are over.
+
+    def _fixture_failed(self, message: str) -> None:
+        if self._sets_up:
+            self._problems.append((TestOutcome.ERROR, message, None))
+        else:
+            self._send(FixtureFailed(cut_middle(message, LONGEST_MESSAGE)))
 
     # -- one test, from its beginning to its end
 
@@ -109,7 +178,8 @@ class ReportingResult(unittest.TestResult):
     def _printed(self) -> int:
         """The current length of the log."""
         for stream in (sys.stdout, sys.stderr):
-            stream.flush()
+            with suppress(Exception):  # a test may have closed or replaced them: that is no failure
+                stream.flush()
         return self._unit.log.stat().st_size
 
     def _new_directories(self) -> tuple[str, ...]:
@@ -130,7 +200,7 @@ class ReportingResult(unittest.TestResult):
 
     def addError(self, test: unittest.TestCase, err: Any) -> None:
         if self._is_fixture(test):
-            self._send(FixtureFailed(f"{test.id()}: {self._describe(test, err)}", skipped=False, want=None))
+            self._fixture_failed(f"{test.id()}: {self._describe(test, err)}")
             return
         self._failed(test, err, TestOutcome.ERROR)
 
@@ -138,7 +208,7 @@ class ReportingResult(unittest.TestResult):
         # unittest passes only the text of the exception, but calls this while it handles it.
         want = getattr(sys.exc_info()[1], "want", None)
         if self._is_fixture(test):
-            self._send(FixtureFailed(reason, skipped=True, want=want))
+            self._fixture_skipped(reason, want)
             return
         self._outcomes.append(TestOutcome.SKIPPED)
         self._messages.append(reason)

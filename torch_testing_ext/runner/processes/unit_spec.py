@@ -33,6 +33,11 @@ class UnitSpec:
         return Path(self.directory, "stacks")
 
     @property
+    def broke(self) -> Path:
+        """The last message of a worker that cannot send it any more."""
+        return Path(self.directory, "broke")
+
+    @property
     def session(self) -> Path:
         """The directory of the launch layer."""
         return Path(self.directory, "session")

@@ -16,13 +16,14 @@ from typing import Any, NoReturn
 
 from torch_testing_ext import launch
 from torch_testing_ext._marks.timeouts import ATTRIBUTE as TIMEOUT
-from torch_testing_ext._process import child, fork_safety, signals, system
+from torch_testing_ext._process import child, descriptors, fork_safety, messages, signals, system
 from torch_testing_ext._process.channel import Channel
+from torch_testing_ext._process.files import write_atomically
 from torch_testing_ext.launch import client
 
-from .numbered_suite import NumberedSuite
-from .protocol import Missing, Nothing, PreloadHints, WorkerBroke
-from .result import ReportingResult
+from ..model import TestOutcome
+from .protocol import AllOver, Ended, FromWorker, Missing, Nothing, PreloadHints, WorkerBroke
+from .result import ReportingResult, ReportingSuite
 from .unit_spec import UnitSpec
 
 __first_frames__ = ("_run_suite",)
@@ -33,13 +34,47 @@ Tests = Mapping[str, Any]  # by `Class.test_x`
 def run_and_exit(unit: UnitSpec, find: Callable[[], Tests], channel: Channel[Nothing], log: int) -> NoReturn:
     """Run a worker and exit. `find` returns the tests of its file."""
     code = 1
+    reports = Reports(channel, unit)
     try:
         _prepare(unit, log)
-        code = run(unit, find(), channel)
+        code = run(unit, find(), reports.send)
     except BaseException as error:
-        _report_error(channel, error)
+        _report_error(reports, error)
     finally:
         _leave(code)
+
+
+class DescriptorsClosed(Exception):
+    """A test closed descriptors of its process that are not its own."""
+
+
+class Reports:
+    """The worker's reports to run_test.py, over a descriptor that a test may close or replace."""
+
+    def __init__(self, channel: Channel[Nothing], unit: UnitSpec):
+        self._channel = channel
+        self._unit = unit
+        self._pid = os.getpid()
+        self._socket = descriptors.identity(channel.fileno())
+
+    def send(self, message: FromWorker) -> None:
+        if os.getpid() != self._pid:
+            return  # a child that a test forked and that runs on: only the test's own process knows how it ends
+        if descriptors.identity(self._channel.fileno()) != self._socket:
+            raise DescriptorsClosed(f"{descriptors.CLOSED}, so it could not report how it ended{_so_far(message)}")
+        self._channel.send(message)
+
+    def send_by_file(self, message: WorkerBroke) -> None:
+        """Report the end of the worker in a way that needs no open descriptor."""
+        if os.getpid() == self._pid:
+            write_atomically(self._unit.broke, messages.to_json(message))
+
+
+def _so_far(message: FromWorker) -> str:
+    """The result that could not be sent."""
+    if not isinstance(message, Ended) or message.outcome is TestOutcome.PASSED:
+        return ""
+    return f". It had ended with: {message.outcome.value}\n\n{message.message}"
 
 
 def main() -> NoReturn:
@@ -67,23 +102,24 @@ def _write_stacks_to(path: Path) -> None:
     faulthandler.register(system.DUMP_STACKS, file=stacks, all_threads=True)
 
 
-def run(unit: UnitSpec, found: Tests, channel: Channel[Nothing]) -> int:
+def run(unit: UnitSpec, found: Tests, send: Callable[[FromWorker], None]) -> int:
     """Run the unit's tests and report each, including missing ones. Returns the exit code."""
     for number, name in enumerate(unit.tests):
         if name not in found:
-            channel.send(Missing(number))
+            send(Missing(number))
     tests = [(number, found[name]) for number, name in enumerate(unit.tests) if name in found]
     for number, test in tests:
         with suppress(AttributeError):  # a test that is no TestCase may refuse it
             setattr(test, TIMEOUT, unit.timeouts[number])
     before = len(sys.modules)
-    result = ReportingResult(unit, channel.send)
-    _run_suite(NumberedSuite(tests, result.expect), result)
+    result = ReportingResult(unit, tests, send)
+    _run_suite(ReportingSuite(tests, result.expect), result)
     # From the end: a look at every name would copy the pages of all of them, which takes longer than a small test.
     new = itertools.islice(reversed(sys.modules), max(0, len(sys.modules) - before))
     imported = [name for name in reversed([*new]) if name.startswith("torch.")]
     if hints := tuple(dict.fromkeys([*imported, *client.launcher().preload_hints])):
-        channel.send(PreloadHints(hints))
+        send(PreloadHints(hints))
+    send(AllOver())
     return 0
 
 
@@ -92,11 +128,17 @@ def _run_suite(suite: unittest.TestSuite, result: unittest.TestResult) -> None:
     suite(result)
 
 
-def _report_error(channel: Channel[Nothing], error: BaseException) -> None:
+def _report_error(reports: Reports, error: BaseException) -> None:
     """Report an exception that unittest let through: KeyboardInterrupt, or an error of ours."""
+    if isinstance(error, DescriptorsClosed):
+        reports.send_by_file(WorkerBroke(str(error), time.monotonic()))
+        return
     text = "".join(traceback.format_exception(error))
-    with suppress(OSError):
-        channel.send(WorkerBroke(f"{launch.summarize(error)}\n\n{text}", time.monotonic()))
+    message = WorkerBroke(f"{launch.summarize(error)}\n\n{text}", time.monotonic())
+    try:
+        reports.send(message)
+    except (OSError, DescriptorsClosed):
+        reports.send_by_file(message)
 
 
 def _leave(code: int) -> NoReturn:

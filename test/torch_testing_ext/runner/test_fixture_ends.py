@@ -1,0 +1,342 @@
+"""Class and module fixtures that hang, exit or die: none of them passes in silence."""
+
+import textwrap
+
+from processes_support import Project
+
+from torch_testing_ext.common_utils import TestCase, run_tests
+
+
+def setUpModule():
+    global PROJECT
+    PROJECT = Project()
+
+
+def tearDownModule():
+    PROJECT.close()
+
+
+def run_source(source, **options):
+    return PROJECT.run(PROJECT.write("import os, signal, sys, time, unittest\n" + textwrap.dedent(source)), **options)
+
+
+class TestTearDowns(TestCase):
+    """The last test before it fails, and says that it was the tear-down."""
+
+    def check(self, ran, test, outcome, *parts):
+        self.assertEqual(ran.outcomes[test], outcome, ran[test].message)
+        title = ran[test].message.partition("\n")[0]
+        for part in ("after the test: ", *parts):
+            self.assertIn(part, title)
+
+    def test_a_class(self):
+        ran = run_source(
+            """
+            class Exits(unittest.TestCase):
+                @classmethod
+                def tearDownClass(cls):
+                    print("the last words of the class")
+                    os._exit(0)
+                def test_a1(self): pass
+                def test_a2(self): pass
+            class Leaves(unittest.TestCase):
+                @classmethod
+                def tearDownClass(cls): sys.exit(0)
+                def test_b(self): pass
+            class Interrupts(unittest.TestCase):
+                @classmethod
+                def tearDownClass(cls): raise KeyboardInterrupt
+                def test_c(self): pass
+            class IsKilled(unittest.TestCase):
+                @classmethod
+                def tearDownClass(cls): os.kill(os.getpid(), signal.SIGKILL)
+                def test_d(self): pass
+            class BecomesAnother(unittest.TestCase):
+                @classmethod
+                def tearDownClass(cls): os.execv("/bin/true", ["true"])
+                def test_e(self): pass
+            class Cleans(unittest.TestCase):
+                def test_f(self): self.addClassCleanup(os._exit, 0)
+            class Skips(unittest.TestCase):
+                @classmethod
+                def tearDownClass(cls): raise unittest.SkipTest("its tests are over")
+                def test_g(self): pass
+            """
+        )
+        self.assertEqual((ran.outcomes["test_a1"], ran.outcomes["test_g"]), ("passed", "passed"))
+        self.check(ran, "test_a2", "crashed", "exited with code 0", "tearDownClass (", ".Exits)")
+        self.check(ran, "test_b", "error", "tearDownClass (", ".Leaves): SystemExit: 0")
+        self.check(ran, "test_c", "error", "tearDownClass (", ".Interrupts): KeyboardInterrupt")
+        self.check(ran, "test_d", "crashed", "was killed by SIGKILL", "tearDownClass (", ".IsKilled)")
+        self.check(ran, "test_e", "crashed", "exited with code 0", "tearDownClass (", ".BecomesAnother)")
+        self.check(ran, "test_f", "crashed", "exited with code 0", "tearDownClass (", ".Cleans)")
+        self.assertIn("the last words of the class", ran["test_a2"].output)
+
+    def test_one_that_hangs(self):
+        ran = run_source(
+            """
+            class T(unittest.TestCase):
+                @classmethod
+                def tearDownClass(cls): cls.wait()
+                @classmethod
+                def wait(cls): time.sleep(600)
+                def test_a(self): pass
+                def test_b(self): pass
+            class Cleans(unittest.TestCase):
+                @classmethod
+                def setUpClass(cls): cls.addClassCleanup(time.sleep, 600)
+                def test_c(self): pass
+            """,
+            timeout=0.5,
+        )
+        self.assertEqual(ran.outcomes["test_a"], "passed")
+        self.check(ran, "test_b", "timeout", "tearDownClass (", ".T) timed out after 0.")
+        self.check(ran, "test_c", "timeout", "tearDownClass (", ".Cleans) timed out after 0.")
+        self.assertIn("in wait", ran["test_b"].message)
+
+    def test_a_module(self):
+        for body, outcome, parts in (
+            ("os._exit(0)", "crashed", ("exited with code 0",)),
+            ("sys.exit(0)", "error", ("SystemExit: 0",)),
+            ("time.sleep(600)", "timeout", ("timed out after",)),
+            ("unittest.addModuleCleanup(os._exit, 0)", "crashed", ("exited with code 0",)),
+        ):
+            with self.subTest(body=body):
+                ran = run_source(
+                    f"""
+                    def tearDownModule(): {body}
+                    class One(unittest.TestCase):
+                        def test_a(self): pass
+                    class Two(unittest.TestCase):
+                        def test_b(self): pass
+                    """,
+                    timeout=0.5,
+                )
+                self.assertEqual(ran.outcomes["test_a"], "passed")
+                self.check(ran, "test_b", outcome, "tearDownModule (", *parts)
+
+    def test_a_class_before_others_in_a_module(self):
+        """The others run, in another process if necessary."""
+        for body, outcome in (("os._exit(0)", "crashed"), ("time.sleep(600)", "timeout"), ("sys.exit(0)", "error")):
+            with self.subTest(body=body):
+                ran = run_source(
+                    f"""
+                    def setUpModule(): pass
+                    class One(unittest.TestCase):
+                        @classmethod
+                        def tearDownClass(cls): {body}
+                        def test_a(self): pass
+                    class Two(unittest.TestCase):
+                        def test_b(self): pass
+                        def test_c(self): pass
+                    """,
+                    timeout=0.5,
+                )
+                self.check(ran, "test_a", outcome, "tearDownClass (", ".One)")
+                self.assertEqual((ran.outcomes["test_b"], ran.outcomes["test_c"]), ("passed", "passed"))
+
+    def test_a_failing_test_keeps_its_outcome(self):
+        ran = run_source(
+            """
+            class T(unittest.TestCase):
+                @classmethod
+                def tearDownClass(cls): os._exit(0)
+                def test_a(self): self.fail("for a reason of its own")
+            """
+        )
+        self.assertEqual(ran.outcomes, {"test_a": "failed"})
+        self.assertIn("for a reason of its own", ran["test_a"].message)
+        self.assertIn("tearDownClass", ran["test_a"].message)
+
+    def test_persistent_ranks(self):
+        """A subclass may forget super(); a rank may hang or die when its tests are over."""
+        ran = run_source(
+            """
+            import torch.distributed as dist
+            from torch_testing_ext.common_distributed import MultiProcContinuousTest
+            from torch_testing_ext._cases import continuous
+            continuous.PATIENCE_TO_LEAVE = 1.0
+            class Base(MultiProcContinuousTest):
+                world_size = 2
+                fast_exit = False
+                @classmethod
+                def device_type(cls): return "cpu"
+                @classmethod
+                def backend_str(cls): return "gloo"
+            class Exits(Base):
+                @classmethod
+                def tearDownClass(cls): os._exit(0)
+                def test_a(self): pass
+            class Hangs(Base):
+                def test_b(self):
+                    if self.rank == 1: dist.destroy_process_group = lambda: time.sleep(600)
+            class RankExits(Base):
+                @classmethod
+                def tearDownClass(cls): pass
+                def test_c(self):
+                    if self.rank == 1: dist.destroy_process_group = lambda: os._exit(0)
+            """
+        )
+        self.check(ran, "test_a", "crashed", "tearDownClass (", ".Exits)")
+        self.check(ran, "test_b", "error", "tearDownClass (", ".Hangs)", "still running")
+        self.assertIn("rank 1: still running", ran["test_b"].message)
+        self.assertIn("in <lambda>", ran["test_b"].message)
+        self.check(ran, "test_c", "error", "tearDownClass (", ".RankExits)", "rank 1 of 2 exited with code 0")
+
+
+class TestSetUps(TestCase):
+    def test_one_that_hangs(self):
+        """It is told once, with the time that it took; the other tests of the class are not run."""
+        ran = run_source(
+            """
+            class T(unittest.TestCase):
+                @classmethod
+                def setUpClass(cls): cls.wait()
+                @classmethod
+                def wait(cls): time.sleep(600)
+                def test_a(self): pass
+                def test_b(self): pass
+                def test_c(self): pass
+            class Other(unittest.TestCase):
+                def test_d(self): pass
+            """,
+            timeout=0.5,
+        )
+        self.assertEqual(ran.outcomes, {"test_a": "timeout", "test_b": "error", "test_c": "error", "test_d": "passed"})
+        self.assertRegex(ran["test_a"].message, r"^setUpClass \(\w+\.T\) timed out after (0\.[5-9]|[1-9])")
+        self.assertIn("in wait", ran["test_a"].message)
+        self.assertGreater(ran["test_a"].seconds, 0.4)
+        for test in ("test_b", "test_c"):
+            self.assertRegex(ran[test].message, r"^not run: setUpClass \(\w+\.T\) timed out after .*\(see T\.test_a\)$")
+
+    def test_a_module_that_hangs(self):
+        ran = run_source(
+            """
+            def setUpModule(): time.sleep(600)
+            class One(unittest.TestCase):
+                def test_a(self): pass
+            class Two(unittest.TestCase):
+                def test_b(self): pass
+            """,
+            timeout=0.5,
+        )
+        self.assertEqual(ran.outcomes, {"test_a": "timeout", "test_b": "error"})
+        self.assertIn("setUpModule", ran["test_a"].message)
+        self.assertIn("not run: setUpModule", ran["test_b"].message)
+
+    def test_a_retry_runs_all_that_were_prevented(self):
+        mark = PROJECT.root / "hung_once"
+        ran = run_source(
+            f"""
+            class T(unittest.TestCase):
+                @classmethod
+                def setUpClass(cls):
+                    if not os.path.exists({str(mark)!r}):
+                        open({str(mark)!r}, "w").close()
+                        time.sleep(600)
+                def test_a(self): pass
+                def test_b(self): self.fail()
+            """,
+            timeout=1.0,
+            retries=1,
+        )
+        self.assertEqual(ran.outcomes, {"test_a": "flaky", "test_b": "failed"})
+
+    def test_one_that_exits(self):
+        ran = run_source(
+            """
+            class T(unittest.TestCase):
+                @classmethod
+                def setUpClass(cls): sys.exit(0)
+                def test_a(self): pass
+                def test_b(self): pass
+            """
+        )
+        self.assertEqual(ran.outcomes, {"test_a": "error", "test_b": "error"})
+        self.assertIn("SystemExit: 0", ran["test_b"].message)
+
+    def test_the_set_up_of_another_class_does_not_explain_a_test(self):
+        """One class skips, the next fails: unittest runs neither."""
+        ran = run_source(
+            """
+            def setUpModule(): pass
+            class One(unittest.TestCase):
+                @classmethod
+                def setUpClass(cls): raise unittest.SkipTest("not here")
+                def test_a(self): pass
+            class Two(unittest.TestCase):
+                @classmethod
+                def setUpClass(cls): raise ValueError("broken")
+                def test_b(self): pass
+            class Three(unittest.TestCase):
+                @classmethod
+                def setUpClass(cls):
+                    cls.addClassCleanup(cls.fail, "its cleanup fails")
+                    raise unittest.SkipTest("not here")
+                fail = classmethod(lambda cls, why: [][0])
+                def test_c(self): pass
+            """
+        )
+        self.assertEqual(ran.outcomes, {"test_a": "skipped", "test_b": "error", "test_c": "error"})
+        self.assertIn("broken", ran["test_b"].message)
+        self.assertIn("IndexError", ran["test_c"].message)
+
+
+class TestWorkers(TestCase):
+    """What a test does to its process."""
+
+    def test_one_that_closes_all_descriptors_says_so(self):
+        ran = run_source(
+            """
+            class T(unittest.TestCase):
+                def test_passes(self): os.closerange(0, 4096)
+                def test_fails(self):
+                    os.closerange(3, 4096)
+                    self.fail("for a reason of its own")
+                def test_opens_others(self):
+                    os.closerange(3, 4096)
+                    self.files = [open(os.devnull, "w") for _ in range(20)]
+            """
+        )
+        for test in ("test_passes", "test_fails", "test_opens_others"):
+            self.assertEqual(ran.outcomes[test], "error")
+            self.assertIn("the test closed file descriptors of its process", ran[test].message.partition("\n")[0])
+        self.assertIn("for a reason of its own", ran["test_fails"].message)
+
+    def test_broken_streams_are_no_failure(self):
+        ran = run_source(
+            """
+            class Broken:
+                def __getattr__(self, name): raise LookupError(name)
+            class T(unittest.TestCase):
+                def test_closed(self):
+                    sys.stdout.close()
+                    sys.stderr.close()
+                def test_none(self): sys.stdout = sys.stderr = None
+                def test_broken(self): sys.stdout = sys.stderr = Broken()
+                def test_fails_too(self):
+                    sys.stdout = sys.stderr = None
+                    self.fail("for a reason of its own")
+            """
+        )
+        self.assertEqual(ran.outcomes.pop("test_fails_too"), "failed")
+        self.assertIn("for a reason of its own", ran["test_fails_too"].message)
+        self.assertEqual(set(ran.outcomes.values()), {"passed"}, ran.outcomes)
+
+    def test_a_child_that_runs_on_cannot_report(self):
+        """A test that forks: its child returns from the test, too, and would report a pass."""
+        ran = run_source(
+            """
+            class T(unittest.TestCase):
+                def test_a(self):
+                    self.child = os.fork() == 0
+                    if not self.child: self.fail("only in the test's own process")
+                def tearDown(self):
+                    if not self.child: os.wait()
+            """
+        )
+        self.assertEqual(ran.outcomes, {"test_a": "failed"})
+
+
+if __name__ == "__main__":
+    run_tests()
