@@ -46,4 +46,4 @@ def _execute(configured: ConfiguredOptions, root: Path) -> int:
     from .session import Session
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM interrupts like Ctrl-C
-    return Session(configured.options, configured.options.drop_in or root).run()
+    return Session(configured.options, configured.options.drop_in_root or root).run()

@@ -24,6 +24,7 @@ from .scheduling.leases import Leases
 from .scheduling.plan import Plan, plan, priority, shard
 from .scheduling.policy import Queue, typical_seconds
 from .selection.files import test_files
+from .selection.ports import notes_on_ports, with_ports
 from .selection.selection import Selection
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ class Session:
         files = selection.files(known_files)
         from .processes.zygote import Zygote
 
-        with Zygote(self._root, drop_in=self._options.drop_in is not None) as zygote:
+        with Zygote(self._root, drop_in=bool(self._options.drop_in)) as zygote:
             try:
                 work = self._work(zygote, selection, files, known_files)
             except KeyboardInterrupt:
@@ -82,7 +83,10 @@ class Session:
         discovery = zygote.discover(files, inventory.most_at_once, self._options.jobs)
         self._warnings.extend(discovery.warnings)
         tests, broken = self._in_shard(selection.tests(discovery.tests, known_files), discovery.broken)
+        tests = tuple(with_ports(tests, self._root))
         planned = plan(self._to_rerun(tests), inventory, self._durations.expected, self._options.repeat or 1)
+        if self._options.jobs > 1:
+            self._warnings.extend(notes_on_ports(planned.units))
         return Work(planned, broken, inventory, _discovered(discovery))
 
     def _in_shard(
@@ -121,8 +125,9 @@ class Session:
 
         self._warn_on_stderr()
         typical = typical_seconds(work.plan.units)
+        leases = self._leases(work)
         starts = forecast(
-            self._queue(work), self._leases(work), lambda unit: typical if unit.seconds is None else unit.seconds
+            self._queue(work, leases), leases, lambda unit: typical if unit.seconds is None else unit.seconds
         )
         print("\n".join(listing.schedule_as_text(list(starts))))
         return _code_without_running(work)
@@ -141,7 +146,8 @@ class Session:
             self._warnings.append("nothing is selected: no test matches")
         for warning in self._warnings:
             reporters.on_event(Warned(warning))
-        queue, leases = self._queue(work), self._leases(work)
+        leases = self._leases(work)
+        queue = self._queue(work, leases)
         engine = Engine(zygote, self._options, work.inventory, leases, queue, reporters)
         summary = engine.run(work.plan, work.broken)
         self._record(summary, work)
@@ -149,12 +155,13 @@ class Session:
         reporters.on_event(RunEnded(dataclasses.replace(summary, warnings=tuple(warnings))))
         return exit_code(summary, self._options.allow_all_skipped)
 
-    def _queue(self, work: Work) -> Queue:
+    def _queue(self, work: Work, leases: Leases) -> Queue:
         return Queue(
             work.plan.units,
             len(work.inventory.names),
             self._options.jobs,
             priority(self._options, self._last_failed.failed),
+            leases.may_run_now,
         )
 
     def _leases(self, work: Work) -> Leases:

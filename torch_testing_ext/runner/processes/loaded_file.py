@@ -7,7 +7,7 @@ import inspect
 import os
 import sys
 import unittest
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -97,9 +97,25 @@ def _devices(test: Any, needs: tuple[Any, ...], ranks: int, available: int) -> i
     The number that it declares, and at least one per rank if there are enough: a test without a declaration may use
     accelerators, and must not find those of another test.
     """
-    declared = max((need.devices for need in needs if not (need.allow_cpu and available == 0)), default=0)
+    declared = min(_declared(needs, available), available)
+    # More than there are: the test would certainly skip.
+    declared = max(declared, _declared(_certain_needs_of(test), available))
     on_cpu = getattr(test, "device_type", None) == "cpu"
     return max(declared, ranks if ranks <= available and not on_cpu else 0)
+
+
+def _declared(needs: Iterable[Any], available: int) -> int:
+    return max((need.devices for need in needs if not (need.allow_cpu and available == 0)), default=0)
+
+
+def _certain_needs_of(test: Any) -> tuple[Any, ...]:
+    """The needs for want of which the test skips, whatever its class overrides and other decorators do."""
+    from torch_testing_ext._cases.ranked import RankedTestCase
+    from torch_testing_ext._marks.needs import certain_needs
+
+    if isinstance(test, RankedTestCase) and test._decides_about_skips():
+        return ()
+    return tuple(certain_needs(getattr(test, test._testMethodName)))
 
 
 def _timeout(test: Any) -> float | None:
