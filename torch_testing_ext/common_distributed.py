@@ -7,6 +7,7 @@ starts a rank.
 import logging as _logging
 import typing as _typing
 
+from torch_testing_ext._cases import ranked as _ranked
 from torch_testing_ext._cases.continuous import MultiProcContinuousTest as MultiProcContinuousTest
 from torch_testing_ext._cases.distributed_base import (
     DistributedTestBase as DistributedTestBase,
@@ -38,6 +39,7 @@ from torch_testing_ext._machine.ports import (
     find_free_port as find_free_port,
     retry_on_connect_failures as retry_on_connect_failures,
 )
+from torch_testing_ext._machine.settable import share as _share
 from torch_testing_ext._marks.distributed import (
     ACCELERATOR_DIST_BACKENDS as ACCELERATOR_DIST_BACKENDS,
     DDP_RANK_DEVICES as DDP_RANK_DEVICES,
@@ -110,6 +112,8 @@ from torch_testing_ext._utils.stores import (
 
 if _typing.TYPE_CHECKING:
     HAS_ACCELERATOR: bool
+
+_share(__name__, _ranked, "DEFAULT_WORLD_SIZE", "TIMEOUT_DEFAULT", "TIMEOUT_OVERRIDE")
 
 logger = _logging.getLogger(__name__)
 

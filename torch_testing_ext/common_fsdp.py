@@ -1,7 +1,7 @@
 """Bases, models and helpers for tests of FSDP, under the names of torch.testing._internal.common_fsdp.
 
 Importing this module touches no accelerator: DEVICE_TYPE, DISTRIBUTED_BACKEND and DEVICE_COUNT are computed when they
-are read.
+are read, until a test file sets them.
 """
 
 import typing as _typing
@@ -62,23 +62,23 @@ from torch_testing_ext._fsdp.state import (
 )
 from torch_testing_ext._machine import flags as _flags
 from torch_testing_ext._machine.seeds import set_rng_seed as set_rng_seed
+from torch_testing_ext._machine.settable import share as _share
 from torch_testing_ext._marks.hardware import get_cycles_per_ms as get_cycles_per_ms
 from torch_testing_ext._marks.needs import TEST_SKIPS as TEST_SKIPS, TestSkip as TestSkip
 from torch_testing_ext._utils.stores import FILE_SCHEMA as FILE_SCHEMA
 
 CUDAInitMode = DEVICEInitMode
 
-_DEVICE = {
-    "DEVICE_TYPE": _fsdp_device.device_type,
-    "DISTRIBUTED_BACKEND": _fsdp_device.backend,
-    "DEVICE_COUNT": _fsdp_device.device_count,
-}
+if _typing.TYPE_CHECKING:
+    DEVICE_COUNT: int
+    DEVICE_TYPE: str
+    DISTRIBUTED_BACKEND: str
+
+_share(__name__, _fsdp_device.constants, "DEVICE_COUNT", "DEVICE_TYPE", "DISTRIBUTED_BACKEND")
 _FLAGS = {"TEST_CUDA", "TEST_HPU", "TEST_WITH_ROCM", "TEST_XPU"}
 
 
 def __getattr__(name: str) -> _typing.Any:
-    if name in _DEVICE:
-        return _DEVICE[name]()
     if name in _FLAGS:
         return _flags.flag(name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -8,6 +8,7 @@ import sys
 import tempfile
 import unittest
 from pathlib import Path
+from unittest import mock
 
 import torch_testing_ext
 from torch_testing_ext.launch import settings
@@ -65,7 +66,8 @@ class DocsTest(unittest.TestCase):
         for variables, arguments in commands:
             with self.subTest(arguments=arguments):
                 environ = dict(word.split("=", 1) for word in variables.split())
-                config.read_options(shlex.split(arguments), environ, ROOT, ROOT)
+                with mock.patch.object(config, "_existing", tuple):  # the reader's checkouts are not here
+                    config.read_options(shlex.split(arguments), environ, ROOT, ROOT)
 
     def test_links_lead_somewhere(self):
         for page in [*PAGES, ROOT / "CHANGELOG.md", ROOT / "benchmarks" / "README.md"]:

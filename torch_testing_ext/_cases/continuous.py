@@ -27,11 +27,11 @@ from torch_testing_ext import _torch, launch
 from torch_testing_ext._asserts import expectations
 from torch_testing_ext._machine import accelerators, seeds
 from torch_testing_ext._machine.seeds import set_rng_seed
-from torch_testing_ext._marks.needs import Skipped, first_unmet
+from torch_testing_ext._marks.needs import Skipped
 from torch_testing_ext._process import system
 from torch_testing_ext.launch import settings
 
-from . import global_state
+from . import global_state, group_creation
 from .global_state import GlobalStateWarning
 from .rank_process import RankProcess, leave_process_group, prepare_rank
 from .ranked import (
@@ -61,6 +61,11 @@ class MultiProcContinuousTest(RankedTestCase):
     `setUp` and `tearDown` run in the parent, the test methods in every rank. `world_size` defaults to the number of
     accelerators. With `isolated = True`, each test gets fresh ranks.
     """
+
+    _DECIDES_ABOUT_SKIPS = (
+        *RankedTestCase._DECIDES_ABOUT_SKIPS,
+        *("_init_pg", "_run_test_given_id", "_worker_run_main_wait"),
+    )
 
     MAIN_PROCESS_RANK = PARENT
     world_size: Any = UNSET
@@ -244,7 +249,7 @@ class MultiProcContinuousTest(RankedTestCase):
         self.rank = self.MAIN_PROCESS_RANK
         if self.poison_pill:
             raise unittest.SkipTest(f"{type(self).__qualname__}.poison_pill is set")
-        skip = first_unmet(getattr(self, self._testMethodName))
+        skip = self._known_skip()
         if skip is not None:
             raise Skipped(skip)
         with without_our_traceback():
@@ -259,7 +264,7 @@ class MultiProcContinuousTest(RankedTestCase):
     def _running_ranks(self) -> launch.PersistentRanks:
         ranks: launch.PersistentRanks | None = vars(type(self)).get("_persistent_ranks")
         if ranks is None:
-            raise RankError(f"no ranks were started: {type(self).__qualname__}.setUp() must call super().setUp()")
+            raise self._error(f"no ranks were started: {type(self).__qualname__}.setUp() must call super().setUp()")
         return ranks
 
     def _wait_for_ranks(self) -> None:
@@ -281,7 +286,7 @@ class MultiProcContinuousTest(RankedTestCase):
                 warnings.warn(text, GlobalStateWarning, stacklevel=2)
         elif state_changes:
             verdict = replace(verdict, message="\n\n".join([verdict.message, *state_changes]))
-        raise_verdict(verdict)
+        raise_verdict(self, verdict)
 
     def _state_changes(self, reports: tuple[launch.RankReport, ...]) -> list[str]:
         """Describe the global state that the test changed, one sentence for each change."""
@@ -322,6 +327,7 @@ def _run_rank(
     """The body of a rank's process."""
     seeds.SEED = seed  # a new interpreter has not seen --seed
     prepare_rank(world_size, patient)
+    group_creation.announce(directory, rank)
     cls.rank, cls.world_size, cls.rdvz_file = rank, world_size, rdvz_file
     try:
         cls._init_pg(rank, world_size, rdvz_file)
@@ -335,6 +341,7 @@ def _run_rank(
         raise
     finally:
         _torch.end_compile_workers()
+        group_creation.wait_for_peers()
 
 
 def _run_task(cls: type[MultiProcContinuousTest], task: launch.Task) -> None:

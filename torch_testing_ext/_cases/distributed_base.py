@@ -40,7 +40,7 @@ class DistributedTestBase(MultiProcessTestCase):
         """Create the default group over all ranks, with the backend for `device`; set each rank's accelerator."""
         world_size = self.world_size if world_size is None else world_size
         backend = backend or self.backend(device)
-        if backend in ("nccl", "xccl"):
+        if "nccl" in backend or "xccl" in backend:  # also in "cpu:gloo,cuda:nccl"
             self._take_device()
         store = _FileStore(self.file_name, world_size)
         dist.init_process_group(backend=backend, world_size=world_size, rank=self.rank, store=store)

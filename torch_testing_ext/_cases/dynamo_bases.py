@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from torch_testing_ext import _torch
 from torch_testing_ext._machine import accelerators
-from torch_testing_ext._marks.needs import TEST_SKIPS, Skipped
+from torch_testing_ext._marks.needs import TEST_SKIPS, TestSkip
 
 from .distributed_base import DistributedTestBase
 from .test_case import TestCase
@@ -63,10 +63,8 @@ class DynamoDistributedMultiProcTestCase(DistributedTestBase):
     def world_size(self) -> int:
         return accelerators.device_count()
 
-    def _spawn_processes(self) -> None:
-        if not int(self.world_size):
-            raise Skipped(TEST_SKIPS["no_accelerator"])
-        super()._spawn_processes()
+    def _known_skip(self) -> TestSkip | None:
+        return super()._known_skip() if int(self.world_size) else TEST_SKIPS["no_accelerator"]
 
     @classmethod
     def _run(cls, rank: int, test_name: str, file_name: str, pipe: Any, **kwargs: Any) -> None:

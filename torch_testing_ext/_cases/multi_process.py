@@ -6,9 +6,11 @@ In a rank, only the method itself runs, and the cleanups that it registers.
 
 from __future__ import annotations
 
+import enum
 import functools
 import inspect
 import itertools
+import multiprocessing.connection
 import os
 import shutil
 import sys
@@ -20,21 +22,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from torch_testing_ext import _torch, launch
 from torch_testing_ext._asserts import expectations
 from torch_testing_ext._machine import seeds
 from torch_testing_ext._machine.seeds import set_rng_seed
-from torch_testing_ext._marks.needs import Skipped, first_unmet
+from torch_testing_ext._marks.needs import Skipped, TestSkip
 from torch_testing_ext._process import system
 from torch_testing_ext.launch import settings
 
-from . import invocation
-from .rank_process import RankProcess, leave_process_group, prepare_rank
+from . import foreign_ranks, group_creation, invocation, rank_process, ranked
+from .rank_process import PipeFromRank, RankProcess, UnstartedRank, leave_process_group, prepare_rank
 from .ranked import (
-    DEFAULT_WORLD_SIZE,
     PARENT,
     RankedTestCase,
-    RankError,
     account_for_error,
     account_for_exit,
     account_for_skip,
@@ -52,8 +54,14 @@ _WORTH_A_HINT = 10
 class MultiProcessTestCase(RankedTestCase):
     """A test case whose test methods run in fresh processes, one for each rank; `setUp` must start them."""
 
+    _DECIDES_ABOUT_SKIPS = (
+        *RankedTestCase._DECIDES_ABOUT_SKIPS,
+        *("_run", "run_test", "join_or_run", "init_pg"),
+        *("_start_processes", "_join_processes", "_check_return_codes"),
+    )
+
     MAIN_PROCESS_RANK = PARENT
-    TEST_ERROR_EXIT_CODE = 10
+    TEST_ERROR_EXIT_CODE = ranked.ERROR_CODE
     # A rank exits without destroying its gloo groups, which saves 10 ms per connection. False for tests of just that.
     fast_exit = True
 
@@ -67,7 +75,9 @@ class MultiProcessTestCase(RankedTestCase):
         super().__init__(method_name, methodName)
         self._launched: launch.Run | None = None
         self._directory: Path | None = None
-        self.processes: list[RankProcess] = []
+        self._skip: TestSkip | None = None
+        self._verdict = launch.Verdict(launch.Outcome.PASSED)
+        self.processes: list[Any] = []
 
     def _replacement_for(self, test: Callable[[], Any]) -> Any:
         return self.join_or_run(test)
@@ -76,7 +86,7 @@ class MultiProcessTestCase(RankedTestCase):
 
     @property
     def world_size(self) -> int:
-        return DEFAULT_WORLD_SIZE
+        return ranked.DEFAULT_WORLD_SIZE
 
     @property
     def destroy_pg_upon_exit(self) -> bool:
@@ -89,6 +99,9 @@ class MultiProcessTestCase(RankedTestCase):
     def _current_test_name(self) -> str:
         return self.id().split(".")[-1]
 
+    def _name_in_ranks(self) -> str:
+        return self._current_test_name()
+
     def _should_stop_test_suite(self) -> bool:
         return False
 
@@ -100,7 +113,9 @@ class MultiProcessTestCase(RankedTestCase):
             if self.rank == self.MAIN_PROCESS_RANK:
                 self._join_processes(fn)
             else:
+                rank_process.test_begins()
                 fn()
+                rank_process.test_returned()
 
         return types.MethodType(wrapper, self)
 
@@ -123,12 +138,19 @@ class MultiProcessTestCase(RankedTestCase):
         self._end_ranks()
 
     def _spawn_processes(self) -> None:
-        """Start the ranks; skip at once if this machine does not meet a need of the test."""
-        skip = first_unmet(getattr(self, self._testMethodName))
-        if skip is not None:
-            raise Skipped(skip)
+        """Start the ranks, unless it is certain that all would skip: then the test skips, like theirs, when it runs."""
         if self._directory is None:
-            raise RankError(f"{type(self).__qualname__}.setUp() must call super().setUp() first")
+            raise self._error(f"{type(self).__qualname__}.setUp() must call super().setUp() first")
+        self._skip = self._known_skip()
+        if self._skip is None:
+            self._start_processes(torch.multiprocessing.get_context("spawn").Process)
+        else:
+            with suppress(Exception):  # a world size is made of the devices that are missing
+                self.processes = [UnstartedRank(rank, self._skip.exit_code) for rank in range(int(self.world_size))]
+
+    def _start_processes(self, proc: Any) -> None:
+        """Start the ranks. `proc`, a class of processes, is for an override that starts them itself."""
+        assert self._directory is not None
         self._start_ranks(self._checked_world_size(), self._directory)
 
     def _start_ranks(self, world_size: int, directory: Path, environ: dict[str, str] | None = None) -> None:
@@ -143,6 +165,7 @@ class MultiProcessTestCase(RankedTestCase):
                 "test_name": self._current_test_name(),
                 "file_name": self.file_name,
                 "world_size": world_size,
+                "directory": directory,
                 "seed": seeds.SEED,
                 "options": _accepted_by(self._run, {"fake_pg": getattr(self, "fake_pg", False)}),
                 "patient": chosen.debug_rank is not None,
@@ -153,24 +176,39 @@ class MultiProcessTestCase(RankedTestCase):
         with without_our_traceback():
             self._launched = launch.launch(job)
         self.processes = [RankProcess(self._launched, rank) for rank in range(world_size)]
+        self.pid_to_pipe = {pid: PipeFromRank(self._launched, rank) for rank, pid in enumerate(self._launched.pids)}
 
     def _join_processes(self, fn: Callable[[], Any]) -> None:
         __tracebackhide__ = True
-        verdict = self._wait_for_verdict(fn)
-        assert self._launched is not None
-        raise_verdict(self._with_expectations(verdict, self.file_name, self._launched.job.world_size))
+        if self._skip is not None:
+            raise Skipped(self._skip)
+        began = launch.now()
+        if self._launched is None and self.processes:
+            self._verdict = foreign_ranks.verdict(
+                self.processes, self.pid_to_pipe, self._timeout(), self._expected(fn), self._case()
+            )
+        else:
+            verdict = self._wait_for_verdict(fn)
+            assert self._launched is not None
+            self._verdict = self._with_expectations(verdict, self.file_name, self._launched.job.world_size)
+        self._check_return_codes(fn, launch.now() - began)
+
+    def _check_return_codes(self, fn: Callable[[], Any], elapsed_time: float) -> None:
+        """Raise the exception for the verdict on the ranks, which have ended. An override may judge exit codes."""
+        __tracebackhide__ = True
+        raise_verdict(self, self._verdict)
 
     def _wait_for_verdict(self, fn: Callable[[], Any]) -> launch.Verdict:
         if self._launched is None:
             setup = f"{type(self).__qualname__}.setUp()"
-            raise RankError(f"no ranks were started: {setup} must call self._spawn_processes()")
+            raise self._error(f"no ranks were started: {setup} must call self._spawn_processes()")
         verdict = self._watch(self._launched, fn, self._timeout())
         if verdict.outcome is launch.Outcome.TIMEOUT and settings.read().explain_hangs:
             return self._explain_hang(verdict, fn)
         return verdict
 
     def _watch(self, run: launch.Run, fn: Callable[[], Any], timeout: float | None) -> launch.Verdict:
-        expected = launch.Expected(fn in self.skip_return_code_checks, self.special_return_code_checks.get(fn))
+        expected = self._expected(fn)
         try:
             outcome = launch.watch(run, timeout, expected)
         except KeyboardInterrupt:
@@ -183,6 +221,9 @@ class MultiProcessTestCase(RankedTestCase):
         if verdict.outcome is launch.Outcome.PASSED:
             self._print_leftovers(outcome.reports)
         return verdict
+
+    def _expected(self, fn: Callable[[], Any]) -> launch.Expected:
+        return launch.Expected(fn in self.skip_return_code_checks, self.special_return_code_checks.get(fn))
 
     def _explain_hang(self, verdict: launch.Verdict, fn: Callable[[], Any]) -> launch.Verdict:
         """Run again under TORCH_DISTRIBUTED_DEBUG=DETAIL, which checks that ranks agree before each collective."""
@@ -201,6 +242,8 @@ class MultiProcessTestCase(RankedTestCase):
         """End the processes that are left of this test, and remove its files."""
         if self._launched is not None and self._launched.alive:
             launch.end(self._launched)
+        elif self._launched is None:
+            foreign_ranks.end(self.processes)
         self._launched = None
         self.processes = []
         if self._directory is not None and settings.read().logs is None:
@@ -216,23 +259,36 @@ class MultiProcessTestCase(RankedTestCase):
         self.run_test(test_name, pipe)
 
     def run_test(self, test_name: str, parent_pipe: Any) -> None:
-        """Run the test method in this rank; `parent_pipe` is the rank's AccountWriter.
+        """Run the test method in this rank; `parent_pipe` is what `_run` was given.
 
         Raise SystemExit if the test does not pass, so that an overriding `_run` does not continue.
         """
+        account = rank_process.account_behind(parent_pipe)
         self._recorder = expectations.ExpectationRecorder(self.file_name, self.rank)
         set_rng_seed()
         try:
             with self._own_cleanups():
                 getattr(self, test_name)()
         except unittest.SkipTest as skip:
-            sys.exit(account_for_skip(parent_pipe, skip))
+            sys.exit(account_for_skip(account, skip))
         except Exception as error:
-            account_for_error(parent_pipe, error, self.failureException)
+            account_for_error(account, error, self.failureException)
             sys.exit(self.TEST_ERROR_EXIT_CODE)
-        parent_pipe.finished = True
+        account.finished = True
         if self.destroy_pg_upon_exit:
             leave_process_group(self.fast_exit)
+
+    # -- for a copy of PyTorch's run_test
+
+    class Event(enum.Enum):
+        """What PyTorch's parent asks of a rank."""
+
+        GET_TRACEBACK = 1
+
+    @staticmethod
+    def _event_listener(parent_pipe: Any, signal_pipe: Any, rank: int) -> None:
+        """Wait until the test is over: our parent asks a rank in another way."""
+        multiprocessing.connection.wait([signal_pipe])
 
 
 def _accepted_by(run: Callable[..., None], options: dict[str, Any]) -> dict[str, Any]:
@@ -251,6 +307,7 @@ def _run_rank(
     test_name: str,
     file_name: str,
     world_size: int,
+    directory: Path,
     seed: int,
     options: dict[str, Any],
     patient: bool,
@@ -261,18 +318,21 @@ def _run_rank(
     """
     seeds.SEED = seed  # a new interpreter has not seen --seed
     prepare_rank(world_size, patient)
+    group_creation.announce(directory, rank)
+    pipe = rank_process.begin_rank(account, cls._overrides("_run", "run_test"))
     imported_before = len(sys.modules)
     try:
-        cls._run(rank, test_name, file_name, account, **options)
+        cls._run(rank, test_name, file_name, pipe, **options)
     except unittest.SkipTest as skip:
         account_for_skip(account, skip)
     except SystemExit as leaving:
-        account_for_exit(account, leaving)
+        account_for_exit(account, leaving, rank_process.sent_text())
         raise
     else:
         account.passed(_imported_since(imported_before) if rank == 0 else ())
     finally:
         _torch.end_compile_workers()
+        group_creation.wait_for_peers()
 
 
 def _imported_since(count: int) -> tuple[str, ...]:

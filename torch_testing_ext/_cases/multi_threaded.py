@@ -8,19 +8,28 @@ from __future__ import annotations
 
 import functools
 import inspect
+import queue
 import types
 import unittest
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, ClassVar
 
 from torch_testing_ext import launch
-from torch_testing_ext._marks.needs import Skipped, first_unmet
-from torch_testing_ext._threads.ranks import RankThreads
+from torch_testing_ext._marks.needs import Skipped, TestSkip
+from torch_testing_ext._threads.ranks import ExcInfo, RankThreads, process_group
 from torch_testing_ext.launch import settings
 
 from . import ranked
-from .ranked import DEFAULT_WORLD_SIZE, PARENT, RankedTestCase, RankError, account_for, raise_verdict
+from .ranked import (
+    DEFAULT_WORLD_SIZE,
+    PARENT,
+    RankedTestCase,
+    RankError,
+    RankFailure,
+    account_for,
+    raise_verdict,
+)
 
 __unittest = True  # keeps these frames out of unittest's tracebacks
 __rank_frame__ = True  # and out of the tracebacks of ranks
@@ -39,18 +48,48 @@ def spawn_threads_and_init_comms(
     @functools.wraps(func)
     def wrapper(self: Any, *args: Any, **kwargs: Any) -> None:
         __tracebackhide__ = True
-        threads = RankThreads(world_size, lambda rank: func(self, *args, **kwargs), account_for)
+
+        def run_rank(rank: int) -> None:
+            with process_group(rank, world_size, threads.store):
+                func(self, *args, **kwargs)
+
+        threads = RankThreads(world_size, run_rank, account_for)
+        threads.start()
         case = launch.Case(f"{type(self).__qualname__}.{func.__name__}", file=inspect.getsourcefile(func) or "")
-        _raise_outcome(threads, timeout, case)
+        raise_verdict(self, _verdict_on(threads, timeout, case))
 
     return wrapper
 
 
-def _raise_outcome(threads: RankThreads, timeout: float | None, case: launch.Case) -> None:
-    __tracebackhide__ = True
+def _verdict_on(threads: RankThreads, timeout: float | None, case: launch.Case) -> launch.Verdict:
     patient = settings.read().debug_rank is not None
-    reports, timed_out = threads.join(None if patient else timeout)
-    raise_verdict(launch.judge(reports, timed_out, case))
+    reports, timed_out = threads.join(None if patient else timeout, _told)
+    return launch.judge(reports, timed_out, case)
+
+
+def _told() -> Iterator[tuple[int, ExcInfo]]:
+    """Take the exceptions that overrides of run_test_with_threaded_pg have put into the queue, as PyTorch's does."""
+    with suppress(queue.Empty):
+        while True:
+            yield MultiThreadedTestCase.exception_queue.get_nowait()
+
+
+class FailedRanks(list[tuple[int, ExcInfo]]):
+    """What the ranks of a test raised, each with its rank, and the verdict that follows from all of it."""
+
+    def __init__(self, test: unittest.TestCase, ranks: RankThreads, verdict: launch.Verdict):
+        super().__init__(sorted(ranks.errors.items()))
+        hung = TimeoutError(verdict.message)
+        if verdict.outcome is launch.Outcome.TIMEOUT:
+            self.append((verdict.culprit or 0, (TimeoutError, hung, None)))
+        self._complete = list(self)
+        self.test = test
+        self.verdict = verdict
+
+    @property
+    def is_complete(self) -> bool:
+        """Has no override removed or added any?"""
+        return self._complete == list(self)
 
 
 class MultiThreadedTestCase(RankedTestCase):
@@ -60,12 +99,22 @@ class MultiThreadedTestCase(RankedTestCase):
     `perThreadTearDown`, on an instance of its own.
     """
 
+    _DECIDES_ABOUT_SKIPS = (
+        *RankedTestCase._DECIDES_ABOUT_SKIPS,
+        *("_run", "run_test_with_threaded_pg", "perThreadSetUp", "perThreadTearDown"),
+        *("join_or_run", "_join_threads", "_check_return_codes"),
+    )
+
     MAIN_THREAD_RANK = PARENT
+    # An override of run_test_with_threaded_pg may put exceptions here: (rank, sys.exc_info()).
+    exception_queue: ClassVar[queue.Queue[tuple[int, ExcInfo]]] = queue.Queue()
+    global_store: Any = None  # of the ranks' process group
 
     def __init__(self, method_name: str = "runTest", methodName: str = "runTest") -> None:
         super().__init__(method_name, methodName)
         self.threads: list[Any] = []
         self._started: RankThreads | None = None
+        self._skip: TestSkip | None = None
 
     def _replacement_for(self, test: Callable[[], Any]) -> Any:
         return self.join_or_run(test)
@@ -74,11 +123,14 @@ class MultiThreadedTestCase(RankedTestCase):
 
     @property
     def world_size(self) -> int:
-        return DEFAULT_WORLD_SIZE
+        return ranked.DEFAULT_WORLD_SIZE
 
     @property
     def _current_test_name(self) -> str:
         return self.id().split(".")[-1]
+
+    def _name_in_ranks(self) -> str:
+        return self._current_test_name
 
     def join_or_run(self, fn: Callable[[], Any]) -> Any:
         """Return the method that replaces a test: in the main thread it waits for the ranks, in a rank it runs the
@@ -88,7 +140,9 @@ class MultiThreadedTestCase(RankedTestCase):
         def wrapper(self: MultiThreadedTestCase) -> None:
             __tracebackhide__ = True
             if self.rank == self.MAIN_THREAD_RANK:
-                self._join_threads()
+                if self._skip is not None:
+                    raise Skipped(self._skip)
+                self._join_threads(self.threads, fn)
             else:
                 fn()
 
@@ -110,20 +164,49 @@ class MultiThreadedTestCase(RankedTestCase):
         self.threads = []
 
     def _spawn_threads(self) -> None:
-        """Start the ranks; skip at once if this machine does not meet a need of the test."""
-        skip = first_unmet(getattr(self, self._testMethodName))
-        if skip is not None:
-            raise Skipped(skip)
+        """Start the ranks, unless it is certain that all would skip: then the test skips, like theirs, when it runs."""
+        self._skip = self._known_skip()
+        if self._skip is not None:
+            return
         size, name = self._checked_world_size(), self._current_test_name
+        for _ in _told():
+            pass  # of threads that have outlived their test
         self._started = RankThreads(size, lambda rank: self._run(name, rank, size), account_for)
+        self._started.test = self
+        type(self).global_store = self._started.store
         self.addCleanup(self._started.end)  # if setUp fails later, _join_threads is never called
+        self._started.start()
         self.threads = self._started.threads
 
-    def _join_threads(self) -> None:
+    @classmethod
+    def _join_threads(cls, threads: Sequence[Any], fn: Callable[[], Any]) -> None:
         __tracebackhide__ = True
-        if self._started is None:
-            raise RankError(f"no ranks were started: {type(self).__qualname__}.setUp() must call self._spawn_threads()")
-        _raise_outcome(self._started, self._timeout(), self._case())
+        started: RankThreads | None = getattr(threads[0], "ranks", None) if threads else None
+        test = getattr(started, "test", None) or getattr(fn, "__self__", None)
+        if started is None or test is None:
+            message = f"no ranks were started: {cls.__qualname__}.setUp() must call self._spawn_threads()"
+            raise test._error(message) if isinstance(test, RankedTestCase) else RankError(message)
+        timeout = test._timeout()
+        verdict = _verdict_on(started, timeout, test._case())
+        cls._check_return_codes(FailedRanks(test, started, verdict), timeout, fn)
+
+    @classmethod
+    def _check_return_codes(
+        cls, failed_ranks: Sequence[tuple[int, ExcInfo]], timeout: float | None, fn: Callable[[], Any]
+    ) -> None:
+        """Raise the exception for what the ranks raised. An override may judge that, or pass on a part of it."""
+        __tracebackhide__ = True
+        if isinstance(failed_ranks, FailedRanks) and failed_ranks.is_complete:
+            raise_verdict(failed_ranks.test, failed_ranks.verdict)
+            return
+        errors = [error for _, (_, error, _) in failed_ranks if not isinstance(error, unittest.SkipTest)]
+        texts = [
+            f"rank {rank}:\n{launch.format_error(error)}" for rank, (_, error, _) in failed_ranks if error in errors
+        ]
+        if texts:
+            raise RankFailure("\n".join(texts))
+        if failed_ranks:
+            raise unittest.SkipTest(str(failed_ranks[0][1][1]))
 
     # -- a rank
 
@@ -135,16 +218,21 @@ class MultiThreadedTestCase(RankedTestCase):
 
     def run_test_with_threaded_pg(self, test_name: str, rank: int, world_size: int) -> None:
         """Run the test with its thread's set-up and tear-down. The first exception is the rank's error."""
+        has_group = False
         try:
-            self.perThreadSetUp()
-            with self._own_cleanups():
-                getattr(self, test_name)()
+            with process_group(rank, world_size, type(self).global_store):
+                has_group = True
+                self.perThreadSetUp()
+                with self._own_cleanups():
+                    getattr(self, test_name)()
         except unittest.SkipTest:
-            self.perThreadTearDown()
+            if has_group:
+                self.perThreadTearDown()
             raise
         except BaseException:
-            with suppress(Exception):
-                self.perThreadTearDown()
+            if has_group:
+                with suppress(Exception):
+                    self.perThreadTearDown()
             raise
         self.perThreadTearDown()
 

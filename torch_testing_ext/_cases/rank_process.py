@@ -54,6 +54,131 @@ class RankProcess:
         self._run.signal(number, self.rank)
 
 
+class UnstartedRank:
+    """Stands for a rank that would have skipped, with the interface of multiprocessing.Process."""
+
+    pid = None
+
+    def __init__(self, rank: int, exitcode: int):
+        self.rank = rank
+        self.name = f"process {rank}"
+        self.exitcode = exitcode
+
+    def is_alive(self) -> bool:
+        return False
+
+    def join(self, timeout: float | None = None) -> None: ...
+    def terminate(self) -> None: ...
+    def kill(self) -> None: ...
+
+
+class PipeFromRank:
+    """The parent's end of the pipe that PyTorch has to each rank: it gives the text of the rank's exception."""
+
+    def __init__(self, run: launch.Run, rank: int):
+        self._run = run
+        self._rank = rank
+        self._received = False
+        self.closed = False
+
+    def poll(self, timeout: float | None = 0.0) -> bool:
+        """Wait until the rank has ended; is there a text?"""
+        until = None if timeout is None else launch.now() + timeout
+        while self._rank in self._run.alive and self._run.wait_for_event(until):
+            pass
+        return self._rank not in self._run.alive and not self._received and self._text() is not None
+
+    def recv(self) -> str:
+        if not self.poll(None):
+            raise EOFError
+        self._received = True
+        return self._text() or ""
+
+    def _text(self) -> str | None:
+        account = launch.read_account(self._run.job.account(self._rank))
+        return account.traceback or None if account else None
+
+    def send(self, value: Any) -> None: ...
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class PipeToParent:
+    """The rank's end of that pipe; in all other respects it is the rank's AccountWriter."""
+
+    def __init__(self, account: launch.AccountWriter):
+        self.account_writer = account
+        self.sent: list[Any] = []
+        self.closed = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.account_writer, name)
+
+    def send(self, value: Any) -> None:
+        """Keep what an overriding `run_test` sends: the text of an exception, before it exits."""
+        self.sent.append(value)
+
+    def poll(self, timeout: float | None = 0.0) -> bool:
+        return False
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class ConnectionAccount(launch.AccountWriter):
+    """The account of a rank that a test has started itself, as a process of multiprocessing."""
+
+    def __init__(self, connection: Any):
+        super().__init__(None)
+        self._connection = connection
+
+    def failed(self, error: BaseException, assertion: bool, within: str = "") -> None:
+        super().failed(error, assertion, within)
+        with suppress(AttributeError, OSError):
+            self._connection.send(within + launch.format_error(error))
+
+
+_pipe: PipeToParent | None = None  # in a rank that we have started
+_provisional = False
+
+
+def begin_rank(account: launch.AccountWriter, provisional: bool) -> PipeToParent:
+    """In a new rank. `provisional`: its class overrides what follows the test, which may end the process."""
+    global _pipe, _provisional
+    _pipe, _provisional = PipeToParent(account), provisional
+    return _pipe
+
+
+def account_behind(pipe: Any) -> launch.AccountWriter:
+    """The account to write in a rank whose `run_test` was given this pipe, or one of the test's own making."""
+    if isinstance(pipe, launch.AccountWriter):
+        return pipe
+    return ConnectionAccount(pipe) if _pipe is None else _pipe.account_writer
+
+
+def sent_text() -> str | None:
+    """The last text that an overriding `run_test` has sent to the parent."""
+    texts = [value for value in (_pipe.sent if _pipe else ()) if isinstance(value, str)]
+    return texts[-1] if texts else None
+
+
+def test_begins() -> None:
+    """In a rank: the test method is about to be called."""
+    if _pipe is not None:
+        _pipe.account_writer.finished = False
+        if _provisional:
+            _pipe.account_writer.retract()
+
+
+def test_returned() -> None:
+    """In a rank: the test method itself has returned."""
+    if _pipe is not None:
+        _pipe.account_writer.finished = True
+        if _provisional:
+            _pipe.account_writer.provisionally_passed()
+
+
 def prepare_rank(world_size: int, patient: bool) -> None:
     """In a new rank: reset the state that it must not inherit from its fork parent."""
     set_rng_seed()
@@ -67,8 +192,11 @@ def prepare_rank(world_size: int, patient: bool) -> None:
 
 
 def leave_process_group(fast: bool) -> None:
-    """Destroy the process groups at a rank's end; with `fast`, leave gloo's groups to the end of the process."""
-    if not dist.is_initialized() or (fast and _torch.only_gloo()):
+    """Destroy the process groups at a rank's end; with `fast`, leave gloo's connections to the end of the process."""
+    if not dist.is_initialized() or (fast and _torch.only_gloo() and not _provisional):
         return
     with suppress(AssertionError, ValueError):
-        dist.destroy_process_group()
+        if fast:
+            _torch.destroy_process_group()
+        else:
+            dist.destroy_process_group()

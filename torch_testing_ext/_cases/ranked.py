@@ -12,11 +12,11 @@ import sys
 import unittest
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 from torch_testing_ext import launch
 from torch_testing_ext._asserts import expectations
-from torch_testing_ext._marks.needs import TEST_SKIPS, Skipped, TestSkip
+from torch_testing_ext._marks.needs import TEST_SKIPS, Skipped, TestSkip, first_unmet, is_ours
 from torch_testing_ext._marks.timeouts import timeout_of
 from torch_testing_ext._process import shell
 from torch_testing_ext.launch import settings
@@ -27,6 +27,7 @@ from .test_case import TestCase, clean_expected
 __unittest = True  # keeps these frames out of unittest's tracebacks: the message is complete
 __rank_frame__ = True  # and out of the tracebacks of ranks
 
+ERROR_CODE = 10  # the exit code of a rank whose test raised
 PARENT = -1  # the `rank` of the test case that waits for the ranks
 DEFAULT_WORLD_SIZE = 4
 TIMEOUT_DEFAULT = float(os.getenv("DISTRIBUTED_TESTS_DEFAULT_TIMEOUT", "300"))
@@ -38,13 +39,15 @@ def get_timeout(test_id: str) -> float:
     return TIMEOUT_OVERRIDE.get(test_id.split(".")[-1], TIMEOUT_DEFAULT)
 
 
-class RankError(RuntimeError):
+# PyTorch's bases raise RuntimeError for an exception in a rank, even for a failed assertion, and AssertionError for an
+# exit code. Ours derive from both, for tests that catch either. To unittest, a RankError is still an error: see below.
+class RankError(RuntimeError, AssertionError):
     """A rank raised, crashed, hung or got lost. The message covers all ranks."""
 
     outcome = launch.Outcome.ERROR
 
 
-class RankFailure(AssertionError):
+class RankFailure(AssertionError, RuntimeError):
     """An assertion failed in a rank, or the ranks disagree. The message covers all ranks."""
 
     outcome = launch.Outcome.FAILED
@@ -63,7 +66,8 @@ def without_our_traceback() -> Iterator[None]:
         raise error.with_traceback(None) from None
 
 
-def raise_verdict(verdict: launch.Verdict) -> None:
+def raise_verdict(test: unittest.TestCase, verdict: launch.Verdict) -> None:
+    """Raise the exception for the verdict on `test`, unless it passed."""
     __tracebackhide__ = True
     match verdict.outcome:
         case launch.Outcome.PASSED:
@@ -73,9 +77,16 @@ def raise_verdict(verdict: launch.Verdict) -> None:
         case launch.Outcome.FAILED:
             raise RankFailure(verdict.message)
         case _:
-            error = RankError(verdict.message)
-            error.outcome = verdict.outcome
-            raise error
+            raise rank_error(test, verdict)
+
+
+def rank_error(test: unittest.TestCase, verdict: launch.Verdict) -> RankError:
+    error = RankError(verdict.message)
+    error.outcome = verdict.outcome
+    if test.failureException is AssertionError:
+        # To unittest, an exception that derives from this is a failure, any other an error.
+        test.failureException = RankFailure
+    return error
 
 
 def checked_world_size(given: Any, name: str) -> int:
@@ -91,6 +102,9 @@ def checked_world_size(given: Any, name: str) -> int:
 
 class RankedTestCase(TestCase):
     """A test case whose test methods run in ranks; in the parent, each is replaced by one that waits for them."""
+
+    # Who overrides one of these decides in the ranks, or from their ends, whether the test skips.
+    _DECIDES_ABOUT_SKIPS: ClassVar[tuple[str, ...]] = ("_handle_test_skip",)
 
     rank: int
     _result: Any = None
@@ -117,6 +131,29 @@ class RankedTestCase(TestCase):
     def run(self, result: Any = None) -> Any:
         self._result = result
         return super().run(result)
+
+    def _known_skip(self) -> TestSkip | None:
+        """The reason for which the ranks would all skip, if that is certain: then none need be started."""
+        if self._decides_about_skips():
+            return None
+        return first_unmet(getattr(self, self._name_in_ranks(), None))
+
+    def _name_in_ranks(self) -> str:
+        """The name of the test method that the ranks run."""
+        return str(self._testMethodName)
+
+    @classmethod
+    def _decides_about_skips(cls) -> bool:
+        return cls._overrides(*cls._DECIDES_ABOUT_SKIPS)
+
+    @classmethod
+    def _overrides(cls, *names: str) -> bool:
+        """Does the class have one of these from outside this package?"""
+        found = (inspect.getattr_static(cls, name, None) for name in names)
+        return any(one is not None and not is_ours(getattr(one, "__func__", one)) for one in found)
+
+    def _error(self, message: str) -> RankError:
+        return rank_error(self, launch.Verdict(launch.Outcome.ERROR, message))
 
     def _checked_world_size(self) -> int:
         return checked_world_size(self.world_size, f"{type(self).__qualname__}.world_size")  # type: ignore[attr-defined]
@@ -281,10 +318,14 @@ def account_for_skip(account: launch.AccountWriter, skip: unittest.SkipTest) -> 
 _SKIP_BY_CODE = {skip.exit_code: skip for skip in TEST_SKIPS.values()}
 
 
-def account_for_exit(account: launch.AccountWriter, leaving: SystemExit) -> None:
-    """Record a sys.exit(): with the exit code of a skip, it is a skip."""
-    if account.account is None and leaving.code in _SKIP_BY_CODE:
+def account_for_exit(account: launch.AccountWriter, leaving: SystemExit, text: str | None = None) -> None:
+    """Record a sys.exit(): with the exit code of a skip, it is a skip. `text`: what the rank has told of an error."""
+    if account.account is not None:
+        return
+    if leaving.code in _SKIP_BY_CODE:
         account.skipped(_SKIP_BY_CODE[leaving.code].message, leaving.code)
+    elif leaving.code == ERROR_CODE and text is not None:
+        account.failed_with((text.strip() or "an exception").splitlines()[-1], text)
     elif account.finished and not leaving.code:
         account.passed()  # an overriding `_run` may exit after its test
 

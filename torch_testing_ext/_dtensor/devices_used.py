@@ -1,21 +1,43 @@
-"""The devices and the number of ranks of DTensor tests."""
+"""The devices and the number of ranks of DTensor tests. A test file may set the constants in the mirror."""
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch.distributed as dist
+
 from torch_testing_ext._machine import accelerators
+from torch_testing_ext._machine.settable import ComputedNames
 
 DEFAULT_RANKS = 4
 
 
-def num_devices() -> int:
-    """Return the default number of ranks: one for each accelerator, at most 4; with fewer than 2, 4 on the CPU."""
-    count = accelerators.device_count()
-    return min(count, DEFAULT_RANKS) if count > 1 else DEFAULT_RANKS
-
-
-def device_type() -> str:
+def _type() -> str:
     return accelerators.accelerator_type() or "cpu"
 
 
+# As in PyTorch, setting one does not change the others.
+constants: Any = ComputedNames(
+    DEVICE_COUNT=lambda: accelerators.device_count(),  # looked up late
+    DEVICE_TYPE=_type,
+    NUM_DEVICES=lambda: _default_ranks(accelerators.device_count()),
+    PG_BACKEND=lambda: dist.get_default_backend_for_device(_type()),
+)
+
+
+def _default_ranks(count: int) -> int:
+    return min(count, DEFAULT_RANKS) if count > 1 else DEFAULT_RANKS
+
+
+def num_devices() -> int:
+    """Return the default number of ranks: one for each accelerator, at most 4; with fewer than 2, 4 on the CPU."""
+    return int(constants.NUM_DEVICES)
+
+
+def device_type() -> str:
+    return str(constants.DEVICE_TYPE)
+
+
 def device_type_for(world_size: int) -> str:
-    return device_type() if accelerators.device_count() >= world_size else "cpu"
+    enough = accelerators.device_count() > 0 and world_size <= constants.DEVICE_COUNT
+    return device_type() if enough else "cpu"

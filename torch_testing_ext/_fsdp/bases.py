@@ -7,19 +7,22 @@ test module is imported and inherit what it imported. No accelerator is touched.
 from __future__ import annotations
 
 import os
+import sys
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from torch_testing_ext import _torch
+from torch_testing_ext._cases import rank_process
 from torch_testing_ext._cases.continuous import UNSET, MultiProcContinuousTest
 from torch_testing_ext._cases.distributed_base import run_subtests
 from torch_testing_ext._cases.multi_process import MultiProcessTestCase
 from torch_testing_ext._cases.multi_threaded import MultiThreadedTestCase
+from torch_testing_ext._cases.ranked import account_for_skip
 from torch_testing_ext._machine import accelerators
 from torch_testing_ext._machine.seeds import set_rng_seed
-from torch_testing_ext._marks.needs import TEST_SKIPS, Skipped, TestSkip, first_unmet, needs_of, too_few_devices
+from torch_testing_ext._marks.needs import TEST_SKIPS, Skipped, TestSkip, needs_of, too_few_devices
 from torch_testing_ext._utils.stores import FILE_SCHEMA
 
 from . import fsdp_device
@@ -35,7 +38,7 @@ class FSDPTest(FSDPTestMixin, MultiProcessTestCase):
 
     There is one rank for each accelerator. On a machine without accelerators, a test skips unless it allows the CPU:
     `@skip_if_lt_x_gpu(n, allow_cpu=True)` runs there under gloo, in n ranks, at least 2. A subclass may override
-    `world_size`.
+    `world_size`, and with `_run` everything that happens in a rank.
     """
 
     def setUp(self) -> None:
@@ -45,12 +48,16 @@ class FSDPTest(FSDPTestMixin, MultiProcessTestCase):
 
     @property
     def world_size(self) -> int:
-        return max(2, self._devices_needed()) if self.device_type == "cpu" else accelerators.device_count()
+        if fsdp_device.constants.is_set("DEVICE_COUNT"):
+            return fsdp_device.device_count()
+        return max(2, _devices_needed(self)) if _runs_on_cpu(self) else accelerators.device_count() or 1
 
     @property
     def device_type(self) -> str:
         """The type of the accelerators, or "cpu" if there are fewer than the test needs."""
-        enough = accelerators.device_count() >= max(1, self._devices_needed())
+        if fsdp_device.constants.is_set("DEVICE_TYPE"):
+            return fsdp_device.device_type()
+        enough = accelerators.device_count() >= max(1, _devices_needed(self))
         return (accelerators.accelerator_type() if enough else None) or "cpu"
 
     @property
@@ -66,34 +73,25 @@ class FSDPTest(FSDPTestMixin, MultiProcessTestCase):
     def init_method(self) -> str:
         return f"{FILE_SCHEMA}{self.file_name}"
 
-    def _spawn_processes(self) -> None:
-        skip = first_unmet(self._test_function()) or self._lacks_devices()
-        if skip is not None:
-            raise Skipped(skip)
-        super()._spawn_processes()
-
-    def _lacks_devices(self) -> TestSkip | None:
-        if self.device_type != "cpu":
-            ranks = int(self.world_size)
-            return too_few_devices(ranks) if accelerators.device_count() < ranks else None
-        return None if _may_use_cpu(self._test_function()) else TEST_SKIPS["no_accelerator"]
-
-    def _devices_needed(self) -> int:
-        return max((need.devices for need in needs_of(self._test_function())), default=0)
-
-    def _test_function(self) -> Any:
-        return getattr(self, self._testMethodName)
+    def _known_skip(self) -> TestSkip | None:
+        if self._decides_about_skips():
+            return None
+        return super()._known_skip() or _missing_devices(self, accelerators.device_count())
 
     @classmethod
     def _run(cls, rank: int, test_name: str, file_name: str, pipe: Any, **kwargs: Any) -> None:
         self = cls(test_name)
         self.rank = rank
         self.file_name = file_name
+        # A test may have changed what torch counts; an override of this method may call it.
+        skip = _missing_devices(self, torch.accelerator.device_count())
+        if skip is not None:
+            sys.exit(account_for_skip(rank_process.account_behind(pipe), Skipped(skip)))
         fsdp_device.use(self.device_type)
         device = fsdp_device.compute_device(rank)
         if device.type != "cpu":
             torch.accelerator.set_device_index(device.index)
-        self._init_process_group(bool(kwargs.get("fake_pg")))
+        _init_process_group(self, bool(kwargs.get("fake_pg")))
         # No rank may skip and exit while others still connect to it or need its answers.
         _barrier(device)
         _torch.reset_dynamo()
@@ -103,17 +101,37 @@ class FSDPTest(FSDPTestMixin, MultiProcessTestCase):
         _barrier(device)
         _torch.destroy_process_group()
 
-    def _init_process_group(self, fake: bool) -> None:
-        size = int(self.world_size)
-        if fake:
-            from torch_testing_ext._utils.fake_group import FakeStore
 
-            dist.init_process_group(backend="fake", world_size=size, rank=self.rank, store=FakeStore())
-            return
-        backend = fsdp_device.backend()
-        if not dist.is_backend_available(backend):
-            raise Skipped(TEST_SKIPS["backend_unavailable"])
-        dist.init_process_group(backend, init_method=self.init_method, world_size=size, rank=self.rank)
+def _test_function(test: FSDPTest) -> Any:
+    return getattr(test, test._testMethodName)
+
+
+def _devices_needed(test: FSDPTest) -> int:
+    return max((need.devices for need in needs_of(_test_function(test))), default=0)
+
+
+def _runs_on_cpu(test: FSDPTest) -> bool:
+    return test.device_type == "cpu" and _may_use_cpu(_test_function(test))
+
+
+def _missing_devices(test: FSDPTest, count: int) -> TestSkip | None:
+    """The skip, if `count` accelerators are too few for the ranks and the test may not use the CPU."""
+    if _runs_on_cpu(test):
+        return None
+    ranks = int(test.world_size)
+    if count < ranks:
+        return too_few_devices(ranks) if count else TEST_SKIPS["no_accelerator"]
+    return None
+
+
+def _init_process_group(test: FSDPTest, fake: bool) -> None:
+    size = int(test.world_size)
+    if fake:
+        from torch_testing_ext._utils.fake_group import FakeStore
+
+        dist.init_process_group(backend="fake", world_size=size, rank=test.rank, store=FakeStore())
+        return
+    dist.init_process_group(fsdp_device.backend(), init_method=test.init_method, world_size=size, rank=test.rank)
 
 
 def _barrier(device: torch.device) -> None:
@@ -136,18 +154,24 @@ class FSDPTestContinuous(FSDPTestMixin, MultiProcContinuousTest):
 
     @classmethod
     def _get_world_size(cls, device_type: str) -> Any:
-        is_default_on_cpu = device_type == "cpu" and cls.world_size == UNSET
-        return 2 if is_default_on_cpu else super()._get_world_size(device_type)
+        if cls.world_size != UNSET:  # also if it is a property
+            return super()._get_world_size(device_type)
+        return 2 if device_type == "cpu" and cls._allows_cpu() else fsdp_device.device_count()
 
     @classmethod
     def _init_pg(cls, rank: int, world_size: int, rdvz_file: str) -> None:
         _keep_nccl_quiet()
         device = fsdp_device.compute_device(rank)
+        if torch.accelerator.device_count() < world_size and not (device.type == "cpu" and cls._allows_cpu()):
+            raise Skipped(too_few_devices(world_size))
         if device.type != "cpu":
-            if fsdp_device.device_count() < world_size:
-                raise Skipped(too_few_devices(world_size))
             torch.accelerator.set_device_index(device.index)
         super()._init_pg(rank, world_size, rdvz_file)
+
+    @classmethod
+    def _allows_cpu(cls) -> bool:
+        """Does any of its tests? The others skip in the parent, unless the class overrides what decides about that."""
+        return any(_may_use_cpu(getattr(cls, name, None)) for name in dir(cls))
 
     @classmethod
     def _run_test_given_id(cls, test_id: str, **kwargs: Any) -> None:
@@ -155,10 +179,13 @@ class FSDPTestContinuous(FSDPTestMixin, MultiProcContinuousTest):
         super()._run_test_given_id(test_id, **kwargs)
         _torch.reset_dynamo()
 
-    def setUp(self) -> None:
-        if fsdp_device.device_type() == "cpu" and not _may_use_cpu(getattr(self, self._testMethodName)):
-            raise Skipped(TEST_SKIPS["no_accelerator"])
-        super().setUp()
+    def _known_skip(self) -> TestSkip | None:
+        if self._decides_about_skips():
+            return None
+        on_cpu = fsdp_device.device_type() == "cpu"
+        if on_cpu and not _may_use_cpu(getattr(self, self._testMethodName)):
+            return TEST_SKIPS["no_accelerator"]
+        return super()._known_skip()
 
     @property
     def process_group(self) -> Any:

@@ -1,19 +1,22 @@
 """The device that the FSDP helpers use: the machine's accelerator, or the CPU if there is none.
 
-`use` keeps a rank on the CPU, for a test that needs more devices than the machine has and allows the CPU. Importing
-this module asks no driver; the first call does.
+`use` keeps a rank on the CPU, for a test that needs more devices than the machine has and allows the CPU. A test file
+may set DEVICE_TYPE, DEVICE_COUNT and DISTRIBUTED_BACKEND in the mirror. Importing this module asks no driver; the first
+call does.
 """
 
 from __future__ import annotations
 
 import time
 from enum import Enum, auto
+from typing import Any
 
 import torch
 from torch import nn
 
 from torch_testing_ext import _torch
 from torch_testing_ext._machine import accelerators
+from torch_testing_ext._machine.settable import ComputedNames
 
 _chosen: str | None = None
 
@@ -32,24 +35,36 @@ def use(device_type: str) -> None:
     _chosen = device_type
 
 
-def device_type() -> str:
+def _type() -> str:
     return _chosen or accelerators.accelerator_type() or "cpu"
+
+
+# As in PyTorch, setting one does not change the others.
+constants: Any = ComputedNames(
+    DEVICE_TYPE=_type,
+    DEVICE_COUNT=lambda: 1 if _type() == "cpu" else accelerators.device_count(),
+    DISTRIBUTED_BACKEND=lambda: torch.distributed.get_default_backend_for_device(_type()),
+)
+
+
+def device_type() -> str:
+    return str(constants.DEVICE_TYPE)
 
 
 def device_count() -> int:
     """Return the number of devices of that type; 1 for the CPU."""
-    return 1 if device_type() == "cpu" else accelerators.device_count()
+    return int(constants.DEVICE_COUNT)
 
 
 def backend() -> str:
     """Return the default backend of that device: nccl, xccl, hccl, ..., gloo."""
-    return torch.distributed.get_default_backend_for_device(device_type())
+    return str(constants.DISTRIBUTED_BACKEND)
 
 
 def compute_device(rank: int) -> torch.device:
     """Return the device on which rank `rank` computes."""
-    kind = device_type()
-    return torch.device("cpu") if kind == "cpu" else torch.device(kind, rank % device_count())
+    device = torch.device(device_type())
+    return device if device.type == "cpu" else torch.device(device.type, rank % device_count())
 
 
 def place(module: nn.Module, mode: DEVICEInitMode, now: DEVICEInitMode) -> nn.Module:

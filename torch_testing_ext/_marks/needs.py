@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import unittest
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
@@ -92,6 +93,10 @@ def devices(count: int, allow_cpu: bool = False) -> Need:
     return Need(unmet, devices=count, allow_cpu=allow_cpu)
 
 
+# The need that each wrapper of `requires` checks: other decorators copy the attributes of what they wrap.
+_checked_by: weakref.WeakKeyDictionary[Any, Need] = weakref.WeakKeyDictionary()
+
+
 def requires(need: Need) -> Callable[[F], F]:
     """Decorator: skip the test where the need is unmet, in the parent where possible."""
 
@@ -104,6 +109,7 @@ def requires(need: Need) -> Callable[[F], F]:
             return _skip_now(args, skip)
 
         setattr(wrapper, ATTRIBUTE, (need, *needs_of(func)))
+        _checked_by[wrapper] = need
         if need.devices:
             # PyTorch's own attribute, which its collection-time tools read.
             wrapper._min_gpus_required = need.devices  # type: ignore[attr-defined]
@@ -127,6 +133,27 @@ def needs_of(func: Any) -> tuple[Need, ...]:
     return getattr(func, ATTRIBUTE, ())
 
 
+def certain_needs(func: Any) -> Iterator[Need]:
+    """Yield the needs that are sure to be checked when the test is called, outermost decorator first.
+
+    A decorator of somebody else may call the test in another way, or not at all: needs below it are not sure.
+    """
+    layer = func
+    while layer is not None:
+        layer = getattr(layer, "__func__", layer)
+        if not is_ours(layer):
+            return
+        if layer in _checked_by:
+            yield _checked_by[layer]
+        layer = getattr(layer, "__wrapped__", None)
+
+
+def is_ours(function: Any) -> bool:
+    """Is this function defined in this package?"""
+    module: str = getattr(function, "__globals__", {}).get("__name__", "")
+    return module.partition(".")[0] == __name__.partition(".")[0]
+
+
 def first_unmet(func: Any) -> TestSkip | None:
-    """Return the skip of the outermost need that this machine does not meet."""
-    return next((skip for need in needs_of(func) if (skip := need.unmet()) is not None), None)
+    """Return the skip of the outermost need that is sure to be checked and that this machine does not meet."""
+    return next((skip for need in certain_needs(func) if (skip := need.unmet()) is not None), None)

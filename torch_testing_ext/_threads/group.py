@@ -248,6 +248,14 @@ class ProcessLocalGroup(_ProcessGroup):  # type: ignore[misc, unused-ignore]
         # A rank's backward must find the rank's groups, so it must not run in autograd's own threads.
         self._autograd = torch.autograd.set_multithreading_enabled(False)
 
+    @staticmethod
+    def exception_handle(exc: BaseException) -> None:
+        """Nothing to do: a rank's end, by an exception or not, wakes the ranks that wait for it."""
+
+    @classmethod
+    def reset(cls) -> None:
+        """Nothing to do: each test has a world of its own."""
+
     def size(self) -> int:
         return self._world_size
 

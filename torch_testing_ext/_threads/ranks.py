@@ -39,8 +39,20 @@ class Stopped(BaseException):
     """Raised in a thread that is still running after the end of its test."""
 
 
+# What a thread raised, as sys.exc_info() gives it.
+ExcInfo = tuple[type[BaseException], BaseException, Any]
+
+
+class RankThread(threading.Thread):
+    """The thread of one rank."""
+
+    def __init__(self, ranks: RankThreads, rank: int):
+        super().__init__(target=ranks._run_rank, args=(rank,), name=f"rank {rank}", daemon=True)
+        self.ranks = ranks
+
+
 class RankThreads:
-    """Runs `body(rank)` in `world_size` threads, each with the default process group of its rank.
+    """Runs `body(rank)` in `world_size` threads, once started; a body that communicates does so in `process_group`.
 
     `account_for` writes an exception that a body raised into the account of its rank, and returns the exit code.
     """
@@ -57,14 +69,15 @@ class RankThreads:
         self._sharding_lock = _torch.one_sharding_at_a_time()
         self._sharding_lock.__enter__()
         self._world: ThreadLocalWorld = _install_threaded_pg()
-        self._store = _HashStore()
+        self.store = _HashStore()
+        self.errors: dict[int, ExcInfo] = {}  # by rank
+        self.test: Any = None  # whose threads these are
         self._accounts = [launch.AccountWriter(None) for _ in range(world_size)]
         self._exits: dict[int, launch.Exit] = {}
         self._over = False
-        self.threads = [
-            threading.Thread(target=self._run_rank, args=(rank,), name=f"rank {rank}", daemon=True)
-            for rank in range(world_size)
-        ]
+        self.threads = [RankThread(self, rank) for rank in range(world_size)]
+
+    def start(self) -> None:
         for thread in self.threads:
             thread.start()
 
@@ -73,35 +86,40 @@ class RankThreads:
     def _run_rank(self, rank: int) -> None:
         writer, code = self._accounts[rank], 0
         try:
-            with self._process_group(rank):
-                self._body(rank)
+            self._body(rank)
             writer.passed()
         except BaseException as error:
+            self.errors[rank] = (type(error), error, error.__traceback__)
             code = self._account_for(writer, error)
         finally:
             account = writer.account
             self._exits[rank] = launch.Exit((account.code if account else code & 0xFF) << 8, now())
             self._world.leave(rank, f"has {account.ending.value}" if account else f"left by sys.exit({code})")
 
-    @contextmanager
-    def _process_group(self, rank: int) -> Iterator[None]:
-        dist.init_process_group(backend="threaded", rank=rank, world_size=len(self._accounts), store=self._store)
-        try:
-            yield
-        finally:
-            # A thread that outlives its test must not destroy the group of a later one.
-            if not self._over and dist.is_initialized():
-                dist.destroy_process_group()
-
     # -- in the thread that waits for them
 
-    def join(self, timeout: float | None) -> tuple[list[RankReport], bool]:
-        """Wait for all threads to end, or for the deadline. Return a report for each, and whether they timed out."""
+    def join(
+        self, timeout: float | None, told: Callable[[], Iterator[tuple[int, ExcInfo]]] = lambda: iter(())
+    ) -> tuple[list[RankReport], bool]:
+        """Wait for all threads to end, or for the deadline. Return a report for each, and whether they timed out.
+
+        `told` gives the exceptions that bodies have caught and told of in another way.
+        """
         try:
             timed_out = self._wait(timeout)
+            for rank, error in told():
+                self._add_error(rank, error)
             return [self._report(rank) for rank in range(len(self.threads))], timed_out
         finally:
             self.end()
+
+    def _add_error(self, rank: int, error: ExcInfo) -> None:
+        writer = self._accounts[rank]
+        if rank in self.errors or rank not in self._exits:
+            return
+        self.errors[rank] = error
+        code = self._account_for(writer, error[1])
+        self._exits[rank] = launch.Exit((writer.account.code if writer.account else code & 0xFF) << 8, now())
 
     def _wait(self, timeout: float | None) -> bool:
         deadline = None if timeout is None else self.began + timeout
@@ -127,6 +145,10 @@ class RankThreads:
         stacks = _stack_of(self.threads[rank])
         return RankReport(rank, RankEnding.STOPPED, now() - self.began, now(), stacks=stacks, recorder=recorder)
 
+    @property
+    def is_over(self) -> bool:
+        return self._over
+
     def end(self) -> None:
         """Restore c10d's world, and stop all threads that can be stopped."""
         if self._over:
@@ -145,6 +167,19 @@ class RankThreads:
         for thread in self.threads:
             thread.join(max(0.0, until - now()))
         return not any(thread.is_alive() for thread in self.threads)
+
+
+@contextmanager
+def process_group(rank: int, world_size: int, store: Any) -> Iterator[None]:
+    """In the thread of a rank: create the default process group, and destroy it."""
+    dist.init_process_group(backend="threaded", rank=rank, world_size=world_size, store=store)
+    try:
+        yield
+    finally:
+        # A thread that outlives its test must not destroy the group of a later one.
+        ranks = getattr(threading.current_thread(), "ranks", None)
+        if dist.is_initialized() and not (ranks is not None and ranks.is_over):
+            dist.destroy_process_group()
 
 
 def _ask_to_stop(thread: threading.Thread) -> None:

@@ -56,6 +56,7 @@ from .launch import (
     reset_dynamo,
     wait_without_end,
     warm_up,
+    watch_process_groups,
 )
 from .local_tensor import (
     for_each_local_rank,
@@ -213,6 +214,7 @@ __all__ = [
     "tree",
     "wait_without_end",
     "warm_up",
+    "watch_process_groups",
     "without_local_tensors",
     "world_class",
 ]

@@ -6,6 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -66,6 +67,35 @@ def destroy_process_group() -> None:
     if only_gloo():
         _kept.extend(dist.distributed_c10d._world.pg_map)
     dist.destroy_process_group()
+
+
+def watch_process_groups(
+    creating: Callable[[str], AbstractContextManager[None]], before_end: Callable[[], None]
+) -> None:
+    """From now on, create each process group within `creating(name)`, and call `before_end()` before all are destroyed.
+
+    `_new_process_group_helper` and `_update_default_pg`: all versions. Tests may have imported the public functions by
+    name, so these two are replaced, which torch looks up in its module.
+    """
+    import torch.distributed as dist
+
+    c10d: Any = dist.distributed_c10d
+    create, update = c10d._new_process_group_helper, c10d._update_default_pg
+
+    def create_watched(*args: Any, **kwargs: Any) -> Any:
+        with creating(str(kwargs.get("group_name") or args[_NAME_OF_GROUP])):
+            return create(*args, **kwargs)
+
+    def update_watched(group: Any) -> None:
+        if group is None:
+            before_end()
+        update(group)
+
+    c10d._new_process_group_helper, c10d._update_default_pg = create_watched, update_watched
+
+
+# The place of the name among the arguments of _new_process_group_helper.
+_NAME_OF_GROUP = 5
 
 
 def only_gloo() -> bool:

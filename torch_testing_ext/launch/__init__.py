@@ -7,7 +7,7 @@ verdict = judge(result...)        one outcome and one message for all ranks
 ranks = PersistentRanks(Job(...)) ranks that run one task after another
 """
 
-from .accounts import RankEnding as RankEnding
+from .accounts import RankAccount as RankAccount, RankEnding as RankEnding, read_account as read_account
 from .client import (
     CannotStart as CannotStart,
     Run as Run,
@@ -17,7 +17,7 @@ from .client import (
 )
 from .job import Job as Job, Named as Named, ProcessContext as ProcessContext
 from .persistent_ranks import PersistentRanks as PersistentRanks, Task as Task, tasks as tasks
-from .rank import AccountWriter as AccountWriter, summarize as summarize
+from .rank import AccountWriter as AccountWriter, format_error as format_error, summarize as summarize
 from .report import (
     Exit as Exit,
     RankReport as RankReport,

@@ -97,6 +97,9 @@ class AccountFile:
         os.ftruncate(self.fd, len(data))
         os.pwrite(self.fd, data[:1], 0)
 
+    def clear(self) -> None:
+        os.pwrite(self.fd, b"\0", 0)  # it does not parse
+
     def close(self) -> None:
         if self.is_open():
             os.close(self.fd)

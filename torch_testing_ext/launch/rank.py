@@ -57,6 +57,20 @@ class AccountWriter:
         ending = RankEnding.FAILED if assertion else RankEnding.ERROR
         self._record(RankAccount(ending, self.started, now(), within + summarize(error), format_error(error), FAILED))
 
+    def failed_with(self, summary: str, traceback: str) -> None:
+        """Record an exception of which only the texts are known."""
+        self._record(RankAccount(RankEnding.ERROR, self.started, now(), summary, traceback, FAILED))
+
+    def provisionally_passed(self) -> None:
+        """Write a pass that counts if the rank now ends by os._exit(0), and is overwritten if it ends otherwise."""
+        if self.account is None:
+            self._put(RankAccount(RankEnding.PASSED, self.started, now()))
+
+    def retract(self) -> None:
+        """Remove a provisional pass: the test runs again."""
+        if self.account is None and self._file is not None and os.getpid() == self._pid:
+            self._file.clear()
+
     def skipped(self, reason: str, code: int) -> None:
         self._record(RankAccount(RankEnding.SKIPPED, self.started, now(), reason, code=code))
 
@@ -75,6 +89,9 @@ class AccountWriter:
 
     def _write(self, account: RankAccount) -> None:
         self.account = account
+        self._put(account)
+
+    def _put(self, account: RankAccount) -> None:
         # A child that the test forked must not write to the rank's account.
         if self._file is None or os.getpid() != self._pid:
             return

@@ -81,4 +81,4 @@ def _execute(configured: ConfiguredOptions, root: Path) -> int:
     for number in (signal.SIGTERM, signal.SIGHUP):  # they interrupt like Ctrl-C
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, signal.default_int_handler)
-    return Session(configured.options, configured.options.drop_in or root).run()
+    return Session(configured.options, configured.options.drop_in_root or root).run()

@@ -78,6 +78,7 @@ class Test:
     skip: str | None = None  # reason to skip it, if known before it runs
     want: str | None = None  # if there are not enough devices for it: what it needs ("4 devices")
     line: int = 0
+    ports: tuple[int, ...] = ()  # fixed ports that its file names: tests with a common one run one by one
 
     __test__ = False
 
@@ -91,6 +92,11 @@ class Unit:
     repetition: int = 0
     attempt: int = 1
     seconds: float | None = None  # expected duration; None if unknown
+    alone: bool = False  # runs while no other unit does
+
+    @property
+    def ports(self) -> frozenset[int]:
+        return frozenset().union(*(test.ports for test in self.tests))
 
     @property
     def devices(self) -> int:
@@ -111,6 +117,8 @@ class Lease:
 
     devices: tuple[str, ...] = ()
     slots: tuple[int, ...] = ()
+    ports: frozenset[int | str] = frozenset()  # fixed ports, or a file whose ports are not known
+    alone: bool = False
 
 
 @dataclass(frozen=True)

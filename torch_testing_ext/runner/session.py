@@ -31,6 +31,7 @@ from .scheduling.plan import Plan, plan, priority, shard, without_result
 from .scheduling.policy import Queue, typical_seconds
 from .scheduling.undeclared import describe_undeclared
 from .selection.files import test_files
+from .selection.ports import notes_on_ports, with_ports
 from .selection.selection import Selection
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ class Session:
     def _zygote(self) -> Zygote:
         from .processes.zygote import Zygote
 
-        return Zygote(self._root, drop_in=self._options.drop_in is not None)
+        return Zygote(self._root, drop_in=bool(self._options.drop_in))
 
     # -- from names to work
 
@@ -90,7 +91,10 @@ class Session:
         selected = selection.tests(known, known_files)
         broken = (*discovery.broken, *(not_run[test.id] for test in selected if test.id in not_run))
         tests, broken = self._in_shard([test for test in selected if test.id not in not_run], broken)
+        tests = tuple(with_ports(tests, self._root))
         planned = plan(self._to_rerun(tests), inventory, self._durations.expected, self._options.repeat or 1)
+        if self._options.jobs > 1:
+            self._warnings.extend(notes_on_ports(planned.units))
         return Work(planned, broken, inventory, _discovered(discovery))
 
     def _in_shard(
@@ -129,8 +133,9 @@ class Session:
 
         self._warn_on_stderr()
         typical = typical_seconds(work.plan.units)
+        leases = self._leases(work)
         starts = forecast(
-            self._queue(work), self._leases(work), lambda unit: typical if unit.seconds is None else unit.seconds
+            self._queue(work, leases), leases, lambda unit: typical if unit.seconds is None else unit.seconds
         )
         print("\n".join(listing.schedule_as_text(list(starts))))
         return _code_without_running(work)
@@ -168,7 +173,8 @@ class Session:
 
         if not work.tests:
             self._warnings.append("nothing is selected: no test matches")
-        queue, leases = self._queue(work), Leases(work.inventory.names, self._options.jobs, self._locks(work))
+        leases = Leases(work.inventory.names, self._options.jobs, self._locks(work))
+        queue = self._queue(work, leases)
         header = make_header(self._commit, work.inventory, zygote.torch_version)
         for warning in self._warnings:
             reporters.on_event(Warned(warning))
@@ -205,12 +211,13 @@ class Session:
             reporters.on_event(TestFinished(finished[-1]))
         return Summary(tuple(finished), 0.0, self._options.policy, warnings=tuple(self._warnings), error=why)
 
-    def _queue(self, work: Work) -> Queue:
+    def _queue(self, work: Work, leases: Leases) -> Queue:
         return Queue(
             work.plan.units,
             len(work.inventory.names),
             self._options.jobs,
             priority(self._options, self._last_failed.failed),
+            leases.may_run_now,
         )
 
     def _locks(self, work: Work) -> DeviceLocks | None:

@@ -319,7 +319,10 @@ class TestNeeds(TestCase):
 
         function = other(cd.with_nccl_blocking_wait(cd.skip_if_lt_x_gpu(2)(lambda self: None)))
         self.assertEqual([need.devices for need in cd.needs_of(function)], [2])
-        self.assertEqual(outcome_under(lambda method: other(cd.skip_if_lt_x_gpu(2)(method)), 1)[:15], "Need at least 2")
+        ours = cd.with_nccl_blocking_wait
+        self.assertEqual(outcome_under(lambda method: ours(cd.skip_if_lt_x_gpu(2)(method)), 1)[:15], "Need at least 2")
+        # A decorator that we do not know may call the test differently: the ranks decide.
+        self.assertEqual(outcome_under(lambda method: other(cd.skip_if_lt_x_gpu(2)(method)), 1), "run")
 
     def test_of_a_test_method(self):
         class Decorated(Ranks):

@@ -34,7 +34,6 @@ def devices(count: int, kind: str | None) -> Iterator[None]:
     with (
         mock.patch.object(accelerators, "device_count", lambda: count),
         mock.patch.object(accelerators, "accelerator_type", lambda: kind),
-        mock.patch.dict(common_dtensor._DEVICE_FACTS, DEVICE_COUNT=lambda: count),
     ):
         yield
 

@@ -68,6 +68,34 @@ class DropInRunTest(TestCase):
         command = f"--drop-in {directory}/checkout test/distributed/test_ranks.py::RanksTest::test_one_rank_leaves"
         self.assertIn(command, said)
 
+    def test_names_and_several_drop_ins(self):
+        with tempfile.TemporaryDirectory() as temporary:
+            directory = Path(temporary).resolve()
+            for name in ("a/test_one.py", "a/test_two.py", "b/test_three.py"):
+                (directory / name).parent.mkdir(exist_ok=True)
+                (directory / name).write_text(PLAIN)
+            for words, count in (
+                (["a"], 2),
+                (["a", "test_one"], 1),
+                (["a", "a/test_two.py::T::test"], 1),
+                (["a", "--drop-in", "b"], 3),
+                (["a", "--drop-in", "b", "test_three", "test_two"], 2),
+                (["a/test_one.py", "--drop-in", "b"], 2),
+            ):
+                with self.subTest(words=words):
+                    done = self.run_dropped_in(directory, *words)
+                    last = f"{count} passed, 0 failed, 0 skipped"
+                    self.assertEqual(done.stdout.splitlines()[-1:], [last], done.stdout + done.stderr)
+            for words, message in (
+                (["none"], "there is no such file or folder"),
+                (["a", "--drop-in", "a"], "named twice"),
+                (["a", "test_three"], "no test file has this name"),
+            ):
+                with self.subTest(words=words):
+                    done = self.run_dropped_in(directory, *words)
+                    self.assertEqual(done.returncode, 4, done.stdout + done.stderr)
+                    self.assertIn(message, done.stderr)
+
 
 if __name__ == "__main__":
     run_tests()

@@ -170,23 +170,68 @@ class LayersTest(OptionsCase):
         self.assertEqual((options.report, options.trace), (cwd / "report.html", cwd / "trace.json"))
         self.assertEqual(options.tests, (self.root / "test/distributed",))
 
+    def file(self, name):
+        path = self.root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+        return path.resolve()
+
     def test_drop_in(self):
-        checkout = self.root / "checkout"
-        (checkout / "test").mkdir(parents=True)
+        inside = self.file("checkout/test/distributed/test_x.py")
+        checkout = inside.parents[2]
         options = self.options("--drop-in", "checkout")
-        self.assertEqual((options.drop_in, options.tests), (checkout, (checkout / "test/distributed",)))
+        self.assertEqual((options.drop_in, options.drop_in_root), ((checkout,), checkout))
+        self.assertEqual((options.tests, options.names), ((checkout / "test/distributed",), ()))
         self.assertNotEqual(options.cache, self.options().cache)
         explicit = self.options("--drop-in", "checkout", "--tests", "elsewhere", "--cache", "cache")
         self.assertEqual((explicit.tests, explicit.cache), ((self.root / "elsewhere",), self.root / "cache"))
+        self.write("setup.cfg", "[torch_testing_ext]\ntests = mine\n")
+        self.assertEqual(self.options("--drop-in", "checkout").tests, (checkout / "test/distributed",))
+        self.assertEqual(self.options().tests, (self.root / "mine",))
 
     def test_drop_in_of_files(self):
-        """All files are selected, although the first is the value of the option and the second a name."""
-        inside = self.root / "checkout/test/distributed/test_x.py"
-        options = self.options("--drop-in", str(inside), "test_y.py")
-        self.assertEqual((options.drop_in, options.tests), (self.root / "checkout", (inside,)))
-        self.assertEqual(options.names, (str(inside), "test_y.py"))
-        alone = self.root / "test_x.py"
-        self.assertEqual(self.options("--drop-in", "test_x.py").drop_in, alone.parent)
+        """All files are selected, although the first is the value of the option and the others are names."""
+        inside = self.file("checkout/test/distributed/test_x.py")
+        other, alone = self.file("checkout/test/test_y.py"), self.file("test_z.py")
+        options = self.options("--drop-in", str(inside), "checkout/test/test_y.py")
+        self.assertEqual((options.drop_in_root, options.tests, options.names), (inside.parents[2], (inside, other), ()))
+        self.assertEqual(options.command, f"python run_test.py --drop-in {inside.parents[2]}")
+        self.assertEqual(self.options("--drop-in", "test_z.py").drop_in_root, alone.parent)
+        self.assertEqual(self.options("--drop-in", "test_z.py").command, f"python run_test.py --drop-in {alone}")
+
+    def test_names_of_a_drop_in(self):
+        one, folder = self.file("folder/test_x.py"), self.root.resolve() / "folder"
+        for place, name in (
+            ("folder", "test_x"),
+            ("folder", "folder/test_x.py"),
+            ("folder", "test_x.py::C::test"),
+            ("folder/test_x.py", "folder/test_x.py::C"),
+            ("folder/test_x.py", "folder/test_x.py"),
+        ):
+            with self.subTest(place=place, name=name):
+                options = self.options("--drop-in", place, name)
+                self.assertEqual((options.names, options.drop_in_root), ((name,), folder))
+                self.assertEqual(options.tests, (one if place.endswith(".py") else folder,))
+
+    def test_several_drop_ins(self):
+        one, two = self.file("a/test_x.py"), self.file("b/test/distributed/test_y.py")
+        root = self.root.resolve()
+        options = self.options("--drop-in", "a", "--drop-in", "b", "test_y")
+        self.assertEqual((options.drop_in, options.names), ((root / "a", root / "b"), ("test_y",)))
+        self.assertEqual((options.tests, options.drop_in_root), ((one.parent, two.parent), root))
+        self.assertEqual(options.command, f"python run_test.py --drop-in {root}/a --drop-in {root}/b")
+        self.assertEqual(self.options("--drop-in", "a/test_x.py", "--drop-in", "b").tests, (one, two.parent))
+
+    def test_wrong_drop_ins(self):
+        self.file("a/test_x.py"), self.file("notes.txt")
+        (self.root / "link").symlink_to("a")
+        self.assertRefused("--drop-in .*none: there is no such file", "--drop-in", "none")
+        self.assertRefused("--drop-in .*none: there is no such file", "--drop-in", "a", "--drop-in", "none")
+        self.assertRefused("--drop-in .*/a: named twice", "--drop-in", "a", "--drop-in", "a")
+        self.assertRefused("--drop-in .*/link: named twice", "--drop-in", "a", "--drop-in", "link")
+        self.assertRefused("--drop-in .*/../a: named twice", "--drop-in", "a", "--drop-in", "a/../a")
+        self.assertRefused("notes.txt: this file is not a Python file", "--drop-in", "notes.txt")
+        self.assertRefused("the path is empty", "--drop-in", "")
 
     def test_misspelt(self):
         self.write("setup.cfg", "[torch_testing_ext]\ntime-out = 3\n")

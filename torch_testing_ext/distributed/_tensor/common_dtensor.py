@@ -3,14 +3,12 @@
 The names are those of torch.testing._internal.distributed._tensor.common_dtensor.
 
 Importing this module imports no DTensor and touches no accelerator: it imports models, converter and local-tensor bases
-at their first use, and determines device type and counts then. A test file uses them at import, so its ranks inherit
-them when they are forked.
+at their first use, and determines device type and counts then, unless a test file sets them. A test file uses them at
+import, so its ranks inherit them when they are forked.
 """
 
 import importlib as _importlib
 import typing as _typing
-
-import torch.distributed as _dist
 
 from torch_testing_ext._cases.continuous import MultiProcContinuousTest as MultiProcContinuousTest
 from torch_testing_ext._cases.distributed_base import run_subtests as run_subtests
@@ -26,7 +24,8 @@ from torch_testing_ext._dtensor.bases import (
     skip_unless_torch_gpu as skip_unless_torch_gpu,
     with_comms as with_comms,
 )
-from torch_testing_ext._machine import accelerators as _accelerators, flags as _flags
+from torch_testing_ext._machine import flags as _flags
+from torch_testing_ext._machine.settable import share as _share
 from torch_testing_ext._marks.distributed import (
     ACCELERATOR_DIST_BACKENDS as ACCELERATOR_DIST_BACKENDS,
     skip_if_lt_x_gpu as skip_if_lt_x_gpu,
@@ -78,12 +77,8 @@ _LAZY = {
     "transformer": ("Attention", "FeedForward", "ModelArgs", "Transformer", "TransformerBlock"),
 }
 _MODULE_OF = {name: f"torch_testing_ext._dtensor.{module}" for module, names in _LAZY.items() for name in names}
-_DEVICE_FACTS: dict[str, _typing.Callable[[], _typing.Any]] = {
-    "DEVICE_COUNT": _accelerators.device_count,
-    "DEVICE_TYPE": _devices_used.device_type,
-    "NUM_DEVICES": _devices_used.num_devices,
-    "PG_BACKEND": lambda: _dist.get_default_backend_for_device(_devices_used.device_type()),
-}
+_DEVICE_FACTS = ("DEVICE_COUNT", "DEVICE_TYPE", "NUM_DEVICES", "PG_BACKEND")
+_share(__name__, _devices_used.constants, *_DEVICE_FACTS)
 _FLAGS = ("TEST_CUDA", "TEST_HPU", "TEST_PRIVATEUSE1", "TEST_WITH_ROCM", "TEST_XPU")
 
 __all__ = [name for name in globals() if not name.startswith("_")] + list(_MODULE_OF) + list(_DEVICE_FACTS)
@@ -94,8 +89,6 @@ def __getattr__(name: str) -> _typing.Any:
         found = getattr(_importlib.import_module(_MODULE_OF[name]), name)
         globals()[name] = found
         return found
-    if name in _DEVICE_FACTS:
-        return _DEVICE_FACTS[name]()
     if name in _FLAGS:
         return _flags.flag(name)
     if name == "FakeStore":

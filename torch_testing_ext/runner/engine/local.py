@@ -34,6 +34,7 @@ from ..events import (
     UnitBegan,
     UnitEnded,
     WaitingForDevices,
+    Warned,
 )
 from ..model import Attempt, Category, FinishedTest, Lease, RunHeader, Summary, Test, TestId, TestOutcome, Unit
 from ..options.options import Options
@@ -42,6 +43,7 @@ from ..scheduling.inventory import Inventory, environment_of
 from ..scheduling.leases import Leases
 from ..scheduling.plan import Plan
 from ..scheduling.policy import Queue
+from ..selection.ports import is_collision, ports_in_use
 from .running_unit import Limits, RunningUnit, UnitListener
 from .signals_and_keys import signals_and_keys
 from .unit_log import AttemptResult, EndCause
@@ -81,6 +83,8 @@ class Engine(UnitListener):
         self._failures = 0
         self._done: set[tuple[TestId, int]] = set()  # tests of `_finished`, with their repetition
         self._unfinished: list[tuple[Test, int]] = []  # with their repetition
+        self._collided: set[tuple[TestId, int]] = set()  # tests that found a port in use
+        self._warnings: list[str] = []
         self._stopping = False
         self._interrupts = 0
         self._error = ""
@@ -258,7 +262,8 @@ class Engine(UnitListener):
 
     def _add(self, unit: Unit, tests: tuple[Test, ...], attempt: int) -> None:
         self._left[unit.file] += 1
-        self._queue.add(Unit(next(self._numbers), tests, unit.repetition, attempt, unit.seconds))
+        alone = any((test.id, unit.repetition) in self._collided for test in tests)
+        self._queue.add(Unit(next(self._numbers), tests, unit.repetition, attempt, unit.seconds, alone))
 
     def _count_down(self, unit: Unit) -> None:
         """Close the process of a file after its last unit, unless the plan may be repeated."""
@@ -276,12 +281,31 @@ class Engine(UnitListener):
         """Take an attempt into account. Returns whether the test is to be retried."""
         failed = self._options.policy.verdict(attempt.outcome) is Category.FAILED
         retry = failed and attempt.number <= self._options.retries and not self._stopping
+        if failed and not self._stopping and self._is_first_collision(attempt):
+            retry = True
         attempts = self._attempts.setdefault((attempt.test.id, attempt.repetition), [])
         attempts.append(attempt)
         self._report(AttemptEnded(attempt, retry))
         if not retry:
             self._finish(FinishedTest(tuple(attempts)))
         return retry
+
+    def _is_first_collision(self, attempt: Attempt) -> bool:
+        """Did the test find a port in use, for the first time? Then it runs again, alone, whatever --retries says."""
+        key = attempt.test.id, attempt.repetition
+        if key in self._collided or not is_collision(attempt):
+            return False
+        self._collided.add(key)
+        ports = ports_in_use(attempt)
+        self._leases.learn_ports(attempt.test.id.file, ports)
+        which = f"port {', '.join(map(str, sorted(ports)))}" if ports else "a port"
+        warning = (
+            f"{attempt.test.id}: {which} was in use (EADDRINUSE); the test runs again while no other runs, and further "
+            "tests of its file run one after the other"
+        )
+        self._warnings.append(warning)
+        self._report(Warned(warning))
+        return True
 
     def _finish_at_once(self, attempt: Attempt) -> None:
         self._report(AttemptEnded(attempt, retry=False))
@@ -370,7 +394,8 @@ class Engine(UnitListener):
             self._options.policy,
             self._interrupts > 0,
             tuple(dict.fromkeys(unfinished)),
-            error=self._error,
+            tuple(self._warnings),
+            self._error,
         )
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
-from .options import Options, UsageError
+from .options import Options, UsageError, is_checkout
 from .suggestions import nearest
 from .table import OPTION_GROUPS, OPTION_TABLE, OptionSpec, boolean
 
@@ -72,37 +72,58 @@ def read_options(argv: Sequence[str], environ: Mapping[str, str], root: Path, cw
     for layer in layers:
         values.update(layer.values)
         sources.update(layer.sources)
-    return ConfiguredOptions(_complete(Options(**values), sources), sources)
+    return ConfiguredOptions(_complete(Options(**values), sources, cwd), sources)
 
 
-def _complete(options: Options, sources: Mapping[str, str]) -> Options:
+def _complete(options: Options, sources: Mapping[str, str], cwd: Path) -> Options:
     if options.gpus is not None and options.fake_gpus is not None:
         raise UsageError("--gpus and --fake-gpus cannot be combined: devices are either real or fake")
-    if options.drop_in is not None:
-        options = _dropped_in(options, options.drop_in.resolve(), sources)
+    if options.drop_in:
+        options = _dropped_in(options, sources, cwd)
     return dataclasses.replace(options, shuffle=options.shuffle or options.seed is not None)
 
 
-def _dropped_in(options: Options, path: Path, sources: Mapping[str, str]) -> Options:
-    """The options for the tests of a checkout, a folder or a file, which are not the project's own.
+def _dropped_in(options: Options, sources: Mapping[str, str], cwd: Path) -> Options:
+    """The options for the tests of checkouts, folders and files, which are not the project's own.
 
-    They have a cache of their own, since the project may have tests with the same names.
+    Names select among these. They have a cache of their own, since the project may have tests with the same names.
     """
-    whole = (path / "test").is_dir()
-    tests = _resolved(Options().tests, path) if whole else (path,)
+    places = _existing(options.drop_in)
+    files = _further_files(places, options.names, cwd)
+    places = (*places, *files)
+    below = [_resolved(Options().tests, place) if is_checkout(place) else (place,) for place in places]
+    given = sources["tests"] == COMMAND_LINE or sources["tests"].startswith(PREFIX)  # a file has the project's folders
     return dataclasses.replace(
         options,
-        drop_in=path if whole else _root_of(path),
-        names=options.names if whole else (str(path), *options.names),
-        tests=tests if sources["tests"] == DEFAULT else options.tests,
+        drop_in=places,
+        names=() if files else options.names,
+        tests=options.tests if given else tuple(test for tests in below for test in tests),
         cache=options.cache / "drop_in" if sources["cache"] == DEFAULT else options.cache,
     )
 
 
-def _root_of(path: Path) -> Path:
-    """The checkout that contains a test file or folder; if there is none, the folder or that of the file."""
-    inside = next((folder.parent for folder in path.parents if folder.name == "test"), None)
-    return inside or (path if path.is_dir() else path.parent)
+def _existing(places: Sequence[Path]) -> tuple[Path, ...]:
+    """The places, without symbolic links. Raises UsageError for one that is missing or is named twice."""
+    found: list[Path] = []
+    for place in places:
+        path = place.resolve()
+        if not path.exists():
+            raise UsageError(f"--drop-in {place}: there is no such file or folder")
+        if path.is_file() and path.suffix != ".py":
+            raise UsageError(f"--drop-in {place}: this file is not a Python file")
+        if path in found:
+            raise UsageError(f"--drop-in {place}: named twice")
+        found.append(path)
+    return tuple(found)
+
+
+def _further_files(places: Sequence[Path], names: Sequence[str], cwd: Path) -> tuple[Path, ...]:
+    """With `--drop-in FILE FILE ...`, the files after the first, which look like names. Raises UsageError."""
+    paths = [(cwd / name).resolve() for name in names]
+    all_files = all(path.is_file() and path.suffix == ".py" for path in (*places, *paths))
+    if not all_files or set(paths) <= set(places):
+        return ()
+    return _existing((*places, *(cwd / name for name in names)))[len(places) :]
 
 
 def show(configured: ConfiguredOptions) -> str:

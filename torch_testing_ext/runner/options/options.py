@@ -113,12 +113,20 @@ class Options:
     action: Action = Action.RUN
     json: bool = False
     cache: Path = Path(".torch_testing_ext")
-    drop_in: Path | None = None
+    drop_in: tuple[Path, ...] = ()
+
+    @property
+    def drop_in_root(self) -> Path | None:
+        """The folder to which the names of dropped-in tests are relative; None without any."""
+        roots = {_root_of(path) for path in self.drop_in}
+        return Path(os.path.commonpath(roots)) if roots else None
 
     @property
     def command(self) -> str:
         """The command that reruns a test whose name is appended to it."""
-        return "python run_test.py" + (f" --drop-in {shell.quote(str(self.drop_in))}" if self.drop_in else "")
+        root = self.drop_in_root
+        places = (root,) if root is not None and is_checkout(root) else self.drop_in
+        return " ".join(["python run_test.py", *(f"--drop-in {shell.quote(str(place))}" for place in places)])
 
     @property
     def endless(self) -> bool:
@@ -128,3 +136,16 @@ class Options:
     @property
     def policy(self) -> Policy:
         return Policy(fail_flaky=self.flaky is CountAs.FAIL, fail_leaked=self.leaked is CountAs.FAIL)
+
+
+def is_checkout(folder: Path) -> bool:
+    """Is this a checkout of PyTorch, or a project that keeps its tests in the same folder?"""
+    return (folder / "test").is_dir()
+
+
+def _root_of(path: Path) -> Path:
+    """The checkout that contains a test file or folder; if there is none, the folder or that of the file."""
+    if is_checkout(path):
+        return path
+    inside = next((folder.parent for folder in path.parents if folder.name == "test"), None)
+    return inside or (path if path.is_dir() else path.parent)

@@ -248,8 +248,10 @@ OPTION_GROUPS = {
         "drop_in": OptionSpec(
             ("--drop-in",),
             path,
-            "run a PyTorch checkout, or test files written for PyTorch's own classes, on the classes of this package",
+            "run a PyTorch checkout, or a folder or file of tests written for PyTorch's own classes, on the classes of "
+            "this package; may be repeated; NAME selects among their tests",
             "PATH",
+            many=True,
         ),
     },
 }

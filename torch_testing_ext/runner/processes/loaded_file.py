@@ -7,7 +7,7 @@ import os
 import sys
 import unittest
 import unittest.util
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -295,9 +295,10 @@ def _devices(test: Any, needs: tuple[Any, ...], ranks: int, available: int) -> i
     declaration: it must not find those of another test.
     """
     marked = int(getattr(_method(test), "_min_gpus_required", 0) or 0)  # by PyTorch's own decorators
-    declared: list[int] = [need.devices for need in needs if not (need.allow_cpu and available == 0)]
-    declared.append(0 if any(need.devices for need in needs) else marked)
-    return max(*declared, ranks if ranks <= available and _may_use_accelerators(test, needs) else 0, 0)
+    declared = max(_declared(needs, available), 0 if any(need.devices for need in needs) else marked)
+    # More than there are: the test would certainly skip.
+    declared = max(min(declared, available), _declared(_certain_needs_of(test), available))
+    return max(declared, ranks if ranks <= available and _may_use_accelerators(test, needs) else 0)
 
 
 def _may_use_accelerators(test: Any, needs: tuple[Any, ...]) -> bool:
@@ -323,6 +324,21 @@ def _device_type(test: Any) -> str:
     except Exception:
         return ""
     return str(found or "").partition(":")[0]
+
+
+def _declared(needs: Iterable[Any], available: int) -> int:
+    return max((need.devices for need in needs if not (need.allow_cpu and available == 0)), default=0)
+
+
+def _certain_needs_of(test: Any) -> tuple[Any, ...]:
+    """The needs without which the test skips, whatever its class overrides and other decorators do."""
+    from torch_testing_ext._cases.ranked import RankedTestCase
+    from torch_testing_ext._marks.needs import certain_needs
+
+    if isinstance(test, RankedTestCase) and test._decides_about_skips():
+        return ()
+    method = _method(test)
+    return () if method is None else tuple(certain_needs(method))
 
 
 def _timeout(test: Any) -> float | None:

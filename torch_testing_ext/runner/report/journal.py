@@ -111,7 +111,8 @@ class Journal:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)  # as long as this process lives
-            os.ftruncate(self._fd, 0)
+            if os.fstat(self._fd).st_size:  # a journal that was there; a device or a pipe cannot be truncated
+                os.ftruncate(self._fd, 0)
         except OSError as error:
             self._give_up("another run writes it" if isinstance(error, BlockingIOError) else error)
         else:

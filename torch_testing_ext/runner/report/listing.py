@@ -36,6 +36,7 @@ def _needs(test: Test) -> str:
     needs += [test.backend] if test.backend else []
     needs += [f"timeout {test.timeout:g} s"] if test.timeout is not None else []
     needs += [f"with {test.together}"] if test.together else []
+    needs += [f"port {', '.join(map(str, test.ports))}"] if test.ports else []
     return ", ".join(needs)
 
 
@@ -62,6 +63,7 @@ def _as_data(test: Test, seconds: float | None) -> dict[str, Any]:
         "backend": test.backend,
         "timeout": test.timeout,
         "together": test.together,
+        "ports": test.ports,
         "skip": test.skip,
         "want": test.want,
         "expected_seconds": seconds,

@@ -19,6 +19,7 @@ class Leases:
         self._held: list[Lease] = []
         self._locks = locks
         self._elsewhere: tuple[str, ...] = ()  # devices that other runs have leased or reserved
+        self._learned: dict[str, frozenset[int | str]] = {}  # ports, by file, that failures have shown
 
     @property
     def elsewhere(self) -> tuple[str, ...]:
@@ -90,12 +91,30 @@ class Leases:
         """Leases exactly what the unit needs, which must be free: the queue decides which unit fits."""
         devices = [name for name in self._unheld() if name not in self._elsewhere]
         slots = [slot for slot in self._slots if not any(slot in lease.slots for lease in self._held)]
-        lease = Lease(tuple(devices[: unit.devices]), tuple(slots[: slots_of(unit, len(self._slots))]))
+        lease = Lease(
+            tuple(devices[: unit.devices]),
+            tuple(slots[: slots_of(unit, len(self._slots))]),
+            self._ports_of(unit),
+            unit.alone,
+        )
         assert len(lease.devices) == unit.devices, f"unit {unit.number} needs {unit.devices} of {len(devices)} devices"
         assert len(lease.slots) == slots_of(unit, len(self._slots)), f"unit {unit.number} does not fit into {slots}"
         self._held.append(lease)
         self._check()
         return lease
+
+    def may_run_now(self, unit: Unit) -> bool:
+        """Does the unit not disturb those that run? Two units that use the same fixed port would."""
+        if unit.alone:
+            return not self._held
+        return not any(lease.alone or lease.ports & self._ports_of(unit) for lease in self._held)
+
+    def learn_ports(self, file: str, ports: frozenset[int]) -> None:
+        """A test of this file found a port in use: from now on, its tests run one by one, whichever port it was."""
+        self._learned[file] = self._learned.get(file, frozenset()) | {file} | ports
+
+    def _ports_of(self, unit: Unit) -> frozenset[int | str]:
+        return unit.ports | self._learned.get(unit.file, frozenset())
 
     def give_back(self, lease: Lease) -> None:
         """Frees a lease. Call it when every process of the unit is gone."""

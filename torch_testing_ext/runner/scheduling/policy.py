@@ -24,6 +24,7 @@ _ROUNDING = 0.999
 UNKNOWN = 1.0  # seconds; used if the duration of no unit is known, so that all units are equal
 
 Priority = Callable[[Unit], Any]
+MayRun = Callable[[Unit], bool]
 
 
 def no_preference(unit: Unit) -> int:
@@ -39,8 +40,17 @@ def slots_of(unit: Unit, slots: int) -> int:
 class Queue:
     """The units that wait. Units with a smaller `priority` start before others regardless of size."""
 
-    def __init__(self, units: Iterable[Unit], devices: int, slots: int, priority: Priority = no_preference):
+    def __init__(
+        self,
+        units: Iterable[Unit],
+        devices: int,
+        slots: int,
+        priority: Priority = no_preference,
+        may_run_now: MayRun = lambda unit: True,
+    ):
+        """`may_run_now`: can a unit run beside those that run, whatever resources are free?"""
         units = tuple(units)
+        self._may_run_now = may_run_now
         typical = typical_seconds(units)
         on_devices = [unit for unit in units if unit.devices]
         on_slots = [unit for unit in units if not unit.devices]
@@ -60,7 +70,8 @@ class Queue:
 
     def take(self, free_devices: int, free_slots: int) -> Unit | None:
         """Removes and returns the unit to start now; None if another unit has to end first."""
-        return self._on_devices.take(free_devices) or self._on_slots.take(free_slots)
+        may_run = self._may_run_now
+        return self._on_devices.take(free_devices, may_run) or self._on_slots.take(free_slots, may_run)
 
     def clear(self) -> tuple[Unit, ...]:
         """Removes and returns all waiting units."""
@@ -114,20 +125,21 @@ class _ResourceQueue:
         self._longest_ever = max(self._longest_ever, arrival.seconds)
         self._insert(place, arrival)
 
-    def take(self, free: int) -> Unit | None:
+    def take(self, free: int, may_run_now: MayRun) -> Unit | None:
         if not self._waiting or not free:
             return None
         self._promote_longest()
-        first = self._waiting[0]
-        if first.width > free and first.overtaken >= self._patience:
+        # A unit that may not run now waits for another to end, not for resources: it does not hold up the others.
+        ready = [one for one in self._waiting if may_run_now(one.unit)]
+        if not ready or (ready[0].width > free and ready[0].overtaken >= self._patience):
             return None
-        place = next((place for place, one in enumerate(self._waiting) if one.width <= free), None)
-        if place is None:
+        chosen = next((one for one in ready if one.width <= free), None)
+        if chosen is None:
             return None
-        first.overtaken += place > 0
-        taken = self._waiting.pop(place)
-        self._work = self._work - taken.area if self._waiting else 0.0
-        return taken.unit
+        ready[0].overtaken += chosen is not ready[0]
+        self._waiting = [one for one in self._waiting if one is not chosen]
+        self._work = self._work - chosen.area if self._waiting else 0.0
+        return chosen.unit
 
     def clear(self) -> list[Unit]:
         waiting, self._waiting = self._waiting, []

@@ -1,0 +1,224 @@
+"""Ranks that leave while a peer still creates a group that they have created already."""
+
+import os
+import tempfile
+import time
+import unittest
+from pathlib import Path
+
+import torch.distributed as dist
+from multi_process_support import Ranks, outcome_and_told, outcome_of
+
+from torch_testing_ext._cases import group_creation
+from torch_testing_ext.common_utils import TestCase, run_tests
+from torch_testing_ext.launch import read_account
+
+# A rank that does not wait exits much sooner after it has written its account.
+A_WHILE = 0.5
+
+
+class Things(Ranks):
+    """Methods have names without `test`, so that no loader collects them.
+
+    Rank 1 is slow: it creates the group for as long as rank 0 needs to skip or to end, and tells whether rank 0 lived.
+    """
+
+    @property
+    def directory(self) -> Path:
+        return Path(self.file_name).parent
+
+    def create_slowly(self, name="a group") -> None:
+        with group_creation._creating(name):
+            if self.rank == 1:
+                (self.directory / "pid").write_text(str(os.getpid()))
+                wait_for(lambda: read_account(self.directory / "rank0.account") is not None)
+                self.tell(self.peer_is_alive_for_a_while())
+            else:
+                (self.directory / "peer").write_text(str(os.getpid()))
+                wait_for((self.directory / "pid").exists)
+
+    def peer_is_alive_for_a_while(self) -> bool:
+        peer = int((self.directory / "peer").read_text())
+        until = time.monotonic() + A_WHILE
+        while time.monotonic() < until:
+            if not is_alive(peer):
+                return False
+            time.sleep(0.01)
+        return True
+
+    def all_skip(self) -> None:
+        self.create_slowly()
+        self.skipTest("all of them")
+
+    def all_skip_by_code(self) -> None:
+        self.create_slowly()
+        raise SystemExit(76)
+
+    def all_pass(self) -> None:
+        self.create_slowly()
+
+    def one_fails(self) -> None:
+        self.join_group()
+        if self.rank == 1:
+            raise ConnectionError("Connection closed by peer")
+        self.skipTest("the other")
+
+    def one_dies(self) -> None:
+        self.join_group()
+        if self.rank == 1:
+            os._exit(3)
+        self.skipTest("the other")
+
+    def one_skips(self) -> None:
+        self.join_group()
+        if self.rank == 1:
+            self.skipTest("alone")
+
+    def destroyed_and_created_again(self) -> None:
+        for _ in range(3):
+            self.join_group()
+            dist.destroy_process_group()
+            self.file_name += "again"
+        self.skipTest("all of them")
+
+
+class FourRanks(Things):
+    world_size = 4
+
+    def skips(self) -> None:
+        self.join_group()
+        self.skipTest("all of them")
+
+    def skips_after_destroying(self) -> None:
+        self.join_group()
+        dist.destroy_process_group()
+        self.skipTest("all of them")
+
+    def passes(self) -> None:
+        self.join_group()
+
+
+class InFull(FourRanks):
+    fast_exit = False
+
+
+def wait_for(condition) -> None:
+    while not condition():
+        time.sleep(0.001)
+
+
+def is_alive(pid: int) -> bool:
+    """A rank that has exited is a zombie until its fork server waits for it."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
+    except OSError:
+        return False
+
+
+@unittest.skipUnless(Path("/proc/self/stat").exists(), "reads the state of a process from /proc")
+class TestSlowPeer(TestCase):
+    def test_a_rank_that_leaves_waits(self):
+        for method, outcome in (("all_skip", "skipped"), ("all_skip_by_code", "skipped"), ("all_pass", "passed")):
+            with self.subTest(method=method):
+                seen, told = outcome_and_told(Things(method))
+                self.assertEqual((seen.outcome, told), (outcome, [True]), seen.message)
+
+
+class TestOutcomes(TestCase):
+    def test_all_skip(self):
+        for kind in (FourRanks, InFull):
+            for method in ("skips", "skips_after_destroying", "destroyed_and_created_again"):
+                with self.subTest(kind=kind.__name__, method=method):
+                    for _ in range(3):
+                        self.assertEqual(outcome_of(kind(method)), ("skipped", "all of them"))
+
+    def test_all_pass(self):
+        for kind in (FourRanks, InFull):
+            for _ in range(3):
+                self.assertEqual(outcome_of(kind("passes")), ("passed", ""))
+
+    def test_a_failure_beside_skips_counts(self):
+        for method, message in (
+            ("one_fails", "rank 1 of 2 raised .*ConnectionError"),
+            ("one_dies", "rank 1 of 2 exited with code 3"),
+            ("one_skips", "ranks disagree in .*rank 1 skipped, rank 0 did not"),
+        ):
+            with self.subTest(method=method):
+                seen = outcome_of(Things(method))
+                self.assertIn(seen.outcome, ("failed", "error"))
+                self.assertRegex(seen.message, message)
+
+
+class TestWaiting(TestCase):
+    """In this process and in children that hold locks."""
+
+    def setUp(self):
+        super().setUp()
+        directory = tempfile.TemporaryDirectory()
+        self.addCleanup(directory.cleanup)
+        self.addCleanup(setattr, group_creation, "_file", group_creation._file)
+        self.addCleanup(group_creation._times.clear)
+        self.addCleanup(group_creation._created.clear)
+        group_creation._file = Path(directory.name, "creating")
+
+    def start_peer(self, name, times=1):
+        """A child that creates a group until it is told to end, or dies."""
+        (ready, started), (stop, end) = os.pipe(), os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            group_creation._rank = 1
+            for _ in range(times - 1):
+                with group_creation._creating(name):
+                    pass
+            with group_creation._creating(name):
+                os.write(started, b"1")
+                os.close(end)
+                os.read(stop, 1)
+            os._exit(0)
+        os.close(stop)
+        os.read(ready, 1)
+        return pid, end
+
+    def create(self, name):
+        with group_creation._creating(name):
+            pass
+
+    def waits(self) -> bool:
+        return any(not group_creation._try_lock(group) for group in group_creation._created)
+
+    def test_for_the_groups_that_it_has_created(self):
+        pid, end = self.start_peer("one")
+        self.assertFalse(self.waits())
+        self.create("another")
+        self.assertFalse(self.waits())
+        self.create("one")
+        self.assertTrue(self.waits())
+        os.close(end)
+        group_creation.wait_for_peers()
+        os.waitpid(pid, 0)
+        self.assertFalse(self.waits())
+
+    def test_not_for_the_next_group_of_the_same_name(self):
+        pid, end = self.start_peer("one", times=2)
+        self.create("one")
+        self.assertFalse(self.waits())
+        self.create("one")
+        self.assertTrue(self.waits())
+        os.close(end)
+        os.waitpid(pid, 0)
+
+    def test_not_for_one_that_died(self):
+        pid, _ = self.start_peer("one")
+        self.create("one")
+        os.kill(pid, 9)
+        os.waitpid(pid, 0)
+        self.assertFalse(self.waits())
+
+    def test_not_where_files_cannot_be_locked(self):
+        group_creation._file = Path("/nowhere/creating")
+        self.create("one")
+        group_creation.wait_for_peers()
+
+
+if __name__ == "__main__":
+    run_tests()

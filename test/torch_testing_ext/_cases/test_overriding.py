@@ -1,0 +1,441 @@
+"""What a class overrides wins, as with PyTorch's bases: no decision is taken before it, or without it."""
+
+import functools
+import multiprocessing
+import os
+import queue
+import signal
+import sys
+import threading
+import traceback
+import unittest
+from typing import ClassVar
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from multi_process_support import Ranks, outcome_and_told, outcome_of, ranks_told
+
+from torch_testing_ext._cases import ranked
+from torch_testing_ext.common_distributed import (
+    TEST_SKIPS,
+    MultiProcessTestCase,
+    MultiThreadedTestCase,
+    skip_if_lt_x_gpu,
+)
+from torch_testing_ext.common_utils import TestCase, run_tests
+from torch_testing_ext.distributed.multi_threaded_pg import ProcessLocalGroup
+
+
+class Things(Ranks):
+    """Methods have names without `test`, so that no loader collects them."""
+
+    @skip_if_lt_x_gpu(1000)
+    def needs_devices(self):
+        self.tell("ran")
+
+    def passes(self):
+        self.tell("ran")
+
+    def fails(self):
+        self.fail("no")
+
+    def raises_in_one(self):
+        if self.rank == 1:
+            raise KeyError("k")
+
+    def exits_with_3(self):
+        os._exit(3)
+
+
+# -- MultiProcessTestCase
+
+
+class Unwraps(Things):
+    """Runs the test without its decorators."""
+
+    def run_test(self, test_name, parent_pipe):
+        getattr(self, test_name).__wrapped__.__func__.__wrapped__(self)
+
+
+class HandlesSkips(Things):
+    def _handle_test_skip(self, message):
+        self.tell("handled")
+
+
+class Another(Things):
+    """The ranks run another test than the one that the parent waits for."""
+
+    def _current_test_name(self):
+        return "passes"
+
+
+class LikePyTorch(Things):
+    """Overrides run_test with what PyTorch's own does."""
+
+    def run_test(self, test_name, parent_pipe):
+        receive, send = torch.multiprocessing.Pipe(duplex=False)
+        listener = threading.Thread(
+            target=MultiProcessTestCase._event_listener, args=(parent_pipe, receive, self.rank), daemon=True
+        )
+        listener.start()
+        try:
+            getattr(self, test_name)()
+        except unittest.SkipTest:
+            sys.exit(TEST_SKIPS["generic"].exit_code)
+        except Exception:
+            parent_pipe.send(traceback.format_exc())
+            sys.exit(MultiProcessTestCase.TEST_ERROR_EXIT_CODE)
+        finally:
+            send.send(None)
+            listener.join()
+            parent_pipe.close()
+
+    def skips(self):
+        self.skipTest("not today")
+
+
+class LeavesAtOnce(Things):
+    """Ends its process by os._exit after the test."""
+
+    @classmethod
+    def _run(cls, rank, test_name, file_name, pipe, **kwargs):
+        try:
+            super()._run(rank, test_name, file_name, pipe, **kwargs)
+        finally:
+            os._exit(0)
+
+    def leaves_half_way(self):
+        os._exit(0)
+
+    def leaves_half_way_the_second_time(self):
+        if hasattr(self, "again"):
+            os._exit(0)
+        self.again = True
+
+
+class Twice(LeavesAtOnce):
+    def run_test(self, test_name, parent_pipe):
+        getattr(self, test_name)()
+        getattr(self, test_name)()
+
+
+class FailsAfterwards(Things):
+    @classmethod
+    def _run(cls, rank, test_name, file_name, pipe, **kwargs):
+        super()._run(rank, test_name, file_name, pipe, **kwargs)
+        match test_name:
+            case "exits_later":
+                sys.exit(3)
+            case "dies_later":
+                os.kill(os.getpid(), signal.SIGKILL)
+            case "raises_later":
+                raise OSError("in clean-up")
+            case "skips_later":
+                sys.exit(TEST_SKIPS["nccl"].exit_code)
+
+    exits_later = dies_later = raises_later = skips_later = Things.passes
+
+
+class Judges(Things):
+    """Judges the exit codes itself."""
+
+    def _check_return_codes(self, fn, elapsed_time):
+        if [process.exitcode for process in self.processes] == [3, 3]:
+            return
+        texts = [pipe.recv() for pipe in self.pid_to_pipe.values() if pipe.poll(0)]
+        if any("KeyError" in text for text in texts):
+            raise OSError("a rank has told of a KeyError")
+        super()._check_return_codes(fn, elapsed_time)
+
+
+class Joins(Things):
+    """Waits for its processes itself."""
+
+    def _join_processes(self, fn):
+        for process in self.processes:
+            process.join()
+        self.assertEqual([process.exitcode for process in self.processes], [3, 3])
+
+
+class Starts(Things):
+    """Starts its processes itself, as PyTorch's base does."""
+
+    def _start_processes(self, proc):
+        self.processes = []
+        for rank in range(int(self.world_size)):
+            ours, theirs = torch.multiprocessing.Pipe()
+            process = proc(
+                target=type(self)._run,
+                name=f"process {rank}",
+                args=(rank, self._current_test_name(), self.file_name, theirs),
+                kwargs={"fake_pg": False},
+            )
+            process.start()
+            self.pid_to_pipe[process.pid] = ours
+            self.processes.append(process)
+
+    def skips(self):
+        self.skipTest("not today")
+
+    def meets(self):
+        self.join_group()
+        tensor = torch.ones(1)
+        dist.all_reduce(tensor)
+        self.assertEqual(tensor.item(), 2)
+
+    def dies_in_one(self):
+        if self.rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        threading.Event().wait()
+
+    def hangs_in_one(self):
+        if self.rank == 1:
+            threading.Event().wait()
+
+    def raises_a_long_text(self):
+        raise ValueError("x" * 1_000_000)
+
+
+class StartsByFork(Starts):
+    def _spawn_processes(self):
+        self._start_processes(multiprocessing.get_context("fork").Process)
+
+
+class StartsOurs(Things):
+    """Calls ours with a class of its own."""
+
+    def _spawn_processes(self):
+        self._start_processes(torch.multiprocessing.get_context("spawn").Process)
+
+
+class Cleans(Things):
+    """Sets something in setUp that tearDown must remove."""
+
+    log: ClassVar[list] = []
+
+    def setUp(self):
+        super().setUp()
+        self.log.append(("up", [process.is_alive() for process in self.processes], self.processes[0].exitcode))
+
+    def tearDown(self):
+        self.log.append("down")
+        super().tearDown()
+
+
+class TestProcesses(TestCase):
+    def test_a_skip_that_is_certain_starts_nothing(self):
+        with mock.patch("torch_testing_ext.launch.launch", side_effect=AssertionError("launched")):
+            self.assertEqual(outcome_of(Things("needs_devices")).outcome, "skipped")
+
+    def test_set_up_and_tear_down_are_complete_around_such_a_skip(self):
+        Cleans.log.clear()
+        self.assertEqual(outcome_of(Cleans("needs_devices")).outcome, "skipped")
+        self.assertEqual(Cleans.log, [("up", [False, False], 86), "down"])
+
+    def test_ranks_decide_about_skips(self):
+        self.assertEqual(ranks_told(Unwraps("needs_devices")), ["ran", "ran"])
+        self.assertEqual(ranks_told(HandlesSkips("needs_devices")), ["handled", "handled"])
+        self.assertEqual(ranks_told(Another("needs_devices")), ["ran", "ran"])
+
+    def test_an_unknown_decorator_may_call_another_test(self):
+        def on_cpu(function):
+            @functools.wraps(function)
+            def wrapper(self):
+                self.passes()
+
+            return wrapper
+
+        class Decorated(Things):
+            needs_devices = on_cpu(Things.needs_devices)
+
+        self.assertEqual(ranks_told(Decorated("needs_devices")), ["ran", "ran"])
+
+    def test_a_copy_of_run_test(self):
+        self.assertEqual(ranks_told(LikePyTorch("passes")), ["ran", "ran"])
+        self.assertEqual(outcome_of(LikePyTorch("skips")).outcome, "skipped")
+        seen = outcome_of(LikePyTorch("raises_in_one"))
+        self.assertEqual(seen.outcome, "error")
+        self.assertRegex(seen.message, r"rank 1 of 2 raised .*KeyError: 'k'(.|\n)*Traceback(.|\n)*raise KeyError\(")
+
+    def test_an_override_may_end_the_process_after_the_test(self):
+        self.assertEqual(ranks_told(LeavesAtOnce("passes")), ["ran", "ran"])
+        for kind, method in (
+            (LeavesAtOnce, "leaves_half_way"),
+            (Twice, "leaves_half_way_the_second_time"),
+            (LeavesAtOnce, "fails"),
+        ):
+            with self.subTest(kind=kind.__name__, method=method):
+                self.assertIn(outcome_of(kind(method)).outcome, ("failed", "error"))
+
+    def test_what_follows_the_test_counts(self):
+        for method, outcome in (("exits", "error"), ("dies", "error"), ("raises", "error"), ("skips", "skipped")):
+            with self.subTest(method=method):
+                seen, told = outcome_and_told(FailsAfterwards(f"{method}_later"))
+                self.assertEqual((seen.outcome, told), (outcome, ["ran", "ran"]), seen.message)
+
+    def test_exit_codes_are_judged_by_an_override(self):
+        self.assertEqual(outcome_of(Things("exits_with_3")).outcome, "error")
+        self.assertEqual(outcome_of(Judges("exits_with_3")), ("passed", ""))
+        self.assertRegex(outcome_of(Judges("raises_in_one")).message, "OSError: a rank has told of a KeyError")
+        self.assertRegex(outcome_of(Judges("fails")).message, "RankFailure: rank . of 2 failed")
+
+    def test_processes_are_joined_by_an_override(self):
+        self.assertEqual(outcome_of(Joins("exits_with_3")), ("passed", ""))
+        self.assertRegex(outcome_and_told(Joins("passes"))[0].message, "Expected 3 but got 0")
+
+    def test_processes_are_started_by_an_override(self):
+        seen, told = outcome_and_told(Starts("passes"))
+        self.assertEqual((seen.outcome, told), ("passed", ["ran", "ran"]), seen.message)
+        self.assertRegex(outcome_of(Starts("raises_in_one")).message, "rank 1 of 2 raised .*KeyError: 'k'")
+        self.assertEqual(multiprocessing.active_children(), [])
+
+    def test_outcomes_of_such_processes(self):
+        for method, outcome, message in (
+            ("meets", "passed", "^$"),
+            ("needs_devices", "skipped", "logs may say why"),  # all that exit code 86 says
+            ("skips", "skipped", "logs may say why"),
+            ("raises_a_long_text", "error", "ValueError: xxx"),
+            ("exits_with_3", "error", "exited with code 3"),
+            ("dies_in_one", "error", "rank 1 of 2 was killed by SIGKILL"),
+        ):
+            with self.subTest(method=method):
+                seen = outcome_of(StartsByFork(method))
+                self.assertEqual(seen.outcome, outcome, seen.message)
+                self.assertRegex(seen.message, message)
+        self.assertEqual(multiprocessing.active_children(), [])
+
+    def test_a_time_out_of_such_processes(self):
+        with mock.patch.object(ranked, "TIMEOUT_DEFAULT", 0.5):
+            seen = outcome_of(StartsByFork("hangs_in_one"))
+        self.assertRegex(seen.message, "timed out after .*; rank 1 of 2 still running")
+        self.assertEqual(multiprocessing.active_children(), [])
+
+    def test_ours_are_started_by_an_override(self):
+        self.assertEqual(ranks_told(StartsOurs("passes")), ["ran", "ran"])
+
+
+# -- MultiThreadedTestCase
+
+
+class Threads(MultiThreadedTestCase):
+    world_size = 2
+    seen: ClassVar[list] = []
+
+    def setUp(self):
+        super().setUp()
+        self._spawn_threads()
+
+    def passes(self):
+        self.seen.append(self.rank)
+        dist.barrier()
+
+    def fails_in_one(self):
+        self.assertEqual(self.rank, 0)
+        dist.barrier()
+
+    def skips(self):
+        self.skipTest("not today")
+
+    @skip_if_lt_x_gpu(1000)
+    def needs_devices(self): ...
+
+
+class ThreadsLikePyTorch(Threads):
+    """Overrides run_test_with_threaded_pg with what PyTorch's own does."""
+
+    def run_test_with_threaded_pg(self, test_name, rank, world_size):
+        dist.init_process_group("threaded", rank=rank, world_size=world_size, store=self.__class__.global_store)
+        self.perThreadSetUp()
+        try:
+            getattr(self, test_name)()
+        except BaseException as error:
+            self.exception_queue.put((rank, sys.exc_info()))
+            ProcessLocalGroup.exception_handle(error)
+        finally:
+            dist.destroy_process_group()
+            self.perThreadTearDown()
+
+
+class OwnGroup(Threads):
+    @classmethod
+    def _run(cls, test_name, rank, world_size, **kwargs):
+        assert not dist.is_initialized(), "the group is made in run_test_with_threaded_pg"
+        super()._run(test_name, rank, world_size, **kwargs)
+
+
+class Hooks(Threads):
+    def perThreadSetUp(self):
+        self.seen.append(("up", dist.is_initialized()))
+
+    def perThreadTearDown(self):
+        self.seen.append(("down", dist.is_initialized()))
+
+
+class SkipsInSetUp(Threads):
+    def perThreadSetUp(self):
+        self.skipTest("in set-up")
+
+
+class JudgesThreads(Threads):
+    @classmethod
+    def _join_threads(cls, threads, fn):
+        cls.seen.append((len(threads), fn.__name__))
+        super()._join_threads(threads, fn)
+
+    @classmethod
+    def _check_return_codes(cls, failed_ranks, timeout, fn):
+        ranks = sorted(rank for rank, (kind, error, tb) in failed_ranks if isinstance(error, AssertionError))
+        cls.seen.append(ranks)
+        super()._check_return_codes(failed_ranks, timeout, fn)
+
+
+class Forgives(Threads):
+    @classmethod
+    def _check_return_codes(cls, failed_ranks, timeout, fn):
+        others = [failed for failed in failed_ranks if not isinstance(failed[1][1], AssertionError)]
+        super()._check_return_codes([f for f in others if "left alone" not in str(f[1][1])], timeout, fn)
+
+    def raises_in_both(self):
+        raise ValueError(self.rank)
+
+
+class TestThreads(TestCase):
+    def setUp(self):
+        super().setUp()
+        Threads.seen.clear()
+
+    def test_a_copy_of_run_test(self):
+        self.assertEqual(outcome_of(ThreadsLikePyTorch("passes")), ("passed", ""))
+        self.assertEqual(outcome_of(ThreadsLikePyTorch("skips")), ("skipped", "not today"))
+        self.assertRegex(outcome_of(ThreadsLikePyTorch("fails_in_one")).message, "rank 1 of 2 failed")
+        self.assertTrue(MultiThreadedTestCase.exception_queue.empty())
+
+    def test_left_in_the_queue_by_an_earlier_test(self):
+        error = ValueError("old")
+        MultiThreadedTestCase.exception_queue.put((0, (ValueError, error, None)))
+        self.assertEqual(outcome_of(Threads("passes")), ("passed", ""))
+        self.assertIsInstance(MultiThreadedTestCase.exception_queue, queue.Queue)
+
+    def test_the_group_is_made_after_run(self):
+        self.assertEqual(outcome_of(OwnGroup("passes")), ("passed", ""))
+
+    def test_order_of_hooks(self):
+        self.assertEqual(outcome_of(Hooks("skips")).outcome, "skipped")
+        self.assertEqual(sorted(Threads.seen), [("down", False)] * 2 + [("up", True)] * 2)
+
+    def test_set_up_decides_about_skips(self):
+        self.assertEqual(outcome_of(SkipsInSetUp("needs_devices")), ("skipped", "in set-up"))
+        self.assertIn("at least 1000", outcome_of(Threads("needs_devices")).message)
+
+    def test_failures_are_judged_by_an_override(self):
+        seen = outcome_of(JudgesThreads("fails_in_one"))
+        self.assertRegex(seen.message, "rank 1 of 2 failed")
+        self.assertEqual(Threads.seen, [(2, "fails_in_one"), [1]])
+        self.assertEqual(outcome_of(Forgives("fails_in_one")), ("passed", ""))
+        seen = outcome_of(Forgives("raises_in_both"))
+        self.assertRegex(seen.message, r"RuntimeError|RankFailure: rank 0:\n(.|\n)*ValueError: 0(.|\n)*ValueError: 1")
+
+
+if __name__ == "__main__":
+    run_tests()

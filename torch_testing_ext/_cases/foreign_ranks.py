@@ -1,0 +1,121 @@
+"""Ranks that a test starts itself, as processes of multiprocessing: waited for, ended, and judged like ours.
+
+A class does so by overriding `_start_processes`. Such a rank has no account: its exit code says how its test ended, and
+its pipe the exception.
+"""
+
+from __future__ import annotations
+
+import multiprocessing.connection
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch_testing_ext import launch
+from torch_testing_ext._marks.needs import TEST_SKIPS
+from torch_testing_ext.launch import RankAccount, RankEnding, RankReport
+
+__unittest = True
+
+# As long as our own ranks get after one of them has failed.
+GRACE_AFTER_FAILURE = 1.0
+GRACE_AFTER_SIGTERM = 0.2
+ERROR_CODE = 10
+_SKIPS = {skip.exit_code: skip for skip in TEST_SKIPS.values()}
+
+
+def verdict(
+    processes: Sequence[Any],
+    pipes: Mapping[int, Any],
+    timeout: float | None,
+    expected: launch.Expected,
+    case: launch.Case,
+) -> launch.Verdict:
+    """Wait for these processes, end those that do not end, and judge all."""
+    watched = _Watched(processes, pipes, expected)
+    deadline = None if timeout is None else watched.began + timeout
+    try:
+        timed_out = watched.wait(deadline)
+    finally:
+        watched.stopped = [rank for rank, process in enumerate(processes) if process.is_alive()]
+        end(processes)
+    return launch.judge([watched.report(rank) for rank in range(len(processes))], timed_out, case, expected)
+
+
+def end(processes: Sequence[Any]) -> None:
+    """End the processes that are left: SIGTERM, then SIGKILL."""
+    living = [process for process in processes if process.is_alive()]
+    for process in living:
+        process.terminate()
+    for process in living:
+        process.join(GRACE_AFTER_SIGTERM)
+        if process.is_alive():
+            process.kill()
+            process.join()
+
+
+class _Watched:
+    """Processes whose ends are awaited."""
+
+    def __init__(self, processes: Sequence[Any], pipes: Mapping[int, Any], expected: launch.Expected):
+        self.began = launch.now()
+        self.stopped: list[int] = []
+        self._processes = processes
+        found = {rank: pipes.get(process.pid) for rank, process in enumerate(processes)}
+        self._open = {
+            rank: pipe for rank, pipe in found.items() if isinstance(pipe, multiprocessing.connection.Connection)
+        }
+        self._expected = expected
+        self._ends: dict[int, float] = {}
+        self._texts: dict[int, str] = {}
+
+    def wait(self, deadline: float | None) -> bool:
+        """Wait until all have ended, or for a while after one has failed. Return whether the deadline is over."""
+        until = deadline
+        while pending := [process for rank, process in enumerate(self._processes) if rank not in self._ends]:
+            left = None if until is None else max(0.0, until - launch.now())
+            events = [*(process.sentinel for process in pending), *self._open.values()]
+            if not multiprocessing.connection.wait(events, left):
+                return until == deadline
+            self._read_pipes()
+            if self._take_ends():
+                grace = launch.now() + GRACE_AFTER_FAILURE
+                until = grace if until is None else min(until, grace)
+        return False
+
+    def _take_ends(self) -> bool:
+        """Note the processes that have ended. Return whether one of them makes the test fail."""
+        new = [
+            rank
+            for rank, process in enumerate(self._processes)
+            if rank not in self._ends and process.exitcode is not None
+        ]
+        self._ends.update(dict.fromkeys(new, launch.now()))
+        return any(self._expected.decides(self.report(rank)) for rank in new)
+
+    def _read_pipes(self) -> None:
+        """Take the texts of exceptions, so that no rank waits for room in its pipe."""
+        for rank, pipe in tuple(self._open.items()):
+            try:
+                while pipe.poll():
+                    value = pipe.recv()
+                    if isinstance(value, str):
+                        self._texts[rank] = value
+            except (EOFError, OSError):
+                del self._open[rank]
+
+    def report(self, rank: int) -> RankReport:
+        self._read_pipes()
+        code = self._processes[rank].exitcode
+        stopped = self._ends.get(rank, launch.now()) if rank in self.stopped else None
+        status = 0 if code is None else -code if code < 0 else code << 8
+        ended = launch.Exit(status, self._ends.get(rank, launch.now()))
+        return launch.assemble_report(rank, self._account(rank, code, ended.at), ended, self.began, stopped)
+
+    def _account(self, rank: int, code: int | None, at: float) -> RankAccount | None:
+        if code == 0:
+            return RankAccount(RankEnding.PASSED, self.began, at)
+        if code in _SKIPS:
+            return RankAccount(RankEnding.SKIPPED, self.began, at, _SKIPS[code].message, code=code)
+        if code == ERROR_CODE and (text := self._texts.get(rank)):
+            return RankAccount(RankEnding.ERROR, self.began, at, text.strip().splitlines()[-1], text, code)
+        return None

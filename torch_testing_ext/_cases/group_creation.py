@@ -1,0 +1,109 @@
+"""Keeps a rank from leaving while its peers still create a process group that it has created already.
+
+Ranks create a group together, but none learns when the others are done: a rank that skips or returns at once would
+close its connections, and perhaps the store, while a peer is still connecting. That peer would fail.
+
+A rank holds a lock of a file while it creates a group; the kernel releases it if the rank dies. Before a rank leaves,
+it waits for the locks of its peers, for the groups that it has created itself: its peers have all begun to create
+these.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import threading
+import zlib
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from torch_testing_ext import _torch
+
+__rank_frame__ = True
+
+# A peer that takes longer does not connect: it waits for a rank that will not come.
+PATIENCE = 20.0
+# Each rank has a byte of its own in the range of each group.
+_MOST_RANKS = 1 << 12
+_MOST_TIMES = 1 << 12
+
+_file: Path | None = None
+_rank = 0
+_times: Counter[str] = Counter()  # how often each group's name was used: destroyed groups give it free
+_created: list[int] = []  # ranges of the groups that this process has created since it last waited
+
+
+def announce(directory: Path, rank: int) -> None:
+    """In a new rank: let its peers know from now on while it creates groups. All ranks name the same directory."""
+    global _file, _rank
+    if rank < _MOST_RANKS:
+        _file, _rank = directory / "creating", rank
+        _torch.watch_process_groups(_creating, wait_for_peers)
+
+
+@contextmanager
+def _creating(name: str) -> Iterator[None]:
+    group = _range_of(name, _times[name])
+    _times[name] += 1
+    descriptor = _lock(fcntl.LOCK_EX | fcntl.LOCK_NB, group + _rank, 1)
+    try:
+        yield
+        _created.append(group)
+    finally:
+        _close(descriptor)
+
+
+def wait_for_peers() -> None:
+    """Wait until no peer is creating a group that this rank has created."""
+    groups, _created[:] = tuple(_created), []
+    if any(not _try_lock(group) for group in groups):
+        waiting = threading.Thread(target=_wait, args=(groups,), daemon=True)
+        waiting.start()
+        waiting.join(PATIENCE)
+
+
+def _range_of(name: str, times: int) -> int:
+    return (zlib.crc32(name.encode()) * _MOST_TIMES + times % _MOST_TIMES) * _MOST_RANKS
+
+
+def _try_lock(group: int) -> bool:
+    try:
+        descriptor = _lock(fcntl.LOCK_SH | fcntl.LOCK_NB, group, _MOST_RANKS)
+    except BlockingIOError:
+        return False
+    _close(descriptor)
+    return True
+
+
+def _wait(groups: tuple[int, ...]) -> None:
+    for group in groups:
+        _close(_lock(fcntl.LOCK_SH, group, _MOST_RANKS))
+
+
+def _lock(kind: int, start: int, length: int) -> int | None:
+    """Lock a part of the file; return the descriptor that holds the lock, or None if the file cannot be locked.
+
+    Raises BlockingIOError if a peer holds the lock and `kind` says not to wait.
+    """
+    assert _file is not None
+    try:
+        descriptor = os.open(_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError:
+        return None
+    try:
+        fcntl.lockf(descriptor, kind, length, start)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise
+    except OSError:  # no locks on this file system, or a deadlock: then nobody waits
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def _close(descriptor: int | None) -> None:
+    if descriptor is not None:
+        with suppress(OSError):
+            os.close(descriptor)
