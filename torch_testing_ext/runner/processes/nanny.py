@@ -104,11 +104,11 @@ class Nanny:
             return False
         leftovers = self._end_leftovers()
         self._release_devices()
-        if self._parent is not None:
-            # First, so that this nanny is known to be free when its client asks for the next unit.
-            self._parent.send(UnitOver(self._number))
+        # Before the parent reports that the unit is over: a unit of which the client has not heard this was lost.
         self._channel.send(WorkerEnded(self._status, self._at, leftovers))
         self._channel.close()
+        if self._parent is not None:
+            self._parent.send(UnitOver(self._number))
         return True
 
     def _be_worker(self) -> None:
