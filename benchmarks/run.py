@@ -33,6 +33,8 @@ COMPILES = "_composable/test_replicate_with_compiler.py"
 QUICK = ("tensor/parallel/test_ddp_2d_parallel.py", "_spmd/test_data_parallel.py")
 MINIMUM_RATIO = 5.0  # for files whose tests do not compile
 MOST_OVERHEAD_MS = 30.0
+MANY = 500
+MOST_TINY_MS = 10.0
 
 
 @dataclass(frozen=True)
@@ -169,6 +171,24 @@ def overhead(source: str, ranks: int, rounds: int, tests: int = 20) -> float:
     return each["with run_test.py"] - each["directly"]
 
 
+def tiny_tests(rounds: int) -> float:
+    """Milliseconds for each of many tiny tests of a file, on two CPU slots, each in a process of its own.
+
+    The difference between a run of many and a run of one, over the number of further tests.
+    """
+    with tempfile.TemporaryDirectory() as temporary:
+        directory = Path(temporary).resolve()
+        seconds: dict[int, list[float]] = {1: [], 1 + MANY: []}
+        for _ in range(rounds):
+            for count, taken in seconds.items():
+                file = directory / f"test_{count}.py"
+                file.write_text(PLAIN.format(tests=count))
+                taken.append(timed([RUN_TEST, "--cache", directory / "cache", "-q", "-j", "2", "--drop-in", file])[0])
+    one, many = map(statistics.median, seconds.values())
+    print(f"{MANY} tiny tests on 2 slots: {many:.1f} s, one: {one:.1f} s")
+    return (many - one) / MANY * 1000
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="compare only two files, whose tests do not compile")
@@ -186,6 +206,7 @@ def main() -> int:
         print(f"{title}, in sequence:")
         added = overhead(source, ranks, options.rounds)
         targets.append(Target(f"{title}: run_test.py adds", added, MOST_OVERHEAD_MS, " ms"))
+    targets.append(Target(f"each of {MANY} tiny tests on 2 slots", tiny_tests(options.rounds), MOST_TINY_MS, " ms"))
     print(json.dumps({"cores": os.cpu_count(), "load": os.getloadavg()}))
     targets += compare(files)
     print("\n" + "\n".join(map(str, targets)))

@@ -29,6 +29,7 @@ class TestSettings(unittest.TestCase):
             ("EXPLAIN_HANGS", "1", {"explain_hangs": True}),
             ("EXPLAIN_HANGS", "0", {"explain_hangs": False}),
             ("FAKE_DEVICES", "0,3", {"fake_devices": ("0", "3")}),
+            ("LEASED", "cuda-0,cuda-1", {"leased": ("cuda-0", "cuda-1")}),
         ]
         for name, value, chosen in table:
             with self.subTest(name=name, value=value):
@@ -52,7 +53,7 @@ class TestSettings(unittest.TestCase):
                 str(caught.exception),
                 f"{name} is not a known setting; known are: TORCH_TESTING_EXT_START, TORCH_TESTING_EXT_LOGS, "
                 "TORCH_TESTING_EXT_STREAM, TORCH_TESTING_EXT_DEBUG_RANK, TORCH_TESTING_EXT_EXPLAIN_HANGS, "
-                "TORCH_TESTING_EXT_FAKE_DEVICES",
+                "TORCH_TESTING_EXT_FAKE_DEVICES, TORCH_TESTING_EXT_LEASED",
             )
 
     def test_an_unknown_value_lists_the_known(self):

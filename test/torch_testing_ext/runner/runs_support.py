@@ -25,6 +25,14 @@ sys.exit(main(sys.argv[1:], Path(__file__).resolve().parent))
 REPORTS = ("--junit=x.xml", "--html=x.html", "--trace=trace.json", "--results=results.json")
 
 
+def _end(process: subprocess.Popen[str]) -> None:
+    process.kill()
+    process.wait()
+    for pipe in process.stdout, process.stderr:
+        if pipe is not None:
+            pipe.close()
+
+
 class RunsCase(unittest.TestCase):
     """A project with a run_test.py, and a folder for temporary files."""
 
@@ -57,8 +65,7 @@ class RunsCase(unittest.TestCase):
             text=True,
             **more,
         )
-        self.addCleanup(process.communicate)
-        self.addCleanup(process.kill)
+        self.addCleanup(_end, process)
         return process
 
     def finish(self, process: subprocess.Popen[str], *codes: int) -> str:
