@@ -57,6 +57,8 @@ def encode(value: Any) -> Any:
             return str(value)
         case tuple() | list():
             return [encode(item) for item in value]
+        case frozenset():
+            return [encode(item) for item in sorted(value, key=str)]
         case Mapping():
             return {key: encode(item) for key, item in value.items()}
         case _:
@@ -75,6 +77,8 @@ def decode(kind: Any, data: Any) -> Any:
     if origin is tuple:
         inner = arguments[:1] * len(data) if arguments[1:] == (...,) else arguments
         return tuple(decode(one, item) for one, item in zip(inner, data, strict=True))
+    if origin is frozenset:
+        return frozenset(decode(arguments[0], item) for item in data)
     if isinstance(origin, type) and issubclass(origin, Mapping):
         return {key: decode(arguments[1], item) for key, item in data.items()}
     if dataclasses.is_dataclass(kind):

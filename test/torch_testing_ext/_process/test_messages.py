@@ -39,6 +39,7 @@ class Everything:
     many: tuple[Inner, ...]
     pair: tuple[int, Path]
     table: Mapping[str, Inner]
+    group: frozenset[int | str]
     message: str = "a field may have any name"
     kind: int = 3
 
@@ -68,6 +69,7 @@ EVERYTHING = Everything(
     many=(INNER, INNER),
     pair=(2, Path("x")),
     table={"a": INNER},
+    group=frozenset({3, "b"}),
 )
 
 
