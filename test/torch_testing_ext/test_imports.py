@@ -42,7 +42,6 @@ KNOWN_PRIVATE_NAMES = {
     "_dtensor/converter.py": {"torch.utils._pytree"},
     "_dtensor/op_checks.py": {"torch.utils._pytree"},
     "_dtensor/sharding_rules.py": {"torch.utils._pytree"},
-    "_utils/two_tensor.py": {"torch.utils._pytree"},
     "upstream/mapping.py": {
         "torch._dynamo",
         "torch._inductor",

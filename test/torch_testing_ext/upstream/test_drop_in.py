@@ -85,7 +85,7 @@ ALREADY_IMPORTED = """
 
     class Deep(before.MultiProcessTestCase):
         def wait(self):
-            return [(lambda: self._check_return_codes(None, 0)) for _ in range(1)]
+            return [(lambda: self._get_timedout_process_traceback()) for _ in range(1)]
 
     class Starts(before.MultiProcessTestCase):
         def _start_processes(self, proc): ...
@@ -105,8 +105,8 @@ ALREADY_IMPORTED = """
     assert originals.loaded["torch.testing._internal.common_distributed"] is before
     assert Plain.__bases__ == (DistributedTestBase,)
     assert Compares.__bases__ == (TestCase,)
-    for cls in (Deep, Starts):
-        assert cls.__bases__ == (before.MultiProcessTestCase,), cls.__bases__
+    assert Deep.__bases__ == (before.MultiProcessTestCase,), Deep.__bases__
+    assert Starts.__bases__ == (MultiProcessTestCase,), Starts.__bases__
     assert issubclass(before.DynamoDistributedMultiProcTestCase, MultiProcessTestCase) or hasattr(
         now, "DynamoDistributedMultiProcTestCase")
     print(drop_in.explain())
@@ -171,8 +171,8 @@ class DropInTest(TestCase):
         self.assertEqual(done.returncode, 0, done.stderr)
         for line in (
             "  Plain: our launch, through our DistributedTestBase",
-            "  Deep: PyTorch's launch, since it uses or overrides _check_return_codes",
-            "  Starts: PyTorch's launch, since it uses or overrides _start_processes",
+            "  Deep: PyTorch's launch, since it uses or overrides _get_timedout_process_traceback",
+            "  Starts: our launch, through our MultiProcessTestCase",
         ):
             self.assertIn(line, done.stdout)
 

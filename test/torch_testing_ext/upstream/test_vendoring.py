@@ -29,6 +29,10 @@ def own_names(module: str) -> Iterator[str]:
             yield name
 
 
+# All of their definitions depend on modules that PyTorch does not have.
+NOTHING_TO_COPY = {f"{OUR_KIT}.two_tensor"}
+
+
 @instantiate_parametrized_tests
 class VendoringTest(TestCase):
     """Checkouts whose helper modules are empty, except for what a test writes to them."""
@@ -73,7 +77,7 @@ class VendoringTest(TestCase):
                 [ast.unparse(node) for node in imports if node.level or OUR_KIT in (node.module or "")], []
             )
             self.assertIn(name, {bound for node in nodes for bound in names.bound_by(node)})
-        self.assertGreater(copied, 0)
+        self.assertEqual(copied > 0, module not in NOTHING_TO_COPY)
 
     def test_a_definition_brings_those_of_other_modules(self) -> None:
         scope: dict[str, Any] = {}
