@@ -130,7 +130,7 @@ class TestSkipped(TestCase):
         planned = PROJECT.zygote.file(file).tests
         self.assertEqual(len(planned), 1)
         ran = PROJECT.run_tests_of(planned)
-        self.assertEqual(ran.outcomes, {"test_a": "crashed"})
+        self.assertEqual(ran.outcomes, {"test_a": "error"})
         self.assertIn("it skips itself when it is imported again: not twice", ran["test_a"].message)
 
 

@@ -9,14 +9,14 @@ from processes_support import Project
 
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.runner import events
-from torch_testing_ext.runner.processes.loaded_file import describe
+from torch_testing_ext.runner.processes.loaded_file import NamedTest, describe
 from torch_testing_ext.upstream import drop_in
 
 DEVICES = 4
 
 
 def devices(cls, method="test_undeclared", available=DEVICES):
-    return describe(cls(method), "test_x.py", available).devices
+    return describe(NamedTest(cls.__name__, method, cls(method)), "test_x.py", available).devices
 
 
 class NeedsTest(TestCase):
