@@ -19,6 +19,10 @@ class NewRank(Ranks):
     def passes(self):
         pass
 
+    def waits(self):
+        while True:
+            signal.pause()
+
     def uses_batch_scheduling(self):
         self.assertEqual(os.sched_getscheduler(0), os.SCHED_BATCH)
 
@@ -72,11 +76,13 @@ class TestNewRank(TestCase):
             self.assertEqual(self.end(test), [0, 0])
 
     def test_a_request_for_stacks_is_answered_however_early(self):
-        test = self.start()
+        test = self.start("waits")
         test._launched.dump(600.0)
         for rank in range(2):
             self.assertIn("most recent call first", test._launched.job.stacks(rank).read_text())
-        self.assertEqual(self.end(test), [0, 0])
+        for process in test.processes:
+            process.terminate()
+        self.assertEqual(self.end(test), [-signal.SIGTERM, -signal.SIGTERM])
 
     def test_it_uses_batch_scheduling(self):
         self.assertEqual(self.end(self.start("uses_batch_scheduling")), [0, 0])
