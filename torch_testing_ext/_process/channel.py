@@ -16,7 +16,8 @@ Received = TypeVar("Received")
 
 _CHUNK = 1 << 16
 _FD_SIZE = array.array("i").itemsize
-_ANCILLARY_SIZE = socket.CMSG_LEN(32 * _FD_SIZE)  # for up to 32 descriptors
+_MOST_FDS = 253  # Linux sends no more in a message (SCM_MAX_FD); the receiver loses those for which it has no room
+_ANCILLARY_SIZE = socket.CMSG_LEN(_MOST_FDS * _FD_SIZE)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -138,6 +138,16 @@ class TestChannel(unittest.TestCase):
         for fd in (first, second, *both.fds):
             os.close(fd)
 
+    def test_many_descriptors(self) -> None:
+        """Those of the locks of all devices of a large machine."""
+        with open(os.devnull) as null:
+            self.here.send(Files("many"), *[null.fileno()] * 200)
+        (received,) = self.there.receive_available()
+        assert isinstance(received, Files)
+        self.assertEqual(len(set(received.fds)), 200)
+        for fd in received.fds:
+            os.close(fd)
+
     def test_the_other_end_is_gone(self) -> None:
         self.there.send(Files("last words"))
         self.there.close()
