@@ -63,9 +63,12 @@ def _wait_for_request(loop: ParentLoop, requests: Channel[StartUnit]) -> StartUn
     received: list[StartUnit] = []
 
     def receive() -> None:
-        with suppress(EOFError):
+        try:
             received.extend(requests.receive())
-        loop.stop()
+        except EOFError:
+            loop.stop()
+        if received:  # not yet if only a part of the request is here: that of a large unit comes in several
+            loop.stop()
 
     loop.listen(requests, receive)
     loop.run()
