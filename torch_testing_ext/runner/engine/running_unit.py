@@ -97,6 +97,7 @@ class RunningUnit:
             on_failure.callback(shutil.rmtree, self.spec.directory, ignore_errors=True)
             nanny, theirs_of_nanny = map(on_failure.enter_context, socket_pair())
             worker, theirs_of_worker = map(on_failure.enter_context, socket_pair())
+            self._file.start(self.spec, theirs_of_nanny, theirs_of_worker, self._gone, locks)
             on_failure.pop_all()
         self._log = UnitLog(unit, tuple(str(test.id.dotted) for test in unit.tests), self.spec.commands, self.began)
         self._nanny: Channel[FromNanny] = Channel(nanny, FromNanny)
@@ -109,7 +110,6 @@ class RunningUnit:
         self._over = False
         self._loop.listen(self._nanny, self._receive_from_nanny)
         self._loop.listen(self._worker, self._receive_from_worker)
-        self._file.start(self.spec, theirs_of_nanny, theirs_of_worker, self._gone, locks)
         self._arm(0)
 
     def _make_spec(self, environ: Mapping[str, str], command: str, stream: bool) -> UnitSpec:

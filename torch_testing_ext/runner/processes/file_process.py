@@ -162,14 +162,20 @@ class FileProcess(ForkParent[ToFile]):
             self._hear(pid)
         try:
             if self._free:
-                pid = self._free.pop()
-                self._nannies[pid].send(message, *message.fds)
-                self._children[pid] = message.number
+                self._give(message, self._free.pop())
             else:
                 self._fork_nanny(message)
         finally:
             for fd in message.fds:
                 os.close(fd)
+
+    def _give(self, message: StartUnit, pid: int) -> None:
+        try:
+            self._nannies[pid].send(message, *message.fds)
+        except OSError:
+            self._dismiss(pid)  # it may have received the half of it
+            raise
+        self._children[pid] = message.number
 
     def _fork_nanny(self, message: StartUnit) -> None:
         ours, theirs = socket_pair()

@@ -185,10 +185,10 @@ class FileHandle:
     def open(self, imported: Callable[[], object] | None = None) -> None:
         """Start the process, which imports the file and lists its tests. `imported` is called after the import."""
         assert self.state in (FileState.CLOSED, FileState.SUSPECT)
+        ours, theirs = socket_pair()  # or OSError: the next unit tries again
         self.state = FileState.OPENING
         self._imported = imported
         self._start_of_zygote = self._zygote.starts
-        ours, theirs = socket_pair()
         self._channel = Channel(ours, FromFile)
         request = partial(
             OpenFile,
@@ -323,7 +323,7 @@ class FileHandle:
         if self.state is FileState.CLOSED:
             self.open()
         self._waiting.append(_Start(unit, nanny, worker, gone, locks))
-        if self.state is not FileState.OPENING:
+        if self.state not in (FileState.OPENING, FileState.SUSPECT):  # else when it has been imported
             self._start_waiting()
 
     def _start_waiting(self) -> None:
@@ -340,7 +340,10 @@ class FileHandle:
                 self._by_zygote[number] = self._zygote.start_child(request, one.gone, *fds)
             case FileState.READY if self._channel is not None:
                 self._gone[number] = one.gone
-                self._channel.send(StartUnit(number, one.unit), *fds)
+                try:
+                    self._channel.send(StartUnit(number, one.unit), *fds)
+                except OSError as error:
+                    self._zygote.loop.after(0.0, partial(self._gone.pop(number), f"could not be started: {error}"))
             case _:
                 self._zygote.loop.after(0.0, partial(one.gone, "could not be started"))
 

@@ -60,7 +60,7 @@ class ZygoteClient:
         self._gone: dict[int, Gone] = {}  # by number of child
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: Channel[FromZygote]
-        self._deadline: Timer
+        self._deadline = Timer(0.0, lambda: None)  # of the start; none has begun
         self._ready = False
         self.starts = 0
         self.failure: str | None = None  # why no child can be started any more
@@ -192,14 +192,17 @@ class ZygoteClient:
         """Have the zygote start a child. Returns the child's number.
 
         `request` makes the message from the number. `gone` is called when the child has ended, together with
-        everything that it started; never before this method has returned.
+        everything that it started, or could not be started; never before this method has returned.
         """
         number = next(self._numbers)
         if self.failure is not None:
             self.loop.after(0.0, partial(gone, self.failure))
             return number
         self._gone[number] = gone
-        self._channel.send(request(number), *fds)
+        try:
+            self._channel.send(request(number), *fds)
+        except OSError as error:
+            self.loop.after(0.0, partial(self._gone.pop(number), f"could not be started: {error}"))
         return number
 
     def kill(self, number: int) -> None:

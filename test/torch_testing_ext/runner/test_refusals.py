@@ -1,0 +1,92 @@
+"""What run_test.py does when the system refuses what a unit or a process needs. Starts no zygote."""
+
+import errno
+import os
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from unittest import mock
+
+from torch_testing_ext._process.channel import socket_pair
+from torch_testing_ext.common_utils import TestCase, run_tests
+from torch_testing_ext.runner.engine.running_unit import Limits, RunningUnit, UnitListener
+from torch_testing_ext.runner.model import Lease, Test, TestId, Unit
+from torch_testing_ext.runner.options.options import CannotRun
+from torch_testing_ext.runner.processes import zygote
+from torch_testing_ext.runner.processes.unit_spec import UnitSpec
+
+NO_MORE_FILES = OSError(errno.EMFILE, "Too many open files")
+
+
+def spec_of(number: int) -> UnitSpec:
+    return UnitSpec(number, "/f.py", "/", ("T.test_it",), (1.0,), ("command",), "/unit", "/ranks", {})
+
+
+class RefusedTest(TestCase):
+    def setUp(self) -> None:
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.root = Path(folder.name)
+        self.zygote = zygote.Zygote(self.root)
+        self.zygote.directory = self.root
+        self.addCleanup(self.zygote.loop.close)
+        self.told: list[str] = []
+
+    def step(self) -> None:
+        self.zygote.loop.step(time.monotonic())
+
+    def start_unit(self) -> RunningUnit:
+        test = Test(TestId("test_x.py", "T", "test_it"))
+        return RunningUnit(Unit(0, (test,)), Lease(), self.zygote, Limits(1.0, 1.0), {}, UnitListener(), "command")
+
+    def test_the_first_zygote(self) -> None:
+        refuse = BlockingIOError(errno.EAGAIN, "no more processes")
+        with (
+            mock.patch.object(subprocess, "Popen", side_effect=refuse),
+            zygote.Zygote(self.root) as made,
+            self.assertRaisesRegex(CannotRun, "cannot be started: .*no more processes"),
+        ):
+            made.count_devices()
+
+    def test_the_channel_of_a_file(self) -> None:
+        """The unit leaves nothing behind, and the next one tries again, instead of waiting for ever."""
+        open_before = sorted(os.listdir("/proc/self/fd"))
+        with mock.patch.object(zygote, "socket_pair", side_effect=NO_MORE_FILES), self.assertRaises(OSError):
+            self.start_unit()
+        self.assertEqual(self.zygote.file("test_x.py").state, zygote.FileState.CLOSED)
+        self.assertEqual(sorted(os.listdir("/proc/self/fd")), open_before)
+        self.assertEqual(os.listdir(self.root), [])
+
+    def test_a_request_to_the_zygote(self) -> None:
+        self.zygote._channel = mock.Mock(**{"send.side_effect": NO_MORE_FILES})
+        self.zygote.start_child(lambda number: number, self.told.append)
+        self.assertEqual(self.told, [])
+        self.step()
+        self.assertEqual(self.told, ["could not be started: [Errno 24] Too many open files"])
+        self.assertEqual(self.zygote._gone, {})
+
+    def test_a_request_to_a_file(self) -> None:
+        file = self.zygote.file("test_x.py")
+        file.state = zygote.FileState.READY
+        file._channel = mock.Mock(**{"send.side_effect": NO_MORE_FILES})
+        file.start(spec_of(0), *socket_pair(), self.told.append)
+        self.assertEqual(self.told, [])
+        self.step()
+        self.assertEqual(self.told, ["could not be started: [Errno 24] Too many open files"])
+
+    def test_a_unit_waits_until_its_file_is_imported_again(self) -> None:
+        """The zygote died during the import; before this file, another one is imported again, alone."""
+        file = self.zygote.file("test_x.py")
+        file.state = zygote.FileState.SUSPECT
+        ends = socket_pair()
+        file.start(spec_of(0), *ends, self.told.append)
+        self.step()
+        self.assertEqual(self.told, [])
+        self.assertEqual([one.unit.number for one in file._waiting], [0])
+        for end in ends:
+            end.close()
+
+
+if __name__ == "__main__":
+    run_tests()
