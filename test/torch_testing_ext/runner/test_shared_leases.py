@@ -238,6 +238,15 @@ class DeviceLocksTest(unittest.TestCase):
         self.assertEqual(inner.leased(["nb"]), {LEASED: "a,b"})
         self.assertIn(LEASED, settings.KNOWN_SETTINGS)
 
+    def test_a_reservation_does_not_concern_the_devices_of_ancestors(self):
+        """A run inside a test would wait for the run that has the reservation, which waits for the test."""
+        waits, inside = self.locks("a", "b"), self.locks("a", "b", ancestors=("a",))
+        self.assertTrue(waits.reserve())
+        self.assertEqual(inside.reserved_by_others(), {"nb"})
+        leases = Leases(("na",), 1, inside)
+        with leases.choosing(wanted=True, urgent=False):
+            self.assertEqual((leases.elsewhere, leases.free_devices), ((), 1))
+
     def test_stale_files_and_odd_names(self):
         for identity in "cuda-GPU-12/../34", "é" * 300, "MIG-GPU-aa/1/0", "..":
             one = self.locks(identity)

@@ -97,14 +97,14 @@ class DeviceLocks:
             self._reservation.unlock()
 
     def reserved_by_others(self) -> frozenset[str]:
-        """The names of devices that another run has reserved."""
+        """The names of devices that another run has reserved. Those of ancestors are in use: it waits for their end."""
         if self._has_reservation or not self._reservation.is_locked():
             return frozenset()
         try:
-            identities = json.loads(self._reservation.text())
+            reserved = set(json.loads(self._reservation.text()))
         except ValueError:  # it is being written
-            return frozenset(self._identities)
-        return frozenset(name for name, identity in self._identities.items() if identity in identities)
+            reserved = set(self._identities.values())
+        return frozenset(name for name, one in self._identities.items() if one in reserved.difference(self._ancestors))
 
     def close(self) -> None:
         """Unlock everything."""
