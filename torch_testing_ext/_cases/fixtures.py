@@ -56,7 +56,8 @@ class FixtureSuite(unittest.TestSuite):
 
     def _handleClassSetUp(self, test: Any, result: Any) -> None:
         cls = type(test)
-        if cls is getattr(result, "_previousTestClass", None) or not _overrides(cls, "setUpClass"):
+        left_out = getattr(result, "_moduleSetUpFailed", False) or getattr(cls, "__unittest_skip__", False)
+        if left_out or cls is getattr(result, "_previousTestClass", None) or not _overrides(cls, "setUpClass"):
             self._base._handleClassSetUp(test, result)
             return
         with self._running(f"setUpClass ({_name_of(cls)})", cls, result) as caught:

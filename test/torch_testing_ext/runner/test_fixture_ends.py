@@ -281,6 +281,26 @@ class TestSetUps(TestCase):
         self.assertIn("broken", ran["test_b"].message)
         self.assertIn("IndexError", ran["test_c"].message)
 
+    def test_a_class_that_is_not_set_up_does_not_explain_a_test(self):
+        """unittest does not call setUpClass where setUpModule has skipped or failed."""
+        for raised, outcome in ("unittest.SkipTest('not here')", "skipped"), ("ValueError('not here')", "error"):
+            ran = run_source(
+                f"""
+                def setUpModule(): raise {raised}
+                class One(unittest.TestCase):
+                    @classmethod
+                    def setUpClass(cls): pass
+                    def test_a(self): pass
+                class Two(unittest.TestCase):
+                    @classmethod
+                    def setUpClass(cls): pass
+                    def test_b(self): pass
+                """
+            )
+            self.assertEqual(ran.outcomes, {"test_a": outcome, "test_b": outcome})
+            for test in "test_a", "test_b":
+                self.assertIn("not here", ran[test].message)
+
 
 class TestWorkers(TestCase):
     """What a test does to its process."""
