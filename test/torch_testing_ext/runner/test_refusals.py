@@ -11,6 +11,7 @@ from unittest import mock
 from torch_testing_ext._process.channel import socket_pair
 from torch_testing_ext.common_utils import TestCase, run_tests
 from torch_testing_ext.runner.engine.running_unit import Limits, RunningUnit, UnitListener
+from torch_testing_ext.runner.engine.unit_log import EndCause
 from torch_testing_ext.runner.model import Lease, Test, TestId, Unit
 from torch_testing_ext.runner.options.options import CannotRun
 from torch_testing_ext.runner.processes import zygote
@@ -36,9 +37,9 @@ class RefusedTest(TestCase):
     def step(self) -> None:
         self.zygote.loop.step(time.monotonic())
 
-    def start_unit(self) -> RunningUnit:
+    def start_unit(self, timeout: float = 1.0) -> RunningUnit:
         test = Test(TestId("test_x.py", "T", "test_it"))
-        return RunningUnit(Unit(0, (test,)), Lease(), self.zygote, Limits(1.0, 1.0), {}, UnitListener(), "command")
+        return RunningUnit(Unit(0, (test,)), Lease(), self.zygote, Limits(timeout, 60.0), {}, UnitListener(), "command")
 
     def test_the_first_zygote(self) -> None:
         refuse = BlockingIOError(errno.EAGAIN, "no more processes")
@@ -86,6 +87,14 @@ class RefusedTest(TestCase):
         self.assertEqual([one.unit.number for one in file._waiting], [0])
         for end in ends:
             end.close()
+
+    def test_the_start_of_a_unit_is_no_time_of_its_test(self) -> None:
+        """The test has not begun while its file is imported, so it has not timed out."""
+        self.zygote.file("test_x.py").state = zygote.FileState.SUSPECT  # its units wait
+        unit = self.start_unit(timeout=0.001)
+        self.assertFalse(self.zygote.loop.step(time.monotonic() + 0.05), "a timer was due")
+        self.assertEqual((unit.cause, unit._stacks_wanted), (EndCause.ITSELF, []))
+        unit._close_channels()
 
 
 if __name__ == "__main__":

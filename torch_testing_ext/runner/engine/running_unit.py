@@ -39,6 +39,8 @@ from .unit_log import AttemptResult, EndCause, UnitLog, WorkerExit
 
 # The launch layer explains a hang of ranks best, so it times out first: its dumps, escalation and verdict take a while.
 BACKSTOP = 10.0
+# The first test may begin only when its file has been imported, here or in its own process: no time of the test.
+START_PATIENCE = 180.0
 # A nanny that takes longer to end its unit is stuck.
 NANNY_PATIENCE = 10.0
 LOGS = PREFIX + "LOGS"
@@ -110,7 +112,7 @@ class RunningUnit:
         self._over = False
         self._loop.listen(self._nanny, self._receive_from_nanny)
         self._loop.listen(self._worker, self._receive_from_worker)
-        self._arm(0)
+        self._arm(0, START_PATIENCE)
 
     def _make_spec(self, environ: Mapping[str, str], command: str, stream: bool) -> UnitSpec:
         """`command`: the beginning of a command that runs one test; the test's name follows."""
@@ -259,10 +261,13 @@ class RunningUnit:
 
     # -- deadlines
 
-    def _arm(self, number: int) -> None:
-        """Set the deadlines of a test, replacing those before. Those of the last test hold until the unit ends."""
+    def _arm(self, number: int, least: float = 0.0) -> None:
+        """Set the deadlines of a test, replacing those before. Those of the last test hold until the unit ends.
+
+        `least`: the shortest time that counts as too long.
+        """
         test = self.unit.tests[number]
-        self._set_deadline(self._limit(test))
+        self._set_deadline(max(least, self._limit(test)))
         if self.cause is EndCause.ITSELF:
             slow = lambda: self._listener.test_is_slow(self, test, self.seconds)  # noqa: E731
             self._timers.append(self._loop.after(self._limits.slow, slow))
