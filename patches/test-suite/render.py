@@ -14,8 +14,8 @@ import importlib.util
 import re
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from torch_testing_ext.upstream import patching, places
 from torch_testing_ext.upstream.mapping import UserError
@@ -61,8 +61,7 @@ class Source:
         return before, body, after
 
 
-@dataclass(frozen=True)
-class Edit:
+class Edit(NamedTuple):
     """One edit: the message of its patch, the file of PyTorch's that it changes, and the change."""
 
     path: Path
@@ -106,23 +105,24 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("-o", "--output", type=Path, metavar="DIR", help="write the patches to DIR (default: stdout)")
     parser.add_argument("names", nargs="*", metavar="NAME", help="make only patches whose file name contains NAME")
     options = parser.parse_args(words)
-    wanted = [
-        edit for edit in load() if not options.names or any(name in edit.path.name for name in options.names)
-    ]
-    bad = 0 if wanted else 2
+    wanted = [edit for edit in load() if not options.names or any(name in edit.path.name for name in options.names)]
+    if not wanted:
+        print("no edit has such a name", file=sys.stderr)
+        return 2
+    code = 0
     for edit in wanted:
         try:
             patch = edit.patch(options.pytorch)
         except UserError as error:
             print(f"{edit.path.name}: {error}", file=sys.stderr)
-            bad = 2
+            code = 2
             continue
         if options.output is None:
             sys.stdout.buffer.write(patch)
         else:
             options.output.mkdir(parents=True, exist_ok=True)
             (options.output / f"{edit.path.stem}.patch").write_bytes(patch)
-    return bad
+    return code
 
 
 if __name__ == "__main__":
