@@ -9,7 +9,8 @@ of sequence parallelism, or that of input_reshard, which keeps only a shard of
 the input until then. It does not repeat the collective at the end of forward,
 since it stops at the last saved activation. The numbers are right on CPU.
 
-Fix: expect one more all_gather with recomputation, and run both variants.
+Fix: expect one more all_gather with recomputation, and run both variants. This
+was measured on CPU and with local tensors, not on several GPUs.
 
 Test plan: python test/distributed/tensor/parallel/test_tp_examples.py -k test_mlp_training
 """
