@@ -31,20 +31,24 @@ _MOST_TIMES = 1 << 12
 
 _file: Path | None = None
 _rank = 0
+_pid = 0  # of the rank: a process that a test forks may create groups with other processes
 _times: Counter[str] = Counter()  # how often each group's name was used: destroyed groups give it free
 _created: list[int] = []  # ranges of the groups that this process has created since it last waited
 
 
 def announce(directory: Path, rank: int) -> None:
     """In a new rank: let its peers know from now on while it creates groups. All ranks name the same directory."""
-    global _file, _rank
+    global _file, _rank, _pid
     if rank < _MOST_RANKS:
-        _file, _rank = directory / "creating", rank
+        _file, _rank, _pid = directory / "creating", rank, os.getpid()
         _torch.watch_process_groups(_creating, wait_for_peers)
 
 
 @contextmanager
 def _creating(name: str) -> Iterator[None]:
+    if os.getpid() != _pid:
+        yield
+        return
     group = _range_of(name, _times[name])
     _times[name] += 1
     descriptor = _lock(fcntl.LOCK_EX | fcntl.LOCK_NB, group + _rank, 1)
@@ -57,6 +61,8 @@ def _creating(name: str) -> Iterator[None]:
 
 def wait_for_peers() -> None:
     """Wait until no peer is creating a group that this rank has created."""
+    if os.getpid() != _pid:
+        return
     groups, _created[:] = tuple(_created), []
     if any(not _try_lock(group) for group in groups):
         waiting = threading.Thread(target=_wait, args=(groups,), daemon=True)

@@ -156,17 +156,19 @@ class TestWaiting(TestCase):
         super().setUp()
         directory = tempfile.TemporaryDirectory()
         self.addCleanup(directory.cleanup)
-        self.addCleanup(setattr, group_creation, "_file", group_creation._file)
+        for name in ("_file", "_pid"):
+            self.addCleanup(setattr, group_creation, name, getattr(group_creation, name))
         self.addCleanup(group_creation._times.clear)
         self.addCleanup(group_creation._created.clear)
         group_creation._file = Path(directory.name, "creating")
+        group_creation._pid = os.getpid()
 
     def start_peer(self, name, times=1):
         """A child that creates a group until it is told to end, or dies."""
         (ready, started), (stop, end) = os.pipe(), os.pipe()
         pid = os.fork()
         if pid == 0:
-            group_creation._rank = 1
+            group_creation._rank, group_creation._pid = 1, os.getpid()
             for _ in range(times - 1):
                 with group_creation._creating(name):
                     pass
@@ -213,6 +215,17 @@ class TestWaiting(TestCase):
         os.kill(pid, 9)
         os.waitpid(pid, 0)
         self.assertFalse(self.waits())
+
+    def test_not_in_a_process_that_a_test_forked(self):
+        """It has the rank's number, but may create the group with the rank itself."""
+        with group_creation._creating("one"):
+            pid = os.fork()
+            if pid == 0:
+                with group_creation._creating("one"):
+                    group_creation.wait_for_peers()
+                os._exit(0)
+            self.assertEqual(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), 0)
+        self.assertEqual(len(group_creation._created), 1)
 
     def test_not_where_files_cannot_be_locked(self):
         group_creation._file = Path("/nowhere/creating")
