@@ -130,13 +130,14 @@ class _ResourceQueue:
             return None
         self._promote_longest()
         # A unit that may not run now waits for another to end, not for resources: it does not hold up the others.
-        ready = [one for one in self._waiting if may_run_now(one.unit)]
-        if not ready or (ready[0].width > free and ready[0].overtaken >= self._patience):
+        ready = (one for one in self._waiting if may_run_now(one.unit))
+        first = next(ready, None)
+        if first is None or (first.width > free and first.overtaken >= self._patience):
             return None
-        chosen = next((one for one in ready if one.width <= free), None)
+        chosen = first if first.width <= free else next((one for one in ready if one.width <= free), None)
         if chosen is None:
             return None
-        ready[0].overtaken += chosen is not ready[0]
+        first.overtaken += chosen is not first
         self._waiting = [one for one in self._waiting if one is not chosen]
         self._work = self._work - chosen.area if self._waiting else 0.0
         return chosen.unit
