@@ -13,6 +13,25 @@ from torch.testing._internal.common_distributed import MultiProcessTestCase, TES
 from torch.testing._internal.common_utils import run_tests
 """
 
+# A test on two ranks; `outcome_of_ranks` gives its body.
+RANKS = """
+class Subject(MultiProcessTestCase):
+    world_size = 2
+
+    def setUp(self):
+        super().setUp()
+        self._spawn_processes()
+
+    def test_it(self):
+        skip = TEST_SKIPS["generic"].exit_code
+        {body}
+"""
+
+
+def outcome_of_ranks(body: str, also: str = "") -> tuple[str, str]:
+    """The outcome of a test that each of two ranks runs. `also`: more members of its class."""
+    return outcome(RANKS.format(body=body) + also)
+
 
 def outcome(body: str) -> tuple[str, str]:
     """("passed" | "failed" | "skipped", its output) of the one test in a file with this body."""

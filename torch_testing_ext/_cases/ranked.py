@@ -319,7 +319,7 @@ _SKIP_BY_CODE = {skip.exit_code: skip for skip in TEST_SKIPS.values()}
 
 
 def account_for_exit(account: launch.AccountWriter, leaving: SystemExit, text: str | None = None) -> None:
-    """Record a sys.exit(): with the exit code of a skip, it is a skip. `text`: what the rank has told of an error."""
+    """Record a sys.exit(): with the exit code of a skip, it is a skip. `text`: the error that the rank reported."""
     if account.account is not None:
         return
     if leaving.code in _SKIP_BY_CODE:

@@ -103,7 +103,7 @@ class RankThreads:
     ) -> tuple[list[RankReport], bool]:
         """Wait for all threads to end, or for the deadline. Return a report for each, and whether they timed out.
 
-        `told` gives the exceptions that bodies have caught and told of in another way.
+        `told` gives the exceptions that bodies have caught and reported in another way.
         """
         try:
             timed_out = self._wait(timeout)

@@ -145,7 +145,7 @@ class Judges(Things):
             return
         texts = [pipe.recv() for pipe in self.pid_to_pipe.values() if pipe.poll(0)]
         if any("KeyError" in text for text in texts):
-            raise OSError("a rank has told of a KeyError")
+            raise OSError("a rank has reported a KeyError")
         super()._check_return_codes(fn, elapsed_time)
 
 
@@ -277,7 +277,7 @@ class TestProcesses(TestCase):
     def test_exit_codes_are_judged_by_an_override(self):
         self.assertEqual(outcome_of(Things("exits_with_3")).outcome, "error")
         self.assertEqual(outcome_of(Judges("exits_with_3")), ("passed", ""))
-        self.assertRegex(outcome_of(Judges("raises_in_one")).message, "OSError: a rank has told of a KeyError")
+        self.assertRegex(outcome_of(Judges("raises_in_one")).message, "OSError: a rank has reported a KeyError")
         self.assertRegex(outcome_of(Judges("fails")).message, "RankFailure: rank . of 2 failed")
 
     def test_processes_are_joined_by_an_override(self):

@@ -10,7 +10,7 @@ import os
 import signal
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Generic, NoReturn, Protocol, TypeVar
+from typing import Any, Generic, NoReturn, TypeVar
 
 from torch_testing_ext._process import child, reaping, signals, system
 from torch_testing_ext._process.channel import Channel
@@ -108,13 +108,7 @@ class ForkParent(Generic[Received]):
         reaping.end_children()
 
 
-class Closable(Protocol):
-    """Anything that holds a descriptor."""
-
-    def close(self) -> None: ...
-
-
-def close_all(*ends: Closable) -> None:
-    """Close the channel ends, and other descriptors, that belong to a child."""
+def close_all(*ends: Channel[Any]) -> None:
+    """Close the channel ends that belong to a child."""
     for end in ends:
         end.close()
