@@ -21,9 +21,14 @@ from torch_testing_ext._cases.device_type import (
     get_desired_device_type_test_bases as get_desired_device_type_test_bases,
     get_device_type_test_bases as get_device_type_test_bases,
     instantiate_device_type_tests as instantiate_device_type_tests,
+    is_privateuse1_backend_available as is_privateuse1_backend_available,
 )
 from torch_testing_ext._cases.test_case import TestCase as TestCase
 from torch_testing_ext._machine import flags as _flags
+from torch_testing_ext._marks.capabilities import (
+    Capability as Capability,
+    requires_capabilities as requires_capabilities,
+)
 from torch_testing_ext._marks.device_dtypes import (
     dtypes as dtypes,
     dtypesIfCPU as dtypesIfCPU,
@@ -44,6 +49,7 @@ from torch_testing_ext._marks.device_types import (
     expectedFailureCPU as expectedFailureCPU,
     expectedFailureCUDA as expectedFailureCUDA,
     expectedFailureHPU as expectedFailureHPU,
+    expectedFailureIfRocm as expectedFailureIfRocm,
     expectedFailureMeta as expectedFailureMeta,
     expectedFailureMPS as expectedFailureMPS,
     expectedFailureXLA as expectedFailureXLA,

@@ -17,6 +17,7 @@ import torch
 from torch_testing_ext import _torch
 from torch_testing_ext._machine import accelerators
 from torch_testing_ext._machine.flags import flag
+from torch_testing_ext._marks import capabilities
 from torch_testing_ext._marks.device_dtypes import tol
 from torch_testing_ext._marks.parametrized import compose_parametrize_fns, dtype_name
 
@@ -86,6 +87,16 @@ class DeviceTypeTestBase(TestCase):
             )
         chosen: Iterable[Any] = test.dtypes.get(cls.device_type, for_all)
         return chosen
+
+    @classmethod
+    def get_capabilities(cls) -> dict[str, bool]:
+        """What the device can do, for `requires_capabilities`."""
+        return {name: bool(check()) for name, check in cls._capabilities().items()}
+
+    @classmethod
+    def _capabilities(cls) -> dict[str, Callable[[], Any]]:
+        """For subclasses to override: the check of each capability that the type of device declares."""
+        return {}
 
     def _should_stop_test_suite(self) -> bool:
         """Whether an error has left the device unusable, so that no later test of this process can pass."""
@@ -195,6 +206,10 @@ class CPUTestBase(DeviceTypeTestBase):
 
     device_type = "cpu"
 
+    @classmethod
+    def _capabilities(cls) -> capabilities.Checks:
+        return capabilities.OF_CPU
+
 
 class _IndexedTestBase(DeviceTypeTestBase):
     """The base of tests on devices that have an index."""
@@ -225,6 +240,10 @@ class CUDATestBase(_IndexedTestBase):
     no_cudnn: ClassVar[bool] = True
     cudnn_version: ClassVar[int | None] = None
 
+    @classmethod
+    def _capabilities(cls) -> capabilities.Checks:
+        return capabilities.OF_CUDA
+
     def has_cudnn(self) -> bool:
         return not self.no_cudnn
 
@@ -250,6 +269,10 @@ class XPUTestBase(_IndexedTestBase):
     device_type = "xpu"
 
     @classmethod
+    def _capabilities(cls) -> capabilities.Checks:
+        return capabilities.OF_XPU
+
+    @classmethod
     def setUpClass(cls) -> None:
         cls.primary_device = f"xpu:{torch.xpu.current_device()}"
 
@@ -264,6 +287,10 @@ class MPSTestBase(_IndexedTestBase):
     """The base of tests on MPS."""
 
     device_type = "mps"
+
+    @classmethod
+    def _capabilities(cls) -> capabilities.Checks:
+        return capabilities.OF_MPS
 
 
 class PrivateUse1TestBase(_IndexedTestBase):
@@ -288,14 +315,24 @@ def get_device_type_test_bases() -> list[type[DeviceTypeTestBase]]:
     bases: list[type[DeviceTypeTestBase]] = [CPUTestBase]
     if flag("TEST_CUDA"):
         bases.append(CUDATestBase)
-    if _has_extension():
+    if is_privateuse1_backend_available():
         bases.append(PrivateUse1TestBase)
     return bases
 
 
-def _has_extension() -> bool:
+def is_privateuse1_backend_available() -> bool:
+    """Is there a device of an extension?"""
     module = getattr(torch, _torch.extension_device_type(), None)
     return bool(module is not None and module.is_available())
+
+
+def remove_device_and_dtype_suffixes(test_name: str) -> str:
+    """Return the name that a test had before it was made for a type of device and a dtype."""
+    parts = test_name.split("_")
+    if not isinstance(getattr(torch, parts[-1], None), torch.dtype):
+        return test_name
+    devices = {base.device_type for base in get_device_type_test_bases()}
+    return "_".join(parts[:-2] if len(parts) > 1 and parts[-2] in devices else parts[:-1])
 
 
 def filter_desired_device_types(

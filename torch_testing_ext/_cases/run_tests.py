@@ -8,7 +8,8 @@ import subprocess
 import sys
 import unittest
 from collections.abc import Iterator, Sequence
-from typing import Any
+from contextlib import redirect_stdout
+from typing import Any, cast
 
 from torch_testing_ext._machine import seeds
 from torch_testing_ext._process import shell, signals
@@ -16,6 +17,9 @@ from torch_testing_ext._process import shell, signals
 from . import invocation
 from .exit_guard import EXIT_FAILED, ExitGuard
 from .fixtures import FixtureSuite
+from .hardware_classes import HardwareClassification, HardwareClassificationTestLoader, filter_by_hw_classification
+
+Hardware = set[HardwareClassification] | None
 
 EXIT_NO_TESTS = 5  # as in unittest since Python 3.12
 EXIT_INTERRUPTED = 130
@@ -54,15 +58,16 @@ def run_tests(argv: Sequence[str] | None = None) -> None:
 
 
 def _run(options: argparse.Namespace, argv: list[str]) -> int:
+    hardware = options.hw_classification and {HardwareClassification[name] for name in options.hw_classification}
     if options.discover_tests:
-        print("\n".join(_selected(argv)))
+        print("\n".join(_selected(argv, hardware)))
         return 0
     if options.use_pytest:
-        return _run_pytest(argv)
+        return _run_pytest(argv, hardware)
     if options.subprocess:
-        return _run_each_alone(argv, options.seed)
+        return _run_each_alone(argv, options.seed, hardware)
     for _ in range(max(1, options.repeat)):
-        code = _run_once(argv)
+        code = _run_once(argv, hardware)
         if code:
             return code
     return 0
@@ -98,6 +103,14 @@ def _parser() -> argparse.ArgumentParser:
         default=False,
         help="show local variables in tracebacks",
     )
+    add(
+        "--hw-classification",
+        nargs="+",
+        type=str.upper,
+        choices=[one.name for one in HardwareClassification],
+        metavar="KIND",
+        help="run only classes whose hw_classification is one of these: %(choices)s",
+    )
     add("--use-pytest", action="store_true", help="run the file with pytest, and pass all other options to it")
     hidden = argparse.SUPPRESS
     add("--save-xml", nargs="?", const="test-reports", help=hidden)
@@ -111,8 +124,8 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _run_once(argv: list[str]) -> int:
-    loader = unittest.TestLoader()
+def _run_once(argv: list[str], hardware: Hardware) -> int:
+    loader = HardwareClassificationTestLoader(hardware)
     loader.suiteClass = _Suite
     program: Any = unittest.main(module="__main__", argv=argv, testRunner=_Runner, testLoader=loader, exit=False)
     result = program.result
@@ -197,9 +210,11 @@ class _Lister:
         return [test.id().split(".", 1)[1] for test in _flatten(suite)]
 
 
-def _selected(argv: list[str]) -> list[str]:
+def _selected(argv: list[str], hardware: Hardware) -> list[str]:
     """Return the names of the tests that unittest would run for this command line."""
-    program: Any = unittest.main(module="__main__", argv=argv, testRunner=_Lister, exit=False)  # type: ignore[arg-type]
+    loader, lister = HardwareClassificationTestLoader(hardware), cast(Any, _Lister)
+    with redirect_stdout(sys.stderr):  # the loader counts
+        program: Any = unittest.main(module="__main__", argv=argv, testRunner=lister, testLoader=loader, exit=False)
     names: list[str] = program.result
     return names
 
@@ -212,14 +227,29 @@ def _flatten(suite: Any) -> Iterator[unittest.TestCase]:
         yield from _flatten(part)
 
 
-def _run_pytest(argv: list[str]) -> int:
+def _run_pytest(argv: list[str], hardware: Hardware) -> int:
     import pytest
 
-    return int(pytest.main(argv))
+    return int(pytest.main(argv, plugins=[_Deselector(hardware)] if hardware else []))
 
 
-def _run_each_alone(argv: list[str], seed: int | None) -> int:
-    names = _selected(argv)
+class _Deselector:
+    """A plugin of pytest that keeps the tests of classes for this hardware."""
+
+    def __init__(self, hardware: set[HardwareClassification]) -> None:
+        self._hardware = hardware
+
+    def pytest_collection_modifyitems(self, config: Any, items: list[Any]) -> None:
+        kept: list[Any] = []
+        filter_by_hw_classification(
+            items, self._hardware, lambda item: getattr(item, "cls", None), on_match=kept.append
+        )
+        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+        items[:] = kept
+
+
+def _run_each_alone(argv: list[str], seed: int | None, hardware: Hardware) -> int:
+    names = _selected(argv, hardware)
     if not names:
         return _nothing_tested()
     command = [

@@ -288,6 +288,10 @@ def _without_lines(text: str, unwanted: Callable[[str], bool]) -> str:
     return "\n".join(line for line in text.split("\n") if not unwanted(line.strip()))
 
 
+class TestCaseBase(TestCase):
+    """A TestCase under a second name, for classes that are made at run time and call its methods by that name."""
+
+
 class NoTest:
     """A base for classes that pytest must not collect as tests, whatever their names."""
 

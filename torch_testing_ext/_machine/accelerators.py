@@ -50,6 +50,12 @@ def peers_have_access() -> bool:
     return device_count() > 1 and accelerator_type() == "cuda" and bool(_answer("ask_peer_access", _masks()))
 
 
+def cuda_properties() -> dict[str, Any]:
+    """Return what tests ask about the first CUDA or ROCm device; empty without one."""
+    found = _answer("ask_cuda_properties", _masks())
+    return found if isinstance(found, dict) else {}
+
+
 def _devices() -> tuple[str | None, int]:
     kind, count = _answer("ask_devices", _masks())
     return kind, count
@@ -85,7 +91,22 @@ def ask_peer_access() -> bool:
     return all(torch.cuda.can_device_access_peer(one, other) for one in devices for other in devices if one != other)
 
 
-QUESTIONS: dict[str, Callable[[], Any]] = {"ask_devices": ask_devices, "ask_peer_access": ask_peer_access}
+def ask_cuda_properties() -> dict[str, Any]:
+    if not torch.cuda.is_available():
+        return {}
+    backends: Any = torch.backends  # untyped in torch
+    return {
+        "capability": torch.cuda.get_device_capability(),
+        "arch": getattr(torch.cuda.get_device_properties(0), "gcnArchName", ""),
+        "accepts_cudnn": backends.cudnn.is_acceptable(torch.ones((), device="cuda")),
+    }
+
+
+QUESTIONS: dict[str, Callable[[], Any]] = {
+    "ask_devices": ask_devices,
+    "ask_peer_access": ask_peer_access,
+    "ask_cuda_properties": ask_cuda_properties,
+}
 
 
 # -- ways to ask them

@@ -7,6 +7,7 @@ names, and the variables that set them, are PyTorch's.
 from __future__ import annotations
 
 import functools
+import importlib
 import importlib.util
 import os
 import platform
@@ -87,6 +88,35 @@ def _has_expandable_segments() -> bool:
     return "expandable_segments:True" in options
 
 
+def _has_cuda_build_of(name: str) -> Flag:
+    """A flag that also needs a torch for CUDA, not ROCm."""
+    return lambda: flag(name) and torch.version.cuda is not None
+
+
+def _has_cuda_python_bindings() -> bool:
+    """Is cuda-python installed, in a variant that works with this torch?"""
+    if not _module("cuda.bindings")():
+        return False
+    if torch.version.cuda is not None or torch.version.hip is None:
+        return torch.version.cuda is not None
+    # On ROCm, NVIDIA's bindings can be imported but not called; those of hip-python mark themselves.
+    runtime = importlib.import_module("cuda.bindings.runtime")
+    return bool(getattr(runtime, "HIP_PYTHON", False))
+
+
+def _excludes_cpu() -> bool:
+    return "cpu" in os.environ.get("PYTORCH_TESTING_DEVICE_EXCEPT_FOR", "").split(",")
+
+
+def _is_apple_m1() -> bool:
+    backend: Any = torch.backends.mps
+    return flag("TEST_MPS") and str(backend.get_name()).startswith("Apple M1")
+
+
+def _cpu_has(capability: str) -> Flag:
+    return lambda: bool(_torch.cpu_capabilities().get(capability, False))
+
+
 def _macos_version() -> float:
     return float(".".join(platform.mac_ver()[0].split(".")[:2]) or -1)
 
@@ -102,6 +132,11 @@ _FLAGS: dict[str, Flag] = {
     "IS_ARM64": _machine("arm64", "aarch64", "ARM64"),
     "IS_S390X": _machine("s390x"),
     "IS_JETSON": _is_jetson,
+    "IS_APPLE_M1": _is_apple_m1,
+    "IS_AVX512_VNNI_SUPPORTED": _cpu_has("avx512_vnni"),
+    "IS_CPU_EXT_SVE_SUPPORTED": _cpu_has("sve"),
+    "IS_CPU_CAPABILITY_SVE": lambda: _torch.cpu_kernels() in ("SVE128", "SVE256"),
+    "IS_CPU_CAPABILITY_SVE256": lambda: _torch.cpu_kernels() == "SVE256",
     "IS_FILESYSTEM_UTF8_ENCODING": lambda: sys.getfilesystemencoding() == "utf-8",
     "IS_CI": lambda: bool(os.environ.get("CI")),
     "IS_SANDCASTLE": _switch("SANDCASTLE", implied_by=lambda: os.environ.get("TW_JOB_USER") == "sandcastle"),
@@ -123,6 +158,8 @@ _FLAGS: dict[str, Flag] = {
     "TEST_PRIVATEUSE1": lambda: _accelerator(_torch.extension_device_type())(),
     "TEST_PRIVATEUSE1_DEVICE_TYPE": lambda: _torch.extension_device_type(),
     "TEST_CUDA_GRAPH": _has_cuda_graphs,
+    "TEST_CUDA_CUDSS": _has_cuda_build_of("TEST_CUDA"),
+    "TEST_CUDA_GRAPH_CONDITIONAL_NODES": _has_cuda_build_of("TEST_CUDA_GRAPH"),
     "TEST_SKIP_CUDAGRAPH": _switch("PYTORCH_TEST_SKIP_CUDAGRAPH"),
     "EXPANDABLE_SEGMENTS": _has_expandable_segments,
     # installed packages and build options
@@ -136,14 +173,23 @@ _FLAGS: dict[str, Flag] = {
     "TEST_TRANSFORMERS": _module("transformers"),
     "TEST_OPT_EINSUM": _module("opt_einsum"),
     "TEST_Z3": _module("z3"),
+    "TEST_FAIRSEQ": _module("fairseq"),
+    "TEST_LIBROSA": lambda: _module("librosa")() and not flag("IS_ARM64"),
+    "TEST_CUDA_PYTHON_BINDINGS": _has_cuda_python_bindings,
     "TEST_WITH_ROCM": _switch("PYTORCH_TEST_WITH_ROCM", implied_by=lambda: torch.version.hip is not None),
     "TEST_WITH_MTIA": _switch("PYTORCH_TEST_WITH_MTIA"),
     # settings of the run
+    "NOTEST_CPU": _excludes_cpu,
     "TEST_WITH_ASAN": _switch("PYTORCH_TEST_WITH_ASAN"),
     "TEST_WITH_DEV_DBG_ASAN": _switch("PYTORCH_TEST_WITH_DEV_DBG_ASAN"),
     "TEST_WITH_TSAN": _switch("PYTORCH_TEST_WITH_TSAN"),
     "TEST_WITH_UBSAN": _switch("PYTORCH_TEST_WITH_UBSAN"),
     "TEST_WITH_SLOW": _switch("PYTORCH_TEST_WITH_SLOW"),
+    "TEST_WITH_PERIODIC": _switch(
+        "PYTORCH_TEST_WITH_PERIODIC", implied_by=lambda: os.environ.get("TEST_CONFIG") == "periodic"
+    ),
+    "TEST_WITH_TV": _switch("PYTORCH_TEST_WITH_TV"),
+    "TEST_WITHOUT_COMPILED_AUTOGRAD": _switch("PYTORCH_TEST_WITHOUT_COMPILED_AUTOGRAD"),
     "TEST_WITH_SLOW_GRADCHECK": _switch("PYTORCH_TEST_WITH_SLOW_GRADCHECK"),
     "TEST_SKIP_FAST": _switch("PYTORCH_TEST_SKIP_FAST"),
     "TEST_WITH_CROSSREF": _switch("PYTORCH_TEST_WITH_CROSSREF"),

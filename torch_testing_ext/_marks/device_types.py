@@ -386,6 +386,10 @@ def expectedFailureCUDA(fn: Any) -> Any:
     return expectedFailure("cuda")(fn)
 
 
+def expectedFailureIfRocm(fn: Any) -> Any:
+    return expectedFailureCUDA(fn) if flag("TEST_WITH_ROCM") else fn
+
+
 def expectedFailureXPU(fn: Any) -> Any:
     return expectedFailure("xpu")(fn)
 

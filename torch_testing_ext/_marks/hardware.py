@@ -6,22 +6,25 @@ import functools
 import gc
 import statistics
 import time
+import unittest
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from torch_testing_ext._machine import accelerators
+from torch_testing_ext import _torch
+from torch_testing_ext._machine import accelerators, cuda
 from torch_testing_ext._machine.flags import flag
 
-from .skips import Decorator, lazy_skip_if, skip_but_pass_in_sandcastle_if
+from .skips import Decorator, lazy_skip_if, skip_but_pass_in_sandcastle_if, xfailIf
 
 MI350_ARCH = ("gfx950",)
 MI300_ARCH = ("gfx942",)
 MI200_ARCH = ("gfx90a",)
-NAVI_ARCH = ("gfx1030", "gfx1100", "gfx1101", "gfx1200", "gfx1201")
 NAVI3_ARCH = ("gfx1100", "gfx1101")
+NAVI3_5_ARCH = ("gfx1150", "gfx1151")
 NAVI4_ARCH = ("gfx1200", "gfx1201")
+NAVI_ARCH = ("gfx1030", *NAVI3_ARCH, *NAVI3_5_ARCH, *NAVI4_ARCH)
 
 CYCLES = 1_000_000
 
@@ -34,6 +37,10 @@ def isRocmArchAnyOf(arch: Sequence[str]) -> bool:
     return torch.version.hip is not None and any(name in getRocmArchName() for name in arch)
 
 
+def is_navi3_arch() -> bool:
+    return torch.version.hip is not None and flag("TEST_CUDA") and getRocmArchName().split(":")[0] in NAVI3_ARCH
+
+
 def skipIfRocmArch(arch: Sequence[str]) -> Decorator:
     return lazy_skip_if(lambda: flag("TEST_WITH_ROCM") and isRocmArchAnyOf(arch), f"test skipped on {arch}")
 
@@ -43,9 +50,7 @@ def runOnRocmArch(arch: Sequence[str]) -> Decorator:
     return lazy_skip_if(lambda: flag("TEST_WITH_ROCM") and not isRocmArchAnyOf(arch), f"test only runs on {arch}")
 
 
-def getRocmVersion() -> tuple[int, int]:
-    major, minor = (torch.version.hip or "0.0").split("-")[0].split(".")[:2]
-    return int(major), int(minor)
+getRocmVersion = cuda.rocm_version
 
 
 def skipIfRocmVersionLessThan(version: Sequence[int] | None = None) -> Decorator:
@@ -53,6 +58,21 @@ def skipIfRocmVersionLessThan(version: Sequence[int] | None = None) -> Decorator
         return flag("TEST_WITH_ROCM") and (version is None or getRocmVersion() < tuple(version))
 
     return lazy_skip_if(is_older, f"ROCm version {version} or later required")
+
+
+def skipIfRocmVersionAtLeast(version: Sequence[int] | None = None) -> Decorator:
+    def is_affected() -> bool:
+        return flag("TEST_WITH_ROCM") and version is not None and getRocmVersion() >= tuple(version)
+
+    return lazy_skip_if(is_affected, f"ROCm version at least {version}: known failure")
+
+
+def skipIfRocmVersionInRange(first_bad: Sequence[int], first_good: Sequence[int], reason: str) -> Decorator:
+    def is_affected() -> bool:
+        return flag("TEST_WITH_ROCM") and tuple(first_bad) <= getRocmVersion() < tuple(first_good)
+
+    since, until = (".".join(map(str, version)) for version in (first_bad, first_good))
+    return lazy_skip_if(is_affected, f"{reason} (ROCm >= {since}, < {until})")
 
 
 def requires_cuda_p2p_access() -> Decorator:
@@ -63,6 +83,75 @@ def requires_cuda_p2p_access() -> Decorator:
 def skipIfWindowsXPU(func: Any = None, *, msg: str = "test doesn't currently work on the Windows stack") -> Any:
     decorator = lazy_skip_if(lambda: flag("IS_WINDOWS") and flag("TEST_XPU"), f"skipIfWindowsXPU: {msg}")
     return decorator if func is None else decorator(func)
+
+
+# -- expected failures by CUDA's architecture, decided when the test is defined
+
+
+def _xfail_on_cuda_if(condition: Callable[[], Any]) -> Decorator:
+    return lambda func: xfailIf(torch.version.hip is None and bool(condition()))(func)
+
+
+xfailIfSM89 = _xfail_on_cuda_if(lambda: cuda.IS_SM89)
+xfailIfSM89PreCUDA13 = _xfail_on_cuda_if(lambda: cuda.IS_SM89 and cuda.cuda_version() < (13, 0))
+xfailIfSM90 = _xfail_on_cuda_if(lambda: cuda.IS_SM90)
+xfailIfSM100OrLater = _xfail_on_cuda_if(lambda: cuda.SM100OrLater)
+xfailIfSM120OrLater = _xfail_on_cuda_if(lambda: cuda.SM120OrLater)
+xfailIfSM12X = _xfail_on_cuda_if(lambda: cuda.IS_SM12X)
+
+
+def xfailIfDistributedNotSupported(func: Any) -> Any:
+    return xfailIf(flag("IS_MACOS") or bool(cuda.IS_JETSON))(func)
+
+
+TRITON_PTXAS_VERSION = (12, 8)
+
+
+def requires_triton_ptxas_compat(fn: Any) -> Any:
+    """Skip with a CUDA that is older than the assembler that comes with Triton."""
+    on_cuda = torch.version.xpu is None and torch.version.hip is None
+    too_old = on_cuda and cuda.cuda_version() < TRITON_PTXAS_VERSION
+    return unittest.skipIf(too_old, "Requires CUDA 12.8 to match Tritons ptxas version")(fn)
+
+
+def xfailIfNoAcceleratorTriton(test_func: Any) -> Any:
+    """Skip the test, or all tests of the class, without Triton, unless it runs on the CPU.
+
+    PyTorch's reports an expected failure, which only pytest understands; there, too, the test is not called.
+    """
+    if isinstance(test_func, type):
+        for name, test in list(vars(test_func).items()):
+            if name.startswith("test") and callable(test):
+                setattr(test_func, name, xfailIfNoAcceleratorTriton(test))
+        return test_func
+
+    @functools.wraps(test_func)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        device = kwargs.get("device", kwargs.get("devices", getattr(args[0], "device_type", None) if args else None))
+        if _torch.has_triton():
+            return test_func(*args, **kwargs)
+        if not str(device).split(":")[0] == "cpu":
+            raise unittest.SkipTest(f"Triton not available (device={device!r})")
+        try:
+            return test_func(*args, **kwargs)
+        except ImportError as error:
+            if "triton" not in str(error).lower():
+                raise
+            raise unittest.SkipTest(f"Triton not available (device={device!r}): {error}") from error
+
+    return wrapper
+
+
+# -- helpers
+
+
+@functools.cache
+def initialize_cuda_context_rng() -> None:
+    """Initialise CUDA and its random numbers on every device, once in each process."""
+    if not flag("TEST_CUDA"):
+        raise AssertionError("CUDA must be available when calling initialize_cuda_context_rng")
+    for index in range(torch.cuda.device_count()):
+        torch.randn(1, device=f"cuda:{index}")
 
 
 def gcIfJetson(fn: Callable[..., Any]) -> Callable[..., Any]:

@@ -120,6 +120,12 @@ def requires(need: Need) -> Callable[[F], F]:
     return decorate
 
 
+def declare_devices(target: Any, count: int) -> Any:
+    """Let a runner lease `count` accelerators for a test, or for each test of a class, that skips without them."""
+    setattr(target, ATTRIBUTE, (Need(lambda: None, devices=count), *needs_of(target)))
+    return target
+
+
 def _skip_now(args: tuple[Any, ...], skip: TestSkip) -> None:
     """Raise Skipped, unless the test's class defines `_handle_test_skip`."""
     handle = getattr(args[0], "_handle_test_skip", None) if args else None

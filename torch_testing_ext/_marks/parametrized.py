@@ -13,6 +13,8 @@ from typing import Any, TypeVar
 
 import torch
 
+from torch_testing_ext._utils.running import wrapSwapTensorsTest
+
 __unittest = True  # keeps these frames out of unittest's tracebacks
 
 Decorator = Callable[[Any], Any]
@@ -222,3 +224,14 @@ def _copy(test: Any) -> Any:
         return test(*args, **kwargs)
 
     return decorated
+
+
+class swap(_TestParametrizer):
+    """Runs a test once for each of these settings of whether converting a module swaps its parameters."""
+
+    def __init__(self, swap_values: Iterable[bool]) -> None:
+        self.swap_values = swap_values
+
+    def _parametrize_test(self, test: Any, generic_cls: type, device_cls: type | None) -> Iterator[Case]:
+        for value in self.swap_values:
+            yield wrapSwapTensorsTest(value)(test), f"swap_{value}", {}, lambda _: []

@@ -7,6 +7,7 @@ flag at once: unittest checks for a skip before it creates an instance.
 from __future__ import annotations
 
 import functools
+import importlib
 import os
 import sys
 import sysconfig
@@ -15,8 +16,13 @@ import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import torch
+
+from torch_testing_ext import _torch
 from torch_testing_ext._machine import flags
 from torch_testing_ext._machine.flags import flag
+
+from . import needs
 
 Decorator = Callable[[Any], Any]
 
@@ -72,28 +78,122 @@ def skipIfNoXPU(fn: Any) -> Any:
     return _skip_by("TEST_XPU", "test needs PyTorch with XPU", unless=True)(fn)
 
 
+# -- decided when the test is defined, as in PyTorch: then neither the test nor its setUp runs
+
+
 def requires_cuda(fn: Any) -> Any:
-    return _skip_by("TEST_CUDA", "Requires CUDA", unless=True)(fn)
+    return needs.declare_devices(unittest.skipUnless(flag("TEST_CUDA"), "Requires CUDA")(fn), 1)
+
+
+def requires_xpu(fn: Any) -> Any:
+    return needs.declare_devices(unittest.skipUnless(flag("TEST_XPU"), "Requires XPU")(fn), 1)
+
+
+def requires_multigpu(fn: Any) -> Any:
+    """Skip with fewer than two CUDA devices, and mark the test with pytest's `multigpu`."""
+    marked = needs.declare_devices(_with_pytest_mark("multigpu", fn), 2)
+    return unittest.skipUnless(flag("TEST_MULTIGPU"), "requires >= 2 GPUs")(marked)
+
+
+def periodic(fn: Any) -> Any:
+    """Skip in CI, unless PYTORCH_TEST_WITH_PERIODIC=1, and mark the test with pytest's `periodic`."""
+    skip = (flag("IS_CI") or flag("IS_SANDCASTLE")) and not flag("TEST_WITH_PERIODIC")
+    reason = "test is periodic; run with PYTORCH_TEST_WITH_PERIODIC to enable test"
+    return unittest.skipIf(skip, reason)(_with_pytest_mark("periodic", fn))
+
+
+def requires_mkl(fn: Any) -> Any:
+    return unittest.skipUnless(flag("TEST_MKL"), "Test requires MKL")(fn)
+
+
+def requires_onednn(fn: Any) -> Any:
+    return unittest.skipUnless(flag("TEST_ONEDNN"), "Test requires OneDNN/MKLDNN")(fn)
+
+
+def requires_cuda_python_bindings(fn: Any) -> Any:
+    return unittest.skipUnless(flag("TEST_CUDA_PYTHON_BINDINGS"), "requires cuda-python (cuda.bindings)")(fn)
+
+
+def skipIfNoDill(fn: Any) -> Any:
+    return unittest.skipUnless(flag("TEST_DILL"), "no dill")(fn)
+
+
+def skipIfSlowGradcheckEnv(fn: Any) -> Any:
+    reason = "Tests that don't use gradcheck don't need to run on slow_gradcheck CI"
+    return unittest.skipIf(flag("TEST_WITH_SLOW_GRADCHECK"), reason)(fn)
+
+
+def skipIfNotRegistered(op_name: str, message: str) -> Decorator:
+    """Always skip: the operators are those of Caffe2, which is no longer a part of PyTorch."""
+    return unittest.skip("Pytorch is compiled without Caffe2")
+
+
+def skipIfCompiledWithoutNumpy(fn: Any) -> Any:
+    return unittest.skipUnless(_torch_supports_numpy(), "PyTorch was compiled without numpy support")(fn)
+
+
+def _torch_supports_numpy() -> bool:
+    if not flag("TEST_NUMPY"):
+        return False
+    try:
+        torch.zeros(1).numpy()
+    except RuntimeError:
+        return False
+    return True
+
+
+def _with_pytest_mark(name: str, target: Any) -> Any:
+    """Mark a class, or a copy of a test function: tests with other parameters may share the function."""
+    if not isinstance(target, type):
+        original = target
+
+        @functools.wraps(original)
+        def target(*args: Any, **kwargs: Any) -> Any:
+            return original(*args, **kwargs)
+
+    return _marked(name, target)
+
+
+def _marked(name: str, target: Any) -> Any:
+    try:
+        import pytest
+    except ImportError:
+        return target
+    return getattr(pytest.mark, name)(target)
+
+
+# -- decided when the test runs
 
 
 def runOnRocm(fn: Any) -> Any:
     return _skip_by("TEST_WITH_ROCM", "test currently only works on the ROCm stack", unless=True)(fn)
 
 
+def requires_accelerator(fn: Any) -> Any:
+    return needs.declare_devices(_skip_by("TEST_ACCELERATOR", "requires accelerator", unless=True)(fn), 1)
+
+
+def skipIfCachingAllocatorDisabled(fn: Any) -> Any:
+    """Skip where CUDA's allocator does not cache: the environment or the process turned that off."""
+    reason = "requires the CUDA/HIP caching allocator (current allocator is uncached)"
+    return lazy_skip_if(lambda: flag("TEST_CUDA") and not _torch.caching_allocator_is_enabled(), reason)(fn)
+
+
+def skipIfNoLapack(fn: Any) -> Any:
+    return lazy_skip_if(lambda: not _torch.has_lapack(), "PyTorch compiled without Lapack")(fn)
+
+
+def skipIfNoXNNPACK(fn: Any) -> Any:
+    reason = "XNNPACK must be enabled for these tests. Please build with USE_XNNPACK=1."
+    return lazy_skip_if(lambda: not importlib.import_module("torch.backends.xnnpack").enabled, reason)(fn)
+
+
 def skipIfCrossRef(fn: Any) -> Any:
     return _skip_by("TEST_WITH_CROSSREF", "test doesn't currently work with crossref")(fn)
 
 
-def skipIfNoDill(fn: Any) -> Any:
-    return _skip_by("TEST_DILL", "no dill", unless=True)(fn)
-
-
 def skipIfNoSciPy(fn: Any) -> Any:
     return _skip_by("TEST_SCIPY", "test requires SciPy, but SciPy was not found", unless=True)(fn)
-
-
-def requires_mkl(fn: Any) -> Any:
-    return _skip_by("TEST_MKL", "Test requires MKL", unless=True)(fn)
 
 
 def skipIfTorchDynamo(msg: str = "test doesn't currently work with dynamo") -> Decorator:
@@ -106,6 +206,22 @@ def skipIfTorchInductor(
     msg: str = "test doesn't currently work with torchinductor", condition: bool | None = None
 ) -> Decorator:
     return lazy_skip_if(lambda: flag("TEST_WITH_TORCHINDUCTOR") if condition is None else condition, msg)
+
+
+def skipRocmIfTorchInductor(msg: str = "test doesn't currently work with torchinductor on the ROCm stack") -> Decorator:
+    return lazy_skip_if(lambda: flag("TEST_WITH_ROCM") and flag("TEST_WITH_TORCHINDUCTOR"), msg)
+
+
+def skipIfNNModuleInlined(
+    msg: str = "test doesn't currently work with nn module inlining", condition: bool = True
+) -> Decorator:
+    return lazy_skip_if(lambda: condition, msg)
+
+
+# PyTorch keeps these for classes that have not migrated; there, a class that they decorate is never run or reported.
+skipIfRocm_BUGGY = skipIfRocm
+skipIfXpu_BUGGY = skipIfXpu
+skipIfHpu_BUGGY = skipIfHpu
 
 
 def skipIfFreeThreaded(msg: str = "Test doesn't work with free-threaded python") -> Decorator:
@@ -189,6 +305,22 @@ def xfailIfPy312Plus(func: Any) -> Any:
     return xfailIf(sys.version_info >= (3, 12))(func)
 
 
+def xfailIfPy314Plus(func: Any) -> Any:
+    return xfailIf(sys.version_info >= (3, 14))(func)
+
+
+def xfailIfPy313AndEarlier(func: Any) -> Any:
+    return xfailIf(sys.version_info < (3, 14))(func)
+
+
+def xfailIfACL(func: Any) -> Any:
+    return xfailIf(flags.TEST_ACL)(func)
+
+
+def xfailIfS390X(func: Any) -> Any:
+    return xfailIf(flags.IS_S390X)(func)
+
+
 def xfail_inherited_tests(tests: Iterable[str]) -> Decorator:
     """Expect the named tests, inherited by the decorated class, to fail in it alone."""
 
@@ -222,11 +354,7 @@ def serialTest(condition: bool = True) -> Decorator:
         raise ValueError("serialTest is used as @serialTest() or @serialTest(condition)")
 
     def decorate(fn: Any) -> Any:
-        if not condition or "pytest" not in sys.modules:
-            return fn
-        import pytest
-
-        return pytest.mark.serial(fn)
+        return _marked("serial", fn) if condition else fn
 
     return decorate
 

@@ -37,14 +37,19 @@ _REDUCTIONS: dict[Any, _Reduction] = {
 }
 
 
+def check_reduction(op: Any) -> None:
+    kind = getattr(op, "op", op)
+    if kind != ReduceOp.PREMUL_SUM and kind not in _REDUCTIONS:
+        raise NotImplementedError(f"threads cannot reduce by {kind}, only by {', '.join(map(str, _REDUCTIONS))}")
+
+
 def _reduced(tensors: Sequence[Tensor], op: Any) -> Tensor:
     """Reduce on the device of the first tensor."""
+    check_reduction(op)
     here = [tensor.detach().to(tensors[0].device) for tensor in tensors]
     kind = getattr(op, "op", op)
     if kind == ReduceOp.PREMUL_SUM:
         return torch.stack([tensor * op.factor for tensor in here]).sum(0)
-    if kind not in _REDUCTIONS:
-        raise NotImplementedError(f"threads cannot reduce by {kind}, only by {', '.join(map(str, _REDUCTIONS))}")
     return _REDUCTIONS[kind](here)
 
 

@@ -11,16 +11,20 @@ from .accelerators import (
     other_accelerator_is_built,
 )
 from .built_with import (
+    cpu_capabilities,
+    cpu_kernels,
     extension_device_type,
     has_lapack,
     is_internal_build,
     onednn_uses_arm_compute_library,
 )
+from .checkpoint import new_extension_registry, stream_extension_class
 from .comparing import (
     compare_tensors,
     script_container_types,
 )
-from .compiler import forget_compiled, strict_dynamo
+from .compiler import forget_compiled, strict_dynamo, without_compiled_autograd
+from .cuda import caching_allocator_is_enabled, forget_blas_workspaces
 from .dtensor import (
     concatenate_meshes,
     is_functional_tensor,
@@ -131,11 +135,14 @@ __all__ = [
     "all_gather_name",
     "backend_plugin",
     "below_autograd",
+    "caching_allocator_is_enabled",
     "compare_tensors",
     "compiled_autograd",
     "compiling_in_this_process",
     "concatenate_meshes",
     "correct_aliasing",
+    "cpu_capabilities",
+    "cpu_kernels",
     "cuda_spin",
     "data_dependent_errors",
     "destroy_process_group",
@@ -150,6 +157,7 @@ __all__ = [
     "flight_recorder",
     "for_each_local_rank",
     "foreach_by_default",
+    "forget_blas_workspaces",
     "forget_compiled",
     "forget_dtensor_rng",
     "forget_meshes",
@@ -179,6 +187,7 @@ __all__ = [
     "local_tensor",
     "local_tensor_mode",
     "make_wrapper_subclass",
+    "new_extension_registry",
     "new_fake_mode",
     "on_state_dict",
     "one_sharding_at_a_time",
@@ -205,6 +214,7 @@ __all__ = [
     "set_world",
     "shard_order",
     "storage_key",
+    "stream_extension_class",
     "strict_dynamo",
     "strided_shard",
     "take_placements_literally",
@@ -215,6 +225,7 @@ __all__ = [
     "wait_without_end",
     "warm_up",
     "watch_process_groups",
+    "without_compiled_autograd",
     "without_local_tensors",
     "world_class",
 ]

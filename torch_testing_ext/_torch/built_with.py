@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 
@@ -23,3 +25,14 @@ def extension_device_type() -> str:
 def has_lapack() -> bool:
     """Was torch built with LAPACK? `torch._C.has_lapack`: 2.11 to 2.15."""
     return bool(torch._C.has_lapack)
+
+
+def cpu_capabilities() -> dict[str, object]:
+    """Return what the CPU can do, such as "avx512_vnni". `torch.cpu.get_capabilities`: 2.11 to 2.15."""
+    cpu: Any = torch.cpu  # its stubs differ between versions
+    return dict(cpu.get_capabilities())
+
+
+def cpu_kernels() -> str:
+    """Return the instructions for which kernels are chosen, such as "AVX512". `_get_cpu_capability`: 2.11 to 2.15."""
+    return str(torch._C._get_cpu_capability())

@@ -21,3 +21,11 @@ def strict_dynamo() -> AbstractContextManager[None]:
         raise_on_ctx_manager_usage=True, suppress_errors=False, log_compilation_metrics=False
     )
     return patch
+
+
+def without_compiled_autograd() -> AbstractContextManager[None]:
+    """A context in which backward passes are not compiled. `compiled_autograd._disable`: 2.11 to 2.15."""
+    from torch._dynamo import compiled_autograd
+
+    context: AbstractContextManager[None] = compiled_autograd._disable()
+    return context

@@ -68,6 +68,7 @@ MIRRORED = (
         "common_fsdp",
         "common_dist_composable",
         "common_device_type",
+        "common_cuda",
         "two_tensor",
         "distributed._shard.sharded_tensor",
         "distributed.fake_pg",

@@ -147,7 +147,7 @@ class TestSkips(TestCase):
     def test_rocm_version(self):
         self.with_flags(TEST_WITH_ROCM=True)
         with mock.patch.object(torch.version, "hip", "6.4.43482-0f2d60242"):
-            self.assertEqual(hardware.getRocmVersion(), (6, 4))
+            self.assertEqual(hardware.getRocmVersion(), (6, 4, 43482))
             for version, skipped in (((6, 5), True), ((6, 4), False), (None, True)):
                 test = common_utils.skipIfRocmVersionLessThan(version)(lambda self: None)
                 self.assertEqual(bool(run_function(test).skipped), skipped)

@@ -1,0 +1,63 @@
+"""Names of common_utils and common_cuda do what PyTorch's do: two processes, one for each kit, answer the same."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+from torch_testing_ext.common_utils import TestCase, instantiate_parametrized_tests, parametrize, run_tests, subtest
+
+PROBE = Path(__file__).with_name("kit_probe.py")
+OURS, THEIRS = "torch_testing_ext", "torch.testing._internal"
+VERSION = tuple(int(part) for part in torch.__version__.split(".")[:2])
+
+# Where we differ on purpose: PyTorch's skips after its last try, also if it was not asked to, which hides the failure.
+STRICTER = {"retries"}
+if VERSION < (2, 13):
+    # Older kits lost a class with this decorator, and took the CPU to have no fp8.
+    STRICTER |= {"skipIfNoLapack of a class", "PLATFORM_SUPPORTS_FP8", "evaluate_platform_supports_fp8"}
+if VERSION < (2, 15):
+    STRICTER |= {"libraries"}  # PyTorch's returned the path of a library that does not exist
+
+
+def answers(kit, environment):
+    path = os.pathsep.join(path or os.getcwd() for path in sys.path)
+    environment = {name: value for name, value in {**os.environ, "PYTHONPATH": path, **environment}.items() if value}
+    command = [sys.executable, str(PROBE), kit]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@instantiate_parametrized_tests
+class TestLikePyTorch(TestCase):
+    @parametrize(
+        "environment",
+        [
+            subtest({"CI": "", "TEST_CONFIG": ""}, name="at_home"),
+            subtest({"CI": "1", "PYTORCH_TEST_WITH_SLOW_GRADCHECK": "1"}, name="in_ci"),
+            subtest(
+                {"CI": "1", "TEST_CONFIG": "periodic", "PYTORCH_TESTING_DEVICE_EXCEPT_FOR": "cpu"}, name="periodic"
+            ),
+        ],
+    )
+    def test_both_kits_give_the_same(self, environment):
+        theirs, ours = answers(THEIRS, environment), answers(OURS, environment)
+        lacking = {name for name, answer in theirs.items() if str(answer).startswith("AttributeError")}
+        self.assertLess(len(lacking), 0.35 * len(theirs))
+        self.assertEqual([name for name, answer in ours.items() if str(answer).startswith("AttributeError")], [])
+        compared = theirs.keys() - lacking - STRICTER
+        self.assertEqual({name: ours[name] for name in compared}, {name: theirs[name] for name in compared})
+
+    def test_where_we_are_stricter(self):
+        ours = answers(OURS, {})
+        self.assertEqual(ours["retries"][1], ["ValueError", 0])
+        self.assertEqual(ours["retries"][4], ["SkipTest: Skipping after 3 consecutive m", 0])
+        self.assertEqual(ours["libraries"][1], "FileNotFoundError")
+
+
+if __name__ == "__main__":
+    run_tests()

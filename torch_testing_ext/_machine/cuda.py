@@ -1,0 +1,269 @@
+"""What the first CUDA or ROCm device can do, and the versions of CUDA and ROCm, for conditions of tests.
+
+A condition is a `LazyVal`: reading its name asks no device. Its first use asks for the device's properties in another
+process if this one has not initialised CUDA, so that it can still be forked into ranks.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from torch_testing_ext import _torch
+
+from . import accelerators
+from .flags import flag
+from .lazy import LazyVal
+
+Version = tuple[int, ...]
+_backends: Any = torch.backends  # untyped in torch
+
+# What a process prints when a kernel's assertion has ended it, or the fault that ROCm reports instead.
+DEVICE_ASSERT_MARKERS = (
+    "device-side assert triggered",
+    "Assertion `",
+    "HSA_STATUS_ERROR_EXCEPTION",
+    "Device-side assertion",
+    "hipErrorLaunchFailure",
+    "launch failure",
+    "illegal memory access",
+    "Memory access fault",
+)
+
+
+def has_device_side_assert(output: str) -> bool:
+    """Does the output of a process tell of an assertion that failed in a kernel?"""
+    return any(marker in output for marker in DEVICE_ASSERT_MARKERS)
+
+
+# -- versions
+
+
+def cuda_version() -> Version:
+    """Return the version of CUDA that torch was built with; (0, 0) without CUDA."""
+    return _numbers(torch.version.cuda or "0.0")
+
+
+def rocm_version() -> Version:
+    """Return the release of ROCm, all its numbers; (0, 0) without ROCm."""
+    # HIP's version is that of ROCm, except in previews. Before torch 2.15, it is the only one that torch records.
+    return _numbers(getattr(torch.version, "rocm", None) or torch.version.hip or "0.0")
+
+
+def magma_version() -> Version:
+    """Return the version of MAGMA that torch was built with; (0, 0) without MAGMA."""
+    found = torch.__config__.show().partition("Magma ")[2].splitlines()
+    return _numbers(found[0]) if found else (0, 0)
+
+
+def _numbers(version: str) -> Version:
+    return tuple(int(part) for part in version.split("-")[0].split("."))
+
+
+# -- the device
+
+
+def _on_cuda() -> bool:
+    return bool(flag("TEST_CUDA")) and torch.version.hip is None
+
+
+def _on_rocm() -> bool:
+    return bool(flag("TEST_CUDA")) and torch.version.hip is not None
+
+
+def capability() -> Version:
+    """Return the compute capability of the first device; (0, 0) without one. ROCm counts its architectures here."""
+    return tuple(accelerators.cuda_properties().get("capability", (0, 0)))
+
+
+def evaluate_gfx_arch_within(arch_list: Iterable[str]) -> bool:
+    """Is the architecture of ROCm's first device one of these? PyTorch lets an environment variable replace it."""
+    if not flag("TEST_CUDA"):
+        return False
+    own = os.environ.get("PYTORCH_DEBUG_FLASH_ATTENTION_GCN_ARCH_OVERRIDE", accelerators.cuda_properties()["arch"])
+    return any(arch in own for arch in arch_list)
+
+
+def _at_least(major: int, minor: int) -> LazyVal:
+    return LazyVal(lambda: flag("TEST_CUDA") and capability() >= (major, minor))
+
+
+def _exactly(wanted: Callable[[Version], bool]) -> LazyVal:
+    """For NVIDIA only: the architectures of ROCm have the same numbers as some of its capabilities."""
+    return LazyVal(lambda: _on_cuda() and wanted(capability()))
+
+
+SM53OrLater = _at_least(5, 3)
+SM60OrLater = _at_least(6, 0)
+SM70OrLater = _at_least(7, 0)
+SM75OrLater = _at_least(7, 5)
+SM80OrLater = _at_least(8, 0)
+SM89OrLater = _at_least(8, 9)
+SM90OrLater = _at_least(9, 0)
+SM100OrLater = _at_least(10, 0)
+SM120OrLater = _at_least(12, 0)
+IS_SM89 = _exactly(lambda found: found == (8, 9))
+IS_SM90 = _exactly(lambda found: found == (9, 0))
+IS_SM100 = _exactly(lambda found: found == (10, 0))
+IS_SM10X = _exactly(lambda found: found[0] == 10)
+IS_SM12X = _exactly(lambda found: found[0] == 12)
+# CUDA 13 numbers this board differently.
+IS_THOR = _exactly(lambda found: found == ((11, 0) if cuda_version()[0] >= 13 else (10, 1)))
+IS_JETSON = LazyVal(lambda: flag("TEST_CUDA") and (capability() in ((7, 2), (8, 7)) or bool(IS_THOR)))
+
+CUDA_ALREADY_INITIALIZED_ON_IMPORT = _torch.accelerator_is_initialised()
+ROCM_VERSION = LazyVal(lambda: rocm_version()[:2])
+TEST_CUDNN = LazyVal(
+    lambda: bool(flag("TEST_CUDA") and (_on_rocm() or accelerators.cuda_properties()["accepts_cudnn"]))
+)
+TEST_CUDNN_VERSION = LazyVal(lambda: _backends.cudnn.version() if TEST_CUDNN else 0)
+
+
+_CDNA5 = ("gfx1250",)
+_CDNA3 = ("gfx942", "gfx950", *_CDNA5)
+_CDNA2 = ("gfx90a", *_CDNA3)
+
+
+def CDNA2OrLater() -> bool:
+    return evaluate_gfx_arch_within(_CDNA2)
+
+
+def CDNA3OrLater() -> bool:
+    return evaluate_gfx_arch_within(_CDNA3)
+
+
+def CDNA5OrLater() -> bool:
+    return evaluate_gfx_arch_within(_CDNA5)
+
+
+def first_device() -> torch.device | None:
+    return torch.device("cuda:0") if flag("TEST_CUDA") else None
+
+
+def numba_supports_cuda() -> bool:
+    if not flag("TEST_NUMBA"):
+        return False
+    try:
+        return bool(importlib.import_module("numba.cuda").is_available())
+    except (ImportError, RuntimeError, OSError):
+        return False
+
+
+# -- what the platform supports
+
+_WITH_AOTRITON = ("gfx90a", "gfx942", "gfx1100", "gfx1201", "gfx950")
+_WITH_EXPERIMENTAL_AOTRITON = ("gfx1101", "gfx1102", "gfx1150", "gfx1151", "gfx1200")
+
+
+def _has_aotriton() -> bool:
+    experimental = os.environ.get("TORCH_ROCM_AOTRITON_ENABLE_EXPERIMENTAL", "0") != "0"
+    return evaluate_gfx_arch_within((*_WITH_AOTRITON, *(_WITH_EXPERIMENTAL_AOTRITON if experimental else ())))
+
+
+def evaluate_platform_supports_flash_attention() -> bool:
+    if flag("TEST_WITH_ROCM"):
+        return _has_aotriton()
+    return bool(SM80OrLater) if flag("TEST_CUDA") else bool(flag("TEST_XPU") or flag("TEST_MTIA"))
+
+
+def evaluate_platform_supports_efficient_attention() -> bool:
+    if flag("TEST_WITH_ROCM"):
+        return _has_aotriton()
+    return any(map(flag, ("TEST_CUDA", "TEST_XPU", "TEST_MTIA")))
+
+
+def evaluate_platform_supports_cudnn_attention() -> bool:
+    return not flag("TEST_WITH_ROCM") and bool(SM80OrLater) and int(TEST_CUDNN_VERSION) >= 90000
+
+
+def evaluate_platform_sdpa_supports_hdim512() -> bool:
+    """Only ROCm's gfx11 devices lack it."""
+    if not flag("TEST_WITH_ROCM"):
+        return True
+    return bool(flag("TEST_CUDA")) and not accelerators.cuda_properties()["arch"].startswith("gfx11")
+
+
+def evaluate_platform_supports_bf16() -> bool:
+    if torch.version.cuda is not None:
+        return bool(SM80OrLater)
+    return torch.version.hip is not None or bool(flag("TEST_XPU"))
+
+
+def evaluate_platform_supports_bf16_atomics() -> bool:
+    if torch.version.cuda is not None:
+        return bool(SM80OrLater)
+    return torch.version.hip is not None and rocm_version() >= (8, 0)
+
+
+def evaluate_platform_supports_half_atomics() -> bool:
+    return torch.version.hip is None or rocm_version() >= (8, 0)
+
+
+def evaluate_platform_supports_fp8() -> bool:
+    """True also without an accelerator: the CPU supports it."""
+    if _on_cuda():
+        return bool(SM89OrLater)
+    return not _on_rocm() or evaluate_gfx_arch_within(_rocm_archs_with_fp8())
+
+
+def _rocm_archs_with_fp8() -> tuple[str, ...]:
+    since_6_5 = ("gfx95", "gfx120") if rocm_version() >= (6, 5) else ()
+    return ("gfx94", *since_6_5, *(_CDNA5 if rocm_version() >= (7, 14) else ()))
+
+
+def evaluate_platform_supports_fp8_sparse() -> bool:
+    if not _on_cuda():
+        return _on_rocm() and evaluate_gfx_arch_within(_rocm_archs_with_hipsparselt())
+    library = _backends.cusparselt
+    return bool(SM89OrLater) and library.is_available() and library.version() >= 602
+
+
+def _rocm_archs_with_hipsparselt() -> tuple[str, ...]:
+    if rocm_version() < (7, 12):
+        return ()
+    return ("gfx942", "gfx950", *(_CDNA5 if rocm_version() >= (7, 14) else ()))
+
+
+def _has_mslk() -> bool:
+    return "USE_MSLK" in torch.__config__.show()
+
+
+def evaluate_platform_supports_fp8_grouped_gemm() -> bool:
+    if _on_rocm():
+        return _has_mslk() and evaluate_gfx_arch_within(("gfx942", "gfx950"))
+    return _on_cuda() and bool(SM90OrLater) and not SM100OrLater
+
+
+def evaluate_platform_supports_mx_gemm() -> bool:
+    if _on_rocm():
+        archs = ("gfx950", *(_CDNA5 if rocm_version() >= (7, 14) else ()))
+        return rocm_version() >= (7, 0) and evaluate_gfx_arch_within(archs)
+    return bool(SM100OrLater) if flag("TEST_CUDA") else bool(flag("TEST_XPU"))
+
+
+def evaluate_platform_supports_mxfp8_grouped_gemm() -> bool:
+    return _has_mslk() and bool(IS_SM100)
+
+
+PLATFORM_SUPPORTS_FLASH_ATTENTION = LazyVal(evaluate_platform_supports_flash_attention)
+PLATFORM_SUPPORTS_MEM_EFF_ATTENTION = LazyVal(evaluate_platform_supports_efficient_attention)
+PLATFORM_SUPPORTS_CUDNN_ATTENTION = LazyVal(evaluate_platform_supports_cudnn_attention)
+PLATFORM_SUPPORTS_FUSED_ATTENTION = LazyVal(
+    lambda: any(
+        (PLATFORM_SUPPORTS_FLASH_ATTENTION, PLATFORM_SUPPORTS_CUDNN_ATTENTION, PLATFORM_SUPPORTS_MEM_EFF_ATTENTION)
+    )
+)
+PLATFORM_SUPPORTS_FUSED_SDPA = LazyVal(lambda: flag("TEST_CUDA") and not flag("TEST_WITH_ROCM"))
+PLATFORM_FUSED_ATTENTION_SUPPORTS_HDIM512 = LazyVal(evaluate_platform_sdpa_supports_hdim512)
+PLATFORM_SUPPORTS_BF16 = LazyVal(evaluate_platform_supports_bf16)
+PLATFORM_SUPPORTS_BF16_ATOMICS = LazyVal(evaluate_platform_supports_bf16_atomics)
+PLATFORM_SUPPORTS_HALF_ATOMICS = LazyVal(evaluate_platform_supports_half_atomics)
+PLATFORM_SUPPORTS_FP8 = LazyVal(evaluate_platform_supports_fp8)
+PLATFORM_SUPPORTS_FP8_SPARSE = LazyVal(evaluate_platform_supports_fp8_sparse)
+PLATFORM_SUPPORTS_FP8_GROUPED_GEMM = LazyVal(evaluate_platform_supports_fp8_grouped_gemm)
+PLATFORM_SUPPORTS_MX_GEMM = LazyVal(evaluate_platform_supports_mx_gemm)
+PLATFORM_SUPPORTS_MXFP8_GROUPED_GEMM = LazyVal(evaluate_platform_supports_mxfp8_grouped_gemm)

@@ -1,0 +1,214 @@
+"""Settings of the backends of operations, for the time of a test: precision of float32, and preferred libraries."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from torch_testing_ext import _torch
+
+Function = Callable[..., Any]
+_backends: Any = torch.backends  # untyped in torch
+
+
+# -- the precision of float32
+
+
+def _precision_settings() -> tuple[Any, ...]:
+    """The objects with an `fp32_precision`."""
+    cuda, cudnn, mkldnn = _backends.cuda, _backends.cudnn, _backends.mkldnn
+    return cuda.matmul, cudnn.conv, cudnn.rnn, mkldnn.matmul, mkldnn.conv, mkldnn.rnn
+
+
+def _legacy_precision() -> str | None:
+    """The older setting for matrix products; None where the newer ones contradict it, as torch then refuses."""
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:
+        return None
+
+
+@contextlib.contextmanager
+def _precision_kept() -> Iterator[None]:
+    legacy = _legacy_precision()
+    before = [setting.fp32_precision for setting in _precision_settings()]
+    try:
+        yield
+    finally:
+        # First the older setting: setting it also sets newer ones.
+        if legacy is not None:
+            torch.set_float32_matmul_precision(legacy)
+        for setting, value in zip(_precision_settings(), before, strict=True):
+            setting.fp32_precision = value
+
+
+def recover_orig_fp32_precision(fn: Function) -> Function:
+    """Restore all settings of the precision of float32 after the test."""
+    return _precision_kept()(fn)
+
+
+def with_ieee_matmul_precision(f: Function) -> Function:
+    """Run a test whose matrix products are exact in float32."""
+
+    @functools.wraps(f)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        with _precision_kept():
+            _backends.cuda.matmul.fp32_precision = "ieee"
+            _backends.mkldnn.matmul.fp32_precision = "ieee"
+            return f(*args, **kwargs)
+
+    return wrapper
+
+
+@contextlib.contextmanager
+def _tf32(allowed: bool) -> Iterator[None]:
+    with _precision_kept():
+        _backends.cuda.matmul.allow_tf32 = allowed
+        with _backends.cudnn.flags(enabled=None, benchmark=None, deterministic=None, allow_tf32=allowed):
+            yield
+
+
+class _SharedByThreads:
+    """A context that the first thread enters for all, and the last one leaves: its settings are the process's."""
+
+    def __init__(self, context: Callable[[], contextlib.AbstractContextManager[None]]):
+        self._new = context
+        self._lock = threading.Lock()
+        self._inside = 0
+        self._current = context()
+
+    def enter(self) -> None:
+        with self._lock:
+            if self._inside == 0:
+                self._current = self._new()
+                self._current.__enter__()
+            self._inside += 1
+
+    def leave(self) -> None:
+        with self._lock:
+            self._inside -= 1
+            if self._inside == 0:
+                self._current.__exit__(None, None, None)
+
+
+_without_tf32 = _SharedByThreads(lambda: _tf32(False))
+
+
+@contextlib.contextmanager
+def tf32_off() -> Iterator[None]:
+    """Compute in full float32. Ranks that are threads may be inside at once."""
+    _without_tf32.enter()
+    try:
+        yield
+    finally:
+        _without_tf32.leave()
+
+
+@contextlib.contextmanager
+def tf32_on(self: Any, tf32_precision: float = 1e-5) -> Iterator[None]:
+    """Allow TF32; meanwhile, the test `self` compares with this precision."""
+    before = self.precision
+    try:
+        self.precision = tf32_precision
+        with _tf32(True):
+            yield
+    finally:
+        self.precision = before
+
+
+@contextlib.contextmanager
+def tf32_enabled() -> Iterator[None]:
+    """Allow TF32."""
+    with _tf32(True):
+        yield
+
+
+def with_tf32_off(f: Function) -> Function:
+    """Run a test without TF32."""
+
+    @functools.wraps(f)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        with tf32_off():
+            return f(*args, **kwargs)
+
+    return wrapper
+
+
+def tf32_on_and_off(tf32_precision: float = 1e-5, *, only_if: bool = True) -> Callable[[Function], Function]:
+    """Run a test without TF32 and with it, where it makes a difference; else once.
+
+    It does on a CUDA device that has it. If the test has the parameters `device` and `dtype`, they must be one of CUDA,
+    and float32 or complex64.
+    """
+
+    def decorate(f: Function) -> Function:
+        names = tuple(inspect.signature(f).parameters)
+
+        @functools.wraps(f)
+        def wrapper(*args: Any, **kwargs: Any) -> None:
+            given = {**kwargs, **dict(zip(names, args, strict=False))}
+            if not (only_if and _may_use_tf32(given) and torch.cuda.is_tf32_supported()):
+                f(*args, **kwargs)
+                return
+            with tf32_off():
+                f(*args, **kwargs)
+            with tf32_on(given["self"], tf32_precision):
+                f(*args, **kwargs)
+
+        return wrapper
+
+    return decorate
+
+
+def _may_use_tf32(given: dict[str, Any]) -> bool:
+    on_cuda = "device" not in given or torch.device(given["device"]).type == "cuda"
+    return on_cuda and ("dtype" not in given or given["dtype"] in (torch.float32, torch.complex64))
+
+
+# -- libraries
+
+
+@contextlib.contextmanager
+def blas_library_context(backend: Any) -> Iterator[None]:
+    """Prefer a library for linear algebra on CUDA."""
+    before = _backends.cuda.preferred_blas_library()
+    _backends.cuda.preferred_blas_library(backend)
+    try:
+        yield
+    finally:
+        _backends.cuda.preferred_blas_library(before)
+
+
+def _restoring(preferred: str, afterwards: Callable[[], None] = lambda: None) -> Callable[[Function], Function]:
+    """A decorator: restore the preferred library after the test, which may change it."""
+
+    def decorate(fn: Function) -> Function:
+        @functools.wraps(fn)
+        def wrapper(*args: Any, **kwargs: Any) -> None:
+            choose = getattr(_backends.cuda, preferred)
+            before = choose()
+            try:
+                fn(*args, **kwargs)
+            finally:
+                choose(before)
+                afterwards()
+
+        return wrapper
+
+    return decorate
+
+
+def _forget_workspaces() -> None:
+    if _backends.cuda.is_built():
+        _torch.forget_blas_workspaces()
+
+
+setLinalgBackendsToDefaultFinally = _restoring("preferred_linalg_library")
+setBlasBackendsToDefaultFinally = _restoring("preferred_blas_library", _forget_workspaces)
+setSdpaBackendsToDefaultFinally = _restoring("preferred_rocm_fa_library")

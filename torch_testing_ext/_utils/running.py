@@ -1,0 +1,182 @@
+"""Ways to run a function or a test: again after an exception, in several threads, with a setting for its time."""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+import time
+import unittest
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from torch_testing_ext import _torch
+
+from .contexts import DeterministicGuard, set_default_dtype
+
+
+def retry(
+    ExceptionToCheck: Any, tries: int = 3, delay: float = 3, skip_after_retries: bool = False
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Call the function again after these exceptions, `tries` times in all, with `delay` seconds in between.
+
+    The last exception is raised, or becomes a skip.
+    """
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            for _ in range(tries - 1):
+                try:
+                    return function(*args, **kwargs)
+                except ExceptionToCheck as error:
+                    print(f"{error}, Retrying in {delay} seconds...")
+                    time.sleep(delay)
+            try:
+                return function(*args, **kwargs)
+            except ExceptionToCheck as error:
+                if not skip_after_retries:
+                    raise
+                raise unittest.SkipTest(f"Skipping after {tries} consecutive {error}") from error
+
+        return wrapper
+
+    return decorate
+
+
+def run_concurrently(
+    worker_func: Callable[..., Any] | Iterable[Callable[..., Any]],
+    num_threads: int | None = None,
+    args: tuple[Any, ...] = (),
+    kwargs: dict[str, Any] | None = None,
+) -> list[Any]:
+    """Call a function in `num_threads` threads, or each of several functions in one, all at once; return the results.
+
+    An exception in a thread is raised here, when all threads have ended.
+    """
+    if isinstance(worker_func, Iterable):
+        functions = list(worker_func)
+    elif num_threads is None:
+        raise TypeError("a single function needs num_threads")
+    else:
+        functions = [worker_func] * num_threads
+    if num_threads is not None and num_threads != len(functions):
+        raise ValueError(f"{len(functions)} functions cannot run in {num_threads} threads")
+    results: list[Any] = [None] * len(functions)
+    errors: list[BaseException] = []
+    all_here = threading.Barrier(len(functions))
+
+    def work(index: int, function: Callable[..., Any]) -> None:
+        try:
+            all_here.wait()
+            results[index] = function(*args, **(kwargs or {}))
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=each, daemon=True) for each in enumerate(functions)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[-1]
+    return results
+
+
+# -- settings for the time of a test
+
+
+class set_default_dtype_if_supported:
+    """Sets the default dtype for a device-type test, if the primary device of its class has it."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self._dtype = dtype
+
+    def __call__(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(fn)
+        def wrapper(test: Any, *args: Any, **kwargs: Any) -> Any:
+            try:
+                torch.empty(0, device=test.get_primary_device(), dtype=self._dtype)
+            except TypeError:
+                return fn(test, *args, **kwargs)
+            with set_default_dtype(self._dtype):
+                return fn(test, *args, **kwargs)
+
+        return wrapper
+
+
+class SwapTensorsGuard:
+    """Sets whether converting a module swaps its parameters, for the length of a `with`; None keeps the setting."""
+
+    def __init__(self, use_swap_tensors: bool | None) -> None:
+        self.use_swap_tensors = use_swap_tensors
+
+    def __enter__(self) -> None:
+        self._before = torch.__future__.get_swap_module_params_on_conversion()
+        if self.use_swap_tensors is not None:
+            torch.__future__.set_swap_module_params_on_conversion(self.use_swap_tensors)
+
+    def __exit__(self, *_: object) -> None:
+        torch.__future__.set_swap_module_params_on_conversion(self._before)
+
+
+def wrapSwapTensorsTest(swap: bool | None = None) -> Callable[[Callable[..., Any]], Callable[..., None]]:
+    """Run a test with a `SwapTensorsGuard`."""
+
+    def decorate(fn: Callable[..., Any]) -> Callable[..., None]:
+        @functools.wraps(fn)
+        def wrapper(*args: Any, **kwargs: Any) -> None:
+            with SwapTensorsGuard(swap):
+                fn(*args, **kwargs)
+
+        return wrapper
+
+    return decorate
+
+
+def wrapDeterministicFlagAPITest(fn: Callable[..., Any]) -> Callable[..., None]:
+    """Keep what a test does to the flags of deterministic algorithms, and configure cuBLAS for them."""
+    variable = "CUBLAS_WORKSPACE_CONFIG"
+
+    @functools.wraps(fn)
+    def wrapper(*args: Any, **kwargs: Any) -> None:
+        before = os.environ.get(variable)
+        flags = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+        with DeterministicGuard(flags[0], warn_only=flags[1]):
+            os.environ[variable] = ":4096:8"
+            try:
+                fn(*args, **kwargs)
+            finally:
+                os.environ.pop(variable, None)
+                if before is not None:
+                    os.environ[variable] = before
+
+    return wrapper
+
+
+def runWithoutCompiledAutograd(
+    msg: str = "test doesn't currently work with compiled autograd",
+) -> Callable[[Callable[..., Any]], Callable[..., None]]:
+    if not isinstance(msg, str):
+        raise AssertionError("write @runWithoutCompiledAutograd() or @runWithoutCompiledAutograd('reason')")
+
+    def decorate(fn: Callable[..., Any]) -> Callable[..., None]:
+        @functools.wraps(fn)
+        def wrapper(*args: Any, **kwargs: Any) -> None:
+            with _torch.without_compiled_autograd():
+                fn(*args, **kwargs)
+
+        return wrapper
+
+    return decorate
+
+
+def find_library_location(lib_name: str) -> Path:
+    """Return the path of a library of the installed torch."""
+    path = Path(torch.__file__).resolve().parent / "lib" / lib_name
+    if not path.exists():
+        raise FileNotFoundError(f"torch has no library {lib_name!r} in {path.parent}")
+    return path
