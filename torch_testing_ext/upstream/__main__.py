@@ -83,9 +83,20 @@ def _add_patches(patches: argparse.ArgumentParser) -> None:
 
 
 def _add_coverage(coverage: argparse.ArgumentParser) -> None:
-    coverage.description = "Compare the public names of PyTorch's test kit with ours: present, missing or refused."
+    coverage.description = (
+        "Compare the public names of PyTorch's test kit with ours: present, missing or refused. Several versions of "
+        "torch are shown side by side."
+    )
     coverage.add_argument(
-        "--pytorch", type=Path, metavar="CHECKOUT", help="compare with a checkout (default: the installed torch)"
+        "--pytorch",
+        type=Path,
+        action="append",
+        metavar="DIR",
+        help="compare with a checkout, or with the directory where a torch is installed; may be repeated "
+        "(default: the recorded versions, and the installed torch)",
+    )
+    coverage.add_argument(
+        "--record", action="store_true", help="record the names of --pytorch, or of the installed torch"
     )
     form = coverage.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print all names as JSON")
@@ -169,14 +180,19 @@ def _patches(options: argparse.Namespace) -> int:
 
 
 def _coverage(options: argparse.Namespace) -> int:
-    from . import coverage
+    from . import coverage, kit_names
 
-    root = options.pytorch or installed_torch()
-    measured, version = coverage.measure(root), coverage.version_of(root)
+    roots = options.pytorch or [installed_torch()]
+    kits = {kit_names.version_of(root): kit_names.read_sources(root) for root in roots}
+    if options.record:
+        kit_names.record(kits)
+    if options.pytorch is None or options.record:
+        kits = {**kits, **kit_names.recorded()}
+    measured, versions = coverage.measure(kits), kit_names.in_order(kits)
     if options.write is not None:
-        coverage.write(measured, version, options.write)
+        coverage.write(measured, versions, options.write)
     else:
-        print(coverage.as_json(measured, version) if options.json else coverage.as_table(measured))
+        print(coverage.as_json(measured, versions) if options.json else coverage.as_table(measured, versions))
     return 0
 
 

@@ -7,18 +7,34 @@ import json
 import tempfile
 from contextlib import redirect_stdout
 from pathlib import Path
+from unittest import mock
 
 from upstream_support import ROOT, CheckoutCase
 
 from torch_testing_ext.common_utils import TestCase, instantiate_parametrized_tests, parametrize, run_tests
-from torch_testing_ext.upstream import coverage, reasons
+from torch_testing_ext.upstream import coverage, kit_names, reasons
 from torch_testing_ext.upstream.__main__ import main
 from torch_testing_ext.upstream.mapping import installed_torch
 
 DOCS = ROOT / "docs"
 
 # In these modules every name is present or refused for a reason.
-COMPLETE = ["common_distributed", "common_fsdp", "common_dist_composable", "distributed._tensor.common_dtensor"]
+COMPLETE = [
+    "common_cuda",
+    "common_device_type",
+    "common_dist_composable",
+    "common_distributed",
+    "common_fsdp",
+    "common_utils",
+    "distributed._shard.sharded_tensor",
+    "distributed._tensor.common_dtensor",
+    "distributed.checkpoint_utils",
+    "distributed.common_state_dict",
+    "distributed.distributed_utils",
+    "distributed.fake_pg",
+    "distributed.multi_threaded_pg",
+    "two_tensor",
+]
 
 # The names that the contract of the mirror lists, and those that test files elsewhere import.
 COMMON = {
@@ -66,46 +82,89 @@ COMMON = {
 
 @instantiate_parametrized_tests
 class CoverageTest(TestCase):
+    def recorded(self, theirs: str) -> coverage.ModuleCoverage:
+        measured = coverage.measure(kit_names.recorded())
+        return next(one for one in measured if one.theirs == f"torch.testing._internal.{theirs}")
+
     def test_the_docs_are_up_to_date(self) -> None:
+        kits = kit_names.recorded()
+        outdated = coverage.is_outdated(coverage.measure(kits), kit_names.in_order(kits), DOCS)
+        self.assertFalse(outdated, f"to update the docs, run: {coverage.REFRESH}")
+
+    def test_the_record_has_the_names_of_the_installed_torch(self) -> None:
         root = installed_torch()
-        differing = coverage.outdated(coverage.measure(root), coverage.version_of(root), DOCS)
-        self.assertEqual(differing, [], f"to update the docs, run: {coverage.REFRESH}")
+        kits = kit_names.recorded()
+        version = kit_names.version_of(root)
+        self.assertIn(version, kits, "to record it, run: python -m torch_testing_ext.upstream coverage --record")
+        self.assertEqual(kits[version], kit_names.read_sources(root))
+
+    def test_every_torch_since_2_11_is_compared(self) -> None:
+        self.assertEqual(kit_names.in_order(kit_names.recorded())[:5], ["2.11", "2.12", "2.13", "2.14", "2.15"])
 
     @parametrize("module", list(COMMON))
     def test_common_names_are_present(self, module: str) -> None:
-        theirs = f"torch.testing._internal.{module}"
-        measured = next(one for one in coverage.measure(installed_torch()) if one.theirs == theirs)
+        measured = self.recorded(module)
         wanted = set(COMMON[module].split())
         self.assertEqual(sorted(wanted & {*measured.lacking, *measured.refused}), [])
         self.assertGreater(len(wanted & {*measured.here}), 0.9 * len(wanted), "are these really names of PyTorch's?")
 
     @parametrize("module", COMPLETE)
     def test_nothing_is_missing(self, module: str) -> None:
-        theirs = f"torch.testing._internal.{module}"
-        measured = next(one for one in coverage.measure(installed_torch()) if one.theirs == theirs)
-        self.assertEqual(sorted(measured.lacking), [])
+        self.assertEqual(self.recorded(module).lacking, [])
+
+    def test_no_module_is_incomplete_without_being_listed_here(self) -> None:
+        measured = coverage.measure(kit_names.recorded())
+        short = {one.theirs.removeprefix("torch.testing._internal.") for one in measured if not one.lacking}
+        self.assertEqual(sorted(short), sorted(COMPLETE))
 
     def test_a_present_name_is_not_refused(self) -> None:
-        for one in coverage.measure(installed_torch()):
-            self.assertEqual({*one.here} & one.refused.keys(), set())
+        for one in coverage.measure(kit_names.recorded()):
+            self.assertEqual([name for name in one.here if reasons.refused(name)], [])
         twice = [name for refused in reasons.REFUSED.values() for name in refused]
         self.assertEqual(len(twice), len(set(twice)))
 
-    def test_another_torch_is_compared_by_the_names_of_both(self) -> None:
-        measured = [coverage.ModuleCoverage("m", "o", here=["a", "new"], lacking=["b"], refused={"c": "why"})]
+    def test_a_refused_name_exists(self) -> None:
+        known = {name for kit in kit_names.recorded().values() for names in kit.values() for name in names}
+        self.assertEqual(sorted({name for refused in reasons.REFUSED.values() for name in refused} - known), [])
+
+    def test_versions_side_by_side(self) -> None:
+        module = "torch.testing._internal.common_fsdp"
+        kits = {
+            "2.10": {module: frozenset({"FSDPTest", "unheard_of"})},
+            "2.9": {module: frozenset({"FSDPTest", "MLP", "T"})},
+        }
+        (measured,) = coverage.measure(kits)
+        self.assertEqual(measured.here, ["FSDPTest", "MLP"])
+        self.assertEqual(measured.versions, {"MLP": ["2.9"], "T": ["2.9"], "unheard_of": ["2.10"]})
+        self.assertEqual(measured.counts("2.9"), (2, 0, 1))
+        self.assertEqual(measured.counts("2.10"), (1, 1, 0))
+        table = coverage.as_table([measured], kit_names.in_order(kits))
+        self.assertRegex(table, r"\| torch 2\.9 +\| torch 2\.10 +\|")
+        self.assertRegex(table, r"\| common_fsdp +\| 2 / 0 / 1 +\| 1 / 1 / 0 +\|")
+        self.assertIn("Missing: `unheard_of` (2.10)", coverage.as_page([measured], kit_names.in_order(kits)))
+
+    def test_a_record_is_read_as_it_was_written(self) -> None:
+        kits = kit_names.recorded()
+        with tempfile.TemporaryDirectory() as directory:
+            with mock.patch.object(kit_names, "RECORD", Path(directory, "names.json")):
+                kit_names.RECORD.write_text('{"torch": [], "modules": {}}')
+                for version in reversed(kit_names.in_order(kits)):
+                    kit_names.record({version: kits[version]})
+                self.assertEqual(kit_names.recorded(), kits)
+                again = kit_names.RECORD.read_text()
+                kit_names.record({"2.13": kits["2.13"]})
+                self.assertEqual(kit_names.RECORD.read_text(), again)
+            self.assertEqual(Path(directory, "names.json").read_text(), kit_names.RECORD.read_text())
+
+    def test_edited_docs_are_outdated(self) -> None:
+        measured = [coverage.ModuleCoverage("m", "o", here=["a"], lacking=["b"], refused={"c": "why"})]
         with tempfile.TemporaryDirectory() as directory:
             docs = Path(directory)
-            coverage.write([coverage.ModuleCoverage("m", "o", here=["a", "old"], lacking=["b"])], "2.1", docs)
-            self.assertEqual(coverage.outdated(measured, "2.2", docs), [])
-            self.assertEqual(len(coverage.outdated(measured, "2.1", docs)), 1)
-            coverage.write([coverage.ModuleCoverage("m", "o", here=["b"], lacking=["a"])], "2.1", docs)
-            self.assertEqual(
-                coverage.outdated(measured, "2.2", docs), ["m.a is here, not lacking", "m.b is lacking, not here"]
-            )
-            coverage.write(measured, "2.2", docs)
-            self.assertEqual(coverage.outdated(measured, "2.2", docs), [])
+            coverage.write(measured, ["2.1"], docs)
+            self.assertFalse(coverage.is_outdated(measured, ["2.1"], docs))
+            self.assertTrue(coverage.is_outdated(measured, ["2.1", "2.2"], docs))
             (docs / coverage.PAGE).write_text("edited")
-            self.assertEqual(len(coverage.outdated(measured, "2.2", docs)), 1)
+            self.assertTrue(coverage.is_outdated(measured, ["2.1"], docs))
 
     def test_the_command(self) -> None:
         def output(*words: str) -> str:
@@ -114,10 +173,12 @@ class CoverageTest(TestCase):
             return out.getvalue()
 
         data = json.loads(output("--json"))
+        self.assertEqual(data["torch"][:5], ["2.11", "2.12", "2.13", "2.14", "2.15"])
         utils = data["modules"]["torch.testing._internal.common_utils"]
         self.assertIn("TestCase", utils["here"])
         self.assertIn("TestGradients", utils["refused"])
-        self.assertRegex(output(), rf"\| common_utils +\| {len(utils['here'])} +\|")
+        self.assertEqual(utils["versions"]["requires_multigpu"], ["2.15"])
+        self.assertRegex(output(), r"\| common_utils +(\| \d+ / \d+ / \d+ +){5}\|")
 
 
 class CheckoutCoverageTest(CheckoutCase):
@@ -128,13 +189,26 @@ class CheckoutCoverageTest(CheckoutCase):
         fsdp.write_text(f"{imports}_x = FSDPTest = unheard_of = T = 1\n")
         out, _ = self.upstream("coverage", "--pytorch", self.pytorch, "--json")
         data = json.loads(out)
-        self.assertEqual(data["torch"], "2.20")
+        self.assertEqual(data["torch"], ["2.20"])
         module = data["modules"]["torch.testing._internal.common_fsdp"]
         self.assertEqual(module["here"], ["FSDPTest"])
         self.assertEqual(module["lacking"], ["run_tests", "unheard_of"])
         self.assertEqual(list(module["refused"]), ["T"])
 
+    def test_an_installed_torch_beside_a_checkout(self) -> None:
+        self.put(self.pytorch / "version.txt", "2.20.0a0\n")
+        installed = self.ours / "site-packages"
+        self.put(installed / "torch/version.py", "__all__ = ['__version__']\n__version__ = '2.8.1+cpu'\n")
+        self.put(installed / "torch/testing/_internal/two_tensor.py", "class TwoTensor: ...\n")
+        out, _ = self.upstream("coverage", "--pytorch", self.pytorch, "--pytorch", installed, "--json")
+        data = json.loads(out)
+        self.assertEqual(data["torch"], ["2.8", "2.20"])
+        self.assertEqual(data["modules"]["torch.testing._internal.two_tensor"]["versions"]["TwoTensor"], ["2.8"])
+
     def test_not_a_checkout(self) -> None:
+        _, complaints = self.upstream("coverage", "--pytorch", self.ours, code=2)
+        self.assertIn("does not say which version of torch it is", complaints)
+        self.put(self.ours / "version.txt", "2.20")
         _, complaints = self.upstream("coverage", "--pytorch", self.ours, code=2)
         self.assertIn("is not a PyTorch checkout", complaints)
 
