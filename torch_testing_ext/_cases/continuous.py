@@ -52,6 +52,7 @@ __rank_frame__ = True  # and out of the tracebacks of ranks
 _FileStore: Any = dist.FileStore  # type: ignore[attr-defined, unused-ignore]  # from C++
 
 UNSET = -2
+_NCCL = ("nccl", "nccl2", "nccl-lazy")
 PATIENCE_TO_LEAVE = 10.0  # seconds for idle ranks to exit
 
 
@@ -222,8 +223,18 @@ class MultiProcContinuousTest(RankedTestCase):
         return str(value() if callable(value) else value)
 
     @classmethod
+    def _backend(cls) -> str | None:
+        return cls.backend_str() if callable(cls.backend_str) else cls.backend_str
+
+    @classmethod
+    def _let_ranks_share_devices(cls, world_size: int) -> None:
+        """NCCL refuses several ranks on a device unless told otherwise; a class may have them and skip in its tests."""
+        if cls._backend() in _NCCL and world_size > torch.accelerator.device_count():
+            os.environ["NCCL_MULTI_RANK_GPU_ENABLE"] = "1"
+
+    @classmethod
     def _check_backend(cls) -> None:
-        backend = cls.backend_str() if callable(cls.backend_str) else cls.backend_str
+        backend = cls._backend()
         if backend is not None and not dist.is_backend_available(backend):
             raise unittest.SkipTest(f"Backend '{backend}' is not available")
 
@@ -330,6 +341,7 @@ def _run_rank(
     group_creation.announce(directory, rank)
     cls.rank, cls.world_size, cls.rdvz_file = rank, world_size, rdvz_file
     try:
+        cls._let_ranks_share_devices(world_size)
         cls._init_pg(rank, world_size, rdvz_file)
         for task in launch.tasks(directory, rank):
             _run_task(cls, task)

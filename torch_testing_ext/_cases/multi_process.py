@@ -6,7 +6,6 @@ In a rank, only the method itself runs, and the cleanups that it registers.
 
 from __future__ import annotations
 
-import enum
 import functools
 import inspect
 import itertools
@@ -185,13 +184,25 @@ class MultiProcessTestCase(RankedTestCase):
         began = launch.now()
         if self._launched is None and self.processes:
             self._verdict = foreign_ranks.verdict(
-                self.processes, self.pid_to_pipe, self._timeout(), self._expected(fn), self._case()
+                self.processes,
+                self.pid_to_pipe,
+                self._timeout(),
+                self._expected(fn),
+                self._case(),
+                self._get_timedout_process_traceback,
             )
         else:
             verdict = self._wait_for_verdict(fn)
             assert self._launched is not None
             self._verdict = self._with_expectations(verdict, self.file_name, self._launched.job.world_size)
         self._check_return_codes(fn, launch.now() - began)
+
+    def _get_timedout_process_traceback(self) -> None:
+        """For subclasses: called at the time-out, while ranks still run. Their stacks are in the failure anyway.
+
+        An override may get the stacks of a rank from its pipe in `pid_to_pipe`: it sends `Event.GET_TRACEBACK`, and
+        receives a text.
+        """
 
     def _check_return_codes(self, fn: Callable[[], Any], elapsed_time: float) -> None:
         """Raise the exception for the verdict on the ranks, which have ended. An override may judge exit codes."""
@@ -210,7 +221,7 @@ class MultiProcessTestCase(RankedTestCase):
     def _watch(self, run: launch.Run, fn: Callable[[], Any], timeout: float | None) -> launch.Verdict:
         expected = self._expected(fn)
         try:
-            outcome = launch.watch(run, timeout, expected)
+            outcome = launch.watch(run, timeout, expected, self._get_timedout_process_traceback)
         except KeyboardInterrupt:
             if not self._runs_under_unittest():
                 raise
@@ -280,10 +291,7 @@ class MultiProcessTestCase(RankedTestCase):
 
     # -- for a copy of PyTorch's run_test
 
-    class Event(enum.Enum):
-        """What PyTorch's parent asks of a rank."""
-
-        GET_TRACEBACK = 1
+    Event = rank_process.RankEvent
 
     @staticmethod
     def _event_listener(parent_pipe: Any, signal_pipe: Any, rank: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import os
 import signal
 from contextlib import suppress
@@ -13,6 +14,8 @@ import torch.distributed as dist
 from torch_testing_ext import _torch, launch
 from torch_testing_ext._machine.seeds import set_rng_seed
 from torch_testing_ext._process import system
+
+STACKS_PATIENCE = 5.0  # seconds, as PyTorch waits for them
 
 c10d: Any = dist  # its type stubs lack what comes from C++
 
@@ -72,17 +75,29 @@ class UnstartedRank:
     def kill(self) -> None: ...
 
 
+class RankEvent(enum.Enum):
+    """What PyTorch's parent asks of a rank: `MultiProcessTestCase.Event`."""
+
+    GET_TRACEBACK = 1
+
+
 class PipeFromRank:
-    """The parent's end of the pipe that PyTorch has to each rank: it gives the text of the rank's exception."""
+    """The parent's end of the pipe that PyTorch has to each rank: it gives the text of the rank's exception.
+
+    Of a running rank that was sent `RankEvent.GET_TRACEBACK`, it gives the stacks.
+    """
 
     def __init__(self, run: launch.Run, rank: int):
         self._run = run
         self._rank = rank
         self._received = False
+        self._stacks: list[str] = []
         self.closed = False
 
     def poll(self, timeout: float | None = 0.0) -> bool:
-        """Wait until the rank has ended; is there a text?"""
+        """Wait until the rank has ended, unless it was asked for its stacks; is there a text?"""
+        if self._stacks:
+            return True
         until = None if timeout is None else launch.now() + timeout
         while self._rank in self._run.alive and self._run.wait_for_event(until):
             pass
@@ -91,6 +106,8 @@ class PipeFromRank:
     def recv(self) -> str:
         if not self.poll(None):
             raise EOFError
+        if self._stacks:
+            return self._stacks.pop(0)
         self._received = True
         return self._text() or ""
 
@@ -98,7 +115,14 @@ class PipeFromRank:
         account = launch.read_account(self._run.job.account(self._rank))
         return account.traceback or None if account else None
 
-    def send(self, value: Any) -> None: ...
+    def send(self, value: Any) -> None:
+        if value is RankEvent.GET_TRACEBACK and self._rank in self._run.alive:
+            self._run.dump(STACKS_PATIENCE, [self._rank])
+            file = self._run.job.stacks(self._rank)
+            with suppress(OSError):
+                if text := file.read_text(errors="replace"):
+                    self._stacks.append(text)
+                os.truncate(file, 0)  # the failure has stacks of its own
 
     def close(self) -> None:
         self.closed = True

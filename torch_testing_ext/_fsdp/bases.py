@@ -21,11 +21,10 @@ from torch_testing_ext._cases.multi_process import MultiProcessTestCase
 from torch_testing_ext._cases.multi_threaded import MultiThreadedTestCase
 from torch_testing_ext._cases.ranked import account_for_skip
 from torch_testing_ext._machine import accelerators
-from torch_testing_ext._machine.seeds import set_rng_seed
 from torch_testing_ext._marks.needs import TEST_SKIPS, Skipped, TestSkip, needs_of, too_few_devices
 from torch_testing_ext._utils.stores import FILE_SCHEMA
 
-from . import fsdp_device
+from . import fsdp_device, in_rank
 from .parity import FSDPTestMixin
 
 
@@ -88,18 +87,7 @@ class FSDPTest(FSDPTestMixin, MultiProcessTestCase):
         if skip is not None:
             sys.exit(account_for_skip(rank_process.account_behind(pipe), Skipped(skip)))
         fsdp_device.use(self.device_type)
-        device = fsdp_device.compute_device(rank)
-        if device.type != "cpu":
-            torch.accelerator.set_device_index(device.index)
-        _init_process_group(self, bool(kwargs.get("fake_pg")))
-        # No rank may skip and exit while others still connect to it or need its answers.
-        _barrier(device)
-        _torch.reset_dynamo()
-        set_rng_seed()
-        self.run_test(test_name, pipe)
-        _torch.reset_dynamo()
-        _barrier(device)
-        _torch.destroy_process_group()
+        in_rank.run_in_group(self, test_name, pipe, bool(kwargs.get("fake_pg")))
 
 
 def _test_function(test: FSDPTest) -> Any:
@@ -122,20 +110,6 @@ def _missing_devices(test: FSDPTest, count: int) -> TestSkip | None:
     if count < ranks:
         return too_few_devices(ranks) if count else TEST_SKIPS["no_accelerator"]
     return None
-
-
-def _init_process_group(test: FSDPTest, fake: bool) -> None:
-    size = int(test.world_size)
-    if fake:
-        from torch_testing_ext._utils.fake_group import FakeStore
-
-        dist.init_process_group(backend="fake", world_size=size, rank=test.rank, store=FakeStore())
-        return
-    dist.init_process_group(fsdp_device.backend(), init_method=test.init_method, world_size=size, rank=test.rank)
-
-
-def _barrier(device: torch.device) -> None:
-    dist.barrier(device_ids=None if device.type == "cpu" else [device.index])
 
 
 class FSDPTestContinuous(FSDPTestMixin, MultiProcContinuousTest):

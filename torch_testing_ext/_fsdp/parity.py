@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -19,9 +20,12 @@ from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from torch_testing_ext import _torch
+from torch_testing_ext._cases import rank_process
 from torch_testing_ext._cases.distributed_base import run_subtests
+from torch_testing_ext._cases.ranked import account_for_skip
+from torch_testing_ext._marks.needs import Skipped, too_few_devices
 
-from . import fsdp_device
+from . import fsdp_device, in_rank
 from .fsdp_device import DEVICEInitMode
 from .models import FSDPInitMode, FSDPTestModel
 from .state import _zero_model, get_full_params
@@ -32,6 +36,17 @@ class FSDPTestMixin:
 
     rank: int
     process_group: Any
+
+    @classmethod
+    def _run(cls: Any, rank: int, test_name: str, file_name: str, pipe: Any, **kwargs: Any) -> None:
+        """For a MultiProcessTestCase that derives from this mixin: run the test in a group, also on the CPU."""
+        self = cls(test_name)
+        self.rank = rank
+        self.file_name = file_name
+        if fsdp_device.device_type() != "cpu" and torch.accelerator.device_count() < int(self.world_size):
+            skip = Skipped(too_few_devices(int(self.world_size)))
+            sys.exit(account_for_skip(rank_process.account_behind(pipe), skip))
+        in_rank.run_in_group(self, test_name, pipe, bool(kwargs.get("fake_pg")))
 
     def run_subtests(self: Any, *args: Any, **kwargs: Any) -> Any:
         return run_subtests(self, *args, **kwargs)

@@ -8,6 +8,7 @@ another grace period by SIGKILL.
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -40,12 +41,17 @@ class WatchResult:
     seconds: float
 
 
-def watch(run: Run, timeout: float | None, expected: Expected) -> WatchResult:
-    """Watch a run until it has ended."""
+def watch(
+    run: Run, timeout: float | None, expected: Expected, on_timeout: Callable[[], None] = lambda: None
+) -> WatchResult:
+    """Watch a run until it has ended. At the time-out, `on_timeout` is called before the running ranks are ended."""
     watched = RankWatcher(run, expected, run.began)
     deadline = None if timeout is None else run.began + timeout
     try:
         timed_out = watched.until_over(deadline)
+        if timed_out:
+            on_timeout()
+            watched.take_endings()
         if watched.pending:
             watched.take_stacks()
     finally:

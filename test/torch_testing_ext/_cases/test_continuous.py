@@ -226,6 +226,25 @@ class NoBackend(Things):
         return "ucc" if not dist.is_ucc_available() else "none"
 
 
+class SharesDevices(Ranks):
+    """Creates its group itself, whatever the backend."""
+
+    @classmethod
+    def backend_str(cls) -> str:
+        return os.environ["BACKEND_OF_SUBJECT"]
+
+    @classmethod
+    def _check_backend(cls) -> None: ...
+
+    @classmethod
+    def _init_pg(cls, rank: int, world_size: int, rdvz_file: str) -> None:
+        store = dist.FileStore(rdvz_file, world_size)
+        dist.init_process_group("gloo", rank=rank, world_size=world_size, store=store)
+
+    def tells_the_setting(self) -> None:
+        self.tell(os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE"))
+
+
 class Ran(NamedTuple):
     tests: dict[str, Seen]
     of_class: str  # the error outside of its tests
@@ -477,6 +496,12 @@ class TestClasses(TestCase):
 
     def test_missing_backend(self) -> None:
         self.assertRegex(str(run_class(NoBackend, "passes").tests["passes"]), "skipped.*is not available")
+
+    @parametrize("backend,told", [("nccl", "1"), ("nccl-lazy", "1"), ("nccl-legacy", None), ("gloo", None)])
+    def test_nccl_may_put_several_ranks_on_a_device(self, backend: str, told: Any) -> None:
+        with mock.patch.dict(os.environ, BACKEND_OF_SUBJECT=backend):
+            ran = run_class(SharesDevices, "tells_the_setting")
+        self.assertEqual(ran.told, [[told]] * WORLD_SIZE)
 
     def test_defaults(self) -> None:
         cls = MultiProcContinuousTest

@@ -14,6 +14,7 @@ from torch_testing_ext import common_distributed as cd
 from torch_testing_ext._machine import accelerators
 from torch_testing_ext._marks import distributed
 from torch_testing_ext.common_utils import TestCase, instantiate_parametrized_tests, parametrize, run_tests
+from torch_testing_ext.distributed._tensor.common_dtensor import skip_unless_torch_gpu
 
 
 class Launched(Exception):
@@ -351,6 +352,12 @@ class TestNeeds(TestCase):
         self.assertEqual(cd.skip_if_lt_x_gpu(3)(lambda self: None)._min_gpus_required, 3)
         self.assertEqual(cd.requires_world_size(3)(lambda self: None)._min_gpus_required, 3)
         self.assertEqual(cd.requires_world_size(3)(lambda self: None)._required_world_size, 3)
+        self.assertEqual(cd.nccl_skip_if_lt_x_gpu("nccl", 3)(lambda self: None)._min_gpus_required, 3)
+        self.assertEqual(cd.require_n_gpus_for_nccl_backend(3, "nccl")(lambda self: None)._min_gpus_required, 3)
+        self.assertFalse(hasattr(cd.nccl_skip_if_lt_x_gpu("gloo", 3)(lambda self: None), "_min_gpus_required"))
+        outer = cd.skip_if_lt_x_gpu(2)(cd.skip_if_lt_x_gpu(4)(lambda self: None))
+        self.assertEqual(outer._min_gpus_required, 2)  # the outermost, as in PyTorch; needs_of has both
+        self.assertEqual(skip_unless_torch_gpu(lambda self: None)._min_gpus_required, 2)
         self.assertFalse(hasattr(cd.skip_if_small_worldsize(lambda self: None), "_min_gpus_required"))
 
     def test_function_and_name_are_kept(self):

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from torch_testing_ext import common_device_type as kit
 from torch_testing_ext.common_distributed import MultiProcessTestCase, MultiThreadedTestCase
-from torch_testing_ext.common_utils import TestCase, parametrize, run_tests
+from torch_testing_ext.common_utils import TestCase, instantiate_parametrized_tests, parametrize, run_tests
 from torch_testing_ext.distributed._shard.sharded_tensor import ShardedTensorTestBase, with_comms as with_sharded_comms
 from torch_testing_ext.distributed._tensor.common_dtensor import DTensorTestBase, with_comms
 from torch_testing_ext.two_tensor import TwoTensor, TwoTensorMode
@@ -302,6 +302,7 @@ class ShardedTest(ShardedTensorTestBase):
         self.assertEqual(dist.rpc.rpc_sync(peer, max, args=(1, 2)), 2)
 
 
+@instantiate_parametrized_tests
 class ShardedSkipTest(TestCase):
     """The decorator of sharded tensors where the backend cannot be used."""
 
@@ -315,6 +316,15 @@ class ShardedSkipTest(TestCase):
 
         with self.assertRaisesRegex(unittest.SkipTest, "at least 1000 accelerator devices"):
             test(Test())
+
+    @parametrize("backend", ["nccl-legacy", "mpi", "unheard_of"])
+    def test_any_backend_but_gloo_needs_devices(self, backend: str) -> None:
+        with self.assertRaisesRegex(unittest.SkipTest, "at least 4 accelerator devices"):
+            with_sharded_comms(backend=backend)(lambda self: None)(ShardedTensorTestBase())
+
+    def test_a_backend_that_torch_lacks(self) -> None:
+        with self.assertRaisesRegex(RuntimeError, "Backend unheard_of not supported"):
+            ShardedTensorTestBase().init_pg("unheard_of")
 
 
 for generic in (ProcessesTest, ThreadsTest, DTensorsTest, ShardedTest):

@@ -315,6 +315,74 @@ class TestProcesses(TestCase):
         self.assertEqual(ranks_told(StartsOurs("passes")), ["ran", "ran"])
 
 
+class AsksAtTheTimeOut(Things):
+    """Does at the time-out what PyTorch's base does there, and keeps what it learns."""
+
+    def _get_timedout_process_traceback(self):
+        self.asked = {}
+        for rank, process in enumerate(self.processes):
+            if process.exitcode is None:
+                pipe = self.pid_to_pipe[process.pid]
+                pipe.send(MultiProcessTestCase.Event.GET_TRACEBACK)
+                self.asked[rank] = pipe.recv() if pipe.poll(5) else None
+        super()._get_timedout_process_traceback()
+
+    def hangs_in_one(self):
+        if self.rank == 1:
+            threading.Event().wait()
+
+
+class FailsAtTheTimeOut(AsksAtTheTimeOut):
+    def _get_timedout_process_traceback(self):
+        raise OSError("no traces today")
+
+
+class EndsAtTheTimeOut(AsksAtTheTimeOut):
+    def _get_timedout_process_traceback(self):
+        for process in self.processes:
+            process.kill()
+            process.join()
+
+
+class StartedByForkAndAsks(StartsByFork):
+    def _get_timedout_process_traceback(self):
+        self.running = [process.is_alive() for process in self.processes]
+
+
+class TestAtTheTimeOut(TestCase):
+    def at_the_time_out(self, test):
+        with mock.patch.object(ranked, "TIMEOUT_DEFAULT", 0.5):
+            return outcome_of(test)
+
+    def test_running_ranks_can_be_asked(self):
+        test = AsksAtTheTimeOut("hangs_in_one")
+        seen = self.at_the_time_out(test)
+        self.assertRegex(seen.message, "timed out after .*; rank 1 of 2 still running")
+        self.assertEqual(list(test.asked), [1])
+        self.assertIn("hangs_in_one", test.asked[1])
+        self.assertEqual(seen.message.count("Current thread"), 1, seen.message)
+
+    def test_an_error_there_is_the_tests(self):
+        test = FailsAtTheTimeOut("hangs_in_one")
+        seen = self.at_the_time_out(test)
+        self.assertEqual(seen.outcome, "error")
+        self.assertIn("OSError: no traces today", seen.message)
+
+    def test_ranks_may_be_ended_there(self):
+        seen = self.at_the_time_out(EndsAtTheTimeOut("hangs_in_one"))
+        self.assertEqual(seen.outcome, "error")
+
+    def test_only_then(self):
+        test = FailsAtTheTimeOut("passes")
+        self.assertEqual(ranks_told(test), ["ran", "ran"])
+
+    def test_of_processes_that_the_test_has_started(self):
+        test = StartedByForkAndAsks("hangs_in_one")
+        seen = self.at_the_time_out(test)
+        self.assertRegex(seen.message, "timed out after .*; rank 1 of 2 still running")
+        self.assertEqual(test.running, [False, True])
+
+
 # -- MultiThreadedTestCase
 
 

@@ -8,8 +8,8 @@ import torch
 import torch.distributed as dist
 
 from torch_testing_ext import common_fsdp
-from torch_testing_ext.common_distributed import TEST_SKIPS, skip_if_lt_x_gpu
-from torch_testing_ext.common_fsdp import FSDPTest, FSDPTestContinuous
+from torch_testing_ext.common_distributed import TEST_SKIPS, MultiProcessTestCase, skip_if_lt_x_gpu
+from torch_testing_ext.common_fsdp import FSDPTest, FSDPTestContinuous, FSDPTestMixin
 from torch_testing_ext.common_utils import TestCase, run_tests
 
 
@@ -175,6 +175,63 @@ class TestWithoutDevices(TestCase):
     def test_init_pg_may_call_ours(self):
         self.addCleanup(CallsOurGroup.tearDownClass)
         self.expect(CallsOurGroup("fails"), "skipped", "at least 2")
+
+
+class Mixed(FSDPTestMixin, MultiProcessTestCase):
+    """Gets only the mixin's `_run`, which needs no accelerator."""
+
+    world_size = 2
+    destroy_pg_upon_exit = False
+
+    def setUp(self):
+        super().setUp()
+        self._spawn_processes()
+
+    @property
+    def init_method(self):
+        return f"file://{self.file_name}"
+
+    def has_a_group(self):
+        self.assertEqual([dist.get_world_size(), dist.get_rank()], [2, self.rank])
+        dist.barrier()
+
+    fails_in_one = OwnRun.fails_in_one
+    skips = lambda self: self.skipTest("not today")  # noqa: E731
+
+
+class MixedOnFakeGroup(Mixed):
+    fake_pg = True
+
+    def has_a_fake_group(self):
+        self.assertEqual(dist.get_backend(), "fake")
+
+
+class MixedOnDevices(Mixed):
+    @classmethod
+    def _run(cls, *args, **kwargs):
+        common_fsdp.DEVICE_TYPE = "cuda"
+        super()._run(*args, **kwargs)
+
+
+class TestMixin(TestCase):
+    def outcome(self, test):
+        result = unittest.TestResult()
+        test.run(result)
+        kinds = ("errors", "failures", "skipped")
+        return {kind: getattr(result, kind)[0][1] for kind in kinds if getattr(result, kind)}
+
+    def test_runs_in_a_group_on_the_cpu(self):
+        self.assertEqual(self.outcome(Mixed("has_a_group")), {})
+        self.assertEqual(self.outcome(MixedOnFakeGroup("has_a_fake_group")), {})
+
+    def test_other_outcomes(self):
+        self.assertEqual(list(self.outcome(Mixed("fails_in_one"))), ["failures"])
+        self.assertEqual(list(self.outcome(Mixed("skips"))), ["skipped"])
+
+    def test_skips_where_devices_are_too_few(self):
+        self.assertEqual(
+            self.outcome(MixedOnDevices("has_a_group")), {"skipped": "Need at least 2 accelerator devices"}
+        )
 
 
 if __name__ == "__main__":
