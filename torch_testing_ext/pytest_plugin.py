@@ -1,6 +1,8 @@
-"""A pytest plugin that runs test files written for torch.testing._internal on our classes.
+"""A pytest plugin that runs test files written for torch.testing._internal on our classes, and knows our profile.
 
     python -m pytest -p torch_testing_ext.pytest_plugin --torch-drop-in test/distributed/test_store.py
+
+    python -m pytest -p torch_testing_ext.pytest_plugin --hypothesis-profile=search test/distributed
 
 With -v, pytest lists the names that came from PyTorch after collection.
 """
@@ -29,8 +31,14 @@ def pytest_load_initial_conftests(early_config: Any) -> None:
         _install()
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Install in an xdist worker too, which gets its plugins later."""
+    """Install in an xdist worker too, which gets its plugins later. Register our profile before Hypothesis wants it."""
+    if config.getoption("--hypothesis-profile", None) == "search":
+        from torch_testing_ext._hypothesis import search
+
+        search.register()
+        search.choose(search.NAME)
     if config.getoption(OPTION):
         _install()
 

@@ -34,6 +34,8 @@ def run_tests(argv: Sequence[str] | None = None) -> None:
         print(_parser().format_help())
     if options.seed is not None:
         seeds.SEED = options.seed
+    if options.hypothesis_profile is not None:
+        os.environ["HYPOTHESIS_PROFILE"] = options.hypothesis_profile  # where properties look, also in ranks
     if options.accept:
         os.environ["EXPECTTEST_ACCEPT"] = "1"  # where expecttest looks, in this process and in those it starts
     seeds.set_rng_seed()
@@ -110,6 +112,11 @@ def _parser() -> argparse.ArgumentParser:
         choices=[one.name for one in HardwareClassification],
         metavar="KIND",
         help="run only classes whose hw_classification is one of these: %(choices)s",
+    )
+    add(
+        "--hypothesis-profile",
+        choices=["search"],
+        help="with search, properties that run in ranks run 40 times as many examples, chosen at random",
     )
     add("--use-pytest", action="store_true", help="run the file with pytest, and pass all other options to it")
     hidden = argparse.SUPPRESS

@@ -65,6 +65,10 @@ class Observations:
         self.scores: dict[str, float] = {}
 
 
+# Hypothesis' own, when an example has used up its budget of draws; ours, when a rank is lost; and requests to stop.
+_NOT_OF_THE_EXAMPLE = (StopTest, Abandoned, KeyboardInterrupt, SystemExit, GeneratorExit)
+
+
 class Participant:
     """One rank in a property test. `Participant.current` is this process's own, until the property ends."""
 
@@ -87,10 +91,10 @@ class Participant:
         self.watchdog.enter(self.number, self.describe_current)
         try:
             body(**{name: values.for_rank(value, self.rank) for name, value in drawn.items()})
-        except (Exception, StopTest) as error:
+        except BaseException as error:  # torch's CheckpointException is no Exception
             interrupted = self.watchdog.leave()
-            if isinstance(error, StopTest):
-                raise  # Hypothesis' own: this example has used up its budget of draws
+            if isinstance(error, _NOT_OF_THE_EXAMPLE):
+                raise
             outcome = outcome_of_error(error, interrupted)
         else:
             self.watchdog.leave()

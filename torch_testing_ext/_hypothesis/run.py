@@ -15,7 +15,7 @@ import torch.distributed as dist
 from hypothesis import Phase
 from hypothesis.errors import Flaky
 
-from . import internals
+from . import internals, search
 from .connections import Connections
 from .groups import Groups
 from .links import PeerLost, connect_ranks
@@ -46,7 +46,7 @@ def run(test: Any, prop: Callable[..., None], body: Body) -> None:
 
 
 def _settings_for_ranks(chosen: hypothesis.settings) -> hypothesis.settings:
-    """Adapt the test's settings to several ranks.
+    """Adapt the test's settings to several ranks, and to a search.
 
     The deadline limits a hang, and there is none unless the test sets one: Hypothesis' own deadline would compare times
     that only one rank knows. The explain phase traces the lines of only one process. Several bugs cannot be told apart,
@@ -54,7 +54,7 @@ def _settings_for_ranks(chosen: hypothesis.settings) -> hypothesis.settings:
     """
     default = hypothesis.settings.get_profile("default").deadline
     return hypothesis.settings(
-        chosen,
+        search.enlarged(chosen),
         deadline=None if chosen.deadline == default else chosen.deadline,
         phases=[phase for phase in chosen.phases if phase is not Phase.explain],
         report_multiple_bugs=False,

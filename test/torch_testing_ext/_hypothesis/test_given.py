@@ -2,7 +2,10 @@
 
 import os
 import re
+import subprocess
+import sys
 import unittest
+from pathlib import Path
 from unittest import mock
 
 import torch
@@ -27,6 +30,7 @@ from torch_testing_ext.hypothesis_utils import (
     target,
 )
 
+SUBJECT = Path(__file__).with_name("search_subject.py")
 PROFILE = settings(max_examples=20, database=None, derandomize=True)
 
 
@@ -104,6 +108,37 @@ class Subjects:
             self.assertFalse(n > 100 and mine)
 
 
+class NoException(BaseException):
+    """As torch's CheckpointException."""
+
+
+class Raises(Ranks):
+    """Raises something that `except Exception` does not catch."""
+
+    @settings(PROFILE, max_examples=100)
+    @given(n=st.integers(0, 1000))
+    def check(self, n):
+        if n > 100 and self.rank == 1:
+            raise NoException("out of everything")
+        dist.barrier()
+
+
+class Counts(Ranks):
+    """Tells how many examples it has run, and whether the same ones come again."""
+
+    @settings(PROFILE, max_examples=3)
+    @given(n=st.integers(0, 1 << 60))
+    def check(self, n):
+        self.seen = [*getattr(self, "seen", ()), n]
+
+    def counts(self):
+        self.check()
+        self.assertEqual(str(len(self.seen)), os.environ["EXAMPLES"])
+        self.check()
+        again = self.seen[len(self.seen) // 2 :] == self.seen[: len(self.seen) // 2]
+        self.assertEqual(again, os.environ["SAME"] == "yes")
+
+
 def failure_of(test):
     result = unittest.TestResult()
     test.run(result)
@@ -123,6 +158,43 @@ class TestReproduction(TestCase):
             reproduced = failure_of(Subjects.Replayed("test_fails"))
         self.assertIn(self.SMALLEST, reproduced)
         self.assertIn("in 1 runs of the test", reproduced)
+
+
+class TestExamples(TestCase):
+    def test_an_exception_of_any_kind_is_a_failure_of_the_example(self):
+        report = failure_of(Raises("check"))
+        self.assertIn("check(n=101)", report)
+        self.assertIn("NoException: out of everything", report)
+
+    def test_number(self):
+        with mock.patch.dict(os.environ, EXAMPLES="3", SAME="yes", HYPOTHESIS_PROFILE="default"):
+            self.assertIsNone(failure_of(Counts("counts")))
+
+    def test_number_in_a_search(self):
+        with mock.patch.dict(os.environ, EXAMPLES="120", SAME="no", HYPOTHESIS_PROFILE="search"):
+            self.assertIsNone(failure_of(Counts("counts")))
+
+    def test_options_for_a_search(self):
+        for runner in (
+            (str(SUBJECT), "--hypothesis-profile=search"),
+            *[
+                (
+                    "-m",
+                    "pytest",
+                    "-q",
+                    "-p",
+                    "torch_testing_ext.pytest_plugin",
+                    "--hypothesis-profile=search",
+                    str(SUBJECT),
+                )
+            ],
+        ):
+            with self.subTest(runner=runner):
+                path = os.pathsep.join(path or os.getcwd() for path in sys.path)
+                done = subprocess.run(
+                    [sys.executable, *runner], env={**os.environ, "PYTHONPATH": path}, capture_output=True
+                )
+                self.assertEqual(done.returncode, 0, done.stdout.decode() + done.stderr.decode())
 
 
 class TestSpawned(TestCase):

@@ -12,13 +12,17 @@ import faults_support
 import torch
 import torch.distributed as dist
 from faults_support import Case, SuiteFaultsTestCase, case_name, load
+from torch.distributed.checkpoint import planner_helpers
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp._fully_shard import _fsdp_collectives as fsdp_collectives
 from torch.distributed.tensor import Shard
 
 from torch_testing_ext.common_utils import instantiate_parametrized_tests, parametrize, run_tests
 
 redistribute = load("tensor/test_redistribute_properties.py")
 c10d = load("test_c10d_properties.py")
+checkpoint = load("checkpoint/test_checkpoint_properties.py")
+fully_shard = load("fsdp/test_fully_shard_properties.py")
 
 # -- faults
 
@@ -70,6 +74,26 @@ def asynchronous_work_never_runs() -> AbstractContextManager[Any]:
     return mock.patch.multiple(dist, **{name: skip_if_asynchronous(getattr(dist, name)) for name in names})
 
 
+def last_part_is_not_read() -> AbstractContextManager[Any]:
+    """Of the parts of a tensor that a rank reads from a checkpoint, the last is left out."""
+    plan = planner_helpers.create_read_items_for_chunk_list
+
+    def plan_without_the_last(*args: Any) -> list[Any]:
+        items = plan(*args)
+        return items[:-1] if len(items) > 1 else items
+
+    return mock.patch.object(planner_helpers, "create_read_items_for_chunk_list", plan_without_the_last)
+
+
+def gradients_are_summed() -> AbstractContextManager[Any]:
+    """Gradients are the sums over the ranks, not the means."""
+    return mock.patch.object(fsdp_collectives, "_get_gradient_divide_factors", summing)
+
+
+def summing(*args: Any, **kwargs: Any) -> tuple[Any, ...]:
+    return (None, None, dist.ReduceOp.SUM, dist.ReduceOp.SUM)
+
+
 def reported(example: str) -> str:
     return rf": PropertyFailure: {re.escape(example)} fails on "
 
@@ -107,6 +131,22 @@ CASES = [
         "test_programs_over_the_world",
         asynchronous_work_never_runs,
         reported("test_programs_over_the_world(program=[all_reduce(1, sum, async)])"),
+    ),
+]
+
+
+CASES += [
+    Case(
+        checkpoint.TestCheckpoints,
+        "test_load_on_another_mesh",
+        last_part_is_not_read,
+        r": PropertyFailure: test_load_on_another_mesh\(case=\(tensor\(\[",
+    ),
+    Case(
+        fully_shard.TestFullyShard,
+        "test_training",
+        gradients_are_summed,
+        r": PropertyFailure: test_training\(.*\n*(.|\n)*gradient of",
     ),
 ]
 

@@ -1,0 +1,140 @@
+"""Train random models under fully_shard: outputs, gradients and parameters are those of one device on all batches."""
+
+import copy
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from hypothesis import strategies as st
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Shard
+
+from torch_testing_ext.common_distributed import MultiProcessTestCase
+from torch_testing_ext.common_utils import run_tests
+from torch_testing_ext.hypothesis_utils import device_meshes, given, settings
+
+PROFILE = settings(max_examples=15, database=None, derandomize=True)
+SIZES = (1, 2, 3, 4, 5, 8)
+ROWS = 2  # of each rank's batch
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A part of a random model, and how fully_shard treats it."""
+
+    size: int
+    bias: bool
+    activation: str
+    frozen: bool
+    wrapped: bool
+    reshard: bool
+    last_dim: bool  # shard along the last dim of each parameter whose size allows it
+
+    def placement(self, world_size):
+        def choose(parameter):
+            last = parameter.dim() - 1
+            return Shard(last) if self.last_dim and parameter.shape[last] % world_size == 0 else None
+
+        return choose
+
+
+LAYERS = st.builds(
+    Layer,
+    size=st.sampled_from(SIZES),
+    bias=st.booleans(),
+    activation=st.sampled_from(["Identity", "ReLU", "Tanh"]),
+    frozen=st.booleans(),
+    wrapped=st.booleans(),
+    reshard=st.booleans(),
+    last_dim=st.booleans(),
+)
+
+
+def model_of(inputs, layers):
+    """A model in double precision, with the same values in every rank."""
+    modules = []
+    for layer in layers:
+        linear = nn.Linear(inputs, layer.size, bias=layer.bias, dtype=torch.double)
+        with torch.no_grad():
+            for number, parameter in enumerate(linear.parameters()):
+                values = torch.arange(parameter.numel(), dtype=torch.double) + number + len(modules)
+                parameter.copy_(((values * 7) % 11 - 5).reshape(parameter.shape) / 8)
+                parameter.requires_grad_(not layer.frozen)
+        modules.append(nn.Sequential(linear, getattr(nn, layer.activation)()))
+        inputs = layer.size
+    return nn.Sequential(*modules)
+
+
+def batch_of(rank, step, inputs):
+    values = torch.arange(ROWS * inputs, dtype=torch.double) + 3 * rank + 5 * step
+    return ((values * 5) % 7 - 3).reshape(ROWS, inputs) / 4
+
+
+class TestFullyShard(MultiProcessTestCase):
+    world_size = 4
+
+    def setUp(self):
+        super().setUp()
+        self._spawn_processes()
+
+    def shard(self, model, layers, mesh):
+        sharding = mesh.size(mesh.ndim - 1)
+        for module, layer in zip(model, layers, strict=True):
+            if layer.wrapped:
+                placement = layer.placement(sharding)
+                fully_shard(module, mesh=mesh, reshard_after_forward=layer.reshard, shard_placement_fn=placement)
+        return fully_shard(model, mesh=mesh)
+
+    def full(self, tensor):
+        return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+    def check_same(self, model, reference):
+        for (name, parameter), (other, wanted) in zip(
+            model.named_parameters(), reference.named_parameters(), strict=True
+        ):
+            self.assertEqual(name, other)
+            self.assertEqual(self.full(parameter), wanted, msg=name)
+            self.assertEqual(parameter.grad is None, wanted.grad is None, msg=name)
+            if wanted.grad is not None:
+                self.assertEqual(self.full(parameter.grad), wanted.grad, msg=f"gradient of {name}")
+
+    @PROFILE
+    @given(
+        mesh=device_meshes(max_dims=2),
+        inputs=st.sampled_from(SIZES),
+        layers=st.lists(LAYERS, min_size=1, max_size=4),
+        accumulated=st.integers(1, 2),
+        steps=st.integers(1, 2),
+    )
+    def test_training(self, mesh, inputs, layers, accumulated, steps):
+        reference = model_of(inputs, layers)
+        model = self.shard(copy.deepcopy(reference), layers, mesh)
+        trained = [parameter for parameter in reference.parameters() if parameter.requires_grad]
+        optimizers = [
+            torch.optim.SGD(parameters, lr=0.125, momentum=0.5)
+            for parameters in (trained, [one for one in model.parameters() if one.requires_grad])
+            if trained
+        ]
+        for step in range(steps):
+            for part in range(accumulated):
+                model.set_requires_gradient_sync(part == accumulated - 1)
+                outputs = model(batch_of(dist.get_rank(), step + part, inputs))
+                every = [reference(batch_of(rank, step + part, inputs)) for rank in range(self.world_size)]
+                self.assertEqual(outputs, every[dist.get_rank()])
+                if trained:
+                    (outputs**2).sum().backward()
+                    (torch.stack([(output**2).sum() for output in every]).mean()).backward()
+            self.check_same(model, reference)
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+        self.check_same(model, reference)
+
+
+class TestFullyShardOnThreeRanks(TestFullyShard):
+    world_size = 3
+
+
+if __name__ == "__main__":
+    run_tests()
