@@ -17,6 +17,7 @@ FOUND = Path(__file__).parents[2] / "docs" / "found"
 # The first version of torch that is right; None if no version is.
 FIXED_IN = {
     "argmax_of_columns": None,
+    "convolution_of_sharded_weights": None,
     "cumsum_of_a_sharded_dim": (2, 14),
     "embedding_rank_without_rows": None,
     "gloo_second_wait": None,
