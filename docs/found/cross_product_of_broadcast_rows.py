@@ -1,0 +1,41 @@
+"""DTensor: a cross product that broadcasts one row over several splits that row over the ranks, too.
+
+Seen on torch 2.15.0; 2.13.0 is right. The dim of size 1 is sharded like that of the other tensor. So one rank has the
+row, the others have none, and their part of the result is empty or raises. Found by running the samples of torch's own
+table of operations on DTensors.
+
+Run this file: it prints what torch returns and what is right, and exits with 1 if they differ.
+"""
+
+import os
+import sys
+import tempfile
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+
+
+def cross(rank: int, file: str) -> tuple[int, int]:
+    """Return the number of rows of the result on all ranks together, for DTensors and for plain tensors."""
+    dist.init_process_group("gloo", store=dist.FileStore(file, 2), rank=rank, world_size=2)
+    mesh = init_device_mesh("cpu", (2,))
+    row, rows = torch.tensor([[1.0, 2.0, 3.0]]), torch.eye(2, 3)
+    sharded = [distribute_tensor(tensor, mesh, [Shard(0)], src_data_rank=None) for tensor in (row, rows)]
+    result = torch.linalg.cross(*sharded)
+    local = torch.tensor(result.to_local().size(0))
+    if result.placements[0].is_shard():
+        dist.all_reduce(local)
+    return int(local), torch.linalg.cross(row, rows).size(0)
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as directory:
+        if os.fork() == 0:
+            cross(1, f"{directory}/store")
+            os._exit(0)
+        got, right = cross(0, f"{directory}/store")
+        os.wait()
+    print(f"torch returns {got} rows, and {right} are right", flush=True)
+    sys.exit(got != right)
