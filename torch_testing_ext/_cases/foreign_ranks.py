@@ -7,7 +7,7 @@ its pipe the exception.
 from __future__ import annotations
 
 import multiprocessing.connection
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch_testing_ext import launch
@@ -29,12 +29,15 @@ def verdict(
     timeout: float | None,
     expected: launch.Expected,
     case: launch.Case,
+    on_timeout: Callable[[], object],
 ) -> launch.Verdict:
-    """Wait for these processes, end those that do not end, and judge all."""
+    """Wait for these processes, end those that do not end, and judge all. `on_timeout` is called before the end."""
     watched = _Watched(processes, pipes, expected)
     deadline = None if timeout is None else watched.began + timeout
     try:
         timed_out = watched.wait(deadline)
+        if timed_out:
+            on_timeout()
     finally:
         watched.stopped = [rank for rank, process in enumerate(processes) if process.is_alive()]
         end(processes)

@@ -28,7 +28,7 @@ from torch_testing_ext import _torch, launch
 from torch_testing_ext._asserts import expectations
 from torch_testing_ext._machine import seeds
 from torch_testing_ext._machine.seeds import set_rng_seed
-from torch_testing_ext._marks.needs import Skipped, TestSkip
+from torch_testing_ext._marks.needs import TEST_SKIPS, Skipped, TestSkip
 from torch_testing_ext._process import system
 from torch_testing_ext.launch import settings
 
@@ -49,6 +49,7 @@ __rank_frame__ = True  # and out of the tracebacks of ranks
 
 # Importing fewer modules than this in each rank costs less than a preload hint.
 _WORTH_A_HINT = 10
+_SKIPS = {skip.exit_code: skip.message for skip in TEST_SKIPS.values()}
 
 
 class MultiProcessTestCase(RankedTestCase):
@@ -65,7 +66,10 @@ class MultiProcessTestCase(RankedTestCase):
     # A rank exits without destroying its gloo groups, which saves 10 ms per connection. False for tests of just that.
     fast_exit = True
 
+    # Set by setUp: ranks have only `file_name`.
     file_name: str
+    processes: list[Any]
+    pid_to_pipe: dict[int, Any]
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -77,7 +81,6 @@ class MultiProcessTestCase(RankedTestCase):
         self._directory: Path | None = None
         self._skip: TestSkip | None = None
         self._verdict = launch.Verdict(launch.Outcome.PASSED)
-        self.processes: list[Any] = []
 
     def _replacement_for(self, test: Callable[[], Any]) -> Any:
         return self.join_or_run(test)
@@ -121,17 +124,22 @@ class MultiProcessTestCase(RankedTestCase):
 
     # -- the parent
 
+    def _prepare_ranks(self) -> None:
+        self._fork_server_before_set_up(_run_rank)
+
     def setUp(self) -> None:
         super().setUp()
         self.special_return_code_checks: dict[Any, int] = {}
         self.skip_return_code_checks: list[Any] = []
         self.processes = []
         self.rank = self.MAIN_PROCESS_RANK
-        self.pid_to_pipe: dict[int, Any] = {}
+        self.pid_to_pipe = {}
         with without_our_traceback():
             self._directory = launch.new_directory(self.id())
         self.addCleanup(self._end_ranks)  # also if setUp fails later, or tearDown does not call super()
-        self.file_name = str(self._directory / "store")
+        store = self._directory / "store"
+        store.touch()
+        self.file_name = str(store)
 
     def tearDown(self) -> None:
         super().tearDown()
@@ -172,6 +180,7 @@ class MultiProcessTestCase(RankedTestCase):
             },
             stream=chosen.stream,
             debug_rank=chosen.debug_rank,
+            skips=_SKIPS,
         )
         with without_our_traceback():
             self._launched = launch.launch(job)
@@ -185,7 +194,8 @@ class MultiProcessTestCase(RankedTestCase):
         began = launch.now()
         if self._launched is None and self.processes:
             self._verdict = foreign_ranks.verdict(
-                self.processes, self.pid_to_pipe, self._timeout(), self._expected(fn), self._case()
+                *(self.processes, self.pid_to_pipe, self._timeout()),
+                *(self._expected(fn), self._case(), self._get_timedout_process_traceback),
             )
         else:
             verdict = self._wait_for_verdict(fn)
@@ -197,6 +207,12 @@ class MultiProcessTestCase(RankedTestCase):
         """Raise the exception for the verdict on the ranks, which have ended. An override may judge exit codes."""
         __tracebackhide__ = True
         raise_verdict(self, self._verdict)
+
+    def _get_timedout_process_traceback(self) -> None:
+        """For subclasses to override: called when the test has timed out, while its ranks still run.
+
+        The stacks of all ranks are taken in any case.
+        """
 
     def _wait_for_verdict(self, fn: Callable[[], Any]) -> launch.Verdict:
         if self._launched is None:
@@ -210,7 +226,7 @@ class MultiProcessTestCase(RankedTestCase):
     def _watch(self, run: launch.Run, fn: Callable[[], Any], timeout: float | None) -> launch.Verdict:
         expected = self._expected(fn)
         try:
-            outcome = launch.watch(run, timeout, expected)
+            outcome = launch.watch(run, timeout, expected, self._get_timedout_process_traceback)
         except KeyboardInterrupt:
             if not self._runs_under_unittest():
                 raise
@@ -243,7 +259,7 @@ class MultiProcessTestCase(RankedTestCase):
         if self._launched is not None and self._launched.alive:
             launch.end(self._launched)
         elif self._launched is None:
-            foreign_ranks.end(self.processes)
+            foreign_ranks.end(getattr(self, "processes", ()))
         self._launched = None
         self.processes = []
         if self._directory is not None and settings.read().logs is None:
@@ -264,7 +280,8 @@ class MultiProcessTestCase(RankedTestCase):
         Raise SystemExit if the test does not pass, so that an overriding `_run` does not continue.
         """
         account = rank_process.account_behind(parent_pipe)
-        self._recorder = expectations.ExpectationRecorder(self.file_name, self.rank)
+        if (file_name := getattr(self, "file_name", None)) is not None:  # an overriding `_run` need not set it
+            self._recorder = expectations.ExpectationRecorder(file_name, self.rank)
         set_rng_seed()
         try:
             with self._own_cleanups():

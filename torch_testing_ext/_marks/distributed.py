@@ -51,7 +51,7 @@ def requires_ddp_rank(device: str) -> bool:
 
 
 def at_least_x_gpu(x: int) -> bool:
-    return accelerators.device_count() >= x
+    return accelerators.device_count() >= max(x, 1)
 
 
 def skip_if_lt_x_gpu(x: int, *, allow_cpu: bool = False) -> Callable[[F], F]:
@@ -65,7 +65,7 @@ def skip_if_no_gpu(func: F) -> F:
     def unmet() -> TestSkip | None:
         here = accelerators.device_count()
         if here == 0:
-            return TEST_SKIPS["no_accelerator"]
+            return TEST_SKIPS["no_cuda"]  # PyTorch's code, whatever accelerators there could be
         wanted = _world_size_in_environ()
         return needs.too_few_devices(wanted) if here < wanted else None
 

@@ -318,6 +318,15 @@ class Launcher:
 
     # -- the server
 
+    def prepare(self, subject: Named) -> None:
+        """Fork the server now if it would be forked at the first launch, which may then be later."""
+        if self.server is not None:
+            return
+        wanted = settings.read().start
+        if StartMethod.FORK in _allowed(wanted):
+            self.server, _ = self._try(StartMethod.FORK, subject)
+            self._wanted = wanted
+
     def _get_server(self, subject: Named) -> ForkServerClient:
         wanted = settings.read().start
         if self.server is not None and (self.server.unusable or not self._suits(self.server, wanted)):
@@ -441,6 +450,16 @@ def work_in(directory: Path) -> None:
 def launch(job: Job) -> Run:
     """Start the ranks of a job. Raises CannotStart."""
     return launcher().launch(job)
+
+
+def prepare(body: Named, subject: Named) -> None:
+    """Fork the fork server now, if that is possible: the ranks of such a job have the state of the process as it is.
+
+    Does nothing where there is one, or where ranks have to be started in another way. A server only knows things that
+    were named before it was forked, as the two arguments are.
+    """
+    with suppress(CannotStart):  # the launch will say why
+        launcher().prepare(subject)
 
 
 def close() -> None:

@@ -8,6 +8,7 @@ another grace period by SIGKILL.
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -40,12 +41,16 @@ class WatchResult:
     seconds: float
 
 
-def watch(run: Run, timeout: float | None, expected: Expected) -> WatchResult:
-    """Watch a run until it has ended."""
+def watch(
+    run: Run, timeout: float | None, expected: Expected, on_timeout: Callable[[], object] = lambda: None
+) -> WatchResult:
+    """Watch a run until it has ended. `on_timeout` is called while the ranks that do not end still run."""
     watched = RankWatcher(run, expected, run.began)
     deadline = None if timeout is None else run.began + timeout
     try:
         timed_out = watched.until_over(deadline)
+        if timed_out and watched.pending:
+            on_timeout()
         if watched.pending:
             watched.take_stacks()
     finally:
@@ -97,7 +102,15 @@ class RankWatcher:
             self.on_end(rank)
 
     def read_account(self, rank: int) -> RankAccount | None:
-        return read_account(self.run.job.account(rank))
+        return read_account(self.run.job.account(rank)) or self._skip_by_exit_code(rank)
+
+    def _skip_by_exit_code(self, rank: int) -> RankAccount | None:
+        """What a rank says that has left by os._exit with the exit code of a skip."""
+        exit = self.run.exits.get(rank)
+        reason = None if exit is None else self.run.job.skips.get(exit.code)
+        if exit is None or reason is None:
+            return None
+        return RankAccount(RankEnding.SKIPPED, self.began, exit.at, reason, code=exit.code)
 
     def on_end(self, rank: int) -> None:
         """Start a grace period if the end of this rank keeps the others from ending."""
