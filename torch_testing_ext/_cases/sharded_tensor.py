@@ -22,8 +22,6 @@ __unittest = True  # keeps these frames out of unittest's tracebacks
 TEST_GPU_NUM = 4
 
 _init_rpc: Any = rpc.init_rpc  # untyped in torch
-_BACKENDS = ("nccl", "gloo", "mpi", "hccl", "xccl")
-_OF_ACCELERATORS = ("nccl", "hccl", "xccl")
 
 
 class ShardedTensorTestBase(MultiProcessTestCase):
@@ -39,12 +37,12 @@ class ShardedTensorTestBase(MultiProcessTestCase):
 
     def init_pg(self, backend: str = "nccl") -> None:
         """Create the default group."""
-        if backend not in _BACKENDS:
+        if not dist.is_backend_available(backend):  # others may have registered theirs
             raise RuntimeError(f"Backend {backend} not supported!")
         dist.init_process_group(
             backend=backend, world_size=self.world_size, rank=self.rank, init_method=f"file://{self.file_name}"
         )
-        if backend in ("nccl", "xccl"):
+        if backend != dist.Backend.GLOO and accelerators.device_count():
             torch.accelerator.set_device_index(self.rank)
 
     def init_rpc(self) -> None:
@@ -82,14 +80,14 @@ class ShardedTensorTestBase(MultiProcessTestCase):
 def with_comms(func: Callable[..., Any] | None = None, init_rpc: bool = True, backend: str = "nccl") -> Any:
     """Decorator, with or without arguments: create the group, and RPC if wanted, and destroy both at the end.
 
-    A backend of accelerators skips the test unless it is that of the machine's own, with a device for each rank.
+    A backend other than gloo skips the test unless it is that of the machine's accelerators, with one for each rank.
     """
     if func is None:
         return functools.partial(with_comms, init_rpc=init_rpc, backend=backend)
 
     @functools.wraps(func)
     def wrapper(self: Any, *args: Any, **kwargs: Any) -> None:
-        if backend in _OF_ACCELERATORS and not _is_usable(backend, self.world_size):
+        if backend != dist.Backend.GLOO and not _is_usable(backend, self.world_size):
             raise Skipped(too_few_devices(self.world_size))
         self.init_comms(init_rpc=init_rpc, backend=backend)
         func(self, *args, **kwargs)

@@ -65,7 +65,7 @@ def skip_if_no_gpu(func: F) -> F:
     def unmet() -> TestSkip | None:
         here = accelerators.device_count()
         if here == 0:
-            return TEST_SKIPS["no_cuda"]  # PyTorch's code, whatever accelerators there could be
+            return TEST_SKIPS["no_accelerator"]
         wanted = _world_size_in_environ()
         return needs.too_few_devices(wanted) if here < wanted else None
 

@@ -33,6 +33,7 @@ class GroupTest(DistributedTestBase):
 
     def test_fails(self):
         self.create_pg("cpu")
+        dist.barrier()
         raise ValueError("with a group")
 
     def test_skips_with_a_group(self):

@@ -69,6 +69,7 @@ class CommsTest(TwoRanks):
 
     @with_comms
     def test_raises(self):
+        dist.barrier()
         raise ValueError("with a group")
 
     @with_comms
@@ -139,6 +140,7 @@ class OwnInitPgTest(TwoRanks):
 
     @with_comms
     def test_raises(self):
+        dist.barrier()
         raise ValueError("no destroy_pg")
 
 

@@ -99,7 +99,7 @@ class RunSkipsTest(FSDPTest):
 
     @classmethod
     def _run(cls, rank, test_name, file_name, pipe, **kwargs):
-        sys.exit(TEST_SKIPS["multi-gpu-2"].exit_code)
+        sys.exit(TEST_SKIPS["importerror"].exit_code)
 
     def test_skips(self):
         note(self, "body")

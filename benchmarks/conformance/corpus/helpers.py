@@ -39,7 +39,7 @@ from torch.testing._internal.common_utils import (
 
 class ConstantsTest(TestCase):
     def test_skip_codes(self):
-        note(self, sorted((key, skip.exit_code) for key, skip in TEST_SKIPS.items() if "device" not in key))
+        note(self, sorted((key, skip.exit_code) for key, skip in TEST_SKIPS.items() if "multi" not in key))
 
     def test_default_timeout(self):
         note(self, common_distributed.TIMEOUT_DEFAULT, common_distributed.DEFAULT_WORLD_SIZE)

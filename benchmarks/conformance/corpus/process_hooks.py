@@ -11,7 +11,10 @@ from torch.testing._internal.common_utils import run_tests
 class Noting(MultiProcessTestCase):
     """Notes each hook."""
 
-    world_size = 2
+    @property
+    def world_size(self):
+        # Of several ranks that fail, PyTorch's base ends all after the first.
+        return 1 if self._testMethodName == "test_fails" else 2
 
     @classmethod
     def setUpClass(cls):

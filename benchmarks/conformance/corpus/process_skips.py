@@ -29,6 +29,7 @@ STRICTER = {
     "InTheBodyTest.test_rank_1_alone": ("one rank skips, the others run", "failed"),
     "InTheBodyTest.test_in_a_subtest": ("a subtest skips in a rank", "passed"),
 }
+NEWER = {"ByDecoratorTest.test_no_gpu": "2.15"}
 
 
 class Spawning(MultiProcessTestCase):

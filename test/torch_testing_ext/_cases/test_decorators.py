@@ -73,7 +73,7 @@ class TestDevices(TestCase):
             cd.skip_if_lt_x_gpu(2, True)
 
     def test_skip_if_no_gpu(self):
-        table = [(0, "4", 74), (1, "4", 81), (4, "4", "run"), (8, "4", "run"), (8, "16", 86)]
+        table = [(0, "4", 89), (1, "4", 81), (4, "4", "run"), (8, "4", "run"), (8, "16", 86)]
         for count, world_size, expected in table:
             with self.subTest(count=count, world_size=world_size):
                 self.assertEqual(called_under(cd.skip_if_no_gpu, count, WORLD_SIZE=world_size), expected)
