@@ -22,6 +22,7 @@ from torch_testing_ext._process import shell
 from torch_testing_ext.launch import settings
 
 from . import invocation
+from .expected_imports import expected_imports
 from .test_case import TestCase, clean_expected
 
 __unittest = True  # keeps these frames out of unittest's tracebacks: the message is complete
@@ -146,7 +147,8 @@ class RankedTestCase(TestCase):
     def _fork_server_before_set_up(self, body: Callable[..., None]) -> None:
         """Let ranks have the state that this process has before setUp, not after it: new processes lack that too."""
         if not self._is_rank() and not self._skips_without_set_up():
-            launch.prepare(launch.Named.of(body), launch.Named.of(type(self)))
+            subject = launch.Named.of(type(self))
+            launch.prepare(launch.Named.of(body), subject, expected_imports(subject.file or ""))
 
     def _skips_without_set_up(self) -> bool:
         if getattr(type(self), "__unittest_skip__", False):

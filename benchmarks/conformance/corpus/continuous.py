@@ -16,6 +16,8 @@ STRICTER = {
     "GlobalStateTest.test_2_sees_it": ("its ranks leave global state changed", "passed"),
 }
 NEWER = {
+    "SkipsByExitTest.test_2_after_it": "2.13",
+    "SkipsByExitTest.test_4_or_cpu": "2.13",
     "SkipsTest.test_raise_skip": "2.15",
     "SkipsTest.test_skip_test": "2.15",
     "SkipsTest.test_then_passes": "2.15",

@@ -24,6 +24,10 @@ from torch.testing._internal.common_device_type import (
 from torch.testing._internal.common_distributed import MultiProcessTestCase, MultiThreadedTestCase
 from torch.testing._internal.common_utils import TestCase, parametrize, run_tests
 
+NEWER = {
+    "NamesTest.test_generated": "2.13",
+}
+
 
 class DeviceTest(TestCase):
     def test_device(self, device):

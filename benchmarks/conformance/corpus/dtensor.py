@@ -17,6 +17,14 @@ from torch.testing._internal.distributed._tensor.common_dtensor import (
     with_comms,
 )
 
+NEWER = {
+    "ContinuousTest.test_group": "2.13",
+    "ContinuousTest.test_local": "2.13",
+    "ContinuousTest.test_mesh": "2.13",
+    "ContinuousTest.test_op": "2.13",
+    "ContinuousTest.test_with_comms_does_nothing": "2.13",
+}
+
 
 class TwoRanks(DTensorTestBase):
     @property

@@ -28,6 +28,11 @@ STRICTER = {
     "TearDownRaisesTest.test_passes": ("a thread raises in `perThreadSetUp`, `perThreadTearDown`", "error"),
     "CleanupsTest.test_cleanup_raises": ("a cleanup of the test method fails in a rank", "error"),
 }
+NEWER = {
+    "HooksTest.test_fails": "2.13",
+    "HooksTest.test_passes": "2.13",
+    "HooksTest.test_skips": "2.13",
+}
 
 
 class Threads(MultiThreadedTestCase):
