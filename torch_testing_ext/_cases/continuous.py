@@ -255,6 +255,9 @@ class MultiProcContinuousTest(RankedTestCase):
 
     # -- the parent: a test
 
+    def _prepare_ranks(self) -> None:
+        self._fork_server_before_set_up(_run_rank)
+
     def setUp(self) -> None:
         super().setUp()
         self.rank = self.MAIN_PROCESS_RANK
@@ -339,7 +342,7 @@ def _run_rank(
     seeds.SEED = seed  # a new interpreter has not seen --seed
     prepare_rank(world_size, patient)
     group_creation.announce(directory, rank)
-    cls.rank, cls.world_size, cls.rdvz_file = rank, world_size, rdvz_file
+    cls.rank, cls.world_size = rank, world_size
     try:
         cls._let_ranks_share_devices(world_size)
         cls._init_pg(rank, world_size, rdvz_file)

@@ -31,7 +31,7 @@ def verdict(
     case: launch.Case,
     on_timeout: Callable[[], None],
 ) -> launch.Verdict:
-    """Wait for these processes, end those that do not end, and judge all."""
+    """Wait for these processes, end those that do not end, and judge all. `on_timeout` is called before the end."""
     watched = _Watched(processes, pipes, expected)
     deadline = None if timeout is None else watched.began + timeout
     try:

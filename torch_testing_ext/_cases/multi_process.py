@@ -27,7 +27,7 @@ from torch_testing_ext import _torch, launch
 from torch_testing_ext._asserts import expectations
 from torch_testing_ext._machine import seeds
 from torch_testing_ext._machine.seeds import set_rng_seed
-from torch_testing_ext._marks.needs import Skipped, TestSkip
+from torch_testing_ext._marks.needs import TEST_SKIPS, Skipped, TestSkip
 from torch_testing_ext._process import system
 from torch_testing_ext.launch import settings
 
@@ -48,6 +48,7 @@ __rank_frame__ = True  # and out of the tracebacks of ranks
 
 # Importing fewer modules than this in each rank costs less than a preload hint.
 _WORTH_A_HINT = 10
+_SKIPS = {skip.exit_code: skip.message for skip in TEST_SKIPS.values()}
 
 
 class MultiProcessTestCase(RankedTestCase):
@@ -64,7 +65,10 @@ class MultiProcessTestCase(RankedTestCase):
     # A rank exits without destroying its gloo groups, which saves 10 ms per connection. False for tests of just that.
     fast_exit = True
 
+    # Set by setUp: ranks have only `file_name`.
     file_name: str
+    processes: list[Any]
+    pid_to_pipe: dict[int, Any]
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -76,7 +80,6 @@ class MultiProcessTestCase(RankedTestCase):
         self._directory: Path | None = None
         self._skip: TestSkip | None = None
         self._verdict = launch.Verdict(launch.Outcome.PASSED)
-        self.processes: list[Any] = []
 
     def _replacement_for(self, test: Callable[[], Any]) -> Any:
         return self.join_or_run(test)
@@ -120,17 +123,22 @@ class MultiProcessTestCase(RankedTestCase):
 
     # -- the parent
 
+    def _prepare_ranks(self) -> None:
+        self._fork_server_before_set_up(_run_rank)
+
     def setUp(self) -> None:
         super().setUp()
         self.special_return_code_checks: dict[Any, int] = {}
         self.skip_return_code_checks: list[Any] = []
         self.processes = []
         self.rank = self.MAIN_PROCESS_RANK
-        self.pid_to_pipe: dict[int, Any] = {}
+        self.pid_to_pipe = {}
         with without_our_traceback():
             self._directory = launch.new_directory(self.id())
         self.addCleanup(self._end_ranks)  # also if setUp fails later, or tearDown does not call super()
-        self.file_name = str(self._directory / "store")
+        store = self._directory / "store"
+        store.touch()
+        self.file_name = str(store)
 
     def tearDown(self) -> None:
         super().tearDown()
@@ -171,6 +179,7 @@ class MultiProcessTestCase(RankedTestCase):
             },
             stream=chosen.stream,
             debug_rank=chosen.debug_rank,
+            skips=_SKIPS,
         )
         with without_our_traceback():
             self._launched = launch.launch(job)
@@ -254,7 +263,7 @@ class MultiProcessTestCase(RankedTestCase):
         if self._launched is not None and self._launched.alive:
             launch.end(self._launched)
         elif self._launched is None:
-            foreign_ranks.end(self.processes)
+            foreign_ranks.end(getattr(self, "processes", ()))
         self._launched = None
         self.processes = []
         if self._directory is not None and settings.read().logs is None:
@@ -275,7 +284,8 @@ class MultiProcessTestCase(RankedTestCase):
         Raise SystemExit if the test does not pass, so that an overriding `_run` does not continue.
         """
         account = rank_process.account_behind(parent_pipe)
-        self._recorder = expectations.ExpectationRecorder(self.file_name, self.rank)
+        if (file_name := getattr(self, "file_name", None)) is not None:  # an overriding `_run` need not set it
+            self._recorder = expectations.ExpectationRecorder(file_name, self.rank)
         set_rng_seed()
         try:
             with self._own_cleanups():

@@ -109,10 +109,10 @@ class MultiThreadedTestCase(RankedTestCase):
     # An override of run_test_with_threaded_pg may put exceptions here: (rank, sys.exc_info()).
     exception_queue: ClassVar[queue.Queue[tuple[int, ExcInfo]]] = queue.Queue()
     global_store: Any = None  # of the ranks' process group
+    threads: list[Any]  # set by setUp, in the main thread
 
     def __init__(self, method_name: str = "runTest", methodName: str = "runTest") -> None:
         super().__init__(method_name, methodName)
-        self.threads: list[Any] = []
         self._started: RankThreads | None = None
         self._skip: TestSkip | None = None
 

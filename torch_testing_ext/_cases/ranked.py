@@ -22,15 +22,23 @@ from torch_testing_ext._process import shell
 from torch_testing_ext.launch import settings
 
 from . import invocation
+from .expected_imports import expected_imports
 from .test_case import TestCase, clean_expected
 
 __unittest = True  # keeps these frames out of unittest's tracebacks: the message is complete
 __rank_frame__ = True  # and out of the tracebacks of ranks
 
+
+def _number(text: str) -> float:
+    """An int if it is one, as in PyTorch."""
+    value = float(text)
+    return int(value) if value.is_integer() else value
+
+
 ERROR_CODE = 10  # the exit code of a rank whose test raised
 PARENT = -1  # the `rank` of the test case that waits for the ranks
 DEFAULT_WORLD_SIZE = 4
-TIMEOUT_DEFAULT = float(os.getenv("DISTRIBUTED_TESTS_DEFAULT_TIMEOUT", "300"))
+TIMEOUT_DEFAULT = _number(os.getenv("DISTRIBUTED_TESTS_DEFAULT_TIMEOUT", "300"))
 TIMEOUT_OVERRIDE: dict[str, float] = {"test_ddp_uneven_inputs": 400, "test_DistributedDataParallel": 500}
 
 
@@ -130,7 +138,27 @@ class RankedTestCase(TestCase):
 
     def run(self, result: Any = None) -> Any:
         self._result = result
+        self._prepare_ranks()
         return super().run(result)
+
+    def _prepare_ranks(self) -> None:
+        """Called before the test's setUp."""
+
+    def _fork_server_before_set_up(self, body: Callable[..., None]) -> None:
+        """Let ranks have the state that this process has before setUp, not after it: new processes lack that too."""
+        if not self._is_rank() and not self._skips_without_set_up():
+            subject = launch.Named.of(type(self))
+            launch.prepare(launch.Named.of(body), subject, expected_imports(subject.file or ""))
+
+    def _skips_without_set_up(self) -> bool:
+        if getattr(type(self), "__unittest_skip__", False):
+            return True
+        if getattr(getattr(self, self._testMethodName, None), "__unittest_skip__", False):
+            return True
+        try:
+            return self._known_skip() is not None
+        except Exception:
+            return True  # a need that reads what setUp has yet to set: it may skip
 
     def _known_skip(self) -> TestSkip | None:
         """The reason for which the ranks would all skip, if that is certain: then none need be started."""

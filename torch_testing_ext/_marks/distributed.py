@@ -51,7 +51,7 @@ def requires_ddp_rank(device: str) -> bool:
 
 
 def at_least_x_gpu(x: int) -> bool:
-    return accelerators.device_count() >= x
+    return accelerators.device_count() >= max(x, 1)
 
 
 def skip_if_lt_x_gpu(x: int, *, allow_cpu: bool = False) -> Callable[[F], F]:

@@ -199,7 +199,7 @@ def _add(cls: type, name: str, test: Any) -> None:
     if "." in name:
         raise RuntimeError(f"{cls.__name__}: the name of a test cannot contain a period: {name!r}")
     if getattr(cls, name, None) is not None:
-        raise RuntimeError(f"{cls.__name__}: two tests have the name {name}; rename one by subtest(..., name=...)")
+        raise AssertionError(f"{cls.__name__}: two tests have the name {name}; rename one by subtest(..., name=...)")
     setattr(cls, name, test)
 
 

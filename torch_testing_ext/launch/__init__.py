@@ -14,6 +14,7 @@ from .client import (
     close as close,
     launch as launch,
     new_directory as new_directory,
+    prepare as prepare,
 )
 from .job import Job as Job, Named as Named, ProcessContext as ProcessContext
 from .persistent_ranks import PersistentRanks as PersistentRanks, Task as Task, tasks as tasks

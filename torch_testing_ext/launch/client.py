@@ -318,6 +318,17 @@ class Launcher:
 
     # -- the server
 
+    def prepare(self, subject: Named, imports: tuple[str, ...]) -> None:
+        """Fork the server now if it would be forked at the first launch, and have it import these modules."""
+        if self.server is not None:
+            return
+        wanted = settings.read().start
+        if StartMethod.FORK in _allowed(wanted):
+            self.server, _ = self._try(StartMethod.FORK, subject)
+            self._wanted = wanted
+            if self.server is not None and imports:
+                self.server.send(Preload(imports))
+
     def _get_server(self, subject: Named) -> ForkServerClient:
         wanted = settings.read().start
         if self.server is not None and (self.server.unusable or not self._suits(self.server, wanted)):
@@ -441,6 +452,16 @@ def work_in(directory: Path) -> None:
 def launch(job: Job) -> Run:
     """Start the ranks of a job. Raises CannotStart."""
     return launcher().launch(job)
+
+
+def prepare(body: Named, subject: Named, imports: tuple[str, ...] = ()) -> None:
+    """Fork the fork server now, if that is possible: the ranks of such a job have the state of the process as it is.
+
+    Does nothing where there is one, or where ranks have to be started in another way. A server only knows things that
+    were named before it was forked, as the first two arguments are. `imports`: modules that the ranks will need.
+    """
+    with suppress(CannotStart):  # the launch will say why
+        launcher().prepare(subject, imports)
 
 
 def close() -> None:

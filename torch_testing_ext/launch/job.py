@@ -148,6 +148,7 @@ class Job:
     inherits: bool = True  # the ranks descend from the process that made this job
     stream: bool = False
     debug_rank: int | None = None
+    skips: Mapping[int, str] = field(default_factory=dict)  # the reason of a rank that exits with such a code
 
     def call(self, *arguments: Any) -> None:
         """Run the body, in a rank."""

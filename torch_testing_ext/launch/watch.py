@@ -103,7 +103,15 @@ class RankWatcher:
             self.on_end(rank)
 
     def read_account(self, rank: int) -> RankAccount | None:
-        return read_account(self.run.job.account(rank))
+        return read_account(self.run.job.account(rank)) or self._skip_by_exit_code(rank)
+
+    def _skip_by_exit_code(self, rank: int) -> RankAccount | None:
+        """What a rank says that has left by os._exit with the exit code of a skip."""
+        exit = self.run.exits.get(rank)
+        reason = None if exit is None else self.run.job.skips.get(exit.code)
+        if exit is None or reason is None:
+            return None
+        return RankAccount(RankEnding.SKIPPED, self.began, exit.at, reason, code=exit.code)
 
     def on_end(self, rank: int) -> None:
         """Start a grace period if the end of this rank keeps the others from ending."""

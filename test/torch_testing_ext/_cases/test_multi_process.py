@@ -104,7 +104,7 @@ class TestMaking(TestCase):
         launch.assert_not_called()
         self.assertEqual((test.rank, test.processes, test.pid_to_pipe), (-1, [], {}))
         self.assertEqual((test.skip_return_code_checks, test.special_return_code_checks), ([], {}))
-        self.assertFalse(os.path.exists(test.file_name))
+        self.assertEqual(os.path.getsize(test.file_name), 0)
         self.assertTrue(os.path.isdir(os.path.dirname(test.file_name)))
         self.assertEqual(test.world_size, 4)
 

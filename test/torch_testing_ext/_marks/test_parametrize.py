@@ -238,8 +238,9 @@ class TestRefusals(TestCase):
         self.refused(RuntimeError, r"3 values .* for the 2 parameters x, y", parametrize("x,y", [(1, 2, 3)]))
 
     def test_same_name_twice(self):
-        self.refused(RuntimeError, "two tests have the name test_it_same", parametrize("x", [1, 2], lambda x: "same"))
-        self.refused(RuntimeError, "two tests have the name test_it_x_1", parametrize("x", [1, 1]))
+        same = parametrize("x", [1, 2], lambda x: "same")
+        self.refused(AssertionError, "two tests have the name test_it_same", same)
+        self.refused(AssertionError, "two tests have the name test_it_x_1", parametrize("x", [1, 1]))
 
     def test_period_in_a_name(self):
         self.refused(RuntimeError, "cannot contain a period", parametrize("x", [1], name_fn=lambda x: "a.b"))

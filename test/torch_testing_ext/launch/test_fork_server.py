@@ -208,6 +208,7 @@ class Signalled(Ranks):
     world_size = 1
 
     def _spawn_processes(self):
+        os.unlink(self.file_name)
         os.mkfifo(self.file_name)
         super()._spawn_processes()
 

@@ -1,0 +1,173 @@
+"""Ranks are like new processes: they see nothing of setUp, and end by exit codes as those do."""
+
+import os
+import time
+from typing import ClassVar
+from unittest import mock
+
+import torch
+from multi_process_support import Ranks, outcome_and_told, outcome_of, ranks_told
+
+from torch_testing_ext import launch
+from torch_testing_ext._cases import ranked
+from torch_testing_ext.common_distributed import (
+    TEST_SKIPS,
+    MultiProcContinuousTest,
+    MultiThreadedTestCase,
+    skip_if_lt_x_gpu,
+    skip_if_small_worldsize,
+)
+from torch_testing_ext.common_utils import TestCase, run_tests
+
+GLOBAL = {"set by": "nobody"}
+
+
+class Changes(Ranks):
+    """Changes this process in setUp."""
+
+    of_the_class = "as written"
+
+    def setUp(self):
+        GLOBAL["set by"] = "setUp"
+        type(self).of_the_class = "changed"
+        torch.set_default_dtype(torch.float64)
+        self.addCleanup(torch.set_default_dtype, torch.float32)
+        self.addCleanup(GLOBAL.update, {"set by": "nobody"})
+        super().setUp()
+
+    def sees(self):
+        self.tell([GLOBAL["set by"], self.of_the_class, str(torch.get_default_dtype())])
+
+    @skip_if_lt_x_gpu(1000)
+    def needs_devices(self): ...
+
+    @skip_if_small_worldsize
+    def needs_what_set_up_sets(self): ...
+
+
+class ChangesThenPersistent(MultiProcContinuousTest):
+    world_size = 1
+
+    @classmethod
+    def backend_str(cls):
+        return "gloo"
+
+    def setUp(self):
+        GLOBAL["set by"] = "setUp"
+        self.addCleanup(GLOBAL.update, {"set by": "nobody"})
+        super().setUp()
+
+    def sees_nothing(self):
+        self.assertEqual(GLOBAL["set by"], "nobody")
+
+
+class Attributes(Ranks):
+    def tells(self):
+        self.tell([hasattr(self, name) for name in ("processes", "pid_to_pipe", "special_return_code_checks")])
+
+
+class ThreadAttributes(MultiThreadedTestCase):
+    world_size = 2
+
+    def setUp(self):
+        super().setUp()
+        self._spawn_threads()
+
+    def has_no_threads(self):
+        self.assertFalse(hasattr(self, "threads"))
+
+
+class Exits(Ranks):
+    def all_skip(self):
+        os._exit(TEST_SKIPS["importerror"].exit_code)
+
+    def one_skips(self):
+        if self.rank == 1:
+            os._exit(TEST_SKIPS["importerror"].exit_code)
+
+    def no_skip(self):
+        os._exit(71)
+
+
+class Hangs(Ranks):
+    called: ClassVar[list[bool]] = []
+
+    def _get_timedout_process_traceback(self):
+        self.called.append(all(process.is_alive() for process in self.processes))
+
+    def hangs(self):
+        time.sleep(100)
+
+    def passes(self): ...
+
+
+class RaisesAtTimeOut(Hangs):
+    def _get_timedout_process_traceback(self):
+        raise ValueError("in the hook")
+
+
+class WithoutFileName(Ranks):
+    @classmethod
+    def _run(cls, rank, test_name, file_name, pipe, **kwargs):
+        self = cls(test_name)
+        self.rank = rank
+        self.run_test(test_name, pipe)
+
+    def passes(self): ...
+
+
+class TestState(TestCase):
+    def setUp(self):
+        super().setUp()
+        launch.close()
+        self.addCleanup(launch.close)
+        self.addCleanup(setattr, Changes, "of_the_class", "as written")
+
+    def test_first_ranks_see_nothing_of_set_up(self):
+        self.assertEqual(ranks_told(Changes("sees")), [["nobody", "as written", "torch.float32"]] * 2)
+
+    def test_persistent_ranks_see_nothing_of_set_up(self):
+        self.addCleanup(ChangesThenPersistent.doClassCleanups)
+        self.assertEqual(outcome_of(ChangesThenPersistent("sees_nothing")), ("passed", ""))
+
+    def test_no_server_for_a_test_that_skips(self):
+        with mock.patch.object(launch.client, "ForkServerClient") as server:
+            self.assertEqual(outcome_of(Changes("needs_devices")).outcome, "skipped")
+        server.assert_not_called()
+
+    def test_a_need_that_set_up_provides_for(self):
+        with mock.patch.dict(os.environ, WORLD_SIZE=""):  # int("") raises before setUp
+            self.assertEqual(outcome_of(Changes("needs_what_set_up_sets")).outcome, "error")
+        with mock.patch.dict(os.environ, WORLD_SIZE="2", BACKEND="gloo"):
+            self.assertEqual(outcome_of(Changes("needs_what_set_up_sets")).outcome, "skipped")
+
+    def test_attributes_of_set_up(self):
+        self.assertEqual(ranks_told(Attributes("tells")), [[False, False, False]] * 2)
+        self.assertEqual(outcome_of(ThreadAttributes("has_no_threads")), ("passed", ""))
+
+
+class TestEnds(TestCase):
+    def test_the_exit_code_of_a_skip(self):
+        self.assertEqual(outcome_of(Exits("all_skip")), ("skipped", TEST_SKIPS["importerror"].message))
+
+    def test_the_exit_code_of_a_skip_of_one_rank(self):
+        self.assertEqual(outcome_of(Exits("one_skips")).outcome, "failed")
+
+    def test_another_exit_code(self):
+        self.assertEqual(outcome_of(Exits("no_skip")).outcome, "error")
+
+    def test_the_hook_for_time_outs(self):
+        Hangs.called.clear()
+        with mock.patch.dict(ranked.TIMEOUT_OVERRIDE, hangs=0.5):
+            self.assertIn("timed out", outcome_of(Hangs("hangs")).message)
+            self.assertIn("ValueError: in the hook", outcome_of(RaisesAtTimeOut("hangs")).message)
+        self.assertEqual(Hangs.called, [True])
+        outcome_of(Hangs("passes"))
+        self.assertEqual(Hangs.called, [True])
+
+    def test_run_without_file_name(self):
+        self.assertEqual(outcome_and_told(WithoutFileName("passes"))[0], ("passed", ""))
+
+
+if __name__ == "__main__":
+    run_tests()

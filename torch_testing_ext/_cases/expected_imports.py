@@ -1,0 +1,26 @@
+"""Which modules the ranks of a test file will import by themselves, told by the names that the file uses.
+
+Without this, each rank of the first test imports them, which takes seconds, and the fork server afterwards once more.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from pathlib import Path
+
+# The first use of these imports torch._dynamo. A file that only mentions one loses the time of that one import.
+_USES_DYNAMO = re.compile(
+    r"\b(?:DistributedDataParallel|FullyShardedDataParallel|fully_shard|parallelize_module"
+    r"|DTensor|distribute_tensor|distribute_module|torch\.compile)\b"
+)
+
+
+@functools.cache
+def expected_imports(file: str) -> tuple[str, ...]:
+    """The modules for the ranks of this test file."""
+    try:
+        source = Path(file).read_text(errors="replace")
+    except OSError:
+        return ()
+    return ("torch._dynamo",) if _USES_DYNAMO.search(source) else ()
