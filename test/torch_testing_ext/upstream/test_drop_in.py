@@ -83,9 +83,9 @@ ALREADY_IMPORTED = """
         def setUp(self):
             super().setUp()
 
-    class Deep(before.MultiProcessTestCase):
+    class Deep(before.MultiProcContinuousTest):
         def wait(self):
-            return [(lambda: self._get_timedout_process_traceback()) for _ in range(1)]
+            return [(lambda: self._worker_loop()) for _ in range(1)]
 
     class Starts(before.MultiProcessTestCase):
         def _start_processes(self, proc): ...
@@ -105,7 +105,7 @@ ALREADY_IMPORTED = """
     assert originals.loaded["torch.testing._internal.common_distributed"] is before
     assert Plain.__bases__ == (DistributedTestBase,)
     assert Compares.__bases__ == (TestCase,)
-    assert Deep.__bases__ == (before.MultiProcessTestCase,), Deep.__bases__
+    assert Deep.__bases__ == (before.MultiProcContinuousTest,), Deep.__bases__
     assert Starts.__bases__ == (MultiProcessTestCase,), Starts.__bases__
     assert issubclass(before.DynamoDistributedMultiProcTestCase, MultiProcessTestCase) or hasattr(
         now, "DynamoDistributedMultiProcTestCase")
@@ -171,7 +171,7 @@ class DropInTest(TestCase):
         self.assertEqual(done.returncode, 0, done.stderr)
         for line in (
             "  Plain: our launch, through our DistributedTestBase",
-            "  Deep: PyTorch's launch, since it uses or overrides _get_timedout_process_traceback",
+            "  Deep: PyTorch's launch, since it uses or overrides _worker_loop",
             "  Starts: our launch, through our MultiProcessTestCase",
         ):
             self.assertIn(line, done.stdout)
