@@ -7,6 +7,7 @@ import queue
 import signal
 import sys
 import threading
+import time
 import traceback
 import unittest
 from typing import ClassVar
@@ -318,6 +319,14 @@ class TestProcesses(TestCase):
 class AsksAtTheTimeOut(Things):
     """Does at the time-out what PyTorch's base does there, and keeps what it learns."""
 
+    def setUp(self):
+        """Return when rank 0 has ended and rank 1 hangs, so that the time-out cannot come before that."""
+        super().setUp()
+        if self._testMethodName == "hangs_in_one":
+            self.processes[0].join()
+            while not os.path.exists(f"{self.file_name}.hangs"):
+                time.sleep(0.01)
+
     def _get_timedout_process_traceback(self):
         self.asked = {}
         for rank, process in enumerate(self.processes):
@@ -329,7 +338,8 @@ class AsksAtTheTimeOut(Things):
 
     def hangs_in_one(self):
         if self.rank == 1:
-            threading.Event().wait()
+            with open(f"{self.file_name}.hangs", "x"):
+                threading.Event().wait()
 
 
 class FailsAtTheTimeOut(AsksAtTheTimeOut):
@@ -345,6 +355,10 @@ class EndsAtTheTimeOut(AsksAtTheTimeOut):
 
 
 class StartedByForkAndAsks(StartsByFork):
+    def setUp(self):
+        super().setUp()
+        self.processes[0].join()
+
     def _get_timedout_process_traceback(self):
         self.running = [process.is_alive() for process in self.processes]
 

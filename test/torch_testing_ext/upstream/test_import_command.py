@@ -28,7 +28,7 @@ class ImportTest(CheckoutCase):
     def test_missing_names_are_reported_with_their_lines(self) -> None:
         source = (
             "from torch.testing._internal.common_utils import TestCase, not_here\n"
-            "from torch.testing._internal.common_cuda import TEST_CUDA\n"
+            "from torch.testing._internal.common_nn import TEST_CUDA\n"
             "from torch.testing._internal.common_utils import TEST_XPU, SEED\n"
             "from torch.testing._internal.common_distributed import MultiProcContinousTest\n"
         )
@@ -38,7 +38,7 @@ class ImportTest(CheckoutCase):
         self.assertEqual(len(lines), 3, complaints)
         self.assertIn("line 1: torch_testing_ext.common_utils has no not_here", lines[0])
         self.assertIn("(since torch 2.9: ", lines[1])
-        self.assertIn("line 2: torch.testing._internal.common_cuda.TEST_CUDA stays PyTorch's", lines[2])
+        self.assertIn("line 2: torch.testing._internal.common_nn.TEST_CUDA stays PyTorch's", lines[2])
         self.assertTrue((self.ours / "test/test_x.py").exists())
 
     def test_a_syntax_error_in_one_file_imports_none(self) -> None:

@@ -31,8 +31,8 @@ class PatchTest(CheckoutCase):
         common = helpers / "common_utils.py"
         common.write_text(f"{common.read_text()}\nNEWER = SEED = 1\n")
         file = self.put(self.pytorch / "test/distributed/test_x.py", source)
-        self.upstream("import", file, code=1 if b"common_cuda" in source else 0)
-        cuda = b"from torch.testing._internal.common_cuda import TEST_CUDA"
+        self.upstream("import", file, code=1 if b"common_nn" in source else 0)
+        cuda = b"from torch.testing._internal.common_nn import TEST_CUDA"
         self.assertEqual(cuda in source, cuda in (self.ours / "test/distributed/test_x.py").read_bytes())
         self.assertEqual(self.patch("test/distributed/test_x.py"), b"")
 

@@ -23,7 +23,7 @@ from torch.testing._internal.common_distributed import (
     skip_if_lt_x_gpu as skip,
 )
 from torch.testing._internal.common_fsdp import *
-from torch.testing._internal.common_cuda import TEST_CUDA
+from torch.testing._internal.common_nn import TEST_CUDA
 if os.name == "posix": from torch.testing._internal.distributed.fake_pg import FakeStore; x = 1
 try:
 \tfrom torch.testing._internal.common_utils import NEWER
@@ -108,7 +108,7 @@ class RewritingTest(TestCase):
             ("common_utils", "run_tests"),
             ("distributed._tensor.common_dtensor", "with_comms"),
             ("distributed.fake_pg", "FakeStore"),
-            ("torch.testing._internal.common_cuda", "TEST_CUDA"),
+            ("torch.testing._internal.common_nn", "TEST_CUDA"),
         }
         self.assertEqual({use for use in used if use[1]}, expected)
 
@@ -143,11 +143,11 @@ class RewritingTest(TestCase):
         self.assertEqual(to_theirs(rewritten.source).source.decode(), f"{source}\n")
 
     def test_a_statement_over_several_lines_is_left_with_a_note(self) -> None:
-        source = "from torch.testing._internal import (\n    common_cuda, common_utils,\n)\n"
+        source = "from torch.testing._internal import (\n    common_nn, common_utils,\n)\n"
         rewritten = to_ours(source)
         self.assertEqual(rewritten.source.decode(), source)
         self.assertIn("line 1: only common_utils", rewritten.notes[0])
-        self.assertEqual(rewritten.uses, (Use("torch.testing._internal", "common_cuda", 1),))
+        self.assertEqual(rewritten.uses, (Use("torch.testing._internal", "common_nn", 1),))
 
     def test_unusual_spaces_are_left_with_a_note(self) -> None:
         source = "from torch.testing . _internal.common_utils import TestCase\n"
@@ -181,7 +181,7 @@ class MappingTest(TestCase):
             split("torch.testing._internal.common_utils.TestCase.setUp", Side.OURS),
             ("torch.testing._internal.common_utils", "TestCase.setUp"),
         )
-        self.assertIsNone(split("torch.testing._internal.common_cuda.X", Side.OURS))
+        self.assertIsNone(split("torch.testing._internal.common_nn.X", Side.OURS))
 
     def test_moved_names_are_at_their_new_place(self) -> None:
         for one in MOVED:

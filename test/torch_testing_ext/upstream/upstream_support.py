@@ -48,7 +48,7 @@ HELPERS = {
         def skip_if_rocm_multiprocess(func):
             return func
     """,
-    "common_cuda.py": "TEST_CUDA = False\n",
+    "common_nn.py": "TEST_CUDA = False\n",
     "distributed/_tensor/common_dtensor.py": "def with_comms(func): ...\n",
     "common_fsdp.py": "class FSDPTest: ...\n",
 }
