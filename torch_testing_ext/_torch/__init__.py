@@ -20,7 +20,7 @@ from .comparing import (
     compare_tensors,
     script_container_types,
 )
-from .compiler import forget_compiled, strict_dynamo
+from .compiler import DYNAMO, forget_compiled, strict_dynamo
 from .dtensor import (
     concatenate_meshes,
     is_functional_tensor,
@@ -125,6 +125,7 @@ from .threads import (
 )
 
 __all__ = [
+    "DYNAMO",
     "abort_process_groups",
     "accelerator_is_in_bad_fork",
     "accelerator_is_initialised",
