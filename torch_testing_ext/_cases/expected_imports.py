@@ -9,7 +9,9 @@ import functools
 import re
 from pathlib import Path
 
-# The first use of these imports torch._dynamo. A file that only mentions one loses the time of that one import.
+from torch_testing_ext._torch import DYNAMO
+
+# The first use of these imports dynamo. A file that only mentions one loses the time of that one import.
 _USES_DYNAMO = re.compile(
     r"\b(?:DistributedDataParallel|FullyShardedDataParallel|fully_shard|parallelize_module"
     r"|DTensor|distribute_tensor|distribute_module|torch\.compile)\b"
@@ -23,4 +25,4 @@ def expected_imports(file: str) -> tuple[str, ...]:
         source = Path(file).read_text(errors="replace")
     except OSError:
         return ()
-    return ("torch._dynamo",) if _USES_DYNAMO.search(source) else ()
+    return (DYNAMO,) if _USES_DYNAMO.search(source) else ()

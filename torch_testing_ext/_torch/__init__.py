@@ -23,7 +23,7 @@ from .comparing import (
     compare_tensors,
     script_container_types,
 )
-from .compiler import forget_compiled, strict_dynamo, without_compiled_autograd
+from .compiler import DYNAMO, forget_compiled, strict_dynamo, without_compiled_autograd
 from .cuda import caching_allocator_is_enabled, forget_blas_workspaces
 from .dtensor import (
     concatenate_meshes,
@@ -129,6 +129,7 @@ from .threads import (
 )
 
 __all__ = [
+    "DYNAMO",
     "abort_process_groups",
     "accelerator_is_in_bad_fork",
     "accelerator_is_initialised",

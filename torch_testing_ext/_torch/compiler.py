@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 
+# Takes seconds to import: DDP, FSDP and operators of DTensor do that when they are first used. 2.11 to 2.15.
+DYNAMO = "torch._dynamo"
+
 
 def forget_compiled() -> None:
     """Clear caches and counters. `torch._dynamo.reset`, `torch._dynamo.utils.counters`: 2.11 to 2.15."""

@@ -14,6 +14,7 @@ class GroupTest(DistributedTestBase):
 
     def test_group(self):
         group = self.create_pg("cpu")
+        dist.barrier()  # with PyTorch's base, a rank that leaves now breaks the connections of a slower one
         note(self, group is dist.group.WORLD, dist.get_backend(), dist.get_rank(), dist.get_world_size())
 
     def test_collective(self):
@@ -38,6 +39,7 @@ class GroupTest(DistributedTestBase):
 
     def test_skips_with_a_group(self):
         self.create_pg("cpu")
+        dist.barrier()
         self.skipTest("with a group")
 
 
@@ -54,6 +56,7 @@ class OwnBackendTest(DistributedTestBase):
 
     def test_used(self):
         self.create_pg("cpu")
+        dist.barrier()
         note(self, dist.get_backend_config())
 
 

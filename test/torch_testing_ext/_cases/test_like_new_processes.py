@@ -1,6 +1,7 @@
 """Ranks are like new processes: they see nothing of setUp, and end by exit codes as those do."""
 
 import os
+import sys
 import time
 from typing import ClassVar
 from unittest import mock
@@ -10,6 +11,8 @@ from multi_process_support import Ranks, outcome_and_told, outcome_of, ranks_tol
 
 from torch_testing_ext import launch
 from torch_testing_ext._cases import ranked
+from torch_testing_ext._cases.expected_imports import expected_imports
+from torch_testing_ext._cases.multi_process import _run_rank
 from torch_testing_ext.common_distributed import (
     TEST_SKIPS,
     MultiProcContinuousTest,
@@ -17,7 +20,7 @@ from torch_testing_ext.common_distributed import (
     skip_if_lt_x_gpu,
     skip_if_small_worldsize,
 )
-from torch_testing_ext.common_utils import TestCase, run_tests
+from torch_testing_ext.common_utils import TemporaryDirectoryName, TestCase, run_tests
 
 GLOBAL = {"set by": "nobody"}
 
@@ -116,6 +119,11 @@ class WithoutFileName(Ranks):
     def passes(self): ...
 
 
+class Imports(Ranks):
+    def tells(self):
+        self.tell("colorsys" in sys.modules)
+
+
 class TestState(TestCase):
     def setUp(self):
         super().setUp()
@@ -167,6 +175,30 @@ class TestEnds(TestCase):
 
     def test_run_without_file_name(self):
         self.assertEqual(outcome_and_told(WithoutFileName("passes"))[0], ("passed", ""))
+
+
+class TestExpectedImports(TestCase):
+    def test_by_the_names_in_the_file(self):
+        table = {
+            "from torch.nn.parallel import DistributedDataParallel as DDP": ("torch._dynamo",),
+            "step = torch.compile(step)": ("torch._dynamo",),
+            "class T(DTensorTestBase): ...": (),
+            "dist.all_reduce(tensor)": (),
+        }
+        for number, (source, modules) in enumerate(table.items()):
+            with self.subTest(source), TemporaryDirectoryName() as directory:
+                file = os.path.join(directory, f"test_{number}.py")
+                with open(file, "w") as out:
+                    out.write(source)
+                self.assertEqual(expected_imports(file), modules)
+        self.assertEqual(expected_imports("/no/such/file.py"), ())
+
+    def test_ranks_find_them(self):
+        launch.close()
+        self.addCleanup(launch.close)
+        launch.prepare(launch.Named.of(_run_rank), launch.Named.of(Imports), ("colorsys",))
+        self.assertEqual(ranks_told(Imports("tells")), [True] * 2)
+        self.assertNotIn("colorsys", sys.modules)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ FEWEST_TESTS = 300
 ALLOWED = comparing.Allowed("a rank other than 0 crashes", "error")
 
 
-def test_of(outcome: str, notes: dict[str, list[str]] | None = None, **more: Any) -> dict[str, Any]:
+def seen(outcome: str, notes: dict[str, list[str]] | None = None, **more: Any) -> dict[str, Any]:
     return {"reports": [{"outcome": outcome, **more}], "notes": notes or {}}
 
 
@@ -54,15 +54,15 @@ class ComparingTest(unittest.TestCase):
     @parametrize(
         "theirs,ours",
         [
-            subtest((test_of("passed"), test_of("passed")), name="passed"),
-            subtest((test_of("skipped", reason="a"), test_of("skipped", reason="a")), name="same_reason"),
-            subtest((test_of("skipped", reason="<generic>"), test_of("skipped", reason="own")), name="reason_of_ranks"),
-            subtest((test_of("error", type="RuntimeError"), test_of("failed", **ERROR)), name="failed_or_error"),
+            subtest((seen("passed"), seen("passed")), name="passed"),
+            subtest((seen("skipped", reason="a"), seen("skipped", reason="a")), name="same_reason"),
+            subtest((seen("skipped", reason="<generic>"), seen("skipped", reason="own")), name="reason_of_ranks"),
+            subtest((seen("error", type="RuntimeError"), seen("failed", **ERROR)), name="failed_or_error"),
             subtest(
-                (test_of("error", type="RuntimeError", says=["ValueError: text"]), test_of("error", **ERROR)),
+                (seen("error", type="RuntimeError", says=["ValueError: text"]), seen("error", **ERROR)),
                 name="same_message",
             ),
-            subtest((test_of("passed", {"0": ["a"]}), test_of("passed", {"0": ["a"]})), name="same_notes"),
+            subtest((seen("passed", {"0": ["a"]}), seen("passed", {"0": ["a"]})), name="same_notes"),
         ],
     )
     def test_alike(self, theirs: Any, ours: Any) -> None:
@@ -71,21 +71,19 @@ class ComparingTest(unittest.TestCase):
     @parametrize(
         "theirs,ours,says",
         [
-            subtest((test_of("failed", type="AssertionError"), test_of("passed"), "outcome"), name="vacuous_green"),
-            subtest((test_of("passed"), test_of("skipped", reason="a"), "outcome"), name="skipped_here"),
-            subtest((test_of("skipped", reason="a"), test_of("skipped", reason="b"), "reason"), name="reason"),
-            subtest((test_of("error", type="KeyError"), test_of("error", **ERROR), "type"), name="type"),
+            subtest((seen("failed", type="AssertionError"), seen("passed"), "outcome"), name="vacuous_green"),
+            subtest((seen("passed"), seen("skipped", reason="a"), "outcome"), name="skipped_here"),
+            subtest((seen("skipped", reason="a"), seen("skipped", reason="b"), "reason"), name="reason"),
+            subtest((seen("error", type="KeyError"), seen("error", **ERROR), "type"), name="type"),
             subtest(
-                (test_of("error", type="RuntimeError", says=["KeyError: b"]), test_of("error", **ERROR), "message"),
+                (seen("error", type="RuntimeError", says=["KeyError: b"]), seen("error", **ERROR), "message"),
                 name="message",
             ),
-            subtest((test_of("passed", {"0": ["a"]}), test_of("passed"), "notes of 0"), name="notes"),
-            subtest(
-                (test_of("passed", {"0": ["a", "b"]}), test_of("passed", {"0": ["b", "a"]}), "notes"), name="order"
-            ),
-            subtest((test_of("passed"), {"reports": [], "notes": {}}, "outcome"), name="not_run"),
-            subtest((None, test_of("passed"), "only ours"), name="unknown_there"),
-            subtest((test_of("passed"), None, "only PyTorch"), name="lost_here"),
+            subtest((seen("passed", {"0": ["a"]}), seen("passed"), "notes of 0"), name="notes"),
+            subtest((seen("passed", {"0": ["a", "b"]}), seen("passed", {"0": ["b", "a"]}), "notes"), name="order"),
+            subtest((seen("passed"), {"reports": [], "notes": {}}, "outcome"), name="not_run"),
+            subtest((None, seen("passed"), "only ours"), name="unknown_there"),
+            subtest((seen("passed"), None, "only PyTorch"), name="lost_here"),
         ],
     )
     def test_differs(self, theirs: Any, ours: Any, says: str) -> None:
@@ -94,18 +92,18 @@ class ComparingTest(unittest.TestCase):
         self.assertIn(says, found[0])
 
     def test_allowed(self) -> None:
-        self.assertEqual(comparing.judge(test_of("passed"), test_of("error", **ERROR), ALLOWED), [])
+        self.assertEqual(comparing.judge(seen("passed"), seen("error", **ERROR), ALLOWED), [])
 
     def test_allowed_but_another_outcome(self) -> None:
-        found = comparing.judge(test_of("passed"), test_of("skipped", reason="a"), ALLOWED)
+        found = comparing.judge(seen("passed"), seen("skipped", reason="a"), ALLOWED)
         self.assertIn("ours is skipped, not error as allowed", found[0])
 
     def test_allowed_but_does_not_occur(self) -> None:
-        found = comparing.judge(test_of("passed"), test_of("passed"), ALLOWED)
+        found = comparing.judge(seen("passed"), seen("passed"), ALLOWED)
         self.assertIn("the allowed difference does not occur", found[0])
 
     def test_what_is_recorded_has_no_traceback(self) -> None:
-        ran = {**test_of("error", **ERROR, says=["ValueError: text"]), "notes": {"0": ["a"]}}
+        ran = {**seen("error", **ERROR, says=["ValueError: text"]), "notes": {"0": ["a"]}}
         kept = {"outcome": "error", "says": ["ValueError: text"], "type": "RankError"}
         self.assertEqual(comparing.recorded(ran), {"reports": [kept], "notes": {"0": ["a"]}})
 
