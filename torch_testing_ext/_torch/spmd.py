@@ -64,6 +64,14 @@ def fake_like(mode: Any, tensor: torch.Tensor, name: str, dynamic_dim: int | Non
     return fake
 
 
+def fixed_size(size: Any) -> int | None:
+    """The size as a number, unless it is a symbol that may have several values (torch 2.1 to 2.15)."""
+    if type(size) is int:
+        return size
+    number: int | None = size.node.maybe_as_int()
+    return number
+
+
 def data_dependent_errors() -> tuple[type[Exception], ...]:
     """The errors that tracing raises if a program reads the value of a tensor (torch 2.5 to 2.15)."""
     from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException

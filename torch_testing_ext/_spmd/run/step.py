@@ -172,7 +172,7 @@ class CompiledStep:
             binding = cache.binding
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         for plan in cache.known.get((binding.key(), batch_free_key), ()):
-            if plan.fits(binding) and plan.program.traced.guards(tensors):
+            if plan.fits(binding) and plan.program.traced.sizes.hold(tensors):
                 plan.bind(binding)
                 return plan
         return None

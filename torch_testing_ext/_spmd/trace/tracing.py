@@ -7,7 +7,6 @@ The step runs once on fake tensors in place of parameters, gradients, buffers, o
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -35,6 +34,7 @@ from ..errors import SPMDError, user_line_of
 from ..layout import Layout
 from .distribute import layout_owner, put_parameter
 from .markers import GATHER, GatherParameter, sync_gradients_of
+from .sizes import SizeGuards, sizes_as_numbers
 from .state import StateEntry, StepState
 from .swapping import recurrent_without_mkldnn, restoring, whole_attributes
 from .watch import TraceWatch, WholeParameterMode
@@ -94,7 +94,7 @@ class TracedStep:
     graph: fx.GraphModule
     sources: list[InputSource]  # one for each placeholder, in order
     effects: StepEffects
-    guards: Callable[[list[torch.Tensor]], bool]
+    sizes: SizeGuards
     layouts: list[Layout]
     is_number_lr: dict[tuple[int, int], bool]  # for each lifted learning rate, whether it is a Python number
 
@@ -112,6 +112,7 @@ class TraceRequest:
     batch_dim: int
     present_grads: frozenset[int]
     constant_lrs: bool = False
+    fixed_sizes: bool = False  # all sizes are numbers, for a step that cannot take symbols
     compiling: bool = False  # trace for inductor: optimizers use their capturable form if they have one
     overrides: Callable[[StepState], contextlib.AbstractContextManager[None]] | None = None
 
@@ -120,7 +121,19 @@ def trace_step(request: TraceRequest) -> TracedStep:
     """Trace the step as requested. If an optimizer branches on values that it keeps in tensors, try other forms of it.
 
     The capturable form of torch's optimizers has no such branches; alternatively, learning rates become constants.
+    A step that fails with symbols for batch sizes is traced with numbers, for these sizes only.
     """
+    request.fixed_sizes = False
+    try:
+        return _trace_some_form(request)
+    except SPMDError:
+        raise
+    except Exception:
+        request.fixed_sizes = True
+        return _trace_some_form(request)
+
+
+def _trace_some_form(request: TraceRequest) -> TracedStep:
     requested = request.compiling, request.constant_lrs
     first: Exception | None = None
     for compiling, constant_lrs in dict.fromkeys([requested, (True, False), (False, True), (True, True)]):
@@ -188,9 +201,10 @@ class _Trace:
                         )
                         self._add(InputSource("lr", i, j), fake)
                         self.is_number_lr[(i, j)] = not isinstance(lr, torch.Tensor)
+        dynamic = None if request.fixed_sizes else request.batch_dim
         for i, leaf in enumerate(request.leaves):
             if isinstance(leaf, torch.Tensor):
-                self._add(InputSource("arg", i), fake_like(self.mode, leaf, f"t{i}", request.batch_dim))
+                self._add(InputSource("arg", i), fake_like(self.mode, leaf, f"t{i}", dynamic))
 
     def _lifts(self, group: dict[str, Any]) -> bool:
         lr = group.get("lr")
@@ -214,24 +228,8 @@ class _Trace:
                 remedy="Seed outside of the step.",
             )
         args = [fake for source, fake in zip(self.sources, self.fakes, strict=True) if source.kind == "arg"]
-        return TracedStep(
-            graph, self.sources, self.effects, self._guards(args), self.request.layouts, self.is_number_lr
-        )
-
-    def _guards(self, fakes: list[torch.Tensor]) -> Callable[[list[torch.Tensor]], bool]:
-        """A check of other batch sizes. Evaluated lazily, because inductor may add guards after the trace."""
-        shapes = self.mode.shape_env
-
-        @functools.lru_cache(None)
-        def expression() -> str | None:
-            text: str | None = shapes.produce_guards_expression(fakes)
-            return text
-
-        def hold(tensors: list[torch.Tensor]) -> bool:
-            text = expression()
-            return not text or bool(shapes.evaluate_guards_expression(text, tensors))
-
-        return hold
+        sizes = SizeGuards(self.mode.shape_env, args)
+        return TracedStep(graph, self.sources, self.effects, sizes, self.request.layouts, self.is_number_lr)
 
     def _run_step(self, *fakes: torch.Tensor) -> list[Any]:
         with contextlib.ExitStack() as stack:
@@ -248,7 +246,8 @@ class _Trace:
                 stack.enter_context(seen_as_compiling())
             leaves = [self.fake_of.get(InputSource("arg", i), leaf) for i, leaf in enumerate(self.request.leaves)]
             args, kwargs = _tree.tree_unflatten(leaves, self.request.spec)
-            result = self.request.step(*args, **kwargs)
+            with sizes_as_numbers():
+                result = self.request.step(*args, **kwargs)
             return self._collect_effects(result)
 
     def _install_fakes(self) -> None:
