@@ -54,6 +54,7 @@ def _lift_learning_rates(
         if isinstance(lr_values[group], float):
             for user in list(node.users):
                 if user.target is aten._local_scalar_dense.default:
+                    node.meta["number"] = user.meta["val"]
                     user.replace_all_uses_with(node)
     for node in traced.graph.graph.nodes:
         if not _is_fused(node) or not isinstance(node.kwargs.get("lr"), float):

@@ -54,6 +54,7 @@ def lower_gathers(
         with graph.inserting_before(nodes[gathering.first_use]):
             wholes = finish_all_gather(graph, started, gathered_layouts, options)
         for marker, whole in zip(gathering.markers, wholes, strict=True):
+            whole.meta["val"] = marker.meta["val"]  # the memory that views of the marker share
             marker.replace_all_uses_with(whole)
     for marker in _markers(graph):
         graph.erase_node(marker)
@@ -77,7 +78,10 @@ def _grouped(
     writes_before: dict[fx.Node, int] = {}
     for node, i in position.items():
         if node.target is GATHER:
-            writes_before[node] = max((last_write.get(s, -1) for s in storages(operand(node))), default=-1)
+            shard = operand(node)
+            created = -1 if shard.op == "placeholder" else position[shard]
+            writes_before[node] = max((last_write.get(s, -1) for s in storages(shard)), default=-1)
+            writes_before[node] = max(writes_before[node], created)
         for storage in writes(node):
             last_write[storage] = i
     first_use = {marker: min(position[user] for user in marker.users) for marker in writes_before if marker.users}
@@ -102,7 +106,7 @@ def _grouped(
 def _duplicate_gathers_for_backward(graph: fx.Graph) -> None:
     order = {node: i for i, node in enumerate(graph.nodes)}
     for marker in _markers(graph):
-        if marker.meta.get("backward"):
+        if marker.meta.get("backward") or marker.meta.get("written"):
             continue
         uses = [(view, user) for view in _with_views(marker) for user in view.users if user.meta.get("backward")]
         if uses:

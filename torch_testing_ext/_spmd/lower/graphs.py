@@ -23,11 +23,17 @@ def call(graph: fx.Graph, like: fx.Node, target: Callable[..., Any], *args: Any,
     node = graph.call_function(target, args, kwargs)
     for key in ("where", "backward"):
         node.meta[key] = like.meta.get(key)
-    values = fx.node.map_aggregate((args, kwargs), lambda a: a.meta.get("val") if isinstance(a, fx.Node) else a)
+    values = fx.node.map_aggregate((args, kwargs), lambda a: _value_for(a) if isinstance(a, fx.Node) else a)
     mode = next((v.fake_mode for v in _tree.tree_leaves(values) if hasattr(v, "fake_mode")), contextlib.nullcontext())
+    if isinstance(target, torch._ops.OpOverload) and not target._schema.returns:
+        return node
     with mode, torch.no_grad():
         node.meta["val"] = target(*values[0], **values[1])
     return node
+
+
+def _value_for(node: fx.Node) -> Any:
+    return node.meta.get("number", node.meta.get("val"))  # an input that is a number has a tensor as its fake value
 
 
 def storages(node: fx.Node) -> set[int]:

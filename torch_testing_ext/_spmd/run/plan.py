@@ -158,10 +158,9 @@ class CallPlan:
     def _returned(self, recipe: Recipe, outputs: Sequence[Any], leaves: list[Any]) -> Any:
         if recipe.output is not None:
             value = outputs[recipe.output]
-            param = self.program.shards.get(recipe.output)
-            if param is None:
+            layout = self.program.shards.get(recipe.output)
+            if layout is None:
                 return value
-            layout = self.binding.layouts[param]
             return to_dtensor(value, layout.shape, layout, self.mesh)
         return recipe.constant if recipe.source is None else self._object(recipe.source, leaves)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -63,29 +63,6 @@ def _changed_attributes(module: nn.Module, before: dict[str, Any]) -> list[str]:
 
 def _equal(a: Any, b: Any) -> bool:
     return type(a) is type(b) and bool(a == b)
-
-
-@contextlib.contextmanager
-def whole_attributes(module: nn.Module, names: dict[str, int], whole: Callable[[int], torch.Tensor]) -> Iterator[None]:
-    """Make the attributes `names` of `module` return whole parameters. The module's registry keeps the shards."""
-    original = type(module)
-    body: dict[str, Any] = {name: _whole_attribute(whole, i) for name, i in names.items()}
-    if isinstance(module, nn.RNNBase):
-        body["_flat_weights"] = property(_whole_weights, lambda self, weights: None)
-    body["__module__"] = original.__module__
-    module.__class__ = type(original.__name__, (original,), body)
-    try:
-        yield
-    finally:
-        module.__class__ = original
-
-
-def _whole_attribute(whole: Callable[[int], torch.Tensor], i: int) -> property:
-    return property(lambda self: whole(i))
-
-
-def _whole_weights(module: Any) -> list[torch.Tensor]:
-    return [getattr(module, name) for name in module._flat_weights_names]
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +18,6 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from torch_testing_ext._torch import (
     data_dependent_errors,
-    disable_torch_function,
     fake_like,
     foreach_by_default,
     import_tracer,
@@ -26,18 +25,17 @@ from torch_testing_ext._torch import (
     new_fake_mode,
     python_dispatcher,
     seen_as_compiling,
-    storage_key,
     tree,
 )
 
 from ..errors import SPMDError, user_line_of
 from ..layout import Layout
 from .distribute import layout_owner, put_parameter
-from .markers import GATHER, GatherParameter, sync_gradients_of
+from .markers import sync_gradients_of
 from .sizes import SizeGuards, sizes_as_numbers
 from .state import StateEntry, StepState
-from .swapping import recurrent_without_mkldnn, restoring, whole_attributes
-from .watch import TraceWatch, WholeParameterMode
+from .swapping import recurrent_without_mkldnn, restoring
+from .watch import AutogradGradMode, TraceWatch
 
 import_tracer()
 _tree = tree()
@@ -168,7 +166,6 @@ class _Trace:
         self.effects = StepEffects()
         self.groups: list[list[dict[str, Any]]] = []  # before the step runs
         self.is_number_lr: dict[tuple[int, int], bool] = {}
-        self.wholes: dict[tuple[int, bool], tuple[int, torch.Tensor]] = {}
 
     # -- fake leaves
 
@@ -238,10 +235,8 @@ class _Trace:
                 stack.enter_context(self.request.overrides(self.state))
             stack.enter_context(self.watch.detect_fork_rng())
             stack.enter_context(self.watch)
+            stack.enter_context(AutogradGradMode(self.watch))
             self._install_fakes()
-            if any(layout.sharded for layout in self.request.layouts):
-                stack.enter_context(self._whole_attributes())
-                stack.enter_context(WholeParameterMode(self._whole_of))
             if self.request.compiling:
                 stack.enter_context(seen_as_compiling())
             leaves = [self.fake_of.get(InputSource("arg", i), leaf) for i, leaf in enumerate(self.request.leaves)]
@@ -255,8 +250,8 @@ class _Trace:
         for i, ref in enumerate(state.params):
             fake = self.fake_of[InputSource("param", i)]
             fake.grad = self.fake_of.get(InputSource("grad", i))
-            if fake.requires_grad and not self.request.layouts[i].sharded:
-                sync_gradients_of(fake, i)
+            if fake.requires_grad:
+                sync_gradients_of(fake, i, ref.name, self.watch)
             for slot in ref.slots:
                 put_parameter(slot.module, slot.name, fake)
         for i, ref in enumerate(state.buffers):
@@ -293,41 +288,6 @@ class _Trace:
             forms = {"capturable": True, "fused": False, "foreach": False}
             fake.update({name: form for name, form in forms.items() if name in group})
         return fake
-
-    # -- whole parameters for modules that read them
-
-    def _whole_of(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        index = self._sharded_index.get(id(tensor))
-        return None if index is None or not tensor.requires_grad else self._whole(index)
-
-    def _whole(self, i: int) -> torch.Tensor:
-        shard = self.fake_of[InputSource("param", i)]
-        differentiable = torch.is_grad_enabled() and shard.requires_grad
-        version = self.watch.writes[storage_key(shard)]
-        known = self.wholes.get((i, differentiable))
-        if known is not None and known[0] == version:
-            return known[1]
-        shape = self.request.layouts[i].shape
-        gather: Any = GatherParameter.apply if differentiable else GATHER
-        with disable_torch_function():
-            whole: torch.Tensor = gather(shard, i, shape)
-        self.wholes[(i, differentiable)] = (version, whole)
-        return whole
-
-    @contextlib.contextmanager
-    def _whole_attributes(self) -> Iterator[None]:
-        """Make `module.weight` return the whole parameter, while `module.parameters()` yields the shard."""
-        indices: dict[nn.Module, dict[str, int]] = {}
-        self._sharded_index: dict[int, int] = {}
-        for i, ref in enumerate(self.state.params):
-            if self.request.layouts[i].sharded:
-                self._sharded_index[id(self.fake_of[InputSource("param", i)])] = i
-                for slot in ref.slots:
-                    indices.setdefault(slot.module, {})[slot.name] = i
-        with contextlib.ExitStack() as stack:
-            for module, names in indices.items():
-                stack.enter_context(whole_attributes(module, names, self._whole))
-            yield
 
     # -- the effects of the step
 
@@ -403,11 +363,10 @@ class _Trace:
 
 
 def _empty(like: torch.Tensor, layout: Layout | None) -> torch.Tensor:
-    """An empty tensor like this rank's part of `like` under `layout`."""
-    shape = like.shape if layout is None else layout.local_shape
-    if shape == like.shape:
-        return torch.empty_strided(shape, like.stride(), dtype=like.dtype, device=like.device)
-    return torch.empty(shape, dtype=like.dtype, device=like.device)
+    """An empty tensor like `like`. A tensor gathered from shards is contiguous."""
+    if layout is None or not layout.sharded:
+        return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device)
+    return torch.empty(like.shape, dtype=like.dtype, device=like.device)
 
 
 def _refuse_rebound_parameters(state: StepState, fake_of: dict[InputSource, torch.Tensor]) -> None:
