@@ -13,7 +13,7 @@ from torch import fx
 from ..layout import Layout
 from ..trace.markers import GATHER
 from .buckets import Bucket, CollectiveOptions, finish_all_gather, start_all_gather
-from .graphs import is_view, nbytes, operand, param_of, storages, writes
+from .graphs import is_view, nbytes, operand, param_of, refresh, storages, writes
 
 
 @dataclass
@@ -54,10 +54,14 @@ def lower_gathers(
         with graph.inserting_before(nodes[gathering.first_use]):
             wholes = finish_all_gather(graph, started, gathered_layouts, options)
         for marker, whole in zip(gathering.markers, wholes, strict=True):
-            whole.meta["val"] = marker.meta["val"]  # the memory that views of the marker share
             marker.replace_all_uses_with(whole)
-    for marker in _markers(graph):
+    markers = _markers(graph)
+    replaced = set().union(*map(storages, markers))
+    for marker in markers:
         graph.erase_node(marker)
+    for node in graph.nodes:
+        if storages(node) & replaced:  # a view of a marker, now of the gathered parameter
+            refresh(node)
     return [gathering.bucket for gathering in gatherings]
 
 

@@ -23,13 +23,18 @@ def call(graph: fx.Graph, like: fx.Node, target: Callable[..., Any], *args: Any,
     node = graph.call_function(target, args, kwargs)
     for key in ("where", "backward"):
         node.meta[key] = like.meta.get(key)
-    values = fx.node.map_aggregate((args, kwargs), lambda a: _value_for(a) if isinstance(a, fx.Node) else a)
+    if not isinstance(target, torch._ops.OpOverload) or target._schema.returns:
+        refresh(node)
+    return node
+
+
+def refresh(node: fx.Node) -> None:
+    """Compute the fake value of `node` from those of its arguments."""
+    target: Any = node.target
+    values = fx.node.map_aggregate((node.args, node.kwargs), lambda a: _value_for(a) if isinstance(a, fx.Node) else a)
     mode = next((v.fake_mode for v in _tree.tree_leaves(values) if hasattr(v, "fake_mode")), contextlib.nullcontext())
-    if isinstance(target, torch._ops.OpOverload) and not target._schema.returns:
-        return node
     with mode, torch.no_grad():
         node.meta["val"] = target(*values[0], **values[1])
-    return node
 
 
 def _value_for(node: fx.Node) -> Any:
