@@ -126,7 +126,7 @@ STEPS = {
     "double_backward": (double_backward_step, "create_graph", "gradient penalties"),
     "diverging_write": (diverging_write_step, "differ between ranks", "Average them over ranks"),
     "noise": (noise_step, "to the parameter layers.0.weight", "Average them over ranks"),
-    "own_gradients": (own_gradients_step, "to the parameter layers.0.weight", "not those of torch.autograd.grad"),
+    "own_gradients": (own_gradients_step, "differ between ranks", "not those of torch.autograd.grad"),
     "scaled_gradients": (scaled_gradients_step, "to the gradient of layers.0.weight", "Average them over ranks"),
     "scheduling": (scheduling_step, "changes weight_decay in SGD.param_groups", "scheduler"),
     "seeding": (seeding_step, "random generator", "Seed outside"),
