@@ -16,6 +16,7 @@ from .buckets import Bucket, CollectiveOptions
 from .buffers import share_written_buffers
 from .cleaning import clean, placeholders, remove_dead_code
 from .gathers import lower_gathers
+from .handshake import Handshake
 from .schedule import schedule_gradients
 from .sharding import ShardedGraph
 from .uniformity import LocalValues, refuse_divergence
@@ -29,6 +30,7 @@ class LoweredProgram:
     traced: TracedStep
     buckets: list[Bucket]
     constant_lrs: set[tuple[int, int]]
+    handshake: Handshake | None = None  # None without collectives
     shards: dict[int, Layout] = field(default_factory=dict)  # graph output -> its layout, if it is a shard
 
     @property
@@ -63,7 +65,7 @@ def lower(
     remove_dead_code(new)
     new.lint()
     module = fx.GraphModule(traced.graph, new)
-    return LoweredProgram(module, traced, buckets + grad_buckets, constant_lrs, shards)
+    return LoweredProgram(module, traced, buckets + grad_buckets, constant_lrs, shards=shards)
 
 
 def _learning_rates(state: StepState) -> tuple[dict[int, tuple[int, int]], dict[tuple[int, int], Any]]:

@@ -12,10 +12,12 @@ from torch.distributed.tensor import DTensor
 
 from torch_testing_ext._torch import below_autograd, local_tensor, set_grad_enabled, set_local_tensor, tree
 
+from ..lower.handshake import ProgramChanged
 from ..lower.lowering import LoweredProgram
 from ..trace.distribute import is_step_count, to_dtensor
 from ..trace.tracing import InputSource, NewState, Recipe
 from .binding import Binding
+from .lockstep import lockstep_of
 
 _tree = tree()
 
@@ -32,6 +34,9 @@ class CallPlan:
         binding: Binding,
     ) -> None:
         self.program, self.run, self.compiled, self.mesh = program, run, compiled, mesh
+        self.lockstep = lockstep_of(mesh.get_group(), mesh.device_type)
+        self.handshake = self.lockstep.identify(program.handshake)
+        self.looks_first = self.handshake is not None and not self.handshake.collectives
         self.effects = program.traced.effects
         self.sources = [s for s, used in zip(program.traced.sources, program.used, strict=True) if used]
         self.constant_lrs = {
@@ -90,15 +95,30 @@ class CallPlan:
         set_grad_enabled(False)
         guard = below_autograd()
         try:
+            if self.handshake is not None:
+                self._start()
             outputs = self.run(inputs)
+        except ProgramChanged:
+            assert self.handshake is not None
+            self.lockstep.stop(self.handshake)
         finally:
             del guard
             set_grad_enabled(grad_mode)
+        if self.handshake is not None:
+            self.lockstep.advance(self.handshake)
         if self.new_grads:
             self._install_grads(outputs)
         if self.effects.states or self.effects.buffers:
             self._install_states(outputs)
         return self._result(outputs, leaves)
+
+    def _start(self) -> None:
+        """Make sure that all ranks are about to run this program."""
+        assert self.handshake is not None
+        if self.handshake is not self.lockstep.expected:
+            self.lockstep.change(self.handshake)
+        if self.looks_first:
+            self.lockstep.look()
 
     def _install_grads(self, outputs: Sequence[Any]) -> None:
         for i, param, index in self.new_grads:

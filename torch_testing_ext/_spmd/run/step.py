@@ -18,6 +18,7 @@ from torch_testing_ext._torch import tree
 from ..errors import SPMDError
 from ..layout import Layout
 from ..lower.executable import make_executable
+from ..lower.handshake import make_handshake
 from ..lower.lowering import LoweredProgram
 from ..parallel_mode import ParallelMode
 from ..trace.arguments import call_signature, flatten_arguments, signature_without_batch_sizes, validate_inputs
@@ -28,6 +29,7 @@ from ..trace.tracing import TraceRequest, trace_step
 from .agreement import Proposal, agree
 from .binding import Binding
 from .gloo_exit import let_gloo_finish
+from .lockstep import lockstep_of
 from .plan import CallPlan
 from .report import StepReport, count_collectives
 
@@ -81,7 +83,7 @@ class CompiledStep:
         if cache is not None and cache.binding is not None and cache.binding.is_current():
             plan = _first_fit(cache.quick.get(key, ()), cache.binding)
         if plan is None:
-            plan = self._find_or_make_plan(args, kwargs, leaves, shape, key)
+            plan = self._agreed_plan(args, kwargs, leaves, shape, key)
         self.last = plan
         if facts[0] or facts[2]:
             with torch.autocast("cpu", enabled=False), torch.autocast(self._device_type, enabled=False):
@@ -133,6 +135,18 @@ class CompiledStep:
             torch.is_grad_enabled(),
             torch.get_default_dtype(),
         )
+
+    def _agreed_plan(self, args: Any, kwargs: Any, leaves: list[Any], shape: list[Any], key: Any) -> CallPlan:
+        """Find or make a plan; if that fails, tell the other ranks, which would wait for this one."""
+        self._told_others = False
+        try:
+            return self._find_or_make_plan(args, kwargs, leaves, shape, key)
+        except Exception as error:
+            if not self._told_others and dist.is_initialized():
+                group = self.mesh.get_group() if self.mesh is not None else dist.group.WORLD
+                assert group is not None
+                lockstep_of(group, self._device_type).fail(error)
+            raise
 
     def _find_or_make_plan(self, args: Any, kwargs: Any, leaves: list[Any], shape: list[Any], key: Any) -> CallPlan:
         validate_inputs(leaves, self.mode.batch_dim)
@@ -209,19 +223,24 @@ class CompiledStep:
         try:
             program, compiled = self._make_program(request)
             run = make_executable(program, compiled)
-            proposal.facts["collectives"] = [f"{b.collective} of {b.dtype}, {b.names}" for b in program.buckets]
+            proposal.facts["collectives"] = list(program.handshake.signature) if program.handshake is not None else []
             proposal.present_grads = [ref.value.grad is not None for ref in state.params]
             if any(s.kind == "grad" and used for s, used in zip(program.traced.sources, program.used, strict=True)):
                 proposal.facts["gradients on entry"] = list(map(str, proposal.present_grads))
         except Exception as caught:
             error = caught
             proposal.error = f"{type(caught).__name__}: {caught}"
+        self._told_others = True
+        lockstep_of(mesh.get_group(), mesh.device_type).interrupt()
         proposals = agree(proposal, mesh.get_group())
         if error is not None:
             raise error
         grads = [any(flags) for flags in zip(*(p.present_grads for p in proposals), strict=True)]
         distribute(state, request.layouts, mesh, grads)
-        return CallPlan(program, run, compiled, mesh, Binding(state, request.layouts))
+        plan = CallPlan(program, run, compiled, mesh, Binding(state, request.layouts))
+        if plan.handshake is not None:
+            plan.lockstep.expect(plan.handshake)
+        return plan
 
     def _make_program(self, request: TraceRequest) -> tuple[LoweredProgram, bool]:
         """Trace and lower. If the step reads gradients on entry, trace again with only those that exist."""
@@ -245,6 +264,8 @@ class CompiledStep:
         group = mesh.get_group().group_name
         program = self.mode.partition(traced, request.state, request.entries, group, mesh.size(), compiled)
         program.graph = self._transform(program.graph, request.state)
+        if mesh.size() > 1:
+            program.handshake = make_handshake(program.graph, program.buckets, compiled)
         return program, compiled
 
     def _transform(self, module: fx.GraphModule, state: StepState) -> fx.GraphModule:
