@@ -12,6 +12,7 @@ import torch
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _PACKAGE = os.path.dirname(__file__) + os.sep
+_WRAPPERS = ("typing_extensions.py",)  # between the step and torch, where torch marks a function as deprecated
 
 
 class SPMDError(ValueError):
@@ -28,7 +29,7 @@ class SPMDError(ValueError):
 
 def is_user_file(filename: str) -> bool:
     """Whether a file belongs neither to torch nor to this package."""
-    return not filename.startswith((_TORCH, _PACKAGE, "<"))
+    return not filename.startswith((_TORCH, _PACKAGE, "<")) and not filename.endswith(_WRAPPERS)
 
 
 def describe_line(filename: str, lineno: int, function: str) -> str:

@@ -80,6 +80,7 @@ from .shard_order import (
 )
 from .spmd import (
     below_autograd,
+    compiled_functions_run_eagerly,
     data_dependent_errors,
     disable_torch_function,
     dispatch_mode_class,
@@ -93,6 +94,7 @@ from .spmd import (
     is_fake,
     local_tensor,
     new_fake_mode,
+    object_collectives_call,
     python_dispatcher,
     raw_operation,
     seen_as_compiling,
@@ -134,6 +136,7 @@ __all__ = [
     "below_autograd",
     "compare_tensors",
     "compiled_autograd",
+    "compiled_functions_run_eagerly",
     "compiling_in_this_process",
     "concatenate_meshes",
     "correct_aliasing",
@@ -182,6 +185,7 @@ __all__ = [
     "local_tensor_mode",
     "make_wrapper_subclass",
     "new_fake_mode",
+    "object_collectives_call",
     "on_state_dict",
     "one_sharding_at_a_time",
     "onednn_uses_arm_compute_library",

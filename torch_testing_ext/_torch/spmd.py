@@ -135,6 +135,31 @@ def foreach_by_default(device: torch.device) -> bool:
 
 
 @contextlib.contextmanager
+def compiled_functions_run_eagerly() -> Iterator[None]:
+    """Let functions compiled by `torch.compile` run as they are while make_fx traces (torch 2.1 to 2.15)."""
+    from torch._dynamo import config
+
+    with config.patch(error_on_nested_fx_trace=False):
+        yield
+
+
+@contextlib.contextmanager
+def object_collectives_call(replacement: Callable[..., Any]) -> Iterator[None]:
+    """Call `replacement` where a collective of Python objects packs or unpacks them (torch 1.8 to 2.15)."""
+    from torch.distributed import distributed_c10d
+
+    names = ("_object_to_tensor", "_tensor_to_object")
+    originals = {name: getattr(distributed_c10d, name) for name in names}
+    for name in names:
+        setattr(distributed_c10d, name, replacement)
+    try:
+        yield
+    finally:
+        for name, original in originals.items():
+            setattr(distributed_c10d, name, original)
+
+
+@contextlib.contextmanager
 def seen_as_compiling() -> Iterator[None]:
     """Make `torch.compiler.is_compiling()` true, so that optimizers keep step counts as tensors (torch 2.6 to 2.15)."""
     before = torch.compiler._is_compiling_flag

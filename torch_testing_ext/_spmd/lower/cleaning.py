@@ -16,11 +16,12 @@ _EFFECT_NAMESPACES = ("_c10d_functional", "torch_testing_ext_spmd")
 
 
 def clean(
-    traced: TracedStep, lr_groups: dict[int, tuple[int, int]], lr_values: dict[tuple[int, int], Any]
+    traced: TracedStep, lr_groups: dict[int, list[tuple[int, int]]], lr_values: dict[tuple[int, int], Any]
 ) -> set[tuple[int, int]]:
     """Clean `traced.graph` in place, and return the groups whose learning rate is a constant in it.
 
-    `lr_groups` maps each parameter to its group, and `lr_values` maps each group to its current learning rate.
+    `lr_groups` maps each parameter to its groups, one for each optimizer that has it, and `lr_values` maps each group
+    to its current learning rate.
     """
     graph = traced.graph.graph
     for node in list(graph.nodes):
@@ -44,7 +45,7 @@ def placeholders(graph: fx.Graph) -> list[fx.Node]:
 
 
 def _lift_learning_rates(
-    traced: TracedStep, lr_groups: dict[int, tuple[int, int]], lr_values: dict[tuple[int, int], Any]
+    traced: TracedStep, lr_groups: dict[int, list[tuple[int, int]]], lr_values: dict[tuple[int, int], Any]
 ) -> set[tuple[int, int]]:
     source_of = dict(zip(placeholders(traced.graph.graph), traced.sources, strict=True))
     lr_node = {(s.i, s.j): node for node, s in source_of.items() if s.kind == "lr"}
@@ -60,11 +61,12 @@ def _lift_learning_rates(
         if not _is_fused(node) or not isinstance(node.kwargs.get("lr"), float):
             continue
         first: InputSource = source_of[node.args[0][0]]
-        group = lr_groups[first.i]
-        if group in lr_node and node.kwargs["lr"] == lr_values[group]:
-            node.update_kwarg("lr", lr_node[group])
-        else:
-            constant.add(group)
+        groups = lr_groups[first.i]
+        matching = [group for group in groups if group in lr_node and node.kwargs["lr"] == lr_values[group]]
+        if len(matching) == 1:
+            node.update_kwarg("lr", lr_node[matching[0]])
+        else:  # the graph does not tell whose rate it is: the program holds for the current ones
+            constant.update(groups)
     return constant
 
 

@@ -11,7 +11,7 @@ from torch import fx
 
 from torch_testing_ext._torch import storage_key, tree
 
-from ..trace.watch import written_arguments
+from ..trace.watch import draws, written_arguments
 
 _tree = tree()
 # Random operations must keep their order, so the generator counts as a storage that each of them reads and writes.
@@ -64,7 +64,7 @@ def writes(node: fx.Node) -> set[int]:
 
 
 def _draws(node: fx.Node) -> bool:
-    return isinstance(node.target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags
+    return isinstance(node.target, torch._ops.OpOverload) and draws(node.target, node.args, node.kwargs)
 
 
 def is_view(node: fx.Node) -> bool:

@@ -68,14 +68,14 @@ def lower(
     return LoweredProgram(module, traced, buckets + grad_buckets, constant_lrs, shards=shards)
 
 
-def _learning_rates(state: StepState) -> tuple[dict[int, tuple[int, int]], dict[tuple[int, int], Any]]:
-    groups: dict[int, tuple[int, int]] = {}
+def _learning_rates(state: StepState) -> tuple[dict[int, list[tuple[int, int]]], dict[tuple[int, int], Any]]:
+    groups: dict[int, list[tuple[int, int]]] = {}
     values: dict[tuple[int, int], Any] = {}
     for i, optimizer in enumerate(state.optimizers):
         for j, group in enumerate(optimizer.param_groups):
             values[(i, j)] = group.get("lr")
             for param in group["params"]:
-                groups[state.known_index(param)] = (i, j)
+                groups.setdefault(state.known_index(param), []).append((i, j))
     return groups, values
 
 

@@ -63,6 +63,11 @@ def validate_inputs(leaves: list[Any], batch_dim: int) -> None:
                 f"input_batch_dim is {batch_dim}, but an input has shape {tuple(leaf.shape)}.",
                 remedy="Give every input tensor (except 0-d ones) this dimension, or choose another input_batch_dim.",
             )
+        if leaf.layout is not torch.strided:
+            raise SPMDError(
+                f"An input of shape {tuple(leaf.shape)} is sparse.",
+                remedy="Pass a dense tensor (to_dense()), or its indices and values as two tensors.",
+            )
         if leaf.requires_grad:
             raise SPMDError(
                 f"An input of shape {tuple(leaf.shape)} requires a gradient, but the compiled step does not set it.",

@@ -17,6 +17,7 @@ from torch import fx, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from torch_testing_ext._torch import (
+    compiled_functions_run_eagerly,
     data_dependent_errors,
     fake_like,
     foreach_by_default,
@@ -32,10 +33,11 @@ from ..errors import SPMDError, user_line_of
 from ..layout import Layout
 from .distribute import layout_owner, put_parameter
 from .markers import sync_gradients_of
+from .refusals import UserCodeMode, refusing_object_collectives, refusing_values_as_text
 from .sizes import SizeGuards, sizes_as_numbers
 from .state import StateEntry, StepState
 from .swapping import recurrent_without_mkldnn, restoring
-from .watch import AutogradGradMode, TraceWatch
+from .watch import TraceWatch
 
 import_tracer()
 _tree = tree()
@@ -235,7 +237,10 @@ class _Trace:
                 stack.enter_context(self.request.overrides(self.state))
             stack.enter_context(self.watch.detect_fork_rng())
             stack.enter_context(self.watch)
-            stack.enter_context(AutogradGradMode(self.watch))
+            stack.enter_context(UserCodeMode(self.watch))
+            stack.enter_context(refusing_values_as_text())
+            stack.enter_context(refusing_object_collectives())
+            stack.enter_context(compiled_functions_run_eagerly())
             self._install_fakes()
             if self.request.compiling:
                 stack.enter_context(seen_as_compiling())

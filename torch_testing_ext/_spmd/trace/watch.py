@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
 
 from torch_testing_ext._torch import (
     disable_torch_function,
@@ -35,7 +34,8 @@ class TraceWatch(dispatch_mode_class()):  # type: ignore[misc]
         kwargs = kwargs or {}
         tensors = [leaf for leaf in _tree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         _refuse_captured(tensors)
-        if self.restoring_rng and torch.Tag.nondeterministic_seeded in func.tags:
+        refuse_collective(func)
+        if self.restoring_rng and draws(func, args, kwargs):
             raise SPMDError(
                 f"{func} draws random numbers in a region that restores the generator's state (checkpointing with "
                 "dropout?). The traced program would draw different numbers when it recomputes the region, and the "
@@ -74,6 +74,17 @@ class TraceWatch(dispatch_mode_class()):  # type: ignore[misc]
             torch.random.fork_rng = original
 
 
+def draws(func: Any, args: Any, kwargs: Any) -> bool:
+    """Whether an operation draws random numbers. Attention, for example, does so only with dropout."""
+    if torch.Tag.nondeterministic_seeded not in func.tags:
+        return False
+    for position, argument in enumerate(func._schema.arguments):
+        if argument.name == "dropout_p":
+            given = args[position] if position < len(args) else kwargs.get("dropout_p", argument.default_value)
+            return bool(given != 0)
+    return True
+
+
 def written_arguments(func: Any, args: Any, kwargs: Any) -> list[Any]:
     """The arguments that `func` writes to, according to its schema."""
     written = []
@@ -106,18 +117,16 @@ def _annotate(graph: torch.fx.Graph, last: torch.fx.Node | None) -> None:
         node.meta["where"], node.meta["backward"], node.meta["grad_mode"] = where, backward, grad_mode
 
 
-class AutogradGradMode(TorchFunctionMode):
-    """A mode that notices `torch.autograd.grad`, whose results are a rank's own: DDP averages only in `backward`."""
+def refuse_collective(func: Any) -> None:
+    """Refuse operations of `torch.distributed` that work in place, outside of what a graph describes."""
+    if func.namespace == "c10d":
+        raise collective_error(f"torch.distributed's {func._schema.name.removeprefix('c10d::').strip('_')}")
 
-    def __init__(self, watch: TraceWatch) -> None:
-        super().__init__()
-        self.watch = watch
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is not torch.autograd.grad:
-            return func(*args, **(kwargs or {}))
-        self.watch.inside_autograd_grad += 1
-        try:
-            return func(*args, **(kwargs or {}))
-        finally:
-            self.watch.inside_autograd_grad -= 1
+def collective_error(what: str) -> SPMDError:
+    return SPMDError(
+        f"The step calls {what}, which a graph cannot express.",
+        remedy="Use torch.distributed._functional_collectives (all_reduce, all_gather_tensor, broadcast, ...), whose "
+        "results are new tensors, or call it outside of the step.",
+        where=user_line(),
+    )
