@@ -367,7 +367,7 @@ CHANGES = [
         "model.head.register_forward_pre_hook(lambda m, args: (args[0] * 0.5,))",
         "model.head.register_full_backward_hook(lambda m, gi, go: tuple(None if g is None else g * 0.5 for g in gi))",
         "model.head.weight.register_hook(lambda g: g * 0.5)",
-        "model.head.bias.register_post_accumulate_grad_hook(lambda p: p.grad.mul_(0.5))",
+        "model.head.bias.register_post_accumulate_grad_hook(lambda p: [p.grad.mul_(0.5)].clear())",
         "SETTINGS['scale'] = 4.0",
         "SETTINGS_LIST[0] = 4.0",
         "TABLE[3] = 4.0",
@@ -596,29 +596,29 @@ class Trusting(torch.optim.Optimizer):
 }
 
 TEMPLATE = """
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.gain, self.gains, self.options, self.nothing = 1.0, [1.0], {{}}, None
-        self.gain_tensor, self.act, self.extra = torch.ones(()), Scaled(), nn.ModuleList([nn.Sigmoid()])
-{init}
-        self.head = nn.Linear(D, D)
-
-    def forward(self, x):
-{forward}
-        return x
-
-
 def build():
     os.environ.pop("SPMD_TEST", None)
+    losses, box, box_list, captured_iterator = [], types.SimpleNamespace(), [], iter(range(1, 100))
+    captured_tensor, captured_number, captured_generator = torch.tensor(2.0), 2.0, torch.Generator().manual_seed(0)
+    helper = types.SimpleNamespace(scale=2.0, nested={{'a': [1.0]}})
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.gain, self.gains, self.options, self.nothing = 1.0, [1.0], {{}}, None
+            self.gain_tensor, self.act, self.extra = torch.ones(()), Scaled(), nn.ModuleList([nn.Sigmoid()])
+{init}
+            self.head = nn.Linear(D, D)
+
+        def forward(self, x):
+{forward}
+            return x
+
     model = Net()
     optimizer = {optimizer}
     hidden = torch.optim.SGD(model.parameters(), lr=0.05)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
     params, averages = list(model.parameters()), [p.detach().clone() for p in model.parameters()]
-    losses, box, box_list, captured_iterator = [], types.SimpleNamespace(), [], iter(range(1, 100))
-    captured_tensor, captured_number, captured_generator = torch.tensor(2.0), 2.0, torch.Generator().manual_seed(0)
-    helper = types.SimpleNamespace(scale=2.0, nested={{'a': [1.0]}})
 
     def step(model, optimizer, batch):
 {step}
@@ -691,8 +691,8 @@ def training_programs(draw: Any, max_odd: int = 3) -> TrainingProgram:
     change_lines = [f"if call == {call}:\n{_indented([code], 1)}" for call, code in changes.items()] or ["pass"]
     classes = "".join(text for name, text in OPTIMIZER_CLASSES.items() if name in optimizer)
     source = PREAMBLE.format(width=width) + classes + TEMPLATE.format(
-        init=_indented([init for init, _ in numbered], 2),
-        forward=_indented([*forward, head.code], 2),
+        init=_indented([init for init, _ in numbered], 3),
+        forward=_indented([*forward, head.code], 3),
         optimizer=optimizer,
         step=_indented(step, 2),
         batch=_indented([batch.code], 2),
@@ -700,6 +700,6 @@ def training_programs(draw: Any, max_odd: int = 3) -> TrainingProgram:
     )
     one_size = st.sampled_from([4, 3, 2, 5, 6, 1, 8])
     sizes = tuple(draw(st.one_of(one_size.map(lambda n: (n,)), st.tuples(*[one_size] * 4))) for _ in range(calls))
-    strange = tuple(fragment.code for fragment in used if not fragment.plain)
+    strange = tuple(" # ".join(filter(None, (f.init, f.code, f.setup))) for f in used if not f.plain)
     options = draw(st.sampled_from([(), (), (), (("bucket_mb", 0.0001),), (("reshard_after_forward", True), ("bucket_mb", 0.0001))]))
     return TrainingProgram(source, sizes, width, style, options, strange, not strange and draw(st.booleans()))
