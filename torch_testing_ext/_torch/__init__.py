@@ -79,6 +79,7 @@ from .shard_order import (
     take_placements_literally,
 )
 from .spmd import (
+    at_end_of_backward,
     below_autograd,
     compiled_functions_run_eagerly,
     data_dependent_errors,
@@ -132,6 +133,7 @@ __all__ = [
     "accelerator_is_in_bad_fork",
     "accelerator_is_initialised",
     "all_gather_name",
+    "at_end_of_backward",
     "backend_plugin",
     "below_autograd",
     "compare_tensors",

@@ -193,3 +193,9 @@ def inductor_decompositions() -> dict[Any, Any]:
 # The C++ functions behind public context managers, for hot paths (torch 2.11 to 2.15).
 disable_torch_function = torch._C.DisableTorchFunction
 set_grad_enabled = torch._C._set_grad_enabled
+
+
+def at_end_of_backward(function: Callable[[], None]) -> None:
+    """Call `function` when the backward that runs on this thread has ended (torch 1.0 to 2.15)."""
+    engine: Any = torch.autograd.Variable._execution_engine
+    engine.queue_callback(function)

@@ -49,32 +49,56 @@ LAYERS = [
         "x = self.l{i}(x.unsqueeze(1)).squeeze(1)",
         init="self.l{i} = nn.TransformerEncoderLayer(D, 1, 8, dropout=0.0, batch_first=True)",
     ),
-    Fragment("x = self.l{i}b(torch.sin(self.l{i}(x)))",
-             init="self.l{i} = nn.Linear(D, D)\nself.l{i}b = nn.Linear(D, D)\nself.l{i}b.weight = self.l{i}.weight"),
+    Fragment(
+        "x = self.l{i}b(torch.sin(self.l{i}(x)))",
+        init="self.l{i} = nn.Linear(D, D)\nself.l{i}b = nn.Linear(D, D)\nself.l{i}b.weight = self.l{i}.weight",
+    ),
     Fragment("x = self.l{i}(x)", init="self.l{i} = nn.Linear(D, D).requires_grad_(False)"),
     Fragment("pass", init="self.l{i} = nn.Linear(D, D)"),
     Fragment("x = self.l{i}(x)", init="self.l{i} = nn.utils.parametrizations.weight_norm(nn.Linear(D, D))"),
-    Fragment("x = self.l{i}(x)", init="self.l{i} = nn.utils.parametrizations.spectral_norm(nn.Linear(D, D))", plain=False),
+    Fragment(
+        "x = self.l{i}(x)", init="self.l{i} = nn.utils.parametrizations.spectral_norm(nn.Linear(D, D))", plain=False
+    ),
     Fragment("x = self.l{i}(x)", init="self.l{i} = nn.utils.parametrizations.orthogonal(nn.Linear(D, D))", plain=False),
     Fragment("x = x + self.l{i}(x.argmax(-1))", init="self.l{i} = nn.Embedding(D, D)"),
     Fragment("x = x + self.l{i}(x.argmax(-1))", init="self.l{i} = nn.Embedding(D, D, max_norm=0.5)", plain=False),
     Fragment("x = x + self.l{i}(x.argmax(-1))", init="self.l{i} = nn.Embedding(D, D, sparse=True)", plain=False),
     Fragment("x = x + self.l{i}(x.argmax(-1).view(-1, 1))", init="self.l{i} = nn.EmbeddingBag(D, D)", plain=False),
     Fragment("x = self.l{i}(x, x)", init="self.l{i} = nn.Bilinear(D, D, D)"),
-    Fragment("x = checkpoint(self.l{i}, x, use_reentrant=False)", init="self.l{i} = nn.Sequential(nn.Linear(D, D), nn.Tanh())"),
-    Fragment("x = checkpoint(self.l{i}, x, use_reentrant=True) if x.requires_grad else self.l{i}(x)", plain=False,
-             init="self.l{i} = nn.Sequential(nn.Linear(D, D), nn.Tanh())"),
+    Fragment(
+        "x = checkpoint(self.l{i}, x, use_reentrant=False)",
+        init="self.l{i} = nn.Sequential(nn.Linear(D, D), nn.Tanh())",
+    ),
+    Fragment(
+        "x = checkpoint(self.l{i}, x, use_reentrant=True) if x.requires_grad else self.l{i}(x)",
+        plain=False,
+        init="self.l{i} = nn.Sequential(nn.Linear(D, D), nn.Tanh())",
+    ),
     Fragment("x = F.linear(x, self.l{i}.weight.t(), self.l{i}.bias)", init="self.l{i} = nn.Linear(D, D)"),
     Fragment("x = F.linear(x, F.normalize(self.l{i}.weight), self.l{i}.bias)", init="self.l{i} = nn.Linear(D, D)"),
-    Fragment("for layer in self.l{i}:\n    x = torch.relu(layer(x)) if type(layer) is nn.Linear else x", plain=False,
-             init="self.l{i} = nn.ModuleList([nn.Linear(D, D), nn.Linear(D, D)])"),
-    Fragment("for layer in self.l{i}:\n    x = torch.relu(layer(x))", init="self.l{i} = nn.ModuleList([nn.Linear(D, D)] * 2)"),
-    Fragment("x = sum(p.sum() for p in self.l{i}) * x", init="self.l{i} = nn.ParameterList([torch.randn(D), torch.randn(2, 3)])"),
+    Fragment(
+        "for layer in self.l{i}:\n    x = torch.relu(layer(x)) if type(layer) is nn.Linear else x",
+        plain=False,
+        init="self.l{i} = nn.ModuleList([nn.Linear(D, D), nn.Linear(D, D)])",
+    ),
+    Fragment(
+        "for layer in self.l{i}:\n    x = torch.relu(layer(x))", init="self.l{i} = nn.ModuleList([nn.Linear(D, D)] * 2)"
+    ),
+    Fragment(
+        "x = sum(p.sum() for p in self.l{i}) * x",
+        init="self.l{i} = nn.ParameterList([torch.randn(D), torch.randn(2, 3)])",
+    ),
     Fragment("self.l{i}.add_(1)\nx = x * 1.01", init="self.register_buffer('l{i}', torch.zeros((), dtype=torch.long))"),
-    Fragment("x = x + self.l{i}\nself.l{i} = 0.9 * self.l{i} + 0.1 * x.detach().mean(0)", plain=False,
-             init="self.register_buffer('l{i}', torch.zeros(D))"),
-    Fragment("x = x + self.l{i}\nwith torch.no_grad():\n    self.l{i}.mul_(0.9).add_(0.1 * x.mean(0))", plain=False,
-             init="self.register_buffer('l{i}', torch.zeros(D))"),
+    Fragment(
+        "x = x + self.l{i}\nself.l{i} = 0.9 * self.l{i} + 0.1 * x.detach().mean(0)",
+        plain=False,
+        init="self.register_buffer('l{i}', torch.zeros(D))",
+    ),
+    Fragment(
+        "x = x + self.l{i}\nwith torch.no_grad():\n    self.l{i}.mul_(0.9).add_(0.1 * x.mean(0))",
+        plain=False,
+        init="self.register_buffer('l{i}', torch.zeros(D))",
+    ),
     Fragment("x = x + (0 if self.l{i} is None else self.l{i})", init="self.register_buffer('l{i}', None)", plain=False),
     Fragment("x = x * self.l{i}", init="self.l{i} = 1.5"),
     Fragment("x = x * self.l{i}['a'][0]", init="self.l{i} = dict(a=[1.5])"),
@@ -83,12 +107,23 @@ LAYERS = [
     Fragment("self.l{i}.append(len(x))\nx = x * 1.1", init="self.l{i} = []", plain=False),
     Fragment("self.l{i} += 1\nx = x / self.l{i}", init="self.l{i} = 1", plain=False),
     Fragment("self.cache = x.detach()", plain=False),
-    Fragment("with torch.no_grad():\n    self.l{i}.weight.clamp_(-0.3, 0.3)\nx = self.l{i}(x)", plain=False,
-             init="self.l{i} = nn.Linear(D, D)"),
+    Fragment(
+        "with torch.no_grad():\n    self.l{i}.weight.clamp_(-0.3, 0.3)\nx = self.l{i}(x)",
+        plain=False,
+        init="self.l{i} = nn.Linear(D, D)",
+    ),
     Fragment("self.l{i}.weight.data.mul_(0.9)\nx = self.l{i}(x)", plain=False, init="self.l{i} = nn.Linear(D, D)"),
     Fragment("x = self.l{i}(x) / math.sqrt(self.l{i}.weight.shape[0])", init="self.l{i} = nn.Linear(D, D)"),
-    Fragment("x = self.l{i}(x) / sum(p.numel() for p in self.l{i}.parameters())", plain=False, init="self.l{i} = nn.Linear(D, D)"),
-    Fragment("x = torch.func.functional_call(self.l{i}, {'weight': self.l{i}.weight * 2}, (x,))", plain=False, init="self.l{i} = nn.Linear(D, D)"),
+    Fragment(
+        "x = self.l{i}(x) / sum(p.numel() for p in self.l{i}.parameters())",
+        plain=False,
+        init="self.l{i} = nn.Linear(D, D)",
+    ),
+    Fragment(
+        "x = torch.func.functional_call(self.l{i}, {'weight': self.l{i}.weight * 2}, (x,))",
+        plain=False,
+        init="self.l{i} = nn.Linear(D, D)",
+    ),
 ]
 
 # Statements in forward or step on x, of shape (n, width): Python on sizes, views, randomness.
@@ -435,12 +470,17 @@ BATCHES = [
     Fragment("box.x, box.y = x, y\nreturn None", setup="x, y = box.x, box.y", plain=False),
     Fragment("return x.numpy(), y.numpy()", setup="x, y = map(torch.from_numpy, batch)", plain=False),
     Fragment("return x, y, len(x) % 3", setup="x, y, k = batch\nx = x * k", plain=False),
-    Fragment("return x, y, {'kind': 'a' if len(x) > 3 else 'b'}", setup="x, y, k = batch\nx = x * (2 if k['kind'] == 'a' else 3)"),
+    Fragment(
+        "return x, y, {'kind': 'a' if len(x) > 3 else 'b'}",
+        setup="x, y, k = batch\nx = x * (2 if k['kind'] == 'a' else 3)",
+    ),
     Fragment("return x, y, 0.1 * len(x)", setup="x, y, k = batch\nx = x * k"),
     Fragment("return collections.deque([x, y])", setup=_TUPLE, plain=False),
     Fragment("return lambda: (x, y)", setup="x, y = batch()", plain=False),
     Fragment("return iter([x, y])", setup=_TUPLE, plain=False),
-    Fragment("return [(a, b) for a, b in zip(x, y)]", setup="x, y = (torch.stack(part) for part in zip(*batch))", plain=False),
+    Fragment(
+        "return [(a, b) for a, b in zip(x, y)]", setup="x, y = (torch.stack(part) for part in zip(*batch))", plain=False
+    ),
     Fragment("return x, y, {3, len(x)}", setup="x, y, k = batch\nx = x * len(k)", plain=False),
     Fragment("return x, y, numpy.float64(len(x))", setup="x, y, k = batch\nx = x * float(k)", plain=False),
     Fragment("return x, y, range(len(x))", setup="x, y, k = batch\nx = x * len(k)", plain=False),
@@ -453,7 +493,13 @@ BATCHES = [
 ]
 
 RESULTS = [
-    *plain("return loss", "return loss.detach()", "return {'loss': loss, 'out': out}", "return None", "return loss, out.detach().mean()"),
+    *plain(
+        "return loss",
+        "return loss.detach()",
+        "return {'loss': loss, 'out': out}",
+        "return None",
+        "return loss, out.detach().mean()",
+    ),
     *odd(
         "return loss.item()",
         "return float(loss)",
@@ -690,16 +736,24 @@ def training_programs(draw: Any, max_odd: int = 3) -> TrainingProgram:
         changes = {call: code for call, code in changes.items() if draw(st.booleans())}
     change_lines = [f"if call == {call}:\n{_indented([code], 1)}" for call, code in changes.items()] or ["pass"]
     classes = "".join(text for name, text in OPTIMIZER_CLASSES.items() if name in optimizer)
-    source = PREAMBLE.format(width=width) + classes + TEMPLATE.format(
-        init=_indented([init for init, _ in numbered], 3),
-        forward=_indented([*forward, head.code], 3),
-        optimizer=optimizer,
-        step=_indented(step, 2),
-        batch=_indented([batch.code], 2),
-        change=_indented(change_lines, 2),
+    source = (
+        PREAMBLE.format(width=width)
+        + classes
+        + TEMPLATE.format(
+            init=_indented([init for init, _ in numbered], 3),
+            forward=_indented([*forward, head.code], 3),
+            optimizer=optimizer,
+            step=_indented(step, 2),
+            batch=_indented([batch.code], 2),
+            change=_indented(change_lines, 2),
+        )
     )
     one_size = st.sampled_from([4, 3, 2, 5, 6, 1, 8])
     sizes = tuple(draw(st.one_of(one_size.map(lambda n: (n,)), st.tuples(*[one_size] * 4))) for _ in range(calls))
     strange = tuple(" # ".join(filter(None, (f.init, f.code, f.setup))) for f in used if not f.plain)
-    options = draw(st.sampled_from([(), (), (), (("bucket_mb", 0.0001),), (("reshard_after_forward", True), ("bucket_mb", 0.0001))]))
+    options = draw(
+        st.sampled_from(
+            [(), (), (), (("bucket_mb", 0.0001),), (("reshard_after_forward", True), ("bucket_mb", 0.0001))]
+        )
+    )
     return TrainingProgram(source, sizes, width, style, options, strange, not strange and draw(st.booleans()))

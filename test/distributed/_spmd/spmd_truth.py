@@ -366,4 +366,3 @@ class _Check:
             return first
         right = [rank for rank, outcome in enumerate(outcomes) if outcome.kind == RIGHT]
         return dataclasses.replace(first, kind=ERROR, details=f"only some ranks refused, not {right}: {first.details}")
-

@@ -28,10 +28,14 @@ from ..trace.state import StepState, collect_state
 from ..trace.tracing import TraceRequest, trace_step
 from .agreement import Proposal, agree
 from .binding import Binding
+from .eager import Predecessors
+from .exchange import CallStatus, ExchangeSchedule, exchange
 from .gloo_exit import let_gloo_finish
 from .lockstep import lockstep_of
 from .plan import CallPlan
 from .report import StepReport, count_collectives
+from .snapshot import StateSnapshot
+from .verify import Verification, VerifyMode, too_large
 
 _tree = tree()
 
@@ -44,6 +48,13 @@ class _PlanCache:
         self.binding: Binding | None = None
         self.known: dict[Any, list[CallPlan]] = {}  # by everything that a program depends on
         self.quick: dict[Any, list[CallPlan]] = {}  # by the call's arguments, for the current binding
+        self.predecessors = Predecessors()
+        self.before_first: StateSnapshot | None = None  # until the first call has been verified
+
+    def forget(self, plan: CallPlan) -> None:
+        for plans in (*self.known.values(), *self.quick.values()):
+            if plan in plans:
+                plans.remove(plan)
 
 
 def _owners(leaves: list[Any]) -> list[Any]:
@@ -60,10 +71,13 @@ class CompiledStep:
         backend: str,
         overrides: list[Override],
         transformation: Callable[[fx.GraphModule], fx.GraphModule | None] | None,
+        verify: VerifyMode,
     ) -> None:
         functools.update_wrapper(self, step)
         self.step, self.mode, self.backend = step, mode, backend
-        self.overrides, self.transformation = overrides, transformation
+        self.overrides, self.transformation, self.verify = overrides, transformation, verify
+        self._exchanges = ExchangeSchedule()
+        self._met_unverified = False
         self.mesh: DeviceMesh | None = None
         self.last: CallPlan | None = None
         self.traces = 0
@@ -78,17 +92,97 @@ class CompiledStep:
             flatten_arguments(kwargs, leaves, shape)
         facts = self._global_facts()
         key = (call_signature(leaves, shape), facts)
-        cache = self._caches.get(tuple([id(leaf) for leaf in _owners(leaves)]))
+        owner_ids = tuple([id(leaf) for leaf in _owners(leaves)])
+        cache = self._caches.get(owner_ids)
+        if self._exchanges.is_due() or cache is None or self.verify == "always":
+            return self._call_jointly(args, kwargs, leaves, shape, key, owner_ids)
+        plan = self._plan_for(cache, args, kwargs, leaves, shape, key)
+        if plan.verification is None and self.verify != "off":
+            self._met_unverified = True
+        return self._run(plan, leaves, facts)
+
+    def _plan_for(
+        self, cache: _PlanCache | None, args: Any, kwargs: Any, leaves: list[Any], shape: list[Any], key: Any
+    ) -> CallPlan:
         plan = None
         if cache is not None and cache.binding is not None and cache.binding.is_current():
             plan = _first_fit(cache.quick.get(key, ()), cache.binding)
         if plan is None:
             plan = self._agreed_plan(args, kwargs, leaves, shape, key)
         self.last = plan
+        return plan
+
+    def _run(self, plan: CallPlan, leaves: list[Any], facts: tuple[Any, ...]) -> Any:
         if facts[0] or facts[2]:
             with torch.autocast("cpu", enabled=False), torch.autocast(self._device_type, enabled=False):
                 return plan(leaves)
         return plan(leaves)
+
+    # -- calls in which ranks exchange their status
+
+    def _call_jointly(
+        self, args: Any, kwargs: Any, leaves: list[Any], shape: list[Any], key: Any, owner_ids: tuple[int, ...]
+    ) -> Any:
+        is_first = owner_ids not in self._caches
+        error: Exception | None = None
+        plan: CallPlan | None = None
+        try:
+            plan = self._plan_for(self._caches.get(owner_ids), args, kwargs, leaves, shape, key)
+        except Exception as caught:
+            if is_first:
+                raise  # the ranks have agreed on it already
+            error = caught
+        verify = self.verify == "always" or (self.verify == "first" and plan is not None and plan.verification is None)
+        if not is_first:
+            verify = self._exchange_status(plan, verify)
+        if error is not None:
+            raise error
+        assert plan is not None
+        if not verify:
+            return self._run(plan, leaves, key[1])
+        cache = self._caches[owner_ids]
+        verification = Verification(plan, cache.before_first, cache.predecessors)
+        cache.before_first = None
+        if reason := too_large(plan.binding.state):
+            plan.verification = f"not verified: {reason}"
+            return self._run(plan, leaves, key[1])
+        try:
+            result = verification.run(
+                lambda: self._run_eagerly(args, kwargs, plan.binding.state),
+                lambda: self._run(plan, leaves, key[1]),
+                leaves,
+            )
+        except BaseException:
+            self._forget(owner_ids, plan, is_first)
+            raise
+        plan.verification = f"verified in {verification.seconds:.2f} s"
+        return result
+
+    def _exchange_status(self, plan: CallPlan | None, unverified: bool) -> bool:
+        """Tell the other ranks how this call begins, and return whether to verify it."""
+        assert self.mesh is not None
+        digest = 0 if plan is None else digest_of(plan.program)
+        mine = CallStatus(plan is None, unverified, self._met_unverified, digest)
+        self._met_unverified = False
+        if self.mesh.size() == 1:
+            statuses = [mine]
+        else:
+            statuses = exchange(mine, torch.device(self._device_type), self.mesh.get_group())
+        self._exchanges.conclude(not any(s.unverified or s.met_unverified or s.failed for s in statuses))
+        return any(status.unverified for status in statuses)
+
+    def _run_eagerly(self, args: Any, kwargs: Any, state: StepState) -> Any:
+        if not self.overrides:
+            return self.step(*args, **kwargs)
+        with overriding(self.overrides)(state):
+            return self.step(*args, **kwargs)
+
+    def _forget(self, owner_ids: tuple[int, ...], plan: CallPlan, is_first: bool) -> None:
+        """Forget a program that is wrong; the next call traces again."""
+        if is_first:
+            del self._caches[owner_ids]
+        else:
+            self._caches[owner_ids].forget(plan)
 
     # -- inspection
 
@@ -114,6 +208,7 @@ class CompiledStep:
             operations,
             count_collectives(graph),
             plan.program.buckets,
+            plan.verification or "not verified",
         )
 
     def _last_plan(self) -> CallPlan:
@@ -162,7 +257,7 @@ class CompiledStep:
         batch_free_key = (signature_without_batch_sizes(leaves, shape, self.mode.batch_dim), key[1])
         if any(not isinstance(ref.value, DTensor) for ref in state.params):
             if cache.binding is None:
-                plan = self._make_first_plan(request)
+                plan = self._make_first_plan(request, cache)
             else:  # plain parameters have replaced distributed ones, as with load_state_dict(assign=True)
                 install_distributed(state, layouts, self._mesh(state))
                 plan = self._find_plan(cache, Binding(state, layouts), batch_free_key, leaves) or self._make_plan(
@@ -214,7 +309,7 @@ class CompiledStep:
         run = make_executable(program, compiled)
         return CallPlan(program, run, compiled, self._mesh(request.state), Binding(request.state, request.layouts))
 
-    def _make_first_plan(self, request: TraceRequest) -> CallPlan:
+    def _make_first_plan(self, request: TraceRequest, cache: _PlanCache) -> CallPlan:
         """Trace, agree with the other ranks, then distribute, so that an error leaves all ranks unchanged."""
         state = request.state
         mesh = self._mesh(state)
@@ -236,7 +331,13 @@ class CompiledStep:
         if error is not None:
             raise error
         grads = [any(flags) for flags in zip(*(p.present_grads for p in proposals), strict=True)]
+        before = [ref.value for ref in state.params]
+        if self.verify != "off" and not too_large(state):
+            cache.before_first = StateSnapshot(state)
         distribute(state, request.layouts, mesh, grads)
+        for old, ref in zip(before, state.params, strict=True):
+            cache.predecessors.add(old, ref.value)
+        self._exchanges = ExchangeSchedule()
         plan = CallPlan(program, run, compiled, mesh, Binding(state, request.layouts))
         if plan.handshake is not None:
             plan.lockstep.expect(plan.handshake)
