@@ -32,6 +32,7 @@ class LoweredProgram:
     constant_lrs: set[tuple[int, int]]
     handshake: Handshake | None = None  # None without collectives
     shards: dict[int, Layout] = field(default_factory=dict)  # graph output -> its layout, if it is a shard
+    changed_by_user: bool = False  # by an override or a custom pass
 
     @property
     def used(self) -> list[bool]:

@@ -24,6 +24,8 @@ class Proposal:
     stage: str = "first"  # "first" call for a model, or "later"
     facts: dict[str, list[str]] = field(default_factory=dict)
     present_grads: list[bool] = field(default_factory=list)
+    unverified: bool = False  # the program of this call has not been verified
+    met_unverified: bool = False  # such a program has run since the ranks' last exchange
 
 
 def agree(mine: Proposal, group: dist.ProcessGroup) -> list[Proposal]:

@@ -29,7 +29,7 @@ from ..trace.tracing import TraceRequest, trace_step
 from .agreement import Proposal, agree
 from .binding import Binding
 from .eager import Predecessors
-from .exchange import CallStatus, ExchangeSchedule, exchange
+from .exchange import ExchangeSchedule
 from .gloo_exit import let_gloo_finish
 from .lockstep import lockstep_of
 from .plan import CallPlan
@@ -96,19 +96,27 @@ class CompiledStep:
         cache = self._caches.get(owner_ids)
         if self._exchanges.is_due() or cache is None or self.verify == "always":
             return self._call_jointly(args, kwargs, leaves, shape, key, owner_ids)
-        plan = self._plan_for(cache, args, kwargs, leaves, shape, key)
-        if plan.verification is None and self.verify != "off":
+        plan = self._plan_for(cache, args, kwargs, leaves, shape, key, alone=True)
+        if self._is_unverified(plan):
             self._met_unverified = True
         return self._run(plan, leaves, facts)
 
     def _plan_for(
-        self, cache: _PlanCache | None, args: Any, kwargs: Any, leaves: list[Any], shape: list[Any], key: Any
+        self,
+        cache: _PlanCache | None,
+        args: Any,
+        kwargs: Any,
+        leaves: list[Any],
+        shape: list[Any],
+        key: Any,
+        alone: bool,
     ) -> CallPlan:
         plan = None
         if cache is not None and cache.binding is not None and cache.binding.is_current():
             plan = _first_fit(cache.quick.get(key, ()), cache.binding)
         if plan is None:
-            plan = self._agreed_plan(args, kwargs, leaves, shape, key)
+            make = self._agreed_plan if alone else self._find_or_make_plan
+            plan = make(args, kwargs, leaves, shape, key)
         self.last = plan
         return plan
 
@@ -123,18 +131,19 @@ class CompiledStep:
     def _call_jointly(
         self, args: Any, kwargs: Any, leaves: list[Any], shape: list[Any], key: Any, owner_ids: tuple[int, ...]
     ) -> Any:
-        is_first = owner_ids not in self._caches
+        cache = self._caches.get(owner_ids)
+        is_first = cache is None
         error: Exception | None = None
         plan: CallPlan | None = None
         try:
-            plan = self._plan_for(self._caches.get(owner_ids), args, kwargs, leaves, shape, key)
+            plan = self._plan_for(cache, args, kwargs, leaves, shape, key, alone=is_first)
         except Exception as caught:
             if is_first:
                 raise  # the ranks have agreed on it already
             error = caught
-        verify = self.verify == "always" or (self.verify == "first" and plan is not None and plan.verification is None)
+        verify = plan is not None and (self.verify == "always" or self._is_unverified(plan))
         if not is_first:
-            verify = self._exchange_status(plan, verify)
+            verify = self._exchange(plan, error, verify)
         if error is not None:
             raise error
         assert plan is not None
@@ -143,7 +152,7 @@ class CompiledStep:
         cache = self._caches[owner_ids]
         verification = Verification(plan, cache.before_first, cache.predecessors)
         cache.before_first = None
-        if reason := too_large(plan.binding.state):
+        if reason := _exemption(plan):
             plan.verification = f"not verified: {reason}"
             return self._run(plan, leaves, key[1])
         try:
@@ -158,18 +167,28 @@ class CompiledStep:
         plan.verification = f"verified in {verification.seconds:.2f} s"
         return result
 
-    def _exchange_status(self, plan: CallPlan | None, unverified: bool) -> bool:
+    def _is_unverified(self, plan: CallPlan) -> bool:
+        return plan.verification is None and self.verify != "off"
+
+    def _exchange(self, plan: CallPlan | None, error: Exception | None, unverified: bool) -> bool:
         """Tell the other ranks how this call begins, and return whether to verify it."""
         assert self.mesh is not None
-        digest = 0 if plan is None else digest_of(plan.program)
-        mine = CallStatus(plan is None, unverified, self._met_unverified, digest)
-        self._met_unverified = False
-        if self.mesh.size() == 1:
-            statuses = [mine]
+        mine = Proposal(stage="later", unverified=unverified, met_unverified=self._met_unverified)
+        if plan is None:
+            mine.error = f"{type(error).__name__}: {error}"
         else:
-            statuses = exchange(mine, torch.device(self._device_type), self.mesh.get_group())
-        self._exchanges.conclude(not any(s.unverified or s.met_unverified or s.failed for s in statuses))
-        return any(status.unverified for status in statuses)
+            mine.facts["collectives"] = _signature(plan.program)
+            mine.facts["custom passes"] = ["that change the graph"] if plan.program.changed_by_user else []
+        self._met_unverified = False
+        proposals = [mine]
+        if self.mesh.size() > 1:
+            lockstep = lockstep_of(self.mesh.get_group(), self.mesh.device_type)
+            lockstep.interrupt()
+            proposals = agree(mine, self.mesh.get_group())
+            if plan is not None and plan.handshake is not None:
+                lockstep.expect(plan.handshake)
+        self._exchanges.conclude(not any(p.unverified or p.met_unverified for p in proposals))
+        return any(p.unverified for p in proposals)
 
     def _run_eagerly(self, args: Any, kwargs: Any, state: StepState) -> Any:
         if not self.overrides:
@@ -318,7 +337,8 @@ class CompiledStep:
         try:
             program, compiled = self._make_program(request)
             run = make_executable(program, compiled)
-            proposal.facts["collectives"] = list(program.handshake.signature) if program.handshake is not None else []
+            proposal.facts["custom passes"] = ["that change the graph"] if program.changed_by_user else []
+            proposal.facts["collectives"] = _signature(program)
             proposal.present_grads = [ref.value.grad is not None for ref in state.params]
             if any(s.kind == "grad" and used for s, used in zip(program.traced.sources, program.used, strict=True)):
                 proposal.facts["gradients on entry"] = list(map(str, proposal.present_grads))
@@ -364,9 +384,12 @@ class CompiledStep:
         mesh = self._mesh(request.state)
         group = mesh.get_group().group_name
         program = self.mode.partition(traced, request.state, request.entries, group, mesh.size(), compiled)
+        plain = str(program.graph.graph)
         program.graph = self._transform(program.graph, request.state)
         if mesh.size() > 1:
             program.handshake = make_handshake(program.graph, program.buckets, compiled)
+        # Whoever replaces modules or operations means to change the results.
+        program.changed_by_user = bool(self.overrides) or str(program.graph.graph) != plain
         return program, compiled
 
     def _transform(self, module: fx.GraphModule, state: StepState) -> fx.GraphModule:
@@ -384,6 +407,17 @@ class CompiledStep:
             meshes = [p.value.device_mesh for p in state.params if isinstance(p.value, DTensor)]
             self.mesh = meshes[0] if meshes else init_device_mesh(state.device.type, (dist.get_world_size(),))
         return self.mesh
+
+
+def _signature(program: LoweredProgram) -> list[str]:
+    return [] if program.handshake is None else list(program.handshake.signature)
+
+
+def _exemption(plan: CallPlan) -> str | None:
+    """Why a program is not to be verified, if so. All ranks come to the same answer."""
+    if plan.program.changed_by_user:
+        return "changed by an override or a custom pass"
+    return too_large(plan.binding.state)
 
 
 def _first_fit(plans: Iterable[CallPlan], binding: Binding) -> CallPlan | None:
