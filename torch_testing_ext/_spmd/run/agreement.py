@@ -25,6 +25,7 @@ class Proposal:
     facts: dict[str, list[str]] = field(default_factory=dict)
     present_grads: list[bool] = field(default_factory=list)
     unverified: bool = False  # the program of this call has not been verified
+    exempt: bool = False  # from verification
     met_unverified: bool = False  # such a program has run since the ranks' last exchange
 
 

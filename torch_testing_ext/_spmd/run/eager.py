@@ -48,11 +48,12 @@ class Predecessors:
 class EagerCopy:
     """Copies of all tensors of a distributed step, whole, for an eager run. Creating it gathers shards."""
 
-    def __init__(self, state: StepState, predecessors: Predecessors, group: dist.ProcessGroup) -> None:
+    def __init__(self, state: StepState, predecessors: Predecessors, group: dist.ProcessGroup | None) -> None:
         self.state, self.group = state, group
         self.params = [_eager_parameter(ref.value, predecessors.find(ref.value)) for ref in state.params]
         self.buffers = [ref.value.detach().clone() for ref in state.buffers]
-        broadcast_(self.buffers, state.device, group)
+        if group is not None:
+            broadcast_(self.buffers, state.device, group)
         self.states: list[Any] = [defaultdict(dict) for _ in state.optimizers]
         for entry in state.optimizer_states():
             key = entry.key if entry.owner is None else self.params[entry.owner][0]
@@ -84,7 +85,7 @@ class EagerCopy:
                     for group in optimizer.param_groups
                 ]
                 optimizer.state = states
-            handles = _averaging(params, self.group)
+            handles = [] if self.group is None else _averaging(params, self.group)
             yield
         finally:
             for handle in handles:

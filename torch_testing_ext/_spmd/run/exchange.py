@@ -1,8 +1,8 @@
 """When ranks tell each other at the start of a call whether they have a program that has not been verified.
 
-Ranks trace independently, but verify together. While programs are new, ranks exchange in every call. After some calls in
-which no rank had a new one they do so ever more rarely, so that the exchange costs next to nothing. All ranks make the
-same calls and get the same answers, and so agree on when to exchange next.
+Ranks trace independently, but verify together. While programs are new, ranks exchange in every call. After some calls
+in which no rank had a new one they do so ever more rarely, so that the exchange costs next to nothing. All ranks make
+the same calls and get the same answers, and so agree on when to exchange next.
 """
 
 from __future__ import annotations

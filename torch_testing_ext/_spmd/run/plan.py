@@ -39,6 +39,7 @@ class CallPlan:
         self.looks_first = self.handshake is not None and not self.handshake.collectives
         self.effects = program.traced.effects
         self.verification: str | None = None  # how it went, or why it did not take place; None before it
+        self.is_exempt = False  # from verification
         self.sources = [s for s, used in zip(program.traced.sources, program.used, strict=True) if used]
         self.constant_lrs = {
             group: binding.state.optimizers[group[0]].param_groups[group[1]]["lr"] for group in program.constant_lrs

@@ -78,6 +78,7 @@ class CompiledStep:
         self.overrides, self.transformation, self.verify = overrides, transformation, verify
         self._exchanges = ExchangeSchedule()
         self._met_unverified = False
+        self._told_others = False
         self.mesh: DeviceMesh | None = None
         self.last: CallPlan | None = None
         self.traces = 0
@@ -94,31 +95,16 @@ class CompiledStep:
         key = (call_signature(leaves, shape), facts)
         owner_ids = tuple([id(leaf) for leaf in _owners(leaves)])
         cache = self._caches.get(owner_ids)
-        if self._exchanges.is_due() or cache is None or self.verify == "always":
-            return self._call_jointly(args, kwargs, leaves, shape, key, owner_ids)
-        plan = self._plan_for(cache, args, kwargs, leaves, shape, key, alone=True)
-        if self._is_unverified(plan):
-            self._met_unverified = True
-        return self._run(plan, leaves, facts)
-
-    def _plan_for(
-        self,
-        cache: _PlanCache | None,
-        args: Any,
-        kwargs: Any,
-        leaves: list[Any],
-        shape: list[Any],
-        key: Any,
-        alone: bool,
-    ) -> CallPlan:
+        self._told_others = False
         plan = None
         if cache is not None and cache.binding is not None and cache.binding.is_current():
             plan = _first_fit(cache.quick.get(key, ()), cache.binding)
         if plan is None:
-            make = self._agreed_plan if alone else self._find_or_make_plan
-            plan = make(args, kwargs, leaves, shape, key)
+            plan = self._agreed_plan(args, kwargs, leaves, shape, key)
         self.last = plan
-        return plan
+        if self._verifies(plan):
+            return self._verified_call(plan, args, kwargs, leaves, facts, owner_ids)
+        return self._run(plan, leaves, facts)
 
     def _run(self, plan: CallPlan, leaves: list[Any], facts: tuple[Any, ...]) -> Any:
         if facts[0] or facts[2]:
@@ -126,43 +112,39 @@ class CompiledStep:
                 return plan(leaves)
         return plan(leaves)
 
-    # -- calls in which ranks exchange their status
+    # -- verification
 
-    def _call_jointly(
-        self, args: Any, kwargs: Any, leaves: list[Any], shape: list[Any], key: Any, owner_ids: tuple[int, ...]
+    def _verifies(self, plan: CallPlan) -> bool:
+        """Whether to verify this call. Ranks decide that together, except for programs that do not communicate."""
+        if self._is_unverified(plan) and (reason := _exemption(plan)):
+            plan.verification, plan.is_exempt = f"not verified: {reason}", True
+            for cache in self._caches.values():
+                cache.before_first = None
+        wanted = not plan.is_exempt and (self.verify == "always" or self._is_unverified(plan))
+        if plan.handshake is None or self._told_others:  # nobody to ask, or all ranks have just agreed on the program
+            return wanted
+        if self.verify != "always" and not self._exchanges.is_due():
+            self._met_unverified |= wanted
+            return False
+        return self._exchange(plan, wanted)
+
+    def _verified_call(
+        self, plan: CallPlan, args: Any, kwargs: Any, leaves: list[Any], facts: Any, owner_ids: tuple[int, ...]
     ) -> Any:
-        cache = self._caches.get(owner_ids)
-        is_first = cache is None
-        error: Exception | None = None
-        plan: CallPlan | None = None
-        try:
-            plan = self._plan_for(cache, args, kwargs, leaves, shape, key, alone=is_first)
-        except Exception as caught:
-            if is_first:
-                raise  # the ranks have agreed on it already
-            error = caught
-        verify = plan is not None and (self.verify == "always" or self._is_unverified(plan))
-        if not is_first:
-            verify = self._exchange(plan, error, verify)
-        if error is not None:
-            raise error
-        assert plan is not None
-        if not verify:
-            return self._run(plan, leaves, key[1])
         cache = self._caches[owner_ids]
-        verification = Verification(plan, cache.before_first, cache.predecessors)
-        cache.before_first = None
-        if reason := _exemption(plan):
-            plan.verification = f"not verified: {reason}"
-            return self._run(plan, leaves, key[1])
+        before, cache.before_first = cache.before_first, None
+        verification = Verification(plan, before, cache.predecessors)
         try:
             result = verification.run(
                 lambda: self._run_eagerly(args, kwargs, plan.binding.state),
-                lambda: self._run(plan, leaves, key[1]),
+                lambda: self._run(plan, leaves, facts),
                 leaves,
             )
         except BaseException:
-            self._forget(owner_ids, plan, is_first)
+            if before is not None:
+                del self._caches[owner_ids]
+            else:
+                cache.forget(plan)  # the next call traces again
             raise
         plan.verification = f"verified in {verification.seconds:.2f} s"
         return result
@@ -170,38 +152,23 @@ class CompiledStep:
     def _is_unverified(self, plan: CallPlan) -> bool:
         return plan.verification is None and self.verify != "off"
 
-    def _exchange(self, plan: CallPlan | None, error: Exception | None, unverified: bool) -> bool:
-        """Tell the other ranks how this call begins, and return whether to verify it."""
-        assert self.mesh is not None
+    def _exchange(self, plan: CallPlan, unverified: bool) -> bool:
+        """Tell the other ranks whether this rank's program is new, and return whether any rank's is."""
+        assert plan.handshake is not None
         mine = Proposal(stage="later", unverified=unverified, met_unverified=self._met_unverified)
-        if plan is None:
-            mine.error = f"{type(error).__name__}: {error}"
-        else:
-            mine.facts["collectives"] = _signature(plan.program)
-            mine.facts["custom passes"] = ["that change the graph"] if plan.program.changed_by_user else []
+        mine.facts["collectives"], mine.exempt = list(plan.handshake.signature), plan.is_exempt
+        plan.lockstep.interrupt()
+        proposals = agree(mine, plan.lockstep.group)
+        plan.lockstep.expect(plan.handshake)
         self._met_unverified = False
-        proposals = [mine]
-        if self.mesh.size() > 1:
-            lockstep = lockstep_of(self.mesh.get_group(), self.mesh.device_type)
-            lockstep.interrupt()
-            proposals = agree(mine, self.mesh.get_group())
-            if plan is not None and plan.handshake is not None:
-                lockstep.expect(plan.handshake)
         self._exchanges.conclude(not any(p.unverified or p.met_unverified for p in proposals))
-        return any(p.unverified for p in proposals)
+        return any(p.unverified for p in proposals) and not any(p.exempt for p in proposals)
 
     def _run_eagerly(self, args: Any, kwargs: Any, state: StepState) -> Any:
         if not self.overrides:
             return self.step(*args, **kwargs)
         with overriding(self.overrides)(state):
             return self.step(*args, **kwargs)
-
-    def _forget(self, owner_ids: tuple[int, ...], plan: CallPlan, is_first: bool) -> None:
-        """Forget a program that is wrong; the next call traces again."""
-        if is_first:
-            del self._caches[owner_ids]
-        else:
-            self._caches[owner_ids].forget(plan)
 
     # -- inspection
 
@@ -252,7 +219,6 @@ class CompiledStep:
 
     def _agreed_plan(self, args: Any, kwargs: Any, leaves: list[Any], shape: list[Any], key: Any) -> CallPlan:
         """Find or make a plan; if that fails, tell the other ranks, which would wait for this one."""
-        self._told_others = False
         try:
             return self._find_or_make_plan(args, kwargs, leaves, shape, key)
         except Exception as error:
@@ -338,7 +304,7 @@ class CompiledStep:
             program, compiled = self._make_program(request)
             run = make_executable(program, compiled)
             proposal.facts["custom passes"] = ["that change the graph"] if program.changed_by_user else []
-            proposal.facts["collectives"] = _signature(program)
+            proposal.facts["collectives"] = list(program.handshake.signature) if program.handshake is not None else []
             proposal.present_grads = [ref.value.grad is not None for ref in state.params]
             if any(s.kind == "grad" and used for s, used in zip(program.traced.sources, program.used, strict=True)):
                 proposal.facts["gradients on entry"] = list(map(str, proposal.present_grads))
@@ -386,10 +352,10 @@ class CompiledStep:
         program = self.mode.partition(traced, request.state, request.entries, group, mesh.size(), compiled)
         plain = str(program.graph.graph)
         program.graph = self._transform(program.graph, request.state)
-        if mesh.size() > 1:
-            program.handshake = make_handshake(program.graph, program.buckets, compiled)
         # Whoever replaces modules or operations means to change the results.
         program.changed_by_user = bool(self.overrides) or str(program.graph.graph) != plain
+        if mesh.size() > 1:
+            program.handshake = make_handshake(program.graph, program.buckets, compiled)
         return program, compiled
 
     def _transform(self, module: fx.GraphModule, state: StepState) -> fx.GraphModule:
@@ -409,14 +375,12 @@ class CompiledStep:
         return self.mesh
 
 
-def _signature(program: LoweredProgram) -> list[str]:
-    return [] if program.handshake is None else list(program.handshake.signature)
-
-
 def _exemption(plan: CallPlan) -> str | None:
     """Why a program is not to be verified, if so. All ranks come to the same answer."""
     if plan.program.changed_by_user:
         return "changed by an override or a custom pass"
+    if plan.handshake is None and plan.mesh.size() > 1 and any(layout.sharded for layout in plan.binding.layouts):
+        return "it does not communicate, but to verify it would"
     return too_large(plan.binding.state)
 
 

@@ -42,7 +42,8 @@ class Verification:
     def __init__(self, plan: CallPlan, snapshot: StateSnapshot | None, predecessors: Predecessors) -> None:
         self.plan, self.predecessors = plan, predecessors
         self.state, self.layouts = plan.binding.state, plan.binding.layouts
-        self.group = plan.mesh.get_group()
+        # Programs that do not communicate are each rank's own affair.
+        self.group = None if plan.handshake is None else plan.mesh.get_group()
         self.snapshot = snapshot
         self.seconds = 0.0
 
@@ -64,13 +65,16 @@ class Verification:
         mine = record(result, self.state, self.layouts, params, [ref.value for ref in self.state.buffers])
         scale = 10.0 if self.plan.compiled else 1.0
         found = Comparison(self.state, self.layouts, scale).first_difference(mine, theirs)
-        differences: list[Any] = [None] * self.group.size()
-        dist.all_gather_object(differences, found, group=self.group)
-        if any(differences):
-            snapshot.restore()
-            inputs.restore()
-            rank = next(rank for rank, text in enumerate(differences) if text)
-            raise _mismatch(differences[rank], rank)
+        differences = {dist.get_rank(): found}
+        if self.group is not None:
+            gathered: list[Any] = [None] * self.group.size()
+            dist.all_gather_object(gathered, found, group=self.group)
+            differences = dict(enumerate(gathered))
+        for rank, difference in differences.items():
+            if difference is not None:
+                snapshot.restore()
+                inputs.restore()
+                raise _mismatch(difference, rank)
         self.seconds += time.perf_counter() - begin
         return result
 
