@@ -138,6 +138,32 @@ class TestBetweenCalls(DTensorTestBase):
 
     @STYLES
     @with_comms
+    def test_fused_optimizers_of_the_same_parameters(self, style):
+        def function(model, first, second, batch):
+            x, y = batch
+            first.zero_grad()
+            (model(x) - y).pow(2).mean().backward()
+            with torch.no_grad():
+                for p in model.parameters():
+                    p.clamp_(-0.5, 0.5)  # so that the optimizers get the result of an operation
+            first.step()
+            second.step()
+
+        _, _, mine, reference, optimizers = self._pair(style, fused=True)
+        wrapped = DistributedDataParallel(reference, device_ids=None if self.device_type == "cpu" else [self.rank])
+        seconds = [torch.optim.SGD(model.parameters(), lr=0.1, fused=True) for model in (mine, reference)]
+        compiled = compile(parallel_mode=DataParallel(style), verify="off")(function)
+        case = Case("two fused optimizers", mlp, normal_batch(6, 10), tolerance=1e-6)
+        for i in range(4):
+            batch = to_device(normal_batch(6, 10)(self.rank, i), self.device_type)
+            compiled(mine, optimizers[0], seconds[0], batch)
+            function(wrapped, optimizers[1], seconds[1], batch)
+            compare_models(self, case, i, mine, reference)
+            for optimizer in seconds:
+                optimizer.param_groups[0]["lr"] *= 0.5
+
+    @STYLES
+    @with_comms
     def test_gradients_are_kept(self, style):
         both, _, mine, _, optimizers = self._pair(style, keeping_step)
         for i in range(3):

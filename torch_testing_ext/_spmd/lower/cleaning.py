@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..trace.tracing import InputSource, TracedStep
+from ..trace.tracing import TracedStep
+from .graphs import storages
 
 aten = torch.ops.aten
 _SAME_TENSOR = {aten.detach.default, aten.alias.default}
@@ -57,16 +58,18 @@ def _lift_learning_rates(
                 if user.target is aten._local_scalar_dense.default:
                     node.meta["number"] = user.meta["val"]
                     user.replace_all_uses_with(node)
+    param_in = {key: s.i for node, s in source_of.items() if s.kind == "param" for key in storages(node)}
     for node in traced.graph.graph.nodes:
         if not _is_fused(node) or not isinstance(node.kwargs.get("lr"), float):
             continue
-        first: InputSource = source_of[node.args[0][0]]
-        groups = lr_groups[first.i]
-        matching = [group for group in groups if group in lr_node and node.kwargs["lr"] == lr_values[group]]
-        if len(matching) == 1:
-            node.update_kwarg("lr", lr_node[matching[0]])
-        else:  # the graph does not tell whose rate it is: the program holds for the current ones
-            constant.update(groups)
+        # The step may have written to the parameter before: the memory tells which one it is.
+        params = {param_in[key] for key in storages(node.args[0][0]) if key in param_in}
+        groups = [group for param in params for group in lr_groups.get(param, [])]
+        fitting = [group for group in groups if node.kwargs["lr"] == lr_values[group]]
+        if len(fitting) == 1 and fitting[0] in lr_node:
+            node.update_kwarg("lr", lr_node[fitting[0]])
+        else:  # two optimizers with the same rate, or a rate that the step computed
+            constant.update(groups or lr_values)
     return constant
 
 
