@@ -11,7 +11,7 @@ from types import FrameType
 import torch
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
-_PACKAGE = os.path.dirname(__file__) + os.sep
+_PACKAGE = os.path.dirname(os.path.dirname(__file__)) + os.sep
 _WRAPPERS = ("typing_extensions.py",)  # between the step and torch, where torch marks a function as deprecated
 
 

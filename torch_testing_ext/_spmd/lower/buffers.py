@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import fx
 
@@ -13,14 +15,18 @@ from .graphs import call, nbytes, storages, writes
 
 
 def share_written_buffers(
-    graph: fx.Graph, sources: list[InputSource], state: StepState, options: CollectiveOptions
+    graph: fx.Graph, sources: list[InputSource], rebound: Iterable[int], state: StepState, options: CollectiveOptions
 ) -> list[Bucket]:
-    """Insert one broadcast of bytes for all buffers that the step writes. The other buffers never differ."""
+    """Insert one broadcast of bytes for all buffers that the step writes. The other buffers never differ.
+
+    rebound: the buffers that the step replaces by new tensors.
+    """
+    replaced = frozenset(rebound)
     written = set().union(*(writes(node) for node in graph.nodes))
     found = [
         (node, state.buffers[source.i].name)
         for node, source in zip(placeholders(graph), sources, strict=True)
-        if source.kind == "buffer" and storages(node) & written
+        if source.kind == "buffer" and (source.i in replaced or storages(node) & written)
     ]
     if not found or options.world == 1:
         return []

@@ -61,7 +61,7 @@ def lower(
         if options.world == 1:
             _drop_trivial_collectives(graph)
         buckets = lower_gathers(graph, sharder.layouts, sharder.names, options, reshard)
-    buckets = share_written_buffers(graph, traced.sources, state, options) + buckets
+    buckets = share_written_buffers(graph, traced.sources, traced.effects.buffers, state, options) + buckets
     new, grad_buckets = schedule_gradients(graph, traced.layouts, names, options)
     remove_dead_code(new)
     new.lint()

@@ -6,7 +6,7 @@ lists every object that the program depends on; each call builds this list again
 
 from __future__ import annotations
 
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from ..trace.state import StateEntry, StepState
 from ..trace.tracing import InputSource
 
 _tree = tree()
+_PARAM_SETTINGS = attrgetter("requires_grad", "_backward_hooks", "_post_accumulate_grad_hooks")
 
 
 class Binding:
@@ -33,6 +34,13 @@ class Binding:
             for refs, registry in ((state.params, _parameters), (state.buffers, _buffers))
             for ref in refs
             for slot in ref.slots
+        ]
+        # A buffer that is None may become a tensor, and a registry may get more entries.
+        self.slots += [
+            (module._buffers, name) for module in state.modules for name, b in module._buffers.items() if b is None
+        ]
+        self.registries = [
+            registry for module in state.modules for registry in (module._parameters, module._buffers, module._modules)
         ]
         self.params: list[Any] = [ref.value for ref in state.params]
         self.nested = any(map(_is_nested, (entry.value for entry in self.entries)))
@@ -78,7 +86,9 @@ class Binding:
     def _collect_settings(self) -> list[Any]:
         """Everything that the program depends on by value."""
         found: list[Any] = [module.training for module in self.state.modules]
-        found += [param.requires_grad for param in self.params]
+        found += map(_PARAM_SETTINGS, self.params)
+        found += map(len, self.registries)
+        found += map(len, self.groups)
         found += [get(group) for get, group in zip(self.hyperparameter_getters, self.groups, strict=True)]
         return found
 

@@ -256,7 +256,9 @@ class CompiledStep:
         plans = cache.known.setdefault((plan.binding.key(), batch_free_key), [])
         if plan not in plans:
             plans.append(plan)
-        cache.quick.setdefault(key, []).append(plan)
+        quick = cache.quick.setdefault(key, [])
+        if plan not in quick:
+            quick.append(plan)
         return plan
 
     def _find_plan(
@@ -266,7 +268,9 @@ class CompiledStep:
             binding = cache.binding
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         for plan in cache.known.get((binding.key(), batch_free_key), ()):
-            if plan.fits(binding) and plan.program.traced.sizes.hold(tensors):
+            reads = plan.program.traced.reads
+            reads.labels.state = binding.state
+            if plan.fits(binding) and plan.program.traced.sizes.hold(tensors) and reads.hold():
                 plan.bind(binding)
                 return plan
         return None
@@ -274,12 +278,12 @@ class CompiledStep:
     def _request(
         self, args: Any, kwargs: Any, leaves: list[Any], state: StepState, layouts: list[Layout]
     ) -> TraceRequest:
-        _, spec = _tree.tree_flatten((args, kwargs))
         trainable = frozenset(i for i, ref in enumerate(state.params) if ref.value.requires_grad)
         return TraceRequest(
             self.step,
             leaves,
-            spec,
+            args,
+            kwargs,
             state,
             state.optimizer_states(),
             layouts,
@@ -386,7 +390,7 @@ def _exemption(plan: CallPlan) -> str | None:
 
 def _first_fit(plans: Iterable[CallPlan], binding: Binding) -> CallPlan | None:
     for plan in plans:
-        if plan.always_fits or plan.fits(binding):
+        if (plan.always_fits or plan.fits(binding)) and plan.program.traced.reads.hold():
             return plan
     return None
 

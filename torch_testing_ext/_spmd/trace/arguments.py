@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import collections
+import copy
+import dataclasses
+import types
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -17,7 +22,7 @@ _tree = tree()
 
 
 def flatten_arguments(value: Any, leaves: list[Any], shape: list[Any]) -> None:
-    """Append the leaves of `value` in pytree's order to `leaves`, and a description of its structure to `shape`.
+    """Append the leaves of `value` to `leaves`, and a description of its structure to `shape`.
 
     Pytree itself takes longer than all other work of a call outside of the graph.
     """
@@ -30,17 +35,80 @@ def flatten_arguments(value: Any, leaves: list[Any], shape: list[Any]) -> None:
         shape.append(tuple(value))
         for item in value.values():
             flatten_arguments(item, leaves, shape)
+    elif isinstance(value, (torch.Tensor, nn.Module, Optimizer, *_PLAIN)):
+        leaves.append(value)
     elif kind in _tree.SUPPORTED_NODES:
-        more, spec = _tree.tree_flatten(value)
-        shape.append(spec)
-        leaves.extend(more)
+        items, context = _tree.SUPPORTED_NODES[kind].flatten_fn(value)
+        shape.append((kind, len(items), _comparable(context)))
+        for item in items:
+            flatten_arguments(item, leaves, shape)
+    elif isinstance(value, tuple) and hasattr(kind, "_fields"):
+        shape.append((kind, len(value)))
+        for item in value:
+            flatten_arguments(item, leaves, shape)
+    elif _is_record(value):
+        attributes = _attributes(value)
+        shape.append((kind, *attributes))
+        for item in attributes.values():
+            flatten_arguments(item, leaves, shape)
     else:
         leaves.append(value)
+
+
+def rebuild_arguments(value: Any, leaves: Iterator[Any]) -> Any:
+    """A copy of `value` with other leaves, in the order of `flatten_arguments`."""
+    kind = type(value)
+    if kind is tuple or kind is list:
+        return kind(rebuild_arguments(item, leaves) for item in value)
+    if kind is dict:
+        return {key: rebuild_arguments(item, leaves) for key, item in value.items()}
+    if isinstance(value, (torch.Tensor, nn.Module, Optimizer, *_PLAIN)):
+        return next(leaves)
+    if kind in _tree.SUPPORTED_NODES:
+        node = _tree.SUPPORTED_NODES[kind]
+        items, context = node.flatten_fn(value)
+        return node.unflatten_fn([rebuild_arguments(item, leaves) for item in items], context)
+    if isinstance(value, tuple) and hasattr(kind, "_fields"):
+        return tuple.__new__(kind, [rebuild_arguments(item, leaves) for item in value])
+    if _is_record(value):
+        attributes = _attributes(value)
+        rebuilt = copy.copy(value)
+        for name, item in attributes.items():
+            object.__setattr__(rebuilt, name, rebuild_arguments(item, leaves))
+        return rebuilt
+    return next(leaves)
+
+
+_PLAIN = (type(None), bool, int, float, str, complex, torch.dtype, torch.device)
+
+
+def _is_record(value: Any) -> bool:
+    """Whether an object is nothing but its attributes."""
+    if dataclasses.is_dataclass(value):
+        return not isinstance(value, type)
+    return isinstance(value, (types.SimpleNamespace, collections.UserDict, collections.UserList))
+
+
+def _attributes(value: Any) -> dict[str, Any]:
+    slots = [field.name for field in dataclasses.fields(value)] if dataclasses.is_dataclass(value) else []
+    found = {name: getattr(value, name) for name in slots if hasattr(value, name)}
+    return {**found, **getattr(value, "__dict__", {})}
+
+
+def _comparable(context: Any) -> Any:
+    """What pytree keeps of a node besides its items, as something that supports comparison and hashing."""
+    try:
+        hash(context)
+    except TypeError:
+        return repr(context)
+    return context
 
 
 def call_signature(leaves: list[Any], shape: list[Any]) -> tuple[Any, ...]:
     """Everything about a call's arguments that a program depends on, as a hashable key."""
     keys: list[Any] = list(shape)
+    if len({*map(id, leaves)}) != len(leaves):
+        keys.append(first_of_same(leaves))
     for leaf in leaves:
         if isinstance(leaf, torch.Tensor):
             keys.append((leaf.shape, leaf.stride(), leaf.dtype, leaf.device, leaf.requires_grad))
@@ -49,6 +117,12 @@ def call_signature(leaves: list[Any], shape: list[Any]) -> tuple[Any, ...]:
         else:
             keys.append(id(leaf))  # modules, optimizers, and opaque objects
     return tuple(keys)
+
+
+def first_of_same(leaves: list[Any]) -> tuple[int, ...]:
+    """For each leaf that is a tensor, the first position of the same tensor; otherwise its own position."""
+    first: dict[int, int] = {}
+    return tuple(first.setdefault(id(v), i) if isinstance(v, torch.Tensor) else i for i, v in enumerate(leaves))
 
 
 def validate_inputs(leaves: list[Any], batch_dim: int) -> None:

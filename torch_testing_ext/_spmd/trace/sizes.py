@@ -18,6 +18,7 @@ import torch
 from torch_testing_ext._torch import fixed_size
 
 from ..errors import is_user_file
+from .codes import kind_of_file
 
 
 class SizeGuards:
@@ -77,4 +78,5 @@ def sizes_as_numbers() -> Iterator[None]:
 
 def _called_by_user() -> bool:
     """Whether user code runs the expression that called the method of a symbol."""
-    return is_user_file(sys._getframe(2).f_code.co_filename)
+    filename = sys._getframe(2).f_code.co_filename
+    return is_user_file(filename) or kind_of_file(filename) == "user"

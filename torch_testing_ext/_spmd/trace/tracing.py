@@ -7,6 +7,7 @@ The step runs once on fake tensors in place of parameters, gradients, buffers, o
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -14,7 +15,9 @@ from typing import Any
 
 import torch
 from torch import fx, nn
+from torch.distributed.tensor import DTensor
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.optim import Optimizer
 
 from torch_testing_ext._torch import (
     compiled_functions_run_eagerly,
@@ -23,6 +26,7 @@ from torch_testing_ext._torch import (
     foreach_by_default,
     import_tracer,
     is_fake,
+    local_tensor,
     new_fake_mode,
     python_dispatcher,
     seen_as_compiling,
@@ -31,11 +35,15 @@ from torch_testing_ext._torch import (
 
 from ..errors import SPMDError, user_line_of
 from ..layout import Layout
+from .arguments import first_of_same, flatten_arguments, rebuild_arguments
 from .distribute import layout_owner, put_parameter
+from .guards import Labels, ReadGuards, guard_reads
 from .markers import sync_gradients_of
+from .observer import Observer
 from .refusals import UserCodeMode, refusing_object_collectives, refusing_values_as_text
 from .sizes import SizeGuards, sizes_as_numbers
-from .state import StateEntry, StepState
+from .state import StateEntry, StepState, TensorRef
+from .substitution import Substitution, only_optimizers
 from .swapping import recurrent_without_mkldnn, restoring
 from .watch import TraceWatch
 
@@ -97,6 +105,7 @@ class TracedStep:
     sizes: SizeGuards
     layouts: list[Layout]
     is_number_lr: dict[tuple[int, int], bool]  # for each lifted learning rate, whether it is a Python number
+    reads: ReadGuards
 
 
 @dataclass
@@ -105,7 +114,8 @@ class TraceRequest:
 
     step: Callable[..., Any]
     leaves: list[Any]
-    spec: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
     state: StepState
     entries: list[StateEntry]
     layouts: list[Layout]
@@ -161,7 +171,7 @@ class _Trace:
         self.request = request
         self.state = request.state
         self.mode = new_fake_mode()
-        self.watch = TraceWatch()
+        self.watch = TraceWatch(_storages_of(request))
         self.sources: list[InputSource] = []
         self.fakes: list[torch.Tensor] = []
         self.fake_of: dict[InputSource, torch.Tensor] = {}
@@ -213,10 +223,14 @@ class _Trace:
 
     def run(self) -> TracedStep:
         self._make_fakes()
+        observer = self._observer()
         rng = torch.get_rng_state()
         try:
             with restoring(self.state), self.mode, python_dispatcher():
-                graph = make_fx(self._run_step, tracing_mode="real")(*self.fakes)
+                try:
+                    graph = make_fx(functools.partial(self._run_step, observer), tracing_mode="real")(*self.fakes)
+                finally:
+                    observer.restore()
         finally:
             rng_moved = not torch.equal(rng, torch.get_rng_state())
             torch.set_rng_state(rng)
@@ -228,9 +242,34 @@ class _Trace:
             )
         args = [fake for source, fake in zip(self.sources, self.fakes, strict=True) if source.kind == "arg"]
         sizes = SizeGuards(self.mode.shape_env, args)
-        return TracedStep(graph, self.sources, self.effects, sizes, self.request.layouts, self.is_number_lr)
+        reads = guard_reads(observer, self._roots(), self.state, self.watch.captured)
+        return TracedStep(graph, self.sources, self.effects, sizes, self.request.layouts, self.is_number_lr, reads)
 
-    def _run_step(self, *fakes: torch.Tensor) -> list[Any]:
+    def _observer(self) -> Observer:
+        to_fake = self._fakes_of_real()
+        real_of = {id(fake): real for real, fake in self._real_and_fake()}
+        labels = Labels(self.state)
+
+        def label_of(tensor: torch.Tensor) -> Any:
+            return "known" if id(tensor) in to_fake or is_fake(tensor) else labels(tensor)
+
+        return Observer(label_of, self._bound(), to_fake, real_of)
+
+    def _bound(self) -> dict[int, Any]:
+        return {id(each): each for each in (*self.state.modules, *self.state.optimizers)}
+
+    def _roots(self) -> dict[str, Any]:
+        """The Python objects that the step gets from outside, by the names that errors give them."""
+        roots: dict[str, Any] = {"step": self.request.step}
+        for module, name in zip(self.state.modules, self.state.module_names, strict=True):
+            roots[name or type(module).__name__] = module
+        roots.update((f"{type(o).__name__} (optimizer {i})", o) for i, o in enumerate(self.state.optimizers))
+        for i, leaf in enumerate(self.request.leaves):
+            if not isinstance(leaf, (torch.Tensor, nn.Module, Optimizer)):
+                roots[f"argument {i}"] = leaf
+        return roots
+
+    def _run_step(self, observer: Observer, *fakes: torch.Tensor) -> list[Any]:
         with contextlib.ExitStack() as stack:
             stack.enter_context(recurrent_without_mkldnn(self.state))
             if self.request.overrides is not None:
@@ -242,13 +281,23 @@ class _Trace:
             stack.enter_context(refusing_object_collectives())
             stack.enter_context(compiled_functions_run_eagerly())
             self._install_fakes()
+            stack.enter_context(Substitution(self._fakes_of_real(), self._is_parameter))
+            stack.enter_context(only_optimizers(self.state.optimizers))
             if self.request.compiling:
                 stack.enter_context(seen_as_compiling())
-            leaves = [self.fake_of.get(InputSource("arg", i), leaf) for i, leaf in enumerate(self.request.leaves)]
-            args, kwargs = _tree.tree_unflatten(leaves, self.request.spec)
-            with sizes_as_numbers():
+            args, kwargs = self._fake_arguments()
+            before = _structure(args, kwargs)
+            with sizes_as_numbers(), observer.watching(self._roots()):
                 result = self.request.step(*args, **kwargs)
+            _refuse_changed_arguments(before, _structure(args, kwargs))
             return self._collect_effects(result)
+
+    def _fake_arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        request = self.request
+        positions = first_of_same(request.leaves)
+        leaves = iter([self.fake_of.get(InputSource("arg", i), request.leaves[i]) for i in positions])
+        args = tuple(rebuild_arguments(arg, leaves) for arg in request.args)
+        return args, {name: rebuild_arguments(arg, leaves) for name, arg in request.kwargs.items()}
 
     def _install_fakes(self) -> None:
         state = self.state
@@ -294,6 +343,24 @@ class _Trace:
             fake.update({name: form for name, form in forms.items() if name in group})
         return fake
 
+    def _fakes_of_real(self) -> dict[int, torch.Tensor]:
+        """The fakes of all tensors that model and optimizers hold outside of a trace, by the id of the real one."""
+        return {id(real): fake for real, fake in self._real_and_fake()}
+
+    def _real_and_fake(self) -> list[tuple[Any, torch.Tensor]]:
+        real: dict[InputSource, Any] = {}
+        for i, ref in enumerate(self.state.params):
+            real[InputSource("param", i)], real[InputSource("grad", i)] = ref.value, ref.value.grad
+        for i, ref in enumerate(self.state.buffers):
+            real[InputSource("buffer", i)] = ref.value
+        for e, entry in enumerate(self.request.entries):
+            real.update((InputSource("state", e, j), leaf) for j, leaf in enumerate(entry.leaves))
+        real.update((InputSource("arg", i), leaf) for i, leaf in enumerate(self.request.leaves))
+        return [(value, self.fake_of[source]) for source, value in real.items() if source in self.fake_of]
+
+    def _is_parameter(self, tensor: Any) -> bool:
+        return any(tensor is self.fake_of[InputSource("param", i)] for i in range(len(self.state.params)))
+
     # -- the effects of the step
 
     def _collect_effects(self, result: Any) -> list[Any]:
@@ -324,6 +391,7 @@ class _Trace:
     def _collect_grads(self, recipe: Callable[[Any], Recipe]) -> None:
         for i in range(len(self.state.params)):
             before, now = self.fake_of.get(InputSource("grad", i)), self.fake_of[InputSource("param", i)].grad
+            _refuse_changed_requirement(self.state.params[i], self.fake_of[InputSource("param", i)])
             if now is before:
                 continue
             new = Recipe() if now is None else recipe(now)
@@ -367,6 +435,31 @@ class _Trace:
         return same
 
 
+def _structure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], list[Any]]:
+    leaves: list[Any] = []
+    shape: list[Any] = []
+    flatten_arguments((args, kwargs), leaves, shape)
+    return leaves, shape
+
+
+def _refuse_changed_arguments(before: tuple[list[Any], list[Any]], after: tuple[list[Any], list[Any]]) -> None:
+    same = before[1] == after[1] and all(a is b for a, b in zip(before[0], after[0], strict=True))
+    if not same:
+        raise SPMDError(
+            "The step changes a list, dict or object that it gets as an argument. The traced program runs no Python "
+            "code, and would leave it as it is.",
+            remedy="Change a copy: batch = dict(batch).",
+        )
+
+
+def _storages_of(request: TraceRequest) -> frozenset[int]:
+    """The storages of everything that model and optimizers hold."""
+    registered = [ref.value for ref in (*request.state.params, *request.state.buffers)]
+    states = [leaf for entry in request.entries for leaf in entry.leaves]
+    locals_ = [local_tensor(t) if isinstance(t, DTensor) else t for t in (*registered, *states)]
+    return frozenset(storage_key(t) for t in locals_ if isinstance(t, torch.Tensor) and t.layout is torch.strided)
+
+
 def _empty(like: torch.Tensor, layout: Layout | None) -> torch.Tensor:
     """An empty tensor like `like`. A tensor gathered from shards is contiguous."""
     if layout is None or not layout.sharded:
@@ -382,6 +475,15 @@ def _refuse_rebound_parameters(state: StepState, fake_of: dict[InputSource, torc
                     f"The step replaces the parameter {ref.name} with another object.",
                     remedy="Change parameters in place under torch.no_grad(), or outside of the step.",
                 )
+
+
+def _refuse_changed_requirement(ref: TensorRef, fake: torch.Tensor) -> None:
+    if fake.requires_grad != ref.value.requires_grad:
+        raise SPMDError(
+            f"The step leaves {ref.name} with requires_grad={fake.requires_grad}, and began with "
+            f"{ref.value.requires_grad}.",
+            remedy="Set it back at the end of the step, or change it outside of the step.",
+        )
 
 
 def _refuse_changed_groups(optimizer: torch.optim.Optimizer, before: list[dict[str, Any]]) -> None:

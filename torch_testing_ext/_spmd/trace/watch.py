@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch_testing_ext._torch import (
     dispatch_mode_class,
     inside_backward,
     is_fake,
+    storage_key,
     tracing_graph,
     tree,
 )
@@ -20,20 +22,34 @@ from torch_testing_ext._torch import (
 from ..errors import SPMDError, user_line
 
 _tree = tree()
+aten = torch.ops.aten
 
 
 class TraceWatch(dispatch_mode_class()):  # type: ignore[misc]
     """A mode that checks every operation of the step before the tracer records it, and annotates the recorded nodes."""
 
-    def __init__(self) -> None:
+    def __init__(self, owned: frozenset[int] = frozenset()) -> None:
         super().__init__()
         self.restoring_rng = 0
         self.inside_autograd_grad = 0
+        self.owned = owned  # the storages of model and optimizers
+        self.captured: dict[int, tuple[torch.Tensor, str | None]] = {}  # real tensors that the step used, and where
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+        # The tracer's own code is of no interest to an observer, and by far the most that runs.
+        observing = sys.getprofile()
+        if not callable(observing):  # none, or a profiler written in C
+            return self._dispatch(func, args, kwargs or {})
+        sys.setprofile(None)
+        try:
+            return self._dispatch(func, args, kwargs or {})
+        finally:
+            sys.setprofile(observing)
+
+    def _dispatch(self, func: Any, args: Any, kwargs: Any) -> Any:
         tensors = [leaf for leaf in _tree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-        _refuse_captured(tensors)
+        if func is not aten.lift_fresh.default and func is not aten.lift_fresh_copy.default:
+            self._note_captured(tensors)
         refuse_collective(func)
         if self.restoring_rng and draws(func, args, kwargs):
             raise SPMDError(
@@ -51,6 +67,13 @@ class TraceWatch(dispatch_mode_class()):  # type: ignore[misc]
         if graph is not None:
             _annotate(graph, last)
         return out
+
+    def _note_captured(self, tensors: list[torch.Tensor]) -> None:
+        for tensor in tensors:
+            if not is_fake(tensor) and id(tensor) not in self.captured:
+                _refuse_trainable(tensor)
+                _refuse_shared(tensor, self.owned)
+                self.captured[id(tensor)] = tensor, user_line()
 
     @contextlib.contextmanager
     def detect_fork_rng(self) -> Iterator[None]:
@@ -97,15 +120,24 @@ def written_arguments(func: Any, args: Any, kwargs: Any) -> list[Any]:
     return written
 
 
-def _refuse_captured(tensors: list[torch.Tensor]) -> None:
-    for tensor in tensors:
-        if not is_fake(tensor) and (tensor.requires_grad or isinstance(tensor, torch.nn.Parameter)):
-            raise SPMDError(
-                f"The step uses a trainable tensor of shape {tuple(tensor.shape)} that it captured from outside. Its "
-                "gradient would be neither averaged nor kept.",
-                remedy="Pass the module that owns it, and its optimizer, as arguments of the step.",
-                where=user_line(),
-            )
+def _refuse_trainable(tensor: torch.Tensor) -> None:
+    if tensor.requires_grad or isinstance(tensor, torch.nn.Parameter):
+        raise SPMDError(
+            f"The step uses a trainable tensor of shape {tuple(tensor.shape)} that it captured from outside. Its "
+            "gradient would be neither averaged nor kept.",
+            remedy="Pass the module that owns it, and its optimizer, as arguments of the step.",
+            where=user_line(),
+        )
+
+
+def _refuse_shared(tensor: torch.Tensor, owned: frozenset[int]) -> None:
+    if tensor.layout is torch.strided and storage_key(tensor) in owned:
+        raise SPMDError(
+            f"The step uses a tensor of shape {tuple(tensor.shape)} that it captured from outside, and that shares the "
+            "memory of a parameter, buffer or state (a view?). The program would not see the step's changes in it.",
+            remedy="Create the view in the step.",
+            where=user_line(),
+        )
 
 
 def _annotate(graph: torch.fx.Graph, last: torch.fx.Node | None) -> None:
