@@ -59,7 +59,7 @@ class Observer:
         for path, root in roots.items():
             self._walk(root, path)
         shared = [(path, get, get()) for path, get in _shared_generators()]
-        previous = sys.getprofile()
+        previous: Any = sys.getprofile()
         self._previous = previous if callable(previous) else None
         sys.setprofile(self._on_event)
         try:

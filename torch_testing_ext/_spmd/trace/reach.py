@@ -326,7 +326,7 @@ _READERS: dict[type, _Reader] = {
 
 def generator_state(value: Any) -> Any:
     """A copy of the state of a random generator of Python or numpy; None for any other object."""
-    if isinstance(value, torch.Generator) or isinstance(value, type):
+    if isinstance(value, (torch.Generator, type)):
         return None
     if callable(getattr(value, "getstate", None)):
         return value.getstate()

@@ -30,6 +30,7 @@ from torch_testing_ext._torch import (
     new_fake_mode,
     python_dispatcher,
     seen_as_compiling,
+    storage_key,
     tree,
 )
 
