@@ -127,6 +127,33 @@ def set_local_tensor(dtensor: Any, local: torch.Tensor) -> None:
     dtensor._local_tensor = local
 
 
+def without_dispatch() -> Any:
+    """A context manager in which operations bypass all dispatch modes (torch 2.0 to 2.15)."""
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    return _disable_current_modes()
+
+
+def kernel_choices() -> tuple[Any, ...]:
+    """Settings that decide which operation torch chooses for attention and for encoder layers (torch 2.5 to 2.15)."""
+    return (
+        torch._C._get_math_sdp_enabled(),
+        torch._C._get_flash_sdp_enabled(),
+        torch._C._get_mem_efficient_sdp_enabled(),
+        torch._C._get_mkldnn_enabled(),
+        torch._C._get_deterministic_algorithms(),
+        torch._C._is_torch_function_mode_enabled(),
+        torch.backends.mha.get_fastpath_enabled(),
+    )
+
+
+def global_module_hooks() -> list[Any]:
+    """The registries of hooks that run for every module (torch 2.0 to 2.15)."""
+    from torch.nn.modules import module
+
+    return [value for name, value in vars(module).items() if name.startswith("_global_") and isinstance(value, dict)]
+
+
 def foreach_by_default(device: torch.device) -> bool:
     """Whether optimizers use their foreach form by default on this device (torch 2.0 to 2.15)."""
     from torch.utils._foreach_utils import _get_foreach_kernels_supported_devices

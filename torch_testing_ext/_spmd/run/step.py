@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from torch_testing_ext._torch import tree
+from torch_testing_ext._torch import global_module_hooks, kernel_choices, tree
 
 from ..errors import SPMDError
 from ..layout import Layout
@@ -38,6 +38,7 @@ from .snapshot import StateSnapshot
 from .verify import Verification, VerifyMode, too_large
 
 _tree = tree()
+_GLOBAL_HOOKS = global_module_hooks()
 
 
 class _PlanCache:
@@ -215,6 +216,10 @@ class CompiledStep:
             torch.get_autocast_dtype(device),
             torch.is_grad_enabled(),
             torch.get_default_dtype(),
+            torch.is_inference_mode_enabled(),
+            torch.get_float32_matmul_precision(),
+            kernel_choices(),
+            *map(len, _GLOBAL_HOOKS),
         )
 
     def _agreed_plan(self, args: Any, kwargs: Any, leaves: list[Any], shape: list[Any], key: Any) -> CallPlan:

@@ -19,6 +19,8 @@ from torch_testing_ext._torch import tree
 from ..errors import SPMDError
 
 _tree = tree()
+_PLAIN = (type(None), bool, int, float, str, complex, torch.dtype, torch.device)
+_LEAVES = (torch.Tensor, nn.Module, Optimizer, *_PLAIN)
 
 
 def flatten_arguments(value: Any, leaves: list[Any], shape: list[Any]) -> None:
@@ -35,7 +37,7 @@ def flatten_arguments(value: Any, leaves: list[Any], shape: list[Any]) -> None:
         shape.append(tuple(value))
         for item in value.values():
             flatten_arguments(item, leaves, shape)
-    elif isinstance(value, (torch.Tensor, nn.Module, Optimizer, *_PLAIN)):
+    elif kind is torch.Tensor or isinstance(value, _LEAVES):
         leaves.append(value)
     elif kind in _tree.SUPPORTED_NODES:
         items, context = _tree.SUPPORTED_NODES[kind].flatten_fn(value)
@@ -62,7 +64,7 @@ def rebuild_arguments(value: Any, leaves: Iterator[Any]) -> Any:
         return kind(rebuild_arguments(item, leaves) for item in value)
     if kind is dict:
         return {key: rebuild_arguments(item, leaves) for key, item in value.items()}
-    if isinstance(value, (torch.Tensor, nn.Module, Optimizer, *_PLAIN)):
+    if isinstance(value, _LEAVES):
         return next(leaves)
     if kind in _tree.SUPPORTED_NODES:
         node = _tree.SUPPORTED_NODES[kind]
@@ -77,9 +79,6 @@ def rebuild_arguments(value: Any, leaves: Iterator[Any]) -> Any:
             object.__setattr__(rebuilt, name, rebuild_arguments(item, leaves))
         return rebuilt
     return next(leaves)
-
-
-_PLAIN = (type(None), bool, int, float, str, complex, torch.dtype, torch.device)
 
 
 def _is_record(value: Any) -> bool:

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import gc
 import types
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
-from operator import attrgetter, itemgetter
+from operator import attrgetter, is_, itemgetter
 from types import CodeType
 from typing import Any
 
@@ -64,12 +65,13 @@ class ReadRoots:
 class ReadGuards:
     """The places that a step read during its trace, and what they held."""
 
-    def __init__(self, roots: ReadRoots, labels: Labels, used: dict[int, torch.Tensor]) -> None:
+    def __init__(self, roots: ReadRoots, labels: Labels, used: dict[int, torch.Tensor], values: list[Any]) -> None:
         self.roots, self.labels = roots, labels
         self.reach = self._walk()
         self.tokens = self.reach.tokens
         self.tensors = [tensor for i, tensor in used.items() if i in self.reach.tensors]
         self.tensor_kinds = [*map(_kind, self.tensors)]
+        self.values = values  # tensors whose values the trace read, each with a copy of them
         self._list_places()
 
     def _walk(self) -> Reach:
@@ -115,34 +117,43 @@ class ReadGuards:
             for name in self.reach.slot_names(node.owner)
         ]
         self.arrays = [(array, array.tobytes()) for array in self.reach.arrays]
-        self.objects, self.lengths = self._objects(), [*map(len, self.sized)]
-        self.ids = [*map(id, self.objects)]
+        self.empty = [owner for owner in self.sized if not owner]
+        self.sized = [owner for owner in self.sized if owner]
+        self.objects, self.lengths = [*self._objects()], [*map(len, self.sized)]
 
-    def _objects(self) -> list[Any]:
-        found = [value for get, attributes in self.attributes for value in get(attributes)]
-        found += map(type, self.typed)
-        found += chain.from_iterable(self.sequences)
-        found += chain.from_iterable(self.dicts)
-        for each in self.dicts:
-            found += each.values()
-        found += [cell.cell_contents for cell in self.cells]
-        found += chain.from_iterable(map(_FUNCTION, self.functions))
-        found += [get(owner) for get, owner in self.slotted]
-        return found
+    def _objects(self) -> Iterator[Any]:
+        return chain(
+            chain.from_iterable([get(attributes) for get, attributes in self.attributes]),
+            map(type, self.typed),
+            chain.from_iterable(self.sequences),
+            chain.from_iterable(self.dicts),
+            chain.from_iterable([each.values() for each in self.dicts]),
+            [cell.cell_contents for cell in self.cells],
+            chain.from_iterable(map(_FUNCTION, self.functions)),
+            [get(owner) for get, owner in self.slotted],
+        )
 
     def hold(self) -> bool:
         """Whether everything that was read is still the same."""
         try:
-            if [*map(id, self._objects())] == self.ids and [*map(len, self.sized)] == self.lengths:
-                return [*map(_kind, self.tensors)] == self.tensor_kinds and all(
-                    array.tobytes() == content for array, content in self.arrays
-                )
+            if (
+                not any(self.empty)
+                and [*map(len, self.sized)] == self.lengths
+                and all(map(is_, self._objects(), self.objects))
+                and [*map(_kind, self.tensors)] == self.tensor_kinds
+            ):
+                return not (self.arrays or self.values) or self._same_values()
         except (KeyError, ValueError, AttributeError):  # something was deleted
             pass
         return self._hold_by_content()
 
+    def _same_values(self) -> bool:
+        return all(array.tobytes() == content for array, content in self.arrays) and all(
+            tensor.shape == values.shape and torch.equal(tensor, values) for tensor, values in self.values
+        )
+
     def _hold_by_content(self) -> bool:
-        if [*map(_kind, self.tensors)] != self.tensor_kinds:
+        if [*map(_kind, self.tensors)] != self.tensor_kinds or not self._same_values():
             return False
         try:
             reach = self._walk()
@@ -187,13 +198,14 @@ def guard_reads(
     roots: dict[str, Any],
     state: StepState,
     captured: dict[int, tuple[torch.Tensor, str | None]],
+    values: dict[int, tuple[torch.Tensor, torch.Tensor]],
 ) -> ReadGuards:
     """The guards on everything that an observed trace read. Refuses tensors that later calls could not find again."""
     codes = sorted(observer.globals.values(), key=lambda item: kind_of_file(item[0].co_filename) == "library")
     functions = functions_of([code for code, _ in codes])
     bound = observer.reach.bound
     read = ReadRoots(roots, observer.names, bound, codes, [f for f in functions if not _of_trace(f)])
-    guards = ReadGuards(read, Labels(state), {i: tensor for i, (tensor, _) in captured.items()})
+    guards = ReadGuards(read, Labels(state), {i: tensor for i, (tensor, _) in captured.items()}, [*values.values()])
     observer.refuse(guards.reach)
     for i, (tensor, where) in captured.items():
         if i not in guards.reach.tensors:

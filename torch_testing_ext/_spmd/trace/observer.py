@@ -45,6 +45,7 @@ class Observer:
         self.to_fake, self.to_real = to_fake, to_real
         self.codes: dict[int, CodeType] = {}
         self.globals: dict[tuple[int, int], tuple[CodeType, dict[str, Any]]] = {}
+        self.named_globals: set[str] = set()  # in the user's own code
         self.error: SPMDError | None = None
         self.swapped = 0
         self._moved: list[str] = []
@@ -90,6 +91,8 @@ class Observer:
         try:
             with disable_torch_function():
                 self._on_user_call(frame, code)
+                if kind == "user":
+                    self.named_globals.update(reads_of(code).globals)
         except SPMDError as error:
             self.error = self.error or error
 
@@ -128,8 +131,8 @@ class Observer:
             current = value.successor if type(value) is Superseded else value
             return self.to_fake.get(id(current), value)
         if type(value) is int:  # perhaps the id of a parameter
-            fake = self.to_fake.get(value)
-            fake = self.to_fake.get(id(successor_of_id(value))) if fake is None else fake
+            successor = successor_of_id(value)
+            fake = self.to_fake.get(value if successor is None else id(successor))
             return value if fake is None else id(fake)
         return value
 

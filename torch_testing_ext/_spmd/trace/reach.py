@@ -287,7 +287,7 @@ def _read_class(reach: Reach, value: Any, path: str) -> _Read:
 
 def _read_function(reach: Reach, value: Any, path: str) -> _Read:
     reach.functions.append(value)
-    inside = [(value.__defaults__, path), (value.__kwdefaults__, path)]
+    inside = [(value.__code__, path), (value.__defaults__, path), (value.__kwdefaults__, path)]
     names = reach.names.select(value.__dict__)
     if "__wrapped__" in value.__dict__ and "__wrapped__" not in names:
         names.append("__wrapped__")

@@ -17,11 +17,34 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.overrides import TorchFunctionMode
 
-from torch_testing_ext._torch import disable_torch_function, storage_key
+from torch_testing_ext._torch import disable_torch_function, is_fake, storage_key, without_dispatch
 
 from ..errors import SPMDError, user_line
 
 _HOOKS = {torch.Tensor.register_hook, torch.Tensor.register_post_accumulate_grad_hook}
+
+
+_READ_VALUES: set[Any] = {
+    torch.Tensor.item,
+    torch.Tensor.tolist,
+    torch.Tensor.numpy,
+    torch.Tensor.__array__,
+    torch.Tensor.__float__,
+    torch.Tensor.__int__,
+    torch.Tensor.__bool__,
+    torch.Tensor.__index__,
+    torch.Tensor.__complex__,
+    torch.Tensor.__repr__,
+    torch.Tensor.__format__,
+    torch.Tensor.__contains__,
+    torch.equal,
+    torch.is_nonzero,
+    torch.Tensor.is_nonzero,
+    torch.Tensor.equal,
+}
+
+
+_ARRAYS: set[Any] = {torch.Tensor.numpy, torch.Tensor.__array__}
 
 
 class Superseded(nn.Parameter):
@@ -82,6 +105,7 @@ class Substitution(TorchFunctionMode):
     def __init__(self, fakes: dict[int, torch.Tensor], is_parameter: Callable[[Any], bool]) -> None:
         super().__init__()
         self.fakes, self.is_parameter = fakes, is_parameter
+        self.read_values: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # real tensors, with a copy of the values
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         args, kwargs = self._substituted(args), self._substituted(kwargs or {})
@@ -94,6 +118,11 @@ class Substitution(TorchFunctionMode):
                 remedy="Do the hook's work in the step, between backward() and optimizer.step().",
                 where=user_line(),
             )
+        if func in _READ_VALUES and not is_fake(args[0]):
+            with disable_torch_function(), without_dispatch():
+                self.read_values.setdefault(id(args[0]), (args[0], args[0].detach().clone()))
+                if func in _ARRAYS:  # under a tracer, the array would not have the values
+                    return func(*args, **kwargs)
         return func(*args, **kwargs)
 
     def _substituted(self, value: Any) -> Any:

@@ -167,6 +167,10 @@ def _control_flow_error(error: Exception) -> SPMDError:
     )
 
 
+class _NeedsNumbers(Exception):
+    """The step may tell a symbol for a size from a number."""
+
+
 class _Trace:
     def __init__(self, request: TraceRequest) -> None:
         self.request = request
@@ -212,8 +216,9 @@ class _Trace:
                         self._add(InputSource("lr", i, j), fake)
                         self.is_number_lr[(i, j)] = not isinstance(lr, torch.Tensor)
         dynamic = None if request.fixed_sizes else request.batch_dim
+        first = first_of_same(request.leaves)
         for i, leaf in enumerate(request.leaves):
-            if isinstance(leaf, torch.Tensor):
+            if isinstance(leaf, torch.Tensor) and first[i] == i:
                 self._add(InputSource("arg", i), fake_like(self.mode, leaf, f"t{i}", dynamic))
 
     def _lifts(self, group: dict[str, Any]) -> bool:
@@ -243,7 +248,9 @@ class _Trace:
             )
         args = [fake for source, fake in zip(self.sources, self.fakes, strict=True) if source.kind == "arg"]
         sizes = SizeGuards(self.mode.shape_env, args)
-        reads = guard_reads(observer, self._roots(), self.state, self.watch.captured)
+        if "type" in observer.named_globals and not self.request.fixed_sizes:
+            raise _NeedsNumbers  # type(x.shape[0]) would be the type of a symbol
+        reads = guard_reads(observer, self._roots(), self.state, self.watch.captured, self.substitution.read_values)
         return TracedStep(graph, self.sources, self.effects, sizes, self.request.layouts, self.is_number_lr, reads)
 
     def _observer(self) -> Observer:
@@ -282,7 +289,8 @@ class _Trace:
             stack.enter_context(refusing_object_collectives())
             stack.enter_context(compiled_functions_run_eagerly())
             self._install_fakes()
-            stack.enter_context(Substitution(self._fakes_of_real(), self._is_parameter))
+            self.substitution = Substitution(self._fakes_of_real(), self._is_parameter)
+            stack.enter_context(self.substitution)
             stack.enter_context(only_optimizers(self.state.optimizers))
             if self.request.compiling:
                 stack.enter_context(seen_as_compiling())
@@ -357,7 +365,11 @@ class _Trace:
         for e, entry in enumerate(self.request.entries):
             real.update((InputSource("state", e, j), leaf) for j, leaf in enumerate(entry.leaves))
         real.update((InputSource("arg", i), leaf) for i, leaf in enumerate(self.request.leaves))
-        return [(value, self.fake_of[source]) for source, value in real.items() if source in self.fake_of]
+        return [
+            (value, self.fake_of[source])
+            for source, value in real.items()
+            if source in self.fake_of and isinstance(value, torch.Tensor)
+        ]
 
     def _is_parameter(self, tensor: Any) -> bool:
         return any(tensor is self.fake_of[InputSource("param", i)] for i in range(len(self.state.params)))
