@@ -398,7 +398,6 @@ PYTHON = {
     "tensor_read": (scaled_by(lambda own: own.number.numpy().item()), fill),
     "default": (default_of, lambda i, side: setattr(side.own.function, "__defaults__", (1.0 + i // 2,))),
     "cell": (cell_of, lambda i, side: side.own.set_factor(1.0 + i // 2)),
-    "layer": lambda side: setattr(side.model, "drop", nn.Tanh()),
     "method": (method_of, lambda i, side: setattr(side.own.trainer, "factor", 1.0 + i // 2)),
     "partial": (partial_of, lambda i, side: side.own.settings.update(gain=1.0 + i // 2)),
 }
@@ -487,14 +486,17 @@ class TestGuards(DTensorTestBase):
 
     @with_comms
     def test_global_settings(self):
-        def change(i, side):
-            torch.set_default_dtype(torch.float64 if i == 2 else torch.float32)
-
         def step(model, optimizer, batch):
-            return plain_step(model, optimizer, (batch[0], batch[1] * torch.zeros(1).double().sum().to(batch[0])))
+            factor = 2.0 if torch.ones(()).dtype == torch.float64 else 1.0
+            return plain_step(model, optimizer, (batch[0] * factor, batch[1]))
+
+        def arguments(model, side, batch):
+            side.own.calls = getattr(side.own, "calls", -1) + 1
+            torch.set_default_dtype(torch.float64 if side.own.calls == 2 else torch.float32)
+            return model, side.optimizer, batch
 
         try:
-            play(self, Scenario(lambda side: step, change), "replicate")
+            play(self, Scenario(lambda side: step, arguments=arguments, calls=3, sizes=(4,)), "replicate")
         finally:
             torch.set_default_dtype(torch.float32)
 

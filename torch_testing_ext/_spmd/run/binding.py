@@ -103,9 +103,9 @@ class Binding:
             )
             for group in self.groups
         )
-        training = tuple(module.training for module in self.state.modules)
+        modules = tuple((id(module), type(module), module.training) for module in self.state.modules)
         states = _hashable([entry.structure for entry in self.entries])
-        return params, buffers, slots, groups, training, states
+        return params, buffers, slots, groups, modules, states
 
     def value_of(self, source: InputSource) -> Any:
         """The value of a graph input that belongs to the model or an optimizer."""
