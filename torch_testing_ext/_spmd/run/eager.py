@@ -21,6 +21,7 @@ from torch_testing_ext._torch import at_end_of_backward, tree
 
 from ..trace.distribute import broadcast_, put_parameter
 from ..trace.state import StepState
+from ..trace.substitution import reinstated
 from .snapshot import ModuleContents
 
 _tree = tree()
@@ -64,6 +65,11 @@ class EagerCopy:
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
         """Put the copies into modules and optimizers, and average gradients; put everything back at the end."""
+        with reinstated([param for param, _, _ in self.params]), self._installed():
+            yield
+
+    @contextlib.contextmanager
+    def _installed(self) -> Iterator[None]:
         state = self.state
         modules = ModuleContents(state.modules)
         optimizers = [(o, o.param_groups, o.state) for o in state.optimizers]

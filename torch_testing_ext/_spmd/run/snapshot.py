@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor
 from torch_testing_ext._torch import local_tensor, tree
 
 from ..trace.state import StepState
+from ..trace.substitution import reinstate
 
 _tree = tree()
 
@@ -92,6 +93,8 @@ class StateSnapshot:
         self.random = RandomState(state.device)
 
     def restore(self) -> None:
+        for _, value in self.refs:
+            reinstate(value)
         self.modules.restore()
         for ref, value in self.refs:
             ref.value = value

@@ -96,6 +96,25 @@ def supersede(old: torch.Tensor, new: torch.Tensor) -> None:
         old.successor = new  # type: ignore[attr-defined]
 
 
+def reinstate(old: torch.Tensor) -> None:
+    """Make a parameter usable again after `supersede`."""
+    if type(old) is Superseded:
+        old.__class__ = nn.Parameter  # type: ignore[assignment]
+
+
+@contextlib.contextmanager
+def reinstated(params: list[Any]) -> Iterator[None]:
+    """Make those of `params` that were superseded usable in this context."""
+    superseded = [param for param in params if type(param) is Superseded]
+    for param in superseded:
+        reinstate(param)
+    try:
+        yield
+    finally:
+        for param in superseded:
+            param.__class__ = Superseded
+
+
 class Substitution(TorchFunctionMode):
     """Puts fakes in place of real tensors, and refuses changes of a parameter that a program cannot repeat.
 

@@ -22,6 +22,7 @@ from torch.optim import Optimizer
 from torch_testing_ext._torch import (
     compiled_functions_run_eagerly,
     data_dependent_errors,
+    disable_torch_function,
     fake_like,
     foreach_by_default,
     import_tracer,
@@ -491,10 +492,11 @@ def _refuse_rebound_parameters(state: StepState, fake_of: dict[InputSource, torc
 
 
 def _refuse_changed_requirement(ref: TensorRef, fake: torch.Tensor) -> None:
-    if fake.requires_grad != ref.value.requires_grad:
+    with disable_torch_function():
+        required = ref.value.requires_grad
+    if fake.requires_grad != required:
         raise SPMDError(
-            f"The step leaves {ref.name} with requires_grad={fake.requires_grad}, and began with "
-            f"{ref.value.requires_grad}.",
+            f"The step leaves {ref.name} with requires_grad={fake.requires_grad}, and began with {required}.",
             remedy="Set it back at the end of the step, or change it outside of the step.",
         )
 
