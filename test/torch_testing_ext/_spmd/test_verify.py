@@ -11,6 +11,7 @@ from torch.distributed.tensor import DTensor
 from torch_testing_ext._spmd.lower import buckets, schedule
 from torch_testing_ext._spmd.run import verify
 from torch_testing_ext._spmd.run.exchange import ExchangeSchedule
+from torch_testing_ext._spmd.trace.substitution import reinstated
 from torch_testing_ext.common_utils import instantiate_parametrized_tests, parametrize, run_tests
 from torch_testing_ext.distributed._spmd import DataParallel, SPMDError, compile
 from torch_testing_ext.distributed._tensor.common_dtensor import DTensorTestBase, with_comms
@@ -152,9 +153,11 @@ class TestVerify(DTensorTestBase):
         self.setup("fully_shard")
         held = list(self.model.parameters())
         self.call(0)
-        before = [p.detach().clone() for p in held]
+        with reinstated(held):  # they have been replaced, and refuse every use
+            before = [p.detach().clone() for p in held]
         self.call(1)
-        self.assertEqual(held, before, rtol=0, atol=0)
+        with reinstated(held):
+            self.assertEqual(held, before, rtol=0, atol=0)
 
     @with_comms
     def test_a_rank_that_cannot_compile_stops_the_others(self):
