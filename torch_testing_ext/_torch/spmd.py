@@ -212,6 +212,7 @@ def inductor_compile(graph: torch.fx.GraphModule, fakes: list[Any], mode: Any) -
 
 def inductor_decompositions() -> dict[Any, Any]:
     """The decompositions of composite operations that inductor expects (torch 2.0 to 2.15)."""
+    import torch._inductor.lowering  # noqa: F401 - the decomposition of max_pool2d uses it without importing it
     from torch._inductor.decomposition import select_decomp_table
 
     return select_decomp_table()
