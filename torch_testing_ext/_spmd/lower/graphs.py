@@ -67,6 +67,11 @@ def _draws(node: fx.Node) -> bool:
     return isinstance(node.target, torch._ops.OpOverload) and draws(node.target, node.args, node.kwargs)
 
 
+def is_operation(node: fx.Node) -> bool:
+    """Whether a node calls an operation of the dispatcher, with a schema."""
+    return isinstance(node.target, torch._ops.OpOverload)
+
+
 def is_view(node: fx.Node) -> bool:
     """Whether the value of the node shares memory with an argument that the node does not write."""
     if not isinstance(node.target, torch._ops.OpOverload):

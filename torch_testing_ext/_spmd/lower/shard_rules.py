@@ -10,6 +10,7 @@ import torch
 from torch import fx
 
 from ..layout import Layout
+from .graphs import is_operation
 
 aten = torch.ops.aten
 
@@ -48,9 +49,7 @@ WITHOUT_DIM: dict[Any, Any] = {
 
 def op_name(node: fx.Node) -> str:
     """The name of an operation without namespace and overload; empty if the node calls something else."""
-    if not isinstance(node.target, torch._ops.OpOverload):
-        return ""
-    return node.target._schema.name.removeprefix("aten::")
+    return node.target._schema.name.removeprefix("aten::") if is_operation(node) else ""  # type: ignore[union-attr]
 
 
 def is_elementwise(node: fx.Node) -> bool:

@@ -27,7 +27,8 @@ from ..layout import Layout
 from ..trace.markers import GATHER, GRAD_SYNC, SCATTER_GRAD
 from ..trace.tracing import InputSource
 from ..trace.watch import written_arguments
-from .graphs import call, is_view, operand, param_of, writes
+from .buckets import c10d
+from .graphs import call, is_operation, is_view, operand, param_of, writes
 from .shard_rules import (
     FOREACH_REDUCTIONS,
     LIKE,
@@ -51,7 +52,6 @@ from .uniformity import LocalValues
 
 _tree = tree()
 aten = torch.ops.aten
-c10d = torch.ops._c10d_functional
 
 
 @dataclass
@@ -232,7 +232,7 @@ class ShardedGraph:
             self._visit_whole(node)
 
     def _is_mutable(self, node: fx.Node) -> bool:
-        return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+        return is_operation(node) and bool(node.target._schema.is_mutable)  # type: ignore[union-attr]
 
     def _copy(self, node: fx.Node) -> None:
         self.plain[node] = self.new.node_copy(node, self._whole)

@@ -18,7 +18,7 @@ from ..trace.state import StateEntry, StepState
 from ..trace.tracing import InputSource, TracedStep
 from .buckets import CollectiveOptions
 from .cleaning import placeholders
-from .graphs import storages, writes
+from .graphs import is_operation, storages, writes
 
 _UNIFYING = {"all_reduce", "all_reduce_", "all_gather_into_tensor", "broadcast", "broadcast_"}
 
@@ -60,10 +60,11 @@ class LocalValues:
             return bool(storages(node) & self.storages)
         if node.target is GRAD_SYNC or node.op == "output":
             return False
-        if isinstance(node.target, torch._ops.OpOverload):
-            if torch.Tag.nondeterministic_seeded in node.target.tags:
+        if is_operation(node):
+            target: Any = node.target
+            if torch.Tag.nondeterministic_seeded in target.tags:
                 return True
-            name = node.target._schema.name.split("::")[-1]
+            name = target._schema.name.split("::")[-1]
             if name in _UNIFYING and self.group in node.args:
                 return False
             if name.startswith("sym_"):
@@ -111,8 +112,8 @@ def _divergence(name: str, where: str | None) -> SPMDError:
     return SPMDError(
         f"The step writes values that differ between ranks (from the batch, or random) to {name}. The ranks' models "
         "would diverge.",
-        remedy="Average them over ranks first, as in torch.distributed._functional_collectives.all_reduce(value, "
-        "'avg', group); gradients are averaged by backward(), but not those of torch.autograd.grad or computed by "
+        remedy="Average them over ranks first: all_reduce(value, 'avg', group), from torch.distributed import "
+        "_functional_collectives. backward() averages gradients, but not those of torch.autograd.grad or computed by "
         "hand.",
         where=where,
     )

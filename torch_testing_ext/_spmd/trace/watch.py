@@ -158,7 +158,7 @@ def refuse_collective(func: Any) -> None:
 def collective_error(what: str) -> SPMDError:
     return SPMDError(
         f"The step calls {what}, which a graph cannot express.",
-        remedy="Use torch.distributed._functional_collectives (all_reduce, all_gather_tensor, broadcast, ...), whose "
-        "results are new tensors, or call it outside of the step.",
+        remedy="Use its functional form, whose result is a new tensor (all_reduce, all_gather_tensor, broadcast, ...; "
+        "from torch.distributed import _functional_collectives), or call it outside of the step.",
         where=user_line(),
     )
