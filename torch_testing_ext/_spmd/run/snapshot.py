@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -24,9 +25,10 @@ def local_part(value: Any) -> Any:
 
 
 class RandomState:
-    """The states of the random generators of torch, Python and numpy."""
+    """The states of the random generators of torch, Python and numpy, and of `others`."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, others: Iterable[torch.Generator] = ()) -> None:
+        self.others = [(generator, generator.get_state()) for generator in others]
         self.module: Any = getattr(torch, device.type) if device.type != "cpu" else None
         self.cpu, self.python = torch.get_rng_state(), random.getstate()
         self.device = None if self.module is None else self.module.get_rng_state()
@@ -34,6 +36,8 @@ class RandomState:
         self.in_numpy = None if self.numpy is None else self.numpy.random.get_state()
 
     def restore(self) -> None:
+        for generator, state in self.others:
+            generator.set_state(state)
         torch.set_rng_state(self.cpu)
         random.setstate(self.python)
         if self.device is not None:

@@ -85,9 +85,17 @@ class Verification:
         values = [getattr(module, str(node.target), None) for node in nodes]
         return [value for value in values if isinstance(value, torch.Tensor)]
 
+    def _captured_generators(self) -> list[torch.Generator]:
+        """The random generators that the step captured."""
+        module = self.plan.program.graph
+        arguments = [leaf for node in module.graph.nodes for leaf in (*node.args, *node.kwargs.values())]
+        attributes = [getattr(module, str(n.target), None) for n in module.graph.nodes if n.op == "get_attr"]
+        found = [value for value in (*arguments, *attributes) if isinstance(value, torch.Generator)]
+        return list({id(generator): generator for generator in found}.values())
+
     def _eager(self, step: Callable[[], Any], inputs: TensorValues) -> StepRecord:
         copy = EagerCopy(self.state, self.predecessors, self.group)
-        generators = RandomState(self.state.device)
+        generators = RandomState(self.state.device, self._captured_generators())
         try:
             with copy.installed():
                 result = step()
