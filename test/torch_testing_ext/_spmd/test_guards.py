@@ -267,10 +267,6 @@ def use_iterator(own, model, optimizer):
     next(iter(model.parameters())).grad.mul_(next(own.iterator))
 
 
-def unreachable(own, model, optimizer):
-    next(iter(model.parameters())).grad.mul_(torch.from_numpy(own.array).sum())
-
-
 REFUSED = {
     "data_assigned": (assign_data, keep_params, "assigns to the .data"),
     "hook_on_parameter": (
@@ -312,11 +308,6 @@ REFUSED = {
         "draws random numbers from .*generator",
     ),
     "iterator": (use_iterator, lambda own, side: setattr(own, "iterator", iter([1.0, 2.0] * 9)), "reads an iterator"),
-    "array": (
-        unreachable,
-        lambda own, side: setattr(own, "array", numpy.ones(3, dtype=numpy.float32)),
-        "Pass it to the step as an argument",
-    ),
 }
 
 
@@ -330,6 +321,10 @@ def fill(i, side):
 
 def rebind(i, side):
     side.own.number = torch.tensor(1.0 + i // 2)
+
+
+def fill_array(i, side):
+    side.own.__dict__.setdefault("array", numpy.ones(3, dtype=numpy.float32))[:] = 1 + i // 2
 
 
 def default_of(side):
@@ -396,6 +391,7 @@ PYTHON = {
     "tensor_filled": (scaled_by(lambda own: own.number), fill),
     "tensor_rebound": (scaled_by(lambda own: own.number), rebind),
     "tensor_read": (scaled_by(lambda own: own.number.numpy().item()), fill),
+    "array": (scaled_by(lambda own: torch.from_numpy(own.array).sum()), fill_array),
     "default": (default_of, lambda i, side: setattr(side.own.function, "__defaults__", (1.0 + i // 2,))),
     "cell": (cell_of, lambda i, side: side.own.set_factor(1.0 + i // 2)),
     "method": (method_of, lambda i, side: setattr(side.own.trainer, "factor", 1.0 + i // 2)),
