@@ -169,7 +169,8 @@ class Observer:
         for name, before in zip(node.names, node.values, strict=True):
             now = attributes.get(name, _missing)
             if now is not before:
-                if not self._same(before, now):
+                of_torch = name.startswith("_") and type(owner).__module__.startswith("torch.")  # such as fused SGD's
+                if not of_torch and not self._same(before, now):
                     changed.append(name)
                 attributes[name] = before
         if type(owner) is not dict:
