@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from torch_testing_ext._torch import storage_key, tree
+from torch_testing_ext._torch import python_dispatcher, storage_key, tree
 
 from ..trace.watch import draws, written_arguments
 
@@ -33,7 +33,8 @@ def refresh(node: fx.Node) -> None:
     target: Any = node.target
     values = fx.node.map_aggregate((node.args, node.kwargs), lambda a: _value_for(a) if isinstance(a, fx.Node) else a)
     mode = next((v.fake_mode for v in _tree.tree_leaves(values) if hasattr(v, "fake_mode")), contextlib.nullcontext())
-    with mode, torch.no_grad():
+    # Operations composed of others need the dispatcher of the trace to work on symbolic sizes.
+    with mode, torch.no_grad(), python_dispatcher():
         node.meta["val"] = target(*values[0], **values[1])
 
 
