@@ -20,6 +20,7 @@ from torch_testing_ext._torch import storage_key
 
 from .buckets import Bucket, aten, c10d
 from .graphs import refresh, storages
+from .updates import SharedUpdates
 
 _FLAG = "_program_flag"
 
@@ -44,14 +45,22 @@ def look_at_all(flags: torch.Tensor) -> None:
 class Handshake:
     """What identifies a program to other ranks, and the collectives that precede its look at the flags.
 
+    signature: its collectives; updates: what it changes of the things that all ranks share.
+
     collectives: the operation, the shape, dtype and device of its first argument, and its other arguments. Empty if
     the flag has a collective of its own.
     """
 
     signature: tuple[str, ...]
+    updates: tuple[str, ...] = ()
     collectives: list[tuple[Callable[..., Any], Any, torch.dtype, torch.device, tuple[Any, ...]]] = field(
         default_factory=list
     )
+
+    @property
+    def facts(self) -> dict[str, list[str]]:
+        """What must be the same on all ranks, by title."""
+        return {"collectives": list(self.signature), "updates": list(self.updates)}
 
     def decline(self) -> None:
         """Take part in the collectives with a flag of 1."""
@@ -65,16 +74,22 @@ class Handshake:
             c10d.wait_tensor.default(each)
 
 
-def make_handshake(module: fx.GraphModule, buckets: list[Bucket], compiled: bool) -> Handshake | None:
-    """Add the flag to the first collective of `module`, in place, if it has room for it. None without collectives."""
+def make_handshake(
+    module: fx.GraphModule, buckets: list[Bucket], updates: SharedUpdates, compiled: bool
+) -> Handshake | None:
+    """Add the flag to the first collective of `module`, in place, if it has room for it.
+
+    A program that neither communicates nor changes what the ranks share needs no handshake: None.
+    """
     graph = module.graph
     nodes = list(graph.nodes)
     collectives = [node for node in nodes if _is_collective(node)]
+    shared = tuple(updates.lines)
     if not collectives:
-        return None
+        return Handshake(("no collective",), shared) if updates.writes else None
     signature = (*(f"{b.collective} of {b.dtype}, {b.names}" for b in buckets), *map(_describe, collectives))
     wait = next((user for user in collectives[0].users if user.target is c10d.wait_tensor.default), None)
-    own = Handshake((*signature, "with a flag of its own"))
+    own = Handshake((*signature, "with a flag of its own"), shared)
     if compiled or wait is None or collectives[0].meta["val"].device.type != "cpu":
         return own
     first_wait = next(node for node in nodes if node.target is c10d.wait_tensor.default)
@@ -88,7 +103,7 @@ def make_handshake(module: fx.GraphModule, buckets: list[Bucket], compiled: bool
     for node in early:
         value = node.args[0].meta["val"]
         found.append((node.target, tuple(value.shape), value.dtype, value.device, node.args[1:]))
-    return Handshake(signature, found)
+    return Handshake(signature, shared, found)
 
 
 def _is_collective(node: fx.Node) -> bool:

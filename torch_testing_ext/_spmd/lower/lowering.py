@@ -20,6 +20,7 @@ from .handshake import Handshake
 from .schedule import schedule_gradients
 from .sharding import ShardedGraph
 from .uniformity import LocalValues, refuse_divergence
+from .updates import SharedUpdates, describe_updates
 
 
 @dataclass
@@ -32,6 +33,7 @@ class LoweredProgram:
     constant_lrs: set[tuple[int, int]]
     handshake: Handshake | None = None  # None without collectives
     shards: dict[int, Layout] = field(default_factory=dict)  # graph output -> its layout, if it is a shard
+    updates: SharedUpdates = field(default_factory=SharedUpdates)
     changed_by_user: bool = False  # by an override or a custom pass
 
     @property
@@ -50,6 +52,7 @@ def lower(
     sharded = any(layout.sharded for layout in traced.layouts)
     local = LocalValues(graph, traced.sources, options)
     refuse_divergence(traced, state, entries, local)
+    updates = describe_updates(traced, state, entries, local)
     names = [ref.name for ref in state.params]
     shards: dict[int, Layout] = {}
     buckets: list[Bucket] = []
@@ -66,7 +69,7 @@ def lower(
     remove_dead_code(new)
     new.lint()
     module = fx.GraphModule(traced.graph, new)
-    return LoweredProgram(module, traced, buckets + grad_buckets, constant_lrs, shards=shards)
+    return LoweredProgram(module, traced, buckets + grad_buckets, constant_lrs, shards=shards, updates=updates)
 
 
 def _learning_rates(state: StepState) -> tuple[dict[int, list[tuple[int, int]]], dict[tuple[int, int], Any]]:

@@ -78,7 +78,7 @@ class LocalValues:
 
 def refuse_divergence(traced: TracedStep, state: StepState, entries: list[StateEntry], local: LocalValues) -> None:
     """Refuse a step that writes a rank's own values to parameters, their gradients or optimizer states."""
-    names = _state_storages(traced, state, entries, local.graph)
+    names = state_storages(traced, state, entries, local.graph)
     for node, made in local.writers.items():
         for storage in made & names.keys():
             raise _divergence(names[storage], node.meta.get("where"))
@@ -93,7 +93,8 @@ def refuse_divergence(traced: TracedStep, state: StepState, entries: list[StateE
             raise _divergence(name, outputs[output].meta.get("where"))
 
 
-def _state_storages(traced: TracedStep, state: StepState, entries: list[StateEntry], graph: fx.Graph) -> dict[int, str]:
+def state_storages(traced: TracedStep, state: StepState, entries: list[StateEntry], graph: fx.Graph) -> dict[int, str]:
+    """The storages of parameters, gradients and optimizer states that are inputs of the graph, and their names."""
     names = {}
     for node, source in zip(placeholders(graph), traced.sources, strict=True):
         if source.kind == "param":

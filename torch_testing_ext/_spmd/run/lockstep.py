@@ -1,9 +1,10 @@
 """Lockstep: before a rank runs a program that the others may not expect, all ranks compare their programs.
 
-All ranks know which program comes next: the one that followed the last time, or else the same one again. A rank with
-this program runs it without a word. Any other rank declines by the flag in the program's first collective (see
-`lower/handshake.py`). Then all ranks, those that run the program included, exchange what they have, and continue if
-it is the same on all of them. Programs without collectives do not count.
+All ranks know which program comes next: the one that followed the last time, after as many runs of the program before,
+or else the same one again. A rank with this program runs it without a word. Any other rank declines by the flag in the
+program's first collective (see `lower/handshake.py`). Then all ranks, those that run the program included, exchange
+what they have, and continue if it is the same on all of them: the same collectives, and the same updates of what they
+share. Programs without either do not count.
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ import torch.distributed as dist
 
 from ..lower.handshake import Handshake, look_at_sum
 from .agreement import Proposal, agree
+
+# A program that runs up to this often before another one does is expected to do so again, as in gradient accumulation.
+_LONGEST_RUN = 64
 
 _of_group: weakref.WeakKeyDictionary[dist.ProcessGroup, Lockstep] = weakref.WeakKeyDictionary()
 
@@ -36,8 +40,9 @@ class Lockstep:
         self._device = "cpu" if "cpu" in dist.get_backend_config(group) else device_type
         self.expected: Handshake | None = None
         self.last: Handshake | None = None
-        self.following: dict[tuple[str, ...], Handshake] = {}
-        self.known: dict[tuple[str, ...], Handshake] = {}
+        self.repeated = 0  # how often it has run without interruption
+        self.following: dict[tuple[int, int], Handshake] = {}  # by a program, and how often it has run
+        self.known: dict[tuple[tuple[str, ...], ...], Handshake] = {}
 
     @property
     def group(self) -> dist.ProcessGroup:
@@ -49,7 +54,7 @@ class Lockstep:
         """The one object for all programs with the same signature, whose collectives therefore match."""
         if handshake is None or self.group.size() == 1:
             return None
-        return self.known.setdefault(handshake.signature, handshake)
+        return self.known.setdefault((handshake.signature, handshake.updates), handshake)
 
     def interrupt(self) -> None:
         """Make ranks that run the expected program stop, and wait until they do."""
@@ -78,13 +83,14 @@ class Lockstep:
     def expect(self, mine: Handshake) -> None:
         """Note that all ranks will run `mine` next."""
         if self.last is not None:
-            self.following[self.last.signature] = mine
+            self.following[id(self.last), self.repeated] = mine
         self.expected = mine
 
     def advance(self, mine: Handshake) -> None:
         """Note that all ranks have run `mine`."""
+        self.repeated = min(self.repeated + 1, _LONGEST_RUN) if mine is self.last else 1
         self.last = mine
-        self.expected = self.following.get(mine.signature, mine)
+        self.expected = self.following.get((id(mine), self.repeated), mine)
 
     def stop(self, mine: Handshake) -> None:
         """Raise an error, since another rank has declined the program that this rank runs."""
@@ -97,4 +103,4 @@ class Lockstep:
         agree(Proposal(error=f"{type(error).__name__}: {error}"), self.group)
 
     def _exchange(self, mine: Handshake) -> None:
-        agree(Proposal(stage="later", facts={"collectives": list(mine.signature)}), self.group)
+        agree(Proposal(stage="later", facts=mine.facts), self.group)

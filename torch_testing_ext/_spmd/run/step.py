@@ -18,7 +18,7 @@ from torch_testing_ext._torch import global_module_hooks, kernel_choices, tree
 from ..errors import SPMDError
 from ..layout import Layout
 from ..lower.executable import make_executable
-from ..lower.handshake import make_handshake
+from ..lower.handshake import Handshake, make_handshake
 from ..lower.lowering import LoweredProgram
 from ..parallel_mode import ParallelMode
 from ..trace.arguments import call_signature, flatten_arguments, signature_without_batch_sizes, validate_inputs
@@ -157,7 +157,7 @@ class CompiledStep:
         """Tell the other ranks whether this rank's program is new, and return whether any rank's is."""
         assert plan.handshake is not None
         mine = Proposal(stage="later", unverified=unverified, met_unverified=self._met_unverified)
-        mine.facts["collectives"], mine.exempt = list(plan.handshake.signature), plan.is_exempt
+        mine.facts, mine.exempt = plan.handshake.facts, plan.is_exempt
         plan.lockstep.interrupt()
         proposals = agree(mine, plan.lockstep.group)
         plan.lockstep.expect(plan.handshake)
@@ -313,7 +313,7 @@ class CompiledStep:
             program, compiled = self._make_program(request)
             run = make_executable(program, compiled)
             proposal.facts["custom passes"] = ["that change the graph"] if program.changed_by_user else []
-            proposal.facts["collectives"] = list(program.handshake.signature) if program.handshake is not None else []
+            proposal.facts.update((program.handshake or Handshake(())).facts)
             proposal.present_grads = [ref.value.grad is not None for ref in state.params]
             if any(s.kind == "grad" and used for s, used in zip(program.traced.sources, program.used, strict=True)):
                 proposal.facts["gradients on entry"] = list(map(str, proposal.present_grads))
@@ -348,23 +348,25 @@ class CompiledStep:
             program, compiled = self._trace_and_lower(request)
         return program, compiled
 
-    def _trace_and_lower(self, request: TraceRequest) -> tuple[LoweredProgram, bool]:
+    def _trace_and_lower(self, request: TraceRequest, fixed_sizes: bool = False) -> tuple[LoweredProgram, bool]:
         request.compiling = compiled = self.backend == "inductor"
-        traced = trace_step(request)
+        traced = trace_step(request, fixed_sizes)
         if compiled and traced.effects.states:
             # A step that creates optimizer states runs only once: not worth a compilation.
             request.compiling = compiled = False
-            traced = trace_step(request)
+            traced = trace_step(request, fixed_sizes)
         self.traces += 1
         mesh = self._mesh(request.state)
         group = mesh.get_group().group_name
         program = self.mode.partition(traced, request.state, request.entries, group, mesh.size(), compiled)
+        if program.updates.by_size and mesh.size() > 1 and not fixed_sizes:
+            return self._trace_and_lower(request, fixed_sizes=True)  # a size that differs makes the ranks diverge
         plain = str(program.graph.graph)
         program.graph = self._transform(program.graph, request.state)
         # Whoever replaces modules or operations means to change the results.
         program.changed_by_user = bool(self.overrides) or str(program.graph.graph) != plain
         if mesh.size() > 1:
-            program.handshake = make_handshake(program.graph, program.buckets, compiled)
+            program.handshake = make_handshake(program.graph, program.buckets, program.updates, compiled)
         return program, compiled
 
     def _transform(self, module: fx.GraphModule, state: StepState) -> fx.GraphModule:

@@ -129,13 +129,13 @@ class TraceRequest:
     overrides: Callable[[StepState], contextlib.AbstractContextManager[None]] | None = None
 
 
-def trace_step(request: TraceRequest) -> TracedStep:
+def trace_step(request: TraceRequest, fixed_sizes: bool = False) -> TracedStep:
     """Trace the step as requested. If an optimizer branches on values that it keeps in tensors, try other forms of it.
 
     The capturable form of torch's optimizers has no such branches; alternatively, learning rates become constants.
-    A step that fails with symbols for batch sizes is traced with numbers, for these sizes only.
+    A step that fails with symbols for batch sizes is traced with numbers, for these sizes only; also on request.
     """
-    request.fixed_sizes = False
+    request.fixed_sizes = fixed_sizes
     try:
         return _trace_some_form(request)
     except SPMDError:
