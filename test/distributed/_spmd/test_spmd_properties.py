@@ -17,7 +17,7 @@ from torch_testing_ext.hypothesis_utils import assume, given, settings
 
 COUNT = int(os.environ.get("SPMD_SEARCH", "0"))
 PROFILE = settings(
-    max_examples=COUNT or 15,
+    max_examples=COUNT or 10,
     derandomize=not COUNT,
     database=None,
     suppress_health_check=list(HealthCheck),
@@ -48,7 +48,7 @@ class TestProgramsOnTwoRanks(ProgramsTestCase):
     def test_right_or_refused(self, program):
         self.check(program)
 
-    @settings(PROFILE, max_examples=COUNT or 10)
+    @settings(PROFILE, max_examples=COUNT or 8)
     @given(program=training_programs(max_odd=0))
     def test_mainstream_is_right(self, program):
         self.check(program)
@@ -58,7 +58,7 @@ class TestProgramsOnTwoRanks(ProgramsTestCase):
 class TestProgramsOnFourRanks(ProgramsTestCase):
     world_size = 4
 
-    @settings(PROFILE, max_examples=COUNT or 6)
+    @settings(PROFILE, max_examples=COUNT or 3)
     @given(program=training_programs())
     def test_right_or_refused(self, program):
         self.check(program)

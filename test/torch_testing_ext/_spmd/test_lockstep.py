@@ -43,6 +43,41 @@ def looking_step(model, optimizer, batch, look):
     return loss
 
 
+def accumulating_step(model, optimizer, batch, last):
+    loss = (model(batch[0], True) - batch[1]).pow(2).mean()
+    loss.backward()
+    if last:
+        optimizer.step()
+        optimizer.zero_grad()
+    return loss
+
+
+def updating_step(model, optimizer, batch):
+    optimizer.zero_grad()
+    loss = (model(batch[0], True) - batch[1]).pow(2).mean()
+    loss.backward()
+    if len(batch[0]) > 3:
+        optimizer.step()
+    return loss
+
+
+def dividing_step(model, optimizer, batch):
+    optimizer.zero_grad()
+    loss = (model(batch[0], True) - batch[1]).pow(2).sum()
+    loss.backward()
+    for param in model.parameters():
+        param.grad.div_(len(batch[0]))
+    optimizer.step()
+    return loss
+
+
+def decaying_step(model, optimizer, batch):
+    with torch.no_grad():
+        if len(batch[0]) > 3:
+            for param in model.parameters():
+                param.mul_(0.5)
+
+
 def evaluation(model, batch):
     with torch.no_grad():
         return (model(batch[0], True) - batch[1]).pow(2).mean()
@@ -75,6 +110,9 @@ class Lockstep(DTensorTestBase):
     def _batch(self):
         self.calls += 1
         return tuple(part.to(self.device_type) for part in normal_batch(6, 10)(self.rank, self.calls))
+
+    def _sized(self, *sizes):
+        return tuple(part[: sizes[self.rank]] for part in self._batch())
 
     def _weights(self):
         return [whole(value).clone() for value in (*self.model.parameters(), *self.model.buffers())]
@@ -153,6 +191,54 @@ class TestLockstep(Lockstep):
         for _ in range(2):  # in turns, as for a GAN
             self.step(self.model, self.optimizer, self._batch(), False)
             looking(self.model, self.optimizer, self._batch(), False)
+
+    @parametrize("variant", ["replicate", "replicate_normed", "fully_shard"])
+    @parametrize("later", [False, True])
+    @parametrize("body", [updating_step, dividing_step])
+    @with_comms
+    def test_sizes_that_lead_to_other_updates(self, body, later, variant):
+        self._start(variant)
+        each = compile(parallel_mode=self.mode)(body)
+        sizes = [(4, 4), (6, 6)] if later else []
+        for size in sizes:
+            each(self.model, self.optimizer, self._sized(*size))
+        self._refused(
+            lambda: each(self.model, self.optimizer, self._sized(3, 5)),
+            "The ranks differ in their updates",
+            "computed by",
+        )
+        each(self.model, self.optimizer, self._sized(5, 5))
+
+    @parametrize("variant", ["replicate", "fully_shard"])
+    @with_comms
+    def test_updates_without_collectives(self, variant):
+        self._start(variant)
+        decaying = compile(parallel_mode=self.mode)(decaying_step)
+        self._refused(lambda: decaying(self.model, self.optimizer, self._sized(3, 5)), "The ranks differ in their")
+        decaying(self.model, self.optimizer, self._sized(4, 5))  # after which the ranks have the same weights
+        before = self._weights()
+        decaying(self.model, self.optimizer, self._sized(5, 4))
+        self.assertEqual([0.5 * weight for weight in before], self._weights())
+
+    @parametrize("variant", ["replicate", "fully_shard"])
+    @with_comms
+    def test_sizes_that_lead_to_the_same_updates(self, variant):
+        self._start(variant)
+        each = compile(parallel_mode=self.mode)(step)
+        for size in [(4, 6), (1, 6), (6, 1), (1, 1)]:
+            each(self.model, self.optimizer, self._sized(*size), True)
+
+    @with_comms
+    def test_no_agreement_during_accumulation(self):
+        self._start("replicate")
+        each = compile(parallel_mode=self.mode, verify="off")(accumulating_step)
+        for i in range(12):
+            each(self.model, self.optimizer, self._batch(), i % 4 == 3)
+        lockstep, changes = each.last.lockstep, []
+        lockstep.change = changes.append
+        for i in range(8):
+            each(self.model, self.optimizer, self._batch(), i % 4 == 3)
+        self.assertEqual(changes, [])
 
     @with_comms
     def test_first_call_fails_before_its_trace(self):

@@ -71,6 +71,17 @@ SYMBOLIC = {
 SIZES = (4, 5, 6, 9, 4)
 
 
+class Squared(torch.nn.Bilinear):
+    """A bilinear form of twice the same input."""
+
+    def forward(self, x):
+        return super().forward(x, x)
+
+
+def bilinear():
+    return torch.nn.Sequential(Squared(10, 10, 4), torch.nn.Linear(4, 4))
+
+
 def step_with(loss_of):
     def step(model, optimizer, batch):
         x, y = batch
@@ -107,6 +118,11 @@ class TestSizes(DTensorTestBase):
     @with_comms
     def test_symbolic(self, name):
         self.assertEqual(self._play(SYMBOLIC[name]).traces, 2)  # without states, and with them
+
+    @parametrize("style", ["replicate", "fully_shard"])
+    @with_comms
+    def test_operation_composed_of_others(self, style):
+        play(self, Scenario(step_with(mse), model=bilinear, sizes=SIZES, calls=len(SIZES), tolerance=1e-5), style)
 
     @with_comms
     def test_input_of_other_dim(self):
