@@ -7,7 +7,7 @@ In CI the programs are always the same. To search for others:
 
 import os
 
-from hypothesis import HealthCheck, Verbosity
+from hypothesis import HealthCheck, Phase, Verbosity
 from spmd_programs import training_programs
 from spmd_truth import INVALID, REFUSED, RIGHT, check
 
@@ -20,6 +20,7 @@ PROFILE = settings(
     max_examples=COUNT or 10,
     derandomize=not COUNT,
     database=None,
+    phases=[Phase.generate, Phase.shrink] if COUNT else [Phase.generate],  # to shrink a program takes minutes
     suppress_health_check=list(HealthCheck),
     verbosity=Verbosity.normal,
 )
