@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
-from torch_testing_ext._torch import local_tensor, tree
+from torch_testing_ext._torch import disable_torch_function, local_tensor, tree
 
 from ..layout import Layout
 from ..trace.state import StateEntry, StepState
@@ -74,7 +74,8 @@ class Binding:
     def _collect_settings(self) -> list[Any]:
         """Everything that the program depends on by value."""
         found: list[Any] = [*map(_TRAINING, self.state.modules)]
-        found += map(_PARAM_SETTINGS, self.params)
+        with disable_torch_function():  # which looks at each attribute of a DTensor, at three times the cost
+            found += map(_PARAM_SETTINGS, self.params)
         found += map(len, self.groups)
         found += [get(group) for get, group in zip(self.hyperparameter_getters, self.groups, strict=True)]
         return found

@@ -10,7 +10,14 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from torch_testing_ext._torch import below_autograd, local_tensor, set_grad_enabled, set_local_tensor, tree
+from torch_testing_ext._torch import (
+    below_autograd,
+    disable_torch_function,
+    local_tensor,
+    set_grad_enabled,
+    set_local_tensor,
+    tree,
+)
 
 from ..lower.handshake import ProgramChanged
 from ..lower.lowering import LoweredProgram
@@ -109,7 +116,8 @@ class CallPlan:
         if self.handshake is not None:
             self.lockstep.advance(self.handshake)
         if self.new_grads:
-            self._install_grads(outputs)
+            with disable_torch_function():
+                self._install_grads(outputs)
         if self.effects.states or self.effects.buffers:
             self._install_states(outputs)
         return self._result(outputs, leaves)
