@@ -51,6 +51,7 @@ GRADIENTS = [
         "for p in model.parameters():\n    p.grad = x.detach().mean() * torch.ones_like(p)",
         "for p in model.parameters():\n    p.grad = None",
         "if list(model.parameters())[0].grad is None:\n    return None",
+        "loss = loss * sum(p.grad is not None for p in model.parameters())",
         "with torch.no_grad():\n    for p in model.parameters():\n        p.mul_(0.99)",
         "with torch.no_grad():\n    for p in params:\n        p.mul_(0.99)",
         "for p in model.parameters():\n    p.data.mul_(0.99)",
@@ -261,7 +262,9 @@ RESULTS = [
 ZEROING = [
     *plain(*["optimizer.zero_grad()"] * 4, "model.zero_grad()", "optimizer.zero_grad(set_to_none=False)", "pass",
            "for p in model.parameters():\n    p.grad = None"),
-    *odd("for p in params:\n    p.grad = None", "for p in params:\n    if p.grad is not None:\n        p.grad.zero_()"),
+    *odd("for p in params:\n    p.grad = None", "for p in params:\n    if p.grad is not None:\n        p.grad.zero_()",
+         "x = x * (1 + sum(p.grad is not None for p in model.parameters()))\noptimizer.zero_grad()",
+         "if model.head.weight.grad is not None:\n    x = x + model.head.weight.grad.norm()\nmodel.zero_grad()"),
 ]  # fmt: skip
 
 UPDATES = [

@@ -165,6 +165,33 @@ def wrap(module: nn.Module) -> Any:
     return wrapped
 
 
+class AveragedTraining(Training):
+    """The reference for programs with several backwards of one forward, of which DDP averages only the first.
+
+    Each contribution to a gradient is averaged before it is accumulated.
+    """
+
+    def __init__(self, program: TrainingProgram, rank: int) -> None:
+        super().__init__(program, rank)
+        self.hooked: set[torch.Tensor] = set()
+        for module in self.modules.values():
+            for tensor in (*module.parameters(), *module.buffers()):
+                dist.broadcast(tensor.detach(), 0)
+
+    def prepare(self, number: int) -> None:
+        for module in self.modules.values():
+            for param in module.parameters():
+                if param.requires_grad and param not in self.hooked:
+                    self.hooked.add(param)
+                    param.register_hook(_averaged)
+
+
+def _averaged(grad: torch.Tensor) -> torch.Tensor:
+    mean = grad.to_dense().contiguous() / dist.get_world_size()
+    dist.all_reduce(mean)
+    return mean.to_sparse(grad.sparse_dim()) if grad.is_sparse else mean
+
+
 class FSDPTraining(Training):
     """The reference for programs of the mainstream: the eager step, with modules sharded by FSDP2."""
 
@@ -296,11 +323,12 @@ class _Check:
 
     def run(self) -> TrainingOutcome:
         truths: list[list[_Record]] = []
-        for kind in (DDPTraining, FSDPTraining) if self.program.fsdp else (DDPTraining,):
+        first = AveragedTraining if self.program.source.count(".backward(") > 1 else DDPTraining
+        for kind in (first, FSDPTraining) if self.program.fsdp else (first,):
             records, ended = self._reference(kind)
             if ended is None:
                 truths.append(records)
-            elif kind is DDPTraining:
+            elif kind is first:
                 return ended
         return self._compiled(truths)
 

@@ -40,6 +40,7 @@ class Scenario:
     step: makes the step of one side, so that each side captures objects of its own.
     change: called for both sides before each call, with the call's number.
     arguments: the arguments of one call, from the called model, the side and the batch.
+    wraps_each_call: whether DDP wraps the model anew before each call, which it needs to see layers frozen.
     refused: a part of the error's text, if the compiled step must refuse call number `refused_at`.
     """
 
@@ -50,6 +51,7 @@ class Scenario:
     optimizer: Callable[[Any], torch.optim.Optimizer] = momentum
     sizes: tuple[int, ...] = (4, 5, 6, 4)
     calls: int = 4
+    wraps_each_call: bool = False
     refused: str | None = None
     refused_at: int = 0
     tolerance: float = 1e-6
@@ -76,6 +78,8 @@ def play(test: Any, scenario: Scenario, style: str) -> Any:
                 compiled(*scenario.arguments(mine, sides[0], batches[0]))
             return compiled
         found = compiled(*scenario.arguments(mine, sides[0], batches[0]))
+        if scenario.wraps_each_call:
+            wrapped = DistributedDataParallel(reference, device_ids=devices)
         expected = steps[1](*scenario.arguments(wrapped, sides[1], batches[1]))
         compare(test, case, i, "result", found, expected)
         compare_models(test, case, i, mine, reference)

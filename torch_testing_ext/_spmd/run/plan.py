@@ -52,10 +52,9 @@ class CallPlan:
             group: binding.state.optimizers[group[0]].param_groups[group[1]]["lr"] for group in program.constant_lrs
         }
         traced_grads = {s.i for s in program.traced.sources if s.kind == "grad"}
-        # Tracing assumes that every gradient exists. A gradient that the graph never reads may be absent.
-        self.needs_grads = {s.i for s in self.sources if s.kind == "grad"}
-        trainable = {i for i, p in enumerate(binding.params) if p.requires_grad}
-        self.needs_no_grads = trainable - traced_grads
+        # Tracing assumes gradients on entry. Those that the step neither reads nor looks at may be absent.
+        self.needs_grads = {s.i for s in self.sources if s.kind == "grad"} | program.traced.seen_grads
+        self.needs_no_grads = set(range(len(binding.params))) - traced_grads
         self.always_fits = not (self.needs_grads or self.needs_no_grads or self.constant_lrs)
         self.grad_dtensors: dict[int, DTensor] = {}
         # The reference counts of an unshared gradient DTensor: while it is not, and while it is, the `.grad`.

@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from torch_testing_ext._torch import global_module_hooks, kernel_choices, tree
+from torch_testing_ext._torch import disable_torch_function, global_module_hooks, kernel_choices, tree
 
 from ..errors import SPMDError
 from ..layout import Layout
@@ -283,7 +283,7 @@ class CompiledStep:
     def _request(
         self, args: Any, kwargs: Any, leaves: list[Any], state: StepState, layouts: list[Layout]
     ) -> TraceRequest:
-        trainable = frozenset(i for i, ref in enumerate(state.params) if ref.value.requires_grad)
+        grads = frozenset(i for i, ref in enumerate(state.params) if ref.value.requires_grad or _has_grad(ref.value))
         return TraceRequest(
             self.step,
             leaves,
@@ -293,7 +293,7 @@ class CompiledStep:
             state.optimizer_states(),
             layouts,
             self.mode.batch_dim,
-            trainable,
+            grads,
             overrides=overriding(self.overrides) if self.overrides else None,
         )
 
@@ -315,7 +315,7 @@ class CompiledStep:
             proposal.facts["custom passes"] = ["that change the graph"] if program.changed_by_user else []
             proposal.facts.update((program.handshake or Handshake(())).facts)
             proposal.present_grads = [ref.value.grad is not None for ref in state.params]
-            if any(s.kind == "grad" and used for s, used in zip(program.traced.sources, program.used, strict=True)):
+            if _depends_on_grads(program):
                 proposal.facts["gradients on entry"] = list(map(str, proposal.present_grads))
         except Exception as caught:
             error = caught
@@ -339,11 +339,10 @@ class CompiledStep:
         return plan
 
     def _make_program(self, request: TraceRequest) -> tuple[LoweredProgram, bool]:
-        """Trace and lower. If the step reads gradients on entry, trace again with only those that exist."""
+        """Trace and lower. If the step depends on gradients on entry, trace again with only those that exist."""
         program, compiled = self._trace_and_lower(request)
-        present = frozenset(i for i in request.present_grads if request.state.params[i].value.grad is not None)
-        reads_grads = any(s.kind == "grad" and u for s, u in zip(program.traced.sources, program.used, strict=True))
-        if reads_grads and present != request.present_grads:
+        present = frozenset(i for i in request.present_grads if _has_grad(request.state.params[i].value))
+        if _depends_on_grads(program) and present != request.present_grads:
             request.present_grads = present
             program, compiled = self._trace_and_lower(request)
         return program, compiled
@@ -400,6 +399,17 @@ def _first_fit(plans: Iterable[CallPlan], binding: Binding) -> CallPlan | None:
         if (plan.always_fits or plan.fits(binding)) and plan.program.traced.reads.hold():
             return plan
     return None
+
+
+def _has_grad(param: torch.Tensor) -> bool:
+    with disable_torch_function():
+        return param.grad is not None
+
+
+def _depends_on_grads(program: LoweredProgram) -> bool:
+    """Whether the step reads gradients that exist before it, or looks whether they do."""
+    used = zip(program.traced.sources, program.used, strict=True)
+    return bool(program.traced.seen_grads) or any(s.kind == "grad" and u for s, u in used)
 
 
 def _facts_of(state: StepState, layouts: list[Layout]) -> dict[str, list[str]]:

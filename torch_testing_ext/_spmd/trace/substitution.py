@@ -7,8 +7,11 @@ Every use of such a tensor passes through a mode, which puts the fake in its pla
 from __future__ import annotations
 
 import contextlib
+import inspect
+import sys
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from types import FrameType
 from typing import Any
 
 import torch
@@ -45,6 +48,7 @@ _READ_VALUES: set[Any] = {
 
 
 _ARRAYS: set[Any] = {torch.Tensor.numpy, torch.Tensor.__array__}
+_OF_ZERO_GRAD = {inspect.getfile(Optimizer), inspect.getfile(nn.Module)}
 
 
 class Superseded(nn.Parameter):
@@ -118,12 +122,15 @@ def reinstated(params: list[Any]) -> Iterator[None]:
 class Substitution(TorchFunctionMode):
     """Puts fakes in place of real tensors, and refuses changes of a parameter that a program cannot repeat.
 
-    fakes: the fake of each real tensor, by the id of the real one.
+    fakes: the fake of each real tensor, by the id of the real one; params: the fakes of the model's parameters.
     """
 
-    def __init__(self, fakes: dict[int, torch.Tensor], is_parameter: Callable[[Any], bool]) -> None:
+    def __init__(self, fakes: dict[int, torch.Tensor], params: list[torch.Tensor]) -> None:
         super().__init__()
-        self.fakes, self.is_parameter = fakes, is_parameter
+        self.fakes = fakes
+        self.params = {id(param): i for i, param in enumerate(params)}
+        self.entry_grads = {id(param.grad) for param in params if param.grad is not None}
+        self.seen_grads: set[int] = set()  # the parameters whose gradient on entry the step looked at
         self.read_values: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # real tensors, with a copy of the values
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -131,7 +138,7 @@ class Substitution(TorchFunctionMode):
         if _property_of(func, "__set__") == "data":
             _refuse_other_data(*args)
             return None
-        if func in _HOOKS and self.is_parameter(args[0]):
+        if func in _HOOKS and id(args[0]) in self.params:
             raise SPMDError(
                 "The step registers a hook on a parameter, but the data-parallel program does not run hooks.",
                 remedy="Do the hook's work in the step, between backward() and optimizer.step().",
@@ -142,7 +149,10 @@ class Substitution(TorchFunctionMode):
                 self.read_values.setdefault(id(args[0]), (args[0], args[0].detach().clone()))
                 if func in _ARRAYS:  # under a tracer, the array would not have the values
                     return func(*args, **kwargs)
-        return func(*args, **kwargs)
+        result = func(*args, **kwargs)
+        if id(result) in self.entry_grads and _property_of(func, "__get__") == "grad" and not _is_removal():
+            self.seen_grads.add(self.params[id(args[0])])
+        return result
 
     def _substituted(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
@@ -155,6 +165,16 @@ class Substitution(TorchFunctionMode):
         if kind is tuple or kind is list:
             return kind(map(self._substituted, value))
         return value
+
+
+def _is_removal() -> bool:
+    """Whether `zero_grad` looks at a gradient, which it removes if there is one."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and frame.f_code.co_name == "__torch_function__":
+        frame = frame.f_back
+    if frame is None or frame.f_code.co_name != "zero_grad" or frame.f_code.co_filename not in _OF_ZERO_GRAD:
+        return False
+    return frame.f_locals.get("set_to_none") is True
 
 
 def _refuse_other_data(tensor: torch.Tensor, data: torch.Tensor) -> None:

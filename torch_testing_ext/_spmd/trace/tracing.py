@@ -108,6 +108,7 @@ class TracedStep:
     layouts: list[Layout]
     is_number_lr: dict[tuple[int, int], bool]  # for each lifted learning rate, whether it is a Python number
     reads: ReadGuards
+    seen_grads: set[int]  # the parameters of which the step looked whether there is a gradient on entry
 
 
 @dataclass
@@ -252,7 +253,16 @@ class _Trace:
         if "type" in observer.named_globals and not self.request.fixed_sizes:
             raise _NeedsNumbers  # type(x.shape[0]) would be the type of a symbol
         reads = guard_reads(observer, self._roots(), self.state, self.watch.captured, self.substitution.read_values)
-        return TracedStep(graph, self.sources, self.effects, sizes, self.request.layouts, self.is_number_lr, reads)
+        return TracedStep(
+            graph,
+            self.sources,
+            self.effects,
+            sizes,
+            self.request.layouts,
+            self.is_number_lr,
+            reads,
+            self.substitution.seen_grads,
+        )
 
     def _observer(self) -> Observer:
         to_fake = self._fakes_of_real()
@@ -290,7 +300,9 @@ class _Trace:
             stack.enter_context(refusing_object_collectives())
             stack.enter_context(compiled_functions_run_eagerly())
             self._install_fakes()
-            self.substitution = Substitution(self._fakes_of_real(), self._is_parameter)
+            self.substitution = Substitution(
+                self._fakes_of_real(), [self.fake_of[InputSource("param", i)] for i in range(len(self.state.params))]
+            )
             stack.enter_context(self.substitution)
             stack.enter_context(only_optimizers(self.state.optimizers))
             if self.request.compiling:
@@ -371,9 +383,6 @@ class _Trace:
             for source, value in real.items()
             if source in self.fake_of and isinstance(value, torch.Tensor)
         ]
-
-    def _is_parameter(self, tensor: Any) -> bool:
-        return any(tensor is self.fake_of[InputSource("param", i)] for i in range(len(self.state.params)))
 
     # -- the effects of the step
 
