@@ -168,7 +168,7 @@ def wrap(module: nn.Module) -> Any:
 class AveragedTraining(Training):
     """The reference for programs with several backwards of one forward, of which DDP averages only the first.
 
-    Each contribution to a gradient is averaged before it is accumulated.
+    Each gradient is averaged whenever something was added to it.
     """
 
     def __init__(self, program: TrainingProgram, rank: int) -> None:
@@ -183,13 +183,14 @@ class AveragedTraining(Training):
             for param in module.parameters():
                 if param.requires_grad and param not in self.hooked:
                     self.hooked.add(param)
-                    param.register_hook(_averaged)
+                    param.register_post_accumulate_grad_hook(_average)
 
 
-def _averaged(grad: torch.Tensor) -> torch.Tensor:
-    mean = grad.to_dense().contiguous() / dist.get_world_size()
+def _average(param: torch.Tensor) -> None:
+    assert param.grad is not None
+    mean = param.grad.to_dense().contiguous() / dist.get_world_size()
     dist.all_reduce(mean)
-    return mean.to_sparse(grad.sparse_dim()) if grad.is_sparse else mean
+    param.grad = mean.to_sparse(param.grad.sparse_dim()) if param.grad.is_sparse else mean
 
 
 class FSDPTraining(Training):
