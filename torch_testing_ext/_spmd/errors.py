@@ -32,6 +32,11 @@ def is_user_file(filename: str) -> bool:
     return not filename.startswith((_TORCH, _PACKAGE, "<")) and not filename.endswith(_WRAPPERS)
 
 
+def is_own_file(filename: str) -> bool:
+    """Whether a file belongs to this package."""
+    return filename.startswith(_PACKAGE)
+
+
 def describe_line(filename: str, lineno: int, function: str) -> str:
     """A line of code as "file:line, in function: code"."""
     code = linecache.getline(filename, lineno).strip()

@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from torch_testing_ext._torch import is_fake, object_collectives_call
 
-from ..errors import SPMDError, is_user_file, user_line
+from ..errors import SPMDError, is_own_file, is_user_file, user_line
 from .watch import TraceWatch, collective_error
 
 _ARRAYS: set[Any] = {torch.Tensor.numpy, torch.Tensor.__array__}
@@ -57,10 +57,14 @@ def _value_error(what: str) -> SPMDError:
 def _asked_by_user() -> bool:
     """Whether the nearest caller outside of this package and torch's `Tensor` is user code, and not torch itself."""
     frame: FrameType | None = sys._getframe(1)
-    own = (__file__, torch.Tensor.__repr__.__code__.co_filename, torch.overrides.__file__)
-    while frame is not None and frame.f_code.co_filename in own:
+    while frame is not None and _is_transparent(frame.f_code.co_filename):
         frame = frame.f_back
     return frame is not None and is_user_file(frame.f_code.co_filename)
+
+
+def _is_transparent(filename: str) -> bool:
+    """Whether a file's code passes on what its caller asked for: our modes, or the methods of torch's `Tensor`."""
+    return is_own_file(filename) or filename in (torch.Tensor.__repr__.__code__.co_filename, torch.overrides.__file__)
 
 
 @contextlib.contextmanager
