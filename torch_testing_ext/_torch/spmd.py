@@ -36,13 +36,24 @@ def tree() -> Any:
 def new_fake_mode() -> Any:
     """A fake mode for tracing, with symbols for `.item()` and data-dependent sizes, and otherwise static shapes.
 
-    It admits real tensors that a step captured; the tracer checks them itself (torch 2.5 to 2.15).
+    It admits real tensors that a step captured; the tracer checks them itself. It never computes with their values:
+    torch's own mode runs arithmetic (`mul_`) of real tensors and numbers for real (torch 2.5 to 2.15).
     """
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+    class Mode(FakeTensorMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func not in self.lift_fns:
+                args, kwargs = tree().tree_map(self._to_fake, (args, kwargs or {}))
+            return super().__torch_dispatch__(func, types, args, kwargs or {})
+
+        def _to_fake(self, value: Any) -> Any:
+            plain = type(value) in (torch.Tensor, torch.nn.Parameter)
+            return self.fake_tensor_converter.from_real_tensor(self, value) if plain else value
+
     shapes = ShapeEnv(allow_scalar_outputs=True, allow_dynamic_output_shape_ops=True)
-    return FakeTensorMode(shape_env=shapes, static_shapes=True, allow_non_fake_inputs=True)
+    return Mode(shape_env=shapes, static_shapes=True, allow_non_fake_inputs=True)
 
 
 def is_fake(value: object) -> bool:
