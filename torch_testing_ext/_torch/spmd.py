@@ -49,11 +49,22 @@ def new_fake_mode() -> Any:
             return super().__torch_dispatch__(func, types, args, kwargs or {})
 
         def _to_fake(self, value: Any) -> Any:
-            plain = type(value) in (torch.Tensor, torch.nn.Parameter)
-            return self.fake_tensor_converter.from_real_tensor(self, value) if plain else value
+            if type(value) not in (torch.Tensor, torch.nn.Parameter):
+                return value
+            # Both are kept alive, so that all uses of a tensor, and of its views, share the memory of one fake.
+            fakes = self.__dict__.setdefault("fakes_of_captured", {})
+            if id(value) not in fakes:
+                fakes[id(value)] = value, self.fake_tensor_converter.from_real_tensor(self, value)
+            return fakes[id(value)][1]
 
     shapes = ShapeEnv(allow_scalar_outputs=True, allow_dynamic_output_shape_ops=True)
     return Mode(shape_env=shapes, static_shapes=True, allow_non_fake_inputs=True)
+
+
+def fake_of_captured(mode: Any, tensor: torch.Tensor) -> torch.Tensor | None:
+    """The fake under which operations of a trace used a real tensor, if any did (torch 2.5 to 2.15)."""
+    found: torch.Tensor | None = mode.__dict__.get("fakes_of_captured", {}).get(id(tensor), (None, None))[1]
+    return found
 
 
 def is_fake(value: object) -> bool:

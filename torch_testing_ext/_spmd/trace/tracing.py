@@ -24,6 +24,7 @@ from torch_testing_ext._torch import (
     data_dependent_errors,
     disable_torch_function,
     fake_like,
+    fake_of_captured,
     foreach_by_default,
     import_tracer,
     is_fake,
@@ -239,6 +240,7 @@ class _Trace:
                     graph = make_fx(functools.partial(self._run_step, observer), tracing_mode="real")(*self.fakes)
                 finally:
                     observer.restore()
+            _know_memory_of_captured(graph, self.mode)
         finally:
             rng_moved = not torch.equal(rng, torch.get_rng_state())
             torch.set_rng_state(rng)
@@ -456,6 +458,15 @@ class _Trace:
             else:
                 same = False
         return same
+
+
+def _know_memory_of_captured(module: fx.GraphModule, mode: Any) -> None:
+    """Give all nodes of one captured tensor values that share memory. The tracer makes a new value for each of them."""
+    for node in module.graph.nodes:
+        if node.op == "get_attr" and isinstance(node.meta.get("val"), torch.Tensor):
+            fake = fake_of_captured(mode, getattr(module, str(node.target)))
+            if fake is not None:
+                node.meta["val"] = fake
 
 
 def _structure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], list[Any]]:
