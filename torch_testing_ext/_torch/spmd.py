@@ -42,7 +42,7 @@ def new_fake_mode() -> Any:
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-    class Mode(FakeTensorMode):
+    class Mode(FakeTensorMode):  # type: ignore[no-untyped-call]
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             if func not in self.lift_fns:
                 args, kwargs = tree().tree_map(self._to_fake, (args, kwargs or {}))

@@ -20,7 +20,7 @@ from ..trace.tracing import InputSource
 
 _tree = tree()
 _TRAINING = attrgetter("training")
-_PARAM_SETTINGS = attrgetter("requires_grad", "_backward_hooks", "_post_accumulate_grad_hooks")
+_PARAM_SETTINGS = [*map(attrgetter, ("requires_grad", "_backward_hooks", "_post_accumulate_grad_hooks"))]
 
 
 class Binding:
@@ -75,7 +75,8 @@ class Binding:
         """Everything that the program depends on by value."""
         found: list[Any] = [*map(_TRAINING, self.state.modules)]
         with disable_torch_function():  # which looks at each attribute of a DTensor, at three times the cost
-            found += map(_PARAM_SETTINGS, self.params)
+            for setting in _PARAM_SETTINGS:
+                found += map(setting, self.params)
         found += map(len, self.groups)
         found += [get(group) for get, group in zip(self.hyperparameter_getters, self.groups, strict=True)]
         return found

@@ -30,6 +30,16 @@ def is_standard(filename: str) -> bool:
     return filename.startswith(_STANDARD) and not is_library(filename)
 
 
+def standard_module(filename: str) -> str | None:
+    """The top-level module of the standard library that a file belongs to, if any."""
+    if filename.startswith("<frozen "):
+        return filename[len("<frozen ") : -1].split(".")[0].removeprefix("_") or None
+    if not is_standard(filename):
+        return None
+    inside = next(filename[len(path) + 1 :] for path in _STANDARD if filename.startswith(path))
+    return inside.split("/")[0].removesuffix(".py")
+
+
 # Packages that torch itself calls while it traces.
 _OF_TORCH = (
     "sympy",
@@ -104,6 +114,8 @@ def _reads_of(key: _ByIdentity) -> CodeReads:
         if instruction.opname in _GLOBAL_OPERATIONS:
             found[instruction.argval] = None
     names = {*code.co_names, *_names_in_constants(code.co_consts)}
+    if "globals" in found:  # globals()["name"]
+        found.update(dict.fromkeys(_names_in_constants(code.co_consts)))
     return CodeReads(tuple(found), frozenset(names), bool(names & (_BY_COMPUTED_NAME | _COPIERS)))
 
 

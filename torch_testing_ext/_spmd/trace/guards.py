@@ -8,11 +8,12 @@ identity.
 from __future__ import annotations
 
 import gc
+import threading
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import chain
-from operator import attrgetter, is_, itemgetter
+from operator import attrgetter, is_, itemgetter, methodcaller
 from types import CodeType
 from typing import Any
 
@@ -23,10 +24,11 @@ from torch_testing_ext._torch import is_fake
 from ..errors import SPMDError
 from .codes import Names, kind_of_file, reads_of
 from .observer import Observer
-from .reach import Node, Reach, cells_of
+from .reach import Node, Reach, cells_of, content_of, contents_of_cache
 from .state import StepState
 from .substitution import Superseded
 
+_VALUES = methodcaller("values")
 _FUNCTION = attrgetter("__code__", "__defaults__", "__kwdefaults__")
 _TRANSIENT = {"<genexpr>", "<listcomp>", "<dictcomp>", "<setcomp>"}
 
@@ -65,13 +67,23 @@ class ReadRoots:
 class ReadGuards:
     """The places that a step read during its trace, and what they held."""
 
-    def __init__(self, roots: ReadRoots, labels: Labels, used: dict[int, torch.Tensor], values: list[Any]) -> None:
+    def __init__(
+        self,
+        roots: ReadRoots,
+        labels: Labels,
+        used: dict[int, torch.Tensor],
+        values: list[Any],
+        settings: list[Callable[[], Any]],
+    ) -> None:
         self.roots, self.labels = roots, labels
+        self.settings = [(get, get()) for get in settings]  # of torch
         self.reach = self._walk()
         self.tokens = self.reach.tokens
         self.tensors = [tensor for i, tensor in used.items() if i in self.reach.tensors]
         self.tensor_kinds = [*map(_kind, self.tensors)]
         self.values = values  # tensors whose values the trace read, each with a copy of them
+        self.caches = [(function, contents_of_cache(function)) for function in self.reach.trusted_caches]
+        self.expired = False  # a cache that has changed may come to look the same again, with other values
         self._list_places()
 
     def _walk(self) -> Reach:
@@ -107,8 +119,10 @@ class ReadGuards:
         self.cells = [node.owner for node in nodes if type(node.owner) is types.CellType and node.values]
         named = [node for node in nodes if node.names and type(node.owner) is not types.FunctionType]
         self.attributes = [(itemgetter(*_at_least_two(node.names)), _attributes_of(node)) for node in named]
-        self.sized += [node.owner.__dict__ for node in named if _is_object(node)]
-        self.typed = [node.owner for node in named if _is_object(node)]
+        # An attribute that an object does not have yet may come to hide that of its class.
+        instances = [node.owner for node in nodes if node.names is not None and _is_object(node)]
+        self.typed = [owner for owner in instances if hasattr(owner, "__dict__")]
+        self.sized += [owner.__dict__ for owner in self.typed]
         self.functions = [node.owner for node in nodes if type(node.owner) is types.FunctionType]
         self.slotted = [
             (attrgetter(name), node.owner)
@@ -116,25 +130,35 @@ class ReadGuards:
             if node.names is not None and not isinstance(node.owner, (type, dict, types.FunctionType))
             for name in self.reach.slot_names(node.owner)
         ]
-        self.arrays = [(array, array.tobytes()) for array in self.reach.arrays]
+        written = [function for function in self.functions if function.__dict__]
+        self.attributes += [(itemgetter(*_at_least_two((*f.__dict__,))), f.__dict__) for f in written]
+        self.sized += [function.__dict__ for function in self.functions]
+        self.arrays = [(array, content_of(array)) for array in self.reach.arrays]
+        self.probes = [(probe, owner, probe(owner)) for probe, owner in self.reach.probes]
+        self.special = bool(self.arrays or self.values or self.probes or self.settings or self.reach.thread)
         self.empty = [owner for owner in self.sized if not owner]
         self.sized = [owner for owner in self.sized if owner]
         self.objects, self.lengths = [*self._objects()], [*map(len, self.sized)]
 
     def _objects(self) -> Iterator[Any]:
-        return chain(
-            chain.from_iterable([get(attributes) for get, attributes in self.attributes]),
-            map(type, self.typed),
-            chain.from_iterable(self.sequences),
-            chain.from_iterable(self.dicts),
-            chain.from_iterable([each.values() for each in self.dicts]),
-            [cell.cell_contents for cell in self.cells],
-            chain.from_iterable(map(_FUNCTION, self.functions)),
-            [get(owner) for get, owner in self.slotted],
-        )
+        found = [get(attributes) for get, attributes in self.attributes]
+        found.append(map(type, self.typed))
+        found += self.sequences
+        found += self.dicts
+        found += map(_VALUES, self.dicts)
+        found += map(_FUNCTION, self.functions)
+        if self.cells:
+            found.append([cell.cell_contents for cell in self.cells])
+        if self.slotted:
+            found.append([get(owner) for get, owner in self.slotted])
+        return chain.from_iterable(found)
 
     def hold(self) -> bool:
         """Whether everything that was read is still the same."""
+        if self.caches and any(contents_of_cache(function) != before for function, before in self.caches):
+            self.expired = True
+        if self.expired:
+            return False
         try:
             if (
                 not any(self.empty)
@@ -142,18 +166,22 @@ class ReadGuards:
                 and all(map(is_, self._objects(), self.objects))
                 and [*map(_kind, self.tensors)] == self.tensor_kinds
             ):
-                return not (self.arrays or self.values) or self._same_values()
+                return not self.special or self._same_values()
         except (KeyError, ValueError, AttributeError):  # something was deleted
             pass
         return self._hold_by_content()
 
     def _same_values(self) -> bool:
-        return all(array.tobytes() == content for array, content in self.arrays) and all(
-            tensor.shape == values.shape and torch.equal(tensor, values) for tensor, values in self.values
+        return (
+            all(content_of(array) == content for array, content in self.arrays)
+            and all(tensor.shape == values.shape and torch.equal(tensor, values) for tensor, values in self.values)
+            and all(_same(probe(owner), value) for probe, owner, value in self.probes)
+            and all(get() == value for get, value in self.settings)
+            and self.reach.thread in (None, threading.get_ident())
         )
 
     def _hold_by_content(self) -> bool:
-        if [*map(_kind, self.tensors)] != self.tensor_kinds or not self._same_values():
+        if [*map(_kind, self.tensors)] != self.tensor_kinds:
             return False
         try:
             reach = self._walk()
@@ -164,6 +192,10 @@ class ReadGuards:
         self.reach = reach
         self._list_places()
         return True
+
+
+def _same(found: Any, before: Any) -> bool:
+    return found is before or (type(found) is type(before) and isinstance(found, (int, float, str)) and found == before)
 
 
 def _kind(tensor: torch.Tensor) -> tuple[Any, ...]:
@@ -177,7 +209,7 @@ def _at_least_two(names: tuple[str, ...] | None) -> tuple[str, ...]:
 
 
 def _is_object(node: Node) -> bool:
-    return not isinstance(node.owner, (dict, type))
+    return not isinstance(node.owner, (dict, type, types.FunctionType))
 
 
 def _attributes_of(node: Node) -> Any:
@@ -204,8 +236,11 @@ def guard_reads(
     codes = sorted(observer.globals.values(), key=lambda item: kind_of_file(item[0].co_filename) == "library")
     functions = functions_of([code for code, _ in codes])
     bound = observer.reach.bound
-    read = ReadRoots(roots, observer.names, bound, codes, [f for f in functions if not _of_trace(f)])
-    guards = ReadGuards(read, Labels(state), {i: tensor for i, (tensor, _) in captured.items()}, [*values.values()])
+    read = ReadRoots(
+        {**roots, **observer.more_roots}, observer.names, bound, codes, [f for f in functions if not _of_trace(f)]
+    )
+    used = {i: tensor for i, (tensor, _) in captured.items()}
+    guards = ReadGuards(read, Labels(state), used, [*values.values()], observer.settings)
     observer.refuse(guards.reach)
     for i, (tensor, where) in captured.items():
         if i not in guards.reach.tensors:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import collections
 import contextlib
 import functools
+import importlib
+import os
 import random
 import sys
 import types
@@ -20,14 +22,23 @@ import torch
 
 from torch_testing_ext._torch import disable_torch_function
 
-from ..errors import SPMDError
+from ..errors import SPMDError, user_line
 from .codes import Names, kind_of_code, reads_of
 from .reach import Node, Reach, generator_state
 from .substitution import Superseded, successor_of_id
+from .world import (
+    hidden_read,
+    is_asked_by_step,
+    outside_read,
+    outside_read_in_python,
+    reads_environment,
+    setting_of_torch,
+)
 
 _MUTABLE = (list, dict, set, collections.deque)
 # torch's own code whose attribute names matter: modules, optimizers and schedulers.
 _TORCH_PARTS = tuple(f"{torch.__path__[0]}/{part}/" for part in ("nn", "optim", "utils/data", "amp"))
+_IMPORT = importlib._bootstrap._find_and_load.__code__  # type: ignore[attr-defined]
 _missing = object()
 
 
@@ -47,10 +58,14 @@ class Observer:
         self.globals: dict[tuple[int, int], tuple[CodeType, dict[str, Any]]] = {}
         self.named_globals: set[str] = set()  # in the user's own code
         self.error: SPMDError | None = None
+        self.settings: list[Callable[[], Any]] = []  # functions that return those of torch
+        self.more_roots: dict[str, Any] = {}  # found while the step ran
+        self._met: set[Any] = set()  # functions in C
         self.swapped = 0
         self._moved: list[str] = []
         self.changed: list[tuple[Node, list[str]]] = []
         self._previous: Any = None
+        self._import: FrameType | None = None  # the import that runs at present
 
     # -- while the step runs
 
@@ -72,19 +87,34 @@ class Observer:
         self._moved += [path for path, get, before in shared if not _same_state(before, get())]
 
     def _on_event(self, frame: FrameType, event: str, arg: Any) -> None:
-        if event == "call":
-            self._on_call(frame)
+        if self._import is not None:  # what an import runs is no part of the step
+            if event == "return" and frame is self._import:
+                self._import = None
+        elif event == "call":
+            if frame.f_code is _IMPORT:
+                self._import = frame
+            else:
+                self._on_call(frame)
+        elif event == "c_call":
+            self._on_c_call(frame, arg)
         if self._previous is not None:
             self._previous(frame, event, arg)
 
     def _on_call(self, frame: FrameType) -> None:
         code = frame.f_code
+        if what := outside_read_in_python(frame):
+            self._refuse_outside_read(what, frame)
+        elif reads_environment(code) and is_asked_by_step(frame):
+            self.more_roots["os.environ"] = os.environ._data  # type: ignore[attr-defined]
+            self._walk(self.more_roots["os.environ"], "os.environ")
         known = id(code) in self.codes
         if known and code.co_filename.startswith(_SYSTEM):
             return
         self.codes[id(code)] = code
         kind = kind_of_code(code, frame.f_globals)
         if kind == "system":
+            if not code.co_argcount and code.co_filename.startswith(_SYSTEM):
+                self._note_setting(frame.f_globals.get(code.co_name), frame.f_globals.get("__name__"), frame.f_back)
             if code.co_filename.startswith(_TORCH_PARTS):
                 self.names.add(code, of_system=True)
             return
@@ -95,6 +125,28 @@ class Observer:
                     self.named_globals.update(reads_of(code).globals)
         except SPMDError as error:
             self.error = self.error or error
+
+    def _on_c_call(self, frame: FrameType, function: Any) -> None:
+        what = outside_read(function) or hidden_read(function, self.reach.opaque)
+        if what is not None:
+            self._refuse_outside_read(what, frame)
+        elif function not in self._met:
+            self._met.add(function)
+            self._note_setting(function, getattr(function, "__module__", None), frame)
+
+    def _note_setting(self, function: Any, module: str | None, asker: FrameType | None) -> None:
+        if asker is not None and kind_of_code(asker.f_code, asker.f_globals) != "system":
+            setting = setting_of_torch(function, module)
+            if setting is not None and setting not in self.settings:
+                self.settings.append(setting)
+
+    def _refuse_outside_read(self, what: str, frame: FrameType) -> None:
+        if self.error is None and is_asked_by_step(frame):
+            self.error = SPMDError(
+                f"The step reads {what}. The traced program would not ask again, and keep the first answer.",
+                remedy="Read it outside of the step, and pass the value as an argument.",
+                where=user_line(frame),
+            )
 
     def _on_user_call(self, frame: FrameType, code: CodeType) -> None:
         grown = self.names.add(code, of_system=False)

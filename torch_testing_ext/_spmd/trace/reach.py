@@ -6,14 +6,21 @@ Of an object's attributes it follows only those whose names occur in code that r
 
 from __future__ import annotations
 
+import argparse
+import array
 import collections
+import contextvars
+import ctypes
 import enum
 import functools
 import io
 import sys
+import threading
 import types
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from multiprocessing.sharedctypes import SynchronizedBase
 from typing import Any
 
 import torch
@@ -25,13 +32,23 @@ from .codes import Names, kind_of_file
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, type(Ellipsis), torch.dtype, torch.device, torch.layout)
 _ITEMS = (list, tuple, collections.deque, set, frozenset)
-_BUILTIN_OBJECTS = (types.SimpleNamespace, collections.UserDict, collections.UserList)
+_OF_CONTENT = (
+    collections.UserDict,
+    collections.UserList,
+    collections.UserString,
+    collections.ChainMap,
+    threading.Event,
+    SynchronizedBase,
+)
+_BUILTIN_OBJECTS = (types.SimpleNamespace, argparse.Namespace, *_OF_CONTENT)
+_BYTES = (bytearray, memoryview, array.array, ctypes.Array)
 _FUNCTION_ATTRIBUTES = ("__code__", "__defaults__", "__kwdefaults__")
 _LIMIT = 200_000
+_MAX_SHARED = 100  # of a container in a module of Python's library, such as sys.argv
 _MAX_ARRAY_BYTES = 1 << 20
 # What model and optimizer hold in these attributes is compared by the binding (run/binding.py).
 _BOUND_ATTRIBUTES = {"_parameters", "_buffers", "_modules", "_flat_weights", "_flat_weight_refs"}
-_BOUND_OPTIMIZER_ATTRIBUTES = {"param_groups", "state", "defaults", "_opt_called"}
+_BOUND_OPTIMIZER_ATTRIBUTES = {"param_groups", "state", "_opt_called"}
 
 
 @dataclass
@@ -63,6 +80,10 @@ class Reach:
     functions: list[types.FunctionType] = field(default_factory=list)
     generators: list[tuple[Any, str, Any]] = field(default_factory=list)
     iterators: list[tuple[Any, str]] = field(default_factory=list)
+    probes: list[tuple[Callable[[Any], Any], Any]] = field(default_factory=list)  # how to read what is not an attribute
+    opaque: dict[int, str] = field(default_factory=dict)  # the paths of objects that cannot be seen into, by id
+    thread: int | None = None  # the one that ran the step, if it read what is the thread's own
+    trusted_caches: list[Any] = field(default_factory=list)  # functions of the user, whose results may be old ones
     caches: list[tuple[Any, int]] = field(default_factory=list)  # functions with a cache, and its size
     tokens: list[Any] = field(default_factory=list)
     kept: list[Any] = field(default_factory=list)  # objects that tokens identify by their ids
@@ -106,6 +127,12 @@ class Reach:
                 self._add_name(node, name, item)
                 if isinstance(item, types.ModuleType) or own:
                     self._walk_global(item, f"{path}.{name}", attributes, of_library)
+                elif (
+                    type(item) in (list, dict, set)
+                    and len(item) < _MAX_SHARED
+                    and not value.__name__.startswith("torch")
+                ):
+                    self.walk(item, f"{path}.{name}", of_library=True)
                 else:
                     self.kept.append(item)
                     self.tokens.append(("object", id(item)))
@@ -128,7 +155,8 @@ class Reach:
         for node in list(self.nodes.values()):
             if node.names is None or _reader_of(node.owner, type(node.owner)) not in (_read_object, _read_class):
                 continue
-            for name in self.names.select(node.owner.__dict__ if hasattr(node.owner, "__dict__") else {}):
+            attributes = node.owner.__dict__ if hasattr(node.owner, "__dict__") else {}
+            for name in self.names.select(attributes):
                 if name not in node.names and not self._is_bound(node.owner, name):
                     value = node.owner.__dict__[name]
                     self._add_name(node, name, value)
@@ -155,7 +183,7 @@ class Reach:
             self._opaque(value, path)
             return []
         names, values, children = reader(self, value, path)
-        present = frozenset(value.__dict__) if reader is _read_object and hasattr(value, "__dict__") else frozenset()
+        present = frozenset(getattr(value, "__dict__", ()))
         self.nodes[id(value)] = Node(value, path, names, values, of_library, present)
         self.tokens.append((kind, names, len(values)))
         return children
@@ -174,11 +202,16 @@ class Reach:
         if _is_array(value):
             self._array(value, path)
             return
+        if isinstance(value, _BYTES):
+            self.arrays.append(value)
+            self.tokens.append((type(value), content_of(value)))
+            return
+        self.opaque[id(value)] = path
         self.tokens.append(("object", id(value)))
         state = generator_state(value)
         if state is not None:
             self.generators.append((value, path, state))
-        elif isinstance(value, Iterator) and not isinstance(value, io.IOBase):
+        elif isinstance(value, Iterator) and (not isinstance(value, io.IOBase) or _is_read(value)):
             self.iterators.append((value, path))
 
     def _array(self, value: Any, path: str) -> None:
@@ -188,7 +221,7 @@ class Reach:
                 remedy="Pass it to the step as a tensor.",
             )
         self.arrays.append(value)
-        self.tokens.append(("array", value.dtype.str, value.shape, value.tobytes()))
+        self.tokens.append(("array", value.dtype.str, value.shape, content_of(value)))
 
 
 _Read = tuple["tuple[str, ...] | None", "list[Any]", "list[tuple[Any, str]]"]
@@ -204,13 +237,14 @@ def _reader_of(value: Any, kind: type) -> _Reader | None:
     reader = _READERS.get(kind)
     if reader is not None:
         return reader
+    for base, read in _READERS_OF_KINDS.items():
+        if isinstance(value, base):
+            return read
     if isinstance(value, type):
         return _read_class if _is_own(value) else None
     if isinstance(value, types.ModuleType):
         return None  # attributes of modules are found by the code that names them
-    if isinstance(value, (nn.Module, Optimizer, functools.partial)):
-        return _read_object
-    if _is_own(kind) or isinstance(value, _BUILTIN_OBJECTS) or kind.__module__ == "argparse":
+    if _is_own(kind) or isinstance(value, (nn.Module, Optimizer, functools.partial, *_BUILTIN_OBJECTS)):
         return _read_object
     if kind.__module__.startswith("torch.") and hasattr(value, "__dict__"):
         return _read_object
@@ -260,7 +294,7 @@ def _read_object(reach: Reach, value: Any, path: str) -> _Read:
     if isinstance(value, functools.partial):
         return (), [], [(value.func, path), (value.args, path), (value.keywords, path)]
     attributes = getattr(value, "__dict__", {})
-    names = reach.names.select(attributes)
+    names = [*attributes] if isinstance(value, _OF_CONTENT) else reach.names.select(attributes)
     names = [name for name in names if not reach._is_bound(value, name)]
     values = [attributes[name] for name in names]
     children = [(attributes[name], f"{path}.{name}") for name in names]
@@ -313,10 +347,45 @@ def _is_users(module_globals: dict[str, Any]) -> bool:
 
 def _read_cached_function(reach: Reach, value: Any, path: str) -> _Read:
     reach.caches.append((value, value.cache_info().currsize))
-    return (), [], [(getattr(value, "__wrapped__", None), path)]
+    wrapped = getattr(value, "__wrapped__", None)
+    if isinstance(wrapped, types.FunctionType) and kind_of_file(wrapped.__code__.co_filename) == "user":
+        # What the step got from the cache, no trace has seen being computed.
+        reach.trusted_caches.append(value)
+    return (), [], [(wrapped, path)]
 
 
+def contents_of_cache(function: Any) -> tuple[int, int]:
+    """What tells whether a functools cache has changed: its misses, and the number of its entries."""
+    info = function.cache_info()
+    return info.misses, info.currsize
+
+
+def _read_of_thread(reach: Reach, value: Any, path: str) -> _Read:
+    reach.thread = threading.get_ident()
+    return _read_object(reach, value, path)
+
+
+_absent = object()
+
+
+def _probing(probe: Callable[[Any], Any]) -> _Reader:
+    """The reader of objects that hold what `probe` returns."""
+
+    def read(reach: Reach, value: Any, path: str) -> _Read:
+        reach.probes.append((probe, value))
+        content = probe(value)
+        return (), [], [] if content is _absent else [(content, path)]
+
+    return read
+
+
+_READERS_OF_KINDS: dict[type, _Reader] = {
+    ctypes._SimpleCData: _probing(lambda number: number.value),
+    threading.local: _read_of_thread,
+}
 _READERS: dict[type, _Reader] = {
+    contextvars.ContextVar: _probing(lambda variable: variable.get(_absent)),
+    weakref.ref: _probing(lambda reference: reference()),
     types.FunctionType: _read_function,
     types.MethodType: _read_method,
     types.CellType: _read_cell,
@@ -333,6 +402,16 @@ def generator_state(value: Any) -> Any:
     if hasattr(value, "bit_generator"):
         return value.bit_generator.state
     return value.get_state() if type(value).__name__ == "RandomState" else None
+
+
+def _is_read(file: io.IOBase) -> bool:
+    """Whether a file is there to be read, and not to be written, as logs are."""
+    return not file.closed and file.readable() and not file.writable()
+
+
+def content_of(value: Any) -> bytes:
+    """The bytes of an array or buffer."""
+    return value.tobytes() if hasattr(value, "tobytes") else bytes(value)
 
 
 def _is_array(value: Any) -> bool:
