@@ -76,6 +76,16 @@ def diverge_through_view(own, model, x):
     list(model.parameters())[1].add_(own.tensor)
 
 
+@torch.no_grad()
+def add_to_bias(own, model, x):
+    list(model.parameters())[1].add_(own.tensor)
+
+
+@torch.no_grad()
+def add_constant_to_bias(own, model, x):
+    list(model.parameters())[1].add_(torch.tensor(own.number))
+
+
 class TestCaptured(DTensorTestBase):
     """Steps that read and write captured tensors."""
 
@@ -101,6 +111,27 @@ class TestCaptured(DTensorTestBase):
     def test_values_of_the_batch_that_reach_a_parameter(self, act, style):
         scenario = Scenario(capturing(act, lambda model: _on(self, torch.ones(8))), refused="differ between ranks")
         play(self, scenario, style)
+
+    @STYLES
+    @with_comms
+    def test_values_that_differ_between_ranks(self, style):
+        scenario = Scenario(
+            capturing(add_to_bias, lambda model: _of_rank(self, 8)),
+            refused="differ in their values of captured tensors",
+        )
+        play(self, scenario, style)
+
+    @STYLES
+    @with_comms
+    def test_constants_that_differ_between_ranks(self, style):
+        def set_number(i, side):
+            side.own.number = self.rank + 1.0
+
+        play(self, Scenario(capturing(add_constant_to_bias), set_number, refused="differ in their updates"), style)
+
+
+def _of_rank(test, size):
+    return torch.full((size,), test.rank + 1.0, device=test.device_type)
 
 
 def _on(test, made):

@@ -225,11 +225,27 @@ def average(own, model, optimizer):
         p.grad.add_(mean, alpha=0.1)
 
 
+def scale_the_same(found):
+    """Scale the gradients of the parameters for which `found(own, p)` holds."""
+
+    def act(own, model, optimizer):
+        for p in model.parameters():
+            if found(own, p):
+                p.grad.mul_(0.5)
+
+    return act
+
+
 def keep_params(own, side):
     own.params = list(side.model.parameters())
     own.some = set(side.model[0].parameters())
     own.factors = {p: 0.1 * i for i, p in enumerate(own.params)}
     own.ids = {id(p) for p in side.model[2].parameters()}
+    first = own.first = side.model[0].weight
+    own.pair, own.frozen = (first, (first, 0)), frozenset([first])
+    own.first_id, own.id_tuple = id(first), (id(first),)
+    own.halve_first = lambda p: p is first
+    own.halve_default = lambda p, q=first: p is q
     own.means = [torch.zeros_like(p) for p in own.params]
 
 
@@ -241,6 +257,13 @@ REACHED = {
     "dict": scale_by_dict,
     "ids": scale_by_id,
     "averages": average,
+    "attribute": scale_the_same(lambda own, p: p is own.first),
+    "tuple": scale_the_same(lambda own, p: p is own.pair[1][0]),
+    "frozen_set": scale_the_same(lambda own, p: p in own.frozen),
+    "number": scale_the_same(lambda own, p: id(p) == own.first_id),
+    "tuple_of_numbers": scale_the_same(lambda own, p: id(p) in own.id_tuple),
+    "variable": scale_the_same(lambda own, p: own.halve_first(p)),
+    "default": scale_the_same(lambda own, p: own.halve_default(p)),
     "groups": lambda own, model, optimizer: torch._foreach_mul_([p.grad for p in own.params], 0.5),
 }
 
@@ -261,6 +284,20 @@ def views(own, side):
 
 def counting(own, model, optimizer):
     own.count += 1
+
+
+def nonlocal_counting(own, model, optimizer):
+    own.count_up()
+
+
+def keep_counter(own, side):
+    count = 0
+
+    def count_up():
+        nonlocal count
+        count += 1
+
+    own.count_up = count_up
 
 
 def use_iterator(own, model, optimizer):
@@ -291,6 +328,12 @@ REFUSED = {
         "The step sets .*means",
     ),
     "counter": (counting, lambda own, side: setattr(own, "count", 0), "The step sets .*count"),
+    "nonlocal": (nonlocal_counting, keep_counter, "The step sets .*count"),
+    "other_memory": (
+        lambda own, model, optimizer: own.params[0].detach().set_(torch.ones(8, 10)),
+        keep_params,
+        "other memory",
+    ),
     "appended": (
         lambda own, model, optimizer: own.seen.append(1),
         lambda own, side: setattr(own, "seen", []),

@@ -108,6 +108,11 @@ def numpy_step(model, optimizer, batch):
     return train(model, optimizer, batch).detach().numpy()  # THE LINE
 
 
+def sparse_step(model, optimizer, batch):
+    mask = torch.eye(len(batch[0])).to_sparse()  # THE LINE
+    return train(model, optimizer, (torch.sparse.mm(mask, batch[0]), batch[1]))
+
+
 COLLECTIVE = ("a graph cannot express", "_functional_collectives")
 VALUE = ("no values while it is traced", "Return the tensor from the step")
 REFUSED = {
@@ -124,6 +129,7 @@ REFUSED = {
     "text": (text_step, VALUE),
     "percent": (percent_step, VALUE),
     "numpy": (numpy_step, VALUE),
+    "sparse": (sparse_step, ("computes with a sparse tensor", "to_dense")),
 }
 
 
@@ -226,11 +232,27 @@ class TestRefusals(DTensorTestBase):
         x, y = normal_batch(6, 10)(self.rank, 0)
         with self.assertRaisesRegex(SPMDError, "(?s)is sparse.*to_dense"):
             compile()(train)(model, optimizer, (x.to_sparse(), y))
+        with self.assertRaisesRegex(SPMDError, "(?s)is sparse.*to_dense"):
+            compile()(train)(model, optimizer, (x.to_sparse_csr(), y))
         model = nn.Sequential(nn.Embedding(12, 4, sparse=True))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         for style in ("replicate", "fully_shard"):
             with self.assertRaisesRegex(SPMDError, "(?s)gradient of 0.weight is sparse.*sparse=False"):
                 compile(parallel_mode=DataParallel(style))(train)(model, optimizer, (torch.arange(6), y))
+
+    @with_comms
+    def test_dropout_between_recurrent_layers(self):
+        model = nn.ModuleDict({"lstm": nn.LSTM(10, 4, 2, dropout=0.5)})
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        @compile()
+        def recurrent_step(model, optimizer, batch):
+            return finish(optimizer, (model["lstm"](batch[0])[0] - batch[1]).pow(2).mean())
+
+        with self.assertRaisesRegex(SPMDError, "(?s)lstm has dropout between its layers.*nn.Dropout"):
+            recurrent_step(model, optimizer, normal_batch(6, 10)(self.rank, 0))
+        model.eval()
+        recurrent_step(model, optimizer, normal_batch(6, 10)(self.rank, 0))
 
     @STYLES
     @with_comms

@@ -27,9 +27,11 @@ class SharedUpdates:
     """The changes to shared tensors, one line for each and one for the operations that compute them.
 
     by_size: whether a size of an input takes part in them, which may be another one on every rank.
+    captured: the captured tensors that take part in them, with a digest of the values that they have during the trace.
     """
 
     lines: list[str] = field(default_factory=list)
+    captured: list[str] = field(default_factory=list)
     writes: bool = False  # whether a tensor changes, not only whether gradients are dropped
     by_size: bool = False
 
@@ -49,7 +51,7 @@ def describe_updates(
     found.lines = sorted(f"{title} is {'dropped' if out is None else 'new'}" for title, out in new.items())
     made = {title: outputs[out] for title, out in new.items() if out is not None}
     names = state_storages(traced, state, entries, graph)
-    kept = _Slice(graph, traced.sources, local)
+    kept = _Slice(traced.graph, traced.sources, local)
     kept.follow({out for out in made.values() if isinstance(out, fx.Node)}, set(names))
     changed = {names[storage] for node in kept.nodes for storage in writes(node) & names.keys()}
     found.lines += sorted(f"{name} is changed" for name in changed)
@@ -57,16 +59,24 @@ def describe_updates(
     if kept.nodes:
         digest = hashlib.sha256("\n".join(text).encode()).hexdigest()[:16]
         found.lines.append(f"computed by {len(kept.nodes)} operations ({digest})")
-    found.writes, found.by_size = bool(changed or made), kept.by_size
+    found.writes, found.by_size, found.captured = bool(changed or made), kept.by_size, [*kept.captured.values()]
     return found
+
+
+def _digest(value: Any) -> str:
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+        return type(value).__name__
+    content = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    return f"{value.dtype} of shape {tuple(value.shape)}, {hashlib.sha256(content).hexdigest()[:16]}"
 
 
 class _Slice:
     """The operations that some values depend on, back to what a rank's own values are combined to."""
 
-    def __init__(self, graph: fx.Graph, sources: list[InputSource], local: LocalValues) -> None:
-        self.graph, self.local = graph, local
-        self.sources = dict(zip(placeholders(graph), sources, strict=True))
+    def __init__(self, module: fx.GraphModule, sources: list[InputSource], local: LocalValues) -> None:
+        self.module, self.graph, self.local = module, module.graph, local
+        self.sources = dict(zip(placeholders(self.graph), sources, strict=True))
+        self.captured: dict[str, str] = {}  # by the names of attributes
         self.nodes: set[fx.Node] = set()
         self.by_size = False
         self._numbers: dict[fx.Node, int] = {}
@@ -113,6 +123,11 @@ class _Slice:
             if value in self.sources:
                 source = self.sources[value]
                 return f"{source.kind} {source.i} {source.j}"
+            if value.op == "get_attr" and value not in self.local.nodes:
+                text = _digest(getattr(self.module, str(value.target)))
+                if not value.meta.get("captured"):
+                    return text  # a constant of the step
+                self.captured[str(value.target)] = text
             shape = [size if isinstance(size, int) else "?" for size in getattr(value.meta.get("val"), "shape", ())]
             return value.op if value in self.local.nodes else f"{value.op} {shape}"
         if isinstance(value, (list, tuple)):

@@ -314,6 +314,7 @@ class CompiledStep:
             run = make_executable(program, compiled)
             proposal.facts["custom passes"] = ["that change the graph"] if program.changed_by_user else []
             proposal.facts.update((program.handshake or Handshake(())).facts)
+            proposal.facts["values of captured tensors"] = program.updates.captured
             proposal.present_grads = [ref.value.grad is not None for ref in state.params]
             if _depends_on_grads(program):
                 proposal.facts["gradients on entry"] = list(map(str, proposal.present_grads))

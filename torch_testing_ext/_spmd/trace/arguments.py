@@ -110,7 +110,8 @@ def call_signature(leaves: list[Any], shape: list[Any]) -> tuple[Any, ...]:
         keys.append(first_of_same(leaves))
     for leaf in leaves:
         if isinstance(leaf, torch.Tensor):
-            keys.append((leaf.shape, leaf.stride(), leaf.dtype, leaf.device, leaf.requires_grad))
+            strides = leaf.stride() if leaf.layout is torch.strided else leaf.layout
+            keys.append((leaf.shape, strides, leaf.dtype, leaf.device, leaf.requires_grad))
         elif leaf is None or isinstance(leaf, (bool, int, float, str, complex, torch.dtype, torch.device)):
             keys.append((type(leaf), leaf))
         else:

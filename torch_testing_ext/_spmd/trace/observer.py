@@ -11,6 +11,7 @@ import contextlib
 import functools
 import importlib
 import os
+import operator
 import random
 import sys
 import types
@@ -24,7 +25,7 @@ from torch_testing_ext._torch import disable_torch_function
 
 from ..errors import SPMDError, user_line
 from .codes import Names, kind_of_code, reads_of
-from .reach import Node, Reach, generator_state
+from .reach import Node, Reach, cells_of, generator_state
 from .substitution import Superseded, successor_of_id
 from .world import (
     hidden_read,
@@ -61,7 +62,9 @@ class Observer:
         self.settings: list[Callable[[], Any]] = []  # functions that return those of torch
         self.more_roots: dict[str, Any] = {}  # found while the step ran
         self._met: set[Any] = set()  # functions in C
-        self.swapped = 0
+        self.swapped = 0  # how many functions' variables hold fakes
+        self.cells: dict[int, tuple[types.CellType, str, Any]] = {}  # with what they held before the trace
+        self.undo: list[tuple[Any, str, Any, Any]] = []  # an owner, a name, what it held, and the fake in its place
         self._moved: list[str] = []
         self.changed: list[tuple[Node, list[str]]] = []
         self._previous: Any = None
@@ -171,12 +174,74 @@ class Observer:
             self._swap_parameters()
 
     def _swap_parameters(self) -> None:
-        """Put fakes in place of parameters in lists, sets and dicts, so that code which compares identities works."""
-        nodes = list(self.reach.nodes.values())[self.swapped :]
-        self.swapped += len(nodes)
-        for node in nodes:
-            if type(node.owner) in _MUTABLE and any(self._fake_of(item) is not item for item in node.values):
-                _set_content(node.owner, [self._fake_of(item) for item in node.values])
+        """Put fakes in place of parameters wherever Python code finds them, so that comparing identities works."""
+        grown, self.reach.grown = self.reach.grown, []
+        for node in grown:
+            if node.names is None and type(node.owner) in _MUTABLE:
+                if any(self._faked(item) is not item for item in node.values):
+                    _set_content(node.owner, [self._faked(item) for item in node.values])
+            elif type(node.owner) is types.FunctionType:
+                self._swap(node.owner, "__defaults__")
+            elif node.names is not None and not isinstance(node.owner, types.ModuleType):
+                self._swap_attributes(node)
+        for function in self.reach.functions[self.swapped :]:
+            for name, cell in cells_of(function):
+                if cell != types.CellType() and id(cell) not in self.cells:
+                    self.cells[id(cell)] = cell, name, cell.cell_contents
+                    self._swap(cell, "cell_contents")
+        self.swapped = len(self.reach.functions)
+
+    def _swap_attributes(self, node: Node) -> None:
+        owner = node.owner
+        attributes = owner if type(owner) is dict else getattr(owner, "__dict__", {})
+        for name in node.names or ():
+            if name in attributes:
+                # A module would register a parameter that is set as its attribute.
+                self._swap(attributes if type(attributes) is dict else owner, name)
+        if not isinstance(owner, (type, dict)):
+            for name in self.reach.slot_names(owner):
+                self._swap(owner, name)
+
+    def _swap(self, owner: Any, name: str) -> None:
+        """Put a fake in place of what an attribute, or an item of a dict, holds, if it has one, during the run."""
+        value = owner[name] if type(owner) is dict else getattr(owner, name)
+        faked = self._faked(value)
+        if faked is not value:
+            self._put(owner, name, faked)
+            self.undo.append((owner, name, value, faked))
+
+    @staticmethod
+    def _put(owner: Any, name: str, value: Any) -> None:
+        if type(owner) is dict:
+            owner[name] = value
+        elif isinstance(owner, type):
+            setattr(owner, name, value)
+        else:
+            object.__setattr__(owner, name, value)
+
+    def _undo_swaps(self) -> None:
+        for owner, name, value, faked in self.undo:
+            with contextlib.suppress(AttributeError, ValueError):  # the step may have deleted it
+                if (owner.get(name) if type(owner) is dict else getattr(owner, name)) is faked:
+                    self._put(owner, name, value)
+
+    def _restore_cells(self) -> None:
+        """Undo changes to variables that functions share (`nonlocal`)."""
+        for cell, name, before in self.cells.values():
+            now = cell.cell_contents if cell != types.CellType() else _missing
+            if now is not before:
+                cell.cell_contents = before
+                if not self._same(before, now):
+                    self.changed.append((Node(cell, name, None, [before], False), [name]))
+
+    def _faked(self, value: Any) -> Any:
+        """`value` with fakes in place of parameters, also inside of tuples and frozen sets."""
+        if isinstance(value, (tuple, frozenset)):
+            items = [self._faked(item) for item in value]
+            if all(map(operator.is_, items, value)):
+                return value
+            return tuple.__new__(type(value), items) if isinstance(value, tuple) else frozenset(items)
+        return self._fake_of(value)
 
     def _fake_of(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
@@ -193,6 +258,8 @@ class Observer:
     def restore(self) -> None:
         """Undo the step's changes to Python objects, and remember where they were. Call it once, after the run."""
         with disable_torch_function():
+            self._undo_swaps()
+            self._restore_cells()
             for node in self.reach.nodes.values():
                 if paths := self._restore_node(node):
                     self.changed.append((node, paths))
@@ -225,7 +292,7 @@ class Observer:
                 if not of_torch and not self._same(before, now):
                     changed.append(name)
                 attributes[name] = before
-        if type(owner) is not dict:
+        if type(owner) is not dict and node.present is not None:
             for name in self.names.select(list(attributes)):
                 if name not in node.present and name not in node.names and not self.reach._is_bound(owner, name):
                     if not isinstance(getattr(type(owner), name, None), functools.cached_property):
@@ -237,6 +304,10 @@ class Observer:
         """Whether a place holds what it held before the trace."""
         if now is before or self._fake_of(before) is now:
             return True
+        if isinstance(before, tuple) and type(now) is type(before):
+            return len(now) == len(before) and all(map(self._same, before, now))
+        if isinstance(before, frozenset) and type(now) is type(before):
+            return bool(now == self._faked(before))
         if isinstance(now, torch.Tensor):
             return self.to_real.get(id(now)) is before
         if type(now) is int and now == self._fake_of(before):

@@ -60,7 +60,7 @@ class Node:
     names: tuple[str, ...] | None
     values: list[Any]
     of_library: bool
-    present: frozenset[str] = frozenset()  # all attributes, read or not
+    present: frozenset[str] | None = None  # all attributes, read or not; None if new ones do not matter
 
 
 @dataclass
@@ -87,6 +87,7 @@ class Reach:
     caches: list[tuple[Any, int]] = field(default_factory=list)  # functions with a cache, and its size
     tokens: list[Any] = field(default_factory=list)
     kept: list[Any] = field(default_factory=list)  # objects that tokens identify by their ids
+    grown: list[Node] = field(default_factory=list)  # new nodes, and nodes with new names
 
     def walk(self, value: Any, path: str, of_library: bool = False) -> None:
         """Go through everything that can be read from `value`."""
@@ -140,11 +141,11 @@ class Reach:
     def _node_of_names(self, attributes: dict[str, Any], path: str, of_library: bool) -> Node:
         return self.nodes.setdefault(id(attributes), Node(attributes, path, (), [], of_library))
 
-    @staticmethod
-    def _add_name(node: Node, name: str, value: Any) -> None:
-        if name not in (node.names or ()):
-            node.names = (*(node.names or ()), name)
+    def _add_name(self, node: Node, name: str, value: Any) -> None:
+        if node.names is not None and name not in node.names:
+            node.names = (*node.names, name)
             node.values.append(value)
+            self.grown.append(node)
 
     def slot_names(self, owner: Any) -> list[str]:
         """The slots of an object that may be read."""
@@ -185,6 +186,7 @@ class Reach:
         names, values, children = reader(self, value, path)
         present = frozenset(getattr(value, "__dict__", ()))
         self.nodes[id(value)] = Node(value, path, names, values, of_library, present)
+        self.grown.append(self.nodes[id(value)])
         self.tokens.append((kind, names, len(values)))
         return children
 

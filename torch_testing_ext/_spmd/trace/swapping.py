@@ -67,7 +67,17 @@ def _equal(a: Any, b: Any) -> bool:
 
 @contextlib.contextmanager
 def recurrent_without_mkldnn(state: StepState) -> Iterator[None]:
-    """Disable mkldnn: its LSTM packs weights in a way that cannot be traced; the plain LSTM gives the same numbers."""
+    """Disable mkldnn: its LSTM packs weights in a way that cannot be traced; the plain LSTM gives the same numbers.
+
+    But not with dropout between its layers, which a trace draws in another order.
+    """
+    for module, name in zip(state.modules, state.module_names, strict=True):
+        if isinstance(module, nn.RNNBase) and module.training and module.dropout and module.num_layers > 1:
+            raise SPMDError(
+                f"{name or type(module).__name__} has dropout between its layers, for which the traced program would "
+                "draw other random numbers.",
+                remedy="Use several recurrent modules of one layer, with nn.Dropout between them.",
+            )
     if not any(isinstance(module, nn.RNNBase) for module in state.modules):
         yield
         return

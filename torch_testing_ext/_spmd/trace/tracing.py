@@ -466,7 +466,7 @@ def _know_memory_of_captured(module: fx.GraphModule, mode: Any) -> None:
         if node.op == "get_attr" and isinstance(node.meta.get("val"), torch.Tensor):
             fake = fake_of_captured(mode, getattr(module, str(node.target)))
             if fake is not None:
-                node.meta["val"] = fake
+                node.meta["val"], node.meta["captured"] = fake, True
 
 
 def _structure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], list[Any]]:

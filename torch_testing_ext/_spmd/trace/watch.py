@@ -23,6 +23,7 @@ from ..errors import SPMDError, user_line
 
 _tree = tree()
 aten = torch.ops.aten
+_SPARSE = {torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc}
 
 
 class TraceWatch(dispatch_mode_class()):  # type: ignore[misc]
@@ -51,6 +52,12 @@ class TraceWatch(dispatch_mode_class()):  # type: ignore[misc]
         if func is not aten.lift_fresh.default and func is not aten.lift_fresh_copy.default:
             self._note_captured(tensors)
         refuse_collective(func)
+        if func.overloadpacket is aten.set_:
+            raise SPMDError(
+                "The step gives a tensor other memory (set_), which a graph cannot express.",
+                remedy="Write in place, under torch.no_grad(): tensor.copy_(values).",
+                where=user_line(),
+            )
         if self.restoring_rng and draws(func, args, kwargs):
             raise SPMDError(
                 f"{func} draws random numbers in a region that restores the generator's state (checkpointing with "
@@ -66,6 +73,7 @@ class TraceWatch(dispatch_mode_class()):  # type: ignore[misc]
             out = func(*args, **kwargs)
         if graph is not None:
             _annotate(graph, last)
+        _refuse_sparse(out)
         return out
 
     def _note_captured(self, tensors: list[torch.Tensor]) -> None:
@@ -136,6 +144,16 @@ def _refuse_shared(tensor: torch.Tensor, owned: frozenset[int]) -> None:
             f"The step uses a tensor of shape {tuple(tensor.shape)} that it captured from outside, and that shares the "
             "memory of a parameter, buffer or state (a view?). The program would not see the step's changes in it.",
             remedy="Create the view in the step.",
+            where=user_line(),
+        )
+
+
+def _refuse_sparse(out: Any) -> None:
+    # Sparse gradients of parameters have an error of their own (see markers.py).
+    if isinstance(out, torch.Tensor) and out.layout in _SPARSE and not inside_backward():
+        raise SPMDError(
+            "The step computes with a sparse tensor, for which the data-parallel program has no rules.",
+            remedy="Use dense tensors in the step (sparse=False, to_dense()), or train it with DDP.",
             where=user_line(),
         )
 
