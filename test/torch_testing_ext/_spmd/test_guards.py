@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
+import math
 import random
 import types
 
@@ -63,6 +64,15 @@ def between(act, setup=lambda own, side: None):
     return make
 
 
+class Shown:
+    """An object whose attribute is one of its class, until it gets its own."""
+
+    factor = 1.0
+
+    def __call__(self):
+        return self.factor
+
+
 class Settings(nn.Module):
     """A model that reads attributes of every kind."""
 
@@ -77,10 +87,12 @@ class Settings(nn.Module):
         self.mask = None
         self.register_buffer("bias", None)
         self.unread = 0
+        self.shown, self.user_dict, self.numbers = Shown(), collections.UserDict(factor=1.0), bytearray([1])
 
     def forward(self, x):
         x = self.drop(torch.tanh(self.first(x))) * self.scale * self.config.gain * getattr(self, "named" + "_gain")
         x = self.second(x) + self.options["shift"]
+        x = x * self.shown() * self.user_dict["factor"] * self.numbers[0]
         x = x if self.mask is None else x * self.mask
         x = x if self.bias is None else x + self.bias
         return x.pow(2).pow(self.powers[0]) if self.name == "other" else x * self.powers[1]
@@ -136,6 +148,9 @@ CHANGES = {
     "hook": hook,
     "eval": lambda side: side.model.eval(),
     "layer": lambda side: setattr(side.model, "drop", nn.Tanh()),
+    "hidden_attribute": lambda side: setattr(side.model.shown, "factor", 3.0),
+    "user_dict": lambda side: side.model.user_dict.update(factor=2.0),
+    "bytes": lambda side: side.model.numbers.__setitem__(0, 2),
     "method": lambda side: setattr(side.model.drop, "forward", lambda x: x * 2),
     "class": lambda side: setattr(side.model.drop, "__class__", nn.Identity),
     "momentum": lambda side: side.optimizer.param_groups[0].update(momentum=0.5),
@@ -506,6 +521,17 @@ class TestGuards(DTensorTestBase):
             return model, side.optimizer, BATCHES[name](side, *batch, 1.0 + len(batch[0]) % 2)
 
         play(self, Scenario(lambda side: attribute_step, arguments=arguments), "replicate")
+
+    @with_comms
+    def test_equal_numbers_in_a_batch(self):
+        def weighted(model, optimizer, batch):
+            x, y, a, b, c = batch
+            return plain_step(model, optimizer, (x * a * b * math.copysign(2, c), y))
+
+        def arguments(model, side, batch):
+            return model, side.optimizer, (*batch, 2, 2, -0.0 if len(batch[0]) % 2 else 0.0)
+
+        play(self, Scenario(lambda side: weighted, arguments=arguments), "replicate")
 
     @with_comms
     def test_batch_that_the_step_changes(self):

@@ -108,15 +108,21 @@ def call_signature(leaves: list[Any], shape: list[Any]) -> tuple[Any, ...]:
     keys: list[Any] = list(shape)
     if len({*map(id, leaves)}) != len(leaves):
         keys.append(first_of_same(leaves))
+    keys += _keys_of(leaves)
+    return tuple(keys)
+
+
+def _keys_of(leaves: list[Any]) -> list[Any]:
+    keys: list[Any] = []
     for leaf in leaves:
         if isinstance(leaf, torch.Tensor):
             strides = leaf.stride() if leaf.layout is torch.strided else leaf.layout
             keys.append((leaf.shape, strides, leaf.dtype, leaf.device, leaf.requires_grad))
         elif leaf is None or isinstance(leaf, (bool, int, float, str, complex, torch.dtype, torch.device)):
-            keys.append((type(leaf), leaf))
+            keys.append((type(leaf), leaf or str(leaf)))  # zeros of both signs are equal
         else:
             keys.append(id(leaf))  # modules, optimizers, and opaque objects
-    return tuple(keys)
+    return keys
 
 
 def first_of_same(leaves: list[Any]) -> tuple[int, ...]:
@@ -151,8 +157,8 @@ def validate_inputs(leaves: list[Any], batch_dim: int) -> None:
 
 def signature_without_batch_sizes(leaves: list[Any], shape: list[Any], batch_dim: int) -> tuple[Any, ...]:
     """The signature without batch sizes. One program serves all calls with the same key if its guards hold."""
-    keys: list[Any] = list(shape)
-    for leaf, key in zip(leaves, call_signature(leaves, []), strict=True):
+    keys: list[Any] = [*shape, first_of_same(leaves)]
+    for leaf, key in zip(leaves, _keys_of(leaves), strict=True):
         if isinstance(leaf, torch.Tensor) and leaf.dim() > batch_dim and leaf.shape[batch_dim] > 1:
             sizes = (*leaf.shape[:batch_dim], -1, *leaf.shape[batch_dim + 1 :])
             strides = "contiguous" if leaf.is_contiguous() else leaf.stride()

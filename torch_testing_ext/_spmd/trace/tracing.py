@@ -410,7 +410,13 @@ class _Trace:
             new = recipe(now)
             if new.output is not None:
                 self.effects.buffers[i] = new.output
+            elif new.source != InputSource("buffer", i):
+                raise SPMDError(
+                    f"The step replaces the buffer {ref.name} with None, an input or another buffer.",
+                    remedy="Copy the values: buffer.copy_(values), under torch.no_grad().",
+                )
         _refuse_rebound_parameters(self.state, self.fake_of)
+        _refuse_new_buffers(self.state)
         return outputs
 
     def _collect_grads(self, recipe: Callable[[Any], Recipe]) -> None:
@@ -508,6 +514,17 @@ def _refuse_rebound_parameters(state: StepState, fake_of: dict[InputSource, torc
                 raise SPMDError(
                     f"The step replaces the parameter {ref.name} with another object.",
                     remedy="Change parameters in place under torch.no_grad(), or outside of the step.",
+                )
+
+
+def _refuse_new_buffers(state: StepState) -> None:
+    known = {(id(slot.module), slot.name) for ref in state.buffers for slot in ref.slots}
+    for module in state.modules:
+        for name, buffer in module._buffers.items():
+            if buffer is not None and (id(module), name) not in known:
+                raise SPMDError(
+                    f"The step creates the buffer {name} of {type(module).__name__}.",
+                    remedy="Create it before the first call, and write to it in the step.",
                 )
 
 
