@@ -10,8 +10,8 @@ import collections
 import contextlib
 import functools
 import importlib
-import os
 import operator
+import os
 import random
 import sys
 import types
