@@ -38,7 +38,6 @@ KNOWN_PRIVATE_NAMES = {
     "_spmd/lower/emit.py": {"torch._ops"},
     "_spmd/lower/graphs.py": {"torch._ops"},
     "_spmd/lower/lowering.py": {"torch.ops._c10d_functional"},
-    "_spmd/lower/shard_flow.py": {"torch._ops", "torch.ops._c10d_functional"},
     "_dtensor/converter.py": {"torch.utils._pytree"},
     "_dtensor/op_checks.py": {"torch.utils._pytree"},
     "_dtensor/sharding_rules.py": {"torch.utils._pytree"},

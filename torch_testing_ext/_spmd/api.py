@@ -10,6 +10,7 @@ from torch import fx
 from .errors import SPMDError
 from .parallel_mode import DataParallel, ParallelMode
 from .run.step import CompiledStep
+from .run.verify import VerifyMode
 from .trace.override import Override
 
 Backend = Literal["fx", "inductor"]
@@ -21,6 +22,7 @@ def compile(
     parallel_mode: ParallelMode | None = None,
     *,
     backend: Backend = "fx",
+    verify: VerifyMode = "first",
 ) -> Callable[[Callable[..., Any]], CompiledStep]:
     """Compile a whole train step (forward, backward, optimizer) into a program that runs on every rank.
 
@@ -32,7 +34,13 @@ def compile(
     gm_transformation: called with the final graph module; changes it in place or returns another.
     parallel_mode: `DataParallel("replicate")` by default.
     backend: "fx" runs the graph operation by operation, bit for bit like eager; "inductor" compiles it.
+    verify: "first" also runs the step eagerly at the first call of each program, and raises an error if the results
+        differ; "always" does so at every call.
     """
+    if verify not in get_args(VerifyMode):
+        raise SPMDError(
+            f"Unknown verify {verify!r}.", remedy=f"Use one of {', '.join(map(repr, get_args(VerifyMode)))}."
+        )
     if backend not in get_args(Backend):
         raise SPMDError(
             f"Unknown backend {backend!r}.", remedy=f"Use one of {', '.join(map(repr, get_args(Backend)))}."
@@ -42,6 +50,6 @@ def compile(
         raise SPMDError(f"parallel_mode is {mode!r}.", remedy="Pass a ParallelMode, such as DataParallel().")
 
     def decorate(step: Callable[..., Any]) -> CompiledStep:
-        return CompiledStep(step, mode, backend, list(module_override or ()), gm_transformation)
+        return CompiledStep(step, mode, backend, list(module_override or ()), gm_transformation, verify)
 
     return decorate

@@ -11,7 +11,8 @@ from types import FrameType
 import torch
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
-_PACKAGE = os.path.dirname(__file__) + os.sep
+_PACKAGE = os.path.dirname(os.path.dirname(__file__)) + os.sep
+_WRAPPERS = ("typing_extensions.py",)  # between the step and torch, where torch marks a function as deprecated
 
 
 class SPMDError(ValueError):
@@ -26,8 +27,14 @@ class SPMDError(ValueError):
         super().__init__("\n".join(filter(None, [what, where and f"  at {where}", f"  {remedy}"])))
 
 
-def _is_user_file(filename: str) -> bool:
-    return not filename.startswith((_TORCH, _PACKAGE, "<"))
+def is_user_file(filename: str) -> bool:
+    """Whether a file belongs neither to torch nor to this package."""
+    return not filename.startswith((_TORCH, _PACKAGE, "<")) and not filename.endswith(_WRAPPERS)
+
+
+def is_own_file(filename: str) -> bool:
+    """Whether a file belongs to this package."""
+    return filename.startswith(_PACKAGE)
 
 
 def describe_line(filename: str, lineno: int, function: str) -> str:
@@ -40,7 +47,7 @@ def user_line(frame: FrameType | None = None) -> str | None:
     """The innermost line on the stack that belongs neither to torch nor to this package."""
     caller: FrameType | None = frame or sys._getframe(1)
     while caller is not None:
-        if _is_user_file(caller.f_code.co_filename):
+        if is_user_file(caller.f_code.co_filename):
             return describe_line(caller.f_code.co_filename, caller.f_lineno, caller.f_code.co_name)
         caller = caller.f_back
     return None
@@ -49,6 +56,6 @@ def user_line(frame: FrameType | None = None) -> str | None:
 def user_line_of(error: BaseException) -> str | None:
     """The innermost line of user code in the traceback of `error`."""
     for entry in reversed(traceback.extract_tb(error.__traceback__)):
-        if _is_user_file(entry.filename) and entry.lineno is not None:
+        if is_user_file(entry.filename) and entry.lineno is not None:
             return describe_line(entry.filename, entry.lineno, entry.name)
     return None

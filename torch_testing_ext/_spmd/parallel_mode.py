@@ -83,7 +83,7 @@ class DataParallel(ParallelMode):
         return [self._layout(ref.name, ref.value, rank, world) for ref in state.params]
 
     def _layout(self, name: str, param: torch.Tensor, rank: int, world: int) -> Layout:
-        sharded = self.parallel_style == "fully_shard" and param.dim() > 0
+        sharded = self.parallel_style == "fully_shard" and param.dim() > 0 and param.numel() > 0
         if isinstance(param, DTensor):
             is_sharded = isinstance(param.placements[0], Shard)
             if param.device_mesh.ndim != 1 or param.device_mesh.size() != world or param.placements[0].is_partial():

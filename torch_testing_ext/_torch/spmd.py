@@ -36,13 +36,35 @@ def tree() -> Any:
 def new_fake_mode() -> Any:
     """A fake mode for tracing, with symbols for `.item()` and data-dependent sizes, and otherwise static shapes.
 
-    It admits real tensors that a step captured; the tracer checks them itself (torch 2.5 to 2.15).
+    It admits real tensors that a step captured; the tracer checks them itself. It never computes with their values:
+    torch's own mode runs arithmetic (`mul_`) of real tensors and numbers for real (torch 2.5 to 2.15).
     """
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+    class Mode(FakeTensorMode):  # type: ignore[no-untyped-call]
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func not in self.lift_fns:
+                args, kwargs = tree().tree_map(self._to_fake, (args, kwargs or {}))
+            return super().__torch_dispatch__(func, types, args, kwargs or {})
+
+        def _to_fake(self, value: Any) -> Any:
+            if type(value) not in (torch.Tensor, torch.nn.Parameter):
+                return value
+            # Both are kept alive, so that all uses of a tensor, and of its views, share the memory of one fake.
+            fakes = self.__dict__.setdefault("fakes_of_captured", {})
+            if id(value) not in fakes:
+                fakes[id(value)] = value, self.fake_tensor_converter.from_real_tensor(self, value)
+            return fakes[id(value)][1]
+
     shapes = ShapeEnv(allow_scalar_outputs=True, allow_dynamic_output_shape_ops=True)
-    return FakeTensorMode(shape_env=shapes, static_shapes=True, allow_non_fake_inputs=True)
+    return Mode(shape_env=shapes, static_shapes=True, allow_non_fake_inputs=True)
+
+
+def fake_of_captured(mode: Any, tensor: torch.Tensor) -> torch.Tensor | None:
+    """The fake under which operations of a trace used a real tensor, if any did (torch 2.5 to 2.15)."""
+    found: torch.Tensor | None = mode.__dict__.get("fakes_of_captured", {}).get(id(tensor), (None, None))[1]
+    return found
 
 
 def is_fake(value: object) -> bool:
@@ -62,6 +84,14 @@ def fake_like(mode: Any, tensor: torch.Tensor, name: str, dynamic_dim: int | Non
     source = ConstantSource(name)
     fake: torch.Tensor = mode.from_tensor(tensor, static_shapes=False, source=source, symbolic_context=context)
     return fake
+
+
+def fixed_size(size: Any) -> int | None:
+    """The size as a number, unless it is a symbol that may have several values (torch 2.1 to 2.15)."""
+    if type(size) is int:
+        return size
+    number: int | None = size.node.maybe_as_int()
+    return number
 
 
 def data_dependent_errors() -> tuple[type[Exception], ...]:
@@ -119,11 +149,63 @@ def set_local_tensor(dtensor: Any, local: torch.Tensor) -> None:
     dtensor._local_tensor = local
 
 
+def without_dispatch() -> Any:
+    """A context manager in which operations bypass all dispatch modes (torch 2.0 to 2.15)."""
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    return _disable_current_modes()
+
+
+def kernel_choices() -> tuple[Any, ...]:
+    """Settings that decide which operation torch chooses for attention and for encoder layers (torch 2.5 to 2.15)."""
+    return (
+        torch._C._get_math_sdp_enabled(),
+        torch._C._get_flash_sdp_enabled(),
+        torch._C._get_mem_efficient_sdp_enabled(),
+        torch._C._get_mkldnn_enabled(),
+        torch._C._get_deterministic_algorithms(),
+        torch._C._is_torch_function_mode_enabled(),
+        torch.backends.mha.get_fastpath_enabled(),
+    )
+
+
+def global_module_hooks() -> list[Any]:
+    """The registries of hooks that run for every module (torch 2.0 to 2.15)."""
+    from torch.nn.modules import module
+
+    return [value for name, value in vars(module).items() if name.startswith("_global_") and isinstance(value, dict)]
+
+
 def foreach_by_default(device: torch.device) -> bool:
     """Whether optimizers use their foreach form by default on this device (torch 2.0 to 2.15)."""
     from torch.utils._foreach_utils import _get_foreach_kernels_supported_devices
 
     return device.type in _get_foreach_kernels_supported_devices()
+
+
+@contextlib.contextmanager
+def compiled_functions_run_eagerly() -> Iterator[None]:
+    """Let functions compiled by `torch.compile` run as they are while make_fx traces (torch 2.1 to 2.15)."""
+    from torch._dynamo import config
+
+    with config.patch(error_on_nested_fx_trace=False):
+        yield
+
+
+@contextlib.contextmanager
+def object_collectives_call(replacement: Callable[..., Any]) -> Iterator[None]:
+    """Call `replacement` where a collective of Python objects packs or unpacks them (torch 1.8 to 2.15)."""
+    from torch.distributed import distributed_c10d
+
+    names = ("_object_to_tensor", "_tensor_to_object")
+    originals = {name: getattr(distributed_c10d, name) for name in names}
+    for name in names:
+        setattr(distributed_c10d, name, replacement)
+    try:
+        yield
+    finally:
+        for name, original in originals.items():
+            setattr(distributed_c10d, name, original)
 
 
 @contextlib.contextmanager
@@ -152,6 +234,7 @@ def inductor_compile(graph: torch.fx.GraphModule, fakes: list[Any], mode: Any) -
 
 def inductor_decompositions() -> dict[Any, Any]:
     """The decompositions of composite operations that inductor expects (torch 2.0 to 2.15)."""
+    import torch._inductor.lowering  # noqa: F401 - the decomposition of max_pool2d uses it without importing it
     from torch._inductor.decomposition import select_decomp_table
 
     return select_decomp_table()
@@ -160,3 +243,9 @@ def inductor_decompositions() -> dict[Any, Any]:
 # The C++ functions behind public context managers, for hot paths (torch 2.11 to 2.15).
 disable_torch_function = torch._C.DisableTorchFunction
 set_grad_enabled = torch._C._set_grad_enabled
+
+
+def at_end_of_backward(function: Callable[[], None]) -> None:
+    """Call `function` when the backward that runs on this thread has ended (torch 1.0 to 2.15)."""
+    engine: Any = torch.autograd.Variable._execution_engine
+    engine.queue_callback(function)

@@ -185,7 +185,7 @@ class ReplicateTest(CompilerTestCase):
         trainings = self._trainings(net, comm_hook, compile_forward)
         # Without sync, each rank keeps its own gradients in the first iteration, and the second adds to them.
         for iteration in range(2):
-            torch.manual_seed(123 + self.rank + iteration)
+            torch.manual_seed(123 + self.rank + self.world_size * iteration)  # no batch occurs twice
             batch = torch.randn(1, DIM).to(device_type)
             sync = not no_sync or iteration == 1
             for training in trainings:
@@ -343,7 +343,6 @@ class DDP_TP_Test(CompilerTestCase):
     """Compiled `replicate` together with tensor parallelism."""
 
     PLAN: ClassVar = {"fc1": ColwiseParallel, "fc2": RowwiseParallel, "fc3": ColwiseParallel, "fc4": RowwiseParallel}
-    WIDTH = 64  # any width works here
 
     @property
     def world_size(self) -> int:
@@ -356,7 +355,7 @@ class DDP_TP_Test(CompilerTestCase):
         self.start(device_type)
         mesh = init_device_mesh(device_type, (2, 2), mesh_dim_names=("dp", "tp"))
         torch.manual_seed(0)
-        net = Net(self.WIDTH).to(device_type)
+        net = Net(DIM).to(device_type)
         nets = deepcopy(net), deepcopy(net)
         for parallel in nets:
             parallelize_module(parallel, mesh["tp"], {name: style() for name, style in self.PLAN.items()})
@@ -364,7 +363,7 @@ class DDP_TP_Test(CompilerTestCase):
         compiled = torch.compile(compiled, backend=BACKEND, dynamic=False)
 
         dp_rank = mesh.get_local_rank("dp")
-        batches = [torch.rand(1, self.WIDTH, generator=torch.Generator().manual_seed(n)) for n in range(2)]
+        batches = [torch.rand(1, DIM, generator=torch.Generator().manual_seed(n)) for n in range(2)]
         batch = batches[dp_rank].to(device_type)
         with cpp_reducer():
             eager(batch).sum().backward()

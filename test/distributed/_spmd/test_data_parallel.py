@@ -2,7 +2,8 @@
 
 PyTorch removed `torch.distributed._spmd` in 2.5, and had disabled this suite before. As in the original, both models
 first take one eager step to create the optimizer's states. All ranks share the data of that step; in the compared step
-each rank has its own data.
+each rank has its own data. Unlike in the original, every rank starts with its own weights, and so has other weights and
+optimizer states before the compared step. Both DDP and the compiled step must take rank 0's.
 """
 
 from copy import deepcopy
@@ -56,8 +57,8 @@ class TestDataParallel(DTensorTestBase):
 
     def _check(self, style, make_optimizer, model=None, step=train_step, batch=None, exact=True, **options):
         batch = batch or self._batch
-        torch.manual_seed(0)
-        model = (model or SimpleMLP()).to(self.device_type)
+        torch.manual_seed(self.rank)
+        model = (model or SimpleMLP)().to(self.device_type)
         reference = DDP(deepcopy(model), device_ids=None if self.device_type == "cpu" else [self.rank])
         optim, ddp_optim = make_optimizer(model.parameters()), make_optimizer(reference.parameters())
 
@@ -107,6 +108,16 @@ class TestDataParallel(DTensorTestBase):
     def test_data_parallel_batch_dim_analysis(self):
         # Views that fold the batch into another dim and back, and new tensors of the batch's size, refer to the rank's
         # own batch, not to the batch of all ranks.
+        class WrapperModule(nn.Module):
+            """Adds a dim to the batch and removes it again, before and after the network."""
+
+            def __init__(self):
+                super().__init__()
+                self.mlp = SimpleMLP()
+
+            def forward(self, x):
+                return self.mlp(x.unsqueeze(0).squeeze(0)).unsqueeze(0).squeeze()
+
         def step(model, optim, train_batch):
             optim.zero_grad()
             inputs, labels = train_batch
@@ -122,24 +133,25 @@ class TestDataParallel(DTensorTestBase):
             return loss
 
         for style in ("replicate", "fully_shard"):
-            self._check(style, lambda params: torch.optim.SGD(params, lr=0.1), step=step)
+            self._check(style, lambda params: torch.optim.SGD(params, lr=0.1), model=WrapperModule, step=step)
 
     @with_comms
     def test_fully_shard_non_0_batch_dim(self):
-        def step(model, optim, train_batch):
-            optim.zero_grad()
-            inputs, labels = train_batch
-            loss = (model(inputs.transpose(0, 1)).transpose(0, 1) - labels).sum()
-            loss.backward()
-            optim.step()
-            return loss
+        class WrapperModule(nn.Module):
+            """Takes and returns batches along dim 1."""
+
+            def __init__(self):
+                super().__init__()
+                self.mlp = SimpleMLP()
+
+            def forward(self, x):
+                return self.mlp(x.t().contiguous()).t()
 
         def batch(seed):
-            inputs, labels = self._batch(seed)
-            return tuple(t.view(32, 4, -1).transpose(0, 1).contiguous() for t in (inputs, labels))
+            return tuple(t.t().contiguous() for t in self._batch(seed))
 
-        make = lambda params: torch.optim.SGD(params, lr=0.1)  # noqa: E731
-        self._check("fully_shard", make, step=step, batch=batch, input_batch_dim=1)
+        make = lambda params: torch.optim.Adam(params, lr=0.1, fused=True)  # noqa: E731
+        self._check("fully_shard", make, model=WrapperModule, batch=batch, exact=False, input_batch_dim=1)
 
 
 if __name__ == "__main__":

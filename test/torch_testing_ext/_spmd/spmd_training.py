@@ -192,6 +192,7 @@ def compare_states(test: Any, case: Case, i: int, model: Any, mine: Any, referen
 
 def compare(test: Any, case: Case, i: int, label: str, mine: Any, theirs: Any) -> None:
     if not isinstance(theirs, torch.Tensor):
+        mine = torch.utils._pytree.tree_map(whole, mine)
         test.assertEqual(mine, theirs, msg=f"{case.name}, call {i}: {label}")
         return
     mine, theirs = whole(mine).detach(), whole(theirs).detach()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import inspect
 
 import torch
 import torch.distributed as dist
@@ -34,19 +35,6 @@ def branching_step(model, optimizer, batch):
     return finish(optimizer, loss)
 
 
-def across_shards_step(model, optimizer, batch):
-    loss = finish(optimizer, model(batch[0]).sum())
-    with torch.no_grad():
-        values = [p.grad.flatten() for p in model.parameters()]  # THE LINE
-    return loss, torch.cat(values)
-
-
-def sorted_step(model, optimizer, batch):
-    loss = finish(optimizer, model(batch[0]).sum())
-    first = next(model.parameters())
-    return loss, first.grad.sort(0)  # THE LINE
-
-
 def dropout_checkpoint_step(model, optimizer, batch):
     def forward(x):
         return torch.dropout(model(x), 0.5, train=True)  # THE LINE
@@ -55,9 +43,42 @@ def dropout_checkpoint_step(model, optimizer, batch):
 
 
 def double_backward_step(model, optimizer, batch):
+    loss = model(batch[0]).pow(2).sum()
+    loss.backward(create_graph=True)
+    return finish(optimizer, sum(p.grad.pow(2).sum() for p in model.parameters()))
+
+
+def diverging_write_step(model, optimizer, batch):
+    loss = finish(optimizer, model(batch[0]).sum())
+    with torch.no_grad():
+        model.layers[0].weight.mul_(1 + batch[0].mean())  # THE LINE
+    return loss
+
+
+def noise_step(model, optimizer, batch):
+    loss = finish(optimizer, model(batch[0]).sum())
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(torch.randn_like(p))  # THE LINE
+    return loss
+
+
+def own_gradients_step(model, optimizer, batch):
+    """DDP does not average the results of autograd.grad."""
     loss = model(batch[0]).sum()
-    grads = torch.autograd.grad(loss, list(model.parameters()), create_graph=True)
-    return finish(optimizer, loss + sum(g.pow(2).sum() for g in grads))
+    for p, grad in zip(model.parameters(), torch.autograd.grad(loss, list(model.parameters())), strict=True):
+        p.grad = grad
+    optimizer.step()  # THE LINE
+    return loss
+
+
+def scaled_gradients_step(model, optimizer, batch):
+    loss = model(batch[0]).sum()
+    loss.backward()
+    for p in model.parameters():
+        p.grad.mul_(batch[1].mean())  # THE LINE
+    optimizer.step()
+    return loss
 
 
 def scheduling_step(model, optimizer, batch):
@@ -99,13 +120,14 @@ class CountingSGD(torch.optim.SGD):
         return loss
 
 
-SHARDED_ONLY = {"across_shards", "sorted"}
 STEPS = {
     "branching": (branching_step, "data-dependent control flow", "torch.where"),
-    "across_shards": (across_shards_step, "works across the rows of a sharded tensor", "replicate"),
-    "sorted": (sorted_step, "works across the rows of a sharded tensor", "replicate"),
     "dropout_checkpoint": (dropout_checkpoint_step, "random numbers", "checkpointed regions"),
     "double_backward": (double_backward_step, "create_graph", "gradient penalties"),
+    "diverging_write": (diverging_write_step, "differ between ranks", "Average them over ranks"),
+    "noise": (noise_step, "to the parameter layers.0.weight", "Average them over ranks"),
+    "own_gradients": (own_gradients_step, "differ between ranks", "not those of torch.autograd.grad"),
+    "scaled_gradients": (scaled_gradients_step, "to the gradient of layers.0.weight", "Average them over ranks"),
     "scheduling": (scheduling_step, "changes weight_decay in SGD.param_groups", "scheduler"),
     "seeding": (seeding_step, "random generator", "Seed outside"),
     "remembering": (remembering_step, "last_loss", "Return the value"),
@@ -159,11 +181,8 @@ class TestErrors(DTensorTestBase):
         model, optimizer = self._model(momentum=0.9)
         step(model, optimizer, self._batch())  # creates states and gradients, which must not change
         compiled = compile(parallel_mode=DataParallel(style))(function)
-        if style == "replicate" and name in SHARDED_ONLY:
-            compiled(model, optimizer, self._batch())
-            return
         error = self._refused(compiled, model, optimizer, problem, remedy)
-        if name in ("branching", "across_shards", "sorted", "dropout_checkpoint"):
+        if "# THE LINE" in inspect.getsource(function):
             self.assertIn("THE LINE", error.where)
             self.assertIn(__file__, error.where)
         # The model is intact: another step compiles and runs.

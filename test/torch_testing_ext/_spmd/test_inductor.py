@@ -11,6 +11,7 @@ os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 import torch
 import torch._inductor.compile_fx
 from spmd_training import MLP, Case, normal_batch, train_both
+from torch import nn
 
 from torch_testing_ext.common_utils import instantiate_parametrized_tests, parametrize, run_tests
 from torch_testing_ext.distributed._spmd import DataParallel, compile
@@ -56,6 +57,17 @@ class TestInductor(DTensorTestBase):
         step = train_both(self, case, compile(parallel_mode=DataParallel(style), backend="inductor"))
         # The first call creates the states and is not worth compiling: it runs by fx, and the second call traces again.
         self.assertEqual((step.traces, step.report().backend), (2, "inductor"))
+
+    @with_comms
+    def test_pooling(self):
+        """The decomposition of max_pool2d needs more of inductor than other operations."""
+
+        def make():
+            return nn.Sequential(nn.Conv2d(1, 2, 3), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(18, 4))
+
+        case = Case("pooling", make, normal_batch(6, 1, 8, 8), tolerance=2e-6, iterations=2)
+        step = train_both(self, case, compile(backend="inductor"))
+        self.assertEqual(step.report().backend, "inductor")
 
 
 instantiate_parametrized_tests(TestInductor)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import fx
 
+from ..trace.markers import GRAD_SYNC, SCATTER_GRAD
 from ..trace.state import StepState
 from ..trace.tracing import InputSource
 from .buckets import Bucket, CollectiveOptions, aten, c10d, pack, split_by_sizes, wait_for
@@ -13,14 +16,26 @@ from .graphs import call, nbytes, storages, writes
 
 
 def share_written_buffers(
-    graph: fx.Graph, sources: list[InputSource], state: StepState, options: CollectiveOptions
+    graph: fx.Graph, sources: list[InputSource], rebound: Iterable[int], state: StepState, options: CollectiveOptions
 ) -> list[Bucket]:
-    """Insert one broadcast of bytes for all buffers that the step writes. The other buffers never differ."""
+    """Insert one broadcast of bytes for all buffers that the step writes, or that calls in training mode wrote.
+
+    A step that trains with a module in evaluation mode (frozen statistics) reads what each rank's own calls left there.
+
+    rebound: the buffers that the step replaces by new tensors.
+    """
+    replaced = frozenset(rebound)
     written = set().union(*(writes(node) for node in graph.nodes))
+    trains = any(node.target in (GRAD_SYNC, SCATTER_GRAD) for node in graph.nodes)
+
+    def may_differ(node: fx.Node, i: int) -> bool:
+        frozen = trains and bool(node.users) and not all(slot.module.training for slot in state.buffers[i].slots)
+        return i in replaced or frozen or bool(storages(node) & written)
+
     found = [
         (node, state.buffers[source.i].name)
         for node, source in zip(placeholders(graph), sources, strict=True)
-        if source.kind == "buffer" and storages(node) & written
+        if source.kind == "buffer" and may_differ(node, source.i)
     ]
     if not found or options.world == 1:
         return []

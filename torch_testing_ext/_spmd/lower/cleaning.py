@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..trace.tracing import InputSource, TracedStep
+from ..trace.tracing import TracedStep
+from .graphs import storages
 
 aten = torch.ops.aten
 _SAME_TENSOR = {aten.detach.default, aten.alias.default}
@@ -16,11 +17,12 @@ _EFFECT_NAMESPACES = ("_c10d_functional", "torch_testing_ext_spmd")
 
 
 def clean(
-    traced: TracedStep, lr_groups: dict[int, tuple[int, int]], lr_values: dict[tuple[int, int], Any]
+    traced: TracedStep, lr_groups: dict[int, list[tuple[int, int]]], lr_values: dict[tuple[int, int], Any]
 ) -> set[tuple[int, int]]:
     """Clean `traced.graph` in place, and return the groups whose learning rate is a constant in it.
 
-    `lr_groups` maps each parameter to its group, and `lr_values` maps each group to its current learning rate.
+    `lr_groups` maps each parameter to its groups, one for each optimizer that has it, and `lr_values` maps each group
+    to its current learning rate.
     """
     graph = traced.graph.graph
     for node in list(graph.nodes):
@@ -44,7 +46,7 @@ def placeholders(graph: fx.Graph) -> list[fx.Node]:
 
 
 def _lift_learning_rates(
-    traced: TracedStep, lr_groups: dict[int, tuple[int, int]], lr_values: dict[tuple[int, int], Any]
+    traced: TracedStep, lr_groups: dict[int, list[tuple[int, int]]], lr_values: dict[tuple[int, int], Any]
 ) -> set[tuple[int, int]]:
     source_of = dict(zip(placeholders(traced.graph.graph), traced.sources, strict=True))
     lr_node = {(s.i, s.j): node for node, s in source_of.items() if s.kind == "lr"}
@@ -54,16 +56,20 @@ def _lift_learning_rates(
         if isinstance(lr_values[group], float):
             for user in list(node.users):
                 if user.target is aten._local_scalar_dense.default:
+                    node.meta["number"] = user.meta["val"]
                     user.replace_all_uses_with(node)
+    param_in = {key: s.i for node, s in source_of.items() if s.kind == "param" for key in storages(node)}
     for node in traced.graph.graph.nodes:
         if not _is_fused(node) or not isinstance(node.kwargs.get("lr"), float):
             continue
-        first: InputSource = source_of[node.args[0][0]]
-        group = lr_groups[first.i]
-        if group in lr_node and node.kwargs["lr"] == lr_values[group]:
-            node.update_kwarg("lr", lr_node[group])
-        else:
-            constant.add(group)
+        # The step may have written to the parameter before: the memory tells which one it is.
+        params = {param_in[key] for key in storages(node.args[0][0]) if key in param_in}
+        groups = [group for param in params for group in lr_groups.get(param, [])]
+        fitting = [group for group in groups if node.kwargs["lr"] == lr_values[group]]
+        if len(fitting) == 1 and fitting[0] in lr_node:
+            node.update_kwarg("lr", lr_node[fitting[0]])
+        else:  # two optimizers with the same rate, or a rate that the step computed
+            constant.update(groups or lr_values)
     return constant
 
 

@@ -39,10 +39,11 @@ def _compiled(program: LoweredProgram) -> Callable[[list[Any]], Any]:
             values[i] = values[i].item() if _is_number(program, used[i][1]) else values[i]
         return plain(values)
 
+    decompositions = inductor_decompositions()
     with mode, python_dispatcher(), torch.no_grad():
         functional = make_fx(
             functionalize(with_rates_as_numbers, remove="mutations_and_views"),
-            decomposition_table=inductor_decompositions(),
+            decomposition_table=decompositions,
         )(*fakes)
     remove_dead_code(functional.graph)
     functional.recompile()

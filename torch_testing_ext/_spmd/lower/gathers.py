@@ -13,7 +13,7 @@ from torch import fx
 from ..layout import Layout
 from ..trace.markers import GATHER
 from .buckets import Bucket, CollectiveOptions, finish_all_gather, start_all_gather
-from .graphs import is_view, nbytes, operand, param_of, storages, writes
+from .graphs import is_view, nbytes, operand, param_of, refresh, storages, writes
 
 
 @dataclass
@@ -55,8 +55,13 @@ def lower_gathers(
             wholes = finish_all_gather(graph, started, gathered_layouts, options)
         for marker, whole in zip(gathering.markers, wholes, strict=True):
             marker.replace_all_uses_with(whole)
-    for marker in _markers(graph):
+    markers = _markers(graph)
+    replaced = set().union(*map(storages, markers))
+    for marker in markers:
         graph.erase_node(marker)
+    for node in graph.nodes:
+        if storages(node) & replaced:  # a view of a marker, now of the gathered parameter
+            refresh(node)
     return [gathering.bucket for gathering in gatherings]
 
 
@@ -77,7 +82,10 @@ def _grouped(
     writes_before: dict[fx.Node, int] = {}
     for node, i in position.items():
         if node.target is GATHER:
-            writes_before[node] = max((last_write.get(s, -1) for s in storages(operand(node))), default=-1)
+            shard = operand(node)
+            created = -1 if shard.op == "placeholder" else position[shard]
+            writes_before[node] = max((last_write.get(s, -1) for s in storages(shard)), default=-1)
+            writes_before[node] = max(writes_before[node], created)
         for storage in writes(node):
             last_write[storage] = i
     first_use = {marker: min(position[user] for user in marker.users) for marker in writes_before if marker.users}
@@ -102,7 +110,7 @@ def _grouped(
 def _duplicate_gathers_for_backward(graph: fx.Graph) -> None:
     order = {node: i for i, node in enumerate(graph.nodes)}
     for marker in _markers(graph):
-        if marker.meta.get("backward"):
+        if marker.meta.get("backward") or marker.meta.get("written"):
             continue
         uses = [(view, user) for view in _with_views(marker) for user in view.users if user.meta.get("backward")]
         if uses:

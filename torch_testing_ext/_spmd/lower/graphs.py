@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from torch_testing_ext._torch import storage_key, tree
+from torch_testing_ext._torch import python_dispatcher, storage_key, tree
 
-from ..trace.watch import written_arguments
+from ..trace.watch import draws, written_arguments
 
 _tree = tree()
 # Random operations must keep their order, so the generator counts as a storage that each of them reads and writes.
@@ -23,11 +23,23 @@ def call(graph: fx.Graph, like: fx.Node, target: Callable[..., Any], *args: Any,
     node = graph.call_function(target, args, kwargs)
     for key in ("where", "backward"):
         node.meta[key] = like.meta.get(key)
-    values = fx.node.map_aggregate((args, kwargs), lambda a: a.meta.get("val") if isinstance(a, fx.Node) else a)
-    mode = next((v.fake_mode for v in _tree.tree_leaves(values) if hasattr(v, "fake_mode")), contextlib.nullcontext())
-    with mode, torch.no_grad():
-        node.meta["val"] = target(*values[0], **values[1])
+    if not isinstance(target, torch._ops.OpOverload) or target._schema.returns:
+        refresh(node)
     return node
+
+
+def refresh(node: fx.Node) -> None:
+    """Compute the fake value of `node` from those of its arguments."""
+    target: Any = node.target
+    values = fx.node.map_aggregate((node.args, node.kwargs), lambda a: _value_for(a) if isinstance(a, fx.Node) else a)
+    mode = next((v.fake_mode for v in _tree.tree_leaves(values) if hasattr(v, "fake_mode")), contextlib.nullcontext())
+    # Operations composed of others need the dispatcher of the trace to work on symbolic sizes.
+    with mode, torch.no_grad(), python_dispatcher():
+        node.meta["val"] = target(*values[0], **values[1])
+
+
+def _value_for(node: fx.Node) -> Any:
+    return node.meta.get("number", node.meta.get("val"))  # an input that is a number has a tensor as its fake value
 
 
 def storages(node: fx.Node) -> set[int]:
@@ -53,7 +65,12 @@ def writes(node: fx.Node) -> set[int]:
 
 
 def _draws(node: fx.Node) -> bool:
-    return isinstance(node.target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags
+    return isinstance(node.target, torch._ops.OpOverload) and draws(node.target, node.args, node.kwargs)
+
+
+def is_operation(node: fx.Node) -> bool:
+    """Whether a node calls an operation of the dispatcher, with a schema."""
+    return isinstance(node.target, torch._ops.OpOverload)
 
 
 def is_view(node: fx.Node) -> bool:

@@ -8,15 +8,19 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..trace.distribute import layout_owner
+from ..layout import Layout
+from ..trace.distribute import is_step_count, layout_owner
 from ..trace.state import StateEntry, StepState
 from ..trace.tracing import InputSource, TracedStep
 from .buckets import Bucket, CollectiveOptions
 from .buffers import share_written_buffers
 from .cleaning import clean, placeholders, remove_dead_code
 from .gathers import lower_gathers
+from .handshake import Handshake
 from .schedule import schedule_gradients
-from .shard_flow import combine_across_shards
+from .sharding import ShardedGraph
+from .uniformity import LocalValues, refuse_divergence
+from .updates import SharedUpdates, describe_updates
 
 
 @dataclass
@@ -27,7 +31,10 @@ class LoweredProgram:
     traced: TracedStep
     buckets: list[Bucket]
     constant_lrs: set[tuple[int, int]]
-    shards: dict[int, int] = field(default_factory=dict)  # graph output -> parameter whose layout it has
+    handshake: Handshake | None = None  # None without collectives
+    shards: dict[int, Layout] = field(default_factory=dict)  # graph output -> its layout, if it is a shard
+    updates: SharedUpdates = field(default_factory=SharedUpdates)
+    changed_by_user: bool = False  # by an override or a custom pass
 
     @property
     def used(self) -> list[bool]:
@@ -43,33 +50,69 @@ def lower(
     constant_lrs = clean(traced, lr_groups, lr_values)
     graph = traced.graph.graph
     sharded = any(layout.sharded for layout in traced.layouts)
-    shard_nodes = {}
+    local = LocalValues(graph, traced.sources, options)
+    refuse_divergence(traced, state, entries, local)
+    updates = describe_updates(traced, state, entries, local)
+    names = [ref.name for ref in state.params]
+    shards: dict[int, Layout] = {}
+    buckets: list[Bucket] = []
     if sharded:
-        state_layout = _state_layouts(state, entries)
-        shard_nodes = combine_across_shards(traced.graph, traced.sources, traced.layouts, state_layout, options.group)
+        sharder = _sharder(traced, state, entries, names, options.group, local)
+        graph = sharder.run()
+        shards = sharder.output_layouts
+        remove_dead_code(graph)
         if options.world == 1:
             _drop_trivial_collectives(graph)
-    names = [ref.name for ref in state.params]
-    buckets = lower_gathers(graph, traced.layouts, names, options, reshard) if sharded else []
-    outputs: Any = next(node for node in graph.nodes if node.op == "output").args[0]
-    shards = {i: shard_nodes[node].param for i, node in enumerate(outputs) if node in shard_nodes}
-    buckets = share_written_buffers(graph, traced.sources, state, options) + buckets
+        buckets = lower_gathers(graph, sharder.layouts, sharder.names, options, reshard)
+    buckets = share_written_buffers(graph, traced.sources, traced.effects.buffers, state, options) + buckets
     new, grad_buckets = schedule_gradients(graph, traced.layouts, names, options)
     remove_dead_code(new)
     new.lint()
     module = fx.GraphModule(traced.graph, new)
-    return LoweredProgram(module, traced, buckets + grad_buckets, constant_lrs, shards)
+    return LoweredProgram(module, traced, buckets + grad_buckets, constant_lrs, shards=shards, updates=updates)
 
 
-def _learning_rates(state: StepState) -> tuple[dict[int, tuple[int, int]], dict[tuple[int, int], Any]]:
-    groups: dict[int, tuple[int, int]] = {}
+def _learning_rates(state: StepState) -> tuple[dict[int, list[tuple[int, int]]], dict[tuple[int, int], Any]]:
+    groups: dict[int, list[tuple[int, int]]] = {}
     values: dict[tuple[int, int], Any] = {}
     for i, optimizer in enumerate(state.optimizers):
         for j, group in enumerate(optimizer.param_groups):
             values[(i, j)] = group.get("lr")
             for param in group["params"]:
-                groups[state.known_index(param)] = (i, j)
+                groups.setdefault(state.known_index(param), []).append((i, j))
     return groups, values
+
+
+def _sharder(
+    traced: TracedStep,
+    state: StepState,
+    entries: list[StateEntry],
+    names: list[str],
+    group: str,
+    local: LocalValues,
+) -> ShardedGraph:
+    layouts, effects = traced.layouts, traced.effects
+    outputs: Any = next(node for node in traced.graph.graph.nodes if node.op == "output").args[0]
+    must = {output: i for i, output in effects.grads.items() if output is not None and layouts[i].sharded}
+    for new in effects.states:
+        for recipe, name in zip(new.leaves, new.names, strict=True):
+            if new.owner is None or recipe.output is None or not layouts[new.owner].sharded or is_step_count(name):
+                continue
+            value = outputs[recipe.output].meta["val"] if isinstance(outputs[recipe.output], fx.Node) else None
+            if isinstance(value, torch.Tensor) and value.shape == layouts[new.owner].shape:
+                must[recipe.output] = new.owner
+    return ShardedGraph(
+        traced.graph.graph,
+        traced.sources,
+        layouts,
+        names,
+        _state_layouts(state, entries),
+        [ref.value.requires_grad for ref in state.params],
+        group,
+        local,
+        must,
+        {recipe.output for recipe in effects.result if recipe.output is not None},
+    )
 
 
 def _state_layouts(state: StepState, entries: list[StateEntry]) -> dict[InputSource, int]:

@@ -21,8 +21,12 @@ class Proposal:
     """
 
     error: str | None = None
+    stage: str = "first"  # "first" call for a model, or "later"
     facts: dict[str, list[str]] = field(default_factory=dict)
     present_grads: list[bool] = field(default_factory=list)
+    unverified: bool = False  # the program of this call has not been verified
+    exempt: bool = False  # from verification
+    met_unverified: bool = False  # such a program has run since the ranks' last exchange
 
 
 def agree(mine: Proposal, group: dist.ProcessGroup) -> list[Proposal]:
@@ -37,6 +41,12 @@ def agree(mine: Proposal, group: dist.ProcessGroup) -> list[Proposal]:
             f"Rank {failed[0]} could not compile the step: {proposals[failed[0]].error}",
             remedy="This rank could, and has changed nothing. Fix the step or the model on that rank.",
         )
+    for rank, proposal in enumerate(proposals):
+        if proposal.stage != proposals[0].stage:
+            raise SPMDError(
+                f"Rank 0 is in its {proposals[0].stage} call of a step, and rank {rank} in its {proposal.stage} call.",
+                remedy="Call the same compiled steps in the same order, with the same model, on every rank.",
+            )
     for title in mine.facts:
         for rank, proposal in enumerate(proposals):
             _compare(title, proposals[0].facts[title], proposal.facts[title], rank)
@@ -51,5 +61,6 @@ def _compare(title: str, first: list[str], other: list[str], rank: int) -> None:
     on_first, on_other = next((a, b) for a, b in pairs if a != b)
     raise SPMDError(
         f"The ranks differ in their {title}. Rank 0: {on_first}. Rank {rank}: {on_other}.",
-        remedy="Build the same model and optimizer, and run the same step, on every rank; only values may differ.",
+        remedy="Build the same model and optimizer, and run the same step, on every rank; only values may differ. "
+        "A step that branches must take the same branch on every rank.",
     )

@@ -6,20 +6,21 @@ lists every object that the program depends on; each call builds this list again
 
 from __future__ import annotations
 
-from operator import itemgetter
+from operator import attrgetter, is_, itemgetter
 from typing import Any
 
 import torch
-from torch import nn
 from torch.distributed.tensor import DTensor
 
-from torch_testing_ext._torch import local_tensor, tree
+from torch_testing_ext._torch import disable_torch_function, local_tensor, tree
 
 from ..layout import Layout
 from ..trace.state import StateEntry, StepState
 from ..trace.tracing import InputSource
 
 _tree = tree()
+_TRAINING = attrgetter("training")
+_PARAM_SETTINGS = [*map(attrgetter, ("requires_grad", "_backward_hooks", "_post_accumulate_grad_hooks"))]
 
 
 class Binding:
@@ -28,12 +29,9 @@ class Binding:
     def __init__(self, state: StepState, layouts: list[Layout]) -> None:
         self.state, self.layouts = state, layouts
         self.entries: list[StateEntry] = state.optimizer_states()
-        self.slots = [
-            (registry(slot.module), slot.name)
-            for refs, registry in ((state.params, _parameters), (state.buffers, _buffers))
-            for ref in refs
-            for slot in ref.slots
-        ]
+        registries = [r for module in state.modules for r in (module._parameters, module._buffers, module._modules)]
+        self.registries = [registry for registry in registries if registry]
+        self.empty = [registry for registry in registries if not registry]
         self.params: list[Any] = [ref.value for ref in state.params]
         self.nested = any(map(_is_nested, (entry.value for entry in self.entries)))
         self.groups = [group for optimizer in state.optimizers for group in optimizer.param_groups]
@@ -43,9 +41,7 @@ class Binding:
         self.dtensors = self._dtensors()
         # Both lists of objects keep them alive, so that no other object can get their ids.
         self.objects = self._collect_objects()
-        self.object_ids = [*map(id, self.objects)]
         self.local_tensors = [local_tensor(d) for d in self.dtensors]
-        self.local_ids = [*map(id, self.local_tensors)]
         self.settings = self._collect_settings()
 
     def _dtensors(self) -> list[Any]:
@@ -55,14 +51,17 @@ class Binding:
     def is_current(self) -> bool:
         """Whether model and optimizers still have the objects and settings of this binding."""
         return (
-            [*map(id, self._collect_objects())] == self.object_ids
-            and [id(local_tensor(d)) for d in self.dtensors] == self.local_ids
+            not any(self.empty)
+            and _same(self._collect_objects(), self.objects)
+            and _same([*map(local_tensor, self.dtensors)], self.local_tensors)
             and self._collect_settings() == self.settings
         )
 
     def _collect_objects(self) -> list[Any]:
         """Every object that the program depends on by identity."""
-        found = [registry.get(name) for registry, name in self.slots]
+        found: list[Any] = []
+        for registry in self.registries:
+            found += registry.values()
         for optimizer in self.state.optimizers:
             found += optimizer.param_groups
             for value in optimizer.state.values():
@@ -70,15 +69,15 @@ class Binding:
                 found += _tree.tree_leaves(value) if self.nested else value.values()
         for group in self.groups:
             found += group["params"]
-        for module in self.state.modules:
-            if module._modules:
-                found += module._modules.values()
         return found
 
     def _collect_settings(self) -> list[Any]:
         """Everything that the program depends on by value."""
-        found: list[Any] = [module.training for module in self.state.modules]
-        found += [param.requires_grad for param in self.params]
+        found: list[Any] = [*map(_TRAINING, self.state.modules)]
+        with disable_torch_function():  # which looks at each attribute of a DTensor, at three times the cost
+            for setting in _PARAM_SETTINGS:
+                found += map(setting, self.params)
+        found += map(len, self.groups)
         found += [get(group) for get, group in zip(self.hyperparameter_getters, self.groups, strict=True)]
         return found
 
@@ -106,9 +105,9 @@ class Binding:
             )
             for group in self.groups
         )
-        training = tuple(module.training for module in self.state.modules)
+        modules = tuple((id(module), type(module), module.training) for module in self.state.modules)
         states = _hashable([entry.structure for entry in self.entries])
-        return params, buffers, slots, groups, training, states
+        return params, buffers, slots, groups, modules, states
 
     def value_of(self, source: InputSource) -> Any:
         """The value of a graph input that belongs to the model or an optimizer."""
@@ -118,6 +117,10 @@ class Binding:
             return self.state.buffers[source.i].value
         leaf = self.entries[source.i].leaves[source.j]
         return local_tensor(leaf) if isinstance(leaf, DTensor) else leaf
+
+
+def _same(found: list[Any], expected: list[Any]) -> bool:
+    return len(found) == len(expected) and all(map(is_, found, expected))
 
 
 def _hyperparameter_names(group: dict[str, Any]) -> list[str]:
@@ -130,14 +133,6 @@ def _hyperparameter_names(group: dict[str, Any]) -> list[str]:
 
 def _is_nested(value: Any) -> bool:
     return type(value) is not dict or any(isinstance(item, (dict, list, tuple)) for item in value.values())
-
-
-def _parameters(module: nn.Module) -> dict[str, Any]:
-    return module._parameters
-
-
-def _buffers(module: nn.Module) -> dict[str, Any]:
-    return module._buffers
 
 
 def _hashable(value: Any) -> Any:

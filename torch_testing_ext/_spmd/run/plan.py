@@ -10,12 +10,21 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from torch_testing_ext._torch import below_autograd, local_tensor, set_grad_enabled, set_local_tensor, tree
+from torch_testing_ext._torch import (
+    below_autograd,
+    disable_torch_function,
+    local_tensor,
+    set_grad_enabled,
+    set_local_tensor,
+    tree,
+)
 
+from ..lower.handshake import ProgramChanged
 from ..lower.lowering import LoweredProgram
 from ..trace.distribute import is_step_count, to_dtensor
 from ..trace.tracing import InputSource, NewState, Recipe
 from .binding import Binding
+from .lockstep import lockstep_of
 
 _tree = tree()
 
@@ -32,16 +41,20 @@ class CallPlan:
         binding: Binding,
     ) -> None:
         self.program, self.run, self.compiled, self.mesh = program, run, compiled, mesh
+        self.lockstep = lockstep_of(mesh.get_group(), mesh.device_type)
+        self.handshake = self.lockstep.identify(program.handshake)
+        self.looks_first = self.handshake is not None and not self.handshake.collectives
         self.effects = program.traced.effects
+        self.verification: str | None = None  # how it went, or why it did not take place; None before it
+        self.is_exempt = False  # from verification
         self.sources = [s for s, used in zip(program.traced.sources, program.used, strict=True) if used]
         self.constant_lrs = {
             group: binding.state.optimizers[group[0]].param_groups[group[1]]["lr"] for group in program.constant_lrs
         }
         traced_grads = {s.i for s in program.traced.sources if s.kind == "grad"}
-        # Tracing assumes that every gradient exists. A gradient that the graph never reads may be absent.
-        self.needs_grads = {s.i for s in self.sources if s.kind == "grad"}
-        trainable = {i for i, p in enumerate(binding.params) if p.requires_grad}
-        self.needs_no_grads = trainable - traced_grads
+        # Tracing assumes gradients on entry. Those that the step neither reads nor looks at may be absent.
+        self.needs_grads = {s.i for s in self.sources if s.kind == "grad"} | program.traced.seen_grads
+        self.needs_no_grads = set(range(len(binding.params))) - traced_grads
         self.always_fits = not (self.needs_grads or self.needs_no_grads or self.constant_lrs)
         self.grad_dtensors: dict[int, DTensor] = {}
         # The reference counts of an unshared gradient DTensor: while it is not, and while it is, the `.grad`.
@@ -90,15 +103,31 @@ class CallPlan:
         set_grad_enabled(False)
         guard = below_autograd()
         try:
+            if self.handshake is not None:
+                self._start()
             outputs = self.run(inputs)
+        except ProgramChanged:
+            assert self.handshake is not None
+            self.lockstep.stop(self.handshake)
         finally:
             del guard
             set_grad_enabled(grad_mode)
+        if self.handshake is not None:
+            self.lockstep.advance(self.handshake)
         if self.new_grads:
-            self._install_grads(outputs)
+            with disable_torch_function():
+                self._install_grads(outputs)
         if self.effects.states or self.effects.buffers:
             self._install_states(outputs)
         return self._result(outputs, leaves)
+
+    def _start(self) -> None:
+        """Make sure that all ranks are about to run this program."""
+        assert self.handshake is not None
+        if self.handshake is not self.lockstep.expected:
+            self.lockstep.change(self.handshake)
+        if self.looks_first:
+            self.lockstep.look()
 
     def _install_grads(self, outputs: Sequence[Any]) -> None:
         for i, param, index in self.new_grads:
@@ -158,10 +187,9 @@ class CallPlan:
     def _returned(self, recipe: Recipe, outputs: Sequence[Any], leaves: list[Any]) -> Any:
         if recipe.output is not None:
             value = outputs[recipe.output]
-            param = self.program.shards.get(recipe.output)
-            if param is None:
+            layout = self.program.shards.get(recipe.output)
+            if layout is None:
                 return value
-            layout = self.binding.layouts[param]
             return to_dtensor(value, layout.shape, layout, self.mesh)
         return recipe.constant if recipe.source is None else self._object(recipe.source, leaves)
 

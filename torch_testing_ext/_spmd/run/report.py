@@ -28,12 +28,14 @@ class StepReport:
     operations: int
     collectives: dict[str, int]
     buckets: list[Bucket]
+    verification: str = "not verified"
 
     def __str__(self) -> str:
         count = ", ".join(f"{n} {name}" for name, n in self.collectives.items()) or "no collectives"
         lines = [
             f"{self.name}: {self.operations} operations, {count}; {self.backend}, {self.world} ranks, "
-            f"traced {self.traces} {'time' if self.traces == 1 else 'times'}"
+            f"traced {self.traces} {'time' if self.traces == 1 else 'times'}; "
+            f"{self.verification}"
         ]
         for number, bucket in enumerate(self.buckets):
             kind, dtype = bucket.collective, str(bucket.dtype).removeprefix("torch.")

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import collections
+import copy
+import dataclasses
+import types
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -14,10 +19,12 @@ from torch_testing_ext._torch import tree
 from ..errors import SPMDError
 
 _tree = tree()
+_PLAIN = (type(None), bool, int, float, str, complex, torch.dtype, torch.device)
+_LEAVES = (torch.Tensor, nn.Module, Optimizer, *_PLAIN)
 
 
 def flatten_arguments(value: Any, leaves: list[Any], shape: list[Any]) -> None:
-    """Append the leaves of `value` in pytree's order to `leaves`, and a description of its structure to `shape`.
+    """Append the leaves of `value` to `leaves`, and a description of its structure to `shape`.
 
     Pytree itself takes longer than all other work of a call outside of the graph.
     """
@@ -30,25 +37,98 @@ def flatten_arguments(value: Any, leaves: list[Any], shape: list[Any]) -> None:
         shape.append(tuple(value))
         for item in value.values():
             flatten_arguments(item, leaves, shape)
+    elif kind is torch.Tensor or isinstance(value, _LEAVES):
+        leaves.append(value)
     elif kind in _tree.SUPPORTED_NODES:
-        more, spec = _tree.tree_flatten(value)
-        shape.append(spec)
-        leaves.extend(more)
+        items, context = _tree.SUPPORTED_NODES[kind].flatten_fn(value)
+        shape.append((kind, len(items), _comparable(context)))
+        for item in items:
+            flatten_arguments(item, leaves, shape)
+    elif isinstance(value, tuple) and hasattr(kind, "_fields"):
+        shape.append((kind, len(value)))
+        for item in value:
+            flatten_arguments(item, leaves, shape)
+    elif _is_record(value):
+        attributes = _attributes(value)
+        shape.append((kind, *attributes))
+        for item in attributes.values():
+            flatten_arguments(item, leaves, shape)
     else:
         leaves.append(value)
+
+
+def rebuild_arguments(value: Any, leaves: Iterator[Any]) -> Any:
+    """A copy of `value` with other leaves, in the order of `flatten_arguments`."""
+    kind = type(value)
+    if kind is tuple or kind is list:
+        return kind(rebuild_arguments(item, leaves) for item in value)
+    if kind is dict:
+        return {key: rebuild_arguments(item, leaves) for key, item in value.items()}
+    if isinstance(value, _LEAVES):
+        return next(leaves)
+    if kind in _tree.SUPPORTED_NODES:
+        node = _tree.SUPPORTED_NODES[kind]
+        items, context = node.flatten_fn(value)
+        return node.unflatten_fn([rebuild_arguments(item, leaves) for item in items], context)
+    if isinstance(value, tuple) and hasattr(kind, "_fields"):
+        return tuple.__new__(kind, [rebuild_arguments(item, leaves) for item in value])
+    if _is_record(value):
+        attributes = _attributes(value)
+        rebuilt = copy.copy(value)
+        for name, item in attributes.items():
+            object.__setattr__(rebuilt, name, rebuild_arguments(item, leaves))
+        return rebuilt
+    return next(leaves)
+
+
+def _is_record(value: Any) -> bool:
+    """Whether an object is nothing but its attributes."""
+    if dataclasses.is_dataclass(value):
+        return not isinstance(value, type)
+    return isinstance(value, (types.SimpleNamespace, collections.UserDict, collections.UserList))
+
+
+def _attributes(value: Any) -> dict[str, Any]:
+    slots = [field.name for field in dataclasses.fields(value)] if dataclasses.is_dataclass(value) else []
+    found = {name: getattr(value, name) for name in slots if hasattr(value, name)}
+    return {**found, **getattr(value, "__dict__", {})}
+
+
+def _comparable(context: Any) -> Any:
+    """What pytree keeps of a node besides its items, as something that supports comparison and hashing."""
+    try:
+        hash(context)
+    except TypeError:
+        return repr(context)
+    return context
 
 
 def call_signature(leaves: list[Any], shape: list[Any]) -> tuple[Any, ...]:
     """Everything about a call's arguments that a program depends on, as a hashable key."""
     keys: list[Any] = list(shape)
+    if len({*map(id, leaves)}) != len(leaves):
+        keys.append(first_of_same(leaves))
+    keys += _keys_of(leaves)
+    return tuple(keys)
+
+
+def _keys_of(leaves: list[Any]) -> list[Any]:
+    keys: list[Any] = []
     for leaf in leaves:
         if isinstance(leaf, torch.Tensor):
-            keys.append((leaf.shape, leaf.stride(), leaf.dtype, leaf.device, leaf.requires_grad))
+            strides = leaf.stride() if leaf.layout is torch.strided else leaf.layout
+            keys.append((leaf.shape, strides, leaf.dtype, leaf.device, leaf.requires_grad))
         elif leaf is None or isinstance(leaf, (bool, int, float, str, complex, torch.dtype, torch.device)):
-            keys.append((type(leaf), leaf))
+            keys.append((type(leaf), leaf or str(leaf)))  # zeros of both signs are equal
         else:
             keys.append(id(leaf))  # modules, optimizers, and opaque objects
-    return tuple(keys)
+    return keys
+
+
+def first_of_same(leaves: list[Any]) -> tuple[int, ...]:
+    """For each leaf that is a tensor, the first position of the same tensor; otherwise its own position."""
+    first: dict[int, int] = {}
+    return tuple(first.setdefault(id(v), i) if isinstance(v, torch.Tensor) else i for i, v in enumerate(leaves))
 
 
 def validate_inputs(leaves: list[Any], batch_dim: int) -> None:
@@ -63,6 +143,11 @@ def validate_inputs(leaves: list[Any], batch_dim: int) -> None:
                 f"input_batch_dim is {batch_dim}, but an input has shape {tuple(leaf.shape)}.",
                 remedy="Give every input tensor (except 0-d ones) this dimension, or choose another input_batch_dim.",
             )
+        if leaf.layout is not torch.strided:
+            raise SPMDError(
+                f"An input of shape {tuple(leaf.shape)} is sparse.",
+                remedy="Pass a dense tensor (to_dense()), or its indices and values as two tensors.",
+            )
         if leaf.requires_grad:
             raise SPMDError(
                 f"An input of shape {tuple(leaf.shape)} requires a gradient, but the compiled step does not set it.",
@@ -72,8 +157,8 @@ def validate_inputs(leaves: list[Any], batch_dim: int) -> None:
 
 def signature_without_batch_sizes(leaves: list[Any], shape: list[Any], batch_dim: int) -> tuple[Any, ...]:
     """The signature without batch sizes. One program serves all calls with the same key if its guards hold."""
-    keys: list[Any] = list(shape)
-    for leaf, key in zip(leaves, call_signature(leaves, []), strict=True):
+    keys: list[Any] = [*shape, first_of_same(leaves)]
+    for leaf, key in zip(leaves, _keys_of(leaves), strict=True):
         if isinstance(leaf, torch.Tensor) and leaf.dim() > batch_dim and leaf.shape[batch_dim] > 1:
             sizes = (*leaf.shape[:batch_dim], -1, *leaf.shape[batch_dim + 1 :])
             strides = "contiguous" if leaf.is_contiguous() else leaf.stride()

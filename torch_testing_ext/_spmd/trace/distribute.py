@@ -19,6 +19,7 @@ from torch_testing_ext._torch import tree
 
 from ..layout import Layout
 from .state import StateEntry, StepState
+from .substitution import supersede
 
 _tree = tree()
 _CHUNK_BYTES = 64 * 1024 * 1024
@@ -123,6 +124,8 @@ def install_distributed(state: StepState, layouts: list[Layout], mesh: DeviceMes
         key = entry.key if entry.owner is None else params[entry.owner]
         state.optimizers[entry.optimizer].state[key] = value
     for ref, param in zip(state.params, params, strict=True):
+        if ref.value is not param:
+            supersede(ref.value, param)
         ref.value = param
     state.reindex()
 

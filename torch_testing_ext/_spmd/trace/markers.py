@@ -1,7 +1,7 @@
 """Marker operations: placeholders for communication in the graph of a traced step.
 
-A step is traced as the local program of one rank. Where a sharded parameter is read or a gradient is produced, this
-program needs data from the other ranks. There the trace has a marker, which lowering turns into bucketed collectives.
+A step is traced as the local program of one rank. Where a gradient is complete, or a sharded parameter is read, this
+program needs data from the other ranks. There the graph has a marker, which lowering turns into bucketed collectives.
 Markers compute nothing: each returns a tensor of the right shape, and only while tracing.
 """
 
@@ -12,13 +12,13 @@ from typing import Any
 import torch
 
 from ..errors import SPMDError
+from .watch import TraceWatch
 
 _new_library: Any = torch.library.Library  # untyped in torch
 _library = _new_library("torch_testing_ext_spmd", "FRAGMENT")
 _library.define("grad_sync(Tensor grad, int param) -> Tensor")
 _library.define("gather(Tensor shard, int param, int[] shape) -> Tensor")
 _library.define("scatter_grad(Tensor grad, int param, int[] shape) -> Tensor")
-_library.define("neutral(Tensor shard, float value) -> Tensor")
 
 
 def _new_like(tensor: torch.Tensor, *_: Any) -> torch.Tensor:
@@ -32,14 +32,11 @@ def _new_of_shape(tensor: torch.Tensor, _param: int, shape: list[int]) -> torch.
 _library.impl("grad_sync", _new_like, "Meta")
 _library.impl("gather", _new_of_shape, "Meta")
 _library.impl("scatter_grad", _new_of_shape, "Meta")
-_library.impl("neutral", lambda shard, value: shard.new_empty(()), "Meta")
 
 _ops: Any = torch.ops.torch_testing_ext_spmd
 GRAD_SYNC = _ops.grad_sync.default
 GATHER = _ops.gather.default
 SCATTER_GRAD = _ops.scatter_grad.default
-# The contribution of a rank without rows to a maximum or minimum, which has no value over zero elements.
-NEUTRAL = _ops.neutral.default
 
 
 def _refuse_double_backward(grad: torch.Tensor) -> None:
@@ -50,26 +47,19 @@ def _refuse_double_backward(grad: torch.Tensor) -> None:
         )
 
 
-def sync_gradients_of(leaf: torch.Tensor, param: int) -> None:
-    """Insert a marker on the gradient of a replicated parameter, once per backward, before it is accumulated."""
+def sync_gradients_of(leaf: torch.Tensor, param: int, name: str, watch: TraceWatch) -> None:
+    """Insert a marker on the gradient of a parameter, once per backward, before it is accumulated."""
 
     def mark(grad: torch.Tensor) -> Any:
+        if watch.inside_autograd_grad:
+            return grad  # a rank's own, as under DDP
         _refuse_double_backward(grad)
+        if grad.layout is not torch.strided:
+            raise SPMDError(
+                f"The gradient of {name} is sparse, but the data-parallel program reduces only dense gradients.",
+                remedy="Create the module with dense gradients (sparse=False), or use DDP for this step.",
+            )
         return GRAD_SYNC(grad, param)
 
     register_hook: Any = leaf.register_hook  # untyped in torch
     register_hook(mark)
-
-
-class GatherParameter(torch.autograd.Function):
-    """Gathers a whole parameter from shards; in backward, reduces and scatters its gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, shard: torch.Tensor, param: int, shape: torch.Size) -> Any:
-        ctx.param, ctx.shard_shape = param, shard.shape
-        return GATHER(shard, param, shape)
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> Any:
-        _refuse_double_backward(grad)
-        return SCATTER_GRAD(grad, ctx.param, ctx.shard_shape), None, None

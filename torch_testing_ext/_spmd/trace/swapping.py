@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -66,31 +66,18 @@ def _equal(a: Any, b: Any) -> bool:
 
 
 @contextlib.contextmanager
-def whole_attributes(module: nn.Module, names: dict[str, int], whole: Callable[[int], torch.Tensor]) -> Iterator[None]:
-    """Make the attributes `names` of `module` return whole parameters. The module's registry keeps the shards."""
-    original = type(module)
-    body: dict[str, Any] = {name: _whole_attribute(whole, i) for name, i in names.items()}
-    if isinstance(module, nn.RNNBase):
-        body["_flat_weights"] = property(_whole_weights, lambda self, weights: None)
-    body["__module__"] = original.__module__
-    module.__class__ = type(original.__name__, (original,), body)
-    try:
-        yield
-    finally:
-        module.__class__ = original
-
-
-def _whole_attribute(whole: Callable[[int], torch.Tensor], i: int) -> property:
-    return property(lambda self: whole(i))
-
-
-def _whole_weights(module: Any) -> list[torch.Tensor]:
-    return [getattr(module, name) for name in module._flat_weights_names]
-
-
-@contextlib.contextmanager
 def recurrent_without_mkldnn(state: StepState) -> Iterator[None]:
-    """Disable mkldnn: its LSTM packs weights in a way that cannot be traced; the plain LSTM gives the same numbers."""
+    """Disable mkldnn: its LSTM packs weights in a way that cannot be traced; the plain LSTM gives the same numbers.
+
+    But not with dropout between its layers, which a trace draws in another order.
+    """
+    for module, name in zip(state.modules, state.module_names, strict=True):
+        if isinstance(module, nn.RNNBase) and module.training and module.dropout and module.num_layers > 1:
+            raise SPMDError(
+                f"{name or type(module).__name__} has dropout between its layers, for which the traced program would "
+                "draw other random numbers.",
+                remedy="Use several recurrent modules of one layer, with nn.Dropout between them.",
+            )
     if not any(isinstance(module, nn.RNNBase) for module in state.modules):
         yield
         return

@@ -9,21 +9,26 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import fx, nn
+from torch.distributed.tensor import DTensor
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.optim import Optimizer
 
 from torch_testing_ext._torch import (
+    compiled_functions_run_eagerly,
     data_dependent_errors,
     disable_torch_function,
     fake_like,
+    fake_of_captured,
     foreach_by_default,
     import_tracer,
     is_fake,
+    local_tensor,
     new_fake_mode,
     python_dispatcher,
     seen_as_compiling,
@@ -33,11 +38,17 @@ from torch_testing_ext._torch import (
 
 from ..errors import SPMDError, user_line_of
 from ..layout import Layout
+from .arguments import first_of_same, flatten_arguments, rebuild_arguments
 from .distribute import layout_owner, put_parameter
-from .markers import GATHER, GatherParameter, sync_gradients_of
-from .state import StateEntry, StepState
-from .swapping import recurrent_without_mkldnn, restoring, whole_attributes
-from .watch import TraceWatch, WholeParameterMode
+from .guards import Labels, ReadGuards, guard_reads
+from .markers import sync_gradients_of
+from .observer import Observer
+from .refusals import UserCodeMode, refusing_object_collectives, refusing_values_as_text
+from .sizes import SizeGuards, sizes_as_numbers
+from .state import StateEntry, StepState, TensorRef
+from .substitution import Substitution, only_optimizers
+from .swapping import recurrent_without_mkldnn, restoring
+from .watch import TraceWatch
 
 import_tracer()
 _tree = tree()
@@ -94,9 +105,11 @@ class TracedStep:
     graph: fx.GraphModule
     sources: list[InputSource]  # one for each placeholder, in order
     effects: StepEffects
-    guards: Callable[[list[torch.Tensor]], bool]
+    sizes: SizeGuards
     layouts: list[Layout]
     is_number_lr: dict[tuple[int, int], bool]  # for each lifted learning rate, whether it is a Python number
+    reads: ReadGuards
+    seen_grads: set[int]  # the parameters of which the step looked whether there is a gradient on entry
 
 
 @dataclass
@@ -105,22 +118,36 @@ class TraceRequest:
 
     step: Callable[..., Any]
     leaves: list[Any]
-    spec: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
     state: StepState
     entries: list[StateEntry]
     layouts: list[Layout]
     batch_dim: int
     present_grads: frozenset[int]
     constant_lrs: bool = False
+    fixed_sizes: bool = False  # all sizes are numbers, for a step that cannot take symbols
     compiling: bool = False  # trace for inductor: optimizers use their capturable form if they have one
     overrides: Callable[[StepState], contextlib.AbstractContextManager[None]] | None = None
 
 
-def trace_step(request: TraceRequest) -> TracedStep:
+def trace_step(request: TraceRequest, fixed_sizes: bool = False) -> TracedStep:
     """Trace the step as requested. If an optimizer branches on values that it keeps in tensors, try other forms of it.
 
     The capturable form of torch's optimizers has no such branches; alternatively, learning rates become constants.
+    A step that fails with symbols for batch sizes is traced with numbers, for these sizes only; also on request.
     """
+    request.fixed_sizes = fixed_sizes
+    try:
+        return _trace_some_form(request)
+    except SPMDError:
+        raise
+    except Exception:
+        request.fixed_sizes = True
+        return _trace_some_form(request)
+
+
+def _trace_some_form(request: TraceRequest) -> TracedStep:
     requested = request.compiling, request.constant_lrs
     first: Exception | None = None
     for compiling, constant_lrs in dict.fromkeys([requested, (True, False), (False, True), (True, True)]):
@@ -143,19 +170,22 @@ def _control_flow_error(error: Exception) -> SPMDError:
     )
 
 
+class _NeedsNumbers(Exception):
+    """The step may tell a symbol for a size from a number."""
+
+
 class _Trace:
     def __init__(self, request: TraceRequest) -> None:
         self.request = request
         self.state = request.state
         self.mode = new_fake_mode()
-        self.watch = TraceWatch()
+        self.watch = TraceWatch(_storages_of(request))
         self.sources: list[InputSource] = []
         self.fakes: list[torch.Tensor] = []
         self.fake_of: dict[InputSource, torch.Tensor] = {}
         self.effects = StepEffects()
         self.groups: list[list[dict[str, Any]]] = []  # before the step runs
         self.is_number_lr: dict[tuple[int, int], bool] = {}
-        self.wholes: dict[tuple[int, bool], tuple[int, torch.Tensor]] = {}
 
     # -- fake leaves
 
@@ -188,9 +218,11 @@ class _Trace:
                         )
                         self._add(InputSource("lr", i, j), fake)
                         self.is_number_lr[(i, j)] = not isinstance(lr, torch.Tensor)
+        dynamic = None if request.fixed_sizes else request.batch_dim
+        first = first_of_same(request.leaves)
         for i, leaf in enumerate(request.leaves):
-            if isinstance(leaf, torch.Tensor):
-                self._add(InputSource("arg", i), fake_like(self.mode, leaf, f"t{i}", request.batch_dim))
+            if isinstance(leaf, torch.Tensor) and first[i] == i:
+                self._add(InputSource("arg", i), fake_like(self.mode, leaf, f"t{i}", dynamic))
 
     def _lifts(self, group: dict[str, Any]) -> bool:
         lr = group.get("lr")
@@ -200,10 +232,15 @@ class _Trace:
 
     def run(self) -> TracedStep:
         self._make_fakes()
+        observer = self._observer()
         rng = torch.get_rng_state()
         try:
             with restoring(self.state), self.mode, python_dispatcher():
-                graph = make_fx(self._run_step, tracing_mode="real")(*self.fakes)
+                try:
+                    graph = make_fx(functools.partial(self._run_step, observer), tracing_mode="real")(*self.fakes)
+                finally:
+                    observer.restore()
+            _know_memory_of_captured(graph, self.mode)
         finally:
             rng_moved = not torch.equal(rng, torch.get_rng_state())
             torch.set_rng_state(rng)
@@ -214,50 +251,85 @@ class _Trace:
                 remedy="Seed outside of the step.",
             )
         args = [fake for source, fake in zip(self.sources, self.fakes, strict=True) if source.kind == "arg"]
+        sizes = SizeGuards(self.mode.shape_env, args)
+        if "type" in observer.named_globals and not self.request.fixed_sizes:
+            raise _NeedsNumbers  # type(x.shape[0]) would be the type of a symbol
+        reads = guard_reads(observer, self._roots(), self.state, self.watch.captured, self.substitution.read_values)
         return TracedStep(
-            graph, self.sources, self.effects, self._guards(args), self.request.layouts, self.is_number_lr
+            graph,
+            self.sources,
+            self.effects,
+            sizes,
+            self.request.layouts,
+            self.is_number_lr,
+            reads,
+            self.substitution.seen_grads,
         )
 
-    def _guards(self, fakes: list[torch.Tensor]) -> Callable[[list[torch.Tensor]], bool]:
-        """A check of other batch sizes. Evaluated lazily, because inductor may add guards after the trace."""
-        shapes = self.mode.shape_env
+    def _observer(self) -> Observer:
+        to_fake = self._fakes_of_real()
+        real_of = {id(fake): real for real, fake in self._real_and_fake()}
+        labels = Labels(self.state)
 
-        @functools.lru_cache(None)
-        def expression() -> str | None:
-            text: str | None = shapes.produce_guards_expression(fakes)
-            return text
+        def label_of(tensor: torch.Tensor) -> Any:
+            return "known" if id(tensor) in to_fake or is_fake(tensor) else labels(tensor)
 
-        def hold(tensors: list[torch.Tensor]) -> bool:
-            text = expression()
-            return not text or bool(shapes.evaluate_guards_expression(text, tensors))
+        return Observer(label_of, self._bound(), to_fake, real_of)
 
-        return hold
+    def _bound(self) -> dict[int, Any]:
+        return {id(each): each for each in (*self.state.modules, *self.state.optimizers)}
 
-    def _run_step(self, *fakes: torch.Tensor) -> list[Any]:
+    def _roots(self) -> dict[str, Any]:
+        """The Python objects that the step gets from outside, by the names that errors give them."""
+        roots: dict[str, Any] = {"step": self.request.step}
+        for module, name in zip(self.state.modules, self.state.module_names, strict=True):
+            roots[name or type(module).__name__] = module
+        roots.update((f"{type(o).__name__} (optimizer {i})", o) for i, o in enumerate(self.state.optimizers))
+        for i, leaf in enumerate(self.request.leaves):
+            if not isinstance(leaf, (torch.Tensor, nn.Module, Optimizer)):
+                roots[f"argument {i}"] = leaf
+        return roots
+
+    def _run_step(self, observer: Observer, *fakes: torch.Tensor) -> list[Any]:
         with contextlib.ExitStack() as stack:
             stack.enter_context(recurrent_without_mkldnn(self.state))
             if self.request.overrides is not None:
                 stack.enter_context(self.request.overrides(self.state))
             stack.enter_context(self.watch.detect_fork_rng())
             stack.enter_context(self.watch)
+            stack.enter_context(UserCodeMode(self.watch))
+            stack.enter_context(refusing_values_as_text())
+            stack.enter_context(refusing_object_collectives())
+            stack.enter_context(compiled_functions_run_eagerly())
             self._install_fakes()
-            if any(layout.sharded for layout in self.request.layouts):
-                stack.enter_context(self._whole_attributes())
-                stack.enter_context(WholeParameterMode(self._whole_of))
+            self.substitution = Substitution(
+                self._fakes_of_real(), [self.fake_of[InputSource("param", i)] for i in range(len(self.state.params))]
+            )
+            stack.enter_context(self.substitution)
+            stack.enter_context(only_optimizers(self.state.optimizers))
             if self.request.compiling:
                 stack.enter_context(seen_as_compiling())
-            leaves = [self.fake_of.get(InputSource("arg", i), leaf) for i, leaf in enumerate(self.request.leaves)]
-            args, kwargs = _tree.tree_unflatten(leaves, self.request.spec)
-            result = self.request.step(*args, **kwargs)
+            args, kwargs = self._fake_arguments()
+            before = _structure(args, kwargs)
+            with sizes_as_numbers(), observer.watching(self._roots()):
+                result = self.request.step(*args, **kwargs)
+            _refuse_changed_arguments(before, _structure(args, kwargs))
             return self._collect_effects(result)
+
+    def _fake_arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        request = self.request
+        positions = first_of_same(request.leaves)
+        leaves = iter([self.fake_of.get(InputSource("arg", i), request.leaves[i]) for i in positions])
+        args = tuple(rebuild_arguments(arg, leaves) for arg in request.args)
+        return args, {name: rebuild_arguments(arg, leaves) for name, arg in request.kwargs.items()}
 
     def _install_fakes(self) -> None:
         state = self.state
         for i, ref in enumerate(state.params):
             fake = self.fake_of[InputSource("param", i)]
             fake.grad = self.fake_of.get(InputSource("grad", i))
-            if fake.requires_grad and not self.request.layouts[i].sharded:
-                sync_gradients_of(fake, i)
+            if fake.requires_grad:
+                sync_gradients_of(fake, i, ref.name, self.watch)
             for slot in ref.slots:
                 put_parameter(slot.module, slot.name, fake)
         for i, ref in enumerate(state.buffers):
@@ -295,40 +367,24 @@ class _Trace:
             fake.update({name: form for name, form in forms.items() if name in group})
         return fake
 
-    # -- whole parameters for modules that read them
+    def _fakes_of_real(self) -> dict[int, torch.Tensor]:
+        """The fakes of all tensors that model and optimizers hold outside of a trace, by the id of the real one."""
+        return {id(real): fake for real, fake in self._real_and_fake()}
 
-    def _whole_of(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        index = self._sharded_index.get(id(tensor))
-        return None if index is None or not tensor.requires_grad else self._whole(index)
-
-    def _whole(self, i: int) -> torch.Tensor:
-        shard = self.fake_of[InputSource("param", i)]
-        differentiable = torch.is_grad_enabled() and shard.requires_grad
-        version = self.watch.writes[storage_key(shard)]
-        known = self.wholes.get((i, differentiable))
-        if known is not None and known[0] == version:
-            return known[1]
-        shape = self.request.layouts[i].shape
-        gather: Any = GatherParameter.apply if differentiable else GATHER
-        with disable_torch_function():
-            whole: torch.Tensor = gather(shard, i, shape)
-        self.wholes[(i, differentiable)] = (version, whole)
-        return whole
-
-    @contextlib.contextmanager
-    def _whole_attributes(self) -> Iterator[None]:
-        """Make `module.weight` return the whole parameter, while `module.parameters()` yields the shard."""
-        indices: dict[nn.Module, dict[str, int]] = {}
-        self._sharded_index: dict[int, int] = {}
+    def _real_and_fake(self) -> list[tuple[Any, torch.Tensor]]:
+        real: dict[InputSource, Any] = {}
         for i, ref in enumerate(self.state.params):
-            if self.request.layouts[i].sharded:
-                self._sharded_index[id(self.fake_of[InputSource("param", i)])] = i
-                for slot in ref.slots:
-                    indices.setdefault(slot.module, {})[slot.name] = i
-        with contextlib.ExitStack() as stack:
-            for module, names in indices.items():
-                stack.enter_context(whole_attributes(module, names, self._whole))
-            yield
+            real[InputSource("param", i)], real[InputSource("grad", i)] = ref.value, ref.value.grad
+        for i, ref in enumerate(self.state.buffers):
+            real[InputSource("buffer", i)] = ref.value
+        for e, entry in enumerate(self.request.entries):
+            real.update((InputSource("state", e, j), leaf) for j, leaf in enumerate(entry.leaves))
+        real.update((InputSource("arg", i), leaf) for i, leaf in enumerate(self.request.leaves))
+        return [
+            (value, self.fake_of[source])
+            for source, value in real.items()
+            if source in self.fake_of and isinstance(value, torch.Tensor)
+        ]
 
     # -- the effects of the step
 
@@ -354,12 +410,19 @@ class _Trace:
             new = recipe(now)
             if new.output is not None:
                 self.effects.buffers[i] = new.output
+            elif new.source != InputSource("buffer", i):
+                raise SPMDError(
+                    f"The step replaces the buffer {ref.name} with None, an input or another buffer.",
+                    remedy="Copy the values: buffer.copy_(values), under torch.no_grad().",
+                )
         _refuse_rebound_parameters(self.state, self.fake_of)
+        _refuse_new_buffers(self.state)
         return outputs
 
     def _collect_grads(self, recipe: Callable[[Any], Recipe]) -> None:
         for i in range(len(self.state.params)):
             before, now = self.fake_of.get(InputSource("grad", i)), self.fake_of[InputSource("param", i)].grad
+            _refuse_changed_requirement(self.state.params[i], self.fake_of[InputSource("param", i)])
             if now is before:
                 continue
             new = Recipe() if now is None else recipe(now)
@@ -403,12 +466,45 @@ class _Trace:
         return same
 
 
+def _know_memory_of_captured(module: fx.GraphModule, mode: Any) -> None:
+    """Give all nodes of one captured tensor values that share memory. The tracer makes a new value for each of them."""
+    for node in module.graph.nodes:
+        if node.op == "get_attr" and isinstance(node.meta.get("val"), torch.Tensor):
+            fake = fake_of_captured(mode, getattr(module, str(node.target)))
+            if fake is not None:
+                node.meta["val"], node.meta["captured"] = fake, True
+
+
+def _structure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], list[Any]]:
+    leaves: list[Any] = []
+    shape: list[Any] = []
+    flatten_arguments((args, kwargs), leaves, shape)
+    return leaves, shape
+
+
+def _refuse_changed_arguments(before: tuple[list[Any], list[Any]], after: tuple[list[Any], list[Any]]) -> None:
+    same = before[1] == after[1] and all(a is b for a, b in zip(before[0], after[0], strict=True))
+    if not same:
+        raise SPMDError(
+            "The step changes a list, dict or object that it gets as an argument. The traced program runs no Python "
+            "code, and would leave it as it is.",
+            remedy="Change a copy: batch = dict(batch).",
+        )
+
+
+def _storages_of(request: TraceRequest) -> frozenset[int]:
+    """The storages of everything that model and optimizers hold."""
+    registered = [ref.value for ref in (*request.state.params, *request.state.buffers)]
+    states = [leaf for entry in request.entries for leaf in entry.leaves]
+    locals_ = [local_tensor(t) if isinstance(t, DTensor) else t for t in (*registered, *states)]
+    return frozenset(storage_key(t) for t in locals_ if isinstance(t, torch.Tensor) and t.layout is torch.strided)
+
+
 def _empty(like: torch.Tensor, layout: Layout | None) -> torch.Tensor:
-    """An empty tensor like this rank's part of `like` under `layout`."""
-    shape = like.shape if layout is None else layout.local_shape
-    if shape == like.shape:
-        return torch.empty_strided(shape, like.stride(), dtype=like.dtype, device=like.device)
-    return torch.empty(shape, dtype=like.dtype, device=like.device)
+    """An empty tensor like `like`. A tensor gathered from shards is contiguous."""
+    if layout is None or not layout.sharded:
+        return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device)
+    return torch.empty(like.shape, dtype=like.dtype, device=like.device)
 
 
 def _refuse_rebound_parameters(state: StepState, fake_of: dict[InputSource, torch.Tensor]) -> None:
@@ -419,6 +515,27 @@ def _refuse_rebound_parameters(state: StepState, fake_of: dict[InputSource, torc
                     f"The step replaces the parameter {ref.name} with another object.",
                     remedy="Change parameters in place under torch.no_grad(), or outside of the step.",
                 )
+
+
+def _refuse_new_buffers(state: StepState) -> None:
+    known = {(id(slot.module), slot.name) for ref in state.buffers for slot in ref.slots}
+    for module in state.modules:
+        for name, buffer in module._buffers.items():
+            if buffer is not None and (id(module), name) not in known:
+                raise SPMDError(
+                    f"The step creates the buffer {name} of {type(module).__name__}.",
+                    remedy="Create it before the first call, and write to it in the step.",
+                )
+
+
+def _refuse_changed_requirement(ref: TensorRef, fake: torch.Tensor) -> None:
+    with disable_torch_function():
+        required = ref.value.requires_grad
+    if fake.requires_grad != required:
+        raise SPMDError(
+            f"The step leaves {ref.name} with requires_grad={fake.requires_grad}, and began with {required}.",
+            remedy="Set it back at the end of the step, or change it outside of the step.",
+        )
 
 
 def _refuse_changed_groups(optimizer: torch.optim.Optimizer, before: list[dict[str, Any]]) -> None:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import math
-from collections import Counter
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
 
 from torch_testing_ext._torch import (
     disable_torch_function,
@@ -22,25 +20,45 @@ from torch_testing_ext._torch import (
 )
 
 from ..errors import SPMDError, user_line
-from .markers import NEUTRAL
 
 _tree = tree()
 aten = torch.ops.aten
+_SPARSE = {torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc}
 
 
 class TraceWatch(dispatch_mode_class()):  # type: ignore[misc]
     """A mode that checks every operation of the step before the tracer records it, and annotates the recorded nodes."""
 
-    def __init__(self) -> None:
+    def __init__(self, owned: frozenset[int] = frozenset()) -> None:
         super().__init__()
-        self.writes: Counter[int] = Counter()  # per storage
         self.restoring_rng = 0
+        self.inside_autograd_grad = 0
+        self.owned = owned  # the storages of model and optimizers
+        self.captured: dict[int, tuple[torch.Tensor, str | None]] = {}  # real tensors that the step used, and where
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+        # The tracer's own code is of no interest to an observer, and by far the most that runs.
+        observing = sys.getprofile()
+        if not callable(observing):  # none, or a profiler written in C
+            return self._dispatch(func, args, kwargs or {})
+        sys.setprofile(None)
+        try:
+            return self._dispatch(func, args, kwargs or {})
+        finally:
+            sys.setprofile(observing)
+
+    def _dispatch(self, func: Any, args: Any, kwargs: Any) -> Any:
         tensors = [leaf for leaf in _tree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-        _refuse_captured(tensors)
-        if self.restoring_rng and torch.Tag.nondeterministic_seeded in func.tags:
+        if func is not aten.lift_fresh.default and func is not aten.lift_fresh_copy.default:
+            self._note_captured(tensors)
+        refuse_collective(func)
+        if func.overloadpacket is aten.set_:
+            raise SPMDError(
+                "The step gives a tensor other memory (set_), which a graph cannot express.",
+                remedy="Write in place, under torch.no_grad(): tensor.copy_(values).",
+                where=user_line(),
+            )
+        if self.restoring_rng and draws(func, args, kwargs):
             raise SPMDError(
                 f"{func} draws random numbers in a region that restores the generator's state (checkpointing with "
                 "dropout?). The traced program would draw different numbers when it recomputes the region, and the "
@@ -52,19 +70,18 @@ class TraceWatch(dispatch_mode_class()):  # type: ignore[misc]
         graph = tracing_graph()
         last = next(iter(reversed(graph.nodes)), None) if graph is not None else None
         with disable_torch_function():  # calls below this point are not user code
-            out = _extreme_of_empty(func, args, kwargs) if func in _EXTREMES else None
-            out = func(*args, **kwargs) if out is None else out
+            out = func(*args, **kwargs)
         if graph is not None:
             _annotate(graph, last)
-        if func._schema.is_mutable:
-            self._count_writes(func, args, kwargs)
+        _refuse_sparse(out)
         return out
 
-    def _count_writes(self, func: Any, args: Any, kwargs: Any) -> None:
-        for value in written_arguments(func, args, kwargs):
-            for leaf in _tree.tree_leaves(value):
-                if isinstance(leaf, torch.Tensor):
-                    self.writes[storage_key(leaf)] += 1
+    def _note_captured(self, tensors: list[torch.Tensor]) -> None:
+        for tensor in tensors:
+            if not is_fake(tensor) and id(tensor) not in self.captured:
+                _refuse_trainable(tensor)
+                _refuse_shared(tensor, self.owned)
+                self.captured[id(tensor)] = tensor, user_line()
 
     @contextlib.contextmanager
     def detect_fork_rng(self) -> Iterator[None]:
@@ -88,6 +105,17 @@ class TraceWatch(dispatch_mode_class()):  # type: ignore[misc]
             torch.random.fork_rng = original
 
 
+def draws(func: Any, args: Any, kwargs: Any) -> bool:
+    """Whether an operation draws random numbers. Attention, for example, does so only with dropout."""
+    if torch.Tag.nondeterministic_seeded not in func.tags:
+        return False
+    for position, argument in enumerate(func._schema.arguments):
+        if argument.name == "dropout_p":
+            given = args[position] if position < len(args) else kwargs.get("dropout_p", argument.default_value)
+            return bool(given != 0)
+    return True
+
+
 def written_arguments(func: Any, args: Any, kwargs: Any) -> list[Any]:
     """The arguments that `func` writes to, according to its schema."""
     written = []
@@ -100,109 +128,55 @@ def written_arguments(func: Any, args: Any, kwargs: Any) -> list[Any]:
     return written
 
 
-def _order(args: Any, kwargs: Any) -> float:
-    order = args[1] if len(args) > 1 else kwargs.get("ord", 2)
-    return 2.0 if order is None else float(order)
+def _refuse_trainable(tensor: torch.Tensor) -> None:
+    if tensor.requires_grad or isinstance(tensor, torch.nn.Parameter):
+        raise SPMDError(
+            f"The step uses a trainable tensor of shape {tuple(tensor.shape)} that it captured from outside. Its "
+            "gradient would be neither averaged nor kept.",
+            remedy="Pass the module that owns it, and its optimizer, as arguments of the step.",
+            where=user_line(),
+        )
 
 
-_NEUTRAL_NORMS = {math.inf: 0.0, -math.inf: math.inf}
-_EXTREMES: dict[Any, Callable[[Any, Any], float | None]] = {
-    aten.max.default: lambda args, kwargs: -math.inf,
-    aten.min.default: lambda args, kwargs: math.inf,
-    aten.amax.default: lambda args, kwargs: -math.inf,
-    aten.amin.default: lambda args, kwargs: math.inf,
-    aten._foreach_max.default: lambda args, kwargs: -math.inf,
-    aten.linalg_vector_norm.default: lambda args, kwargs: _NEUTRAL_NORMS.get(_order(args, kwargs)),
-    aten._foreach_norm.Scalar: lambda args, kwargs: _NEUTRAL_NORMS.get(_order(args, kwargs)),
-}
-_SINGLE = {aten._foreach_max.default: aten.max.default, aten._foreach_norm.Scalar: aten.linalg_vector_norm.default}
+def _refuse_shared(tensor: torch.Tensor, owned: frozenset[int]) -> None:
+    if tensor.layout is torch.strided and storage_key(tensor) in owned:
+        raise SPMDError(
+            f"The step uses a tensor of shape {tuple(tensor.shape)} that it captured from outside, and that shares the "
+            "memory of a parameter, buffer or state (a view?). The program would not see the step's changes in it.",
+            remedy="Create the view in the step.",
+            where=user_line(),
+        )
 
 
-def _extreme_of_empty(func: Any, args: Any, kwargs: Any) -> Any:
-    """The maximum or minimum where some tensor is empty, as is one rank's shard of an uneven parameter; else None."""
-    tensors = args[0] if isinstance(args[0], (list, tuple)) else [args[0]]
-    neutral = _EXTREMES[func](args, kwargs)
-    if neutral is None or all(tensor.numel() for tensor in tensors):
-        return None
-    single = _SINGLE.get(func, func)
-    results = [single(t, *args[1:], **kwargs) if t.numel() else NEUTRAL(t, neutral) for t in tensors]
-    return results if func in _SINGLE else results[0]
-
-
-def _refuse_captured(tensors: list[torch.Tensor]) -> None:
-    for tensor in tensors:
-        if not is_fake(tensor) and (tensor.requires_grad or isinstance(tensor, torch.nn.Parameter)):
-            raise SPMDError(
-                f"The step uses a trainable tensor of shape {tuple(tensor.shape)} that it captured from outside. Its "
-                "gradient would be neither averaged nor kept.",
-                remedy="Pass the module that owns it, and its optimizer, as arguments of the step.",
-                where=user_line(),
-            )
+def _refuse_sparse(out: Any) -> None:
+    # Sparse gradients of parameters have an error of their own (see markers.py).
+    if isinstance(out, torch.Tensor) and out.layout in _SPARSE and not inside_backward():
+        raise SPMDError(
+            "The step computes with a sparse tensor, for which the data-parallel program has no rules.",
+            remedy="Use dense tensors in the step (sparse=False, to_dense()), or train it with DDP.",
+            where=user_line(),
+        )
 
 
 def _annotate(graph: torch.fx.Graph, last: torch.fx.Node | None) -> None:
-    where, backward = None, inside_backward()
+    where, backward, grad_mode = None, inside_backward(), torch.is_grad_enabled()
     for node in reversed(graph.nodes):
         if node is last:
             break
         where = where or user_line()
-        node.meta["where"], node.meta["backward"] = where, backward
+        node.meta["where"], node.meta["backward"], node.meta["grad_mode"] = where, backward, grad_mode
 
 
-_NON_COMPUTING = {
-    torch.Tensor.detach,
-    torch.Tensor.backward,
-    torch.Tensor.requires_grad_,
-    torch.Tensor.register_hook,
-    torch.Tensor.register_post_accumulate_grad_hook,
-    torch.Tensor.retain_grad,
-    torch.Tensor.size,
-    torch.Tensor.stride,
-    torch.Tensor.dim,
-    torch.Tensor.numel,
-    torch.Tensor.element_size,
-    torch.Tensor.is_floating_point,
-    torch.Tensor.is_complex,
-    torch.Tensor.is_contiguous,
-    torch.Tensor.get_device,
-    torch.Tensor.__hash__,
-    torch.Tensor.__len__,
-    torch.Tensor.__repr__,
-    torch.Tensor.untyped_storage,
-    torch.Tensor.data_ptr,
-    torch.autograd.grad,
-    torch.autograd.backward,
-    torch.is_floating_point,
-    torch.is_complex,
-    torch.numel,
-}
-_COMPUTING_PROPERTIES = {"T", "mT", "H", "mH", "real", "imag"}
+def refuse_collective(func: Any) -> None:
+    """Refuse operations of `torch.distributed` that work in place, outside of what a graph describes."""
+    if func.namespace == "c10d":
+        raise collective_error(f"torch.distributed's {func._schema.name.removeprefix('c10d::').strip('_')}")
 
 
-class WholeParameterMode(TorchFunctionMode):
-    """Substitutes the whole parameter for a shard from `module.parameters()` in differentiable code.
-
-    A penalty on the parameters thus has the same value and gradient as under DDP. In code without gradients
-    (optimizers, clipping) shards stay shards; see `lower/shard_flow.py`.
-    """
-
-    def __init__(self, whole_of: Callable[[torch.Tensor], torch.Tensor | None]) -> None:
-        super().__init__()
-        self.whole_of = whole_of
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if torch.is_grad_enabled() and _computes(func):
-            args, kwargs = _tree.tree_map_only(torch.Tensor, self._substitute, (args, kwargs))
-        return func(*args, **kwargs)
-
-    def _substitute(self, tensor: torch.Tensor) -> torch.Tensor:
-        whole = self.whole_of(tensor)
-        return tensor if whole is None else whole
-
-
-def _computes(func: Any) -> bool:
-    name = getattr(func, "__name__", "")
-    if name in ("__get__", "__set__", "__delete__"):
-        return name == "__get__" and getattr(func.__self__, "__name__", "") in _COMPUTING_PROPERTIES
-    return func not in _NON_COMPUTING and not name.endswith("_like") and not name.startswith("new_")
+def collective_error(what: str) -> SPMDError:
+    return SPMDError(
+        f"The step calls {what}, which a graph cannot express.",
+        remedy="Use its functional form, whose result is a new tensor (all_reduce, all_gather_tensor, broadcast, ...; "
+        "from torch.distributed import _functional_collectives), or call it outside of the step.",
+        where=user_line(),
+    )

@@ -1,0 +1,102 @@
+"""Refusal of what a traced program would not repeat: reads of values into Python, and collectives in place."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from torch_testing_ext._torch import is_fake, object_collectives_call
+
+from ..errors import SPMDError, is_own_file, is_user_file, user_line
+from .watch import TraceWatch, collective_error
+
+_ARRAYS: set[Any] = {torch.Tensor.numpy, torch.Tensor.__array__}
+_TEXTS: set[Any] = {torch.Tensor.__repr__, torch.Tensor.__format__}
+
+
+class UserCodeMode(TorchFunctionMode):
+    """A mode that sees the functions of torch that the step calls.
+
+    It refuses those that read a tensor into Python, and notices `torch.autograd.grad`, whose results are a rank's own:
+    DDP averages only in `backward`.
+    """
+
+    def __init__(self, watch: TraceWatch) -> None:
+        super().__init__()
+        self.watch = watch
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in _ARRAYS and is_fake(args[0]):
+            raise _value_error("turns a tensor into a numpy array")
+        if func in _TEXTS and is_fake(args[0]) and _asked_by_user():
+            raise _value_error("turns a tensor into text")
+        if func is not torch.autograd.grad:
+            return func(*args, **kwargs)
+        self.watch.inside_autograd_grad += 1
+        try:
+            return func(*args, **kwargs)
+        finally:
+            self.watch.inside_autograd_grad -= 1
+
+
+def _value_error(what: str) -> SPMDError:
+    return SPMDError(
+        f"The step {what}. The traced program has no values while it is traced, and runs no Python code later.",
+        remedy="Return the tensor from the step, and convert or print it outside.",
+        where=user_line(),
+    )
+
+
+def _asked_by_user() -> bool:
+    """Whether the nearest caller outside of this package and torch's `Tensor` is user code, and not torch itself."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and _is_transparent(frame.f_code.co_filename):
+        frame = frame.f_back
+    return frame is not None and is_user_file(frame.f_code.co_filename)
+
+
+def _is_transparent(filename: str) -> bool:
+    """Whether a file's code passes on what its caller asked for: our modes, or the methods of torch's `Tensor`."""
+    return is_own_file(filename) or filename in (torch.Tensor.__repr__.__code__.co_filename, torch.overrides.__file__)
+
+
+@contextlib.contextmanager
+def refusing_values_as_text() -> Iterator[None]:
+    """Refuse to turn the result of `.item()`, which a trace does not know, into text."""
+    symbol: Any = torch.SymFloat
+    original = symbol.__repr__
+
+    def text(self: Any) -> str:
+        if _asked_by_user():
+            raise _value_error("turns the value of a tensor into text")
+        return original(self)  # type: ignore[no-any-return]
+
+    def formatted(self: Any, spec: str) -> str:
+        if _asked_by_user():
+            raise _value_error("turns the value of a tensor into text")
+        return format(original(self), spec)
+
+    symbol.__repr__, symbol.__format__ = text, formatted
+    try:
+        yield
+    finally:
+        symbol.__repr__ = original
+        del symbol.__format__
+
+
+@contextlib.contextmanager
+def refusing_object_collectives() -> Iterator[None]:
+    """Refuse collectives of Python objects, which a traced program would not repeat."""
+
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        raise collective_error("a collective of Python objects")
+
+    with object_collectives_call(refuse):
+        yield

@@ -1,0 +1,124 @@
+"""What lies outside of the program that runs a step: clocks, files, the system's randomness, processes.
+
+Nothing tells a later call that such a thing has changed, and a traced program would keep its first value. Therefore
+code of the step that asks for it is refused. Environment variables and torch's settings are guarded instead.
+"""
+
+from __future__ import annotations
+
+import datetime
+import io
+import os
+import random
+import subprocess
+import time
+from collections.abc import Callable
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+
+from .codes import kind_of_code, standard_module
+
+_CLOCK = ("time", "perf_counter", "monotonic", "process_time", "thread_time")
+_TIMES = [name for clock in _CLOCK for name in (clock, f"{clock}_ns")]
+_TIMES += ["localtime", "gmtime", "ctime", "asctime", "strftime", "clock_gettime", "clock_gettime_ns", "times"]
+_FILES = ("open", "stat", "lstat", "listdir", "scandir", "access", "getcwd", "readlink", "read", "pread")
+_SYSTEM = ("urandom", "getrandom", "getloadavg", "cpu_count", "sched_getaffinity", "getppid")
+_DATES = {"now", "utcnow", "today"}
+_READS_OF_FILES = {"read", "read1", "readline", "readlines", "readinto", "readall", "peek", "seek", "tell"}
+_RANDOM_STATE = {"initial_seed", "get_state", "graphsafe_get_state", "get_offset"}
+
+
+def _functions(module: Any, names: Any, what: str) -> dict[Any, str]:
+    found = {name: getattr(module, name, None) for name in names}
+    return {function: f"{what} ({module.__name__}.{name})" for name, function in found.items() if function is not None}
+
+
+_WORLD: dict[Any, str] = {
+    **_functions(time, _TIMES, "the clock"),
+    **_functions(os, _FILES, "the file system"),
+    **_functions(os, _SYSTEM, "the operating system"),
+    io.open: "a file (open)",
+    io.open_code: "a file (open_code)",
+    input: "the standard input",
+}
+# Functions in Python that ask in ways which no event shows.
+_WORLD_CODES: dict[CodeType, str] = {
+    subprocess.Popen.__init__.__code__: "another process (subprocess)",
+}
+# Parts of Python's library whose reads do not reach the step's values.
+_HARMLESS = {"logging", "warnings", "traceback", "linecache", "inspect", "importlib", "tokenize", "threading", "typing"}
+# Modules whose types do not change, are compared in other ways, or hold nothing that a step computes with.
+_LASTING = {"builtins", "torch", "numpy", "re", "datetime", "decimal", "fractions", "functools", "types", "operator"}
+_LASTING |= {"_thread", "threading", "enum", "collections", "random", "_random", "typing", "contextvars", "weakref"}
+_RANDOM_FILES = {f"{torch.__path__[0]}/random.py", f"{torch.__path__[0]}/cuda/random.py"}
+_ENVIRONMENT = {
+    getattr(os._Environ, name).__code__ for name in ("__getitem__", "__iter__", "__len__", "copy", "__repr__")
+}
+_SETTINGS = ("get_", "is_", "are_")
+
+
+def outside_read(function: Any) -> str | None:
+    """What a function in C that is about to be called reads from outside of the program, if anything."""
+    owner = getattr(function, "__self__", None)
+    if isinstance(owner, type):
+        dated = issubclass(owner, datetime.date) and function.__name__ in _DATES
+        return f"the clock ({owner.__name__}.{function.__name__})" if dated else None
+    if isinstance(owner, io.IOBase) and not isinstance(owner, (io.StringIO, io.BytesIO)):
+        return "a file" if function.__name__ in _READS_OF_FILES else None
+    if isinstance(owner, torch.Generator):
+        return "the state of a random generator" if function.__name__ in _RANDOM_STATE else None
+    return _WORLD.get(function)
+
+
+def hidden_read(function: Any, opaque: dict[int, str]) -> str | None:
+    """The object from outside of the step that a method in C belongs to, if nothing tells what it holds.
+
+    opaque: the paths of such objects, by id.
+    """
+    owner = getattr(function, "__self__", None)
+    path = opaque.get(id(owner))
+    if path is None or type(owner).__module__.split(".")[0] in _LASTING:
+        return None
+    return f"{path}, a {type(owner).__name__} into which the compiler cannot see"
+
+
+def outside_read_in_python(frame: FrameType) -> str | None:
+    """What a function in Python that has just been called reads from outside of the program, if anything."""
+    if frame.f_code is random.Random.seed.__code__ and frame.f_locals.get("a") is None:
+        return "the operating system's randomness (an unseeded random.Random)"
+    return _WORLD_CODES.get(frame.f_code)
+
+
+def reads_environment(code: CodeType) -> bool:
+    """Whether `code` reads environment variables."""
+    return code in _ENVIRONMENT
+
+
+def is_asked_by_step(frame: FrameType | None) -> bool:
+    """Whether code of the step or of an installed package asks, itself or through Python's library; not an import."""
+    asked = False
+    while frame is not None:
+        file = frame.f_code.co_filename
+        module = standard_module(file)
+        if module == "importlib" or (not asked and module in _HARMLESS):
+            return False
+        if not asked and module is None and file not in _RANDOM_FILES:
+            if kind_of_code(frame.f_code, frame.f_globals) == "system":
+                return False
+            asked = True
+        frame = frame.f_back
+    return asked
+
+
+def setting_of_torch(function: Any, module: str | None) -> Callable[[], Any] | None:
+    """`function`, if it returns a setting of torch as a plain value and takes no arguments."""
+    name = getattr(function, "__name__", "")
+    if module is None or not module.startswith("torch") or not name.startswith(_SETTINGS):
+        return None
+    try:
+        value = function()
+    except Exception:
+        return None
+    return function if isinstance(value, (bool, int, float, str, torch.dtype, torch.device, type(None))) else None
