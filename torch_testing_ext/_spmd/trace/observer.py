@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import functools
+import gc
 import importlib
 import operator
 import os
@@ -80,11 +81,15 @@ class Observer:
         shared = [(path, get, get()) for path, get in _shared_generators()]
         previous: Any = sys.getprofile()
         self._previous = previous if callable(previous) else None
+        collects = gc.isenabled()
+        gc.disable()  # callbacks and finalizers of a collection are no part of the step
         sys.setprofile(self._on_event)
         try:
             yield
         finally:
             sys.setprofile(self._previous)
+            if collects:
+                gc.enable()
             if previous is not None and self._previous is None:  # a profiler written in C
                 previous.enable()
         self._moved += [path for path, get, before in shared if not _same_state(before, get())]
