@@ -28,6 +28,7 @@ from ..errors import SPMDError, user_line
 from .codes import Names, kind_of_code, reads_of
 from .reach import Node, Reach, cells_of, generator_state
 from .substitution import Superseded, successor_of_id
+from .types_seen import put_in, take_from
 from .world import (
     hidden_read,
     is_asked_by_step,
@@ -68,6 +69,7 @@ class Observer:
         self.undo: list[tuple[Any, str, Any, Any]] = []  # an owner, a name, what it held, and the fake in its place
         self._moved: list[str] = []
         self.changed: list[tuple[Node, list[str]]] = []
+        self._typed: list[dict[str, Any]] = []  # globals in which `type` tells of fakes what they stand for
         self._previous: Any = None
         self._import: FrameType | None = None  # the import that runs at present
 
@@ -163,6 +165,8 @@ class Observer:
             self.globals[key] = code, frame.f_globals
             reads = reads_of(code)
             self.reach.walk_globals(frame.f_globals, reads.globals, reads.attributes)
+            if "type" in reads.globals and put_in(frame.f_globals):
+                self._typed.append(frame.f_globals)
         names = (*code.co_freevars, *code.co_varnames[: code.co_argcount + code.co_kwonlyargcount])
         if names:
             values = frame.f_locals
@@ -262,6 +266,8 @@ class Observer:
 
     def restore(self) -> None:
         """Undo the step's changes to Python objects, and remember where they were. Call it once, after the run."""
+        for module_globals in self._typed:
+            take_from(module_globals)
         with disable_torch_function():
             self._undo_swaps()
             self._restore_cells()
