@@ -8,6 +8,7 @@ import contextvars
 import ctypes
 import datetime
 import functools
+import gc
 import io
 import logging
 import math
@@ -179,6 +180,15 @@ class TestWorld(DTensorTestBase):
     def test_guarded(self, name):
         ask, change = GUARDED[name]
         self.play(ask, change=lambda i, side: change(side.own) if i == 2 else None)
+
+    @with_comms
+    def test_garbage_collection_is_no_part_of_the_step(self):
+        def clock(phase, info):
+            time.perf_counter()
+
+        gc.callbacks.append(clock)
+        gc.set_threshold(1)
+        self.play(lambda own: len([[] for _ in range(1000)]) / 1000)
 
     @with_comms
     @parametrize("name", ALLOWED)

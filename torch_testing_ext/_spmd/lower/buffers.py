@@ -18,9 +18,9 @@ from .graphs import call, nbytes, storages, writes
 def share_written_buffers(
     graph: fx.Graph, sources: list[InputSource], rebound: Iterable[int], state: StepState, options: CollectiveOptions
 ) -> list[Bucket]:
-    """Insert one broadcast of bytes for all buffers that the step writes, or that calls in training mode wrote.
+    """Insert one broadcast of bytes for all buffers that the step writes, and for those that it reads if it trains.
 
-    A step that trains with a module in evaluation mode (frozen statistics) reads what each rank's own calls left there.
+    Whatever was written to a buffer since, by other steps or between calls, may differ between ranks.
 
     rebound: the buffers that the step replaces by new tensors.
     """
@@ -29,8 +29,7 @@ def share_written_buffers(
     trains = any(node.target in (GRAD_SYNC, SCATTER_GRAD) for node in graph.nodes)
 
     def may_differ(node: fx.Node, i: int) -> bool:
-        frozen = trains and bool(node.users) and not all(slot.module.training for slot in state.buffers[i].slots)
-        return i in replaced or frozen or bool(storages(node) & written)
+        return i in replaced or (trains and bool(node.users)) or bool(storages(node) & written)
 
     found = [
         (node, state.buffers[source.i].name)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import functools
+import gc
 import importlib
 import operator
 import os
@@ -27,6 +28,7 @@ from ..errors import SPMDError, user_line
 from .codes import Names, kind_of_code, reads_of
 from .reach import Node, Reach, cells_of, generator_state
 from .substitution import Superseded, successor_of_id
+from .types_seen import put_in, take_from
 from .world import (
     hidden_read,
     is_asked_by_step,
@@ -67,6 +69,7 @@ class Observer:
         self.undo: list[tuple[Any, str, Any, Any]] = []  # an owner, a name, what it held, and the fake in its place
         self._moved: list[str] = []
         self.changed: list[tuple[Node, list[str]]] = []
+        self._typed: list[dict[str, Any]] = []  # globals in which `type` tells of fakes what they stand for
         self._previous: Any = None
         self._import: FrameType | None = None  # the import that runs at present
 
@@ -80,11 +83,15 @@ class Observer:
         shared = [(path, get, get()) for path, get in _shared_generators()]
         previous: Any = sys.getprofile()
         self._previous = previous if callable(previous) else None
+        collects = gc.isenabled()
+        gc.disable()  # callbacks and finalizers of a collection are no part of the step
         sys.setprofile(self._on_event)
         try:
             yield
         finally:
             sys.setprofile(self._previous)
+            if collects:
+                gc.enable()
             if previous is not None and self._previous is None:  # a profiler written in C
                 previous.enable()
         self._moved += [path for path, get, before in shared if not _same_state(before, get())]
@@ -158,6 +165,8 @@ class Observer:
             self.globals[key] = code, frame.f_globals
             reads = reads_of(code)
             self.reach.walk_globals(frame.f_globals, reads.globals, reads.attributes)
+            if "type" in reads.globals and put_in(frame.f_globals):
+                self._typed.append(frame.f_globals)
         names = (*code.co_freevars, *code.co_varnames[: code.co_argcount + code.co_kwonlyargcount])
         if names:
             values = frame.f_locals
@@ -257,6 +266,8 @@ class Observer:
 
     def restore(self) -> None:
         """Undo the step's changes to Python objects, and remember where they were. Call it once, after the run."""
+        for module_globals in self._typed:
+            take_from(module_globals)
         with disable_torch_function():
             self._undo_swaps()
             self._restore_cells()

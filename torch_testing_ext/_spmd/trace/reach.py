@@ -29,6 +29,7 @@ from torch.optim import Optimizer
 
 from ..errors import SPMDError
 from .codes import Names, kind_of_file
+from .types_seen import type_seen
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, type(Ellipsis), torch.dtype, torch.device, torch.layout)
 _ITEMS = (list, tuple, collections.deque, set, frozenset)
@@ -108,7 +109,7 @@ class Reach:
         """Go through the globals `names` of a module, as code does that also names `attributes`."""
         of_library = not _is_users(module_globals)
         for name in names:
-            if name not in module_globals:
+            if module_globals.get(name, type_seen) is type_seen:
                 self.tokens.append(("builtin", name))
                 continue
             value = module_globals[name]

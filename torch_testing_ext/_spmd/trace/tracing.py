@@ -144,7 +144,17 @@ def trace_step(request: TraceRequest, fixed_sizes: bool = False) -> TracedStep:
         raise
     except Exception:
         request.fixed_sizes = True
-        return _trace_some_form(request)
+        try:
+            return _trace_some_form(request)
+        except RuntimeError as error:
+            if "is not tracked with proxy" not in str(error):
+                raise
+            raise SPMDError(
+                "The step uses a tensor that a trace cannot follow, because torch made it where no trace sees it (a "
+                "GradScaler, a C++ extension).",
+                remedy="Keep that part outside of the step.",
+                where=user_line_of(error),
+            ) from error
 
 
 def _trace_some_form(request: TraceRequest) -> TracedStep:

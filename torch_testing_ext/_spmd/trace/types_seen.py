@@ -1,0 +1,53 @@
+"""The types that code sees in a trace: those of the tensors that fakes stand for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from torch_testing_ext._torch import is_fake
+
+
+class _SeesTensors(type):
+    """Makes a class that acts like `type`, but tells of a fake what it stands for."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        if len(args) == 1 and not kwargs and is_fake(args[0]):
+            return nn.Parameter if isinstance(args[0], nn.Parameter) else torch.Tensor
+        found = type(*args, **kwargs)
+        return type_seen if found is type else found
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return isinstance(instance, type)
+
+    def __subclasscheck__(cls, subclass: Any) -> bool:
+        return issubclass(subclass, type)
+
+    def __getattribute__(cls, name: str) -> Any:
+        return getattr(type, name)
+
+    def __eq__(cls, other: Any) -> bool:
+        return other is type or other is type_seen
+
+    def __hash__(cls) -> int:
+        return hash(type)
+
+
+class type_seen(metaclass=_SeesTensors):
+    """Stands in for `type` in the globals of code that a trace runs."""
+
+
+def put_in(module_globals: dict[str, Any]) -> bool:
+    """Let code with these globals use it. Returns whether that changes them."""
+    if "type" in module_globals:
+        return False
+    module_globals["type"] = type_seen
+    return True
+
+
+def take_from(module_globals: dict[str, Any]) -> None:
+    """Undo `put_in`."""
+    if module_globals.get("type") is type_seen:
+        del module_globals["type"]
