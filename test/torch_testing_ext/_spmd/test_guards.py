@@ -15,7 +15,7 @@ from guarded import Scenario, play, small
 from torch import nn
 
 from torch_testing_ext.common_utils import instantiate_parametrized_tests, parametrize, run_tests
-from torch_testing_ext.distributed._tensor.common_dtensor import DTensorTestBase, with_comms
+from torch_testing_ext.distributed._tensor.common_dtensor import DTensorContinuousTestBase
 
 FACTOR = 1.0
 HELPERS = types.SimpleNamespace(scale=lambda loss: loss * 2)
@@ -457,7 +457,7 @@ PYTHON = {
 }
 
 
-class TestGuards(DTensorTestBase):
+class TestGuards(DTensorContinuousTestBase):
     """Everything that a step may read from Python, changed between calls."""
 
     @property
@@ -465,13 +465,11 @@ class TestGuards(DTensorTestBase):
         return 2
 
     @parametrize("name", list(CHANGES))
-    @with_comms
     def test_model_or_optimizer_changed(self, name):
         scenario = Scenario(lambda side: plain_step, change_at(2, CHANGES[name]), model=Settings)
         traces = play(self, scenario, "replicate").traces
         self.assertEqual(traces, 3)  # without states, with them, and after the change
 
-    @with_comms
     def test_attribute_that_is_not_read(self):
         def change(i, side):
             side.model.__dict__["not_read"] = i
@@ -480,12 +478,10 @@ class TestGuards(DTensorTestBase):
         self.assertEqual(play(self, scenario, "replicate").traces, 2)
 
     @parametrize("name", list(PYTHON))
-    @with_comms
     def test_python_changed(self, name):
         step, change = PYTHON[name]
         play(self, Scenario(step, change), "replicate")
 
-    @with_comms
     def test_method_reads_only_what_it_names(self):
         def count(i, side):
             side.own.trainer.calls = i
@@ -494,17 +490,14 @@ class TestGuards(DTensorTestBase):
 
     @parametrize("style", ["replicate", "fully_shard"])
     @parametrize("name", list(REACHED))
-    @with_comms
     def test_parameters_reached_another_way(self, name, style):
         play(self, Scenario(between(REACHED[name], keep_params), tolerance=1e-5), style)
 
     @parametrize("name", list(REFUSED))
-    @with_comms
     def test_refused(self, name):
         act, setup, text = REFUSED[name]
         play(self, Scenario(between(act, setup), refused=text), "replicate")
 
-    @with_comms
     def test_hook_on_parameter_between_calls(self):
         def register(side):
             side.model[0].weight.register_hook(lambda grad: grad * 2)
@@ -515,14 +508,12 @@ class TestGuards(DTensorTestBase):
         play(self, scenario, "replicate")
 
     @parametrize("name", list(BATCHES))
-    @with_comms
     def test_batch(self, name):
         def arguments(model, side, batch):
             return model, side.optimizer, BATCHES[name](side, *batch, 1.0 + len(batch[0]) % 2)
 
         play(self, Scenario(lambda side: attribute_step, arguments=arguments), "replicate")
 
-    @with_comms
     def test_equal_numbers_in_a_batch(self):
         def weighted(model, optimizer, batch):
             x, y, a, b, c = batch
@@ -533,7 +524,6 @@ class TestGuards(DTensorTestBase):
 
         play(self, Scenario(lambda side: weighted, arguments=arguments), "replicate")
 
-    @with_comms
     def test_batch_that_the_step_changes(self):
         def popping(model, optimizer, batch):
             return plain_step(model, optimizer, (batch.pop("x"), batch["y"]))
@@ -545,11 +535,9 @@ class TestGuards(DTensorTestBase):
         play(self, scenario, "replicate")
 
     @parametrize("style", ["replicate", "fully_shard"])
-    @with_comms
     def test_rebound_buffer(self, style):
         play(self, Scenario(lambda side: plain_step, model=Rebinding), style)
 
-    @with_comms
     def test_global_settings(self):
         def step(model, optimizer, batch):
             factor = 2.0 if torch.ones(()).dtype == torch.float64 else 1.0
@@ -565,7 +553,6 @@ class TestGuards(DTensorTestBase):
         finally:
             torch.set_default_dtype(torch.float32)
 
-    @with_comms
     def test_superseded_parameter(self):
         from torch_testing_ext.distributed._spmd import SPMDError, compile
 

@@ -31,7 +31,7 @@ import torch
 from guarded import Scenario, play
 
 from torch_testing_ext.common_utils import instantiate_parametrized_tests, parametrize, run_tests
-from torch_testing_ext.distributed._tensor.common_dtensor import DTensorTestBase, with_comms
+from torch_testing_ext.distributed._tensor.common_dtensor import DTensorContinuousTestBase
 
 CONTEXT = contextvars.ContextVar("CONTEXT", default=1.0)
 TABLE = {"scale": 1.0}
@@ -163,25 +163,22 @@ def asking(ask):
 
 
 @instantiate_parametrized_tests
-class TestWorld(DTensorTestBase):
+class TestWorld(DTensorContinuousTestBase):
     world_size = 2
 
     def play(self, ask, **others):
         os.environ["SPMD_SCALE"] = "1.0"  # a rank's own, as everything that a test changes
         play(self, Scenario(asking(ask), **others), "replicate")
 
-    @with_comms
     @parametrize("name", REFUSED)
     def test_refused(self, name):
         self.play(REFUSED[name], refused="The step (reads|draws)", tolerance=0)
 
-    @with_comms
     @parametrize("name", GUARDED)
     def test_guarded(self, name):
         ask, change = GUARDED[name]
         self.play(ask, change=lambda i, side: change(side.own) if i == 2 else None)
 
-    @with_comms
     def test_garbage_collection_is_no_part_of_the_step(self):
         def clock(phase, info):
             time.perf_counter()
@@ -190,7 +187,6 @@ class TestWorld(DTensorTestBase):
         gc.set_threshold(1)
         self.play(lambda own: len([[] for _ in range(1000)]) / 1000)
 
-    @with_comms
     @parametrize("name", ALLOWED)
     def test_allowed(self, name):
         self.play(ALLOWED[name])
