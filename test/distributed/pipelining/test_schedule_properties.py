@@ -22,6 +22,8 @@ LOOPED = ("ScheduleLoopedBFS", "ScheduleInterleaved1F1B", "ScheduleInterleavedZe
 V_SHAPED = ("ScheduleZBVZeroBubble", "ScheduleDualPipeV")
 # These compute the gradients of inputs and of weights apart from each other.
 SPLIT = ("ScheduleInterleavedZeroBubble", *V_SHAPED)
+# Before torch 2.13, adjacent stages in one rank fail over gloo, and stages send gradients to frozen ones.
+OLD = torch.__version__ < (2, 13)
 
 
 @dataclass(frozen=True)
@@ -133,7 +135,7 @@ class TestSchedules(MultiProcessTestCase):
 
     @PROFILE
     @given(
-        schedule=st.sampled_from(SINGLE + LOOPED + V_SHAPED),
+        schedule=st.sampled_from(SINGLE + LOOPED + (() if OLD else V_SHAPED)),
         stages_per_rank=st.integers(1, 3),
         microbatches=st.integers(1, 7),
         rows=st.integers(1, 2),
@@ -150,6 +152,8 @@ class TestSchedules(MultiProcessTestCase):
         if schedule in SPLIT:
             # Behind frozen stages, weights get no gradients (docs/found/pipeline_split_backward_of_frozen_inputs.py).
             parts = [replace(parts[0], frozen=False), *parts[1:]]
+        if OLD:
+            parts = [replace(part, frozen=False) for part in parts]
         per_rank = 1 if schedule in SINGLE else 2 if schedule in V_SHAPED else stages_per_rank
         count = per_rank * self.world_size
         reference = stages_of(count, inputs, parts)
