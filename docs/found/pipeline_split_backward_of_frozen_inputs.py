@@ -1,4 +1,4 @@
-"""pipelining: behind frozen stages, the weights of a stage get no gradients from zero-bubble schedules, without an error.
+"""pipelining: behind frozen stages, zero-bubble schedules silently compute no gradients for the weights of a stage.
 
 These schedules compute the gradients of inputs first, and those of weights later, from where the inputs joined them. If
 no input of a stage requires a gradient, `get_param_groups` (torch/distributed/pipelining/_backward.py) returns no

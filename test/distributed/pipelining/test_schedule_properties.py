@@ -124,9 +124,7 @@ class TestSchedules(MultiProcessTestCase):
 
     def check_same(self, mine, reference):
         for number, stage in mine.items():
-            for (name, parameter), wanted in zip(
-                stage.named_parameters(), reference[number].parameters(), strict=True
-            ):
+            for (name, parameter), wanted in zip(stage.named_parameters(), reference[number].parameters(), strict=True):
                 message = f"{name} of stage {number}"
                 self.assertEqual(parameter, wanted, msg=message)
                 self.assertEqual(parameter.grad is None, wanted.grad is None, msg=f"gradient of {message}")
