@@ -1,0 +1,46 @@
+"""pipelining: behind frozen stages, zero-bubble schedules silently compute no gradients for the weights of a stage.
+
+These schedules compute the gradients of inputs first, and those of weights later, from where the inputs joined them. If
+no input of a stage requires a gradient, `get_param_groups` (torch/distributed/pipelining/_backward.py) returns no
+group, and all weights of the stage are left out. So a model whose first stages are frozen does not train.
+
+Seen on torch 2.13.0 and 2.15.0; 2.11.0 is right. Found by test/distributed/pipelining/test_schedule_properties.py. Run
+this file: it prints the gradient of each of two stages, and exits with 1 if a schedule computes another one or none.
+"""
+
+import os
+import sys
+import tempfile
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.pipelining import PipelineStage, ScheduleInterleaved1F1B, ScheduleInterleavedZeroBubble
+
+
+def train(rank: int, file: str) -> bool:
+    """Train the stage of this rank, and return whether each schedule computes the right gradient."""
+    dist.init_process_group("gloo", store=dist.FileStore(file, 2), rank=rank, world_size=2)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(1, 1).requires_grad_(False), nn.Linear(1, 1))
+    batch, target = torch.ones(2, 1), torch.zeros(2, 1)
+    nn.functional.mse_loss(model(batch), target).backward()
+    wanted, right = model[rank].weight.grad, True
+    for kind in (ScheduleInterleaved1F1B, ScheduleInterleavedZeroBubble):
+        model.zero_grad()
+        stage = PipelineStage(model[rank], rank, 2, torch.device("cpu"))
+        kind([stage], 2, loss_fn=nn.functional.mse_loss).step(*([batch] if rank == 0 else []), target=target)
+        got = model[rank].weight.grad
+        print(f"rank {rank}, {kind.__name__}: gradient {got}, should be {wanted}", flush=True)
+        right = right and (got is wanted is None or (got is not None and torch.allclose(got, wanted)))
+    return right
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as directory:
+        if os.fork() == 0:
+            train(0, f"{directory}/store")
+            os._exit(0)
+        right = train(1, f"{directory}/store")
+        os.wait()
+    sys.exit(not right)
