@@ -1,7 +1,7 @@
 """pipelining: a stage fails if the gradient of what it passes on is a view that is not contiguous.
 
 The gradient that `torch.cat` returns for each of its inputs is such a view. The stage that receives it allocates its
-buffer with the strides of the view, which gloo and NCCL refuse ("input tensor has to be contiguous").
+buffer with the strides of the view, which gloo refuses ("input tensor has to be contiguous").
 
 Seen on torch 2.13.0 and 2.15.0; 2.11.0 is right. Found by test/distributed/pipelining/test_schedule_properties.py. Run
 this file: it prints the gradient of the first of two stages, and exits with 1 if there is none.
