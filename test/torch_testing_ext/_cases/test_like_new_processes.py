@@ -121,7 +121,7 @@ class WithoutFileName(Ranks):
 
 class Imports(Ranks):
     def tells(self):
-        self.tell("colorsys" in sys.modules)
+        self.tell("tabnanny" in sys.modules)
 
 
 class TestState(TestCase):
@@ -196,9 +196,9 @@ class TestExpectedImports(TestCase):
     def test_ranks_find_them(self):
         launch.close()
         self.addCleanup(launch.close)
-        launch.prepare(launch.Named.of(_run_rank), launch.Named.of(Imports), ("colorsys",))
+        launch.prepare(launch.Named.of(_run_rank), launch.Named.of(Imports), ("tabnanny",))
         self.assertEqual(ranks_told(Imports("tells")), [True] * 2)
-        self.assertNotIn("colorsys", sys.modules)
+        self.assertNotIn("tabnanny", sys.modules)
 
 
 if __name__ == "__main__":
