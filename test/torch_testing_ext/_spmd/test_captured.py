@@ -6,7 +6,7 @@ import torch
 from guarded import Scenario, play
 
 from torch_testing_ext.common_utils import instantiate_parametrized_tests, parametrize, run_tests
-from torch_testing_ext.distributed._tensor.common_dtensor import DTensorTestBase, with_comms
+from torch_testing_ext.distributed._tensor.common_dtensor import DTensorContinuousTestBase
 
 STYLES = parametrize("style", ["replicate", "fully_shard"])
 
@@ -86,7 +86,7 @@ def add_constant_to_bias(own, model, x):
     list(model.parameters())[1].add_(torch.tensor(own.number))
 
 
-class TestCaptured(DTensorTestBase):
+class TestCaptured(DTensorContinuousTestBase):
     """Steps that read and write captured tensors."""
 
     @property
@@ -95,7 +95,6 @@ class TestCaptured(DTensorTestBase):
 
     @STYLES
     @parametrize("name", list(USES))
-    @with_comms
     def test_right(self, name, style):
         act, make = USES[name]
 
@@ -107,13 +106,11 @@ class TestCaptured(DTensorTestBase):
 
     @STYLES
     @parametrize("act", [diverge, diverge_through_view])
-    @with_comms
     def test_values_of_the_batch_that_reach_a_parameter(self, act, style):
         scenario = Scenario(capturing(act, lambda model: _on(self, torch.ones(8))), refused="differ between ranks")
         play(self, scenario, style)
 
     @STYLES
-    @with_comms
     def test_values_that_differ_between_ranks(self, style):
         scenario = Scenario(
             capturing(add_to_bias, lambda model: _of_rank(self, 8)),
@@ -122,7 +119,6 @@ class TestCaptured(DTensorTestBase):
         play(self, scenario, style)
 
     @STYLES
-    @with_comms
     def test_constants_that_differ_between_ranks(self, style):
         def set_number(i, side):
             side.own.number = self.rank + 1.0

@@ -6,7 +6,7 @@ import torch
 from guarded import Scenario, play
 
 from torch_testing_ext.common_utils import instantiate_parametrized_tests, parametrize, run_tests
-from torch_testing_ext.distributed._tensor.common_dtensor import DTensorTestBase, with_comms
+from torch_testing_ext.distributed._tensor.common_dtensor import DTensorContinuousTestBase
 
 STYLES = parametrize("style", ["replicate", "fully_shard"])
 
@@ -68,34 +68,29 @@ def norm_of_old(model):
 
 
 @instantiate_parametrized_tests
-class TestGradientsOnEntry(DTensorTestBase):
+class TestGradientsOnEntry(DTensorContinuousTestBase):
     world_size = 2
 
     def play(self, style, step, **others):
         return play(self, Scenario(step, tolerance=1e-5, **others), style)
 
-    @with_comms
     @STYLES
     @parametrize("factor", [count, is_first, has_gradient_by_name, norm_of_old])
     def test_looking_at_gradients_before_they_are_cleared(self, style, factor):
         self.play(style, training(clear=lambda model, optimizer: optimizer.zero_grad(), factor=factor))
 
-    @with_comms
     @STYLES
     def test_looking_at_gradients_that_accumulate(self, style):
         self.play(style, training(factor=count))
 
-    @with_comms
     @STYLES
     def test_looking_at_gradients_that_are_removed_outside(self, style):
         self.play(style, training(factor=count), change=remove_outside)
 
-    @with_comms
     @STYLES
     def test_zeroing_by_hand(self, style):
         self.play(style, training(clear=zero_by_hand))
 
-    @with_comms
     @STYLES
     @parametrize("change", [freeze_second, give_to_frozen])
     @parametrize("clears", [True, False])
@@ -103,7 +98,6 @@ class TestGradientsOnEntry(DTensorTestBase):
         clear = (lambda model, optimizer: optimizer.zero_grad()) if clears else None
         self.play(style, training(clear=clear), change=change, wraps_each_call=True)
 
-    @with_comms
     @STYLES
     def test_clearing_of_gradients_needs_no_new_trace(self, style):
         make = training(clear=lambda model, optimizer: optimizer.zero_grad())

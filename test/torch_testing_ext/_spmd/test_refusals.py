@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from torch_testing_ext.common_utils import instantiate_parametrized_tests, parametrize, run_tests
 from torch_testing_ext.distributed._spmd import DataParallel, SPMDError, compile
-from torch_testing_ext.distributed._tensor.common_dtensor import DTensorTestBase, with_comms
+from torch_testing_ext.distributed._tensor.common_dtensor import DTensorContinuousTestBase
 
 STYLES = parametrize("style", ["replicate", "fully_shard"])
 
@@ -194,7 +194,7 @@ RIGHT = {
 }
 
 
-class TestRefusals(DTensorTestBase):
+class TestRefusals(DTensorContinuousTestBase):
     """Steps on two ranks."""
 
     @property
@@ -208,7 +208,6 @@ class TestRefusals(DTensorTestBase):
 
     @STYLES
     @parametrize("name", list(REFUSED))
-    @with_comms
     def test_refused(self, name, style):
         step, fragments = REFUSED[name]
         model, optimizer = self._model()
@@ -222,11 +221,9 @@ class TestRefusals(DTensorTestBase):
 
     @STYLES
     @parametrize("name", list(RIGHT))
-    @with_comms
     def test_right(self, name, style):
         train_both(self, RIGHT[name], compile(parallel_mode=DataParallel(style)))
 
-    @with_comms
     def test_sparse(self):
         model, optimizer = self._model()
         x, y = normal_batch(6, 10)(self.rank, 0)
@@ -240,7 +237,6 @@ class TestRefusals(DTensorTestBase):
             with self.assertRaisesRegex(SPMDError, "(?s)gradient of 0.weight is sparse.*sparse=False"):
                 compile(parallel_mode=DataParallel(style))(train)(model, optimizer, (torch.arange(6), y))
 
-    @with_comms
     def test_dropout_between_recurrent_layers(self):
         model = nn.ModuleDict({"lstm": nn.LSTM(10, 4, 2, dropout=0.5)})
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -255,7 +251,6 @@ class TestRefusals(DTensorTestBase):
         recurrent_step(model, optimizer, normal_batch(6, 10)(self.rank, 0))
 
     @STYLES
-    @with_comms
     def test_two_fused_optimizers_on_the_same_parameters(self, style):
         def both_step(model, optimizers, batch):
             for optimizer in optimizers:

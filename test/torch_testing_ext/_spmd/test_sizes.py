@@ -12,7 +12,7 @@ import torch
 from guarded import Scenario, play
 
 from torch_testing_ext.common_utils import instantiate_parametrized_tests, parametrize, run_tests
-from torch_testing_ext.distributed._tensor.common_dtensor import DTensorTestBase, with_comms
+from torch_testing_ext.distributed._tensor.common_dtensor import DTensorContinuousTestBase
 
 BY_SIZE = {size: float(size % 4 + 1) for size in range(12)}
 BY_TEXT = {str(size): factor for size, factor in BY_SIZE.items()}
@@ -94,7 +94,7 @@ def step_with(loss_of):
     return lambda side: step
 
 
-class TestSizes(DTensorTestBase):
+class TestSizes(DTensorContinuousTestBase):
     """Batch sizes as numbers, against DDP on two ranks with different sizes."""
 
     @property
@@ -105,26 +105,21 @@ class TestSizes(DTensorTestBase):
         return play(self, Scenario(step_with(loss), sizes=SIZES, calls=len(SIZES), tolerance=1e-5), style)
 
     @parametrize("name", list(FIXED))
-    @with_comms
     def test_fixed(self, name):
         self._play(FIXED[name])
 
     @parametrize("name", list(BRANCHES))
-    @with_comms
     def test_branch(self, name):
         self._play(BRANCHES[name], "fully_shard")
 
     @parametrize("name", list(SYMBOLIC))
-    @with_comms
     def test_symbolic(self, name):
         self.assertEqual(self._play(SYMBOLIC[name]).traces, 2)  # without states, and with them
 
     @parametrize("style", ["replicate", "fully_shard"])
-    @with_comms
     def test_operation_composed_of_others(self, style):
         play(self, Scenario(step_with(mse), model=bilinear, sizes=SIZES, calls=len(SIZES), tolerance=1e-5), style)
 
-    @with_comms
     def test_input_of_other_dim(self):
         def loss(model, x, y):
             return mse(model, x.t(), y.t()) * len([*x.t()])

@@ -7,7 +7,7 @@ from guarded import Scenario, play
 from torch import nn
 
 from torch_testing_ext.common_utils import instantiate_parametrized_tests, parametrize, run_tests
-from torch_testing_ext.distributed._tensor.common_dtensor import DTensorTestBase, with_comms
+from torch_testing_ext.distributed._tensor.common_dtensor import DTensorContinuousTestBase
 
 STYLES = parametrize("style", ["replicate", "fully_shard"])
 
@@ -55,16 +55,14 @@ def plain(side):
 
 
 @instantiate_parametrized_tests
-class TestTypesSeen(DTensorTestBase):
+class TestTypesSeen(DTensorContinuousTestBase):
     world_size = 2
 
-    @with_comms
     @STYLES
     def test_exact_types(self, style):
         play(self, Scenario(by_type, tolerance=1e-5), style)
         self.assertNotIn("type", globals())  # what the trace put there is gone
 
-    @with_comms
     @STYLES
     @parametrize("name", ["shift", "scale", "norm.running_mean"])
     def test_buffers_that_ranks_change_on_their_own(self, style, name):
