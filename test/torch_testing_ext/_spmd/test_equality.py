@@ -26,7 +26,7 @@ from torch.utils.checkpoint import checkpoint
 
 from torch_testing_ext.common_utils import instantiate_parametrized_tests, parametrize, run_tests
 from torch_testing_ext.distributed._spmd import DataParallel, compile
-from torch_testing_ext.distributed._tensor.common_dtensor import DTensorTestBase, with_comms
+from torch_testing_ext.distributed._tensor.common_dtensor import DTensorContinuousTestBase
 
 optim = torch.optim
 mlp_batch = normal_batch(12, 10)
@@ -214,7 +214,7 @@ BY_NAME = {case.name: case for case in (*OPTIMIZERS, *STEPS, *MODELS)}
 STYLES = parametrize("style", ["replicate", "fully_shard"])
 
 
-class TestEquality(DTensorTestBase):
+class TestEquality(DTensorContinuousTestBase):
     """Each case against DDP on two ranks."""
 
     @property
@@ -226,19 +226,16 @@ class TestEquality(DTensorTestBase):
 
     @STYLES
     @parametrize("name", [case.name for case in OPTIMIZERS])
-    @with_comms
     def test_optimizer(self, name, style):
         self._compare(name, style)
 
     @STYLES
     @parametrize("name", [case.name for case in STEPS])
-    @with_comms
     def test_step(self, name, style):
         self._compare(name, style)
 
     @STYLES
     @parametrize("name", [case.name for case in MODELS])
-    @with_comms
     def test_model(self, name, style):
         self._compare(name, style)
 

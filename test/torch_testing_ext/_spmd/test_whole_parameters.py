@@ -15,7 +15,7 @@ from torch.nn.utils.parametrizations import spectral_norm
 
 from torch_testing_ext.common_utils import instantiate_parametrized_tests, parametrize, run_tests
 from torch_testing_ext.distributed._spmd import DataParallel, compile
-from torch_testing_ext.distributed._tensor.common_dtensor import DTensorTestBase, with_comms
+from torch_testing_ext.distributed._tensor.common_dtensor import DTensorContinuousTestBase
 
 
 def mlp():
@@ -249,7 +249,7 @@ OTHERS = {
 STYLES = parametrize("style", ["replicate", "fully_shard"])
 
 
-class TestWholeParameters(DTensorTestBase):
+class TestWholeParameters(DTensorContinuousTestBase):
     """Steps that use parameters as whole tensors, against DDP on two ranks."""
 
     @property
@@ -258,18 +258,16 @@ class TestWholeParameters(DTensorTestBase):
 
     @STYLES
     @parametrize("name", [*CASES])
-    @with_comms
     def test_step(self, name, style):
         train_both(self, CASES[name], compile(parallel_mode=DataParallel(style)))
 
     @STYLES
     @parametrize("name", [*OTHERS])
-    @with_comms
     def test_model_or_optimizer(self, name, style):
         train_both(self, OTHERS[name], compile(parallel_mode=DataParallel(style)))
 
 
-class TestWholeParametersOnFourRanks(DTensorTestBase):
+class TestWholeParametersOnFourRanks(DTensorContinuousTestBase):
     """Steps that use parameters as whole tensors, on four ranks, some of which have no rows."""
 
     @property
@@ -277,7 +275,6 @@ class TestWholeParametersOnFourRanks(DTensorTestBase):
         return 4
 
     @parametrize("name", ["writing_before", "totals", "across_rows"])
-    @with_comms
     def test_step(self, name):
         case = CASES[name]
         case.tolerance = 1e-6
