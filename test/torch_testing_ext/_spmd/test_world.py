@@ -179,6 +179,21 @@ class TestWorld(DTensorContinuousTestBase):
         ask, change = GUARDED[name]
         self.play(ask, change=lambda i, side: change(side.own) if i == 2 else None)
 
+    @parametrize("read", ["value", "setting"])
+    def test_guarded_beside_an_object_that_is_replaced_by_an_equal_one(self, read):
+        value = torch.tensor(1.0)
+
+        def ask(own):
+            return own.scales[0] * (value.item() if read == "value" else torch.get_num_threads())
+
+        def change(i, side):
+            side.own.scales = [1.0]
+            if i == 2:
+                value.fill_(3.0)
+                torch.set_num_threads(3)
+
+        self.play(ask, change=change)
+
     def test_garbage_collection_is_no_part_of_the_step(self):
         def clock(phase, info):
             time.perf_counter()

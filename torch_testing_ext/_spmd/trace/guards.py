@@ -135,7 +135,6 @@ class ReadGuards:
         self.sized += [function.__dict__ for function in self.functions]
         self.arrays = [(array, content_of(array)) for array in self.reach.arrays]
         self.probes = [(probe, owner, probe(owner)) for probe, owner in self.reach.probes]
-        self.special = bool(self.arrays or self.values or self.probes or self.settings or self.reach.thread)
         self.empty = [owner for owner in self.sized if not owner]
         self.sized = [owner for owner in self.sized if owner]
         self.objects, self.lengths = [*self._objects()], [*map(len, self.sized)]
@@ -157,32 +156,30 @@ class ReadGuards:
         """Whether everything that was read is still the same."""
         if self.caches and any(contents_of_cache(function) != before for function, before in self.caches):
             self.expired = True
-        if self.expired:
+        if self.expired or [*map(_kind, self.tensors)] != self.tensor_kinds or not self._same_outside():
             return False
         try:
             if (
                 not any(self.empty)
                 and [*map(len, self.sized)] == self.lengths
                 and all(map(is_, self._objects(), self.objects))
-                and [*map(_kind, self.tensors)] == self.tensor_kinds
+                and all(content_of(array) == content for array, content in self.arrays)
+                and all(_same(probe(owner), value) for probe, owner, value in self.probes)
             ):
-                return not self.special or self._same_values()
+                return True
         except (KeyError, ValueError, AttributeError):  # something was deleted
             pass
         return self._hold_by_content()
 
-    def _same_values(self) -> bool:
+    def _same_outside(self) -> bool:
+        """Whether what no walk compares is the same: values of tensors, settings of torch, the thread."""
         return (
-            all(content_of(array) == content for array, content in self.arrays)
-            and all(tensor.shape == values.shape and torch.equal(tensor, values) for tensor, values in self.values)
-            and all(_same(probe(owner), value) for probe, owner, value in self.probes)
+            all(tensor.shape == values.shape and torch.equal(tensor, values) for tensor, values in self.values)
             and all(get() == value for get, value in self.settings)
             and self.reach.thread in (None, threading.get_ident())
         )
 
     def _hold_by_content(self) -> bool:
-        if [*map(_kind, self.tensors)] != self.tensor_kinds:
-            return False
         try:
             reach = self._walk()
         except SPMDError:
