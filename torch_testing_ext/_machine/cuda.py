@@ -36,7 +36,7 @@ DEVICE_ASSERT_MARKERS = (
 
 
 def has_device_side_assert(output: str) -> bool:
-    """Does the output of a process tell of an assertion that failed in a kernel?"""
+    """Does the output of a process show an assertion that failed in a kernel?"""
     return any(marker in output for marker in DEVICE_ASSERT_MARKERS)
 
 

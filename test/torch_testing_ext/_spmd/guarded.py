@@ -40,7 +40,7 @@ class Scenario:
     step: makes the step of one side, so that each side captures objects of its own.
     change: called for both sides before each call, with the call's number.
     arguments: the arguments of one call, from the called model, the side and the batch.
-    wraps_each_call: whether DDP wraps the model anew before each call, which it needs to see layers frozen.
+    wraps_each_call: whether DDP wraps the model again before each call; otherwise it does not notice frozen layers.
     refused: a part of the error's text, if the compiled step must refuse call number `refused_at`.
     """
 

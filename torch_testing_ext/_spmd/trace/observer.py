@@ -69,7 +69,7 @@ class Observer:
         self.undo: list[tuple[Any, str, Any, Any]] = []  # an owner, a name, what it held, and the fake in its place
         self._moved: list[str] = []
         self.changed: list[tuple[Node, list[str]]] = []
-        self._typed: list[dict[str, Any]] = []  # globals in which `type` tells of fakes what they stand for
+        self._typed: list[dict[str, Any]] = []  # globals in which `type` is replaced
         self._previous: Any = None
         self._import: FrameType | None = None  # the import that runs at present
 

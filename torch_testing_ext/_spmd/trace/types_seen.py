@@ -11,7 +11,7 @@ from torch_testing_ext._torch import is_fake
 
 
 class _SeesTensors(type):
-    """Makes a class that acts like `type`, but tells of a fake what it stands for."""
+    """Makes a class that acts like `type`, but returns for a fake the type that it stands for."""
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         if len(args) == 1 and not kwargs and is_fake(args[0]):
