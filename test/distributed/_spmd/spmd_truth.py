@@ -117,6 +117,12 @@ class Training:
         self.randomness = torch.get_rng_state(), random.getstate()[1], numpy.random.get_state()[1].tolist()
         return result
 
+    def start_from_rank_0(self) -> None:
+        """Give all ranks rank 0's weights and buffers."""
+        for module in self.modules.values():
+            for tensor in (*module.parameters(), *module.buffers()):
+                dist.broadcast(tensor.detach(), 0)
+
     def prepare(self, number: int) -> None:
         """Whatever must follow changes before a call."""
 
@@ -142,9 +148,7 @@ class DDPTraining(Training):
 
     def __init__(self, program: TrainingProgram, rank: int) -> None:
         super().__init__(program, rank)
-        for module in self.modules.values():
-            for tensor in (*module.parameters(), *module.buffers()):
-                dist.broadcast(tensor.detach(), 0)
+        self.start_from_rank_0()
         self.structure: Any = None
 
     def prepare(self, number: int) -> None:
@@ -174,9 +178,7 @@ class AveragedTraining(Training):
     def __init__(self, program: TrainingProgram, rank: int) -> None:
         super().__init__(program, rank)
         self.hooked: set[torch.Tensor] = set()
-        for module in self.modules.values():
-            for tensor in (*module.parameters(), *module.buffers()):
-                dist.broadcast(tensor.detach(), 0)
+        self.start_from_rank_0()
 
     def prepare(self, number: int) -> None:
         for module in self.modules.values():
@@ -198,9 +200,8 @@ class FSDPTraining(Training):
 
     def __init__(self, program: TrainingProgram, rank: int) -> None:
         super().__init__(program, rank)
+        self.start_from_rank_0()
         for module in self.modules.values():
-            for tensor in (*module.parameters(), *module.buffers()):
-                dist.broadcast(tensor.detach(), 0)
             fully_shard(module)
 
 
