@@ -22,7 +22,6 @@ from torch.optim import Optimizer
 from torch_testing_ext._torch import (
     compiled_functions_run_eagerly,
     data_dependent_errors,
-    disable_torch_function,
     fake_like,
     fake_of_captured,
     foreach_by_default,
@@ -38,14 +37,23 @@ from torch_testing_ext._torch import (
 
 from ..errors import SPMDError, user_line_of
 from ..layout import Layout
-from .arguments import first_of_same, flatten_arguments, rebuild_arguments
+from .arguments import first_of_same, rebuild_arguments
 from .distribute import layout_owner, put_parameter
 from .guards import Labels, ReadGuards, guard_reads
+from .lasting_changes import (
+    refuse_changed_arguments,
+    refuse_changed_groups,
+    refuse_changed_requirement,
+    refuse_new_buffers,
+    refuse_python_counter,
+    refuse_rebound_parameters,
+    structure,
+)
 from .markers import sync_gradients_of
 from .observer import Observer
 from .refusals import UserCodeMode, refusing_object_collectives, refusing_values_as_text
 from .sizes import SizeGuards, sizes_as_numbers
-from .state import StateEntry, StepState, TensorRef
+from .state import StateEntry, StepState
 from .substitution import Substitution, only_optimizers
 from .swapping import recurrent_without_mkldnn, restoring
 from .watch import TraceWatch
@@ -312,18 +320,16 @@ class _Trace:
             stack.enter_context(refusing_object_collectives())
             stack.enter_context(compiled_functions_run_eagerly())
             self._install_fakes()
-            self.substitution = Substitution(
-                self._fakes_of_real(), [self.fake_of[InputSource("param", i)] for i in range(len(self.state.params))]
-            )
+            self.substitution = Substitution(self._fakes_of_real(), self._param_fakes())
             stack.enter_context(self.substitution)
             stack.enter_context(only_optimizers(self.state.optimizers))
             if self.request.compiling:
                 stack.enter_context(seen_as_compiling())
             args, kwargs = self._fake_arguments()
-            before = _structure(args, kwargs)
+            before = structure(args, kwargs)
             with sizes_as_numbers(), observer.watching(self._roots()):
                 result = self.request.step(*args, **kwargs)
-            _refuse_changed_arguments(before, _structure(args, kwargs))
+            refuse_changed_arguments(before, structure(args, kwargs))
             return self._collect_effects(result)
 
     def _fake_arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -396,6 +402,9 @@ class _Trace:
             if source in self.fake_of and isinstance(value, torch.Tensor)
         ]
 
+    def _param_fakes(self) -> list[torch.Tensor]:
+        return [self.fake_of[InputSource("param", i)] for i in range(len(self.state.params))]
+
     # -- the effects of the step
 
     def _collect_effects(self, result: Any) -> list[Any]:
@@ -425,14 +434,14 @@ class _Trace:
                     f"The step replaces the buffer {ref.name} with None, an input or another buffer.",
                     remedy="Copy the values: buffer.copy_(values), under torch.no_grad().",
                 )
-        _refuse_rebound_parameters(self.state, self.fake_of)
-        _refuse_new_buffers(self.state)
+        refuse_rebound_parameters(self.state, self._param_fakes())
+        refuse_new_buffers(self.state)
         return outputs
 
     def _collect_grads(self, recipe: Callable[[Any], Recipe]) -> None:
         for i in range(len(self.state.params)):
             before, now = self.fake_of.get(InputSource("grad", i)), self.fake_of[InputSource("param", i)].grad
-            _refuse_changed_requirement(self.state.params[i], self.fake_of[InputSource("param", i)])
+            refuse_changed_requirement(self.state.params[i], self.fake_of[InputSource("param", i)])
             if now is before:
                 continue
             new = Recipe() if now is None else recipe(now)
@@ -449,7 +458,7 @@ class _Trace:
             for e, entry in enumerate(self.request.entries)
         }
         for o, optimizer in enumerate(self.state.optimizers):
-            _refuse_changed_groups(optimizer, self.groups[o])
+            refuse_changed_groups(optimizer, self.groups[o])
             for key, value in optimizer.state.items():
                 owner = param_of.get(id(key))
                 paths, spec = _tree.tree_flatten_with_path(value)
@@ -470,7 +479,7 @@ class _Trace:
             if isinstance(leaf, torch.Tensor):
                 same = same and new.source == InputSource("state", e, j)
             elif new.output is None and new.source is None:
-                _refuse_python_counter(self.state, entry, j, leaf, new.constant)
+                refuse_python_counter(self.state, entry, j, leaf, new.constant)
             else:
                 same = False
         return same
@@ -483,23 +492,6 @@ def _know_memory_of_captured(module: fx.GraphModule, mode: Any) -> None:
             fake = fake_of_captured(mode, getattr(module, str(node.target)))
             if fake is not None:
                 node.meta["val"], node.meta["captured"] = fake, True
-
-
-def _structure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], list[Any]]:
-    leaves: list[Any] = []
-    shape: list[Any] = []
-    flatten_arguments((args, kwargs), leaves, shape)
-    return leaves, shape
-
-
-def _refuse_changed_arguments(before: tuple[list[Any], list[Any]], after: tuple[list[Any], list[Any]]) -> None:
-    same = before[1] == after[1] and all(a is b for a, b in zip(before[0], after[0], strict=True))
-    if not same:
-        raise SPMDError(
-            "The step changes a list, dict or object that it gets as an argument. The traced program runs no Python "
-            "code, and would leave it as it is.",
-            remedy="Change a copy: batch = dict(batch).",
-        )
 
 
 def _storages_of(request: TraceRequest) -> frozenset[int]:
@@ -515,54 +507,3 @@ def _empty(like: torch.Tensor, layout: Layout | None) -> torch.Tensor:
     if layout is None or not layout.sharded:
         return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device)
     return torch.empty(like.shape, dtype=like.dtype, device=like.device)
-
-
-def _refuse_rebound_parameters(state: StepState, fake_of: dict[InputSource, torch.Tensor]) -> None:
-    for i, ref in enumerate(state.params):
-        for slot in ref.slots:
-            if slot.module._parameters.get(slot.name) is not fake_of[InputSource("param", i)]:
-                raise SPMDError(
-                    f"The step replaces the parameter {ref.name} with another object.",
-                    remedy="Change parameters in place under torch.no_grad(), or outside of the step.",
-                )
-
-
-def _refuse_new_buffers(state: StepState) -> None:
-    known = {(id(slot.module), slot.name) for ref in state.buffers for slot in ref.slots}
-    for module in state.modules:
-        for name, buffer in module._buffers.items():
-            if buffer is not None and (id(module), name) not in known:
-                raise SPMDError(
-                    f"The step creates the buffer {name} of {type(module).__name__}.",
-                    remedy="Create it before the first call, and write to it in the step.",
-                )
-
-
-def _refuse_changed_requirement(ref: TensorRef, fake: torch.Tensor) -> None:
-    with disable_torch_function():
-        required = ref.value.requires_grad
-    if fake.requires_grad != required:
-        raise SPMDError(
-            f"The step leaves {ref.name} with requires_grad={fake.requires_grad}, and began with {required}.",
-            remedy="Set it back at the end of the step, or change it outside of the step.",
-        )
-
-
-def _refuse_changed_groups(optimizer: torch.optim.Optimizer, before: list[dict[str, Any]]) -> None:
-    for old, new in zip(before, optimizer.param_groups, strict=False):
-        changed = [key for key in new if new[key] is not old.get(key)]
-        if changed or len(before) != len(optimizer.param_groups):
-            raise SPMDError(
-                f"The step changes {', '.join(changed) or 'the groups'} in {type(optimizer).__name__}.param_groups.",
-                remedy="Change them outside of the step; call the scheduler after it.",
-            )
-
-
-def _refuse_python_counter(state: StepState, entry: StateEntry, j: int, before: Any, now: Any) -> None:
-    if type(before) is not type(now) or (before is not now and before != now):
-        kind = type(state.optimizers[entry.optimizer]).__name__
-        raise SPMDError(
-            f"{kind} keeps a Python value in its state that changes in each step ({entry.names[j]}: "
-            f"{before} to {now}).",
-            remedy="Keep it in a 0-d tensor, as torch's own optimizers do with their step count.",
-        )
