@@ -327,7 +327,7 @@ class Launcher:
             self.server, _ = self._try(StartMethod.FORK, subject)
             self._wanted = wanted
             if self.server is not None and imports:
-                self.server.send(Preload(imports))
+                self.server.send(Preload(imports, at_once=True))
 
     def _get_server(self, subject: Named) -> ForkServerClient:
         wanted = settings.read().start

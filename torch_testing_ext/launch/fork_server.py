@@ -124,9 +124,13 @@ class ForkServer:
                     os.kill(one.pid, number)
             case Dump():
                 self._dump(message)
-            case Preload(modules):
+            case Preload(modules, at_once):
                 for name in modules:
-                    if name not in sys.modules:
+                    if name in sys.modules:
+                        continue
+                    if at_once:
+                        self._import(name)
+                    else:
                         self._loop.when_idle(partial(self._import, name))
             case Quit():
                 self._loop.stop()

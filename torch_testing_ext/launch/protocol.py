@@ -66,9 +66,10 @@ class Dump:
 
 @dataclass(frozen=True)
 class Preload:
-    """Import modules when there is nothing else to do, so that the next ranks find them imported."""
+    """Import modules, so that the next ranks find them imported: at once, or when there is nothing else to do."""
 
     modules: tuple[str, ...]
+    at_once: bool = False
 
 
 @dataclass(frozen=True)

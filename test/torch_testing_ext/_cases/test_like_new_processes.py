@@ -1,6 +1,7 @@
 """Ranks are like new processes: they see nothing of setUp, and end by exit codes as those do."""
 
 import os
+import signal
 import sys
 import time
 from typing import ClassVar
@@ -21,6 +22,8 @@ from torch_testing_ext.common_distributed import (
     skip_if_small_worldsize,
 )
 from torch_testing_ext.common_utils import TemporaryDirectoryName, TestCase, run_tests
+from torch_testing_ext.launch.client import Run
+from torch_testing_ext.launch.protocol import Preload
 
 GLOBAL = {"set by": "nobody"}
 
@@ -199,6 +202,22 @@ class TestExpectedImports(TestCase):
         launch.prepare(launch.Named.of(_run_rank), launch.Named.of(Imports), ("tabnanny",))
         self.assertEqual(ranks_told(Imports("tells")), [True] * 2)
         self.assertNotIn("tabnanny", sys.modules)
+
+    def test_also_if_the_launch_comes_before_the_import(self):
+        launch.close()
+        self.addCleanup(launch.close)
+        launch.prepare(launch.Named.of(_run_rank), launch.Named.of(Imports))
+        server = launch.client.launcher().server
+        os.kill(server.pid, signal.SIGSTOP)
+        server.send(Preload(("tabnanny",), at_once=True))
+        wait_until = Run.wait_until
+
+        def resume_and_wait(run, *args):
+            os.kill(server.pid, signal.SIGCONT)
+            wait_until(run, *args)
+
+        with mock.patch.object(Run, "wait_until", resume_and_wait):
+            self.assertEqual(ranks_told(Imports("tells")), [True] * 2)
 
 
 if __name__ == "__main__":
