@@ -57,7 +57,7 @@ class Scenario:
     tolerance: float = 1e-6
 
 
-def play(test: Any, scenario: Scenario, style: str) -> Any:
+def play(test: Any, scenario: Scenario, style: str, verify: Any = "first") -> Any:
     """Run `scenario` compiled and under DDP, and compare results, models and gradients after each call."""
     torch.manual_seed(test.rank)
     mine = scenario.model().to(test.device_type)
@@ -66,7 +66,7 @@ def play(test: Any, scenario: Scenario, style: str) -> Any:
     sides = [Side(model, scenario.optimizer(model.parameters())) for model in (mine, reference)]
     steps = [scenario.step(side) for side in sides]
     wrapped = DistributedDataParallel(reference, device_ids=devices)
-    compiled = compile(parallel_mode=DataParallel(style))(steps[0])  # type: ignore[arg-type]
+    compiled = compile(parallel_mode=DataParallel(style), verify=verify)(steps[0])  # type: ignore[arg-type]
     case = Case(style, scenario.model, normal_batch(6, 10), tolerance=scenario.tolerance)
     for i in range(scenario.calls):
         for side in sides:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import collections
+import configparser
 import contextvars
 import ctypes
 import datetime
@@ -18,6 +19,7 @@ import queue
 import random
 import re
 import secrets
+import string
 import subprocess
 import sys
 import tempfile
@@ -38,6 +40,10 @@ TABLE = {"scale": 1.0}
 FILES = []
 
 
+class Structure(ctypes.Structure):
+    _fields_ = (("scale", ctypes.c_double),)
+
+
 class Referent:
     value = 1.0
 
@@ -49,6 +55,14 @@ def read_file(own):
 
 def read_globals(own):
     return globals()["TABLE"]["scale"]
+
+
+def run_in_thread(function):
+    found = []
+    thread = threading.Thread(target=lambda: found.append(function()))
+    thread.start()
+    thread.join()
+    return found[0]
 
 
 def in_a_with_block(own):
@@ -79,6 +93,16 @@ REFUSED = {
     "subprocess": lambda own: len(subprocess.run(["true"]).args),
     "simple_queue": lambda own: own.queue.get(),
     "text_in_memory": lambda own: len(own.text.getvalue()),
+    "thread": lambda own: run_in_thread(lambda: TABLE["scale"]),
+}
+
+WRITTEN = {
+    "bytearray": lambda own: own.bytes.__setitem__(0, own.bytes[0] + 1),
+    "memoryview": lambda own: own.view.__setitem__(0, 5),
+    "array": lambda own: own.array.append(2.0),
+    "ndarray": lambda own: own.ndarray.fill(2.0),
+    "ndarray_in_list": lambda own: own.ndarrays[0].__setitem__((0, 1), 2.0),
+    "queue": lambda own: own.fifo.put(1),
 }
 
 # What the step reads, and what changes it before the third call.
@@ -94,6 +118,7 @@ GUARDED = {
     "memoryview": (lambda own: own.view[0], lambda own: own.bytes.__setitem__(0, 3)),
     "array": (lambda own: own.array[0], lambda own: own.array.__setitem__(0, 3.0)),
     "ctypes": (lambda own: own.number.value, lambda own: setattr(own.number, "value", 3.0)),
+    "structure": (lambda own: own.structure.scale, lambda own: setattr(own.structure, "scale", 3.0)),
     "shared_value": (lambda own: own.shared.value, lambda own: setattr(own.shared, "value", 3.0)),
     "shared_array": (lambda own: own.shared_array[0], lambda own: own.shared_array.__setitem__(0, 3.0)),
     "event": (lambda own: 2 if own.event.is_set() else 1, lambda own: own.event.set()),
@@ -102,6 +127,21 @@ GUARDED = {
         lambda own: getattr(own.helper, "scale", 1.0),
         lambda own: setattr(own.helper, "scale", 3.0),
     ),
+    "ndarray": (lambda own: own.ndarray[0], lambda own: own.ndarray.fill(3.0)),
+    "queue": (lambda own: own.fifo.qsize(), lambda own: own.fifo.put(1)),
+    "semaphore": (lambda own: own.semaphore._value, lambda own: own.semaphore.release()),
+    "config": (lambda own: own.config.getfloat("a", "scale"), lambda own: own.config.set("a", "scale", "3.0")),
+    "template": (lambda own: float(own.template.substitute()), lambda own: setattr(own.template, "template", "3.0")),
+    "level_of_logger": (lambda own: own.logger.level, lambda own: own.logger.setLevel(30)),
+    "enabled_logger": (
+        lambda own: 2.0 if own.logger.isEnabledFor(logging.INFO) else 1.0,
+        lambda own: own.logger.setLevel(30),
+    ),
+    "weak_set": (lambda own: len(own.weak_set), lambda own: own.weak_set.add(own.second)),
+    "weak_keys": (lambda own: own.weak_keys[own.referent], lambda own: own.weak_keys.update({own.referent: 3.0})),
+    "weak_values": (lambda own: len(own.weak_values), lambda own: own.weak_values.update(more=own.second)),
+    "dispatched": (lambda own: own.dispatched(1), lambda own: own.dispatched.register(int, lambda x: 3.0)),
+    "metaclass": (lambda own: own.of_meta.scale, lambda own: setattr(type(own.of_meta), "scale", 3.0)),
     "globals": (read_globals, lambda own: TABLE.update(scale=3.0)),
     "cache": (lambda own: own.cached(2.0), lambda own: (TABLE.update(scale=3.0), own.cached.cache_clear())),
     "threads": (lambda own: torch.get_num_threads(), lambda own: torch.set_num_threads(3)),
@@ -138,9 +178,20 @@ def prepare(own, side):
     own.reference = weakref.ref(own.referent)
     own.bytes = bytearray(b"\1\2")
     own.view, own.array = memoryview(own.bytes), array.array("d", [1.0])
-    own.number = ctypes.c_double(1.0)
+    own.number, own.structure = ctypes.c_double(1.0), Structure(1.0)
     own.shared, own.shared_array = multiprocessing.Value("d", 1.0), multiprocessing.Array("d", [1.0])
     own.event, own.chain = threading.Event(), collections.ChainMap({}, {"scale": 1.0})
+    own.ndarray, own.ndarrays = numpy.ones(2), [numpy.ones((3, 2)).T]
+    own.fifo, own.semaphore, own.config = queue.Queue(), threading.Semaphore(1), configparser.ConfigParser()
+    own.fifo.put(1)
+    own.config["a"] = {"scale": "1.0"}
+    own.template, own.logger = string.Template("1.0"), logging.getLogger(f"spmd.{id(own)}")
+    own.logger.setLevel(10)
+    own.second = Referent()
+    own.weak_set, own.weak_keys = weakref.WeakSet([own.referent]), weakref.WeakKeyDictionary({own.referent: 1.0})
+    own.weak_values = weakref.WeakValueDictionary({"first": own.referent})
+    own.dispatched = functools.singledispatch(lambda x: 1.0)
+    own.of_meta = type("Meta", (type,), {"scale": 1.0})("OfMeta", (), {})
     own.helper = lambda x: x
     own.cached = functools.lru_cache(lambda factor: TABLE["scale"] * factor)
 
@@ -173,6 +224,10 @@ class TestWorld(DTensorContinuousTestBase):
     @parametrize("name", REFUSED)
     def test_refused(self, name):
         self.play(REFUSED[name], refused="The step (reads|draws)", tolerance=0)
+
+    @parametrize("name", WRITTEN)
+    def test_refused_write(self, name):
+        self.play(lambda own: (WRITTEN[name](own), 1.0)[1], refused="The step sets own")
 
     @parametrize("name", GUARDED)
     def test_guarded(self, name):

@@ -18,7 +18,7 @@ from .graphs import call, nbytes, storages, writes
 def share_written_buffers(
     graph: fx.Graph, sources: list[InputSource], rebound: Iterable[int], state: StepState, options: CollectiveOptions
 ) -> list[Bucket]:
-    """Insert one broadcast of bytes for all buffers that the step writes, and for those that it reads if it trains.
+    """Insert one broadcast of bytes for the buffers that the step writes, and for all buffers if it trains.
 
     Whatever was written to a buffer since, by other steps or between calls, may differ between ranks.
 
@@ -29,7 +29,7 @@ def share_written_buffers(
     trains = any(node.target in (GRAD_SYNC, SCATTER_GRAD) for node in graph.nodes)
 
     def may_differ(node: fx.Node, i: int) -> bool:
-        return i in replaced or (trains and bool(node.users)) or bool(storages(node) & written)
+        return i in replaced or trains or bool(storages(node) & written)
 
     found = [
         (node, state.buffers[source.i].name)

@@ -23,9 +23,10 @@ from ..lower.lowering import LoweredProgram
 from ..parallel_mode import ParallelMode
 from ..trace.arguments import call_signature, flatten_arguments, signature_without_batch_sizes, validate_inputs
 from ..trace.distribute import distribute, install_distributed
+from ..trace.forms import trace_step
 from ..trace.override import Override, overriding
 from ..trace.state import StepState, collect_state
-from ..trace.tracing import TraceRequest, trace_step
+from ..trace.tracing import TraceRequest
 from .agreement import Proposal, agree
 from .binding import Binding
 from .eager import Predecessors

@@ -117,7 +117,7 @@ def _keys_of(leaves: list[Any]) -> list[Any]:
     for leaf in leaves:
         if isinstance(leaf, torch.Tensor):
             strides = leaf.stride() if leaf.layout is torch.strided else leaf.layout
-            keys.append((leaf.shape, strides, leaf.dtype, leaf.device, leaf.requires_grad))
+            keys.append((type(leaf), leaf.shape, strides, leaf.dtype, leaf.device, leaf.requires_grad))
         elif leaf is None or isinstance(leaf, (bool, int, float, str, complex, torch.dtype, torch.device)):
             keys.append((type(leaf), leaf or str(leaf)))  # zeros of both signs are equal
         else:
@@ -162,6 +162,6 @@ def signature_without_batch_sizes(leaves: list[Any], shape: list[Any], batch_dim
         if isinstance(leaf, torch.Tensor) and leaf.dim() > batch_dim and leaf.shape[batch_dim] > 1:
             sizes = (*leaf.shape[:batch_dim], -1, *leaf.shape[batch_dim + 1 :])
             strides = "contiguous" if leaf.is_contiguous() else leaf.stride()
-            key = (sizes, strides, leaf.dtype, leaf.device, leaf.requires_grad)
+            key = (type(leaf), sizes, strides, leaf.dtype, leaf.device, leaf.requires_grad)
         keys.append(key)
     return tuple(keys)

@@ -133,7 +133,7 @@ class ReadGuards:
         written = [function for function in self.functions if function.__dict__]
         self.attributes += [(itemgetter(*_at_least_two((*f.__dict__,))), f.__dict__) for f in written]
         self.sized += [function.__dict__ for function in self.functions]
-        self.arrays = [(array, content_of(array)) for array in self.reach.arrays]
+        self.arrays = [(array, content) for array, _, content in self.reach.arrays]
         self.probes = [(probe, owner, probe(owner)) for probe, owner in self.reach.probes]
         self.empty = [owner for owner in self.sized if not owner]
         self.sized = [owner for owner in self.sized if owner]

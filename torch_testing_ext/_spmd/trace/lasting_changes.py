@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from torch_testing_ext._torch import disable_torch_function
+from torch_testing_ext._torch import disable_torch_function, storage_key
 
 from ..errors import SPMDError
 from .arguments import flatten_arguments
@@ -30,6 +30,16 @@ def refuse_changed_arguments(before: tuple[list[Any], list[Any]], after: tuple[l
             "code, and would leave it as it is.",
             remedy="Change a copy: batch = dict(batch).",
         )
+
+
+def refuse_shared_inputs(leaves: list[Any], owned: frozenset[int]) -> None:
+    """Refuse inputs in memory of the model, its gradients or its optimizers. `owned`: the storages of these."""
+    for leaf in leaves:
+        if isinstance(leaf, torch.Tensor) and storage_key(leaf) in owned:
+            raise SPMDError(
+                f"An input of shape {tuple(leaf.shape)} shares the memory of a parameter, gradient, buffer or state.",
+                remedy="Get it in the step, from the model or optimizer; or pass a copy: tensor.clone().",
+            )
 
 
 def refuse_rebound_parameters(state: StepState, fakes: list[torch.Tensor]) -> None:

@@ -14,6 +14,7 @@ import importlib
 import operator
 import os
 import random
+import re
 import sys
 import types
 from collections.abc import Callable, Iterator
@@ -26,7 +27,7 @@ from torch_testing_ext._torch import disable_torch_function
 
 from ..errors import SPMDError, user_line
 from .codes import Names, kind_of_code, reads_of
-from .reach import Node, Reach, cells_of, generator_state
+from .reach import Node, Reach, cells_of, content_of, generator_state, put_content
 from .substitution import Superseded, successor_of_id
 from .types_seen import put_in, take_from
 from .world import (
@@ -43,6 +44,7 @@ _MUTABLE = (list, dict, set, collections.deque)
 _TORCH_PARTS = tuple(f"{torch.__path__[0]}/{part}/" for part in ("nn", "optim", "utils/data", "amp"))
 _IMPORT = importlib._bootstrap._find_and_load.__code__  # type: ignore[attr-defined]
 _missing = object()
+_ID_AS_TEXT = re.compile(r"0[xX][0-9a-fA-F]{8,16}|(?<!\d)[1-9]\d{8,19}(?!\d)")
 
 
 class Observer:
@@ -69,6 +71,7 @@ class Observer:
         self.undo: list[tuple[Any, str, Any, Any]] = []  # an owner, a name, what it held, and the fake in its place
         self._moved: list[str] = []
         self.changed: list[tuple[Node, list[str]]] = []
+        self.changed_arrays: dict[int, str] = {}  # their paths, by id
         self._typed: list[dict[str, Any]] = []  # globals in which `type` is replaced
         self._previous: Any = None
         self._import: FrameType | None = None  # the import that runs at present
@@ -113,7 +116,7 @@ class Observer:
     def _on_call(self, frame: FrameType) -> None:
         code = frame.f_code
         if what := outside_read_in_python(frame):
-            self._refuse_outside_read(what, frame)
+            self._refuse_outside_read(what, frame.f_back)
         elif reads_environment(code) and is_asked_by_step(frame):
             self.more_roots["os.environ"] = os.environ._data  # type: ignore[attr-defined]
             self._walk(self.more_roots["os.environ"], "os.environ")
@@ -150,7 +153,7 @@ class Observer:
             if setting is not None and setting not in self.settings:
                 self.settings.append(setting)
 
-    def _refuse_outside_read(self, what: str, frame: FrameType) -> None:
+    def _refuse_outside_read(self, what: str, frame: FrameType | None) -> None:
         if self.error is None and is_asked_by_step(frame):
             self.error = SPMDError(
                 f"The step reads {what}. The traced program would not ask again, and keep the first answer.",
@@ -257,10 +260,22 @@ class Observer:
             current = value.successor if type(value) is Superseded else value
             return self.to_fake.get(id(current), value)
         if type(value) is int:  # perhaps the id of a parameter
-            successor = successor_of_id(value)
-            fake = self.to_fake.get(value if successor is None else id(successor))
-            return value if fake is None else id(fake)
+            return self._faked_id(value)
+        if type(value) is str and _ID_AS_TEXT.search(value):
+            return _ID_AS_TEXT.sub(self._faked_text, value)
         return value
+
+    def _faked_id(self, number: int) -> int:
+        successor = successor_of_id(number)
+        fake = self.to_fake.get(number if successor is None else id(successor))
+        return number if fake is None else id(fake)
+
+    def _faked_text(self, found: re.Match[str]) -> str:
+        text = found.group()
+        if text.startswith(("0x", "0X")):
+            number = int(text, 16)
+            return text if (faked := self._faked_id(number)) == number else hex(faked)
+        return str(self._faked_id(int(text)))
 
     # -- afterwards
 
@@ -274,6 +289,10 @@ class Observer:
             for node in self.reach.nodes.values():
                 if paths := self._restore_node(node):
                     self.changed.append((node, paths))
+        for value, path, content in self.reach.arrays:
+            if content_of(value) != content:
+                put_content(value, content)
+                self.changed_arrays[id(value)] = path
         for cached, size in self.reach.caches:
             if cached.cache_info().currsize != size:
                 cached.cache_clear()  # it may hold values of the trace
@@ -289,7 +308,10 @@ class Observer:
             now = _content(owner)
             if len(now) == len(node.values) and all(map(lambda a, b: a is b, now, node.values)):
                 return []
-            same = len(now) == len(node.values) and all(map(self._same, node.values, now))
+            if isinstance(owner, set):
+                same = owner == {self._faked(value) for value in node.values}
+            else:
+                same = len(now) == len(node.values) and all(map(self._same, node.values, now))
             _set_content(owner, node.values)
             return [] if same else [node.path]
         attributes = owner if type(owner) is dict else getattr(owner, "__dict__", None)
@@ -321,7 +343,7 @@ class Observer:
             return bool(now == self._faked(before))
         if isinstance(now, torch.Tensor):
             return self.to_real.get(id(now)) is before
-        if type(now) is int and now == self._fake_of(before):
+        if type(now) in (int, str) and now == self._fake_of(before):
             return True
         return type(now) is type(before) and isinstance(now, (bool, int, float, str)) and now == before
 
@@ -335,6 +357,7 @@ class Observer:
             for path in paths
             if id(node.owner) in reachable.nodes and not node.of_library
         }
+        found.update((path, None) for value, path, _ in reachable.arrays if id(value) in self.changed_arrays)
         if found:
             raise SPMDError(
                 f"The step sets {', '.join(found)}. The traced program runs no Python code: it would be set only once.",

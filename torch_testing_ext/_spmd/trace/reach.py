@@ -14,6 +14,7 @@ import ctypes
 import enum
 import functools
 import io
+import logging
 import sys
 import threading
 import types
@@ -26,9 +27,10 @@ from typing import Any
 import torch
 from torch import nn
 from torch.optim import Optimizer
+from torch.utils.weak import WeakIdKeyDictionary
 
 from ..errors import SPMDError
-from .codes import Names, kind_of_file
+from .codes import Names, is_standard, kind_of_file, standard_module
 from .types_seen import type_seen
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, type(Ellipsis), torch.dtype, torch.device, torch.layout)
@@ -42,11 +44,15 @@ _OF_CONTENT = (
     SynchronizedBase,
 )
 _BUILTIN_OBJECTS = (types.SimpleNamespace, argparse.Namespace, *_OF_CONTENT)
-_BYTES = (bytearray, memoryview, array.array, ctypes.Array)
+_BYTES = (bytearray, memoryview, array.array, ctypes.Array, ctypes.Structure, ctypes.Union)
 _FUNCTION_ATTRIBUTES = ("__code__", "__defaults__", "__kwdefaults__")
 _LIMIT = 200_000
 _MAX_SHARED = 100  # of a container in a module of Python's library, such as sys.argv
 _MAX_ARRAY_BYTES = 1 << 20
+_HEAP_TYPE = 1 << 9
+# Parts of Python's library whose objects belong to the interpreter, or keep caches of their own.
+_OF_PYTHON = {"abc", "ast", "codecs", "dis", "encodings", "enum", "functools", "importlib", "inspect", "pathlib"}
+_OF_PYTHON |= {"re", "tokenize", "traceback", "types", "typing", "warnings", "weakref", "zipimport"}
 # What model and optimizer hold in these attributes is compared by the binding (run/binding.py).
 _BOUND_ATTRIBUTES = {"_parameters", "_buffers", "_modules", "_flat_weights", "_flat_weight_refs"}
 _BOUND_OPTIMIZER_ATTRIBUTES = {"param_groups", "state", "_opt_called"}
@@ -77,7 +83,7 @@ class Reach:
     bound: dict[int, Any]
     nodes: dict[int, Node] = field(default_factory=dict)
     tensors: dict[int, tuple[torch.Tensor, str]] = field(default_factory=dict)
-    arrays: list[Any] = field(default_factory=list)
+    arrays: list[tuple[Any, str, bytes]] = field(default_factory=list)  # arrays and buffers, with their contents
     functions: list[types.FunctionType] = field(default_factory=list)
     generators: list[tuple[Any, str, Any]] = field(default_factory=list)
     iterators: list[tuple[Any, str]] = field(default_factory=list)
@@ -206,8 +212,8 @@ class Reach:
             self._array(value, path)
             return
         if isinstance(value, _BYTES):
-            self.arrays.append(value)
-            self.tokens.append((type(value), content_of(value)))
+            self.arrays.append((value, path, content_of(value)))
+            self.tokens.append((type(value), self.arrays[-1][2]))
             return
         self.opaque[id(value)] = path
         self.tokens.append(("object", id(value)))
@@ -223,8 +229,8 @@ class Reach:
                 f"The step reads a numpy array of {value.nbytes} bytes ({path}), whose values may change unseen.",
                 remedy="Pass it to the step as a tensor.",
             )
-        self.arrays.append(value)
-        self.tokens.append(("array", value.dtype.str, value.shape, content_of(value)))
+        self.arrays.append((value, path, content_of(value)))
+        self.tokens.append(("array", value.dtype.str, value.shape, self.arrays[-1][2]))
 
 
 _Read = tuple["tuple[str, ...] | None", "list[Any]", "list[tuple[Any, str]]"]
@@ -232,7 +238,9 @@ _Reader = Callable[[Reach, Any, str], _Read]
 
 
 def _reader_of(value: Any, kind: type) -> _Reader | None:
-    """How to read an object of this type, or None if it is opaque: compared by its identity."""
+    """How to read an object of this type, or None if it is opaque: compared by its identity, or as bytes."""
+    if isinstance(value, _BYTES):
+        return None
     if isinstance(value, _ITEMS):
         return _read_items if not _has_own_attributes(value, kind) else _read_items_and_attributes
     if isinstance(value, (dict, types.MappingProxyType)):
@@ -249,9 +257,26 @@ def _reader_of(value: Any, kind: type) -> _Reader | None:
         return None  # attributes of modules are found by the code that names them
     if _is_own(kind) or isinstance(value, (nn.Module, Optimizer, functools.partial, *_BUILTIN_OBJECTS)):
         return _read_object
-    if kind.__module__.startswith("torch.") and hasattr(value, "__dict__"):
+    if (kind.__module__.startswith("torch.") or _is_of_content(value)) and hasattr(value, "__dict__"):
         return _read_object
     return None
+
+
+def _is_of_content(value: Any) -> bool:
+    """Whether all attributes of an object count: it is of a class in Python's library, whose code nobody observes."""
+    kind: type = type(value)
+    if isinstance(value, _OF_CONTENT):
+        return True
+    return _is_standard(kind) and not isinstance(value, (Iterator, io.IOBase)) and not generator_state(value)
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_standard(kind: Any) -> bool:
+    """Whether a class is written in Python, in a module of its library that steps compute with."""
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
+    if not kind.__flags__ & _HEAP_TYPE or file is None or issubclass(kind, type):
+        return False
+    return file.endswith((".py", ".pyc")) and is_standard(file) and kind.__module__.split(".")[0] not in _OF_PYTHON
 
 
 def _has_own_attributes(value: Any, kind: type) -> bool:
@@ -261,7 +286,7 @@ def _has_own_attributes(value: Any, kind: type) -> bool:
 @functools.lru_cache(maxsize=4096)
 def _is_own(kind: type) -> bool:
     """Whether a class is written in Python, and neither part of Python's library nor of torch."""
-    if not kind.__flags__ & (1 << 9):  # not a heap type: a type of an extension
+    if not kind.__flags__ & _HEAP_TYPE:  # a type of an extension
         return False
     module = sys.modules.get(kind.__module__)
     file = getattr(module, "__file__", None)
@@ -297,7 +322,7 @@ def _read_object(reach: Reach, value: Any, path: str) -> _Read:
     if isinstance(value, functools.partial):
         return (), [], [(value.func, path), (value.args, path), (value.keywords, path)]
     attributes = getattr(value, "__dict__", {})
-    names = [*attributes] if isinstance(value, _OF_CONTENT) else reach.names.select(attributes)
+    names = [*attributes] if _is_of_content(value) else reach.names.select(attributes)
     names = [name for name in names if not reach._is_bound(value, name)]
     values = [attributes[name] for name in names]
     children = [(attributes[name], f"{path}.{name}") for name in names]
@@ -319,7 +344,8 @@ def _read_class(reach: Reach, value: Any, path: str) -> _Read:
     names = reach.names.select(value.__dict__)
     values = [value.__dict__[name] for name in names]
     children = [(item, f"{value.__qualname__}.{name}") for name, item in zip(names, values, strict=True)]
-    return tuple(names), values, [*children, *((base, path) for base in value.__mro__[1:] if _is_own(base))]
+    classes = [base for base in (*value.__mro__[1:], type(value)) if _is_own(base)]
+    return tuple(names), values, [*children, *((each, path) for each in classes)]
 
 
 def _read_function(reach: Reach, value: Any, path: str) -> _Read:
@@ -328,6 +354,8 @@ def _read_function(reach: Reach, value: Any, path: str) -> _Read:
     names = reach.names.select(value.__dict__)
     if "__wrapped__" in value.__dict__ and "__wrapped__" not in names:
         names.append("__wrapped__")
+    if "registry" in value.__dict__ and standard_module(value.__code__.co_filename) == "functools":  # singledispatch
+        inside.append((value.registry, path))
     inside += [(value.__dict__[name], f"{path}.{name}") for name in names]
     return _FUNCTION_ATTRIBUTES, [getattr(value, name) for name in _FUNCTION_ATTRIBUTES], inside
 
@@ -348,6 +376,19 @@ def _is_users(module_globals: dict[str, Any]) -> bool:
     return kind_of_file(module_globals.get("__file__") or "<string>") == "user"
 
 
+def _read_logger(reach: Reach, value: Any, path: str) -> _Read:
+    reach.probes += [(_probe_level, value), (_probe_disabled, value)]
+    return (), [], [(_probe_level(value), path), (_probe_disabled(value), path)]
+
+
+def _probe_level(logger: logging.Logger) -> int:
+    return logger.getEffectiveLevel()
+
+
+def _probe_disabled(logger: logging.Logger) -> int:
+    return logger.disabled or logger.manager.disable
+
+
 def _read_cached_function(reach: Reach, value: Any, path: str) -> _Read:
     reach.caches.append((value, value.cache_info().currsize))
     wrapped = getattr(value, "__wrapped__", None)
@@ -355,6 +396,20 @@ def _read_cached_function(reach: Reach, value: Any, path: str) -> _Read:
         # What the step got from the cache, no trace has seen being computed.
         reach.trusted_caches.append(value)
     return (), [], [(wrapped, path)]
+
+
+def _read_weak_container(reach: Reach, value: Any, path: str) -> _Read:
+    return ("data",), [value.data], [(value.data, path)]
+
+
+def _read_weak_reference(reach: Reach, value: Any, path: str) -> _Read:
+    """Read what a weak reference refers to. One to a parameter would die when a DTensor replaces the parameter."""
+    if isinstance(value(), torch.Tensor) and reach.label_of(value()) is not None:
+        raise SPMDError(
+            f"The step reads a weak reference to a parameter or buffer ({path}).",
+            remedy="Keep a strong reference, or the name of the parameter.",
+        )
+    return _read_referent(reach, value, path)
 
 
 def contents_of_cache(function: Any) -> tuple[int, int]:
@@ -382,13 +437,19 @@ def _probing(probe: Callable[[Any], Any]) -> _Reader:
     return read
 
 
+_read_referent = _probing(lambda reference: reference())
 _READERS_OF_KINDS: dict[type, _Reader] = {
+    logging.Logger: _read_logger,
+    weakref.WeakSet: _read_weak_container,
+    weakref.WeakKeyDictionary: _read_weak_container,
+    weakref.WeakValueDictionary: _read_weak_container,
+    WeakIdKeyDictionary: _read_weak_container,
+    weakref.ref: _read_weak_reference,
     ctypes._SimpleCData: _probing(lambda number: number.value),
     threading.local: _read_of_thread,
 }
 _READERS: dict[type, _Reader] = {
     contextvars.ContextVar: _probing(lambda variable: variable.get(_absent)),
-    weakref.ref: _probing(lambda reference: reference()),
     types.FunctionType: _read_function,
     types.MethodType: _read_method,
     types.CellType: _read_cell,
@@ -415,6 +476,18 @@ def _is_read(file: io.IOBase) -> bool:
 def content_of(value: Any) -> bytes:
     """The bytes of an array or buffer."""
     return value.tobytes() if hasattr(value, "tobytes") else bytes(value)
+
+
+def put_content(value: Any, content: bytes) -> None:
+    """Write the bytes of an array or buffer back."""
+    if _is_array(value):
+        value[...] = sys.modules["numpy"].frombuffer(content, value.dtype).reshape(value.shape)
+    elif isinstance(value, array.array):
+        value[:] = array.array(value.typecode, content)
+    elif isinstance(value, memoryview) and not value.c_contiguous:
+        value[:] = memoryview(content).cast(value.format)  # type: ignore[call-overload]
+    else:
+        memoryview(value).cast("B")[:] = content
 
 
 def _is_array(value: Any) -> bool:

@@ -17,6 +17,7 @@ from ..errors import SPMDError, is_own_file, is_user_file, user_line
 from .watch import TraceWatch, collective_error
 
 _ARRAYS: set[Any] = {torch.Tensor.numpy, torch.Tensor.__array__}
+_MEMORY: set[Any] = {torch.Tensor.data_ptr, torch.Tensor.untyped_storage, torch.Tensor.storage}
 _TEXTS: set[Any] = {torch.Tensor.__repr__, torch.Tensor.__format__}
 
 
@@ -37,6 +38,12 @@ class UserCodeMode(TorchFunctionMode):
             raise _value_error("turns a tensor into a numpy array")
         if func in _TEXTS and is_fake(args[0]) and _asked_by_user():
             raise _value_error("turns a tensor into text")
+        if func in _MEMORY and is_fake(args[0]) and _asked_by_user():
+            raise SPMDError(
+                f"The step asks where a tensor lies in memory ({func.__name__}), which differs from call to call.",
+                remedy="Tell tensors apart by their names, or with `is`.",
+                where=user_line(),
+            )
         if func is not torch.autograd.grad:
             return func(*args, **kwargs)
         self.watch.inside_autograd_grad += 1

@@ -122,12 +122,16 @@ def reinstated(params: list[Any]) -> Iterator[None]:
 class Substitution(TorchFunctionMode):
     """Puts fakes in place of real tensors, and refuses changes of a parameter that a program cannot repeat.
 
-    fakes: the fake of each real tensor, by the id of the real one; params: the fakes of the model's parameters.
+    fakes: the fake of each real tensor, by the id of the real one; params: the fakes of the model's parameters;
+    replaced: real gradients and states, which later calls may replace by other tensors.
     """
 
-    def __init__(self, fakes: dict[int, torch.Tensor], params: list[torch.Tensor]) -> None:
+    def __init__(
+        self, fakes: dict[int, torch.Tensor], params: list[torch.Tensor], replaced: list[torch.Tensor]
+    ) -> None:
         super().__init__()
         self.fakes = fakes
+        self.replaced = {id(tensor): tensor for tensor in replaced}
         self.params = {id(param): i for i, param in enumerate(params)}
         self.entry_grads = {id(param.grad) for param in params if param.grad is not None}
         self.seen_grads: set[int] = set()  # the parameters whose gradient on entry the step looked at
@@ -158,6 +162,8 @@ class Substitution(TorchFunctionMode):
         if isinstance(value, torch.Tensor):
             if type(value) is Superseded:
                 value = value.successor
+            if id(value) in self.replaced:
+                _refuse_captured(value)
             return self.fakes.get(id(value), value)
         kind = type(value)
         if kind is dict:
@@ -165,6 +171,17 @@ class Substitution(TorchFunctionMode):
         if kind is tuple or kind is list:
             return kind(map(self._substituted, value))
         return value
+
+
+def _refuse_captured(tensor: torch.Tensor) -> None:
+    with disable_torch_function():
+        shape = tuple(tensor.shape)
+    raise SPMDError(
+        f"The step uses a gradient or an optimizer's state of shape {shape} that it captured from outside. Later calls "
+        "may replace it by another tensor.",
+        remedy="Get it in the step: p.grad, optimizer.state[p].",
+        where=user_line(),
+    )
 
 
 def _is_removal() -> bool:

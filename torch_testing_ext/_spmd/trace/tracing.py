@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 
 from torch_testing_ext._torch import (
     compiled_functions_run_eagerly,
-    data_dependent_errors,
+    disable_torch_function,
     fake_like,
     fake_of_captured,
     foreach_by_default,
@@ -35,7 +35,7 @@ from torch_testing_ext._torch import (
     tree,
 )
 
-from ..errors import SPMDError, user_line_of
+from ..errors import SPMDError
 from ..layout import Layout
 from .arguments import first_of_same, rebuild_arguments
 from .distribute import layout_owner, put_parameter
@@ -47,6 +47,7 @@ from .lasting_changes import (
     refuse_new_buffers,
     refuse_python_counter,
     refuse_rebound_parameters,
+    refuse_shared_inputs,
     structure,
 )
 from .markers import sync_gradients_of
@@ -139,65 +140,20 @@ class TraceRequest:
     overrides: Callable[[StepState], contextlib.AbstractContextManager[None]] | None = None
 
 
-def trace_step(request: TraceRequest, fixed_sizes: bool = False) -> TracedStep:
-    """Trace the step as requested. If an optimizer branches on values that it keeps in tensors, try other forms of it.
-
-    The capturable form of torch's optimizers has no such branches; alternatively, learning rates become constants.
-    A step that fails with symbols for batch sizes is traced with numbers, for these sizes only; also on request.
-    """
-    request.fixed_sizes = fixed_sizes
-    try:
-        return _trace_some_form(request)
-    except SPMDError:
-        raise
-    except Exception:
-        request.fixed_sizes = True
-        try:
-            return _trace_some_form(request)
-        except RuntimeError as error:
-            if "is not tracked with proxy" not in str(error):
-                raise
-            raise SPMDError(
-                "The step uses a tensor that a trace cannot follow, because torch made it where no trace sees it (a "
-                "GradScaler, a C++ extension).",
-                remedy="Keep that part outside of the step.",
-                where=user_line_of(error),
-            ) from error
-
-
-def _trace_some_form(request: TraceRequest) -> TracedStep:
-    requested = request.compiling, request.constant_lrs
-    first: Exception | None = None
-    for compiling, constant_lrs in dict.fromkeys([requested, (True, False), (False, True), (True, True)]):
-        request.compiling, request.constant_lrs = compiling, constant_lrs
-        try:
-            return _Trace(request).run()
-        except data_dependent_errors() as error:
-            first = first or error
-    request.compiling, request.constant_lrs = requested
-    assert first is not None
-    raise _control_flow_error(first) from first
-
-
-def _control_flow_error(error: Exception) -> SPMDError:
-    first = str(error).strip().splitlines()[0]
-    return SPMDError(
-        f"The step branches on the value of a tensor (data-dependent control flow): {first}",
-        remedy="Use torch.where or a mask instead of if, bool() or int(); to log values, return them from the step.",
-        where=user_line_of(error),
-    )
-
-
-class _NeedsNumbers(Exception):
+class NeedsNumbers(Exception):
     """The step may tell a symbol for a size from a number."""
 
 
-class _Trace:
+class Trace:
+    """One trace of a step, in one form."""
+
     def __init__(self, request: TraceRequest) -> None:
         self.request = request
         self.state = request.state
         self.mode = new_fake_mode()
-        self.watch = TraceWatch(_storages_of(request))
+        owned, inputs = _storages_of(request), _storages_of_inputs(request)
+        refuse_shared_inputs(request.leaves, owned)
+        self.watch = TraceWatch(owned, inputs)
         self.sources: list[InputSource] = []
         self.fakes: list[torch.Tensor] = []
         self.fake_of: dict[InputSource, torch.Tensor] = {}
@@ -271,7 +227,7 @@ class _Trace:
         args = [fake for source, fake in zip(self.sources, self.fakes, strict=True) if source.kind == "arg"]
         sizes = SizeGuards(self.mode.shape_env, args)
         if "type" in observer.named_globals and not self.request.fixed_sizes:
-            raise _NeedsNumbers  # type(x.shape[0]) would be the type of a symbol
+            raise NeedsNumbers  # type(x.shape[0]) would be the type of a symbol
         reads = guard_reads(observer, self._roots(), self.state, self.watch.captured, self.substitution.read_values)
         return TracedStep(
             graph,
@@ -320,7 +276,7 @@ class _Trace:
             stack.enter_context(refusing_object_collectives())
             stack.enter_context(compiled_functions_run_eagerly())
             self._install_fakes()
-            self.substitution = Substitution(self._fakes_of_real(), self._param_fakes())
+            self.substitution = Substitution(self._fakes_of_real(), self._param_fakes(), self._grads_and_states())
             stack.enter_context(self.substitution)
             stack.enter_context(only_optimizers(self.state.optimizers))
             if self.request.compiling:
@@ -384,23 +340,20 @@ class _Trace:
         return fake
 
     def _fakes_of_real(self) -> dict[int, torch.Tensor]:
-        """The fakes of all tensors that model and optimizers hold outside of a trace, by the id of the real one."""
+        """The fakes of parameters and buffers, by the id of the real one."""
         return {id(real): fake for real, fake in self._real_and_fake()}
 
-    def _real_and_fake(self) -> list[tuple[Any, torch.Tensor]]:
-        real: dict[InputSource, Any] = {}
-        for i, ref in enumerate(self.state.params):
-            real[InputSource("param", i)], real[InputSource("grad", i)] = ref.value, ref.value.grad
-        for i, ref in enumerate(self.state.buffers):
-            real[InputSource("buffer", i)] = ref.value
-        for e, entry in enumerate(self.request.entries):
-            real.update((InputSource("state", e, j), leaf) for j, leaf in enumerate(entry.leaves))
-        real.update((InputSource("arg", i), leaf) for i, leaf in enumerate(self.request.leaves))
-        return [
-            (value, self.fake_of[source])
-            for source, value in real.items()
-            if source in self.fake_of and isinstance(value, torch.Tensor)
-        ]
+    def _real_and_fake(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        params = [(ref.value, self.fake_of[InputSource("param", i)]) for i, ref in enumerate(self.state.params)]
+        buffers = [(ref.value, self.fake_of[InputSource("buffer", i)]) for i, ref in enumerate(self.state.buffers)]
+        return params + buffers
+
+    def _grads_and_states(self) -> list[torch.Tensor]:
+        """The real gradients and optimizer states. The step finds their fakes in parameters and optimizers."""
+        with disable_torch_function():
+            grads = [ref.value.grad for ref in self.state.params if ref.value.grad is not None]
+        leaves = [leaf for entry in self.request.entries for leaf in entry.leaves]
+        return grads + [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
 
     def _param_fakes(self) -> list[torch.Tensor]:
         return [self.fake_of[InputSource("param", i)] for i in range(len(self.state.params))]
@@ -497,9 +450,15 @@ def _know_memory_of_captured(module: fx.GraphModule, mode: Any) -> None:
 def _storages_of(request: TraceRequest) -> frozenset[int]:
     """The storages of everything that model and optimizers hold."""
     registered = [ref.value for ref in (*request.state.params, *request.state.buffers)]
+    with disable_torch_function():
+        grads = [ref.value.grad for ref in request.state.params]
     states = [leaf for entry in request.entries for leaf in entry.leaves]
-    locals_ = [local_tensor(t) if isinstance(t, DTensor) else t for t in (*registered, *states)]
+    locals_ = [local_tensor(t) if isinstance(t, DTensor) else t for t in (*registered, *grads, *states)]
     return frozenset(storage_key(t) for t in locals_ if isinstance(t, torch.Tensor) and t.layout is torch.strided)
+
+
+def _storages_of_inputs(request: TraceRequest) -> frozenset[int]:
+    return frozenset(storage_key(leaf) for leaf in request.leaves if isinstance(leaf, torch.Tensor))
 
 
 def _empty(like: torch.Tensor, layout: Layout | None) -> torch.Tensor:

@@ -29,11 +29,11 @@ _SPARSE = {torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bs
 class TraceWatch(dispatch_mode_class()):  # type: ignore[misc]
     """A mode that checks every operation of the step before the tracer records it, and annotates the recorded nodes."""
 
-    def __init__(self, owned: frozenset[int] = frozenset()) -> None:
+    def __init__(self, owned: frozenset[int] = frozenset(), inputs: frozenset[int] = frozenset()) -> None:
         super().__init__()
         self.restoring_rng = 0
         self.inside_autograd_grad = 0
-        self.owned = owned  # the storages of model and optimizers
+        self.owned, self.inputs = owned, inputs  # the storages of model and optimizers, and of inputs
         self.captured: dict[int, tuple[torch.Tensor, str | None]] = {}  # real tensors that the step used, and where
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -80,7 +80,10 @@ class TraceWatch(dispatch_mode_class()):  # type: ignore[misc]
         for tensor in tensors:
             if not is_fake(tensor) and id(tensor) not in self.captured:
                 _refuse_trainable(tensor)
-                _refuse_shared(tensor, self.owned)
+                _refuse_shared(
+                    tensor, self.owned, "a parameter, buffer or state (a view?)", "Create the view in the step"
+                )
+                _refuse_shared(tensor, self.inputs, "an input", "Use the step's argument instead")
                 self.captured[id(tensor)] = tensor, user_line()
 
     @contextlib.contextmanager
@@ -138,12 +141,12 @@ def _refuse_trainable(tensor: torch.Tensor) -> None:
         )
 
 
-def _refuse_shared(tensor: torch.Tensor, owned: frozenset[int]) -> None:
-    if tensor.layout is torch.strided and storage_key(tensor) in owned:
+def _refuse_shared(tensor: torch.Tensor, storages: frozenset[int], whose: str, remedy: str) -> None:
+    if tensor.layout is torch.strided and storage_key(tensor) in storages:
         raise SPMDError(
             f"The step uses a tensor of shape {tuple(tensor.shape)} that it captured from outside, and that shares the "
-            "memory of a parameter, buffer or state (a view?). The program would not see the step's changes in it.",
-            remedy="Create the view in the step.",
+            f"memory of {whose}. The program would not see the step's changes in it.",
+            remedy=f"{remedy}.",
             where=user_line(),
         )
 

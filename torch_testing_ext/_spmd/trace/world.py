@@ -11,6 +11,7 @@ import io
 import os
 import random
 import subprocess
+import threading
 import time
 from collections.abc import Callable
 from types import CodeType, FrameType
@@ -46,12 +47,24 @@ _WORLD: dict[Any, str] = {
 # Functions in Python that ask in ways which no event shows.
 _WORLD_CODES: dict[CodeType, str] = {
     subprocess.Popen.__init__.__code__: "another process (subprocess)",
+    threading.Thread.start.__code__: "what another thread does",
 }
 # Parts of Python's library whose reads do not reach the step's values.
 _HARMLESS = {"logging", "warnings", "traceback", "linecache", "inspect", "importlib", "tokenize", "threading", "typing"}
 # Modules whose types do not change, are compared in other ways, or hold nothing that a step computes with.
 _LASTING = {"builtins", "torch", "numpy", "re", "datetime", "decimal", "fractions", "functools", "types", "operator"}
-_LASTING |= {"_thread", "threading", "enum", "collections", "random", "_random", "typing", "contextvars", "weakref"}
+_LASTING |= {
+    "_thread",
+    "threading",
+    "enum",
+    "collections",
+    "random",
+    "_random",
+    "typing",
+    "contextvars",
+    "weakref",
+    "_multiprocessing",
+}
 _RANDOM_FILES = {f"{torch.__path__[0]}/random.py", f"{torch.__path__[0]}/cuda/random.py"}
 _ENVIRONMENT = {
     getattr(os._Environ, name).__code__ for name in ("__getitem__", "__iter__", "__len__", "copy", "__repr__")
