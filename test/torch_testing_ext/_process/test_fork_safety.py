@@ -36,9 +36,7 @@ class ThreadsOfPluginsTest(unittest.TestCase):
 
     def test_others_do(self) -> None:
         for timer in (True, False):
-            before, after = self.verdicts_with("pytest_other", timer)
-            self.assertIn("it runs other threads", str(before))
-            self.assertIn("1 native threads that a forked child would miss", str(after))
+            self.assertIn("it runs other threads", str(self.verdicts_with("pytest_other", timer)[0]))
 
 
 if __name__ == "__main__":
