@@ -101,6 +101,22 @@ def dist_env() -> Iterator[Any]:
     yield from in_rank.make_dist_env()
 
 
+@pytest.fixture(name="spawn")
+def _spawn() -> Any:
+    """The function torch_testing_ext.ranks.spawn: `spawn(function, world_size, *args)`."""
+    from torch_testing_ext import ranks
+
+    return ranks.spawn
+
+
+@pytest.fixture(name="run_script")
+def _run_script() -> Any:
+    """The function torch_testing_ext.ranks.run_script: `run_script(path, *args, ranks=4)`."""
+    from torch_testing_ext import ranks
+
+    return ranks.run_script
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if metafunc.definition.get_closest_marker(_MARK) is not None:
         from torch_testing_ext._pytest_ranks import marks
@@ -149,7 +165,7 @@ def pytest_runtest_makereport(item: Any, call: Any) -> Generator[None, Any, Any]
     if launch is not None and report.failed and isinstance(getattr(error, "outcome", None), launch.Outcome):
         from torch_testing_ext._pytest_ranks import reports
 
-        reports.show(report, str(error))
+        reports.show(report, call.excinfo, item)
     return report
 
 

@@ -20,11 +20,11 @@ from typing import Any
 import pytest
 
 from torch_testing_ext import launch
-from torch_testing_ext._cases import invocation, ranked
+from torch_testing_ext._cases import invocation, rank_environment, ranked
 from torch_testing_ext._cases.expected_imports import expected_imports
 from torch_testing_ext._machine import ports
 from torch_testing_ext._marks import needs
-from torch_testing_ext._process import shell, system
+from torch_testing_ext._process import shell
 from torch_testing_ext._process.logs import cut_middle
 from torch_testing_ext.launch import settings
 
@@ -78,7 +78,7 @@ def _run_and_judge(
                 subject=body,
                 world_size=spec.world_size,
                 directory=directory,
-                context=launch.ProcessContext.here(_environment(spec, port)),
+                context=launch.ProcessContext.here(rank_environment.common(spec.world_size, port)),
                 arguments={"patient": chosen.debug_rank is not None},
                 stream=chosen.stream or item.config.getoption("capture") == "no",
                 debug_rank=chosen.debug_rank,
@@ -127,14 +127,6 @@ def _terminal_for(item: Any, debug_rank: int | None) -> Iterator[None]:
         yield
     finally:
         capture.resume()
-
-
-def _environment(spec: RankSpec, port: int) -> dict[str, str]:
-    size = str(spec.world_size)
-    own = {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    # Otherwise `env://` would look for the store of a launcher that has started this process.
-    own |= dict.fromkeys((name for name in os.environ if name.startswith("TORCHELASTIC_USE_")), "False")
-    return {**system.for_gloo(), **own}
 
 
 def _timeout(item: Any, spec: RankSpec, chosen: settings.Settings) -> float | None:

@@ -8,7 +8,6 @@ which has not raised fails the rank.
 from __future__ import annotations
 
 import logging
-import os
 import pickle
 import sys
 import warnings
@@ -21,7 +20,7 @@ from typing import Any
 import pytest
 
 from torch_testing_ext import _torch, launch
-from torch_testing_ext._cases import group_creation, rank_process
+from torch_testing_ext._cases import group_creation, rank_environment, rank_process
 from torch_testing_ext._cases.multi_process import imported_since
 from torch_testing_ext._marks.needs import TEST_SKIPS
 
@@ -103,7 +102,7 @@ def run(subject: Any, rank: int, account: launch.AccountWriter, *, patient: bool
     """The body of a rank's process."""
     assert current is not None
     current.rank = rank
-    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank))
+    rank_environment.become(rank)
     rank_process.prepare_rank(current.spec.world_size, patient)
     group_creation.announce(current.directory, rank)
     imported_before = len(sys.modules)

@@ -1,9 +1,11 @@
-"""Ranks that inherit what this process has set up by now: their fork server is forked for them alone."""
+"""Ranks that inherit what this process has set up by now, and ranks that inherit nothing of it."""
 
 from __future__ import annotations
 
+import os
+
 from . import client, settings
-from .job import Job
+from .job import Job, Named
 from .protocol import StartMethod
 
 
@@ -32,6 +34,26 @@ def launch_from_here(job: Job) -> client.Run:
     except BaseException:
         server.close()
         raise
+
+
+class FreshLauncher(client.Launcher):
+    """Starts ranks that have nothing of this process: their fork server is a new interpreter, which serves them all."""
+
+    def try_method(self, method: StartMethod, subject: Named) -> tuple[client.ForkServerClient | None, str]:
+        if method is StartMethod.FORK:
+            return None, "these ranks inherit nothing"
+        return super().try_method(method, subject)
+
+
+_fresh = FreshLauncher()
+
+
+def launch_fresh(job: Job) -> client.Run:
+    """Start the ranks of a job in the state of a new interpreter, which imports torch once. Raises CannotStart."""
+    global _fresh
+    if _fresh.owner != os.getpid():
+        _fresh = FreshLauncher()
+    return _fresh.launch(job)
 
 
 def preload_hints() -> tuple[str, ...]:

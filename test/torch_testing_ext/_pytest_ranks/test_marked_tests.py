@@ -340,6 +340,30 @@ def spawning(monkeypatch):
         self.assertIn("ask for dist_env", run.messages["test_a"])
         self.assertIn("TORCH_TESTING_EXT_START=spawn", run.messages["test_c"])
 
+    def test_fixtures_that_start_ranks(self) -> None:
+        source = """
+import os
+
+def body(rank, wanted):
+    print("in rank", rank)
+    assert rank == wanted or wanted < 0
+
+def test_passes(spawn, run_script, tmp_path):
+    spawn(body, 2, -1)
+    script = tmp_path / "script.py"
+    script.write_text("import os; print('script', os.environ['RANK'])")
+    assert run_script(script, ranks=2).outputs == ("script 0\\n", "script 1\\n")
+
+def test_fails(spawn):
+    spawn(body, 2, 0)
+"""
+        run = run_pytest({"test_x.py": source})
+        self.assertOutcomes(run, {"test_passes": "passed", "test_fails": "failed"})
+        self.assertIn("[rank1] in rank 1\n", run.outputs["test_passes"])
+        self.assertIn("rank 1 of 2 failed", run.messages["test_fails"])
+        self.assertIn("\ntest_x.py:15: in test_fails", run.messages["test_fails"])
+        self.assertNotIn("torch_testing_ext/", run.messages["test_fails"])
+
     def test_under_xdist(self) -> None:
         source = """
 import os
