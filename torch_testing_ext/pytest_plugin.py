@@ -14,6 +14,7 @@ names that came from PyTorch after collection.
 from __future__ import annotations
 
 import functools
+import os
 import sys
 from collections.abc import Generator, Iterator
 from typing import Any
@@ -25,6 +26,8 @@ _MARK = "world_size"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    if _is_launched():
+        from torch_testing_ext.launch import in_place  # noqa: F401  # which keeps a way to the terminal, before capture
     group = parser.getgroup("torch_testing_ext", "tests that run in ranks (torch_testing_ext)")
     group.addoption(OPTION, action="store_true", help="run PyTorch test files on the classes of torch_testing_ext")
     group.addoption(
@@ -52,6 +55,10 @@ def pytest_load_initial_conftests(early_config: Any) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Install in an xdist worker too, which gets its plugins later. Register our profile before Hypothesis wants it."""
     config.addinivalue_line("markers", _explain_mark())
+    if _is_launched():
+        from torch_testing_ext._pytest_ranks import launched_session
+
+        launched_session.configure(config)
     if config.getoption("--hypothesis-profile", None) == "search":
         from torch_testing_ext._hypothesis import search
 
@@ -78,6 +85,11 @@ def _install() -> None:
 
 
 # -- tests that run in ranks
+
+
+def _is_launched() -> bool:
+    """Whether a launcher such as torchrun may have started this process; what is imported then finds out."""
+    return any(name in os.environ for name in ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_STEP_NUM_TASKS"))
 
 
 def _explain_mark() -> str:

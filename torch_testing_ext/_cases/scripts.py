@@ -25,7 +25,7 @@ from torch_testing_ext._process.exits import describe_exit
 from torch_testing_ext._process.logs import cut_middle
 from torch_testing_ext.launch import settings
 
-from . import group_creation, rank_environment, rank_process, ranked
+from . import group_creation, launched_ranks, rank_environment, rank_process, ranked
 from .spawning import print_output, raise_verdict
 
 __unittest = True
@@ -58,6 +58,7 @@ def run_script(
     """
     __tracebackhide__ = True
     size = ranked.checked_world_size(ranks, "ranks")
+    launched_ranks.refuse("run_script")
     script = Path(path).absolute()
     if not script.is_file():
         raise ValueError(f"there is no script {script}")

@@ -15,7 +15,7 @@ from torch_testing_ext._machine import ports
 from torch_testing_ext._marks.needs import TEST_SKIPS, Skipped, TestSkip
 from torch_testing_ext.launch import settings
 
-from . import group_creation, rank_environment, rank_process, ranked
+from . import group_creation, launched_ranks, rank_environment, rank_process, ranked
 
 __unittest = True
 __rank_frame__ = True
@@ -33,6 +33,7 @@ def spawn(function: Callable[..., object], world_size: int, *args: Any, timeout:
     __tracebackhide__ = True
     global _call
     size = ranked.checked_world_size(world_size, "world_size")
+    launched_ranks.refuse("spawn")
     name = f"spawn({getattr(function, '__qualname__', function)!s})"
     with ranked.without_our_traceback():
         chosen = settings.read()

@@ -41,7 +41,9 @@ def make(spec: RankSpec, directory: Path) -> Iterator[DistEnv]:
     backend = spec.backend or _backend_for(device, spec)
     store = _FileStore(str(directory / "store"), spec.world_size)
     dist.init_process_group(backend, store=store, rank=rank, world_size=spec.world_size)
-    yield DistEnv(rank, spec.world_size, local_rank, device, backend, dist.group.WORLD, store)
+    env = DistEnv(rank, spec.world_size, local_rank, device, backend, dist.group.WORLD, store)
+    yield env
+    vars(env).update(group=None, store=None)  # the group ends with the test
 
 
 def _backend_for(device: torch.device, spec: RankSpec) -> str:

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from torch_testing_ext import launch
-from torch_testing_ext._cases import invocation, rank_environment, ranked
+from torch_testing_ext._cases import invocation, launched_ranks, rank_environment, ranked
 from torch_testing_ext._cases.expected_imports import expected_imports
 from torch_testing_ext._machine import ports
 from torch_testing_ext._marks import needs
@@ -36,8 +36,10 @@ LONGEST_SECTION = 200_000
 
 def set_up(item: Any, spec: RankSpec) -> None:
     """Before the set-up of a test: skip it for want of devices, and leave out the fixtures of ranks."""
+    if launched_ranks.where() is not None and (why := launched_ranks.wrong_size(spec.world_size)):
+        raise pytest.skip.Exception(why, _use_item_location=True)
     if spec.devices and (skip := needs.devices(spec.devices).unmet()) is not None:
-        pytest.skip(skip.message)
+        raise pytest.skip.Exception(skip.message, _use_item_location=True)
     names = tuple(sorted(rank_side(item)))
     item.stash[in_rank.LEFT_OUT] = names
     # pytest sets up what is not there yet.
@@ -47,6 +49,9 @@ def set_up(item: Any, spec: RankSpec) -> None:
 def run(item: Any, spec: RankSpec) -> None:
     """Run a test in ranks; raise what it would raise without them, for all of them together."""
     __tracebackhide__ = True
+    if launched_ranks.where() is not None:
+        _run_in_place(item, spec)
+        return
     with ranked.without_our_traceback():
         chosen = settings.read()
     for name in (*expected_imports(str(item.path)), *launch.preload_hints()):
@@ -61,7 +66,9 @@ def run(item: Any, spec: RankSpec) -> None:
     finally:
         if chosen.logs is None:
             shutil.rmtree(directory, ignore_errors=True)
-    _raise(item, verdict, reports, told)
+    if verdict.outcome is launch.Outcome.PASSED:
+        _print_leftovers(item, reports)
+    _raise(verdict, [told[report.rank].xfail for report in reports if launch.failed_by_itself(report)])
 
 
 def _run_and_judge(
@@ -101,8 +108,6 @@ def _run_and_judge(
     verdict = launch.judge(reports, result.timed_out, case, launch.Expected())
     return reports, verdict
 
-
-_PASSED, _SKIPPED = launch.RankEnding.PASSED, launch.RankEnding.SKIPPED
 
 _ENDED = (
     "The ranks have been ended. To see where each of them was, let the mark world_size have a timeout of its own that\n"
@@ -172,29 +177,64 @@ def _pass_on(item: Any, told: Any, first: in_rank.Told) -> None:
                 warnings.warn_explicit(message, category, file, line)
 
 
-def _has_failed_by_itself(report: launch.RankReport) -> bool:
-    return report.ending not in (_PASSED, _SKIPPED, launch.RankEnding.STOPPED) and not launch.is_victim(report)
-
-
-def _raise(
-    item: Any, verdict: launch.Verdict, reports: Sequence[launch.RankReport], told: dict[int, in_rank.Told]
-) -> None:
-    __tracebackhide__ = True
+def _print_leftovers(item: Any, reports: Sequence[launch.RankReport]) -> None:
     for report in reports:
-        if report.leftovers and verdict.outcome is launch.Outcome.PASSED:
+        if report.leftovers:
             left = "; ".join(report.leftovers)
             print(f"{_name_of(item)}: rank {report.rank} left running (now terminated): {left}", file=sys.stderr)
+
+
+def _raise(verdict: launch.Verdict, xfails: Sequence[str | None]) -> None:
+    """Raise the verdict. `xfails`: of each rank that failed by itself, the reason if that was expected."""
+    __tracebackhide__ = True
     match verdict.outcome:
         case launch.Outcome.PASSED:
             return
         case launch.Outcome.SKIPPED:
             raise pytest.skip.Exception(verdict.message, _use_item_location=True)
         case launch.Outcome.FAILED | launch.Outcome.ERROR:
-            reasons = [told[report.rank].xfail for report in reports if _has_failed_by_itself(report)]
-            if reasons and None not in reasons:
-                raise pytest.xfail.Exception(reasons[0] or "")
+            if xfails and None not in xfails:
+                raise pytest.xfail.Exception(xfails[0] or "")
     if verdict.outcome is launch.Outcome.FAILED:
         raise ranked.RankFailure(verdict.message)
     error = ranked.RankError(verdict.message)
     error.outcome = verdict.outcome
     raise error
+
+
+# -- in the ranks of a launcher
+
+
+def _run_in_place(item: Any, spec: RankSpec) -> None:
+    __tracebackhide__ = True
+    own = launch.new_directory(item.nodeid)
+    case = launch.Case(_name_of(item), _command(item), str(item.path))
+    try:
+        timeout = _timeout(item, spec, settings.read())
+        together = launched_ranks.begin(spec.world_size, case, own, timeout)
+        directory = Path(together.directory)
+
+        def body(rank: int, account: launch.AccountWriter) -> None:
+            in_rank.current = in_rank.RankTest(item, spec, directory, rank)
+            try:
+                in_rank.run_in_place(item, account)
+            finally:
+                in_rank.current = None
+                if not launched_ranks.is_first():
+                    _save_captured(item, directory / f"rank{rank}.log")
+
+        verdict = launched_ranks.run(together, body)
+        if launched_ranks.is_first():  # the others' files are here, too
+            told = [in_rank.told_by(directory, rank) for rank in range(spec.world_size)]
+            _add_sections(item, directory, spec)
+            _pass_on(item, told, told[0])
+    finally:
+        shutil.rmtree(own, ignore_errors=True)
+    _raise(verdict, [notes[-1] if notes else None for notes in launched_ranks.deciding().values()])
+
+
+def _save_captured(item: Any, file: Path) -> None:
+    capture = item.config.pluginmanager.get_plugin("capturemanager")
+    if capture is not None and capture.is_globally_capturing():
+        with suppress(OSError):
+            file.write_text("".join(capture.read_global_capture()), errors="replace")

@@ -10,6 +10,8 @@ from __future__ import annotations
 import logging
 import pickle
 import sys
+import traceback
+import unittest
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -118,7 +120,16 @@ def run(subject: Any, rank: int, account: launch.AccountWriter, *, patient: bool
         group_creation.wait_for_peers()
 
 
-def _run_and_judge(item: Any, account: launch.AccountWriter) -> None:
+def run_in_place(item: Any, account: launch.AccountWriter) -> None:
+    """Run the test in a process that a launcher has started as a rank."""
+    told = _run_and_judge(item, account)
+    # Whatever refers to a group keeps its connections open, and with them the peers that wait for this rank.
+    item.funcargs.clear()
+    if told.xfail is not None and account.account is not None:
+        account.note([told.xfail])
+
+
+def _run_and_judge(item: Any, account: launch.AccountWriter) -> Told:
     told = Told()
     known = len(item.user_properties)
     with warnings.catch_warnings(record=True) as seen:
@@ -133,6 +144,9 @@ def _run_and_judge(item: Any, account: launch.AccountWriter) -> None:
     told.properties = item.user_properties[known:]
     told.warnings = [(each.message, each.category, each.filename, each.lineno) for each in seen]
     _tell(told)
+    if call.excinfo is not None:
+        traceback.clear_frames(call.excinfo.tb)
+    return told
 
 
 def _tell(told: Told) -> None:
@@ -152,7 +166,8 @@ def _tell(told: Told) -> None:
 def _run_item(item: Any, account: launch.AccountWriter) -> None:
     """Set up the fixtures of ranks, run the test, and tear these fixtures down; account for an error at once."""
     finalizers = item.session._setupstate.stack[item][0]
-    finalizers.clear()  # those of the parent, which runs them
+    of_parent = finalizers[:]  # which runs them; in the ranks of a launcher, this process
+    finalizers.clear()
     try:
         for name in _left_out(item):
             del item.funcargs[name]
@@ -165,6 +180,7 @@ def _run_item(item: Any, account: launch.AccountWriter) -> None:
         raise
     finally:
         _tear_down(item, finalizers, account)
+        finalizers.extend(of_parent)
 
 
 def _tear_down(item: Any, finalizers: list[Any], account: launch.AccountWriter) -> None:
@@ -197,6 +213,9 @@ def _left_out(item: Any) -> tuple[str, ...]:
 def _account_for(item: Any, error: BaseException, account: launch.AccountWriter, within: str = "") -> None:
     if isinstance(error, pytest.skip.Exception) and not within:
         _account_for_skip(account, error.msg or "")
+        return
+    if isinstance(error, unittest.SkipTest) and not within:
+        _account_for_skip(account, str(error))
         return
     try:
         if isinstance(error, PartFailed):

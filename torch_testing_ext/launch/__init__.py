@@ -16,6 +16,7 @@ from .client import (
     new_directory as new_directory,
     prepare as prepare,
 )
+from .in_place import Launched as Launched, Round as Round, WrongRound as WrongRound
 from .inheriting import (
     launch_fresh as launch_fresh,
     launch_from_here as launch_from_here,
@@ -35,7 +36,7 @@ from .verdict import (
     Expected as Expected,
     Outcome as Outcome,
     Verdict as Verdict,
-    is_victim as is_victim,
+    failed_by_itself as failed_by_itself,
     judge as judge,
 )
 from .watch import end as end, watch as watch

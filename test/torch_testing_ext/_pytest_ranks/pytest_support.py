@@ -18,7 +18,10 @@ PACKAGE = Path(torch_testing_ext.__file__).parent
 PLUGIN = ("-p", "torch_testing_ext.pytest_plugin")
 PATIENCE = 300
 # A run of our own tests may have set these.
-_NOT_INHERITED = ("TORCH_TESTING_EXT_", "PYTEST_", "RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "TORCHELASTIC_", "COV_")
+_NOT_INHERITED = (
+    *("TORCH_TESTING_EXT_", "PYTEST_", "COV_"),
+    *("RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "TORCHELASTIC_", "SLURM_", "OMPI_", "PMI_"),
+)
 
 
 @dataclass(frozen=True)
@@ -61,11 +64,16 @@ def run_pytest(
         cases = list(ElementTree.parse(report).iter("testcase")) if report.exists() else []
     run = PytestRun(done.returncode, done.stdout, done.stderr)
     for case in cases:
-        cls = str(case.get("classname")).partition(".")[2]
-        name = f"{cls}.{case.get('name')}" if cls else str(case.get("name"))
-        run.outcomes[name], run.messages[name] = _outcome(case)
+        name, outcome, message = outcome_of(case)
+        run.outcomes[name], run.messages[name] = outcome, message
         run.outputs[name] = "".join(each.text or "" for each in case if each.tag.startswith("system-"))
     return run
+
+
+def outcome_of(case: ElementTree.Element) -> tuple[str, str, str]:
+    """The name of a test in a JUnit file, its outcome, and its message."""
+    cls = str(case.get("classname")).partition(".")[2]
+    return (f"{cls}.{case.get('name')}" if cls else str(case.get("name")), *_outcome(case))
 
 
 def _outcome(case: ElementTree.Element) -> tuple[str, str]:

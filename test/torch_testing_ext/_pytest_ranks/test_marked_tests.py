@@ -173,6 +173,9 @@ class TestMarks:
     def test_skips_in_all_ranks(self):
         pytest.skip("in all")
 
+    def test_skips_by_unittest(self):
+        raise unittest.SkipTest("by unittest")
+
     @pytest.mark.skip(reason="before any rank")
     def test_skip(self): ...
 
@@ -241,6 +244,7 @@ MODEL = {
     "TestFails.test_tear_down": ("failed", "in the tear-down of a fixture: AssertionError: torn down"),
     "TestFails.test_set_up": ("failed", "AssertionError: set up"),
     "TestMarks.test_skips_in_all_ranks": ("skipped", "in all"),
+    "TestMarks.test_skips_by_unittest": ("skipped", "by unittest"),
     "TestMarks.test_skip": ("skipped", "before any rank"),
     "TestMarks.test_skipif": ("skipped", "on a condition"),
     "TestMarks.test_needs_devices": ("skipped", "Need at least 99 accelerator devices"),
