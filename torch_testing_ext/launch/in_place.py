@@ -65,7 +65,8 @@ class Launched:
     def read(cls, environ: Mapping[str, str]) -> Launched | None:
         for rank, size, local in _VARIABLES:
             numbers = [environ.get(name, "") for name in (rank, size)]
-            if all(number.isdecimal() for number in numbers) and int(numbers[0]) < int(numbers[1]):
+            # One process, as in an interactive step of Slurm, can start ranks of its own.
+            if all(number.isdecimal() for number in numbers) and int(numbers[0]) < int(numbers[1]) > 1:
                 everywhere = environ.get(local, numbers[1]) == numbers[1]
                 if rank.startswith("SLURM"):
                     everywhere = environ.get("SLURM_STEP_NUM_NODES", "1") == "1"

@@ -29,6 +29,9 @@ class LaunchedTest(unittest.TestCase):
 
     def test_no_launcher(self):
         batch_script = {"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}
+        alone = {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_NUM_NODES": "1"}
+        self.assertIsNone(self.read(alone))
+        self.assertIsNone(self.read({"RANK": "0", "WORLD_SIZE": "1"}))
         for environ in ({}, {"RANK": "0"}, {"WORLD_SIZE": "2"}, {"RANK": "2", "WORLD_SIZE": "2"}, batch_script):
             with self.subTest(environ=environ):
                 self.assertIsNone(self.read(environ))
