@@ -215,7 +215,7 @@ def _run_in_place(item: Any, spec: RankSpec) -> None:
         directory = Path(together.directory)
 
         def body(rank: int, account: launch.AccountWriter) -> None:
-            in_rank.current = in_rank.RankTest(item, spec, directory, rank)
+            in_rank.current = in_rank.RankTest(item, spec, directory, rank, os.getpid())
             try:
                 in_rank.run_in_place(item, account)
             finally:

@@ -8,6 +8,7 @@ which has not raised fails the rank.
 from __future__ import annotations
 
 import logging
+import os
 import pickle
 import sys
 import traceback
@@ -65,6 +66,7 @@ class RankTest:
     spec: RankSpec
     directory: Path
     rank: int = -1
+    pid: int = 0  # of the rank: a child that the test forks does not speak for it
 
 
 # Ranks are forked when this is set.
@@ -103,7 +105,7 @@ def _told_file(directory: Path, rank: int) -> Path:
 def run(subject: Any, rank: int, account: launch.AccountWriter, *, patient: bool) -> None:
     """The body of a rank's process."""
     assert current is not None
-    current.rank = rank
+    current.rank, current.pid = rank, os.getpid()
     rank_environment.become(rank)
     rank_process.prepare_rank(current.spec.world_size, patient)
     group_creation.announce(current.directory, rank)
@@ -151,6 +153,8 @@ def _run_and_judge(item: Any, account: launch.AccountWriter) -> Told:
 
 def _tell(told: Told) -> None:
     assert current is not None
+    if os.getpid() != current.pid:
+        return
     try:
         data = pickle.dumps(told)
     except Exception:  # some values cannot be sent: their texts can

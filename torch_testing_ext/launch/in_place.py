@@ -150,12 +150,16 @@ class Member:
     def __init__(self, where: Launched):
         self.rank, self.world_size = where.rank, where.world_size
         address = f"\0torch_testing_ext-{where.key}"
+        self._pid = os.getpid()
         if self.rank == 0:
             ours, theirs = socket.socketpair()
-            _Hub(address, self.world_size, _Lines(theirs)).start()
+            hub = _Hub(address, self.world_size, _Lines(theirs))
+            os.register_at_fork(after_in_child=hub.forget)
+            hub.start()
         else:
             ours = _connect(address)
         self._lines = _Lines(ours)
+        os.register_at_fork(after_in_child=self._lines.close)  # the end of this process must close the connection
         self._lines.send(kind="hello", rank=self.rank)
         self._inbox: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self._in_test = False
@@ -185,6 +189,8 @@ class Member:
 
     def end(self, of: Round, account: RankAccount) -> Verdict:
         """Tell how the test ended here, and wait for the verdict on all ranks."""
+        if os.getpid() != self._pid:
+            os._exit(1)  # a child that the test has forked does not speak for the rank
         fields = {**vars(account), "ending": account.ending.value}
         self._lines.send(kind="end", number=of.number, account=fields)
         answer = self._next()
@@ -278,7 +284,14 @@ class _Hub(threading.Thread):
         self._stacks: dict[int, str] = {}
         self._number = 0
         self._reset()
+        self._own = own
         self._admit(own)
+
+    def forget(self) -> None:
+        """In a forked child: leave the connections to the process that has the hub."""
+        self._listener.close()
+        for lines in (*self._ranks.values(), self._own):
+            lines.close()
 
     def _reset(self) -> None:
         self._number += 1

@@ -54,6 +54,12 @@ class ProcessesTest(DistributedTestBase):
     def test_skips(self):
         self.skipTest("in all ranks")
 
+    def test_forked_child_runs_on(self):
+        if os.fork() == 0:
+            return
+        os.wait()
+        self.assertEqual(self.rank, 0)
+
     def test_skips_in_one(self):
         if self.rank:
             self.skipTest("in one rank")
@@ -109,6 +115,12 @@ class TestMarked:
 
     def test_after_it(self): ...
 
+    def test_forked_child_runs_on(self):
+        if os.fork() == 0:
+            return
+        os.wait()
+        assert rank() == 0
+
     def test_exits(self):
         if rank():
             sys.exit(0)
@@ -128,6 +140,7 @@ MODEL = {
     "ProcessesTest.test_by_env": ("passed", ""),
     "ProcessesTest.test_fails": ("failed", "rank 1 of 2 failed"),
     "ProcessesTest.test_skips": ("skipped", "in all ranks"),
+    "ProcessesTest.test_forked_child_runs_on": ("failed", "rank 1 of 2 failed"),
     "ProcessesTest.test_skips_in_one": ("failed", "ranks disagree"),
     "ThreeTest.test_size": ("skipped", "a launcher has started 2 ranks; the test is for 3"),
     "PersistentTest.test_passes": ("passed", ""),
@@ -141,6 +154,7 @@ MODEL = {
     "TestMarked.test_xfail": ("xfail", ""),
     "TestMarked.test_depends_on_the_rank[0]": ("failed", "the ranks of the launcher run different tests"),
     "TestMarked.test_after_it": ("passed", ""),
+    "TestMarked.test_forked_child_runs_on": ("failed", "rank 1 of 2 failed"),
     "TestMarked.test_exits": ("failed", "SystemExit: 0"),
     "test_sizes[world_size=2]": ("passed", ""),
     "test_sizes[world_size=3]": ("skipped", "a launcher has started 2 ranks; the test is for 3"),
