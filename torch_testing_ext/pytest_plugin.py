@@ -1,27 +1,47 @@
-"""A pytest plugin that runs test files written for torch.testing._internal on our classes, and knows our profile.
+"""The plugin for pytest: tests that run in ranks by a mark, test files of PyTorch on our classes, and our profile.
 
-    python -m pytest -p torch_testing_ext.pytest_plugin --torch-drop-in test/distributed/test_store.py
+    @pytest.mark.world_size(4)
+    def test_sum(dist_env): ...
 
-    python -m pytest -p torch_testing_ext.pytest_plugin --hypothesis-profile=search test/distributed
+    python -m pytest --torch-drop-in test/distributed/test_store.py
 
-With -v, pytest lists the names that came from PyTorch after collection.
+    python -m pytest --hypothesis-profile=search test/distributed
+
+pytest loads it wherever the package is installed, so it imports nothing until a run uses it. With -v, pytest lists the
+names that came from PyTorch after collection.
 """
 
 from __future__ import annotations
 
+import functools
+import os
+import sys
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import pytest
 
-from torch_testing_ext._cases import invocation
-from torch_testing_ext.upstream import drop_in
-
 OPTION = "--torch-drop-in"
+_MARK = "world_size"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    group = parser.getgroup("torch_testing_ext")
+    if _is_launched():
+        from torch_testing_ext.launch import in_place  # noqa: F401  # which keeps a way to the terminal, before capture
+    group = parser.getgroup("torch_testing_ext", "tests that run in ranks (torch_testing_ext)")
     group.addoption(OPTION, action="store_true", help="run PyTorch test files on the classes of torch_testing_ext")
+    group.addoption(
+        "--dist-timeout",
+        type=_seconds,
+        metavar="SECONDS",
+        help="time limit of each test that runs in ranks, unless its mark has a timeout (default: 300)",
+    )
+
+
+def _seconds(text: str) -> float:
+    if not float(text) > 0:
+        raise ValueError(text)
+    return float(text)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -34,6 +54,11 @@ def pytest_load_initial_conftests(early_config: Any) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     """Install in an xdist worker too, which gets its plugins later. Register our profile before Hypothesis wants it."""
+    config.addinivalue_line("markers", _explain_mark())
+    if _is_launched():
+        from torch_testing_ext._pytest_ranks import launched_session
+
+        launched_session.configure(config)
     if config.getoption("--hypothesis-profile", None) == "search":
         from torch_testing_ext._hypothesis import search
 
@@ -44,10 +69,120 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
-    shown = config.getoption(OPTION) and config.get_verbosity() > 0
-    return drop_in.explain().splitlines() if shown else []
+    if not config.getoption(OPTION) or config.get_verbosity() <= 0:
+        return []
+    from torch_testing_ext.upstream import drop_in
+
+    return drop_in.explain().splitlines()
 
 
 def _install() -> None:
+    from torch_testing_ext._cases import invocation
+    from torch_testing_ext.upstream import drop_in
+
     drop_in.install()
     invocation.pytest_arguments = ["-p", __name__, OPTION]
+
+
+# -- tests that run in ranks
+
+
+def _is_launched() -> bool:
+    """Whether a launcher such as torchrun may have started this process; what is imported then finds out."""
+    return any(name in os.environ for name in ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_STEP_NUM_TASKS"))
+
+
+def _explain_mark() -> str:
+    return (
+        "world_size(size, *, backend=None, devices=0, timeout=None): run the test in that many ranks, each a fresh "
+        "process; a list of sizes makes one test for each. backend: of the group that the fixture dist_env makes. "
+        "devices: skip the test on a machine with fewer accelerators. timeout: in seconds (torch_testing_ext)"
+    )
+
+
+@pytest.fixture
+def dist_env() -> Iterator[Any]:
+    """This rank of a test with the mark `world_size`: rank, world_size, local_rank, device, backend, group, store."""
+    in_rank = sys.modules.get("torch_testing_ext._pytest_ranks.in_rank")
+    if in_rank is None or not in_rank.is_rank():
+        pytest.fail(
+            "dist_env was asked for by request.getfixturevalue, outside of ranks. Name it as an argument of the test "
+            "or fixture, so that what needs it is set up in the ranks",
+            pytrace=False,
+        )
+    yield from in_rank.make_dist_env()
+
+
+@pytest.fixture(name="spawn")
+def _spawn() -> Any:
+    """The function torch_testing_ext.ranks.spawn: `spawn(function, world_size, *args)`."""
+    from torch_testing_ext import ranks
+
+    return ranks.spawn
+
+
+@pytest.fixture(name="run_script")
+def _run_script() -> Any:
+    """The function torch_testing_ext.ranks.run_script: `run_script(path, *args, ranks=4)`."""
+    from torch_testing_ext import ranks
+
+    return ranks.run_script
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if metafunc.definition.get_closest_marker(_MARK) is not None:
+        from torch_testing_ext._pytest_ranks import marks
+
+        marks.expand(metafunc)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: Any) -> Generator[None, Any, Any]:
+    """Refuse marked tests that cannot run: the collection of what contains them fails."""
+    report = yield
+    if report.passed and any(_concerns_us(node) for node in report.result):
+        from torch_testing_ext._pytest_ranks import marks
+
+        if faults := "\n".join(marks.faults(report.result)):
+            report.outcome, report.longrepr, report.result = "failed", faults, []
+    return report
+
+
+def _concerns_us(node: Any) -> bool:
+    if not isinstance(node, pytest.Function):
+        return False
+    return node.get_closest_marker(_MARK) is not None or "dist_env" in node.fixturenames
+
+
+def _spec_of(item: Any) -> Any:
+    marks = sys.modules.get("torch_testing_ext._pytest_ranks.marks")
+    return None if marks is None else item.stash.get(marks.SPEC, None)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: Any) -> None:
+    spec = _spec_of(item)
+    if spec is not None:
+        from torch_testing_ext._pytest_ranks import in_parent
+
+        in_parent.set_up(item, spec)
+        item.runtest = functools.partial(in_parent.run, item, spec)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_makereport(item: Any, call: Any) -> Generator[None, Any, Any]:
+    report = yield
+    launch = sys.modules.get("torch_testing_ext.launch")
+    error = call.excinfo.value if call.excinfo is not None else None
+    if launch is not None and report.failed and isinstance(getattr(error, "outcome", None), launch.Outcome):
+        from torch_testing_ext._pytest_ranks import reports
+
+        reports.show(report, call.excinfo, item)
+    return report
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_logreport(report: Any) -> None:
+    in_rank = sys.modules.get("torch_testing_ext._pytest_ranks.in_rank")
+    if in_rank is not None and in_rank.is_rank():
+        in_rank.on_report(report)

@@ -22,6 +22,7 @@ ROWS = (
     ("_spmd",),
     (MIRROR,),
     ("upstream",),
+    ("_pytest_ranks",),
     ("runner",),
     ("pytest_plugin",),
 )

@@ -48,7 +48,9 @@ class DocsTest(unittest.TestCase):
     def run_file(self, file):
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
         environ = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-        command = [sys.executable, file.name]
+        is_for_pytest = "pytest.mark" in file.read_text(encoding="utf-8")
+        runner = ["-m", "pytest", "-p", "torch_testing_ext.pytest_plugin", "-p", "no:cacheprovider"]
+        command = [sys.executable, *(runner if is_for_pytest else []), file.name]
         done = subprocess.run(
             command, cwd=file.parent, env={**environ, "PYTHONPATH": path}, capture_output=True, text=True
         )

@@ -31,7 +31,7 @@ from torch_testing_ext._marks.needs import Skipped
 from torch_testing_ext._process import system
 from torch_testing_ext.launch import settings
 
-from . import global_state, group_creation
+from . import global_state, group_creation, launched_ranks
 from .global_state import GlobalStateWarning
 from .rank_process import RankProcess, leave_process_group, prepare_rank
 from .ranked import (
@@ -76,6 +76,8 @@ class MultiProcContinuousTest(RankedTestCase):
     poison_pill: bool = False  # a class that sets it skips the rest of its tests
     isolated: bool = False
     fast_exit = True  # see MultiProcessTestCase
+
+    _round: launch.Round | None = None  # in the ranks of a launcher
 
     # Read through `vars(cls)`: each class has its own and must not inherit them.
     _persistent_ranks: ClassVar[launch.PersistentRanks | None] = None
@@ -266,9 +268,41 @@ class MultiProcContinuousTest(RankedTestCase):
         skip = self._known_skip()
         if skip is not None:
             raise Skipped(skip)
+        if launched_ranks.where() is not None:
+            self._begin_in_place()
+            return
         with without_our_traceback():
             self._ensure_processes_spawned()
         self._start_task()
+
+    def _begin_in_place(self) -> None:
+        """A launcher has started this process as a rank: begin the test together with the others."""
+        size = self._get_world_size(self._device_type())
+        size = checked_world_size(size, f"{type(self).__qualname__}.world_size")
+        self._check_backend()
+        directory = launch.new_directory(type(self).__qualname__)
+        self.addCleanup(_clean_up, directory)
+        self._round = launched_ranks.begin(size, self._case(), directory, self._timeout(), self)
+
+    def _run_in_place(self, together: launch.Round) -> None:
+        """Run the test with a group of its own: nothing replaces a process whose group a failure has broken."""
+        __tracebackhide__ = True
+        cls = type(self)
+
+        def body(rank: int, account: launch.AccountWriter) -> None:
+            cls.rank, cls.world_size = rank, size
+            cls._let_ranks_share_devices(size)
+            cls._init_pg(rank, size, str(Path(together.directory, "store")))
+            cls._run_test_given_id(self.id())
+
+        size = launched_ranks.size()
+        before = cls.rank, cls.world_size
+        try:
+            verdict = launched_ranks.run(together, body)
+        finally:
+            cls.rank, cls.world_size = before
+        launched_ranks.stop_if_asked(self._result)
+        raise_verdict(self, verdict)
 
     def _start_task(self) -> None:
         ranks = self._running_ranks()
@@ -283,6 +317,9 @@ class MultiProcContinuousTest(RankedTestCase):
 
     def _wait_for_ranks(self) -> None:
         __tracebackhide__ = True
+        if self._round is not None:
+            self._run_in_place(self._round)
+            return
         ranks = self._running_ranks()
         try:
             end = ranks.watch(self._timeout())

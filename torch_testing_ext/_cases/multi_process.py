@@ -31,7 +31,7 @@ from torch_testing_ext._marks.needs import TEST_SKIPS, Skipped, TestSkip
 from torch_testing_ext._process import system
 from torch_testing_ext.launch import settings
 
-from . import foreign_ranks, group_creation, invocation, rank_process, ranked
+from . import foreign_ranks, group_creation, invocation, launched_ranks, rank_process, ranked
 from .rank_process import PipeFromRank, RankProcess, UnstartedRank, leave_process_group, prepare_rank
 from .ranked import (
     PARENT,
@@ -77,6 +77,7 @@ class MultiProcessTestCase(RankedTestCase):
     def __init__(self, method_name: str = "runTest", methodName: str = "runTest") -> None:
         super().__init__(method_name, methodName)
         self._launched: launch.Run | None = None
+        self._round: launch.Round | None = None
         self._directory: Path | None = None
         self._skip: TestSkip | None = None
         self._verdict = launch.Verdict(launch.Outcome.PASSED)
@@ -149,7 +150,9 @@ class MultiProcessTestCase(RankedTestCase):
         if self._directory is None:
             raise self._error(f"{type(self).__qualname__}.setUp() must call super().setUp() first")
         self._skip = self._known_skip()
-        if self._skip is None:
+        if self._skip is None and launched_ranks.where() is not None:
+            self._begin_in_place()
+        elif self._skip is None:
             self._start_processes(torch.multiprocessing.get_context("spawn").Process)
         else:
             with suppress(Exception):  # a world size is made of the devices that are missing
@@ -186,12 +189,35 @@ class MultiProcessTestCase(RankedTestCase):
         self.processes = [RankProcess(self._launched, rank) for rank in range(world_size)]
         self.pid_to_pipe = {pid: PipeFromRank(self._launched, rank) for rank, pid in enumerate(self._launched.pids)}
 
+    def _begin_in_place(self) -> None:
+        """A launcher has started this process as a rank: begin the test together with the others."""
+        assert self._directory is not None
+        size = self._checked_world_size()
+        self._round = launched_ranks.begin(size, self._case(), self._directory, self._timeout(), self)
+        self.file_name = str(Path(self._round.directory, "store"))
+
+    def _run_in_place(self, together: launch.Round) -> launch.Verdict:
+        __tracebackhide__ = True
+
+        def body(rank: int, account: launch.AccountWriter) -> None:
+            pipe = rank_process.begin_rank(account, self._overrides("_run", "run_test"))
+            options = _accepted_by(self._run, {"fake_pg": getattr(self, "fake_pg", False)})
+            self._run(rank, self._current_test_name(), self.file_name, pipe, **options)
+
+        verdict = launched_ranks.run(together, body, rank_process.sent_text)
+        launched_ranks.stop_if_asked(self._result)
+        if launched_ranks.is_first():
+            verdict = self._with_expectations(verdict, self.file_name, self._checked_world_size())
+        return verdict
+
     def _join_processes(self, fn: Callable[[], Any]) -> None:
         __tracebackhide__ = True
         if self._skip is not None:
             raise Skipped(self._skip)
         began = launch.now()
-        if self._launched is None and self.processes:
+        if self._round is not None:
+            self._verdict = self._run_in_place(self._round)
+        elif self._launched is None and self.processes:
             self._verdict = foreign_ranks.verdict(
                 self.processes,
                 self.pid_to_pipe,
@@ -347,13 +373,13 @@ def _run_rank(
         account_for_exit(account, leaving, rank_process.sent_text())
         raise
     else:
-        account.passed(_imported_since(imported_before) if rank == 0 else ())
+        account.passed(imported_since(imported_before) if rank == 0 else ())
     finally:
         _torch.end_compile_workers()
         group_creation.wait_for_peers()
 
 
-def _imported_since(count: int) -> tuple[str, ...]:
+def imported_since(count: int) -> tuple[str, ...]:
     """Return the modules of torch imported since there were `count` modules, if they are worth a preload hint."""
     # From the end: reading all names would copy the memory pages that hold them.
     latest = list(itertools.islice(reversed(sys.modules), max(0, len(sys.modules) - count)))

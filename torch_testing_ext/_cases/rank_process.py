@@ -157,8 +157,8 @@ class ConnectionAccount(launch.AccountWriter):
         super().__init__(None)
         self._connection = connection
 
-    def failed(self, error: BaseException, assertion: bool, within: str = "") -> None:
-        super().failed(error, assertion, within)
+    def failed(self, error: BaseException, assertion: bool, within: str = "", traceback: str | None = None) -> None:
+        super().failed(error, assertion, within, traceback)
         with suppress(AttributeError, OSError):
             self._connection.send(within + launch.format_error(error))
 

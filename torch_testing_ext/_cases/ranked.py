@@ -19,7 +19,7 @@ from torch_testing_ext._asserts import expectations
 from torch_testing_ext._marks.needs import TEST_SKIPS, Skipped, TestSkip, first_unmet, is_ours
 from torch_testing_ext._marks.timeouts import timeout_of
 from torch_testing_ext._process import shell
-from torch_testing_ext.launch import settings
+from torch_testing_ext.launch import in_place, settings
 
 from . import invocation
 from .expected_imports import expected_imports
@@ -146,7 +146,7 @@ class RankedTestCase(TestCase):
 
     def _fork_server_before_set_up(self, body: Callable[..., None]) -> None:
         """Let ranks have the state that this process has before setUp, not after it: new processes lack that too."""
-        if not self._is_rank() and not self._skips_without_set_up():
+        if in_place.launched is None and not self._is_rank() and not self._skips_without_set_up():
             subject = launch.Named.of(type(self))
             launch.prepare(launch.Named.of(body), subject, expected_imports(subject.file or ""))
 

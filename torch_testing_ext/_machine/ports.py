@@ -6,7 +6,8 @@ import functools
 import random
 import socket
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 ADDRESS_IN_USE = "Address already in use"
@@ -24,6 +25,19 @@ def find_free_port() -> int:
         probe.bind(("localhost", 0))
         port: int = probe.getsockname()[1]
         return port
+
+
+@contextmanager
+def leased_port() -> Iterator[int]:
+    """A port that no other process is given while the `with` lasts, but that a server may listen on.
+
+    A socket that is bound and does not listen keeps it: the system gives the port to nobody who asks for any port, and
+    lets a server bind it that sets SO_REUSEADDR, as all of torch's do.
+    """
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as lease:
+        lease.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        lease.bind(("", 0))
+        yield lease.getsockname()[1]
 
 
 def retry_on_connect_failures(

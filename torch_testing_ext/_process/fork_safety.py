@@ -17,6 +17,8 @@ from contextlib import suppress
 from . import reaping, system
 
 _OMP_PAUSE_HARD = 2
+# pytest's plugins whose threads a forked child does without: a thread that waits holds no lock but its own.
+_PLUGINS_WITH_THREADS = ("pytest_rerunfailures", "pytest_timeout")
 _safe_pid = os.getpid()  # the process that is known not to lack any thread
 
 
@@ -27,12 +29,18 @@ def prepare_to_fork() -> str | None:
     if threading.current_thread() is not threading.main_thread():
         # The parent-death signal is sent when the thread that forked the child ends, not the whole process.
         return "ranks are being started from a thread that is not the main one"
-    others = [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]
+    main = threading.main_thread()
+    others = [one.name for one in threading.enumerate() if one is not main and not _is_of_plugin(one)]
     if others:
         return f"it runs other threads ({', '.join(others[:3])})"
     if system.threads() > 1:
         release_openmp()
     return None
+
+
+def _is_of_plugin(thread: threading.Thread) -> bool:
+    function = getattr(thread, "function", None) or getattr(thread, "_target", None)
+    return getattr(function, "__module__", "") in _PLUGINS_WITH_THREADS
 
 
 def was_forked() -> str | None:
@@ -55,8 +63,8 @@ def check_after_fork() -> str | None:
     A second child serves as a probe. Threads that the child has, or gets back when it asks for them, are not missed:
     torch's pthreadpool notices a fork and starts its threads again.
     """
-    count = system.threads()
-    if count == 1:
+    count = system.threads() - sum(map(_is_of_plugin, threading.enumerate()))
+    if count <= 1:
         return None
     missing = count - _threads_of_a_child()
     return f"it runs {missing} native threads that a forked child would miss" if missing > 0 else None

@@ -16,6 +16,12 @@ from .client import (
     new_directory as new_directory,
     prepare as prepare,
 )
+from .in_place import Launched as Launched, Round as Round, WrongRound as WrongRound
+from .inheriting import (
+    launch_fresh as launch_fresh,
+    launch_from_here as launch_from_here,
+    preload_hints as preload_hints,
+)
 from .job import Job as Job, Named as Named, ProcessContext as ProcessContext
 from .persistent_ranks import PersistentRanks as PersistentRanks, Task as Task, tasks as tasks
 from .rank import AccountWriter as AccountWriter, format_error as format_error, summarize as summarize
@@ -30,6 +36,7 @@ from .verdict import (
     Expected as Expected,
     Outcome as Outcome,
     Verdict as Verdict,
+    failed_by_itself as failed_by_itself,
     judge as judge,
 )
 from .watch import end as end, watch as watch

@@ -59,7 +59,7 @@ class CannotStart(RuntimeError):
     """Ranks could not be started; the message gives the reason and the remedy."""
 
 
-class _TryAnother(Exception):
+class TryAnother(Exception):
     """This server is gone, or does not have the class that is to be run; a new server would do."""
 
 
@@ -168,7 +168,7 @@ class ForkServerClient:
                 self._on_message(message)
         except (EOFError, OSError):
             self._lose()
-        except (_TryAnother, CannotStart):
+        except (TryAnother, CannotStart):
             raise
         except BaseException:
             self.give_up()  # interrupted: messages may be lost
@@ -189,7 +189,7 @@ class ForkServerClient:
                 if run in self.runs:
                     self.runs[run].dumped = True
             case Unable(_, why):
-                raise _TryAnother(why)
+                raise TryAnother(why)
             case Failed(_, why):
                 raise CannotStart(f"ranks could not be started: {why}")
             case _:
@@ -292,16 +292,16 @@ class Launcher:
     def launch(self, job: Job) -> Run:
         """Start the ranks of a job. Raises CannotStart."""
         try:
-            return self._launch_on(self._get_server(job.subject), job)
-        except _TryAnother:
+            return self.launch_on(self._get_server(job.subject), job)
+        except TryAnother:
             self._discard_server()
         _empty(job.directory)  # ranks of the failed attempt may have left files there, a rendezvous store for one
         try:
-            return self._launch_on(self._get_server(job.subject), job)
-        except _TryAnother as why:
+            return self.launch_on(self._get_server(job.subject), job)
+        except TryAnother as why:
             raise CannotStart(f"two attempts to start the ranks failed: {why}") from None
 
-    def _launch_on(self, server: ForkServerClient, job: Job) -> Run:
+    def launch_on(self, server: ForkServerClient, job: Job) -> Run:
         job = replace(job, inherits=server.method is StartMethod.FORK)
         run = Run(next(self._numbers), job, server)
         server.runs[run.number] = run
@@ -309,7 +309,7 @@ class Launcher:
         try:
             run.wait_until(lambda: bool(run.pids))
             if run.lost:
-                raise _TryAnother(run.lost)
+                raise TryAnother(run.lost)
         except BaseException:
             run.end(signal.SIGKILL)
             finish(run)
@@ -323,8 +323,8 @@ class Launcher:
         if self.server is not None:
             return
         wanted = settings.read().start
-        if StartMethod.FORK in _allowed(wanted):
-            self.server, _ = self._try(StartMethod.FORK, subject)
+        if StartMethod.FORK in allowed_methods(wanted):
+            self.server, _ = self.try_method(StartMethod.FORK, subject)
             self._wanted = wanted
             if self.server is not None and imports:
                 self.server.send(Preload(imports, at_once=True))
@@ -339,7 +339,7 @@ class Launcher:
 
     def _suits(self, server: ForkServerClient, wanted: str) -> bool:
         """Would this setting choose such a server? After another setting, a better method may be possible again."""
-        first, *others = _allowed(wanted)
+        first, *others = allowed_methods(wanted)
         return server.method is first or (wanted == self._wanted and server.method in others)
 
     def _discard_server(self) -> None:
@@ -349,20 +349,20 @@ class Launcher:
 
     def _make_server(self, wanted: str, subject: Named) -> ForkServerClient:
         reasons: list[str] = []
-        for method in _allowed(wanted):
+        for method in allowed_methods(wanted):
             if method is not StartMethod.FORK and "<locals>" in subject.qualname:
                 break  # no other interpreter has this class
             if method is StartMethod.SPAWN and reasons:
                 self._print_once(
                     f"ranks are started as new interpreters, which takes seconds, because {'; '.join(reasons)}"
                 )
-            server, unusable = self._try(method, subject)
+            server, unusable = self.try_method(method, subject)
             if server is not None:
                 return server
             reasons.append(f"{_SUBJECT_OF[method]}: {unusable}")
         return _explain_failure(wanted, subject, reasons)
 
-    def _try(self, method: StartMethod, subject: Named) -> tuple[ForkServerClient | None, str]:
+    def try_method(self, method: StartMethod, subject: Named) -> tuple[ForkServerClient | None, str]:
         unsafe = (fork_safety.was_forked() or fork_safety.prepare_to_fork()) if method is StartMethod.FORK else None
         if unsafe is not None:
             return None, unsafe
@@ -402,7 +402,7 @@ _SUBJECT_OF = {
 }
 
 
-def _allowed(wanted: str) -> tuple[StartMethod, ...]:
+def allowed_methods(wanted: str) -> tuple[StartMethod, ...]:
     """The start methods to try under a setting, in order."""
     return _METHODS_OF[wanted]
 

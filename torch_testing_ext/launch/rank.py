@@ -52,10 +52,14 @@ class AccountWriter:
         self.account: RankAccount | None = None
         self.finished = False  # the test itself is over; only clean-up follows
 
-    def failed(self, error: BaseException, assertion: bool, within: str = "") -> None:
-        """Record that the test raised `error`. `assertion`: is it a failed assertion? `within` begins the summary."""
+    def failed(self, error: BaseException, assertion: bool, within: str = "", traceback: str | None = None) -> None:
+        """Record that the test raised `error`. `assertion`: is it a failed assertion? `within` begins the summary.
+
+        `traceback`: the text that shows where it was raised, if a test framework has a better one.
+        """
         ending = RankEnding.FAILED if assertion else RankEnding.ERROR
-        self._record(RankAccount(ending, self.started, now(), within + summarize(error), format_error(error), FAILED))
+        text = format_error(error) if traceback is None else traceback
+        self._record(RankAccount(ending, self.started, now(), within + summarize(error), text, FAILED))
 
     def failed_with(self, summary: str, traceback: str) -> None:
         """Record an exception of which only the texts are known."""

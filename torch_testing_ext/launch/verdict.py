@@ -139,6 +139,11 @@ def is_victim(report: RankReport) -> bool:
     return report.ending is RankEnding.ERROR and bool(_VICTIM.search(report.summary))
 
 
+def failed_by_itself(report: RankReport) -> bool:
+    """Did this rank fail, neither as a victim nor because it was ended?"""
+    return report.ending.is_failure and report.ending is not RankEnding.STOPPED and not is_victim(report)
+
+
 def _what_happened(report: RankReport, case: Case) -> str:
     into = f"{report.seconds:.1f} s into {case.name}"
     if report.ending is RankEnding.KILLED:

@@ -5,6 +5,8 @@ import socket
 import time
 from unittest import mock
 
+import torch.distributed as dist
+
 from torch_testing_ext import common_utils
 from torch_testing_ext._machine import ports
 from torch_testing_ext.common_utils import (
@@ -16,6 +18,18 @@ from torch_testing_ext.common_utils import (
 
 
 class TestPorts(TestCase):
+    def test_a_leased_port_is_for_one_server(self):
+        """A server of torch can listen on it, with either backend, and another process is not given it."""
+        with ports.leased_port() as port:
+            for use_libuv in (True, False):
+                store = dist.TCPStore("127.0.0.1", port, 1, True, use_libuv=use_libuv)
+                store.set("key", "value")
+                del store
+            with ports.leased_port() as other:
+                self.assertNotEqual(port, other)
+            with socket.socket() as stranger, self.assertRaises(OSError):
+                stranger.bind(("", port))
+
     def test_the_port_can_be_bound(self):
         with socket.socket() as server:
             server.bind(("localhost", find_free_port()))

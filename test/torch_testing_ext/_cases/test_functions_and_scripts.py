@@ -1,0 +1,165 @@
+"""`spawn` and `run_script`: functions and scripts in ranks, from any test."""
+
+import contextlib
+import functools
+import io
+import os
+import signal
+import sys
+import tempfile
+import threading
+import unittest
+from pathlib import Path
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+
+from torch_testing_ext._process import system
+from torch_testing_ext.common_utils import TestCase, run_tests
+from torch_testing_ext.ranks import run_script, spawn
+
+
+def join_group():
+    dist.init_process_group("gloo")
+
+
+def add_up(rank, numbers):
+    join_group()
+    tensor = torch.tensor(numbers) * (rank + 1)
+    dist.all_reduce(tensor)
+    print("sum", tensor.tolist())
+    assert tensor.tolist() == [3 * number for number in numbers]
+    assert os.environ["RANK"] == os.environ["LOCAL_RANK"] == str(rank)
+
+
+def end_in(rank, way):
+    if rank == 1:
+        way()
+
+
+def fail():
+    raise AssertionError("as asked")
+
+
+def printed(function, *args, **options):
+    with contextlib.redirect_stdout(io.StringIO()) as stream:
+        result = function(*args, **options)
+    return result, stream.getvalue()
+
+
+class SpawnTest(TestCase):
+    def test_passes(self):
+        _, text = printed(spawn, add_up, 2, [1, 2])
+        self.assertEqual(sorted(text.splitlines()), ["[rank0] sum [3, 6]", "[rank1] sum [3, 6]"])
+
+    def test_inherits_closures_and_what_cannot_be_pickled(self):
+        lock, number = threading.Lock(), 5
+        spawn(lambda rank, given: self.assertEqual((number, given.locked()), (5, False)), 2, lock)
+        spawn(functools.partial(add_up, numbers=[1]), 2)
+
+    def test_failures(self):
+        ways = {
+            "rank 1 of 2 failed": fail,
+            "rank 1 of 2 was killed by SIGKILL": functools.partial(os.kill, 0, signal.SIGKILL),
+            "exited with code 0": functools.partial(os._exit, 0),
+            "exited with code 3": functools.partial(sys.exit, 3),
+            "ranks disagree": functools.partial(unittest.TestCase().skipTest, "alone"),
+        }
+        for text, way in ways.items():
+            with self.subTest(text=text), self.assertRaisesRegex(RuntimeError, text):
+                spawn(end_in, 2, way)
+        with self.assertRaisesRegex(RuntimeError, r"timed out after .*rank 1 of 2 still running"):
+            spawn(end_in, 2, threading.Event().wait, timeout=1)
+
+    def test_all_ranks_skip(self):
+        with self.assertRaisesRegex(unittest.SkipTest, "all of them"):
+            spawn(lambda rank: self.skipTest("all of them"), 2)
+
+    def test_bad_world_sizes(self):
+        for size in (0, -1, 1.5, None):
+            with self.subTest(size=size), self.assertRaisesRegex(ValueError, "world_size is"):
+                spawn(add_up, size)
+
+    def test_leaves_nothing_behind(self):
+        before = set(system.children(os.getpid()))
+        with contextlib.suppress(RuntimeError):
+            spawn(end_in, 2, fail)
+        self.assertEqual(set(system.children(os.getpid())), before)
+
+    def test_in_new_interpreters(self):
+        with mock.patch.dict(os.environ, TORCH_TESTING_EXT_START="fork-fresh"):
+            printed(spawn, add_up, 2, [1])
+            with self.assertRaisesRegex(RuntimeError, "as asked"):
+                spawn(end_in, 2, fail)
+            with self.assertRaisesRegex(RuntimeError, "cannot be sent the arguments"):
+                spawn(end_in, 2, threading.Lock())
+
+
+SCRIPT = """
+import atexit, os, signal, sys, threading
+import torch, torch.distributed as dist
+from beside import number
+
+assert "unittest" not in sys.argv[0] and __name__ == "__main__" and __file__ == sys.argv[0]
+assert torch.get_default_dtype() is torch.float32
+atexit.register(print, "at exit")
+dist.init_process_group("gloo")
+tensor = torch.tensor([dist.get_rank() + number])
+dist.all_reduce(tensor)
+print("sum", tensor.item(), *sys.argv[1:], os.environ.get("ADDED"))
+if "sleep" in sys.argv and dist.get_rank():
+    threading.Event().wait()
+if "fail" in sys.argv and dist.get_rank():
+    raise ValueError("as asked")
+if "exit" in sys.argv:
+    sys.exit(3 if dist.get_rank() else 0)
+sys.exit(0)
+"""
+
+
+class RunScriptTest(TestCase):
+    def setUp(self):
+        super().setUp()
+        temporary = tempfile.TemporaryDirectory()
+        self.addCleanup(temporary.cleanup)
+        folder = temporary.name
+        self.script = Path(folder, "train.py")
+        self.script.write_text(SCRIPT)
+        Path(folder, "beside.py").write_text("number = 10\n")
+
+    def test_passes(self):
+        default = torch.get_default_dtype()
+        torch.set_default_dtype(torch.float64)
+        try:
+            run, text = printed(run_script, self.script, "--steps", 3, ranks=2, env={"ADDED": "yes"})
+        finally:
+            torch.set_default_dtype(default)
+        self.assertEqual(run.outputs, ("sum 21 --steps 3 yes\nat exit\n",) * 2)
+        self.assertIn("[rank1] sum 21 --steps 3 yes\n", text)
+
+    def test_failures(self):
+        with self.assertRaisesRegex(RuntimeError, r"(?s)rank 1 of 2 raised .*ValueError: as asked"):
+            run_script(self.script, "fail", ranks=2)
+        with self.assertRaisesRegex(RuntimeError, "rank 1 of 2 exited with code 3"):
+            run_script(self.script, "exit", ranks=2)
+        with self.assertRaisesRegex(RuntimeError, "rank 1 of 2 still running"):
+            run_script(self.script, "sleep", ranks=2, timeout=2)
+
+    def test_under_torchrun(self):
+        run, _ = printed(run_script, self.script, ranks=2, env={"ADDED": "yes"}, launcher="torchrun")
+        self.assertEqual(run.outputs[0].count("sum 21 yes\n"), 2)
+        with self.assertRaisesRegex(RuntimeError, r"(?s)torchrun exited with code 1: train.py in 2 ranks.*as asked"):
+            run_script(self.script, "fail", ranks=2, launcher="torchrun")
+
+    def test_bad_input(self):
+        with self.assertRaisesRegex(ValueError, "there is no script"):
+            run_script(self.script.with_name("other.py"))
+        with self.assertRaisesRegex(ValueError, "ranks is 0"):
+            run_script(self.script, ranks=0)
+        with self.assertRaisesRegex(ValueError, "launcher is 'mpirun'"):
+            run_script(self.script, launcher="mpirun")
+
+
+if __name__ == "__main__":
+    run_tests()

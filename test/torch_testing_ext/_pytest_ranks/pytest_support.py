@@ -1,0 +1,94 @@
+"""Runs pytest with our plugin on files that a test gives, and reads what its JUnit file says of each test."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import unittest
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch_testing_ext
+
+PACKAGE = Path(torch_testing_ext.__file__).parent
+PLUGIN = ("-p", "torch_testing_ext.pytest_plugin")
+PATIENCE = 300
+# A run of our own tests may have set these.
+_NOT_INHERITED = (
+    *("TORCH_TESTING_EXT_", "PYTEST_", "COV_"),
+    *("RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "TORCHELASTIC_", "SLURM_", "OMPI_", "PMI_"),
+)
+
+
+@dataclass(frozen=True)
+class PytestRun:
+    """A run of pytest that is over."""
+
+    code: int
+    text: str  # stdout
+    errors: str  # stderr
+    outcomes: dict[str, str] = field(default_factory=dict)  # passed, failed, error, skipped or xfail; by test
+    messages: dict[str, str] = field(default_factory=dict)  # by test
+    outputs: dict[str, str] = field(default_factory=dict)  # system-out and system-err; by test
+
+
+def environment(**more: str) -> dict[str, str]:
+    """The environment for another interpreter, which imports the package that this one has."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(_NOT_INHERITED)}
+    return {**clean, "PYTHONPATH": str(PACKAGE.parent), **more}
+
+
+def run_pytest(
+    files: Mapping[str, str], *options: str, plugin: tuple[str, ...] = PLUGIN, folder: str | None = None, **more: str
+) -> PytestRun:
+    """Run pytest on these files, by name, in a folder of their own. `more`: environment variables."""
+    with tempfile.TemporaryDirectory() as temporary:
+        where = Path(folder or temporary)
+        for name, source in files.items():
+            Path(where, name).write_text(source)
+        report = Path(temporary, "junit", "report.xml")
+        words = ["-p", "no:cacheprovider", "-q", f"--junitxml={report}", f"--rootdir={where}", "-c", os.devnull]
+        words += ["-o", "junit_logging=all", "-o", "junit_family=xunit1"]
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", *plugin, *words, *options],
+            cwd=where,
+            env=environment(**more),
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+        )
+        cases = list(ElementTree.parse(report).iter("testcase")) if report.exists() else []
+    run = PytestRun(done.returncode, done.stdout, done.stderr)
+    for case in cases:
+        name, outcome, message = outcome_of(case)
+        run.outcomes[name], run.messages[name] = outcome, message
+        run.outputs[name] = "".join(each.text or "" for each in case if each.tag.startswith("system-"))
+    return run
+
+
+def outcome_of(case: ElementTree.Element) -> tuple[str, str, str]:
+    """The name of a test in a JUnit file, its outcome, and its message."""
+    cls = str(case.get("classname")).partition(".")[2]
+    return (f"{cls}.{case.get('name')}" if cls else str(case.get("name")), *_outcome(case))
+
+
+def _outcome(case: ElementTree.Element) -> tuple[str, str]:
+    for kind, outcome in (("failure", "failed"), ("error", "error"), ("skipped", "skipped")):
+        if (found := case.find(kind)) is not None:
+            expected = found.get("type") == "pytest.xfail"
+            return "xfail" if expected else outcome, f"{found.get('message')}\n{found.text or ''}"
+    return "passed", ""
+
+
+class PytestCase(unittest.TestCase):
+    """A test case that runs pytest."""
+
+    maxDiff = None
+
+    def assertOutcomes(self, run: PytestRun, expected: Mapping[str, str]) -> None:
+        """Assert the outcome of every test of a run."""
+        self.assertEqual(run.outcomes, dict(expected), f"{run.text}\n{run.errors}")

@@ -1,0 +1,277 @@
+"""Tests in processes that a launcher has started: in place, with one verdict, and never N times N processes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+from pytest_support import PATIENCE, PLUGIN, PytestCase, PytestRun, environment, outcome_of
+
+from torch_testing_ext.common_utils import run_tests
+
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+HEAD = """
+import os, signal, sys, threading, unittest
+import pytest, torch
+import torch.distributed as dist
+from torch_testing_ext.common_distributed import DistributedTestBase, MultiProcContinuousTest
+from torch_testing_ext.ranks import spawn
+
+def rank():
+    return int(os.environ["RANK"])
+
+def add_up():
+    tensor = torch.ones(1)
+    dist.all_reduce(tensor)
+    assert tensor.item() == 2
+
+with open(f"processes{rank() if 'RANK' in os.environ else ''}", "a") as file:
+    file.write(f"{os.getpid()}\\n")
+"""
+SUBJECT = (
+    HEAD
+    + """
+class ProcessesTest(DistributedTestBase):
+    world_size = 2
+
+    def test_passes(self):
+        self.create_pg("cpu")
+        add_up()
+        self.assertEqual(self.rank, rank())
+
+    def test_by_env(self):
+        dist.init_process_group("gloo")
+        add_up()
+
+    def test_fails(self):
+        self.create_pg("cpu")
+        self.assertEqual(self.rank, 0, "in one rank")
+        dist.barrier()
+
+    def test_skips(self):
+        self.skipTest("in all ranks")
+
+    def test_forked_child_runs_on(self):
+        if os.fork() == 0:
+            return
+        os.wait()
+        self.assertEqual(self.rank, 0)
+
+    def test_skips_in_one(self):
+        if self.rank:
+            self.skipTest("in one rank")
+
+class ThreeTest(DistributedTestBase):
+    world_size = 3
+
+    def test_size(self):
+        raise AssertionError("it runs")
+
+class PersistentTest(MultiProcContinuousTest):
+    world_size = 2
+
+    def test_passes(self):
+        add_up()
+
+    def test_fails(self):
+        self.assertEqual(self.rank, 0)
+
+    def test_passes_again(self):
+        add_up()
+
+@pytest.mark.world_size(2)
+class TestMarked:
+    def test_passes(self, dist_env):
+        add_up()
+        assert dist_env.rank == rank()
+
+    def test_by_env(self):
+        dist.init_process_group("gloo")
+        add_up()
+
+    def test_fails(self, dist_env):
+        print("printed in rank", rank())
+        assert dist_env.rank == 0
+        dist.barrier()
+
+    def test_skips(self):
+        pytest.skip("in all ranks")
+
+    def test_skips_in_one(self):
+        if rank():
+            pytest.skip("in one rank")
+
+    @pytest.mark.xfail(raises=ValueError)
+    def test_xfail(self, dist_env):
+        if rank():
+            raise ValueError("as expected")
+        dist.barrier()
+
+    @pytest.mark.parametrize("value", [rank() if "RANK" in os.environ else 0])
+    def test_depends_on_the_rank(self, value): ...
+
+    def test_after_it(self): ...
+
+    def test_forked_child_runs_on(self):
+        if os.fork() == 0:
+            return
+        os.wait()
+        assert rank() == 0
+
+    def test_exits(self):
+        if rank():
+            sys.exit(0)
+
+@pytest.mark.world_size([2, 3])
+def test_sizes(): ...
+
+def test_spawn():
+    spawn(print, 2)
+
+def test_plain():
+    assert rank() == 0, "plain test in rank 1"
+"""
+)
+MODEL = {
+    "ProcessesTest.test_passes": ("passed", ""),
+    "ProcessesTest.test_by_env": ("passed", ""),
+    "ProcessesTest.test_fails": ("failed", "rank 1 of 2 failed"),
+    "ProcessesTest.test_skips": ("skipped", "in all ranks"),
+    "ProcessesTest.test_forked_child_runs_on": ("failed", "rank 1 of 2 failed"),
+    "ProcessesTest.test_skips_in_one": ("failed", "ranks disagree"),
+    "ThreeTest.test_size": ("skipped", "a launcher has started 2 ranks; the test is for 3"),
+    "PersistentTest.test_passes": ("passed", ""),
+    "PersistentTest.test_fails": ("failed", "rank 1 of 2 failed"),
+    "PersistentTest.test_passes_again": ("passed", ""),
+    "TestMarked.test_passes": ("passed", ""),
+    "TestMarked.test_by_env": ("passed", ""),
+    "TestMarked.test_fails": ("failed", "rank 1 of 2 failed"),
+    "TestMarked.test_skips": ("skipped", "in all ranks"),
+    "TestMarked.test_skips_in_one": ("failed", "ranks disagree"),
+    "TestMarked.test_xfail": ("xfail", ""),
+    "TestMarked.test_depends_on_the_rank[0]": ("failed", "the ranks of the launcher run different tests"),
+    "TestMarked.test_after_it": ("passed", ""),
+    "TestMarked.test_forked_child_runs_on": ("failed", "rank 1 of 2 failed"),
+    "TestMarked.test_exits": ("failed", "SystemExit: 0"),
+    "test_sizes[world_size=2]": ("passed", ""),
+    "test_sizes[world_size=3]": ("skipped", "a launcher has started 2 ranks; the test is for 3"),
+    "test_spawn": ("skipped", "spawn starts ranks of its own"),
+    "test_plain": ("passed", ""),
+}
+
+
+class LaunchedTest(PytestCase):
+    def setUp(self) -> None:
+        temporary = tempfile.TemporaryDirectory()
+        self.addCleanup(temporary.cleanup)
+        self.folder = Path(temporary.name)
+
+    def run_under_torchrun(self, source: str, *options: str) -> PytestRun:
+        Path(self.folder, "test_x.py").write_text(source)
+        report = Path(self.folder, "report.xml")
+        words = [*PLUGIN, "-p", "no:cacheprovider", f"--rootdir={self.folder}", f"--junitxml={report}"]
+        done = subprocess.run(
+            [sys.executable, *TORCHRUN, "-m", "pytest", *words, "-o", "junit_family=xunit1", *options, "test_x.py"],
+            cwd=self.folder,
+            env=environment(),
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+        )
+        run = PytestRun(done.returncode, done.stdout, done.stderr)
+        for case in ElementTree.parse(report).iter("testcase") if report.exists() else ():
+            name, run_outcome, message = outcome_of(case)
+            run.outcomes[name], run.messages[name] = run_outcome, message
+        return run
+
+    def test_every_outcome(self) -> None:
+        run = self.run_under_torchrun(SUBJECT)
+        self.assertOutcomes(run, {name: outcome for name, (outcome, _) in MODEL.items()})
+        for name, (_, text) in MODEL.items():
+            with self.subTest(test=name):
+                self.assertIn(text, run.messages[name].partition("\n")[0])
+        # The file was imported by the two processes of the launcher and no other.
+        self.assertEqual([len(Path(self.folder, f"processes{rank}").read_text().split()) for rank in range(2)], [1, 1])
+        self.assertFalse(Path(self.folder, "processes").exists())
+        self.assertNotEqual(run.code, 0)
+        # Rank 0 reports for all; only what it cannot know comes from rank 1.
+        self.assertEqual(run.text.count("test session starts"), 1, run.text)
+        self.assertIn("printed in rank 1", run.text)
+        self.assertIn("pytest in rank 1:\n", run.errors)
+        self.assertIn("plain test in rank 1", run.errors)
+
+    def test_a_rank_that_dies_is_named_and_the_session_ends(self) -> None:
+        source = """
+@pytest.mark.world_size(2)
+def test_dies(dist_env):
+    if rank():
+        os.kill(os.getpid(), signal.SIGKILL)
+    dist.barrier()
+
+@pytest.mark.world_size(2)
+def test_after_it(): ...
+"""
+        run = self.run_under_torchrun(HEAD + source)
+        self.assertNotEqual(run.code, 0)
+        self.assertEqual(run.outcomes.pop("test_after_it", "failed"), "failed")
+        self.assertOutcomes(run, {"test_dies": "failed"})
+        self.assertIn("rank 1 of 2 was lost", run.messages["test_dies"])
+
+    def test_ranks_that_hang_are_ended_with_their_stacks(self) -> None:
+        source = """
+@pytest.mark.world_size(2, timeout=2)
+def test_hangs():
+    if rank():
+        threading.Event().wait()
+"""
+        run = self.run_under_torchrun(HEAD + source)
+        self.assertNotEqual(run.code, 0)
+        self.assertNotIn("1 passed", run.text)
+        self.assertIn("test_hangs timed out after", run.errors)
+        self.assertIn("rank 1: test_x.py:", run.errors)
+
+    def test_like_mpirun_and_srun(self) -> None:
+        """Each has variables of its own; the processes have one parent and no rendezvous."""
+        source = """
+class T(DistributedTestBase):
+    world_size = 2
+    def test_sum(self):
+        self.create_pg("cpu")
+        add_up()
+    def test_by_env(self):
+        dist.init_process_group("gloo")
+        add_up()
+    def test_fails(self):
+        self.assertEqual(self.rank, 0)
+"""
+        Path(self.folder, "test_x.py").write_text(HEAD + source)
+        variables = (
+            lambda rank: {"OMPI_COMM_WORLD_RANK": rank, "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"},
+            lambda rank: {"SLURM_PROCID": rank, "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NUM_NODES": "1"},
+        )
+        for of_rank in variables:
+            processes = [
+                subprocess.Popen(
+                    [sys.executable, "-m", "unittest", "test_x"],
+                    cwd=self.folder,
+                    env=environment(**of_rank(str(rank))),
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                )
+                for rank in range(2)
+            ]
+            texts = [process.communicate(timeout=PATIENCE)[1] for process in processes]
+            self.assertEqual([process.returncode for process in processes], [1, 1], texts)
+            for text in texts:
+                self.assertIn("FAILED (failures=1)", text)
+                self.assertIn("rank 1 of 2 failed", text)
+            self.assertIn("rank 1's traceback", texts[0])
+            self.assertNotIn("rank 1's traceback", texts[1])
+
+
+if __name__ == "__main__":
+    run_tests()

@@ -1,0 +1,458 @@
+"""Tests with the mark `world_size`: each outcome that ranks can have together, and what the report shows."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from pytest_support import PytestCase, PytestRun, run_pytest
+
+from torch_testing_ext.common_utils import run_tests
+
+SUBJECT = """
+import logging, os, signal, sys, threading, unittest, warnings
+import pytest, torch
+import torch.distributed as dist
+
+def rank():
+    return int(os.environ["RANK"])
+
+def until_killed():
+    threading.Event().wait()
+
+class TestPasses:
+    pytestmark = pytest.mark.world_size(2)
+
+    def test_group(self, dist_env):
+        tensor = torch.ones(2) * (dist_env.rank + 1)
+        dist.all_reduce(tensor, group=dist_env.group)
+        assert tensor.tolist() == [3.0, 3.0]
+        assert (dist_env.world_size, dist_env.local_rank, dist_env.backend) == (2, rank(), "gloo")
+        dist_env.store.set(f"rank{rank()}", "here")
+        assert dist_env.store.get(f"rank{1 - rank()}") == b"here"
+
+    def test_env_rendezvous(self):
+        assert os.environ["WORLD_SIZE"] == os.environ["LOCAL_WORLD_SIZE"] == "2"
+        assert os.environ["RANK"] == os.environ["LOCAL_RANK"]
+        dist.init_process_group("gloo")
+        dist.barrier()
+
+    def test_raises(self, dist_env):
+        with pytest.raises(ZeroDivisionError):
+            dist_env.rank / 0
+
+    def test_tells(self, record_property):
+        print("printed", rank())
+        print("complained", rank(), file=sys.stderr)
+        logging.warning("logged %d", rank())
+        warnings.warn("warned")
+        record_property("key", f"value of {rank()}")
+
+    @pytest.mark.parametrize("number", [1, 2])
+    def test_parametrized(self, number, capsys, caplog, recwarn):
+        print(number)
+        logging.error("number %d", number)
+        warnings.warn("observed")
+        assert capsys.readouterr().out == f"{number}\\n"
+        assert f"number {number}" in caplog.text
+        assert "observed" in str(recwarn.pop().message)
+
+    def test_capfd(self, capfd):
+        os.write(1, b"raw")
+        assert capfd.readouterr().out == "raw"
+
+@pytest.mark.world_size([1, 2])
+def test_sizes():
+    assert int(os.environ["WORLD_SIZE"]) in (1, 2)
+
+@pytest.mark.world_size(2)
+class UnittestTest(unittest.TestCase):
+    def setUp(self):
+        self.rank = rank()
+
+    def test_passes(self):
+        self.assertEqual(self.rank, rank())
+
+    def test_fails(self):
+        self.assertEqual(self.rank, 0)
+
+    def test_subtest_fails(self):
+        with self.subTest(number=1):
+            self.assertEqual(self.rank, 0)
+
+    def test_skips(self):
+        self.skipTest("unittest's skip")
+
+    @unittest.expectedFailure
+    def test_expected(self):
+        self.fail("as expected")
+
+    @unittest.expectedFailure
+    def test_unexpected(self):
+        pass
+
+    def test_tear_down_fails(self):
+        self.addCleanup(self.assertEqual, self.rank, 0)
+
+class TestFails:
+    pytestmark = pytest.mark.world_size(2)
+
+    def test_assertion(self):
+        print("before the assertion")
+        value = rank()
+        assert value == 0
+
+    def test_pytest_fail(self):
+        if rank() == 1:
+            pytest.fail("by pytest.fail")
+
+    def test_killed(self):
+        if rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def test_exits_with_0(self):
+        if rank() == 1:
+            os._exit(0)
+
+    def test_sys_exit_with_0(self):
+        if rank() == 1:
+            sys.exit(0)
+
+    def test_pytest_exit(self):
+        if rank() == 1:
+            pytest.exit("enough", returncode=0)
+
+    def test_skips_in_one_rank(self):
+        if rank() == 1:
+            pytest.skip("only here")
+
+    @pytest.mark.world_size(2, timeout=1)
+    def test_hangs(self):
+        if rank() == 1:
+            until_killed()
+
+    def test_both_hang_after_the_end(self):
+        if rank() == 1:
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+    def test_thread_raises_and_exits(self):
+        thread = threading.Thread(target=os._exit, args=(0,))
+        thread.start()
+        thread.join()
+
+    def test_forked_child(self):
+        if os.fork() == 0:
+            return
+        assert os.wait()[1] == 0
+        assert rank() == 0
+
+    @pytest.mark.filterwarnings("error")
+    def test_warning_is_an_error(self):
+        if rank() == 1:
+            warnings.warn("made an error")
+
+    @pytest.mark.usefixtures("bad_tear_down")
+    def test_tear_down(self):
+        pass
+
+    @pytest.mark.usefixtures("bad_set_up")
+    def test_set_up(self):
+        pass
+
+@pytest.fixture
+def bad_tear_down(dist_env):
+    yield
+    assert dist_env.rank == 0, "torn down"
+
+@pytest.fixture
+def bad_set_up(dist_env):
+    assert dist_env.rank == 0, "set up"
+
+@pytest.mark.world_size(2)
+class TestMarks:
+    def test_skips_in_all_ranks(self):
+        pytest.skip("in all")
+
+    def test_skips_by_unittest(self):
+        raise unittest.SkipTest("by unittest")
+
+    @pytest.mark.skip(reason="before any rank")
+    def test_skip(self): ...
+
+    @pytest.mark.skipif(True, reason="on a condition")
+    def test_skipif(self): ...
+
+    @pytest.mark.world_size(2, devices=99)
+    def test_needs_devices(self): ...
+
+    @pytest.mark.xfail(raises=ValueError, strict=True)
+    def test_xfail(self):
+        raise ValueError("expected")
+
+    @pytest.mark.xfail(raises=ValueError)
+    def test_xfail_in_one_rank(self):
+        if rank() == 1:
+            raise ValueError("expected")
+
+    @pytest.mark.xfail(raises=ValueError)
+    def test_xfail_by_another_error(self):
+        raise (TypeError if rank() else ValueError)("not expected")
+
+    @pytest.mark.xfail(raises=ValueError)
+    def test_xfail_and_a_death(self):
+        if rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        raise ValueError("expected")
+
+    @pytest.mark.xfail(strict=True)
+    def test_xfail_passes(self): ...
+
+    def test_xfail_in_the_body(self):
+        pytest.xfail("in the body")
+"""
+
+# The reason or the first line of the message must contain the second text.
+MODEL = {
+    "TestPasses.test_group": ("passed", ""),
+    "TestPasses.test_env_rendezvous": ("passed", ""),
+    "TestPasses.test_raises": ("passed", ""),
+    "TestPasses.test_tells": ("passed", ""),
+    "TestPasses.test_parametrized[1]": ("passed", ""),
+    "TestPasses.test_parametrized[2]": ("passed", ""),
+    "TestPasses.test_capfd": ("passed", ""),
+    "test_sizes[world_size=1]": ("passed", ""),
+    "test_sizes[world_size=2]": ("passed", ""),
+    "UnittestTest.test_passes": ("passed", ""),
+    "UnittestTest.test_fails": ("failed", "rank 1 of 2 failed"),
+    "UnittestTest.test_subtest_fails": ("failed", "in subtest {'number': '1'}"),
+    "UnittestTest.test_skips": ("skipped", "unittest's skip"),
+    "UnittestTest.test_expected": ("xfail", ""),
+    "UnittestTest.test_unexpected": ("failed", "Unexpected success"),
+    "UnittestTest.test_tear_down_fails": ("failed", "rank 1 of 2 failed"),
+    "TestFails.test_assertion": ("failed", "rank 1 of 2 failed"),
+    "TestFails.test_pytest_fail": ("failed", "Failed: by pytest.fail"),
+    "TestFails.test_killed": ("failed", "rank 1 of 2 was killed by SIGKILL"),
+    "TestFails.test_exits_with_0": ("failed", "rank 1 of 2 exited with code 0"),
+    "TestFails.test_sys_exit_with_0": ("failed", "SystemExit: 0"),
+    "TestFails.test_pytest_exit": ("failed", "Exit: enough"),
+    "TestFails.test_skips_in_one_rank": ("failed", "ranks disagree"),
+    "TestFails.test_hangs": ("failed", "timed out after"),
+    "TestFails.test_both_hang_after_the_end": ("failed", "timed out after"),
+    "TestFails.test_thread_raises_and_exits": ("failed", "exited with code 0"),
+    "TestFails.test_forked_child": ("failed", "rank 1 of 2 failed"),
+    "TestFails.test_warning_is_an_error": ("failed", "UserWarning: made an error"),
+    "TestFails.test_tear_down": ("failed", "in the tear-down of a fixture: AssertionError: torn down"),
+    "TestFails.test_set_up": ("failed", "AssertionError: set up"),
+    "TestMarks.test_skips_in_all_ranks": ("skipped", "in all"),
+    "TestMarks.test_skips_by_unittest": ("skipped", "by unittest"),
+    "TestMarks.test_skip": ("skipped", "before any rank"),
+    "TestMarks.test_skipif": ("skipped", "on a condition"),
+    "TestMarks.test_needs_devices": ("skipped", "Need at least 99 accelerator devices"),
+    "TestMarks.test_xfail": ("xfail", ""),
+    "TestMarks.test_xfail_in_one_rank": ("xfail", ""),
+    "TestMarks.test_xfail_by_another_error": ("failed", "Error: not expected"),
+    "TestMarks.test_xfail_and_a_death": ("failed", "of 2"),
+    "TestMarks.test_xfail_passes": ("failed", "XPASS(strict)"),
+    "TestMarks.test_xfail_in_the_body": ("xfail", "in the body"),
+}
+
+
+class MarkedTestsTest(PytestCase):
+    run_of_subject: PytestRun
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        cls.run_of_subject = run_pytest({"test_subject.py": SUBJECT}, "--dist-timeout=4")
+
+    def test_every_outcome(self) -> None:
+        self.assertOutcomes(self.run_of_subject, {name: outcome for name, (outcome, _) in MODEL.items()})
+        self.assertEqual(self.run_of_subject.code, 1)
+        for name, (_, text) in MODEL.items():
+            with self.subTest(test=name):
+                self.assertIn(text, self.run_of_subject.messages[name].partition("\n")[0])
+
+    def test_the_verdict_is_shown_once_and_without_our_frames(self) -> None:
+        text = self.run_of_subject.text
+        _, _, failure = text.partition("_ TestFails.test_assertion _")
+        failure = failure[: failure.index("\n____")]
+        self.assertEqual(failure.count("rank 1's traceback"), 1)
+        self.assertIn(">       assert value == 0\nE       assert 1 == 0\n", failure)
+        self.assertIn("python -m pytest test_subject.py::TestFails::test_assertion\n", failure)
+        self.assertIn("Captured stdout and stderr of rank 0 call ---", failure)
+        self.assertEqual(failure.count("\nbefore the assertion"), 2)
+        for frame in ("torch_testing_ext/", "pluggy", "RankFailure"):
+            self.assertNotIn(frame, failure)
+        self.assertIn("FAILED test_subject.py::TestFails::test_assertion - rank 1 of 2 failed", text)
+
+    def test_output_logs_warnings_and_properties(self) -> None:
+        output = self.run_of_subject.outputs["TestPasses.test_tells"]
+        for rank in range(2):
+            for text in (f"printed {rank}\n", f"complained {rank}\n", f"logged {rank}\n"):
+                self.assertEqual(output.count(text), 1, output)
+        self.assertEqual(self.run_of_subject.text.count("UserWarning: warned"), 1)
+        self.assertNotIn("UserWarning: observed", self.run_of_subject.text)
+
+
+class OptionsTest(PytestCase):
+    def test_streams_with_a_prefix_and_stops_at_the_first_failure(self) -> None:
+        source = """
+import os
+import pytest
+
+@pytest.mark.world_size(2)
+def test_a():
+    print("streamed")
+    assert False
+
+def test_b(): ...
+"""
+        run = run_pytest({"test_x.py": source}, "-s", "-x")
+        self.assertOutcomes(run, {"test_a": "failed"})
+        self.assertIn("[rank0] streamed\n", run.errors)
+        self.assertIn("[rank1] streamed\n", run.errors)
+
+    def test_ranks_that_cannot_be_forked_are_an_error_that_says_why(self) -> None:
+        source = """
+import threading
+import pytest
+
+@pytest.fixture
+def thread():
+    done = threading.Event()
+    thread = threading.Thread(target=done.wait, name="busy")
+    thread.start()
+    yield
+    done.set()
+    thread.join()
+
+@pytest.mark.world_size(2)
+def test_a(thread): ...
+
+@pytest.mark.world_size(2)
+def test_b(): ...
+
+@pytest.mark.world_size(2)
+def test_c(monkeypatch, spawning): ...
+
+@pytest.fixture
+def spawning(monkeypatch):
+    monkeypatch.setenv("TORCH_TESTING_EXT_START", "spawn")
+"""
+        run = run_pytest({"test_x.py": source})
+        self.assertOutcomes(run, {"test_a": "failed", "test_b": "passed", "test_c": "failed"})
+        self.assertIn("it runs other threads (busy)", run.messages["test_a"])
+        self.assertIn("ask for dist_env", run.messages["test_a"])
+        self.assertIn("TORCH_TESTING_EXT_START=spawn", run.messages["test_c"])
+
+    def test_fixtures_that_start_ranks(self) -> None:
+        source = """
+import os
+
+def body(rank, wanted):
+    print("in rank", rank)
+    assert rank == wanted or wanted < 0
+
+def test_passes(spawn, run_script, tmp_path):
+    spawn(body, 2, -1)
+    script = tmp_path / "script.py"
+    script.write_text("import os; print('script', os.environ['RANK'])")
+    assert run_script(script, ranks=2).outputs == ("script 0\\n", "script 1\\n")
+
+def test_fails(spawn):
+    spawn(body, 2, 0)
+"""
+        run = run_pytest({"test_x.py": source})
+        self.assertOutcomes(run, {"test_passes": "passed", "test_fails": "failed"})
+        self.assertIn("[rank1] in rank 1\n", run.outputs["test_passes"])
+        self.assertIn("rank 1 of 2 failed", run.messages["test_fails"])
+        self.assertIn("\ntest_x.py:15: in test_fails", run.messages["test_fails"])
+        self.assertNotIn("torch_testing_ext/", run.messages["test_fails"])
+
+    def test_under_xdist(self) -> None:
+        source = """
+import os
+import pytest
+
+@pytest.mark.world_size(2)
+@pytest.mark.parametrize("number", range(3))
+def test_a(number, dist_env):
+    assert number < 2 or dist_env.rank == 0
+"""
+        run = run_pytest({"test_x.py": source}, "-n", "2")
+        self.assertOutcomes(run, {"test_a[0]": "passed", "test_a[1]": "passed", "test_a[2]": "failed"})
+        self.assertIn("rank 1 of 2 failed", run.messages["test_a[2]"])
+
+
+class FixturesTest(PytestCase):
+    def test_which_fixtures_run_where(self) -> None:
+        """Those that need dist_env run in each rank, the others once, in the parent; ranks inherit what they gave."""
+        source = """
+import os
+from pathlib import Path
+import pytest
+
+PARENT = os.getpid()
+
+def write(text):
+    with open(Path(__file__).with_name("written"), "a") as file:
+        file.write(text + "\\n")
+
+def where():
+    return "parent" if os.getpid() == PARENT else f"rank {os.environ['RANK']}"
+
+def fixture(scope, *, name):
+    def body():
+        write(f"set up {name} in {where()}")
+        yield [name]
+        write(f"tear down {name} in {where()}")
+    return pytest.fixture(scope=scope, name=name)(body)
+
+session = fixture("session", name="of_session")
+module = fixture("module", name="of_module")
+function = fixture("function", name="of_function")
+
+@pytest.fixture
+def in_ranks(dist_env, of_function):
+    write(f"set up in_ranks in {where()}")
+    yield dist_env.rank
+    write(f"tear down in_ranks in {where()}")
+
+@pytest.fixture
+def on_top(in_ranks):
+    return in_ranks + 1
+
+@pytest.mark.world_size(2)
+def test_a(of_session, of_module, of_function, on_top, tmp_path, monkeypatch):
+    monkeypatch.setenv("CHANGED", "1")
+    assert on_top == int(os.environ["RANK"]) + 1
+    of_module.append(f"changed in {where()}")
+    (tmp_path / where()).touch()
+    write(f"test_a in {where()}: {of_session}")
+
+def test_b(of_session, of_module):
+    assert of_module == ["of_module"]
+    assert "CHANGED" not in os.environ
+    write(f"test_b in {where()}")
+"""
+        with tempfile.TemporaryDirectory() as folder:
+            run = run_pytest({"test_x.py": source}, folder=folder)
+            lines = Path(folder, "written").read_text().splitlines()
+        self.assertOutcomes(run, {"test_a": "passed", "test_b": "passed"})
+        in_parent = [line for line in lines if "in parent" in line]
+        self.assertEqual(
+            in_parent,
+            [
+                *("set up of_session in parent", "set up of_module in parent", "set up of_function in parent"),
+                *("tear down of_function in parent", "test_b in parent"),
+                *("tear down of_module in parent", "tear down of_session in parent"),
+            ],
+        )
+        for rank in range(2):
+            self.assertEqual(
+                [line.replace(f"in rank {rank}", "") for line in lines if f"in rank {rank}" in line],
+                ["set up in_ranks ", "test_a : ['of_session']", "tear down in_ranks "],
+            )
+
+
+if __name__ == "__main__":
+    run_tests()

@@ -1,0 +1,123 @@
+"""Marked tests that cannot run are refused at collection, with a remedy; a run that has none pays nothing."""
+
+from __future__ import annotations
+
+import re
+import sys
+import tempfile
+from pathlib import Path
+
+from pytest_support import PACKAGE, PytestCase, run_pytest
+
+from torch_testing_ext.common_utils import run_tests
+
+if sys.version_info >= (3, 11):
+    import tomllib
+
+# Each is the body of a file, with the test and the text that must be in the error of its collection.
+REFUSED = {
+    "zero": ("@mark(0)\ndef test_x(): ...", "the world size is 0; it must be a number of ranks, 1 or more"),
+    "negative": ("@mark(-2)\ndef test_x(): ...", "the world size is -2"),
+    "string": ("@mark('2')\ndef test_x(): ...", "the world size is '2'"),
+    "boolean": ("@mark(True)\ndef test_x(): ...", "the world size is True"),
+    "fraction": ("@mark(2.0)\ndef test_x(): ...", "the world size is 2.0"),
+    "nothing": ("@mark()\ndef test_x(): ...", "needs one argument"),
+    "bare": ("@pytest.mark.world_size\ndef test_x(): ...", "needs one argument"),
+    "several": ("@mark(2, 4)\ndef test_x(): ...", "needs one argument"),
+    "empty": ("@mark([])\ndef test_x(): ...", "the list of world sizes is empty"),
+    "in_list": ("@mark([2, 0])\ndef test_x(): ...", "the world size is 0"),
+    "twice": ("@mark([2, 2])\ndef test_x(): ...", "contain one twice"),
+    "two_marks": ("@mark(2)\n@mark(3)\ndef test_x(): ...", "it has the mark twice"),
+    "keyword": ("@mark(2, device=1)\ndef test_x(): ...", "unknown: device. Known are: backend, devices"),
+    "backend": ("@mark(2, backend=1)\ndef test_x(): ...", "backend is 1"),
+    "devices": ("@mark(2, devices='all')\ndef test_x(): ...", "devices is 'all'"),
+    "timeout": ("@mark(2, timeout=0)\ndef test_x(): ...", "timeout is 0"),
+    "isolated": ("@mark(2, isolated=False)\ndef test_x(): ...", "every test has fresh ranks"),
+    "coroutine": ("@mark(2)\nasync def test_x(): ...", "it is `async def`"),
+    "generator": ("import functools\ndef plain(f):\n    return functools.wraps(f)(lambda: f())\n"
+                  "@mark(2)\n@plain\ndef test_x():\n    yield", "it contains `yield`"),
+    "hypothesis": ("from hypothesis import given, strategies\n@mark(2)\n@given(strategies.integers())\n"
+                   "def test_x(number): ...", "Hypothesis would draw other examples in each rank"),
+    "no_mark": ("def test_x(dist_env): ...", "it uses dist_env, which only ranks have. Mark it"),
+    "session": ("@pytest.fixture(scope='session')\ndef wide(dist_env): ...\n@mark(2)\ndef test_x(wide): ...",
+                "its fixture 'wide' has the scope 'session' and needs dist_env"),
+    "module": ("@pytest.fixture\ndef a(capsys): ...\n@pytest.fixture(scope='module')\ndef b(a): ...\n"
+               "@mark(2)\ndef test_x(b): ...", "its fixture 'b' has the scope 'module' and needs capsys"),
+    "parameter": ("@mark(2)\n@pytest.mark.parametrize('dist_env', [0, 1])\ndef test_x(dist_env): ...",
+                  "it parametrizes dist_env"),
+    "unittest": ("import unittest\nclass T(unittest.TestCase):\n    @mark([1, 2])\n    def test_x(self): ...",
+                 "a list of world sizes needs a test that pytest can parametrize"),
+    "ours": ("from torch_testing_ext.common_distributed import MultiProcessTestCase\n@mark(2)\n"
+             "class T(MultiProcessTestCase):\n    def test_x(self): ...", "T runs its tests in ranks by itself"),
+}  # fmt: skip
+HEAD = "import pytest\nmark = pytest.mark.world_size\n"
+
+
+class RefusalsTest(PytestCase):
+    def test_refused_at_collection(self) -> None:
+        files = {f"test_{name}.py": f"{HEAD}{body}\n" for name, (body, _) in REFUSED.items()}
+        files["test_fine.py"] = "def test_x(): open('has_run', 'w').close()"
+        with tempfile.TemporaryDirectory() as folder:
+            run = run_pytest(files, folder=folder)
+            self.assertFalse(Path(folder, "has_run").exists())
+        self.assertEqual(run.code, 2, run.text)
+        for name, (_, text) in REFUSED.items():
+            with self.subTest(name=name):
+                found = re.search(
+                    rf"^test_{name}\.py::(?:T::)?test_x\S*: @pytest.mark.world_size: (.*)$", run.text, re.M
+                )
+                self.assertIsNotNone(found, run.text)
+                assert found is not None
+                self.assertIn(text, found.group(1))
+
+    def test_a_fixture_of_the_parent_cannot_get_dist_env(self) -> None:
+        source = HEAD + (
+            "@pytest.fixture\ndef hidden(request):\n    return request.getfixturevalue('dist_env')\n"
+            "@mark(2)\ndef test_x(hidden): ...\n"
+            "@mark(2)\ndef test_y(request):\n    assert request.getfixturevalue('dist_env').world_size == 2\n"
+        )
+        run = run_pytest({"test_x.py": source})
+        self.assertOutcomes(run, {"test_x": "error", "test_y": "passed"})
+        self.assertIn("Name it as an argument", run.messages["test_x"])
+
+
+class PluginTest(PytestCase):
+    def test_the_entry_point_and_what_a_plain_run_imports(self) -> None:
+        """The package is installed by its metadata alone; `-p` loads the plugin once, too."""
+        source = """
+import sys
+
+def test_plain():
+    ours = [name for name in sys.modules if name.startswith("torch_testing_ext.")]
+    assert ours == ["torch_testing_ext.pytest_plugin"]
+    assert "torch" not in sys.modules
+"""
+        with tempfile.TemporaryDirectory() as folder:
+            metadata = Path(folder, "torch_testing_ext_as_installed-1.0.dist-info")
+            metadata.mkdir()
+            Path(metadata, "METADATA").write_text("Metadata-Version: 2.1\nName: torch_testing_ext_as_installed\n")
+            Path(metadata, "entry_points.txt").write_text(_entry_points())
+            path = f"{PACKAGE.parent}:{folder}"
+            for plugin in ((), ("-p", "torch_testing_ext.pytest_plugin")):
+                with self.subTest(plugin=plugin):
+                    run = run_pytest({"test_x.py": source}, plugin=plugin, folder=folder, PYTHONPATH=path)
+                    self.assertOutcomes(run, {"test_plain": "passed"})
+
+    def test_the_mark_is_explained(self) -> None:
+        run = run_pytest({}, "--markers")
+        self.assertIn("@pytest.mark.world_size(size, *, backend=None, devices=0, timeout=None): run the test", run.text)
+        marked = run_pytest({"test_x.py": f"{HEAD}@mark(1)\ndef test_x(): ..."}, "--strict-markers")
+        self.assertOutcomes(marked, {"test_x": "passed"})
+
+
+def _entry_points() -> str:
+    text = Path(PACKAGE.parent, "pyproject.toml").read_text()
+    if sys.version_info >= (3, 11):
+        points = tomllib.loads(text)["project"]["entry-points"]["pytest11"]
+    else:
+        points = dict(re.findall(r'^"(torch_testing_ext\S+)" = "(\S+)"$', text, re.M))
+    return "[pytest11]\n" + "".join(f"{name} = {value}\n" for name, value in points.items())
+
+
+if __name__ == "__main__":
+    run_tests()

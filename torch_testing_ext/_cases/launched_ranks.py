@@ -1,0 +1,158 @@
+"""Test cases in processes that a launcher has started: they run in place, and get the verdict on all ranks."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import unittest
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from torch_testing_ext import launch
+from torch_testing_ext._machine import environment
+from torch_testing_ext._marks.needs import TEST_SKIPS, Skipped, TestSkip
+from torch_testing_ext.launch import in_place
+
+from . import rank_process, ranked
+
+__unittest = True
+__rank_frame__ = True
+
+
+def where() -> launch.Launched | None:
+    """What the launcher of this process says of it; None if there is none."""
+    return in_place.launched
+
+
+def size() -> int:
+    """The number of ranks that the launcher has started."""
+    assert in_place.launched is not None
+    return in_place.launched.world_size
+
+
+def is_first() -> bool:
+    """Is this process rank 0, which reports for all?"""
+    return in_place.launched is not None and in_place.launched.rank == 0
+
+
+def deciding() -> dict[int, tuple[str, ...]]:
+    """The ranks that failed the latest test by themselves, with the notes of their accounts."""
+    return in_place.member().deciding
+
+
+def wrong_size(world_size: int) -> str:
+    """Why a test does not run in this launch; "" if it does."""
+    here = size()
+    return "" if here == world_size else f"a launcher has started {here} ranks; the test is for {world_size}"
+
+
+def begin(
+    world_size: int,
+    case: launch.Case,
+    directory: Path,
+    timeout: float | None,
+    test: unittest.TestCase | None = None,
+) -> launch.Round:
+    """Begin a test together with all ranks, or raise why that is not possible. Skips a test of another world size."""
+    __tracebackhide__ = True
+    if why := wrong_size(world_size):
+        raise Skipped(TestSkip(TEST_SKIPS["small_worldsize"].exit_code, why))
+    try:
+        return in_place.member().begin(case, str(directory), timeout)
+    except launch.WrongRound as error:
+        wrong = launch.Verdict(launch.Outcome.ERROR, str(error))
+    raise ranked.rank_error(test or unittest.TestCase(), wrong)
+
+
+def refuse(what: str) -> None:
+    """Skip what would start ranks in each of the ranks of a launcher."""
+    if in_place.launched is not None:
+        reason = f"{what} starts ranks of its own, and a launcher has started this process as one of {size()}"
+        raise Skipped(TestSkip(TEST_SKIPS["generic"].exit_code, reason))
+
+
+def stop_if_asked(result: Any) -> None:
+    """Stop a run of unittest if the launcher wants this process to end."""
+    if in_place.is_ending():
+        with suppress(AttributeError):
+            result.stop()
+
+
+def run(
+    together: launch.Round,
+    body: Callable[[int, launch.AccountWriter], None],
+    sent_text: Callable[[], str | None] = lambda: None,
+) -> launch.Verdict:
+    """Run `body(rank, account)` here, and return the verdict on all ranks."""
+    member = in_place.member()
+    account = launch.AccountWriter(None)
+    with _variables(together):
+        rank_process.prepare_rank(member.world_size, patient=False)
+        group = _GroupOfTest()
+        try:
+            body(member.rank, account)
+        except unittest.SkipTest as skip:
+            ranked.account_for_skip(account, skip)
+        except SystemExit as leaving:
+            ranked.account_for_exit(account, leaving, sent_text())
+            if account.account is None:
+                account.failed(leaving, assertion=False)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            ranked.account_for_error(account, error)
+        try:
+            group.end()
+        except Exception as error:
+            account.failed(error, assertion=False, within="in the tear-down of the process group: ")
+        if account.account is None:
+            account.passed()
+    assert account.account is not None
+    return _here(member.end(together, account.account))
+
+
+def _here(verdict: launch.Verdict) -> launch.Verdict:
+    """The verdict as this rank shows it: rank 0 reports for all, if it is there."""
+    if is_first() or not verdict.message or verdict.outcome is launch.Outcome.SKIPPED or in_place.member().is_alone:
+        return verdict
+    first = verdict.message.partition("\n")[0]
+    return replace(verdict, message=f"{first}\n\nRank 0 shows the report of all ranks.")
+
+
+@contextmanager
+def _variables(together: launch.Round) -> Iterator[None]:
+    """The variables for `env://`: each test has a port of its own, since a used store would confuse the next group."""
+    assert in_place.launched is not None
+    own: dict[str, str | None] = {
+        "RANK": str(in_place.launched.rank),
+        "LOCAL_RANK": os.environ.get("LOCAL_RANK", str(in_place.launched.rank)),
+        "WORLD_SIZE": str(in_place.launched.world_size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(together.port),
+    }
+    if "TORCHELASTIC_USE_AGENT_STORE" in os.environ:
+        own["TORCHELASTIC_USE_AGENT_STORE"] = "False"
+    with environment.changed(**own):
+        yield
+
+
+class _GroupOfTest:
+    """The process groups that a test makes: they are destroyed with it, also to wake peers that wait for this rank."""
+
+    def __init__(self) -> None:
+        self._existed = self._exists()
+
+    def _exists(self) -> bool:
+        distributed = sys.modules.get("torch.distributed")
+        return distributed is not None and bool(distributed.is_initialized())
+
+    def end(self) -> None:
+        if self._exists() and not self._existed:
+            import torch.distributed as dist
+
+            gc.collect(1)  # a young exception may refer to a group, which then keeps its connections
+            dist.destroy_process_group()

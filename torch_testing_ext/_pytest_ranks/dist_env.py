@@ -1,0 +1,53 @@
+"""What the fixture `dist_env` gives to a test: this rank, its device, and the process group."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from .marks import RankSpec
+
+_FileStore: Any = dist.FileStore  # type: ignore[attr-defined, unused-ignore]  # from C++
+
+
+@dataclass(frozen=True)
+class DistEnv:
+    """One rank of a test, and the process group over all of them, which exists already."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    device: torch.device
+    backend: str
+    group: Any = field(repr=False)
+    store: Any = field(repr=False)  # the rendezvous of the group
+
+
+def make(spec: RankSpec, directory: Path) -> Iterator[DistEnv]:
+    """In a rank: choose the device and make the group. The rank destroys the group when it ends."""
+    rank, local_rank = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
+    device = torch.device("cpu")
+    if spec.devices:
+        accelerator = torch.accelerator.current_accelerator()
+        assert accelerator is not None, "the parent has counted accelerators"
+        device = torch.device(accelerator.type, local_rank % torch.accelerator.device_count())
+        torch.accelerator.set_device_index(device.index)
+    backend = spec.backend or _backend_for(device, spec)
+    store = _FileStore(str(directory / "store"), spec.world_size)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=spec.world_size)
+    env = DistEnv(rank, spec.world_size, local_rank, device, backend, dist.group.WORLD, store)
+    yield env
+    vars(env).update(group=None, store=None)  # the group ends with the test
+
+
+def _backend_for(device: torch.device, spec: RankSpec) -> str:
+    """That of the accelerator, if each rank has one of its own; two ranks on one device need gloo."""
+    if spec.devices < spec.world_size:
+        return "gloo"
+    return str(dist.get_default_backend_for_device(device))

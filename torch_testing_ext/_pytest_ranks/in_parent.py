@@ -1,0 +1,240 @@
+"""The parent's side of a marked test: it forks the ranks when the test is called, and raises their common verdict.
+
+Fixtures that need nothing of ranks are set up here, and ranks inherit them. The fork server is forked off this process
+for each test, when all of that has happened, and ends with the test.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import shutil
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from torch_testing_ext import launch
+from torch_testing_ext._cases import invocation, launched_ranks, rank_environment, ranked
+from torch_testing_ext._cases.expected_imports import expected_imports
+from torch_testing_ext._machine import ports
+from torch_testing_ext._marks import needs
+from torch_testing_ext._process import shell
+from torch_testing_ext._process.logs import cut_middle
+from torch_testing_ext.launch import settings
+
+from . import in_rank
+from .marks import RankSpec, rank_side
+
+LONGEST_SECTION = 200_000
+
+
+def set_up(item: Any, spec: RankSpec) -> None:
+    """Before the set-up of a test: skip it for want of devices, and leave out the fixtures of ranks."""
+    if launched_ranks.where() is not None and (why := launched_ranks.wrong_size(spec.world_size)):
+        raise pytest.skip.Exception(why, _use_item_location=True)
+    if spec.devices and (skip := needs.devices(spec.devices).unmet()) is not None:
+        raise pytest.skip.Exception(skip.message, _use_item_location=True)
+    names = tuple(sorted(rank_side(item)))
+    item.stash[in_rank.LEFT_OUT] = names
+    # pytest sets up what is not there yet.
+    item.funcargs.update(dict.fromkeys(names))
+
+
+def run(item: Any, spec: RankSpec) -> None:
+    """Run a test in ranks; raise what it would raise without them, for all of them together."""
+    __tracebackhide__ = True
+    if launched_ranks.where() is not None:
+        _run_in_place(item, spec)
+        return
+    with ranked.without_our_traceback():
+        chosen = settings.read()
+    for name in (*expected_imports(str(item.path)), *launch.preload_hints()):
+        importlib.import_module(name)  # here, once: each rank would import it by itself
+    with ranked.without_our_traceback():
+        directory = launch.new_directory(item.nodeid)
+    try:
+        reports, verdict = _run_and_judge(item, spec, directory, chosen)
+        told = {report.rank: in_rank.told_by(directory, report.rank) for report in reports}
+        _add_sections(item, directory, spec)
+        _pass_on(item, told.values(), told[0])
+    finally:
+        if chosen.logs is None:
+            shutil.rmtree(directory, ignore_errors=True)
+    if verdict.outcome is launch.Outcome.PASSED:
+        _print_leftovers(item, reports)
+    _raise(verdict, [told[report.rank].xfail for report in reports if launch.failed_by_itself(report)])
+
+
+def _run_and_judge(
+    item: Any, spec: RankSpec, directory: Path, chosen: settings.Settings
+) -> tuple[Sequence[launch.RankReport], launch.Verdict]:
+    __tracebackhide__ = True
+    body = launch.Named.of(in_rank.run)
+    case = launch.Case(_name_of(item), _command(item), str(item.path))
+    in_rank.current = in_rank.RankTest(item, spec, directory)
+    try:
+        with ports.leased_port() as port:
+            job = launch.Job(
+                body=body,
+                subject=body,
+                world_size=spec.world_size,
+                directory=directory,
+                context=launch.ProcessContext.here(rank_environment.common(spec.world_size, port)),
+                arguments={"patient": chosen.debug_rank is not None},
+                stream=chosen.stream or item.config.getoption("capture") == "no",
+                debug_rank=chosen.debug_rank,
+            )
+            try:
+                with _terminal_for(item, chosen.debug_rank):
+                    run = launch.launch_from_here(job)
+            except launch.CannotStart as error:
+                raise ranked.RankError(f"{error}\n\n{_REMEDIES}") from None
+            try:
+                result = launch.watch(run, _timeout(item, spec, chosen), launch.Expected())
+            except pytest.fail.Exception as error:  # by the signal of pytest-timeout
+                raise ranked.RankError(f"{error}\n\n{_ENDED}") from None
+            finally:
+                run.server.close()
+    finally:
+        in_rank.current = None
+    # Their output is in sections of the report.
+    reports = [replace(report, output="") for report in result.reports]
+    verdict = launch.judge(reports, result.timed_out, case, launch.Expected())
+    return reports, verdict
+
+
+_ENDED = (
+    "The ranks have been ended. To see where each of them was, let the mark world_size have a timeout of its own that\n"
+    "is shorter: @pytest.mark.world_size(2, timeout=60)"
+)
+_REMEDIES = (
+    "A fixture or an earlier test of this process may have started the threads, or used an accelerator. Let such a\n"
+    "fixture ask for dist_env, so that it is set up in the ranks; run such tests in another run of pytest; or use the\n"
+    "test classes of torch_testing_ext.common_distributed, which do not inherit fixtures."
+)
+
+
+@contextmanager
+def _terminal_for(item: Any, debug_rank: int | None) -> Iterator[None]:
+    """Let the rank that is debugged inherit the terminal, and not the files into which pytest captures output."""
+    capture = item.config.pluginmanager.get_plugin("capturemanager") if debug_rank is not None else None
+    if capture is None:
+        yield
+        return
+    capture.suspend(in_=True)
+    try:
+        yield
+    finally:
+        capture.resume()
+
+
+def _timeout(item: Any, spec: RankSpec, chosen: settings.Settings) -> float | None:
+    if chosen.debug_rank is not None:
+        return None
+    given: float | None = item.config.getoption("dist_timeout", None)
+    return spec.timeout or given or ranked.TIMEOUT_DEFAULT
+
+
+def _name_of(item: Any) -> str:
+    return str(item.nodeid.rpartition("/")[2].partition("::")[2] or item.name)
+
+
+def _command(item: Any) -> str:
+    file = str(item.path)
+    with suppress(ValueError):
+        file = os.path.relpath(file)
+    node = f"{file}::{item.nodeid.partition('::')[2]}"
+    return shell.join(["python", "-m", "pytest", *invocation.pytest_arguments, node])
+
+
+# -- the end
+
+
+def _add_sections(item: Any, directory: Path, spec: RankSpec) -> None:
+    for rank in range(spec.world_size):
+        kinds = (("stdout and stderr", directory / f"rank{rank}.log"), ("log", in_rank.log_file(directory, rank)))
+        for kind, file in kinds:
+            with suppress(OSError):
+                if text := file.read_text(errors="replace"):
+                    item.add_report_section("call", f"{kind} of rank {rank}", cut_middle(text, LONGEST_SECTION))
+
+
+def _pass_on(item: Any, told: Any, first: in_rank.Told) -> None:
+    """Report the warnings of all ranks, each once, and the properties that rank 0 has recorded."""
+    item.user_properties.extend(first.properties)
+    seen = set()
+    for message, category, file, line in (each for one in told for each in one.warnings):
+        key = str(message), category, file, line
+        if key not in seen:
+            seen.add(key)
+            with suppress(Warning):  # made an error by a filter here, but not in the rank
+                warnings.warn_explicit(message, category, file, line)
+
+
+def _print_leftovers(item: Any, reports: Sequence[launch.RankReport]) -> None:
+    for report in reports:
+        if report.leftovers:
+            left = "; ".join(report.leftovers)
+            print(f"{_name_of(item)}: rank {report.rank} left running (now terminated): {left}", file=sys.stderr)
+
+
+def _raise(verdict: launch.Verdict, xfails: Sequence[str | None]) -> None:
+    """Raise the verdict. `xfails`: of each rank that failed by itself, the reason if that was expected."""
+    __tracebackhide__ = True
+    match verdict.outcome:
+        case launch.Outcome.PASSED:
+            return
+        case launch.Outcome.SKIPPED:
+            raise pytest.skip.Exception(verdict.message, _use_item_location=True)
+        case launch.Outcome.FAILED | launch.Outcome.ERROR:
+            if xfails and None not in xfails:
+                raise pytest.xfail.Exception(xfails[0] or "")
+    if verdict.outcome is launch.Outcome.FAILED:
+        raise ranked.RankFailure(verdict.message)
+    error = ranked.RankError(verdict.message)
+    error.outcome = verdict.outcome
+    raise error
+
+
+# -- in the ranks of a launcher
+
+
+def _run_in_place(item: Any, spec: RankSpec) -> None:
+    __tracebackhide__ = True
+    own = launch.new_directory(item.nodeid)
+    case = launch.Case(_name_of(item), _command(item), str(item.path))
+    try:
+        timeout = _timeout(item, spec, settings.read())
+        together = launched_ranks.begin(spec.world_size, case, own, timeout)
+        directory = Path(together.directory)
+
+        def body(rank: int, account: launch.AccountWriter) -> None:
+            in_rank.current = in_rank.RankTest(item, spec, directory, rank, os.getpid())
+            try:
+                in_rank.run_in_place(item, account)
+            finally:
+                in_rank.current = None
+                if not launched_ranks.is_first():
+                    _save_captured(item, directory / f"rank{rank}.log")
+
+        verdict = launched_ranks.run(together, body)
+        if launched_ranks.is_first():  # the others' files are here, too
+            told = [in_rank.told_by(directory, rank) for rank in range(spec.world_size)]
+            _add_sections(item, directory, spec)
+            _pass_on(item, told, told[0])
+    finally:
+        shutil.rmtree(own, ignore_errors=True)
+    _raise(verdict, [notes[-1] if notes else None for notes in launched_ranks.deciding().values()])
+
+
+def _save_captured(item: Any, file: Path) -> None:
+    capture = item.config.pluginmanager.get_plugin("capturemanager")
+    if capture is not None and capture.is_globally_capturing():
+        with suppress(OSError):
+            file.write_text("".join(capture.read_global_capture()), errors="replace")

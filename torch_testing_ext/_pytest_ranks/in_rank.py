@@ -1,0 +1,279 @@
+"""The rank's side of a marked test: it finishes the set-up, runs the test, and tells how it ended.
+
+A rank is forked when the test is about to be called. It has everything that was set up by then, the collected items
+and pytest's plugins among it. These judge the test in the rank as they would without ranks: a plugin that fails a test
+which has not raised fails the rank.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import sys
+import traceback
+import unittest
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from torch_testing_ext import _torch, launch
+from torch_testing_ext._cases import group_creation, rank_environment, rank_process
+from torch_testing_ext._cases.multi_process import imported_since
+from torch_testing_ext._marks.needs import TEST_SKIPS
+
+from . import dist_env
+from .marks import RankSpec
+
+__rank_frame__ = True
+
+_XPASS_STRICT = "[XPASS(strict)]"
+
+
+class PartFailed(AssertionError):
+    """A plugin reports a failure that the test has not raised, as of a subtest. In a rank it ends the test."""
+
+    def __init__(self, report: Any):
+        super().__init__(report)
+        self.report = report
+
+    def __str__(self) -> str:
+        crash = getattr(self.report.longrepr, "reprcrash", None)
+        context = getattr(getattr(self.report, "context", None), "kwargs", None)
+        within = f"in subtest {context}: " if context else ""
+        return within + str(getattr(crash, "message", None) or self.report.longreprtext.strip())
+
+
+@dataclass
+class Told:
+    """What a rank tells its parent besides how the test ended."""
+
+    xfail: str | None = None  # the reason, if its failure was expected
+    properties: list[tuple[str, object]] = field(default_factory=list)  # of the report
+    warnings: list[tuple[Any, Any, str, int]] = field(default_factory=list)  # message, category, file, line
+
+
+@dataclass
+class RankTest:
+    """The test that ranks run, as the parent has set it up."""
+
+    item: Any
+    spec: RankSpec
+    directory: Path
+    rank: int = -1
+    pid: int = 0  # of the rank: a child that the test forks does not speak for it
+
+
+# Ranks are forked when this is set.
+current: RankTest | None = None
+
+
+def is_rank() -> bool:
+    """Is this process a rank of a marked test?"""
+    return current is not None and current.rank >= 0
+
+
+def make_dist_env() -> Iterator[dist_env.DistEnv]:
+    """For the fixture."""
+    assert current is not None
+    return dist_env.make(current.spec, current.directory)
+
+
+def told_by(directory: Path, rank: int) -> Told:
+    """In the parent: what a rank has told; nothing if it died before."""
+    try:
+        told: Told = pickle.loads(_told_file(directory, rank).read_bytes())
+    except (OSError, EOFError, pickle.UnpicklingError):
+        return Told()
+    return told
+
+
+def log_file(directory: Path, rank: int) -> Path:
+    """The file for the records of `logging`."""
+    return directory / f"rank{rank}.logging"
+
+
+def _told_file(directory: Path, rank: int) -> Path:
+    return directory / f"rank{rank}.told"
+
+
+def run(subject: Any, rank: int, account: launch.AccountWriter, *, patient: bool) -> None:
+    """The body of a rank's process."""
+    assert current is not None
+    current.rank, current.pid = rank, os.getpid()
+    rank_environment.become(rank)
+    rank_process.prepare_rank(current.spec.world_size, patient)
+    group_creation.announce(current.directory, rank)
+    imported_before = len(sys.modules)
+    try:
+        with _own_capture(current):
+            _run_and_judge(current.item, account)
+        if account.account is None:
+            rank_process.leave_process_group(fast=True)
+            account.passed(imported_since(imported_before) if rank == 0 else ())
+    finally:
+        _save_coverage()
+        _torch.end_compile_workers()
+        group_creation.wait_for_peers()
+
+
+def run_in_place(item: Any, account: launch.AccountWriter) -> None:
+    """Run the test in a process that a launcher has started as a rank."""
+    told = _run_and_judge(item, account)
+    # Whatever refers to a group keeps its connections open, and with them the peers that wait for this rank.
+    item.funcargs.clear()
+    if told.xfail is not None and account.account is not None:
+        account.note([told.xfail])
+
+
+def _run_and_judge(item: Any, account: launch.AccountWriter) -> Told:
+    told = Told()
+    known = len(item.user_properties)
+    with warnings.catch_warnings(record=True) as seen:
+        call = pytest.CallInfo.from_call(lambda: _run_item(item, account), "call")
+    report = item.ihook.pytest_runtest_makereport(item=item, call=call)
+    told.xfail = getattr(report, "wasxfail", None) if report.skipped else None
+    if report.failed and not str(report.longrepr).startswith(_XPASS_STRICT):
+        # Of an error that was raised there is an account already, which is kept.
+        account.failed(PartFailed(report), assertion=True, traceback=report.longreprtext)
+    elif report.skipped and told.xfail is None and account.account is None:
+        _account_for_skip(account, _reason_of(report))
+    told.properties = item.user_properties[known:]
+    told.warnings = [(each.message, each.category, each.filename, each.lineno) for each in seen]
+    _tell(told)
+    if call.excinfo is not None:
+        traceback.clear_frames(call.excinfo.tb)
+    return told
+
+
+def _tell(told: Told) -> None:
+    assert current is not None
+    if os.getpid() != current.pid:
+        return
+    try:
+        data = pickle.dumps(told)
+    except Exception:  # some values cannot be sent: their texts can
+        told.warnings = [
+            (UserWarning(f"{each.__name__}: {text}"), UserWarning, file, line)
+            for text, each, file, line in told.warnings
+        ]
+        told.properties = [(str(name), str(value)) for name, value in told.properties]
+        data = pickle.dumps(told)
+    _told_file(current.directory, current.rank).write_bytes(data)
+
+
+def _run_item(item: Any, account: launch.AccountWriter) -> None:
+    """Set up the fixtures of ranks, run the test, and tear these fixtures down; account for an error at once."""
+    finalizers = item.session._setupstate.stack[item][0]
+    of_parent = finalizers[:]  # which runs them; in the ranks of a launcher, this process
+    finalizers.clear()
+    try:
+        for name in _left_out(item):
+            del item.funcargs[name]
+        item._request._fillfixtures()
+        type(item).runtest(item)
+        for excinfo in getattr(item, "_excinfo", None) or ():  # unittest's outcome, which has not been raised
+            _account_for(item, excinfo.value, account)
+    except BaseException as error:
+        _account_for(item, error, account)
+        raise
+    finally:
+        _tear_down(item, finalizers, account)
+        finalizers.extend(of_parent)
+
+
+def _tear_down(item: Any, finalizers: list[Any], account: launch.AccountWriter) -> None:
+    explicit = getattr(item, "_explicit_tearDown", None)  # with --pdb, unittest's tearDown waits for this
+    if explicit is not None:
+        finalizers.append(explicit)
+    errors: list[BaseException] = []
+    while finalizers:
+        try:
+            finalizers.pop()()
+        except BaseException as error:
+            errors.append(error)
+            _account_for(item, error, account, "in the tear-down of a fixture: ")
+    if errors:
+        raise errors[0]
+
+
+LEFT_OUT: pytest.StashKey[tuple[str, ...]] = pytest.StashKey()
+
+
+def _left_out(item: Any) -> tuple[str, ...]:
+    """The fixtures that the parent has not set up."""
+    names: tuple[str, ...] = item.stash.get(LEFT_OUT, ())
+    return names
+
+
+# -- how it ended
+
+
+def _account_for(item: Any, error: BaseException, account: launch.AccountWriter, within: str = "") -> None:
+    if isinstance(error, pytest.skip.Exception) and not within:
+        _account_for_skip(account, error.msg or "")
+        return
+    if isinstance(error, unittest.SkipTest) and not within:
+        _account_for_skip(account, str(error))
+        return
+    try:
+        if isinstance(error, PartFailed):
+            text = error.report.longreprtext
+        else:
+            text = str(item.repr_failure(pytest.ExceptionInfo.from_exception(error)))
+    except Exception:
+        text = launch.format_error(error)
+    account.failed(error, isinstance(error, (AssertionError, pytest.fail.Exception)), within, text)
+
+
+def _account_for_skip(account: launch.AccountWriter, reason: str) -> None:
+    generic = TEST_SKIPS["generic"]
+    account.skipped(reason or generic.message, generic.exit_code)
+
+
+def _reason_of(report: Any) -> str:
+    reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+    return str(reason).removeprefix("Skipped: ")
+
+
+def on_report(report: Any) -> None:
+    """In a rank: fail by a report that a part of the test makes of its own, since no one here collects it."""
+    if report.failed:
+        raise PartFailed(report)
+
+
+# -- output
+
+
+@contextmanager
+def _own_capture(test: RankTest) -> Iterator[None]:
+    """Detach from what pytest captures in the parent: this process has descriptors and files of its own."""
+    manager = test.item.config.pluginmanager.get_plugin("capturemanager")
+    if manager is not None:
+        manager._global_capturing = None
+    plugin = test.item.config.pluginmanager.get_plugin("logging-plugin")
+    if plugin is None:
+        yield
+        return
+    logging.getLogger().removeHandler(plugin.log_cli_handler)  # it writes to the terminal of the parent
+    with open(log_file(test.directory, test.rank), "w", errors="backslashreplace", buffering=1) as file:
+        plugin.report_handler.setStream(file)
+        try:
+            yield
+        finally:
+            plugin.report_handler.setStream(sys.stderr)  # for what is logged until this process ends
+
+
+def _save_coverage() -> None:
+    """A rank ends by os._exit, which leaves out what coverage does at the end of a process."""
+    coverage = sys.modules.get("coverage")
+    measured = getattr(getattr(coverage, "Coverage", None), "current", lambda: None)()
+    if measured is not None:
+        with suppress(Exception):
+            measured.stop()
+            measured.save()

@@ -1,0 +1,61 @@
+"""Ranks that inherit what this process has set up by now, and ranks that inherit nothing of it."""
+
+from __future__ import annotations
+
+import os
+
+from . import client, settings
+from .job import Job, Named
+from .protocol import StartMethod
+
+
+def launch_from_here(job: Job) -> client.Run:
+    """Start the ranks of a job, forked from this process as it is now. `run.server.close()` ends their fork server.
+
+    Raises CannotStart if it is not safe to fork, or if the setting wants another start method.
+    """
+    wanted = settings.read().start
+    if StartMethod.FORK not in client.allowed_methods(wanted):
+        raise client.CannotStart(
+            f"these ranks inherit what this process has set up, so they have to be forked, "
+            f"but TORCH_TESTING_EXT_START={wanted}"
+        )
+    launcher = client.launcher()
+    server, unusable = launcher.try_method(StartMethod.FORK, job.subject)
+    if server is None:
+        raise client.CannotStart(
+            f"these ranks inherit what this process has set up, so they have to be forked, which is unsafe: {unusable}"
+        )
+    try:
+        return launcher.launch_on(server, job)
+    except client.TryAnother as why:
+        server.close()
+        raise client.CannotStart(f"the ranks could not be started: {why}") from None
+    except BaseException:
+        server.close()
+        raise
+
+
+class FreshLauncher(client.Launcher):
+    """Starts ranks that have nothing of this process: their fork server is a new interpreter, which serves them all."""
+
+    def try_method(self, method: StartMethod, subject: Named) -> tuple[client.ForkServerClient | None, str]:
+        if method is StartMethod.FORK:
+            return None, "these ranks inherit nothing"
+        return super().try_method(method, subject)
+
+
+_fresh = FreshLauncher()
+
+
+def launch_fresh(job: Job) -> client.Run:
+    """Start the ranks of a job in the state of a new interpreter, which imports torch once. Raises CannotStart."""
+    global _fresh
+    if _fresh.owner != os.getpid():
+        _fresh = FreshLauncher()
+    return _fresh.launch(job)
+
+
+def preload_hints() -> tuple[str, ...]:
+    """Modules of torch that earlier ranks of this process had to import by themselves."""
+    return tuple(client.launcher().preload_hints)
