@@ -51,10 +51,11 @@ from .global_state import (
     torch_function_state,
 )
 from .launch import (
-    destroy_process_group,
     end_compile_workers,
     fake_process_group,
     flight_recorder,
+    gloo_backends,
+    is_gloo_worker,
     only_gloo,
     register_fake_backend,
     reset_dynamo,
@@ -75,6 +76,7 @@ from .properties import (
     abort_process_groups,
     forget_meshes,
 )
+from .rendezvous import prompt_rendezvous
 from .shard_order import (
     redistribute_local,
     replaced_op_strategy,
@@ -156,7 +158,6 @@ __all__ = [
     "cpu_kernels",
     "cuda_spin",
     "data_dependent_errors",
-    "destroy_process_group",
     "disable_torch_function",
     "dispatch_mode_class",
     "end_compile_workers",
@@ -182,6 +183,7 @@ __all__ = [
     "gathered",
     "get_world",
     "global_module_hooks",
+    "gloo_backends",
     "has_lapack",
     "has_multicast",
     "has_triton",
@@ -191,6 +193,7 @@ __all__ = [
     "inside_backward",
     "is_fake",
     "is_functional_tensor",
+    "is_gloo_worker",
     "is_internal_build",
     "is_local_tensor",
     "is_sharded",
@@ -211,6 +214,7 @@ __all__ = [
     "only_gloo",
     "other_accelerator_is_built",
     "pop_torch_function_mode",
+    "prompt_rendezvous",
     "python_dispatcher",
     "raw_operation",
     "record_autograd",

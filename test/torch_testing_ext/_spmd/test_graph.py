@@ -15,7 +15,7 @@ from torch import nn
 from torch_testing_ext._spmd.run.memory import peak_bytes
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.distributed._spmd import DataParallel, Override, compile
-from torch_testing_ext.distributed._tensor.common_dtensor import DTensorTestBase, with_comms
+from torch_testing_ext.distributed._tensor.common_dtensor import DTensorContinuousTestBase
 
 mlp = functools.partial(MLP, (10, 8, 4))
 
@@ -24,7 +24,7 @@ def deep():
     return MLP((64,) * 9)
 
 
-class TestGraph(DTensorTestBase):
+class TestGraph(DTensorContinuousTestBase):
     """The graph and the report of compiled steps on two ranks."""
 
     @property
@@ -40,7 +40,6 @@ class TestGraph(DTensorTestBase):
             compiled(net, optimizer, to_device((batch or normal_batch(6, 10))(self.rank, i), self.device_type))
         return compiled
 
-    @with_comms
     def test_collectives(self):
         one_each = {"all_gather_into_tensor": 1, "reduce_scatter_tensor": 1}
         self.assertEqual(self._compiled(DataParallel("replicate")).report().collectives, {"all_reduce": 1})
@@ -54,7 +53,6 @@ class TestGraph(DTensorTestBase):
         shared = self._compiled(DataParallel("replicate"), Normed, batch=normal_batch(6, 3, 9)).report()
         self.assertEqual(shared.collectives, {"broadcast": 1, "all_reduce": 1})
 
-    @with_comms
     def test_clipping_costs_one_collective(self):
         def clipping_step(model, optimizer, batch):
             loss = (model(batch[0]) - batch[1]).pow(2).mean()
@@ -67,7 +65,6 @@ class TestGraph(DTensorTestBase):
         found = self._compiled(DataParallel("fully_shard"), function=clipping_step).report().collectives
         self.assertEqual(found, {"all_gather_into_tensor": 1, "reduce_scatter_tensor": 1, "all_reduce": 1})
 
-    @with_comms
     def test_dtypes_are_not_mixed(self):
         class TwoTypes(nn.Module):
             def __init__(self):
@@ -84,7 +81,6 @@ class TestGraph(DTensorTestBase):
                 self.assertEqual({name.split(".")[0] for name in bucket.names}, {_owner(bucket.dtype)}, msg=style)
             self.assertEqual(len(report.buckets), 2 if style == "replicate" else 4)
 
-    @with_comms
     def test_gradients_are_sent_early_and_awaited_late(self):
         graph = self._compiled(
             DataParallel("replicate", bucket_mb=0.017), deep, batch=normal_batch(4, 64, out=(64,))
@@ -97,7 +93,6 @@ class TestGraph(DTensorTestBase):
         self.assertLess(starts[0], backward[-1], "the first bucket is sent during backward")
         self.assertGreater(waits[0], backward[-1], "no wait before the end of backward")
 
-    @with_comms
     def test_order_of_reads_and_writes(self):
         """A view created before the update and read after it shows the update, however late the gradients arrive."""
 
@@ -120,7 +115,6 @@ class TestGraph(DTensorTestBase):
             self.assertEqual(through_view, after)
             self.assertNotEqual(before, after)
 
-    @with_comms
     def test_ranks_have_the_same_graph(self):
         def batch(rank, i):
             return normal_batch(6 + rank, 10)(rank, i)
@@ -131,7 +125,6 @@ class TestGraph(DTensorTestBase):
             dist.all_gather_object(texts, text)
             self.assertEqual(texts[0], texts[1], msg=style)
 
-    @with_comms
     def test_resharding_needs_less_memory(self):
         peaks, reports = [], []
         batch = normal_batch(4, 64, out=(64,))
@@ -146,7 +139,6 @@ class TestGraph(DTensorTestBase):
         self.assertGreaterEqual(gathers[1], gathers[0] + 7)
         self.assertLess(peaks[1], 0.75 * peaks[0])
 
-    @with_comms
     def test_passes_are_called(self):
         seen = []
 
@@ -165,7 +157,6 @@ class TestGraph(DTensorTestBase):
         self.assertIn("aten.tanh", compiled.graph.code)
         self.assertNotIn("aten.relu", compiled.graph.code)
 
-    @with_comms
     def test_override(self):
         class Doubled(nn.Module):
             def __init__(self, inner):
@@ -196,7 +187,6 @@ class TestGraph(DTensorTestBase):
         self.assertIs(model.layers[1], original)
         self.assertEqual(DoubleLast.transformed, 4)
 
-    @with_comms
     def test_report_and_code(self):
         compiled = self._compiled(DataParallel("fully_shard"))
         text = str(compiled.report())

@@ -14,7 +14,7 @@ from torch_testing_ext._spmd.run.exchange import ExchangeSchedule
 from torch_testing_ext._spmd.trace.substitution import reinstated
 from torch_testing_ext.common_utils import instantiate_parametrized_tests, parametrize, run_tests
 from torch_testing_ext.distributed._spmd import DataParallel, SPMDError, compile
-from torch_testing_ext.distributed._tensor.common_dtensor import DTensorTestBase, with_comms
+from torch_testing_ext.distributed._tensor.common_dtensor import DTensorContinuousTestBase
 
 STYLES = parametrize("style", ["replicate", "fully_shard"])
 
@@ -37,7 +37,7 @@ def dropping_step(model, optimizer, batch):
     return loss
 
 
-class TestVerify(DTensorTestBase):
+class TestVerify(DTensorContinuousTestBase):
     """Programs that are wrong must be noticed, and undone on all ranks."""
 
     @property
@@ -76,7 +76,6 @@ class TestVerify(DTensorTestBase):
         self.assertEqual(objects, same)
 
     @STYLES
-    @with_comms
     def test_wrong_first_program(self, style):
         self.setup(style)
         with self.refused("gradient of .* differs by up to .* on rank 0"), doubled_gradients():
@@ -86,7 +85,6 @@ class TestVerify(DTensorTestBase):
         self.assertNotIn("not verified", str(self.step.report()))
 
     @STYLES
-    @with_comms
     def test_wrong_later_program(self, style):
         self.setup(style)
         self.call(0)
@@ -98,7 +96,6 @@ class TestVerify(DTensorTestBase):
         with self.refused("not equivalent to the eager step under DDP"), doubled_gradients():
             self.call(3)
 
-    @with_comms
     def test_difference_on_one_rank_is_named_on_all(self):
         self.setup(model=lambda: MLP((10, 8, 4)))
         fault = contextlib.nullcontext()
@@ -112,7 +109,6 @@ class TestVerify(DTensorTestBase):
         with self.refused("the result differs by up to .* on rank 1"), fault:
             self.call(0)
 
-    @with_comms
     def test_off_and_always(self):
         self.setup(verify="off")
         with doubled_gradients():
@@ -131,7 +127,6 @@ class TestVerify(DTensorTestBase):
             plan.run = run
             self.call(number)
 
-    @with_comms
     def test_large_models_are_not_verified(self):
         self.setup()
         with mock.patch.object(verify, "LIMIT_BYTES", 100):
@@ -139,7 +134,6 @@ class TestVerify(DTensorTestBase):
         self.assertIn("not verified: its state of", str(self.step.report()))
 
     @STYLES
-    @with_comms
     def test_random_numbers_are_drawn_once(self, style):
         results = []
         for mode in ("off", "always"):
@@ -148,7 +142,6 @@ class TestVerify(DTensorTestBase):
             results.append(([self.call(i) for i in range(3)], *self.state()[0].values()))
         self.assertEqual(*results, rtol=0, atol=0)
 
-    @with_comms
     def test_parameters_that_the_user_holds_are_left_alone(self):
         self.setup("fully_shard")
         held = list(self.model.parameters())
@@ -159,7 +152,6 @@ class TestVerify(DTensorTestBase):
         with reinstated(held):
             self.assertEqual(held, before, rtol=0, atol=0)
 
-    @with_comms
     def test_a_rank_that_cannot_compile_stops_the_others(self):
         self.setup()
         self.call(0)
@@ -168,7 +160,6 @@ class TestVerify(DTensorTestBase):
         with self.refused("hook" if self.rank == 1 else "Rank 1 could not compile the step"):
             self.call(1)
 
-    @with_comms
     def test_ranks_whose_programs_part(self):
         self.setup()
         self.call(0)
@@ -179,7 +170,6 @@ class TestVerify(DTensorTestBase):
         self.model.conv.requires_grad_(True)
         self.call(1)
 
-    @with_comms
     def test_unknown_mode(self):
         with self.assertRaisesRegex(SPMDError, "'first', 'always', 'off'"):
             compile(verify="never")

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import unittest
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -66,6 +67,11 @@ class RunningTest(TestCase):
         self.assertEqual(main.returncode, code, printed)
         return printed
 
+    def run_all(self, *runs):
+        """What these runs return. Two run at once: most of their time is one core's, for importing torch."""
+        with ThreadPoolExecutor(2) as two_at_once:
+            return list(two_at_once.map(lambda run: run(), runs))
+
     def insert_line(self, line):
         self.file.write_text(self.file.read_text().replace("# more at import", line))
 
@@ -88,19 +94,27 @@ class RunningTest(TestCase):
         write(self.directory, "package/inner/__init__.py", "")
         write(self.directory, "package/inner/helper.py", "value = 1")
         write(self.directory, "package/inner/test_it.py", FILE.replace("# more at import", "from .helper import value"))
-        self.run_python("-m", "unittest", "package.inner.test_it.TestIt.test_passes")
-        spawned = {"TORCH_TESTING_EXT_START": "spawn"}
-        self.run_python("-m", "unittest", "package.inner.test_it.TestIt.test_passes", **spawned)
-        self.run_python("-m", "package.inner.test_it", "TestIt.test_passes")
+        self.run_all(
+            lambda: self.run_python("-m", "unittest", "package.inner.test_it.TestIt.test_passes"),
+            lambda: self.run_python(
+                "-m", "unittest", "package.inner.test_it.TestIt.test_passes", TORCH_TESTING_EXT_START="spawn"
+            ),
+            lambda: self.run_python("-m", "package.inner.test_it", "TestIt.test_passes"),
+        )
 
     def test_spawned(self):
-        for way in (["test_it.py", "TestIt.test_passes"], ["-m", "unittest", "test_it.TestIt.test_passes"]):
-            self.run_python(*way, TORCH_TESTING_EXT_START="spawn")
+        self.run_all(
+            lambda: self.run_python("test_it.py", "TestIt.test_passes", TORCH_TESTING_EXT_START="spawn"),
+            lambda: self.run_python("-m", "unittest", "test_it.TestIt.test_passes", TORCH_TESTING_EXT_START="spawn"),
+        )
 
     @unittest.skipUnless(find_spec("pytest"), "pytest is not installed")
     def test_under_pytest(self):
-        self.assertIn("1 passed", self.run_python("-m", "pytest", "-q", "test_it.py", "-k", "passes"))
-        printed = self.run_python("-m", "pytest", "-q", "test_it.py", "-k", "fails", code=1)
+        passed, printed = self.run_all(
+            lambda: self.run_python("-m", "pytest", "-q", "test_it.py", "-k", "passes"),
+            lambda: self.run_python("-m", "pytest", "-q", "test_it.py", "-k", "fails", code=1),
+        )
+        self.assertIn("1 passed", passed)
         self.assertIn("rank 1 of 2 raised", printed)
         self.assertIn("python -m pytest test_it.py::TestIt::test_fails_in_rank_1", printed)
 
@@ -140,8 +154,11 @@ class RunningTest(TestCase):
 
     def test_a_module_that_cannot_be_imported(self):
         self.insert_line("import no_such_module")
-        for way in (["test_it.py"], ["-m", "unittest", "test_it"]):
-            self.assertIn("No module named 'no_such_module'", self.run_python(*way, code=1))
+        for printed in self.run_all(
+            lambda: self.run_python("test_it.py", code=1),
+            lambda: self.run_python("-m", "unittest", "test_it", code=1),
+        ):
+            self.assertIn("No module named 'no_such_module'", printed)
 
     def test_a_module_that_only_the_main_process_can_import(self):
         """Ranks that are new interpreters report the error, each with its own traceback."""
@@ -152,10 +169,12 @@ class RunningTest(TestCase):
     # -- settings
 
     def test_a_setting_that_does_not_exist(self):
-        printed = self.run_python("test_it.py", "TestIt.test_passes", code=1, TORCH_TESTING_EXT_STRAT="fork")
-        self.assertIn("TORCH_TESTING_EXT_STRAT is not a known setting; known are: TORCH_TESTING_EXT_START", printed)
-        printed = self.run_python("test_it.py", "TestIt.test_passes", code=1, TORCH_TESTING_EXT_START="vfork")
-        self.assertIn("'vfork' is not understood; known values: auto, fork, fork-fresh or spawn", printed)
+        name, value = self.run_all(
+            lambda: self.run_python("test_it.py", "TestIt.test_passes", code=1, TORCH_TESTING_EXT_STRAT="fork"),
+            lambda: self.run_python("test_it.py", "TestIt.test_passes", code=1, TORCH_TESTING_EXT_START="vfork"),
+        )
+        self.assertIn("TORCH_TESTING_EXT_STRAT is not a known setting; known are: TORCH_TESTING_EXT_START", name)
+        self.assertIn("'vfork' is not understood; known values: auto, fork, fork-fresh or spawn", value)
 
     def test_logs_are_kept(self):
         logs = self.directory / "logs"

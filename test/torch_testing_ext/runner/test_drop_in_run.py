@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from torch_testing_ext.common_utils import TestCase, run_tests
@@ -74,27 +75,30 @@ class DropInRunTest(TestCase):
             for name in ("a/test_one.py", "a/test_two.py", "b/test_three.py"):
                 (directory / name).parent.mkdir(exist_ok=True)
                 (directory / name).write_text(PLAIN)
-            for words, count in (
+            right = (
                 (["a"], 2),
                 (["a", "test_one"], 1),
                 (["a", "a/test_two.py::T::test"], 1),
                 (["a", "--drop-in", "b"], 3),
                 (["a", "--drop-in", "b", "test_three", "test_two"], 2),
                 (["a/test_one.py", "--drop-in", "b"], 2),
-            ):
-                with self.subTest(words=words):
-                    done = self.run_dropped_in(directory, *words)
-                    last = f"{count} passed, 0 failed, 0 skipped"
-                    self.assertEqual(done.stdout.splitlines()[-1:], [last], done.stdout + done.stderr)
-            for words, message in (
+            )
+            wrong = (
                 (["none"], "there is no such file or folder"),
                 (["a", "--drop-in", "a"], "named twice"),
                 (["a", "test_three"], "no test file has this name"),
-            ):
-                with self.subTest(words=words):
-                    done = self.run_dropped_in(directory, *words)
-                    self.assertEqual(done.returncode, 4, done.stdout + done.stderr)
-                    self.assertIn(message, done.stderr)
+            )
+            with ThreadPoolExecutor(2) as two_at_once:
+                runs = two_at_once.map(lambda one: self.run_dropped_in(directory, *one[0]), (*right, *wrong))
+                finished = list(runs)
+        for (words, count), done in zip(right, finished[: len(right)], strict=True):
+            with self.subTest(words=words):
+                last = f"{count} passed, 0 failed, 0 skipped"
+                self.assertEqual(done.stdout.splitlines()[-1:], [last], done.stdout + done.stderr)
+        for (words, message), done in zip(wrong, finished[len(right) :], strict=True):
+            with self.subTest(words=words):
+                self.assertEqual(done.returncode, 4, done.stdout + done.stderr)
+                self.assertIn(message, done.stderr)
 
 
 if __name__ == "__main__":

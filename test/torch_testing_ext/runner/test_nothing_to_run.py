@@ -3,6 +3,7 @@
 import json
 import tempfile
 import unittest
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from junit_support import read_junit
@@ -58,9 +59,16 @@ class NothingToRunTest(unittest.TestCase):
         )
 
         # A test of unittest beside them can be green by itself.
-        self.run_test(ExitCode.PASSED, "1 passed, 0 failed, 0 skipped", "test_both::CaseTest")
-        self.run_test(ExitCode.FAILED, "0 passed, 1 failed, 0 skipped", "test_both::test_function")
-        listed = json.loads(run_test(self.root, "--list", "--json").console)
+        with ThreadPoolExecutor(2) as two_at_once:
+            alone = two_at_once.submit(run_test, self.root, "test_both::CaseTest")
+            function = two_at_once.submit(run_test, self.root, "test_both::test_function")
+            listing = two_at_once.submit(run_test, self.root, "--list", "--json")
+        for run, code, last_line in (
+            (alone.result(), ExitCode.PASSED, "1 passed, 0 failed, 0 skipped"),
+            (function.result(), ExitCode.FAILED, "0 passed, 1 failed, 0 skipped"),
+        ):
+            self.assertEqual((run.code, run.console.splitlines()[-1]), (code, last_line), run.console + run.complaints)
+        listed = json.loads(listing.result().console)
         self.assertEqual([broken["id"] for broken in listed["broken"]], list(names))
 
     def test_shards_share_what_cannot_be_run(self):

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from unittest import mock
 
@@ -193,10 +194,12 @@ class TroublesTest(PackagesCase):
 
 
 class MainModuleTest(PackagesCase):
-    def run_main(self, start, expected):
+    def write_main(self, expected):
         self.package("pkg")
         self.write("pkg/helper.py", "VALUE = 3\n")
         self.write("pkg/test_main.py", MAIN.format(expected=expected))
+
+    def run_main(self, start):
         return subprocess.run(
             [sys.executable, "-m", "pkg.test_main"],
             cwd=self.folder,
@@ -207,14 +210,18 @@ class MainModuleTest(PackagesCase):
 
     def test_python_m(self):
         """Ranks import the main module as a member of its package, too."""
-        for start in ("fork", "fork-fresh", "spawn"):
+        self.write_main(3)
+        starts = ("fork", "fork-fresh", "spawn")
+        with ThreadPoolExecutor(2) as two_at_once:
+            finished = list(two_at_once.map(self.run_main, starts))
+        for start, done in zip(starts, finished, strict=True):
             with self.subTest(start=start):
-                done = self.run_main(start, 3)
                 self.assertIn("Ran 1 test", done.stderr)
                 self.assertEqual(done.returncode, 0, done.stderr)
 
     def test_the_printed_command(self):
-        done = self.run_main("auto", 4)
+        self.write_main(4)
+        done = self.run_main("auto")
         self.assertEqual(done.returncode, 1)
         self.assertIn("python -m pkg.test_main RanksTest.test_ranks", done.stderr)
 

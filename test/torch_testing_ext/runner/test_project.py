@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import unittest
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -249,13 +250,15 @@ class OtherRunsTest(unittest.TestCase):
         return run_test(self.folder, *arguments)
 
     def test_exit_codes(self):
-        for arguments, code in (
+        table = (
             (("test_sinple.py",), 4),
             (("test_flaky.py", "-k", "of_no_test"), 5),
             (("test_ranks.py", "-k", "wants_devices"), 6),
-        ):
+        )
+        with ThreadPoolExecutor(2) as two_at_once:
+            runs = list(two_at_once.map(lambda one: self.run_test(*one[0]), table))
+        for (arguments, code), run in zip(table, runs, strict=True):
             with self.subTest(arguments=arguments):
-                run = self.run_test(*arguments)
                 self.assertEqual(run.code, code, run.console + run.complaints)
                 if code != 4:
                     self.assertRegex(run.console.splitlines()[-1], r"^0 passed, 0 failed, \d skipped$")

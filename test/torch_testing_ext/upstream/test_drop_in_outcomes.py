@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import xml.etree.ElementTree as ElementTree
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from upstream_support import python
@@ -36,8 +37,10 @@ def _outcome(case: ElementTree.Element) -> tuple[str, str]:
 
 class DropInOutcomesTest(TestCase):
     def test_outcomes_are_the_same(self) -> None:
-        theirs = outcomes()
-        ours = outcomes("-p", "torch_testing_ext.pytest_plugin", "--torch-drop-in")
+        with ThreadPoolExecutor() as both:
+            running = both.submit(outcomes)
+            ours = outcomes("-p", "torch_testing_ext.pytest_plugin", "--torch-drop-in")
+            theirs = running.result()
         expected = {name: outcome for name, (outcome, _) in theirs.items()}
         found = {name: outcome for name, (outcome, _) in ours.items()}
         self.assertEqual({"passed", "failed", "skip", "xfail"} - {*expected.values()}, set())
