@@ -25,6 +25,7 @@ FIXED_IN = {
     "fill_of_a_partial_sum": None,
     "gloo_second_wait": None,
     "item_of_a_partial_sum": None,
+    "local_synchronization_and_group_names": None,
     "mse_loss_of_uneven_shards": None,
     "pipeline_eval_of_v_schedules": None,
     "pipeline_gradient_of_a_view": None,
@@ -34,6 +35,7 @@ FIXED_IN = {
 # The first version that is wrong, where an earlier one, which we support, is right.
 WRONG_SINCE = {
     "cross_product_of_broadcast_rows": (2, 15),
+    "local_synchronization_and_group_names": (2, 15),
     "pipeline_gradient_of_a_view": (2, 13),
     "pipeline_split_backward_of_frozen_inputs": (2, 13),
 }
