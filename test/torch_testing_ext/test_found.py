@@ -67,9 +67,9 @@ class TestFound(MultiProcessTestCase):
     def test_is_right(self, name):
         self.check(name)
 
-    def test_is_fixed(self):
-        for name in FIXED:
-            self.check(name)
+    @parametrize("name", sorted(FIXED))
+    def test_is_fixed(self, name):
+        self.check(name)
 
     def check(self, name):
         try:
