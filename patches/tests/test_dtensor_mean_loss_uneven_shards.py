@@ -14,6 +14,8 @@ LOSSES = {
     "huber": lambda t: F.huber_loss(t, t * 3),
     "smooth_l1": lambda t: F.smooth_l1_loss(t, t * 3),
     "binary cross entropy": lambda t: F.binary_cross_entropy_with_logits(t, t / 3),
+    "binary cross entropy of probabilities": lambda t: F.binary_cross_entropy(t / 100, t / 120),
+    "soft margin": lambda t: F.soft_margin_loss(t, t / 10),
     "mse, summed": lambda t: F.mse_loss(t, t * 2, reduction="sum"),
 }
 SHAPES = ((3,), (4,), (5, 2), (2, 3), (7, 3))

@@ -1,13 +1,14 @@
 """Train random models under fully_shard: outputs, gradients and parameters are those of one device on all batches."""
 
 import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from unittest import mock
 
 import torch
 import torch.distributed as dist
 from hypothesis import strategies as st
 from torch import nn
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard
 
 from torch_testing_ext.common_distributed import MultiProcessTestCase
@@ -48,6 +49,19 @@ LAYERS = st.builds(
     wrapped=st.booleans(),
     reshard=st.booleans(),
     last_dim=st.booleans(),
+)
+
+REDUCE_SCATTER = "reduce_scatter_single" if torch.__version__ >= (2, 13) else "reduce_scatter_tensor"
+# In torch 2.15, gradients are reduced in the dtype of the sharded parameters, unless the policy has another one.
+REDUCES_WIDE = torch.__version__ >= (2, 15)
+DTYPES = (None, torch.float32, torch.bfloat16)
+POLICIES = st.fixed_dictionaries(
+    {
+        "param_dtype": st.sampled_from(DTYPES),
+        "reduce_dtype": st.sampled_from(DTYPES),
+        "output_dtype": st.sampled_from(DTYPES),
+        "cast_forward_inputs": st.booleans(),
+    }
 )
 
 
@@ -130,6 +144,48 @@ class TestFullyShard(MultiProcessTestCase):
                 optimizer.step()
                 optimizer.zero_grad()
         self.check_same(model, reference)
+
+    @settings(PROFILE, max_examples=10)
+    @given(
+        mesh=device_meshes(max_dims=1),
+        inputs=st.sampled_from(SIZES),
+        layers=st.lists(LAYERS, min_size=1, max_size=3),
+        policy=POLICIES,
+        wide=st.booleans(),
+    )
+    def test_mixed_precision(self, mesh, inputs, layers, policy, wide):
+        """One step of the root alone, whose policy casts parameters, inputs, outputs and gradients.
+
+        The numbers are small multiples of powers of two and the activations are linear or ReLU: most are exact in each
+        dtype. Where they are not, the truth rounds at the same places.
+        """
+        layers = [replace(layer, activation="ReLU", frozen=False, wrapped=False) for layer in layers]
+        reference = model_of(inputs, layers)
+        model = fully_shard(copy.deepcopy(reference), mesh=mesh, mp_policy=MixedPrecisionPolicy(**policy))
+        dtype = torch.double if wide else policy["param_dtype"] or torch.double
+        mine = batch_of(dist.get_rank(), 0, inputs).to(dtype)
+        compute = copy.deepcopy(reference).to(policy["param_dtype"] or torch.double)
+        if not policy["cast_forward_inputs"] and dtype != next(compute.parameters()).dtype:
+            with self.assertRaisesRegex(RuntimeError, "dtype"):
+                model(mine)
+            return
+        outputs = model(mine)
+        gradients = []
+        for rank in range(self.world_size):
+            wanted = compute(batch_of(rank, 0, inputs).to(dtype).to(next(compute.parameters()).dtype))
+            wanted = wanted.to(policy["output_dtype"] or wanted.dtype)
+            if rank == dist.get_rank():
+                self.assertEqual(outputs, wanted)
+            gradients.append(torch.autograd.grad(wanted.sum(), list(compute.parameters())))
+        with mock.patch.object(dist, REDUCE_SCATTER, wraps=getattr(dist, REDUCE_SCATTER)) as reduced:
+            outputs.sum().backward()
+        reduce_dtype = policy["reduce_dtype"] or (not REDUCES_WIDE and policy["param_dtype"]) or torch.double
+        self.assertEqual({call.kwargs["input"].dtype for call in reduced.call_args_list}, {reduce_dtype})
+        for parameter, *each in zip(model.parameters(), *gradients, strict=True):
+            self.assertEqual((parameter.dtype, parameter.grad.dtype), (torch.double, torch.double))
+            mean = torch.stack([one.to(reduce_dtype).double() for one in each]).mean(0)
+            error = 2 * self.world_size * torch.finfo(reduce_dtype).eps
+            self.assertEqual(parameter.grad.full_tensor(), mean, rtol=error, atol=error * 16)
 
 
 class TestFullyShardOnThreeRanks(TestFullyShard):

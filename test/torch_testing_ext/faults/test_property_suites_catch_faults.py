@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from datetime import timedelta
 from typing import Any
 from unittest import mock
 
@@ -15,7 +17,7 @@ from faults_support import Case, SuiteFaultsTestCase, case_name, load
 from torch.distributed.checkpoint import planner_helpers
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp._fully_shard import _fsdp_collectives as fsdp_collectives
-from torch.distributed.tensor import Shard
+from torch.distributed.tensor import DTensor, Partial, Shard
 
 from torch_testing_ext.common_utils import instantiate_parametrized_tests, parametrize, run_tests
 
@@ -23,6 +25,9 @@ redistribute = load("tensor/test_redistribute_properties.py")
 c10d = load("test_c10d_properties.py")
 checkpoint = load("checkpoint/test_checkpoint_properties.py")
 fully_shard = load("fsdp/test_fully_shard_properties.py")
+sys.path.append(str(faults_support.SUITES / "tensor"))  # for the support of the suite
+opinfo = load("tensor/test_dtensor_opinfo_properties.py")
+functional = load("test_functional_collectives_properties.py")
 
 # -- faults
 
@@ -94,6 +99,69 @@ def summing(*args: Any, **kwargs: Any) -> tuple[Any, ...]:
     return (None, None, dist.ReduceOp.SUM, dist.ReduceOp.SUM)
 
 
+def partial_sums_are_not_reduced() -> AbstractContextManager[Any]:
+    """A rank takes its part of a sum for the whole."""
+    return mock.patch.object(Partial, "_reduce_value", lambda partial, tensor, mesh, mesh_dim: tensor)
+
+
+@contextmanager
+def one_rank_refuses() -> Iterator[None]:
+    """Rank 1 cannot assemble the result of an operation, while the others wait for it."""
+    full_tensor = DTensor.full_tensor
+
+    def refuse_in_one(tensor: DTensor, **options: Any) -> torch.Tensor:
+        if dist.get_rank() == 1:
+            raise RuntimeError("planted")
+        return full_tensor(tensor, **options)
+
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch.object(DTensor, "full_tensor", refuse_in_one))
+        stack.enter_context(mock.patch.object(opinfo, "PATIENCE", timedelta(seconds=1)))
+        yield
+
+
+def last_of_several_is_dropped() -> AbstractContextManager[Any]:
+    """A coalesced collective returns the first result in place of the last."""
+    names = ("all_reduce_coalesced", f"reduce_scatter_{functional.SUFFIX}_coalesced")
+
+    def repeat_the_first(collective: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, **options: Any) -> Any:
+            results = collective(*args, **options)
+            return [*results[:-1], results[0]]
+
+        return run
+
+    module = functional.functional
+    return mock.patch.multiple(module, **{name: repeat_the_first(getattr(module, name)) for name in names})
+
+
+def gradients_are_local() -> AbstractContextManager[Any]:
+    """The gradient of an all-gather is that of this rank's loss alone."""
+    name = f"all_gather_{functional.SUFFIX}_autograd"
+
+    class Gather(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, mine: torch.Tensor, dim: int, group: Any) -> torch.Tensor:
+            ctx.rank, ctx.size, ctx.dim = dist.get_rank(group), dist.get_world_size(group), dim
+            return getattr(functional.functional, f"all_gather_{functional.SUFFIX}")(mine, dim, group) + 0
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+            return gradients[0].chunk(ctx.size, ctx.dim)[ctx.rank], None, None
+
+    return mock.patch.object(functional.functional, name, Gather.apply)
+
+
+def groups_are_sorted() -> AbstractContextManager[Any]:
+    """A new group has its ranks in ascending order, whatever was asked for."""
+    new_group = dist.new_group
+
+    def sorted_group(ranks: list[int], **options: Any) -> Any:
+        return new_group(sorted(ranks), **options)
+
+    return mock.patch.object(dist, "new_group", sorted_group)
+
+
 def reported(example: str) -> str:
     return rf": PropertyFailure: {re.escape(example)} fails on "
 
@@ -148,7 +216,31 @@ CASES += [
         gradients_are_summed,
         r": PropertyFailure: test_training\(.*\n*(.|\n)*gradient of",
     ),
+    Case(opinfo.TestOpInfo, "test_results", partial_sums_are_not_reduced, r": PropertyFailure: test_results\("),
+    Case(opinfo.TestOpInfo, "test_results", one_rank_refuses, r"refused: RuntimeError: planted"),
+    Case(
+        functional.TestFunctionalCollectives,
+        "test_coalesced",
+        last_of_several_is_dropped,
+        r": PropertyFailure: test_coalesced\(",
+    ),
+    Case(
+        functional.TestFunctionalCollectives,
+        "test_gradients",
+        gradients_are_local,
+        r": PropertyFailure: test_gradients\(",
+    ),
 ]
+
+if not functional.OLD:  # it always sorts them
+    CASES.append(
+        Case(
+            functional.TestGroups,
+            "test_groups_with_options",
+            groups_are_sorted,
+            r": PropertyFailure: test_groups_with_options\(",
+        )
+    )
 
 
 class Faulty(faults_support.FaultySuites, cases=CASES):

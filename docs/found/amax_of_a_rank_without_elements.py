@@ -1,0 +1,52 @@
+"""DTensor: amax fails in a rank that holds no element, and the other ranks wait for it.
+
+With two elements over three ranks the last rank has none, and its part raises "amax(): Expected reduction dim to be
+specified", while the others wait for it in the all-reduce. The same goes for amin, max and min of all elements, argmax,
+argmin, and cov with weights. Pooling fails likewise in a rank without channels: adaptive_max_pool1d, 2d and 3d and, on
+torch 2.15.0, avg_pool3d and its kin.
+
+Seen on torch 2.11.0, 2.13.0 and 2.15.0, on CPU. Found by test/distributed/tensor/test_dtensor_opinfo_properties.py.
+
+Run this file: it prints what the last rank got, and exits with 1 if that was an error.
+"""
+
+import os
+import signal
+import sys
+import tempfile
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+
+RANKS, ELEMENTS = 3, 2
+
+
+def find_largest(rank: int, file: str) -> str:
+    dist.init_process_group("gloo", store=dist.FileStore(file, RANKS), rank=rank, world_size=RANKS)
+    mesh = init_device_mesh("cpu", (RANKS,))
+    sharded = distribute_tensor(torch.ones(ELEMENTS), mesh, [Shard(0)], src_data_rank=None)
+    try:
+        return f"{sharded.amax().full_tensor().item()}"
+    except RuntimeError as error:
+        return f"error: {error}"
+
+
+def start_another(rank: int, file: str) -> int:
+    pid = os.fork()
+    if pid == 0:
+        find_largest(rank, file)
+        os._exit(0)
+    return pid
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as directory:
+        others = [start_another(rank, f"{directory}/store") for rank in range(RANKS - 1)]
+        result = find_largest(RANKS - 1, f"{directory}/store")
+    print(f"rank {RANKS - 1}: {result}", flush=True)
+    for pid in others:
+        os.kill(pid, signal.SIGKILL)  # they may wait forever
+        os.waitpid(pid, 0)
+    sys.exit(result.startswith("error"))

@@ -1,0 +1,42 @@
+"""DTensor: if a partial sum is filled with a value in place, the result is that value times the number of ranks.
+
+`fill_` writes the value into every rank's part and leaves the placement as it is, so that the parts are added up later.
+The same goes for functions that fill a new tensor like a given one: so cosine_embedding_loss is wrong if features are
+sharded. Of other in-place functions, torch refuses those that would have to change the placement.
+
+Seen on torch 2.11.0, 2.13.0 and 2.15.0. Found by test/distributed/tensor/test_dtensor_opinfo_properties.py.
+
+Run this file: it prints what torch returns and what is right, and exits with 1 if they differ.
+"""
+
+import os
+import sys
+import tempfile
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Partial
+
+
+def fill(rank: int, file: str) -> tuple[float, float]:
+    """Return the result for a DTensor and for a plain tensor."""
+    dist.init_process_group("gloo", store=dist.FileStore(file, 2), rank=rank, world_size=2)
+    mesh = init_device_mesh("cpu", (2,))
+    partial = DTensor.from_local(torch.tensor(5.0), mesh, [Partial()])
+    try:
+        return partial.fill_(1.0).full_tensor().item(), torch.tensor(10.0).fill_(1.0).item()
+    except RuntimeError as error:
+        print(f"rank {rank}: {error}", flush=True)
+        return 1.0, 1.0
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as directory:
+        if os.fork() == 0:
+            fill(1, f"{directory}/store")
+            os._exit(0)
+        got, right = fill(0, f"{directory}/store")
+        os.wait()
+    print(f"torch returns {got}, and {right} is right", flush=True)
+    sys.exit(got != right)

@@ -1,0 +1,38 @@
+"""DTensor: item() of a partial sum returns the part of each rank, not the sum.
+
+A loss that was computed on shards is often a partial sum, and `loss.item()` is what training loops log: every rank logs
+another number, and none is the loss. `float(loss)` does the same.
+
+Seen on torch 2.11.0, 2.13.0 and 2.15.0. Found by test/distributed/tensor/test_dtensor_opinfo_properties.py.
+
+Run this file: it prints what torch returns and what is right, and exits with 1 if they differ.
+"""
+
+import os
+import sys
+import tempfile
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+
+
+def item(rank: int, file: str) -> tuple[float, float]:
+    """Return the result for a DTensor and for a plain tensor."""
+    dist.init_process_group("gloo", store=dist.FileStore(file, 2), rank=rank, world_size=2)
+    mesh = init_device_mesh("cpu", (2,))
+    full = torch.tensor([1.0, 2.0])
+    sharded = distribute_tensor(full, mesh, [Shard(0)], src_data_rank=None)
+    return sharded.sum().item(), full.sum().item()
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as directory:
+        if os.fork() == 0:
+            item(1, f"{directory}/store")
+            os._exit(0)
+        got, right = item(0, f"{directory}/store")
+        os.wait()
+    print(f"torch returns {got}, and {right} is right", flush=True)
+    sys.exit(got != right)
