@@ -3,7 +3,7 @@
 import torch
 import torch.distributed as dist
 from torch.testing._internal.common_distributed import MultiProcessTestCase, requires_gloo
-from torch.testing._internal.common_utils import run_tests
+from torch.testing._internal.common_utils import instantiate_parametrized_tests, parametrize, run_tests
 
 
 @requires_gloo()
@@ -47,6 +47,40 @@ class CollectivesTest(MultiProcessTestCase):
             dist.recv(tensor, 1)
         self.assertEqual(tensor, torch.ones(3))
 
+    @parametrize("dtype", [torch.int32, torch.float16, torch.bfloat16, torch.float64])
+    def test_types(self, dtype):
+        self.init()
+        tensor = torch.arange(5).to(dtype)
+        dist.all_reduce(tensor)
+        self.assertEqual(tensor, 2 * torch.arange(5).to(dtype))
+
+    @parametrize("root", [0, 1])
+    def test_scatter(self, root):
+        self.init()
+        parts = [torch.full((2,), 1.0), torch.full((2,), 2.0)] if self.rank == root else None
+        tensor = torch.empty(2)
+        dist.scatter(tensor, parts, src=root)
+        self.assertEqual(tensor, torch.full((2,), self.rank + 1.0))
+
+    def test_objects(self):
+        self.init()
+        found = [None, None]
+        dist.all_gather_object(found, {"rank": self.rank})
+        self.assertEqual([each["rank"] for each in found], [0, 1])
+
+    def test_wait_for_work(self):
+        self.init()
+        tensor = torch.ones(2)
+        work = dist.all_reduce(tensor, async_op=True)
+        work.wait()
+        self.assertEqual(tensor, torch.full((2,), 2.0))
+
+    def test_error_of_a_wrong_root(self):
+        self.init()
+        with self.assertRaises(RuntimeError):
+            dist.broadcast(torch.ones(1), 7)
+        dist.barrier()
+
     def test_new_group(self):
         self.init()
         group = dist.new_group([0])
@@ -54,6 +88,8 @@ class CollectivesTest(MultiProcessTestCase):
             dist.all_reduce(torch.ones(1), group=group)
         dist.barrier()
 
+
+instantiate_parametrized_tests(CollectivesTest)
 
 if __name__ == "__main__":
     run_tests()

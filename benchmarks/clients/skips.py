@@ -26,8 +26,15 @@ class MixedTest(MultiProcessTestCase):
         dist.all_reduce(tensor, dist.ReduceOp.MAX)
         self.assertEqual(tensor.sum().item(), 2)
 
+    @parametrize("size", [(), (1,), (0,), (3, 2)])
+    def test_min_of_shapes(self, size):
+        self.init("gloo")
+        tensor = torch.full(size, float(self.rank))
+        dist.all_reduce(tensor, dist.ReduceOp.MIN)
+        self.assertEqual(tensor, torch.zeros(size))
+
     @skip_if_lt_x_gpu(2)
-    @parametrize("count", [1, 1000, 100_000])
+    @parametrize("count", [1, 10, 100, 1000, 10_000, 100_000, 1_000_000])
     def test_sum_on_devices(self, count):
         self.init("nccl")
         tensor = torch.ones(count, device=f"cuda:{self.rank}")

@@ -48,6 +48,21 @@ class TrainingTest(MultiProcessTestCase):
     def test_gradients_as_views(self):
         self.train(lambda params: torch.optim.SGD(params, lr=0.1), gradient_as_bucket_view=True)
 
+    def test_momentum(self):
+        self.train(lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9, nesterov=True))
+
+    def test_weight_decay(self):
+        self.train(lambda params: torch.optim.AdamW(params, lr=0.01, weight_decay=0.1))
+
+    def test_static_graph(self):
+        self.train(lambda params: torch.optim.SGD(params, lr=0.1), static_graph=True)
+
+    def test_unused_parameters(self):
+        self.train(lambda params: torch.optim.SGD(params, lr=0.1), find_unused_parameters=True)
+
+    def test_more_steps(self):
+        self.train(lambda params: torch.optim.RMSprop(params, lr=0.01), steps=10)
+
 
 if __name__ == "__main__":
     run_tests()
