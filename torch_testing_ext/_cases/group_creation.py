@@ -72,7 +72,7 @@ def _creating(name: str) -> Iterator[None]:
         return
     group = _range_of(name, _times[name])
     _times[name] += 1
-    descriptor = _lock(fcntl.LOCK_EX | fcntl.LOCK_NB, group + _rank, 1)
+    descriptor = _lock(fcntl.LOCK_EX, group + _rank, 1)  # a peer that looks holds a lock for a moment
     try:
         yield
         _created.append(group)

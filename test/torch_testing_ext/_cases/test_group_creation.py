@@ -1,7 +1,9 @@
 """Ranks that leave while a peer still creates a group that they have created already."""
 
+import fcntl
 import os
 import tempfile
+import threading
 import time
 import unittest
 from pathlib import Path
@@ -208,6 +210,23 @@ class TestWaiting(TestCase):
         self.assertTrue(self.waits())
         os.close(end)
         os.waitpid(pid, 0)
+
+    def test_creation_while_a_peer_looks(self):
+        """A peer that looks whether anybody creates the group holds a lock of its range for a moment."""
+        (ready, started), (stop, end) = os.pipe(), os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            os.close(end)
+            group_creation._lock(fcntl.LOCK_SH, group_creation._range_of("one", 0), group_creation._MOST_RANKS)
+            os.write(started, b"1")
+            os.read(stop, 1)
+            os._exit(0)
+        os.close(stop)
+        os.read(ready, 1)
+        threading.Timer(0.1, os.close, (end,)).start()
+        self.create("one")
+        os.waitpid(pid, 0)
+        self.assertEqual(len(group_creation._created), 1)
 
     def test_not_for_one_that_died(self):
         pid, _ = self.start_peer("one")
