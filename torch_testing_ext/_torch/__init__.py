@@ -76,7 +76,6 @@ from .properties import (
     abort_process_groups,
     forget_meshes,
 )
-from .rendezvous import prompt_rendezvous
 from .shard_order import (
     redistribute_local,
     replaced_op_strategy,
@@ -214,7 +213,6 @@ __all__ = [
     "only_gloo",
     "other_accelerator_is_built",
     "pop_torch_function_mode",
-    "prompt_rendezvous",
     "python_dispatcher",
     "raw_operation",
     "record_autograd",
