@@ -1,12 +1,11 @@
 """Keeps a rank from leaving while its peers still create a process group that it has created already.
 
-Ranks create a group together, but none learns when the others are done: a rank that skips, returns or destroys the
-group at once would close its connections, and perhaps the store, while a peer is still connecting, and that peer would
-fail.
+Ranks create a group together, but none learns when the others are done: a rank that skips or returns at once would
+close its connections, and perhaps the store, while a peer is still connecting. That peer would fail.
 
-A rank holds a lock of a file while it creates a group; the kernel releases it if the rank dies. Before a rank leaves
-or destroys a group, it waits for the locks of its peers, for the groups that it has created itself: its peers have all
-begun to create these.
+A rank holds a lock of a file while it creates a group; the kernel releases it if the rank dies. Before a rank leaves,
+it waits for the locks of its peers, for the groups that it has created itself: its peers have all begun to create
+these.
 """
 
 from __future__ import annotations
@@ -19,11 +18,8 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 from torch_testing_ext import _torch
-
-from . import group_ends
 
 __rank_frame__ = True
 
@@ -40,23 +36,12 @@ _times: Counter[str] = Counter()  # how often each group's name was used: destro
 _created: list[int] = []  # ranges of the groups that this process has created since it last waited
 
 
-def announce(directory: Path, rank: int, fast: bool) -> None:
-    """In a new rank: let its peers know from now on while it creates groups. All ranks name the same directory.
-
-    With `fast`, groups end without gloo's waits.
-    """
+def announce(directory: Path, rank: int) -> None:
+    """In a new rank: let its peers know from now on while it creates groups. All ranks name the same directory."""
     global _file, _rank, _pid
     if rank < _MOST_RANKS:
         _file, _rank, _pid = directory / "creating", rank, os.getpid()
-    if fast:
-        group_ends.begin(wait_for_peers)
-    _torch.watch_process_groups(_watched, wait_for_peers)
-
-
-@contextmanager
-def _watched(name: str) -> Iterator[list[Any]]:
-    with _creating(name), group_ends.creating() as created:
-        yield created
+        _torch.watch_process_groups(_creating, wait_for_peers)
 
 
 @contextmanager

@@ -52,12 +52,27 @@ def warm_up() -> None:
     _warm_until = time.time_ns()
 
 
+# Backends whose destructors would wait for their peers; a rank that is about to exit keeps them alive instead.
+_kept: list[Any] = []
+
+
+def destroy_process_group() -> None:
+    """Like `torch.distributed.destroy_process_group()`, without gloo's wait of 10 ms per connection.
+
+    The groups' Python state is removed; their backends stay until the process ends, as is right for a rank at its end.
+    Groups with other backends than gloo are torn down completely. `_world.pg_map`: all versions.
+    """
+    import torch.distributed as dist
+
+    if only_gloo():
+        _kept.extend(dist.distributed_c10d._world.pg_map)
+    dist.destroy_process_group()
+
+
 def watch_process_groups(
-    creating: Callable[[str], AbstractContextManager[list[Any]]], before_end: Callable[[], None]
+    creating: Callable[[str], AbstractContextManager[None]], before_end: Callable[[], None]
 ) -> None:
     """From now on, create each process group within `creating(name)`, and call `before_end()` before all are destroyed.
-
-    What has been created is appended to the list that `creating` gives: a group, or what torch has for no member.
 
     `_new_process_group_helper` and `_update_default_pg`: all versions. Tests may have imported the public functions by
     name, so these two are replaced, which torch looks up in its module.
@@ -68,10 +83,8 @@ def watch_process_groups(
     create, update = c10d._new_process_group_helper, c10d._update_default_pg
 
     def create_watched(*args: Any, **kwargs: Any) -> Any:
-        with creating(str(kwargs.get("group_name") or args[_NAME_OF_GROUP])) as created:
-            made = create(*args, **kwargs)
-            created.append(made[0])
-            return made
+        with creating(str(kwargs.get("group_name") or args[_NAME_OF_GROUP])):
+            return create(*args, **kwargs)
 
     def update_watched(group: Any) -> None:
         if group is None:
@@ -83,28 +96,6 @@ def watch_process_groups(
 
 # The place of the name among the arguments of _new_process_group_helper.
 _NAME_OF_GROUP = 5
-
-
-def gloo_backends(group: Any) -> list[Any]:
-    """The gloo backends of a process group; none if it is no group, or if torch checks its collectives.
-
-    `ProcessGroup._device_types`, `_get_backend`: all versions.
-    """
-    import torch.distributed as dist
-
-    if not isinstance(group, dist.ProcessGroup) or not dist.is_gloo_available():
-        return []
-    found = [group._get_backend(device) for device in group._device_types]
-    gloo = {id(backend): backend for backend in found if isinstance(backend, dist.ProcessGroupGloo)}
-    return list(gloo.values())
-
-
-def is_gloo_worker(thread: str) -> bool:
-    """Has this name a thread in which gloo runs collectives, and not one that waits for its connections?
-
-    torch 2.11 to 2.15 names the former; gloo names the latter since 2.13.
-    """
-    return thread.startswith("pt_gloo")
 
 
 def only_gloo() -> bool:
