@@ -108,7 +108,7 @@ def run(subject: Any, rank: int, account: launch.AccountWriter, *, patient: bool
     current.rank, current.pid = rank, os.getpid()
     rank_environment.become(rank)
     rank_process.prepare_rank(current.spec.world_size, patient)
-    group_creation.announce(current.directory, rank, fast=True)
+    group_creation.announce(current.directory, rank)
     imported_before = len(sys.modules)
     try:
         with _own_capture(current):
