@@ -21,6 +21,11 @@ from torch_testing_ext.launch import client
 from torch_testing_ext.launch.protocol import StartMethod
 
 
+def fifo_of(test):
+    """A path beside the test's folder, which a second attempt to start the ranks empties."""
+    return f"{os.path.dirname(test.file_name)}.fifo"
+
+
 class Jobs(Ranks):
     def reduces(self):
         self.join_group()
@@ -46,8 +51,7 @@ class Jobs(Ranks):
     def starts_a_daemon(self):
         if self.rank == 0:
             child = subprocess.Popen(["sleep", "1004"], start_new_session=True)
-            fifo = os.path.join(os.path.dirname(self.file_name), "daemon")
-            with open(fifo, "w") as ready:
+            with open(fifo_of(self), "w") as ready:
                 ready.write(f"{child.pid}\n")
         signal.pause()
 
@@ -166,7 +170,8 @@ class RobustnessTest(TestCase):
         self.assertEqual(seen.outcome, "passed", seen.message)
 
     def test_a_signal_arrives_once_and_only_at_the_rank(self):
-        self.assertEqual(outcome_of(Signalled("counts_signals")).outcome, "passed")
+        seen = outcome_of(Signalled("counts_signals"))
+        self.assertEqual(seen.outcome, "passed", seen.message)
 
     def test_paths_that_are_not_strings(self):
         """Python ignores them in sys.path; a command with their repr could not be run."""
@@ -185,7 +190,7 @@ class RobustnessTest(TestCase):
         case = WithFifo("starts_a_daemon")
         case.setUp()
         self.addCleanup(case.doCleanups)
-        with open(os.path.join(os.path.dirname(case.file_name), "daemon")) as fifo:
+        with open(fifo_of(case)) as fifo:
             pid = int(fifo.readline())
         os.kill(client.launcher().server.pid, signal.SIGTERM)
         self.assertEqual(wait_until_gone([pid], 5), [])
@@ -193,7 +198,7 @@ class RobustnessTest(TestCase):
 
 class WithFifo(Jobs):
     def _spawn_processes(self):
-        os.mkfifo(os.path.join(os.path.dirname(self.file_name), "daemon"))
+        os.mkfifo(fifo_of(self))
         super()._spawn_processes()
 
 
@@ -208,20 +213,19 @@ class Signalled(Ranks):
     world_size = 1
 
     def _spawn_processes(self):
-        os.unlink(self.file_name)
-        os.mkfifo(self.file_name)
+        os.mkfifo(fifo_of(self))
         super()._spawn_processes()
 
     def setUp(self):
         super().setUp()
-        with open(self.file_name) as ready:
+        with open(fifo_of(self)) as ready:
             ready.readline()
         self.processes[0].send_signal(signal.SIGRTMIN)
 
     def counts_signals(self):
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGRTMIN])
         child = subprocess.Popen(["sleep", "1003"])
-        with open(self.file_name, "w") as ready:
+        with open(fifo_of(self), "w") as ready:
             ready.write("ready\n")
         signal.sigwait([signal.SIGRTMIN])
         self.assertIsNone(signal.sigtimedwait([signal.SIGRTMIN], 0.2), "it came twice")
