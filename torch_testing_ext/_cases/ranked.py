@@ -74,8 +74,8 @@ def without_our_traceback() -> Iterator[None]:
         raise error.with_traceback(None) from None
 
 
-def raise_verdict(test: unittest.TestCase, verdict: launch.Verdict) -> None:
-    """Raise the exception for the verdict on `test`, unless it passed."""
+def raise_verdict(test: unittest.TestCase | None, verdict: launch.Verdict) -> None:
+    """Raise the exception for the verdict on `test`, or on ranks that have no test case, unless they passed."""
     __tracebackhide__ = True
     match verdict.outcome:
         case launch.Outcome.PASSED:
@@ -88,10 +88,10 @@ def raise_verdict(test: unittest.TestCase, verdict: launch.Verdict) -> None:
             raise rank_error(test, verdict)
 
 
-def rank_error(test: unittest.TestCase, verdict: launch.Verdict) -> RankError:
+def rank_error(test: unittest.TestCase | None, verdict: launch.Verdict) -> RankError:
     error = RankError(verdict.message)
     error.outcome = verdict.outcome
-    if test.failureException is AssertionError:
+    if test is not None and test.failureException is AssertionError:
         # To unittest, an exception that derives from this is a failure, any other an error.
         test.failureException = RankFailure
     return error

@@ -26,7 +26,7 @@ from torch_testing_ext._process.logs import cut_middle
 from torch_testing_ext.launch import settings
 
 from . import group_creation, launched_ranks, rank_environment, rank_process, ranked
-from .spawning import print_output, raise_verdict
+from .spawning import print_output
 
 __unittest = True
 __rank_frame__ = True
@@ -85,7 +85,7 @@ def run_script(
     finally:
         if chosen.logs is None:
             shutil.rmtree(directory, ignore_errors=True)
-    raise_verdict(verdict)
+    ranked.raise_verdict(None, verdict)
     return ScriptRun(outputs)
 
 

@@ -12,7 +12,6 @@ from typing import Any
 
 from torch_testing_ext import _torch, launch
 from torch_testing_ext._machine import ports
-from torch_testing_ext._marks.needs import TEST_SKIPS, Skipped, TestSkip
 from torch_testing_ext.launch import settings
 
 from . import group_creation, launched_ranks, rank_environment, rank_process, ranked
@@ -56,7 +55,7 @@ def spawn(function: Callable[..., object], world_size: int, *args: Any, timeout:
     finally:
         if chosen.logs is None:
             shutil.rmtree(directory, ignore_errors=True)
-    raise_verdict(verdict)
+    ranked.raise_verdict(None, verdict)
 
 
 def _limit(timeout: float | None, chosen: settings.Settings) -> float | None:
@@ -99,21 +98,6 @@ def _start(
             return launch.launch_fresh(other), False
         except (TypeError, AttributeError, ImportError) as error:  # of pickle
             raise ranked.RankError(f"{why}\n\nNew interpreters cannot be sent the arguments: {error}") from None
-
-
-def raise_verdict(verdict: launch.Verdict) -> None:
-    """Raise the exception for the verdict on ranks that have no test case, unless they passed."""
-    __tracebackhide__ = True
-    match verdict.outcome:
-        case launch.Outcome.PASSED:
-            return
-        case launch.Outcome.SKIPPED:
-            raise Skipped(TestSkip(verdict.code or TEST_SKIPS["generic"].exit_code, verdict.message))
-        case launch.Outcome.FAILED:
-            raise ranked.RankFailure(verdict.message)
-    error = ranked.RankError(verdict.message)
-    error.outcome = verdict.outcome
-    raise error
 
 
 def print_output(directory: Path, world_size: int) -> None:

@@ -35,7 +35,7 @@ LONGEST_SECTION = 200_000
 
 
 def set_up(item: Any, spec: RankSpec) -> None:
-    """Before the set-up of a test: skip it for want of devices, and leave out the fixtures of ranks."""
+    """Before the set-up of a test: skip it if there are too few devices, and leave out the fixtures of ranks."""
     if launched_ranks.where() is not None and (why := launched_ranks.wrong_size(spec.world_size)):
         raise pytest.skip.Exception(why, _use_item_location=True)
     if spec.devices and (skip := needs.devices(spec.devices).unmet()) is not None:

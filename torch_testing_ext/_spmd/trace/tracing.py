@@ -151,7 +151,9 @@ class Trace:
         self.request = request
         self.state = request.state
         self.mode = new_fake_mode()
-        owned, inputs = _storages_of(request), _storages_of_inputs(request)
+        owned = _storages_of([ref.value for ref in (*self.state.params, *self.state.buffers)])
+        owned |= _storages_of(self._grads_and_states())
+        inputs = _storages_of(request.leaves)
         refuse_shared_inputs(request.leaves, owned)
         self.watch = TraceWatch(owned, inputs)
         self.sources: list[InputSource] = []
@@ -447,18 +449,10 @@ def _know_memory_of_captured(module: fx.GraphModule, mode: Any) -> None:
                 node.meta["val"], node.meta["captured"] = fake, True
 
 
-def _storages_of(request: TraceRequest) -> frozenset[int]:
-    """The storages of everything that model and optimizers hold."""
-    registered = [ref.value for ref in (*request.state.params, *request.state.buffers)]
-    with disable_torch_function():
-        grads = [ref.value.grad for ref in request.state.params]
-    states = [leaf for entry in request.entries for leaf in entry.leaves]
-    locals_ = [local_tensor(t) if isinstance(t, DTensor) else t for t in (*registered, *grads, *states)]
-    return frozenset(storage_key(t) for t in locals_ if isinstance(t, torch.Tensor) and t.layout is torch.strided)
-
-
-def _storages_of_inputs(request: TraceRequest) -> frozenset[int]:
-    return frozenset(storage_key(leaf) for leaf in request.leaves if isinstance(leaf, torch.Tensor))
+def _storages_of(values: list[Any]) -> frozenset[int]:
+    """The storages of those values that are tensors; of a DTensor, that of its local part."""
+    tensors = [local_tensor(value) if isinstance(value, DTensor) else value for value in values]
+    return frozenset(storage_key(t) for t in tensors if isinstance(t, torch.Tensor) and t.layout is torch.strided)
 
 
 def _empty(like: torch.Tensor, layout: Layout | None) -> torch.Tensor:
