@@ -107,7 +107,8 @@ atexit.register(print, "at exit")
 dist.init_process_group("gloo")
 tensor = torch.tensor([dist.get_rank() + number])
 dist.all_reduce(tensor)
-print("sum", tensor.item(), *sys.argv[1:], os.environ.get("ADDED"))
+# In one write: under torchrun, the ranks share a pipe.
+sys.stdout.write(" ".join(["sum", str(tensor.item()), *sys.argv[1:], str(os.environ.get("ADDED"))]) + "\\n")
 if "sleep" in sys.argv and dist.get_rank():
     threading.Event().wait()
 if "fail" in sys.argv and dist.get_rank():
