@@ -160,6 +160,8 @@ class DDPTraining(Training):
             for title, module in self.modules.items():
                 trainable = any(p.requires_grad for p in module.parameters())
                 self.called[title] = wrap(module) if trainable else module
+        for title, module in self.modules.items():
+            self.called[title].training = module.training  # the program may have changed that of the module only
 
 
 def wrap(module: nn.Module) -> Any:
