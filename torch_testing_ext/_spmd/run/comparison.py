@@ -11,6 +11,7 @@ from torch.distributed.tensor import DTensor
 from torch_testing_ext._torch import tree
 
 from ..layout import Layout
+from ..trace.results import leaves_of
 from ..trace.state import StepState
 from .snapshot import local_part
 
@@ -29,7 +30,6 @@ class StepRecord:
     """What one run of a step left behind. Tensors of the model and its optimizers are those of this rank."""
 
     result: list[Any]
-    spec: Any
     params: list[Any] = field(default_factory=list)
     grads: list[Any] = field(default_factory=list)
     buffers: list[Any] = field(default_factory=list)
@@ -38,8 +38,7 @@ class StepRecord:
 
 def record(result: Any, state: StepState, layouts: list[Layout], params: list[Any], buffers: list[Any]) -> StepRecord:
     """Record a run with these parameters and buffers, before another one changes them."""
-    leaves, spec = _tree.tree_flatten(result)
-    found = StepRecord([_copied(leaf) for leaf in leaves], spec)
+    found = StepRecord([_copied(leaf) for leaf in leaves_of(result)[0]])
     found.params = [_part(param, layout) for param, layout in zip(params, layouts, strict=True)]
     found.grads = [_part(param.grad, layout) for param, layout in zip(params, layouts, strict=True)]
     found.buffers = [_copied(buffer) for buffer in buffers]

@@ -22,6 +22,7 @@ from torch_testing_ext._torch import (
 from ..lower.handshake import ProgramChanged
 from ..lower.lowering import LoweredProgram
 from ..trace.distribute import is_step_count, to_dtensor
+from ..trace.results import rebuilt
 from ..trace.tracing import InputSource, NewState, Recipe
 from .binding import Binding
 from .lockstep import lockstep_of
@@ -180,9 +181,7 @@ class CallPlan:
 
     def _result(self, outputs: Sequence[Any], leaves: list[Any]) -> Any:
         values = [self._returned(recipe, outputs, leaves) for recipe in self.effects.result]
-        if self.effects.result_spec.is_leaf():
-            return values[0]
-        return _tree.tree_unflatten(values, self.effects.result_spec)
+        return rebuilt(self.effects.result_structure, values)
 
     def _returned(self, recipe: Recipe, outputs: Sequence[Any], leaves: list[Any]) -> Any:
         if recipe.output is not None:

@@ -53,6 +53,7 @@ from .lasting_changes import (
 from .markers import sync_gradients_of
 from .observer import Observer
 from .refusals import UserCodeMode, refusing_object_collectives, refusing_values_as_text
+from .results import leaves_of, refuse_opaque
 from .sizes import SizeGuards, sizes_as_numbers
 from .state import StateEntry, StepState
 from .substitution import Substitution, only_optimizers
@@ -101,7 +102,7 @@ class StepEffects:
     """What a step returns, and the gradients, optimizer states and buffers that it changes."""
 
     result: list[Recipe] = field(default_factory=list)
-    result_spec: Any = None
+    result_structure: Any = None  # the result without its leaves
     grads: dict[int, int | None] = field(default_factory=dict)  # param -> graph output, or None for no gradient
     states: list[NewState] = field(default_factory=list)
     buffers: dict[int, int] = field(default_factory=dict)  # buffer -> graph output
@@ -365,18 +366,20 @@ class Trace:
     def _collect_effects(self, result: Any) -> list[Any]:
         outputs: list[Any] = []
         source_of = {id(fake): source for source, fake in self.fake_of.items()}
-        module_or_optimizer = {id(leaf): leaf for leaf in self.request.leaves if not isinstance(leaf, torch.Tensor)}
+        given = {id(leaf): leaf for leaf in self.request.leaves if not isinstance(leaf, torch.Tensor)}
+        kept = {id(leaf) for entry in self.request.entries for leaf in entry.leaves}
 
-        def recipe(value: Any) -> Recipe:
+        def recipe(value: Any, does: str = "keeps in an optimizer's state") -> Recipe:
             if id(value) in source_of:
                 return Recipe(source=source_of[id(value)])
             if is_fake(value) or isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
                 outputs.append(value)
                 return Recipe(output=len(outputs) - 1)
-            return Recipe(constant=module_or_optimizer.get(id(value), value))
+            refuse_opaque(value, id(value) in given or id(value) in kept, does)
+            return Recipe(constant=given.get(id(value), value))
 
-        leaves, self.effects.result_spec = _tree.tree_flatten(result)
-        self.effects.result = [recipe(leaf) for leaf in leaves]
+        leaves, self.effects.result_structure = leaves_of(result)
+        self.effects.result = [recipe(leaf, "returns") for leaf in leaves]
         self._collect_grads(recipe)
         self._collect_states(recipe)
         for i, ref in enumerate(self.state.buffers):
