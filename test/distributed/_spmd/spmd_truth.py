@@ -279,7 +279,14 @@ class _Record:
 
 
 def _record(training: Training, result: Any) -> _Record:
-    return _Record(recorded(result), recorded(training.state()), training.randomness)
+    return _Record(recorded(opened(result)), recorded(training.state()), training.randomness)
+
+
+def opened(value: Any) -> Any:
+    """A dataclass as its name and its fields. Each training of a program has a dataclass of its own."""
+    if dataclasses.is_dataclass(value):
+        return type(value).__name__, {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}
+    return value
 
 
 def first_difference(mine: _Record, theirs: _Record, uses_random: bool) -> str | None:
