@@ -86,6 +86,18 @@ def fake_like(mode: Any, tensor: torch.Tensor, name: str, dynamic_dim: int | Non
     return fake
 
 
+@contextlib.contextmanager
+def fakes_lacking_attributes(get: Callable[[Any, str], Any]) -> Iterator[None]:
+    """Let `get` answer for attributes that a fake tensor does not have, or raise AttributeError (torch 2.0 to 2.15)."""
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    FakeTensor.__getattr__ = lambda fake, name: get(fake, name)  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        del FakeTensor.__getattr__  # type: ignore[attr-defined]
+
+
 def fixed_size(size: Any) -> int | None:
     """The size as a number, unless it is a symbol that may have several values (torch 2.1 to 2.15)."""
     if type(size) is int:

@@ -29,6 +29,7 @@ from ..errors import SPMDError, user_line
 from .codes import Names, kind_of_code, reads_of
 from .reach import Node, Reach, cells_of, content_of, generator_state, put_content
 from .substitution import Superseded, successor_of_id
+from .tensor_attributes import TensorAttribute, absent
 from .types_seen import put_in, take_from
 from .world import (
     hidden_read,
@@ -68,6 +69,7 @@ class Observer:
         self._met: set[Any] = set()  # functions in C
         self.swapped = 0  # how many functions' variables hold fakes
         self.cells: dict[int, tuple[types.CellType, str, Any]] = {}  # with what they held before the trace
+        self.own_attributes: dict[int, tuple[Any, str, dict[str, Any]]] = {}  # of classes and functions
         self.undo: list[tuple[Any, str, Any, Any]] = []  # an owner, a name, what it held, and the fake in its place
         self._moved: list[str] = []
         self.changed: list[tuple[Node, list[str]]] = []
@@ -180,6 +182,15 @@ class Observer:
             self.reach.refresh()
         self._swap_parameters()
 
+    def read_attribute(self, asked: TensorAttribute) -> Any:
+        """Note that the step asks for an attribute of a parameter or buffer, and return what it sees."""
+        path = f"{asked.kind} {asked.index}.{asked.name}"
+        if path not in self.more_roots:
+            self.more_roots[path] = asked
+            self._walk(asked, path)
+        value = asked.value()
+        return value if value is absent else self._faked(value)
+
     def _walk(self, value: Any, path: str) -> None:
         with disable_torch_function():
             self.reach.walk(value, path)
@@ -189,6 +200,9 @@ class Observer:
         """Put fakes in place of parameters wherever Python code finds them, so that comparing identities works."""
         grown, self.reach.grown = self.reach.grown, []
         for node in grown:
+            if isinstance(node.owner, (type, types.FunctionType)) and id(node.owner) not in self.own_attributes:
+                if not node.of_library:
+                    self.own_attributes[id(node.owner)] = node.owner, node.path, dict(node.owner.__dict__)
             if node.names is None and type(node.owner) in _MUTABLE:
                 if any(self._faked(item) is not item for item in node.values):
                     _set_content(node.owner, [self._faked(item) for item in node.values])
@@ -246,6 +260,20 @@ class Observer:
                 if not self._same(before, now):
                     self.changed.append((Node(cell, name, None, [before], False), [name]))
 
+    def _restore_attributes(self) -> None:
+        """Undo changes to the attributes of classes and functions."""
+        for owner, path, before in self.own_attributes.values():
+            now = dict(owner.__dict__)
+            for name in now | before:
+                if name.startswith("__") or now.get(name, _missing) is before.get(name, _missing):
+                    continue
+                if name in before:
+                    setattr(owner, name, before[name])
+                else:
+                    delattr(owner, name)
+                if not self._same(before.get(name, _missing), now.get(name, _missing)):
+                    self.changed.append((Node(owner, path, None, [], False), [f"{path}.{name}"]))
+
     def _faked(self, value: Any) -> Any:
         """`value` with fakes in place of parameters, also inside of tuples and frozen sets."""
         if isinstance(value, (tuple, frozenset)):
@@ -286,6 +314,7 @@ class Observer:
         with disable_torch_function():
             self._undo_swaps()
             self._restore_cells()
+            self._restore_attributes()
             for node in self.reach.nodes.values():
                 if paths := self._restore_node(node):
                     self.changed.append((node, paths))

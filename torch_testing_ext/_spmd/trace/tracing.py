@@ -37,7 +37,7 @@ from torch_testing_ext._torch import (
 
 from ..errors import SPMDError
 from ..layout import Layout
-from .arguments import first_of_same, rebuild_arguments
+from .arguments import first_of_same, is_plain, rebuild_arguments
 from .distribute import layout_owner, put_parameter
 from .guards import Labels, ReadGuards, guard_reads
 from .lasting_changes import (
@@ -57,6 +57,7 @@ from .sizes import SizeGuards, sizes_as_numbers
 from .state import StateEntry, StepState
 from .substitution import Substitution, only_optimizers
 from .swapping import recurrent_without_mkldnn, restoring
+from .tensor_attributes import TensorAttributes
 from .watch import TraceWatch
 
 import_tracer()
@@ -261,6 +262,14 @@ class Trace:
         for module, name in zip(self.state.modules, self.state.module_names, strict=True):
             roots[name or type(module).__name__] = module
         roots.update((f"{type(o).__name__} (optimizer {i})", o) for i, o in enumerate(self.state.optimizers))
+        for optimizer in self.state.optimizers:
+            for j, group in enumerate(optimizer.param_groups):
+                for name in (name for name in group if not is_plain(group[name]) and name not in ("params", "lr")):
+                    roots[f"{type(optimizer).__name__}.param_groups[{j}][{name!r}]"] = group[name]
+        for entry in self.request.entries:
+            for name, leaf in zip(entry.names, entry.leaves, strict=True):
+                if not is_plain(leaf) and not isinstance(leaf, torch.Tensor):
+                    roots[f"{type(self.state.optimizers[entry.optimizer]).__name__}.state{name}"] = leaf
         for i, leaf in enumerate(self.request.leaves):
             if not isinstance(leaf, (torch.Tensor, nn.Module, Optimizer)):
                 roots[f"argument {i}"] = leaf
@@ -285,10 +294,16 @@ class Trace:
                 stack.enter_context(seen_as_compiling())
             args, kwargs = self._fake_arguments()
             before = structure(args, kwargs)
+            stack.enter_context(self._attributes(observer).answering(self.fakes))
             with sizes_as_numbers(), observer.watching(self._roots()):
                 result = self.request.step(*args, **kwargs)
             refuse_changed_arguments(before, structure(args, kwargs))
             return self._collect_effects(result)
+
+    def _attributes(self, observer: Observer) -> TensorAttributes:
+        owner_of = {id(fake): (source.kind, source.i) for source, fake in self.fake_of.items()}
+        owner_of = {i: owner for i, owner in owner_of.items() if owner[0] in ("param", "buffer", "arg")}
+        return TensorAttributes(self.state, owner_of, self.request.leaves, observer.read_attribute)
 
     def _fake_arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         request = self.request
