@@ -53,8 +53,8 @@ def flatten_arguments(value: Any, leaves: list[Any], shape: list[Any]) -> None:
         shape.append((kind, len(value)))
         for item in value:
             flatten_arguments(item, leaves, shape)
-    elif _is_record(value):
-        attributes = _attributes(value)
+    elif is_record(value):
+        attributes = attributes_of_record(value)
         shape.append((kind, *attributes))
         for item in attributes.values():
             flatten_arguments(item, leaves, shape)
@@ -77,8 +77,8 @@ def rebuild_arguments(value: Any, leaves: Iterator[Any]) -> Any:
         return node.unflatten_fn([rebuild_arguments(item, leaves) for item in items], context)
     if isinstance(value, tuple) and hasattr(kind, "_fields"):
         return tuple.__new__(kind, [rebuild_arguments(item, leaves) for item in value])
-    if _is_record(value):
-        attributes = _attributes(value)
+    if is_record(value):
+        attributes = attributes_of_record(value)
         rebuilt = copy.copy(value)
         for name, item in attributes.items():
             object.__setattr__(rebuilt, name, rebuild_arguments(item, leaves))
@@ -86,14 +86,15 @@ def rebuild_arguments(value: Any, leaves: Iterator[Any]) -> Any:
     return next(leaves)
 
 
-def _is_record(value: Any) -> bool:
+def is_record(value: Any) -> bool:
     """Whether an object is nothing but its attributes."""
     if dataclasses.is_dataclass(value):
         return not isinstance(value, type)
     return isinstance(value, (types.SimpleNamespace, collections.UserDict, collections.UserList))
 
 
-def _attributes(value: Any) -> dict[str, Any]:
+def attributes_of_record(value: Any) -> dict[str, Any]:
+    """The attributes of such an object, in slots or not."""
     slots = [field.name for field in dataclasses.fields(value)] if dataclasses.is_dataclass(value) else []
     found = {name: getattr(value, name) for name in slots if hasattr(value, name)}
     return {**found, **getattr(value, "__dict__", {})}

@@ -23,21 +23,22 @@ from typing import Any
 
 import torch
 
-from torch_testing_ext._torch import disable_torch_function
+from torch_testing_ext._torch import disable_torch_function, show_class_of_fakes
 
 from ..errors import SPMDError, user_line
 from .codes import Names, kind_of_code, reads_of
 from .reach import Node, Reach, cells_of, content_of, generator_state, put_content
 from .substitution import Superseded, successor_of_id
 from .tensor_attributes import TensorAttribute, absent
-from .types_seen import put_in, take_from
+from .types_seen import asks_for_class, put_in, show_classes, take_from
 from .world import (
+    asker_of_setting,
     hidden_read,
     is_asked_by_step,
     outside_read,
     outside_read_in_python,
     reads_environment,
-    setting_of_torch,
+    setting_of,
 )
 
 _MUTABLE = (list, dict, set, collections.deque)
@@ -95,6 +96,7 @@ class Observer:
             yield
         finally:
             sys.setprofile(self._previous)
+            show_class_of_fakes(None)
             if collects:
                 gc.enable()
             if previous is not None and self._previous is None:  # a profiler written in C
@@ -126,6 +128,8 @@ class Observer:
         if known and code.co_filename.startswith(_SYSTEM):
             return
         self.codes[id(code)] = code
+        if asks_for_class(code):
+            show_classes()
         kind = kind_of_code(code, frame.f_globals)
         if kind == "system":
             if not code.co_argcount and code.co_filename.startswith(_SYSTEM):
@@ -150,8 +154,9 @@ class Observer:
             self._note_setting(function, getattr(function, "__module__", None), frame)
 
     def _note_setting(self, function: Any, module: str | None, asker: FrameType | None) -> None:
+        asker = asker_of_setting(asker)
         if asker is not None and kind_of_code(asker.f_code, asker.f_globals) != "system":
-            setting = setting_of_torch(function, module)
+            setting = setting_of(function, module)
             if setting is not None and setting not in self.settings:
                 self.settings.append(setting)
 

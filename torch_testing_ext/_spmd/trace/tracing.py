@@ -35,7 +35,7 @@ from torch_testing_ext._torch import (
     tree,
 )
 
-from ..errors import SPMDError
+from ..errors import SPMDError, raised_by_user, recording_errors
 from ..layout import Layout
 from .arguments import first_of_same, is_plain, rebuild_arguments
 from .distribute import layout_owner, put_parameter
@@ -53,6 +53,7 @@ from .lasting_changes import (
 from .markers import sync_gradients_of
 from .observer import Observer
 from .refusals import UserCodeMode, refusing_object_collectives, refusing_values_as_text
+from .results import refuse_unrepeatable, with_records
 from .sizes import SizeGuards, sizes_as_numbers
 from .state import StateEntry, StepState
 from .substitution import Substitution, only_optimizers
@@ -138,6 +139,7 @@ class TraceRequest:
     constant_lrs: bool = False
     fixed_sizes: bool = False  # all sizes are numbers, for a step that cannot take symbols
     compiling: bool = False  # trace for inductor: optimizers use their capturable form if they have one
+    raised_after_changes: bool = False  # whether the step raised an exception after it had changed something
     overrides: Callable[[StepState], contextlib.AbstractContextManager[None]] | None = None
 
 
@@ -282,8 +284,9 @@ class Trace:
                 stack.enter_context(self.request.overrides(self.state))
             stack.enter_context(self.watch.detect_fork_rng())
             stack.enter_context(self.watch)
-            stack.enter_context(UserCodeMode(self.watch))
-            stack.enter_context(refusing_values_as_text())
+            raised = stack.enter_context(recording_errors())
+            user_code = stack.enter_context(UserCodeMode(self.watch, raised))
+            stack.enter_context(refusing_values_as_text(user_code))
             stack.enter_context(refusing_object_collectives())
             stack.enter_context(compiled_functions_run_eagerly())
             self._install_fakes()
@@ -296,9 +299,47 @@ class Trace:
             before = structure(args, kwargs)
             stack.enter_context(self._attributes(observer).answering(self.fakes))
             with sizes_as_numbers(), observer.watching(self._roots()):
-                result = self.request.step(*args, **kwargs)
+                result = self._call_step(args, kwargs)
+            if raised:  # and caught by the step: it would not be in eager mode
+                raise raised[0]
             refuse_changed_arguments(before, structure(args, kwargs))
+            self._refuse_changed_forms()
             return self._collect_effects(result)
+
+    def _call_step(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        versions = self._versions()
+        try:
+            return self.request.step(*args, **kwargs)
+        except Exception as error:
+            if not isinstance(error, SPMDError) and raised_by_user(error):
+                self.request.raised_after_changes = self._versions() != versions
+            raise
+
+    def _versions(self) -> list[Any]:
+        """What tells whether the step has changed anything: counts of writes, and the gradients that there are."""
+        with disable_torch_function():
+            return [(fake._version, id(fake.grad) if fake.is_leaf else None) for fake in self.fakes]
+
+    def _refuse_changed_forms(self) -> None:
+        for source, fake in self.fake_of.items():
+            if source.kind not in ("param", "buffer", "grad", "arg"):
+                continue
+            real = self._real_of(source)
+            if source.kind == "arg" and fake.requires_grad and not real.requires_grad:
+                raise SPMDError(
+                    f"The step makes an input of shape {tuple(real.shape)} require a gradient, and leaves it so.",
+                    remedy="Do that to another tensor: x = x.detach().requires_grad_().",
+                )
+            if source.kind != "arg" and fake.shape != real.shape:
+                raise SPMDError(
+                    f"The step changes the shape of a {source.kind} from {tuple(real.shape)} to {tuple(fake.shape)}.",
+                    remedy="Compute with a view or a copy of the other shape.",
+                )
+
+    def _real_of(self, source: InputSource) -> torch.Tensor:
+        if source.kind == "arg":
+            return self.request.leaves[source.i]  # type: ignore[no-any-return]
+        return (self.state.buffers if source.kind == "buffer" else self.state.params)[source.i].value
 
     def _attributes(self, observer: Observer) -> TensorAttributes:
         owner_of = {id(fake): (source.kind, source.i) for source, fake in self.fake_of.items()}
@@ -390,8 +431,10 @@ class Trace:
                 return Recipe(output=len(outputs) - 1)
             return Recipe(constant=module_or_optimizer.get(id(value), value))
 
-        leaves, self.effects.result_spec = _tree.tree_flatten(result)
+        leaves, self.effects.result_spec = _tree.tree_flatten(with_records(result))
         self.effects.result = [recipe(leaf) for leaf in leaves]
+        for each in self.effects.result:
+            refuse_unrepeatable(each.constant)
         self._collect_grads(recipe)
         self._collect_states(recipe)
         for i, ref in enumerate(self.state.buffers):

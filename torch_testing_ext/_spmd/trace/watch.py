@@ -52,6 +52,12 @@ class TraceWatch(dispatch_mode_class()):  # type: ignore[misc]
         if func is not aten.lift_fresh.default and func is not aten.lift_fresh_copy.default:
             self._note_captured(tensors)
         refuse_collective(func)
+        if torch.Tag.inplace_view in func.tags and not is_fake(args[0]):
+            raise SPMDError(
+                f"The step changes the shape of a tensor of shape {tuple(args[0].shape)} that it captured from outside.",
+                remedy="Compute with a view or a copy of the other shape.",
+                where=user_line(),
+            )
         if func.overloadpacket is aten.set_:
             raise SPMDError(
                 "The step gives a tensor other memory (set_), which a graph cannot express.",
