@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import traceback
 
+import torch
+
 from torch_testing_ext._torch import data_dependent_errors
 
 from ..errors import SPMDError, user_line_of
 from .refusals import NumberAsText
 from .tracing import Trace, TracedStep, TraceRequest
+
+_DISTRIBUTIONS = f"{torch.__path__[0]}/distributions/"
 
 
 def trace_step(request: TraceRequest, fixed_sizes: bool = False) -> TracedStep:
@@ -33,6 +37,8 @@ def trace_step(request: TraceRequest, fixed_sizes: bool = False) -> TracedStep:
         except Exception as error:
             if request.raised_after_changes:
                 raise _exception_error(error) from error
+            if "FakeTensor" in str(error):
+                raise _untraceable_error(error) from error
             if "is not tracked with proxy" not in str(error):
                 raise
             raise SPMDError(
@@ -41,6 +47,14 @@ def trace_step(request: TraceRequest, fixed_sizes: bool = False) -> TracedStep:
                 remedy="Keep that part outside of the step.",
                 where=user_line_of(error),
             ) from error
+
+
+def _untraceable_error(error: Exception) -> SPMDError:
+    return SPMDError(
+        f"The step does something that a trace, whose tensors have no values, cannot follow: {error}",
+        remedy="Keep that part outside of the step; use a mask instead of lengths, indices or sizes from a tensor.",
+        where=user_line_of(error),
+    )
 
 
 def _exception_error(error: Exception) -> SPMDError:
@@ -74,6 +88,10 @@ def _trace_some_form(request: TraceRequest) -> TracedStep:
     raise _control_flow_error(first) from first
 
 
+def _is_within(error: BaseException, folder: str) -> bool:
+    return any(entry.filename.startswith(folder) for entry in traceback.extract_tb(error.__traceback__))
+
+
 def _has_number_lr(request: TraceRequest) -> bool:
     groups = [group for optimizer in request.state.optimizers for group in optimizer.param_groups]
     return any(isinstance(group.get("lr"), float) for group in groups)
@@ -83,6 +101,8 @@ def _control_flow_error(error: Exception) -> SPMDError:
     first = str(error).strip().splitlines()[0]
     return SPMDError(
         f"The step branches on the value of a tensor (data-dependent control flow): {first}",
-        remedy="Use torch.where or a mask instead of if, bool() or int(); to log values, return them from the step.",
+        remedy="Pass validate_args=False to the distribution."
+        if _is_within(error, _DISTRIBUTIONS)
+        else "Use torch.where or a mask instead of if, bool() or int(); to log values, return them from the step.",
         where=user_line_of(error),
     )

@@ -205,9 +205,9 @@ class Observer:
         """Put fakes in place of parameters wherever Python code finds them, so that comparing identities works."""
         grown, self.reach.grown = self.reach.grown, []
         for node in grown:
-            if isinstance(node.owner, (type, types.FunctionType)) and id(node.owner) not in self.own_attributes:
-                if not node.of_library:
-                    self.own_attributes[id(node.owner)] = node.owner, node.path, dict(node.owner.__dict__)
+            if isinstance(node.owner, (type, types.FunctionType)) and not node.of_library:
+                kept = node.owner, node.path, dict(node.owner.__dict__)
+                self.own_attributes.setdefault(id(node.owner), kept)
             if node.names is None and type(node.owner) in _MUTABLE:
                 if any(self._faked(item) is not item for item in node.values):
                     _set_content(node.owner, [self._faked(item) for item in node.values])

@@ -61,8 +61,8 @@ class UserCodeMode(TorchFunctionMode):
             raise _value_error("turns a tensor into text")
         if (func in _MEMORY or _getter_of(func) in _MEMORY_PROPERTIES) and _asked_by_user():
             raise SPMDError(
-                f"The step asks where a tensor lies in memory ({_getter_of(func) or func.__name__}), which differs from "
-                "call to call.",
+                f"The step asks where a tensor lies in memory ({_getter_of(func) or func.__name__}), which differs "
+                "from call to call.",
                 remedy="Tell tensors apart by their names, or with `is`.",
                 where=user_line(),
             )

@@ -21,7 +21,7 @@ from .arguments import attributes_of_record, is_plain, is_record
 _tree = tree()
 _SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _RUN_LATER = (Iterator, Coroutine, AsyncGenerator)
-_VIEWS = (type({}.keys()), type({}.values()), type({}.items()))
+_VIEWS: tuple[type, ...] = (type({}.keys()), type({}.values()), type({}.items()))
 _LIMIT = 10_000
 
 

@@ -173,7 +173,7 @@ def _refuse_unsupported_parameters(state: StepState) -> None:
             raise SPMDError(f"Parameter {param.name} is not initialized.", remedy="Run the lazy module once first.")
         if type(value) not in (nn.Parameter, DTensor, torch.Tensor):
             raise SPMDError(
-                f"Parameter {param.name} is of the class {type(value).__name__}. The DTensor that replaces it would not "
+                f"Parameter {param.name} is of the class {type(value).__name__}. The DTensor that replaces it will not "
                 "be.",
                 remedy="Use nn.Parameter; to mark a parameter, set an attribute: weight.is_special = True.",
             )

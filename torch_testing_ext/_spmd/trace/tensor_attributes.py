@@ -22,6 +22,7 @@ from .codes import kind_of_code
 from .state import StepState
 
 absent = object()
+_OF_TORCH = ("_sizes_capsule", "_strides_capsule")  # of symbolic sizes
 _OF_DTENSOR = {"_local_tensor", "_spec", "_is_param"}
 
 
@@ -75,7 +76,7 @@ class TensorAttributes:
         with fakes_lacking_attributes(self._get):
             yield
         for fake, known in zip(fakes, before, strict=True):
-            if new := [name for name in fake.__dict__ if name not in known]:
+            if new := [name for name in fake.__dict__ if name not in known and not name.startswith(_OF_TORCH)]:
                 raise SPMDError(
                     f"The step sets the attribute {new[0]} of a parameter, buffer or input. The traced program runs no "
                     "Python code: it would be set only once.",

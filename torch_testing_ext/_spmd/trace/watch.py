@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from torch_testing_ext._torch import (
     disable_torch_function,
@@ -54,7 +55,7 @@ class TraceWatch(dispatch_mode_class()):  # type: ignore[misc]
         refuse_collective(func)
         if torch.Tag.inplace_view in func.tags and not is_fake(args[0]):
             raise SPMDError(
-                f"The step changes the shape of a tensor of shape {tuple(args[0].shape)} that it captured from outside.",
+                f"The step changes the shape of a tensor that it captured from outside ({tuple(args[0].shape)}).",
                 remedy="Compute with a view or a copy of the other shape.",
                 where=user_line(),
             )
@@ -138,7 +139,7 @@ def written_arguments(func: Any, args: Any, kwargs: Any) -> list[Any]:
 
 
 def _refuse_trainable(tensor: torch.Tensor) -> None:
-    if tensor.requires_grad or isinstance(tensor, torch.nn.Parameter):
+    if tensor.requires_grad or isinstance(tensor, DTensor):
         raise SPMDError(
             f"The step uses a trainable tensor of shape {tuple(tensor.shape)} that it captured from outside. Its "
             "gradient would be neither averaged nor kept.",
