@@ -109,8 +109,10 @@ def _parts(value: Any) -> list[Any]:
         return []
     if isinstance(value, dict):
         return [*value, *value.values(), *getattr(value, "__dict__", {}).values()]
-    if isinstance(value, (list, tuple, set, frozenset, collections.deque, *_VIEWS)):
+    if isinstance(value, (list, tuple, set, frozenset, collections.deque)):
         return [*value, *getattr(value, "__dict__", {}).values()]
+    if isinstance(value, _VIEWS):
+        return list(value)  # type: ignore[call-overload, no-any-return]
     if isinstance(value, types.FunctionType):
         cells = [cell.cell_contents for cell in value.__closure__ or () if cell != types.CellType()]
         return [*cells, *(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]

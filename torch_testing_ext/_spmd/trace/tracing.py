@@ -42,6 +42,7 @@ from .distribute import layout_owner, put_parameter
 from .guards import Labels, ReadGuards, guard_reads
 from .lasting_changes import (
     refuse_changed_arguments,
+    refuse_changed_forms,
     refuse_changed_groups,
     refuse_changed_requirement,
     refuse_new_buffers,
@@ -49,6 +50,7 @@ from .lasting_changes import (
     refuse_rebound_parameters,
     refuse_shared_inputs,
     structure,
+    write_counts,
 )
 from .markers import sync_gradients_of
 from .observer import Observer
@@ -165,8 +167,6 @@ class Trace:
         self.effects = StepEffects()
         self.groups: list[list[dict[str, Any]]] = []  # before the step runs
         self.is_number_lr: dict[tuple[int, int], bool] = {}
-
-    # -- fake leaves
 
     def _add(self, source: InputSource, fake: torch.Tensor) -> None:
         self.sources.append(source)
@@ -300,46 +300,25 @@ class Trace:
             stack.enter_context(self._attributes(observer).answering(self.fakes))
             with sizes_as_numbers(), observer.watching(self._roots()):
                 result = self._call_step(args, kwargs)
-            if raised:  # and caught by the step: it would not be in eager mode
-                raise raised[0]
+            if raised:
+                raise raised[0]  # the step has caught it; eager mode would not have raised it
             refuse_changed_arguments(before, structure(args, kwargs))
-            self._refuse_changed_forms()
+            refuse_changed_forms(self._fakes_with_real())
             return self._collect_effects(result)
 
     def _call_step(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        versions = self._versions()
+        versions = write_counts(self.fakes)
         try:
             return self.request.step(*args, **kwargs)
         except Exception as error:
             if not isinstance(error, SPMDError) and raised_by_user(error):
-                self.request.raised_after_changes = self._versions() != versions
+                self.request.raised_after_changes = write_counts(self.fakes) != versions
             raise
 
-    def _versions(self) -> list[Any]:
-        """What tells whether the step has changed anything: counts of writes, and the gradients that there are."""
-        with disable_torch_function():
-            return [(fake._version, id(fake.grad) if fake.is_leaf else None) for fake in self.fakes]
-
-    def _refuse_changed_forms(self) -> None:
-        for source, fake in self.fake_of.items():
-            if source.kind not in ("param", "buffer", "grad", "arg"):
-                continue
-            real = self._real_of(source)
-            if source.kind == "arg" and fake.requires_grad and not real.requires_grad:
-                raise SPMDError(
-                    f"The step makes an input of shape {tuple(real.shape)} require a gradient, and leaves it so.",
-                    remedy="Do that to another tensor: x = x.detach().requires_grad_().",
-                )
-            if source.kind != "arg" and fake.shape != real.shape:
-                raise SPMDError(
-                    f"The step changes the shape of a {source.kind} from {tuple(real.shape)} to {tuple(fake.shape)}.",
-                    remedy="Compute with a view or a copy of the other shape.",
-                )
-
-    def _real_of(self, source: InputSource) -> torch.Tensor:
-        if source.kind == "arg":
-            return self.request.leaves[source.i]  # type: ignore[no-any-return]
-        return (self.state.buffers if source.kind == "buffer" else self.state.params)[source.i].value
+    def _fakes_with_real(self) -> list[tuple[str, torch.Tensor, torch.Tensor]]:
+        of = {"param": self.state.params, "grad": self.state.params, "buffer": self.state.buffers}
+        found = [(s.kind, fake, of[s.kind][s.i].value) for s, fake in self.fake_of.items() if s.kind in of]
+        return found + [("arg", f, self.request.leaves[s.i]) for s, f in self.fake_of.items() if s.kind == "arg"]
 
     def _attributes(self, observer: Observer) -> TensorAttributes:
         owner_of = {id(fake): (source.kind, source.i) for source, fake in self.fake_of.items()}
