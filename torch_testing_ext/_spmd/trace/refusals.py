@@ -22,7 +22,7 @@ _MEMORY: set[Any] = {
     torch.Tensor.untyped_storage,
     torch.Tensor.storage,
     torch.Tensor.storage_offset,
-    torch.Tensor._is_view,
+    getattr(torch.Tensor, "_is_view"),  # noqa: B009
     torch.Tensor.is_shared,
 }
 _MEMORY_PROPERTIES = {"_base", "_version"}
