@@ -32,10 +32,10 @@ def refuse_changed_arguments(before: tuple[list[Any], list[Any]], after: tuple[l
         )
 
 
-def write_counts(fakes: list[torch.Tensor]) -> list[Any]:
-    """What tells whether a step has changed anything: counts of writes, and the gradients that there are."""
+def write_counts(fakes: list[torch.Tensor]) -> list[int]:
+    """How often each tensor has been written to."""
     with disable_torch_function():
-        return [(fake._version, id(fake.grad) if fake.is_leaf else None) for fake in fakes]
+        return [fake._version for fake in fakes]
 
 
 def refuse_changed_forms(tensors: list[tuple[str, torch.Tensor, torch.Tensor]]) -> None:

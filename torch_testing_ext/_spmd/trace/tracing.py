@@ -312,7 +312,7 @@ class Trace:
             return self.request.step(*args, **kwargs)
         except Exception as error:
             if not isinstance(error, SPMDError) and raised_by_user(error):
-                self.request.raised_after_changes = write_counts(self.fakes) != versions
+                self.request.raised_after_changes = self.watch.backwards > 0 or write_counts(self.fakes) != versions
             raise
 
     def _fakes_with_real(self) -> list[tuple[str, torch.Tensor, torch.Tensor]]:

@@ -34,6 +34,7 @@ class TraceWatch(dispatch_mode_class()):  # type: ignore[misc]
         super().__init__()
         self.restoring_rng = 0
         self.inside_autograd_grad = 0
+        self.backwards = 0  # how many gradients of parameters have been computed
         self.owned, self.inputs = owned, inputs  # the storages of model and optimizers, and of inputs
         self.captured: dict[int, tuple[torch.Tensor, str | None]] = {}  # real tensors that the step used, and where
 
