@@ -128,9 +128,9 @@ class Observer:
         if known and code.co_filename.startswith(_SYSTEM):
             return
         self.codes[id(code)] = code
-        if asks_for_class(code):
-            show_classes()
         kind = kind_of_code(code, frame.f_globals)
+        if asks_for_class(code, kind):
+            show_classes()
         if kind == "system":
             if not code.co_argcount and code.co_filename.startswith(_SYSTEM):
                 self._note_setting(frame.f_globals.get(code.co_name), frame.f_globals.get("__name__"), frame.f_back)

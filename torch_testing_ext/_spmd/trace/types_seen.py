@@ -49,9 +49,9 @@ class type_seen(metaclass=_SeesTensors):
 _DISPATCH = functools.singledispatch(lambda value: None).__code__  # type: ignore[attr-defined]
 
 
-def asks_for_class(code: CodeType) -> bool:
-    """Whether code asks for the `__class__` of values."""
-    return code is _DISPATCH or "__class__" in code.co_names
+def asks_for_class(code: CodeType, kind: str) -> bool:
+    """Whether code, of this kind, asks for the `__class__` of values for the step."""
+    return code is _DISPATCH or (kind != "system" and "__class__" in code.co_names)
 
 
 def show_classes() -> None:
