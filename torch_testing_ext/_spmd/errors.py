@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import linecache
 import os
 import sys
 import traceback
+from collections.abc import Iterator
 from types import FrameType
 
 import torch
@@ -13,6 +15,20 @@ import torch
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _PACKAGE = os.path.dirname(os.path.dirname(__file__)) + os.sep
 _WRAPPERS = ("typing_extensions.py",)  # between the step and torch, where torch marks a function as deprecated
+
+
+_recorders: list[list[Exception]] = []
+
+
+@contextlib.contextmanager
+def recording_errors() -> Iterator[list[Exception]]:
+    """Record every `SPMDError` of this context, also those that a step catches."""
+    raised: list[Exception] = []
+    _recorders.append(raised)
+    try:
+        yield raised
+    finally:
+        _recorders.remove(raised)
 
 
 class SPMDError(ValueError):
@@ -24,6 +40,8 @@ class SPMDError(ValueError):
 
     def __init__(self, what: str, *, remedy: str, where: str | None = None) -> None:
         self.what, self.remedy, self.where = what, remedy, where
+        for raised in _recorders:
+            raised.append(self)
         super().__init__("\n".join(filter(None, [what, where and f"  at {where}", f"  {remedy}"])))
 
 
@@ -59,3 +77,9 @@ def user_line_of(error: BaseException) -> str | None:
         if is_user_file(entry.filename) and entry.lineno is not None:
             return describe_line(entry.filename, entry.lineno, entry.name)
     return None
+
+
+def raised_by_user(error: BaseException) -> bool:
+    """Whether code of the step, and not of torch, raised `error`."""
+    entries = traceback.extract_tb(error.__traceback__)
+    return bool(entries) and is_user_file(entries[-1].filename)

@@ -86,6 +86,37 @@ def fake_like(mode: Any, tensor: torch.Tensor, name: str, dynamic_dim: int | Non
     return fake
 
 
+def show_class_of_fakes(seen: Callable[[Any], Any] | None) -> None:
+    """Let `seen` tell the `__class__` of a fake tensor; None restores it (torch 2.0 to 2.15)."""
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    if seen is None:
+        if "__getattribute__" in FakeTensor.__dict__:
+            del FakeTensor.__getattribute__
+        return
+    plain = object.__getattribute__
+    FakeTensor.__getattribute__ = lambda fake, name: (  # type: ignore[method-assign]
+        seen(fake) if name == "__class__" else plain(fake, name)
+    )
+
+
+def saved_tensor_hooks() -> Any:
+    """The hooks on tensors saved for backward that are active outside of the step (torch 2.5 to 2.15)."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True)
+
+
+@contextlib.contextmanager
+def fakes_lacking_attributes(get: Callable[[Any, str], Any]) -> Iterator[None]:
+    """Let `get` answer for attributes that a fake tensor does not have, or raise AttributeError (torch 2.0 to 2.15)."""
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    FakeTensor.__getattr__ = lambda fake, name: get(fake, name)  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        del FakeTensor.__getattr__  # type: ignore[attr-defined]
+
+
 def fixed_size(size: Any) -> int | None:
     """The size as a number, unless it is a symbol that may have several values (torch 2.1 to 2.15)."""
     if type(size) is int:

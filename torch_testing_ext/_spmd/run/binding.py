@@ -15,11 +15,13 @@ from torch.distributed.tensor import DTensor
 from torch_testing_ext._torch import disable_torch_function, local_tensor, tree
 
 from ..layout import Layout
+from ..trace.arguments import is_plain
 from ..trace.state import StateEntry, StepState
 from ..trace.tracing import InputSource
 
 _tree = tree()
 _TRAINING = attrgetter("training")
+_BUFFER_FORM = attrgetter("shape", "dtype", "requires_grad")
 _PARAM_SETTINGS = [*map(attrgetter, ("requires_grad", "_backward_hooks", "_post_accumulate_grad_hooks"))]
 
 
@@ -32,11 +34,17 @@ class Binding:
         registries = [r for module in state.modules for r in (module._parameters, module._buffers, module._modules)]
         self.registries = [registry for registry in registries if registry]
         self.empty = [registry for registry in registries if not registry]
+        self.buffers = [ref.value for ref in state.buffers]
         self.params: list[Any] = [ref.value for ref in state.params]
         self.nested = any(map(_is_nested, (entry.value for entry in self.entries)))
         self.groups = [group for optimizer in state.optimizers for group in optimizer.param_groups]
-        self.hyperparameter_getters = [
-            itemgetter(*names) if (names := _hyperparameter_names(group)) else len for group in self.groups
+        plain = [[n for n in _hyperparameter_names(group) if is_plain(group[n])] for group in self.groups]
+        self.hyperparameter_getters = [itemgetter(*names) if names else len for names in plain]
+        self.others = [  # settings that may change in place, such as lists and tensors
+            (group, name)
+            for group, names in zip(self.groups, plain, strict=True)
+            for name in _hyperparameter_names(group)
+            if name not in names
         ]
         self.dtensors = self._dtensors()
         # Both lists of objects keep them alive, so that no other object can get their ids.
@@ -54,8 +62,14 @@ class Binding:
             not any(self.empty)
             and _same(self._collect_objects(), self.objects)
             and _same([*map(local_tensor, self.dtensors)], self.local_tensors)
-            and self._collect_settings() == self.settings
+            and self._same_settings()
         )
+
+    def _same_settings(self) -> bool:
+        try:
+            return self._collect_settings() == self.settings
+        except (KeyError, ValueError, RuntimeError):  # a setting is gone, or has become an array or a tensor
+            return False
 
     def _collect_objects(self) -> list[Any]:
         """Every object that the program depends on by identity."""
@@ -69,6 +83,7 @@ class Binding:
                 found += _tree.tree_leaves(value) if self.nested else value.values()
         for group in self.groups:
             found += group["params"]
+        found += [group.get(name) for group, name in self.others]
         return found
 
     def _collect_settings(self) -> list[Any]:
@@ -77,7 +92,9 @@ class Binding:
         with disable_torch_function():  # which looks at each attribute of a DTensor, at three times the cost
             for setting in _PARAM_SETTINGS:
                 found += map(setting, self.params)
+            found += map(_BUFFER_FORM, self.buffers)
         found += map(len, self.groups)
+        found += [type(group.get("lr")) for group in self.groups]
         found += [get(group) for get, group in zip(self.hyperparameter_getters, self.groups, strict=True)]
         return found
 
@@ -100,7 +117,7 @@ class Binding:
         groups = tuple(
             (
                 tuple(self.state.index_of(p) for p in group["params"]),
-                _hashable({k: group[k] for k in _hyperparameter_names(group)}),
+                _hashable(_comparable(group)),
                 type(group.get("lr")),
             )
             for group in self.groups
@@ -129,6 +146,11 @@ def _hyperparameter_names(group: dict[str, Any]) -> list[str]:
         for name in group
         if name != "params" and not (name == "lr" and isinstance(group[name], (float, torch.Tensor)))
     ]
+
+
+def _comparable(group: dict[str, Any]) -> dict[str, Any]:
+    """The settings of a group, by value; those that may change in place, which guards compare, by identity."""
+    return {n: group[n] if is_plain(group[n]) else id(group[n]) for n in _hyperparameter_names(group)}
 
 
 def _is_nested(value: Any) -> bool:

@@ -13,7 +13,13 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from torch_testing_ext._torch import disable_torch_function, global_module_hooks, kernel_choices, tree
+from torch_testing_ext._torch import (
+    disable_torch_function,
+    global_module_hooks,
+    kernel_choices,
+    saved_tensor_hooks,
+    tree,
+)
 
 from ..errors import SPMDError
 from ..layout import Layout
@@ -220,6 +226,8 @@ class CompiledStep:
             torch.is_inference_mode_enabled(),
             torch.get_float32_matmul_precision(),
             kernel_choices(),
+            saved_tensor_hooks(),
+            torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled(),
             *map(len, _GLOBAL_HOOKS),
         )
 
@@ -236,6 +244,11 @@ class CompiledStep:
 
     def _find_or_make_plan(self, args: Any, kwargs: Any, leaves: list[Any], shape: list[Any], key: Any) -> CallPlan:
         validate_inputs(leaves, self.mode.batch_dim)
+        if torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled():
+            raise SPMDError(
+                "Anomaly detection is on (torch.autograd.set_detect_anomaly), but a program does not look for NaN.",
+                remedy="Turn it off, or look for NaN in what the step returns.",
+            )
         if not dist.is_initialized():
             raise SPMDError("There is no process group.", remedy="Call torch.distributed.init_process_group first.")
         state = collect_state(leaves)

@@ -23,6 +23,11 @@ _PLAIN = (type(None), bool, int, float, str, complex, torch.dtype, torch.device)
 _LEAVES = (torch.Tensor, nn.Module, Optimizer, *_PLAIN)
 
 
+def is_plain(value: Any) -> bool:
+    """Whether a value is a number, a text or the like, or a tuple of them: nothing that can change in place."""
+    return type(value) in _PLAIN or (type(value) is tuple and all(map(is_plain, value)))
+
+
 def flatten_arguments(value: Any, leaves: list[Any], shape: list[Any]) -> None:
     """Append the leaves of `value` to `leaves`, and a description of its structure to `shape`.
 
@@ -34,7 +39,7 @@ def flatten_arguments(value: Any, leaves: list[Any], shape: list[Any]) -> None:
         for item in value:
             flatten_arguments(item, leaves, shape)
     elif kind is dict:
-        shape.append(tuple(value))
+        shape.append((*value, *map(type, value)))  # True is equal to 1
         for item in value.values():
             flatten_arguments(item, leaves, shape)
     elif kind is torch.Tensor or isinstance(value, _LEAVES):
@@ -49,7 +54,7 @@ def flatten_arguments(value: Any, leaves: list[Any], shape: list[Any]) -> None:
         for item in value:
             flatten_arguments(item, leaves, shape)
     elif is_record(value):
-        attributes = attributes_of(value)
+        attributes = attributes_of_record(value)
         shape.append((kind, *attributes))
         for item in attributes.values():
             flatten_arguments(item, leaves, shape)
@@ -73,7 +78,7 @@ def rebuild_arguments(value: Any, leaves: Iterator[Any]) -> Any:
     if isinstance(value, tuple) and hasattr(kind, "_fields"):
         return tuple.__new__(kind, [rebuild_arguments(item, leaves) for item in value])
     if is_record(value):
-        attributes = attributes_of(value)
+        attributes = attributes_of_record(value)
         rebuilt = copy.copy(value)
         for name, item in attributes.items():
             object.__setattr__(rebuilt, name, rebuild_arguments(item, leaves))
@@ -88,7 +93,8 @@ def is_record(value: Any) -> bool:
     return isinstance(value, (types.SimpleNamespace, collections.UserDict, collections.UserList))
 
 
-def attributes_of(value: Any) -> dict[str, Any]:
+def attributes_of_record(value: Any) -> dict[str, Any]:
+    """The attributes of such an object, in slots or not."""
     slots = [field.name for field in dataclasses.fields(value)] if dataclasses.is_dataclass(value) else []
     found = {name: getattr(value, name) for name in slots if hasattr(value, name)}
     return {**found, **getattr(value, "__dict__", {})}
@@ -117,12 +123,17 @@ def _keys_of(leaves: list[Any]) -> list[Any]:
     for leaf in leaves:
         if isinstance(leaf, torch.Tensor):
             strides = leaf.stride() if leaf.layout is torch.strided else leaf.layout
-            keys.append((type(leaf), leaf.shape, strides, leaf.dtype, leaf.device, leaf.requires_grad))
-        elif leaf is None or isinstance(leaf, (bool, int, float, str, complex, torch.dtype, torch.device)):
+            keys.append((type(leaf), leaf.shape, strides, leaf.dtype, leaf.device, leaf.requires_grad, _marks(leaf)))
+        elif type(leaf) in _PLAIN or (type(leaf).__module__ == "numpy" and isinstance(leaf, (float, complex, str))):
             keys.append((type(leaf), leaf or str(leaf)))  # zeros of both signs are equal
         else:
             keys.append(id(leaf))  # modules, optimizers, and opaque objects
     return keys
+
+
+def _marks(tensor: torch.Tensor) -> Any:
+    """What few tensors have: names of attributes that users gave it, the lazy conjugation of complex numbers."""
+    return (*tensor.__dict__, tensor.is_conj()) if tensor.__dict__ or tensor.is_complex() else None
 
 
 def first_of_same(leaves: list[Any]) -> tuple[int, ...]:
@@ -138,6 +149,11 @@ def validate_inputs(leaves: list[Any], batch_dim: int) -> None:
             continue
         if isinstance(leaf, DTensor):
             raise SPMDError("An input is a DTensor.", remedy="Pass this rank's batch as a plain tensor.")
+        if type(leaf) not in (torch.Tensor, nn.Parameter):
+            raise SPMDError(
+                f"An input is a {type(leaf).__name__}, a subclass of torch.Tensor, which a trace cannot follow.",
+                remedy="Pass a plain tensor: x.as_subclass(torch.Tensor).",
+            )
         if 0 < leaf.dim() <= batch_dim:
             raise SPMDError(
                 f"input_batch_dim is {batch_dim}, but an input has shape {tuple(leaf.shape)}.",
@@ -162,6 +178,6 @@ def signature_without_batch_sizes(leaves: list[Any], shape: list[Any], batch_dim
         if isinstance(leaf, torch.Tensor) and leaf.dim() > batch_dim and leaf.shape[batch_dim] > 1:
             sizes = (*leaf.shape[:batch_dim], -1, *leaf.shape[batch_dim + 1 :])
             strides = "contiguous" if leaf.is_contiguous() else leaf.stride()
-            key = (type(leaf), sizes, strides, leaf.dtype, leaf.device, leaf.requires_grad)
+            key = (type(leaf), sizes, strides, leaf.dtype, leaf.device, leaf.requires_grad, _marks(leaf))
         keys.append(key)
     return tuple(keys)

@@ -134,7 +134,7 @@ class Names:
     """The names of attributes that the code of a step may read. It grows while the step runs."""
 
     def __init__(self) -> None:
-        self.known: set[str] = set()
+        self.known = {"_parameters", "_buffers", "_modules"}  # which modules read by these names as texts
         self.all = False
 
     def add(self, code: CodeType, of_system: bool) -> bool:

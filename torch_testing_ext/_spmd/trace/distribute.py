@@ -135,6 +135,7 @@ def _distributed_parameter(old: torch.Tensor, layout: Layout, mesh: DeviceMesh) 
         return old  # type: ignore[return-value]
     local = layout.local_part(old.detach())
     param = nn.Parameter(to_dtensor(local, old, layout, mesh), requires_grad=old.requires_grad)
+    param.__dict__.update(old.__dict__)  # attributes that users have set
     if old.grad is not None:
         param.grad = to_dtensor(layout.local_part(old.grad), old.grad, layout, mesh)
     return param

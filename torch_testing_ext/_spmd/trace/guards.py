@@ -27,6 +27,7 @@ from .observer import Observer
 from .reach import Node, Reach, cells_of, content_of, contents_of_cache
 from .state import StepState
 from .substitution import Superseded
+from .tensor_attributes import TensorAttribute
 
 _VALUES = methodcaller("values")
 _FUNCTION = attrgetter("__code__", "__defaults__", "__kwdefaults__")
@@ -236,8 +237,12 @@ def guard_reads(
     read = ReadRoots(
         {**roots, **observer.more_roots}, observer.names, bound, codes, [f for f in functions if not _of_trace(f)]
     )
+    labels = Labels(state)
+    for root in observer.more_roots.values():
+        if isinstance(root, TensorAttribute):
+            root.labels = labels
     used = {i: tensor for i, (tensor, _) in captured.items()}
-    guards = ReadGuards(read, Labels(state), used, [*values.values()], observer.settings)
+    guards = ReadGuards(read, labels, used, [*values.values()], observer.settings)
     observer.refuse(guards.reach)
     for i, (tensor, where) in captured.items():
         if i not in guards.reach.tensors:

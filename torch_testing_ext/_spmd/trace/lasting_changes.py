@@ -32,6 +32,30 @@ def refuse_changed_arguments(before: tuple[list[Any], list[Any]], after: tuple[l
         )
 
 
+def write_counts(fakes: list[torch.Tensor]) -> list[int]:
+    """How often each tensor has been written to."""
+    with disable_torch_function():
+        return [fake._version for fake in fakes]
+
+
+def refuse_changed_forms(tensors: list[tuple[str, torch.Tensor, torch.Tensor]]) -> None:
+    """Refuse a step that changes the shapes of the model's tensors, or lets inputs require gradients.
+
+    tensors: the kind of each ("param", "grad", "buffer", "arg"), its fake, and the real one.
+    """
+    for kind, fake, real in tensors:
+        if kind == "arg" and fake.requires_grad and not real.requires_grad:
+            raise SPMDError(
+                f"The step makes an input of shape {tuple(real.shape)} require a gradient, and leaves it so.",
+                remedy="Do that to another tensor: x = x.detach().requires_grad_().",
+            )
+        if kind != "arg" and fake.shape != real.shape:
+            raise SPMDError(
+                f"The step changes the shape of a {kind} from {tuple(real.shape)} to {tuple(fake.shape)}.",
+                remedy="Compute with a view or a copy of the other shape.",
+            )
+
+
 def refuse_shared_inputs(leaves: list[Any], owned: frozenset[int]) -> None:
     """Refuse inputs in memory of the model, its gradients or its optimizers. `owned`: the storages of these."""
     for leaf in leaves:

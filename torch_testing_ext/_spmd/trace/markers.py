@@ -53,6 +53,7 @@ def sync_gradients_of(leaf: torch.Tensor, param: int, name: str, watch: TraceWat
     def mark(grad: torch.Tensor) -> Any:
         if watch.inside_autograd_grad:
             return grad  # a rank's own, as under DDP
+        watch.backwards += 1
         _refuse_double_backward(grad)
         if grad.layout is not torch.strided:
             raise SPMDError(

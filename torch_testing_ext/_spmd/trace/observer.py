@@ -23,20 +23,22 @@ from typing import Any
 
 import torch
 
-from torch_testing_ext._torch import disable_torch_function
+from torch_testing_ext._torch import disable_torch_function, show_class_of_fakes
 
 from ..errors import SPMDError, user_line
 from .codes import Names, kind_of_code, reads_of
 from .reach import Node, Reach, cells_of, content_of, generator_state, put_content
 from .substitution import Superseded, successor_of_id
-from .types_seen import put_in, take_from
+from .tensor_attributes import TensorAttribute, absent
+from .types_seen import asks_for_class, put_in, show_classes, take_from
 from .world import (
+    asker_of_setting,
     hidden_read,
     is_asked_by_step,
     outside_read,
     outside_read_in_python,
     reads_environment,
-    setting_of_torch,
+    setting_of,
 )
 
 _MUTABLE = (list, dict, set, collections.deque)
@@ -68,6 +70,7 @@ class Observer:
         self._met: set[Any] = set()  # functions in C
         self.swapped = 0  # how many functions' variables hold fakes
         self.cells: dict[int, tuple[types.CellType, str, Any]] = {}  # with what they held before the trace
+        self.own_attributes: dict[int, tuple[Any, str, dict[str, Any]]] = {}  # of classes and functions
         self.undo: list[tuple[Any, str, Any, Any]] = []  # an owner, a name, what it held, and the fake in its place
         self._moved: list[str] = []
         self.changed: list[tuple[Node, list[str]]] = []
@@ -93,6 +96,7 @@ class Observer:
             yield
         finally:
             sys.setprofile(self._previous)
+            show_class_of_fakes(None)
             if collects:
                 gc.enable()
             if previous is not None and self._previous is None:  # a profiler written in C
@@ -125,6 +129,8 @@ class Observer:
             return
         self.codes[id(code)] = code
         kind = kind_of_code(code, frame.f_globals)
+        if asks_for_class(code, kind):
+            show_classes()
         if kind == "system":
             if not code.co_argcount and code.co_filename.startswith(_SYSTEM):
                 self._note_setting(frame.f_globals.get(code.co_name), frame.f_globals.get("__name__"), frame.f_back)
@@ -148,8 +154,9 @@ class Observer:
             self._note_setting(function, getattr(function, "__module__", None), frame)
 
     def _note_setting(self, function: Any, module: str | None, asker: FrameType | None) -> None:
+        asker = asker_of_setting(asker)
         if asker is not None and kind_of_code(asker.f_code, asker.f_globals) != "system":
-            setting = setting_of_torch(function, module)
+            setting = setting_of(function, module)
             if setting is not None and setting not in self.settings:
                 self.settings.append(setting)
 
@@ -180,6 +187,15 @@ class Observer:
             self.reach.refresh()
         self._swap_parameters()
 
+    def read_attribute(self, asked: TensorAttribute) -> Any:
+        """Note that the step asks for an attribute of a parameter or buffer, and return what it sees."""
+        path = f"{asked.kind} {asked.index}.{asked.name}"
+        if path not in self.more_roots:
+            self.more_roots[path] = asked
+            self._walk(asked, path)
+        value = asked.value()
+        return value if value is absent else self._faked(value)
+
     def _walk(self, value: Any, path: str) -> None:
         with disable_torch_function():
             self.reach.walk(value, path)
@@ -189,6 +205,9 @@ class Observer:
         """Put fakes in place of parameters wherever Python code finds them, so that comparing identities works."""
         grown, self.reach.grown = self.reach.grown, []
         for node in grown:
+            if isinstance(node.owner, (type, types.FunctionType)) and not node.of_library:
+                kept = node.owner, node.path, dict(node.owner.__dict__)
+                self.own_attributes.setdefault(id(node.owner), kept)
             if node.names is None and type(node.owner) in _MUTABLE:
                 if any(self._faked(item) is not item for item in node.values):
                     _set_content(node.owner, [self._faked(item) for item in node.values])
@@ -246,6 +265,20 @@ class Observer:
                 if not self._same(before, now):
                     self.changed.append((Node(cell, name, None, [before], False), [name]))
 
+    def _restore_attributes(self) -> None:
+        """Undo changes to the attributes of classes and functions."""
+        for owner, path, before in self.own_attributes.values():
+            now = dict(owner.__dict__)
+            for name in now | before:
+                if name.startswith("__") or now.get(name, _missing) is before.get(name, _missing):
+                    continue
+                if name in before:
+                    setattr(owner, name, before[name])
+                else:
+                    delattr(owner, name)
+                if not self._same(before.get(name, _missing), now.get(name, _missing)):
+                    self.changed.append((Node(owner, path, None, [], False), [f"{path}.{name}"]))
+
     def _faked(self, value: Any) -> Any:
         """`value` with fakes in place of parameters, also inside of tuples and frozen sets."""
         if isinstance(value, (tuple, frozenset)):
@@ -286,6 +319,7 @@ class Observer:
         with disable_torch_function():
             self._undo_swaps()
             self._restore_cells()
+            self._restore_attributes()
             for node in self.reach.nodes.values():
                 if paths := self._restore_node(node):
                     self.changed.append((node, paths))

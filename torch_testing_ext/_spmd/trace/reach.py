@@ -31,6 +31,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from ..errors import SPMDError
 from .codes import Names, is_standard, kind_of_file, standard_module
+from .tensor_attributes import TensorAttribute, absent
 from .types_seen import type_seen
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, type(Ellipsis), torch.dtype, torch.device, torch.layout)
@@ -215,7 +216,7 @@ class Reach:
             return []
         self.tensors.setdefault(id(value), (value, path))
         self.tokens.append(("tensor", id(value)))
-        return []
+        return [(value.__dict__, path)] if type(value) is torch.Tensor else []  # what users have set on it
 
     def _opaque(self, value: Any, path: str) -> None:
         self.kept.append(value)
@@ -434,16 +435,13 @@ def _read_of_thread(reach: Reach, value: Any, path: str) -> _Read:
     return _read_object(reach, value, path)
 
 
-_absent = object()
-
-
 def _probing(probe: Callable[[Any], Any]) -> _Reader:
     """The reader of objects that hold what `probe` returns."""
 
     def read(reach: Reach, value: Any, path: str) -> _Read:
         reach.probes.append((probe, value))
         content = probe(value)
-        return (), [], [] if content is _absent else [(content, path)]
+        return (), [], [] if content is absent else [(content, path)]
 
     return read
 
@@ -460,7 +458,8 @@ _READERS_OF_KINDS: dict[type, _Reader] = {
     threading.local: _read_of_thread,
 }
 _READERS: dict[type, _Reader] = {
-    contextvars.ContextVar: _probing(lambda variable: variable.get(_absent)),
+    contextvars.ContextVar: _probing(lambda variable: variable.get(absent)),
+    TensorAttribute: _probing(TensorAttribute.value),
     types.FunctionType: _read_function,
     types.MethodType: _read_method,
     types.CellType: _read_cell,

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from torch_testing_ext._torch import is_fake
 
 from ..errors import SPMDError
-from .arguments import attributes_of, flatten_arguments, is_record, rebuild_arguments
+from .arguments import attributes_of_record, flatten_arguments, is_record, rebuild_arguments
 
 # Nobody can change these, and they contain no tensors.
 _CONSTANTS = (
@@ -47,7 +47,7 @@ def rebuilt(structure: Any, leaves: Iterable[Any]) -> Any:
 
 def _has_tensors_as_keys(value: Any) -> bool:
     if is_record(value):
-        return any(map(_has_tensors_as_keys, attributes_of(value).values()))
+        return any(map(_has_tensors_as_keys, attributes_of_record(value).values()))
     if isinstance(value, dict):
         return any(isinstance(key, torch.Tensor) for key in value) or any(map(_has_tensors_as_keys, value.values()))
     return isinstance(value, (list, tuple)) and any(map(_has_tensors_as_keys, value))

@@ -51,7 +51,10 @@ class SizeGuards:
 
 @contextlib.contextmanager
 def sizes_as_numbers() -> Iterator[None]:
-    """Let user code treat a symbolic size as the number that it is: as text, as a key, in isinstance checks."""
+    """Let user code treat a symbolic size as the number that it is: as text, as a key, in isinstance checks.
+
+    In isinstance checks, the symbol for a learning rate or the value of a tensor is a float as well.
+    """
     symbol: Any = torch.SymInt
     originals = {name: symbol.__dict__[name] for name in ("__repr__", "__hash__")}
 
@@ -66,14 +69,22 @@ def sizes_as_numbers() -> Iterator[None]:
 
     symbol.__repr__ = as_number("__repr__", repr)
     symbol.__hash__ = as_number("__hash__", hash)
-    symbol.__getattribute__ = lambda self, name: (
-        int if name == "__class__" and _called_by_user() else object.__getattribute__(self, name)
-    )
+    numbers: list[tuple[Any, type]] = [(symbol, int), (torch.SymFloat, float)]
+    for kind, number in numbers:
+        kind.__getattribute__ = _seen_as(number)
     try:
         yield
     finally:
         symbol.__repr__, symbol.__hash__ = originals["__repr__"], originals["__hash__"]
-        del symbol.__getattribute__
+        for kind, _ in numbers:
+            del kind.__getattribute__
+
+
+def _seen_as(number: type) -> Callable[[Any, str], Any]:
+    """An attribute access by which the class of a symbol is `number` for user code."""
+    return lambda symbol, name: (
+        number if name == "__class__" and _called_by_user() else object.__getattribute__(symbol, name)
+    )
 
 
 def _called_by_user() -> bool:

@@ -171,6 +171,12 @@ def _refuse_unsupported_parameters(state: StepState) -> None:
         value = param.value
         if isinstance(value, nn.parameter.UninitializedParameter):
             raise SPMDError(f"Parameter {param.name} is not initialized.", remedy="Run the lazy module once first.")
+        if type(value) not in (nn.Parameter, DTensor, torch.Tensor):
+            raise SPMDError(
+                f"Parameter {param.name} is of the class {type(value).__name__}. The DTensor that replaces it will not "
+                "be.",
+                remedy="Use nn.Parameter; to mark a parameter, set an attribute: weight.is_special = True.",
+            )
         if value._backward_hooks or getattr(value, "_post_accumulate_grad_hooks", None):
             raise SPMDError(
                 f"Parameter {param.name} has a gradient hook, but the data-parallel program does not run hooks.",

@@ -35,13 +35,14 @@ from torch_testing_ext._torch import (
     tree,
 )
 
-from ..errors import SPMDError
+from ..errors import SPMDError, raised_by_user, recording_errors
 from ..layout import Layout
-from .arguments import first_of_same, rebuild_arguments
+from .arguments import first_of_same, is_plain, rebuild_arguments
 from .distribute import layout_owner, put_parameter
 from .guards import Labels, ReadGuards, guard_reads
 from .lasting_changes import (
     refuse_changed_arguments,
+    refuse_changed_forms,
     refuse_changed_groups,
     refuse_changed_requirement,
     refuse_new_buffers,
@@ -49,6 +50,7 @@ from .lasting_changes import (
     refuse_rebound_parameters,
     refuse_shared_inputs,
     structure,
+    write_counts,
 )
 from .markers import sync_gradients_of
 from .observer import Observer
@@ -58,6 +60,7 @@ from .sizes import SizeGuards, sizes_as_numbers
 from .state import StateEntry, StepState
 from .substitution import Substitution, only_optimizers
 from .swapping import recurrent_without_mkldnn, restoring
+from .tensor_attributes import TensorAttributes
 from .watch import TraceWatch
 
 import_tracer()
@@ -138,6 +141,7 @@ class TraceRequest:
     constant_lrs: bool = False
     fixed_sizes: bool = False  # all sizes are numbers, for a step that cannot take symbols
     compiling: bool = False  # trace for inductor: optimizers use their capturable form if they have one
+    raised_after_changes: bool = False  # whether the step raised an exception after it had changed something
     overrides: Callable[[StepState], contextlib.AbstractContextManager[None]] | None = None
 
 
@@ -163,8 +167,6 @@ class Trace:
         self.effects = StepEffects()
         self.groups: list[list[dict[str, Any]]] = []  # before the step runs
         self.is_number_lr: dict[tuple[int, int], bool] = {}
-
-    # -- fake leaves
 
     def _add(self, source: InputSource, fake: torch.Tensor) -> None:
         self.sources.append(source)
@@ -262,6 +264,14 @@ class Trace:
         for module, name in zip(self.state.modules, self.state.module_names, strict=True):
             roots[name or type(module).__name__] = module
         roots.update((f"{type(o).__name__} (optimizer {i})", o) for i, o in enumerate(self.state.optimizers))
+        for optimizer in self.state.optimizers:
+            for j, group in enumerate(optimizer.param_groups):
+                for name in (name for name in group if not is_plain(group[name]) and name not in ("params", "lr")):
+                    roots[f"{type(optimizer).__name__}.param_groups[{j}][{name!r}]"] = group[name]
+        for entry in self.request.entries:
+            for name, leaf in zip(entry.names, entry.leaves, strict=True):
+                if not is_plain(leaf) and not isinstance(leaf, torch.Tensor):
+                    roots[f"{type(self.state.optimizers[entry.optimizer]).__name__}.state{name}"] = leaf
         for i, leaf in enumerate(self.request.leaves):
             if not isinstance(leaf, (torch.Tensor, nn.Module, Optimizer)):
                 roots[f"argument {i}"] = leaf
@@ -274,8 +284,9 @@ class Trace:
                 stack.enter_context(self.request.overrides(self.state))
             stack.enter_context(self.watch.detect_fork_rng())
             stack.enter_context(self.watch)
-            stack.enter_context(UserCodeMode(self.watch))
-            stack.enter_context(refusing_values_as_text())
+            raised = stack.enter_context(recording_errors())
+            user_code = stack.enter_context(UserCodeMode(self.watch, raised))
+            stack.enter_context(refusing_values_as_text(user_code))
             stack.enter_context(refusing_object_collectives())
             stack.enter_context(compiled_functions_run_eagerly())
             self._install_fakes()
@@ -286,10 +297,33 @@ class Trace:
                 stack.enter_context(seen_as_compiling())
             args, kwargs = self._fake_arguments()
             before = structure(args, kwargs)
+            stack.enter_context(self._attributes(observer).answering(self.fakes))
             with sizes_as_numbers(), observer.watching(self._roots()):
-                result = self.request.step(*args, **kwargs)
+                result = self._call_step(args, kwargs)
+            if raised:
+                raise raised[0]  # the step has caught it; eager mode would not have raised it
             refuse_changed_arguments(before, structure(args, kwargs))
+            refuse_changed_forms(self._fakes_with_real())
             return self._collect_effects(result)
+
+    def _call_step(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        versions = write_counts(self.fakes)
+        try:
+            return self.request.step(*args, **kwargs)
+        except Exception as error:
+            if not isinstance(error, SPMDError) and raised_by_user(error):
+                self.request.raised_after_changes = self.watch.backwards > 0 or write_counts(self.fakes) != versions
+            raise
+
+    def _fakes_with_real(self) -> list[tuple[str, torch.Tensor, torch.Tensor]]:
+        of = {"param": self.state.params, "grad": self.state.params, "buffer": self.state.buffers}
+        found = [(s.kind, fake, of[s.kind][s.i].value) for s, fake in self.fake_of.items() if s.kind in of]
+        return found + [("arg", f, self.request.leaves[s.i]) for s, f in self.fake_of.items() if s.kind == "arg"]
+
+    def _attributes(self, observer: Observer) -> TensorAttributes:
+        owner_of = {id(fake): (source.kind, source.i) for source, fake in self.fake_of.items()}
+        owner_of = {i: owner for i, owner in owner_of.items() if owner[0] in ("param", "buffer", "arg")}
+        return TensorAttributes(self.state, owner_of, self.request.leaves, observer.read_attribute)
 
     def _fake_arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         request = self.request

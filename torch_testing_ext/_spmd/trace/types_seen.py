@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import functools
+import sys
+from types import CodeType
 from typing import Any
 
 import torch
 from torch import nn
 
-from torch_testing_ext._torch import is_fake
+from torch_testing_ext._torch import is_fake, show_class_of_fakes
+
+from .codes import kind_of_file
 
 
 class _SeesTensors(type):
@@ -17,6 +22,8 @@ class _SeesTensors(type):
         if len(args) == 1 and not kwargs and is_fake(args[0]):
             return nn.Parameter if isinstance(args[0], nn.Parameter) else torch.Tensor
         found = type(*args, **kwargs)
+        if found is torch.SymFloat:  # a learning rate, or the value of a tensor
+            return float
         return type_seen if found is type else found
 
     def __instancecheck__(cls, instance: Any) -> bool:
@@ -37,6 +44,26 @@ class _SeesTensors(type):
 
 class type_seen(metaclass=_SeesTensors):
     """Stands in for `type` in the globals of code that a trace runs."""
+
+
+_DISPATCH = functools.singledispatch(lambda value: None).__code__  # type: ignore[attr-defined]
+
+
+def asks_for_class(code: CodeType, kind: str) -> bool:
+    """Whether code, of this kind, asks for the `__class__` of values for the step."""
+    return code is _DISPATCH or (kind != "system" and "__class__" in code.co_names)
+
+
+def show_classes() -> None:
+    """Let user code and `functools.singledispatch` see the class of the tensor that a fake stands for."""
+    show_class_of_fakes(_class_seen)
+
+
+def _class_seen(fake: Any) -> Any:
+    code = sys._getframe(2).f_code
+    if code is not _DISPATCH and kind_of_file(code.co_filename) == "system":
+        return type(fake)
+    return nn.Parameter if isinstance(fake, nn.Parameter) else torch.Tensor
 
 
 def put_in(module_globals: dict[str, Any]) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from torch_testing_ext._torch import (
     disable_torch_function,
@@ -33,6 +34,7 @@ class TraceWatch(dispatch_mode_class()):  # type: ignore[misc]
         super().__init__()
         self.restoring_rng = 0
         self.inside_autograd_grad = 0
+        self.backwards = 0  # how many gradients of parameters have been computed
         self.owned, self.inputs = owned, inputs  # the storages of model and optimizers, and of inputs
         self.captured: dict[int, tuple[torch.Tensor, str | None]] = {}  # real tensors that the step used, and where
 
@@ -52,6 +54,12 @@ class TraceWatch(dispatch_mode_class()):  # type: ignore[misc]
         if func is not aten.lift_fresh.default and func is not aten.lift_fresh_copy.default:
             self._note_captured(tensors)
         refuse_collective(func)
+        if torch.Tag.inplace_view in func.tags and not is_fake(args[0]):
+            raise SPMDError(
+                f"The step changes the shape of a tensor that it captured from outside ({tuple(args[0].shape)}).",
+                remedy="Compute with a view or a copy of the other shape.",
+                where=user_line(),
+            )
         if func.overloadpacket is aten.set_:
             raise SPMDError(
                 "The step gives a tensor other memory (set_), which a graph cannot express.",
@@ -132,7 +140,7 @@ def written_arguments(func: Any, args: Any, kwargs: Any) -> list[Any]:
 
 
 def _refuse_trainable(tensor: torch.Tensor) -> None:
-    if tensor.requires_grad or isinstance(tensor, torch.nn.Parameter):
+    if tensor.requires_grad or isinstance(tensor, DTensor):
         raise SPMDError(
             f"The step uses a trainable tensor of shape {tuple(tensor.shape)} that it captured from outside. Its "
             "gradient would be neither averaged nor kept.",

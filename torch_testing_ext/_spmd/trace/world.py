@@ -7,12 +7,17 @@ code of the step that asks for it is refused. Environment variables and torch's 
 from __future__ import annotations
 
 import datetime
+import gc
 import io
 import os
 import random
+import resource
 import subprocess
+import sys
 import threading
 import time
+import tracemalloc
+import types
 from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import Any
@@ -24,7 +29,7 @@ from .codes import kind_of_code, standard_module
 _CLOCK = ("time", "perf_counter", "monotonic", "process_time", "thread_time")
 _TIMES = [name for clock in _CLOCK for name in (clock, f"{clock}_ns")]
 _TIMES += ["localtime", "gmtime", "ctime", "asctime", "strftime", "clock_gettime", "clock_gettime_ns", "times"]
-_FILES = ("open", "stat", "lstat", "listdir", "scandir", "access", "getcwd", "readlink", "read", "pread")
+_FILES = ("open", "stat", "lstat", "listdir", "scandir", "access", "getcwd", "readlink", "read", "pread", "statvfs")
 _SYSTEM = ("urandom", "getrandom", "getloadavg", "cpu_count", "sched_getaffinity", "getppid")
 _DATES = {"now", "utcnow", "today"}
 _READS_OF_FILES = {"read", "read1", "readline", "readlines", "readinto", "readall", "peek", "seek", "tell"}
@@ -40,6 +45,10 @@ _WORLD: dict[Any, str] = {
     **_functions(time, _TIMES, "the clock"),
     **_functions(os, _FILES, "the file system"),
     **_functions(os, _SYSTEM, "the operating system"),
+    **_functions(gc, ("get_count", "get_stats", "get_objects"), "the state of the interpreter"),
+    **_functions(sys, ("getrefcount",), "the state of the interpreter"),
+    **_functions(tracemalloc, ("get_traced_memory",), "the state of the interpreter"),
+    **_functions(resource, ("getrusage", "getrlimit"), "the operating system"),
     io.open: "a file (open)",
     io.open_code: "a file (open_code)",
     input: "the standard input",
@@ -69,7 +78,12 @@ _RANDOM_FILES = {f"{torch.__path__[0]}/random.py", f"{torch.__path__[0]}/cuda/ra
 _ENVIRONMENT = {
     getattr(os._Environ, name).__code__ for name in ("__getitem__", "__iter__", "__len__", "copy", "__repr__")
 }
-_SETTINGS = ("get_", "is_", "are_")
+_SETTINGS = ("get_", "is_", "are_", "_get_")
+_SETTINGS_OF_PYTHON: dict[Any, Callable[[], Any]] = {
+    sys.getrecursionlimit: sys.getrecursionlimit,
+    sys.getswitchinterval: sys.getswitchinterval,
+}
+_BACKENDS = f"{torch.__path__[0]}/backends/"
 
 
 def outside_read(function: Any) -> str | None:
@@ -125,8 +139,17 @@ def is_asked_by_step(frame: FrameType | None) -> bool:
     return asked
 
 
-def setting_of_torch(function: Any, module: str | None) -> Callable[[], Any] | None:
-    """`function`, if it returns a setting of torch as a plain value and takes no arguments."""
+def asker_of_setting(frame: FrameType | None) -> FrameType | None:
+    """The code that asks for a setting: the caller of `torch.backends`, whose attributes call functions."""
+    while frame is not None and frame.f_code.co_filename.startswith(_BACKENDS):
+        frame = frame.f_back
+    return frame
+
+
+def setting_of(function: Any, module: str | None) -> Callable[[], Any] | None:
+    """`function`, or what calls it, if it returns a setting of torch or Python as a plain value, without arguments."""
+    if isinstance(function, types.BuiltinFunctionType) and function in _SETTINGS_OF_PYTHON:
+        return _SETTINGS_OF_PYTHON[function]
     name = getattr(function, "__name__", "")
     if module is None or not module.startswith("torch") or not name.startswith(_SETTINGS):
         return None
