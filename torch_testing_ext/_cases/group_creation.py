@@ -37,11 +37,18 @@ _created: list[int] = []  # ranges of the groups that this process has created s
 
 
 def announce(directory: Path, rank: int) -> None:
-    """In a new rank: let its peers know from now on while it creates groups. All ranks name the same directory."""
+    """In a rank: let its peers know from now on while it creates groups. All ranks name the same directory.
+
+    A process that is a rank in several tests calls it for each of them.
+    """
     global _file, _rank, _pid
     if rank < _MOST_RANKS:
+        watches = _pid == os.getpid()
         _file, _rank, _pid = directory / "creating", rank, os.getpid()
-        _torch.watch_process_groups(_creating, wait_for_peers)
+        _times.clear()
+        _created.clear()
+        if not watches:
+            _torch.watch_process_groups(_creating, wait_for_peers)
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from torch_testing_ext._machine import environment
 from torch_testing_ext._marks.needs import TEST_SKIPS, Skipped, TestSkip
 from torch_testing_ext.launch import in_place
 
-from . import rank_process, ranked
+from . import group_creation, rank_process, ranked
 
 __unittest = True
 __rank_frame__ = True
@@ -92,6 +92,7 @@ def run(
     account = launch.AccountWriter(None)
     with _variables(together):
         rank_process.prepare_rank(member.world_size, patient=False)
+        group_creation.announce(Path(together.directory), member.rank)
         group = _GroupOfTest()
         try:
             body(member.rank, account)
