@@ -105,6 +105,8 @@ assert "unittest" not in sys.argv[0] and __name__ == "__main__" and __file__ == 
 assert torch.get_default_dtype() is torch.float32
 atexit.register(print, "at exit")
 dist.init_process_group("gloo")
+# A gloo group that the interpreter has to end may abort the process: its threads still run then.
+atexit.register(dist.destroy_process_group)
 tensor = torch.tensor([dist.get_rank() + number])
 dist.all_reduce(tensor)
 # In one write: under torchrun, the ranks share a pipe.
