@@ -1,4 +1,4 @@
-"""What a step returns: containers of tensors are built anew by each call; other objects are refused."""
+"""What a step returns: each call builds its own containers of tensors; other objects are refused."""
 
 from __future__ import annotations
 

@@ -227,7 +227,7 @@ class CompiledStep:
             torch.get_float32_matmul_precision(),
             kernel_choices(),
             saved_tensor_hooks(),
-            torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled(),
+            _looks_for_nan(),
             *map(len, _GLOBAL_HOOKS),
         )
 
@@ -244,7 +244,7 @@ class CompiledStep:
 
     def _find_or_make_plan(self, args: Any, kwargs: Any, leaves: list[Any], shape: list[Any], key: Any) -> CallPlan:
         validate_inputs(leaves, self.mode.batch_dim)
-        if torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled():
+        if _looks_for_nan():
             raise SPMDError(
                 "Anomaly detection is on (torch.autograd.set_detect_anomaly), but a program does not look for NaN.",
                 remedy="Turn it off, or look for NaN in what the step returns.",
@@ -398,6 +398,11 @@ class CompiledStep:
             meshes = [p.value.device_mesh for p in state.params if isinstance(p.value, DTensor)]
             self.mesh = meshes[0] if meshes else init_device_mesh(state.device.type, (dist.get_world_size(),))
         return self.mesh
+
+
+def _looks_for_nan() -> bool:
+    """Whether anomaly detection raises when a backward makes NaN."""
+    return torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled()
 
 
 def _exemption(plan: CallPlan) -> str | None:

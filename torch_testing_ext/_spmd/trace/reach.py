@@ -52,18 +52,9 @@ _MAX_SHARED = 100  # of a container in a module of Python's library, such as sys
 _MAX_ARRAY_BYTES = 1 << 20
 _HEAP_TYPE = 1 << 9
 # Parts of Python's library whose objects belong to the interpreter, or keep caches of their own.
-_OF_PYTHON = {"abc", "ast", "codecs", "dis", "encodings", "enum", "functools", "importlib", "inspect", "logging"}
-_OF_PYTHON |= {
-    "pathlib",
-    "re",
-    "tokenize",
-    "traceback",
-    "types",
-    "typing",
-    "unittest",
-    "warnings",
-    "weakref",
-    "zipimport",
+_OF_PYTHON = {
+    *("abc", "ast", "codecs", "dis", "encodings", "enum", "functools", "importlib", "inspect", "logging"),
+    *("pathlib", "re", "tokenize", "traceback", "types", "typing", "unittest", "warnings", "weakref", "zipimport"),
 }
 # What model and optimizer hold in these attributes is compared by the binding (run/binding.py).
 _BOUND_ATTRIBUTES = {"_parameters", "_buffers", "_modules", "_flat_weights", "_flat_weight_refs"}

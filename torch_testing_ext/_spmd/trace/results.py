@@ -1,4 +1,4 @@
-"""What a step returns: tensors in containers that can be built anew by each call, and plain values."""
+"""What a step returns: tensors in containers that each call can build for itself, and plain values."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _has_tensors_as_keys(value: Any) -> bool:
 
 
 def refuse_opaque(value: Any, known: bool, does: str) -> None:
-    """Refuse an object that each run of the step would make anew, or that holds tensors of the trace.
+    """Refuse an object that each run of the step would make for itself, or that holds tensors of the trace.
 
     `known`: the object is an argument of the step. `does`: what the step does with it.
     """

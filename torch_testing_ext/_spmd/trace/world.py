@@ -61,18 +61,10 @@ _WORLD_CODES: dict[CodeType, str] = {
 # Parts of Python's library whose reads do not reach the step's values.
 _HARMLESS = {"logging", "warnings", "traceback", "linecache", "inspect", "importlib", "tokenize", "threading", "typing"}
 # Modules whose types do not change, are compared in other ways, or hold nothing that a step computes with.
-_LASTING = {"builtins", "torch", "numpy", "re", "datetime", "decimal", "fractions", "functools", "types", "operator"}
-_LASTING |= {
-    "_thread",
-    "threading",
-    "enum",
-    "collections",
-    "random",
-    "_random",
-    "typing",
-    "contextvars",
-    "weakref",
-    "_multiprocessing",
+_LASTING = {
+    *("builtins", "torch", "numpy", "re", "datetime", "decimal", "fractions", "functools", "types", "operator"),
+    *("_thread", "threading", "enum", "collections", "random", "_random", "typing", "contextvars"),
+    *("weakref", "_multiprocessing"),
 }
 _RANDOM_FILES = {f"{torch.__path__[0]}/random.py", f"{torch.__path__[0]}/cuda/random.py"}
 _ENVIRONMENT = {
