@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+import threading
+
 import torch
 from spmd_training import normal_batch, whole
 from torch import nn
@@ -227,6 +230,32 @@ class TestLockstep(Lockstep):
         each = compile(parallel_mode=self.mode)(step)
         for size in [(4, 6), (1, 6), (6, 1), (1, 1)]:
             each(self.model, self.optimizer, self._sized(*size), True)
+
+    @parametrize("variant", ["replicate", "fully_shard"])
+    @with_comms
+    def test_stacks_of_one_rank_are_sampled(self, variant):
+        """A sampler holds the frames of this thread, and so gradients, which autograd copies then."""
+        self._start(variant)
+        done = threading.Event()
+
+        def sample():
+            while not done.is_set():
+                held = sys._current_frames()
+                done.wait(0.0005)
+                del held
+
+        thread = threading.Thread(target=sample)
+        if self.rank == 1:
+            thread.start()
+        try:
+            for body in (step, accumulating_step):
+                each = compile(parallel_mode=self.mode)(body)
+                for branch in (False, True):
+                    each(self.model, self.optimizer, self._batch(), branch)
+        finally:
+            done.set()
+            if self.rank == 1:
+                thread.join()
 
     @with_comms
     def test_no_agreement_during_accumulation(self):

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from ..trace.markers import GRAD_SYNC
 from ..trace.tracing import TracedStep
 from .graphs import storages
 
@@ -32,9 +33,29 @@ def clean(
             node.replace_all_uses_with(node.args[0])
         elif node.target is aten.t.default and _is_t(node.args[0]):
             node.replace_all_uses_with(node.args[0].args[0])
+        elif node.target is aten.copy_.default:
+            _remove_copy_of_gradient(node)
     constant = _lift_learning_rates(traced, lr_groups, lr_values)
     remove_dead_code(graph)
     return constant
+
+
+def _remove_copy_of_gradient(copy: fx.Node) -> None:
+    """Use a gradient itself where autograd has copied it to a new tensor, and nothing else uses it.
+
+    autograd does that whenever somebody refers to the gradient, if only another thread that looks at the stack: such a
+    copy would make this rank's program another one.
+    """
+    new, grad = copy.args[:2]
+    assert isinstance(new, fx.Node)
+    if new.target is not aten.new_empty_strided.default or {*new.users} != {copy} or new.args[0] is not grad:
+        return
+    assert isinstance(grad, fx.Node)
+    kept = copy.meta["val"]
+    if grad.target is GRAD_SYNC and {*grad.users} == {new, copy} and grad.meta["val"].stride() == kept.stride():
+        copy.replace_all_uses_with(grad)
+        grad.meta["val"] = kept  # later nodes have this storage
+        copy.graph.erase_node(copy)
 
 
 def _is_t(node: Any) -> bool:
