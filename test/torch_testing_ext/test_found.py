@@ -22,7 +22,9 @@ FIXED_IN = {
     "cross_product_of_broadcast_rows": None,
     "cumsum_of_a_sharded_dim": (2, 14),
     "embedding_rank_without_rows": None,
+    "fft_of_a_rank_without_rows": (2, 15),
     "fill_of_a_partial_sum": None,
+    "flatten_of_a_dim_sharded_twice": None,
     "gloo_second_wait": None,
     "item_of_a_partial_sum": None,
     "local_synchronization_and_group_names": None,
@@ -35,6 +37,7 @@ FIXED_IN = {
 # The first version that is wrong, where an earlier one, which we support, is right.
 WRONG_SINCE = {
     "cross_product_of_broadcast_rows": (2, 15),
+    "fft_of_a_rank_without_rows": (2, 13),
     "local_synchronization_and_group_names": (2, 15),
     "pipeline_gradient_of_a_view": (2, 13),
     "pipeline_split_backward_of_frozen_inputs": (2, 13),

@@ -1,4 +1,7 @@
-"""The only module that uses undocumented parts of Hypothesis. Checked with 6.170; the names exist since 6.100."""
+"""The only module that uses undocumented parts of Hypothesis. Checked with 6.170; the names exist since 6.100.
+
+Only the constants that Hypothesis collects from code are younger.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,11 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
+from unittest import mock
 
 import hypothesis
 from hypothesis import Phase, control, reporting, strategies as st
+from hypothesis.internal.conjecture import providers
 from hypothesis.internal.entropy import deterministic_PRNG
 
 T = TypeVar("T")
@@ -47,6 +52,25 @@ def choose_seed(prop: Callable[..., Any]) -> int | None:
         given = int.from_bytes(os.urandom(4), "big")
         setattr(prop, _SEED, given)
     return given
+
+
+@contextmanager
+def examples_of_the_seed() -> Iterator[None]:
+    """Let examples depend on the seed alone.
+
+    Hypothesis also draws constants that it finds in the code of local modules. So what else a process has imported, or
+    a change in any of these modules, would lead to other examples.
+    """
+    constants, cache = getattr(providers, "Constants", None), getattr(providers, "CONSTANTS_CACHE", None)
+    if constants is None or cache is None:
+        yield
+        return
+    cache.cache.clear()
+    try:
+        with mock.patch.object(providers.HypothesisProvider, "_local_constants", constants()):
+            yield
+    finally:
+        cache.cache.clear()
 
 
 @contextmanager

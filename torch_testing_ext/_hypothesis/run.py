@@ -107,7 +107,7 @@ def _lead(leader: Leader, test: Any, prop: Callable[..., None]) -> None:
     lines: list[str] = []
     result = PropertyResult()
     try:
-        with internals.capture_reports(lines):
+        with internals.capture_reports(lines), internals.examples_of_the_seed():
             prop(test)
         if leader.needs_new_groups:
             leader.recreate_groups()  # for the rest of the test

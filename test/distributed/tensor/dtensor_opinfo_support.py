@@ -169,6 +169,8 @@ class KnownFault:
         return call.title in self.titles and any(map(self.when, call.layouts(mesh)))
 
 
+FLATTENING = ("flatten", "nn.functional.linear", "ravel", "reshape", "unfold", "view")
+
 # test_found.py notices when torch corrects one.
 KNOWN_FAULTS = (
     KnownFault(
@@ -192,6 +194,16 @@ KNOWN_FAULTS = (
         "convolution_of_sharded_weights",
         is_distributed,
         tuple(f"nn.functional.conv{kind}{dims}d" for kind in ("", "_transpose") for dims in (1, 2, 3)),
+    ),
+    KnownFault(
+        "fft_of_a_rank_without_rows",
+        ArgumentLayout.may_leave_a_rank_empty,
+        tuple(title for title in OPERATIONS if title.startswith("fft.")),
+    ),
+    KnownFault(
+        "flatten_of_a_dim_sharded_twice",
+        ArgumentLayout.is_unevenly_sharded_twice,
+        tuple(title for title in OPERATIONS if title.startswith(FLATTENING)),
     ),
     KnownFault("fill_of_a_partial_sum", is_distributed, ("nn.functional.cosine_embedding_loss",)),
     KnownFault("item_of_a_partial_sum", ArgumentLayout.is_partial, ("item",)),

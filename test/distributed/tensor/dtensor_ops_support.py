@@ -196,6 +196,17 @@ class ArgumentLayout:
     def leaves_a_rank_empty(self):
         return any(0 in self.parts(dim) for dim in range(len(self.shape)))
 
+    def is_unevenly_sharded_twice(self):
+        """Is a dim sharded by two mesh dims, and uneven?"""
+        return any(
+            sum(placement.is_shard(dim) for placement in self.placements) > 1 and self.is_uneven(dim)
+            for dim in range(len(self.shape))
+        )
+
+    def may_leave_a_rank_empty(self):
+        """May a rank become empty? That includes layouts that torch shards by itself."""
+        return any(0 in _chunks(size, ranks) for size in self.shape for ranks in (*self.mesh, math.prod(self.mesh)))
+
 
 def _chunks(size, ranks):
     each = -(-size // ranks)

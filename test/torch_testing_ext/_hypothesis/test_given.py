@@ -1,9 +1,11 @@
 """`given` with other decorators and bases, in forked and in spawned ranks; and how to reproduce a failure."""
 
+import importlib
 import os
 import re
 import subprocess
 import sys
+import tempfile
 import unittest
 from pathlib import Path
 from unittest import mock
@@ -61,18 +63,44 @@ class TestWithComms(DTensorTestBase):
         self.assertEqual(total(self.rank + n), 6 + 4 * n)
 
 
-def total(number):
-    tensor = torch.tensor([float(number)])
-    dist.all_reduce(tensor)
-    return tensor.item()
-
-
 class Ranks(MultiProcessTestCase):
     world_size = 2
 
     def setUp(self):
         super().setUp()
         self._spawn_processes()
+
+
+class TestExamplesOfTheSeed(Ranks):
+    """The same seed gives the same examples, whatever else the process has imported."""
+
+    def draw(self):
+        drawn = []
+
+        @settings(PROFILE, max_examples=200)
+        @given(n=st.integers(), text=st.text())
+        def collect(self, n, text):
+            drawn.append((n, text))
+
+        collect(self)
+        return drawn
+
+    def test_other_modules(self):
+        before = self.draw()
+        # Hypothesis reads the constants of modules that lie outside of site-packages.
+        with tempfile.TemporaryDirectory() as folder:
+            module = Path(folder, "many_constants.py")
+            module.write_text("".join(f"NUMBER_{n} = {n * 7919}\nTEXT_{n} = 'text {n}'\n" for n in range(300)))
+            with mock.patch.object(sys, "path", [folder, *sys.path]), mock.patch.dict(sys.modules):
+                importlib.import_module("many_constants")
+                after = self.draw()
+        self.assertEqual(after, before)
+
+
+def total(number):
+    tensor = torch.tensor([float(number)])
+    dist.all_reduce(tensor)
+    return tensor.item()
 
 
 class Subjects:
