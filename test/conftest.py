@@ -1,4 +1,16 @@
-"""Prints the counts of passed, failed and skipped tests as the last line of a pytest run."""
+"""Starts from a known state, and prints the counts of passed, failed and skipped tests as the last line of a run."""
+
+import os
+import signal
+
+
+def pytest_configure():
+    os.environ.pop("COLUMNS", None)  # from pytest-xdist: what tests start would take it for the width of a terminal
+    # Whoever starts pytest in the background may ignore these, and what tests start would inherit that.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def pytest_unconfigure(config):

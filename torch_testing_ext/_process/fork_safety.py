@@ -13,12 +13,15 @@ import sys
 import threading
 import warnings
 from contextlib import suppress
+from types import CodeType, FrameType
 
 from . import reaping, system
 
 _OMP_PAUSE_HARD = 2
 # pytest's plugins whose threads a forked child does without: a thread that waits holds no lock but its own.
 _PLUGINS_WITH_THREADS = ("pytest_rerunfailures", "pytest_timeout")
+# pytest-xdist's workers read what their controller sends in a thread of execnet's, which `threading` does not know.
+_READER_OF_A_WORKER = os.path.join("execnet", "gateway_base.py")
 _safe_pid = os.getpid()  # the process that is known not to lack any thread
 
 
@@ -43,6 +46,18 @@ def _is_of_plugin(thread: threading.Thread) -> bool:
     return getattr(function, "__module__", "") in _PLUGINS_WITH_THREADS
 
 
+def _readers_of_a_worker() -> int:
+    known = {thread.ident for thread in threading.enumerate()}
+    frames = (frame for ident, frame in sys._current_frames().items() if ident not in known)
+    return sum(_outermost(frame).co_filename.endswith(_READER_OF_A_WORKER) for frame in frames)
+
+
+def _outermost(frame: FrameType) -> CodeType:
+    while frame.f_back is not None:
+        frame = frame.f_back
+    return frame.f_code
+
+
 def was_forked() -> str | None:
     """Why a process that was itself forked is not safe to fork, or None if it was not forked.
 
@@ -63,7 +78,7 @@ def check_after_fork() -> str | None:
     A second child serves as a probe. Threads that the child has, or gets back when it asks for them, are not missed:
     torch's pthreadpool notices a fork and starts its threads again.
     """
-    count = system.threads() - sum(map(_is_of_plugin, threading.enumerate()))
+    count = system.threads() - sum(map(_is_of_plugin, threading.enumerate())) - _readers_of_a_worker()
     if count <= 1:
         return None
     missing = count - _threads_of_a_child()

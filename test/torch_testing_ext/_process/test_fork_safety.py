@@ -1,10 +1,37 @@
 """Which threads keep a process from being forked."""
 
+import importlib.util
+import os
+import subprocess
+import sys
+import tempfile
 import threading
 import unittest
+from pathlib import Path
 
 from torch_testing_ext._process import fork_safety, system
 from torch_testing_ext.common_utils import run_tests
+
+ROOT = Path(__file__).resolve().parents[3]
+IN_A_WORKER = """
+import _thread, threading
+from torch_testing_ext._process import fork_safety
+
+def verdicts():
+    return fork_safety.prepare_to_fork(), fork_safety.check_after_fork()
+
+def test_reader_does_not_count():
+    assert verdicts() == (None, None)
+
+def test_another_thread_counts():
+    done, started = threading.Event(), threading.Event()
+    _thread.start_new_thread(lambda: (started.set(), done.wait()), ())
+    started.wait()
+    try:
+        assert "1 native threads" in str(verdicts()[1])
+    finally:
+        done.set()
+"""
 
 
 @unittest.skipUnless(system.CAN_FORK, "ranks are forked on Linux only")
@@ -37,6 +64,16 @@ class ThreadsOfPluginsTest(unittest.TestCase):
     def test_others_do(self) -> None:
         for timer in (True, False):
             self.assertIn("it runs other threads", str(self.verdicts_with("pytest_other", timer)[0]))
+
+    @unittest.skipUnless(importlib.util.find_spec("xdist"), "needs pytest-xdist")
+    def test_worker_of_xdist(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder, "test_it.py")
+            file.write_text(IN_A_WORKER)
+            command = [sys.executable, "-m", "pytest", "-q", "-n", "1", "-p", "no:cacheprovider", str(file)]
+            environ = {**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_ADDOPTS": ""}
+            run = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True)
+        self.assertIn("2 passed", run.stdout)
 
 
 if __name__ == "__main__":
