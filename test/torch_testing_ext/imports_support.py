@@ -10,6 +10,7 @@ MIRROR = "the mirror"
 ROWS = (
     ("_torch",),
     ("_process",),
+    ("_collectives",),
     ("_machine",),
     ("_utils",),
     ("_marks",),

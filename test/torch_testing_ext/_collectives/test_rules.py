@@ -1,0 +1,308 @@
+"""Tests the rules on records made by hand: which ranks disagree, which can go on, and which are left alone."""
+
+import unittest
+from dataclasses import replace
+
+from torch_testing_ext._collectives.blocked import RankState, ThreadState, why_not_blocked
+from torch_testing_ext._collectives.findings import (
+    FindingKind,
+    describe_stuck,
+    first_left_alone,
+    first_mismatch,
+    stuck,
+    waits,
+)
+from torch_testing_ext._collectives.records import GroupRecord, all_agree, read_record, shared_groups, text_of
+from torch_testing_ext.common_utils import run_tests
+
+ALL = (0, 1, 2)
+
+
+def entry(order, group, kind="all_reduce", count=4, dtype="Float", over=True, **more):
+    sizes = [] if kind == "barrier" else [[count]]
+    return {
+        "record_id": order,
+        "group": group,
+        "process_group": ["?", "?"],
+        "profiling_name": f"gloo:{kind}",
+        "input_sizes": sizes,
+        "output_sizes": sizes,
+        "input_dtypes": [dtype] * len(sizes),
+        "output_dtypes": [dtype] * len(sizes),
+        "retired": over,
+        "timeout_ms": 1_800_000,
+        "is_p2p": False,
+        "site": ["/home/me/test_thing.py", 10 + order, "test_it"],
+        **more,
+    }
+
+
+def group(rank, members=ALL, name="0", description=None):
+    members = tuple(members)
+    described = description if description is not None else "default_pg" if members == ALL else "dp"
+    return GroupRecord(name, described, members, members.index(rank))
+
+
+def text(groups, *entries, is_whole=True):
+    return text_of(groups, entries, is_whole)
+
+
+def world(*of_ranks, groups=None):
+    """The records of ranks that have only the default group, from the entries of each."""
+    return [
+        read_record(rank, text(groups(rank) if groups else [group(rank)], *entries))
+        for rank, entries in enumerate(of_ranks)
+    ]
+
+
+class TestMismatch(unittest.TestCase):
+    def differs(self, one, other, expected=True):
+        records = world([one], [other], [one])
+        found = first_mismatch(records)
+        self.assertEqual(found is not None, expected, found)
+        texts = [text([group(rank)], each) for rank, each in enumerate((one, other, one))]
+        if expected:
+            self.assertFalse(all_agree(texts))
+        return found
+
+    def test_equal_headers(self):
+        """Ranks that agree need not be compared, whatever else differs."""
+        same = [text([group(rank)], entry(rank, 0, over=bool(rank), site=None)) for rank in ALL]
+        self.assertTrue(all_agree(same))
+        self.assertTrue(all_agree([*same, ""]))
+
+    def test_what_must_agree(self):
+        for kind in ("all_reduce", "broadcast", "reduce", "all_gather", "gather", "scatter", "sparse_all_reduce"):
+            with self.subTest(kind=kind):
+                self.differs(entry(0, 0, kind), entry(0, 0, kind, dtype="Int"))
+                self.differs(entry(0, 0, kind), entry(0, 0, kind, count=5))
+                self.differs(entry(0, 0, kind), entry(0, 0, "barrier"))
+        self.differs(entry(0, 0, "all_to_all"), entry(0, 0, "all_to_all", dtype="Int"))
+
+    def test_what_may_differ(self):
+        self.differs(entry(0, 0, "all_to_all"), entry(0, 0, "all_to_all", count=5), False)
+        flat, square = entry(0, 0), entry(0, 0, input_sizes=[[2, 2]])
+        self.differs(flat, square, False)
+        self.differs(entry(0, 0, "gather", output_sizes=[[3, 4]]), entry(0, 0, "gather", output_sizes=[]), False)
+        self.differs(entry(0, 0, over=True), entry(5, 0, over=False, site=None), False)
+
+    def test_sentence_and_lines(self):
+        found = self.differs(entry(0, 0), entry(0, 0, dtype="Int"))
+        where = "call #1 of the default group (ranks 0, 1, 2)"
+        parts = "rank 1 calls all_reduce [4] int32, ranks 0, 2 call all_reduce [4] float32"
+        self.assertEqual(found.sentence, f"ranks disagree in {where}: {parts}")
+        self.assertEqual(found.lines[1], "rank 1: all_reduce [4] int32   test_thing.py:10 in test_it")
+        self.assertEqual((found.kind, found.ranks), (FindingKind.MISMATCH, (1,)))
+
+    def test_places_do_not_depend_on_sequence_numbers(self):
+        """Sends and receives use up numbers, but are not recorded."""
+        one = [entry(0, 0, collective_seq_id=1), entry(1, 0, "barrier", collective_seq_id=2)]
+        other = [entry(0, 0, collective_seq_id=3), entry(1, 0, "barrier", collective_seq_id=9)]
+        self.assertIsNone(first_mismatch(world(one, other, one)))
+
+    def test_recorded_sends_do_not_count(self):
+        sent = entry(0, 0, "send 0->1", is_p2p=True)
+        self.assertIsNone(first_mismatch(world([sent, entry(1, 0)], [entry(0, 0)], [entry(0, 0)])))
+
+    def test_a_rank_that_has_not_come_yet(self):
+        self.assertIsNone(first_mismatch(world([entry(0, 0)], [], [entry(0, 0)])))
+
+    def test_the_first_of_several_groups(self):
+        def groups(rank):
+            return [group(rank), group(rank, ALL, "1", "tp")]
+
+        one = [entry(0, 1), entry(1, 0)]
+        other = [entry(0, 1, dtype="Int"), entry(1, 0, dtype="Int")]
+        self.assertIn("of group tp", first_mismatch(world(one, other, one, groups=groups)).sentence)
+
+    def test_a_recorder_that_has_dropped_calls(self):
+        lost = read_record(1, text([group(1)], entry(0, 0, dtype="Int"), is_whole=False))
+        others = world([entry(0, 0)], [], [entry(0, 0)])
+        self.assertIsNone(first_mismatch([others[0], lost, others[2]]))
+        self.assertFalse(all_agree([text([group(1)], entry(0, 0), is_whole=False)]))
+
+    def test_a_group_that_is_not_known(self):
+        one, other = entry(0, None), entry(0, None, dtype="Int")
+        self.assertIsNone(first_mismatch(world([one], [other], [one])))
+
+    def test_groups_of_one_name_in_turn(self):
+        def groups(rank):
+            return [group(rank), group(rank)]
+
+        one, other = [entry(0, 0), entry(1, 1, count=2)], [entry(0, 0), entry(1, 1, count=3)]
+        found = first_mismatch(world(one, other, one, groups=groups))
+        self.assertIn("call #1", found.sentence)
+        self.assertIn("[3] float32", found.sentence)
+        self.assertIsNone(first_mismatch(world(one, one, one, groups=groups)))
+
+
+class TestSharedGroups(unittest.TestCase):
+    def of(self, *groups):
+        records = [read_record(rank, text([made], entry(0, 0))) for rank, made in enumerate(groups) if made]
+        return [shared.ranks for shared in shared_groups(records)]
+
+    def test_two_worlds_at_once(self):
+        """Ranks 0 and 1, and ranks 2 and 3, with the same names: they contradict each other."""
+        pair = [GroupRecord("0", "default_pg", (0, 1), index) for index in (0, 1)]
+        self.assertEqual(self.of(*pair, *pair), [])
+
+    def test_a_world_in_another_order(self):
+        turned = [GroupRecord("0", "default_pg", (0, 1), index) for index in (1, 0)]
+        self.assertEqual(self.of(*turned), [(1, 0)])
+
+    def test_half_of_a_world_in_another_order(self):
+        """Which rank is the other member is not certain."""
+        self.assertEqual(self.of(GroupRecord("0", "default_pg", (0, 1), 1), None), [])
+
+    def test_a_member_that_left_nothing(self):
+        self.assertEqual(self.of(group(0), None, group(2)), [ALL])
+
+    def test_a_group_of_one(self):
+        self.assertEqual(self.of(GroupRecord("0", "default_pg", (0,), 0)), [])
+
+    def test_other_members(self):
+        self.assertEqual(self.of(GroupRecord("0", "x", (0, 1), 0), GroupRecord("0", "x", (0, 1, 2), 1)), [])
+
+
+def pairs(rank):
+    """The default group; of rank 0 and 1, dp and tp; and a further one of each other pair, pp and ep."""
+    made = [("dp", (0, 1)), ("tp", (0, 1)), ("pp", (0, 2)), ("ep", (1, 2))]
+    return [group(rank), *(group(rank, members, name, name) for name, members in made if rank in members)]
+
+
+class TestStuck(unittest.TestCase):
+    def found(self, *of_ranks, ended=(), groups=pairs):
+        records = world(*of_ranks, groups=groups)
+        gone = dict.fromkeys(ended, "passed")
+        left = stuck({rank: calls for rank, calls in waits(records).items() if rank not in gone}, gone)
+        return describe_stuck(left, gone) if left else None
+
+    def test_opposite_orders(self):
+        found = self.found([entry(0, 1, over=False)], [entry(1, 2, over=False)], [])
+        self.assertEqual(
+            found.sentence,
+            "rank 0 waits in group dp (all_reduce #1, line 10) for rank 1, "
+            "which waits in group tp (all_reduce #1, line 11) for rank 0",
+        )
+        self.assertEqual((found.kind, found.ranks), (FindingKind.DEADLOCK, (0, 1)))
+
+    def test_a_member_that_is_not_waiting(self):
+        self.assertIsNone(self.found([entry(0, 1, over=False)], [], []))
+
+    def test_a_member_that_has_ended(self):
+        found = self.found([entry(0, 1, over=False)], [], [], ended=[1])
+        self.assertEqual(found.sentence, "rank 1 passed without all_reduce #1 [4] of group dp, in which rank 0 waits")
+        self.assertEqual((found.kind, found.ranks), (FindingKind.LEFT_ALONE, (1,)))
+
+    def test_waiting_for_a_rank_that_is_stuck(self):
+        """Rank 2 is not in the cycle, but behind it."""
+        found = self.found([entry(0, 1, over=False)], [entry(1, 2, over=False)], [entry(2, 0, over=False)])
+        self.assertEqual(found.ranks, (0, 1))
+        self.assertEqual(len(found.lines), 3)
+
+    def test_waiting_for_one_that_may_go_on(self):
+        """Rank 0 waits for rank 1, which waits for rank 2, which computes."""
+        found = self.found([entry(0, 1, over=False)], [entry(1, 3, over=False)], [])
+        self.assertIsNone(found)
+
+    def test_a_collective_that_is_being_executed(self):
+        """Rank 1 may wait in the one that all have issued."""
+        both = entry(0, 0, over=False)
+        self.assertIsNone(self.found([both, entry(1, 1, over=False)], [both, entry(1, 2, over=False)], [both]))
+
+    def test_one_of_two_collectives_has_hope(self):
+        """Rank 0 may wait for rank 2, which computes."""
+        found = self.found([entry(0, 1, over=False), entry(1, 3, over=False)], [entry(0, 2, over=False)], [])
+        self.assertIsNone(found)
+
+    def test_a_collective_that_is_over(self):
+        """As that of the root of a broadcast, which does not wait."""
+        self.assertIsNone(self.found([entry(0, 1, "broadcast")], [entry(1, 2, "broadcast")], []))
+
+
+class TestLeftAlone(unittest.TestCase):
+    def test_a_rank_that_returned(self):
+        """The collective of a rank that has lost its peer counts as over."""
+        records = world([entry(0, 0), entry(1, 0, count=3)], [entry(0, 0)], [entry(0, 0), entry(1, 0, count=3)])
+        found = first_left_alone(records, {1: "passed"}, [0, 2])
+        self.assertEqual(found.sentence, "rank 1 passed without all_reduce #2 [3], in which ranks 0, 2 wait")
+        self.assertEqual(found.ranks, (1,))
+
+    def test_all_have_come(self):
+        same = [entry(0, 0)]
+        self.assertIsNone(first_left_alone(world(same, same, same), {1: "passed"}, [0, 2]))
+
+
+def thread(number, syscall="202 0x1 0x189 0x0 0x0 0x0 0x0", name="python", state="S", ran="1 2 3"):
+    return ThreadState(number, name, state, syscall, ran)
+
+
+BLOCKED = RankState(
+    machine="x86_64",
+    main=7,
+    threads=(thread(7), thread(8)),
+    frames=(("/torch/distributed/distributed_c10d.py", 5, "all_reduce"),),
+    in_torch=True,
+    calls="wait",
+    others=0,
+    p2p=False,
+    timers=False,
+)
+
+
+class TestBlocked(unittest.TestCase):
+    def test_proof(self):
+        self.assertIsNone(why_not_blocked(BLOCKED, BLOCKED))
+        self.assertIsNone(why_not_blocked(*[replace(BLOCKED, in_torch=False)] * 2))
+
+    def test_what_speaks_against_it(self):
+        """Each of these alone."""
+        timed, shared = "202 0x1 0x189 0x0 0x7fff 0x0 0x0", "202 0x1 0x109 0x0 0x0 0x0 0x0"
+        sleeping, woken = "230 0x1 0x0", "202 0x1 0x81 0x0 0x0 0x0 0x0"
+        threads = {
+            "a timed wait": (thread(7, timed),),
+            "a lock shared with other processes": (thread(7, shared),),
+            "asleep": (thread(7, sleeping),),
+            "waking others": (thread(7, woken),),
+            "running": (thread(7, "running", state="R"),),
+            "in a disk": (thread(7, state="D"),),
+            "another thread in a timed wait": (thread(7), thread(8, timed)),
+            "not shown": (thread(7, ""),),
+        }
+        others = {
+            "another Python thread": {"others": 1},
+            "a timer": {"timers": True},
+            "sends": {"p2p": True},
+            "not in torch": {"in_torch": False, "calls": "acquire"},
+            "another machine": {"machine": "riscv64"},
+        }
+        for name, fields in {**{name: {"threads": each} for name, each in threads.items()}, **others}.items():
+            with self.subTest(name):
+                state = replace(BLOCKED, **fields)
+                self.assertIsNotNone(why_not_blocked(state, state))
+
+    def test_changes_between_two_looks(self):
+        ran = replace(BLOCKED, threads=(thread(7, ran="2 2 3"), thread(8)))
+        more = replace(BLOCKED, threads=(thread(7), thread(8), thread(9)))
+        elsewhere = replace(BLOCKED, frames=(("/torch/distributed/distributed_c10d.py", 5, "broadcast"),))
+        for other in (ran, more, elsewhere, None):
+            self.assertIsNotNone(why_not_blocked(BLOCKED, other))
+            if other is not more:
+                self.assertIsNotNone(why_not_blocked(other, BLOCKED))
+
+    def test_threads_of_gloo_do_not_count(self):
+        for name in ("gloo_tcp_loop", "pt_gloo_runloop"):
+            first, second = (
+                replace(BLOCKED, threads=(thread(7), thread(9, "232 0x1 0x0 0x0 0xa", name, state, ran)))
+                for state, ran in (("S", "1"), ("R", "2"))
+            )
+            self.assertIsNone(why_not_blocked(first, second))
+
+    def test_as_json(self):
+        import json
+
+        self.assertEqual(RankState.from_json(json.loads(json.dumps(BLOCKED.to_json()))), BLOCKED)
+
+
+if __name__ == "__main__":
+    run_tests()

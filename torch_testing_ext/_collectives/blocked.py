@@ -1,0 +1,93 @@
+"""Whether a rank waits for its peers and for nothing else, from two looks at its threads.
+
+A wait that another thread, a timer or another kind of peer may end is not proof: it only raises suspicion.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+# Threads of gloo that serve connections and execute collectives. They wake up all the time, or wait with a time-out of
+# the group: they matter only through the collectives that they complete.
+_THREADS_OF_GLOO = ("gloo_tcp_loop", "pt_gloo_runloop")
+
+_FUTEX = {"x86_64": "202", "aarch64": "98"}
+_FUTEX_WAITS = (0, 9)  # FUTEX_WAIT, FUTEX_WAIT_BITSET
+_FUTEX_COMMAND = 0x7F
+_FUTEX_PRIVATE = 0x80  # other processes cannot end the wait
+
+
+@dataclass(frozen=True)
+class ThreadState:
+    """A native thread as the kernel shows it. `ran`: the time that it has spent running, to compare two looks."""
+
+    number: int
+    name: str
+    state: str
+    syscall: str
+    ran: str
+
+
+@dataclass(frozen=True)
+class RankState:
+    """What the threads of a rank do at a moment.
+
+    `frames` are those of the main thread, innermost first, and `calls` is the method that the innermost one calls, if
+    it calls one. `others` counts the further threads that run Python, `p2p` says whether point-to-point operations have
+    been issued, and `timers` whether a signal may interrupt the main thread.
+    """
+
+    machine: str
+    main: int
+    threads: tuple[ThreadState, ...]
+    frames: tuple[tuple[str, int, str], ...]
+    in_torch: bool
+    calls: str
+    others: int
+    p2p: bool
+    timers: bool
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> RankState:
+        threads = tuple(ThreadState(**thread) for thread in fields["threads"])
+        frames = tuple((file, line, name) for file, line, name in fields["frames"])
+        return cls(**{**fields, "threads": threads, "frames": frames})
+
+
+def why_not_blocked(first: RankState | None, second: RankState | None) -> str | None:
+    """None if the rank waits in torch, as far as two looks can tell for ever; else what speaks against it."""
+    if first is None or second is None:
+        return "it did not say what it does"
+    earlier = {thread.number: thread for thread in first.threads}
+    for thread in second.threads:
+        if thread.name in _THREADS_OF_GLOO:
+            continue
+        if earlier.get(thread.number) != thread:
+            return "one of its threads is running"
+        if not _waits_without_end(thread, second.machine):
+            what = "it" if thread.number == second.main else "one of its threads"
+            return f"{what} waits for something else"
+    if second.others:
+        return "another Python thread of it may issue collectives"
+    if second.timers:
+        return "a signal may wake it"
+    if first.frames != second.frames:
+        return "it has moved on"
+    if not (second.in_torch or second.calls == "wait"):
+        return "it does not wait in torch"
+    if second.p2p:
+        return "it has sent or received, which is not recorded"
+    return None
+
+
+def _waits_without_end(thread: ThreadState, machine: str) -> bool:
+    """Is the thread asleep in a futex of this process, without a time-out?"""
+    number, *arguments = thread.syscall.split() or [""]
+    if thread.state != "S" or number != _FUTEX.get(machine) or len(arguments) < 4:
+        return False
+    operation, timeout = int(arguments[1], 16), int(arguments[3], 16)
+    return operation & _FUTEX_COMMAND in _FUTEX_WAITS and bool(operation & _FUTEX_PRIVATE) and timeout == 0

@@ -1,0 +1,198 @@
+"""Findings about collectives: ranks that disagree, ranks that wait for each other for ever, ranks left alone."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from .records import Call, RankRecord, SharedGroup, alike, list_of, shared_groups
+
+
+class FindingKind(enum.Enum):
+    """What is wrong with the collectives of a test."""
+
+    MISMATCH = "mismatch"
+    DEADLOCK = "deadlock"
+    LEFT_ALONE = "left alone"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One fault: a sentence for the title, lines with each rank's call, and the rank that is blamed first."""
+
+    kind: FindingKind
+    sentence: str
+    lines: tuple[str, ...]
+    ranks: tuple[int, ...]
+
+    @property
+    def text(self) -> str:
+        return f"=> {self.sentence}\n{self.calls}"
+
+    @property
+    def calls(self) -> str:
+        return "\n".join(f"  {line}" for line in self.lines)
+
+
+# -- mismatch
+
+
+def first_mismatch(records: Sequence[RankRecord]) -> Finding | None:
+    """The first collective of a group in which members disagree; of several groups, the one that was issued first."""
+    by_rank = {record.rank: record for record in records if record.is_whole}
+    found: list[tuple[int, Finding]] = []
+    for group in shared_groups(records):
+        calls = {rank: by_rank[rank].calls.get(group.key, ()) for rank in group.ranks if rank in by_rank}
+        for place in range(1, max(map(len, calls.values()), default=0) + 1):
+            here = {rank: issued[place - 1] for rank, issued in calls.items() if len(issued) >= place}
+            if len({call.agreement for call in here.values()}) > 1:
+                found.append((min(call.order for call in here.values()), _mismatch(group, place, here)))
+                break
+    return min(found, key=lambda one: one[0])[1] if found else None
+
+
+def _mismatch(group: SharedGroup, place: int, here: Mapping[int, Call]) -> Finding:
+    groups = alike(here, lambda call: (call.kind, call.inputs, call.agreement))
+    parts = [f"{list_of(ranks)} {'calls' if len(ranks) == 1 else 'call'} {_described(call)}" for ranks, call in groups]
+    where = f"call #{place} of {group.title} ({list_of(group.ranks)})"
+    return Finding(
+        FindingKind.MISMATCH,
+        f"ranks disagree in {where}: {', '.join(parts)}",
+        tuple(f"rank {rank}: {_described(call)}{_at(call)}" for rank, call in sorted(here.items())),
+        tuple(groups[0][0]),
+    )
+
+
+def _described(call: Call) -> str:
+    return " ".join([call.kind, *call.inputs])
+
+
+def _at(call: Call) -> str:
+    return f"   {call.site}" if call.site else ""
+
+
+# -- waiting
+
+
+@dataclass(frozen=True)
+class Wait:
+    """A collective of a rank that is not over, with the members of its group that have not issued it."""
+
+    rank: int
+    group: SharedGroup
+    call: Call
+    missing: tuple[int, ...]
+
+
+def waits(records: Sequence[RankRecord]) -> dict[int, list[Wait]]:
+    """The collectives of each rank that are not over, in the order of the calls.
+
+    A member of whose collectives nothing is known counts as missing.
+    """
+    by_rank = {record.rank: record for record in records if record.is_whole}
+    found: dict[int, list[Wait]] = {}
+    for group in shared_groups(records):
+        counts = {rank: len(by_rank[rank].calls.get(group.key, ())) if rank in by_rank else 0 for rank in group.ranks}
+        for rank in group.ranks:
+            for call in by_rank[rank].calls.get(group.key, ()) if rank in by_rank else ():
+                missing = tuple(other for other in group.ranks if counts[other] < call.place)
+                if not call.is_over:
+                    found.setdefault(rank, []).append(Wait(rank, group, call, missing))
+    return {rank: sorted(calls, key=lambda wait: wait.call.order) for rank, calls in found.items()}
+
+
+def stuck(waiting: Mapping[int, Sequence[Wait]], ended: Mapping[int, str]) -> dict[int, Wait]:
+    """The ranks that cannot go on if each waits for one of its collectives, with the one that keeps it from going on.
+
+    `ended`: the ranks that issue nothing any more. A rank may go on as long as one of its collectives lacks no member,
+    and is just being executed, or lacks only ranks that may go on.
+    """
+    left = dict(waiting)
+    while True:
+        hopeless = {rank: [_is_hopeless(wait, left, ended) for wait in calls] for rank, calls in left.items()}
+        free = [rank for rank, found in hopeless.items() if not all(found)]
+        if not free:
+            return {rank: calls[-1] for rank, calls in left.items()}
+        for rank in free:
+            del left[rank]
+
+
+def _is_hopeless(wait: Wait, left: Mapping[int, object], ended: Mapping[int, str]) -> bool:
+    return any(member in left or member in ended for member in wait.missing)
+
+
+def describe_stuck(stuck: Mapping[int, Wait], ended: Mapping[int, str], suspected: bool = False) -> Finding:
+    """The finding about ranks that cannot go on: left alone by a rank that has ended, or in a cycle."""
+    lines = tuple(
+        f"rank {rank}: waits in {wait.group.title} ({wait.call}) for {list_of(wait.missing)}{_at(wait.call)}"
+        for rank, wait in sorted(stuck.items())
+    )
+    lonely = _left_alone(stuck, ended)
+    if lonely is not None:
+        return Finding(FindingKind.LEFT_ALONE, lonely[0], lines, lonely[1])
+    cycle = _cycle(stuck)
+    parts = []
+    for at, rank in enumerate(cycle):
+        wait, then = stuck[rank], cycle[(at + 1) % len(cycle)]
+        subject = f"rank {rank}" if at == 0 else "which"
+        parts.append(f"{subject} waits in {wait.group.title} ({wait.call.name}, {wait.call.line}) for rank {then}")
+    sentence = ", ".join(parts)
+    return Finding(FindingKind.DEADLOCK, f"suspected: {sentence}" if suspected else sentence, lines, tuple(cycle))
+
+
+def _left_alone(stuck: Mapping[int, Wait], ended: Mapping[int, str]) -> tuple[str, tuple[int, ...]] | None:
+    for _, wait in sorted(stuck.items()):
+        gone = tuple(rank for rank in wait.missing if rank in ended)
+        if gone:
+            same = [
+                rank
+                for rank, other in stuck.items()
+                if other.group.key == wait.group.key and other.call.place == wait.call.place
+            ]
+            return left_alone_sentence(gone, ended, wait, same), gone
+    return None
+
+
+def left_alone_sentence(gone: Sequence[int], ended: Mapping[int, str], wait: Wait, waiting: Sequence[int]) -> str:
+    """Who ended without the collective in which others wait."""
+    how = ended[gone[0]]
+    verb = "waits" if len(waiting) == 1 else "wait"
+    of_group = "" if wait.group.title == "the default group" else f" of {wait.group.title}"
+    return f"{list_of(gone)} {how} without {wait.call}{of_group}, in which {list_of(waiting)} {verb}"
+
+
+def _cycle(stuck: Mapping[int, Wait]) -> list[int]:
+    """Follow each rank to the first that it waits for until one comes again."""
+    path: list[int] = []
+    rank = min(stuck)
+    while rank not in path:
+        path.append(rank)
+        rank = next(member for member in stuck[rank].missing if member in stuck)
+    return path[path.index(rank) :]
+
+
+def first_left_alone(records: Sequence[RankRecord], ended: Mapping[int, str], waiting: Sequence[int]) -> Finding | None:
+    """A rank that ended by itself without a collective that ranks of `waiting` have issued.
+
+    Whether a collective has completed does not matter here: the ranks of `waiting` have lost their peer or hang.
+    """
+    by_rank = {record.rank: record for record in records if record.is_whole}
+    found = []
+    for group in shared_groups(records):
+        counts = {rank: len(by_rank[rank].calls.get(group.key, ())) for rank in group.ranks if rank in by_rank}
+        for rank in (rank for rank in group.ranks if rank in ended and rank in counts):
+            place = counts[rank] + 1
+            there = [other for other in waiting if counts.get(other, 0) >= place]
+            if there:
+                call = by_rank[there[0]].calls[group.key][place - 1]
+                gone = tuple(one for one in group.ranks if one in ended and counts.get(one, place) < place)
+                wait = Wait(there[0], group, call, gone)
+                lines = tuple(
+                    f"rank {other}: {by_rank[other].calls[group.key][place - 1]}"
+                    f"{_at(by_rank[other].calls[group.key][place - 1])}"
+                    for other in there
+                )
+                sentence = left_alone_sentence(gone, ended, wait, there)
+                found.append((call.order, Finding(FindingKind.LEFT_ALONE, sentence, lines, gone)))
+    return min(found, key=lambda one: one[0])[1] if found else None

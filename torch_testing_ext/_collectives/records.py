@@ -1,0 +1,316 @@
+"""The collectives that a rank has issued, read from the text that the rank leaves.
+
+The text is JSON: `groups`, the process groups that the rank has made, as [name, description, members, own index]; and
+`entries`, those of torch's flight recorder, each with the number of its group in `groups` and the `site` of its call.
+A header line before it has a digest for each group, so that ranks that agree need not be compared call by call.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from .blocked import RankState
+
+# The names that torch's C++ has for the types whose names differ in Python.
+_DTYPES = {
+    "Byte": "uint8",
+    "Char": "int8",
+    "Short": "int16",
+    "Int": "int32",
+    "Long": "int64",
+    "Half": "float16",
+    "Float": "float32",
+    "Double": "float64",
+    "ComplexHalf": "complex32",
+    "ComplexFloat": "complex64",
+    "ComplexDouble": "complex128",
+}
+
+
+class GroupKey(NamedTuple):
+    """A process group that was made at the same point by all its members. Groups may have the same name in turn."""
+
+    name: str
+    generation: int
+    backend: str
+
+
+@dataclass(frozen=True)
+class GroupRecord:
+    """A process group as one of its members knows it. `index`: this member's place among the `members`."""
+
+    name: str
+    description: str
+    members: tuple[int, ...]
+    index: int
+
+    @property
+    def is_default(self) -> bool:
+        return self.description == "default_pg"
+
+    @property
+    def title(self) -> str:
+        if self.is_default:
+            return "the default group"
+        named = self.description if self.description not in ("", "undefined") else self.name
+        return f"group {named}"
+
+
+@dataclass(frozen=True)
+class Site:
+    """The line of the program that issued a collective."""
+
+    file: str
+    line: int
+    function: str
+
+    def __str__(self) -> str:
+        return f"{os.path.basename(self.file)}:{self.line} in {self.function}"
+
+
+@dataclass(frozen=True)
+class Call:
+    """One collective that a rank has issued. `place`: its number among this rank's collectives in the group, from 1."""
+
+    kind: str
+    place: int
+    order: int  # in this rank, over all groups
+    shapes: tuple[str, ...]
+    inputs: tuple[str, ...]  # shapes with types
+    agreement: tuple[Any, ...]  # the properties that must be equal on all members
+    is_over: bool
+    timeout: float  # seconds; infinite if unknown
+    site: Site | None
+
+    def __str__(self) -> str:
+        return " ".join([self.name, *self.shapes])
+
+    @property
+    def name(self) -> str:
+        return f"{self.kind} #{self.place}"
+
+    @property
+    def line(self) -> str:
+        return f"line {self.site.line}" if self.site else "line unknown"
+
+
+@dataclass(frozen=True)
+class RankRecord:
+    """What a rank has issued, and in which groups. `is_whole`: the flight recorder has not dropped any of it."""
+
+    rank: int
+    groups: Mapping[GroupKey, GroupRecord]
+    calls: Mapping[GroupKey, Sequence[Call]]
+    is_whole: bool
+    state: RankState | None  # of its threads, if it was asked while it ran
+    p2p: Mapping[GroupKey, str] = field(default_factory=dict)  # the latest send or receive, where it is recorded
+    at: float = 0.0  # the moment of the record
+
+
+def agreement(entry: Mapping[str, Any]) -> tuple[Any, ...]:
+    """The properties of a collective that all members of its group must agree on, as far as the recorder knows them.
+
+    Shapes may differ where the numbers of elements are equal. The recorder knows neither root nor reduce operation nor
+    split sizes.
+    """
+    backend, kind = _backend_and_kind(entry)
+    inputs, outputs = (_counts(entry.get(f"{which}_sizes")) for which in ("input", "output"))
+    in_types, out_types = (tuple(entry.get(f"{which}_dtypes") or ()) for which in ("input", "output"))
+    match kind:
+        case (
+            "all_reduce" | "allreduce_coalesced" | "all_reduce_coalesced" | "sparse_all_reduce" | "broadcast" | "reduce"
+        ):
+            return kind, inputs, in_types
+        case "all_gather" if backend == "gloo":
+            return kind, inputs, in_types
+        case "gather" if backend == "gloo":
+            return kind, inputs, in_types
+        case "scatter" if backend == "gloo":
+            return kind, outputs, out_types
+        case _:
+            # Other backends allow uneven inputs; of collectives with splits each rank has its own sizes.
+            return kind, (), tuple(sorted({*in_types, *out_types}))
+
+
+def _backend_and_kind(entry: Mapping[str, Any]) -> tuple[str, str]:
+    backend, _, kind = str(entry.get("profiling_name", "?")).rpartition(":")
+    return backend, kind
+
+
+def _counts(sizes: Any) -> tuple[int, ...]:
+    return tuple(math.prod(size) for size in sizes or ())
+
+
+def text_of(
+    groups: Sequence[GroupRecord],
+    entries: Sequence[Mapping[str, Any]],
+    is_whole: bool,
+    state: RankState | None = None,
+    at: float = 0.0,
+) -> str:
+    """The text that a rank leaves."""
+    issued: dict[int, list[Any]] = {}
+    for entry in entries:
+        if entry["group"] is not None and not entry.get("is_p2p"):
+            what = [entry.get(name) for name in ("profiling_name", "input_sizes", "input_dtypes")]
+            issued.setdefault(entry["group"], []).append(what)
+    digests = {_title_of(groups, at): zlib.crc32(json.dumps(each).encode()) for at, each in issued.items()}
+    body = {
+        "groups": [[group.name, group.description, group.members, group.index] for group in groups],
+        "entries": entries,
+        "is_whole": is_whole,
+        "state": state and state.to_json(),
+        "at": at,
+    }
+    return f"{json.dumps([is_whole, digests])}\n{json.dumps(body)}"
+
+
+def _title_of(groups: Sequence[GroupRecord], number: int) -> str:
+    """A group by its name, and how often the name had been used before."""
+    name = groups[number].name
+    return f"{name}|{sum(group.name == name for group in groups[:number])}"
+
+
+def body_of(text: str) -> str:
+    """The text without its header, which it may lack."""
+    return text.partition("\n")[2] or text
+
+
+def all_agree(texts: Sequence[str]) -> bool:
+    """Do the headers show that all members of every group have issued the same? If not, the calls must be compared.
+
+    Members may agree in calls whose headers differ: the inputs of a scatter are those of its root.
+    """
+    seen: dict[str, int] = {}
+    for text in texts:
+        if not text:
+            continue
+        try:
+            is_whole, digests = json.loads(text.partition("\n")[0])
+        except ValueError:
+            return False
+        if not is_whole or any(seen.setdefault(key, digest) != digest for key, digest in digests.items()):
+            return False
+    return True
+
+
+def read_record(rank: int, text: str) -> RankRecord | None:
+    """The record of a rank from its text; None if there is none, or it is incomplete."""
+    try:
+        body = json.loads(body_of(text))
+        listed = [GroupRecord(name, description, tuple(m), index) for name, description, m, index in body["groups"]]
+        entries = sorted(body["entries"], key=lambda entry: int(entry.get("record_id", 0)))
+    except (ValueError, KeyError, TypeError):
+        return None
+    groups: dict[GroupKey, GroupRecord] = {}
+    calls: dict[GroupKey, list[Call]] = {}
+    p2p: dict[GroupKey, str] = {}
+    names = [group.name for group in listed]
+    for entry in entries:
+        number = entry.get("group")
+        if number is None:
+            continue
+        backend, kind = _backend_and_kind(entry)
+        key = GroupKey(names[number], names[:number].count(names[number]), backend)
+        groups[key] = listed[number]
+        if entry.get("is_p2p"):
+            p2p[key] = kind
+            continue
+        calls.setdefault(key, []).append(_call(entry, len(calls.get(key, ())) + 1))
+    backends = {key.backend for key in groups} or {"gloo"}
+    for number, group in enumerate(listed):
+        for backend in backends:
+            groups.setdefault(GroupKey(group.name, names[:number].count(group.name), backend), group)
+    state = body.get("state")
+    return RankRecord(
+        rank=rank,
+        groups=groups,
+        calls=calls,
+        is_whole=bool(body.get("is_whole")),
+        state=state and RankState.from_json(state),
+        p2p=p2p,
+        at=float(body.get("at", 0.0)),
+    )
+
+
+def _call(entry: Mapping[str, Any], place: int) -> Call:
+    sizes, types = entry.get("input_sizes") or (), entry.get("input_dtypes") or ()
+    shapes = [str(list(size)) for size in sizes]
+    inputs = (f"{shape} {_dtype(types[at])}" if at < len(types) else shape for at, shape in enumerate(shapes))
+    site, timeout = entry.get("site"), entry.get("timeout_ms")
+    return Call(
+        kind=_backend_and_kind(entry)[1],
+        place=place,
+        order=int(entry.get("record_id", 0)),
+        shapes=tuple(shapes),
+        inputs=tuple(inputs),
+        agreement=agreement(entry),
+        is_over=bool(entry.get("retired")),
+        timeout=timeout / 1000 if timeout else math.inf,
+        site=Site(*site) if site else None,
+    )
+
+
+def _dtype(name: str) -> str:
+    return _DTYPES.get(name, name.lower())
+
+
+# -- the same group in all ranks
+
+
+@dataclass(frozen=True)
+class SharedGroup:
+    """A process group, with the ranks that are its members."""
+
+    key: GroupKey
+    title: str
+    ranks: tuple[int, ...]
+
+
+def shared_groups(records: Sequence[RankRecord]) -> list[SharedGroup]:
+    """The groups that several ranks know alike.
+
+    A group is left out where ranks contradict each other, as when two worlds use the same name at once: its members are
+    then not known for sure.
+    """
+    claims: dict[GroupKey, dict[int, GroupRecord]] = {}
+    for record in records:
+        for key, group in record.groups.items():
+            claims.setdefault(key, {})[record.rank] = group
+    found = []
+    for key, known in claims.items():
+        members = {group.members for group in known.values()}
+        by_index = {group.index: rank for rank, group in known.items()}
+        if len(members) != 1 or len(by_index) != len(known):
+            continue
+        (numbers,) = members
+        if len(numbers) < 2:
+            continue
+        if len(by_index) < len(numbers):
+            # Some members are not known to have made the group yet: their numbers must be those of the launch.
+            if any(numbers[index] != rank for index, rank in by_index.items()):
+                continue
+            by_index = dict(enumerate(numbers))
+        ranks = tuple(by_index[index] for index in sorted(by_index))
+        found.append(SharedGroup(key, next(iter(known.values())).title, ranks))
+    return found
+
+
+def list_of(ranks: Sequence[int]) -> str:
+    """Ranks for a sentence: "rank 1", "ranks 0, 2"."""
+    names = ", ".join(map(str, sorted(ranks)))
+    return f"rank {names}" if len(ranks) == 1 else f"ranks {names}"
+
+
+def alike(calls: Mapping[int, Call], key: Callable[[Call], Any]) -> list[tuple[list[int], Call]]:
+    """The ranks grouped by a property of their calls, the smallest group first, each with its first rank's call."""
+    by_key: dict[Any, list[int]] = {}
+    for rank, call in sorted(calls.items()):
+        by_key.setdefault(key(call), []).append(rank)
+    return [(ranks, calls[ranks[0]]) for ranks in sorted(by_key.values(), key=len)]
