@@ -43,6 +43,7 @@ from .ranked import (
     account_for_skip,
     checked_world_size,
     raise_verdict,
+    say_if_nothing_is_recorded,
     without_our_traceback,
 )
 
@@ -184,6 +185,7 @@ class MultiProcContinuousTest(RankedTestCase):
             cls.addClassCleanup(cls._end_class)  # a subclass's tearDownClass may raise, or not call super()
         directory = launch.new_directory(cls.__qualname__)
         cls.rdvz_file = str(directory / "store")
+        say_if_nothing_is_recorded()
         chosen = settings.read()
         job = launch.Job(
             body=launch.Named.of(_run_rank),
@@ -321,13 +323,14 @@ class MultiProcContinuousTest(RankedTestCase):
             self._run_in_place(self._round)
             return
         ranks = self._running_ranks()
+        expected = launch.Expected(may_differ=self._collectives_may_differ())
         try:
-            end = ranks.watch(self._timeout())
+            end = ranks.watch(self._timeout(), expected, self._endless())
         except KeyboardInterrupt:
             if not self._runs_under_unittest():
                 raise
             self._interrupt()
-        verdict = launch.judge(end.reports, end.timed_out, self._case())
+        verdict = launch.judge(end.reports, end.timed_out, self._case(), expected, end.finding)
         verdict = self._with_expectations(verdict, str(self._files), len(end.reports))
         state_changes = self._state_changes(end.reports)
         if ranks.is_over or state_changes or self.isolated:
@@ -338,6 +341,11 @@ class MultiProcContinuousTest(RankedTestCase):
         elif state_changes:
             verdict = replace(verdict, message="\n\n".join([verdict.message, *state_changes]))
         raise_verdict(self, verdict)
+
+    def _endless(self) -> float | None:
+        """The time-out of collectives that counts as endless: no test waits for the one that it has not chosen."""
+        inherited = self.timeout is MultiProcContinuousTest.timeout
+        return self.timeout.total_seconds() if inherited else None
 
     def _state_changes(self, reports: tuple[launch.RankReport, ...]) -> list[str]:
         """Describe the global state that the test changed, one sentence for each change."""

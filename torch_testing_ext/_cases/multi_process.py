@@ -40,6 +40,7 @@ from .ranked import (
     account_for_exit,
     account_for_skip,
     raise_verdict,
+    say_if_nothing_is_recorded,
     without_our_traceback,
 )
 
@@ -164,6 +165,7 @@ class MultiProcessTestCase(RankedTestCase):
         self._start_ranks(self._checked_world_size(), self._directory)
 
     def _start_ranks(self, world_size: int, directory: Path, environ: dict[str, str] | None = None) -> None:
+        say_if_nothing_is_recorded()
         chosen = settings.read()
         job = launch.Job(
             body=launch.Named.of(_run_rank),
@@ -261,7 +263,7 @@ class MultiProcessTestCase(RankedTestCase):
             if not self._runs_under_unittest():
                 raise
             self._interrupt()
-        verdict = launch.judge(outcome.reports, outcome.timed_out, self._case(), expected)
+        verdict = launch.judge(outcome.reports, outcome.timed_out, self._case(), expected, outcome.finding)
         if note := invocation.verdict_note(outcome.reports, expected, verdict):
             verdict = replace(verdict, message=f"{verdict.message}\n\n{note}")
         if verdict.outcome is launch.Outcome.PASSED:
@@ -269,7 +271,9 @@ class MultiProcessTestCase(RankedTestCase):
         return verdict
 
     def _expected(self, fn: Callable[[], Any]) -> launch.Expected:
-        return launch.Expected(fn in self.skip_return_code_checks, self.special_return_code_checks.get(fn))
+        return launch.Expected(
+            fn in self.skip_return_code_checks, self.special_return_code_checks.get(fn), self._collectives_may_differ()
+        )
 
     def _explain_hang(self, verdict: launch.Verdict, fn: Callable[[], Any]) -> launch.Verdict:
         """Run again under TORCH_DISTRIBUTED_DEBUG=DETAIL, which checks that ranks agree before each collective."""

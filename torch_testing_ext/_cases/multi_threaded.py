@@ -16,6 +16,7 @@ from contextlib import suppress
 from typing import Any, ClassVar
 
 from torch_testing_ext import launch
+from torch_testing_ext._marks.collectives import reason_to_differ
 from torch_testing_ext._marks.needs import Skipped, TestSkip
 from torch_testing_ext._threads.ranks import ExcInfo, RankThreads, process_group
 from torch_testing_ext.launch import settings
@@ -56,15 +57,17 @@ def spawn_threads_and_init_comms(
         threads = RankThreads(world_size, run_rank, account_for)
         threads.start()
         case = launch.Case(f"{type(self).__qualname__}.{func.__name__}", file=inspect.getsourcefile(func) or "")
-        raise_verdict(self, _verdict_on(threads, timeout, case))
+        raise_verdict(self, _verdict_on(threads, timeout, case, reason_to_differ(self) is not None))
 
     return wrapper
 
 
-def _verdict_on(threads: RankThreads, timeout: float | None, case: launch.Case) -> launch.Verdict:
+def _verdict_on(
+    threads: RankThreads, timeout: float | None, case: launch.Case, may_differ: bool = False
+) -> launch.Verdict:
     patient = settings.read().debug_rank is not None
     reports, timed_out = threads.join(None if patient else timeout, _told)
-    return launch.judge(reports, timed_out, case)
+    return launch.judge(reports, timed_out, case, launch.Expected(may_differ=may_differ), threads.finding)
 
 
 def _told() -> Iterator[tuple[int, ExcInfo]]:
@@ -187,7 +190,7 @@ class MultiThreadedTestCase(RankedTestCase):
             message = f"no ranks were started: {cls.__qualname__}.setUp() must call self._spawn_threads()"
             raise test._error(message) if isinstance(test, RankedTestCase) else RankError(message)
         timeout = test._timeout()
-        verdict = _verdict_on(started, timeout, test._case())
+        verdict = _verdict_on(started, timeout, test._case(), test._collectives_may_differ())
         cls._check_return_codes(FailedRanks(test, started, verdict), timeout, fn)
 
     @classmethod

@@ -6,6 +6,7 @@ In a rank: only the test method runs, and the cleanups that it registers.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import os
 import sys
@@ -14,8 +15,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, ClassVar, NoReturn
 
-from torch_testing_ext import launch
+from torch_testing_ext import _torch, launch
 from torch_testing_ext._asserts import expectations
+from torch_testing_ext._marks.collectives import reason_to_differ
 from torch_testing_ext._marks.needs import TEST_SKIPS, Skipped, TestSkip, first_unmet, is_ours
 from torch_testing_ext._marks.timeouts import timeout_of
 from torch_testing_ext._process import shell
@@ -106,6 +108,15 @@ def checked_world_size(given: Any, name: str) -> int:
     if size < 1 or (size != given and not isinstance(given, str)):
         raise ValueError(f"{name} is {given!r}; it must be a number of ranks, 1 or more")
     return size
+
+
+@functools.cache
+def say_if_nothing_is_recorded() -> None:
+    """Say once if the collectives of ranks cannot be compared."""
+    if not _torch.has_flight_recorder():
+        text = "torch records no collectives here (TORCH_FR_BUFFER_SIZE=0, or this torch has no flight recorder)"
+        left_out = "mismatches are not found, and hangs last until the time-out"
+        print(f"torch_testing_ext: {text}: {left_out}", file=sys.stderr, flush=True)
 
 
 class RankedTestCase(TestCase):
@@ -201,6 +212,9 @@ class RankedTestCase(TestCase):
 
     def _timeout(self) -> float | None:
         return None if settings.read().debug_rank is not None else timeout_of(self) or get_timeout(self.id())
+
+    def _collectives_may_differ(self) -> bool:
+        return reason_to_differ(self) is not None
 
     def _short_name(self) -> str:
         return f"{type(self).__qualname__}.{self._testMethodName}"

@@ -8,6 +8,8 @@ collective. A member that waits for a thread that has ended gets a `LeftAlone` a
 from __future__ import annotations
 
 import itertools
+import os
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -19,12 +21,14 @@ import torch
 import torch.distributed as dist
 
 from torch_testing_ext import _torch
+from torch_testing_ext._collectives.records import GroupRecord, text_of
 
 from . import collectives
 
 __rank_frame__ = True  # keeps these frames out of the tracebacks of ranks
 
-_KEPT_EVENTS = 1000  # per rank, to explain a hang
+_KEPT_EVENTS = 1000  # per rank
+_FOLDER = os.path.dirname(__file__) + os.sep
 
 
 class LeftAlone(RuntimeError):
@@ -62,6 +66,9 @@ class ThreadLocalWorld(_torch.world_class()):  # type: ignore[misc]
         self.closed = False
         self.ended: dict[int, str] = {}  # how each rank ended
         self.events: dict[int, deque[dict[str, Any]]] = {}  # of each rank, in the format of the flight recorder
+        self.groups: dict[int, list[GroupRecord]] = {}  # that each rank has made
+        # Ranks that wait in a collective, and whether their wait is over although they have not woken up yet.
+        self.waiting: dict[int, Callable[[], bool]] = {}
         self._record_ids = itertools.count(1)
 
     def _get_world(self) -> WorldData:
@@ -86,15 +93,35 @@ class ThreadLocalWorld(_torch.world_class()):  # type: ignore[misc]
             self.closed = True
             self.changed.notify_all()
 
-    def record(self, rank: int, group: str, number: int, kind: str, shapes: list[Any]) -> None:
+    def add_group(self, rank: int, group: GroupRecord) -> int:
+        """Note that a rank has made a group; return the number of the group."""
+        with self.changed:
+            groups = self.groups.setdefault(rank, [])
+            groups.append(group)
+            return len(groups) - 1
+
+    def record(
+        self, rank: int, group: str, number: int | None, place: int, kind: str, tensors: list[torch.Tensor]
+    ) -> dict[str, Any]:
+        """Record a collective in a group, which has this number among those of the rank."""
         event = {
             "process_group": [group],
-            "collective_seq_id": number,
+            "group": number,
+            "collective_seq_id": place,
             "profiling_name": f"threaded:{kind}",
-            "input_sizes": shapes,
+            "input_sizes": [list(tensor.shape) for tensor in tensors],
+            "input_dtypes": [str(tensor.dtype).removeprefix("torch.") for tensor in tensors],
+            "retired": False,
+            "site": _site(),
             "record_id": next(self._record_ids),
         }
         self.events.setdefault(rank, deque(maxlen=_KEPT_EVENTS)).append(event)
+        return event
+
+    def text_of(self, rank: int) -> str:
+        """The collectives of a rank, as a rank that is a process leaves them."""
+        events = list(self.events.get(rank, ()))
+        return text_of(self.groups.get(rank, []), events, len(events) < _KEPT_EVENTS)
 
 
 def _own(name: str) -> property:
@@ -154,38 +181,50 @@ class Rendezvous:
         self._ranks = ranks
         self._current = _Collective()
         self._counts = dict.fromkeys(range(len(ranks)), 0)
+        self._numbers: dict[int, int] = {}
+
+    def join(self, rank: int, number: int) -> None:
+        """Note the number that the group has among those of a rank."""
+        self._numbers[rank] = number
 
     def take_part(self, rank: int, kind: str, arguments: Any, work: Callable[[list[Any]], None]) -> None:
         """Take part in a collective as `rank` of this group; return when it is complete."""
         _finish_on_device(arguments)
         with self._world.changed:
-            collective = self._enter(rank, kind, arguments)
+            collective, event = self._enter(rank, kind, arguments)
             if rank == 0:
-                self._wait(collective, lambda: len(collective.arguments) == len(self._ranks), kind)
+                self._wait(rank, collective, lambda: len(collective.arguments) == len(self._ranks), kind)
                 self._current = _Collective()
             else:
-                self._wait(collective, lambda: collective.is_complete, kind)
+                self._wait(rank, collective, lambda: collective.is_complete, kind)
         if rank == 0:
             self._complete(collective, work)
-        elif collective.error:
+        event["retired"] = True
+        if rank != 0 and collective.error:
             raise LeftAlone(f"left alone in {kind}: rank {self._ranks[0]} failed to execute it: {collective.error}")
 
-    def _enter(self, rank: int, kind: str, arguments: Any) -> _Collective:
+    def _enter(self, rank: int, kind: str, arguments: Any) -> tuple[_Collective, dict[str, Any]]:
         self._counts[rank] += 1
-        shapes = [list(tensor.shape) for tensor in _tensors(arguments)]
-        self._world.record(self._ranks[rank], self._name, self._counts[rank], kind, shapes)
+        tensors = list(_tensors(arguments))
+        event = self._world.record(
+            self._ranks[rank], self._name, self._numbers.get(rank), self._counts[rank], kind, tensors
+        )
         self._current.arguments[rank] = kind, arguments
         self._world.changed.notify_all()
-        return self._current
+        return self._current, event
 
-    def _wait(self, collective: _Collective, done: Callable[[], bool], kind: str) -> None:
+    def _wait(self, rank: int, collective: _Collective, done: Callable[[], bool], kind: str) -> None:
         def missing() -> list[int]:
             return [rank for index, rank in enumerate(self._ranks) if index not in collective.arguments]
 
         def gone() -> list[int]:
             return [rank for rank in missing() if rank in self._world.ended]
 
-        self._world.changed.wait_for(lambda: done() or gone() or self._world.closed)
+        self._world.waiting[self._ranks[rank]] = done
+        try:
+            self._world.changed.wait_for(lambda: done() or gone() or self._world.closed)
+        finally:
+            del self._world.waiting[self._ranks[rank]]
         if not done():
             why = ", ".join(f"rank {rank} {self._world.ended[rank]}" for rank in gone())
             raise LeftAlone(f"left alone in {kind}: {why or 'the test is over'}")
@@ -212,6 +251,17 @@ class Rendezvous:
         if len(by_kind) > 1:
             calls = "; ".join(f"{kind} by rank {', '.join(ranks)}" for kind, ranks in by_kind.items())
             raise RuntimeError(f"the ranks of group {self._name} call different collectives at once: {calls}")
+
+
+def _site() -> tuple[str, int, str] | None:
+    """The line of the program that calls a collective."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not file.startswith(_FOLDER) and not _torch.is_of_torch(file):
+            return file, frame.f_lineno, frame.f_code.co_name
+        frame = frame.f_back  # type: ignore[assignment]
+    return None
 
 
 def _tensors(arguments: Any) -> Iterator[torch.Tensor]:
@@ -356,7 +406,11 @@ def _create_threaded_pg(opts: Any, _: Any) -> ProcessLocalGroup:
     ranks = tuple(opts.global_ranks_in_group) or tuple(range(opts.group_size))
     group = ProcessLocalGroup(opts.group_rank, opts.group_size)
     group._name = opts.group_id
-    group._rendezvous = _torch.get_world().rendezvous(opts.group_id, ranks)
+    world = _torch.get_world()
+    group._rendezvous = world.rendezvous(opts.group_id, ranks)
+    description = "" if opts.global_ranks_in_group else "default_pg"
+    record = GroupRecord(opts.group_id, description, ranks, opts.group_rank)
+    group._rendezvous.join(opts.group_rank, world.add_group(ranks[opts.group_rank], record))
     return group
 
 

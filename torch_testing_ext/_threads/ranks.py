@@ -7,7 +7,6 @@ a daemon; its later changes to process groups happen in a world that no other th
 from __future__ import annotations
 
 import ctypes
-import json
 import sys
 import threading
 import traceback
@@ -19,6 +18,8 @@ from typing import Any
 import torch.distributed as dist
 
 from torch_testing_ext import _torch, launch
+from torch_testing_ext._collectives.findings import Finding, describe_stuck, stuck, waits
+from torch_testing_ext._collectives.records import read_record
 from torch_testing_ext.launch import RankEnding, RankReport, hang, now
 
 from .group import ThreadLocalWorld, _install_threaded_pg, _uninstall_threaded_pg
@@ -72,6 +73,7 @@ class RankThreads:
         self.store = _HashStore()
         self.errors: dict[int, ExcInfo] = {}  # by rank
         self.test: Any = None  # whose threads these are
+        self.finding: Finding | None = None  # why their waiting was given up before the time-out
         self._accounts = [launch.AccountWriter(None) for _ in range(world_size)]
         self._exits: dict[int, launch.Exit] = {}
         self._over = False
@@ -125,11 +127,25 @@ class RankThreads:
         deadline = None if timeout is None else self.began + timeout
         with self._world.changed:
             while len(self._world.ended) < len(self.threads):
+                self.finding = self._deadlock()
+                if self.finding is not None:
+                    return False
                 until = min((end for end in (deadline, self._grace_ends()) if end is not None), default=None)
                 if until is not None and until <= now():
                     return until == deadline
                 self._world.changed.wait(None if until is None else until - now())
         return False
+
+    def _deadlock(self) -> Finding | None:
+        """Whether all ranks that run wait for each other. A wait for a rank that has ended ends by itself."""
+        ended = dict(self._world.ended)
+        waiting = self._world.waiting
+        if len(waiting) + len(ended) < len(self.threads) or any(done() for done in waiting.values()):
+            return None
+        ranks = range(len(self.threads))
+        records = [record for rank in ranks if (record := read_record(rank, self._world.text_of(rank))) is not None]
+        found = stuck({rank: calls for rank, calls in waits(records).items() if rank not in ended}, {})
+        return describe_stuck(found, {}) if found else None
 
     def _grace_ends(self) -> float | None:
         accounts = {rank: self._accounts[rank].account for rank in self._exits}
@@ -137,7 +153,7 @@ class RankThreads:
         return min(self._exits[rank].at for rank in failed) + GRACE_AFTER_FAILURE if failed else None
 
     def _report(self, rank: int) -> RankReport:
-        recorder = json.dumps({"entries": list(self._world.events.get(rank, ()))})
+        recorder = self._world.text_of(rank)
         if rank in self._exits:
             account, ended = self._accounts[rank].account, self._exits[rank]
             report = launch.assemble_report(rank, account, ended, self.began, stopped=None)

@@ -54,13 +54,11 @@ from .launch import (
     destroy_process_group,
     end_compile_workers,
     fake_process_group,
-    flight_recorder,
     only_gloo,
     register_fake_backend,
     reset_dynamo,
     wait_without_end,
     warm_up,
-    watch_process_groups,
 )
 from .local_tensor import (
     for_each_local_rank,
@@ -74,6 +72,17 @@ from .local_tensor import (
 from .properties import (
     abort_process_groups,
     forget_meshes,
+)
+from .recorder import (
+    MadeGroup,
+    forget_collectives,
+    forget_groups,
+    has_flight_recorder,
+    is_of_torch,
+    made_groups,
+    may_have_sent_or_received,
+    recorded_collectives,
+    watch_process_groups,
 )
 from .shard_order import (
     redistribute_local,
@@ -141,6 +150,7 @@ from .threads import (
 
 __all__ = [
     "DYNAMO",
+    "MadeGroup",
     "abort_process_groups",
     "accelerator_is_in_bad_fork",
     "accelerator_is_initialised",
@@ -171,12 +181,13 @@ __all__ = [
     "fakes_lacking_attributes",
     "finished_work",
     "fixed_size",
-    "flight_recorder",
     "for_each_local_rank",
     "foreach_by_default",
     "forget_blas_workspaces",
+    "forget_collectives",
     "forget_compiled",
     "forget_dtensor_rng",
+    "forget_groups",
     "forget_meshes",
     "fsdp_is_idle",
     "fsdp_keeps_parameters_after_forward",
@@ -186,6 +197,7 @@ __all__ = [
     "gathered",
     "get_world",
     "global_module_hooks",
+    "has_flight_recorder",
     "has_lapack",
     "has_multicast",
     "has_triton",
@@ -197,6 +209,7 @@ __all__ = [
     "is_functional_tensor",
     "is_internal_build",
     "is_local_tensor",
+    "is_of_torch",
     "is_sharded",
     "is_tensor_constructor",
     "isolate_threads",
@@ -205,7 +218,9 @@ __all__ = [
     "local_ranks",
     "local_tensor",
     "local_tensor_mode",
+    "made_groups",
     "make_wrapper_subclass",
+    "may_have_sent_or_received",
     "new_extension_registry",
     "new_fake_mode",
     "object_collectives_call",
@@ -218,6 +233,7 @@ __all__ = [
     "python_dispatcher",
     "raw_operation",
     "record_autograd",
+    "recorded_collectives",
     "redistribute_local",
     "reduce_scatter_name",
     "register_fake_backend",

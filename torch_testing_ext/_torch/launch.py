@@ -2,31 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import sys
-import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 
+from . import recorder
 
-def flight_recorder() -> str:
-    """The collectives that this process has enqueued, as the flight recorder's JSON; "" if torch has no recorder.
-
-    `_dump_fr_trace_json` since torch 2.8; gloo records since 2.9, on CPU too. Seen on 2.13 and 2.15.
-    """
-    dump = getattr(getattr(torch._C, "_distributed_c10d", None), "_dump_fr_trace_json", None)
-    if dump is None:
-        return ""
-    trace = json.loads(dump())
-    trace["entries"] = [entry for entry in trace.get("entries", []) if entry.get("time_created_ns", 0) > _warm_until]
-    return json.dumps(trace)
-
-
-# Entries of the flight recorder from before this moment belong to the warm-up.
-_warm_until = 0
+_is_warm = False
 
 
 def warm_up() -> None:
@@ -35,10 +19,10 @@ def warm_up() -> None:
     The ranks then share the state that this initialises and the pages that it writes. The process has one thread again
     afterwards. A process that is forked from one that has warmed up does not warm up again.
     """
-    global _warm_until
+    global _is_warm
     import torch.distributed as dist
 
-    if _warm_until or not dist.is_available() or not dist.is_gloo_available() or dist.is_initialized():
+    if _is_warm or not dist.is_available() or not dist.is_gloo_available() or dist.is_initialized():
         return
     # torch.distributed has this name, too, but does not declare it as exported.
     from torch._C._distributed_c10d import HashStore
@@ -49,7 +33,8 @@ def warm_up() -> None:
         dist.all_reduce(torch.ones(1))
     finally:
         dist.destroy_process_group()
-    _warm_until = time.time_ns()
+    _is_warm = True
+    recorder.forget_groups()
 
 
 # Backends whose destructors would wait for their peers; a rank that is about to exit keeps them alive instead.
@@ -67,35 +52,6 @@ def destroy_process_group() -> None:
     if only_gloo():
         _kept.extend(dist.distributed_c10d._world.pg_map)
     dist.destroy_process_group()
-
-
-def watch_process_groups(
-    creating: Callable[[str], AbstractContextManager[None]], before_end: Callable[[], None]
-) -> None:
-    """From now on, create each process group within `creating(name)`, and call `before_end()` before all are destroyed.
-
-    `_new_process_group_helper` and `_update_default_pg`: all versions. Tests may have imported the public functions by
-    name, so these two are replaced, which torch looks up in its module.
-    """
-    import torch.distributed as dist
-
-    c10d: Any = dist.distributed_c10d
-    create, update = c10d._new_process_group_helper, c10d._update_default_pg
-
-    def create_watched(*args: Any, **kwargs: Any) -> Any:
-        with creating(str(kwargs.get("group_name") or args[_NAME_OF_GROUP])):
-            return create(*args, **kwargs)
-
-    def update_watched(group: Any) -> None:
-        if group is None:
-            before_end()
-        update(group)
-
-    c10d._new_process_group_helper, c10d._update_default_pg = create_watched, update_watched
-
-
-# The place of the name among the arguments of _new_process_group_helper.
-_NAME_OF_GROUP = 5
 
 
 def only_gloo() -> bool:

@@ -37,6 +37,7 @@ from .protocol import (
     FromServer,
     Hello,
     Launch,
+    Look,
     Preload,
     Quit,
     Serve,
@@ -98,6 +99,10 @@ class Run:
         self.dumped = False
         self.server.send(Dump(self.number, tuple(self.alive if ranks is None else ranks), patience))
         self.wait_until(lambda: self.dumped, patience)
+
+    def look(self) -> None:
+        """Ask the ranks that are still running for their collectives. They write these when they get to it."""
+        self.server.send(Look(self.number))
 
     def wait_until(self, done: Callable[[], bool], patience: float = 0.0) -> None:
         """Wait until `done`, which a working server achieves at once; give up a server that is stuck."""

@@ -41,6 +41,7 @@ from .protocol import (
     FromServer,
     Hello,
     Launch,
+    Look,
     Preload,
     Quit,
     Serve,
@@ -124,6 +125,10 @@ class ForkServer:
                     os.kill(one.pid, number)
             case Dump():
                 self._dump(message)
+            case Look(run):
+                for one in self._ranks_of(run):
+                    with suppress(OSError):  # it has ended, or has not answered many requests
+                        one.link.send(rank_process.ASK_COLLECTIVES)
             case Preload(modules, at_once):
                 for name in modules:
                     if name in sys.modules:
@@ -355,6 +360,7 @@ def _become_fork_server(method: StartMethod, subject: Named | None) -> str | Non
     if method is StartMethod.FORK_FRESH:
         assert subject is not None
         subject.resolve()
+    _torch.forget_groups()
     # Exempt everything that exists now from collection, so that a rank's collector does not write to shared pages.
     gc.freeze()
     if method is StartMethod.FORK_FRESH and (why := fork_safety.prepare_to_fork() or fork_safety.check_after_fork()):

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from torch_testing_ext._collectives.records import RankRecord, body_of, list_of, read_record
+
 from .accounts import RankEnding
 from .frames import markers_of
 from .report import RankReport
@@ -49,7 +51,10 @@ class Difference:
 def explain(reports: Sequence[RankReport], file: str) -> str:
     """A table with a line for each rank that was still running, and below it which rank differs."""
     running = [r for r in reports if r.ending is RankEnding.STOPPED]
-    lines = [f"  rank {r.rank}: {where(r.stacks, file)}; {_last(collectives(r.recorder))}" for r in running]
+    lines = []
+    for r in running:
+        lines.append(f"  rank {r.rank}: {where(r.stacks, file)}; {_last(collectives(r.recorder))}")
+        lines += [f"    {line}" for line in _by_group(read_record(r.rank, r.recorder))]
     found = (f"=> {difference.sentence}" for difference in differences(reports))
     return "\n".join(["where the running ranks are:", *lines, *found])
 
@@ -66,10 +71,24 @@ def _last(history: list[Collective] | None) -> str:
     return f"last collective: {history[-1]}" if history else "no collective yet"
 
 
+def _by_group(record: RankRecord | None) -> list[str]:
+    """A line for each group in which the rank has communicated, unless that is the default group alone."""
+    used = {**record.calls, **record.p2p} if record is not None else {}
+    if record is None or all(record.groups[key].is_default for key in used):
+        return []
+    lines = []
+    for key in used:
+        group = record.groups[key]
+        latest = [str(record.calls[key][-1])] if key in record.calls else []
+        latest += [record.p2p[key]] if key in record.p2p else []
+        lines.append(f"{group.title} ({list_of(group.members)}): {', '.join(latest)}")
+    return lines
+
+
 def collectives(recorder: str) -> list[Collective] | None:
     """The collectives that a rank has enqueued over all its groups, in order; None without a complete answer."""
     try:
-        entries = json.loads(recorder)["entries"]
+        entries = json.loads(body_of(recorder))["entries"]
     except (ValueError, KeyError):
         return None
     found = [_collective(entry) for entry in entries if not entry.get("is_p2p")]

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import client
+from . import client, recording
 from .accounts import AccountFile, RankAccount, RankEnding, read_account
 from .job import Job
 from .rank import AccountWriter
@@ -47,6 +47,10 @@ def _account(directory: Path, rank: int, number: int) -> Path:
     return directory / f"rank{rank}.account{number}"
 
 
+def _collectives(directory: Path, rank: int, number: int) -> Path:
+    return directory / f"rank{rank}.collectives{number}"
+
+
 # -- a rank's side
 
 
@@ -62,6 +66,7 @@ class Task:
 def tasks(directory: Path, rank: int) -> Iterator[Task]:
     """In a rank: its tasks, one by one. Asking for the next reports that the previous one is done."""
     done = os.open(_done_pipe(directory), os.O_WRONLY | os.O_CLOEXEC)
+    recording.begin_first_task()
     with open(_tasks_pipe(directory, rank)) as lines:
         for line in lines:
             number, _, name = line.rstrip("\n").partition(" ")
@@ -71,6 +76,7 @@ def tasks(directory: Path, rank: int) -> Iterator[Task]:
             writer = AccountWriter(file)
             try:
                 yield Task(name, writer, directory / f"task{number}")
+                recording.leave(_collectives(directory, rank, int(number)), more_follow=True)
             finally:
                 file.close()
             with suppress(OSError):  # the test has closed it; its account says so
@@ -121,12 +127,17 @@ class PersistentRanks:
         for pipe in self._pipes:
             os.write(pipe, f"{line}\n".encode())
 
-    def watch(self, timeout: float | None) -> WatchResult:
-        """Watch the current task until it ends. If it goes wrong, the ranks are ended too."""
-        watcher = _TaskWatcher(self)
+    def watch(
+        self, timeout: float | None, expected: Expected | None = None, endless: float | None = None
+    ) -> WatchResult:
+        """Watch the current task until it ends. If it goes wrong, the ranks are ended too.
+
+        `endless`: see `until_over`.
+        """
+        watcher = _TaskWatcher(self, expected or Expected())
         went_well = False
         try:
-            timed_out = watcher.until_over(None if timeout is None else self._began + timeout)
+            timed_out = watcher.until_over(timeout, endless)
             if watcher.pending:
                 watcher.take_stacks()
             went_well = not watcher.pending and watcher.agreed()
@@ -135,7 +146,7 @@ class PersistentRanks:
             if not went_well or not self.is_complete():
                 watcher.end_all()
                 self._close()
-        return WatchResult(watcher.reports(), timed_out, now() - self._began)
+        return WatchResult(watcher.reports(), timed_out, now() - self._began, watcher.finding)
 
     def _receive(self) -> None:
         with suppress(BlockingIOError):
@@ -171,8 +182,8 @@ class PersistentRanks:
 class _TaskWatcher(RankWatcher):
     """Watches one task: a rank is done when it has reported so or exited."""
 
-    def __init__(self, ranks: PersistentRanks):
-        super().__init__(ranks.run, Expected(), ranks._began)
+    def __init__(self, ranks: PersistentRanks, expected: Expected):
+        super().__init__(ranks.run, expected, ranks._began)
         self._ranks = ranks
 
     def take_endings(self) -> None:
@@ -192,6 +203,10 @@ class _TaskWatcher(RankWatcher):
     def asked_for_stacks(self) -> list[int]:
         """All: a rank that has finished the task may be the one that the others wait for."""
         return self.run.alive
+
+    def collectives(self, rank: int) -> Path:
+        of_task = _collectives(self._ranks.directory, rank, self._ranks.number)
+        return of_task if of_task.exists() else super().collectives(rank)
 
     def agreed(self) -> bool:
         """Have all ranks passed, or all skipped?"""

@@ -65,6 +65,13 @@ class Dump:
 
 
 @dataclass(frozen=True)
+class Look:
+    """Have the ranks of a run write their collectives and the state of their threads. There is no answer."""
+
+    run: int
+
+
+@dataclass(frozen=True)
 class Preload:
     """Import modules, so that the next ranks find them imported: at once, or when there is nothing else to do."""
 
@@ -77,7 +84,7 @@ class Quit:
     """End, together with everything that the server has started."""
 
 
-ToServer: TypeAlias = Serve | Launch | SignalGroups | SignalRank | Dump | Preload | Quit
+ToServer: TypeAlias = Serve | Launch | SignalGroups | SignalRank | Dump | Look | Preload | Quit
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from typing import NoReturn
 from torch_testing_ext._process import child, descriptors, signals, system
 from torch_testing_ext._process.logs import cut_middle
 
+from . import recording
 from .accounts import AccountFile, RankAccount, RankEnding
 from .job import Job
 from .report import now
@@ -36,8 +37,9 @@ LONGEST_SUMMARY = 2_000
 __rank_frame__ = True
 __first_frames__ = ("_run", "_answer")
 
-# The parent's requests to a rank, and the rank's answers: one byte each.
+# The parent's requests to a rank, and the rank's answers: one byte each. A look has no answer but its file.
 ASK_RECORDER, RECORDER_DONE = b"R", b"r"
+ASK_COLLECTIVES = b"C"
 STACKS_DONE = bytes([system.DUMP_STACKS])
 
 
@@ -141,6 +143,7 @@ def run_and_exit(job: Job, rank: int, account: AccountFile, link: socket.socket,
     code = FAILED
     try:
         child.detach(stream)
+        recording.begin()
         _listen(job, rank, link)
         code = _run(job, rank, AccountWriter(account))
     except BaseException:
@@ -160,7 +163,16 @@ def main() -> NoReturn:
 
 
 def _run(job: Job, rank: int, report: AccountWriter) -> int:
-    """Run the body and account for how it ended. Returns the exit status."""
+    """Run the body, leave the collectives and account for how it ended. Returns the exit status."""
+    code = _run_body(job, rank, report)
+    try:
+        recording.leave(job.collectives(rank))
+    except Exception as error:
+        report.failed(error, assertion=False, within="the collectives of this rank could not be read: ")
+    return report.account.code if report.account is not None and not code else code
+
+
+def _run_body(job: Job, rank: int, report: AccountWriter) -> int:
     try:
         job.call(rank, report)
     except SystemExit as leaving:
@@ -202,26 +214,28 @@ def _listen(job: Job, rank: int, link: socket.socket) -> None:
     faulthandler.register(system.DUMP_STACKS, file=stacks, all_threads=True, chain=True)
     signals.unblock()
     # Not a threading.Thread: a test that counts or joins threads should not see it.
-    _thread.start_new_thread(_answer, (job.recorder(rank), link))
+    _thread.start_new_thread(_answer, (job.recorder(rank), job.look(rank), link))
 
 
-def _answer(target: Path, link: socket.socket) -> None:
+def _answer(target: Path, look: Path, link: socket.socket) -> None:
     # Poll here, so that this thread's stack has only this function. select() refuses descriptors above 1023.
     poll = select.poll()
     poll.register(link, select.POLLIN)
     while True:
         poll.poll()
         try:
-            asked = link.recv(1)
+            asked = link.recv(64)
         except BlockingIOError:
             continue
         except OSError:
             return
         if not asked:
             return  # the process that started this rank is gone
-        with suppress(Exception):
-            from torch_testing_ext import _torch
-
-            target.write_text(_torch.flight_recorder())
-        with suppress(OSError):
-            link.send(RECORDER_DONE)
+        if ASK_COLLECTIVES in asked:
+            with suppress(Exception):
+                recording.answer(look, with_state=True)
+        if ASK_RECORDER in asked:
+            with suppress(Exception):
+                recording.answer(target, with_state=False)
+            with suppress(OSError):
+                link.send(RECORDER_DONE)

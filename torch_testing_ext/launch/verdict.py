@@ -4,9 +4,20 @@ from __future__ import annotations
 
 import enum
 import re
+import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from torch_testing_ext._collectives.findings import (
+    Finding,
+    FindingKind,
+    describe_stuck,
+    first_left_alone,
+    first_mismatch,
+    stuck,
+    waits,
+)
+from torch_testing_ext._collectives.records import RankRecord, all_agree, read_record
 from torch_testing_ext._process.exits import describe_exit, signal_name
 from torch_testing_ext._process.logs import cut_middle
 
@@ -30,10 +41,14 @@ class Outcome(enum.Enum):
 
 @dataclass(frozen=True)
 class Expected:
-    """The exit codes that a test has declared. `code`: the exit code that rank 0 must have."""
+    """What a test has declared: exit codes, and whether its ranks may issue different collectives.
+
+    `code`: the exit code that rank 0 must have.
+    """
 
     any_code: bool = False
     code: int | None = None
+    may_differ: bool = False
 
     def decides(self, report: RankReport) -> bool:
         """Does this rank's ending alone make the test fail?"""
@@ -74,29 +89,89 @@ _VICTIM = re.compile(
 )
 
 
-def judge(reports: Sequence[RankReport], timed_out: bool, case: Case, expected: Expected | None = None) -> Verdict:
-    """The verdict on a test, from the reports of all its ranks."""
+# Errors of a rank whose collective took too long: its peers may not have come.
+_GAVE_UP = re.compile(r"timed out waiting|timed out after .* waiting|wait timeout", re.IGNORECASE)
+
+
+def judge(
+    reports: Sequence[RankReport],
+    timed_out: bool,
+    case: Case,
+    expected: Expected | None = None,
+    finding: Finding | None = None,
+) -> Verdict:
+    """The verdict on a test, from the reports of all its ranks, and the finding for which they were ended, if any."""
     expected = expected or Expected()
+    if finding is not None:
+        return _found(reports, finding, case)
     running = [r for r in reports if r.ending is RankEnding.STOPPED]
     deciding = [r for r in reports if expected.decides(r) and r not in running]
     if timed_out and (running or not deciding):
-        return _timed_out(reports, running, case)
+        return _timed_out(reports, running, case, expected)
     if deciding:
-        return _failed(reports, deciding, case)
+        return _failed(reports, deciding, case, expected)
     skips = [r for r in reports if r.ending is RankEnding.SKIPPED]
     if len(skips) == len(reports) and not expected.any_code:
         return Verdict(Outcome.SKIPPED, skips[0].summary, code=skips[0].code)
     # If any code is allowed, so is that of a skip; but a rank that had to be ended never makes a pass.
     if running or (skips and not expected.any_code):
-        return _disagree(reports, skips or running, case)
+        alone = _left_alone(reports)
+        return _disagree(reports, skips or running, case) if alone is None else _found(reports, alone, case)
     if expected.code is not None and not expected.any_code and reports[0].code != expected.code:
         return _wrong_code(reports, expected.code, case)
-    return Verdict(Outcome.PASSED)
+    mismatch = _mismatch(reports, expected)
+    return Verdict(Outcome.PASSED) if mismatch is None else _found(reports, mismatch, case)
 
 
-def _failed(reports: Sequence[RankReport], deciding: list[RankReport], case: Case) -> Verdict:
-    culprits = sorted(deciding, key=lambda r: (is_victim(r), r.ended, r.rank))
+def ended(report: RankReport) -> str:
+    """How a rank ended, as a verb for a sentence."""
+    verbs = {RankEnding.ERROR: "raised", RankEnding.KILLED: "was killed", RankEnding.LOST: "was lost"}
+    return verbs.get(report.ending, report.ending.value)
+
+
+def _mismatch(reports: Sequence[RankReport], expected: Expected) -> Finding | None:
+    """The first collective in which ranks disagree, unless the test allows that."""
+    if expected.may_differ or all_agree([r.recorder for r in reports]):
+        return None
+    return first_mismatch(_records(reports))
+
+
+def _records(reports: Sequence[RankReport]) -> list[RankRecord]:
+    return [record for r in reports if (record := read_record(r.rank, r.recorder)) is not None]
+
+
+def _cause(reports: Sequence[RankReport], expected: Expected) -> Finding | None:
+    """The fault in the collectives that may explain failures."""
+    return _mismatch(reports, expected) or _left_alone(reports)
+
+
+def _left_alone(reports: Sequence[RankReport]) -> Finding | None:
+    waiting = [r.rank for r in reports if _lost_a_peer(r) or r.ending is RankEnding.STOPPED]
+    alone = {r.rank: ended(r) for r in reports if r.rank not in waiting}
+    return first_left_alone(_records(reports), alone, waiting) if waiting else None
+
+
+def _lost_a_peer(report: RankReport) -> bool:
+    return is_victim(report) or (report.ending is RankEnding.ERROR and bool(_GAVE_UP.search(report.summary)))
+
+
+def _found(reports: Sequence[RankReport], finding: Finding, case: Case) -> Verdict:
+    """The verdict where the collectives are at fault."""
+    seconds = max((r.seconds for r in reports), default=0.0)
+    title = f"{case.name}, {seconds:.1f} s after its start: {finding.sentence}"
+    shown = [r for r in reports if r.ending.is_failure and r.ending is not RankEnding.STOPPED]
+    outcome = Outcome.FAILED if finding.kind is FindingKind.MISMATCH else Outcome.ERROR
+    calls = f"the calls of the ranks:\n{finding.calls}"
+    message = _compose(title, reports, shown, case, finding.ranks[0], calls)
+    return Verdict(outcome, message, finding.ranks[0])
+
+
+def _failed(reports: Sequence[RankReport], deciding: list[RankReport], case: Case, expected: Expected) -> Verdict:
+    culprits = sorted(deciding, key=lambda r: (_lost_a_peer(r), r.ended, r.rank))
     first = culprits[0]
+    cause = _cause(reports, expected)
+    if cause is not None and (_lost_a_peer(first) or first.code == -signal.SIGABRT):
+        return _found(reports, cause, case)
     title = f"rank {first.rank} of {len(reports)} {_what_happened(first, case)}"
     shown = [r for r in culprits if r is first or not is_victim(r)]
     outcome = {
@@ -104,19 +179,29 @@ def _failed(reports: Sequence[RankReport], deciding: list[RankReport], case: Cas
         RankEnding.ERROR: Outcome.ERROR,
         RankEnding.LOST: Outcome.ERROR,
     }.get(first.ending, Outcome.CRASHED)
-    return Verdict(outcome, _compose(title, reports, shown, case, first.rank), first.rank)
+    return Verdict(outcome, _compose(title, reports, shown, case, first.rank, cause.text if cause else ""), first.rank)
 
 
-def _timed_out(reports: Sequence[RankReport], running: list[RankReport], case: Case) -> Verdict:
+def _timed_out(reports: Sequence[RankReport], running: list[RankReport], case: Case, expected: Expected) -> Verdict:
     seconds = max((r.seconds for r in reports), default=0.0)
     # The signal that asks for stacks may end a wait: a rank that continues only because of it has not passed.
     state = f"{_ranks(running)} of {len(reports)} still running" if running else "the last ranks ended only then"
-    blamed = hang.differences(reports)[:1] if running else []
+    suspected = _suspicion(reports, running, expected)
+    blamed = [suspected] if suspected is not None else hang.differences(reports)[:1] if running else []
     title = f"{case.name} timed out after {seconds:.1f} s; {': '.join([state, *(one.sentence for one in blamed)])}"
     failed = [r for r in reports if r.ending.is_failure and r.ending is not RankEnding.STOPPED]
-    message = _compose(title, reports, failed, case, None)
+    message = _compose(title, reports, failed, case, None, suspected.text if suspected else "")
     culprits = [*(rank for one in blamed for rank in one.ranks), *(r.rank for r in running)]
     return Verdict(Outcome.TIMEOUT, message, next(iter(culprits), None))
+
+
+def _suspicion(reports: Sequence[RankReport], running: list[RankReport], expected: Expected) -> Finding | None:
+    """What ranks that still ran seem to wait for, where that is more than one collective of one group."""
+    records = _records(reports)
+    gone = {r.rank: ended(r) for r in reports if r not in running}
+    waiting = {rank: calls for rank, calls in waits(records).items() if rank not in gone}
+    found = stuck(waiting, gone)
+    return describe_stuck(found, gone, suspected=True) if found else None
 
 
 def _wrong_code(reports: Sequence[RankReport], code: int, case: Case) -> Verdict:
@@ -157,11 +242,18 @@ def _what_happened(report: RankReport, case: Case) -> str:
 
 
 def _compose(
-    title: str, reports: Sequence[RankReport], shown: Sequence[RankReport], case: Case, first: int | None
+    title: str,
+    reports: Sequence[RankReport],
+    shown: Sequence[RankReport],
+    case: Case,
+    first: int | None,
+    collectives: str = "",
 ) -> str:
-    """The message: title; a line per rank, the culprit first; where running ranks were; tracebacks; output; command."""
+    """The message: title; a line per rank, the culprit first; the calls of ranks that disagree; where running ranks
+    were; tracebacks; output; command."""
     in_order = sorted(reports, key=lambda r: (r.rank != first, r.rank))
     parts = [title, "\n".join(f"  {line}" for line in _table(in_order, first))]
+    parts += [collectives] if collectives else []
     parts += _explain_running(reports, case)
     parts += _once("traceback", [(r.rank, r.traceback.rstrip()) for r in shown if r.traceback], "failed")
     outputs = [

@@ -12,13 +12,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from torch_testing_ext._collectives.findings import Finding
+from torch_testing_ext._collectives.records import read_record
 from torch_testing_ext._process.logs import tail
 
 from . import client, hang
 from .accounts import RankAccount, RankEnding, read_account
 from .client import Run
+from .looks import Looks
 from .report import Exit, RankReport, assemble_report, now
-from .verdict import Expected
+from .verdict import Expected, ended
 
 # Peers of a dead rank fail within 0.02 s; on a loaded machine, ten times that. A death must be reported within 1 s.
 GRACE_AFTER_DEATH = 0.4
@@ -39,16 +42,19 @@ class WatchResult:
     reports: tuple[RankReport, ...]
     timed_out: bool
     seconds: float
+    finding: Finding | None = None  # about the collectives, for which the ranks were ended
 
 
 def watch(
     run: Run, timeout: float | None, expected: Expected, on_timeout: Callable[[], None] = lambda: None
 ) -> WatchResult:
-    """Watch a run until it has ended. At the time-out, `on_timeout` is called before the running ranks are ended."""
+    """Watch a run until it has ended. At the time-out, `on_timeout` is called before the running ranks are ended.
+
+    Without a time-out, as in a debugger, nobody looks at the ranks meanwhile.
+    """
     watched = RankWatcher(run, expected, run.began)
-    deadline = None if timeout is None else run.began + timeout
     try:
-        timed_out = watched.until_over(deadline)
+        timed_out = watched.until_over(timeout)
         if timed_out:
             on_timeout()
             watched.take_endings()
@@ -60,7 +66,7 @@ def watch(
         client.finish(run)
     reports = watched.reports()
     client.launcher().add_preload_hints(run, max((r.imported for r in reports), key=len, default=()))
-    return WatchResult(reports, timed_out, now() - run.began)
+    return WatchResult(reports, timed_out, now() - run.began, watched.finding)
 
 
 def end(run: Run) -> None:
@@ -81,21 +87,42 @@ class RankWatcher:
         self.stopped: dict[int, float] = {}  # when we began to end them
         self.grace_ends: float | None = None
         self.dump_patience = DUMP_PATIENCE
+        self.finding: Finding | None = None
+        self.has_failed = False  # a rank has failed: the others end soon
 
     @property
     def pending(self) -> list[int]:
         """The ranks that have not ended."""
         return [rank for rank in self.run.alive if rank not in self.answers]
 
-    def until_over(self, deadline: float | None) -> bool:
-        """Wait until no rank is pending, a grace period is over or the deadline is reached. Returns whether it is."""
+    def until_over(self, timeout: float | None, endless: float | None = None) -> bool:
+        """Wait until no rank is pending, a grace period is over or the time is up. Returns whether it is.
+
+        It also ends with a `finding` about the collectives. `endless`: the time-out of those that do not end by
+        themselves; unless given, it is that of the test.
+        """
+        deadline = None if timeout is None else self.began + timeout
+        looks = None if timeout is None else Looks(self.run, endless or timeout, self.expected.may_differ)
         self.take_endings()
         while self.pending:
-            ends = [end for end in (deadline, self.grace_ends) if end is not None]
-            if not self.run.wait_for_event(min(ends, default=None)):
+            look = looks.due if looks is not None and not self.has_failed else None
+            ends = [end for end in (deadline, self.grace_ends, look) if end is not None]
+            if self.run.wait_for_event(min(ends, default=None)):
+                known = len(self.accounts)
+                self.take_endings()
+                if looks is not None and len(self.accounts) > known:
+                    looks.on_news()
+            elif looks is not None and look is not None and look == min(ends):
+                self.finding = looks.step(self.pending, self._ended())
+                if self.finding is not None:
+                    return False
+            else:
                 return self.grace_ends is None or (deadline is not None and deadline <= self.grace_ends)
-            self.take_endings()
         return False
+
+    def _ended(self) -> dict[int, tuple[str, Path]]:
+        """For each rank that has ended: how, and the file in which it left its collectives."""
+        return {rank: (ended(self._report(rank)), self.collectives(rank)) for rank in self.accounts}
 
     def take_endings(self) -> None:
         for rank in self.run.exits.keys() - self.accounts.keys():
@@ -119,6 +146,7 @@ class RankWatcher:
         if report.ending is RankEnding.SKIPPED and not self.expected.codes_are_open:
             self._grant(report, GRACE_AFTER_SKIP)
         elif self.expected.decides(report):
+            self.has_failed = True
             died = report.ending in (RankEnding.KILLED, RankEnding.EXITED)
             self.dump_patience = DUMP_PATIENCE_AFTER_DEATH if died else DUMP_PATIENCE
             self._grant(report, GRACE_AFTER_DEATH if died else GRACE_AFTER_FAILURE)
@@ -158,9 +186,24 @@ class RankWatcher:
             if rank not in self.accounts:
                 self.accounts[rank] = self.read_account(rank)
         known = self.answers.keys() | self.run.exits.keys()
-        ended = [self._report(rank) if rank in known else self._lost(rank) for rank in ranks]
-        quiet = all(report.ending is RankEnding.PASSED for report in ended)
-        return tuple(ended if quiet else map(self._with_texts, ended))
+        reports = [self._report(rank) if rank in known else self._lost(rank) for rank in ranks]
+        quiet = all(report.ending is RankEnding.PASSED for report in reports)
+        reports = [replace(report, recorder=self._recorder(report.rank)) for report in reports]
+        return tuple(reports if quiet else map(self._with_texts, reports))
+
+    def _recorder(self, rank: int) -> str:
+        """The collectives that a rank left, or told when it was asked."""
+        if left := _text(self.collectives(rank)):
+            return left
+        for file in (self.run.job.recorder(rank), self.run.job.look(rank)):
+            record = read_record(rank, text := _text(file))
+            if record is not None and record.at >= self.began:  # persistent ranks have answered during earlier tests
+                return text
+        return ""
+
+    def collectives(self, rank: int) -> Path:
+        """The file in which a rank leaves its collectives."""
+        return self.run.job.collectives(rank)
 
     def log_start(self, rank: int) -> int:
         """The offset in the rank's log at which its output since `began` starts."""
@@ -170,10 +213,9 @@ class RankWatcher:
         """Add the texts that are worth reading only if something went wrong."""
         job, rank = self.run.job, report.rank
         output = tail(job.log(rank), start=self.log_start(rank))
-        recorder = _text(job.recorder(rank))
         if report.ending not in (RankEnding.STOPPED, RankEnding.KILLED):
-            return replace(report, output=output, recorder=recorder)
-        return replace(report, output=output, stacks=hang.tidy(_text(job.stacks(rank))), recorder=recorder)
+            return replace(report, output=output)
+        return replace(report, output=output, stacks=hang.tidy(_text(job.stacks(rank))))
 
     def _lost(self, rank: int) -> RankReport:
         """The report if the server died. The rank's account still counts, except for a pass: it may not be final."""

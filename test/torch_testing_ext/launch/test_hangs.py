@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 from launch_support import Ranks, environ, nothing_left, outcome_of, timeout
 
+from torch_testing_ext.common_distributed import collectives_may_differ
 from torch_testing_ext.common_utils import TestCase, run_tests
 
 # The ranks hang forever; this is only how long the parent waits.
@@ -31,6 +32,10 @@ class Hangs(Ranks):
             dist.all_gather([torch.empty(4) for _ in range(4)], torch.ones(4))
         else:
             dist.all_reduce(torch.ones(4))
+
+    @collectives_may_differ("tests the report of a time-out")
+    def kind_may_differ(self):
+        self.kind_differs()
 
     def shape_differs(self):
         self.join_group()
@@ -66,17 +71,33 @@ class HangTest(TestCase):
     def setUpClass(cls):
         outcome_of(Hangs("warm"))
 
-    def hang(self, method, *parts):
-        with nothing_left(self), timeout(LIMIT):
+    def run_and_see(self, outcome, method, *parts, limit=LIMIT):
+        with nothing_left(self), timeout(limit):
             seen = outcome_of(Hangs(method))
-        self.assertEqual(seen.outcome, "error", seen.message)
-        for part in (f"Hangs.{method} timed out after", *parts):
+        self.assertEqual(seen.outcome, outcome, seen.message)
+        for part in parts:
             self.assertIn(part, seen.message)
         return seen.message
 
+    def hang(self, method, *parts):
+        return self.run_and_see("error", method, f"Hangs.{method} timed out after", *parts)
+
+    def mismatch(self, method, *parts):
+        """A mismatch ends the test: it would take an hour to reach the time-out."""
+        return self.run_and_see("failed", method, *parts, limit=3600.0)
+
     def test_kind_mismatch(self):
-        self.hang(
+        self.mismatch(
             "kind_differs",
+            "ranks disagree in call #2 of the default group (ranks 0, 1, 2, 3): "
+            "rank 2 calls all_gather [4] float32, ranks 0, 1, 3 call all_reduce [4] float32",
+            "where the running ranks are:",
+            "in kind_differs (dist.all_reduce(torch.ones(4)))",
+        )
+
+    def test_mismatch_on_purpose(self):
+        self.hang(
+            "kind_may_differ",
             "=> rank 2 is at all_gather #2 [4], ranks 0, 1, 3 are at all_reduce #2 [4]",
             "last collective: all_gather #2 [4]",
             "in kind_differs (dist.all_reduce(torch.ones(4)))",
@@ -84,7 +105,11 @@ class HangTest(TestCase):
 
     def test_shape_mismatch(self):
         # The others have continued to the barrier: the cause is an earlier collective.
-        self.hang("shape_differs", "=> rank 1 was at all_reduce #1 [6], ranks 0, 2, 3 were at all_reduce #1 [4]")
+        self.mismatch(
+            "shape_differs",
+            "in call #1 of the default group",
+            "rank 1 calls all_reduce [6] float32, ranks 0, 2, 3 call all_reduce [4] float32",
+        )
 
     def test_missing_rank(self):
         message = self.hang("one_never_comes", "=> rank 3 never reached all_reduce #2 [4]", "(time.sleep(1000))")
@@ -109,7 +134,7 @@ class HangTest(TestCase):
 
     def test_explained_by_a_second_run(self):
         with environ(TORCH_TESTING_EXT_EXPLAIN_HANGS="1"):
-            message = self.hang("kind_differs", "Run again under TORCH_DISTRIBUTED_DEBUG=DETAIL:")
+            message = self.hang("kind_may_differ", "Run again under TORCH_DISTRIBUTED_DEBUG=DETAIL:")
         second = message.partition("=DETAIL:")[2]
         self.assertIn("Detected mismatch between collectives on ranks", second)
 

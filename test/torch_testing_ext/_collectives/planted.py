@@ -1,0 +1,344 @@
+"""Faults in the use of collectives, planted one by one: the program of all ranks, and what is to be said about it."""
+
+from __future__ import annotations
+
+import os
+import unittest
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+WORLD_SIZE = 3
+DEFAULT = "the default group (ranks 0, 1, 2)"
+PROCESSES, ALL_BASES = ("fresh", "persistent"), ("fresh", "persistent", "threaded")
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A planted fault: the outcome of the test, texts of its message in order, and the bases that can have it."""
+
+    body: Callable[[Any], None]
+    outcome: str
+    texts: tuple[str, ...]
+    bases: tuple[str, ...]
+
+
+FAULTS: dict[str, Fault] = {}
+
+
+def fault(outcome: str, *texts: str, bases: tuple[str, ...] = ALL_BASES) -> Callable[[Any], Any]:
+    def plant(body: Callable[[Any], None]) -> Callable[[Any], None]:
+        FAULTS[body.__name__] = Fault(body, outcome, texts, bases)
+        return body
+
+    return plant
+
+
+def ones(count: int = 4, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.ones(count, dtype=dtype)
+
+
+def type_of(rank: int) -> torch.dtype:
+    """Another type in rank 1, of the same size."""
+    return torch.int32 if rank == 1 else torch.float32
+
+
+def in_call(number: int, group: str, one: str, others: str) -> str:
+    return f"ranks disagree in call #{number} of {group}: rank 1 calls {one}, ranks 0, 2 call {others}"
+
+
+# -- another type: the bytes fit, so every rank passes
+
+
+@fault("failed", in_call(1, DEFAULT, "all_reduce [4] int32", "all_reduce [4] float32"), "planted.py:")
+def dtype_of_all_reduce(self):
+    dist.all_reduce(ones(dtype=type_of(self.rank)))
+
+
+@fault("failed", in_call(1, DEFAULT, "broadcast [4] int32", "broadcast [4] float32"))
+def dtype_of_broadcast(self):
+    dist.broadcast(ones(dtype=type_of(self.rank)), 0)
+
+
+@fault("failed", in_call(1, DEFAULT, "reduce [4] int32", "reduce [4] float32"))
+def dtype_of_reduce(self):
+    dist.reduce(ones(dtype=type_of(self.rank)), 0)
+
+
+@fault("failed", "rank 1 calls all_gather [4] int32", bases=PROCESSES)
+def dtype_of_all_gather(self):
+    mine = ones(dtype=type_of(self.rank))
+    dist.all_gather([torch.empty_like(mine) for _ in range(WORLD_SIZE)], mine)
+
+
+@fault("failed", "rank 1 calls all_gather [4] int32", bases=PROCESSES)
+def dtype_of_all_gather_into_tensor(self):
+    mine = ones(dtype=type_of(self.rank))
+    dist.all_gather_into_tensor(torch.empty(4 * WORLD_SIZE, dtype=mine.dtype), mine)
+
+
+@fault("failed", "rank 1 calls gather [4] int32", bases=PROCESSES)
+def dtype_of_gather(self):
+    mine = ones(dtype=type_of(self.rank))
+    dist.gather(mine, [torch.empty_like(mine) for _ in range(WORLD_SIZE)] if self.rank == 0 else None, dst=0)
+
+
+@fault("failed", "rank 1 calls scatter", bases=PROCESSES)
+def dtype_of_scatter(self):
+    mine = ones(dtype=type_of(self.rank))
+    dist.scatter(mine, [torch.ones_like(mine) for _ in range(WORLD_SIZE)] if self.rank == 0 else None, src=0)
+
+
+@fault("failed", "rank 1 calls all_to_all [3] int32", bases=PROCESSES)
+def dtype_of_all_to_all(self):
+    mine = ones(WORLD_SIZE, type_of(self.rank))
+    dist.all_to_all_single(torch.empty_like(mine), mine)
+
+
+@fault("failed", "in call #1 of the default group", "int32", bases=PROCESSES)
+def dtype_of_reduce_scatter(self):
+    mine = ones(WORLD_SIZE, type_of(self.rank))
+    dist.reduce_scatter_tensor(torch.empty(1, dtype=mine.dtype), mine)
+
+
+@fault("failed", in_call(2, DEFAULT, "all_reduce [4] int32", "all_reduce [4] float32"))
+def dtype_after_a_barrier(self):
+    dist.barrier()
+    dist.all_reduce(ones(dtype=type_of(self.rank)))
+
+
+@fault("failed", in_call(1, DEFAULT, "all_reduce [4] int32", "all_reduce [4] float32"))
+def dtype_of_an_async_all_reduce(self):
+    dist.all_reduce(ones(dtype=type_of(self.rank)), async_op=True).wait()
+
+
+@fault("failed", "in call #1 of group dp (ranks 0, 1): rank 0 calls all_reduce [4] float32, rank 1", bases=PROCESSES)
+def dtype_in_a_subgroup(self):
+    group = dist.new_group([0, 1], group_desc="dp")
+    if self.rank < 2:
+        dist.all_reduce(ones(dtype=type_of(self.rank)), group=group)
+
+
+@fault("failed", "in call #1 of group mesh_dp (ranks 0, 1)", "int32", bases=PROCESSES)
+def dtype_in_a_mesh(self):
+    if self.rank < 2:
+        mesh = dist.init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
+    else:
+        return
+    dist.all_reduce(ones(dtype=type_of(self.rank)), group=mesh.get_group("dp"))
+
+
+# -- another number of elements
+
+
+@fault("failed", in_call(1, DEFAULT, "all_reduce [5] float32", "all_reduce [4] float32"), bases=PROCESSES)
+def count_of_all_reduce(self):
+    dist.all_reduce(ones(5 if self.rank == 1 else 4))
+
+
+@fault("failed", in_call(1, DEFAULT, "all_reduce [6] float32", "all_reduce [4] float32"), bases=PROCESSES)
+def count_before_a_barrier(self):
+    dist.all_reduce(ones(6 if self.rank == 1 else 4))
+    dist.barrier()
+
+
+@fault("failed", "rank 1 calls all_reduce [4] int32 [3] int32", bases=PROCESSES)
+def dtype_of_a_coalesced_all_reduce(self):
+    with dist.distributed_c10d._coalescing_manager():
+        dist.all_reduce(ones(4, type_of(self.rank)))
+        dist.all_reduce(ones(3, type_of(self.rank)))
+
+
+# -- another operation
+
+
+@fault("failed", in_call(1, DEFAULT, "all_gather [4] float32", "all_reduce [4] float32"), bases=PROCESSES)
+def all_gather_against_all_reduce(self):
+    if self.rank == 1:
+        dist.all_gather([ones() for _ in range(WORLD_SIZE)], ones())
+    else:
+        dist.all_reduce(ones())
+
+
+@fault("failed", in_call(1, DEFAULT, "barrier", "all_reduce [4] float32"), bases=PROCESSES)
+def barrier_against_all_reduce(self):
+    if self.rank == 1:
+        dist.barrier()
+    else:
+        dist.all_reduce(ones())
+
+
+@fault("failed", in_call(1, DEFAULT, "broadcast [4] float32", "reduce [4] float32"), bases=PROCESSES)
+def opposite_order_in_one_group(self):
+    calls = [lambda: dist.reduce(ones(), 0), lambda: dist.broadcast(ones(), 0)]
+    for call in reversed(calls) if self.rank == 1 else calls:
+        call()
+
+
+@fault("failed", "rank 1 calls all_reduce [4] float32, ranks 0, 2 call all_gather [1] int64", bases=PROCESSES)
+def object_collective_against_all_reduce(self):
+    if self.rank == 1:
+        dist.all_reduce(ones())
+    else:
+        dist.all_gather_object([None] * WORLD_SIZE, self.rank)
+
+
+# -- left alone
+
+
+@fault("error", "rank 1 passed without all_reduce #2 [3], in which ranks 0, 2 wait", "planted.py:")
+def early_return(self):
+    dist.barrier()
+    if self.rank != 1:
+        dist.all_reduce(ones(3))
+
+
+@fault("error", "rank 1 skipped without all_reduce #1 [3], in which ranks 0, 2 wait")
+def early_skip(self):
+    if self.rank == 1:
+        raise unittest.SkipTest("not here")
+    dist.all_reduce(ones(3))
+
+
+@fault("error", "rank 1 of 3 raised", "ValueError: no such layer", "rank 1 raised without all_reduce #1 [3], in which")
+def exception_before_the_collective(self):
+    if self.rank == 1:
+        raise ValueError("no such layer")
+    dist.all_reduce(ones(3))
+
+
+@fault("failed", "AssertionError", "rank 1 failed without all_reduce #1 [3], in which", bases=PROCESSES)
+def failure_before_the_collective(self):
+    if self.rank == 1:
+        self.assertEqual(1, 2)
+    dist.all_reduce(ones(3))
+
+
+@fault("error", "rank 1 of 3 exited with code 0", "before the test finished", bases=("fresh",))
+def exit_before_the_collective(self):
+    if self.rank == 1:
+        os._exit(0)
+    dist.all_reduce(ones(3))
+
+
+@fault("error", "ranks 0, 2 passed without all_reduce #3 [4], in which rank 1 waits")
+def one_iteration_more(self):
+    for _ in range(3 if self.rank == 1 else 2):
+        dist.all_reduce(ones())
+
+
+@fault("error", "rank 1 passed without all_reduce #1 [4] of group dp, in which rank 0 waits", bases=PROCESSES)
+def early_return_in_a_subgroup(self):
+    group = dist.new_group([0, 1], group_desc="dp")
+    if self.rank == 0:
+        dist.all_reduce(ones(), group=group)
+
+
+# -- waiting for each other
+
+
+def _two_groups() -> tuple[Any, Any]:
+    return dist.new_group([0, 1], group_desc="dp"), dist.new_group([0, 1], group_desc="tp")
+
+
+@fault(
+    "error",
+    "rank 0 waits in group dp (all_reduce #1, line ",
+    ") for rank 1, which waits in group tp (all_reduce #1",
+    "for rank 0",
+    bases=PROCESSES,
+)
+def opposite_order_of_two_groups(self):
+    dp, tp = _two_groups()
+    if self.rank < 2:
+        for group in (dp, tp) if self.rank == 0 else (tp, dp):
+            dist.all_reduce(ones(), group=group)
+
+
+@fault(
+    "error",
+    "rank 0 waits in group 1 (all_reduce #1, line ",
+    "for rank 1, which waits in group 2",
+    "for rank 0",
+    bases=("threaded",),
+)
+def opposite_order_of_two_groups_of_threads(self):
+    opposite_order_of_two_groups(self)
+
+
+@fault(
+    "error",
+    "rank 0 waits in group dp (all_reduce #1, line ",
+    "for rank 1, which waits in group tp",
+    "for rank 0",
+    bases=PROCESSES,
+)
+def opposite_order_of_async_collectives(self):
+    dp, tp = _two_groups()
+    if self.rank < 2:
+        for group in (dp, tp) if self.rank == 0 else (tp, dp):
+            work = dist.all_reduce(ones(), group=group, async_op=True)
+            work.wait()
+
+
+@fault("error", "rank 0 waits in group ", "for rank 1, which waits in group", "for rank 2, which waits", "for rank 0")
+def three_groups_in_a_ring(self):
+    groups = [dist.new_group([0, 1]), dist.new_group([1, 2]), dist.new_group([0, 2])]
+    mine = {0: (0, 2), 1: (1, 0), 2: (2, 1)}[self.rank]
+    for number in mine:
+        dist.all_reduce(ones(), group=groups[number])
+
+
+@fault(
+    "error",
+    "rank 0 waits in the default group (all_reduce #1, line ",
+    "for rank 1, which waits in group dp",
+    "for rank 0",
+    bases=PROCESSES,
+)
+def subgroup_against_the_default_group(self):
+    group = dist.new_group([0, 1], group_desc="dp")
+    if self.rank == 1:
+        dist.all_reduce(ones(), group=group)
+    dist.all_reduce(ones())
+    if self.rank == 0:
+        dist.all_reduce(ones(), group=group)
+
+
+# -- what issues the collectives for the program
+
+
+@fault("failed", "ranks disagree in call #", bases=PROCESSES)
+def ddp_of_different_models(self):
+    model = torch.nn.Linear(4, 4).to(torch.float64 if self.rank == 1 else torch.float32)
+    replica = torch.nn.parallel.DistributedDataParallel(model, init_sync=False)
+    replica(torch.ones(2, 4, dtype=model.weight.dtype)).sum().backward()
+
+
+@fault("failed", "ranks disagree in call #", "int32", bases=PROCESSES)
+def functional_collective(self):
+    import torch.distributed._functional_collectives as functional
+
+    functional.all_reduce(ones(dtype=type_of(self.rank)), "sum", dist.group.WORLD).sum().item()
+
+
+@fault("failed", "ranks disagree in call #", "int32", bases=PROCESSES)
+def compiled_collective(self):
+    @torch.compile(backend="aot_eager", fullgraph=False)
+    def step(tensor):
+        dist.all_reduce(tensor)
+        return tensor + 1
+
+    step(ones(dtype=type_of(self.rank)))
+
+
+@fault("failed", "ranks disagree in call #", bases=PROCESSES)
+def dtensor_of_different_types(self):
+    from torch.distributed.tensor import DTensor, Replicate, Shard
+
+    mesh = dist.init_device_mesh("cpu", (WORLD_SIZE,))
+    local = torch.ones(2, 2, dtype=type_of(self.rank))
+    DTensor.from_local(local, mesh, [Shard(0)], run_check=False).redistribute(placements=[Replicate()]).to_local()

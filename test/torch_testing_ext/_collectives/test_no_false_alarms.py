@@ -1,0 +1,252 @@
+"""Programs whose ranks wait long, or issue collectives that differ rightly: nothing is found, and the tests pass.
+
+Each wait lasts until the parent has looked at the ranks several times, so that a false alarm would have come.
+"""
+
+import os
+import signal
+import threading
+import time
+import unittest
+from datetime import timedelta
+from pathlib import Path
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+
+from torch_testing_ext._cases import ranked
+from torch_testing_ext.common_distributed import MultiProcessTestCase, collectives_may_differ
+from torch_testing_ext.common_utils import run_tests
+
+LOOKS = 3
+
+
+class Ranks(MultiProcessTestCase):
+    """Subclasses of no loader: the methods have no `test` in their names."""
+
+    world_size = 3
+
+    def setUp(self):
+        super().setUp()
+        self._spawn_processes()
+
+    def join(self, **options):
+        store = dist.FileStore(self.file_name, self.world_size)
+        dist.init_process_group("gloo", store=store, rank=self.rank, world_size=self.world_size, **options)
+
+    def looks(self):
+        """Wait until the parent has looked at this rank a few times. Sleeps in between: no thread must be needed."""
+        file = Path(self.file_name).with_name(f"rank{self.rank}.look")
+        seen = set()
+        while len(seen) < LOOKS:
+            if file.exists():
+                seen.add(file.stat().st_mtime_ns)
+            time.sleep(0.02)
+
+    # -- slow peers
+
+    def a_sleeping_rank(self):
+        self.join()
+        if self.rank == 0:
+            self.looks()
+        dist.all_reduce(torch.ones(3))
+
+    def a_sleeping_rank_in_a_chain(self):
+        """Rank 0 waits for rank 1, which waits for rank 2 in another group, which sleeps."""
+        self.join()
+        first, second = dist.new_group([0, 1]), dist.new_group([1, 2])
+        if self.rank == 2:
+            self.looks()
+        if self.rank in (1, 2):
+            dist.all_reduce(torch.ones(3), group=second)
+        if self.rank in (0, 1):
+            dist.all_reduce(torch.ones(3), group=first)
+
+    def a_busy_rank(self):
+        self.join()
+        if self.rank == 0:
+            deadline = time.process_time() + 2
+            while time.process_time() < deadline:
+                sum(range(1000))
+        dist.all_reduce(torch.ones(3))
+
+    def a_rank_that_was_stopped(self):
+        """As by a debugger: it does not answer."""
+        self.join()
+        pids = Path(self.file_name).with_name("pid")
+        if self.rank == 0:
+            pids.write_text(str(os.getpid()))
+            os.kill(os.getpid(), signal.SIGSTOP)
+        elif self.rank == 1:
+            self.looks()
+            os.kill(int(pids.read_text()), signal.SIGCONT)
+        dist.all_reduce(torch.ones(3))
+
+    def a_wait_at_the_store(self):
+        self.join()
+        store = dist.distributed_c10d._get_default_store()
+        if self.rank == 0:
+            self.looks()
+            store.set("go", "now")
+        else:
+            work = dist.all_reduce(torch.ones(3), async_op=True)
+            store.get("go")
+        if self.rank == 0:
+            work = dist.all_reduce(torch.ones(3), async_op=True)
+        work.wait()
+
+    # -- waits that look like a cycle of two groups, but end
+
+    def _crossed(self, between):
+        """Ranks 0 and 1 issue a collective each that the other issues only after `between`."""
+        self.join()
+        groups = dist.new_group([0, 1]), dist.new_group([0, 1])
+        if self.rank == 2:
+            return
+        mine, other = (0, 1) if self.rank == 0 else (1, 0)
+        work = dist.all_reduce(torch.ones(3), group=groups[mine], async_op=True)
+        between()
+        dist.all_reduce(torch.ones(3), group=groups[other])
+        work.wait()
+
+    def crossed_and_asleep(self):
+        self._crossed(self.looks)
+
+    def crossed_and_at_a_lock(self):
+        """Another thread opens it."""
+
+        def between():
+            lock = threading.Lock()
+            lock.acquire()
+            thread = threading.Thread(target=lambda: (self.looks(), lock.release()))
+            thread.start()
+            lock.acquire()
+            thread.join()
+
+        self._crossed(between)
+
+    def crossed_and_at_a_lock_with_a_timeout(self):
+        def between():
+            lock = threading.Lock()
+            lock.acquire()
+            lock.acquire(timeout=3.0)
+
+        self._crossed(between)
+
+    def crossed_and_woken_by_a_signal(self):
+        def between():
+            lock = threading.Lock()
+            lock.acquire()
+            signal.signal(signal.SIGALRM, lambda *_: lock.release())
+            signal.setitimer(signal.ITIMER_REAL, 3.0)
+            lock.acquire()
+
+        self._crossed(between)
+
+    def crossed_and_receiving(self):
+        """What is sent and received is not recorded."""
+
+        def between():
+            if self.rank == 0:
+                dist.recv(torch.empty(1), 1)
+            else:
+                self.looks()
+                dist.send(torch.ones(1), 0)
+
+        self._crossed(between)
+
+    def crossed_with_a_thread_that_goes_on(self):
+        """The main thread waits in a collective; another thread issues the missing one."""
+        self.join()
+        groups = dist.new_group([0, 1]), dist.new_group([0, 1])
+        if self.rank == 2:
+            return
+        mine, other = (0, 1) if self.rank == 0 else (1, 0)
+
+        def later():
+            self.looks()
+            dist.all_reduce(torch.ones(3), group=groups[other])
+
+        thread = threading.Thread(target=later)
+        thread.start()
+        dist.all_reduce(torch.ones(3), group=groups[mine])
+        thread.join()
+
+    def crossed_until_the_timeout_of_the_groups(self):
+        self.join()
+        groups = [dist.new_group([0, 1], timeout=timedelta(seconds=4)) for _ in range(2)]
+        if self.rank == 2:
+            return
+        with self.assertRaisesRegex(RuntimeError, "(?i)time|clos|reset"):
+            dist.all_reduce(torch.ones(3), group=groups[self.rank])
+
+    # -- collectives that may differ
+
+    def shapes_of_equal_size(self):
+        self.join()
+        dist.all_reduce(torch.ones(2, 2) if self.rank else torch.ones(4))
+
+    def splits(self):
+        self.join()
+        # Rank r sends r + 1 elements to each.
+        mine = torch.full((self.world_size * (self.rank + 1),), float(self.rank))
+        outputs = [each + 1 for each in range(self.world_size)]
+        dist.all_to_all_single(torch.empty(sum(outputs)), mine, outputs, [self.rank + 1] * self.world_size)
+
+    def sends_between_collectives(self):
+        self.join()
+        if self.rank == 0:
+            dist.send(torch.ones(4), 1)
+        elif self.rank == 1:
+            dist.recv(torch.empty(4), 0)
+        dist.all_reduce(torch.ones(4))
+        dist.barrier()
+
+    def two_worlds(self):
+        """Ranks 0 and 1 form one world, rank 2 another, both with groups of the same names."""
+        size = 1 if self.rank == 2 else 2
+        store = dist.FileStore(f"{self.file_name}{size}", size)
+        dist.init_process_group("gloo", store=store, rank=self.rank % 2, world_size=size)
+        dist.all_reduce(torch.ones(size))
+
+    def one_world_after_another(self):
+        for count in (1, 2):
+            store = dist.FileStore(f"{self.file_name}{count}", self.world_size)
+            dist.init_process_group("gloo", store=store, rank=self.rank, world_size=self.world_size)
+            dist.all_reduce(torch.ones(count))
+            dist.destroy_process_group()
+
+    def subgroups(self):
+        self.join()
+        group, _ = dist.new_subgroups_by_enumeration([[0, 2], [1]])
+        dist.all_reduce(torch.ones(3 if self.rank == 1 else 4), group=group)
+
+    def more_than_the_recorder_keeps(self):
+        self.join()
+        for _ in range(2100):
+            dist.all_reduce(torch.ones(1))
+
+    @collectives_may_differ("tests the decorator")
+    def on_purpose(self):
+        self.join()
+        dist.all_reduce(torch.ones(4, dtype=torch.int32 if self.rank == 1 else torch.float32))
+
+
+class NoFalseAlarmTest(unittest.TestCase):
+    def check(self, name):
+        result = unittest.TestResult()
+        # Below the time-out of gloo's groups: a wait in them counts as endless.
+        with mock.patch.object(ranked, "TIMEOUT_DEFAULT", 1000.0):
+            Ranks(name).run(result)
+        self.assertEqual([text for _, text in result.errors + result.failures], [])
+        self.assertEqual(result.skipped, [])
+
+
+for _name, _body in vars(Ranks).items():
+    if callable(_body) and not _name.startswith("_") and _name not in ("setUp", "join", "looks", "world_size"):
+        setattr(NoFalseAlarmTest, f"test_{_name}", lambda self, name=_name: self.check(name))
+
+
+if __name__ == "__main__":
+    run_tests()

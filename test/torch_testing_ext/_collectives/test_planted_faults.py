@@ -1,0 +1,80 @@
+"""Each planted fault in every kind of rank: what the test's message says, and that no time-out is needed for it."""
+
+import unittest
+from unittest import mock
+
+import torch.distributed as dist
+from planted import FAULTS, WORLD_SIZE
+
+from torch_testing_ext._cases import ranked
+from torch_testing_ext.common_distributed import MultiProcContinuousTest, MultiProcessTestCase, MultiThreadedTestCase
+from torch_testing_ext.common_utils import run_tests
+
+
+class Fresh(MultiProcessTestCase):
+    world_size = WORLD_SIZE
+
+    def setUp(self):
+        super().setUp()
+        self._spawn_processes()
+
+
+class Persistent(MultiProcContinuousTest):
+    world_size = WORLD_SIZE
+
+
+class Threaded(MultiThreadedTestCase):
+    world_size = WORLD_SIZE
+
+    def setUp(self):
+        super().setUp()
+        self._spawn_threads()
+
+
+def _in_fresh_ranks(body):
+    def run(self):
+        store = dist.FileStore(self.file_name, WORLD_SIZE)
+        dist.init_process_group("gloo", store=store, rank=self.rank, world_size=WORLD_SIZE)
+        body(self)
+
+    return run
+
+
+BASES = {"fresh": Fresh, "persistent": Persistent, "threaded": Threaded}
+for _name, _fault in FAULTS.items():
+    for _base in _fault.bases:
+        _body = _in_fresh_ranks(_fault.body) if _base == "fresh" else lambda self, body=_fault.body: body(self)
+        setattr(BASES[_base], _name, _body)
+
+
+def _outcome_of(test):
+    result = unittest.TestResult()
+    unittest.TestSuite([test]).run(result)  # with the tear-down of its class
+    for outcome, entries in (("error", result.errors), ("failed", result.failures), ("skipped", result.skipped)):
+        if entries:
+            return outcome, entries[0][1]
+    return "passed", ""
+
+
+class PlantedFaultTest(unittest.TestCase):
+    def check(self, name, base):
+        fault = FAULTS[name]
+        # The fault must be found long before. A wait that the time-out of gloo ends first, 1,800 s, is no deadlock.
+        with mock.patch.object(ranked, "TIMEOUT_DEFAULT", 1000.0):
+            outcome, message = _outcome_of(BASES[base](name))
+        self.assertEqual(outcome, fault.outcome, message)
+        self.assertNotIn("timed out after", message)
+        at = 0
+        for text in fault.texts:
+            found = message.find(text, at)
+            self.assertGreaterEqual(found, 0, f"{text!r} is not, or not in this order, in:\n{message}")
+            at = found + len(text)
+
+
+for _name, _fault in FAULTS.items():
+    for _base in _fault.bases:
+        setattr(PlantedFaultTest, f"test_{_name}_{_base}", lambda self, name=_name, base=_base: self.check(name, base))
+
+
+if __name__ == "__main__":
+    run_tests()

@@ -1,0 +1,63 @@
+"""Tests `@collectives_may_differ`, and what is said where nothing can be compared."""
+
+import contextlib
+import io
+import unittest
+from unittest import mock
+
+from torch_testing_ext import _torch
+from torch_testing_ext._cases import ranked
+from torch_testing_ext._marks.collectives import reason_to_differ
+from torch_testing_ext.common_distributed import collectives_may_differ
+from torch_testing_ext.common_utils import run_tests
+
+
+@collectives_may_differ("of the class")
+class OnPurpose(unittest.TestCase):
+    def test_a(self): ...
+
+    @collectives_may_differ("of the test")
+    def test_b(self): ...
+
+
+class ByAccident(unittest.TestCase):
+    def test_a(self): ...
+
+
+class MayDifferTest(unittest.TestCase):
+    def test_reason(self):
+        self.assertEqual(reason_to_differ(OnPurpose("test_a")), "of the class")
+        self.assertEqual(reason_to_differ(OnPurpose("test_b")), "of the test")
+        self.assertIsNone(reason_to_differ(ByAccident("test_a")))
+
+    def test_a_reason_is_needed(self):
+        for reason in ("", "  ", None, OnPurpose.test_a):
+            with self.assertRaisesRegex(ValueError, "say why"):
+                collectives_may_differ(reason)
+
+
+class NothingRecordedTest(unittest.TestCase):
+    def said(self):
+        ranked.say_if_nothing_is_recorded.cache_clear()
+        self.addCleanup(ranked.say_if_nothing_is_recorded.cache_clear)
+        with contextlib.redirect_stderr(io.StringIO()) as err:
+            ranked.say_if_nothing_is_recorded()
+            ranked.say_if_nothing_is_recorded()
+        return err.getvalue()
+
+    def test_recorder_without_room(self):
+        with mock.patch.dict("os.environ", TORCH_FR_BUFFER_SIZE="0"):
+            text = self.said()
+        self.assertEqual(text.count("torch records no collectives here"), 1)
+
+    def test_torch_without_recorder(self):
+        with mock.patch.object(_torch, "has_flight_recorder", lambda: False):
+            self.assertIn("mismatches are not found", self.said())
+
+    def test_this_torch(self):
+        with mock.patch.dict("os.environ", TORCH_FR_BUFFER_SIZE="", TORCH_NCCL_TRACE_BUFFER_SIZE=""):
+            self.assertEqual(self.said(), "")
+
+
+if __name__ == "__main__":
+    run_tests()

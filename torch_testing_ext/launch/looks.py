@@ -1,0 +1,107 @@
+"""Looks at the collectives of ranks that have run for a while without news.
+
+The ranks are asked to write them; nothing waits for the answers. A look may find that ranks disagree. Two looks may
+show that ranks wait for each other, or for one that has ended, for ever. What cannot be proven waits for the time-out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from torch_testing_ext._collectives.blocked import RankState, why_not_blocked
+from torch_testing_ext._collectives.findings import Finding, Wait, describe_stuck, first_mismatch, stuck, waits
+from torch_testing_ext._collectives.records import RankRecord, read_record
+
+from .client import Run
+from .report import now
+
+FIRST_LOOK = 1.0  # seconds without news
+CONFIRMATION = 0.25
+GROWTH, LONGEST = 1.6, 20.0
+# Ranks answer in milliseconds, unless they hold the GIL or the machine is loaded.
+FIRST_READ, READ_PATIENCE = 0.03, 1.0
+
+
+class Looks:
+    """Looks at the ranks of a run again and again, at growing intervals.
+
+    `endless`: a collective whose time-out is at least this many seconds does not end by itself before the test does.
+    """
+
+    def __init__(self, run: Run, endless: float, may_differ: bool):
+        self._run = run
+        self._endless = endless
+        self._may_differ = may_differ
+        self._interval = FIRST_LOOK
+        self._asked: float | None = None
+        self._pause = FIRST_READ
+        self._before: dict[int, RankRecord] = {}  # of the previous look
+        self._candidates: frozenset[tuple[int, int]] = frozenset()
+        self.due = now() + FIRST_LOOK  # when `step` is to be called next
+
+    def on_news(self) -> None:
+        """Something has happened in the run: wait a while before the next look."""
+        if self._asked is None:
+            self._interval = FIRST_LOOK
+            self.due = now() + FIRST_LOOK
+
+    def step(self, pending: Sequence[int], ended: Mapping[int, tuple[str, Path]]) -> Finding | None:
+        """Ask, or read the answers. `ended`: for each rank that has ended, how, and the file that it has left."""
+        if self._asked is None:
+            self._run.look()
+            self._asked, self._pause = now(), FIRST_READ
+            self.due = self._asked + self._pause
+            return None
+        records = {rank: record for rank in pending if (record := self._answer_of(rank)) is not None}
+        if len(records) < len(pending) and now() < self._asked + READ_PATIENCE:
+            self._pause *= 2
+            self.due = now() + self._pause
+            return None
+        self._asked = None
+        left = {rank: read_record(rank, _text(file)) for rank, (_, file) in ended.items()}
+        return self._judge(records, left, {rank: how for rank, (how, _) in ended.items()})
+
+    def _answer_of(self, rank: int) -> RankRecord | None:
+        assert self._asked is not None
+        record = read_record(rank, _text(self._run.job.look(rank)))
+        return record if record is not None and record.at >= self._asked else None
+
+    def _judge(
+        self, running: dict[int, RankRecord], left: Mapping[int, RankRecord | None], ended: Mapping[int, str]
+    ) -> Finding | None:
+        known = [*running.values(), *(record for record in left.values() if record is not None)]
+        if not self._may_differ and (found := first_mismatch(known)) is not None:
+            return found
+        waiting = {rank: calls for rank, calls in waits(known).items() if rank in running}
+        suspects = stuck({rank: calls for rank, calls in waiting.items() if self._never_end(calls)}, ended)
+        blocked = {
+            rank: waiting[rank]
+            for rank in suspects
+            if why_not_blocked(_state(self._before.get(rank)), running[rank].state) is None
+        }
+        candidates = frozenset((rank, call.call.order) for rank, calls in waiting.items() for call in calls)
+        proven = stuck(blocked, ended) if candidates == self._candidates else {}
+        if proven:
+            return describe_stuck(proven, ended)
+        self._before, changed, self._candidates = running, candidates != self._candidates, candidates
+        if suspects and changed:
+            self.due = now() + CONFIRMATION
+        else:
+            self._interval = min(self._interval * GROWTH, LONGEST)
+            self.due = now() + self._interval
+        return None
+
+    def _never_end(self, calls: Sequence[Wait]) -> bool:
+        return all(wait.call.timeout >= self._endless for wait in calls)
+
+
+def _state(record: RankRecord | None) -> RankState | None:
+    return record.state if record is not None else None
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text()
+    except (OSError, UnicodeDecodeError):
+        return ""

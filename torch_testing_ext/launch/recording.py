@@ -1,0 +1,131 @@
+"""The collectives of a rank, written to a file: at the end of each test, and when the parent asks while it runs."""
+
+from __future__ import annotations
+
+import dis
+import os
+import signal
+import sys
+import threading
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType, ModuleType
+
+from torch_testing_ext._collectives.blocked import RankState, ThreadState
+from torch_testing_ext._collectives.records import GroupRecord, text_of
+
+from .report import now
+
+__rank_frame__ = True
+
+# The deepest stack that is compared between two looks.
+_MOST_FRAMES = 30
+
+_pid = 0  # of the rank: a process that its test forks leaves nothing
+
+
+def begin() -> None:
+    """In a new rank, before its test."""
+    global _pid
+    _pid = os.getpid()
+
+
+def begin_first_task() -> None:
+    """In a persistent rank: its first test begins, in which earlier collectives do not count."""
+    if (torch := _torch_with_groups()) is not None:
+        torch.forget_collectives()
+
+
+def leave(target: Path, more_follow: bool = False) -> None:
+    """At the end of a test: write the collectives of this rank, if it has made a process group at all."""
+    torch = _torch_with_groups()
+    if torch is None or os.getpid() != _pid:
+        return
+    text = _text(torch, with_state=False)
+    if more_follow:
+        torch.forget_collectives()
+    with suppress(OSError):  # a full disk: without the file, the parent does not compare
+        target.write_text(text)
+
+
+def answer(target: Path, with_state: bool) -> None:
+    """While the test runs: write the collectives that this rank has issued so far, and what its threads do."""
+    from torch_testing_ext import _torch
+
+    text = _text(_torch, with_state)
+    # The parent may read at any time.
+    unfinished = target.with_name(f"{target.name}.new")
+    unfinished.write_text(text)
+    os.replace(unfinished, target)
+
+
+def _torch_with_groups() -> ModuleType | None:
+    """Our module of torch's private names, if this process has made a process group."""
+    torch = sys.modules.get("torch_testing_ext._torch")
+    return torch if torch is not None and torch.made_groups() else None
+
+
+def _text(torch: ModuleType, with_state: bool) -> str:
+    at = now()
+    entries, is_whole = torch.recorded_collectives()
+    state = _state(torch) if with_state else None
+    groups = [GroupRecord(one.name, one.description, one.members, one.index) for one in torch.made_groups()]
+    return text_of(groups, entries, is_whole, state, at)
+
+
+def _state(torch: ModuleType) -> RankState | None:
+    """What the threads of this process do, without the one that asks; None if the system does not show it."""
+    frames = sys._current_frames()
+    main = threading.main_thread()
+    stack: list[tuple[str, int, str]] = []
+    frame = frames.get(main.ident or 0)
+    innermost = frame
+    while frame is not None and len(stack) < _MOST_FRAMES:
+        stack.append((frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
+        frame = frame.f_back
+    try:
+        threads = tuple(_thread(int(name)) for name in os.listdir("/proc/self/task") if int(name) != _own_number())
+    except OSError:
+        return None
+    return RankState(
+        machine=os.uname().machine,
+        main=os.getpid(),
+        threads=threads,
+        frames=tuple(stack),
+        in_torch=bool(stack) and torch.is_of_torch(stack[0][0]),
+        calls=_method_called(innermost),
+        others=len(frames.keys() - {main.ident, threading.get_ident()}),
+        p2p=_may_have_sent_or_received(torch),
+        timers=any(signal.getitimer(signal.ITIMER_REAL)),
+    )
+
+
+def _own_number() -> int:
+    return threading.get_native_id()
+
+
+def _thread(number: int) -> ThreadState:
+    folder = Path(f"/proc/self/task/{number}")
+    status = (folder / "stat").read_text().rpartition(")")[2].split()[0]
+    name, call, ran = ((folder / file).read_text().strip() for file in ("comm", "syscall", "schedstat"))
+    return ThreadState(number, name, status, call, ran)
+
+
+def _method_called(frame: FrameType | None) -> str:
+    """The method that a frame calls now, from its instructions; "" if it is not certain."""
+    name = ""
+    for instruction in dis.get_instructions(frame.f_code) if frame is not None else ():
+        if instruction.offset > frame.f_lasti:  # type: ignore[union-attr]
+            break
+        if instruction.opname in ("LOAD_METHOD", "LOAD_ATTR"):
+            name = str(instruction.argval)
+        elif instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF"):
+            name = ""
+    return name
+
+
+def _may_have_sent_or_received(torch: ModuleType) -> bool:
+    try:
+        return bool(torch.may_have_sent_or_received())
+    except Exception:
+        return True  # a backend without sequence numbers
