@@ -1,0 +1,133 @@
+"""Measure what it costs to compare the collectives of all ranks: the same tests with and without, in turns.
+
+    python benchmarks/collectives.py [--rounds N] [--files FILE ...] [--quick]
+
+Without means that ranks leave nothing of their collectives and the parent never looks at them. The exit code is 1 if a
+target is missed. Both candidates run under a sitecustomize module, which every new interpreter imports first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from launch import Target
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
+SUITES = "test/distributed"
+QUICK = "test/distributed/tensor/parallel/test_ddp_2d_parallel.py"
+MOST_PERCENT, MOST_MS = 2.0, 1.0
+
+WITHOUT = """
+from torch_testing_ext.launch import looks, recording
+recording.leave = lambda target, more_follow=False: None
+looks.FIRST_LOOK = 1e9
+"""
+WITH = "from torch_testing_ext.launch import looks, recording\n"  # the same imports
+
+# Times one test of 4 ranks for each line that it reads.
+SUBJECT = """
+import sys, time, unittest
+import torch, torch.distributed as dist
+from torch_testing_ext.common_distributed import MultiProcessTestCase
+class T(MultiProcessTestCase):
+    def setUp(self):
+        super().setUp()
+        self._spawn_processes()
+    def test(self):
+        store = dist.FileStore(self.file_name, 4)
+        dist.init_process_group("gloo", store=store, rank=self.rank, world_size=4)
+        for _ in range(10):
+            dist.all_reduce(torch.ones(4))
+for line in sys.stdin:
+    result = unittest.TestResult()
+    began = time.perf_counter()
+    T("test").run(result)
+    assert result.wasSuccessful(), result.failures + result.errors
+    print(time.perf_counter() - began, flush=True)
+"""
+
+
+def environment(folder: Path, name: str, code: str) -> dict[str, str]:
+    place = folder / name
+    place.mkdir()
+    (place / "sitecustomize.py").write_text(code)
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(place), str(ROOT)])}
+
+
+def one_test(environments: dict[str, dict[str, str]], folder: Path, rounds: int) -> dict[str, float]:
+    """Median milliseconds of one test after the first ones, by candidate."""
+    subject = folder / "subject.py"
+    subject.write_text(SUBJECT)
+    running = {
+        name: subprocess.Popen(
+            [sys.executable, str(subject)], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        for name, env in environments.items()
+    }
+    times: dict[str, list[float]] = {name: [] for name in running}
+    for turn in range(rounds + 5):
+        for name, process in running.items():
+            assert process.stdin is not None and process.stdout is not None
+            process.stdin.write("go\n")
+            process.stdin.flush()
+            seconds = float(process.stdout.readline())
+            if turn >= 5:
+                times[name].append(1000 * seconds)
+    for process in running.values():
+        process.communicate()
+    return {name: statistics.median(each) for name, each in times.items()}
+
+
+def suites(environments: dict[str, dict[str, str]], files: list[str], rounds: int) -> dict[str, tuple[float, float]]:
+    """Median seconds of a run of the files, wall and CPU, by candidate."""
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name in environments}
+    for turn in range(rounds + 1):
+        for name, env in environments.items():
+            before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+            command = [sys.executable, str(ROOT / "run_test.py"), *files]
+            done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
+            if done.returncode:
+                raise SystemExit(done.stdout + done.stderr)
+            after, wall = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter() - began
+            cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+            if turn:  # the first run of each fills the caches
+                found[name].append((wall, cpu))
+    columns = {name: list(zip(*rows, strict=True)) for name, rows in found.items()}
+    return {name: (statistics.median(wall), statistics.median(cpu)) for name, (wall, cpu) in columns.items()}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5, help="runs of the suites per candidate")
+    parser.add_argument("--files", nargs="+", default=[SUITES], help="the suites to run")
+    parser.add_argument("--quick", action="store_true", help="one suite, three rounds")
+    arguments = parser.parse_args()
+    files, rounds = ([QUICK], 3) if arguments.quick else (arguments.files, arguments.rounds)
+    with tempfile.TemporaryDirectory() as directory:
+        folder = Path(directory)
+        environments = {name: environment(folder, name, code) for name, code in (("without", WITHOUT), ("with", WITH))}
+        test = one_test(environments, folder, 20 * rounds)
+        whole = suites(environments, files, rounds)
+    for name, (wall, cpu) in whole.items():
+        print(f"{name:>8}: one test of 4 ranks {test[name]:.2f} ms; suites {wall:.2f} s, CPU {cpu:.2f} s")
+    more = [100 * (whole["with"][at] / whole["without"][at] - 1) for at in (0, 1)]
+    targets = [
+        Target("one test of 4 ranks with 10 collectives, ms more", test["with"] - test["without"], MOST_MS),
+        Target("suites, wall, % more", more[0], MOST_PERCENT),
+        Target("suites, CPU, % more", more[1], MOST_PERCENT),
+    ]
+    print(*targets, sep="\n")
+    return 0 if all(target.reached for target in targets) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
