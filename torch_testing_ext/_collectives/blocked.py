@@ -35,7 +35,8 @@ class RankState:
 
     `frames` are those of the main thread, innermost first, and `calls` is the method that the innermost one calls, if
     it calls one. `others` counts the further threads that run Python, `p2p` says whether point-to-point operations have
-    been issued, and `timers` whether a signal may interrupt the main thread.
+    been issued, `timers` whether a signal may interrupt the main thread, and `children` whether the rank has started
+    processes.
     """
 
     machine: str
@@ -47,6 +48,7 @@ class RankState:
     others: int
     p2p: bool
     timers: bool
+    children: bool = False
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -75,6 +77,8 @@ def why_not_blocked(first: RankState | None, second: RankState | None) -> str | 
         return "another Python thread of it may issue collectives"
     if second.timers:
         return "a signal may wake it"
+    if second.children:
+        return "a process that it has started may wake it"
     if first.frames != second.frames:
         return "it has moved on"
     if not (second.in_torch or second.calls == "wait"):

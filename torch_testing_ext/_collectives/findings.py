@@ -38,8 +38,12 @@ class Finding:
 # -- mismatch
 
 
-def first_mismatch(records: Sequence[RankRecord]) -> Finding | None:
-    """The first collective of a group in which members disagree; of several groups, the one that was issued first."""
+def first_mismatch(records: Sequence[RankRecord], unless_raised: bool = False) -> Finding | None:
+    """The first collective of a group in which members disagree; of several groups, the one that was issued first.
+
+    `unless_raised`: leave out a mismatch after which a collective has raised. The ranks have not failed for that: the
+    test expects it.
+    """
     by_rank = {record.rank: record for record in records if record.is_whole}
     found: list[tuple[int, Finding]] = []
     for group in shared_groups(records):
@@ -47,7 +51,8 @@ def first_mismatch(records: Sequence[RankRecord]) -> Finding | None:
         for place in range(1, max(map(len, calls.values()), default=0) + 1):
             here = {rank: issued[place - 1] for rank, issued in calls.items() if len(issued) >= place}
             if len({call.agreement for call in here.values()}) > 1:
-                found.append((min(call.order for call in here.values()), _mismatch(group, place, here)))
+                if not (unless_raised and any(call.raised for call in here.values())):
+                    found.append((min(call.order for call in here.values()), _mismatch(group, place, here)))
                 break
     return min(found, key=lambda one: one[0])[1] if found else None
 

@@ -39,16 +39,21 @@ class GroupKey(NamedTuple):
     name: str
     generation: int
     backend: str
+    world: str = ""
 
 
 @dataclass(frozen=True)
 class GroupRecord:
-    """A process group as one of its members knows it. `index`: this member's place among the `members`."""
+    """A process group as one of its members knows it. `index`: this member's place among the `members`.
+
+    `world`: what all members know alike about the world that the group belongs to.
+    """
 
     name: str
     description: str
     members: tuple[int, ...]
     index: int
+    world: str = ""
 
     @property
     def is_default(self) -> bool:
@@ -87,6 +92,7 @@ class Call:
     is_over: bool
     timeout: float  # seconds; infinite if unknown
     site: Site | None
+    raised: bool = False  # it, or a later one of this rank
 
     def __str__(self) -> str:
         return " ".join([self.name, *self.shapes])
@@ -162,7 +168,7 @@ def text_of(
             issued.setdefault(entry["group"], []).append(what)
     digests = {_title_of(groups, at): zlib.crc32(json.dumps(each).encode()) for at, each in issued.items()}
     body = {
-        "groups": [[group.name, group.description, group.members, group.index] for group in groups],
+        "groups": [[group.name, group.description, group.members, group.index, group.world] for group in groups],
         "entries": entries,
         "is_whole": is_whole,
         "state": state and state.to_json(),
@@ -172,9 +178,14 @@ def text_of(
 
 
 def _title_of(groups: Sequence[GroupRecord], number: int) -> str:
-    """A group by its name, and how often the name had been used before."""
-    name = groups[number].name
-    return f"{name}|{sum(group.name == name for group in groups[:number])}"
+    """A group by its name and world, and how often the name had been used there before."""
+    group = groups[number]
+    return f"{group.name}|{_generation(groups, number)}|{group.world}"
+
+
+def _generation(groups: Sequence[GroupRecord], number: int) -> int:
+    same = groups[number].name, groups[number].world
+    return sum((group.name, group.world) == same for group in groups[:number])
 
 
 def body_of(text: str) -> str:
@@ -204,20 +215,20 @@ def read_record(rank: int, text: str) -> RankRecord | None:
     """The record of a rank from its text; None if there is none, or it is incomplete."""
     try:
         body = json.loads(body_of(text))
-        listed = [GroupRecord(name, description, tuple(m), index) for name, description, m, index in body["groups"]]
+        listed = [GroupRecord(name, said, tuple(m), index, world) for name, said, m, index, world in body["groups"]]
         entries = sorted(body["entries"], key=lambda entry: int(entry.get("record_id", 0)))
     except (ValueError, KeyError, TypeError):
         return None
     groups: dict[GroupKey, GroupRecord] = {}
     calls: dict[GroupKey, list[Call]] = {}
     p2p: dict[GroupKey, str] = {}
-    names = [group.name for group in listed]
+    generations = [_generation(listed, number) for number in range(len(listed))]
     for entry in entries:
         number = entry.get("group")
         if number is None:
             continue
         backend, kind = _backend_and_kind(entry)
-        key = GroupKey(names[number], names[:number].count(names[number]), backend)
+        key = GroupKey(listed[number].name, generations[number], backend, listed[number].world)
         groups[key] = listed[number]
         if entry.get("is_p2p"):
             p2p[key] = kind
@@ -226,7 +237,7 @@ def read_record(rank: int, text: str) -> RankRecord | None:
     backends = {key.backend for key in groups} or {"gloo"}
     for number, group in enumerate(listed):
         for backend in backends:
-            groups.setdefault(GroupKey(group.name, names[:number].count(group.name), backend), group)
+            groups.setdefault(GroupKey(group.name, generations[number], backend, group.world), group)
     state = body.get("state")
     return RankRecord(
         rank=rank,
@@ -254,6 +265,7 @@ def _call(entry: Mapping[str, Any], place: int) -> Call:
         is_over=bool(entry.get("retired")),
         timeout=timeout / 1000 if timeout else math.inf,
         site=Site(*site) if site else None,
+        raised=bool(entry.get("raised")),
     )
 
 
@@ -283,6 +295,7 @@ def shared_groups(records: Sequence[RankRecord]) -> list[SharedGroup]:
     for record in records:
         for key, group in record.groups.items():
             claims.setdefault(key, {})[record.rank] = group
+    names = {record.rank: {key.name for key in record.groups} for record in records}
     found = []
     for key, known in claims.items():
         members = {group.members for group in known.values()}
@@ -293,10 +306,13 @@ def shared_groups(records: Sequence[RankRecord]) -> list[SharedGroup]:
         if len(numbers) < 2:
             continue
         if len(by_index) < len(numbers):
-            # Some members are not known to have made the group yet: their numbers must be those of the launch.
+            # Some members are not known to have made the group yet: their numbers must be those of the launch, and
+            # none may know it as another group of this name.
             if any(numbers[index] != rank for index, rank in by_index.items()):
                 continue
             by_index = dict(enumerate(numbers))
+            if any(key.name in names.get(rank, ()) for rank in by_index.values() if rank not in known):
+                continue
         ranks = tuple(by_index[index] for index in sorted(by_index))
         found.append(SharedGroup(key, next(iter(known.values())).title, ranks))
     return found

@@ -197,10 +197,15 @@ class Rendezvous:
                 self._current = _Collective()
             else:
                 self._wait(rank, collective, lambda: collective.is_complete, kind)
-        if rank == 0:
-            self._complete(collective, work)
         event["retired"] = True
-        if rank != 0 and collective.error:
+        if rank == 0:
+            try:
+                self._complete(collective, work)
+            except BaseException:
+                event["raised"] = True
+                raise
+        elif collective.error:
+            event["raised"] = True
             raise LeftAlone(f"left alone in {kind}: rank {self._ranks[0]} failed to execute it: {collective.error}")
 
     def _enter(self, rank: int, kind: str, arguments: Any) -> tuple[_Collective, dict[str, Any]]:

@@ -74,7 +74,9 @@ from .properties import (
     forget_meshes,
 )
 from .recorder import (
+    TORCH_FOLDER,
     MadeGroup,
+    errors_of_collectives,
     forget_collectives,
     forget_groups,
     has_flight_recorder,
@@ -82,6 +84,7 @@ from .recorder import (
     made_groups,
     may_have_sent_or_received,
     recorded_collectives,
+    take_collectives,
     watch_process_groups,
 )
 from .shard_order import (
@@ -150,6 +153,7 @@ from .threads import (
 
 __all__ = [
     "DYNAMO",
+    "TORCH_FOLDER",
     "MadeGroup",
     "abort_process_groups",
     "accelerator_is_in_bad_fork",
@@ -173,6 +177,7 @@ __all__ = [
     "disable_torch_function",
     "dispatch_mode_class",
     "end_compile_workers",
+    "errors_of_collectives",
     "exportable_constructor",
     "extension_device_type",
     "fake_like",
@@ -255,6 +260,7 @@ __all__ = [
     "stream_extension_class",
     "strict_dynamo",
     "strided_shard",
+    "take_collectives",
     "take_placements_literally",
     "torch_function_modes",
     "torch_function_state",

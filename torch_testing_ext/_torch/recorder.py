@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import logging
 import os
 import pickle
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -15,13 +17,14 @@ from typing import Any
 
 import torch
 
-_TORCH = os.path.dirname(torch.__file__) + os.sep
+TORCH_FOLDER = os.path.dirname(torch.__file__) + os.sep
 
-# What is kept of an entry besides its group and the line of its call.
-_KEPT = (
-    *("record_id", "process_group", "collective_seq_id", "profiling_name", "retired", "timeout_ms", "is_p2p"),
-    *("input_sizes", "input_dtypes", "output_sizes", "output_dtypes"),
-)
+# Taken before a test could replace it.
+_now = time.time_ns
+
+# The function that a recorder is read with. `_dump_fr_trace` is gloo's: 2.11 to 2.15. `_dump_nccl_trace` is there if
+# torch is built with NCCL.
+_GLOO, _NCCL = "_dump_fr_trace", "_dump_nccl_trace"
 
 
 @dataclass
@@ -31,15 +34,14 @@ class FlightRecorder:
     function: str
     first: int = 0
 
-    def dump(self, stacks: bool) -> list[dict[str, Any]]:
+    def dump(self, stacks: bool) -> bytes:
+        """The latest 2,000 entries, pickled; b"" without a recorder."""
         function = getattr(getattr(torch._C, "_distributed_c10d", None), self.function, None)
         if function is None:
-            return []
+            return b""
         with _without_inductor() if stacks else nullcontext():
-            data = function(True, stacks, False)  # collectives, stacks, only active ones
-        trace: dict[str, Any] = pickle.loads(data)
-        entries: list[dict[str, Any]] = trace.get("entries", [])  # missing if there are none
-        return entries
+            data: bytes = function(True, stacks, False)  # collectives, stacks, only active ones
+        return data
 
 
 class _InductorStandIn:
@@ -52,8 +54,8 @@ class _InductorStandIn:
         self._thread = threading.get_ident()
 
     def __getattr__(self, name: str) -> Any:
-        if threading.get_ident() == self._thread:
-            return _NoCode if name == "codecache" else getattr(_NoCode, name)
+        if name == "codecache" and threading.get_ident() == self._thread:
+            return _NoCode
         return getattr(importlib.import_module("torch._inductor"), name)
 
 
@@ -90,28 +92,33 @@ def _without_inductor() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class MadeGroup:
-    """A process group that this process has made. `index`: its own place among the `members`."""
+    """A process group that this process has made. `index`: its own place among the `members`.
+
+    `world` tells groups of different worlds with the same names apart, by the store that they have met at. `made_at`:
+    in nanoseconds since 1970, as the recorder has them.
+    """
 
     name: str
     description: str
     members: tuple[int, ...]
     index: int
+    world: str
+    made_at: int
 
 
-# `_dump_fr_trace` is gloo's: 2.11 to 2.15. `_dump_nccl_trace` is there if torch is built with NCCL.
-_recorders = [FlightRecorder("_dump_fr_trace"), FlightRecorder("_dump_nccl_trace")]
+_recorders = [FlightRecorder(_GLOO), FlightRecorder(_NCCL)]
 _groups: list[MadeGroup] = []
-# For the backend and the name of a group: its number in `_groups` by the id that the recorder has for it, if known.
-_numbers: dict[tuple[str, str], dict[int, int | None]] = {}
 _latest: dict[str, int] = {}  # by the name of a group: the sequence number of its latest collective that was seen
-_before_groups: dict[str, int] = {}  # by recorder: the first entry after the warm-up
+_errors: list[int] = []  # when a function of torch.distributed has raised
+_MOST_ERRORS = 1000
+_has_used_nccl = False
 
 
 def has_flight_recorder() -> bool:
     """Does this torch record the collectives of gloo? `TORCH_FR_BUFFER_SIZE=0` turns that off: 2.11 to 2.15."""
     sizes = [os.environ.get(name) for name in ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")]
     size = next((size for size in sizes if size), "")
-    return size.strip() != "0" and hasattr(getattr(torch._C, "_distributed_c10d", None), "_dump_fr_trace")
+    return size.strip() != "0" and hasattr(getattr(torch._C, "_distributed_c10d", None), _GLOO)
 
 
 def made_groups() -> list[MadeGroup]:
@@ -119,100 +126,71 @@ def made_groups() -> list[MadeGroup]:
     return list(_groups)
 
 
-def recorded_collectives() -> tuple[list[dict[str, Any]], bool]:
-    """The collectives of this process that count, and whether none is missing: a recorder keeps the latest 2,000.
+def errors_of_collectives() -> list[int]:
+    """When functions of torch.distributed have raised in this process, in nanoseconds since 1970."""
+    return list(_errors)
 
-    An entry has the number of its `group` among `made_groups`, None if that is not known, and the `site` of its call:
-    file, line and function.
+
+def recorded_collectives() -> list[tuple[int, bytes]]:
+    """The collectives of this process, for each recorder: the number of the first entry that counts, and a pickle.
+
+    That is a dictionary with `entries`, if there are any. Earlier entries may be among them, and a recorder keeps only
+    the latest 2,000.
     """
-    found, is_whole = [], True
+    return [(recorder.first, recorder.dump(stacks=True)) for recorder in _used_recorders()]
+
+
+def take_collectives() -> list[tuple[int, bytes]]:
+    """As `recorded_collectives`, but without earlier entries; none of these will count again."""
+    taken = []
     for recorder in _used_recorders():
-        entries = recorder.dump(stacks=True)
-        _match_groups(recorder, entries)
-        _latest.update({_key(entry)[1]: entry["collective_seq_id"] for entry in _of_groups(recorder, entries)})
-        found += [_compact(entry) for entry in entries if entry["record_id"] >= recorder.first]
-        is_whole = is_whole and min((entry["record_id"] for entry in entries), default=0) <= recorder.first
-    return found, is_whole
-
-
-def _used_recorders() -> list[FlightRecorder]:
-    return [one for one in _recorders if one.function == "_dump_fr_trace" or _uses_nccl()]
-
-
-def _uses_nccl() -> bool:
-    """`_world.pg_map`: all versions."""
-    import torch.distributed as dist
-
-    backends = dist.distributed_c10d._world.pg_map.values() if dist.is_available() else ()
-    return any("nccl" in str(backend) for backend, _ in backends)
-
-
-def _compact(entry: dict[str, Any]) -> dict[str, Any]:
-    kept = {name: entry[name] for name in _KEPT if name in entry}
-    kept["group"] = _numbers.get(_key(entry), {}).get(entry["pg_id"])
-    kept["site"] = None
-    for frame in entry.get("frames", ()):
-        if not is_of_torch(frame["filename"]):
-            kept["site"] = (frame["filename"], frame["line"], frame["name"])
-            break
-    return kept
-
-
-def is_of_torch(file: str) -> bool:
-    """Is this the name of one of torch's source files, or of code that was not read from a file?"""
-    return file.startswith((_TORCH, "<"))
-
-
-def _key(entry: dict[str, Any]) -> tuple[str, str]:
-    return str(entry["profiling_name"]).rpartition(":")[0], str(entry["process_group"][0])
-
-
-def _match_groups(recorder: FlightRecorder, entries: list[dict[str, Any]]) -> None:
-    """Match the recorder's ids to the groups: of groups with one name, later ones have higher ids.
-
-    There is no match where a group of that name may have issued nothing.
-    """
-    seen: dict[tuple[str, str], set[int]] = {}
-    for entry in _of_groups(recorder, entries):
-        seen.setdefault(_key(entry), set()).add(entry["pg_id"])
-    for key, ids in seen.items():
-        known = _numbers.setdefault(key, {})
-        made = [number for number, group in enumerate(_groups) if group.name == key[1]]
-        in_order = sorted(ids | known.keys())
-        for at, each in enumerate(in_order):
-            if known.get(each) is None:
-                known[each] = made[at] if len(made) == len(in_order) else None
-
-
-def _of_groups(recorder: FlightRecorder, entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The entries since the warm-up."""
-    return [entry for entry in entries if entry["record_id"] >= _before_groups.get(recorder.function, 0)]
+        first, entries = recorder.first, _count_from_now(recorder, stacks=True)
+        taken.append((first, pickle.dumps({"entries": [entry for entry in entries if entry["record_id"] >= first]})))
+    return taken
 
 
 def forget_collectives() -> None:
     """Count only the collectives that are issued from now on: a test begins."""
     for recorder in _used_recorders():
-        entries = recorder.dump(stacks=False)
-        _match_groups(recorder, entries)
-        recorder.first = max([recorder.first, *(entry["record_id"] + 1 for entry in entries)])
+        _count_from_now(recorder, stacks=False)
+
+
+def _count_from_now(recorder: FlightRecorder, stacks: bool) -> list[dict[str, Any]]:
+    data = recorder.dump(stacks)
+    entries: list[dict[str, Any]] = pickle.loads(data).get("entries", []) if data else []  # missing if there are none
+    _latest.update({str(entry["process_group"][0]): entry["collective_seq_id"] for entry in entries})
+    recorder.first = max([recorder.first, *(entry["record_id"] + 1 for entry in entries)])
+    return entries
+
+
+def _used_recorders() -> list[FlightRecorder]:
+    return _recorders if _has_used_nccl else _recorders[:1]
 
 
 def forget_groups() -> None:
     """Forget all groups, and collectives, that this process has made so far: they belong to a warm-up."""
     forget_collectives()
-    _before_groups.update({recorder.function: recorder.first for recorder in _recorders})
     _groups.clear()
-    _numbers.clear()
     _latest.clear()
+    _errors.clear()
+
+
+def is_of_torch(file: str) -> bool:
+    """Is this the name of one of torch's source files, or of code that was not read from a file?"""
+    return file.startswith((TORCH_FOLDER, "<"))
 
 
 def may_have_sent_or_received() -> bool:
-    """May this process have issued point-to-point operations after its last collective that `recorded_collectives` saw?
+    """May this process have issued point-to-point operations after its last collective that is recorded?
 
     gloo does not record these, but they use up sequence numbers. `_get_sequence_number_for_group`: 2.11 to 2.15.
     """
     import torch.distributed as dist
 
+    data = _recorders[0].dump(stacks=False)
+    for entry in pickle.loads(data).get("entries", []) if data else ():
+        if entry["record_id"] >= _recorders[0].first:
+            _latest[str(entry["process_group"][0])] = entry["collective_seq_id"]
     groups: list[Any] = list(dist.distributed_c10d._world.pg_map)
     return any(group._get_sequence_number_for_group() != _latest.get(str(group.group_name), 0) for group in groups)
 
@@ -222,10 +200,12 @@ def watch_process_groups(
 ) -> None:
     """From now on, create each process group within `creating(name)`, and call `before_end()` before all are destroyed.
 
-    The groups are logged, too. `_new_process_group_helper` and `_update_default_pg`: all versions. Tests may have
-    imported the public functions by name, so these two are replaced, which torch looks up in its module.
+    The groups are noted, too, and errors of collectives. `_new_process_group_helper`, `_update_default_pg` and
+    `_c10d_logger`: all versions. Tests may have imported the public functions by name, so these two are replaced, which
+    torch looks up in its module.
     """
     import torch.distributed as dist
+    from torch.distributed import c10d_logger
 
     c10d: Any = dist.distributed_c10d
     create, update = c10d._new_process_group_helper, c10d._update_default_pg
@@ -233,10 +213,11 @@ def watch_process_groups(
 
     def create_watched(*args: Any, **kwargs: Any) -> Any:
         arguments = signature.bind(*args, **kwargs).arguments
+        began = _now()
         with creating(str(arguments["group_name"])):
             made = create(*args, **kwargs)
         if made[0] is not c10d.GroupMember.NON_GROUP_MEMBER:
-            _groups.append(_made_group(arguments))
+            _add_group(arguments, str(c10d._world.pg_map.get(made[0], ("",))[0]), began)
         return made
 
     def update_watched(group: Any) -> None:
@@ -245,10 +226,33 @@ def watch_process_groups(
         update(group)
 
     c10d._new_process_group_helper, c10d._update_default_pg = create_watched, update_watched
+    c10d_logger._c10d_logger.addHandler(_ErrorHandler())
 
 
-def _made_group(arguments: dict[str, Any]) -> MadeGroup:
+def _add_group(arguments: dict[str, Any], backend: str, began: int) -> None:
+    global _has_used_nccl
+    _has_used_nccl = _has_used_nccl or "nccl" in backend
     members = tuple(arguments["global_ranks_in_group"])
     description = arguments.get("group_desc") or ("" if members else "default_pg")
     members = members or tuple(range(arguments["group_size"]))
-    return MadeGroup(str(arguments["group_name"]), str(description), members, int(arguments["group_rank"]))
+    name, index, world = str(arguments["group_name"]), int(arguments["group_rank"]), _world_of(arguments["store"])
+    _groups.append(MadeGroup(name, str(description), members, index, world, began))
+
+
+def _world_of(store: Any) -> str:
+    """What ranks of one world know alike about their store. `_underlying_non_prefix_store`: 2.11 to 2.15."""
+    from torch._C import _distributed_c10d as stores
+
+    if isinstance(store, stores.PrefixStore):
+        store = store._underlying_non_prefix_store  # type: ignore[attr-defined]
+    if isinstance(store, stores.FileStore):
+        return os.path.realpath(str(store.path))  # type: ignore[attr-defined]
+    return str(store.port) if isinstance(store, stores.TCPStore) else type(store).__name__
+
+
+class _ErrorHandler(logging.Handler):
+    """Notes when a collective has raised: torch logs that with the `error`."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if isinstance(record.msg, dict) and "error" in record.msg and len(_errors) < _MOST_ERRORS:
+            _errors.append(_now())

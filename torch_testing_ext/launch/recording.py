@@ -12,7 +12,7 @@ from pathlib import Path
 from types import FrameType, ModuleType
 
 from torch_testing_ext._collectives.blocked import RankState, ThreadState
-from torch_testing_ext._collectives.records import GroupRecord, text_of
+from torch_testing_ext._collectives.raw import pack
 
 from .report import now
 
@@ -41,21 +41,26 @@ def leave(target: Path, more_follow: bool = False) -> None:
     torch = _torch_with_groups()
     if torch is None or os.getpid() != _pid:
         return
-    text = _text(torch, with_state=False)
-    if more_follow:
-        torch.forget_collectives()
+    data = _packed(torch, torch.take_collectives() if more_follow else torch.recorded_collectives(), now())
     with suppress(OSError):  # a full disk: without the file, the parent does not compare
-        target.write_text(text)
+        file = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        try:
+            while data:
+                data = data[os.write(file, data) :]
+        finally:
+            os.close(file)
 
 
 def answer(target: Path, with_state: bool) -> None:
     """While the test runs: write the collectives that this rank has issued so far, and what its threads do."""
     from torch_testing_ext import _torch
 
-    text = _text(_torch, with_state)
+    at = now()
+    state = _state(_torch) if with_state else None
+    data = _packed(_torch, _torch.recorded_collectives(), at, state)
     # The parent may read at any time.
     unfinished = target.with_name(f"{target.name}.new")
-    unfinished.write_text(text)
+    unfinished.write_bytes(data)
     os.replace(unfinished, target)
 
 
@@ -65,12 +70,11 @@ def _torch_with_groups() -> ModuleType | None:
     return torch if torch is not None and torch.made_groups() else None
 
 
-def _text(torch: ModuleType, with_state: bool) -> str:
-    at = now()
-    entries, is_whole = torch.recorded_collectives()
-    state = _state(torch) if with_state else None
-    groups = [GroupRecord(one.name, one.description, one.members, one.index) for one in torch.made_groups()]
-    return text_of(groups, entries, is_whole, state, at)
+def _packed(torch: ModuleType, dumps: list[tuple[int, bytes]], at: float, state: RankState | None = None) -> bytes:
+    groups = [
+        (one.name, one.description, one.members, one.index, one.world, one.made_at) for one in torch.made_groups()
+    ]
+    return pack(groups, dumps, torch.errors_of_collectives(), torch.TORCH_FOLDER, at, state)
 
 
 def _state(torch: ModuleType) -> RankState | None:
@@ -97,7 +101,16 @@ def _state(torch: ModuleType) -> RankState | None:
         others=len(frames.keys() - {main.ident, threading.get_ident()}),
         p2p=_may_have_sent_or_received(torch),
         timers=any(signal.getitimer(signal.ITIMER_REAL)),
+        children=_has_children(),
     )
+
+
+def _has_children() -> bool:
+    """Has this process started others, which may send it a signal? True where the system does not say."""
+    try:
+        return any(Path(f"/proc/self/task/{name}/children").read_text() for name in os.listdir("/proc/self/task"))
+    except OSError:
+        return True
 
 
 def _own_number() -> int:

@@ -119,7 +119,7 @@ def judge(
         return _disagree(reports, skips or running, case) if alone is None else _found(reports, alone, case)
     if expected.code is not None and not expected.any_code and reports[0].code != expected.code:
         return _wrong_code(reports, expected.code, case)
-    mismatch = _mismatch(reports, expected)
+    mismatch = _mismatch(reports, expected, unless_raised=True)
     return Verdict(Outcome.PASSED) if mismatch is None else _found(reports, mismatch, case)
 
 
@@ -129,11 +129,11 @@ def ended(report: RankReport) -> str:
     return verbs.get(report.ending, report.ending.value)
 
 
-def _mismatch(reports: Sequence[RankReport], expected: Expected) -> Finding | None:
-    """The first collective in which ranks disagree, unless the test allows that."""
+def _mismatch(reports: Sequence[RankReport], expected: Expected, unless_raised: bool = False) -> Finding | None:
+    """The first collective in which ranks disagree, unless the test allows that. See `first_mismatch`."""
     if expected.may_differ or all_agree([r.recorder for r in reports]):
         return None
-    return first_mismatch(_records(reports))
+    return first_mismatch(_records(reports), unless_raised)
 
 
 def _records(reports: Sequence[RankReport]) -> list[RankRecord]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from torch_testing_ext._collectives.findings import Finding
-from torch_testing_ext._collectives.records import read_record
+from torch_testing_ext._collectives.raw import agree, unpack
 from torch_testing_ext._process.logs import tail
 
 from . import client, hang
@@ -188,17 +188,23 @@ class RankWatcher:
         known = self.answers.keys() | self.run.exits.keys()
         reports = [self._report(rank) if rank in known else self._lost(rank) for rank in ranks]
         quiet = all(report.ending is RankEnding.PASSED for report in reports)
-        reports = [replace(report, recorder=self._recorder(report.rank)) for report in reports]
-        return tuple(reports if quiet else map(self._with_texts, reports))
+        if quiet and agree(left := [unpack(_data(self.collectives(report.rank))) for report in reports]):
+            return tuple(reports)
+        if quiet:
+            return tuple(
+                replace(report, recorder=raw.text() if raw is not None else "")
+                for report, raw in zip(reports, left, strict=True)
+            )
+        return tuple(self._with_texts(replace(report, recorder=self._recorder(report.rank))) for report in reports)
 
     def _recorder(self, rank: int) -> str:
         """The collectives that a rank left, or told when it was asked."""
-        if left := _text(self.collectives(rank)):
-            return left
+        if (left := unpack(_data(self.collectives(rank)))) is not None:
+            return left.text()
         for file in (self.run.job.recorder(rank), self.run.job.look(rank)):
-            record = read_record(rank, text := _text(file))
-            if record is not None and record.at >= self.began:  # persistent ranks have answered during earlier tests
-                return text
+            told = unpack(_data(file))
+            if told is not None and told.at >= self.began:  # persistent ranks have answered during earlier tests
+                return told.text()
         return ""
 
     def collectives(self, rank: int) -> Path:
@@ -223,6 +229,13 @@ class RankWatcher:
         if account is not None and account.ending is not RankEnding.PASSED:
             return assemble_report(rank, account, Exit(account.code << 8, now()), self.began, stopped=now())
         return RankReport(rank, RankEnding.LOST, now() - self.began, now(), summary=self.run.lost or "")
+
+
+def _data(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
 
 
 def _text(path: Path) -> str:

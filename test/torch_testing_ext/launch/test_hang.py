@@ -1,6 +1,7 @@
 """Tests where hung ranks are and which one differs, with recorder entries and stacks made by hand."""
 
 import json
+import pickle
 import tempfile
 import unittest
 from pathlib import Path
@@ -207,7 +208,8 @@ class TestRecorder(unittest.TestCase):
         try:
             dist.all_reduce(torch.ones(3, 2))
             dist.broadcast(torch.ones(5), 0)
-            text = json.dumps({"entries": _torch.recorded_collectives()[0]})
+            ((_, data), *_) = _torch.recorded_collectives()
+            text = json.dumps({"entries": pickle.loads(data)["entries"]})
         finally:
             dist.destroy_process_group()
         latest = hang.collectives(text)[-2:]  # earlier groups of this process may have left more entries

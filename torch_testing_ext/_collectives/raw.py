@@ -1,0 +1,138 @@
+"""What a rank leaves at the end of its test: the recorders' own pickles, which cost it least, and its groups.
+
+The parent reads them. Ranks that agree are compared as they are; only of ranks that do not, a text is made.
+"""
+
+from __future__ import annotations
+
+import pickle
+from bisect import bisect
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from .blocked import RankState
+from .records import GroupKey, GroupRecord, RankRecord, read_record, text_of
+
+# What is kept of an entry besides its group, the line of its call and whether it raised.
+_KEPT = (
+    *("record_id", "process_group", "collective_seq_id", "profiling_name", "retired", "timeout_ms", "is_p2p"),
+    *("input_sizes", "input_dtypes", "output_sizes", "output_dtypes"),
+)
+
+
+def pack(
+    groups: Sequence[tuple[Any, ...]],
+    dumps: Sequence[tuple[int, bytes]],
+    errors: Sequence[int],
+    folder: str,
+    at: float,
+    state: RankState | None = None,
+) -> bytes:
+    """What a rank leaves: its groups, as the fields of a GroupRecord and the time of their making; the dumps of its
+    recorders; when a function of torch.distributed has raised; torch's folder; the moment; what its threads do."""
+    return pickle.dumps((groups, dumps, errors, folder, at, state and state.to_json()))
+
+
+class RawRecord:
+    """What a rank has left, read. `is_whole`: no recorder has dropped entries that count."""
+
+    def __init__(self, data: bytes):
+        listed, dumps, self._errors, self._folder, self.at, state = pickle.loads(data)
+        self._state = state and RankState.from_json(state)
+        self.groups = [GroupRecord(name, said, tuple(m), index, world) for name, said, m, index, world, _ in listed]
+        self.is_whole = True
+        self._made: dict[str, tuple[list[int], list[int]]] = {}  # by name: when, and the numbers
+        for number, (name, *_, made) in enumerate(listed):
+            times, numbers = self._made.setdefault(name, ([], []))
+            self.is_whole = self.is_whole and (not times or times[-1] < made)  # else the clock was set back
+            times.append(made)
+            numbers.append(number)
+        self._entries: list[Mapping[str, Any]] = []
+        self._numbers: list[int | None] = []
+        for first, dump in dumps:
+            found: list[Mapping[str, Any]] = pickle.loads(dump).get("entries", []) if dump else []
+            self.is_whole = self.is_whole and (not found or int(found[0]["record_id"]) <= first)
+            counting = [entry for entry in found if entry["record_id"] >= first]
+            self._entries += counting
+            self._numbers += self._groups_of(counting)
+
+    def _groups_of(self, entries: Sequence[Mapping[str, Any]]) -> list[int | None]:
+        """The number of each entry's group: the latest one of that name. None if another one may have that name."""
+        found = [self._latest(str(entry["process_group"][0]), entry["time_created_ns"]) for entry in entries]
+        ids: dict[int, set[int]] = {}
+        groups: dict[int, set[int]] = {}
+        for entry, number in zip(entries, found, strict=True):
+            if number is not None:
+                ids.setdefault(number, set()).add(entry["pg_id"])
+                groups.setdefault(entry["pg_id"], set()).add(number)
+        sure = {number for number, each in ids.items() if len(each) == 1 and len(groups[next(iter(each))]) == 1}
+        return [number if number in sure else None for number in found]
+
+    def _latest(self, name: str, created: int) -> int | None:
+        times, numbers = self._made.get(name, ([], []))
+        at = bisect(times, created)
+        return numbers[at - 1] if at else None
+
+    def calls(self) -> dict[GroupKey, list[tuple[Any, ...]]]:
+        """What was issued in each group, as far as it is compared without looking closer."""
+        keys = keys_of(self.groups)
+        found: dict[GroupKey, list[tuple[Any, ...]]] = {}
+        for entry, number in zip(self._entries, self._numbers, strict=True):
+            if number is not None and not entry["is_p2p"]:
+                what = entry["profiling_name"], entry["input_sizes"], entry["input_dtypes"]
+                found.setdefault(keys[number], []).append(what)
+        return found
+
+    def text(self) -> str:
+        """The text that `read_record` reads."""
+        return text_of(self.groups, list(self._compact()), self.is_whole, self._state, self.at)
+
+    def _compact(self) -> Iterator[dict[str, Any]]:
+        for entry, number in zip(self._entries, self._numbers, strict=True):
+            kept = {name: entry[name] for name in _KEPT if name in entry}
+            kept["group"] = number
+            kept["site"] = self._site(entry)
+            kept["raised"] = any(error > entry["time_created_ns"] for error in self._errors)
+            yield kept
+
+    def _site(self, entry: Mapping[str, Any]) -> tuple[str, int, str] | None:
+        for frame in entry.get("frames", ()):
+            if not frame["filename"].startswith((self._folder, "<")):
+                return frame["filename"], frame["line"], frame["name"]
+        return None
+
+
+def keys_of(groups: Sequence[GroupRecord]) -> list[GroupKey]:
+    """Groups by name, world, and how often the name had been used in that world; the backend is left open."""
+    times: dict[tuple[str, str], int] = {}
+    keys = []
+    for group in groups:
+        same = group.name, group.world
+        keys.append(GroupKey(group.name, times.get(same, 0), "", group.world))
+        times[same] = times.get(same, 0) + 1
+    return keys
+
+
+def unpack(data: bytes) -> RawRecord | None:
+    """What a rank has left; None if that is nothing, or incomplete."""
+    try:
+        return RawRecord(data) if data else None
+    except (ValueError, KeyError, TypeError, IndexError, EOFError, AttributeError, pickle.UnpicklingError):
+        return None
+
+
+def read_raw(rank: int, data: bytes) -> RankRecord | None:
+    """The record of a rank from what it has left."""
+    raw = unpack(data)
+    return read_record(rank, raw.text()) if raw is not None else None
+
+
+def agree(records: Sequence[RawRecord | None]) -> bool:
+    """Have all members of every group issued the same? If not, look closer: the inputs of a scatter are its root's."""
+    seen: dict[GroupKey, list[tuple[Any, ...]]] = {}
+    for record in records:
+        if record is None:
+            continue
+        if not record.is_whole or any(seen.setdefault(key, calls) != calls for key, calls in record.calls().items()):
+            return False
+    return True
