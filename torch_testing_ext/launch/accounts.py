@@ -17,6 +17,7 @@ RESERVED = 16 * 1024
 LONGEST_TEXT = 2_000_000
 # With its texts cut to this length an account fits the reserved space, even if each character takes 12 bytes in JSON.
 SHORTEST_TEXT = RESERVED // 16
+_SEPARATOR = b"\0"
 
 
 class RankEnding(enum.Enum):
@@ -48,6 +49,7 @@ class RankAccount:
     code: int = 0  # the exit status that goes with it
     imported: tuple[str, ...] = ()  # modules of torch that the rank had to import itself
     notes: tuple[str, ...] = ()  # additional remarks
+    collectives: bytes = b""  # what the rank has issued, as `_collectives.raw` packs it
 
 
 class AccountFile:
@@ -57,6 +59,7 @@ class AccountFile:
         self.fd = fd
         self._path = path
         self._file = descriptors.identity(fd)
+        self._size = 0
 
     @classmethod
     def open(cls, path: Path) -> AccountFile:
@@ -96,6 +99,14 @@ class AccountFile:
             view, at = view[written:], at + written
         os.ftruncate(self.fd, len(data))
         os.pwrite(self.fd, data[:1], 0)
+        self._size = len(data)
+
+    def attach(self, data: bytes) -> None:
+        """Write the rank's collectives behind its account, in which no NUL occurs. The next account drops them."""
+        view, at = _SEPARATOR + data, self._size
+        while view:
+            written = os.pwrite(self.fd, view, at)
+            view, at = view[written:], at + written
 
     def clear(self) -> None:
         os.pwrite(self.fd, b"\0", 0)  # it does not parse
@@ -110,6 +121,7 @@ def _encode(account: RankAccount, longest: int) -> bytes:
     fields["ending"] = account.ending.value
     fields["summary"] = cut_middle(account.summary, longest // 4)
     fields["traceback"] = cut_middle(account.traceback, longest)
+    del fields["collectives"]
     if longest < LONGEST_TEXT:
         fields["imported"] = fields["notes"] = ()
     return json.dumps(fields).encode("ascii")
@@ -118,10 +130,11 @@ def _encode(account: RankAccount, longest: int) -> bytes:
 def read_account(path: Path) -> RankAccount | None:
     """The account that a rank left, or None if there is none or it is incomplete."""
     try:
-        fields = json.loads(path.read_bytes())
+        text, _, collectives = path.read_bytes().partition(_SEPARATOR)
+        fields = json.loads(text)
     except (OSError, ValueError):
         return None
     fields["ending"] = RankEnding(fields["ending"])
     for name in ("imported", "notes"):
         fields[name] = tuple(fields[name])
-    return RankAccount(**fields)
+    return RankAccount(**fields, collectives=collectives)

@@ -167,10 +167,6 @@ class Job:
     def recorder(self, rank: int) -> Path:
         return self.directory / f"rank{rank}.recorder"
 
-    def collectives(self, rank: int) -> Path:
-        """What the rank leaves at the end of its test."""
-        return self.directory / f"rank{rank}.collectives"
-
     def look(self, rank: int) -> Path:
         """What the rank answers while its test runs."""
         return self.directory / f"rank{rank}.look"

@@ -47,8 +47,8 @@ class Looks:
             self._interval = FIRST_LOOK
             self.due = now() + FIRST_LOOK
 
-    def step(self, pending: Sequence[int], ended: Mapping[int, tuple[str, Path]]) -> Finding | None:
-        """Ask, or read the answers. `ended`: for each rank that has ended, how, and the file that it has left."""
+    def step(self, pending: Sequence[int], ended: Mapping[int, tuple[str, bytes]]) -> Finding | None:
+        """Ask, or read the answers. `ended`: for each rank that has ended, how, and what it has left."""
         if self._asked is None:
             self._run.look()
             self._asked, self._pause = now(), FIRST_READ
@@ -60,7 +60,7 @@ class Looks:
             self.due = now() + self._pause
             return None
         self._asked = None
-        left = {rank: read_raw(rank, _data(file)) for rank, (_, file) in ended.items()}
+        left = {rank: read_raw(rank, data) for rank, (_, data) in ended.items()}
         return self._judge(records, left, {rank: how for rank, (how, _) in ended.items()})
 
     def _answer_of(self, rank: int) -> RankRecord | None:

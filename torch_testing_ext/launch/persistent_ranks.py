@@ -47,10 +47,6 @@ def _account(directory: Path, rank: int, number: int) -> Path:
     return directory / f"rank{rank}.account{number}"
 
 
-def _collectives(directory: Path, rank: int, number: int) -> Path:
-    return directory / f"rank{rank}.collectives{number}"
-
-
 # -- a rank's side
 
 
@@ -76,7 +72,7 @@ def tasks(directory: Path, rank: int) -> Iterator[Task]:
             writer = AccountWriter(file)
             try:
                 yield Task(name, writer, directory / f"task{number}")
-                recording.leave(_collectives(directory, rank, int(number)), more_follow=True)
+                writer.attach(recording.collectives(more_follow=True))
             finally:
                 file.close()
             with suppress(OSError):  # the test has closed it; its account says so
@@ -203,10 +199,6 @@ class _TaskWatcher(RankWatcher):
     def asked_for_stacks(self) -> list[int]:
         """All: a rank that has finished the task may be the one that the others wait for."""
         return self.run.alive
-
-    def collectives(self, rank: int) -> Path:
-        of_task = _collectives(self._ranks.directory, rank, self._ranks.number)
-        return of_task if of_task.exists() else super().collectives(rank)
 
     def agreed(self) -> bool:
         """Have all ranks passed, or all skipped?"""

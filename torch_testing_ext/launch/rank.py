@@ -88,6 +88,12 @@ class AccountWriter:
         assert self.account is not None
         self._write(replace(self.account, notes=(*self.account.notes, *notes)))
 
+    def attach(self, collectives: bytes) -> None:
+        """Add what the rank has issued to the account that has been written. On a full disk it is not compared."""
+        if self.account is not None and self._file is not None and os.getpid() == self._pid and self._file.is_open():
+            with suppress(OSError):
+                self._file.attach(collectives)
+
     def _record(self, account: RankAccount) -> None:
         """Keep the first failure: a later one, in clean-up, follows from it or matters less."""
         if self.account is None or not self.account.ending.is_failure:
@@ -166,7 +172,7 @@ def _run(job: Job, rank: int, report: AccountWriter) -> int:
     """Run the body, leave the collectives and account for how it ended. Returns the exit status."""
     code = _run_body(job, rank, report)
     try:
-        recording.leave(job.collectives(rank))
+        report.attach(recording.collectives())
     except Exception as error:
         report.failed(error, assertion=False, within="the collectives of this rank could not be read: ")
     return report.account.code if report.account is not None and not code else code

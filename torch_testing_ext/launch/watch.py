@@ -120,9 +120,9 @@ class RankWatcher:
                 return self.grace_ends is None or (deadline is not None and deadline <= self.grace_ends)
         return False
 
-    def _ended(self) -> dict[int, tuple[str, Path]]:
-        """For each rank that has ended: how, and the file in which it left its collectives."""
-        return {rank: (ended(self._report(rank)), self.collectives(rank)) for rank in self.accounts}
+    def _ended(self) -> dict[int, tuple[str, bytes]]:
+        """For each rank that has ended: how, and the collectives that it left."""
+        return {rank: (ended(self._report(rank)), self._left(rank)) for rank in self.accounts}
 
     def take_endings(self) -> None:
         for rank in self.run.exits.keys() - self.accounts.keys():
@@ -188,7 +188,7 @@ class RankWatcher:
         known = self.answers.keys() | self.run.exits.keys()
         reports = [self._report(rank) if rank in known else self._lost(rank) for rank in ranks]
         quiet = all(report.ending is RankEnding.PASSED for report in reports)
-        if quiet and agree(left := [unpack(_data(self.collectives(report.rank))) for report in reports]):
+        if quiet and agree(left := [unpack(self._left(report.rank)) for report in reports]):
             return tuple(reports)
         if quiet:
             return tuple(
@@ -199,7 +199,7 @@ class RankWatcher:
 
     def _recorder(self, rank: int) -> str:
         """The collectives that a rank left, or told when it was asked."""
-        if (left := unpack(_data(self.collectives(rank)))) is not None:
+        if (left := unpack(self._left(rank))) is not None:
             return left.text()
         for file in (self.run.job.recorder(rank), self.run.job.look(rank)):
             told = unpack(_data(file))
@@ -207,9 +207,10 @@ class RankWatcher:
                 return told.text()
         return ""
 
-    def collectives(self, rank: int) -> Path:
-        """The file in which a rank leaves its collectives."""
-        return self.run.job.collectives(rank)
+    def _left(self, rank: int) -> bytes:
+        """The collectives that a rank left at the end of its test."""
+        account = self.accounts.get(rank)
+        return account.collectives if account is not None else b""
 
     def log_start(self, rank: int) -> int:
         """The offset in the rank's log at which its output since `began` starts."""
