@@ -17,7 +17,7 @@ from torch_testing_ext._collectives.findings import (
     stuck,
     waits,
 )
-from torch_testing_ext._collectives.records import RankRecord, all_agree, read_record
+from torch_testing_ext._collectives.records import RankRecord, all_agree, list_of, read_record
 from torch_testing_ext._process.exits import describe_exit, signal_name
 from torch_testing_ext._process.logs import cut_middle
 
@@ -120,13 +120,25 @@ def judge(
     if expected.code is not None and not expected.any_code and reports[0].code != expected.code:
         return _wrong_code(reports, expected.code, case)
     mismatch = _mismatch(reports, expected, unless_raised=True)
-    return Verdict(Outcome.PASSED) if mismatch is None else _found(reports, mismatch, case)
+    if mismatch is not None:
+        return _found(reports, mismatch, case)
+    return Verdict(Outcome.PASSED, "" if expected.may_differ else _not_compared(reports))
 
 
 def ended(report: RankReport) -> str:
     """How a rank ended, as a verb for a sentence."""
     verbs = {RankEnding.ERROR: "raised", RankEnding.KILLED: "was killed", RankEnding.LOST: "was lost"}
     return verbs.get(report.ending, report.ending.value)
+
+
+def _not_compared(reports: Sequence[RankReport]) -> str:
+    """What is to be said about ranks that passed with collectives that could not be compared."""
+    lost = [record.rank for record in _records(reports) if not record.is_whole]
+    return (
+        f"the collectives of {list_of(lost)} were not compared with those of others: more than torch's recorder keeps"
+        if lost
+        else ""
+    )
 
 
 def _mismatch(reports: Sequence[RankReport], expected: Expected, unless_raised: bool = False) -> Finding | None:

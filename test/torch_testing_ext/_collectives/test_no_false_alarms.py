@@ -227,6 +227,32 @@ class Ranks(MultiProcessTestCase):
         for _ in range(2100):
             dist.all_reduce(torch.ones(1))
 
+    def an_error_that_is_expected(self):
+        """Collectives that do not match, which the groups' time-out ends, and a test that expects that."""
+        self.join(timeout=timedelta(seconds=3))
+        with self.assertRaises(RuntimeError):
+            if self.rank == 1:
+                dist.barrier()
+            else:
+                dist.all_reduce(torch.ones(4))
+
+    def groups_that_nobody_noted(self):
+        """Groups made without `torch.distributed`, of which only rank 0 uses one, have no name."""
+        self.join()
+        if self.rank == 0:
+            alone = dist.ProcessGroupGloo(dist.HashStore(), 0, 1, timedelta(seconds=60))
+            alone.allreduce([torch.ones(7)]).wait()
+        dist.all_reduce(torch.ones(4))
+
+    def patched_modules(self):
+        """What a test leaves replaced does not disturb the record."""
+        self.join()
+        dist.all_reduce(torch.ones(4))
+        if self.rank == 0:
+            broken = mock.Mock(side_effect=AssertionError("must not be called"))
+            for target in ("time.time_ns", "time.time", "builtins.open", "os.listdir"):
+                mock.patch(target, broken).start()
+
     @collectives_may_differ("tests the decorator")
     def on_purpose(self):
         self.join()

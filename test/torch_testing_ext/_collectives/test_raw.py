@@ -1,0 +1,159 @@
+"""Tests what ranks leave: which calls count, of which group, and what the parent makes of them."""
+
+import pickle
+import unittest
+
+from torch_testing_ext._collectives.findings import first_mismatch
+from torch_testing_ext._collectives.raw import RawRecord, agree, pack, read_raw, unpack
+from torch_testing_ext.common_utils import run_tests
+
+WORLD = ("0", "default_pg", (0, 1))
+
+
+def entry(number, kind="all_reduce", size=4, dtype="Float", at=None, name="0", pg_id=0, frames=(), **more):
+    return {
+        "record_id": number,
+        "pg_id": pg_id,
+        "process_group": (name, "default_pg"),
+        "collective_seq_id": number,
+        "profiling_name": f"gloo:{kind}",
+        "time_created_ns": 100 + number if at is None else at,
+        "input_sizes": [[size]],
+        "input_dtypes": [dtype],
+        "output_sizes": [[size]],
+        "output_dtypes": [dtype],
+        "retired": True,
+        "timeout_ms": 1000,
+        "is_p2p": False,
+        "frames": [{"filename": file, "line": line, "name": "f"} for file, line in frames],
+        **more,
+    }
+
+
+def left(rank, *entries, groups=None, first=0, errors=(), world="store"):
+    made = groups if groups is not None else [(*WORLD, rank, world, 50)]
+    return pack(made, [(first, pickle.dumps({"entries": list(entries)})), (0, b"")], list(errors), "/torch/", 1.0)
+
+
+def finding(*data, **options):
+    records = [record for rank, each in enumerate(data) if (record := read_raw(rank, each)) is not None]
+    return first_mismatch(records, **options)
+
+
+class TestComparison(unittest.TestCase):
+    def agree(self, *data):
+        return agree([unpack(each) for each in data])
+
+    def test_ranks_that_agree(self):
+        """Times, ids and frames are each rank's own."""
+        one, other = (
+            left(0, entry(0), entry(1, "barrier")),
+            left(1, entry(5, pg_id=3), entry(6, "barrier", pg_id=3), first=5),
+        )
+        self.assertTrue(self.agree(one, other, b""))
+        self.assertIsNone(finding(one, other))
+
+    def test_ranks_that_disagree(self):
+        for more in ({"kind": "broadcast"}, {"size": 5}, {"dtype": "Int"}):
+            with self.subTest(**more):
+                here = left(0, entry(0), entry(1, frames=[("/torch/x.py", 1), ("<string>", 2), ("/me/test_it.py", 3)]))
+                there = left(1, entry(0), entry(1, **more))
+                self.assertFalse(self.agree(here, there))
+                found = finding(here, there)
+                self.assertIn("ranks disagree in call #2 of the default group", found.sentence)
+                self.assertIn("test_it.py:3 in f", found.calls)
+
+    def test_sends_do_not_count(self):
+        sent = left(0, entry(0, "send", is_p2p=True), entry(1))
+        self.assertTrue(self.agree(sent, left(1, entry(0))))
+        self.assertIsNone(finding(sent, left(1, entry(0))))
+
+    def test_an_error_after_the_mismatch(self):
+        here, there = left(0, entry(0)), left(1, entry(0, dtype="Int"), errors=[101])
+        self.assertIsNotNone(finding(here, there))
+        self.assertIsNone(finding(here, there, unless_raised=True))
+        self.assertIsNone(finding(there, here, unless_raised=True))
+
+    def test_an_error_before_the_mismatch(self):
+        """As of arguments that torch refuses: it has nothing to do with it."""
+        here, there = left(0, entry(0)), left(1, entry(0, dtype="Int"), errors=[99])
+        self.assertIsNotNone(finding(here, there, unless_raised=True))
+
+    def test_what_is_torn(self):
+        whole = left(0, entry(0))
+        for end in range(1, len(whole), 7):
+            self.assertIsNone(unpack(whole[:end]))
+
+
+class TestWhatCounts(unittest.TestCase):
+    def test_earlier_entries(self):
+        """Of a warm-up, or of earlier tests of persistent ranks."""
+        here, there = left(0, entry(0, dtype="Int"), entry(1), first=1), left(1, entry(0), entry(1), first=1)
+        self.assertTrue(agree([unpack(here), unpack(there)]))
+        self.assertTrue(unpack(here).is_whole)
+
+    def test_entries_that_were_dropped(self):
+        lost = left(0, entry(7), first=6)
+        self.assertFalse(unpack(lost).is_whole)
+        self.assertFalse(agree([unpack(lost)]))
+        self.assertIsNone(finding(lost, left(1, entry(0, dtype="Int"))))
+
+    def test_no_entries(self):
+        empty = pack([(*WORLD, 0, "store", 50)], [(0, pickle.dumps({"version": "2"}))], [], "/torch/", 1.0)
+        self.assertEqual(unpack(empty).calls(), {})
+        self.assertTrue(unpack(empty).is_whole)
+
+
+class TestGroups(unittest.TestCase):
+    def groups_of(self, made, *entries):
+        keys = unpack(left(0, *entries, groups=made)).calls()
+        return {(key.name, key.generation, key.world): len(calls) for key, calls in keys.items()}
+
+    def test_groups_of_one_name_in_turn(self):
+        made = [(*WORLD, 0, "store", 50), (*WORLD, 0, "store", 150)]
+        found = self.groups_of(made, entry(0, at=60), entry(1, at=160, pg_id=1), entry(2, at=170, pg_id=1))
+        self.assertEqual(found, {("0", 0, "store"): 1, ("0", 1, "store"): 2})
+
+    def test_a_first_group_that_issued_nothing(self):
+        made = [(*WORLD, 0, "store", 50), (*WORLD, 0, "store", 150)]
+        self.assertEqual(self.groups_of(made, entry(0, at=160, pg_id=1)), {("0", 1, "store"): 1})
+
+    def test_worlds_of_two_stores(self):
+        made = [(*WORLD, 0, "a", 50), (*WORLD, 0, "b", 150)]
+        found = self.groups_of(made, entry(0, at=60), entry(1, at=160, pg_id=1))
+        self.assertEqual(found, {("0", 0, "a"): 1, ("0", 0, "b"): 1})
+
+    def test_a_group_that_was_not_noted(self):
+        """Its name is that of a known one at the same time: neither is certain."""
+        self.assertEqual(self.groups_of([(*WORLD, 0, "a", 50)], entry(0), entry(1, pg_id=9)), {})
+        self.assertEqual(self.groups_of([(*WORLD, 0, "a", 50)], entry(0, at=40)), {})
+        self.assertEqual(self.groups_of([(*WORLD, 0, "a", 50)], entry(0, name="")), {})
+
+    def test_a_group_that_outlives_another_of_its_name(self):
+        made = [(*WORLD, 0, "store", 50), (*WORLD, 0, "store", 150)]
+        self.assertEqual(self.groups_of(made, entry(0, at=60), entry(1, at=160)), {})
+
+    def test_a_clock_that_was_set_back(self):
+        made = [(*WORLD, 0, "store", 50), (*WORLD, 0, "store", 40)]
+        self.assertFalse(RawRecord(left(0, groups=made)).is_whole)
+
+    def test_worlds_whose_ranks_changed(self):
+        """Rank 2 made its first group of that name when rank 0 made its second: nobody is missing in either."""
+        from torch_testing_ext._collectives.findings import waits
+
+        both, three = (0, 1), (0, 1, 2)
+        data = [left(rank, groups=[("0", "x", both, rank, "s", 50), ("0", "x", three, rank, "s", 60)]) for rank in both]
+        waiting = pack(
+            [("0", "x", both, 0, "s", 50), ("0", "x", three, 0, "s", 60)],
+            [(0, pickle.dumps({"entries": [entry(0, at=70, retired=False)]}))],
+            [],
+            "/torch/",
+            1.0,
+        )
+        last = left(2, groups=[("0", "x", three, 2, "s", 60)])
+        records = [read_raw(rank, each) for rank, each in enumerate((waiting, data[1], last))]
+        self.assertEqual(waits(records), {})
+
+
+if __name__ == "__main__":
+    run_tests()
