@@ -144,8 +144,8 @@ def take_collectives() -> list[tuple[int, bytes]]:
     """As `recorded_collectives`, but without earlier entries; none of these will count again."""
     taken = []
     for recorder in _used_recorders():
-        first, entries = recorder.first, _count_from_now(recorder, stacks=True)
-        taken.append((first, pickle.dumps({"entries": [entry for entry in entries if entry["record_id"] >= first]})))
+        first = recorder.first
+        taken.append((first, pickle.dumps({"entries": _count_from_now(recorder, stacks=True)})))
     return taken
 
 
@@ -156,11 +156,18 @@ def forget_collectives() -> None:
 
 
 def _count_from_now(recorder: FlightRecorder, stacks: bool) -> list[dict[str, Any]]:
-    data = recorder.dump(stacks)
-    entries: list[dict[str, Any]] = pickle.loads(data).get("entries", []) if data else []  # missing if there are none
-    _latest.update({str(entry["process_group"][0]): entry["collective_seq_id"] for entry in entries})
+    """The entries that counted until now, of which none will count again."""
+    entries = _counting(recorder, stacks)
     recorder.first = max([recorder.first, *(entry["record_id"] + 1 for entry in entries)])
     return entries
+
+
+def _counting(recorder: FlightRecorder, stacks: bool) -> list[dict[str, Any]]:
+    data = recorder.dump(stacks)
+    entries = pickle.loads(data).get("entries", []) if data else []  # missing if there are none
+    counting: list[dict[str, Any]] = [entry for entry in entries if entry["record_id"] >= recorder.first]
+    _latest.update({str(entry["process_group"][0]): entry["collective_seq_id"] for entry in counting})
+    return counting
 
 
 def _used_recorders() -> list[FlightRecorder]:
@@ -187,10 +194,7 @@ def may_have_sent_or_received() -> bool:
     """
     import torch.distributed as dist
 
-    data = _recorders[0].dump(stacks=False)
-    for entry in pickle.loads(data).get("entries", []) if data else ():
-        if entry["record_id"] >= _recorders[0].first:
-            _latest[str(entry["process_group"][0])] = entry["collective_seq_id"]
+    _counting(_recorders[0], stacks=False)
     groups: list[Any] = list(dist.distributed_c10d._world.pg_map)
     return any(group._get_sequence_number_for_group() != _latest.get(str(group.group_name), 0) for group in groups)
 
