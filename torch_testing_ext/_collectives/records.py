@@ -295,7 +295,12 @@ def shared_groups(records: Sequence[RankRecord]) -> list[SharedGroup]:
     for record in records:
         for key, group in record.groups.items():
             claims.setdefault(key, {})[record.rank] = group
-    names = {record.rank: {key.name for key in record.groups} for record in records}
+    keys = {record.rank: record.groups.keys() for record in records}
+
+    def same_name(rank: int, key: GroupKey) -> set[tuple[int, str]]:
+        """The groups of this name that a rank knows, of any backend: it may have issued nothing there."""
+        return {(other.generation, other.world) for other in keys.get(rank, ()) if other.name == key.name}
+
     found = []
     for key, known in claims.items():
         members = {group.members for group in known.values()}
@@ -311,7 +316,8 @@ def shared_groups(records: Sequence[RankRecord]) -> list[SharedGroup]:
             if any(numbers[index] != rank for index, rank in by_index.items()):
                 continue
             by_index = dict(enumerate(numbers))
-            if any(key.name in names.get(rank, ()) for rank in by_index.values() if rank not in known):
+            unknown = [same_name(rank, key) for rank in by_index.values() if rank not in known]
+            if any(others and (key.generation, key.world) not in others for others in unknown):
                 continue
         ranks = tuple(by_index[index] for index in sorted(by_index))
         found.append(SharedGroup(key, next(iter(known.values())).title, ranks))

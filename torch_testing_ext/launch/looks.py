@@ -20,6 +20,7 @@ from .report import now
 FIRST_LOOK = 1.0  # seconds without news
 CONFIRMATION = 0.25
 GROWTH, LONGEST = 1.6, 20.0
+DEFAULT_OF_GROUPS = 1800.0  # gloo's time-out: nobody who has not chosen another waits for it
 # Ranks answer in milliseconds, unless they hold the GIL or the machine is loaded.
 FIRST_READ, READ_PATIENCE = 0.03, 1.0
 
@@ -74,7 +75,8 @@ class Looks:
         known = [*running.values(), *(record for record in left.values() if record is not None)]
         waiting = {rank: calls for rank, calls in waits(known).items() if rank in running}
         # A test of a group's own time-out goes on by itself: its end shows what the mismatch means.
-        is_endless = all(self._never_end(calls) for calls in waiting.values())
+        timeouts = (wait.call.timeout for calls in waiting.values() for wait in calls)
+        is_endless = all(timeout >= min(self._endless, DEFAULT_OF_GROUPS) for timeout in timeouts)
         if not self._may_differ and is_endless and (found := first_mismatch(known, unless_raised=True)) is not None:
             return found
         suspects = stuck({rank: calls for rank, calls in waiting.items() if self._never_end(calls)}, ended)
