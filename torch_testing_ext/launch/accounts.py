@@ -18,6 +18,7 @@ LONGEST_TEXT = 2_000_000
 # With its texts cut to this length an account fits the reserved space, even if each character takes 12 bytes in JSON.
 SHORTEST_TEXT = RESERVED // 16
 _SEPARATOR = b"\0"
+_PICKLE = b"\x80"  # begins every pickle
 
 
 class RankEnding(enum.Enum):
@@ -130,10 +131,12 @@ def _encode(account: RankAccount, longest: int) -> bytes:
 def read_account(path: Path) -> RankAccount | None:
     """The account that a rank left, or None if there is none or it is incomplete."""
     try:
-        text, _, collectives = path.read_bytes().partition(_SEPARATOR)
+        text, separator, collectives = path.read_bytes().partition(_SEPARATOR)
         fields = json.loads(text)
     except (OSError, ValueError):
         return None
+    if separator and not collectives.startswith(_PICKLE):
+        return None  # the rank was ended while it wrote its account into the reserved space
     fields["ending"] = RankEnding(fields["ending"])
     for name in ("imported", "notes"):
         fields[name] = tuple(fields[name])

@@ -90,7 +90,9 @@ class AccountWriter:
 
     def attach(self, collectives: bytes) -> None:
         """Add what the rank has issued to the account that has been written. On a full disk it is not compared."""
-        if self.account is not None and self._file is not None and os.getpid() == self._pid and self._file.is_open():
+        if not collectives or self.account is None or self._file is None or os.getpid() != self._pid:
+            return
+        if self._file.is_open():
             with suppress(OSError):
                 self._file.attach(collectives)
 
