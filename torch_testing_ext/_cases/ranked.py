@@ -82,7 +82,8 @@ def raise_verdict(test: unittest.TestCase | None, verdict: launch.Verdict) -> No
     match verdict.outcome:
         case launch.Outcome.PASSED:
             if verdict.message:
-                print(f"torch_testing_ext: {test.id()}: {verdict.message}", file=sys.stderr, flush=True)
+                where = f"{test.id()}: " if test is not None else ""
+                print(f"torch_testing_ext: {where}{verdict.message}", file=sys.stderr, flush=True)
         case launch.Outcome.SKIPPED:
             raise Skipped(TestSkip(verdict.code or TEST_SKIPS["generic"].exit_code, verdict.message))
         case launch.Outcome.FAILED:
