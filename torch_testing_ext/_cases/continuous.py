@@ -252,7 +252,7 @@ class MultiProcContinuousTest(RankedTestCase):
         if not ranks.is_over:
             end = ranks.dismiss(PATIENCE_TO_LEAVE)
             after = f"{cls.__qualname__} (after {ranks.last})" if ranks.last else cls.__qualname__
-            verdict = launch.judge(end.reports, end.timed_out, launch.Case(after))
+            verdict = end.verdict(launch.Case(after))
             if verdict.message:
                 cls._failures_of_ranks = [*vars(cls).get("_failures_of_ranks", ()), verdict.message]
         _clean_up(ranks.directory)
@@ -284,7 +284,9 @@ class MultiProcContinuousTest(RankedTestCase):
         self._check_backend()
         directory = launch.new_directory(type(self).__qualname__)
         self.addCleanup(_clean_up, directory)
-        self._round = launched_ranks.begin(size, self._case(), directory, self._timeout(), self)
+        self._round = launched_ranks.begin(
+            size, self._case(), directory, self._timeout(), self, self._collectives_may_differ()
+        )
 
     def _run_in_place(self, together: launch.Round) -> None:
         """Run the test with a group of its own: nothing replaces a process whose group a failure has broken."""
@@ -330,7 +332,7 @@ class MultiProcContinuousTest(RankedTestCase):
             if not self._runs_under_unittest():
                 raise
             self._interrupt()
-        verdict = launch.judge(end.reports, end.timed_out, self._case(), expected, end.finding)
+        verdict = end.verdict(self._case())
         verdict = self._with_expectations(verdict, str(self._files), len(end.reports))
         state_changes = self._state_changes(end.reports)
         if ranks.is_over or state_changes or self.isolated:

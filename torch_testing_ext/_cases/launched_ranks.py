@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import sys
 import unittest
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from torch_testing_ext import launch
+from torch_testing_ext import _torch, launch
 from torch_testing_ext._machine import environment
 from torch_testing_ext._marks.needs import TEST_SKIPS, Skipped, TestSkip
-from torch_testing_ext.launch import in_place
+from torch_testing_ext.launch import in_place, recording
 
 from . import group_creation, rank_process, ranked
 
@@ -56,16 +57,25 @@ def begin(
     directory: Path,
     timeout: float | None,
     test: unittest.TestCase | None = None,
+    may_differ: bool = False,
 ) -> launch.Round:
     """Begin a test together with all ranks, or raise why that is not possible. Skips a test of another world size."""
     __tracebackhide__ = True
     if why := wrong_size(world_size):
         raise Skipped(TestSkip(TEST_SKIPS["small_worldsize"].exit_code, why))
     try:
-        return in_place.member().begin(case, str(directory), timeout)
+        _watch_groups()
+        return in_place.member().begin(case, str(directory), timeout, may_differ)
     except launch.WrongRound as error:
         wrong = launch.Verdict(launch.Outcome.ERROR, str(error))
     raise ranked.rank_error(test or unittest.TestCase(), wrong)
+
+
+@functools.cache
+def _watch_groups() -> None:
+    """Note the process groups of this process from now on, for its collectives to be compared."""
+    ranked.say_if_nothing_is_recorded()
+    _torch.watch_process_groups(lambda name: nullcontext(), lambda: None)
 
 
 def refuse(what: str) -> None:
@@ -112,12 +122,23 @@ def run(
             account.failed(error, assertion=False, within="in the tear-down of the process group: ")
         if account.account is None:
             account.passed()
+    return _here(member.end(together, _with_collectives(account)))
+
+
+def _with_collectives(account: launch.AccountWriter) -> launch.RankAccount:
+    try:
+        collectives = recording.collectives(more_follow=True)
+    except Exception as error:
+        account.failed(error, assertion=False, within="the collectives of this rank could not be read: ")
+        collectives = b""
     assert account.account is not None
-    return _here(member.end(together, account.account))
+    return replace(account.account, collectives=collectives)
 
 
 def _here(verdict: launch.Verdict) -> launch.Verdict:
     """The verdict as this rank shows it: rank 0 reports for all, if it is there."""
+    if verdict.outcome is launch.Outcome.PASSED and not is_first():
+        return replace(verdict, message="")
     if is_first() or not verdict.message or verdict.outcome is launch.Outcome.SKIPPED or in_place.member().is_alone:
         return verdict
     first = verdict.message.partition("\n")[0]

@@ -195,7 +195,9 @@ class MultiProcessTestCase(RankedTestCase):
         """A launcher has started this process as a rank: begin the test together with the others."""
         assert self._directory is not None
         size = self._checked_world_size()
-        self._round = launched_ranks.begin(size, self._case(), self._directory, self._timeout(), self)
+        self._round = launched_ranks.begin(
+            size, self._case(), self._directory, self._timeout(), self, self._collectives_may_differ()
+        )
         self.file_name = str(Path(self._round.directory, "store"))
 
     def _run_in_place(self, together: launch.Round) -> launch.Verdict:
@@ -263,7 +265,7 @@ class MultiProcessTestCase(RankedTestCase):
             if not self._runs_under_unittest():
                 raise
             self._interrupt()
-        verdict = launch.judge(outcome.reports, outcome.timed_out, self._case(), expected, outcome.finding)
+        verdict = outcome.verdict(self._case())
         if note := invocation.verdict_note(outcome.reports, expected, verdict):
             verdict = replace(verdict, message=f"{verdict.message}\n\n{note}")
         if verdict.outcome is launch.Outcome.PASSED:

@@ -16,7 +16,7 @@ from contextlib import suppress
 from typing import Any, ClassVar
 
 from torch_testing_ext import launch
-from torch_testing_ext._marks.collectives import reason_to_differ
+from torch_testing_ext._marks.collectives import may_differ
 from torch_testing_ext._marks.needs import Skipped, TestSkip
 from torch_testing_ext._threads.ranks import ExcInfo, RankThreads, process_group
 from torch_testing_ext.launch import settings
@@ -57,7 +57,8 @@ def spawn_threads_and_init_comms(
         threads = RankThreads(world_size, run_rank, account_for)
         threads.start()
         case = launch.Case(f"{type(self).__qualname__}.{func.__name__}", file=inspect.getsourcefile(func) or "")
-        raise_verdict(self, _verdict_on(threads, timeout, case, reason_to_differ(self) is not None))
+        allowed = may_differ(func, getattr(self, getattr(self, "_testMethodName", ""), None), self)
+        raise_verdict(self, _verdict_on(threads, timeout, case, allowed))
 
     return wrapper
 

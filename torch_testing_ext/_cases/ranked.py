@@ -17,7 +17,7 @@ from typing import Any, ClassVar, NoReturn
 
 from torch_testing_ext import _torch, launch
 from torch_testing_ext._asserts import expectations
-from torch_testing_ext._marks.collectives import reason_to_differ
+from torch_testing_ext._marks.collectives import may_differ
 from torch_testing_ext._marks.needs import TEST_SKIPS, Skipped, TestSkip, first_unmet, is_ours
 from torch_testing_ext._marks.timeouts import timeout_of
 from torch_testing_ext._process import shell
@@ -216,7 +216,7 @@ class RankedTestCase(TestCase):
         return None if settings.read().debug_rank is not None else timeout_of(self) or get_timeout(self.id())
 
     def _collectives_may_differ(self) -> bool:
-        return reason_to_differ(self) is not None
+        return may_differ(getattr(self, self._testMethodName, None), self)
 
     def _short_name(self) -> str:
         return f"{type(self).__qualname__}.{self._testMethodName}"

@@ -75,8 +75,7 @@ def run_script(
             run = _start(script, words, size, env or {}, directory, port, chosen)
             limit = None if chosen.debug_rank is not None else timeout or ranked.TIMEOUT_DEFAULT
             result = launch.watch(run, limit, launch.Expected())
-        case = launch.Case(script.name, file=str(script))
-        verdict = launch.judge(result.reports, result.timed_out, case, launch.Expected())
+        verdict = result.verdict(launch.Case(script.name, file=str(script)))
         outputs = tuple(
             (directory / f"rank{rank}.log").read_text(errors="replace") for rank in _logged(directory, size)
         )

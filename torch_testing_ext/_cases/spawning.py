@@ -12,6 +12,7 @@ from typing import Any
 
 from torch_testing_ext import _torch, launch
 from torch_testing_ext._machine import ports
+from torch_testing_ext._marks.collectives import may_differ
 from torch_testing_ext.launch import settings
 
 from . import group_creation, launched_ranks, rank_environment, rank_process, ranked
@@ -45,11 +46,12 @@ def spawn(function: Callable[..., object], world_size: int, *args: Any, timeout:
             finally:
                 _call = None
             try:
-                result = launch.watch(run, _limit(timeout, chosen), launch.Expected())
+                expected = launch.Expected(may_differ=may_differ(function))
+                result = launch.watch(run, _limit(timeout, chosen), expected)
             finally:
                 if is_own:
                     run.server.close()
-        verdict = launch.judge(result.reports, result.timed_out, launch.Case(name), launch.Expected())
+        verdict = result.verdict(launch.Case(name))
         if verdict.outcome is launch.Outcome.PASSED:
             print_output(directory, size)
     finally:

@@ -23,8 +23,6 @@ def collectives_may_differ(reason: str) -> Callable[[T], T]:
     return decorate
 
 
-def reason_to_differ(test: Any) -> str | None:
-    """The reason that `@collectives_may_differ` gives for this test case; None without it."""
-    method = getattr(test, test._testMethodName, None)
-    reason: str | None = getattr(method, _ATTRIBUTE, getattr(test, _ATTRIBUTE, None))
-    return reason
+def may_differ(*targets: Any) -> bool:
+    """Has one of these functions and classes `@collectives_may_differ`?"""
+    return any(hasattr(target, _ATTRIBUTE) for target in targets)

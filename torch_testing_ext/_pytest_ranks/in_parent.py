@@ -24,6 +24,7 @@ from torch_testing_ext._cases import invocation, launched_ranks, rank_environmen
 from torch_testing_ext._cases.expected_imports import expected_imports
 from torch_testing_ext._machine import ports
 from torch_testing_ext._marks import needs
+from torch_testing_ext._marks.collectives import may_differ
 from torch_testing_ext._process import shell
 from torch_testing_ext._process.logs import cut_middle
 from torch_testing_ext.launch import settings
@@ -96,7 +97,8 @@ def _run_and_judge(
             except launch.CannotStart as error:
                 raise ranked.RankError(f"{error}\n\n{_REMEDIES}") from None
             try:
-                result = launch.watch(run, _timeout(item, spec, chosen), launch.Expected())
+                expected = launch.Expected(may_differ=_may_differ(item))
+                result = launch.watch(run, _timeout(item, spec, chosen), expected)
             except pytest.fail.Exception as error:  # by the signal of pytest-timeout
                 raise ranked.RankError(f"{error}\n\n{_ENDED}") from None
             finally:
@@ -104,9 +106,12 @@ def _run_and_judge(
     finally:
         in_rank.current = None
     # Their output is in sections of the report.
-    reports = [replace(report, output="") for report in result.reports]
-    verdict = launch.judge(reports, result.timed_out, case, launch.Expected())
-    return reports, verdict
+    reports = tuple(replace(report, output="") for report in result.reports)
+    return reports, replace(result, reports=reports).verdict(case)
+
+
+def _may_differ(item: Any) -> bool:
+    return may_differ(item.obj, item.cls)
 
 
 _ENDED = (
@@ -211,7 +216,7 @@ def _run_in_place(item: Any, spec: RankSpec) -> None:
     case = launch.Case(_name_of(item), _command(item), str(item.path))
     try:
         timeout = _timeout(item, spec, settings.read())
-        together = launched_ranks.begin(spec.world_size, case, own, timeout)
+        together = launched_ranks.begin(spec.world_size, case, own, timeout, may_differ=_may_differ(item))
         directory = Path(together.directory)
 
         def body(rank: int, account: launch.AccountWriter) -> None:

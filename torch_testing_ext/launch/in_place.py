@@ -8,6 +8,7 @@ it waits for another, is ended with its process: nothing else ends a collective.
 
 from __future__ import annotations
 
+import base64
 import faulthandler
 import hashlib
 import json
@@ -20,16 +21,17 @@ import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from torch_testing_ext._collectives.raw import agree, unpack
 from torch_testing_ext._machine import ports
 from torch_testing_ext._process.loop import EventLoop
 
-from . import hang
+from . import hang, recording
 from .accounts import RankAccount, RankEnding
 from .report import RankReport, now
-from .verdict import Case, Outcome, Verdict, failed_by_itself, judge
+from .verdict import Case, Expected, Outcome, Verdict, failed_by_itself, judge
 from .watch import GRACE_AFTER_DEATH
 
 # The rank, the number of ranks, and the number of those on this machine.
@@ -177,12 +179,14 @@ class Member:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             signal.raise_signal(signal.SIGTERM)
 
-    def begin(self, case: Case, directory: str, timeout: float | None) -> Round:
+    def begin(self, case: Case, directory: str, timeout: float | None, may_differ: bool) -> Round:
         """Wait until every rank begins this test. Raises WrongRound if one begins another test or has left."""
         self._in_test = True
-        self._lines.send(kind="begin", case=vars(case), directory=directory, timeout=timeout)
+        self._lines.send(kind="begin", case=vars(case), directory=directory, timeout=timeout, may_differ=may_differ)
         answer = self._next()
         if answer["kind"] == "go":
+            recording.begin()
+            recording.begin_first_task()
             return Round(answer["number"], answer["directory"], answer["port"])
         self._in_test = False
         raise WrongRound(answer["message"])
@@ -191,7 +195,7 @@ class Member:
         """Tell how the test ended here, and wait for the verdict on all ranks."""
         if os.getpid() != self._pid:
             os._exit(1)  # a child that the test has forked does not speak for the rank
-        fields = {**vars(account), "ending": account.ending.value}
+        fields = {**vars(account), "ending": account.ending.value, "collectives": _as_text(account.collectives)}
         self._lines.send(kind="end", number=of.number, account=fields)
         answer = self._next()
         self._in_test = False
@@ -218,7 +222,7 @@ class Member:
                 messages = [self._lost_message()]
             for message in messages:
                 if message["kind"] == "stacks":
-                    self._lines.send(kind="stacks", text=_stacks())
+                    self._lines.send(kind="stacks", text=_stacks(), collectives=_as_text(_told_now()))
                     continue
                 self._inbox.put(message)
                 if message.get("stuck"):
@@ -261,6 +265,16 @@ def _stacks() -> str:
     return "\n\n".join(thread for thread in threads if __file__ not in thread)
 
 
+def _told_now() -> bytes:
+    with suppress(Exception):  # in the middle of a test: better without than no stacks
+        return recording.collectives()
+    return b""
+
+
+def _as_text(collectives: bytes) -> str:
+    return base64.b64encode(collectives).decode()
+
+
 def _print(text: str) -> None:
     with suppress(OSError):
         os.write(_terminal, f"\n{text}\n".encode(errors="replace"))
@@ -282,6 +296,7 @@ class _Hub(threading.Thread):
         self._ranks: dict[int, _Lines] = {}
         self._left: dict[int, float] = {}  # the ranks whose connections have closed, and when
         self._stacks: dict[int, str] = {}
+        self._told: dict[int, bytes] = {}  # with the stacks: the collectives until then
         self._number = 0
         self._reset()
         self._own = own
@@ -347,9 +362,11 @@ class _Hub(threading.Thread):
                 fields = {**message["account"], "ending": RankEnding(message["account"]["ending"])}
                 for name in ("imported", "notes"):
                     fields[name] = tuple(fields[name])
+                fields["collectives"] = base64.b64decode(fields["collectives"])
                 self._accounts[rank] = RankAccount(**fields)
             case "stacks":
                 self._stacks[rank] = message["text"]
+                self._told[rank] = base64.b64decode(message["collectives"])
 
     # -- a round
 
@@ -403,8 +420,9 @@ class _Hub(threading.Thread):
         if running:
             self._take_stacks(running)
             running = self._running()  # one may have ended meanwhile, because it was asked
-        reports = [self._report(rank, timed_out) for rank in range(self._world_size)]
-        verdict = judge(reports, timed_out, Case(**self._begun[0]["case"]))
+        reports = self._with_collectives([self._report(rank, timed_out) for rank in range(self._world_size)])
+        first = self._begun[0]
+        verdict = judge(reports, timed_out, Case(**first["case"]), Expected(may_differ=first["may_differ"]))
         stuck = bool(running)
         if stuck:
             # Said at once and once, before any process ends: the launcher ends all of them when it sees the first.
@@ -444,10 +462,25 @@ class _Hub(threading.Thread):
 
     def _take_stacks(self, ranks: list[int]) -> None:
         self._stacks.clear()
+        self._told.clear()
         self._tell(ranks, kind="stacks")
         until = now() + _PATIENCE_FOR_STACKS
         while any(rank not in self._stacks for rank in ranks) and self._loop.step(until):
             pass
+
+    def _with_collectives(self, reports: list[RankReport]) -> list[RankReport]:
+        """Add what the ranks have issued, unless all passed and issued the same."""
+        accounts = [self._accounts.get(report.rank) for report in reports]
+        left = [
+            unpack(account.collectives if account is not None else self._told.get(rank, b""))
+            for rank, account in enumerate(accounts)
+        ]
+        if all(report.ending is RankEnding.PASSED for report in reports) and agree(left):
+            return reports
+        return [
+            replace(report, recorder=raw.text() if raw is not None else "")
+            for report, raw in zip(reports, left, strict=True)
+        ]
 
     def _report(self, rank: int, timed_out: bool) -> RankReport:
         account = self._accounts.get(rank)

@@ -142,7 +142,7 @@ class PersistentRanks:
             if not went_well or not self.is_complete():
                 watcher.end_all()
                 self._close()
-        return WatchResult(watcher.reports(), timed_out, now() - self._began, watcher.finding)
+        return WatchResult(watcher.reports(), timed_out, now() - self._began, watcher.expected, watcher.finding)
 
     def _receive(self) -> None:
         with suppress(BlockingIOError):

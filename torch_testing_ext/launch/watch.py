@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from torch_testing_ext._collectives.findings import Finding
@@ -21,7 +21,7 @@ from .accounts import RankAccount, RankEnding, read_account
 from .client import Run
 from .looks import Looks
 from .report import Exit, RankReport, assemble_report, now
-from .verdict import Expected, ended
+from .verdict import Case, Expected, Verdict, ended, judge
 
 # Peers of a dead rank fail within 0.02 s; on a loaded machine, ten times that. A death must be reported within 1 s.
 GRACE_AFTER_DEATH = 0.4
@@ -42,7 +42,11 @@ class WatchResult:
     reports: tuple[RankReport, ...]
     timed_out: bool
     seconds: float
+    expected: Expected = field(default_factory=Expected)
     finding: Finding | None = None  # about the collectives, for which the ranks were ended
+
+    def verdict(self, case: Case) -> Verdict:
+        return judge(self.reports, self.timed_out, case, self.expected, self.finding)
 
 
 def watch(
@@ -66,7 +70,7 @@ def watch(
         client.finish(run)
     reports = watched.reports()
     client.launcher().add_preload_hints(run, max((r.imported for r in reports), key=len, default=()))
-    return WatchResult(reports, timed_out, now() - run.began, watched.finding)
+    return WatchResult(reports, timed_out, now() - run.began, expected, watched.finding)
 
 
 def end(run: Run) -> None:

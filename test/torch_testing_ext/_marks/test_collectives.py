@@ -7,7 +7,7 @@ from unittest import mock
 
 from torch_testing_ext import _torch
 from torch_testing_ext._cases import ranked
-from torch_testing_ext._marks.collectives import reason_to_differ
+from torch_testing_ext._marks.collectives import may_differ
 from torch_testing_ext.common_distributed import collectives_may_differ
 from torch_testing_ext.common_utils import run_tests
 
@@ -25,10 +25,10 @@ class ByAccident(unittest.TestCase):
 
 
 class MayDifferTest(unittest.TestCase):
-    def test_reason(self):
-        self.assertEqual(reason_to_differ(OnPurpose("test_a")), "of the class")
-        self.assertEqual(reason_to_differ(OnPurpose("test_b")), "of the test")
-        self.assertIsNone(reason_to_differ(ByAccident("test_a")))
+    def test_who_may_differ(self):
+        self.assertTrue(may_differ(OnPurpose("test_a")))
+        self.assertTrue(may_differ(OnPurpose.test_b))
+        self.assertFalse(may_differ(ByAccident("test_a"), ByAccident.test_a, None))
 
     def test_a_reason_is_needed(self):
         for reason in ("", "  ", None, OnPurpose.test_a):

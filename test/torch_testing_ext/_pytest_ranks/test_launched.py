@@ -17,7 +17,7 @@ HEAD = """
 import os, signal, sys, threading, unittest
 import pytest, torch
 import torch.distributed as dist
-from torch_testing_ext.common_distributed import DistributedTestBase, MultiProcContinuousTest
+from torch_testing_ext.common_distributed import DistributedTestBase, MultiProcContinuousTest, collectives_may_differ
 from torch_testing_ext.ranks import spawn
 
 def rank():
@@ -27,6 +27,10 @@ def add_up():
     tensor = torch.ones(1)
     dist.all_reduce(tensor)
     assert tensor.item() == 2
+
+def disagree():
+    # gloo reduces four bytes of each rank, whatever they mean
+    dist.all_reduce(torch.ones(1, dtype=[torch.float32, torch.int32][rank()]))
 
 with open(f"processes{rank() if 'RANK' in os.environ else ''}", "a") as file:
     file.write(f"{os.getpid()}\\n")
@@ -45,6 +49,15 @@ class ProcessesTest(DistributedTestBase):
     def test_by_env(self):
         dist.init_process_group("gloo")
         add_up()
+
+    def test_disagrees(self):
+        self.create_pg("cpu")
+        disagree()
+
+    @collectives_may_differ("to test the mark")
+    def test_disagrees_on_purpose(self):
+        self.create_pg("cpu")
+        disagree()
 
     def test_fails(self):
         self.create_pg("cpu")
@@ -87,6 +100,13 @@ class TestMarked:
     def test_passes(self, dist_env):
         add_up()
         assert dist_env.rank == rank()
+
+    def test_disagrees(self, dist_env):
+        disagree()
+
+    @collectives_may_differ("to test the mark")
+    def test_disagrees_on_purpose(self, dist_env):
+        disagree()
 
     def test_by_env(self):
         dist.init_process_group("gloo")
@@ -140,6 +160,8 @@ def test_plain():
 )
 MODEL = {
     "ProcessesTest.test_passes": ("passed", ""),
+    "ProcessesTest.test_disagrees": ("failed", "ranks disagree in call #1"),
+    "ProcessesTest.test_disagrees_on_purpose": ("passed", ""),
     "ProcessesTest.test_by_env": ("passed", ""),
     "ProcessesTest.test_fails": ("failed", "rank 1 of 2 failed"),
     "ProcessesTest.test_skips": ("skipped", "in all ranks"),
@@ -150,6 +172,8 @@ MODEL = {
     "PersistentTest.test_fails": ("failed", "rank 1 of 2 failed"),
     "PersistentTest.test_passes_again": ("passed", ""),
     "TestMarked.test_passes": ("passed", ""),
+    "TestMarked.test_disagrees": ("failed", "ranks disagree in call #1"),
+    "TestMarked.test_disagrees_on_purpose": ("passed", ""),
     "TestMarked.test_by_env": ("passed", ""),
     "TestMarked.test_fails": ("failed", "rank 1 of 2 failed"),
     "TestMarked.test_skips": ("skipped", "in all ranks"),
