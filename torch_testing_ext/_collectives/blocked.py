@@ -8,9 +8,10 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-# Threads of gloo that serve connections and execute collectives. They wake up all the time, or wait with a time-out of
-# the group: they matter only through the collectives that they complete.
-_THREADS_OF_GLOO = ("gloo_tcp_loop", "pt_gloo_runloop")
+# Threads of gloo that serve connections and execute collectives, and those of a TCPStore's server. They wake up all the
+# time, or wait with a time-out of the group, or for other ranks: they matter only through the collectives that gloo's
+# complete.
+_SERVING_THREADS = ("gloo_tcp_loop", "pt_gloo_runloop", "pt_tcpstore_uv", "pt_tcpstore")
 
 _FUTEX = {"x86_64": "202", "aarch64": "98"}
 _FUTEX_WAITS = (0, 9)  # FUTEX_WAIT, FUTEX_WAIT_BITSET
@@ -66,7 +67,7 @@ def why_not_blocked(first: RankState | None, second: RankState | None) -> str | 
         return "it did not say what it does"
     earlier = {thread.number: thread for thread in first.threads}
     for thread in second.threads:
-        if thread.name in _THREADS_OF_GLOO:
+        if thread.name in _SERVING_THREADS:
             continue
         if earlier.get(thread.number) != thread:
             return "one of its threads is running"

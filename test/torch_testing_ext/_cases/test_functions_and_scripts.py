@@ -16,8 +16,12 @@ import torch
 import torch.distributed as dist
 
 from torch_testing_ext._process import system
+from torch_testing_ext.common_distributed import collectives_may_differ
 from torch_testing_ext.common_utils import TestCase, run_tests
 from torch_testing_ext.ranks import run_script, spawn
+
+
+PATIENCE = 60
 
 
 def join_group():
@@ -71,6 +75,22 @@ class SpawnTest(TestCase):
                 spawn(end_in, 2, way)
         with self.assertRaisesRegex(RuntimeError, r"timed out after .*rank 1 of 2 still running"):
             spawn(end_in, 2, threading.Event().wait, timeout=1)
+
+    def test_ranks_disagree_in_a_collective(self):
+        def disagree(rank):
+            join_group()
+            dist.all_reduce(torch.ones(1, dtype=[torch.float32, torch.int32][rank]))
+
+        def wait_for_each_other(rank):
+            join_group()
+            groups = [dist.new_group() for _ in range(2)]
+            dist.all_reduce(torch.ones(1), group=groups[rank])
+
+        with self.assertRaisesRegex(AssertionError, "ranks disagree in call #1"):
+            spawn(disagree, 2)
+        with self.assertRaisesRegex(AssertionError, "s after its start: rank 0 waits in group"):
+            spawn(wait_for_each_other, 2, timeout=PATIENCE)  # although rank 0 serves a TCPStore
+        spawn(collectives_may_differ("to test the mark")(disagree), 2)
 
     def test_all_ranks_skip(self):
         with self.assertRaisesRegex(unittest.SkipTest, "all of them"):

@@ -291,7 +291,7 @@ class TestBlocked(unittest.TestCase):
                 self.assertIsNotNone(why_not_blocked(other, BLOCKED))
 
     def test_threads_of_gloo_do_not_count(self):
-        for name in ("gloo_tcp_loop", "pt_gloo_runloop"):
+        for name in ("gloo_tcp_loop", "pt_gloo_runloop", "pt_tcpstore_uv", "pt_tcpstore"):
             first, second = (
                 replace(BLOCKED, threads=(thread(7), thread(9, "232 0x1 0x0 0x0 0xa", name, state, ran)))
                 for state, ran in (("S", "1"), ("R", "2"))
