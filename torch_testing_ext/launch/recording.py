@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 from pathlib import Path
-from types import FrameType, ModuleType
+from types import CodeType, ModuleType
 
 from torch_testing_ext._collectives.blocked import RankState, ThreadState
 from torch_testing_ext._collectives.raw import pack
@@ -71,14 +71,7 @@ def _packed(torch: ModuleType, dumps: list[tuple[int, bytes]], at: float, state:
 
 def _state(torch: ModuleType) -> RankState | None:
     """What the threads of this process do, without the one that asks; None if the system does not show it."""
-    frames = sys._current_frames()
-    main = threading.main_thread()
-    stack: list[tuple[str, int, str]] = []
-    frame = frames.get(main.ident or 0)
-    innermost = frame
-    while frame is not None and len(stack) < _MOST_FRAMES:
-        stack.append((frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
-        frame = frame.f_back
+    stack, calling, others = _stacks()
     try:
         threads = tuple(_thread(int(name)) for name in os.listdir("/proc/self/task") if int(name) != _own_number())
     except OSError:
@@ -87,14 +80,31 @@ def _state(torch: ModuleType) -> RankState | None:
         machine=os.uname().machine,
         main=os.getpid(),
         threads=threads,
-        frames=tuple(stack),
+        frames=stack,
         in_torch=bool(stack) and torch.is_of_torch(stack[0][0]),
-        calls=_method_called(innermost),
-        others=len(frames.keys() - {main.ident, threading.get_ident()}),
+        calls=_method_called(*calling) if calling is not None else "",
+        others=others,
         p2p=_may_have_sent_or_received(torch),
         timers=any(signal.getitimer(signal.ITIMER_REAL)),
         children=_has_children(),
     )
+
+
+def _stacks() -> tuple[tuple[tuple[str, int, str], ...], tuple[CodeType, int] | None, int]:
+    """The main thread's stack, its innermost code with the instruction, and how many other threads run Python.
+
+    A frame that is held here keeps the variables of its function after it has returned. The test may notice: autograd
+    copies a gradient that somebody else refers to. So these are gone before another thread can run.
+    """
+    main = threading.main_thread().ident
+    frames = sys._current_frames()
+    frame = innermost = frames.get(main or 0)
+    stack: list[tuple[str, int, str]] = []
+    while frame is not None and len(stack) < _MOST_FRAMES:
+        stack.append((frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
+        frame = frame.f_back
+    calling = (innermost.f_code, innermost.f_lasti) if innermost is not None else None
+    return tuple(stack), calling, len(frames.keys() - {main, threading.get_ident()})
 
 
 def _has_children() -> bool:
@@ -116,11 +126,11 @@ def _thread(number: int) -> ThreadState:
     return ThreadState(number, name, status, call, ran)
 
 
-def _method_called(frame: FrameType | None) -> str:
+def _method_called(code: CodeType, last: int) -> str:
     """The method that a frame calls now, from its instructions; "" if it is not certain."""
     name = ""
-    for instruction in dis.get_instructions(frame.f_code) if frame is not None else ():
-        if instruction.offset > frame.f_lasti:  # type: ignore[union-attr]
+    for instruction in dis.get_instructions(code):
+        if instruction.offset > last:
             break
         if instruction.opname in ("LOAD_METHOD", "LOAD_ATTR"):
             name = str(instruction.argval)
