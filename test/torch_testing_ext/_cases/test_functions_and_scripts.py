@@ -20,7 +20,6 @@ from torch_testing_ext.common_distributed import collectives_may_differ
 from torch_testing_ext.common_utils import TestCase, run_tests
 from torch_testing_ext.ranks import run_script, spawn
 
-
 PATIENCE = 60
 
 
