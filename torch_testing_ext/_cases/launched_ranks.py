@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import functools
 import gc
 import os
 import sys
 import unittest
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from torch_testing_ext import _torch, launch
+from torch_testing_ext import launch
 from torch_testing_ext._machine import environment
 from torch_testing_ext._marks.needs import TEST_SKIPS, Skipped, TestSkip
 from torch_testing_ext.launch import in_place, recording
@@ -64,18 +63,11 @@ def begin(
     if why := wrong_size(world_size):
         raise Skipped(TestSkip(TEST_SKIPS["small_worldsize"].exit_code, why))
     try:
-        _watch_groups()
+        ranked.say_if_nothing_is_recorded()
         return in_place.member().begin(case, str(directory), timeout, may_differ)
     except launch.WrongRound as error:
         wrong = launch.Verdict(launch.Outcome.ERROR, str(error))
     raise ranked.rank_error(test or unittest.TestCase(), wrong)
-
-
-@functools.cache
-def _watch_groups() -> None:
-    """Note the process groups of this process from now on, for its collectives to be compared."""
-    ranked.say_if_nothing_is_recorded()
-    _torch.watch_process_groups(lambda name: nullcontext(), lambda: None)
 
 
 def refuse(what: str) -> None:
