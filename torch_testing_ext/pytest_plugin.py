@@ -16,6 +16,8 @@ from __future__ import annotations
 import functools
 import os
 import sys
+import types
+import weakref
 from collections.abc import Generator, Iterator
 from typing import Any
 
@@ -23,6 +25,7 @@ import pytest
 
 OPTION = "--torch-drop-in"
 _MARK = "world_size"
+_EXEC = "torch_testing_ext._cases.distributed_exec"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -129,6 +132,28 @@ def _run_script() -> Any:
     return ranks.run_script
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_plugin_registered(plugin: Any) -> None:
+    """Find the classes of fixtures in a conftest, before pytest looks for fixtures there."""
+    if _EXEC in sys.modules and isinstance(plugin, types.ModuleType):
+        from torch_testing_ext._pytest_ranks import exec_classes
+
+        exec_classes.add_fixtures_to_plugin(plugin)
+
+
+_seen: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pycollect_makeitem(collector: Any) -> None:
+    """Find the classes of fixtures in a test file, when the first of its names is looked at."""
+    if _EXEC in sys.modules and collector not in _seen:
+        from torch_testing_ext._pytest_ranks import exec_classes
+
+        _seen.add(collector)
+        exec_classes.add_fixtures_of(collector)
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if metafunc.definition.get_closest_marker(_MARK) is not None:
         from torch_testing_ext._pytest_ranks import marks
@@ -140,6 +165,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def pytest_make_collect_report(collector: Any) -> Generator[None, Any, Any]:
     """Refuse marked tests that cannot run: the collection of what contains them fails."""
     report = yield
+    if report.passed and _EXEC in sys.modules:
+        from torch_testing_ext._pytest_ranks import exec_classes
+
+        exec_classes.add_marks(report.result)
     if report.passed and any(_concerns_us(node) for node in report.result):
         from torch_testing_ext._pytest_ranks import marks
 
@@ -151,7 +180,7 @@ def pytest_make_collect_report(collector: Any) -> Generator[None, Any, Any]:
 def _concerns_us(node: Any) -> bool:
     if not isinstance(node, pytest.Function):
         return False
-    return node.get_closest_marker(_MARK) is not None or "dist_env" in node.fixturenames
+    return node.get_closest_marker(_MARK) is not None or "dist_env" in node.fixturenames or _EXEC in sys.modules
 
 
 def _spec_of(item: Any) -> Any:

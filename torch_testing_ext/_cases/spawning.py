@@ -31,13 +31,21 @@ def spawn(function: Callable[..., object], world_size: int, *args: Any, timeout:
     must then be importable, and the arguments are pickled. `timeout`: in seconds; by default that of tests, 300.
     """
     __tracebackhide__ = True
-    global _call
     size = ranked.checked_world_size(world_size, "world_size")
     launched_ranks.refuse("spawn")
-    name = f"spawn({getattr(function, '__qualname__', function)!s})"
+    case = launch.Case(f"spawn({getattr(function, '__qualname__', function)!s})")
+    run_in_ranks(case, function, size, args, timeout)
+
+
+def run_in_ranks(
+    case: launch.Case, function: Callable[..., object], size: int, args: tuple[Any, ...], timeout: float | None
+) -> None:
+    """Do what `spawn` does, under the name of `case`."""
+    __tracebackhide__ = True
+    global _call
     with ranked.without_our_traceback():
         chosen = settings.read()
-        directory = launch.new_directory(name)
+        directory = launch.new_directory(case.name)
     try:
         with ports.leased_port() as port:
             _call = function, args
@@ -51,7 +59,7 @@ def spawn(function: Callable[..., object], world_size: int, *args: Any, timeout:
             finally:
                 if is_own:
                     run.server.close()
-        verdict = result.verdict(launch.Case(name))
+        verdict = result.verdict(case)
         if verdict.outcome is launch.Outcome.PASSED:
             print_output(directory, size)
     finally:

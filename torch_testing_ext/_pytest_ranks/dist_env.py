@@ -29,9 +29,9 @@ class DistEnv:
     store: Any = field(repr=False)  # the rendezvous of the group
 
 
-def make(spec: RankSpec, directory: Path) -> Iterator[DistEnv]:
+def make(spec: RankSpec, directory: Path, rank: int) -> Iterator[DistEnv]:
     """In a rank: choose the device and make the group. The rank destroys the group when it ends."""
-    rank, local_rank = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
+    local_rank = int(os.environ.get("LOCAL_RANK", rank))
     device = torch.device("cpu")
     if spec.devices:
         accelerator = torch.accelerator.current_accelerator()

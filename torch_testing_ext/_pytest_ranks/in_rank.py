@@ -25,6 +25,7 @@ import pytest
 from torch_testing_ext import _torch, launch
 from torch_testing_ext._cases import group_creation, rank_environment, rank_process
 from torch_testing_ext._cases.multi_process import imported_since
+from torch_testing_ext._machine import environment
 from torch_testing_ext._marks.needs import TEST_SKIPS
 
 from . import dist_env
@@ -81,7 +82,7 @@ def is_rank() -> bool:
 def make_dist_env() -> Iterator[dist_env.DistEnv]:
     """For the fixture."""
     assert current is not None
-    return dist_env.make(current.spec, current.directory)
+    return dist_env.make(current.spec, current.directory, current.rank)
 
 
 def told_by(directory: Path, rank: int) -> Told:
@@ -134,7 +135,8 @@ def run_in_place(item: Any, account: launch.AccountWriter) -> None:
 def _run_and_judge(item: Any, account: launch.AccountWriter) -> Told:
     told = Told()
     known = len(item.user_properties)
-    with warnings.catch_warnings(record=True) as seen:
+    assert current is not None
+    with warnings.catch_warnings(record=True) as seen, environment.changed(**dict(current.spec.environ)):
         call = pytest.CallInfo.from_call(lambda: _run_item(item, account), "call")
     report = item.ihook.pytest_runtest_makereport(item=item, call=call)
     told.xfail = getattr(report, "wasxfail", None) if report.skipped else None

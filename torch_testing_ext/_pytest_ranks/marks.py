@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
+
+from torch_testing_ext._cases.distributed_exec import DistributedExec, DistributedFixture, DistributedTest
 
 NAME = "world_size"
 DIST_ENV = "dist_env"
@@ -19,6 +21,14 @@ OBSERVERS = ("capsys", "capfd", "capsysbinary", "capfdbinary", "capteesys", "rec
 
 # These backends need an accelerator for each rank, also in "cpu:gloo,cuda:nccl".
 _NEED_DEVICES = ("nccl", "xccl", "hccl")
+# What a fixture function has that stands for a class of fixtures in ranks.
+RANKS_CLASS = "torch_testing_ext_ranks_class"
+# How other harnesses call what is ours to do; an override of one would not be called.
+_NOT_CALLED = (
+    *("__call__", "_launch_procs", "_launch_daemonic_procs", "_launch_non_daemonic_procs", "_launch_with_file_store"),
+    *("_dist_run", "_dist_destroy", "_close_pool", "_get_fixture_kwargs", "_get_current_test_func"),
+)
+_RENDEZVOUS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _WIDER_SCOPES = ("class", "module", "package", "session")
 
 
@@ -34,6 +44,18 @@ class RankSpec:
     backend: str | None = None
     devices: int = 0
     timeout: float | None = None
+    environ: tuple[tuple[str, str | None], ...] = ()  # changes of the environment for the test
+
+
+@dataclass(frozen=True)
+class ExecSettings:
+    """What the attributes of a DistributedTest or DistributedFixture say."""
+
+    backend: Any
+    timeout: Any
+    init_distributed: bool
+    set_dist_env: bool
+    requires_cuda_env: bool
 
 
 SPEC: pytest.StashKey[RankSpec] = pytest.StashKey()
@@ -55,11 +77,16 @@ def sizes_of(mark: pytest.Mark) -> list[int]:
     return sizes
 
 
-def _spec(mark: pytest.Mark, size: int) -> RankSpec:
+def spec_for(size: int, keywords: Mapping[str, Any], of_class: ExecSettings | None) -> RankSpec:
+    """Check the keywords of a mark, and add what the class of the test says. Raises BadMark."""
     known = {"backend", "devices", "timeout", "isolated"}
-    if unknown := sorted(mark.kwargs.keys() - known):
+    if unknown := sorted(keywords.keys() - known):
         raise BadMark(f"unknown: {', '.join(unknown)}. Known are: {', '.join(sorted(known))}")
-    backend, devices, timeout = (mark.kwargs.get(name) for name in ("backend", "devices", "timeout"))
+    environ: dict[str, str | None] = {}
+    if of_class is not None:
+        keywords = {"backend": of_class.backend, "timeout": of_class.timeout, **keywords}
+        environ = {"LOCAL_SIZE": str(size)} if of_class.set_dist_env else dict.fromkeys(_RENDEZVOUS)
+    backend, devices, timeout = (keywords.get(name) for name in ("backend", "devices", "timeout"))
     if backend is not None and (not isinstance(backend, str) or not backend):
         raise BadMark(f"backend is {backend!r}; it must be a name, such as 'gloo'")
     if devices is not None and (isinstance(devices, bool) or not isinstance(devices, int) or devices < 0):
@@ -69,17 +96,49 @@ def _spec(mark: pytest.Mark, size: int) -> RankSpec:
         raise BadMark(f"timeout is {timeout!r}; it must be a number of seconds greater than 0")
     if devices is None and any(name in (backend or "") for name in _NEED_DEVICES):
         devices = size
-    if mark.kwargs.get("isolated", True) is not True:
+    if devices is None and of_class is not None and (of_class.requires_cuda_env or _has_accelerators()):
+        devices = size
+    if keywords.get("isolated", True) is not True:
         raise BadMark(
             "isolated=False is not supported: every test has fresh ranks, which start in milliseconds. "
             "Leave it out, or use MultiProcContinuousTest for ranks that persist"
         )
-    return RankSpec(size, backend, devices or 0, timeout)
+    return RankSpec(size, backend, devices or 0, timeout, tuple(environ.items()))
+
+
+def _has_accelerators() -> bool:
+    from torch_testing_ext._machine import accelerators
+
+    return accelerators.device_count() > 0
+
+
+def settings_of(cls: Any) -> ExecSettings | None:
+    """What the attributes of a class say; None if it is no DistributedTest or DistributedFixture. Raises BadMark."""
+    if not (isinstance(cls, type) and issubclass(cls, DistributedExec)):
+        return None
+    names = (*_NOT_CALLED, *(() if issubclass(cls, DistributedFixture) else ("run",)))
+    of_others = [base for base in cls.__mro__ if base not in (DistributedExec, DistributedFixture, DistributedTest)]
+    for name in names:
+        if any(name in vars(base) for base in of_others):
+            raise BadMark(
+                f"{cls.__name__} overrides {name}, which is not called here. Set world_size, backend, exec_timeout or "
+                f"init_distributed, or let a fixture that asks for {DIST_ENV} do what has to be done in the ranks"
+            )
+    flags = {}
+    for name in ("init_distributed", "set_dist_env", "requires_cuda_env", "reuse_dist_env", "non_daemonic_procs"):
+        flags[name] = getattr(cls, name)
+        if not isinstance(flags[name], bool):
+            raise BadMark(f"{cls.__name__}.{name} is {flags[name]!r}; it must be True or False")
+    return ExecSettings(
+        cls.backend, cls.exec_timeout, flags["init_distributed"], flags["set_dist_env"], flags["requires_cuda_env"]
+    )
 
 
 def expand(metafunc: pytest.Metafunc) -> None:
     """Make one test for each world size of a list. A mark that is wrong is refused later, with every other fault."""
     mark = metafunc.definition.get_closest_marker(NAME)
+    if _has_size_as_argument(metafunc.definition):
+        return
     try:
         sizes = sizes_of(mark) if mark is not None and isinstance(mark.args[0], (list, tuple)) else []
     except (BadMark, IndexError):
@@ -91,6 +150,7 @@ def expand(metafunc: pytest.Metafunc) -> None:
 
 def spec_of(item: pytest.Function) -> RankSpec | None:
     """What the mark of a test says; None without a mark. Raises BadMark, also if the test cannot run in ranks."""
+    _check_fixtures_in_ranks(item)
     mark = item.get_closest_marker(NAME)
     if mark is None:
         if DIST_ENV in item.fixturenames:
@@ -98,16 +158,36 @@ def spec_of(item: pytest.Function) -> RankSpec | None:
         return None
     if sum(each.name == NAME for each in item.own_markers) > 1:
         raise BadMark("it has the mark twice. Give one mark a list of sizes")
-    size, *others = sizes_of(mark)
-    if others or isinstance(mark.args[0], (list, tuple)):
+    if _has_size_as_argument(item):
+        size = _size_of_argument(item)
+    elif len(sizes := sizes_of(mark)) == 1 and not isinstance(mark.args[0], (list, tuple)):
+        size = sizes[0]
+    else:
         parameters = getattr(getattr(item, "callspec", None), "params", {})
         if PARAMETER not in parameters:
             raise BadMark("a list of world sizes needs a test that pytest can parametrize; here, give one number")
         size = parameters[PARAMETER]
-    spec = _spec(mark, size)
+    spec = spec_for(size, mark.kwargs, settings_of(item.cls))
     _check_function(item)
     _check_fixtures(item)
     return spec
+
+
+def _has_size_as_argument(item: Any) -> bool:
+    """Is the test a method of a DistributedTest that takes its world size as an argument, and has no mark itself?"""
+    if item.cls is None or not issubclass(item.cls, DistributedTest):
+        return False
+    return NAME in item.fixturenames and not any(mark.name == NAME for mark in item.own_markers)
+
+
+def _size_of_argument(item: pytest.Function) -> int:
+    parameters = getattr(getattr(item, "callspec", None), "params", {})
+    if NAME not in parameters or any(
+        definition.func.__name__ != "get_direct_param_fixture_func" for definition in _definitions(item).get(NAME, ())
+    ):
+        raise BadMark(f"its argument {NAME} is a fixture, whose value is not known at collection. Parametrize it")
+    (size,) = sizes_of(pytest.mark.world_size(parameters[NAME]).mark)
+    return size
 
 
 def _check_function(item: pytest.Function) -> None:
@@ -146,6 +226,11 @@ def _check_fixtures(item: pytest.Function) -> None:
     definitions = _definitions(item)
     for name in sorted(rank_side(item) - {DIST_ENV, *OBSERVERS}):
         for each in definitions[name]:
+            if hasattr(each.func, RANKS_CLASS):
+                raise BadMark(
+                    f"its fixture {name!r} runs in ranks of its own and needs {_need_of(name, definitions)}, which "
+                    f"only the ranks of the test have. They have a process group unless init_distributed is False"
+                )
             if each.scope in _WIDER_SCOPES:
                 raise BadMark(
                     f"its fixture {name!r} has the scope {each.scope!r} and needs {_need_of(name, definitions)}, which "
@@ -154,6 +239,23 @@ def _check_fixtures(item: pytest.Function) -> None:
     parameters = getattr(getattr(item, "callspec", None), "params", {})
     if wrong := sorted({DIST_ENV}.intersection(parameters)):
         raise BadMark(f"it parametrizes {wrong[0]}. A parameter cannot depend on the rank: read dist_env in the test")
+
+
+def _check_fixtures_in_ranks(item: pytest.Function) -> None:
+    """Refuse fixtures that run in ranks of their own, but do not say how."""
+    for those in _definitions(item).values():
+        cls = getattr(those[-1].func, RANKS_CLASS, None) if those else None
+        if cls is None:
+            continue
+        try:
+            if cls.run is DistributedFixture.run:
+                raise BadMark("it has no method `run`")
+            if isinstance(cls.world_size, (list, tuple)):
+                raise BadMark(f"its world size is {cls.world_size!r}; it runs once, so it must be one number of ranks")
+            (size,) = sizes_of(pytest.mark.world_size(cls.world_size).mark)
+            spec_for(size, {}, settings_of(cls))
+        except BadMark as error:
+            raise BadMark(f"its fixture {cls.__name__}: {error}") from None
 
 
 def _need_of(name: str, definitions: dict[str, tuple[Any, ...]]) -> str:

@@ -1,0 +1,62 @@
+"""`DistributedTest` and `DistributedFixture`, with the names that DeepSpeed's tests use, for pytest.
+
+They only say what is wanted; our plugin for pytest reads it, and runs the tests and fixtures in ranks.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import pytest
+
+PLUGIN = "torch_testing_ext.pytest_plugin"
+
+
+class DistributedExec:
+    """What a test class and a fixture of ranks have in common: how many ranks, and what they begin with."""
+
+    world_size: ClassVar[Any] = 2
+    # Of the process group: by default that of the accelerators, gloo without any.
+    backend: ClassVar[str | None] = None
+    # Whether the process group exists when the test begins.
+    init_distributed: ClassVar[bool] = True
+    # Whether ranks have RANK, WORLD_SIZE and the like.
+    set_dist_env: ClassVar[bool] = True
+    # Skip without an accelerator for each rank. Otherwise ranks use the CPU where there is no accelerator.
+    requires_cuda_env: ClassVar[bool] = False
+    # In seconds; None for that of the run.
+    exec_timeout: ClassVar[float | None] = None
+    # These two change nothing: every test has fresh ranks, which may start processes.
+    reuse_dist_env: ClassVar[bool] = False
+    non_daemonic_procs: ClassVar[bool] = False
+
+
+class DistributedTest(DistributedExec):
+    """Base of test classes for pytest whose methods run in `world_size` ranks: a number, or a list of them."""
+
+    is_dist_test = True
+
+    @pytest.fixture(autouse=True, scope="class")
+    @staticmethod
+    def class_tmpdir(request: Any, tmpdir_factory: Any) -> Any:
+        """One folder for all ranks of all tests of the class, and for the fixtures of ranks that they use."""
+        if not request.config.pluginmanager.has_plugin(PLUGIN):
+            pytest.fail(f"{request.cls.__name__} needs the plugin that runs it in ranks: -p {PLUGIN}", pytrace=False)
+        return tmpdir_factory.mktemp(request.cls.__name__)
+
+    def __call__(self, request: Any) -> None:
+        """Run the current test, for a hook in a conftest that runs such classes by calling them."""
+        request.node.runtest()
+
+
+class DistributedFixture(DistributedExec):
+    """Base of fixtures for pytest: `run(self, ...)` is called in ranks before a test that asks for its class by name.
+
+    `run` may ask for other fixtures. What ranks leave for the test, they write to files, in `class_tmpdir` for example.
+    """
+
+    __test__ = False
+
+    def run(self, *args: Any, **kwargs: Any) -> object:
+        """Override this."""
+        raise NotImplementedError(f"{type(self).__name__} has no method `run`")
