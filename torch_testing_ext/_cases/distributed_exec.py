@@ -9,8 +9,6 @@ from typing import Any, ClassVar
 
 import pytest
 
-PLUGIN = "torch_testing_ext.pytest_plugin"
-
 
 class DistributedExec:
     """What a test class and a fixture of ranks have in common: how many ranks, and what they begin with."""
@@ -40,8 +38,9 @@ class DistributedTest(DistributedExec):
     @staticmethod
     def class_tmpdir(request: Any, tmpdir_factory: Any) -> Any:
         """One folder for all ranks of all tests of the class, and for the fixtures of ranks that they use."""
-        if not request.config.pluginmanager.has_plugin(PLUGIN):
-            pytest.fail(f"{request.cls.__name__} needs the plugin that runs it in ranks: -p {PLUGIN}", pytrace=False)
+        if not hasattr(request.config.option, "dist_timeout"):
+            name = request.cls.__name__
+            pytest.fail(f"{name} needs the plugin of torch_testing_ext, which runs it in ranks", pytrace=False)
         return tmpdir_factory.mktemp(request.cls.__name__)
 
     def __call__(self, request: Any) -> None:
