@@ -25,6 +25,7 @@ import pytest
 
 OPTION = "--torch-drop-in"
 _MARK = "world_size"
+_MARKS = (_MARK, "standalone")
 _EXEC = "torch_testing_ext._cases.distributed_exec"
 
 
@@ -57,7 +58,8 @@ def pytest_load_initial_conftests(early_config: Any) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     """Install in an xdist worker too, which gets its plugins later. Register our profile before Hypothesis wants it."""
-    config.addinivalue_line("markers", _explain_mark())
+    for explanation in _EXPLANATIONS:
+        config.addinivalue_line("markers", explanation)
     if _is_launched():
         from torch_testing_ext._pytest_ranks import launched_session
 
@@ -95,12 +97,13 @@ def _is_launched() -> bool:
     return any(name in os.environ for name in ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_STEP_NUM_TASKS"))
 
 
-def _explain_mark() -> str:
-    return (
-        "world_size(size, *, backend=None, devices=0, timeout=None): run the test in that many ranks, each a fresh "
-        "process; a list of sizes makes one test for each. backend: of the group that the fixture dist_env makes. "
-        "devices: skip the test on a machine with fewer accelerators. timeout: in seconds (torch_testing_ext)"
-    )
+_EXPLANATIONS = (
+    "world_size(size, *, backend=None, devices=0, timeout=None): run the test in that many ranks, each a fresh "
+    "process; a list of sizes makes one test for each. backend: of the group that the fixture dist_env makes. "
+    "devices: skip the test on a machine with fewer accelerators. timeout: in seconds (torch_testing_ext)",
+    "standalone(*, timeout=None): run the test, and all of its fixtures, in a new interpreter of its own "
+    "(torch_testing_ext)",
+)
 
 
 @pytest.fixture
@@ -180,18 +183,23 @@ def pytest_make_collect_report(collector: Any) -> Generator[None, Any, Any]:
 def _concerns_us(node: Any) -> bool:
     if not isinstance(node, pytest.Function):
         return False
-    return node.get_closest_marker(_MARK) is not None or "dist_env" in node.fixturenames or _EXEC in sys.modules
-
-
-def _spec_of(item: Any) -> Any:
-    marks = sys.modules.get("torch_testing_ext._pytest_ranks.marks")
-    return None if marks is None else item.stash.get(marks.SPEC, None)
+    if _EXEC in sys.modules or "dist_env" in node.fixturenames:
+        return True
+    return any(mark.name in _MARKS or "standalone" in mark.kwargs for mark in node.iter_markers())
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: Any) -> None:
-    spec = _spec_of(item)
-    if spec is not None:
+    marks = sys.modules.get("torch_testing_ext._pytest_ranks.marks")
+    if marks is None:
+        return
+    wish, spec = item.stash.get(marks.STANDALONE, None), item.stash.get(marks.SPEC, None)
+    if wish is not None and not hasattr(item.config.option, "dist_is_standalone"):
+        from torch_testing_ext._pytest_ranks import standalone
+
+        standalone.set_up(item)
+        item.runtest = functools.partial(standalone.run, item, wish.timeout)
+    elif spec is not None:
         from torch_testing_ext._pytest_ranks import in_parent
 
         in_parent.set_up(item, spec)

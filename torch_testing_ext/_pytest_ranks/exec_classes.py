@@ -1,26 +1,17 @@
-"""How classes with DeepSpeed's names become tests with our mark, and fixtures that run in ranks before a test."""
+"""How classes with DeepSpeed's names become tests with our mark, and fixtures. Imports no torch."""
 
 from __future__ import annotations
 
 import inspect
-import tempfile
 import types
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from torch_testing_ext import launch
-from torch_testing_ext._cases import launched_ranks, spawning
 from torch_testing_ext._cases.distributed_exec import DistributedFixture, DistributedTest
-from torch_testing_ext._machine import environment
-from torch_testing_ext._marks import needs
 
-from . import dist_env
-from .marks import DIST_ENV, NAME, RANKS_CLASS, RankSpec, settings_of, spec_for
-
-__rank_frame__ = True
+from .marks import DIST_ENV, NAME, RANKS_CLASS
 
 
 def add_marks(nodes: Iterable[Any]) -> None:
@@ -69,7 +60,9 @@ def _function_of(cls: type[DistributedFixture]) -> Callable[..., object]:
     def fixture(**values: Any) -> object:
         request = values["request"]
         given = {name: value for name, value in values.items() if name in parameters}
-        return _run(cls, request, given)
+        from . import exec_fixture
+
+        return exec_fixture.run(cls, request, given)
 
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     declared = list(inspect.signature(cls.run).parameters.values())[1:]
@@ -81,29 +74,3 @@ def _function_of(cls: type[DistributedFixture]) -> Callable[..., object]:
     fixture.__module__ = cls.__module__
     setattr(fixture, RANKS_CLASS, cls)
     return fixture
-
-
-def _run(cls: type[DistributedFixture], request: Any, given: dict[str, Any]) -> DistributedFixture:
-    """In the parent. Its class has been checked at collection."""
-    __tracebackhide__ = True
-    settings = settings_of(cls)
-    spec = spec_for(cls.world_size, {}, settings)
-    if (where := launched_ranks.where()) is not None:
-        pytest.skip(f"{cls.__name__} starts ranks of its own, and a launcher has started {where.world_size}")
-    if spec.devices and (skip := needs.devices(spec.devices).unmet()) is not None:
-        pytest.skip(f"{cls.__name__}: {skip.message}")
-    instance = cls()
-    timeout = spec.timeout or request.config.getoption("dist_timeout", None)
-    case = launch.Case(f"fixture {cls.__name__}", file=inspect.getsourcefile(cls) or "")
-    with tempfile.TemporaryDirectory() as directory:
-        arguments = (instance, given, spec, Path(directory))
-        spawning.run_in_ranks(case, _in_rank, spec.world_size, arguments, timeout)
-    return instance
-
-
-def _in_rank(rank: int, instance: DistributedFixture, given: dict[str, Any], spec: RankSpec, directory: Path) -> None:
-    with environment.changed(**dict(spec.environ)):
-        group = dist_env.make(spec, directory, rank)
-        if instance.init_distributed:
-            next(group)
-        instance.run(**given)

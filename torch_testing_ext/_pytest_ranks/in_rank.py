@@ -33,7 +33,7 @@ from .marks import RankSpec
 
 __rank_frame__ = True
 
-_XPASS_STRICT = "[XPASS(strict)]"
+XPASS_STRICT = "[XPASS(strict)]"
 
 
 class PartFailed(AssertionError):
@@ -140,7 +140,7 @@ def _run_and_judge(item: Any, account: launch.AccountWriter) -> Told:
         call = pytest.CallInfo.from_call(lambda: _run_item(item, account), "call")
     report = item.ihook.pytest_runtest_makereport(item=item, call=call)
     told.xfail = getattr(report, "wasxfail", None) if report.skipped else None
-    if report.failed and not str(report.longrepr).startswith(_XPASS_STRICT):
+    if report.failed and not str(report.longrepr).startswith(XPASS_STRICT):
         # Of an error that was raised there is an account already, which is kept.
         account.failed(PartFailed(report), assertion=True, traceback=report.longreprtext)
     elif report.skipped and told.xfail is None and account.account is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -58,6 +59,14 @@ class ExecSettings:
     requires_cuda_env: bool
 
 
+@dataclass(frozen=True)
+class Standalone:
+    """What the mark `standalone` of a test says."""
+
+    timeout: float | None = None
+
+
+STANDALONE: pytest.StashKey[Standalone] = pytest.StashKey()
 SPEC: pytest.StashKey[RankSpec] = pytest.StashKey()
 
 
@@ -91,9 +100,7 @@ def spec_for(size: int, keywords: Mapping[str, Any], of_class: ExecSettings | No
         raise BadMark(f"backend is {backend!r}; it must be a name, such as 'gloo'")
     if devices is not None and (isinstance(devices, bool) or not isinstance(devices, int) or devices < 0):
         raise BadMark(f"devices is {devices!r}; it must be a number of accelerators, 0 or more")
-    is_number = isinstance(timeout, (int, float)) and not isinstance(timeout, bool)
-    if timeout is not None and not (is_number and timeout > 0):
-        raise BadMark(f"timeout is {timeout!r}; it must be a number of seconds greater than 0")
+    _checked_timeout(timeout)
     if devices is None and any(name in (backend or "") for name in _NEED_DEVICES):
         devices = size
     if devices is None and of_class is not None and (of_class.requires_cuda_env or _has_accelerators()):
@@ -104,6 +111,13 @@ def spec_for(size: int, keywords: Mapping[str, Any], of_class: ExecSettings | No
             "Leave it out, or use MultiProcContinuousTest for ranks that persist"
         )
     return RankSpec(size, backend, devices or 0, timeout, tuple(environ.items()))
+
+
+def _checked_timeout(timeout: Any) -> float | None:
+    is_number = isinstance(timeout, (int, float)) and not isinstance(timeout, bool)
+    if timeout is not None and not (is_number and timeout > 0):
+        raise BadMark(f"timeout is {timeout!r}; it must be a number of seconds greater than 0")
+    return None if timeout is None else float(timeout)
 
 
 def _has_accelerators() -> bool:
@@ -292,3 +306,26 @@ def faults(nodes: Iterable[Any]) -> Iterator[str]:
             else:
                 if spec is not None:
                     node.stash[SPEC] = spec
+            try:
+                standalone = standalone_of(node)
+            except BadMark as error:
+                yield f"{node.nodeid}: @pytest.mark.standalone: {error}."
+            else:
+                if standalone is not None:
+                    node.stash[STANDALONE] = standalone
+
+
+def standalone_of(item: pytest.Function) -> Standalone | None:
+    """What the mark `standalone` says; None without it. Raises BadMark.
+
+    Lightning's `RunIf(standalone=True)` is a skipif with that keyword, which skips unless this variable is set.
+    """
+    is_asked_for = os.environ.get("PL_RUN_STANDALONE_TESTS") == "1"
+    if is_asked_for and any(mark.kwargs.get("standalone") for mark in item.iter_markers("skipif")):
+        return Standalone()
+    mark = item.get_closest_marker("standalone")
+    if mark is None:
+        return None
+    if mark.args or mark.kwargs.keys() - {"timeout"}:
+        raise BadMark("it takes nothing but timeout, in seconds")
+    return Standalone(_checked_timeout(mark.kwargs.get("timeout")))

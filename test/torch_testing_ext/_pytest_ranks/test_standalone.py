@@ -1,0 +1,165 @@
+"""The mark `standalone`: a test in an interpreter of its own, with every outcome that it can have there."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from pytest_support import PytestCase, run_pytest
+
+from torch_testing_ext.common_utils import run_tests
+
+HEAD = """
+import os, signal, sys, threading, unittest, warnings
+import pytest
+
+with open(os.environ["PIDS"], "a") as file:
+    file.write(f"{os.getpid()}\\n")
+
+IN_PARENT = os.environ["PIDS"] and len(open(os.environ["PIDS"]).read().split()) == 1
+"""
+SUBJECT = (
+    HEAD
+    + """
+standalone = pytest.mark.standalone
+
+@pytest.fixture(scope="session")
+def of_session():
+    assert not IN_PARENT
+    yield 3
+
+@standalone
+@pytest.mark.parametrize("number", [1])
+def test_passes(number, of_session, tmp_path, record_property):
+    assert (number, of_session) == (1, 3) and not IN_PARENT
+    print("printed there")
+    warnings.warn("warned there")
+    record_property("key", "value")
+    os.write(1, b"written there")
+
+@standalone
+class TestClass:
+    def setup_method(self):
+        assert not IN_PARENT
+
+    def test_fails(self):
+        value = 1
+        assert value == 2
+
+    def test_skips(self):
+        pytest.skip("skipped there")
+
+    @pytest.mark.skip(reason="skipped here")
+    def test_skipped(self): ...
+
+    @pytest.mark.xfail(raises=ValueError)
+    def test_xfails_otherwise(self):
+        raise TypeError
+
+    @pytest.mark.xfail(strict=True)
+    def test_xpasses(self): ...
+
+    def test_xpasses_by_a_mark_of_its_own(self, request):
+        request.applymarker(pytest.mark.xfail(strict=True))
+
+    def test_dies(self):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def test_exits(self):
+        os._exit(0)
+
+    @pytest.mark.standalone(timeout=2)
+    def test_hangs(self):
+        threading.Event().wait()
+
+    def test_set_up_fails(self, bad):
+        raise AssertionError("it runs")
+
+    def test_tear_down_fails(self, worse): ...
+
+    @pytest.mark.world_size(2)
+    def test_ranks_fail(self, dist_env):
+        assert dist_env.rank == 0
+
+@pytest.fixture
+def bad():
+    raise KeyError("bad")
+
+@pytest.fixture
+def worse():
+    yield
+    raise KeyError("worse")
+
+@standalone
+class UnittestTest(unittest.TestCase):
+    def setUp(self):
+        assert not IN_PARENT
+
+    def test_fails(self):
+        self.assertEqual(1, 2)
+
+def test_plain():
+    assert IN_PARENT
+"""
+)
+MODEL = {
+    "test_passes[1]": ("passed", ""),
+    "TestClass.test_fails": ("failed", "assert 1 == 2"),
+    "TestClass.test_skips": ("skipped", "skipped there"),
+    "TestClass.test_skipped": ("skipped", "skipped here"),
+    "TestClass.test_xfails_otherwise": ("failed", "TypeError"),
+    "TestClass.test_xpasses": ("failed", "[XPASS(strict)]"),
+    "TestClass.test_xpasses_by_a_mark_of_its_own": ("failed", "[XPASS(strict)]"),
+    "TestClass.test_dies": ("failed", "killed by SIGKILL"),
+    "TestClass.test_exits": ("failed", "exited with code 0"),
+    "TestClass.test_hangs": ("failed", "was ended after 2.0 s, its time limit"),
+    "TestClass.test_set_up_fails": ("failed", "in its set-up: KeyError: 'bad'"),
+    "TestClass.test_tear_down_fails": ("failed", "in its tear-down: KeyError: 'worse'"),
+    "TestClass.test_ranks_fail": ("failed", "rank 1 of 2 failed"),
+    "UnittestTest.test_fails": ("failed", "AssertionError: 1 != 2"),
+    "test_plain": ("passed", ""),
+}
+
+
+class StandaloneTest(PytestCase):
+    def test_every_outcome(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            pids = Path(folder, "pids")
+            run = run_pytest({"test_x.py": SUBJECT}, PIDS=str(pids))
+            self.assertOutcomes(run, {name: outcome for name, (outcome, _) in MODEL.items()})
+            # One for pytest, and one for each test that is neither plain nor skipped here; one may end too early.
+            self.assertIn(len(set(pids.read_text().split())), (len(MODEL) - 2, len(MODEL) - 1))
+        for name, (_, text) in MODEL.items():
+            with self.subTest(test=name):
+                self.assertIn(text, run.messages[name].partition("\n")[0])
+        self.assertEqual(run.outputs["test_passes[1]"].count("printed there"), 1)
+        self.assertEqual(run.outputs["test_passes[1]"].count("written there"), 1)
+        self.assertIn("UserWarning: warned there", run.text)
+        self.assertNotIn("argparse", str(run.outputs))
+        self.assertIn(">       assert value == 2", run.messages["TestClass.test_fails"])
+
+    def test_the_keyword_of_run_if(self) -> None:
+        """A skipif with `standalone=True` counts where its own variable asks for such tests."""
+        source = (
+            HEAD
+            + """
+asked = os.environ.get("PL_RUN_STANDALONE_TESTS") == "1"
+
+@pytest.mark.skipif(condition=not asked, reason="Standalone execution", standalone=True)
+def test_a():
+    assert not IN_PARENT
+"""
+        )
+        for variables, outcome in (({}, "skipped"), ({"PL_RUN_STANDALONE_TESTS": "1"}, "passed")):
+            with tempfile.TemporaryDirectory() as folder:
+                run = run_pytest({"test_x.py": source}, PIDS=f"{folder}/pids", **variables)
+            self.assertOutcomes(run, {"test_a": outcome})
+
+    def test_refused(self) -> None:
+        run = run_pytest({"test_x.py": "import pytest\n@pytest.mark.standalone(2)\ndef test_x(): ..."})
+        self.assertEqual(run.code, 2)
+        self.assertIn("test_x.py::test_x: @pytest.mark.standalone: it takes nothing but timeout", run.text)
+
+
+if __name__ == "__main__":
+    run_tests()

@@ -1,0 +1,47 @@
+"""A fixture that runs in ranks of its own, before the test that asks for it."""
+
+from __future__ import annotations
+
+import inspect
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from torch_testing_ext import launch
+from torch_testing_ext._cases import launched_ranks, spawning
+from torch_testing_ext._cases.distributed_exec import DistributedFixture
+from torch_testing_ext._machine import environment
+from torch_testing_ext._marks import needs
+
+from . import dist_env
+from .marks import RankSpec, settings_of, spec_for
+
+__rank_frame__ = True
+
+
+def run(cls: type[DistributedFixture], request: Any, given: dict[str, Any]) -> DistributedFixture:
+    """In the parent. Its class has been checked at collection."""
+    __tracebackhide__ = True
+    settings = settings_of(cls)
+    spec = spec_for(cls.world_size, {}, settings)
+    if (where := launched_ranks.where()) is not None:
+        pytest.skip(f"{cls.__name__} starts ranks of its own, and a launcher has started {where.world_size}")
+    if spec.devices and (skip := needs.devices(spec.devices).unmet()) is not None:
+        pytest.skip(f"{cls.__name__}: {skip.message}")
+    instance = cls()
+    timeout = spec.timeout or request.config.getoption("dist_timeout", None)
+    case = launch.Case(f"fixture {cls.__name__}", file=inspect.getsourcefile(cls) or "")
+    with tempfile.TemporaryDirectory() as directory:
+        arguments = (instance, given, spec, Path(directory))
+        spawning.run_in_ranks(case, _in_rank, spec.world_size, arguments, timeout)
+    return instance
+
+
+def _in_rank(rank: int, instance: DistributedFixture, given: dict[str, Any], spec: RankSpec, directory: Path) -> None:
+    with environment.changed(**dict(spec.environ)):
+        group = dist_env.make(spec, directory, rank)
+        if instance.init_distributed:
+            next(group)
+        instance.run(**given)

@@ -1,0 +1,191 @@
+"""The mark `standalone`: the test runs in a new interpreter of its own, which runs nothing else. The parent's side.
+
+All of its fixtures are set up there. The new interpreter judges the test; what it reports is reported here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import shutil
+import signal
+import subprocess
+import sys
+import warnings
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from _pytest.skipping import xfailed_key
+
+from torch_testing_ext import launch
+from torch_testing_ext._cases import launched_ranks, ranked
+from torch_testing_ext._process import system
+from torch_testing_ext._process.exits import describe_exit
+from torch_testing_ext._process.logs import cut_middle
+
+from .in_rank import XPASS_STRICT
+from .marks import SPEC
+from .standalone_process import PROCESS, Order
+
+_LONGEST_SECTION = 200_000
+_PATIENCE_FOR_STACKS = 2.0
+# The time that the ranks of a marked test have beyond their own limit.
+_MORE_THAN_RANKS = 60.0
+
+
+def set_up(item: Any) -> None:
+    """Before the set-up of a test: leave all of its fixtures to the new interpreter."""
+    if (where := launched_ranks.where()) is not None:
+        why = f"a standalone test starts an interpreter of its own, and a launcher has started {where.world_size} ranks"
+        raise pytest.skip.Exception(why, _use_item_location=True)
+    item.funcargs.update(dict.fromkeys(item.fixturenames))
+
+
+def run(item: Any, timeout: float | None) -> None:
+    """Run a test in a new interpreter; raise what it would raise here."""
+    __tracebackhide__ = True
+    if item.config.option.usepdb or item.config.option.trace:
+        raise ranked.RankError(
+            f"a debugger has no terminal in a standalone test. Run pytest -p no:torch_testing_ext.pytest_plugin for it "
+            f"alone: {item.nodeid}"
+        )
+    directory = launch.new_directory(item.nodeid)
+    try:
+        _order(item, directory)
+        code, how, output = _run_process(item, directory, _limit(item, timeout))
+        told = _reports(directory)
+        _show(item, told, output)
+        _judge(item, told, code, how)
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _limit(item: Any, timeout: float | None) -> float:
+    given = timeout or item.config.getoption("dist_timeout", None) or ranked.TIMEOUT_DEFAULT
+    spec = item.stash.get(SPEC, None)
+    of_ranks = (spec.timeout or 0.0) + _MORE_THAN_RANKS if spec is not None else 0.0
+    return float(max(given, of_ranks) if timeout is None else given)
+
+
+def _order(item: Any, directory: Path) -> None:
+    node = f"{item.path}::{item.nodeid.partition('::')[2]}"
+    base = item.config._tmp_path_factory.getbasetemp() / f"standalone-{directory.name}"
+    options = {}
+    for name, value in vars(item.config.option).items():
+        with suppress(Exception):  # what cannot be sent has no meaning there
+            options[name] = pickle.loads(pickle.dumps(value))
+    if item.config.inipath is not None:
+        options["inifilename"] = str(item.config.inipath)
+    options |= {"rootdir": str(item.config.rootpath), "basetemp": str(base)}
+    order = Order(node, options, list(sys.path), os.getpid())
+    Path(directory, "order").write_bytes(pickle.dumps(order))
+
+
+def _environment() -> dict[str, str]:
+    """That of this process; coverage goes on in the new interpreter."""
+    coverage = sys.modules.get("coverage")
+    measured: Any = getattr(getattr(coverage, "Coverage", None), "current", lambda: None)()
+    environ = dict(os.environ)
+    if measured is not None and hasattr(measured.config, "serialize"):
+        environ["COVERAGE_PROCESS_CONFIG"] = measured.config.serialize()
+    return environ
+
+
+def _run_process(item: Any, directory: Path, limit: float) -> tuple[int | None, str, str]:
+    """Its exit code (None: it was ended), how it ended in words, and what it wrote."""
+    shown = item.config.getoption("capture") == "no"
+    with open(directory / "output", "w+", errors="replace") as file:
+        process = subprocess.Popen(
+            [sys.executable, "-m", PROCESS, str(directory)],
+            cwd=item.config.invocation_params.dir,
+            env=_environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=None if shown else file,
+            stderr=None if shown else file,
+            start_new_session=True,
+        )
+        code = None
+        try:
+            code = process.wait(limit)
+            how = describe_exit(code)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGABRT)  # faulthandler, which pytest enables, writes the stacks
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(_PATIENCE_FOR_STACKS)
+            how = f"was ended after {limit:.1f} s, its time limit"
+        finally:
+            _end(process)
+        file.seek(0)
+        return code, how, "" if shown else file.read()
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End what is left of the process and of what it has started."""
+    for pid in [process.pid, *system.group_members(process.pid)]:
+        if pid == process.pid and process.returncode is not None:
+            continue
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    process.wait()
+
+
+def _reports(directory: Path) -> list[dict[str, Any]]:
+    with suppress(OSError):
+        return [json.loads(line) for line in Path(directory, "reports").read_text().splitlines()]
+    return []
+
+
+# -- the end
+
+
+def _show(item: Any, told: list[dict[str, Any]], output: str) -> None:
+    """Pass on captured output, properties and warnings."""
+    reports = [one["report"] for one in told if one["kind"] == "report"]
+    for latest in reports[-1:]:  # it repeats what those before it have said
+        for title, text in latest.get("sections", ()):
+            name, _, when = title.removeprefix("Captured ").rpartition(" ")
+            item.add_report_section(when, name, cut_middle(text, _LONGEST_SECTION))
+        item.user_properties.extend(tuple(each) for each in latest["user_properties"])
+    for one in told:
+        if one["kind"] == "warning":
+            with suppress(Warning):  # made an error by a filter here
+                warnings.warn_explicit(one["text"], _category(one["category"]), one["file"], one["line"])
+    if output.strip():
+        item.add_report_section("call", "stdout and stderr of the interpreter", cut_middle(output, _LONGEST_SECTION))
+
+
+def _category(name: str) -> type[Warning]:
+    found = vars(__import__("builtins")).get(name)
+    return found if isinstance(found, type) and issubclass(found, Warning) else UserWarning
+
+
+def _judge(item: Any, told: list[dict[str, Any]], code: int | None, how: str) -> None:
+    """Raise unless the test has passed and all is over: by every report, and by the end of the process."""
+    __tracebackhide__ = True
+    hook = item.config.hook
+    data = [one["report"] for one in told if one["kind"] == "report"]
+    reports = [hook.pytest_report_from_serializable(config=item.config, data=one) for one in data]
+    expected_code = 0
+    for report in reports:
+        text = str(report.longreprtext)
+        if report.failed and text.startswith(XPASS_STRICT) and item.stash.get(xfailed_key, None) is not None:
+            expected_code = 1  # pytest says the same here, when the test has passed
+        elif report.failed:
+            crash = getattr(report.longrepr, "reprcrash", None)
+            first = (getattr(crash, "message", None) or text.strip()).partition("\n")[0]
+            during = {"setup": "in its set-up: ", "teardown": "in its tear-down: "}.get(report.when, "")
+            raise ranked.RankFailure(f"{during}{first}\n\n{text}")
+    is_over = {report.when for report in reports} >= {"setup", "teardown"}
+    was_called = any(report.when == "call" or report.skipped for report in reports)
+    if code != expected_code or not is_over or not was_called:
+        refused = "\n".join(one["text"] for one in told if one["kind"] == "refusal")
+        raise ranked.RankError(f"the interpreter of this standalone test {how}\n\n{refused}".strip())
+    for report in reports:
+        if report.skipped and hasattr(report, "wasxfail"):
+            raise pytest.xfail.Exception(report.wasxfail)
+        if report.skipped:
+            reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+            raise pytest.skip.Exception(str(reason).removeprefix("Skipped: "), _use_item_location=True)
