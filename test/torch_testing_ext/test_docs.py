@@ -17,6 +17,8 @@ from torch_testing_ext.runner.options import config
 ROOT = Path(torch_testing_ext.__file__).resolve().parents[1]
 PACKAGE = ROOT / "torch_testing_ext"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+# Short pages with examples of their own kind, which test_moving.py runs.
+MOVING = sorted((ROOT / "docs" / "moving").glob("*.md"))
 EXAMPLE = re.compile(r"^```python\n(# file: (?P<name>\w+\.py)\n.*?)^```$", re.MULTILINE | re.DOTALL)
 RUN_TEST = re.compile(r"^((?:[A-Z_]+=\S+ )*)python run_test\.py(.*)$", re.MULTILINE)
 LINK = re.compile(r"\]\((?!https?:)(?P<file>[^)#\s]*)(#(?P<section>[^)\s]+))?\)")
@@ -72,7 +74,7 @@ class DocsTest(unittest.TestCase):
                     config.read_options(shlex.split(arguments), environ, ROOT, ROOT)
 
     def test_links_lead_somewhere(self):
-        for page in [*PAGES, ROOT / "CHANGELOG.md", ROOT / "benchmarks" / "README.md"]:
+        for page in [*PAGES, *MOVING, ROOT / "CHANGELOG.md", ROOT / "benchmarks" / "README.md"]:
             for link in LINK.finditer(page.read_text(encoding="utf-8")):
                 with self.subTest(page=page.name, link=link.group()):
                     target = page.parent / link["file"] if link["file"] else page
