@@ -15,7 +15,7 @@ import traceback
 import unittest
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -118,7 +118,6 @@ def run(subject: Any, rank: int, account: launch.AccountWriter, *, patient: bool
             rank_process.leave_process_group(fast=True)
             account.passed(imported_since(imported_before) if rank == 0 else ())
     finally:
-        _save_coverage()
         _torch.end_compile_workers()
         group_creation.wait_for_peers()
 
@@ -269,13 +268,3 @@ def _own_capture(test: RankTest) -> Iterator[None]:
             yield
         finally:
             plugin.report_handler.setStream(sys.stderr)  # for what is logged until this process ends
-
-
-def _save_coverage() -> None:
-    """A rank ends by os._exit, which leaves out what coverage does at the end of a process."""
-    coverage = sys.modules.get("coverage")
-    measured = getattr(getattr(coverage, "Coverage", None), "current", lambda: None)()
-    if measured is not None:
-        with suppress(Exception):
-            measured.stop()
-            measured.save()

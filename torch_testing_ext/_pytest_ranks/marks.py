@@ -245,6 +245,11 @@ def _check_fixtures(item: pytest.Function) -> None:
                     f"its fixture {name!r} runs in ranks of its own and needs {_need_of(name, definitions)}, which "
                     f"only the ranks of the test have. They have a process group unless init_distributed is False"
                 )
+            if inspect.iscoroutinefunction(each.func) or inspect.isasyncgenfunction(each.func):
+                raise BadMark(
+                    f"its fixture {name!r} is `async` and needs {_need_of(name, definitions)}, which only ranks have: "
+                    f"the event loop is one of the parent. Let the fixture call asyncio.run()"
+                )
             if each.scope in _WIDER_SCOPES:
                 raise BadMark(
                     f"its fixture {name!r} has the scope {each.scope!r} and needs {_need_of(name, definitions)}, which "
