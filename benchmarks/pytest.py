@@ -220,15 +220,14 @@ def measure_ways(folder: Path, tests: int, few: int, rounds: int) -> dict[str, f
 
 def describe_isolation(folder: Path, name: str) -> tuple[str, str]:
     """Kill a rank, and leave state behind: what becomes of this test and of the next ones."""
-    crash = run_pytest(
-        folder, f"test_{name.replace(' ', '_')}.py", "-k", "crash or pass", TESTS="", LIMIT=LIMIT_OF_CRASH
-    )
+    file = f"test_{name.replace(' ', '_')}.py"
+    crash = run_pytest(folder, file, "-k", "crash or pass", TESTS="", LIMIT=LIMIT_OF_CRASH)
     outcome, seconds, message = crash.tests[0] if crash.tests else ("lost", crash.seconds, "")
     is_named = bool(re.search(r"\brank 1\b.*SIGKILL|process 1 .*SIGKILL|local_rank: 1\b", message, re.DOTALL))
     after = crash.tests[1][0] if len(crash.tests) > 1 else "not run"
     what = "rank named" if is_named else "rank not named" if outcome != "passed" else "PASSED"
     ended = f"{what} after {seconds:.1f} s, next test {after}"
-    left = run_pytest(folder, f"test_{name.replace(' ', '_')}.py", "-k", "leave or look", TESTS="")
+    left = run_pytest(folder, file, "-k", "leave or look", TESTS="")
     outcomes = [outcome for outcome, _, _ in left.tests]
     if len(outcomes) != 2 or outcomes[0] != "passed":
         raise SystemExit(f"{WAYS[name].title}: no two tests\n{left.text}")

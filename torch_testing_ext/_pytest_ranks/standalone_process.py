@@ -46,7 +46,7 @@ class Order:
     parent: int
 
 
-class Reporter:
+class StandaloneReporter:
     """A plugin that writes each report, warning and refusal as a line of JSON."""
 
     def __init__(self, file: Any):
@@ -97,7 +97,7 @@ def main(directory: Path) -> int:
         options = {**order.options, **_NOT_FOR_ONE_TEST, IS_STANDALONE: True}
         options.pop("file_or_dir", None)
         config: Any = Config.fromdictargs(options, [*(word for name in _PLUGINS for word in ("-p", name)), order.node])
-        config.pluginmanager.register(Reporter(file), "torch_testing_ext standalone reporter")
+        config.pluginmanager.register(StandaloneReporter(file), "torch_testing_ext standalone reporter")
         return int(config.hook.pytest_cmdline_main(config=config))
 
 

@@ -166,7 +166,7 @@ def _save_coverage() -> None:
     coverage = sys.modules.get("coverage")
     measured = getattr(getattr(coverage, "Coverage", None), "current", lambda: None)()
     if measured is not None:
-        with suppress(Exception):
+        with suppress(BaseException):  # whatever happens, a forked rank must not go on
             measured.stop()
             measured.save()
 
