@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from _pytest.skipping import evaluate_xfail_marks, xfailed_key
 
 from torch_testing_ext import _torch, launch
 from torch_testing_ext._cases import group_creation, rank_environment, rank_process
@@ -124,22 +125,27 @@ def run(subject: Any, rank: int, account: launch.AccountWriter, *, patient: bool
 
 def run_in_place(item: Any, account: launch.AccountWriter) -> None:
     """Run the test in a process that a launcher has started as a rank."""
-    told = _run_and_judge(item, account)
+    told = _run_and_judge(item, account, judges_again=True)
     # Whatever refers to a group keeps its connections open, and with them the peers that wait for this rank.
     item.funcargs.clear()
     if told.xfail is not None and account.account is not None:
         account.note([told.xfail])
 
 
-def _run_and_judge(item: Any, account: launch.AccountWriter) -> Told:
+def _run_and_judge(item: Any, account: launch.AccountWriter, judges_again: bool = False) -> Told:
+    """Run the test and let pytest's plugins judge it. `judges_again`: they will in this process, when it is over."""
     told = Told()
     known = len(item.user_properties)
     assert current is not None
     with warnings.catch_warnings(record=True) as seen, environment.changed(**dict(current.spec.environ)):
         call = pytest.CallInfo.from_call(lambda: _run_item(item, account), "call")
+    parent_knows_xfail = item.stash.get(xfailed_key, None) is not None
+    if not parent_knows_xfail:
+        item.stash[xfailed_key] = evaluate_xfail_marks(item)  # of marks that the test has added
     report = item.ihook.pytest_runtest_makereport(item=item, call=call)
     told.xfail = getattr(report, "wasxfail", None) if report.skipped else None
-    if report.failed and not str(report.longrepr).startswith(XPASS_STRICT):
+    is_xpass = str(report.longrepr).startswith(XPASS_STRICT) and (parent_knows_xfail or judges_again)
+    if report.failed and not is_xpass:
         # Of an error that was raised there is an account already, which is kept.
         account.failed(PartFailed(report), assertion=True, traceback=report.longreprtext)
     elif report.skipped and told.xfail is None and account.account is None:

@@ -133,6 +133,9 @@ class TestMarked:
     @pytest.mark.parametrize("number", range(12))
     def test_leaves_when_peers_may_still_connect(self, number, dist_env): ...
 
+    def test_strict_xfail_added_in_the_body(self, request):
+        request.node.add_marker(pytest.mark.xfail(strict=True))
+
     @pytest.mark.parametrize("value", [rank() if "RANK" in os.environ else 0])
     def test_depends_on_the_rank(self, value): ...
 
@@ -180,6 +183,7 @@ MODEL = {
     "TestMarked.test_skips_in_one": ("failed", "ranks disagree"),
     "TestMarked.test_xfail": ("xfail", ""),
     **{f"TestMarked.test_leaves_when_peers_may_still_connect[{number}]": ("passed", "") for number in range(12)},
+    "TestMarked.test_strict_xfail_added_in_the_body": ("failed", "[XPASS(strict)]"),
     "TestMarked.test_depends_on_the_rank[0]": ("failed", "the ranks of the launcher run different tests"),
     "TestMarked.test_after_it": ("passed", ""),
     "TestMarked.test_forked_child_runs_on": ("failed", "rank 1 of 2 failed"),

@@ -209,6 +209,19 @@ class TestMarks:
 
     def test_xfail_in_the_body(self):
         pytest.xfail("in the body")
+
+    def test_xfail_added_in_the_body(self, request):
+        request.node.add_marker(pytest.mark.xfail(reason="added"))
+        raise ValueError
+
+    def test_strict_xfail_added_in_the_body(self, request):
+        request.node.add_marker(pytest.mark.xfail(strict=True))
+
+    def test_strict_xfail_added_by_a_fixture(self, adds_xfail): ...
+
+@pytest.fixture
+def adds_xfail(request, dist_env):
+    request.applymarker(pytest.mark.xfail(strict=True))
 """
 
 # The reason or the first line of the message must contain the second text.
@@ -254,6 +267,9 @@ MODEL = {
     "TestMarks.test_xfail_and_a_death": ("failed", "of 2"),
     "TestMarks.test_xfail_passes": ("failed", "XPASS(strict)"),
     "TestMarks.test_xfail_in_the_body": ("xfail", "in the body"),
+    "TestMarks.test_xfail_added_in_the_body": ("xfail", "added"),
+    "TestMarks.test_strict_xfail_added_in_the_body": ("failed", "[XPASS(strict)]"),
+    "TestMarks.test_strict_xfail_added_by_a_fixture": ("failed", "[XPASS(strict)]"),
 }
 
 
