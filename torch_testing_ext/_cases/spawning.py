@@ -34,11 +34,16 @@ def spawn(function: Callable[..., object], world_size: int, *args: Any, timeout:
     size = ranked.checked_world_size(world_size, "world_size")
     launched_ranks.refuse("spawn")
     case = launch.Case(f"spawn({getattr(function, '__qualname__', function)!s})")
-    run_in_ranks(case, function, size, args, timeout)
+    run_in_ranks(case, function, size, args, timeout, may_differ(function))
 
 
 def run_in_ranks(
-    case: launch.Case, function: Callable[..., object], size: int, args: tuple[Any, ...], timeout: float | None
+    case: launch.Case,
+    function: Callable[..., object],
+    size: int,
+    args: tuple[Any, ...],
+    timeout: float | None,
+    collectives_may_differ: bool,
 ) -> None:
     """Do what `spawn` does, under the name of `case`."""
     __tracebackhide__ = True
@@ -54,7 +59,7 @@ def run_in_ranks(
             finally:
                 _call = None
             try:
-                expected = launch.Expected(may_differ=may_differ(function))
+                expected = launch.Expected(may_differ=collectives_may_differ)
                 result = launch.watch(run, _limit(timeout, chosen), expected)
             finally:
                 if is_own:

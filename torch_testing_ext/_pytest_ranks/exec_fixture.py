@@ -14,6 +14,7 @@ from torch_testing_ext._cases import launched_ranks, spawning
 from torch_testing_ext._cases.distributed_exec import DistributedFixture
 from torch_testing_ext._machine import environment
 from torch_testing_ext._marks import needs
+from torch_testing_ext._marks.collectives import may_differ
 
 from . import dist_env
 from .marks import RankSpec, settings_of, spec_for
@@ -35,7 +36,7 @@ def run(cls: type[DistributedFixture], request: Any, given: dict[str, Any]) -> D
     case = launch.Case(f"fixture {cls.__name__}", file=inspect.getsourcefile(cls) or "")
     with tempfile.TemporaryDirectory() as directory:
         arguments = (instance, given, spec, Path(directory))
-        spawning.run_in_ranks(case, _in_rank, spec.world_size, arguments, timeout)
+        spawning.run_in_ranks(case, _in_rank, spec.world_size, arguments, timeout, may_differ(cls, cls.run))
     return instance
 
 
