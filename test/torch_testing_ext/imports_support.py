@@ -24,8 +24,8 @@ ROWS = (
     (MIRROR,),
     ("upstream",),
     ("_pytest_ranks",),
-    ("runner",),
     ("pytest_plugin",),
+    ("runner",),
 )
 ROW_OF = {folder: number for number, row in enumerate(ROWS) for folder in row}
 LONGEST_SENTENCE = 120

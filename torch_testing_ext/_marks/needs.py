@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import unittest
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
@@ -137,6 +137,11 @@ def _skip_now(args: tuple[Any, ...], skip: TestSkip) -> None:
 def needs_of(func: Any) -> tuple[Need, ...]:
     """Return all needs of a test function, outermost decorator first."""
     return getattr(func, ATTRIBUTE, ())
+
+
+def declared(needs: Iterable[Need], available: int) -> int:
+    """Return how many accelerators the needs ask for on a machine that has `available`."""
+    return max((need.devices for need in needs if not (need.allow_cpu and available == 0)), default=0)
 
 
 def certain_needs(func: Any) -> Iterator[Need]:

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from torch_testing_ext.launch import settings
+
 from .marks import RankSpec
 
 _FileStore: Any = dist.FileStore  # type: ignore[attr-defined, unused-ignore]  # from C++
@@ -33,7 +35,7 @@ def make(spec: RankSpec, directory: Path, rank: int) -> Iterator[DistEnv]:
     """In a rank: choose the device and make the group. The rank destroys the group when it ends."""
     local_rank = int(os.environ.get("LOCAL_RANK", rank))
     device = torch.device("cpu")
-    if spec.devices:
+    if spec.devices and not settings.read().fake_devices:
         accelerator = torch.accelerator.current_accelerator()
         assert accelerator is not None, "the parent has counted accelerators"
         device = torch.device(accelerator.type, local_rank % torch.accelerator.device_count())
@@ -48,6 +50,6 @@ def make(spec: RankSpec, directory: Path, rank: int) -> Iterator[DistEnv]:
 
 def _backend_for(device: torch.device, spec: RankSpec) -> str:
     """That of the accelerator, if each rank has one of its own; two ranks on one device need gloo."""
-    if spec.devices < spec.world_size:
+    if spec.devices < spec.world_size or device.type == "cpu":
         return "gloo"
     return str(dist.get_default_backend_for_device(device))

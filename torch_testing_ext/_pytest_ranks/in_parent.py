@@ -30,7 +30,7 @@ from torch_testing_ext._process.logs import cut_middle
 from torch_testing_ext.launch import settings
 
 from . import in_rank
-from .marks import RankSpec, rank_side
+from .marks import COMMAND, RankSpec, rank_side
 
 LONGEST_SECTION = 200_000
 
@@ -39,8 +39,11 @@ def set_up(item: Any, spec: RankSpec) -> None:
     """Before the set-up of a test: skip it if there are too few devices, and leave out the fixtures of ranks."""
     if launched_ranks.where() is not None and (why := launched_ranks.wrong_size(spec.world_size)):
         raise pytest.skip.Exception(why, _use_item_location=True)
-    if spec.devices and (skip := needs.devices(spec.devices).unmet()) is not None:
-        raise pytest.skip.Exception(skip.message, _use_item_location=True)
+    are_fake = spec.devices <= len(settings.read().fake_devices)
+    if not are_fake and (skip := needs.devices(spec.devices).unmet()) is not None:
+        error = pytest.skip.Exception(skip.message, _use_item_location=True)
+        error.want = needs.Skipped(skip).want  # type: ignore[attr-defined]
+        raise error
     names = tuple(sorted(rank_side(item)))
     item.stash[in_rank.LEFT_OUT] = names
     # pytest sets up what is not there yet.
@@ -88,7 +91,7 @@ def _run_and_judge(
                 directory=directory,
                 context=launch.ProcessContext.here(rank_environment.common(spec.world_size, port)),
                 arguments={"patient": chosen.debug_rank is not None},
-                stream=chosen.stream or item.config.getoption("capture") == "no",
+                stream=chosen.stream or (item.config.getoption("capture") == "no" and COMMAND not in item.stash),
                 debug_rank=chosen.debug_rank,
             )
             try:
@@ -151,6 +154,8 @@ def _name_of(item: Any) -> str:
 
 
 def _command(item: Any) -> str:
+    if COMMAND in item.stash:
+        return str(item.stash[COMMAND])
     file = str(item.path)
     with suppress(ValueError):
         file = os.path.relpath(file)

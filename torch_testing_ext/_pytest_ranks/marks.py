@@ -68,6 +68,8 @@ class Standalone:
 
 STANDALONE: pytest.StashKey[Standalone] = pytest.StashKey()
 SPEC: pytest.StashKey[RankSpec] = pytest.StashKey()
+# The command of run_test.py that runs the test alone, if run_test.py runs it.
+COMMAND: pytest.StashKey[str] = pytest.StashKey()
 
 
 def sizes_of(mark: pytest.Mark) -> list[int]:

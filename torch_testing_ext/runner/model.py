@@ -74,10 +74,11 @@ class Test:
     devices: int = 0  # number of accelerators it uses on this machine
     backend: str | None = None
     timeout: float | None = None  # set by @timeout
-    together: str = ""  # tests of one file with the same value share class fixtures, hence a process
+    together: str = ""  # tests of one file with the same value share fixtures, hence a process
     skip: str | None = None  # reason to skip it, if known before it runs
     want: str | None = None  # if there are not enough devices for it: what it needs ("4 devices")
     line: int = 0
+    marks: tuple[str, ...] | None = ()  # the names of its marks of pytest; None if they are not known
     ports: tuple[int, ...] = ()  # fixed ports that its file names: tests with a common one run one by one
 
     __test__ = False
@@ -85,7 +86,7 @@ class Test:
 
 @dataclass(frozen=True)
 class Unit:
-    """The tests that run in one process with one lease: a single test, or all tests that share class fixtures."""
+    """The tests that run in one process with one lease: a single test, or all tests that share fixtures."""
 
     number: int
     tests: tuple[Test, ...]

@@ -78,7 +78,8 @@ class Session:
     def _zygote(self) -> Zygote:
         from .processes.zygote import Zygote
 
-        return Zygote(self._root, drop_in=bool(self._options.drop_in))
+        options = self._options
+        return Zygote(self._root, drop_in=bool(options.drop_in), all_marks=bool(options.marks))
 
     # -- from names to work
 

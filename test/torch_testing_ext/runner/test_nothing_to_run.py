@@ -1,13 +1,14 @@
 """Files whose tests are not, or not all, tests of unittest: what run_test.py says and how it exits."""
 
 import json
+import os
 import tempfile
 import unittest
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from junit_support import read_junit
-from test_project import run_test
+from test_project import ROOT, run_test
 
 from torch_testing_ext.runner.model import ExitCode
 
@@ -20,7 +21,7 @@ sys.exit(main(sys.argv[1:], Path(__file__).resolve().parent))
 CASE = "import unittest\nclass CaseTest(unittest.TestCase):\n    def test_good(self): pass\n"
 BOTH = CASE + "def test_function(): pass\nclass TestPlain:\n    def test_method(self): pass\n"
 SKIPS = "import unittest\nraise unittest.SkipTest('not here')\n"
-WHY = "run_test.py runs only the tests that unittest finds"
+WHY = "unittest does not run it, and pytest is not installed"
 
 
 class NothingToRunTest(unittest.TestCase):
@@ -36,15 +37,22 @@ class NothingToRunTest(unittest.TestCase):
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(source)
 
-    def run_test(self, code, last_line, *words):
-        run = run_test(self.root, *words, "--junit", "x.xml", "--results", "results.json")
+    def run_test(self, code, last_line, *words, **environ):
+        run = run_test(self.root, *words, "--junit", "x.xml", "--results", "results.json", **environ)
         self.assertEqual(run.code, code, run.console + run.complaints)
         self.assertEqual(run.console.splitlines()[-1], last_line)
         return run
 
-    def test_tests_for_pytest(self):
+    def without_pytest(self):
+        """The environment of a Python that has no pytest."""
+        (self.root / "without").mkdir()
+        (self.root / "without/sitecustomize.py").write_text("import sys\nsys.modules['pytest'] = None\n")
+        return {"PYTHONPATH": os.pathsep.join([str(self.root / "without"), str(ROOT)])}
+
+    def test_tests_for_pytest_without_pytest(self):
         self.write(test_both=BOTH, test_good=CASE)
-        run = self.run_test(ExitCode.FAILED, "2 passed, 2 failed, 0 skipped")
+        environ = self.without_pytest()
+        run = self.run_test(ExitCode.FAILED, "2 passed, 2 failed, 0 skipped", **environ)
         names = (
             "test/distributed/test_both.py::test_function",
             "test/distributed/test_both.py::TestPlain::test_method",
@@ -52,7 +60,7 @@ class NothingToRunTest(unittest.TestCase):
         for name in names:
             self.assertIn(name, run.console)
         self.assertIn(WHY, run.console)
-        self.assertIn("python -m pytest test/distributed/test_both.py", run.console)
+        self.assertIn("pip install pytest", run.console)
         suites = read_junit(run.report("x.xml"))
         self.assertEqual(
             sorted(case.get("name") for case in suites.iter("testcase") if len(case)), ["test_function", "test_method"]
@@ -60,9 +68,9 @@ class NothingToRunTest(unittest.TestCase):
 
         # A test of unittest beside them can be green by itself.
         with ThreadPoolExecutor(2) as two_at_once:
-            alone = two_at_once.submit(run_test, self.root, "test_both::CaseTest")
-            function = two_at_once.submit(run_test, self.root, "test_both::test_function")
-            listing = two_at_once.submit(run_test, self.root, "--list", "--json")
+            alone = two_at_once.submit(run_test, self.root, "test_both::CaseTest", **environ)
+            function = two_at_once.submit(run_test, self.root, "test_both::test_function", **environ)
+            listing = two_at_once.submit(run_test, self.root, "--list", "--json", **environ)
         for run, code, last_line in (
             (alone.result(), ExitCode.PASSED, "1 passed, 0 failed, 0 skipped"),
             (function.result(), ExitCode.FAILED, "0 passed, 1 failed, 0 skipped"),
@@ -73,9 +81,9 @@ class NothingToRunTest(unittest.TestCase):
 
     def test_shards_share_what_cannot_be_run(self):
         self.write(test_both=BOTH)
-        seen = []
+        environ, seen = self.without_pytest(), []
         for part in ("1/2", "2/2"):
-            run_test(self.root, "--shard", part, "--results", "results.json")
+            run_test(self.root, "--shard", part, "--results", "results.json", **environ)
             seen += [test["id"] for test in json.loads((self.root / "results.json").read_text())["tests"]]
         self.assertEqual(len(seen), 3)
         self.assertEqual(len(set(seen)), 3)

@@ -1,12 +1,14 @@
-"""Which tests of a file only pytest would run: they are named, and the run is not green."""
+"""Which tests of a file only pytest would run, and which files are left to pytest before they are imported."""
 
 import sys
 import tempfile
 import textwrap
 import unittest
 from pathlib import Path
+from unittest.mock import patch
 
 from torch_testing_ext._process.packages import import_file
+from torch_testing_ext.runner.processes import pytest_style
 from torch_testing_ext.runner.processes.loaded_file import LoadedFile
 from torch_testing_ext.runner.processes.pytest_style import pytest_style_tests
 
@@ -115,6 +117,30 @@ class PytestStyleTest(unittest.TestCase):
     def test_fixtures_of_pytest(self):
         self.assertEqual(self.found("import pytest\n@pytest.fixture\ndef test_data(): return 1"), [])
 
+    def test_sources_that_look_like_pytest(self):
+        file = self.root / "source.py"
+        for source, expected in (
+            ("def test_a(): pass", True),
+            ("import x\n\nasync  def test_a(): pass", True),
+            ("class TestA:\n    x = 1", True),
+            ("class TestA(object):\n    x = 1", True),
+            ("class TestA():\n    x = 1", True),
+            ("import pytest\n@pytest.mark.slow\nclass A(unittest.TestCase): pass", True),
+            ("from pytest import mark", True),
+            ("if True:\n    from pytest import fixture", True),
+            ("pytestmark = slow", True),
+            ("class TestA(unittest.TestCase):\n    def test_a(self): pass", False),
+            ("class TestA(Base):\n    def test_a(self): pass", False),
+            ("import pytest\nclass A(unittest.TestCase): pass", False),
+            ("def helper():\n    def test_a(): pass", False),
+            ("class MyTests: pass", False),
+            ("", False),
+        ):
+            with self.subTest(source=source):
+                file.write_text(source)
+                self.assertIs(pytest_style.looks_like_pytest(str(file)), expected)
+        self.assertFalse(pytest_style.looks_like_pytest(str(self.root / "there_is_no_such_file.py")))
+
     def test_no_name_stands_for_two_tests(self):
         """A test of unittest that is hidden by a name for pytest must not be lost."""
         file = self.root / "test_hidden_by_name.py"
@@ -127,7 +153,8 @@ class PytestStyleTest(unittest.TestCase):
         )
         path, argv = list(sys.path), list(sys.argv)
         try:
-            loaded = LoadedFile.load(str(file))
+            with patch.object(pytest_style, "is_installed", return_value=False):
+                loaded = LoadedFile.load(str(file))
         finally:
             sys.path[:], sys.argv[:] = path, argv
             sys.modules.pop(file.stem, None)

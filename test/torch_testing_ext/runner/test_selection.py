@@ -33,6 +33,21 @@ def selected(*names, **more):
     return [str(test.id) for test in selection(*names, **more).tests(TESTS, FILES)]
 
 
+class ParametersTest(unittest.TestCase):
+    def test_all_of_one_test(self):
+        """A name without parameters selects the test with any, and no other that begins with the name."""
+        tests = [make_test(name, FSDP, "") for name in ("test_a[1]", "test_a[x-2]", "test_ab[1]", "test_abc")]
+        for name, expected in (
+            ("test_a", ["test_a[1]", "test_a[x-2]"]),
+            ("test_a[1]", ["test_a[1]"]),
+            ("test_abc", ["test_abc"]),
+            ("test_", ["test_a[1]", "test_a[x-2]", "test_ab[1]", "test_abc"]),
+        ):
+            with self.subTest(name=name):
+                found = selection(f"{FSDP}::{name}").tests(tests, FILES)
+                self.assertEqual([test.id.method for test in found], expected)
+
+
 class FilesTest(unittest.TestCase):
     def test_names(self):
         for name, expected in (
@@ -222,8 +237,26 @@ class KeywordTest(unittest.TestCase):
             ("a and or b", "'or' at column 7"),
             ("not", "the end"),
         ):
-            with self.subTest(text=text), self.assertRaisesRegex(ValueError, f"found {place}"):
+            with self.subTest(text=text), self.assertRaisesRegex(ValueError, f"-k .* found {place}"):
                 expressions.parse_expression(text)
+
+    def test_marks(self):
+        slow, plain = Test(self.TEST, marks=("gpu", "slow")), Test(self.TEST)
+        for text, expected in (
+            ("slow", (True, False)),
+            ("not slow", (False, True)),
+            ("slow and gpu", (True, False)),
+            ("(slow or cpu) and not gpu", (False, False)),
+            ("slo", (False, False)),  # no part of a name
+            ("SLOW", (False, False)),
+        ):
+            with self.subTest(text=text):
+                matches = expressions.parse_marks(text)
+                self.assertEqual((matches(slow), matches(plain)), expected)
+                self.assertTrue(matches(Test(self.TEST, marks=None)), "a test that could not be collected is dropped")
+        for text in ("", "slow and", "slow(1)"):
+            with self.subTest(text=text), self.assertRaisesRegex(ValueError, "-m .*, found "):
+                expressions.parse_marks(text)
 
 
 if __name__ == "__main__":

@@ -123,6 +123,7 @@ class RunningUnit:
         return UnitSpec(
             self.unit.number,
             str(self._file.path),
+            self._file.load_as,
             str(self._zygote.root),
             tuple(test.id.dotted for test in self.unit.tests),
             tuple(self._limits.of(test) for test in self.unit.tests),

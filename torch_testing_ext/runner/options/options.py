@@ -79,6 +79,7 @@ class Options:
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     keyword: tuple[str, ...] = ()
+    marks: tuple[str, ...] = ()
     tests: tuple[Path, ...] = (Path("test/distributed"),)
     shard: ShardSpec | None = None
     rerun: Rerun = Rerun.NOTHING

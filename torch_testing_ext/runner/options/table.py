@@ -136,6 +136,14 @@ OPTION_GROUPS = {
             "EXPRESSION",
             many=True,
         ),
+        "marks": OptionSpec(
+            ("-m", "--marks"),
+            str,
+            "run only tests whose marks of pytest match; combine names of marks with and, or, not and parentheses; if "
+            "given several times, one match is enough",
+            "EXPRESSION",
+            many=True,
+        ),
         "tests": OptionSpec(("--tests",), path, "directory to search for tests; may be repeated", "DIR", many=True),
         "shard": OptionSpec(
             ("--shard",), shard, "run part I of N, split by recorded durations, or by hash if there are none", "I/N"

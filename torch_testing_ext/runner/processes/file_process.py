@@ -24,10 +24,11 @@ from torch_testing_ext._process.messages import unexpected
 
 from . import nanny, worker
 from .fork_parent import ForkParent, close_all
-from .loaded_file import FileSkips, LoadedFile, how_to_import
+from .loaded_file import FileSkips, LoadedFile, NeedsPytest, how_to_import
 from .protocol import (
     ChildGone,
     FileBroken,
+    FileNeedsPytest,
     FileReady,
     FileSkipped,
     FileTests,
@@ -58,7 +59,10 @@ def run_and_exit(request: OpenFile, channel: Channel[ToFile]) -> NoReturn:
     system.adopt_orphans()
     fork_safety.mark_fork_safe()
     try:
-        file = LoadedFile.load(request.path)
+        file = LoadedFile.load(request.path, request.load_as)
+    except NeedsPytest:
+        channel.send(FileNeedsPytest())
+        os._exit(0)
     except FileSkips as skip:
         channel.send(FileSkipped(skip.reason, skip.want))
         os._exit(0)
@@ -117,7 +121,8 @@ def _send_tests_and_exit(file: LoadedFile, request: OpenFile, channel: Channel[T
         from torch_testing_ext._machine import accelerators
 
         queried = _torch.accelerator_is_in_bad_fork() and accelerators.device_may_exist()
-        channel.send(FileTests(file.listing(request.file, request.devices), file.list_not_run(request.file)))
+        tests = file.listing(request.file, request.devices)
+        channel.send(FileTests(tests, file.list_not_run(request.file), file.remark(request.file)))
         code = _QUERIED_ACCELERATORS if queried else 0
     except BaseException:
         traceback.print_exc()

@@ -12,12 +12,14 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-from torch_testing_ext._process import packages, shell
+from torch_testing_ext._process import packages
 from torch_testing_ext._process.packages import ModulePlace
 
 from ..model import Test, TestId
+from . import pytest_style
 from .protocol import TestNotRun
-from .pytest_style import PytestStyleTest, pytest_style_tests
+from .pytest_style import PytestStyleTest, PytestTest, pytest_style_tests
+from .unit_spec import LoadAs
 
 _FIXTURES = ("setUpClass", "tearDownClass")
 _MODULE_FIXTURES = ("setUpModule", "tearDownModule")
@@ -33,13 +35,17 @@ class FileSkips(Exception):
         self.want = want  # if there are not enough devices: what it needs
 
 
+class NeedsPytest(Exception):
+    """pytest has to import the file, in a process that has not imported it."""
+
+
 @dataclass(frozen=True)
 class NamedTest:
     """A test of a file under a name that no other test of the file has."""
 
     cls: str
     method: str
-    test: Any  # a unittest.TestCase, or anything else that a unittest.TestSuite may contain
+    test: Any  # a unittest.TestCase, anything else that a unittest.TestSuite may contain, or a PytestTest
 
     @property
     def name(self) -> str:
@@ -50,19 +56,21 @@ class NamedTest:
 class LoadedFile:
     """The tests of an imported file."""
 
-    named: tuple[NamedTest, ...]  # in unittest's order
+    named: tuple[NamedTest, ...]  # in unittest's order, then in pytest's
     tests: dict[str, Any]  # by name
     not_run: tuple[tuple[NamedTest, str], ...]  # what cannot be run, and why
+    left_out: tuple[str, ...] | None = None  # the tests that pytest does not collect; None if it was not asked
 
     __test__ = False
 
     @classmethod
-    def load(cls, path: str) -> LoadedFile:
-        """Import the file with sys.path and sys.argv as if it was run as a program. Raises FileSkips."""
+    def load(cls, path: str, load_as: LoadAs | None = None) -> LoadedFile:
+        """Import the file with sys.path and sys.argv as if it was run as a program. Raises FileSkips or NeedsPytest."""
         sys.path.insert(0, os.path.dirname(path))
         sys.argv[:] = [path]
+        collection = _collect(path, load_as or LoadAs())
         try:
-            module = _import(path)
+            module = _import(path) if collection is None else _module_of(collection)
             suite = _load_tests(module)
         except BaseException as error:
             if (reason := _reason_to_skip(error)) is not None:
@@ -71,11 +79,22 @@ class LoadedFile:
         parts = list(flatten(suite))
         tests = [part for part in parts if not isinstance(part, unittest.BaseTestSuite)]
         suites = [part for part in parts if isinstance(part, unittest.BaseTestSuite)]
+        styled = pytest_style_tests(module, tests)
         names = _Names(module)
-        named = tuple(map(names.of_unittest, tests))
         not_run = [(names.of_unittest(suite), _why_not_taken_apart(suite)) for suite in suites]
-        not_run += [(names.of_pytest(test), _why_for_pytest(test, path)) for test in pytest_style_tests(module, tests)]
-        return cls(named, {one.name: one.test for one in named}, tuple(not_run))
+        if collection is None:
+            if pytest_style.is_installed() and (styled or any(map(pytest_style.has_marks, tests))):
+                raise NeedsPytest
+            named = tuple(map(names.of_unittest, tests))
+            not_run += [(names.of_pytest(test), _why_without_pytest(test)) for test in styled]
+            return cls(named, {one.name: one.test for one in named}, tuple(not_run))
+        from . import pytest_run  # noqa: F401  # here, once: each worker would import it by itself
+        from .pytest_items import share_out
+
+        shared = share_out(collection, tests, styled)
+        named = (*map(names.of_unittest, shared.by_unittest), *map(names.of_pytest, shared.by_pytest))
+        not_run += [(names.of_any(one), why) for one, why in shared.not_run]
+        return cls(named, {one.name: one.test for one in named}, tuple(not_run), shared.left_out)
 
     def listing(self, file: str, devices: int) -> tuple[Test, ...]:
         """All tests and their needs. `devices`: the number of devices of the run."""
@@ -84,9 +103,17 @@ class LoadedFile:
     def list_not_run(self, file: str) -> tuple[TestNotRun, ...]:
         """The tests that are in the file, but cannot be run."""
         return tuple(
-            TestNotRun(Test(TestId(file, one.cls, one.method), line=getattr(one.test, "line", 0)), why)
+            TestNotRun(Test(TestId(file, one.cls, one.method), marks=None, line=getattr(one.test, "line", 0)), why)
             for one, why in self.not_run
         )
+
+    def remark(self, file: str) -> str:
+        """What the user should know about tests that pytest does not collect."""
+        if self.left_out:
+            shown = ", ".join(self.left_out[:3]) + (", ..." if len(self.left_out) > 3 else "")
+            return f"pytest leaves out {len(self.left_out)} of the tests in {file}, by its options or hooks: {shown}"
+        nothing = self.left_out is not None and not self.named and not self.not_run
+        return f"{file} has no tests: neither unittest nor pytest finds one in it" if nothing else ""
 
 
 # -- the import
@@ -146,6 +173,26 @@ def _reason_to_skip(error: BaseException) -> str | None:
     return None
 
 
+# -- tests for pytest
+
+
+def _collect(path: str, load_as: LoadAs) -> Any:
+    """Have pytest collect the file if it seems to have tests for it; None otherwise."""
+    if not (load_as.by_pytest or pytest_style.looks_like_pytest(path)) or not pytest_style.is_installed():
+        return None
+    from .pytest_session import Collection
+
+    return Collection.of(path, load_as)
+
+
+def _module_of(collection: Any) -> ModuleType:
+    """The module that pytest has imported. Without one, pytest itself has failed: the tests of unittest run."""
+    if collection.import_error is not None:
+        raise collection.import_error
+    module: ModuleType | None = collection.module
+    return module if module is not None else _import(collection.path)
+
+
 # -- the tests
 
 
@@ -189,12 +236,11 @@ def _why_not_taken_apart(suite: unittest.BaseTestSuite) -> str:
     )
 
 
-def _why_for_pytest(test: PytestStyleTest, path: str) -> str:
+def _why_without_pytest(test: PytestStyleTest) -> str:
     kind = f"a method of {test.cls}, which is no unittest.TestCase" if test.cls else "a function"
     return (
-        f"not run: {test.method} is {kind}, and run_test.py runs only the tests that unittest finds\n"
-        f"Make it a method of a unittest.TestCase, or run it with pytest: "
-        f"python -m pytest {shell.name(os.path.relpath(path))}\n"
+        f"not run: {test.method} is {kind}: unittest does not run it, and pytest is not installed\n"
+        f"Install pytest (pip install pytest), or make it a method of a unittest.TestCase.\n"
         f"If it is no test, give it another name or set {test.cls or test.method}.__test__ = False."
     )
 
@@ -213,8 +259,12 @@ class _Names:
         """As unittest selects tests: by the class's name in the module, and the method."""
         return self._give(self._classes.get(type(test), type(test).__qualname__), _method_name(test), test)
 
-    def of_pytest(self, test: PytestStyleTest) -> NamedTest:
-        return self._give(test.cls, test.method, test)
+    def of_pytest(self, test: PytestStyleTest | PytestTest) -> NamedTest:
+        return self._give(test.cls.replace(".", "::"), test.method, test)
+
+    def of_any(self, test: Any) -> NamedTest:
+        is_pytest = isinstance(test, (PytestStyleTest, PytestTest))
+        return self.of_pytest(test) if is_pytest else self.of_unittest(test)
 
     def _give(self, cls: str, method: str, test: Any) -> NamedTest:
         named, number = NamedTest(cls, method, test), 1
@@ -255,6 +305,8 @@ def _method_name(test: Any) -> str:
 
 def describe(one: NamedTest, file: str, devices: int) -> Test:
     test = one.test
+    if isinstance(test, PytestTest):
+        return _describe_pytest(one, file, devices)
     method = _method(test)
     needs = _needs_of(method, type(test))
     ranks = _world_size(test, needs)
@@ -267,6 +319,30 @@ def describe(one: NamedTest, file: str, devices: int) -> Test:
         together=_together(type(test), one.cls),
         skip=_known_skip(test, method),
         line=_line(test),
+    )
+
+
+def _describe_pytest(one: NamedTest, file: str, devices: int) -> Test:
+    """A test that pytest runs; if unittest would run it, too, both may say what it needs."""
+    from . import pytest_items
+
+    test = one.test
+    needs = pytest_items.needs_of(test.item, devices)
+    case = (
+        describe(NamedTest(one.cls, one.method, test.case), file, devices)
+        if test.case is not None
+        else Test(TestId(file))
+    )
+    return Test(
+        id=TestId(file, one.cls, one.method),
+        world_size=max(needs.world_size, case.world_size),
+        devices=max(needs.devices, case.devices),
+        backend=needs.backend or case.backend,
+        timeout=needs.timeout or case.timeout,
+        together=test.together,
+        skip=case.skip if needs.skip is None else needs.skip,
+        marks=needs.marks,
+        line=test.line,
     )
 
 
@@ -327,7 +403,9 @@ def _device_type(test: Any) -> str:
 
 
 def _declared(needs: Iterable[Any], available: int) -> int:
-    return max((need.devices for need in needs if not (need.allow_cpu and available == 0)), default=0)
+    from torch_testing_ext._marks.needs import declared
+
+    return declared(needs, available)
 
 
 def _certain_needs_of(test: Any) -> tuple[Any, ...]:

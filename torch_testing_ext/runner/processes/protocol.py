@@ -10,7 +10,7 @@ from torch_testing_ext._process.channel import WithDescriptors
 from torch_testing_ext._process.exits import describe_exit
 
 from ..model import Test, TestOutcome
-from .unit_spec import UnitSpec
+from .unit_spec import LoadAs, UnitSpec
 
 # -- to the zygote and the processes of files, which fork children on request
 
@@ -25,6 +25,7 @@ class OpenFile(WithDescriptors):
     file: str  # relative to the root
     devices: int  # the number of devices of the run
     log: str
+    load_as: LoadAs
 
 
 @dataclass(frozen=True)
@@ -100,6 +101,7 @@ class FileTests:
 
     tests: tuple[Test, ...]
     not_run: tuple[TestNotRun, ...]
+    remark: str = ""  # a warning for the user
 
 
 @dataclass(frozen=True)
@@ -132,6 +134,11 @@ class FileBroken:
 
 
 @dataclass(frozen=True)
+class FileNeedsPytest:
+    """The file has tests for pytest, which has to import it: the process ends, and another one is to be started."""
+
+
+@dataclass(frozen=True)
 class DevicesCounted:
     """The kind of the accelerators ("cuda", "hip", "xpu", ...), and how many there are."""
 
@@ -142,7 +149,7 @@ class DevicesCounted:
 
 
 FromZygote: TypeAlias = ZygoteReady | ChildGone
-FromFile: TypeAlias = FileTests | FileSkipped | FileReady | FileUnsafe | FileBroken | ChildGone
+FromFile: TypeAlias = FileTests | FileSkipped | FileReady | FileUnsafe | FileBroken | FileNeedsPytest | ChildGone
 
 
 # -- to and from a nanny

@@ -1,14 +1,17 @@
-"""Finds the tests of a file that only pytest would run: functions, and methods of plain classes.
+"""Finds out whether a file has tests that only pytest would run: functions, and methods of plain classes.
 
-unittest ignores them, so the runner does, too: it has to say so. The rules are pytest's with its default options,
-except that imported functions and classes do not count: a helper such as `test_directory` is no test of every file that
-imports it.
+unittest ignores them. pytest collects them where it is installed; it takes time to import, so a file without such tests
+does without it. The rules are pytest's with its default options, except that imported functions and classes do not
+count: a helper such as `test_directory` is no test of every file that imports it.
 """
 
 from __future__ import annotations
 
 import ast
+import importlib.util
 import inspect
+import re
+import sys
 import unittest
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -24,6 +27,50 @@ class PytestStyleTest:
     cls: str  # "" for a function
     method: str
     line: int
+
+
+@dataclass(frozen=True)
+class PytestTest:
+    """A test that pytest has collected, and runs."""
+
+    collection: Any  # a pytest_session.Collection
+    number: int  # in the collection
+    item: Any
+    cls: str  # "" for a function; `Outer::Inner`
+    method: str  # with the names of its parameters
+    line: int
+    together: str  # names the fixtures that it shares with others
+    case: Any  # the test case, if unittest would run it, too
+
+
+# What most files with such tests have in a line of their own, or all files with marks or fixtures of pytest.
+_LOOKS_LIKE_PYTEST = re.compile(
+    rb"^(?:(?:async[ \t]+)?def[ \t]+test|class[ \t]+Test\w*[ \t]*(?:\([ \t]*(?:object[ \t]*)?\))?[ \t]*:)"
+    rb"|\bpytestmark\b|\bpytest[ \t]*\.[ \t]*(?:mark|fixture)\b|^[ \t]*from[ \t]+pytest[ \t]+import\b",
+    re.MULTILINE,
+)
+
+
+def is_installed() -> bool:
+    """Whether pytest is installed."""
+    return importlib.util.find_spec("pytest") is not None
+
+
+def looks_like_pytest(path: str) -> bool:
+    """Whether a file's source looks as if pytest had something to do with its tests. It may be wrong both ways."""
+    try:
+        return _LOOKS_LIKE_PYTEST.search(Path(path).read_bytes()) is not None
+    except OSError:
+        return False
+
+
+def has_marks(test: Any) -> bool:
+    """Whether a test of unittest has marks of pytest, which unittest does not heed."""
+    if "pytest" not in sys.modules:
+        return False
+    method = getattr(type(test), getattr(test, "_testMethodName", ""), None)
+    module = sys.modules.get(type(test).__module__)
+    return any(getattr(each, "pytestmark", None) for each in (method, type(test), module))
 
 
 def pytest_style_tests(module: ModuleType, collected: Iterable[Any]) -> list[PytestStyleTest]:

@@ -5,12 +5,10 @@ Runs in the worker. Combines the calls that unittest makes for one test into one
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 import unittest
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from typing import Any
 
 from torch_testing_ext import launch
@@ -19,6 +17,7 @@ from torch_testing_ext._process.logs import cut_middle
 
 from ..model import TestOutcome
 from .protocol import Began, Ended, FixtureBegan, FixtureEnded, FixtureFailed, FromWorker, NotRun
+from .unit_output import UnitOutput
 from .unit_spec import UnitSpec
 
 __unittest = True  # keeps these frames out of unittest's tracebacks
@@ -80,7 +79,7 @@ class ReportingResult(unittest.TestResult):
         self._has_begun = False
         self._depth = 0  # how many runs have begun and not ended
         self._reported = 0  # how many outcomes had been reported when the run began
-        self._ranks_seen: set[str] = set()
+        self._output = UnitOutput(unit)
         self._began = time.monotonic()
         self._outcomes: list[TestOutcome] = []
         self._messages: list[str] = []
@@ -139,7 +138,7 @@ class ReportingResult(unittest.TestResult):
             self._reported = len(self._outcomes)
         if not self._has_begun:
             self._has_begun, self._began = True, time.monotonic()
-            self._send(Began(self._number, self._began, self._printed()))
+            self._send(Began(self._number, self._began, self._output.length()))
 
     def stopTest(self, test: unittest.TestCase) -> None:
         super().stopTest(test)
@@ -159,8 +158,8 @@ class ReportingResult(unittest.TestResult):
                 outcome,
                 cut_middle(message, LONGEST_MESSAGE),
                 self._want,
-                self._printed(),
-                self._new_directories(),
+                self._output.length(),
+                self._output.new_rank_directories(),
             )
         )
 
@@ -174,21 +173,6 @@ class ReportingResult(unittest.TestResult):
     def _to_run_it_alone(self, test: unittest.TestCase) -> str:
         command = self.command_of(test)
         return "" if command in self._messages[0] else f"\n\nTo run it alone:\n  {command}"
-
-    def _printed(self) -> int:
-        """The current length of the log."""
-        for stream in (sys.stdout, sys.stderr):
-            with suppress(Exception):  # a test may have closed or replaced them: that is no failure
-                stream.flush()
-        return self._unit.log.stat().st_size
-
-    def _new_directories(self) -> tuple[str, ...]:
-        """The directories with the files of the ranks that this test started."""
-        new: list[str] = []
-        with suppress(FileNotFoundError):  # made by the first test that starts ranks
-            new = sorted(set(os.listdir(self._unit.ranks)) - self._ranks_seen)
-        self._ranks_seen.update(new)
-        return tuple(new)
 
     # -- calls by unittest
 

@@ -10,11 +10,20 @@ from torch_testing_ext._process import messages
 
 
 @dataclass(frozen=True)
+class LoadAs:
+    """How a test file is loaded."""
+
+    by_pytest: bool = False  # pytest imports it, even if its source does not look as if it had tests for pytest
+    all_marks: bool = False  # it has the tests, too, that pytest's own options deselect by their marks
+
+
+@dataclass(frozen=True)
 class UnitSpec:
     """The tests of a unit, their time-outs, and the places of its files."""
 
     number: int
     file: str  # absolute
+    load_as: LoadAs
     root: str  # the working directory of the commands
     tests: tuple[str, ...]  # `Class.test_x`
     timeouts: tuple[float, ...]  # of each test

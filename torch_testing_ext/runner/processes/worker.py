@@ -23,10 +23,11 @@ from torch_testing_ext.launch import client
 
 from ..model import TestOutcome
 from .protocol import AllOver, Ended, FromWorker, Missing, Nothing, PreloadHints, WorkerBroke
+from .pytest_style import PytestTest
 from .result import ReportingResult, ReportingSuite
 from .unit_spec import UnitSpec
 
-__first_frames__ = ("_run_suite",)
+__first_frames__ = ("_run_suite", "_run_by_pytest")
 
 Tests = Mapping[str, Any]  # by `Class.test_x`
 
@@ -83,7 +84,7 @@ def main() -> NoReturn:
 
     channel: Channel[Nothing] = Channel.on(int(sys.argv[2]), Nothing)
     unit = UnitSpec.load(Path(sys.argv[1]))
-    run_and_exit(unit, lambda: LoadedFile.load(unit.file).tests, channel, os.dup(1))
+    run_and_exit(unit, lambda: LoadedFile.load(unit.file, unit.load_as).tests, channel, os.dup(1))
 
 
 def _prepare(unit: UnitSpec, log: int) -> None:
@@ -108,12 +109,16 @@ def run(unit: UnitSpec, found: Tests, send: Callable[[FromWorker], None]) -> int
         if name not in found:
             send(Missing(number))
     tests = [(number, found[name]) for number, name in enumerate(unit.tests) if name in found]
-    for number, test in tests:
-        with suppress(AttributeError):  # a test that is no TestCase may refuse it
-            setattr(test, TIMEOUT, unit.timeouts[number])
     before = len(sys.modules)
-    result = ReportingResult(unit, tests, send)
-    _run_suite(ReportingSuite(tests, result.expect), result)
+    if any(isinstance(test, PytestTest) for _, test in tests):  # all of them, or none
+        if not _run_by_pytest(unit, tests, send):
+            return 1
+    else:
+        for number, test in tests:
+            with suppress(AttributeError):  # a test that is no TestCase may refuse it
+                setattr(test, TIMEOUT, unit.timeouts[number])
+        result = ReportingResult(unit, tests, send)
+        _run_suite(ReportingSuite(tests, result.expect), result)
     # From the end: a look at every name would copy the pages of all of them, which takes longer than a small test.
     new = itertools.islice(reversed(sys.modules), max(0, len(sys.modules) - before))
     imported = [name for name in reversed([*new]) if name.startswith("torch.")]
@@ -126,6 +131,13 @@ def run(unit: UnitSpec, found: Tests, send: Callable[[FromWorker], None]) -> int
 def _run_suite(suite: unittest.TestSuite, result: unittest.TestResult) -> None:
     """The first frame that stacks show: see __first_frames__."""
     suite(result)
+
+
+def _run_by_pytest(unit: UnitSpec, tests: list[tuple[int, Any]], send: Callable[[FromWorker], None]) -> bool:
+    """Another first frame."""
+    from . import pytest_run
+
+    return pytest_run.run(unit, tests, send)
 
 
 def _report_error(reports: Reports, error: BaseException) -> None:

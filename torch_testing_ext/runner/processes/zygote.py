@@ -5,6 +5,7 @@ A process that dies is restarted when it is needed again; the processes that it 
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -26,6 +27,7 @@ from .protocol import (
     CountDevices,
     DevicesCounted,
     FileBroken,
+    FileNeedsPytest,
     FileReady,
     FileSkipped,
     FileTests,
@@ -37,7 +39,7 @@ from .protocol import (
     StartUnit,
     TestNotRun,
 )
-from .unit_spec import UnitSpec
+from .unit_spec import LoadAs, UnitSpec
 from .zygote_client import PRELOADED, Gone, ZygoteClient
 
 IMPORT_PATIENCE = 120.0
@@ -70,8 +72,12 @@ class FileState(enum.Enum):
 class Zygote(ZygoteClient):
     """The zygote and the processes of test files: `with Zygote(root) as zygote:`."""
 
-    def __init__(self, root: Path, preloaded: tuple[str, ...] = PRELOADED, drop_in: bool = False):
+    def __init__(
+        self, root: Path, preloaded: tuple[str, ...] = PRELOADED, drop_in: bool = False, all_marks: bool = False
+    ):
+        """`all_marks`: find tests, too, that pytest's own options deselect by their marks."""
         super().__init__(root, preloaded, drop_in)
+        self.all_marks = all_marks
         self.torch_version = ""  # known when devices have been counted
         self.device_uuids: tuple[str, ...] = ()  # known when devices have been counted
         self._files: dict[str, FileHandle] = {}
@@ -166,6 +172,7 @@ class FileHandle:
         self.broken: Attempt | None = None
         self.warning = ""
         self.remark = ""
+        self.load_as = LoadAs(all_marks=zygote.all_marks)
         self._log = log
         self._zygote = zygote
         self._devices = devices
@@ -175,6 +182,7 @@ class FileHandle:
         self._gone: dict[int, Gone] = {}
         self._start_of_zygote = 0  # which of the zygotes has started the process
         self._lost_imports = 0
+        self._is_left_to_pytest = False  # the process ends, and another one imports the file
         self._imported: Callable[[], object] | None = None
         self._by_zygote: dict[int, int] = {}  # the zygote's numbers of units that are interpreters
 
@@ -197,6 +205,7 @@ class FileHandle:
             file=self.name,
             devices=self._devices,
             log=str(self._log),
+            load_as=self.load_as,
         )
         with theirs:
             self._number = self._zygote.start_child(request, partial(self._end, self._channel), theirs.fileno())
@@ -215,8 +224,11 @@ class FileHandle:
 
     def _on_message(self, message: FromFile) -> None:
         match message:
-            case FileTests(tests, not_run):
-                self._take_tests(tests, not_run)
+            case FileTests(tests, not_run, remark):
+                self._take_tests(tests, not_run, remark)
+            case FileNeedsPytest():
+                self.load_as = dataclasses.replace(self.load_as, by_pytest=True)
+                self._is_left_to_pytest = True
             case FileSkipped(reason, want):
                 self._become_skipped(reason, want)
             case FileReady(unsafe):
@@ -231,10 +243,11 @@ class FileHandle:
             case _:
                 unexpected(message)
 
-    def _take_tests(self, tests: tuple[Test, ...], not_run: tuple[TestNotRun, ...]) -> None:
+    def _take_tests(self, tests: tuple[Test, ...], not_run: tuple[TestNotRun, ...], remark: str) -> None:
         self.tests = tests
         self.not_run = tuple(Attempt(one.test, TestOutcome.ERROR, one.why) for one in not_run)
-        self.remark = "" if tests or not_run else f"{self.name} has no tests: unittest finds none in it"
+        nothing = "" if tests or not_run else f"{self.name} has no tests: unittest finds none in it"
+        self.remark = remark or nothing
 
     def _become_skipped(self, reason: str, want: str | None) -> None:
         if self.tests:
@@ -284,6 +297,16 @@ class FileHandle:
         for message in self._channel.receive_available():
             self._on_message(message)
         again = False
+        if self._is_left_to_pytest:
+            self._is_left_to_pytest = False
+            self._deadline.cancel()
+            self.close()
+            self.state = FileState.CLOSED
+            try:
+                self.open(self._imported)
+            except OSError as error:
+                self._break(f"its process could not be started: {error}")
+            return
         if self.state is FileState.OPENING:
             again = self._is_victim()
             if again:

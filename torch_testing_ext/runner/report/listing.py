@@ -62,6 +62,7 @@ def _as_data(test: Test, seconds: float | None) -> dict[str, Any]:
         "devices": test.devices,
         "backend": test.backend,
         "timeout": test.timeout,
+        "marks": test.marks,
         "together": test.together,
         "ports": test.ports,
         "skip": test.skip,

@@ -1,4 +1,6 @@
-"""Expressions of -k: words, and, or, not and parentheses, as in pytest; a word with * is a pattern, as in unittest.
+"""Expressions of -k and -m: words, and, or, not and parentheses, as in pytest.
+
+A word of -k is a part of a name, or a pattern with *, as in unittest. A word of -m is the name of a mark of pytest.
 
 expression := conjunction ("or" conjunction)*
 conjunction := negation ("and" negation)*
@@ -10,51 +12,66 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from fnmatch import fnmatchcase
+from typing import Any
 
-from ..model import TestId
+from ..model import Test, TestId
 from ..options.options import UsageError
 
 Matches = Callable[[TestId], bool]
+MatchesMarks = Callable[[Test], bool]
+_Predicate = Callable[[Any], bool]
 _TOKEN = re.compile(r"[()]|[^\s()]+")
 
 
 def parse_expression(text: str) -> Matches:
-    """Returns a predicate on tests. Raises UsageError that shows the position of a mistake."""
-    return _Parser(text).parse()
+    """Returns a predicate on tests by their names. Raises UsageError that shows the position of a mistake."""
+    return _Parser(text, "-k", "a part of a name", _word).parse()
+
+
+def parse_marks(text: str) -> MatchesMarks:
+    """Returns a predicate on tests by their marks. Those of a test that cannot be collected are not known: it matches.
+
+    Raises UsageError.
+    """
+    matches = _Parser(text, "-m", "the name of a mark", _mark).parse()
+    return lambda test: test.marks is None or matches(test)
 
 
 class _Parser:
-    def __init__(self, text: str):
+    def __init__(self, text: str, option: str, word: str, read: Callable[[str], _Predicate]):
         self._text = text
+        self._option = option
+        self._word = word
+        self._read = read
         self._tokens = [(match.group(), match.start()) for match in _TOKEN.finditer(text)]
 
-    def parse(self) -> Matches:
+    def parse(self) -> _Predicate:
         matches = self._expression()
         if self._tokens:
             self._wrong("'and', 'or' or the end")
         return matches
 
-    def _expression(self) -> Matches:
+    def _expression(self) -> _Predicate:
         matches = self._conjunction()
         while self._take("or"):
             matches = _either(matches, self._conjunction())
         return matches
 
-    def _conjunction(self) -> Matches:
+    def _conjunction(self) -> _Predicate:
         matches = self._negation()
         while self._take("and"):
             matches = _both(matches, self._negation())
         return matches
 
-    def _negation(self) -> Matches:
+    def _negation(self) -> _Predicate:
         if self._take("not"):
             return _no(self._negation())
         if self._take("("):
             inner = self._expression()
             return inner if self._take(")") else self._wrong("'and', 'or' or ')'")
         if not self._tokens or self._tokens[0][0] in ("and", "or", ")"):
-            self._wrong("a part of a name, 'not' or '('")
-        return _word(self._tokens.pop(0)[0])
+            self._wrong(f"{self._word}, 'not' or '('")
+        return self._read(self._tokens.pop(0)[0])
 
     def _take(self, token: str) -> bool:
         found = bool(self._tokens) and self._tokens[0][0] == token
@@ -62,20 +79,20 @@ class _Parser:
             del self._tokens[0]
         return found
 
-    def _wrong(self, expected: str) -> Matches:
+    def _wrong(self, expected: str) -> _Predicate:
         place = f"{self._tokens[0][0]!r} at column {self._tokens[0][1] + 1}" if self._tokens else "the end"
-        raise UsageError(f"-k {self._text!r}: expected {expected}, found {place}")
+        raise UsageError(f"{self._option} {self._text!r}: expected {expected}, found {place}")
 
 
-def _either(one: Matches, other: Matches) -> Matches:
+def _either(one: _Predicate, other: _Predicate) -> _Predicate:
     return lambda test: one(test) or other(test)
 
 
-def _both(one: Matches, other: Matches) -> Matches:
+def _both(one: _Predicate, other: _Predicate) -> _Predicate:
     return lambda test: one(test) and other(test)
 
 
-def _no(one: Matches) -> Matches:
+def _no(one: _Predicate) -> _Predicate:
     return lambda test: not one(test)
 
 
@@ -84,6 +101,10 @@ def _word(word: str) -> Matches:
     if "*" in word:
         return lambda test: any(fnmatchcase(name, word) for name in (_dotted(test), _dotted_from_module(test)))
     return lambda test: word.lower() in _dotted(test).lower() or word.lower() in str(test).lower()
+
+
+def _mark(name: str) -> MatchesMarks:
+    return lambda test: name in (test.marks or ())
 
 
 def _dotted(test: TestId) -> str:

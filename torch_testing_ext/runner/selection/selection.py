@@ -59,6 +59,7 @@ class Selection:
     included: tuple[_Name, ...]
     excluded: tuple[_Name, ...]
     matches: tuple[expressions.Matches, ...]
+    marks: tuple[expressions.MatchesMarks, ...] = ()
 
     @classmethod
     def of(cls, options: Options, root: Path, cwd: Path) -> Selection:
@@ -68,7 +69,8 @@ class Selection:
             return tuple(_Name.read(name, root, cwd) for name in names)
 
         matches = tuple(expressions.parse_expression(text) for text in options.keyword)
-        return cls(read((*options.names, *options.include)), read(options.exclude), matches)
+        marks = tuple(expressions.parse_marks(text) for text in options.marks)
+        return cls(read((*options.names, *options.include)), read(options.exclude), matches, marks)
 
     def files(self, known: Sequence[str]) -> tuple[str, ...]:
         """The files to import. Raises UsageError."""
@@ -84,14 +86,15 @@ class Selection:
         included = [_predicate(name, known, files, or_unknown=True) for name in self.included]
         excluded = [_predicate(name, known, files, or_unknown=False) for name in self.excluded]
 
-        def wanted(test: TestId) -> bool:
+        def wanted(test: Test) -> bool:
             return (
-                (not included or any(matches(test) for matches in included))
-                and not any(matches(test) for matches in excluded)
-                and (not self.matches or any(matches(test) for matches in self.matches))
+                (not included or any(matches(test.id) for matches in included))
+                and not any(matches(test.id) for matches in excluded)
+                and (not self.matches or any(matches(test.id) for matches in self.matches))
+                and (not self.marks or any(matches(test) for matches in self.marks))
             )
 
-        return tuple(test for test in known if wanted(test.id))
+        return tuple(test for test in known if wanted(test))
 
 
 # -- files
@@ -144,7 +147,7 @@ def _predicate(name: _Name, known: Sequence[Test], files: Sequence[str], or_unkn
     in_place = [test.id for test in known if test.id.file in in_files]
     candidates = [test for test in in_place if test.method]
     skipped = frozenset(test for test in in_place if not test.method and or_unknown)
-    for matches in (_exactly(name.inner), _beginning(name.inner)):
+    for matches in (_exactly(name.inner), _with_parameters(name.inner), _beginning(name.inner)):
         tests = frozenset(test for test in candidates if matches(test))
         if tests:
             return (tests | skipped).__contains__
@@ -163,6 +166,11 @@ def _parts_of(test: TestId) -> tuple[str, ...]:
 
 def _exactly(inner: str) -> Callable[[TestId], bool]:
     return lambda test: inner in _parts_of(test)
+
+
+def _with_parameters(inner: str) -> Callable[[TestId], bool]:
+    """A test of pytest with any parameters: `test_x` for `test_x[1]`."""
+    return lambda test: any(part.startswith(f"{inner}[") for part in _parts_of(test))
 
 
 def _beginning(inner: str) -> Callable[[TestId], bool]:

@@ -1,15 +1,16 @@
-"""Tests that only pytest would run, beside one of unittest."""
+"""Tests that pytest runs, beside one of unittest."""
 
 import unittest
 
 
-def test_function():
-    raise LookupError("it was run")
+def test_function(tmp_path):
+    assert tmp_path.is_dir()
 
 
 class TestPlain:
     def test_method(self):
-        raise LookupError("it was run")
+        found = 1
+        assert found == 2
 
 
 class CaseTest(unittest.TestCase):

@@ -1,0 +1,494 @@
+"""Tests that pytest collects, under run_test.py: one run over a project of them, and a model of every outcome."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+import unittest
+from typing import Any
+
+from junit_support import read_junit
+from runs_support import RunsCase
+
+from torch_testing_ext.runner.model import ExitCode
+
+CONFTEST = """
+import logging, os, pytest
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "slow: takes long")
+
+@pytest.fixture(scope="session")
+def server():
+    yield os.getpid()
+
+def pytest_collection_modifyitems(config, items):
+    config.hook.pytest_deselected(items=[item for item in items if "deselected" in item.name])
+    items[:] = [item for item in items if "deselected" not in item.name]
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item, nextitem):
+    if "swallowed" in item.name:
+        return True
+    if "plugin_crashes" in item.name:
+        raise LookupError("in a hook of the project")
+
+def pytest_runtest_logreport(report):
+    if "stops_the_session" in report.nodeid and report.when == "call":
+        SESSIONS[0].shouldstop = "it has seen enough"
+
+SESSIONS = []
+
+def pytest_collection_finish(session):
+    SESSIONS[:] = [session]
+"""
+
+PLAIN = """
+import asyncio, logging, os, sys, time, unittest
+import pytest
+from torch_testing_ext.common_utils import timeout
+
+def test_passes(tmp_path, capsys, request):
+    print("captured")
+    assert capsys.readouterr().out == "captured\\n"
+    assert "own_basetemp" not in str(tmp_path)
+
+def test_fails():
+    logging.warning("logged %d", 3)
+    print("printed")
+    found = [1, 2]
+    assert found == [1, 3]
+
+def test_raises(): raise LookupError("gone")
+def test_sys_exit(): sys.exit(0)
+def test_exits(): os._exit(0)
+def test_pytest_exit(): pytest.exit("enough", returncode=0)
+def test_interrupts(): raise KeyboardInterrupt
+def test_pytest_fail(): pytest.fail("by hand")
+def test_swallowed(): pass
+def test_plugin_crashes(): pass
+def test_stops_the_session(): pass
+def test_deselected(): raise AssertionError("it was run")
+def test_closes_all(): os.closerange(3, 4096)
+def test_warns():
+    import warnings
+    warnings.warn("made an error by pytest.ini")
+
+@timeout(0.5)
+def test_hangs(): time.sleep(1000)
+
+@pytest.mark.parametrize("number", [1, 2, "a b::c/d"])
+def test_param(number): assert number != 2
+
+@pytest.mark.skip(reason="never")
+def test_skip(): raise AssertionError("it was run")
+@pytest.mark.skipif("True", reason="not if")
+def test_skipif(): raise AssertionError("it was run")
+def test_skips_itself(): pytest.skip("inside")
+@pytest.mark.xfail(reason="known")
+def test_xfail(): assert 0
+@pytest.mark.xfail(raises=ZeroDivisionError)
+def test_xfail_otherwise(): raise LookupError("not by zero")
+@pytest.mark.xfail(strict=True, reason="known")
+def test_xfail_strict(): pass
+@pytest.mark.xfail(reason="known")
+def test_xpass(): pass
+@pytest.mark.xfail(run=False, reason="not even run")
+def test_xfail_not_run(): os._exit(0)
+
+@pytest.mark.slow
+class TestSlow:
+    def test_method(self): pass
+    class TestInner:
+        def test_inner(self): assert self.__class__.__name__ == "TestInner"
+
+@pytest.fixture
+def fails_late():
+    yield
+    raise ValueError("in a tear-down")
+@pytest.fixture
+def exits_late():
+    yield
+    os._exit(0)
+@pytest.fixture
+def fails_early(): raise ValueError("in a set-up")
+@pytest.fixture
+def skips(): pytest.skip("by a fixture")
+@pytest.fixture(scope="session")
+def hangs_late():
+    yield
+    wait()
+def wait(): time.sleep(1000)
+
+def test_fixture_fails_late(fails_late): pass
+def test_fails_and_its_fixture(fails_late): assert False, "first"
+def test_fixture_exits_late(exits_late): pass
+def test_fixture_fails_early(fails_early): pass
+def test_no_fixture(nothing_of_this_name): pass
+def test_fixture_skips(skips): raise AssertionError("it was run")
+@timeout(0.5)
+def test_session_fixture_hangs_late(hangs_late): pass
+
+def test_subtests(subtests):
+    for number in range(3):
+        with subtests.test(number=number):
+            assert number != 1
+"""
+
+# Units: each fixture is made once.
+SHARED = """
+import os, pytest
+
+MADE = []
+
+@pytest.fixture(scope="module")
+def model():
+    MADE.append("model")
+    yield os.getpid()
+
+@pytest.fixture(scope="module", params=["a", "b"])
+def variant(request): return request.param
+
+def test_model_1(model): pass
+def test_model_2(model): assert (model, MADE) == (os.getpid(), ["model"])
+def test_variant(variant): assert MADE == []
+def test_server(server, model): assert model == server
+def test_alone(tmp_path_factory): assert MADE == []
+
+class TestClass:
+    @classmethod
+    def setup_class(cls): cls.seen = []
+    def test_1(self): self.seen.append(1)
+    def test_2(self): assert self.seen == [1]
+
+@pytest.fixture(scope="class")
+def of_class(): return os.getpid()
+
+class TestA:
+    def test_1(self, of_class): pass
+    def test_2(self, of_class): assert of_class == os.getpid()
+class TestB:
+    def test_1(self, of_class): pass
+
+@pytest.fixture(scope="class")
+def shared(): yield
+@pytest.fixture(scope="class")
+def ends_badly():
+    yield
+    raise ValueError("the last one")
+
+@pytest.mark.usefixtures("shared")
+class TestDies:
+    def test_1(self): pass
+    def test_2(self): os._exit(0)
+    def test_3(self): pass
+
+@pytest.mark.usefixtures("ends_badly")
+class TestEnd:
+    def test_1(self): pass
+    def test_2(self): pass
+"""
+
+RANKS = """
+import os, time, unittest
+import pytest, torch.distributed as dist
+
+def leased():
+    return os.environ["TORCH_TESTING_EXT_FAKE_DEVICES"]
+
+@pytest.mark.world_size(2, devices=2)
+def test_sum(dist_env):
+    print("rank", dist_env.rank, "has", leased())
+    assert dist.get_world_size() == 2 and dist_env.device.type == "cpu"
+    assert sorted(leased().split(",")) == ["0", "1"]
+
+@pytest.mark.world_size([1, 2])
+def test_sizes(dist_env):
+    assert leased() == "" and dist_env.rank == 0
+
+@pytest.mark.world_size(2, timeout=1)
+def test_hangs(dist_env):
+    if dist_env.rank: time.sleep(1000)
+
+@pytest.mark.world_size(2, devices=3)
+def test_wants_more(): raise AssertionError("it was run")
+
+class UnittestTest(unittest.TestCase):
+    def test_by_unittest(self):
+        self.assertEqual(type(self._outcome.result).__name__, "ReportingResult")
+    @pytest.mark.world_size(2)
+    def test_in_ranks(self):
+        self.assertEqual(os.environ["WORLD_SIZE"], "2")
+    @pytest.mark.skip(reason="by a mark")
+    def test_skip_of_pytest(self): raise AssertionError("it was run")
+    @pytest.mark.xfail
+    def test_xfail_of_pytest(self): self.fail()
+"""
+
+BAD_MARK = """
+import pytest, unittest
+@pytest.mark.world_size(0)
+def test_zero(): pass
+def test_beside(): pass
+class CaseTest(unittest.TestCase):
+    def test_of_unittest(self): pass
+"""
+
+ONLY_UNITTEST = """
+import sys, unittest
+class OnlyTest(unittest.TestCase):
+    def test_imports_no_pytest(self): self.assertFalse({"pytest", "_pytest"}.intersection(sys.modules))
+"""
+
+BASE = "class Base:\n    def test_inherited(self): pass\n"
+# Nothing in it looks like pytest.
+LATE = "from base_of_tests import Base\nclass TestLate(Base):\n    def test_late(self):\n        assert 1 == 2\n"
+
+# A project with hooks for its sessions: the first worker that ends must not take the folder from the others.
+SESSION_CONFTEST = """
+import os, pathlib, shutil, tempfile, time
+
+def pytest_sessionstart(session):
+    session.folder = tempfile.mkdtemp()
+
+def pytest_sessionfinish(session, exitstatus):
+    shutil.rmtree(session.folder)
+    names = [item.name for item in session.items]
+    if len(names) > 2:
+        return  # the session in which the tests are listed
+    if "test_raises_at_the_end" in names: raise ValueError("at the end")
+    if "test_exits_at_the_end" in names: os._exit(0)
+    if "test_fails_at_the_end" in names: session.exitstatus = 1
+    if "test_hangs_at_the_end" in names: time.sleep(1000)
+"""
+SESSION = """
+import os
+from torch_testing_ext.common_utils import timeout
+def test_1(request): assert os.path.isdir(request.session.folder)
+def test_2(request): assert os.path.isdir(request.session.folder)
+def test_raises_at_the_end(): pass
+def test_exits_at_the_end(): pass
+def test_fails_at_the_end(): pass
+@timeout(0.5)
+def test_hangs_at_the_end(): pass
+"""
+
+WITH_A_THREAD = """
+import threading, time
+thread = threading.Thread(target=time.sleep, args=(1000,), daemon=True)
+thread.start()
+def test_in_an_interpreter(tmp_path): assert thread.is_alive()
+"""
+
+SKIPS_ITSELF = "import pytest\npytest.importorskip('there_is_no_such_module')\ndef test_a(): pass\n"
+BROKEN = "import there_is_no_such_module\ndef test_a(): pass\n"
+BESIDE = "import unittest\ndef test_a(): pass\nclass CaseTest(unittest.TestCase):\n    def test_u(self): pass\n"
+
+FILES = {
+    "pytest.ini": (
+        "[pytest]\naddopts = -ra -x -m 'not slow' --junitxml=own.xml --basetemp=own_basetemp --strict-markers "
+        "-n 2 --dist loadfile\nfilterwarnings = error\n"
+    ),
+    "test/conftest.py": CONFTEST,
+    "test/test_plain.py": PLAIN,
+    "test/test_shared.py": SHARED,
+    "test/test_ranks.py": RANKS,
+    "test/test_bad_mark.py": BAD_MARK,
+    "test/test_only_unittest.py": ONLY_UNITTEST,
+    "test/base_of_tests.py": BASE,
+    "test/test_late.py": LATE,
+    "test/session/conftest.py": SESSION_CONFTEST,
+    "test/session/test_session.py": SESSION,
+    "test/test_with_a_thread.py": WITH_A_THREAD,
+    "test/test_skips_itself.py": SKIPS_ITSELF,
+    "test/test_broken.py": BROKEN,
+    "test/usage/pytest.ini": "[pytest]\naddopts = --there-is-no-such-option\n",
+    "test/usage/test_usage.py": BESIDE,
+    "test/crash/conftest.py": "import there_is_no_such_module\n",
+    "test/crash/test_crash.py": BESIDE,
+    "test/hook/conftest.py": "def pytest_collection_modifyitems(items): raise LookupError('in a hook')\n",
+    "test/hook/test_hook.py": BESIDE,
+    "test/doctest/pytest.ini": "[pytest]\naddopts = --doctest-modules --import-mode=importlib\n",
+    "test/doctest/test_doctest.py": 'def test_a():\n    """\n    >>> 1 + 1\n    3\n    """\n',
+}
+
+FAILURE, ERROR, PASSED, SKIPPED = "failed", "error", "passed", "skipped"
+# By file and test: the outcome, and parts of the message.
+MODEL: dict[str, dict[str, tuple[str, ...]]] = {
+    "test_plain.py": {
+        "test_passes": (PASSED,),
+        "test_fails": (
+            FAILURE,
+            "AssertionError: assert [1, 2] == [1, 3]\n\n    def test_fails",
+            "At index 1 diff: 2 != 3",
+        ),
+        "test_raises": (ERROR, "LookupError: gone\n"),
+        "test_sys_exit": (ERROR, "SystemExit: 0\n"),
+        "test_exits": ("crashed", "exited with code 0"),
+        "test_pytest_exit": (ERROR, "pytest.exit was called: enough"),
+        "test_interrupts": (ERROR, "KeyboardInterrupt"),
+        "test_pytest_fail": (FAILURE, "by hand"),
+        "test_swallowed": (ERROR, "pytest reported no result of its set-up and its call and its tear-down"),
+        "test_plugin_crashes": (ERROR, "LookupError: in a hook of the project\n", "conftest.py"),
+        "test_stops_the_session": (ERROR, "pytest was asked to stop: it has seen enough"),
+        "test_closes_all": (ERROR, "closed file descriptors"),
+        "test_warns": (ERROR, "UserWarning: made an error by pytest.ini"),
+        "test_hangs": ("timeout", "test_hangs timed out after", "in test_hangs"),
+        "test_param[1]": (PASSED,),
+        "test_param[2]": (FAILURE, "AssertionError: assert 2 != 2\n", "'test/test_plain.py::test_param[2]'"),
+        "test_param[a b::c/d]": (PASSED,),
+        "test_skip": (SKIPPED, "never"),
+        "test_skipif": (SKIPPED, "not if"),
+        "test_skips_itself": (SKIPPED, "inside"),
+        "test_xfail": ("expected failure", "known"),
+        "test_xfail_otherwise": (ERROR, "LookupError: not by zero\n"),
+        "test_xfail_strict": ("unexpected success", "expected to fail, but passed: known"),
+        "test_xpass": (PASSED,),
+        "test_xfail_not_run": ("expected failure", "not even run"),
+        "TestSlow::test_method": (PASSED,),
+        "TestSlow::TestInner::test_inner": (PASSED,),
+        "test_fixture_fails_late": (ERROR, "in the tear-down: ValueError: in a tear-down\n"),
+        "test_fails_and_its_fixture": (FAILURE, "AssertionError: first", "in the tear-down: ValueError"),
+        "test_fixture_exits_late": ("crashed", "exited with code 0"),
+        "test_fixture_fails_early": (ERROR, "in the set-up: ValueError: in a set-up\n"),
+        "test_no_fixture": (ERROR, "in the set-up: fixture 'nothing_of_this_name' not found\n"),
+        "test_fixture_skips": (SKIPPED, "by a fixture"),
+        "test_session_fixture_hangs_late": ("timeout", "timed out after", "in wait", "in hangs_late"),
+        "test_subtests": (FAILURE, "assert 1 != 1"),
+    },
+    "test_shared.py": {
+        **dict.fromkeys(("test_model_1", "test_model_2", "test_server", "test_alone"), (PASSED,)),
+        **dict.fromkeys(("test_variant[a]", "test_variant[b]"), (PASSED,)),
+        **dict.fromkeys(("TestClass::test_1", "TestClass::test_2", "TestA::test_1", "TestA::test_2"), (PASSED,)),
+        **dict.fromkeys(("TestB::test_1", "TestDies::test_1", "TestDies::test_3", "TestEnd::test_1"), (PASSED,)),
+        "TestDies::test_2": ("crashed", "exited with code 0"),
+        "TestEnd::test_2": (ERROR, "in the tear-down: ValueError: the last one"),
+    },
+    "test_ranks.py": {
+        "test_sum": (PASSED,),
+        "test_sizes[world_size=1]": (PASSED,),
+        "test_sizes[world_size=2]": (FAILURE, "rank 1 of 2 failed", "python run_test.py"),
+        "test_hangs": ("timeout", "rank 1: still running", "in test_hangs"),
+        "test_wants_more": (SKIPPED, "needs 3 devices"),
+        "UnittestTest::test_by_unittest": (PASSED,),
+        "UnittestTest::test_in_ranks": (PASSED,),
+        "UnittestTest::test_skip_of_pytest": (SKIPPED, "by a mark"),
+        "UnittestTest::test_xfail_of_pytest": ("expected failure",),
+    },
+    "test_bad_mark.py": {
+        "test_zero": (ERROR, "not run: pytest cannot collect it", "the world size is 0"),
+        "test_beside": (ERROR, "not run: pytest cannot collect it"),
+        "CaseTest::test_of_unittest": (PASSED,),
+    },
+    "test_only_unittest.py": {"OnlyTest::test_imports_no_pytest": (PASSED,)},
+    "test_late.py": {
+        "TestLate::test_inherited": (PASSED,),
+        "TestLate::test_late": (FAILURE, "AssertionError: assert 1 == 2\n\nself = <test_late.TestLate"),
+    },
+    "session/test_session.py": {
+        "test_1": (PASSED,),
+        "test_2": (PASSED,),
+        "test_raises_at_the_end": (ERROR, "after the test: the end of pytest's session: ValueError: at the end"),
+        "test_exits_at_the_end": ("crashed", "exited with code 0", "the end of pytest's session"),
+        "test_fails_at_the_end": (ERROR, "a hook has changed the exit status to 1"),
+        "test_hangs_at_the_end": ("timeout", "the end of pytest's session timed out", "in pytest_sessionfinish"),
+    },
+    "test_with_a_thread.py": {"test_in_an_interpreter": (PASSED,)},
+    "test_skips_itself.py": {"": (SKIPPED, "there_is_no_such_module")},
+    "test_broken.py": {"": (ERROR, "ModuleNotFoundError: No module named 'there_is_no_such_module'\n")},
+    "usage/test_usage.py": {
+        "test_a": (
+            ERROR,
+            "not run: pytest cannot collect it: pytest refuses its options: unrecognized arguments: --there",
+        ),
+        "CaseTest::test_u": (PASSED,),
+    },
+    "crash/test_crash.py": {
+        "test_a": (ERROR, "conftest.py cannot be imported: ModuleNotFoundError: No module named"),
+        "CaseTest::test_u": (PASSED,),
+    },
+    "hook/test_hook.py": {
+        "test_a": (ERROR, "not run: pytest cannot collect it: LookupError: in a hook"),
+        "CaseTest::test_u": (PASSED,),
+    },
+    "doctest/test_doctest.py": {
+        "test_a": (PASSED,),
+        "test_doctest.test_a": (ERROR, "Expected:\n    3\nGot:\n    2"),
+    },
+}
+EXPECTED = {
+    f"test/{file}" + (f"::{name}" if name else ""): must
+    for file, tests in MODEL.items()
+    for name, must in tests.items()
+}
+# No message has these.
+INTERNAL = ("/_pytest/", "/pluggy/", "torch_testing_ext/runner/", "INTERNALERROR")
+
+
+class PytestItemsTest(RunsCase):
+    maxDiff = None
+    found: dict[str, Any]
+
+    def setUp(self) -> None:
+        super().setUp()
+        for name, text in FILES.items():
+            self.write(name, textwrap.dedent(text))
+
+    def test_all(self) -> None:
+        words = (
+            "--fake-gpus=2",
+            "-j4",
+            "--results=results.json",
+            "--junit=x.xml",
+            "--tests=test",
+            "-m",
+            "slow or not slow",
+        )
+        console = self.finish(self.start(*words), ExitCode.FAILED)
+        results = self.results()
+        self.found = {test["id"]: test for test in results["tests"]}
+        outcomes = {name: test["outcome"] for name, test in self.found.items()}
+        messages = {name: test["attempts"][-1]["message"] for name, test in self.found.items()}
+        self.assertEqual(outcomes, {name: must[0] for name, must in EXPECTED.items()}, json.dumps(messages, indent=1))
+        for name, (_, *parts) in EXPECTED.items():
+            for part in parts:
+                self.assertIn(part, messages[name], name)
+            for part in INTERNAL:
+                self.assertNotIn(part, messages[name], name)
+        self.check_output()
+        self.assertTrue(
+            any("pytest leaves out 1 of the tests in test/test_plain.py" in one for one in results["warnings"])
+        )
+        self.assertIn("test_deselected", console)
+        cases = [case.get("name") for case in read_junit((self.root / "x.xml").read_text()).iter("testcase")]
+        self.assertEqual(len(cases), len(EXPECTED))
+        left = {each.name for each in self.root.iterdir()}
+        self.assertEqual(left & {"own.xml", "own_basetemp", ".pytest_cache"}, set())
+        self.assertEqual(list(self.temporary.glob("torch_testing_ext_run_*")), [])
+
+    def test_marks(self) -> None:
+        """Without -m, the marks in pytest's own options count."""
+        name = "test/test_plain.py"
+        runs = [
+            self.start("--list", "--tests=test", *words, name)
+            for words in ((), ("-m", "slow"), ("-m", "not (slow or xfail)"))
+        ]
+        default, slow, others = (self.finish(run, 0).splitlines() for run in runs)
+        slow_ones = [f"{name}::TestSlow::test_method", f"{name}::TestSlow::TestInner::test_inner"]
+        self.assertEqual(slow, [*slow_ones, "2 tests"])
+        self.assertNotIn(slow_ones[0], default)
+        self.assertIn(f"{name}::test_xfail", default)
+        self.assertIn(f"{name}::test_passes", others)
+        self.assertFalse({*slow_ones, f"{name}::test_xfail"}.intersection(others))
+
+    def check_output(self) -> None:
+        (failed,) = self.found["test/test_plain.py::test_fails"]["attempts"]
+        self.assertIn("printed", failed["output"])
+        self.assertIn("logged 3", failed["output"])
+        (passed,) = self.found["test/test_ranks.py::test_sum"]["attempts"]
+        self.assertEqual([rank["output"].strip()[:10] for rank in passed["ranks"]], ["rank 0 has", "rank 1 has"])
+        self.assertEqual(sorted(passed["devices"]), ["0", "1"])
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,263 @@
+"""The tests that pytest has collected in a file: which of them it runs, what they need, and which share fixtures."""
+
+from __future__ import annotations
+
+import importlib
+import unittest
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from _pytest.unittest import UnitTestCase
+
+from torch_testing_ext._marks import needs
+from torch_testing_ext._marks.timeouts import ATTRIBUTE as TIMEOUT
+from torch_testing_ext._pytest_ranks.marks import SPEC
+
+from . import pytest_style
+from .pytest_session import Collection
+from .pytest_style import PytestStyleTest, PytestTest
+
+# Fixtures of pytest itself that stand for setup_module, setup_class and unittest's fixtures.
+_UNITTEST = "_unittest_setUpClass_"
+_XUNIT = ("_xunit_setup_", _UNITTEST)
+
+
+@dataclass(frozen=True)
+class Shared:
+    """The tests of a file, shared out between unittest and pytest."""
+
+    by_unittest: list[Any]
+    by_pytest: list[PytestTest]
+    not_run: list[tuple[Any, str]]
+    left_out: tuple[str, ...]
+
+
+def share_out(collection: Collection, tests: list[Any], styled: list[PytestStyleTest]) -> Shared:
+    """Each test is run by one of them, or cannot be collected, or is left out by pytest's options and hooks."""
+    by_pytest = list(_tests_for_pytest(collection, tests))
+    moved = {_identity(one.case) for one in by_pytest if one.case is not None}
+    deselected = {(item.cls, _function_name(item)) for item in collection.deselected if _is_of_unittest(item)}
+    by_unittest: list[Any] = []
+    left_out = _names_of(item for item in collection.deselected if not _is_of_unittest(item))
+    missed: list[Any] = []
+    for test in tests:
+        if _identity(test) in moved:
+            continue
+        if not pytest_style.has_marks(test):
+            by_unittest.append(test)
+        elif _identity(test) in deselected:
+            left_out.append(f"{type(test).__name__}.{test._testMethodName}")
+        else:
+            missed.append(test)
+    collected = {*left_out, *_names_of(collection.items)}
+    names = {test: f"{test.cls}.{test.method}".lstrip(".") for test in styled}
+    lost = [test for test, name in names.items() if name not in collected]
+    if collection.failures:
+        missed += lost
+    else:
+        left_out += [names[test] for test in lost]
+    return Shared(by_unittest, by_pytest, _not_collected(collection, missed), tuple(left_out))
+
+
+def _identity(test: Any) -> tuple[type, str]:
+    return type(test), getattr(test, "_testMethodName", "")
+
+
+def _not_collected(collection: Collection, missed: list[Any]) -> list[tuple[Any, str]]:
+    """An error for each test that pytest could not collect, and for each failure that concerns none of these."""
+    why = "\n\n".join(text for _, text in collection.failures) or "it does not find it, but only pytest heeds its marks"
+    title = "not run: pytest cannot collect it"
+    found = [(test, f"{title}: {why}") for test in missed]
+    if found:
+        return found
+    return [
+        (PytestStyleTest(".".join(names[:-1]), names[-1] if names else "", 0), f"{title}: {text}")
+        for names, text in collection.failures
+    ]
+
+
+def _tests_for_pytest(collection: Collection, by_unittest: Iterable[Any]) -> Iterator[PytestTest]:
+    """The tests that pytest runs: all that unittest does not run, and those of unittest that have marks of pytest.
+
+    `by_unittest`: the tests that unittest has found.
+    """
+    cases = {(type(test), getattr(test, "_testMethodName", "")): test for test in by_unittest}
+    items = collection.items
+    if any(SPEC in item.stash for item in items):
+        importlib.import_module("torch_testing_ext._pytest_ranks.in_parent")  # once, and not in each worker
+    together = _together(items)
+    for number, item in enumerate(items):
+        case = None
+        if isinstance(item.parent, UnitTestCase):
+            case = cases.get((item.cls, _function_name(item)))
+            if case is None or not _is_for_pytest(item):
+                continue
+        cls = "::".join(each.name for each in item.listchain() if isinstance(each, pytest.Class))
+        yield PytestTest(collection, number, item, cls, item.name, _line(item), together.get(number, ""), case)
+
+
+def _is_for_pytest(item: Any) -> bool:
+    """Whether a test of unittest has what only pytest heeds: marks, or fixtures in its class."""
+    if next(item.iter_markers(), None) is not None:
+        return True
+    own = (each for definitions in _definitions(item).values() for each in definitions)
+    return any(each.baseid.startswith(item.parent.nodeid) and not _is_xunit(each) for each in own)
+
+
+def _line(item: Any) -> int:
+    return (item.location[1] or 0) + 1
+
+
+def _names_of(items: Iterable[Any]) -> list[str]:
+    """Names of tests without their parameters, each once."""
+    return list(dict.fromkeys(_name(item) for item in items))
+
+
+def _name(item: Any) -> str:
+    names = [each.name for each in item.listchain() if isinstance(each, pytest.Class)]
+    return ".".join([*names, _function_name(item)])
+
+
+def _function_name(item: Any) -> str:
+    """Without the names of its parameters."""
+    return str(getattr(item, "originalname", None) or item.name)
+
+
+def _is_of_unittest(item: Any) -> bool:
+    return isinstance(item.parent, UnitTestCase)
+
+
+# -- needs
+
+
+@dataclass(frozen=True)
+class ItemNeeds:
+    """What the marks and decorators of a test say."""
+
+    world_size: int
+    devices: int
+    backend: str | None
+    timeout: float | None
+    skip: str | None
+    marks: tuple[str, ...]
+
+
+def needs_of(item: Any, available: int) -> ItemNeeds:
+    """`available`: the number of devices of the run."""
+    spec = item.stash.get(SPEC, None)
+    function, cls = getattr(item, "function", None), getattr(item, "cls", None)
+    declared = [need for owner in (function, cls) for need in needs.needs_of(owner)]
+    devices = needs.declared(declared, available)
+    timeout = getattr(function, TIMEOUT, None) or getattr(cls, TIMEOUT, None)
+    marks = tuple(sorted({mark.name for mark in item.iter_markers()}))
+    skip = item.get_closest_marker("skip")
+    return ItemNeeds(
+        world_size=spec.world_size if spec is not None else 1,
+        devices=max(devices, spec.devices if spec is not None else 0),
+        backend=spec.backend if spec is not None else None,
+        timeout=timeout if spec is None else spec.timeout or timeout or item.config.getoption("dist_timeout", None),
+        skip=_reason(skip) if skip is not None else None,
+        marks=marks,
+    )
+
+
+def _reason(mark: pytest.Mark) -> str:
+    given = mark.kwargs.get("reason") or (mark.args[0] if mark.args else "")
+    return str(given or "unconditional skip")
+
+
+# -- fixtures that tests share
+
+
+_Key = tuple[Any, str]  # the definition of a fixture; the class whose tests share it, "" for the whole file
+
+
+def _together(items: list[Any]) -> dict[int, str]:
+    """By the number of a test, the name of the fixtures that it shares with others: they run in one process."""
+    plugins = _packages_of_plugins(items[0].config) if items else frozenset()
+    shared = [list(_shared_fixtures(item, plugins)) for item in items]
+    groups: list[tuple[set[_Key], list[int]]] = []
+    group_of: dict[_Key, tuple[set[_Key], list[int]]] = {}
+    for number, keys in enumerate(shared):
+        if not keys:
+            continue
+        met = {id(group_of[key]): group_of[key] for key in keys if key in group_of}
+        all_keys, numbers = set(keys), [number]
+        for group in met.values():
+            all_keys |= group[0]
+            numbers = [*group[1], *numbers]
+            groups.remove(group)
+        groups.append((all_keys, numbers))
+        group_of.update(dict.fromkeys(all_keys, groups[-1]))
+    return _labels([group for group in groups if len(group[1]) > 1])
+
+
+def _labels(groups: Iterable[tuple[set[_Key], list[int]]]) -> dict[int, str]:
+    labels: dict[int, str] = {}
+    taken: set[str] = set()
+    for keys, numbers in groups:
+        names = sorted({_label(key) for key in keys})
+        label = f"fixture{'s' if len(names) > 1 else ''} {', '.join(names[:3])}"
+        while label in taken:
+            label += " (another)"
+        taken.add(label)
+        labels.update(dict.fromkeys(numbers, label))
+    return labels
+
+
+def _shared_fixtures(item: Any, plugins: frozenset[str]) -> Iterator[_Key]:
+    """The fixtures of a test that other tests may share.
+
+    Fixtures of pytest and of installed plugins do not count: they are there to be shared by everything.
+    """
+    for definitions in _definitions(item).values():
+        for each in definitions:
+            if each.scope == "function" or _is_of(each, plugins) or _does_nothing(each, item.cls):
+                continue
+            if each.scope != "class":
+                yield each, ""
+            elif (cls := item.getparent(pytest.Class)) is not None:
+                yield each, cls.nodeid.partition("::")[2]
+
+
+def _label(key: _Key) -> str:
+    definition, cls = key
+    name = str(definition.argname)
+    if name.startswith(_UNITTEST):
+        name = "setUpClass"
+    elif name.startswith(_XUNIT):
+        name = definition.func.__name__.removesuffix("_fixture").removeprefix("xunit_")
+    return f"{cls}.{name}" if cls else name
+
+
+def _definitions(item: Any) -> dict[str, tuple[Any, ...]]:
+    info = getattr(item, "_fixtureinfo", None)
+    return {name: tuple(those) for name, those in info.name2fixturedefs.items()} if info is not None else {}
+
+
+def _is_xunit(definition: Any) -> bool:
+    return str(definition.argname).startswith(_XUNIT)
+
+
+def _is_of(definition: Any, packages: frozenset[str]) -> bool:
+    package = str(getattr(definition.func, "__module__", "")).partition(".")[0]
+    return package in packages and not _is_xunit(definition)
+
+
+def _does_nothing(definition: Any, cls: Any) -> bool:
+    """Whether a fixture stands for setUpClass and tearDownClass of a class that has none of its own."""
+    if not str(definition.argname).startswith(_UNITTEST):
+        return False
+    return all(
+        getattr(getattr(cls, name), "__func__", None) is getattr(unittest.TestCase, name).__func__
+        for name in ("setUpClass", "tearDownClass")
+    )
+
+
+def _packages_of_plugins(config: Any) -> frozenset[str]:
+    plugins = (plugin for plugin, _ in config.pluginmanager.list_plugin_distinfo())
+    names = {str(getattr(plugin, "__name__", "")).partition(".")[0] for plugin in plugins}
+    return frozenset({*names, "_pytest", Path(__file__).parents[2].name})

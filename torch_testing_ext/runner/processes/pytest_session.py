@@ -1,0 +1,262 @@
+"""A session of pytest that collects one test file, and runs some of its tests in a process that is forked off later.
+
+Imports pytest, so it is imported only for files with tests for pytest. pytest.main would run tests right after it has
+collected them; here, the steps that it takes are taken one by one, with the same hooks in the same order.
+
+Each worker ends the session that it has inherited. If the project has hooks that begin or end a session, such as one
+that removes a folder at its end, a worker has a session of its own, from the beginning.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import os
+import sys
+import threading
+import traceback
+import warnings
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from _pytest.config import ConftestImportFailure, _prepareconfig, create_terminal_writer
+
+from .unit_spec import LoadAs
+
+__rank_frame__ = True
+
+PLUGIN = "torch_testing_ext.pytest_plugin"
+_ARGUMENTS = (
+    *("-p", PLUGIN),  # also where the package is not installed
+    "--capture=no",  # the output of a worker is its log
+    # What the zygote has imported: torch_testing_ext, for example, which contains a plugin of pytest.
+    *("-W", "ignore::pytest.PytestAssertRewriteWarning"),
+)
+# Options of a project that would select tests by what pytest itself remembers, write files that all workers share, or
+# leave the tests to other processes.
+_OVERRULED: dict[str, Any] = {
+    "basetemp": None,
+    "collectonly": False,
+    "dist": "no",
+    "failedfirst": False,
+    "lf": False,
+    "maxfail": 0,
+    "newfirst": False,
+    "numprocesses": None,
+    "stepwise": False,
+    "tx": [],
+    "xmlpath": None,
+}
+_REMEMBERING = ("lfplugin", "nfplugin", "stepwiseplugin")
+_OURS = str(Path(__file__).parents[2]) + os.sep
+_IMPORTLIB = str(Path(importlib.__file__ or "").parent) + os.sep
+_SESSION_HOOKS = ("pytest_sessionstart", "pytest_sessionfinish", "pytest_unconfigure")
+
+
+class Collection:
+    """What pytest has collected in one file, and the session for it."""
+
+    def __init__(self, path: str, load_as: LoadAs):
+        self.path = path
+        self.module: ModuleType | None = None  # as pytest has imported it
+        self.import_error: BaseException | None = None
+        # What could not be collected, and why: the names of classes or functions, none for the whole file.
+        self.failures: list[tuple[tuple[str, ...], str]] = []
+        self.deselected: list[Any] = []  # items
+        self.is_for_listing = False  # its session has ended: a worker needs another one
+        self._load_as = load_as
+        self._session: Any = None
+        self._hooks: dict[Any, Any] = {}
+
+    @classmethod
+    def of(cls, path: str, load_as: LoadAs) -> Collection:
+        """Collect a file, in the process from which the workers are forked."""
+        found = cls(path, load_as)
+        found._collect(for_listing=True)
+        return found
+
+    def again(self) -> Collection:
+        """Collect the same file by a new session, in a process that has imported it and runs its tests."""
+        found = Collection(self.path, self._load_as)
+        found._collect(for_listing=False)
+        return found
+
+    def _collect(self, for_listing: bool) -> None:
+        with self._own_hooks(), warnings.catch_warnings():
+            try:
+                self._begin()
+                if for_listing and self._has_hooks_of_project():
+                    self.is_for_listing = True
+                    self.finish()
+            except BaseException as error:
+                self._session = None  # what it has collected so far is not all, or not right
+                if self.import_error is None:
+                    self.failures.append(((), explain(error)))
+
+    def _begin(self) -> None:
+        config = _prepareconfig([self.path, *_ARGUMENTS], [_Observer(self, self._load_as)])
+        config._do_configure()
+        _silence(config)
+        session = pytest.Session.from_config(config)
+        session.exitstatus = pytest.ExitCode.OK
+        self._session = session
+        config.hook.pytest_sessionstart(session=session)
+        config.hook.pytest_collection(session=session)
+
+    @property
+    def items(self) -> list[Any]:
+        return list(self._session.items) if self._session is not None else []
+
+    @property
+    def config(self) -> Any:
+        return self._session.config
+
+    def _has_hooks_of_project(self) -> bool:
+        """Whether the project itself does something at the beginning or the end of a session."""
+        manager = self.config.pluginmanager
+        installed = {_package(plugin) for plugin, _ in manager.list_plugin_distinfo()} | {"_pytest", _package(self)}
+        own = (plugin for plugin in manager.get_plugins() if _package(plugin) not in installed)
+        return any(hasattr(plugin, hook) for plugin in own for hook in _SESSION_HOOKS)
+
+    def run(self, items: list[Any], loop: Any) -> None:
+        """Have pytest run `loop`, in place of its own loop over all tests."""
+        self._use_hooks()
+        self._session.items = items
+        self._session.testscollected = len(items)
+        self.config.pluginmanager.register(loop)
+        self.config.hook.pytest_runtestloop(session=self._session)
+
+    @property
+    def wants_to_stop(self) -> str:
+        """The reason, if a test or a plugin has asked that no more tests run."""
+        return str(self._session.shouldstop or "")
+
+    def finish(self, status: int = 0) -> int:
+        """End the session. Returns the exit status, which plugins may have changed."""
+        self._session.exitstatus = status
+        self.config.hook.pytest_sessionfinish(session=self._session, exitstatus=status)
+        self.config._ensure_unconfigure()
+        return int(self._session.exitstatus)
+
+    # -- hooks of the interpreter, which pytest replaces: they are not for tests that unittest runs
+
+    @contextmanager
+    def _own_hooks(self) -> Iterator[None]:
+        before = sys.unraisablehook, threading.excepthook
+        try:
+            yield
+        finally:
+            self._hooks = {"unraisable": sys.unraisablehook, "thread": threading.excepthook}
+            sys.unraisablehook, threading.excepthook = before
+
+    def _use_hooks(self) -> None:
+        sys.unraisablehook, threading.excepthook = self._hooks["unraisable"], self._hooks["thread"]
+
+
+def _silence(config: Any) -> None:
+    """Take out the plugins that report, or that remember which tests have failed: run_test.py does both."""
+    manager = config.pluginmanager
+    for name in _REMEMBERING:
+        if (plugin := manager.get_plugin(name)) is not None:
+            manager.unregister(plugin)
+    reporter: Any = manager.get_plugin("terminalreporter")
+    if reporter is not None:
+        reporter._tw = create_terminal_writer(config, io.StringIO())
+        manager.unregister(reporter)
+        manager.register(_SilentReporter(reporter), "terminalreporter")
+
+
+class _SilentReporter:
+    """Has everything that other plugins want of the reporter on the terminal, but none of its hooks."""
+
+    def __init__(self, reporter: Any):
+        self._reporter = reporter
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._reporter, name)
+
+
+class _Observer:
+    """The plugin that adapts pytest's options, and notes what is and what is not collected."""
+
+    def __init__(self, collection: Collection, load_as: LoadAs):
+        self._collection = collection
+        self._load_as = load_as
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_configure(self, config: Any) -> None:
+        for name, value in _OVERRULED.items():
+            if hasattr(config.option, name):
+                setattr(config.option, name, value)
+        if self._load_as.all_marks:
+            config.option.markexpr = ""
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_make_collect_report(self, collector: Any) -> Generator[None, Any, Any]:
+        report = yield
+        own = isinstance(collector, pytest.Module) and _is_same(collector.path, self._collection.path)
+        module = getattr(collector, "_obj", None)
+        if own and isinstance(module, ModuleType):
+            self._collection.module = module
+        elif own and report.outcome != "passed":
+            error = report.call.excinfo.value
+            is_wrapped = isinstance(error, pytest.Collector.CollectError) and error.__cause__ is not None
+            self._collection.import_error = error.__cause__ if is_wrapped else error
+            return report
+        if report.outcome != "passed":
+            self._collection.failures.append((_names_of(collector), report.longreprtext.strip()))
+        return report
+
+    def pytest_deselected(self, items: Iterable[Any]) -> None:
+        self._collection.deselected.extend(items)
+
+
+def _names_of(node: Any) -> tuple[str, ...]:
+    return tuple(each.name for each in node.listchain() if isinstance(each, pytest.Class))
+
+
+def _is_same(one: Path, other: str) -> bool:
+    return str(one) == other or (one.exists() and os.path.samefile(one, other))
+
+
+def _package(plugin: Any) -> str:
+    """The top-level package that a plugin, a module or an object, is from."""
+    module = plugin.__name__ if isinstance(plugin, ModuleType) else type(plugin).__module__
+    return str(module).partition(".")[0]
+
+
+# -- errors
+
+
+def explain(error: BaseException) -> str:
+    """An error of pytest or of a plugin, for the user: the title, and the traceback outside of pytest."""
+    if isinstance(error, pytest.UsageError):
+        text = str(error)
+        said = next((line.partition(": error: ")[2] for line in text.splitlines() if ": error: " in line), "")
+        return f"pytest refuses its options: {said}\n\n{text}" if said else f"pytest: {text}"
+    if isinstance(error, pytest.exit.Exception):
+        return f"pytest.exit was called: {error}"
+    if isinstance(error, pytest.Session.Interrupted):
+        return f"pytest was interrupted: {error}"
+    if isinstance(error, ConftestImportFailure):
+        cause = error.__cause__ or getattr(error, "cause", None)
+        title = f"{error.path} cannot be imported"
+        return f"{title}: {explain(cause)}" if cause is not None else title
+    tb = error.__traceback__
+    while tb is not None and is_internal(tb.tb_frame.f_code.co_filename):
+        tb = tb.tb_next
+    shown = traceback.TracebackException(type(error), error, tb)
+    frames = shown.stack
+    shown.stack = traceback.StackSummary.from_list([each for each in frames if not is_internal(each.filename)])
+    text = "".join(shown.format())
+    title = text.strip().splitlines()[-1] if text.strip() else type(error).__name__
+    return f"{title}\n\n{text.rstrip()}"
+
+
+def is_internal(file: str) -> bool:
+    """Whether a file is part of pytest, of its plugin system, of the import system or of this package."""
+    return file.startswith(("<frozen ", _OURS, _IMPORTLIB)) or not {"_pytest", "pluggy"}.isdisjoint(Path(file).parts)
