@@ -41,6 +41,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="time limit of each test that runs in ranks, unless its mark has a timeout (default: 300)",
     )
 
+    group.addoption(
+        "--dist-lease-folder",
+        metavar="DIR",
+        help="directory of the files by which tests share accelerators (default: one per user, below /tmp)",
+    )
+
 
 def _seconds(text: str) -> float:
     if not float(text) > 0:

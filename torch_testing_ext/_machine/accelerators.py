@@ -45,6 +45,17 @@ def accelerator_type() -> str | None:
     return _devices()[0]
 
 
+def device_uuids() -> tuple[str, ...]:
+    """Return what identifies each device, whatever its number is under the masks of this process; empty if unknown."""
+    return tuple(_answer("ask_uuids", _masks())) if device_count() else ()
+
+
+def runtime() -> str | None:
+    """Return the type of the accelerators, with "hip" for those of ROCm, which torch calls "cuda"; None without any."""
+    kind = accelerator_type()
+    return "hip" if kind == "cuda" and torch.version.hip is not None else kind
+
+
 def peers_have_access() -> bool:
     """Are there several CUDA devices of compute capability 8.0 or higher that can all read each other's memory?"""
     return device_count() > 1 and accelerator_type() == "cuda" and bool(_answer("ask_peer_access", _masks()))
@@ -84,6 +95,15 @@ def ask_devices() -> tuple[str | None, int]:
     return NO_DEVICE if accelerator is None else (accelerator.type, torch.accelerator.device_count())
 
 
+def ask_uuids() -> list[str]:
+    kind, count = ask_devices()
+    try:
+        properties = torch.get_device_module(kind).get_device_properties if kind else None
+        return [str(properties(number).uuid) for number in range(count)] if properties else []
+    except Exception:  # not all kinds of devices have one
+        return []
+
+
 def ask_peer_access() -> bool:
     devices = range(torch.cuda.device_count())
     if torch.cuda.get_device_capability() < (8, 0):
@@ -104,6 +124,7 @@ def ask_cuda_properties() -> dict[str, Any]:
 
 QUESTIONS: dict[str, Callable[[], Any]] = {
     "ask_devices": ask_devices,
+    "ask_uuids": ask_uuids,
     "ask_peer_access": ask_peer_access,
     "ask_cuda_properties": ask_cuda_properties,
 }

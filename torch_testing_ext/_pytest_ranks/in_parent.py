@@ -29,7 +29,7 @@ from torch_testing_ext._process import shell
 from torch_testing_ext._process.logs import cut_middle
 from torch_testing_ext.launch import settings
 
-from . import in_rank
+from . import in_rank, leases
 from .marks import COMMAND, RankSpec, rank_side
 
 LONGEST_SECTION = 200_000
@@ -83,13 +83,13 @@ def _run_and_judge(
     case = launch.Case(_name_of(item), _command(item), str(item.path))
     in_rank.current = in_rank.RankTest(item, spec, directory)
     try:
-        with ports.leased_port() as port:
+        with ports.leased_port() as port, leases.leased(item, spec.devices, chosen.fake_devices) as shown:
             job = launch.Job(
                 body=body,
                 subject=body,
                 world_size=spec.world_size,
                 directory=directory,
-                context=launch.ProcessContext.here(rank_environment.common(spec.world_size, port)),
+                context=launch.ProcessContext.here({**rank_environment.common(spec.world_size, port), **shown}),
                 arguments={"patient": chosen.debug_rank is not None},
                 stream=chosen.stream or (item.config.getoption("capture") == "no" and COMMAND not in item.stash),
                 debug_rank=chosen.debug_rank,

@@ -18,11 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from torch_testing_ext._machine.device_locks import DeviceLocks, UnsafeFolder, default_folder, leased_by_ancestors
+
 from .events import AttemptEnded, Reporters, RunBegan, RunEnded, TestFinished, Warned
 from .header import CommitQuery, make_header
 from .model import Attempt, ExitCode, FinishedTest, Summary, Test, TestId, TestOutcome, exit_code
 from .options.options import Action, CannotRun, Options, Rerun, UsageError
-from .scheduling.device_locks import DeviceLocks, UnsafeFolder, default_folder, leased_by_ancestors
 from .scheduling.durations import Durations, LastFailed
 from .scheduling.forecast import forecast
 from .scheduling.inventory import Inventory, make_inventory

@@ -36,6 +36,10 @@ def pytest_runtest_protocol(item, nextitem):
 def pytest_runtest_logreport(report):
     if "stops_the_session" in report.nodeid and report.when == "call":
         SESSIONS[0].shouldstop = "it has seen enough"
+    if "fails_the_session" in report.nodeid and report.when == "call":
+        SESSIONS[0].shouldfail = "it is bad enough"
+    if "counts_a_failure" in report.nodeid and report.when == "call":
+        SESSIONS[0].testsfailed += 1
 
 SESSIONS = []
 
@@ -68,6 +72,8 @@ def test_pytest_fail(): pytest.fail("by hand")
 def test_swallowed(): pass
 def test_plugin_crashes(): pass
 def test_stops_the_session(): pass
+def test_fails_the_session(): pass
+def test_counts_a_failure(): pass
 def test_deselected(): raise AssertionError("it was run")
 def test_closes_all(): os.closerange(3, 4096)
 def test_warns():
@@ -223,6 +229,11 @@ class UnittestTest(unittest.TestCase):
     def test_skip_of_pytest(self): raise AssertionError("it was run")
     @pytest.mark.xfail
     def test_xfail_of_pytest(self): self.fail()
+
+class FixtureTest(unittest.TestCase):
+    @pytest.fixture(autouse=True)
+    def prepare(self): self.prepared = True
+    def test_fixture_of_pytest(self): self.assertTrue(self.prepared)
 """
 
 BAD_MARK = """
@@ -331,6 +342,8 @@ MODEL: dict[str, dict[str, tuple[str, ...]]] = {
         "test_swallowed": (ERROR, "pytest reported no result of its set-up and its call and its tear-down"),
         "test_plugin_crashes": (ERROR, "LookupError: in a hook of the project\n", "conftest.py"),
         "test_stops_the_session": (ERROR, "pytest was asked to stop: it has seen enough"),
+        "test_fails_the_session": (ERROR, "pytest was asked to stop: it is bad enough"),
+        "test_counts_a_failure": (ERROR, "has counted a failure that it did not report"),
         "test_closes_all": (ERROR, "closed file descriptors"),
         "test_warns": (ERROR, "UserWarning: made an error by pytest.ini"),
         "test_hangs": ("timeout", "test_hangs timed out after", "in test_hangs"),
@@ -374,6 +387,7 @@ MODEL: dict[str, dict[str, tuple[str, ...]]] = {
         "UnittestTest::test_in_ranks": (PASSED,),
         "UnittestTest::test_skip_of_pytest": (SKIPPED, "by a mark"),
         "UnittestTest::test_xfail_of_pytest": ("expected failure",),
+        "FixtureTest::test_fixture_of_pytest": (PASSED,),
     },
     "test_bad_mark.py": {
         "test_zero": (ERROR, "not run: pytest cannot collect it", "the world size is 0"),

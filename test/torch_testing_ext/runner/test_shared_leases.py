@@ -10,15 +10,15 @@ from pathlib import Path
 
 from runs_support import RunsCase
 
-from torch_testing_ext.launch import settings
-from torch_testing_ext.runner.options.options import Options
-from torch_testing_ext.runner.scheduling.device_locks import (
+from torch_testing_ext._machine.device_locks import (
     LEASED,
     DeviceLocks,
     UnsafeFolder,
     default_folder,
     leased_by_ancestors,
 )
+from torch_testing_ext.launch import settings
+from torch_testing_ext.runner.options.options import Options
 from torch_testing_ext.runner.scheduling.inventory import make_inventory
 from torch_testing_ext.runner.scheduling.leases import Leases
 

@@ -88,23 +88,24 @@ def _tests_for_pytest(collection: Collection, by_unittest: Iterable[Any]) -> Ite
     items = collection.items
     if any(SPEC in item.stash for item in items):
         importlib.import_module("torch_testing_ext._pytest_ranks.in_parent")  # once, and not in each worker
-    together = _together(items)
+    plugins = _packages_of_plugins(items[0].config) if items else frozenset()
+    together = _together(items, plugins)
     for number, item in enumerate(items):
         case = None
         if isinstance(item.parent, UnitTestCase):
             case = cases.get((item.cls, _function_name(item)))
-            if case is None or not _is_for_pytest(item):
+            if case is None or not _is_for_pytest(item, plugins):
                 continue
         cls = "::".join(each.name for each in item.listchain() if isinstance(each, pytest.Class))
         yield PytestTest(collection, number, item, cls, item.name, _line(item), together.get(number, ""), case)
 
 
-def _is_for_pytest(item: Any) -> bool:
-    """Whether a test of unittest has what only pytest heeds: marks, or fixtures in its class."""
+def _is_for_pytest(item: Any, plugins: frozenset[str]) -> bool:
+    """Whether a test of unittest has what only pytest heeds: marks, or fixtures of the project that it uses."""
     if next(item.iter_markers(), None) is not None:
         return True
-    own = (each for definitions in _definitions(item).values() for each in definitions)
-    return any(each.baseid.startswith(item.parent.nodeid) and not _is_xunit(each) for each in own)
+    used = (each for definitions in _definitions(item).values() for each in definitions)
+    return any(not _is_xunit(each) and not _is_of(each, plugins) for each in used)
 
 
 def _line(item: Any) -> int:
@@ -175,9 +176,8 @@ def _reason(mark: pytest.Mark) -> str:
 _Key = tuple[Any, str]  # the definition of a fixture; the class whose tests share it, "" for the whole file
 
 
-def _together(items: list[Any]) -> dict[int, str]:
+def _together(items: list[Any], plugins: frozenset[str]) -> dict[int, str]:
     """By the number of a test, the name of the fixtures that it shares with others: they run in one process."""
-    plugins = _packages_of_plugins(items[0].config) if items else frozenset()
     shared = [list(_shared_fixtures(item, plugins)) for item in items]
     groups: list[tuple[set[_Key], list[int]]] = []
     group_of: dict[_Key, tuple[set[_Key], list[int]]] = {}

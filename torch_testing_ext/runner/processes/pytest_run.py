@@ -60,6 +60,8 @@ def run(unit: UnitSpec, tests: Sequence[tuple[int, PytestTest]], send: Send) -> 
         send(WorkerBroke(explain(error), time.monotonic()))
         return False
     loop.report_rest(collection.wants_to_stop)
+    if collection.failures_counted and not loop.has_failed:
+        send(FixtureFailed("a plugin of pytest has counted a failure that it did not report"))
     _finish(collection, loop, send)
     return True
 
@@ -118,7 +120,7 @@ class _Loop:
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         for place, (number, item) in enumerate(self._tests):
-            if session.shouldstop:
+            if session.shouldstop or session.shouldfail:
                 break
             following = self._tests[place + 1][1] if place + 1 < len(self._tests) else None
             self._run(number, item, following)

@@ -70,6 +70,7 @@ class Collection:
         self.is_for_listing = False  # its session has ended: a worker needs another one
         self._load_as = load_as
         self._session: Any = None
+        self._failed_before = 0
         self._hooks: dict[Any, Any] = {}
 
     @classmethod
@@ -125,6 +126,7 @@ class Collection:
     def run(self, items: list[Any], loop: Any) -> None:
         """Have pytest run `loop`, in place of its own loop over all tests."""
         self._use_hooks()
+        self._failed_before = self._session.testsfailed
         self._session.items = items
         self._session.testscollected = len(items)
         self.config.pluginmanager.register(loop)
@@ -133,7 +135,12 @@ class Collection:
     @property
     def wants_to_stop(self) -> str:
         """The reason, if a test or a plugin has asked that no more tests run."""
-        return str(self._session.shouldstop or "")
+        return str(self._session.shouldstop or self._session.shouldfail or "")
+
+    @property
+    def failures_counted(self) -> int:
+        """How many failures the session has counted since the tests began: a plugin may count without a report."""
+        return int(self._session.testsfailed) - self._failed_before
 
     def finish(self, status: int = 0) -> int:
         """End the session. Returns the exit status, which plugins may have changed."""

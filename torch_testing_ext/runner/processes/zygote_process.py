@@ -92,17 +92,6 @@ class ZygoteProcess(ForkParent[ToZygote]):
                 os.close(fd)
 
 
-def _uuids(kind: str | None, count: int) -> tuple[str, ...]:
-    """What identifies each device, whatever its number is under the masks of this run."""
-    import torch
-
-    try:
-        properties = torch.get_device_module(kind).get_device_properties if kind else None
-        return tuple(str(properties(number).uuid) for number in range(count)) if properties else ()
-    except Exception:
-        return ()
-
-
 def _count_devices(channel: Channel[Nothing]) -> NoReturn:
     """Count accelerators, in a separate process: one that has queried them is not safe to fork."""
     import torch
@@ -110,7 +99,6 @@ def _count_devices(channel: Channel[Nothing]) -> NoReturn:
     from torch_testing_ext._machine import accelerators
 
     fork_safety.mark_fork_safe()
-    kind, count = accelerators.accelerator_type(), accelerators.device_count()
-    hip = kind == "cuda" and torch.version.hip is not None
-    channel.send(DevicesCounted("hip" if hip else kind, count, torch.__version__, _uuids(kind, count)))
+    kind, count = accelerators.runtime(), accelerators.device_count()
+    channel.send(DevicesCounted(kind, count, torch.__version__, tuple(accelerators.ask_uuids()) if count else ()))
     os._exit(0)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from torch_testing_ext._machine.device_locks import DeviceLocks
+
 from ..model import Lease, Unit
-from .device_locks import DeviceLocks
 from .policy import slots_of
 
 

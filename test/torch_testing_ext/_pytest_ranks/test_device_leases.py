@@ -1,0 +1,146 @@
+"""Devices that marked tests lease: no two tests have the same at one time, in whichever process they run."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
+
+from pytest_support import PLUGIN, PytestCase, environment, run_pytest
+
+from torch_testing_ext._machine.device_locks import DeviceLocks
+from torch_testing_ext._pytest_ranks import leases
+from torch_testing_ext.common_utils import run_tests
+
+FAKE = "TORCH_TESTING_EXT_FAKE_DEVICES"
+SUBJECT = """
+import os, pytest
+
+def hold(count):
+    devices = os.environ["TORCH_TESTING_EXT_FAKE_DEVICES"].split(",")
+    assert len(set(devices)) == count and set(devices) <= {"a", "b", "c"}
+    for device in devices:  # fails if another test holds the device
+        os.close(os.open(f"held_{device}", os.O_CREAT | os.O_EXCL))
+    for device in devices:
+        os.unlink(f"held_{device}")
+
+@pytest.mark.parametrize("number", range(8))
+@pytest.mark.world_size(1, devices=1)
+def test_one(number): hold(1)
+
+@pytest.mark.parametrize("number", range(3))
+@pytest.mark.world_size(1, devices=2)
+def test_two(number): hold(2)
+
+@pytest.mark.world_size(2, devices=3)
+def test_all(dist_env):
+    if dist_env.rank == 0: hold(3)
+
+@pytest.mark.world_size(1)
+def test_none(): pass
+
+@pytest.mark.world_size(1, devices=4)
+def test_too_many(): raise AssertionError("it was run")
+
+def test_in_the_parent():
+    assert os.environ["TORCH_TESTING_EXT_FAKE_DEVICES"] == "a,b,c"
+"""
+HOLDS = """
+import os, pytest
+@pytest.mark.world_size(1, devices=1)
+def test_holds():
+    with open("is_held", "w"): pass
+    with open("let_go") as fifo: fifo.read()
+"""
+PASSES = """
+import pytest
+@pytest.mark.world_size(1, devices=1)
+def test_waits(): open("has_run", "w").close()
+"""
+
+
+class DeviceLeasesTest(PytestCase):
+    def test_between_workers(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            words = ("-p", "xdist", "-n", "3", f"--dist-lease-folder={folder}/leases")
+            run = run_pytest({"test_leases.py": SUBJECT}, *words, folder=folder, **{FAKE: "a,b,c"})
+        outcomes = dict.fromkeys(run.outcomes, "passed") | {"test_too_many": "skipped"}
+        self.assertEqual(len(outcomes), 15)
+        self.assertOutcomes(run, outcomes)
+
+    def test_of_another_session_that_is_killed(self) -> None:
+        """A test waits for the device of another one, whose pytest is killed; the kernel frees the device."""
+        with tempfile.TemporaryDirectory() as folder:
+            root = Path(folder)
+            os.mkfifo(root / "is_held")
+            os.mkfifo(root / "let_go")
+            first = self.start(root, "test_holds.py", HOLDS)
+            with open(root / "is_held") as fifo:
+                fifo.read()
+            second = self.start(root, "test_waits.py", PASSES)
+            reservation = DeviceLocks(root / "leases", {"a": "fake-a"}, "this test")
+            self.addCleanup(reservation.close)
+            while not reservation.reserved_by_others() and second.poll() is None:
+                time.sleep(0.05)
+            self.assertIn("test_holds.py::test_holds", reservation.owner_of("a"))
+            self.assertFalse((root / "has_run").exists())
+            first.kill()
+            text, _ = second.communicate()
+            self.assertEqual(second.returncode, 0, text)
+            self.assertTrue((root / "has_run").exists())
+
+    def start(self, root: Path, name: str, source: str) -> subprocess.Popen[str]:
+        (root / name).write_text(source)
+        words = [sys.executable, "-m", "pytest", *PLUGIN, "-p", "no:cacheprovider", "-c", os.devnull]
+        process = subprocess.Popen(
+            [*words, f"--rootdir={root}", f"--dist-lease-folder={root}/leases", name],
+            cwd=root,
+            env=environment(**{FAKE: "a"}),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        assert process.stdout is not None
+        for clean_up in (process.stdout.close, process.wait, process.kill):  # the last one first
+            self.addCleanup(clean_up)
+        return process
+
+    def test_what_ranks_see(self) -> None:
+        """Masks only where some devices are not leased: what is known of the devices holds for the same masks."""
+        for mask, count, shown in (
+            ({}, 1, {"CUDA_VISIBLE_DEVICES": "0"}),
+            ({}, 2, {}),
+            ({"CUDA_VISIBLE_DEVICES": "3,1"}, 1, {"CUDA_VISIBLE_DEVICES": "3"}),
+            ({"CUDA_VISIBLE_DEVICES": "3,1"}, 2, {}),
+        ):
+            with (
+                self.subTest(mask=mask, count=count),
+                tempfile.TemporaryDirectory() as folder,
+                mock.patch.dict(os.environ, mask),
+                mock.patch.multiple(
+                    leases.accelerators, runtime=lambda: "cuda", device_count=lambda: 2, device_uuids=lambda: ("u", "v")
+                ),
+            ):
+                config = SimpleNamespace(
+                    getoption=lambda *_, folder=folder: folder,
+                    _tmp_path_factory=SimpleNamespace(getbasetemp=lambda folder=folder: folder),
+                )
+                item = SimpleNamespace(config=config, nodeid="test_x.py::test_x")
+                with leases.leased(item, count, ()) as environ:
+                    leased = environ.pop("TORCH_TESTING_EXT_LEASED").split(",")
+                    self.assertEqual(environ, shown)
+                    self.assertEqual(leased, ["cuda-u", "cuda-v"][:count])
+                    other = DeviceLocks(Path(folder), {"x": "cuda-u"}, "another run")
+                    self.assertFalse(other.acquire("x"))
+                self.assertTrue(other.acquire("x"))
+                other.close()
+
+
+if __name__ == "__main__":
+    run_tests()

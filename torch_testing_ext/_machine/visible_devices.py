@@ -1,0 +1,67 @@
+"""The names of the accelerators that a mask leaves visible, and the masks that show some of them. Pure.
+
+An inherited mask is respected: devices have the names that it gives them (numbers, UUIDs, MIG instances), and a lease
+is written to the same variable. The driver decides how many entries of a mask count: it stops reading at the first
+unknown entry, and shows no device if one is named twice.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+NONE = "-1"  # an empty mask hides everything from CUDA, nothing from HIP: no device has this number
+# By kind of accelerator: the variables that mask it, the one that takes precedence first.
+MASKS = {
+    "cuda": ("CUDA_VISIBLE_DEVICES",),
+    "hip": ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"),  # these number the devices that ROCR_VISIBLE_DEVICES leaves
+    "xpu": ("ZE_AFFINITY_MASK",),
+}
+
+
+def visible_names(environ: Mapping[str, str], kind: str, count: int) -> tuple[str, ...]:
+    """The names of the `count` devices that a process with this environment sees."""
+    mask = next((environ[name] for name in MASKS.get(kind, ()) if environ.get(name)), None)
+    if mask is None:
+        return tuple(map(str, range(count)))
+    read = str.strip if kind == "xpu" else _as_cuda_reads  # in Level Zero, 0.1 is a part of a device
+    entries = [read(entry) for entry in mask.split(",")]
+    if is_mig(entries[0]):
+        return _mig_instances(entries)
+    return tuple(entries[:count])
+
+
+def by_uuid(names: Sequence[str], uuids: Sequence[str]) -> dict[str, str]:
+    """What identifies each device, by name; empty if the UUIDs do not."""
+    known = len(names) == len(uuids) == len(set(uuids)) and not any(map(is_mig, names))
+    return dict(zip(names, uuids, strict=True)) if known else {}
+
+
+def identity(kind: str | None, name: str, uuids: Mapping[str, str]) -> str:
+    """What identifies a device on this machine: its UUID if it is known, else its number, each with its kind."""
+    return f"{kind}-{uuids.get(name, name)}"
+
+
+def masks_for(names: Sequence[str], kind: str | None) -> dict[str, str]:
+    """The variables that show exactly these devices."""
+    return dict.fromkeys(MASKS.get(kind or "", ()), ",".join(names) or NONE)
+
+
+def is_mig(name: str) -> bool:
+    return name.startswith("MIG-")
+
+
+def _mig_instances(entries: Sequence[str]) -> tuple[str, ...]:
+    """All MIG instances, of which a process would see one, up to the first entry that is none or a duplicate."""
+    instances: list[str] = []
+    for entry in entries:
+        if not is_mig(entry) or entry in instances:
+            break
+        instances.append(entry)
+    return tuple(instances)
+
+
+def _as_cuda_reads(entry: str) -> str:
+    """A number as C reads it: without leading blanks, a leading sign and trailing characters."""
+    number = re.match(r"\s*\+?0*(\d+)", entry)
+    return number[1] if number else entry.strip()

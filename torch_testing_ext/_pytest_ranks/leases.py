@@ -1,0 +1,110 @@
+"""Leases the accelerators of one test, so that no other test has them at the same time.
+
+Other tests may run in other workers of pytest-xdist, in another pytest, or under run_test.py: all of them use the locks
+of `_machine/device_locks.py`, in the same folder.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch_testing_ext._machine import accelerators
+from torch_testing_ext._machine.device_locks import DeviceLocks, UnsafeFolder, default_folder, leased_by_ancestors
+from torch_testing_ext._machine.visible_devices import by_uuid, identity, masks_for, visible_names
+from torch_testing_ext.launch import settings
+
+# How often to try again, in seconds: a lock cannot be awaited. By chance, so that no two processes keep in step.
+_RETRY_INTERVAL = (0.02, 0.1)
+_PATIENCE = 2.0  # seconds, after which devices are reserved
+
+
+@dataclass(frozen=True)
+class VisibleDevices:
+    """The devices that this process may use."""
+
+    names: tuple[str, ...]
+    kind: str | None = None
+    fake: bool = False
+    uuids: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def here(cls, fake: Sequence[str]) -> VisibleDevices:
+        """`fake`: devices that do not exist, in place of those that do."""
+        if fake:
+            return cls(tuple(fake), "fake", fake=True)
+        kind = accelerators.runtime()
+        if kind is None:
+            return cls(())
+        names = visible_names(os.environ, kind, accelerators.device_count())
+        return cls(names, kind, uuids=by_uuid(names, accelerators.device_uuids()))
+
+    def environment_of(self, leased: Sequence[str]) -> dict[str, str]:
+        """The variables that show only these devices."""
+        if self.fake:
+            return {settings.PREFIX + "FAKE_DEVICES": ",".join(leased)}
+        return {} if set(leased) == set(self.names) else masks_for(leased, self.kind)
+
+
+@contextmanager
+def leased(item: Any, count: int, fake: Sequence[str]) -> Iterator[dict[str, str]]:
+    """Lease `count` devices for a test, as soon as they are free. Yields the environment variables of its ranks.
+
+    No process of the test may be left when the lease ends.
+    """
+    if not count:
+        yield {}
+        return
+    devices = VisibleDevices.here(fake)
+    identities = {name: identity(devices.kind, name, devices.uuids) for name in devices.names}
+    locks = _open_locks(item, identities)
+    try:
+        chosen = _choose(locks, devices.names, count)
+        yield {**devices.environment_of(chosen), **locks.leased(chosen)}
+    finally:
+        locks.close()
+
+
+def _open_locks(item: Any, identities: Mapping[str, str]) -> DeviceLocks:
+    """In the folder of this user; if that cannot be used, in one of this session of pytest."""
+    own = _folder_of_session(item.config)
+    chosen = item.config.getoption("dist_lease_folder", None)
+    owner = f"pid {os.getpid()}: pytest, {item.nodeid}"
+    ancestors = leased_by_ancestors(os.environ)
+    try:
+        return DeviceLocks(Path(chosen) if chosen else default_folder(), identities, owner, ancestors)
+    except (OSError, UnsafeFolder) as error:
+        warnings.warn(f"other runs may use the same devices at the same time: {error}", stacklevel=1)
+        return DeviceLocks(own, identities, owner, ancestors)
+
+
+def _folder_of_session(config: Any) -> Path:
+    """The same for all workers of pytest-xdist."""
+    base = Path(config._tmp_path_factory.getbasetemp())
+    return (base.parent if hasattr(config, "workerinput") else base) / "torch_testing_ext-leases"
+
+
+def _choose(locks: DeviceLocks, names: Sequence[str], count: int) -> tuple[str, ...]:
+    """Lock devices, and wait until there are enough. Only the process with the reservation keeps some meanwhile."""
+    began = time.monotonic()
+    while True:
+        has_reservation = time.monotonic() - began > _PATIENCE and locks.reserve()
+        reserved = locks.reserved_by_others()
+        got: list[str] = []
+        for name in names:
+            if len(got) < count and name not in reserved and locks.acquire(name):
+                got.append(name)
+        if len(got) == count:
+            locks.end_reservation()
+            return tuple(got)
+        if not has_reservation:
+            for name in got:
+                locks.release(name)
+        time.sleep(random.uniform(*_RETRY_INTERVAL))
