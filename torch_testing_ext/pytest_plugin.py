@@ -42,6 +42,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
     group.addoption(
+        "--dist-debug-rank",
+        type=_rank,
+        metavar="RANK",
+        help="the rank that has the terminal, for breakpoint(), --pdb and --trace (default with these two: 0); "
+        "there is no time limit then",
+    )
+    group.addoption(
         "--dist-lease-folder",
         metavar="DIR",
         help="directory of the files by which tests share accelerators (default: one per user, below /tmp)",
@@ -52,6 +59,12 @@ def _seconds(text: str) -> float:
     if not float(text) > 0:
         raise ValueError(text)
     return float(text)
+
+
+def _rank(text: str) -> int:
+    if not (text.isascii() and text.isdecimal()):
+        raise ValueError(text)
+    return int(text)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -29,7 +29,7 @@ from torch_testing_ext._process import shell
 from torch_testing_ext._process.logs import cut_middle
 from torch_testing_ext.launch import settings
 
-from . import in_rank, leases
+from . import debugging, in_rank, leases
 from .marks import COMMAND, RankSpec, rank_side
 
 LONGEST_SECTION = 200_000
@@ -58,6 +58,8 @@ def run(item: Any, spec: RankSpec) -> None:
         return
     with ranked.without_our_traceback():
         chosen = settings.read()
+    chosen = replace(chosen, debug_rank=debugging.rank_of(item.config, chosen.debug_rank, spec.world_size))
+    debugging.leave_to_ranks(item.config)
     for name in (*expected_imports(str(item.path)), *launch.preload_hints()):
         importlib.import_module(name)  # here, once: each rank would import it by itself
     with ranked.without_our_traceback():
@@ -67,6 +69,8 @@ def run(item: Any, spec: RankSpec) -> None:
         told = {report.rank: in_rank.told_by(directory, report.rank) for report in reports}
         _add_sections(item, directory, spec)
         _pass_on(item, told.values(), told[0])
+        if any(each.has_quit for each in told.values()):
+            item.session.shouldstop = "the user has quit the debugger"
     finally:
         if chosen.logs is None:
             shutil.rmtree(directory, ignore_errors=True)
@@ -81,7 +85,7 @@ def _run_and_judge(
     __tracebackhide__ = True
     body = launch.Named.of(in_rank.run)
     case = launch.Case(_name_of(item), _command(item), str(item.path))
-    in_rank.current = in_rank.RankTest(item, spec, directory)
+    in_rank.current = in_rank.RankTest(item, spec, directory, debug_rank=chosen.debug_rank)
     try:
         with ports.leased_port() as port, leases.leased(item, spec.devices, chosen.fake_devices) as shown:
             job = launch.Job(

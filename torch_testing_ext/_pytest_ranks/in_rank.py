@@ -29,7 +29,7 @@ from torch_testing_ext._cases.multi_process import imported_since
 from torch_testing_ext._machine import environment
 from torch_testing_ext._marks.needs import TEST_SKIPS
 
-from . import dist_env
+from . import debugging, dist_env
 from .marks import RankSpec
 
 __rank_frame__ = True
@@ -56,6 +56,7 @@ class Told:
     """What a rank tells its parent besides how the test ended."""
 
     xfail: str | None = None  # the reason, if its failure was expected
+    has_quit: bool = False  # the user has quit the debugger
     properties: list[tuple[str, object]] = field(default_factory=list)  # of the report
     warnings: list[tuple[Any, Any, str, int]] = field(default_factory=list)  # message, category, file, line
 
@@ -69,6 +70,8 @@ class RankTest:
     directory: Path
     rank: int = -1
     pid: int = 0  # of the rank: a child that the test forks does not speak for it
+    debug_rank: int | None = None  # the rank that has the terminal
+    has_quit: bool = False  # the user has quit its debugger
 
 
 # Ranks are forked when this is set.
@@ -112,6 +115,8 @@ def run(subject: Any, rank: int, account: launch.AccountWriter, *, patient: bool
     rank_process.prepare_rank(current.spec.world_size, patient)
     group_creation.announce(current.directory, rank)
     imported_before = len(sys.modules)
+    if rank != current.debug_rank:
+        debugging.never_ask(current.item.config)
     try:
         with _own_capture(current):
             _run_and_judge(current.item, account)
@@ -150,6 +155,7 @@ def _run_and_judge(item: Any, account: launch.AccountWriter, judges_again: bool 
         account.failed(PartFailed(report), assertion=True, traceback=report.longreprtext)
     elif report.skipped and told.xfail is None and account.account is None:
         _account_for_skip(account, _reason_of(report))
+    told.has_quit = current is not None and current.has_quit
     told.properties = item.user_properties[known:]
     told.warnings = [(each.message, each.category, each.filename, each.lineno) for each in seen]
     _tell(told)
@@ -188,6 +194,8 @@ def _run_item(item: Any, account: launch.AccountWriter) -> None:
             _account_for(item, excinfo.value, account)
     except BaseException as error:
         _account_for(item, error, account)
+        if current is not None and current.rank == current.debug_rank:
+            current.has_quit = debugging.look_at(item, error)
         raise
     finally:
         _tear_down(item, finalizers, account)
