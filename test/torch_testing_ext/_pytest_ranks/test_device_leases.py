@@ -67,7 +67,7 @@ def test_waits(): open("has_run", "w").close()
 class DeviceLeasesTest(PytestCase):
     def test_between_workers(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
-            words = ("-p", "xdist", "-n", "3", f"--dist-lease-folder={folder}/leases")
+            words = ("-p", "xdist", "-n", "2", f"--dist-lease-folder={folder}/leases")
             run = run_pytest({"test_leases.py": SUBJECT}, *words, folder=folder, **{FAKE: "a,b,c"})
         outcomes = dict.fromkeys(run.outcomes, "passed") | {"test_too_many": "skipped"}
         self.assertEqual(len(outcomes), 15)
