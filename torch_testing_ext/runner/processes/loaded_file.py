@@ -83,7 +83,7 @@ class LoadedFile:
         names = _Names(module)
         not_run = [(names.of_unittest(suite), _why_not_taken_apart(suite)) for suite in suites]
         if collection is None:
-            if pytest_style.is_installed() and (styled or any(map(pytest_style.has_marks, tests))):
+            if (styled or any(map(pytest_style.has_marks, tests))) and pytest_style.is_installed():
                 raise NeedsPytest
             named = tuple(map(names.of_unittest, tests))
             not_run += [(names.of_pytest(test), _why_without_pytest(test)) for test in styled]
