@@ -198,6 +198,7 @@ class TestEnd:
 RANKS = """
 import os, time, unittest
 import pytest, torch.distributed as dist
+from torch_testing_ext.common_distributed import MultiProcessTestCase
 
 def leased():
     return os.environ["TORCH_TESTING_EXT_FAKE_DEVICES"]
@@ -229,6 +230,17 @@ class UnittestTest(unittest.TestCase):
     def test_skip_of_pytest(self): raise AssertionError("it was run")
     @pytest.mark.xfail
     def test_xfail_of_pytest(self): self.fail()
+    @pytest.mark.slow
+    @unittest.expectedFailure
+    def test_expected_to_fail(self): pass
+
+@pytest.mark.slow
+class RankedTest(MultiProcessTestCase):
+    world_size = 2
+    def setUp(self):
+        super().setUp()
+        self._spawn_processes()
+    def test_of_ranked_case(self): self.assertEqual(self.rank, 0)
 
 class FixtureTest(unittest.TestCase):
     @pytest.fixture(autouse=True)
@@ -387,6 +399,8 @@ MODEL: dict[str, dict[str, tuple[str, ...]]] = {
         "UnittestTest::test_in_ranks": (PASSED,),
         "UnittestTest::test_skip_of_pytest": (SKIPPED, "by a mark"),
         "UnittestTest::test_xfail_of_pytest": ("expected failure",),
+        "UnittestTest::test_expected_to_fail": ("unexpected success", "expected to fail, but passed"),
+        "RankedTest::test_of_ranked_case": (FAILURE, "rank 1 of 2 failed"),
         "FixtureTest::test_fixture_of_pytest": (PASSED,),
     },
     "test_bad_mark.py": {
@@ -467,6 +481,7 @@ class PytestItemsTest(RunsCase):
         for name, (_, *parts) in EXPECTED.items():
             for part in parts:
                 self.assertIn(part, messages[name], name)
+            self.assertLessEqual(messages[name].count("To run it alone:"), 1, name)
             for part in INTERNAL:
                 self.assertNotIn(part, messages[name], name)
         self.check_output()

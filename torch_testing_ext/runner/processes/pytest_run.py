@@ -36,6 +36,7 @@ __rank_frame__ = True
 
 Send = Callable[[FromWorker], None]
 _XPASS_STRICT = "[XPASS(strict)]"
+_XPASS_OF_UNITTEST = "Unexpected success"
 _END = "the end of pytest's session"
 # Sections of a report that are not in the log of the process, or in those of its ranks.
 _LOG_SECTIONS = ("Captured log", "log of rank")
@@ -144,7 +145,8 @@ class _Loop:
 
     def _prepare(self, number: int, item: Any) -> None:
         """Let the test's ranks, if it has any, know what the run knows."""
-        item.stash[COMMAND] = self._unit.commands[number]
+        item.stash[COMMAND] = command = self._unit.commands[number]
+        item.command_of = lambda test: command  # for test cases, whose result object it is
         seconds = self._unit.timeouts[number]
         if (spec := item.stash.get(SPEC, None)) is not None:
             item.stash[SPEC] = replace(spec, timeout=seconds)
@@ -229,6 +231,8 @@ class _Told:
         if text.startswith(_XPASS_STRICT):
             reason = text.removeprefix(_XPASS_STRICT).strip()
             return TestOutcome.UNEXPECTED_SUCCESS, f"expected to fail, but passed{f': {reason}' if reason else ''}"
+        if text.strip() == _XPASS_OF_UNITTEST:
+            return TestOutcome.UNEXPECTED_SUCCESS, "expected to fail, but passed"
         error = self._error_of(report)
         if isinstance(getattr(error, "outcome", None), launch.Outcome):
             return TestOutcome(error.outcome.value), text  # type: ignore[union-attr]
