@@ -325,6 +325,7 @@ FILES = {
     "test/test_with_a_thread.py": WITH_A_THREAD,
     "test/test_skips_itself.py": SKIPS_ITSELF,
     "test/test_broken.py": BROKEN,
+    "test/test_skips_wrongly.py": "import pytest\npytest.skip('outside')\ndef test_a(): pass\n",
     "test/usage/pytest.ini": "[pytest]\naddopts = --there-is-no-such-option\n",
     "test/usage/test_usage.py": BESIDE,
     "test/crash/conftest.py": "import there_is_no_such_module\n",
@@ -423,6 +424,7 @@ MODEL: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "test_with_a_thread.py": {"test_in_an_interpreter": (PASSED,)},
     "test_skips_itself.py": {"": (SKIPPED, "there_is_no_such_module")},
+    "test_skips_wrongly.py": {"": (ERROR, "Using pytest.skip outside of a test")},
     "test_broken.py": {"": (ERROR, "ModuleNotFoundError: No module named 'there_is_no_such_module'\n")},
     "usage/test_usage.py": {
         "test_a": (

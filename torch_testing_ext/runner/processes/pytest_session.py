@@ -211,8 +211,7 @@ class _Observer:
             self._collection.module = module
         elif own and report.outcome != "passed":
             error = report.call.excinfo.value
-            is_wrapped = isinstance(error, pytest.Collector.CollectError) and error.__cause__ is not None
-            self._collection.import_error = error.__cause__ if is_wrapped else error
+            self._collection.import_error = _unwrapped(error)
             return report
         if report.outcome != "passed":
             self._collection.failures.append((_names_of(collector), report.longreprtext.strip()))
@@ -220,6 +219,17 @@ class _Observer:
 
     def pytest_deselected(self, items: Iterable[Any]) -> None:
         self._collection.deselected.extend(items)
+
+
+def _unwrapped(error: BaseException) -> BaseException:
+    """The error of an import as it was raised; of pytest.skip in a wrong place, what pytest says of it."""
+    cause = error.__cause__
+    if not isinstance(error, pytest.Collector.CollectError) or cause is None:
+        return error
+    if not isinstance(cause, pytest.skip.Exception):
+        return cause
+    error.__cause__, error.__suppress_context__ = None, True
+    return error.with_traceback(None)
 
 
 def _names_of(node: Any) -> tuple[str, ...]:
