@@ -182,6 +182,7 @@ def _collect(path: str, load_as: LoadAs) -> Any:
         return None
     from .pytest_session import Collection
 
+    packages.forget_stdlib_test_package(ModulePlace.of(path))
     return Collection.of(path, load_as)
 
 
