@@ -74,7 +74,6 @@ def leased(item: Any, count: int, fake: Sequence[str]) -> Iterator[dict[str, str
 
 def _open_locks(item: Any, identities: Mapping[str, str]) -> DeviceLocks:
     """In the folder of this user; if that cannot be used, in one of this session of pytest."""
-    own = _folder_of_session(item.config)
     chosen = item.config.getoption("dist_lease_folder", None)
     owner = f"pid {os.getpid()}: pytest, {item.nodeid}"
     ancestors = leased_by_ancestors(os.environ)
@@ -82,7 +81,7 @@ def _open_locks(item: Any, identities: Mapping[str, str]) -> DeviceLocks:
         return DeviceLocks(Path(chosen) if chosen else default_folder(), identities, owner, ancestors)
     except (OSError, UnsafeFolder) as error:
         warnings.warn(f"other runs may use the same devices at the same time: {error}", stacklevel=1)
-        return DeviceLocks(own, identities, owner, ancestors)
+        return DeviceLocks(_folder_of_session(item.config), identities, owner, ancestors)
 
 
 def _folder_of_session(config: Any) -> Path:

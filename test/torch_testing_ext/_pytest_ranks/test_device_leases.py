@@ -64,6 +64,13 @@ def test_waits(): open("has_run", "w").close()
 """
 
 
+def item_with(folder: str, base: Path) -> SimpleNamespace:
+    """An item of pytest with this folder for leases, and this one for temporary files."""
+    factory = SimpleNamespace(getbasetemp=lambda: base)
+    config = SimpleNamespace(getoption=lambda *_: folder, _tmp_path_factory=factory)
+    return SimpleNamespace(config=config, nodeid="test_x.py::test_x")
+
+
 class DeviceLeasesTest(PytestCase):
     def test_between_workers(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
@@ -111,6 +118,20 @@ class DeviceLeasesTest(PytestCase):
             self.addCleanup(clean_up)
         return process
 
+    def test_a_folder_that_cannot_be_used(self) -> None:
+        """Other runs may have the same devices then, which a warning says; tests of this session may not."""
+        with tempfile.TemporaryDirectory() as folder:
+            Path(folder, "base").mkdir()
+            Path(folder, "file").touch()
+            item = item_with(f"{folder}/file/leases", Path(folder, "base"))
+            with self.assertWarnsRegex(UserWarning, "other runs may use the same devices"):
+                locks = leases._open_locks(item, {"a": "fake-a"})
+            self.assertTrue(locks.acquire("a"))
+            other = DeviceLocks(Path(folder, "base", "torch_testing_ext-leases"), {"a": "fake-a"}, "another test")
+            self.assertFalse(other.acquire("a"))
+            other.close()
+            locks.close()
+
     def test_what_ranks_see(self) -> None:
         """Masks only where some devices are not leased: what is known of the devices holds for the same masks."""
         for mask, count, shown in (
@@ -127,11 +148,7 @@ class DeviceLeasesTest(PytestCase):
                     leases.accelerators, runtime=lambda: "cuda", device_count=lambda: 2, device_uuids=lambda: ("u", "v")
                 ),
             ):
-                config = SimpleNamespace(
-                    getoption=lambda *_, folder=folder: folder,
-                    _tmp_path_factory=SimpleNamespace(getbasetemp=lambda folder=folder: folder),
-                )
-                item = SimpleNamespace(config=config, nodeid="test_x.py::test_x")
+                item = item_with(folder, Path(folder))
                 with leases.leased(item, count, ()) as environ:
                     leased = environ.pop("TORCH_TESTING_EXT_LEASED").split(",")
                     self.assertEqual(environ, shown)
