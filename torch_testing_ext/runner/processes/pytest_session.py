@@ -51,6 +51,7 @@ _OVERRULED: dict[str, Any] = {
     "tx": [],
     "xmlpath": None,
 }
+_COVERAGE = "_cov"  # of pytest-cov
 _REMEMBERING = ("lfplugin", "nfplugin", "stepwiseplugin")
 _OURS = str(Path(__file__).parents[2]) + os.sep
 _IMPORTLIB = str(Path(importlib.__file__ or "").parent) + os.sep
@@ -165,8 +166,13 @@ class Collection:
 
 
 def _silence(config: Any) -> None:
-    """Take out the plugins that report, or that remember which tests have failed: run_test.py does both."""
+    """Take out the plugins that report on a whole session, or remember which tests have failed."""
     manager = config.pluginmanager
+    if (plugin := manager.get_plugin(_COVERAGE)) is not None:  # each unit alone would be below its limit
+        manager.unregister(plugin)
+        measured = getattr(sys.modules.get("coverage"), "Coverage", None)
+        if measured is not None and (current := measured.current()) is not None:
+            current.stop()
     for name in _REMEMBERING:
         if (plugin := manager.get_plugin(name)) is not None:
             manager.unregister(plugin)
