@@ -285,7 +285,9 @@ def pytest_sessionfinish(session, exitstatus):
     if "test_hangs_at_the_end" in names: time.sleep(1000)
 """
 SESSION = """
-import os
+import os, pytest
+@pytest.mark.parametrize("name", ["a b::c/d[1]", "é"])
+def test_param(name): pass
 from torch_testing_ext.common_utils import timeout
 def test_1(request): assert os.path.isdir(request.session.folder)
 def test_2(request): assert os.path.isdir(request.session.folder)
@@ -417,6 +419,8 @@ MODEL: dict[str, dict[str, tuple[str, ...]]] = {
     "session/test_session.py": {
         "test_1": (PASSED,),
         "test_2": (PASSED,),
+        "test_param[a b::c/d[1]]": (PASSED,),
+        "test_param[\\xe9]": (PASSED,),
         "test_raises_at_the_end": (ERROR, "after the test: the end of pytest's session: ValueError: at the end"),
         "test_exits_at_the_end": ("crashed", "exited with code 0", "the end of pytest's session"),
         "test_fails_at_the_end": (ERROR, "a hook has changed the exit status to 1"),

@@ -97,7 +97,7 @@ def _tests_for_pytest(collection: Collection, by_unittest: Iterable[Any]) -> Ite
             if case is None or not _is_for_pytest(item, plugins):
                 continue
         cls = "::".join(each.name for each in item.listchain() if isinstance(each, pytest.Class))
-        yield PytestTest(collection, number, item, cls, item.name, _line(item), together.get(number, ""), case)
+        yield PytestTest(collection, item, cls, item.name, _line(item), together.get(number, ""), case)
 
 
 def _is_for_pytest(item: Any, plugins: frozenset[str]) -> bool:

@@ -47,7 +47,7 @@ def run(unit: UnitSpec, tests: Sequence[tuple[int, PytestTest]], send: Send) -> 
     collection = tests[0][1].collection
     found: list[tuple[int, Any]] = [(number, test.item) for number, test in tests]
     if collection.is_for_listing:
-        collection = collection.again()
+        collection = collection.again(item.nodeid for _, item in found)
         found = _find_again(collection, tests, send)
     if not found:
         return True
@@ -69,13 +69,11 @@ def run(unit: UnitSpec, tests: Sequence[tuple[int, PytestTest]], send: Send) -> 
 
 def _find_again(collection: Collection, tests: Sequence[tuple[int, PytestTest]], send: Send) -> list[tuple[int, Any]]:
     """The items of a new session. What it lacks, it reports."""
-    items = collection.items
+    items = {item.nodeid: item for item in collection.items}
     failures = "\n\n".join(text for _, text in collection.failures) or "its new session has not collected it"
     found = []
     for number, test in tests:
-        same = test.number < len(items) and items[test.number].nodeid == test.item.nodeid
-        item = items[test.number] if same else None
-        item = item or next((each for each in items if each.nodeid == test.item.nodeid), None)
+        item = items.get(test.item.nodeid)
         if item is not None:
             found.append((number, item))
         else:

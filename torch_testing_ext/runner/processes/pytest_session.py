@@ -16,7 +16,7 @@ import sys
 import threading
 import traceback
 import warnings
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -78,19 +78,19 @@ class Collection:
     def of(cls, path: str, load_as: LoadAs) -> Collection:
         """Collect a file, in the process from which the workers are forked."""
         found = cls(path, load_as)
-        found._collect(for_listing=True)
+        found._collect([path], for_listing=True)
         return found
 
-    def again(self) -> Collection:
-        """Collect the same file by a new session, in a process that has imported it and runs its tests."""
+    def again(self, nodeids: Iterable[str]) -> Collection:
+        """Collect some of its tests by a new session, in a process that has imported the file and runs them."""
         found = Collection(self.path, self._load_as)
-        found._collect(for_listing=False)
+        found._collect([f"{self.path}::{one.partition('::')[2]}" for one in nodeids], for_listing=False)
         return found
 
-    def _collect(self, for_listing: bool) -> None:
+    def _collect(self, names: Sequence[str], for_listing: bool) -> None:
         with self._own_hooks(), warnings.catch_warnings():
             try:
-                self._begin()
+                self._begin(names)
                 if for_listing and self._has_hooks_of_project():
                     self.is_for_listing = True
                     self.finish()
@@ -99,8 +99,8 @@ class Collection:
                 if self.import_error is None:
                     self.failures.append(((), explain(error)))
 
-    def _begin(self) -> None:
-        config = _prepareconfig([self.path, *_ARGUMENTS], [_Observer(self, self._load_as)])
+    def _begin(self, names: Sequence[str]) -> None:
+        config = _prepareconfig([*names, *_ARGUMENTS], [_Observer(self, self._load_as)])
         config._do_configure()
         _silence(config)
         session = pytest.Session.from_config(config)

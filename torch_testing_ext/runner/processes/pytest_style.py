@@ -34,7 +34,6 @@ class PytestTest:
     """A test that pytest has collected, and runs."""
 
     collection: Any  # a pytest_session.Collection
-    number: int  # in the collection
     item: Any
     cls: str  # "" for a function; `Outer::Inner`
     method: str  # with the names of its parameters
