@@ -41,6 +41,7 @@ from torch_testing_ext._machine.ports import (
 )
 from torch_testing_ext._machine.settable import share as _share
 from torch_testing_ext._marks.collectives import collectives_may_differ as collectives_may_differ
+from torch_testing_ext._marks.sanitizing import sanitize as sanitize
 from torch_testing_ext._marks.distributed import (
     ACCELERATOR_DIST_BACKENDS as ACCELERATOR_DIST_BACKENDS,
     DDP_RANK_DEVICES as DDP_RANK_DEVICES,

@@ -11,6 +11,7 @@ ROWS = (
     ("_torch",),
     ("_process",),
     ("_collectives",),
+    ("_sanitizer",),
     ("_machine",),
     ("_utils",),
     ("_marks",),

@@ -310,7 +310,7 @@ class MultiProcContinuousTest(RankedTestCase):
 
     def _start_task(self) -> None:
         ranks = self._running_ranks()
-        self._files = ranks.start(self.id())
+        self._files = ranks.start(self.id(), self._sanitize())
         self.addCleanup(self._abandon_task, ranks)
 
     def _running_ranks(self) -> launch.PersistentRanks:

@@ -185,6 +185,7 @@ class MultiProcessTestCase(RankedTestCase):
             stream=chosen.stream,
             debug_rank=chosen.debug_rank,
             skips=_SKIPS,
+            sanitize=self._sanitize(),
         )
         with without_our_traceback():
             self._launched = launch.launch(job)

@@ -19,9 +19,11 @@ from torch_testing_ext import _torch, launch
 from torch_testing_ext._asserts import expectations
 from torch_testing_ext._marks.collectives import may_differ
 from torch_testing_ext._marks.needs import TEST_SKIPS, Skipped, TestSkip, first_unmet, is_ours
+from torch_testing_ext._marks.sanitizing import kinds_of_test
 from torch_testing_ext._marks.timeouts import timeout_of
 from torch_testing_ext._process import shell
 from torch_testing_ext.launch import in_place, settings
+from torch_testing_ext.launch.job import Sanitize
 
 from . import invocation
 from .expected_imports import expected_imports
@@ -121,6 +123,18 @@ def say_if_nothing_is_recorded() -> None:
         print(f"torch_testing_ext: {text}: {left_out}", file=sys.stderr, flush=True)
 
 
+@functools.cache
+def why_not_sanitized() -> str | None:
+    """Why the ranks of this process cannot be sanitized; None if they can. Says so once."""
+    from torch_testing_ext._torch import hook
+
+    why = hook.can_hook()
+    if why is not None:
+        left_out = "roots, reduce operations, splits, messages, buffers and numbers are not checked"
+        print(f"torch_testing_ext: nothing is sanitized: {why}: {left_out}", file=sys.stderr, flush=True)
+    return why
+
+
 class RankedTestCase(TestCase):
     """A test case whose test methods run in ranks; in the parent, each is replaced by one that waits for them."""
 
@@ -217,6 +231,11 @@ class RankedTestCase(TestCase):
 
     def _collectives_may_differ(self) -> bool:
         return may_differ(getattr(self, self._testMethodName, None), self)
+
+    def _sanitize(self) -> Sanitize:
+        """What the sanitizer does in the ranks of this test."""
+        chosen = settings.read().for_ranks(kinds_of_test(self))
+        return Sanitize() if chosen and why_not_sanitized() is not None else chosen
 
     def _short_name(self) -> str:
         return f"{type(self).__qualname__}.{self._testMethodName}"

@@ -5,8 +5,10 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from .records import Call, RankRecord, SharedGroup, alike, list_of, shared_groups
+from .pairs import Pair, pairs_of, unpaired
+from .records import Call, RankRecord, SharedGroup, Site, alike, list_of, shared_groups
 
 
 class FindingKind(enum.Enum):
@@ -15,6 +17,12 @@ class FindingKind(enum.Enum):
     MISMATCH = "mismatch"
     DEADLOCK = "deadlock"
     LEFT_ALONE = "left alone"
+    UNMATCHED = "unmatched"  # a call that lacks its peers, although all ranks have passed
+    ORDER = "order"  # opposite orders that happened to pass
+    UNWAITED = "unwaited"
+    RACE = "race"
+    NAN = "nan"
+    RECORDER = "recorder"  # the sanitizer itself has failed
 
 
 @dataclass(frozen=True)
@@ -25,6 +33,7 @@ class Finding:
     sentence: str
     lines: tuple[str, ...]
     ranks: tuple[int, ...]
+    is_hazard: bool = False  # only to be said: the test passes
 
     @property
     def text(self) -> str:
@@ -50,10 +59,18 @@ def first_mismatch(records: Sequence[RankRecord], unless_raised: bool = False) -
         calls = {rank: by_rank[rank].calls.get(group.key, ()) for rank in group.ranks if rank in by_rank}
         for place in range(1, max(map(len, calls.values()), default=0) + 1):
             here = {rank: issued[place - 1] for rank, issued in calls.items() if len(issued) >= place}
+            finding = None
             if len({call.agreement for call in here.values()}) > 1:
+                finding = _mismatch(group, place, here)
+            elif any(call.exchange is not None for call in here.values()):
+                finding = _wrong_exchange(group, place, here)
+            if finding is not None:
                 if not (unless_raised and any(call.raised for call in here.values())):
-                    found.append((min(call.order for call in here.values()), _mismatch(group, place, here)))
+                    found.append((min(call.order for call in here.values()), finding))
                 break
+    for pair in pairs_of(records):
+        if pair.differs and not (unless_raised and (pair.send.raised or pair.receive.raised)):
+            found.append((min(pair.send.order, pair.receive.order), _wrong_pair(pair)))
     return min(found, key=lambda one: one[0])[1] if found else None
 
 
@@ -69,8 +86,41 @@ def _mismatch(group: SharedGroup, place: int, here: Mapping[int, Call]) -> Findi
     )
 
 
+def _wrong_exchange(group: SharedGroup, place: int, here: Mapping[int, Call]) -> Finding | None:
+    """The first pair of ranks of which one sends another number of elements than the other expects."""
+    for at, sender in enumerate(group.ranks):
+        for to, receiver in enumerate(group.ranks):
+            outgoing, incoming = (here[rank].exchange if rank in here else None for rank in (sender, receiver))
+            if outgoing is None or incoming is None or max(at, to) >= min(len(outgoing[0]), len(incoming[1])):
+                continue
+            if outgoing[0][to] != incoming[1][at]:
+                where = f"call #{place} of {group.title} ({list_of(group.ranks)})"
+                what = f"rank {sender} sends {outgoing[0][to]} elements to rank {receiver}, which expects"
+                return Finding(
+                    FindingKind.MISMATCH,
+                    f"ranks disagree in {where}: {what} {incoming[1][at]}",
+                    tuple(f"rank {rank}: {_described(call)}{_at(call)}" for rank, call in sorted(here.items())),
+                    (sender, receiver),
+                )
+    return None
+
+
+def _wrong_pair(pair: Pair) -> Finding:
+    sent, received = (" ".join(call.inputs) for call in (pair.send, pair.receive))
+    where = f"message #{pair.send.place} of {pair.group.title}"
+    return Finding(
+        FindingKind.MISMATCH,
+        f"ranks disagree in {where}: rank {pair.source} sends {sent} to rank {pair.target}, which receives {received}",
+        (
+            f"rank {pair.source}: send {sent} to rank {pair.target}{_at(pair.send)}",
+            f"rank {pair.target}: recv {received} from rank {pair.source}{_at(pair.receive)}",
+        ),
+        (pair.source, pair.target),
+    )
+
+
 def _described(call: Call) -> str:
-    return " ".join([call.kind, *call.inputs])
+    return " ".join([call.kind, *call.inputs, *call.details])
 
 
 def _at(call: Call) -> str:
@@ -88,6 +138,20 @@ class Wait:
     group: SharedGroup
     call: Call
     missing: tuple[int, ...]
+    any_of: bool = False  # one of the missing is enough: a receive from any rank
+
+    @property
+    def name(self) -> str:
+        """The call as it is named in a sentence; of a message with its peer."""
+        if not self.call.is_p2p:
+            return self.call.name
+        direction = "to" if self.call.kind == "send" else "from"
+        peer = "any rank" if self.call.peer is None else f"rank {self.group.ranks[self.call.peer]}"
+        return f"{self.call.kind} #{self.call.place} {direction} {peer}"
+
+    @property
+    def title(self) -> str:
+        return " ".join([self.name, *self.call.shapes])
 
 
 def waits(records: Sequence[RankRecord]) -> dict[int, list[Wait]]:
@@ -102,8 +166,11 @@ def waits(records: Sequence[RankRecord]) -> dict[int, list[Wait]]:
         for rank in group.ranks:
             for call in by_rank[rank].calls.get(group.key, ()) if rank in by_rank else ():
                 missing = tuple(other for other in group.ranks if counts[other] < call.place)
-                if not call.is_over:
+                if not call.is_over and (missing or call.tells_end):
                     found.setdefault(rank, []).append(Wait(rank, group, call, missing))
+    for message in unpaired(records):
+        missing, any_of = message.missing, message.call.peer is None
+        found.setdefault(message.rank, []).append(Wait(message.rank, message.group, message.call, missing, any_of))
     return {rank: sorted(calls, key=lambda wait: wait.call.order) for rank, calls in found.items()}
 
 
@@ -124,13 +191,14 @@ def stuck(waiting: Mapping[int, Sequence[Wait]], ended: Mapping[int, str]) -> di
 
 
 def _is_hopeless(wait: Wait, left: Mapping[int, object], ended: Mapping[int, str]) -> bool:
-    return any(member in left or member in ended for member in wait.missing)
+    never = (member in left or member in ended for member in wait.missing)
+    return all(never) if wait.any_of else any(never)
 
 
 def describe_stuck(stuck: Mapping[int, Wait], ended: Mapping[int, str], suspected: bool = False) -> Finding:
     """The finding about ranks that cannot go on: left alone by a rank that has ended, or in a cycle."""
     lines = tuple(
-        f"rank {rank}: waits in {wait.group.title} ({wait.call}) for {list_of(wait.missing)}{_at(wait.call)}"
+        f"rank {rank}: waits in {wait.group.title} ({wait.title}) for {list_of(wait.missing)}{_at(wait.call)}"
         for rank, wait in sorted(stuck.items())
     )
     lonely = _left_alone(stuck, ended)
@@ -141,7 +209,7 @@ def describe_stuck(stuck: Mapping[int, Wait], ended: Mapping[int, str], suspecte
     for at, rank in enumerate(cycle):
         wait, then = stuck[rank], cycle[(at + 1) % len(cycle)]
         subject = f"rank {rank}" if at == 0 else "which"
-        parts.append(f"{subject} waits in {wait.group.title} ({wait.call.name}, {wait.call.line}) for rank {then}")
+        parts.append(f"{subject} waits in {wait.group.title} ({wait.name}, {wait.call.line}) for rank {then}")
     sentence = ", ".join(parts)
     return Finding(FindingKind.DEADLOCK, f"suspected: {sentence}" if suspected else sentence, lines, tuple(cycle))
 
@@ -163,6 +231,9 @@ def left_alone_sentence(gone: Sequence[int], ended: Mapping[int, str], wait: Wai
     """Who ended without the collective in which others wait."""
     how = ended[gone[0]]
     verb = "waits" if len(waiting) == 1 else "wait"
+    if wait.call.is_p2p:
+        doing = "receiving" if wait.call.kind == "send" else "sending"
+        return f"{list_of(gone)} {how} without {doing} that for which {list_of(waiting)} {verb} ({wait.title})"
     of_group = "" if wait.group.title == "the default group" else f" of {wait.group.title}"
     return f"{list_of(gone)} {how} without {wait.call}{of_group}, in which {list_of(waiting)} {verb}"
 
@@ -200,4 +271,43 @@ def first_left_alone(records: Sequence[RankRecord], ended: Mapping[int, str], wa
                 )
                 sentence = left_alone_sentence(gone, ended, wait, there)
                 found.append((call.order, Finding(FindingKind.LEFT_ALONE, sentence, lines, gone)))
+    for one in (one for calls in waits(records).values() for one in calls if one.call.is_p2p):
+        gone = tuple(rank for rank in one.missing if rank in ended)
+        if gone and one.rank in waiting and (not one.any_of or len(gone) == len(one.missing)):
+            sentence = left_alone_sentence(gone, ended, one, [one.rank])
+            lines = (f"rank {one.rank}: {one.title}{_at(one.call)}",)
+            found.append((one.call.order, Finding(FindingKind.LEFT_ALONE, sentence, lines, gone)))
     return min(found, key=lambda one: one[0])[1] if found else None
+
+
+# -- only with logs
+
+
+def first_unmatched(records: Sequence[RankRecord]) -> Finding | None:
+    """A call of ranks that have all passed which lacks members or its peer: nobody has missed it."""
+    known = {record.rank for record in records if record.is_whole}
+    found = []
+    for calls in waits(records).values():
+        for wait in calls:
+            if wait.call.tells_end or wait.call.raised or not known.issuperset(wait.missing):
+                continue
+            if wait.call.is_p2p:
+                verb = "received" if wait.call.kind == "send" else "sent"
+                sentence = f"nobody has {verb} the message of rank {wait.rank}'s {wait.title}"
+            else:
+                there = tuple(rank for rank in wait.group.ranks if rank not in wait.missing)
+                verb = "has" if len(there) == 1 else "have"
+                of_group = "" if wait.group.title == "the default group" else f" of {wait.group.title}"
+                sentence = f"{list_of(wait.missing)} passed without {wait.call}{of_group}, which {list_of(there)} {verb} issued"
+            lines = (f"rank {wait.rank}: {_described(wait.call)}{_at(wait.call)}",)
+            found.append((wait.call.order, Finding(FindingKind.UNMATCHED, sentence, lines, wait.missing)))
+    return min(found, key=lambda one: one[0])[1] if found else None
+
+
+def finding_of_rank(rank: int, note: Mapping[str, Any]) -> Finding:
+    """What a rank has found by itself and written into its log."""
+    site = Site(*note["site"]) if note.get("site") else None
+    where = f" ({site})" if site else ""
+    kind = FindingKind(note["kind"])
+    text = f"rank {rank}: {note['text']}"
+    return Finding(kind, f"{text}{where}", (f"{text}   {site or ''}".rstrip(),), (rank,))

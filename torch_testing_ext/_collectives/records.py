@@ -1,4 +1,4 @@
-"""The collectives that a rank has issued, read from the text that the rank leaves.
+"""The collectives that a rank has issued, read from the text that the rank leaves, or that is made of its log.
 
 The text is JSON: `groups`, the process groups that the rank has made, as [name, description, members, own index]; and
 `entries`, those of torch's flight recorder, each with the number of its group in `groups` and the `site` of its call.
@@ -12,7 +12,7 @@ import math
 import os
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from .blocked import RankState
@@ -93,6 +93,12 @@ class Call:
     timeout: float  # seconds; infinite if unknown
     site: Site | None
     raised: bool = False  # it, or a later one of this rank
+    details: tuple[str, ...] = ()  # what else a log tells: reduce operation, root, splits
+    exchange: tuple[tuple[int, ...], ...] | None = None  # of an all_to_all: elements to and from each member
+    is_p2p: bool = False
+    peer: int | None = None  # of a send or receive, in the group; None: a receive from any rank
+    tag: int = 0
+    tells_end: bool = True  # a log does not know whether a call is over
 
     def __str__(self) -> str:
         return " ".join([self.name, *self.shapes])
@@ -100,6 +106,11 @@ class Call:
     @property
     def name(self) -> str:
         return f"{self.kind} #{self.place}"
+
+    @property
+    def agreement_of_message(self) -> tuple[Any, ...]:
+        """What a receive must have in common with the send of its message: the numbers of elements, and their types."""
+        return self.agreement[1:]
 
     @property
     def line(self) -> str:
@@ -116,6 +127,7 @@ class RankRecord:
     is_whole: bool
     state: RankState | None  # of its threads, if it was asked while it ran
     p2p: Mapping[GroupKey, str] = field(default_factory=dict)  # the latest send or receive, where it is recorded
+    messages: Mapping[GroupKey, Sequence[Call]] = field(default_factory=dict)  # sends and receives of a log
     at: float = 0.0  # the moment of the record
 
 
@@ -123,8 +135,10 @@ def agreement(entry: Mapping[str, Any]) -> tuple[Any, ...]:
     """The properties of a collective that all members of its group must agree on, as far as the recorder knows them.
 
     Shapes may differ where the numbers of elements are equal. The recorder knows neither root nor reduce operation nor
-    split sizes.
+    split sizes; a log does.
     """
+    if "agreement" in entry:
+        return _frozen(entry["agreement"])
     backend, kind = _backend_and_kind(entry)
     inputs, outputs = (_counts(entry.get(f"{which}_sizes")) for which in ("input", "output"))
     in_types, out_types = (tuple(entry.get(f"{which}_dtypes") or ()) for which in ("input", "output"))
@@ -142,6 +156,10 @@ def agreement(entry: Mapping[str, Any]) -> tuple[Any, ...]:
         case _:
             # Other backends allow uneven inputs; of collectives with splits each rank has its own sizes.
             return kind, (), tuple(sorted({*in_types, *out_types}))
+
+
+def _frozen(values: Sequence[Any]) -> tuple[Any, ...]:
+    return tuple(_frozen(value) if isinstance(value, list) else value for value in values)
 
 
 def _backend_and_kind(entry: Mapping[str, Any]) -> tuple[str, str]:
@@ -222,6 +240,7 @@ def read_record(rank: int, text: str) -> RankRecord | None:
     groups: dict[GroupKey, GroupRecord] = {}
     calls: dict[GroupKey, list[Call]] = {}
     p2p: dict[GroupKey, str] = {}
+    messages: dict[GroupKey, list[Call]] = {}
     generations = [_generation(listed, number) for number in range(len(listed))]
     for entry in entries:
         number = entry.get("group")
@@ -232,6 +251,8 @@ def read_record(rank: int, text: str) -> RankRecord | None:
         groups[key] = listed[number]
         if entry.get("is_p2p"):
             p2p[key] = kind
+            if "tag" in entry:
+                messages.setdefault(key, []).append(_message(entry, messages.get(key, ())))
             continue
         calls.setdefault(key, []).append(_call(entry, len(calls.get(key, ())) + 1))
     backends = {key.backend for key in groups} or {"gloo"}
@@ -246,8 +267,16 @@ def read_record(rank: int, text: str) -> RankRecord | None:
         is_whole=bool(body.get("is_whole")),
         state=state and RankState.from_json(state),
         p2p=p2p,
+        messages=messages,
         at=float(body.get("at", 0.0)),
     )
+
+
+def _message(entry: Mapping[str, Any], earlier: Sequence[Call]) -> Call:
+    """A send or receive: its place is that among those of its kind, peer and tag."""
+    kind, peer, tag = _backend_and_kind(entry)[1], entry["peer"], int(entry["tag"])
+    place = sum((one.kind, one.peer, one.tag) == (kind, peer, tag) for one in earlier) + 1
+    return replace(_call(entry, place), is_p2p=True, peer=peer, tag=tag)
 
 
 def _call(entry: Mapping[str, Any], place: int) -> Call:
@@ -266,6 +295,9 @@ def _call(entry: Mapping[str, Any], place: int) -> Call:
         timeout=timeout / 1000 if timeout else math.inf,
         site=Site(*site) if site else None,
         raised=bool(entry.get("raised")),
+        details=tuple(entry.get("details", ())),
+        exchange=_frozen(entry["exchange"]) if "exchange" in entry else None,
+        tells_end="retired" in entry,
     )
 
 

@@ -10,6 +10,7 @@ import pickle
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -95,7 +96,7 @@ class MadeGroup:
     """A process group that this process has made. `index`: its own place among the `members`.
 
     `world` tells groups of different worlds with the same names apart, by the store that they have met at. `made_at`:
-    in nanoseconds since 1970, as the recorder has them.
+    in nanoseconds since 1970, as the recorder has them. `backend`: as torch has it, such as "cpu:gloo,cuda:nccl".
     """
 
     name: str
@@ -104,14 +105,17 @@ class MadeGroup:
     index: int
     world: str
     made_at: int
+    backend: str = ""
 
 
 _recorders = [FlightRecorder(_GLOO), FlightRecorder(_NCCL)]
 _groups: list[MadeGroup] = []
+_numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # by group: its place in `_groups`
 _latest: dict[str, int] = {}  # by the name of a group: the sequence number of its latest collective that was seen
 _errors: list[int] = []  # when a function of torch.distributed has raised
 _MOST_ERRORS = 1000
 _has_used_nccl = False
+_on_error: Callable[[], None] | None = None
 
 
 def has_flight_recorder() -> bool:
@@ -124,6 +128,17 @@ def has_flight_recorder() -> bool:
 def made_groups() -> list[MadeGroup]:
     """The process groups that this process has made, in order."""
     return list(_groups)
+
+
+def number_of_group(group: Any) -> int | None:
+    """The place of a process group in `made_groups`."""
+    return _numbers.get(group)
+
+
+def on_error_of_collectives(call: Callable[[], None] | None) -> None:
+    """Call this whenever a function of torch.distributed raises in this process."""
+    global _on_error
+    _on_error = call
 
 
 def errors_of_collectives() -> list[int]:
@@ -178,6 +193,7 @@ def forget_groups() -> None:
     """Forget all groups, and collectives, that this process has made so far: they belong to a warm-up."""
     forget_collectives()
     _groups.clear()
+    _numbers.clear()
     _latest.clear()
     _errors.clear()
 
@@ -221,6 +237,7 @@ def watch_process_groups(
         with creating(str(arguments["group_name"])):
             made = create(*args, **kwargs)
         if made[0] is not c10d.GroupMember.NON_GROUP_MEMBER:
+            _numbers[made[0]] = len(_groups)
             _add_group(arguments, str(c10d._world.pg_map.get(made[0], ("",))[0]), began)
         return made
 
@@ -240,7 +257,7 @@ def _add_group(arguments: dict[str, Any], backend: str, began: int) -> None:
     description = arguments.get("group_desc") or ("" if members else "default_pg")
     members = members or tuple(range(arguments["group_size"]))
     name, index, world = str(arguments["group_name"]), int(arguments["group_rank"]), _world_of(arguments["store"])
-    _groups.append(MadeGroup(name, str(description), members, index, world, began))
+    _groups.append(MadeGroup(name, str(description), members, index, world, began, backend))
 
 
 def _world_of(store: Any) -> str:
@@ -258,5 +275,9 @@ class _ErrorHandler(logging.Handler):
     """Notes when a collective has raised: torch logs that with the `error`."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        if isinstance(record.msg, dict) and "error" in record.msg and len(_errors) < _MOST_ERRORS:
+        if not isinstance(record.msg, dict) or "error" not in record.msg:
+            return
+        if len(_errors) < _MOST_ERRORS:
             _errors.append(_now())
+        if _on_error is not None:
+            _on_error()

@@ -308,6 +308,8 @@ class Launcher:
 
     def launch_on(self, server: ForkServerClient, job: Job) -> Run:
         job = replace(job, inherits=server.method is StartMethod.FORK)
+        if job.sanitize is None:
+            job = replace(job, sanitize=settings.read().for_ranks())
         run = Run(next(self._numbers), job, server)
         server.runs[run.number] = run
         server.send(Launch(run.number, pickle.dumps(job)))

@@ -30,7 +30,7 @@ from torch_testing_ext._process.messages import unexpected
 from torch_testing_ext._process.parent_loop import ParentLoop
 from torch_testing_ext._process.signals import signal_group
 
-from . import rank as rank_process
+from . import rank as rank_process, recording
 from .accounts import AccountFile
 from .job import Job, Named, UnknownName
 from .protocol import (
@@ -175,6 +175,7 @@ class ForkServer:
                 for region in system.memory_regions():
                     self._loop.when_idle(partial(system.collapse, *region))
             job.context.apply()  # once, here: each rank inherits it
+            recording.prepare_to_sanitize(bool(job.sanitize))
         for thing in (job.body, job.subject):
             if self._method is StartMethod.FORK:
                 thing.inherited()

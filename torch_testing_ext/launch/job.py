@@ -16,6 +16,7 @@ from typing import Any
 
 from torch_testing_ext._process import packages
 from torch_testing_ext._process.packages import ModulePlace
+from torch_testing_ext._sanitizer.kinds import SanitizeKind
 
 __rank_frame__ = True
 
@@ -136,6 +137,18 @@ class ProcessContext:
 
 
 @dataclass(frozen=True)
+class Sanitize:
+    """What the sanitizer does in the ranks of a job; without kinds and seed, there is none."""
+
+    kinds: frozenset[SanitizeKind] = frozenset()
+    fails_for_order: bool = False
+    shake: int | None = None  # the seed of the delays
+
+    def __bool__(self) -> bool:
+        return bool(self.kinds) or self.shake is not None
+
+
+@dataclass(frozen=True)
 class Job:
     """`body(subject, rank, report, **arguments)` in each of `world_size` ranks."""
 
@@ -149,6 +162,7 @@ class Job:
     stream: bool = False
     debug_rank: int | None = None
     skips: Mapping[int, str] = field(default_factory=dict)  # the reason of a rank that exits with such a code
+    sanitize: Sanitize | None = None  # None: as the settings say
 
     def call(self, *arguments: Any) -> None:
         """Run the body, in a rank."""
@@ -166,6 +180,10 @@ class Job:
 
     def recorder(self, rank: int) -> Path:
         return self.directory / f"rank{rank}.recorder"
+
+    def sanitizer_log(self, rank: int) -> Path:
+        """The log of all that the rank issues, if it is sanitized."""
+        return self.directory / f"rank{rank}.sanitizer"
 
     def look(self, rank: int) -> Path:
         """What the rank answers while its test runs."""

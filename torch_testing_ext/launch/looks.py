@@ -7,6 +7,7 @@ show that ranks wait for each other, or for one that has ended, for ever. What c
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from torch_testing_ext._collectives.blocked import RankState, why_not_blocked
@@ -16,6 +17,7 @@ from torch_testing_ext._collectives.records import RankRecord
 
 from .client import Run
 from .report import now
+from .sanitizer_logs import Logs
 
 FIRST_LOOK = 1.0  # seconds without news
 CONFIRMATION = 0.25
@@ -31,8 +33,9 @@ class Looks:
     `endless`: a collective whose time-out is at least this many seconds does not end by itself before the test does.
     """
 
-    def __init__(self, run: Run, endless: float, may_differ: bool):
+    def __init__(self, run: Run, endless: float, may_differ: bool, logs: Logs):
         self._run = run
+        self._logs = logs
         self._endless = endless
         self._may_differ = may_differ
         self._interval = FIRST_LOOK
@@ -47,6 +50,12 @@ class Looks:
         if self._asked is None:
             self._interval = FIRST_LOOK
             self.due = now() + FIRST_LOOK
+
+    def hurry(self) -> None:
+        """The logs of the ranks suggest that these wait for each other: look now."""
+        if self._asked is None:
+            self._interval = FIRST_LOOK
+            self.due = now()
 
     def step(self, pending: Sequence[int], ended: Mapping[int, tuple[str, bytes]]) -> Finding | None:
         """Ask, or read the answers. `ended`: for each rank that has ended, how, and what it has left."""
@@ -72,6 +81,9 @@ class Looks:
     def _judge(
         self, running: dict[int, RankRecord], left: Mapping[int, RankRecord | None], ended: Mapping[int, str]
     ) -> Finding | None:
+        has_time = {rank: calls for rank, calls in waits(list(running.values())).items() if not self._never_end(calls)}
+        if self._logs:
+            running, left = self._from_logs(running)
         known = [*running.values(), *(record for record in left.values() if record is not None)]
         waiting = {rank: calls for rank, calls in waits(known).items() if rank in running}
         # A test of a group's own time-out goes on by itself: its end shows what the mismatch means.
@@ -79,7 +91,8 @@ class Looks:
         is_endless = all(timeout >= min(self._endless, DEFAULT_OF_GROUPS) for timeout in timeouts)
         if not self._may_differ and is_endless and (found := first_mismatch(known, unless_raised=True)) is not None:
             return found
-        suspects = stuck({rank: calls for rank, calls in waiting.items() if self._never_end(calls)}, ended)
+        never_end = {r: calls for r, calls in waiting.items() if self._never_end(calls) and r not in has_time}
+        suspects = stuck(never_end, ended)
         blocked = {
             rank: waiting[rank]
             for rank in suspects
@@ -96,6 +109,19 @@ class Looks:
             self._interval = min(self._interval * GROWTH, LONGEST)
             self.due = now() + self._interval
         return None
+
+    def _from_logs(self, running: Mapping[int, RankRecord]) -> tuple[dict[int, RankRecord], dict[int, RankRecord]]:
+        """What the logs tell of the ranks that have answered, with the state of these, and of all others.
+
+        A log has sends and receives, too: that a rank has issued some does not speak against a proof.
+        """
+        records = self._logs.records()
+        seen = {}
+        for rank, answer in running.items():
+            state = answer.state and replace(answer.state, p2p=False)
+            if rank in records:
+                seen[rank] = replace(records[rank], state=state, at=answer.at)
+        return seen, {rank: record for rank, record in records.items() if rank not in running}
 
     def _never_end(self, calls: Sequence[Wait]) -> bool:
         return all(wait.call.timeout >= self._endless for wait in calls)

@@ -11,15 +11,18 @@ import os
 import struct
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
+
+from torch_testing_ext._sanitizer.kinds import SanitizeKind
 
 from . import client, recording
 from .accounts import AccountFile, RankAccount, RankEnding, read_account
-from .job import Job
+from .job import Job, Sanitize
 from .rank import AccountWriter
 from .report import Exit, now
+from .sanitizer_logs import Logs
 from .verdict import Expected
 from .watch import RankWatcher, WatchResult, watch
 
@@ -47,6 +50,31 @@ def _account(directory: Path, rank: int, number: int) -> Path:
     return directory / f"rank{rank}.account{number}"
 
 
+def _log(directory: Path, rank: int, number: int) -> Path:
+    return directory / f"rank{rank}.sanitizer{number}"
+
+
+def _encode(sanitize: Sanitize) -> str:
+    """What the sanitizer does in a task, as a word."""
+    kinds = ",".join(sorted(kind.value for kind in sanitize.kinds))
+    return f"{kinds}/{'' if sanitize.shake is None else sanitize.shake}"
+
+
+def _decode(word: str) -> Sanitize:
+    kinds, _, shake = word.partition("/")
+    chosen = frozenset(SanitizeKind(name) for name in kinds.split(",") if name)
+    return Sanitize(chosen, shake=int(shake) if shake else None)
+
+
+@contextmanager
+def _own_errors(writer: AccountWriter) -> Iterator[None]:
+    """Make an error of ours one of the test."""
+    try:
+        yield
+    except Exception as error:
+        writer.failed(error, assertion=False)
+
+
 # -- a rank's side
 
 
@@ -65,13 +93,17 @@ def tasks(directory: Path, rank: int) -> Iterator[Task]:
     recording.begin_first_task()
     with open(_tasks_pipe(directory, rank)) as lines:
         for line in lines:
-            number, _, name = line.rstrip("\n").partition(" ")
+            number, _, rest = line.rstrip("\n").partition(" ")
             if int(number) == _LEAVE:
                 return
+            wanted, _, name = rest.partition(" ")
             file = AccountFile.open(_account(directory, rank, int(number)))
             writer = AccountWriter(file)
             try:
+                recording.sanitize(rank, _decode(wanted), _log(directory, rank, int(number)))
                 yield Task(name, writer, directory / f"task{number}")
+                with _own_errors(writer):
+                    recording.end_of_sanitizing()
                 writer.attach(recording.collectives(more_follow=True))
             finally:
                 file.close()
@@ -89,7 +121,9 @@ class PersistentRanks:
 
     def __init__(self, job: Job):
         self.directory = job.directory
-        self.run = client.launch(job)
+        # The sanitizer begins and ends with each task.
+        self.run = client.launch(replace(job, sanitize=Sanitize()))
+        self.sanitize = Sanitize()
         # Also open for reading: so opening does not wait for the rank, and writing to one that is gone does not raise.
         self._pipes = [os.open(_tasks_pipe(self.directory, rank), os.O_RDWR | os.O_CLOEXEC) for rank in self._ranks()]
         self._done_pipe = os.open(_done_pipe(self.directory), os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -109,14 +143,15 @@ class PersistentRanks:
             pass
         return not self.run.lost and len(self.run.alive) == len(self._ranks())
 
-    def start(self, task: str) -> Path:
+    def start(self, task: str, sanitize: Sanitize | None = None) -> Path:
         """Have all ranks begin a task. Returns the path prefix of its files."""
         self._receive()  # answers to the previous task
+        self.sanitize = sanitize or Sanitize()
         self.number, self.last, self.is_busy = self.number + 1, task, True
         self._done.clear()
         self._began = now()
         self._written = [_size(self.run.job.log(rank)) for rank in self._ranks()]
-        self._send(f"{self.number} {task}")
+        self._send(f"{self.number} {_encode(self.sanitize)} {task}")
         return self.directory / f"task{self.number}"
 
     def _send(self, line: str) -> None:
@@ -181,6 +216,7 @@ class _TaskWatcher(RankWatcher):
     def __init__(self, ranks: PersistentRanks, expected: Expected):
         super().__init__(ranks.run, expected, ranks._began)
         self._ranks = ranks
+        self.logs = Logs([_log(ranks.directory, rank, ranks.number) for rank in ranks._ranks()], ranks.sanitize)
 
     def take_endings(self) -> None:
         for rank in sorted(self._ranks.done() - self.accounts.keys()):

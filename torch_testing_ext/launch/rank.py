@@ -183,7 +183,16 @@ def main() -> NoReturn:
 
 def _run(job: Job, rank: int, report: AccountWriter) -> int:
     """Run the body, leave the collectives and account for how it ended. Returns the exit status."""
+    try:
+        recording.sanitize(rank, job.sanitize, job.sanitizer_log(rank))
+    except Exception as error:
+        report.failed(error, assertion=False, within="the sanitizer could not begin: ")
+        return FAILED
     code = _run_body(job, rank, report)
+    try:
+        recording.end_of_sanitizing()
+    except Exception as error:
+        report.failed(error, assertion=False)
     try:
         report.attach(recording.collectives())
     except Exception as error:

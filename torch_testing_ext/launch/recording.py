@@ -13,6 +13,7 @@ from types import CodeType, ModuleType
 from torch_testing_ext._collectives.blocked import RankState, ThreadState
 from torch_testing_ext._collectives.raw import pack
 
+from .job import Sanitize
 from .report import now
 
 __rank_frame__ = True
@@ -33,6 +34,29 @@ def begin_first_task() -> None:
     """In a persistent rank: its first test begins, in which earlier collectives do not count."""
     if (torch := _torch_with_groups()) is not None:
         torch.forget_collectives()
+
+
+def prepare_to_sanitize(wanted: bool) -> None:
+    """In a process that forks ranks: let them inherit the hook, or remove it."""
+    if wanted or "torch_testing_ext._sanitizer.in_rank" in sys.modules:
+        from torch_testing_ext._sanitizer import in_rank
+
+        in_rank.prepare(wanted)
+
+
+def sanitize(rank: int, wanted: Sanitize | None, log: Path) -> None:
+    """A test begins in this rank."""
+    prepare_to_sanitize(bool(wanted))
+    if wanted:
+        from torch_testing_ext._sanitizer import in_rank
+
+        in_rank.begin(rank, wanted.kinds, wanted.shake, log)
+
+
+def end_of_sanitizing() -> None:
+    """The test of this rank has returned. Raises what the sanitizer has failed with."""
+    if (in_rank := sys.modules.get("torch_testing_ext._sanitizer.in_rank")) is not None:
+        in_rank.finish()
 
 
 def collectives(more_follow: bool = False) -> bytes:

@@ -7,6 +7,7 @@ import re
 import time
 from dataclasses import dataclass, replace
 
+from torch_testing_ext._collectives.findings import Finding
 from torch_testing_ext._process.exits import describe_exit
 
 from .accounts import RankAccount, RankEnding
@@ -43,6 +44,8 @@ class RankReport:
     leftovers: tuple[str, ...] = ()
     imported: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    issued: str = ""  # all that it issued, from the log of a rank that is sanitized
+    found: tuple[Finding, ...] = ()  # what the sanitizer has found in this rank
 
     def line(self) -> str:
         """How this rank ended, in one line, without its number."""

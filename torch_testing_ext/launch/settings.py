@@ -6,10 +6,14 @@ A misspelt name or value is an error that lists the known ones: a setting that s
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from torch_testing_ext._sanitizer.kinds import KNOWN as KNOWN_KINDS, SanitizeKind, kinds_of, read_kinds
+
+from .job import Sanitize
 
 PREFIX = "TORCH_TESTING_EXT_"
 RUNNER_PREFIX = PREFIX + "RUN_"  # options of run_test.py, which reads and checks them itself
@@ -26,6 +30,13 @@ class Settings:
     explain_hangs: bool = False
     fake_devices: tuple[str, ...] = ()
     leased: tuple[str, ...] = ()
+    sanitize: frozenset[SanitizeKind] = frozenset()
+    fails_for_order: bool = False
+    shake: int | None = None
+
+    def for_ranks(self, kinds: Iterable[str] = ()) -> Sanitize:
+        """What the sanitizer does in the ranks of a test that names these kinds besides those of the settings."""
+        return Sanitize(self.sanitize | kinds_of(kinds), self.fails_for_order, self.shake)
 
 
 @dataclass(frozen=True)
@@ -48,7 +59,7 @@ def _flag(text: str) -> bool:
     return {"0": False, "1": True}[text]
 
 
-def _rank(text: str) -> int:
+def _number(text: str) -> int:
     if not text.isdecimal():
         raise ValueError(text)
     return int(text)
@@ -60,8 +71,13 @@ KNOWN_SETTINGS = {
     ),
     PREFIX + "LOGS": _Setting("logs", "a directory", lambda text: Path(text).expanduser().absolute()),
     PREFIX + "STREAM": _Setting("stream", "0 or 1", _flag),
-    PREFIX + "DEBUG_RANK": _Setting("debug_rank", "a rank: 0, 1, 2 ...", _rank),
+    PREFIX + "DEBUG_RANK": _Setting("debug_rank", "a rank: 0, 1, 2 ...", _number),
     PREFIX + "EXPLAIN_HANGS": _Setting("explain_hangs", "0 or 1", _flag),
+    PREFIX + "SANITIZE": _Setting(
+        "sanitize", f"kinds of checks, separated by commas: {', '.join(KNOWN_KINDS)}", read_kinds
+    ),
+    PREFIX + "SANITIZE_ORDER": _Setting("fails_for_order", "warn or fail", {"warn": False, "fail": True}.__getitem__),
+    PREFIX + "SHAKE": _Setting("shake", "a seed: 0, 1, 2 ...", _number),
     # Set by run_test.py --fake-gpus: the devices that the test would have if they existed.
     PREFIX + "FAKE_DEVICES": _Setting("fake_devices", "numbers: 0,3", lambda text: tuple(text.split(","))),
     # Set by run_test.py: which devices of this machine the test has leased, for runs that the test starts.

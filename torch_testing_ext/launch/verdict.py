@@ -14,6 +14,7 @@ from torch_testing_ext._collectives.findings import (
     describe_stuck,
     first_left_alone,
     first_mismatch,
+    first_unmatched,
     stuck,
     waits,
 )
@@ -89,6 +90,9 @@ _VICTIM = re.compile(
 )
 
 
+# Of several findings, the first of these decides.
+_GRAVITY = list(FindingKind)[::-1].index
+
 # Errors of a rank whose collective took too long: its peers may not have come.
 _GAVE_UP = re.compile(r"timed out waiting|timed out after .* waiting|wait timeout", re.IGNORECASE)
 
@@ -122,7 +126,20 @@ def judge(
     mismatch = _mismatch(reports, expected, unless_raised=True)
     if mismatch is not None:
         return _found(reports, mismatch, case)
-    return Verdict(Outcome.PASSED, "" if expected.may_differ else _not_compared(reports))
+    return _found_by_sanitizer(reports, case, expected)
+
+
+def _found_by_sanitizer(reports: Sequence[RankReport], case: Case, expected: Expected) -> Verdict:
+    """The verdict on ranks that have passed, and that agree as far as all must."""
+    found = sorted((one for r in reports for one in r.found if not one.is_hazard), key=lambda one: _GRAVITY(one.kind))
+    if not found and not expected.may_differ and any(r.issued for r in reports):
+        unmatched = first_unmatched(_records(reports))
+        found = [unmatched] if unmatched is not None else []
+    if found:
+        return _found(reports, found[0], case)
+    said = [f"{one.sentence}\n{one.calls}" for r in reports for one in r.found]
+    not_compared = "" if expected.may_differ else _not_compared(reports)
+    return Verdict(Outcome.PASSED, "\n".join([*([not_compared] if not_compared else []), *said]))
 
 
 def ended(report: RankReport) -> str:
@@ -134,8 +151,9 @@ def ended(report: RankReport) -> str:
 def _not_compared(reports: Sequence[RankReport]) -> str:
     """What is to be said about ranks that passed with collectives that could not be compared."""
     lost = [record.rank for record in _records(reports) if not record.is_whole]
+    keeper = "the sanitizer's log" if any(r.issued for r in reports) else "torch's recorder"
     return (
-        f"the collectives of {list_of(lost)} were not compared with those of others: more than torch's recorder keeps"
+        f"the collectives of {list_of(lost)} were not compared with those of others: more than {keeper} keeps"
         if lost
         else ""
     )
@@ -143,13 +161,15 @@ def _not_compared(reports: Sequence[RankReport]) -> str:
 
 def _mismatch(reports: Sequence[RankReport], expected: Expected, unless_raised: bool = False) -> Finding | None:
     """The first collective in which ranks disagree, unless the test allows that. See `first_mismatch`."""
-    if expected.may_differ or all_agree([r.recorder for r in reports]):
+    if expected.may_differ or (not any(r.issued for r in reports) and all_agree([r.recorder for r in reports])):
         return None
     return first_mismatch(_records(reports), unless_raised)
 
 
 def _records(reports: Sequence[RankReport]) -> list[RankRecord]:
-    return [record for r in reports if (record := read_record(r.rank, r.recorder)) is not None]
+    """What the ranks have issued, from their logs if they were sanitized."""
+    texts = {r.rank: r.issued for r in reports if r.issued} or {r.rank: r.recorder for r in reports}
+    return [record for rank, text in texts.items() if (record := read_record(rank, text)) is not None]
 
 
 def _cause(reports: Sequence[RankReport], expected: Expected) -> Finding | None:
@@ -172,7 +192,8 @@ def _found(reports: Sequence[RankReport], finding: Finding, case: Case) -> Verdi
     seconds = max((r.seconds for r in reports), default=0.0)
     title = f"{case.name}, {seconds:.1f} s after its start: {finding.sentence}"
     shown = [r for r in reports if r.ending.is_failure and r.ending is not RankEnding.STOPPED]
-    outcome = Outcome.FAILED if finding.kind is FindingKind.MISMATCH else Outcome.ERROR
+    is_error = finding.kind in (FindingKind.DEADLOCK, FindingKind.LEFT_ALONE, FindingKind.RECORDER)
+    outcome = Outcome.ERROR if is_error else Outcome.FAILED
     calls = f"the calls of the ranks:\n{finding.calls}"
     message = _compose(title, reports, shown, case, finding.ranks[0], calls)
     return Verdict(outcome, message, finding.ranks[0])
@@ -266,6 +287,8 @@ def _compose(
     in_order = sorted(reports, key=lambda r: (r.rank != first, r.rank))
     parts = [title, "\n".join(f"  {line}" for line in _table(in_order, first))]
     parts += [collectives] if collectives else []
+    others = [one.sentence for r in reports for one in r.found if one.sentence not in title]
+    parts += ["\n".join(["the sanitizer has found:", *(f"  {sentence}" for sentence in others)])] if others else []
     parts += _explain_running(reports, case)
     parts += _once("traceback", [(r.rank, r.traceback.rstrip()) for r in shown if r.traceback], "failed")
     outputs = [

@@ -21,6 +21,7 @@ from .accounts import RankAccount, RankEnding, read_account
 from .client import Run
 from .looks import Looks
 from .report import Exit, RankReport, assemble_report, now
+from .sanitizer_logs import LiveLogs, Logs
 from .verdict import Case, Expected, Verdict, ended, judge
 
 # Peers of a dead rank fail within 0.02 s; on a loaded machine, ten times that. A death must be reported within 1 s.
@@ -93,6 +94,8 @@ class RankWatcher:
         self.dump_patience = DUMP_PATIENCE
         self.finding: Finding | None = None
         self.has_failed = False  # a rank has failed: the others end soon
+        job = run.job
+        self.logs = Logs([job.sanitizer_log(rank) for rank in range(job.world_size)], job.sanitize)
 
     @property
     def pending(self) -> list[int]:
@@ -106,10 +109,10 @@ class RankWatcher:
         themselves; unless given, it is that of the test.
         """
         deadline = None if timeout is None else self.began + timeout
-        looks = None if timeout is None else Looks(self.run, endless or timeout, self.expected.may_differ)
+        looks, live = self._lookers(timeout, endless)
         self.take_endings()
         while self.pending:
-            look = looks.due if looks is not None and not self.has_failed else None
+            look = min((one.due for one in (looks, live) if one is not None and not self.has_failed), default=None)
             ends = [end for end in (deadline, self.grace_ends, look) if end is not None]
             if self.run.wait_for_event(min(ends, default=None)):
                 known = len(self.accounts)
@@ -117,12 +120,28 @@ class RankWatcher:
                 if looks is not None and len(self.accounts) > known:
                     looks.on_news()
             elif looks is not None and look is not None and look == min(ends):
-                self.finding = looks.step(self.pending, self._ended())
+                self.finding = self._look(looks, live)
                 if self.finding is not None:
                     return False
             else:
                 return self.grace_ends is None or (deadline is not None and deadline <= self.grace_ends)
         return False
+
+    def _lookers(self, timeout: float | None, endless: float | None) -> tuple[Looks | None, LiveLogs | None]:
+        if timeout is None:
+            return None, None
+        looks = Looks(self.run, endless or timeout, self.expected.may_differ, self.logs)
+        live = LiveLogs(self.logs, endless or timeout, self.expected.may_differ) if self.logs else None
+        return looks, live
+
+    def _look(self, looks: Looks, live: LiveLogs | None) -> Finding | None:
+        if live is None or looks.due <= live.due:
+            return looks.step(self.pending, self._ended())
+        finding = live.step(self.pending, {rank: how for rank, (how, _) in self._ended().items()})
+        if live.suspects_anew:
+            live.suspects_anew = False
+            looks.hurry()
+        return finding
 
     def _ended(self) -> dict[int, tuple[str, bytes]]:
         """For each rank that has ended: how, and the collectives that it left."""
@@ -192,6 +211,9 @@ class RankWatcher:
         known = self.answers.keys() | self.run.exits.keys()
         reports = [self._report(rank) if rank in known else self._lost(rank) for rank in ranks]
         quiet = all(report.ending is RankEnding.PASSED for report in reports)
+        if self.logs:
+            reports = self.logs.complete(reports, quiet)
+            self.logs.close()
         if quiet and agree(left := [unpack(self._left(report.rank)) for report in reports]):
             return tuple(reports)
         if quiet:

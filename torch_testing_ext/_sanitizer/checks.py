@@ -1,0 +1,140 @@
+"""Checks of the tensors of an operation before it is issued: numbers that enter, outputs that are to be overwritten."""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from torch_testing_ext._torch import hook
+from torch_testing_ext._torch.hook import OpSpec
+
+# Of --shake: which part of the ranks is slow, which part of their calls and of those of others is delayed, by what.
+_SLOW_RANKS, _SLOW_CALLS, _OTHER_CALLS = 0.3, 0.8, 0.2
+_LONGEST_DELAY = 0.02  # seconds
+
+_sleep = time.sleep  # taken before a test could replace it
+
+# Writes a finding of the rank into its log: the kind, a sentence, and the number of the line.
+Note = Callable[[str, str, int], None]
+
+
+class Check:
+    """Looks at each operation of a rank, before it is issued, and after that if it `wants_results`."""
+
+    wants_results = False
+
+    def before(self, spec: OpSpec, args: tuple[Any, ...], site: int, group: Any) -> None:
+        """The operation is about to be issued at this line."""
+
+    def after(self, spec: OpSpec, args: tuple[Any, ...], result: Any, site: int) -> None:
+        """It has been issued."""
+
+    def finish(self) -> None:
+        """The test of this rank has returned."""
+
+
+def tensors_of(value: Any) -> Iterator[torch.Tensor]:
+    """The tensors of an argument that may be one, a list, or a list of lists."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    else:
+        for each in value:
+            yield from tensors_of(each)
+
+
+def shown(tensors: list[torch.Tensor]) -> str:
+    return " ".join(f"{list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}" for tensor in tensors)
+
+
+def name_of(spec: OpSpec, args: tuple[Any, ...]) -> str:
+    """An operation for a sentence: its kind, and its tensors."""
+    place = spec.inputs if spec.inputs is not None else spec.outputs
+    tensors = list(tensors_of(args[place])) if place is not None else []
+    return " ".join([spec.kind, *([shown(tensors)] if tensors else [])])
+
+
+def _is_root(spec: OpSpec, args: tuple[Any, ...], group: Any) -> bool:
+    return spec.root is None or args[spec.root] == group.rank()
+
+
+class NanCheck(Check):
+    """Finds a NaN or an infinity that enters an operation; once for each line."""
+
+    def __init__(self, note: Note):
+        self._note = note
+        self._told: set[int] = set()
+
+    def before(self, spec: OpSpec, args: tuple[Any, ...], site: int, group: Any) -> None:
+        if spec.inputs is None or site in self._told:
+            return
+        if spec.kind in ("broadcast", "scatter") and not _is_root(spec, args, group):
+            return  # its tensors are overwritten
+        for tensor in tensors_of(args[spec.inputs]):
+            if found := hook.non_finite(tensor):
+                nans, infinities = found
+                parts = [f"{nans} NaN"] if nans else []
+                parts += [f"{infinities} infinite"] if infinities else []
+                text = f"{' and '.join(parts)} of {tensor.numel()} elements enter {name_of(spec, args)}"
+                self._note("nan", text, site)
+                self._told.add(site)
+                return
+
+
+class Poison(Check):
+    """Overwrites the outputs of an operation, so that parts that nobody writes show: floats by NaN."""
+
+    def __init__(self, rank: int):
+        self._rank = rank
+
+    def before(self, spec: OpSpec, args: tuple[Any, ...], site: int, group: Any) -> None:
+        if spec.outputs is None or hook.is_without_data(group):
+            return
+        if spec.outputs == spec.inputs:
+            if spec.kind != "broadcast" or _is_root(spec, args, group):
+                return  # the outputs are inputs
+            inputs: list[tuple[int, int]] = []
+        else:
+            inputs = [] if spec.inputs is None else [_range(tensor) for tensor in tensors_of(args[spec.inputs])]
+        for tensor in tensors_of(args[spec.outputs]):
+            first, end = _range(tensor)
+            if end > first and not any(start < end and first < stop for start, stop in inputs):
+                hook.overwrite(tensor, self._pattern(tensor.dtype))
+
+    def _pattern(self, dtype: torch.dtype) -> float | int | bool:
+        """A number that no test expects, in each rank another one as far as the type has enough."""
+        if dtype.is_floating_point or dtype.is_complex:
+            return math.nan
+        if dtype is torch.bool:
+            return self._rank % 2 == 0
+        return 90 + self._rank % 32 if dtype.itemsize == 1 else 23_130 - self._rank
+
+
+class Delays(Check):
+    """Waits before operations for a time that follows from the seed, the rank and the number of the operation.
+
+    A seed chooses some ranks to be slow throughout; the others are so now and then.
+    """
+
+    def __init__(self, seed: int, rank: int):
+        self._random = random.Random(f"{seed} {rank}")
+        self._is_slow = random.Random(f"{seed} {rank} slow").random() < _SLOW_RANKS
+
+    def before(self, spec: OpSpec, args: tuple[Any, ...], site: int, group: Any) -> None:
+        chance, seconds = self._random.random(), self._random.random()
+        if chance < (_SLOW_CALLS if self._is_slow else _OTHER_CALLS):
+            _sleep(seconds * _LONGEST_DELAY)
+
+
+def _range(tensor: torch.Tensor) -> tuple[int, int]:
+    """The addresses between which a tensor lies; of one that is not in plain memory, an empty range."""
+    if tensor.layout is not torch.strided or tensor.is_meta or not tensor.numel():
+        return 0, 0
+    if any(stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)):
+        return 0, 0
+    extent = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)) + 1
+    return tensor.data_ptr(), tensor.data_ptr() + extent * tensor.element_size()

@@ -1,0 +1,97 @@
+"""Begins and ends the sanitizer in a rank that is a process."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from torch_testing_ext import _torch
+from torch_testing_ext._torch import hook
+
+from .checks import Check, Delays, NanCheck, Poison
+from .kinds import SanitizeKind
+from .log import LogWriter
+from .recorder import CallRecorder
+from .works import WaitCheck
+
+
+class RecorderError(RuntimeError):
+    """The sanitizer itself has failed; what it has not seen is unknown."""
+
+
+class RankSanitizer:
+    """The sanitizer of this rank: a recorder, its log and its checks, which another test replaces."""
+
+    def __init__(self, rank: int, kinds: frozenset[SanitizeKind], shake: int | None, path: Path):
+        self._log = LogWriter(path)
+        self._checks: list[Check] = []
+        if shake is not None:
+            self._checks.append(Delays(shake, rank))
+        if SanitizeKind.NAN in kinds:
+            self._checks.append(NanCheck(self._note))
+        if SanitizeKind.POISON in kinds:
+            self._checks.append(Poison(rank))
+        self._waits = WaitCheck(self._note) if SanitizeKind.WAITS in kinds else None
+        if self._waits is not None:
+            self._checks.append(self._waits)
+        self._recorder = CallRecorder(self._log, self._checks)
+        self._pid = os.getpid()
+
+    def begin(self) -> None:
+        hook.install()
+        hook.listen(self._recorder)
+        _torch.on_error_of_collectives(self._log.error_now)
+        hook.watch_waits(self._on_wait, self._log.error_now)
+
+    def _note(self, kind: str, text: str, site: int) -> None:
+        self._log.note({"kind": kind, "text": text}, site)
+
+    def _on_wait(self, work: object) -> None:
+        if self._waits is not None:
+            self._waits.waited(work)
+
+    def finish(self) -> None:
+        """The test has returned: what is open now stays open. Raises what the recorder has failed with."""
+        if os.getpid() != self._pid:
+            return
+        hook.listen(None)
+        self._recorder.note_groups()
+        for check in self._checks:
+            check.finish()
+        if self._recorder.error:
+            raise RecorderError(f"the sanitizer failed, so its findings are not complete:\n{self._recorder.error}")
+
+
+_current: RankSanitizer | None = None
+
+
+def prepare(wanted: bool) -> None:
+    """Install the hook, for this process and those that it forks, or remove it."""
+    if wanted:
+        hook.install()
+    else:
+        hook.remove()
+
+
+def begin(rank: int, kinds: frozenset[SanitizeKind], shake: int | None, path: Path) -> None:
+    """Sanitize this process from now on; its log is a new file at `path`."""
+    global _current
+    if _current is None:
+        os.register_at_fork(after_in_child=_leave_child_alone)
+    _current = RankSanitizer(rank, kinds, shake, path)
+    _current.begin()
+
+
+def _leave_child_alone() -> None:
+    """A process that a test forks shares the memory of the log: it must not write there."""
+    hook.listen(None)
+    _torch.on_error_of_collectives(None)
+    hook.watch_waits(None, None)
+
+
+def finish() -> None:
+    """The test has returned. Raises RecorderError."""
+    global _current
+    current, _current = _current, None
+    if current is not None:
+        current.finish()

@@ -1,0 +1,49 @@
+"""The kinds of checks that `--sanitize` knows."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable
+
+
+class SanitizeKind(enum.Enum):
+    """One kind of check. The log of all calls, and its comparison across ranks, belong to each."""
+
+    CALLS = "calls"
+    ORDER = "order"
+    WAITS = "waits"
+    POISON = "poison"
+    NAN = "nan"
+
+
+DESCRIPTIONS = {
+    SanitizeKind.CALLS: "all calls are compared: also root, reduce operation, splits, sends and receives",
+    SanitizeKind.ORDER: "warn of collectives of overlapping groups that ranks issue in opposite orders",
+    SanitizeKind.WAITS: "work that nobody waited for, and buffers that are written before wait()",
+    SanitizeKind.POISON: "fill outputs with NaN, or a pattern of the rank, before each collective",
+    SanitizeKind.NAN: "a NaN or infinity that enters a collective",
+}
+DEFAULT = frozenset({SanitizeKind.CALLS, SanitizeKind.ORDER, SanitizeKind.WAITS})
+ALL = frozenset(SanitizeKind)
+KNOWN = (*(kind.value for kind in SanitizeKind), "all", "default")
+
+
+def kinds_of(names: Iterable[str]) -> frozenset[SanitizeKind]:
+    """The kinds with these names. Raises ValueError for an unknown one."""
+    found: set[SanitizeKind] = set()
+    for name in names:
+        match name.strip():
+            case "all":
+                found |= ALL
+            case "default" | "1":
+                found |= DEFAULT
+            case known if known in KNOWN:
+                found |= {SanitizeKind(known), SanitizeKind.CALLS}
+            case other:
+                raise ValueError(f"{other!r} is not a kind of check; known are: {', '.join(KNOWN)}")
+    return frozenset(found)
+
+
+def read_kinds(text: str) -> frozenset[SanitizeKind]:
+    """The kinds of a comma-separated list. Raises ValueError for an unknown one, and for none."""
+    return kinds_of(text.split(","))

@@ -1,0 +1,230 @@
+"""The log of a rank: one file that the rank maps into its memory, and that the parent reads while the rank runs.
+
+It has one writer, which needs no lock of the file, and it outlives the rank however that ends. The header has a count
+and a rolling hash for each group, so that ranks that agree need not be compared call by call. Texts, such as what was
+called and where, are written once; a record has only their numbers.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import struct
+import time
+import zlib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch_testing_ext._collectives.records import GroupRecord, text_of
+
+_MAGIC = 0x746F7263_68737A31
+# The header, in numbers of 8 bytes.
+_VERSION, _COUNT, _LOST, _ERROR_AT, _TEXTS_END, _TEXTS, _NOTES, _P2P, _IRREGULAR, _GROUPS = range(10)
+_FIRST_SLOT, _HEADER = 16, 128
+_SLOTS = _HEADER - _FIRST_SLOT
+_TEXTS_AT = 8 * _HEADER
+_RECORDS_AT = _TEXTS_AT + (1 << 20)
+_RECORD = struct.Struct("<QHHIII")
+MOST_RECORDS = 40_000
+_SIZE = _RECORDS_AT + MOST_RECORDS * _RECORD.size
+_LENGTH = struct.Struct("<I")
+
+NO_GROUP = 0xFFFF  # of an operation that is not compared
+_RAISED, _NOTE, _GROUP = 1, 2, 4
+
+_now_ns = time.time_ns  # taken before a test could replace it
+
+
+class LogWriter:
+    """The rank's side. It keeps no descriptor, so that no test can close one."""
+
+    def __init__(self, path: Path):
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        try:
+            # A page that a full disk cannot back would end the rank by SIGBUS.
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(fd, 0, _SIZE)
+            else:
+                os.ftruncate(fd, _SIZE)
+            self._map = mmap.mmap(fd, _SIZE)
+        finally:
+            os.close(fd)
+        self._numbers = memoryview(self._map).cast("Q")
+        self._texts: dict[str, int] = {}
+        self._count = 0
+        self._slots: dict[int, tuple[int, int]] = {}
+        self._numbers[_VERSION] = _MAGIC
+
+    def text(self, text: str) -> int:
+        """The number of a text, which is written if it is new; 0 if there is no more space."""
+        number = self._texts.get(text)
+        if number is None:
+            data, at = text.encode(), self._numbers[_TEXTS_END]
+            end = at + _LENGTH.size + len(data)
+            if _TEXTS_AT + end > _RECORDS_AT:
+                self._numbers[_LOST] += 1
+                return 0
+            _LENGTH.pack_into(self._map, _TEXTS_AT + at, len(data))
+            self._map[_TEXTS_AT + at + _LENGTH.size : _TEXTS_AT + end] = data
+            number = self._texts[text] = len(self._texts) + 1
+            self._numbers[_TEXTS_END], self._numbers[_TEXTS] = end, number
+        return number
+
+    def issue(self, group: int, what: int, agreement: bytes | None, site: int) -> int:
+        """Record an operation; returns its number, or -1 if the log is full. `agreement`: None for p2p."""
+        number = self._add(group, 0, what, site)
+        if agreement is None:
+            self._numbers[_P2P] += 1
+        elif group < _SLOTS:
+            count, digest = self._slots.get(group, (0, 0))
+            count, digest = count + 1, zlib.crc32(agreement, digest)
+            self._slots[group] = count, digest
+            self._numbers[_FIRST_SLOT + group] = count << 32 | digest
+        elif group != NO_GROUP:
+            self._numbers[_IRREGULAR] = 1
+        return number
+
+    def _add(self, group: int, flags: int, what: int, site: int) -> int:
+        number = self._count
+        if number >= MOST_RECORDS:
+            self._numbers[_LOST] += 1
+            return -1
+        _RECORD.pack_into(self._map, _RECORDS_AT + number * _RECORD.size, _now_ns(), group, flags, what, site, 0)
+        self._count = self._numbers[_COUNT] = number + 1
+        return number
+
+    def raised(self, number: int) -> None:
+        """An operation has raised, and was not issued."""
+        if number >= 0:
+            self._map[_RECORDS_AT + number * _RECORD.size + 10] |= _RAISED
+        self._numbers[_IRREGULAR] = 1
+        self.error_now()
+
+    def error_now(self) -> None:
+        """A function of torch.distributed has raised."""
+        self._numbers[_ERROR_AT] = _now_ns()
+
+    def add_group(self, group: GroupRecord) -> None:
+        """The rank has made a group, which has the next number."""
+        fields = [group.name, group.description, group.members, group.index, group.world]
+        self._add(0, _GROUP, self.text(json.dumps(fields)), 0)
+        self._numbers[_GROUPS] += 1
+
+    def note(self, fields: dict[str, Any], site: int = 0) -> None:
+        """Write down something that the rank has found by itself."""
+        self._add(0, _NOTE, self.text(json.dumps(fields)), site)
+        self._numbers[_NOTES] += 1
+
+
+@dataclass
+class LogContent:
+    """What a rank has written so far. `entries` are in the format of `read_record`."""
+
+    groups: list[GroupRecord] = field(default_factory=list)
+    entries: list[dict[str, Any]] = field(default_factory=list)
+    notes: list[dict[str, Any]] = field(default_factory=list)
+    is_whole: bool = True
+    error_at: int = 0
+
+    def text(self) -> str:
+        return text_of(self.groups, self.entries, self.is_whole)
+
+
+class LogReader:
+    """The parent's side: reads the log of a rank that may still be writing."""
+
+    def __init__(self, path: Path):
+        self._path = path
+        self._map: mmap.mmap | None = None
+
+    def _mapped(self) -> mmap.mmap | None:
+        if self._map is None:
+            try:
+                with open(self._path, "rb") as file:
+                    self._map = mmap.mmap(file.fileno(), _SIZE, access=mmap.ACCESS_READ)
+            except (OSError, ValueError):  # not there, or not complete yet
+                return None
+        return self._map
+
+    def close(self) -> None:
+        if self._map is not None:
+            self._map.close()
+            self._map = None
+
+    def header(self) -> bytes:
+        """The header as it is; b"" if the rank has not begun its log."""
+        data = self._mapped()
+        return bytes(data[:_TEXTS_AT]) if data is not None else b""
+
+    def read(self) -> LogContent | None:
+        """All that has been written; None if there is no log."""
+        data = self._mapped()
+        if data is None:
+            return None
+        header = struct.unpack_from(f"={_HEADER}Q", data)
+        if header[_VERSION] != _MAGIC:
+            return None
+        records = list(_RECORD.iter_unpack(data[_RECORDS_AT : _RECORDS_AT + header[_COUNT] * _RECORD.size]))
+        texts = self._texts(data)
+        content = LogContent(is_whole=not header[_LOST], error_at=header[_ERROR_AT])
+        parsed: dict[int, Any] = {}
+        for number, (at, group, flags, what, site, _) in enumerate(records):
+            if not what:
+                continue  # its text is lost
+            fields = parsed.get(what)
+            if fields is None:
+                fields = parsed[what] = json.loads(texts[what - 1])
+            place = json.loads(texts[site - 1]) if site else None
+            if flags & _GROUP:
+                name, said, members, index, world = fields
+                content.groups.append(GroupRecord(name, said, tuple(members), index, world))
+            elif flags & _NOTE:
+                content.notes.append({**fields, "site": place, "record_id": number})
+            elif not flags & _RAISED:
+                entry = {**fields, "group": None if group == NO_GROUP else group, "site": place, "record_id": number}
+                entry["raised"] = header[_ERROR_AT] > at
+                content.entries.append(entry)
+        return content
+
+    def _texts(self, data: mmap.mmap) -> list[str]:
+        end = struct.unpack_from("=Q", data, 8 * _TEXTS_END)[0]
+        area, at, found = data[_TEXTS_AT : _TEXTS_AT + end], 0, []
+        while at < end:
+            (length,) = _LENGTH.unpack_from(area, at)
+            found.append(area[at + _LENGTH.size : at + _LENGTH.size + length].decode())
+            at += _LENGTH.size + length
+        return found
+
+
+# -- headers
+
+
+def is_quiet(headers: list[bytes]) -> bool:
+    """Do the headers show that there is nothing to be read: all members of every group have issued the same?
+
+    The groups of ranks have the same numbers where the ranks have made the same groups, as their number suggests;
+    where that is not certain, or where something else was noted, the logs must be read.
+    """
+    known = [struct.unpack(f"={_HEADER}Q", header) for header in headers if header]
+    if not known:
+        return True
+    if any(one[number] for one in known for number in (_LOST, _NOTES, _P2P, _IRREGULAR)):
+        return False
+    if len(known) < len(headers) or len({one[_GROUPS] for one in known}) > 1:
+        return False
+    return all(len({one[slot] for one in known}) == 1 for slot in range(_FIRST_SLOT, _HEADER))
+
+
+def count_of(header: bytes) -> int:
+    """How many records a log has."""
+    return int(struct.unpack_from("=Q", header, 8 * _COUNT)[0]) if header else 0
+
+
+def uses_groups(headers: list[bytes]) -> int:
+    """In how many groups ranks have issued collectives: as many as there are numbers of groups in use."""
+    known = [struct.unpack(f"={_HEADER}Q", header) for header in headers if header]
+    if any(one[_IRREGULAR] for one in known):
+        return _SLOTS
+    return sum(any(one[slot] for one in known) for slot in range(_FIRST_SLOT, _HEADER))

@@ -1,0 +1,272 @@
+"""A hook on every operation of c10d: eager calls, DDP's reducer, FSDP and compiled code all end in one.
+
+The kernels are Python functions on the dispatch key BackendSelect, which comes just before the backends. They are
+installed for as long as some rank is sanitized, and removed again.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+_DISTRIBUTED = "distributed_c10d.py"
+
+
+@dataclass(frozen=True)
+class OpSpec:
+    """What the arguments of an operation mean: the places of those that matter, None for those that it has not.
+
+    `inputs` and `outputs` may be tensors, lists or lists of lists; where an operation works in place they are the same.
+    """
+
+    name: str
+    kind: str
+    group: int
+    inputs: int | None = None
+    outputs: int | None = None
+    op: int | None = None
+    root: int | None = None
+    peer: int | None = None
+    tag: int | None = None
+    splits: int | None = None  # of the output; those of the input follow
+    timeout: int | None = None
+
+    @property
+    def is_p2p(self) -> bool:
+        return self.kind in ("send", "recv")
+
+
+class Listener(Protocol):
+    """Is told of each operation before it is issued, and how that went."""
+
+    def before(self, spec: OpSpec, args: tuple[Any, ...]) -> int:
+        """Returns a number for the operation, by which the other methods refer to it."""
+
+    def after(self, spec: OpSpec, number: int, args: tuple[Any, ...], result: Any) -> None:
+        """It has been issued; it may still be running."""
+
+    def raised(self, number: int) -> None:
+        """It has not been issued, because it raised."""
+
+
+# By the name of the operation: kind, group, inputs, outputs, and what else it has. All of 2.11 to 2.15.
+_IN_PLACE = {"group": 1, "inputs": 0, "outputs": 0}
+_OUT_OF_PLACE = {"group": 2, "inputs": 1, "outputs": 0}
+_KNOWN: dict[str, dict[str, Any]] = {
+    "allreduce_": {"kind": "all_reduce", **_IN_PLACE, "op": 2, "timeout": 5},
+    "allreduce_coalesced_": {"kind": "all_reduce_coalesced", **_IN_PLACE, "op": 2, "timeout": 4},
+    "broadcast_": {"kind": "broadcast", **_IN_PLACE, "root": 2, "timeout": 5},
+    "reduce_": {"kind": "reduce", **_IN_PLACE, "op": 2, "root": 3, "timeout": 6},
+    "allgather_": {"kind": "all_gather", **_OUT_OF_PLACE, "timeout": 4},
+    "_allgather_base_": {"kind": "all_gather_into_tensor", **_OUT_OF_PLACE, "timeout": 4},
+    "allgather_coalesced_": {"kind": "all_gather_coalesced", **_OUT_OF_PLACE},
+    "allgather_into_tensor_coalesced_": {"kind": "all_gather_into_tensor_coalesced", **_OUT_OF_PLACE},
+    "gather_": {"kind": "gather", **_OUT_OF_PLACE, "root": 3, "timeout": 5},
+    "gather_into_tensor_": {"kind": "gather_into_tensor", **_OUT_OF_PLACE, "root": 3, "timeout": 5},
+    "scatter_": {"kind": "scatter", **_OUT_OF_PLACE, "root": 3, "timeout": 5},
+    "reduce_scatter_": {"kind": "reduce_scatter", **_OUT_OF_PLACE, "op": 3, "timeout": 5},
+    "_reduce_scatter_base_": {"kind": "reduce_scatter_tensor", **_OUT_OF_PLACE, "op": 3, "timeout": 5},
+    "reduce_scatter_tensor_coalesced_": {
+        "kind": "reduce_scatter_tensor_coalesced",
+        **_OUT_OF_PLACE,
+        "op": 3,
+        "timeout": 5,
+    },
+    "alltoall_": {"kind": "all_to_all", **_OUT_OF_PLACE, "timeout": 4},
+    "alltoall_base_": {"kind": "all_to_all_single", **_OUT_OF_PLACE, "splits": 3, "timeout": 6},
+    "barrier": {"kind": "barrier", "group": 1, "timeout": 4},
+    "monitored_barrier_": {"kind": "monitored_barrier", "group": 1, "timeout": 3},
+    "send": {"kind": "send", "group": 1, "inputs": 0, "peer": 2, "tag": 3},
+    "recv_": {"kind": "recv", "group": 1, "outputs": 0, "peer": 2, "tag": 3},
+    "recv_any_source_": {"kind": "recv", "group": 1, "outputs": 0, "tag": 2},
+}
+
+_listener: Listener | None = None
+_library: Any = None
+
+
+def can_hook() -> str | None:
+    """Why the operations of c10d cannot be hooked here; None if they can.
+
+    `_dispatch_keyset_full_after`, `redispatch_boxed`, `_jit_get_all_schemas`: 2.11 to 2.15.
+    """
+    import torch.distributed as dist
+
+    if not dist.is_available():
+        return "this torch is built without torch.distributed"
+    for owner, name in ((torch._C, "_dispatch_keyset_full_after"), (torch._C, "_jit_get_all_schemas")):
+        if not hasattr(owner, name):
+            return f"this torch has no torch._C.{name}"
+    return None if _specs() else "this torch has no operations of c10d that are known here"
+
+
+def _specs() -> list[OpSpec]:
+    """The operations that take a process group. Of those that are not known here, only that they were issued."""
+    found = []
+    for schema in torch._C._jit_get_all_schemas():
+        if not schema.name.startswith("c10d::"):
+            continue
+        name = schema.name.partition("::")[2]
+        groups = [at for at, each in enumerate(schema.arguments) if "c10d.ProcessGroup" in str(each.type)]
+        if name in _KNOWN:
+            found.append(OpSpec(name, **_KNOWN[name]))
+        elif groups:
+            found.append(OpSpec(name, name.strip("_"), groups[0]))
+    return found
+
+
+def is_installed() -> bool:
+    return _library is not None
+
+
+def install() -> None:
+    """Hook all operations. Until there is a listener, they only pass through."""
+    global _library
+    if _library is None:
+        library: Any = torch.library.Library("c10d", "IMPL")  # type: ignore[no-untyped-call]
+        for spec in _specs():
+            library.impl(spec.name, _kernel(spec), "BackendSelect", with_keyset=True)
+        _library = library
+
+
+def remove() -> None:
+    """Remove the hook again."""
+    global _library, _listener
+    if _library is not None:
+        _library._destroy()
+    _library = _listener = None
+
+
+def listen(listener: Listener | None) -> None:
+    """Tell `listener` of each operation of this process from now on, and no other one."""
+    global _listener
+    _listener = listener
+
+
+def _kernel(spec: OpSpec) -> Callable[..., Any]:
+    after = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)
+    redispatch = getattr(torch.ops.c10d, spec.name).default._handle.redispatch_boxed
+
+    def kernel(keys: Any, *args: Any) -> Any:
+        listener = _listener
+        if listener is None:
+            return redispatch(keys & after, *args)
+        number = listener.before(spec, args)
+        try:
+            result = redispatch(keys & after, *args)
+        except BaseException:
+            listener.raised(number)
+            raise
+        listener.after(spec, number, args, result)
+        return result
+
+    return kernel
+
+
+# -- what the arguments are
+
+
+def group_of(spec: OpSpec, args: tuple[Any, ...]) -> Any:
+    """The process group, the very object that Python knows. `ProcessGroup.unbox`: 2.11 to 2.15."""
+    return torch._C._distributed_c10d.ProcessGroup.unbox(args[spec.group])
+
+
+_REDUCE_OPS = ("sum", "avg", "product", "min", "max", "band", "bor", "bxor", "premul_sum")
+
+
+def name_of_reduce_op(number: int) -> str:
+    return _REDUCE_OPS[number] if number < len(_REDUCE_OPS) else f"reduce operation {number}"
+
+
+def timeout_of_group(group: Any) -> float | None:
+    """The time-out of a group's operations on the CPU in seconds; None if unknown.
+
+    `ProcessGroup._get_backend`, `Backend.options`: 2.11 to 2.15.
+    """
+    try:
+        return float(group._get_backend(torch.device("cpu")).options._timeout.total_seconds())
+    except (RuntimeError, AttributeError):
+        return None
+
+
+# -- works
+
+
+def work_of(result: Any) -> Any:
+    """The work that an operation has returned, the very object that its caller gets; None if there is none.
+
+    `Work.unbox`: 2.11 to 2.15.
+    """
+    last = result[-1] if isinstance(result, tuple) else result
+    return torch._C._distributed_c10d.Work.unbox(last) if isinstance(last, torch.ScriptObject) else None
+
+
+# Methods by which a caller of `Work` learns that it is complete, or leaves that to others.
+_WAITS = ("wait", "synchronize", "get_future", "block_current_stream", "is_completed")
+_on_wait: Callable[[Any], None] | None = None
+_on_error: Callable[[], None] | None = None
+_is_watching = False
+
+
+def watch_waits(on_wait: Callable[[Any], None] | None, on_error: Callable[[], None] | None) -> None:
+    """Call `on_wait(work)` before each wait of Python code for a work, and `on_error` when one raises."""
+    global _on_wait, _on_error, _is_watching
+    _on_wait, _on_error = on_wait, on_error
+    if not _is_watching and on_wait is not None:
+        _is_watching = True
+        work: Any = torch._C._distributed_c10d.Work
+        for name in _WAITS:
+            if name in vars(work):
+                setattr(work, name, _watched(name, getattr(work, name)))
+
+
+def _watched(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if name != "is_completed" and _on_wait is not None:
+            _on_wait(self)
+        try:
+            result = method(self, *args, **kwargs)
+        except Exception:
+            if _on_error is not None:
+                _on_error()
+            raise
+        if name == "is_completed" and result and _on_wait is not None:
+            _on_wait(self)
+        return result
+
+    return call
+
+
+def is_called_by_distributed(frame: Any) -> bool:
+    """Does a function of torch.distributed in Python issue the operation? Its caller then gets the work."""
+    return bool(frame.f_code.co_filename.endswith(_DISTRIBUTED))
+
+
+# -- tensors
+
+
+def non_finite(tensor: torch.Tensor) -> tuple[int, int] | None:
+    """How many NaN and infinities a tensor has; None if it has none. `_AutoDispatchBelowAutograd`: 2.11 to 2.15."""
+    if not (tensor.is_floating_point() or tensor.is_complex()) or tensor.layout is not torch.strided or tensor.is_meta:
+        return None
+    with torch._C._AutoDispatchBelowAutograd():
+        data = tensor if tensor.element_size() > 1 else tensor.to(torch.float32)
+        if bool(torch.isfinite(data).all()):
+            return None
+        return int(torch.isnan(data).sum()), int(torch.isinf(data).sum())
+
+
+def overwrite(tensor: torch.Tensor, value: float) -> None:
+    """Fill a tensor without a trace in autograd: neither a gradient nor a new version."""
+    with torch.no_grad():
+        tensor.data.fill_(value)
+
+
+def is_without_data(group: Any) -> bool:
+    """Does the group not communicate? `ProcessGroup.name`: all versions."""
+    return str(group.name()) in ("fake", "threaded")

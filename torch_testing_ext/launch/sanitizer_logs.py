@@ -1,0 +1,135 @@
+"""The parent's side of the sanitizer: reads the logs of the ranks of a test, while they run and at the end.
+
+A look at the headers costs nothing that counts. The logs are read only when the ranks have stopped issuing anything, or
+have issued different things.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from torch_testing_ext._collectives.findings import Finding, finding_of_rank, first_mismatch, stuck, waits
+from torch_testing_ext._collectives.order import first_inversion
+from torch_testing_ext._collectives.records import RankRecord, read_record
+from torch_testing_ext._sanitizer.kinds import SanitizeKind
+from torch_testing_ext._sanitizer.log import LogContent, LogReader, count_of, is_quiet, uses_groups
+
+from .job import Sanitize
+from .report import RankReport, now
+
+INTERVAL = 0.04
+CONFIRMATION = 0.02
+DEFAULT_OF_GROUPS = 1800.0  # gloo's time-out: nobody who has not chosen another waits for it
+
+
+class Logs:
+    """The logs of all ranks of a run, by rank; of a run that is not sanitized, none."""
+
+    def __init__(self, paths: Sequence[Path], sanitize: Sanitize | None):
+        self.sanitize = sanitize or Sanitize()
+        self._readers = [LogReader(path) for path in paths] if self.sanitize.kinds else []
+
+    def __bool__(self) -> bool:
+        return bool(self._readers)
+
+    def close(self) -> None:
+        for reader in self._readers:
+            reader.close()
+
+    def headers(self) -> list[bytes]:
+        return [reader.header() for reader in self._readers]
+
+    def read(self) -> dict[int, LogContent]:
+        contents = {rank: reader.read() for rank, reader in enumerate(self._readers)}
+        return {rank: content for rank, content in contents.items() if content is not None}
+
+    def records(self) -> dict[int, RankRecord]:
+        """What the ranks have issued so far."""
+        return records_of(self.read())
+
+    def complete(self, reports: Sequence[RankReport], have_passed: bool) -> list[RankReport]:
+        """The reports with what the logs show. Ranks that have passed and agree are not looked at closer."""
+        headers = self.headers()
+        may_be_inverted = SanitizeKind.ORDER in self.sanitize.kinds and uses_groups(headers) > 1
+        if have_passed and is_quiet(headers) and not may_be_inverted:
+            return list(reports)
+        contents = self.read()
+        completed = []
+        for report in reports:
+            content = contents.get(report.rank)
+            if content is not None:
+                found = tuple(finding_of_rank(report.rank, note) for note in content.notes)
+                report = replace(report, issued=content.text(), found=found)
+            completed.append(report)
+        if have_passed and may_be_inverted and completed:
+            hazard = first_inversion(list(records_of(contents).values()))
+            if hazard is not None:
+                hazard = replace(hazard, is_hazard=not self.sanitize.fails_for_order)
+                completed[0] = replace(completed[0], found=(*completed[0].found, hazard))
+        return completed
+
+
+def records_of(contents: Mapping[int, LogContent]) -> dict[int, RankRecord]:
+    found = {rank: read_record(rank, content.text()) for rank, content in contents.items()}
+    return {rank: record for rank, record in found.items() if record is not None}
+
+
+class LiveLogs:
+    """Looks at the logs again and again while the ranks run.
+
+    A mismatch counts if it is still there at the next look, and nothing has raised for it.
+    """
+
+    def __init__(self, logs: Logs, endless: float, may_differ: bool):
+        self._logs = logs
+        self._endless = endless
+        self._may_differ = may_differ
+        self._before: list[bytes] = []
+        self._judged: list[bytes] = []
+        self._candidate: Finding | None = None
+        self._suspects: frozenset[tuple[int, int]] = frozenset()
+        self.suspects_anew = False  # ranks seem to wait for each other, which they did not when last asked
+        self.due = now() + INTERVAL
+
+    def step(self, pending: Sequence[int], ended: Mapping[int, str]) -> Finding | None:
+        """A mismatch, once it is certain. `ended`: how each rank that has ended did so."""
+        self.due = now() + INTERVAL
+        headers = self._logs.headers()
+        has_stopped, self._before = headers == self._before, headers
+        if self._candidate is None and (headers == self._judged or not (has_stopped or _differ(headers))):
+            return None
+        self._judged = headers
+        records = self._logs.records()
+        found = self._mismatch(list(records.values()))
+        if found is not None and self._candidate is not None and found.sentence == self._candidate.sentence:
+            return found
+        self._candidate = found
+        if found is not None:
+            self.due = now() + CONFIRMATION
+        elif has_stopped:
+            self._suspect(records, pending, ended)
+        return None
+
+    def _mismatch(self, records: Sequence[RankRecord]) -> Finding | None:
+        if self._may_differ or not self._is_endless(records):
+            return None
+        return first_mismatch(records, unless_raised=True)
+
+    def _is_endless(self, records: Sequence[RankRecord]) -> bool:
+        """A test of a group's own time-out goes on by itself: its end shows what a mismatch means."""
+        latest = (calls[-1] for record in records for calls in record.calls.values())
+        return all(call.timeout >= min(self._endless, DEFAULT_OF_GROUPS) for call in latest)
+
+    def _suspect(self, records: Mapping[int, RankRecord], pending: Sequence[int], ended: Mapping[int, str]) -> None:
+        waiting = {rank: calls for rank, calls in waits(list(records.values())).items() if rank in pending}
+        found = stuck(waiting, ended)
+        suspects = frozenset((rank, wait.call.order) for rank, wait in found.items())
+        self.suspects_anew = bool(suspects) and suspects != self._suspects
+        self._suspects = suspects
+
+
+def _differ(headers: Sequence[bytes]) -> bool:
+    """Have ranks issued as much as each other, and not the same?"""
+    return len({count_of(header) for header in headers}) == 1 and not is_quiet(list(headers))
