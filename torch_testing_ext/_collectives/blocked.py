@@ -37,7 +37,7 @@ class RankState:
     `frames` are those of the main thread, innermost first, and `calls` is the method that the innermost one calls, if
     it calls one. `others` counts the further threads that run Python, `p2p` says whether point-to-point operations have
     been issued, `timers` whether a signal may interrupt the main thread, and `children` whether the rank has started
-    processes.
+    processes. `for_work`: the main thread is known to wait for a work, with no other time-out than that of its group.
     """
 
     machine: str
@@ -50,6 +50,7 @@ class RankState:
     p2p: bool
     timers: bool
     children: bool = False
+    for_work: bool = False
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -71,7 +72,8 @@ def why_not_blocked(first: RankState | None, second: RankState | None) -> str | 
             continue
         if earlier.get(thread.number) != thread:
             return "one of its threads is running"
-        if not _waits_without_end(thread, second.machine):
+        may_be_timed = thread.number == second.main and second.for_work
+        if not _waits_without_end(thread, second.machine, may_be_timed):
             what = "it" if thread.number == second.main else "one of its threads"
             return f"{what} waits for something else"
     if second.others:
@@ -82,17 +84,21 @@ def why_not_blocked(first: RankState | None, second: RankState | None) -> str | 
         return "a process that it has started may wake it"
     if first.frames != second.frames:
         return "it has moved on"
-    if not (second.in_torch or second.calls == "wait"):
+    if not (second.for_work or second.in_torch or second.calls == "wait"):
         return "it does not wait in torch"
     if second.p2p:
         return "it has sent or received, which is not recorded"
     return None
 
 
-def _waits_without_end(thread: ThreadState, machine: str) -> bool:
-    """Is the thread asleep in a futex of this process, without a time-out?"""
+def _waits_without_end(thread: ThreadState, machine: str, may_be_timed: bool) -> bool:
+    """Is the thread asleep in a futex of this process, without a time-out unless it may have one?"""
     number, *arguments = thread.syscall.split() or [""]
     if thread.state != "S" or number != _FUTEX.get(machine) or len(arguments) < 4:
         return False
     operation, timeout = int(arguments[1], 16), int(arguments[3], 16)
-    return operation & _FUTEX_COMMAND in _FUTEX_WAITS and bool(operation & _FUTEX_PRIVATE) and timeout == 0
+    return (
+        operation & _FUTEX_COMMAND in _FUTEX_WAITS
+        and bool(operation & _FUTEX_PRIVATE)
+        and (may_be_timed or timeout == 0)
+    )

@@ -50,6 +50,9 @@ class RankSanitizer:
         if self._waits is not None:
             self._waits.waited(work)
 
+    def has_shorter_timeouts(self) -> bool:
+        return self._recorder.has_shorter_timeouts()
+
     def finish(self) -> None:
         """The test has returned: what is open now stays open. Raises what the recorder has failed with."""
         if os.getpid() != self._pid:
@@ -80,6 +83,15 @@ def begin(rank: int, kinds: frozenset[SanitizeKind], shake: int | None, path: Pa
         os.register_at_fork(after_in_child=_leave_child_alone)
     _current = RankSanitizer(rank, kinds, shake, path)
     _current.begin()
+
+
+def is_active() -> bool:
+    return _current is not None
+
+
+def has_shorter_timeouts() -> bool:
+    """Has a group got a shorter time-out since it was first used? The log does not know it."""
+    return _current is not None and _current.has_shorter_timeouts()
 
 
 def _leave_child_alone() -> None:

@@ -217,9 +217,16 @@ def is_quiet(headers: list[bytes]) -> bool:
     return all(len({one[slot] for one in known}) == 1 for slot in range(_FIRST_SLOT, _HEADER))
 
 
-def count_of(header: bytes) -> int:
-    """How many records a log has."""
-    return int(struct.unpack_from("=Q", header, 8 * _COUNT)[0]) if header else 0
+def show_mismatch(headers: list[bytes]) -> bool:
+    """Have ranks issued as many collectives in a group as others, and not the same? The logs tell for sure."""
+    known = [struct.unpack(f"={_HEADER}Q", header) for header in headers if header]
+    if len({one[_GROUPS] for one in known}) > 1:
+        return False
+    for slot in range(_FIRST_SLOT, _HEADER):
+        used = {one[slot] for one in known if one[slot]}
+        if len(used) > 1 and len({one >> 32 for one in used}) < len(used):
+            return True
+    return False
 
 
 def uses_groups(headers: list[bytes]) -> int:

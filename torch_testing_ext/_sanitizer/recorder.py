@@ -113,6 +113,14 @@ class CallRecorder:
                 self._log.add_group(GroupRecord(one.name, one.description, one.members, one.index, one.world))
             self._known_groups = len(made)
 
+    def has_shorter_timeouts(self) -> bool:
+        """Has a group got a shorter time-out since it was first used?"""
+        for group, (_, _, before) in list(self._groups.items()):
+            timeout = hook.timeout_of_group(group)
+            if before is not None and timeout is not None and timeout < before:
+                return True
+        return False
+
     def _describe(
         self, spec: OpSpec, args: tuple[Any, ...], known: tuple[int, int, float | None]
     ) -> tuple[int, bytes | None]:

@@ -7,6 +7,7 @@ installed for as long as some rank is sanitized, and removed again.
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -210,6 +211,7 @@ _WAITS = ("wait", "synchronize", "get_future", "block_current_stream", "is_compl
 _on_wait: Callable[[Any], None] | None = None
 _on_error: Callable[[], None] | None = None
 _is_watching = False
+_waiting: dict[int, int] = {}  # by thread: how many waits it is in that have no time-out of their own
 
 
 def watch_waits(on_wait: Callable[[Any], None] | None, on_error: Callable[[], None] | None) -> None:
@@ -229,17 +231,28 @@ def _watched(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         if name != "is_completed" and _on_wait is not None:
             _on_wait(self)
+        thread, is_endless = threading.get_ident(), name == "wait" and not args and not kwargs
+        if is_endless:
+            _waiting[thread] = _waiting.get(thread, 0) + 1
         try:
             result = method(self, *args, **kwargs)
         except Exception:
             if _on_error is not None:
                 _on_error()
             raise
+        finally:
+            if is_endless:
+                _waiting[thread] -= 1
         if name == "is_completed" and result and _on_wait is not None:
             _on_wait(self)
         return result
 
     return call
+
+
+def is_waiting_for_work(thread: int) -> bool:
+    """Does a thread wait for a work now, with no other time-out than that of the work's group?"""
+    return _waiting.get(thread, 0) > 0
 
 
 def is_called_by_distributed(frame: Any) -> bool:

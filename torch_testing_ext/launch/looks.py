@@ -81,7 +81,6 @@ class Looks:
     def _judge(
         self, running: dict[int, RankRecord], left: Mapping[int, RankRecord | None], ended: Mapping[int, str]
     ) -> Finding | None:
-        has_time = {rank: calls for rank, calls in waits(list(running.values())).items() if not self._never_end(calls)}
         if self._logs:
             running, left = self._from_logs(running)
         known = [*running.values(), *(record for record in left.values() if record is not None)]
@@ -91,8 +90,7 @@ class Looks:
         is_endless = all(timeout >= min(self._endless, DEFAULT_OF_GROUPS) for timeout in timeouts)
         if not self._may_differ and is_endless and (found := first_mismatch(known, unless_raised=True)) is not None:
             return found
-        never_end = {r: calls for r, calls in waiting.items() if self._never_end(calls) and r not in has_time}
-        suspects = stuck(never_end, ended)
+        suspects = stuck({rank: calls for rank, calls in waiting.items() if self._never_end(calls)}, ended)
         blocked = {
             rank: waiting[rank]
             for rank in suspects

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 from types import CodeType, ModuleType
 
@@ -73,7 +74,13 @@ def answer(target: Path, with_state: bool) -> None:
 
     at = now()
     state = _state(_torch) if with_state else None
-    data = _packed(_torch, _torch.recorded_collectives(), at, state)
+    in_rank = sys.modules.get("torch_testing_ext._sanitizer.in_rank")
+    if state is not None and in_rank is not None and in_rank.is_active():
+        # The parent reads the log; the first dump of a recorder takes half a second.
+        state = replace(state, timers=state.timers or in_rank.has_shorter_timeouts())
+        data = _packed(_torch, [], at, state)
+    else:
+        data = _packed(_torch, _torch.recorded_collectives(), at, state)
     # The parent may read at any time.
     unfinished = target.with_name(f"{target.name}.new")
     unfinished.write_bytes(data)
@@ -111,6 +118,7 @@ def _state(torch: ModuleType) -> RankState | None:
         p2p=_may_have_sent_or_received(torch),
         timers=any(signal.getitimer(signal.ITIMER_REAL)),
         children=_has_children(),
+        for_work=_waits_for_work(main.ident or 0),
     )
 
 
@@ -129,6 +137,12 @@ def _stacks() -> tuple[tuple[tuple[str, int, str], ...], tuple[CodeType, int] | 
         frame = frame.f_back
     calling = (innermost.f_code, innermost.f_lasti) if innermost is not None else None
     return tuple(stack), calling, len(frames.keys() - {main, threading.get_ident()})
+
+
+def _waits_for_work(thread: int) -> bool:
+    """Is the thread known to wait for a work? Only where the hook is installed."""
+    hook = sys.modules.get("torch_testing_ext._torch.hook")
+    return hook is not None and bool(hook.is_waiting_for_work(thread))
 
 
 def _has_children() -> bool:

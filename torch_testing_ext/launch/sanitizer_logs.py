@@ -14,7 +14,7 @@ from torch_testing_ext._collectives.findings import Finding, finding_of_rank, fi
 from torch_testing_ext._collectives.order import first_inversion
 from torch_testing_ext._collectives.records import RankRecord, read_record
 from torch_testing_ext._sanitizer.kinds import SanitizeKind
-from torch_testing_ext._sanitizer.log import LogContent, LogReader, count_of, is_quiet, uses_groups
+from torch_testing_ext._sanitizer.log import LogContent, LogReader, is_quiet, show_mismatch, uses_groups
 
 from .job import Sanitize
 from .report import RankReport, now
@@ -98,9 +98,9 @@ class LiveLogs:
         self.due = now() + INTERVAL
         headers = self._logs.headers()
         has_stopped, self._before = headers == self._before, headers
-        if self._candidate is None and (headers == self._judged or not (has_stopped or _differ(headers))):
+        if self._candidate is None and (headers == self._judged or not (has_stopped or show_mismatch(headers))):
             return None
-        self._judged = headers
+        self._judged = headers if has_stopped else []
         records = self._logs.records()
         found = self._mismatch(list(records.values()))
         if found is not None and self._candidate is not None and found.sentence == self._candidate.sentence:
@@ -128,8 +128,3 @@ class LiveLogs:
         suspects = frozenset((rank, wait.call.order) for rank, wait in found.items())
         self.suspects_anew = bool(suspects) and suspects != self._suspects
         self._suspects = suspects
-
-
-def _differ(headers: Sequence[bytes]) -> bool:
-    """Have ranks issued as much as each other, and not the same?"""
-    return len({count_of(header) for header in headers}) == 1 and not is_quiet(list(headers))
