@@ -41,7 +41,6 @@ from torch_testing_ext._machine.ports import (
 )
 from torch_testing_ext._machine.settable import share as _share
 from torch_testing_ext._marks.collectives import collectives_may_differ as collectives_may_differ
-from torch_testing_ext._marks.sanitizing import sanitize as sanitize
 from torch_testing_ext._marks.distributed import (
     ACCELERATOR_DIST_BACKENDS as ACCELERATOR_DIST_BACKENDS,
     DDP_RANK_DEVICES as DDP_RANK_DEVICES,
@@ -88,6 +87,7 @@ from torch_testing_ext._marks.platforms import (
     sm_is_or_higher_than as sm_is_or_higher_than,
     tp_transports as tp_transports,
 )
+from torch_testing_ext._marks.sanitizing import sanitize as sanitize
 from torch_testing_ext._marks.skips import (
     skip_but_pass_in_sandcastle as skip_but_pass_in_sandcastle,
     skip_but_pass_in_sandcastle_if as skip_but_pass_in_sandcastle_if,

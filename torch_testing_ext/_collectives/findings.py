@@ -34,6 +34,7 @@ class Finding:
     lines: tuple[str, ...]
     ranks: tuple[int, ...]
     is_hazard: bool = False  # only to be said: the test passes
+    awaited: tuple[int, ...] = ()  # ranks that have yet to show with whom they agree
 
     @property
     def text(self) -> str:
@@ -83,6 +84,7 @@ def _mismatch(group: SharedGroup, place: int, here: Mapping[int, Call]) -> Findi
         f"ranks disagree in {where}: {', '.join(parts)}",
         tuple(f"rank {rank}: {_described(call)}{_at(call)}" for rank, call in sorted(here.items())),
         tuple(groups[0][0]),
+        awaited=tuple(rank for rank in group.ranks if rank not in here),
     )
 
 
@@ -298,7 +300,8 @@ def first_unmatched(records: Sequence[RankRecord]) -> Finding | None:
                 there = tuple(rank for rank in wait.group.ranks if rank not in wait.missing)
                 verb = "has" if len(there) == 1 else "have"
                 of_group = "" if wait.group.title == "the default group" else f" of {wait.group.title}"
-                sentence = f"{list_of(wait.missing)} passed without {wait.call}{of_group}, which {list_of(there)} {verb} issued"
+                sentence = f"{list_of(wait.missing)} passed without {wait.call}{of_group}"
+                sentence += f", which {list_of(there)} {verb} issued"
             lines = (f"rank {wait.rank}: {_described(wait.call)}{_at(wait.call)}",)
             found.append((wait.call.order, Finding(FindingKind.UNMATCHED, sentence, lines, wait.missing)))
     return min(found, key=lambda one: one[0])[1] if found else None

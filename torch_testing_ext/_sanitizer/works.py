@@ -19,6 +19,9 @@ from .checks import Check, Note, name_of, tensors_of
 
 # References to a work that only this module has: that of the table, and that of the argument of sys.getrefcount.
 _OURS = 2
+# In these, gloo writes to the memory of its tensors only. Elsewhere it copies tensors, which counts as a write.
+_SILENT = ("all_reduce", "broadcast", "reduce")
+_PLAIN = ("sum", "product", "min", "max", "band", "bor", "bxor")
 
 
 @dataclass
@@ -57,9 +60,7 @@ class WaitCheck(Check):
                 return
             work = hook.work_of(result)
             if work is not None:
-                places = {place for place in (spec.inputs, spec.outputs) if place is not None}
-                buffers = [_buffer(tensor) for place in sorted(places) for tensor in tensors_of(args[place])]
-                self._open[id(work)] = _OpenWork(work, name_of(spec, args), site, buffers)
+                self._open[id(work)] = _OpenWork(work, name_of(spec, args), site, _buffers(spec, args))
 
     def waited(self, work: Any) -> None:
         """Somebody waits for a work, or has been told that it is complete."""
@@ -97,8 +98,23 @@ class WaitCheck(Check):
         self._note("unwaited", f"nobody waited for the work of {found.name}", found.site)
 
 
-def _buffer(tensor: torch.Tensor) -> _Buffer:
-    return _Buffer(tensor, _version(tensor), _address(tensor))
+def _buffers(spec: OpSpec, args: tuple[Any, ...]) -> list[_Buffer]:
+    """The tensors of an operation. Writes are seen only where the backend does not count as one that writes."""
+    inputs = [] if spec.inputs is None else list(tensors_of(args[spec.inputs]))
+    if spec.inputs == spec.outputs:
+        is_silent = spec.kind in _SILENT and (spec.op is None or hook.name_of_reduce_op(args[spec.op].op()) in _PLAIN)
+        return [_Buffer(tensor, _version(tensor) if is_silent else None, _address(tensor)) for tensor in inputs]
+    outputs = [] if spec.outputs is None else list(tensors_of(args[spec.outputs]))
+    written = {_storage(tensor) for tensor in outputs}
+    own = [one for one in inputs if _storage(one) not in written]
+    return [
+        *(_Buffer(tensor, _version(tensor), _address(tensor)) for tensor in own),
+        *(_Buffer(tensor, None, _address(tensor)) for tensor in outputs),
+    ]
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return 0 if tensor.layout is not torch.strided or tensor.is_meta else tensor.untyped_storage().data_ptr()
 
 
 def _version(tensor: torch.Tensor) -> int | None:

@@ -21,6 +21,8 @@ from .report import RankReport, now
 
 INTERVAL = 0.04
 CONFIRMATION = 0.02
+# Members that have yet to come would show which ranks are the exception.
+PATIENCE = 0.5
 DEFAULT_OF_GROUPS = 1800.0  # gloo's time-out: nobody who has not chosen another waits for it
 
 
@@ -89,6 +91,7 @@ class LiveLogs:
         self._before: list[bytes] = []
         self._judged: list[bytes] = []
         self._candidate: Finding | None = None
+        self._since = 0.0  # when there was a candidate first
         self._suspects: frozenset[tuple[int, int]] = frozenset()
         self.suspects_anew = False  # ranks seem to wait for each other, which they did not when last asked
         self.due = now() + INTERVAL
@@ -104,7 +107,10 @@ class LiveLogs:
         records = self._logs.records()
         found = self._mismatch(list(records.values()))
         if found is not None and self._candidate is not None and found.sentence == self._candidate.sentence:
-            return found
+            if not set(found.awaited).intersection(pending) or now() > self._since + PATIENCE:
+                return found
+        if self._candidate is None:
+            self._since = now()
         self._candidate = found
         if found is not None:
             self.due = now() + CONFIRMATION

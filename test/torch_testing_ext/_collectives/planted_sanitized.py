@@ -1,0 +1,382 @@
+"""Faults that only `--sanitize` finds, planted one by one: the program, the kinds of checks, and what is to be said."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from planted import DEFAULT, WORLD_SIZE, in_call, ones
+
+MAX, SUM = dist.ReduceOp.MAX, dist.ReduceOp.SUM
+BOTH = ("fresh", "persistent")
+
+
+@dataclass(frozen=True)
+class SanitizedFault:
+    """A planted fault: the kinds that find it, the outcome, texts of the message in order, and the bases."""
+
+    body: Callable[[Any], None]
+    kinds: tuple[str, ...]
+    outcome: str
+    texts: tuple[str, ...]
+    bases: tuple[str, ...]
+
+
+FAULTS: dict[str, SanitizedFault] = {}
+
+
+def fault(
+    outcome: str, *texts: str, kinds: tuple[str, ...] = (), bases: tuple[str, ...] = ("fresh",)
+) -> Callable[[Any], Any]:
+    def plant(body: Callable[[Any], None]) -> Callable[[Any], None]:
+        FAULTS[body.__name__] = SanitizedFault(body, kinds, outcome, texts, bases)
+        return body
+
+    return plant
+
+
+def op_of(rank: int) -> Any:
+    return MAX if rank == 1 else SUM
+
+
+# -- another root
+
+
+@fault(
+    "failed",
+    in_call(1, DEFAULT, "broadcast [4] float32 root 1", "broadcast [4] float32 root 0"),
+    "planted_sanitized.py:",
+    bases=BOTH,
+)
+def root_of_broadcast(self):
+    dist.broadcast(ones(), 1 if self.rank == 1 else 0)
+
+
+@fault("failed", in_call(1, DEFAULT, "reduce [4] float32 sum root 1", "reduce [4] float32 sum root 0"))
+def root_of_reduce(self):
+    dist.reduce(ones(), 1 if self.rank == 1 else 0)
+
+
+@fault("failed", in_call(1, DEFAULT, "gather [4] float32 root 1", "gather [4] float32 root 0"))
+def root_of_gather(self):
+    root = 1 if self.rank == 1 else 0
+    dist.gather(ones(), [ones() for _ in range(WORLD_SIZE)] if self.rank == root else None, dst=root)
+
+
+@fault("failed", "ranks disagree in call #1", "scatter", "root 1", "root 0")
+def root_of_scatter(self):
+    root = 1 if self.rank == 1 else 0
+    dist.scatter(ones(), [ones() for _ in range(WORLD_SIZE)] if self.rank == root else None, src=root)
+
+
+@fault("failed", "ranks disagree in call #1 of group dp (ranks 0, 1)", "root 0", "root 1")
+def root_in_a_subgroup(self):
+    group = dist.new_group([0, 1], group_desc="dp")
+    if self.rank < 2:
+        dist.broadcast(ones(), self.rank, group=group)
+
+
+@fault("failed", "ranks disagree in call #1", "root 1", "root 0")
+def root_of_an_object(self):
+    dist.broadcast_object_list([self.rank], src=1 if self.rank == 1 else 0)
+
+
+# -- another reduce operation: all ranks pass without a check
+
+
+@fault(
+    "failed",
+    in_call(1, DEFAULT, "all_reduce [4] float32 max", "all_reduce [4] float32 sum"),
+    bases=BOTH,
+)
+def op_of_all_reduce(self):
+    dist.all_reduce(ones(), op_of(self.rank))
+
+
+@fault("failed", in_call(1, DEFAULT, "reduce [4] float32 max root 0", "reduce [4] float32 sum root 0"))
+def op_of_reduce(self):
+    dist.reduce(ones(), 0, op_of(self.rank))
+
+
+@fault("failed", "rank 1 calls reduce_scatter_tensor [3] float32 max, ranks 0, 2 call")
+def op_of_reduce_scatter(self):
+    dist.reduce_scatter_tensor(ones(1), ones(WORLD_SIZE), op_of(self.rank))
+
+
+@fault("failed", in_call(3, DEFAULT, "all_reduce [4] float32 max", "all_reduce [4] float32 sum"), bases=BOTH)
+def op_of_a_later_all_reduce(self):
+    dist.all_reduce(ones())
+    dist.barrier()
+    dist.all_reduce(ones(), op_of(self.rank))
+
+
+@fault("failed", "rank 1 calls all_reduce_coalesced [4] float32 [3] float32 max")
+def op_of_a_coalesced_all_reduce(self):
+    with dist.distributed_c10d._coalescing_manager():
+        dist.all_reduce(ones(4), op_of(self.rank))
+        dist.all_reduce(ones(3), op_of(self.rank))
+
+
+@fault("failed", in_call(1, DEFAULT, "all_reduce [4] float32 max", "all_reduce [4] float32 sum"))
+def op_in_another_thread(self):
+    thread = threading.Thread(target=lambda: dist.all_reduce(ones(), op_of(self.rank)))
+    thread.start()
+    thread.join()
+
+
+@fault("failed", in_call(1, DEFAULT, "all_reduce [4] float32 max", "all_reduce [4] float32 sum"), bases=BOTH)
+def op_of_a_functional_collective(self):
+    import torch.distributed._functional_collectives as functional
+
+    functional.all_reduce(ones(), "max" if self.rank == 1 else "sum", dist.group.WORLD).sum().item()
+
+
+@fault("failed", "ranks disagree in call #1", "max", "sum")
+def op_of_a_compiled_collective(self):
+    @torch.compile(backend="aot_eager", fullgraph=False)
+    def step(tensor):
+        dist.all_reduce(tensor, op_of(self.rank))
+        return tensor + 1
+
+    step(ones())
+
+
+@fault("failed", "ranks disagree in call #", "max", "sum")
+def op_of_a_partial_dtensor(self):
+    from torch.distributed.tensor import DTensor, Partial, Replicate
+
+    mesh = dist.init_device_mesh("cpu", (WORLD_SIZE,))
+    partial = DTensor.from_local(ones(), mesh, [Partial("max" if self.rank == 1 else "sum")], run_check=False)
+    partial.redistribute(placements=[Replicate()]).to_local()
+
+
+@fault("failed", "ranks disagree in call #", "sum", "max")
+def op_of_a_hook_of_ddp(self):
+    model = torch.nn.Linear(4, 4)
+    replica = torch.nn.parallel.DistributedDataParallel(model, init_sync=False)
+
+    def reduce(state, bucket):
+        dist.all_reduce(bucket.buffer(), op_of(self.rank))
+        future = torch.futures.Future()
+        future.set_result(bucket.buffer())
+        return future
+
+    replica.register_comm_hook(None, reduce)
+    replica(torch.ones(2, 4)).sum().backward()
+
+
+# -- sizes of an exchange
+
+
+@fault("failed", f"in call #1 of {DEFAULT}: rank 0 sends 2 elements to rank 1, which expects 1")
+def splits_of_all_to_all_single(self):
+    incoming = [1, 1, 1]
+    outgoing = [1, 2, 0] if self.rank == 0 else [1, 1, 1]
+    dist.all_to_all_single(torch.empty(3), ones(3), incoming, outgoing)
+
+
+# -- messages
+
+
+@fault("failed", "rank 0 sends [4] int32 to rank 1, which receives [4] float32", bases=BOTH)
+def type_of_a_message(self):
+    if self.rank == 0:
+        dist.send(ones(4, torch.int32), 1)
+    elif self.rank == 1:
+        dist.recv(ones(4), 0)
+
+
+@fault("failed", "rank 0 sends [4] float32 to rank 1, which receives [6] float32")
+def count_of_a_message(self):
+    if self.rank == 0:
+        dist.send(ones(4), 1)
+    elif self.rank == 1:
+        dist.recv(ones(6), 0)
+
+
+@fault("failed", "nobody has received the message of rank 0's send #1 to rank 1 [4]", kinds=("calls",), bases=BOTH)
+def send_that_nobody_receives(self):
+    if self.rank == 0:
+        dist.isend(ones(), 1)
+
+
+@fault("failed", "nobody has sent the message of rank 1's recv #1 from rank 0 [4]", kinds=("calls",))
+def receive_that_nobody_sends(self):
+    if self.rank == 1:
+        dist.irecv(ones(), 0)
+
+
+@fault("failed", "nobody has received the message of rank 0's send #1 to rank 1", kinds=("calls",))
+def another_tag(self):
+    if self.rank == 0:
+        dist.isend(ones(), 1, tag=1)
+    elif self.rank == 1:
+        dist.irecv(ones(), 0, tag=2)
+
+
+@fault(
+    "error",
+    "rank 0 waits in the default group (recv #1 from rank 1, line ",
+    "which waits in the default group (recv #1 from rank 2, line ",
+    "for rank 0",
+    bases=BOTH,
+)
+def receives_in_a_ring(self):
+    incoming = ones()
+    dist.recv(incoming, (self.rank + 1) % WORLD_SIZE)
+    dist.send(ones(), (self.rank - 1) % WORLD_SIZE)
+
+
+@fault("error", "rank 0 waits in the default group (recv #1 from rank 1", "(all_reduce #1", "for rank 0")
+def receive_against_all_reduce(self):
+    if self.rank == 0:
+        dist.recv(ones(), 1)
+    dist.all_reduce(ones())
+    if self.rank == 1:
+        dist.send(ones(), 0)
+
+
+@fault("error", "rank 1 passed without sending that for which rank 0 waits (recv #1 from rank 1 [4])", bases=BOTH)
+def receive_from_a_rank_that_returned(self):
+    if self.rank == 0:
+        dist.recv(ones(), 1)
+
+
+@fault("error", "rank 1 of 3 raised", "ValueError: no such layer", "rank 1 raised without sending that for which")
+def receive_from_a_rank_that_raised(self):
+    if self.rank == 1:
+        raise ValueError("no such layer")
+    if self.rank == 0:
+        dist.recv(ones(), 1)
+
+
+@fault("error", "passed without sending that for which rank 0 waits (recv #1 from any rank [4])")
+def receive_from_any_rank(self):
+    if self.rank == 0:
+        dist.recv(ones())
+
+
+# -- work
+
+
+@fault("failed", "nobody waited for the work of all_reduce [4] float32 (planted_sanitized.py:", bases=BOTH)
+def work_without_a_wait(self):
+    dist.all_reduce(ones(), async_op=True)
+    dist.barrier()
+
+
+@fault("failed", "nobody waited for the work of recv [4] float32")
+def receive_without_a_wait(self):
+    if self.rank == 0:
+        dist.send(ones(), 1)
+    elif self.rank == 1:
+        dist.irecv(ones(), 0)
+
+
+@fault("failed", "a buffer of all_reduce [4] float32 was written before wait() (planted_sanitized.py:", bases=BOTH)
+def buffer_written_before_the_wait(self):
+    mine = ones()
+    work = dist.all_reduce(mine, async_op=True)
+    mine.add_(1)
+    work.wait()
+
+
+@fault("failed", "a buffer of broadcast [4] float32 was written before wait()")
+def buffer_written_through_a_view(self):
+    mine = ones()
+    work = dist.broadcast(mine, 0, async_op=True)
+    mine.view(2, 2)[0] = 3
+    work.wait()
+
+
+@fault("failed", "a buffer of all_gather_into_tensor [4] float32 was resized or freed before wait()")
+def buffer_freed_before_the_wait(self):
+    out = torch.empty(4 * WORLD_SIZE)
+    work = dist.all_gather_into_tensor(out, ones(), async_op=True)
+    # The storage is kept, so that nothing else is overwritten.
+    kept = out.untyped_storage()
+    out.set_()
+    work.wait()
+    del kept
+
+
+@fault("failed", "ranks 1, 2 passed without all_reduce #1 [4], which rank 0 has issued", kinds=("calls",), bases=BOTH)
+def async_all_reduce_that_others_leave_out(self):
+    if self.rank == 0:
+        dist.all_reduce(ones(), async_op=True)
+
+
+@fault("failed", "rank 2 passed without broadcast #1 [4], which ranks 0, 1 have issued", kinds=("calls",))
+def broadcast_that_a_rank_leaves_out(self):
+    if self.rank != 2:
+        dist.broadcast(ones(), 0, async_op=True)
+
+
+# -- outputs and numbers
+
+
+@fault("failed", "AssertionError", kinds=("poison",), bases=BOTH)
+def output_that_is_read_before_the_wait(self):
+    out = torch.zeros(4)
+    if self.rank == 0:
+        dist.barrier()
+        dist.send(ones(), 1)
+    elif self.rank == 1:
+        work = dist.irecv(out, 0)
+        seen = out.clone()  # from before the message: zeros, but for the poison
+        dist.barrier()
+        work.wait()
+        self.assertEqual(seen, torch.zeros(4))
+    else:
+        dist.barrier()
+
+
+@fault(
+    "failed",
+    "rank 1: 1 NaN of 4 elements enter all_reduce [4] float32 (planted_sanitized.py:",
+    kinds=("nan",),
+    bases=BOTH,
+)
+def nan_in_all_reduce(self):
+    mine = ones()
+    if self.rank == 1:
+        mine[2] = float("nan")
+    dist.all_reduce(mine)
+
+
+@fault("failed", "rank 0: 2 infinite of 4 elements enter send [4] float32", kinds=("nan",))
+def infinity_in_a_message(self):
+    if self.rank == 0:
+        dist.send(torch.tensor([1.0, float("inf"), 2.0, -float("inf")]), 1)
+    elif self.rank == 1:
+        dist.recv(ones(), 0)
+
+
+@fault("failed", "rank 2: ", "NaN of", "enter all_reduce", kinds=("nan",))
+def nan_in_a_gradient_of_ddp(self):
+    replica = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
+    scale = float("nan") if self.rank == 2 else 1.0
+    (replica(torch.ones(2, 4)).sum() * scale).backward()
+
+
+# -- orders
+
+
+@fault(
+    "failed",
+    "issue collectives in opposite orders: rank 0 issues all_reduce #1 of group dp before all_reduce #1 of group tp",
+    "rank 1 issues all_reduce #1 of group tp before all_reduce #1 of group dp",
+    kinds=("order-fails",),
+)
+def opposite_orders_that_pass(self):
+    groups = [dist.new_group([0, 1], group_desc=name) for name in ("dp", "tp")]
+    if self.rank < 2:
+        works = [
+            dist.all_reduce(ones(), group=group, async_op=True) for group in groups[:: 1 if self.rank == 0 else -1]
+        ]
+        for work in works:
+            work.wait()
