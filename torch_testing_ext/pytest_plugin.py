@@ -13,6 +13,7 @@ names that came from PyTorch after collection.
 
 from __future__ import annotations
 
+import argparse
 import functools
 import os
 import sys
@@ -35,6 +36,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("torch_testing_ext", "tests that run in ranks (torch_testing_ext)")
     group.addoption(OPTION, action="store_true", help="run PyTorch test files on the classes of torch_testing_ext")
     group.addoption(
+        "--sanitize",
+        nargs="?",
+        const="default",
+        type=_kinds,
+        metavar="KINDS",
+        help="check the collectives of ranks more closely; a list such as --sanitize=calls,nan, or default, or all",
+    )
+    group.addoption(
         "--dist-timeout",
         type=_seconds,
         metavar="SECONDS",
@@ -53,6 +62,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="DIR",
         help="directory of the files by which tests share accelerators (default: one per user, below /tmp)",
     )
+
+
+def _kinds(text: str) -> str:
+    from torch_testing_ext._sanitizer.kinds import read_kinds
+
+    try:
+        read_kinds(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
 
 
 def _seconds(text: str) -> float:
@@ -88,6 +107,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
         search.register()
         search.choose(search.NAME)
+    if config.getoption("--sanitize"):
+        os.environ["TORCH_TESTING_EXT_SANITIZE"] = config.getoption("--sanitize")
     if config.getoption(OPTION):
         _install()
 

@@ -182,6 +182,8 @@ class MultiThreadedTestCase(RankedTestCase):
         self._started.start()
         self.threads = self._started.threads
 
+    _ranks_are_processes = False
+
     @classmethod
     def _join_threads(cls, threads: Sequence[Any], fn: Callable[[], Any]) -> None:
         __tracebackhide__ = True

@@ -142,6 +142,7 @@ class RankedTestCase(TestCase):
     _DECIDES_ABOUT_SKIPS: ClassVar[tuple[str, ...]] = ("_handle_test_skip",)
 
     rank: int
+    _ranks_are_processes: ClassVar[bool] = True
     _result: Any = None
     _recorder: expectations.ExpectationRecorder | None = None  # in ranks that are processes
 
@@ -224,7 +225,12 @@ class RankedTestCase(TestCase):
         return isinstance(self._result, unittest.TestResult)
 
     def _case(self) -> launch.Case:
-        return launch.Case(self._short_name(), self._command(), inspect.getsourcefile(type(self)) or "")
+        seed = settings.read().shake
+        note = ""
+        if seed is not None and self._ranks_are_processes:
+            again = f"--shake-seed {seed}, or TORCH_TESTING_EXT_SHAKE={seed}"
+            note = f"The ranks were delayed with the seed {seed}; to have the same delays again: {again}"
+        return launch.Case(self._short_name(), self._command(), inspect.getsourcefile(type(self)) or "", note)
 
     def _timeout(self) -> float | None:
         return None if settings.read().debug_rank is not None else timeout_of(self) or get_timeout(self.id())

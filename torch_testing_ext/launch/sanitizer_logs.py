@@ -107,7 +107,8 @@ class LiveLogs:
         records = self._logs.records()
         found = self._mismatch(list(records.values()))
         if found is not None and self._candidate is not None and found.sentence == self._candidate.sentence:
-            if not set(found.awaited).intersection(pending) or now() > self._since + PATIENCE:
+            is_complete = not set(found.awaited).intersection(pending)
+            if is_complete or now() > self._since + PATIENCE:
                 return found
         if self._candidate is None:
             self._since = now()

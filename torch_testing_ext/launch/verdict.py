@@ -69,6 +69,7 @@ class Case:
     name: str
     again: str = ""
     file: str = ""
+    note: str = ""  # what else must be known to run it again
 
 
 @dataclass(frozen=True)
@@ -297,6 +298,7 @@ def _compose(
     parts += _once("last lines of output", outputs, "printed")
     parts += [_leftovers(r) for r in reports if r.leftovers]
     parts += [_stacks(r) for r in reports if r.stacks]
+    parts += [case.note] if case.note else []
     if case.again:
         parts.append(f"To run it alone:\n  {case.again}")
     return "\n\n".join(parts)

@@ -196,9 +196,13 @@ class Engine(UnitListener):
             lease,
             self._zygote,
             Limits(self._options.timeout, self._options.slow),
-            {**environment_of(lease, self._inventory), **self._leases.environment_of(lease)},
+            {
+                **environment_of(lease, self._inventory),
+                **self._leases.environment_of(lease),
+                **self._options.environment_of_sanitizer(unit.repetition),
+            },
             self,
-            self._options.command,
+            self._options.command_of(unit.repetition),
             self._options.stream,
             self._leases.locks_of(lease),
         )

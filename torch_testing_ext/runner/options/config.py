@@ -9,6 +9,7 @@ import argparse
 import configparser
 import dataclasses
 import importlib
+import random
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -78,6 +79,11 @@ def read_options(argv: Sequence[str], environ: Mapping[str, str], root: Path, cw
 def _complete(options: Options, sources: Mapping[str, str], cwd: Path) -> Options:
     if options.gpus is not None and options.fake_gpus is not None:
         raise UsageError("--gpus and --fake-gpus cannot be combined: devices are either real or fake")
+    if options.shake is not None and (options.repeat is not None or options.until_failure):
+        raise UsageError("--shake repeats tests by itself: leave out --repeat and --until-failure")
+    if options.shake is not None:
+        seed = random.randrange(2**31) if options.shake_seed is None else options.shake_seed
+        options = dataclasses.replace(options, repeat=options.shake, shake_seed=seed)
     if options.drop_in:
         options = _dropped_in(options, sources, cwd)
     return dataclasses.replace(options, shuffle=options.shuffle or options.seed is not None)
@@ -252,11 +258,17 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _command_line(argv: Sequence[str], cwd: Path) -> Layer:
-    given, unknown = _parser().parse_known_intermixed_args(list(argv))
+    given, unknown = _parser().parse_known_intermixed_args(_with_values(argv))
     if unknown:
         raise UsageError(f"{unknown[0]} is not an option.{nearest(unknown[0], _flags())} (--help lists all options)")
     values = {field: _resolved(_frozen(value), cwd) for field, value in vars(given).items()}
     return Layer(values, dict.fromkeys(values, COMMAND_LINE))
+
+
+def _with_values(argv: Sequence[str]) -> list[str]:
+    """The words, where flags that may be alone have their values: argparse would take the next word for that."""
+    alone = {flag: f"{flag}={spec.alone}" for spec in OPTION_TABLE.values() if spec.alone for flag in spec.flags}
+    return [alone.get(word, word) for word in argv]
 
 
 def _frozen(value: Any) -> Any:

@@ -52,6 +52,13 @@ class CountAs(enum.Enum):
     FAIL = "fail"
 
 
+class OrderHazard(enum.Enum):
+    """What becomes of a test whose ranks issued collectives in opposite orders, and passed."""
+
+    WARN = "warn"
+    FAIL = "fail"
+
+
 @dataclass(frozen=True)
 class ShardSpec:
     """One of `count` parts of the tests."""
@@ -101,6 +108,11 @@ class Options:
     shuffle: bool = False
     seed: int | None = None
 
+    sanitize: str | None = None
+    sanitize_order: OrderHazard = OrderHazard.WARN
+    shake: int | None = None
+    shake_seed: int | None = None
+
     verbosity: Verbosity = Verbosity.NORMAL
     stream: bool = False
     durations: int = 5
@@ -127,7 +139,24 @@ class Options:
         """The command that reruns a test whose name is appended to it."""
         root = self.drop_in_root
         places = (root,) if root is not None and is_checkout(root) else self.drop_in
-        return " ".join(["python run_test.py", *(f"--drop-in {shell.quote(str(place))}" for place in places)])
+        words = ["python run_test.py", *(f"--drop-in {shell.quote(str(place))}" for place in places)]
+        words += [f"--sanitize={self.sanitize}"] if self.sanitize is not None else []
+        words += ["--sanitize-order=fail"] if self.sanitize_order is OrderHazard.FAIL else []
+        return " ".join(words)
+
+    def command_of(self, repetition: int) -> str:
+        """`command`, for a test of this repetition: with the delays that it has had."""
+        shaken = [] if self.shake_seed is None else [f"--shake-seed {self.shake_seed + repetition}"]
+        return " ".join([self.command, *shaken])
+
+    def environment_of_sanitizer(self, repetition: int) -> dict[str, str]:
+        """The settings of the ranks that follow from the options of the sanitizer."""
+        found = {} if self.sanitize is None else {"TORCH_TESTING_EXT_SANITIZE": self.sanitize}
+        if self.sanitize_order is OrderHazard.FAIL:
+            found["TORCH_TESTING_EXT_SANITIZE_ORDER"] = "fail"
+        if self.shake_seed is not None:
+            found["TORCH_TESTING_EXT_SHAKE"] = str(self.shake_seed + repetition)
+        return found
 
     @property
     def endless(self) -> bool:

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .options import Action, CountAs, Gpus, Rerun, ShardSpec, Verbosity
+from torch_testing_ext._sanitizer.kinds import KNOWN, read_kinds
+
+from .options import Action, CountAs, Gpus, OrderHazard, Rerun, ShardSpec, Verbosity
 
 # -- readers: convert the text of an option to its value; the message of a ValueError says what is valid
 
@@ -68,6 +70,12 @@ def boolean(text: str) -> bool:
     return known[text.lower()]
 
 
+def kinds(text: str) -> str:
+    """Kinds of checks of the sanitizer, separated by commas."""
+    read_kinds(text)
+    return text
+
+
 def path(text: str) -> Path:
     if not text:
         raise ValueError("the path is empty")
@@ -111,6 +119,7 @@ class OptionSpec:
     values: tuple[ValueFlag, ...] = ()
     configurable: bool = True  # also in configuration files and the environment
     key: str = ""  # its name there, if it is not the name of the field
+    alone: str = ""  # the value that the flag alone means
 
 
 # By the title of a group in --help, then by the field of Options.
@@ -204,6 +213,31 @@ OPTION_GROUPS = {
         ),
         "shuffle": OptionSpec(("--shuffle",), boolean, "randomise the order"),
         "seed": OptionSpec(("--seed",), count_or_zero, "seed for the random order; implies --shuffle", "N"),
+    },
+    "sanitizer": {
+        "sanitize": OptionSpec(
+            ("--sanitize",),
+            kinds,
+            "check the collectives of ranks more closely; KINDS is a list such as calls,nan; --sanitize alone means "
+            f"default; known are: {', '.join(KNOWN)}",
+            "KINDS",
+            alone="default",
+        ),
+        "sanitize_order": OptionSpec(
+            ("--sanitize-order",),
+            one_of(OrderHazard),
+            "whether a test passes whose ranks issue collectives of overlapping groups in opposite orders",
+            "warn|fail",
+        ),
+        "shake": OptionSpec(
+            ("--shake",), count, "run every test N times, with random delays before collectives on chosen ranks", "N"
+        ),
+        "shake_seed": OptionSpec(
+            ("--shake-seed",),
+            count_or_zero,
+            "seed of the delays of the first of --shake's runs, or of a single run; each further run has the next",
+            "N",
+        ),
     },
     "output": {
         "verbosity": OptionSpec(
