@@ -1,7 +1,9 @@
 """Measure what it costs to compare the collectives of all ranks: the same tests with and without, in turns.
 
     python benchmarks/collectives.py [--rounds N] [--files FILE ...] [--quick]
+    python benchmarks/collectives.py --sanitizer
 
+--sanitizer measures instead what a collective costs its rank with each kind of checks of `--sanitize`.
 Without means that ranks leave nothing of their collectives and the parent never looks at them. The exit code is 1 if a
 target is missed. Both candidates run under a sitecustomize module, which every new interpreter imports first.
 """
@@ -25,6 +27,7 @@ ROOT = HERE.parent
 SUITES = "test/distributed"
 QUICK = "test/distributed/tensor/parallel/test_ddp_2d_parallel.py"
 MOST_PERCENT, MOST_MS = 2.0, 1.0
+MOST_US = 25.0
 
 WITHOUT = """
 from torch_testing_ext.launch import looks, recording
@@ -54,6 +57,48 @@ for line in sys.stdin:
     assert result.wasSuccessful(), result.failures + result.errors
     print(time.perf_counter() - began, flush=True)
 """
+
+
+# Prints the CPU time of an all_reduce, in microseconds, for each word of its arguments: "off", or kinds of checks.
+HOT = """
+import contextlib, sys, tempfile, time
+from pathlib import Path
+import torch, torch.distributed as dist
+from torch_testing_ext import _torch
+from torch_testing_ext._sanitizer import in_rank
+from torch_testing_ext._sanitizer.kinds import read_kinds
+_torch.watch_process_groups(lambda name: contextlib.nullcontext(), lambda: None)
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+mine = torch.ones(4)
+best = dict.fromkeys(sys.argv[1:], 1.0)
+for turn in range(12):
+    for word in best:
+        with tempfile.TemporaryDirectory() as folder:
+            if word != "off":
+                in_rank.prepare(True)
+                in_rank.begin(0, read_kinds(word), None, Path(folder, "log"))
+            for part in range(3):
+                began = time.thread_time()
+                for _ in range(500):
+                    dist.all_reduce(mine)
+                best[word] = min(best[word], (time.thread_time() - began) / 500)
+            in_rank.finish()
+            in_rank.prepare(False)
+for word, seconds in best.items():
+    print(word, 1e6 * seconds)
+"""
+
+
+def sanitizer() -> int:
+    """Measure the sanitizer's cost for a rank, hot, with each kind of checks."""
+    words = ["off", "calls", "default", "calls,nan", "calls,poison"]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", HOT, *words], env=env, stdout=subprocess.PIPE, text=True, check=True)
+    micros = {word: float(number) for word, number in (line.split() for line in done.stdout.splitlines())}
+    print(*(f"{word:>14}: {number:5.1f} us a collective" for word, number in micros.items()), sep="\n")
+    target = Target("a collective with --sanitize, CPU, us more", micros["default"] - micros["off"], MOST_US)
+    print(target)
+    return 0 if target.reached else 1
 
 
 def environment(folder: Path, name: str, code: str) -> dict[str, str]:
@@ -110,7 +155,10 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5, help="runs of the suites per candidate")
     parser.add_argument("--files", nargs="+", default=[SUITES], help="the suites to run")
     parser.add_argument("--quick", action="store_true", help="one suite, three rounds")
+    parser.add_argument("--sanitizer", action="store_true", help="a collective with --sanitize")
     arguments = parser.parse_args()
+    if arguments.sanitizer:
+        return sanitizer()
     files, rounds = ([QUICK], 3) if arguments.quick else (arguments.files, arguments.rounds)
     with tempfile.TemporaryDirectory() as directory:
         folder = Path(directory)

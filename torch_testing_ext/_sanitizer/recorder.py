@@ -46,12 +46,15 @@ class CallRecorder:
     def before(self, spec: OpSpec, args: tuple[Any, ...]) -> int:
         try:
             with self._lock:
-                return self._before(spec, args)
+                number, site, group = self._before(spec, args)
+            for check in self._checks:
+                check.before(spec, args, site, group)
+            return number
         except Exception as error:
             self._keep(error)
             raise
 
-    def _before(self, spec: OpSpec, args: tuple[Any, ...]) -> int:
+    def _before(self, spec: OpSpec, args: tuple[Any, ...]) -> tuple[int, int, Any]:
         group = hook.group_of(spec, args)
         known = self._groups.get(group)
         if known is None:
@@ -71,10 +74,7 @@ class CallRecorder:
         site = self.site()
         if _on_meta(inputs, args, spec):
             number = NO_GROUP
-        issued = self._log.issue(number, what[0], what[1], site)
-        for check in self._checks:
-            check.before(spec, args, site, group)
-        return issued
+        return self._log.issue(number, what[0], what[1], site), site, group
 
     def after(self, spec: OpSpec, number: int, args: tuple[Any, ...], result: Any) -> None:
         if self._after:

@@ -255,6 +255,11 @@ def is_waiting_for_work(thread: int) -> bool:
     return _waiting.get(thread, 0) > 0
 
 
+def is_synchronous(spec: OpSpec, args: tuple[Any, ...]) -> bool:
+    """Does the caller say that it waits itself? `async_op` comes before the time-out; without it, that is not known."""
+    return spec.timeout is not None and len(args) >= spec.timeout and args[spec.timeout - 1] is False
+
+
 def is_called_by_distributed(frame: Any) -> bool:
     """Does a function of torch.distributed in Python issue the operation? Its caller then gets the work."""
     return bool(frame.f_code.co_filename.endswith(_DISTRIBUTED))
