@@ -175,7 +175,7 @@ class MultiThreadedTestCase(RankedTestCase):
         size, name = self._checked_world_size(), self._current_test_name
         for _ in _told():
             pass  # of threads that have outlived their test
-        self._started = RankThreads(size, lambda rank: self._run(name, rank, size), account_for)
+        self._started = RankThreads(size, lambda rank: self._run(name, rank, size), account_for, self._sanitize().kinds)
         self._started.test = self
         type(self).global_store = self._started.store
         self.addCleanup(self._started.end)  # if setUp fails later, _join_threads is never called

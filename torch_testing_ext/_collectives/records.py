@@ -139,6 +139,12 @@ def agreement(entry: Mapping[str, Any]) -> tuple[Any, ...]:
     """
     if "agreement" in entry:
         return _frozen(entry["agreement"])
+    if "options" in entry:
+        return (*_agreement(entry), *entry["options"])
+    return _agreement(entry)
+
+
+def _agreement(entry: Mapping[str, Any]) -> tuple[Any, ...]:
     backend, kind = _backend_and_kind(entry)
     inputs, outputs = (_counts(entry.get(f"{which}_sizes")) for which in ("input", "output"))
     in_types, out_types = (tuple(entry.get(f"{which}_dtypes") or ()) for which in ("input", "output"))
@@ -182,7 +188,8 @@ def text_of(
     issued: dict[int, list[Any]] = {}
     for entry in entries:
         if entry["group"] is not None and not entry.get("is_p2p"):
-            what = [entry.get(name) for name in ("profiling_name", "input_sizes", "input_dtypes")]
+            what = [entry.get(name) for name in ("profiling_name", "input_sizes", "input_dtypes", "options")]
+            what += [entry["exchange"]] if "exchange" in entry else []
             issued.setdefault(entry["group"], []).append(what)
     digests = {_title_of(groups, at): zlib.crc32(json.dumps(each).encode()) for at, each in issued.items()}
     body = {

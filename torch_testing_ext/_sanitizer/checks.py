@@ -62,6 +62,15 @@ def _is_root(spec: OpSpec, args: tuple[Any, ...], group: Any) -> bool:
     return spec.root is None or args[spec.root] == group.rank()
 
 
+def describe_non_finite(tensor: torch.Tensor) -> str:
+    """How many elements of a tensor are NaN or infinite, for a sentence; "" if none is."""
+    found = hook.non_finite(tensor)
+    if found is None:
+        return ""
+    parts = [f"{number} {name}" for number, name in zip(found, ("NaN", "infinite"), strict=True) if number]
+    return f"{' and '.join(parts)} of {tensor.numel()} elements"
+
+
 class NanCheck(Check):
     """Finds a NaN or an infinity that enters an operation; once for each line."""
 
@@ -75,12 +84,8 @@ class NanCheck(Check):
         if spec.kind in ("broadcast", "scatter") and not _is_root(spec, args, group):
             return  # its tensors are overwritten
         for tensor in tensors_of(args[spec.inputs]):
-            if found := hook.non_finite(tensor):
-                nans, infinities = found
-                parts = [f"{nans} NaN"] if nans else []
-                parts += [f"{infinities} infinite"] if infinities else []
-                text = f"{' and '.join(parts)} of {tensor.numel()} elements enter {name_of(spec, args)}"
-                self._note("nan", text, site)
+            if text := describe_non_finite(tensor):
+                self._note("nan", f"{text} enter {name_of(spec, args)}", site)
                 self._told.add(site)
                 return
 

@@ -12,7 +12,7 @@ import os
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -22,6 +22,8 @@ import torch.distributed as dist
 
 from torch_testing_ext import _torch
 from torch_testing_ext._collectives.records import GroupRecord, text_of
+from torch_testing_ext._sanitizer import checks
+from torch_testing_ext._sanitizer.kinds import SanitizeKind
 
 from . import collectives
 
@@ -70,6 +72,8 @@ class ThreadLocalWorld(_torch.world_class()):  # type: ignore[misc]
         # Ranks that wait in a collective, and whether their wait is over although they have not woken up yet.
         self.waiting: dict[int, Callable[[], bool]] = {}
         self._record_ids = itertools.count(1)
+        self.kinds: frozenset[SanitizeKind] = frozenset()  # of the sanitizer
+        self.notes: dict[int, list[dict[str, Any]]] = {}  # what it has found in each rank
 
     def _get_world(self) -> WorldData:
         if not hasattr(self._local, "world"):
@@ -101,9 +105,17 @@ class ThreadLocalWorld(_torch.world_class()):  # type: ignore[misc]
             return len(groups) - 1
 
     def record(
-        self, rank: int, group: str, number: int | None, place: int, kind: str, tensors: list[torch.Tensor]
+        self,
+        rank: int,
+        group: str,
+        number: int | None,
+        place: int,
+        kind: str,
+        arguments: Any,
+        options: Mapping[str, Any],
     ) -> dict[str, Any]:
         """Record a collective in a group, which has this number among those of the rank."""
+        tensors = list(_tensors(arguments))
         event = {
             "process_group": [group],
             "group": number,
@@ -115,6 +127,8 @@ class ThreadLocalWorld(_torch.world_class()):  # type: ignore[misc]
             "site": _site(),
             "record_id": next(self._record_ids),
         }
+        if self.kinds:
+            event.update(_sanitized(kind, arguments, options))
         self.events.setdefault(rank, deque(maxlen=_KEPT_EVENTS)).append(event)
         return event
 
@@ -187,11 +201,15 @@ class Rendezvous:
         """Note the number that the group has among those of a rank."""
         self._numbers[rank] = number
 
-    def take_part(self, rank: int, kind: str, arguments: Any, work: Callable[[list[Any]], None]) -> None:
+    def take_part(
+        self, rank: int, kind: str, arguments: Any, work: Callable[[list[Any]], None], options: Mapping[str, Any]
+    ) -> None:
         """Take part in a collective as `rank` of this group; return when it is complete."""
         _finish_on_device(arguments)
+        if SanitizeKind.NAN in self._world.kinds:
+            self._check_numbers(rank, kind, arguments, options)
         with self._world.changed:
-            collective, event = self._enter(rank, kind, arguments)
+            collective, event = self._enter(rank, kind, arguments, options)
             if rank == 0:
                 self._wait(rank, collective, lambda: len(collective.arguments) == len(self._ranks), kind)
                 self._current = _Collective()
@@ -208,11 +226,24 @@ class Rendezvous:
             event["raised"] = True
             raise LeftAlone(f"left alone in {kind}: rank {self._ranks[0]} failed to execute it: {collective.error}")
 
-    def _enter(self, rank: int, kind: str, arguments: Any) -> tuple[_Collective, dict[str, Any]]:
+    def _check_numbers(self, rank: int, kind: str, arguments: Any, options: Mapping[str, Any]) -> None:
+        """Note a NaN or infinity in the inputs; those of a broadcast or a scatter are its root's."""
+        if kind in ("broadcast", "scatter") and options.get("root") != rank:
+            return
+        inputs = arguments[1] if isinstance(arguments, tuple) and arguments else arguments
+        for tensor in _tensors(inputs):
+            if text := checks.describe_non_finite(tensor):
+                call = f"{kind} {checks.shown(list(_tensors(inputs)))}"
+                note = {"kind": "nan", "text": f"{text} enter {call}", "site": _site()}
+                self._world.notes.setdefault(self._ranks[rank], []).append(note)
+                return
+
+    def _enter(
+        self, rank: int, kind: str, arguments: Any, options: Mapping[str, Any]
+    ) -> tuple[_Collective, dict[str, Any]]:
         self._counts[rank] += 1
-        tensors = list(_tensors(arguments))
         event = self._world.record(
-            self._ranks[rank], self._name, self._numbers.get(rank), self._counts[rank], kind, tensors
+            self._ranks[rank], self._name, self._numbers.get(rank), self._counts[rank], kind, arguments, options
         )
         self._current.arguments[rank] = kind, arguments
         self._world.changed.notify_all()
@@ -267,6 +298,18 @@ def _site() -> tuple[str, int, str] | None:
             return file, frame.f_lineno, frame.f_code.co_name
         frame = frame.f_back  # type: ignore[assignment]
     return None
+
+
+def _sanitized(kind: str, arguments: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+    """What a sanitized collective must agree in besides: reduce operation, root, what is sent to whom."""
+    op, root = options.get("op"), options.get("root")
+    name = None if op is None else str(getattr(op, "op", op)).rpartition(".")[2].lower()
+    details = [*([name] if name else []), *([f"root {root}"] if root is not None else [])]
+    extra: dict[str, Any] = {"options": [name, root], "details": details}
+    if kind == "all_to_all":
+        outputs, inputs = arguments
+        extra["exchange"] = [[tensor.numel() for tensor in side] for side in (inputs, outputs)]
+    return extra
 
 
 def _tensors(arguments: Any) -> Iterator[torch.Tensor]:
@@ -329,7 +372,7 @@ class ProcessLocalGroup(_ProcessGroup):  # type: ignore[misc, unused-ignore]
         return f"ThreadedPG world_size:{self._world_size} rank:{self._rank}"
 
     def _run(self, kind: str, arguments: Any, work: Callable[..., None], **options: Any) -> dist.Work:
-        self._rendezvous.take_part(self._rank, kind, arguments, partial(work, **options))
+        self._rendezvous.take_part(self._rank, kind, arguments, partial(work, **options), options)
         return _torch.finished_work(arguments)
 
     def _split(self, tensor: torch.Tensor, sizes: Any = None) -> list[torch.Tensor]:

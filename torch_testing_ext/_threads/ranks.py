@@ -18,8 +18,9 @@ from typing import Any
 import torch.distributed as dist
 
 from torch_testing_ext import _torch, launch
-from torch_testing_ext._collectives.findings import Finding, describe_stuck, stuck, waits
+from torch_testing_ext._collectives.findings import Finding, describe_stuck, finding_of_rank, stuck, waits
 from torch_testing_ext._collectives.records import read_record
+from torch_testing_ext._sanitizer.kinds import SanitizeKind
 from torch_testing_ext.launch import RankEnding, RankReport, hang, now
 
 from .group import ThreadLocalWorld, _install_threaded_pg, _uninstall_threaded_pg
@@ -55,6 +56,8 @@ class RankThread(threading.Thread):
 class RankThreads:
     """Runs `body(rank)` in `world_size` threads, once started; a body that communicates does so in `process_group`.
 
+    `kinds`: what the sanitizer checks.
+
     `account_for` writes an exception that a body raised into the account of its rank, and returns the exit code.
     """
 
@@ -63,6 +66,7 @@ class RankThreads:
         world_size: int,
         body: Callable[[int], None],
         account_for: Callable[[launch.AccountWriter, BaseException], int],
+        kinds: frozenset[SanitizeKind] = frozenset(),
     ):
         self.began = now()
         self._body = body
@@ -70,6 +74,7 @@ class RankThreads:
         self._sharding_lock = _torch.one_sharding_at_a_time()
         self._sharding_lock.__enter__()
         self._world: ThreadLocalWorld = _install_threaded_pg()
+        self._world.kinds = kinds
         self.store = _HashStore()
         self.errors: dict[int, ExcInfo] = {}  # by rank
         self.test: Any = None  # whose threads these are
@@ -154,10 +159,11 @@ class RankThreads:
 
     def _report(self, rank: int) -> RankReport:
         recorder = self._world.text_of(rank)
+        found = tuple(finding_of_rank(rank, note) for note in self._world.notes.get(rank, ()))
         if rank in self._exits:
             account, ended = self._accounts[rank].account, self._exits[rank]
             report = launch.assemble_report(rank, account, ended, self.began, stopped=None)
-            return replace(report, recorder=recorder)
+            return replace(report, recorder=recorder, found=found)
         stacks = _stack_of(self.threads[rank])
         return RankReport(rank, RankEnding.STOPPED, now() - self.began, now(), stacks=stacks, recorder=recorder)
 

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from planted import DEFAULT, WORLD_SIZE, in_call, ones
 
 MAX, SUM = dist.ReduceOp.MAX, dist.ReduceOp.SUM
-BOTH = ("fresh", "persistent")
+BOTH, ALL = ("fresh", "persistent"), ("fresh", "persistent", "threaded")
 
 
 @dataclass(frozen=True)
@@ -50,13 +50,13 @@ def op_of(rank: int) -> Any:
     "failed",
     in_call(1, DEFAULT, "broadcast [4] float32 root 1", "broadcast [4] float32 root 0"),
     "planted_sanitized.py:",
-    bases=BOTH,
+    bases=ALL,
 )
 def root_of_broadcast(self):
     dist.broadcast(ones(), 1 if self.rank == 1 else 0)
 
 
-@fault("failed", in_call(1, DEFAULT, "reduce [4] float32 sum root 1", "reduce [4] float32 sum root 0"))
+@fault("failed", in_call(1, DEFAULT, "reduce [4] float32 sum root 1", "reduce [4] float32 sum root 0"), bases=ALL)
 def root_of_reduce(self):
     dist.reduce(ones(), 1 if self.rank == 1 else 0)
 
@@ -91,13 +91,13 @@ def root_of_an_object(self):
 @fault(
     "failed",
     in_call(1, DEFAULT, "all_reduce [4] float32 max", "all_reduce [4] float32 sum"),
-    bases=BOTH,
+    bases=ALL,
 )
 def op_of_all_reduce(self):
     dist.all_reduce(ones(), op_of(self.rank))
 
 
-@fault("failed", in_call(1, DEFAULT, "reduce [4] float32 max root 0", "reduce [4] float32 sum root 0"))
+@fault("failed", in_call(1, DEFAULT, "reduce [4] float32 max root 0", "reduce [4] float32 sum root 0"), bases=ALL)
 def op_of_reduce(self):
     dist.reduce(ones(), 0, op_of(self.rank))
 
@@ -107,7 +107,7 @@ def op_of_reduce_scatter(self):
     dist.reduce_scatter_tensor(ones(1), ones(WORLD_SIZE), op_of(self.rank))
 
 
-@fault("failed", in_call(3, DEFAULT, "all_reduce [4] float32 max", "all_reduce [4] float32 sum"), bases=BOTH)
+@fault("failed", in_call(3, DEFAULT, "all_reduce [4] float32 max", "all_reduce [4] float32 sum"), bases=ALL)
 def op_of_a_later_all_reduce(self):
     dist.all_reduce(ones())
     dist.barrier()
@@ -339,7 +339,7 @@ def output_that_is_read_before_the_wait(self):
     "failed",
     "rank 1: 1 NaN of 4 elements enter all_reduce [4] float32 (planted_sanitized.py:",
     kinds=("nan",),
-    bases=BOTH,
+    bases=ALL,
 )
 def nan_in_all_reduce(self):
     mine = ones()

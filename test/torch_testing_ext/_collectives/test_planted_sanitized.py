@@ -5,7 +5,7 @@ import unittest
 from unittest import mock
 
 from planted_sanitized import FAULTS
-from test_planted_faults import Fresh, Persistent, _in_fresh_ranks, _outcome_of
+from test_planted_faults import Fresh, Persistent, Threaded, _in_fresh_ranks, _outcome_of
 
 from torch_testing_ext._cases import ranked
 from torch_testing_ext.common_distributed import sanitize
@@ -20,7 +20,11 @@ class SanitizedPersistent(Persistent):
     pass
 
 
-BASES = {"fresh": SanitizedFresh, "persistent": SanitizedPersistent}
+class SanitizedThreaded(Threaded):
+    pass
+
+
+BASES = {"fresh": SanitizedFresh, "persistent": SanitizedPersistent, "threaded": SanitizedThreaded}
 for _name, _fault in FAULTS.items():
     for _base in _fault.bases:
         _body = _in_fresh_ranks(_fault.body) if _base == "fresh" else lambda self, body=_fault.body: body(self)
