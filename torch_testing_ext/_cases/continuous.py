@@ -28,7 +28,9 @@ from torch_testing_ext._asserts import expectations
 from torch_testing_ext._machine import accelerators, seeds
 from torch_testing_ext._machine.seeds import set_rng_seed
 from torch_testing_ext._marks.needs import Skipped
+from torch_testing_ext._marks.sanitizing import kinds_of_class
 from torch_testing_ext._process import system
+from torch_testing_ext._sanitizer.kinds import SanitizeKind
 from torch_testing_ext.launch import settings
 
 from . import global_state, group_creation, launched_ranks
@@ -202,6 +204,7 @@ class MultiProcContinuousTest(RankedTestCase):
             },
             stream=chosen.stream,
             debug_rank=chosen.debug_rank,
+            sanitize=chosen.for_ranks(kinds_of_class(cls)),
         )
         cls._persistent_ranks = launch.PersistentRanks(job)
         cls.processes = [RankProcess(cls._persistent_ranks.run, rank) for rank in range(world_size)]
@@ -310,6 +313,8 @@ class MultiProcContinuousTest(RankedTestCase):
 
     def _start_task(self) -> None:
         ranks = self._running_ranks()
+        if SanitizeKind.HASH in self._sanitize().kinds and not ranks.run.job.differs_in_hash:
+            raise self._error("@sanitize('hash') must be on the class: its ranks start before the test")
         self._files = ranks.start(self.id(), self._sanitize())
         self.addCleanup(self._abandon_task, ranks)
 

@@ -31,9 +31,14 @@ def sanitize(*kinds: str) -> Callable[[T], T]:
     return decorate
 
 
+def kinds_of_class(cls: type) -> tuple[str, ...]:
+    """The kinds that `@sanitize` names on a class of tests."""
+    kinds: tuple[str, ...] = getattr(cls, _ATTRIBUTE, ())
+    return kinds
+
+
 def kinds_of_test(test: Any) -> tuple[str, ...]:
     """The kinds that `@sanitize` names on this test case and on its class."""
     method = getattr(test, test._testMethodName, None)
     own: tuple[str, ...] = getattr(method, _ATTRIBUTE, ())
-    inherited: tuple[str, ...] = getattr(type(test), _ATTRIBUTE, ())
-    return (*own, *inherited)
+    return (*own, *kinds_of_class(type(test)))

@@ -296,20 +296,20 @@ class Launcher:
 
     def launch(self, job: Job) -> Run:
         """Start the ranks of a job. Raises CannotStart."""
+        job = settings.complete(job)
+        wanted = settings.wanted_start(job)
         try:
-            return self.launch_on(self._get_server(job.subject), job)
+            return self.launch_on(self._get_server(job.subject, wanted), job)
         except TryAnother:
             self._discard_server()
         _empty(job.directory)  # ranks of the failed attempt may have left files there, a rendezvous store for one
         try:
-            return self.launch_on(self._get_server(job.subject), job)
+            return self.launch_on(self._get_server(job.subject, wanted), job)
         except TryAnother as why:
             raise CannotStart(f"two attempts to start the ranks failed: {why}") from None
 
     def launch_on(self, server: ForkServerClient, job: Job) -> Run:
         job = replace(job, inherits=server.method is StartMethod.FORK)
-        if job.sanitize is None:
-            job = replace(job, sanitize=settings.read().for_ranks())
         run = Run(next(self._numbers), job, server)
         server.runs[run.number] = run
         server.send(Launch(run.number, pickle.dumps(job)))
@@ -336,8 +336,7 @@ class Launcher:
             if self.server is not None and imports:
                 self.server.send(Preload(imports, at_once=True))
 
-    def _get_server(self, subject: Named) -> ForkServerClient:
-        wanted = settings.read().start
+    def _get_server(self, subject: Named, wanted: str) -> ForkServerClient:
         if self.server is not None and (self.server.unusable or not self._suits(self.server, wanted)):
             self._discard_server()
         if self.server is None:
@@ -416,7 +415,7 @@ def allowed_methods(wanted: str) -> tuple[StartMethod, ...]:
 
 def _explain_failure(wanted: str, subject: Named, reasons: list[str]) -> NoReturn:
     if "<locals>" in subject.qualname:
-        why = "; ".join(reasons) or f"TORCH_TESTING_EXT_START={wanted}"
+        why = "; ".join(reasons) or f"TORCH_TESTING_EXT_START={wanted}, or --sanitize=hash"
         raise CannotStart(
             f"{subject.qualname} is defined in a function: only ranks forked from this process have it; {why}"
         )

@@ -8,17 +8,20 @@ from . import client, settings
 from .job import Job, Named
 from .protocol import StartMethod
 
+START = "TORCH_TESTING_EXT_START"
+
 
 def launch_from_here(job: Job) -> client.Run:
     """Start the ranks of a job, forked from this process as it is now. `run.server.close()` ends their fork server.
 
     Raises CannotStart if it is not safe to fork, or if the setting wants another start method.
     """
-    wanted = settings.read().start
+    job = settings.complete(job)
+    wanted = settings.wanted_start(job)
     if StartMethod.FORK not in client.allowed_methods(wanted):
         raise client.CannotStart(
-            f"these ranks inherit what this process has set up, so they have to be forked, "
-            f"but TORCH_TESTING_EXT_START={wanted}"
+            "these ranks inherit what this process has set up, so they have to be forked, "
+            + ("but --sanitize=hash needs new interpreters" if job.differs_in_hash else f"but {START}={wanted}")
         )
     launcher = client.launcher()
     server, unusable = launcher.try_method(StartMethod.FORK, job.subject)

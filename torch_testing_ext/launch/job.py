@@ -163,6 +163,7 @@ class Job:
     debug_rank: int | None = None
     skips: Mapping[int, str] = field(default_factory=dict)  # the reason of a rank that exits with such a code
     sanitize: Sanitize | None = None  # None: as the settings say
+    differs_in_hash: bool = False  # each rank has a hash seed of its own
 
     def call(self, *arguments: Any) -> None:
         """Run the body, in a rank."""

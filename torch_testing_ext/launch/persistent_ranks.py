@@ -17,7 +17,7 @@ from pathlib import Path
 
 from torch_testing_ext._sanitizer.kinds import SanitizeKind
 
-from . import client, recording
+from . import client, recording, settings
 from .accounts import AccountFile, RankAccount, RankEnding, read_account
 from .job import Job, Sanitize
 from .rank import AccountWriter
@@ -122,7 +122,7 @@ class PersistentRanks:
     def __init__(self, job: Job):
         self.directory = job.directory
         # The sanitizer begins and ends with each task.
-        self.run = client.launch(replace(job, sanitize=Sanitize()))
+        self.run = client.launch(replace(settings.complete(job), sanitize=Sanitize()))
         self.sanitize = Sanitize()
         # Also open for reading: so opening does not wait for the rank, and writing to one that is gone does not raise.
         self._pipes = [os.open(_tasks_pipe(self.directory, rank), os.O_RDWR | os.O_CLOEXEC) for rank in self._ranks()]

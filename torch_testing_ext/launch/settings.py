@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from torch_testing_ext._sanitizer.kinds import KNOWN as KNOWN_KINDS, SanitizeKind, kinds_of, read_kinds
 
-from .job import Sanitize
+from .job import Job, Sanitize
 
 PREFIX = "TORCH_TESTING_EXT_"
 RUNNER_PREFIX = PREFIX + "RUN_"  # options of run_test.py, which reads and checks them itself
@@ -100,3 +100,15 @@ def read(environ: Mapping[str, str] | None = None) -> Settings:
         except (ValueError, KeyError):
             raise ValueError(f"{name}={text!r} is not understood; known values: {setting.values}") from None
     return Settings(**chosen)
+
+
+def complete(job: Job) -> Job:
+    """The job with what the settings say of the sanitizer, unless it says that itself."""
+    chosen = read().for_ranks() if job.sanitize is None else job.sanitize
+    differs = job.differs_in_hash or SanitizeKind.HASH in chosen.kinds
+    return replace(job, sanitize=chosen, differs_in_hash=differs)
+
+
+def wanted_start(job: Job) -> str:
+    """How the ranks of a complete job are to be started, as the setting says: only new interpreters differ in hash."""
+    return "spawn" if job.differs_in_hash else read().start

@@ -98,7 +98,7 @@ def spawn(job: Job, rank: int, account: AccountFile, link: socket.socket, stream
         return os.posix_spawn(
             sys.executable,
             interpreter.command("launch.rank", job.context.path, *words),
-            job.context.environ,
+            {**job.context.environ, **({"PYTHONHASHSEED": str(rank + 1)} if job.differs_in_hash else {})},
             file_actions=_file_actions(stream),
             setsigmask=(),
         )

@@ -380,3 +380,10 @@ def opposite_orders_that_pass(self):
         ]
         for work in works:
             work.wait()
+
+
+@fault("failed", "ranks disagree in call #1", "all_reduce", kinds=("hash",))
+def order_of_a_set(self):
+    names = {f"layer{number}" for number in range(40)}
+    for name in names:
+        dist.all_reduce(ones(1 + int(name.removeprefix("layer"))))

@@ -1,0 +1,391 @@
+"""Sound programs under all checks of the sanitizer: nothing is found, and the tests pass."""
+
+import os
+import threading
+import unittest
+from datetime import timedelta
+from pathlib import Path
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from test_planted_faults import _outcome_of
+
+from torch_testing_ext._cases import ranked
+from torch_testing_ext.common_distributed import (
+    MultiProcContinuousTest,
+    MultiProcessTestCase,
+    MultiThreadedTestCase,
+    collectives_may_differ,
+    sanitize,
+)
+from torch_testing_ext.common_utils import run_tests
+
+WORLD_SIZE = 3
+
+
+def ones(count=4):
+    return torch.ones(count)
+
+
+@sanitize("all")
+class Sound(MultiProcessTestCase):
+    """Subclasses of no loader: the methods have no `test` in their names."""
+
+    world_size = WORLD_SIZE
+
+    def setUp(self):
+        super().setUp()
+        self._spawn_processes()
+
+    def join(self, **options):
+        store = dist.FileStore(self.file_name, self.world_size)
+        dist.init_process_group("gloo", store=store, rank=self.rank, world_size=self.world_size, **options)
+
+    def every_collective(self):
+        self.join()
+        size, mine = self.world_size, ones()
+        dist.all_reduce(mine, dist.ReduceOp.MAX)
+        dist.broadcast(mine, 1)
+        dist.reduce(mine, 2)
+        parts = [torch.empty(4) for _ in range(size)]
+        dist.all_gather(parts, ones())
+        self.assertEqual(parts, [ones()] * size)
+        whole = torch.empty(4 * size)
+        dist.all_gather_into_tensor(whole, ones())
+        self.assertEqual(whole, ones(4 * size))
+        dist.gather(ones(), parts if self.rank == 1 else None, dst=1)
+        dist.scatter(mine, parts if self.rank == 1 else None, src=1)
+        self.assertEqual(mine, ones())
+        one = torch.empty(1)
+        dist.reduce_scatter_tensor(one, ones(size))
+        self.assertEqual(one.item(), size)
+        dist.reduce_scatter(one, [ones(1) for _ in range(size)])
+        dist.all_to_all_single(torch.empty(size), ones(size))
+        dist.barrier()
+        dist.monitored_barrier()
+
+    def uneven_splits(self):
+        self.join()
+        # Rank r sends r + 1 elements to each.
+        incoming = list(range(1, self.world_size + 1))
+        got = torch.empty(sum(incoming))
+        outgoing = [self.rank + 1] * self.world_size
+        dist.all_to_all_single(got, torch.full((sum(outgoing),), float(self.rank)), incoming, outgoing)
+        self.assertEqual(got, torch.repeat_interleave(torch.arange(3.0), torch.tensor(incoming)))
+
+    def output_that_contains_the_input(self):
+        self.join()
+        whole = torch.zeros(4 * self.world_size)
+        mine = whole[4 * self.rank :][:4]
+        mine.fill_(self.rank)
+        dist.all_gather_into_tensor(whole, mine)
+        self.assertEqual(whole, torch.arange(3.0).repeat_interleave(4))
+
+    def messages_in_a_ring(self):
+        self.join()
+        after, before = (self.rank + 1) % self.world_size, (self.rank - 1) % self.world_size
+        for tag in (0, 7):
+            got = torch.empty(4)
+            works = [dist.isend(ones(), after, tag=tag), dist.irecv(got, before, tag=tag)]
+            for work in works:
+                work.wait()
+            self.assertEqual(got, ones())
+        got = torch.empty(4)
+        operations = [dist.P2POp(dist.isend, ones(), after), dist.P2POp(dist.irecv, got, before)]
+        for work in dist.batch_isend_irecv(operations):
+            work.wait()
+        self.assertEqual(got, ones())
+
+    def messages_from_any_rank(self):
+        self.join()
+        if self.rank == 0:
+            got = torch.empty(1)
+            found = [(dist.recv(got), got.item()) for _ in range(2)]
+            self.assertEqual(sorted(found), [(1, 1.0), (2, 2.0)])
+        else:
+            dist.send(torch.tensor([float(self.rank)]), 0)
+
+    def objects(self):
+        self.join()
+        found = [None] * self.world_size
+        dist.all_gather_object(found, {"rank": "x" * (100 * self.rank)})
+        listed = [self.rank]
+        dist.broadcast_object_list(listed, src=2)
+        self.assertEqual(listed, [2])
+        gathered = found if self.rank == 0 else None
+        dist.gather_object(self.rank, gathered)
+        mine = [None]
+        dist.scatter_object_list(mine, [1, 2, 3] if self.rank == 0 else None)
+        self.assertEqual(mine, [self.rank + 1])
+
+    def coalesced(self):
+        self.join()
+        tensors = [ones(), ones(3)]
+        with dist.distributed_c10d._coalescing_manager(async_ops=True) as manager:
+            for tensor in tensors:
+                dist.all_reduce(tensor)
+        manager.wait()
+        self.assertEqual(tensors[0], 3 * ones())
+
+    def overlapped(self):
+        self.join()
+        flat = torch.ones(8)
+        work = dist.all_reduce(flat[:4], async_op=True)
+        flat[4:].add_(1)  # the same storage, other memory
+        work.wait()
+        works = [dist.all_reduce(ones(), async_op=True) for _ in range(3)]
+        for work in reversed(works):
+            work.wait()
+        future = dist.all_reduce(ones(), async_op=True).get_future()
+        future.wait()
+        polled = dist.all_reduce(ones(), async_op=True)
+        while not polled.is_completed():
+            pass
+        out, mine = torch.empty(12), ones()
+        work = dist.all_gather_into_tensor(out, mine, async_op=True)
+        mine.clone()
+        work.wait()
+        out.mul_(2)
+
+    def groups(self):
+        self.join()
+        first, second = dist.new_group([0, 1], group_desc="dp"), dist.new_group([1, 2], group_desc="tp")
+        for _ in range(3):
+            if self.rank < 2:
+                dist.all_reduce(ones(), group=first)
+            if self.rank > 0:
+                dist.broadcast(ones(), 2, group=second)
+                got = torch.empty(1)
+                if self.rank == 1:
+                    dist.send(ones(1), 2, group=second)
+                else:
+                    dist.recv(got, 1, group=second)
+        dist.destroy_process_group(first)
+
+    def groups_with_a_name_again(self):
+        self.join()
+        dist.all_reduce(ones())
+        dist.destroy_process_group()
+        store = dist.FileStore(self.file_name + ".2", self.world_size)
+        dist.init_process_group("gloo", store=store, rank=self.rank, world_size=self.world_size)
+        dist.broadcast(ones(), 1)
+
+    def ddp(self):
+        self.join()
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
+        for _ in range(2):
+            model(torch.ones(2, 4)).sum().backward()
+        with model.no_sync():
+            model(torch.ones(2, 4)).sum().backward()
+
+    def fsdp2(self):
+        from torch.distributed.fsdp import fully_shard
+
+        self.join()
+        model = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.Linear(6, 4))
+        mesh = dist.init_device_mesh("cpu", (self.world_size,))
+        for layer in model:
+            fully_shard(layer, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for _ in range(2):
+            model(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+
+    def dtensor(self):
+        from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+        self.join()
+        mesh = dist.init_device_mesh("cpu", (self.world_size,))
+        whole = torch.arange(28.0).reshape(7, 4)
+        for before in (Shard(0), Shard(1), Replicate()):
+            for after in (Shard(0), Shard(1), Replicate()):
+                found = distribute_tensor(whole, mesh, [before]).redistribute(placements=[after])
+                self.assertEqual(found.full_tensor(), whole)
+
+    def compiled(self):
+        self.join()
+
+        @torch.compile(backend="aot_eager")
+        def step(tensor):
+            dist.all_reduce(tensor)
+            return tensor + 1
+
+        self.assertEqual(step(ones()), 4 * ones())
+
+    def autograd(self):
+        import torch.distributed.nn.functional as differentiable
+
+        self.join()
+        leaf = ones().requires_grad_()
+        differentiable.all_reduce(leaf * 2).sum().backward()
+        self.assertEqual(leaf.grad, 6 * ones())
+        with torch.inference_mode():
+            got = torch.zeros(12)
+            dist.all_gather_into_tensor(got, ones(), async_op=True).wait()
+
+    def another_thread(self):
+        self.join()
+        thread = threading.Thread(target=lambda: dist.all_reduce(ones()))
+        thread.start()
+        thread.join()
+        dist.all_reduce(ones())
+
+    def error_that_the_test_expects(self):
+        self.join(timeout=timedelta(seconds=0.2))
+        group = dist.new_group([0, 1], timeout=timedelta(seconds=0.2))
+        if self.rank == 0:
+            with self.assertRaisesRegex(RuntimeError, "(?i)time|clos|reset"):
+                dist.all_reduce(ones(), group=group)
+
+    def error_of_the_arguments(self):
+        self.join()
+        if self.rank == 0:
+            with self.assertRaises((ValueError, RuntimeError)):
+                dist.all_to_all_single(torch.empty(3), ones(3), [1, 1, 1], [1, 1, 5])
+        dist.all_reduce(ones())
+
+    def detail(self):
+        self.join()
+        dist.all_reduce(ones())
+        dist.broadcast(ones(), 1)
+        dist.barrier()
+
+    def child_of_a_rank(self):
+        self.join()
+        pid = os.fork()
+        if pid == 0:
+            dist.all_reduce(ones(7), async_op=True)
+            os._exit(0)
+        os.waitpid(pid, 0)
+        dist.all_reduce(ones())
+
+    def fake_groups(self):
+        from torch_testing_ext.distributed.fake_pg import FakeStore
+
+        dist.init_process_group("fake", store=FakeStore(), rank=self.rank, world_size=self.world_size)
+        got = torch.zeros(4 * self.world_size)
+        dist.all_gather_into_tensor(got, ones(4))
+        dist.all_reduce(ones(self.rank + 1))
+        self.assertFalse(got.isnan().any())
+
+    @collectives_may_differ("tests the decorator")
+    def may_differ(self):
+        self.join()
+        dist.all_reduce(ones(), dist.ReduceOp.MAX if self.rank else dist.ReduceOp.SUM)
+
+    def slow_peer(self):
+        """The others wait until the parent has looked at their logs many times."""
+        self.join()
+        if self.rank == 0:
+            threading.Event().wait(0.5)
+            dist.send(ones(), 1)
+        elif self.rank == 1:
+            dist.recv(torch.empty(4), 0)
+        dist.all_reduce(ones())
+
+
+@sanitize("all")
+class SoundPersistent(MultiProcContinuousTest):
+    world_size = WORLD_SIZE
+
+    def first(self):
+        dist.all_reduce(ones())
+        dist.send(ones(), 1) if self.rank == 0 else dist.recv(torch.empty(4), 0) if self.rank == 1 else None
+
+    def second(self):
+        dist.broadcast(ones(), 2)
+        self.group = dist.new_group([0, 2])
+        if self.rank != 1:
+            dist.all_reduce(ones(), group=self.group)
+
+
+class NotSanitized(MultiProcContinuousTest):
+    """One task after another that is sanitized."""
+
+    world_size = WORLD_SIZE
+
+    @sanitize()
+    def with_it(self):
+        from torch_testing_ext._torch import hook
+
+        self.assertTrue(hook.is_installed())
+        dist.all_reduce(ones())
+
+    def without_it(self):
+        from torch_testing_ext._torch import hook
+
+        self.assertFalse(hook.is_installed())
+        dist.all_reduce(ones(), dist.ReduceOp.MAX if self.rank else dist.ReduceOp.SUM)
+
+
+@sanitize("all")
+class SoundThreaded(MultiThreadedTestCase):
+    world_size = WORLD_SIZE
+
+    def setUp(self):
+        super().setUp()
+        self._spawn_threads()
+
+    def collectives(self):
+        dist.all_reduce(ones(), dist.ReduceOp.MAX)
+        dist.broadcast(ones(), 1)
+        dist.reduce_scatter_tensor(torch.empty(1), ones(3))
+        dist.all_to_all_single(torch.empty(3), ones(3))
+        scattered = torch.empty(4)
+        dist.scatter(scattered, [ones() for _ in range(3)] if self.rank == 2 else None, src=2)
+
+
+OWN = [
+    *((Sound, name) for name, value in vars(Sound).items() if callable(value) and name not in ("setUp", "join")),
+    *((SoundPersistent, name) for name in ("first", "second")),
+    (SoundThreaded, "collectives"),
+]
+
+
+class SoundProgramsTest(unittest.TestCase):
+    def check(self, cls, name):
+        environ = {"TORCH_TESTING_EXT_SANITIZE_ORDER": "fail"}
+        if name == "detail":
+            environ["TORCH_DISTRIBUTED_DEBUG"] = "DETAIL"
+        with mock.patch.object(ranked, "TIMEOUT_DEFAULT", 1000.0), mock.patch.dict(os.environ, environ):
+            outcome, message = _outcome_of(cls(name))
+        self.assertEqual(outcome, "passed", message)
+
+    def test_the_hook_is_there_only_while_a_test_is_sanitized(self):
+        result = unittest.TestResult()
+        unittest.TestSuite([NotSanitized("with_it"), NotSanitized("without_it"), NotSanitized("with_it")]).run(result)
+        self.assertEqual(result.failures + result.errors, [])
+        self.assertEqual(result.testsRun, 3)
+
+    def test_nothing_is_loaded_without_it(self):
+        """Neither in the ranks nor here."""
+        outcome, message = _outcome_of(Unloaded("nothing"))
+        self.assertEqual(outcome, "passed", message)
+
+
+class Unloaded(MultiProcessTestCase):
+    world_size = 2
+
+    def setUp(self):
+        super().setUp()
+        self._spawn_processes()
+
+    def nothing(self):
+        import sys
+
+        self.assertFalse(Path(self.file_name).with_name(f"rank{self.rank}.sanitizer").exists())
+        self.assertNotIn("torch_testing_ext._sanitizer.recorder", sys.modules)
+
+
+for _cls, _name in OWN:
+    setattr(
+        SoundProgramsTest,
+        f"test_{_cls.__name__}_{_name}",
+        lambda self, cls=_cls, name=_name: self.check(cls, name),
+    )
+
+
+if __name__ == "__main__":
+    run_tests()

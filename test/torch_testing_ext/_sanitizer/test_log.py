@@ -1,0 +1,206 @@
+"""The log of a rank: what is written is read, headers tell agreement, and a log that is full says so."""
+
+import json
+import tempfile
+import unittest
+from pathlib import Path
+from unittest import mock
+
+from torch_testing_ext._collectives.findings import first_mismatch, first_unmatched, stuck, waits
+from torch_testing_ext._collectives.issued import Issued
+from torch_testing_ext._collectives.order import first_inversion
+from torch_testing_ext._collectives.records import GroupRecord, read_record
+from torch_testing_ext._sanitizer import log
+from torch_testing_ext._sanitizer.log import LogReader, LogWriter, is_quiet, show_mismatch, uses_groups
+from torch_testing_ext.common_utils import run_tests
+
+FLOATS = ((4,), "float32")
+
+
+class Rank:
+    """A rank that writes a log, in this process."""
+
+    def __init__(self, folder, number, groups, size=None):
+        self.number = number
+        self.writer = LogWriter(Path(folder, f"rank{number}"))
+        self.reader = LogReader(Path(folder, f"rank{number}"))
+        self.line = 0
+        for name, members in groups.items():
+            if number in members:
+                self.writer.add_group(GroupRecord(name, "", tuple(members), members.index(number), "w"))
+        self.groups = [name for name, members in groups.items() if number in members]
+
+    def issue(self, kind, group="g", **fields):
+        issued = Issued(kind, **{"inputs": (FLOATS,), **fields})
+        agreement = None if issued.is_compared_in_pairs else json.dumps(issued.agreement()).encode()
+        self.line += 1
+        site = self.writer.text(json.dumps(["test_x.py", self.line, "test"]))
+        return self.writer.issue(
+            self.groups.index(group), self.writer.text(json.dumps(issued.to_entry())), agreement, site
+        )
+
+    @property
+    def header(self):
+        return self.reader.header()
+
+    @property
+    def record(self):
+        return read_record(self.number, self.reader.read().text())
+
+
+class LogTest(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = folder.name
+
+    def ranks(self, count=2, **groups):
+        ranks = [Rank(self.folder, number, groups or {"g": list(range(count))}) for number in range(count)]
+        for rank in ranks:
+            self.addCleanup(rank.reader.close)
+        return ranks
+
+    def test_what_is_written_is_read(self):
+        (rank,) = self.ranks(1)
+        rank.issue("all_reduce", op="sum")
+        rank.issue("broadcast", root=0)
+        content = rank.reader.read()
+        self.assertEqual([entry["profiling_name"] for entry in content.entries], ["c10d:all_reduce", "c10d:broadcast"])
+        self.assertEqual(
+            [entry["site"] for entry in content.entries], [["test_x.py", 1, "test"], ["test_x.py", 2, "test"]]
+        )
+        self.assertEqual(content.groups, [GroupRecord("g", "", (0,), 0, "w")])
+        self.assertTrue(content.is_whole)
+
+    def test_a_log_that_is_not_there(self):
+        reader = LogReader(Path(self.folder, "none"))
+        self.assertEqual(reader.header(), b"")
+        self.assertIsNone(reader.read())
+
+    def test_a_call_that_raised_was_not_issued(self):
+        (rank,) = self.ranks(1)
+        number = rank.issue("all_reduce")
+        rank.writer.raised(number)
+        rank.issue("barrier", inputs=())
+        self.assertEqual([entry["profiling_name"] for entry in rank.reader.read().entries], ["c10d:barrier"])
+        self.assertFalse(is_quiet([rank.header]))
+
+    def test_calls_before_an_error_of_torch_count_as_raised(self):
+        (rank,) = self.ranks(1)
+        rank.issue("all_reduce")
+        rank.writer.error_now()
+        self.assertTrue(rank.reader.read().entries[0]["raised"])
+
+    def test_headers_of_ranks_that_agree(self):
+        ranks = self.ranks()
+        for rank in ranks:
+            rank.issue("all_reduce", op="sum")
+        self.assertTrue(is_quiet([rank.header for rank in ranks]))
+        ranks[0].issue("all_reduce", op="sum")
+        self.assertFalse(is_quiet([rank.header for rank in ranks]))
+        self.assertFalse(show_mismatch([rank.header for rank in ranks]))
+        ranks[1].issue("all_reduce", op="max")
+        self.assertTrue(show_mismatch([rank.header for rank in ranks]))
+
+    def test_headers_of_ranks_that_send_are_not_quiet(self):
+        ranks = self.ranks()
+        ranks[0].issue("send", peer=1)
+        ranks[1].issue("recv", inputs=(), outputs=(FLOATS,), peer=0)
+        self.assertFalse(is_quiet([rank.header for rank in ranks]))
+        self.assertFalse(show_mismatch([rank.header for rank in ranks]))
+
+    def test_a_full_log_says_so(self):
+        (rank,) = self.ranks(1)
+        with mock.patch.object(log, "MOST_RECORDS", 3):
+            for _ in range(3):
+                rank.issue("all_reduce")
+        self.assertFalse(rank.reader.read().is_whole)
+        self.assertFalse(is_quiet([rank.header]))
+
+    def test_texts_without_end(self):
+        (rank,) = self.ranks(1)
+        for number in range(12):
+            rank.writer.text(f"{number}" * 100_000)
+        rank.issue("all_reduce")
+        self.assertFalse(rank.reader.read().is_whole)
+
+    def test_a_mismatch_shows_all_that_differs(self):
+        ranks = self.ranks()
+        ranks[0].issue("reduce", op="sum", root=0)
+        ranks[1].issue("reduce", op="sum", root=1)
+        found = first_mismatch([rank.record for rank in ranks])
+        self.assertIn(
+            "rank 0 calls reduce [4] float32 sum root 0, rank 1 calls reduce [4] float32 sum root 1", found.sentence
+        )
+
+    def test_splits_are_compared_in_pairs(self):
+        ranks = self.ranks()
+        three, rows = ((3,), "float32"), ((1, 2), (2, 1))
+        ranks[0].issue("all_to_all_single", inputs=(three,), outputs=(three,), splits=rows, size=2)
+        ranks[1].issue("all_to_all_single", inputs=(three,), outputs=(three,), splits=((1, 2), (2, 1)), size=2)
+        self.assertIsNone(first_mismatch([rank.record for rank in ranks]))
+        for rank, splits in zip(ranks, (((1, 2), (1, 2)), ((1, 2), (2, 1))), strict=True):
+            rank.issue("all_to_all_single", inputs=(three,), outputs=(three,), splits=splits, size=2)
+        found = first_mismatch([rank.record for rank in ranks])
+        self.assertIn("in call #2", found.sentence)
+        self.assertIn("rank 0 sends 2 elements to rank 1, which expects 1", found.sentence)
+
+    def test_messages_are_paired_by_tag_in_order(self):
+        ranks = self.ranks()
+        for tag in (1, 2):
+            ranks[0].issue("send", peer=1, tag=tag)
+        for tag in (2, 1):
+            ranks[1].issue("recv", inputs=(), outputs=(FLOATS,), peer=0, tag=tag)
+        records = [rank.record for rank in ranks]
+        self.assertIsNone(first_mismatch(records))
+        self.assertEqual(waits(records), {})
+        self.assertIsNone(first_unmatched(records))
+        ranks[0].issue("send", peer=1, tag=1)
+        self.assertIn("rank 0's send #2 to rank 1", first_unmatched([rank.record for rank in ranks]).sentence)
+
+    def test_a_receive_from_any_rank_waits_while_one_may_send(self):
+        ranks = self.ranks(3)
+        ranks[0].issue("recv", inputs=(), outputs=(FLOATS,))
+        waiting = waits([rank.record for rank in ranks])
+        self.assertEqual(waiting[0][0].missing, (1, 2))
+        self.assertEqual(stuck(waiting, {1: "passed"}), {})
+        self.assertEqual(list(stuck(waiting, {1: "passed", 2: "passed"})), [0])
+        ranks[2].issue("send", peer=0)
+        self.assertEqual(waits([rank.record for rank in ranks]), {})
+
+    def test_a_collective_that_all_have_issued_is_no_wait(self):
+        ranks = self.ranks()
+        for rank in ranks:
+            rank.issue("all_reduce", op="sum")
+        self.assertEqual(waits([rank.record for rank in ranks]), {})
+
+    # -- orders
+
+    def test_opposite_orders(self):
+        ranks = self.ranks(2, dp=[0, 1], tp=[0, 1])
+        for rank, order in zip(ranks, (("dp", "tp"), ("tp", "dp")), strict=True):
+            for group in order:
+                rank.issue("all_reduce", group=group)
+        found = first_inversion([rank.record for rank in ranks])
+        self.assertIn("opposite orders", found.sentence)
+        self.assertIn("rank 0 issues all_reduce #1 of group dp before all_reduce #1 of group tp", found.sentence)
+        self.assertIn("rank 1 issues all_reduce #1 of group tp before all_reduce #1 of group dp", found.sentence)
+        self.assertEqual(uses_groups([rank.header for rank in ranks]), 2)
+
+    def test_an_order_of_three_ranks(self):
+        ranks = self.ranks(3, a=[0, 1], b=[1, 2], c=[0, 2])
+        for rank, order in zip(ranks, (("c", "a"), ("a", "b"), ("b", "c")), strict=True):
+            for group in order:
+                rank.issue("all_reduce", group=group)
+        self.assertIn("ranks 0, 1, 2 issue", first_inversion([rank.record for rank in ranks]).sentence)
+
+    def test_the_same_order_again_and_again(self):
+        ranks = self.ranks(2, dp=[0, 1], tp=[0, 1])
+        for rank in ranks:
+            for group in ("dp", "tp", "dp", "tp", "tp"):
+                rank.issue("all_reduce", group=group)
+        self.assertIsNone(first_inversion([rank.record for rank in ranks]))
+
+
+if __name__ == "__main__":
+    run_tests()

@@ -1,0 +1,138 @@
+"""How checks are asked for: by names of kinds, which must be known, on a test, a class, the environment or pytest."""
+
+import os
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+from torch_testing_ext._marks.sanitizing import kinds_of_test, sanitize
+from torch_testing_ext._sanitizer.kinds import ALL, DEFAULT, SanitizeKind, read_kinds
+from torch_testing_ext.common_utils import run_tests
+from torch_testing_ext.launch import settings
+
+ROOT = Path(__file__).parents[3]
+
+
+class SanitizeOptionsTest(unittest.TestCase):
+    def test_kinds(self):
+        self.assertEqual(read_kinds("all"), ALL)
+        self.assertEqual(read_kinds("default"), DEFAULT)
+        self.assertEqual(read_kinds("nan, poison"), {SanitizeKind.NAN, SanitizeKind.POISON, SanitizeKind.CALLS})
+
+    def test_an_unknown_kind_lists_the_known_ones(self):
+        for call in (
+            lambda: read_kinds("nans"),
+            lambda: sanitize("nans"),
+            lambda: settings.read({"TORCH_TESTING_EXT_SANITIZE": "nans"}),
+        ):
+            with self.assertRaisesRegex(ValueError, "nans.*calls, order, waits, poison, nan, hash, all, default"):
+                call()
+
+    def test_the_decorator_has_to_be_called(self):
+        with self.assertRaisesRegex(ValueError, "has to be called"):
+            sanitize(lambda self: None)
+
+    def test_kinds_of_a_test_and_its_class(self):
+        @sanitize("poison")
+        class T(unittest.TestCase):
+            @sanitize("nan")
+            def test_it(self): ...
+
+            def test_other(self): ...
+
+        self.assertEqual(kinds_of_test(T("test_it")), ("nan", "poison"))
+        self.assertEqual(kinds_of_test(T("test_other")), ("poison",))
+
+    def test_settings(self):
+        found = settings.read(
+            {
+                "TORCH_TESTING_EXT_SANITIZE": "nan",
+                "TORCH_TESTING_EXT_SANITIZE_ORDER": "fail",
+                "TORCH_TESTING_EXT_SHAKE": "7",
+            }
+        ).for_ranks(["poison"])
+        self.assertEqual(found.kinds, {SanitizeKind.CALLS, SanitizeKind.NAN, SanitizeKind.POISON})
+        self.assertTrue(found.fails_for_order)
+        self.assertEqual(found.shake, 7)
+        self.assertFalse(settings.read({}).for_ranks())
+
+    def run_in(self, text, *command):
+        with tempfile.TemporaryDirectory() as folder:
+            Path(folder, "test_it.py").write_text(text)
+            env = {**os.environ, "PYTHONPATH": str(ROOT)}
+            done = subprocess.run(
+                [sys.executable, "-m", *command], cwd=folder, env=env, capture_output=True, text=True, timeout=300
+            )
+        return done.returncode, done.stdout + done.stderr
+
+    def test_pytest(self):
+        command = ["pytest", "-q", "-p", "no:cacheprovider", "-p", "torch_testing_ext.pytest_plugin", "test_it.py"]
+        code, said = self.run_in(MISMATCH, *command, "--sanitize=calls")
+        self.assertEqual(code, 1, said)
+        self.assertIn("rank 1 calls all_reduce [4] float32 max", said)
+        code, said = self.run_in(MISMATCH, *command, "--sanitize=nans")
+        self.assertIn("'nans' is not a kind of check; known are: calls", said)
+        self.assertNotEqual(code, 0)
+
+    def test_run_test(self):
+        command = ["torch_testing_ext.runner", "--tests", ".", "test_it.py", "--cache", "cache"]
+        code, said = self.run_in(MISMATCH, *command, "--sanitize")
+        self.assertEqual(code, 1, said)
+        self.assertIn("rank 1 calls all_reduce [4] float32 max", said)
+        self.assertIn("python run_test.py --sanitize=default test_it.py::T::test_it", said)
+        code, said = self.run_in(MISMATCH, *command, "--sanitize=nans")
+        self.assertEqual(code, 4, said)
+        self.assertIn("'nans' is not a kind of check; known are: calls", said)
+
+    def test_shake(self):
+        """The same seed gives the same delays, and each run of a test another seed."""
+        command = ["torch_testing_ext.runner", "--tests", ".", "test_it.py", "--cache", "cache"]
+        code, said = self.run_in(SHAKEN, *command, "--shake", "3", "--shake-seed", "8")
+        self.assertEqual(code, 1, said)
+        delays = [line for line in said.splitlines() if line.startswith("AssertionError: delays")]
+        self.assertEqual(len(set(delays)), 3, said)
+        for seed in (8, 9, 10):
+            self.assertIn(f"--shake-seed {seed} test_it.py::T::test_it", said)
+        _, again = self.run_in(SHAKEN, *command, "--shake-seed", "9")
+        (line,) = {line for line in again.splitlines() if line.startswith("AssertionError: delays")}
+        self.assertIn(line, delays)
+        code, said = self.run_in(SHAKEN, *command, "--shake", "3", "--repeat", "2")
+        self.assertEqual(code, 4, said)
+
+
+HEAD = """
+import torch, torch.distributed as dist
+from torch_testing_ext.common_distributed import MultiProcessTestCase
+from torch_testing_ext.common_utils import run_tests
+class T(MultiProcessTestCase):
+    world_size = 2
+    def setUp(self):
+        super().setUp()
+        self._spawn_processes()
+    def test_it(self):
+        store = dist.FileStore(self.file_name, 2)
+        dist.init_process_group("gloo", store=store, rank=self.rank, world_size=2)
+"""
+MISMATCH = f"""{HEAD}
+        dist.all_reduce(torch.ones(4), dist.ReduceOp.MAX if self.rank else dist.ReduceOp.SUM)
+if __name__ == "__main__":
+    run_tests()
+"""
+# Notes the delays instead of waiting.
+SHAKEN = f"""{HEAD}
+        from torch_testing_ext._sanitizer import checks
+        delays = []
+        checks._sleep = delays.append
+        for _ in range(20):
+            dist.barrier()
+        if self.rank == 0:
+            raise AssertionError(f"delays {{delays}}")
+if __name__ == "__main__":
+    run_tests()
+"""
+
+
+if __name__ == "__main__":
+    run_tests()
