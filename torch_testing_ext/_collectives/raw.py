@@ -13,6 +13,9 @@ from typing import Any
 from .blocked import RankState
 from .records import GroupKey, GroupRecord, RankRecord, read_record, text_of
 
+# Of the deprecated functions of torch.distributed.
+_DECORATORS = "/typing_extensions.py"
+
 # What is kept of an entry besides its group, the line of its call and whether it raised.
 _KEPT = (
     *("record_id", "process_group", "collective_seq_id", "profiling_name", "retired", "timeout_ms", "is_p2p"),
@@ -97,7 +100,8 @@ class RawRecord:
 
     def _site(self, entry: Mapping[str, Any]) -> tuple[str, int, str] | None:
         for frame in entry.get("frames", ()):
-            if not frame["filename"].startswith((self._folder, "<")):
+            name = frame["filename"]
+            if not name.startswith((self._folder, "<")) and not name.endswith(_DECORATORS):
                 return frame["filename"], frame["line"], frame["name"]
         return None
 

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+_DECORATORS = os.sep + "typing_extensions.py"
 TORCH_FOLDER = os.path.dirname(torch.__file__) + os.sep
 
 # Taken before a test could replace it.
@@ -199,8 +200,11 @@ def forget_groups() -> None:
 
 
 def is_of_torch(file: str) -> bool:
-    """Is this the name of one of torch's source files, or of code that was not read from a file?"""
-    return file.startswith((TORCH_FOLDER, "<"))
+    """Is this the name of one of torch's source files, or of code that was not read from a file?
+
+    So is that of its decorator for deprecated functions, such as `all_gather_into_tensor`.
+    """
+    return file.startswith((TORCH_FOLDER, "<")) or file.endswith(_DECORATORS)
 
 
 def may_have_sent_or_received() -> bool:
