@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import sys
@@ -15,7 +16,7 @@ from typing import Any
 from torch_testing_ext import launch
 from torch_testing_ext._machine import environment
 from torch_testing_ext._marks.needs import TEST_SKIPS, Skipped, TestSkip
-from torch_testing_ext.launch import in_place, recording
+from torch_testing_ext.launch import in_place, recording, settings
 
 from . import group_creation, rank_process, ranked
 
@@ -60,6 +61,7 @@ def begin(
 ) -> launch.Round:
     """Begin a test together with all ranks, or raise why that is not possible. Skips a test of another world size."""
     __tracebackhide__ = True
+    _say_if_not_sanitized()
     if why := wrong_size(world_size):
         raise Skipped(TestSkip(TEST_SKIPS["small_worldsize"].exit_code, why))
     try:
@@ -68,6 +70,14 @@ def begin(
     except launch.WrongRound as error:
         wrong = launch.Verdict(launch.Outcome.ERROR, str(error))
     raise ranked.rank_error(test or unittest.TestCase(), wrong)
+
+
+@functools.cache
+def _say_if_not_sanitized() -> None:
+    """Say once, in rank 0, that settings of the sanitizer have no effect here."""
+    if settings.read().for_ranks() and is_first():
+        text = "ranks that a launcher has started are neither sanitized nor shaken"
+        print(f"torch_testing_ext: {text}", file=sys.stderr, flush=True)
 
 
 def refuse(what: str) -> None:

@@ -7,6 +7,7 @@ import sys
 import threading
 import traceback
 import weakref
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,9 @@ class CallRecorder:
         frames = traceback.extract_tb(error.__traceback__)
         if not self.error and frames and (frames[-1].filename.startswith(_OURS) or self._torchs(frames[-1].filename)):
             self.error = "".join(traceback.format_exception(error))
+            with suppress(Exception):  # `finish` raises it in any case, unless the rank ends before
+                text = f"the sanitizer failed: {type(error).__name__}: {error}"
+                self._log.note({"kind": "recorder", "text": text})
 
     # -- what is written
 

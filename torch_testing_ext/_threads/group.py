@@ -22,7 +22,6 @@ import torch.distributed as dist
 
 from torch_testing_ext import _torch
 from torch_testing_ext._collectives.records import GroupRecord, text_of
-from torch_testing_ext._sanitizer import checks
 from torch_testing_ext._sanitizer.kinds import SanitizeKind
 
 from . import collectives
@@ -230,6 +229,8 @@ class Rendezvous:
         """Note a NaN or infinity in the inputs; those of a broadcast or a scatter are its root's."""
         if kind in ("broadcast", "scatter") and options.get("root") != rank:
             return
+        from torch_testing_ext._sanitizer import checks  # only where it is asked for
+
         inputs = arguments[1] if isinstance(arguments, tuple) and arguments else arguments
         for tensor in _tensors(inputs):
             if text := checks.describe_non_finite(tensor):

@@ -4,7 +4,6 @@ import os
 import threading
 import unittest
 from datetime import timedelta
-from pathlib import Path
 from unittest import mock
 
 import torch
@@ -358,24 +357,64 @@ class SoundProgramsTest(unittest.TestCase):
         self.assertEqual(result.failures + result.errors, [])
         self.assertEqual(result.testsRun, 3)
 
-    def test_nothing_is_loaded_without_it(self):
-        """Neither in the ranks nor here."""
-        outcome, message = _outcome_of(Unloaded("nothing"))
+    def test_an_error_of_the_sanitizer_is_an_error_of_the_test(self):
+        for name in ("failing_recorder", "failing_recorder_that_is_caught"):
+            with self.subTest(name):
+                outcome, message = _outcome_of(Broken(name))
+                self.assertEqual(outcome, "error", message)
+                self.assertIn("ZeroDivisionError: no site", message)
+
+    def test_a_handler_of_the_test_may_raise_in_between(self):
+        outcome, message = _outcome_of(Broken("handler_that_raises"))
         self.assertEqual(outcome, "passed", message)
 
 
-class Unloaded(MultiProcessTestCase):
+@sanitize()
+class Broken(MultiProcessTestCase):
     world_size = 2
 
     def setUp(self):
         super().setUp()
         self._spawn_processes()
 
-    def nothing(self):
-        import sys
+    def join(self):
+        store = dist.FileStore(self.file_name, self.world_size)
+        dist.init_process_group("gloo", store=store, rank=self.rank, world_size=self.world_size)
 
-        self.assertFalse(Path(self.file_name).with_name(f"rank{self.rank}.sanitizer").exists())
-        self.assertNotIn("torch_testing_ext._sanitizer.recorder", sys.modules)
+    def break_recorder(self):
+        from torch_testing_ext._sanitizer import recorder
+
+        # Compiled with the name of the module, as if the fault were there.
+        names = {}
+        exec(compile("def site(self): raise ZeroDivisionError('no site')", recorder.__file__, "exec"), names)
+        recorder.CallRecorder.site = names["site"]
+
+    def failing_recorder(self):
+        self.join()
+        self.break_recorder()
+        dist.all_reduce(ones())
+
+    def failing_recorder_that_is_caught(self):
+        self.join()
+        self.break_recorder()
+        with self.assertRaises(ZeroDivisionError):
+            dist.all_reduce(ones())
+
+    def handler_that_raises(self):
+        """As a handler of a signal would, in the middle of the recorder."""
+        from torch_testing_ext._sanitizer import recorder
+
+        self.join()
+        site = recorder.CallRecorder.site
+
+        def interrupted(_):
+            raise TimeoutError("of the test")
+
+        recorder.CallRecorder.site = interrupted
+        with self.assertRaisesRegex(TimeoutError, "of the test"):
+            dist.all_reduce(ones())
+        recorder.CallRecorder.site = site
+        dist.barrier()
 
 
 for _cls, _name in OWN:

@@ -134,13 +134,14 @@ class LogTest(unittest.TestCase):
         )
 
     def test_splits_are_compared_in_pairs(self):
+        """Splits: what comes in from each rank, what goes out to each."""
         ranks = self.ranks()
-        three, rows = ((3,), "float32"), ((1, 2), (2, 1))
-        ranks[0].issue("all_to_all_single", inputs=(three,), outputs=(three,), splits=rows, size=2)
-        ranks[1].issue("all_to_all_single", inputs=(three,), outputs=(three,), splits=((1, 2), (2, 1)), size=2)
+        three = {"inputs": (((3,), "float32"),), "outputs": (((3,), "float32"),), "size": 2}
+        ranks[0].issue("all_to_all_single", splits=((1, 2), (1, 2)), **three)
+        ranks[1].issue("all_to_all_single", splits=((2, 1), (2, 1)), **three)
         self.assertIsNone(first_mismatch([rank.record for rank in ranks]))
-        for rank, splits in zip(ranks, (((1, 2), (1, 2)), ((1, 2), (2, 1))), strict=True):
-            rank.issue("all_to_all_single", inputs=(three,), outputs=(three,), splits=splits, size=2)
+        ranks[0].issue("all_to_all_single", splits=((1, 2), (1, 2)), **three)
+        ranks[1].issue("all_to_all_single", splits=((1, 2), (2, 2)), **three)
         found = first_mismatch([rank.record for rank in ranks])
         self.assertIn("in call #2", found.sentence)
         self.assertIn("rank 0 sends 2 elements to rank 1, which expects 1", found.sentence)

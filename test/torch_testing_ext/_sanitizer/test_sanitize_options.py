@@ -86,6 +86,11 @@ class SanitizeOptionsTest(unittest.TestCase):
         self.assertEqual(code, 4, said)
         self.assertIn("'nans' is not a kind of check; known are: calls", said)
 
+    def test_nothing_is_loaded_without_it(self):
+        """Neither in the ranks nor in their parent."""
+        code, said = self.run_in(UNLOADED, "test_it")
+        self.assertEqual(code, 0, said)
+
     def test_shake(self):
         """The same seed gives the same delays, and each run of a test another seed."""
         command = ["torch_testing_ext.runner", "--tests", ".", "test_it.py", "--cache", "cache"]
@@ -117,6 +122,21 @@ class T(MultiProcessTestCase):
 """
 MISMATCH = f"""{HEAD}
         dist.all_reduce(torch.ones(4), dist.ReduceOp.MAX if self.rank else dist.ReduceOp.SUM)
+if __name__ == "__main__":
+    run_tests()
+"""
+UNLOADED = f"""{HEAD}
+        import sys
+        dist.all_reduce(torch.ones(4))
+        self.check()
+    def tearDown(self):
+        super().tearDown()
+        self.check()
+    def check(self):
+        import sys
+        from torch_testing_ext.common_distributed import MultiThreadedTestCase
+        loaded = {{name for name in sys.modules if "._sanitizer." in name or name.endswith("._torch.hook")}}
+        assert {{name.rpartition(".")[2] for name in loaded}} == {{"kinds", "log"}}, loaded
 if __name__ == "__main__":
     run_tests()
 """
