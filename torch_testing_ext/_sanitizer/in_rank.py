@@ -58,6 +58,8 @@ class RankSanitizer:
         if os.getpid() != self._pid:
             return
         hook.listen(None)
+        hook.watch_waits(None, None)
+        _torch.on_error_of_collectives(None)
         self._recorder.note_groups()
         for check in self._checks:
             check.finish()

@@ -13,6 +13,7 @@ import os
 import struct
 import time
 import zlib
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -153,6 +154,12 @@ class LogReader:
             self._map.close()
             self._map = None
 
+    def remove(self) -> None:
+        """Close the log and remove its file. A rank that still has it may go on to write."""
+        self.close()
+        with suppress(OSError):
+            self._path.unlink()
+
     def header(self) -> bytes:
         """The header as it is; b"" if the rank has not begun its log."""
         data = self._mapped()
@@ -232,6 +239,6 @@ def show_mismatch(headers: list[bytes]) -> bool:
 def uses_groups(headers: list[bytes]) -> int:
     """In how many groups ranks have issued collectives: as many as there are numbers of groups in use."""
     known = [struct.unpack(f"={_HEADER}Q", header) for header in headers if header]
-    if any(one[_IRREGULAR] for one in known):
+    if any(one[_IRREGULAR] or one[_P2P] for one in known):
         return _SLOTS
     return sum(any(one[slot] for one in known) for slot in range(_FIRST_SLOT, _HEADER))

@@ -210,20 +210,27 @@ def work_of(result: Any) -> Any:
 _WAITS = ("wait", "synchronize", "get_future", "block_current_stream", "is_completed")
 _on_wait: Callable[[Any], None] | None = None
 _on_error: Callable[[], None] | None = None
-_is_watching = False
+_original_waits: dict[str, Any] = {}  # while they are replaced
 _waiting: dict[int, int] = {}  # by thread: how many waits it is in that have no time-out of their own
 
 
 def watch_waits(on_wait: Callable[[Any], None] | None, on_error: Callable[[], None] | None) -> None:
-    """Call `on_wait(work)` before each wait of Python code for a work, and `on_error` when one raises."""
-    global _on_wait, _on_error, _is_watching
+    """Call `on_wait(work)` before each wait of Python code for a work, and `on_error` when one raises.
+
+    With None, the methods of works are as they were.
+    """
+    global _on_wait, _on_error
     _on_wait, _on_error = on_wait, on_error
-    if not _is_watching and on_wait is not None:
-        _is_watching = True
-        work: Any = torch._C._distributed_c10d.Work
-        for name in _WAITS:
-            if name in vars(work):
-                setattr(work, name, _watched(name, getattr(work, name)))
+    work: Any = torch._C._distributed_c10d.Work
+    if on_wait is None:
+        for name, method in _original_waits.items():
+            setattr(work, name, method)
+        _original_waits.clear()
+    elif not _original_waits:
+        # What getattr gives would not bind self again.
+        _original_waits.update((name, vars(work)[name]) for name in _WAITS if name in vars(work))
+        for name in _original_waits:
+            setattr(work, name, _watched(name, getattr(work, name)))
 
 
 def _watched(name: str, method: Callable[..., Any]) -> Callable[..., Any]:

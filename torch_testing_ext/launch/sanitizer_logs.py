@@ -20,7 +20,8 @@ from .job import Sanitize
 from .report import RankReport, now
 
 INTERVAL = 0.04
-CONFIRMATION = 0.02
+# Until then, a call that raises for the mismatch has done so.
+CONFIRMATION = 0.04
 # Members that have yet to come would show which ranks are the exception.
 PATIENCE = 0.5
 DEFAULT_OF_GROUPS = 1800.0  # gloo's time-out: nobody who has not chosen another waits for it
@@ -36,9 +37,10 @@ class Logs:
     def __bool__(self) -> bool:
         return bool(self._readers)
 
-    def close(self) -> None:
+    def remove(self) -> None:
+        """Remove the files: nothing more is to be read. A persistent rank would leave one for each of its tests."""
         for reader in self._readers:
-            reader.close()
+            reader.remove()
 
     def headers(self) -> list[bytes]:
         return [reader.header() for reader in self._readers]

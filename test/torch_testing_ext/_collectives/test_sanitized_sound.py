@@ -1,5 +1,7 @@
 """Sound programs under all checks of the sanitizer: nothing is found, and the tests pass."""
 
+import contextlib
+import io
 import os
 import threading
 import unittest
@@ -8,7 +10,8 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
-from test_planted_faults import _outcome_of
+from planted_sanitized import FAULTS
+from test_planted_faults import Fresh, _in_fresh_ranks, _outcome_of
 
 from torch_testing_ext._cases import ranked
 from torch_testing_ext.common_distributed import (
@@ -315,6 +318,7 @@ class NotSanitized(MultiProcContinuousTest):
         from torch_testing_ext._torch import hook
 
         self.assertFalse(hook.is_installed())
+        self.assertEqual(type(dist.distributed_c10d.Work.wait).__name__, "instancemethod")
         dist.all_reduce(ones(), dist.ReduceOp.MAX if self.rank else dist.ReduceOp.SUM)
 
 
@@ -357,6 +361,14 @@ class SoundProgramsTest(unittest.TestCase):
         self.assertEqual(result.failures + result.errors, [])
         self.assertEqual(result.testsRun, 3)
 
+    def test_opposite_orders_are_a_warning(self):
+        said = io.StringIO()
+        with contextlib.redirect_stderr(said):
+            outcome, message = _outcome_of(Hazard("opposite_orders_that_pass"))
+        self.assertEqual(outcome, "passed", message)
+        self.assertIn("ranks 0, 1 issue collectives in opposite orders", said.getvalue())
+        self.assertIn("planted_sanitized.py:", said.getvalue())
+
     def test_an_error_of_the_sanitizer_is_an_error_of_the_test(self):
         for name in ("failing_recorder", "failing_recorder_that_is_caught"):
             with self.subTest(name):
@@ -367,6 +379,11 @@ class SoundProgramsTest(unittest.TestCase):
     def test_a_handler_of_the_test_may_raise_in_between(self):
         outcome, message = _outcome_of(Broken("handler_that_raises"))
         self.assertEqual(outcome, "passed", message)
+
+
+@sanitize("order")
+class Hazard(Fresh):
+    opposite_orders_that_pass = _in_fresh_ranks(FAULTS["opposite_orders_that_pass"].body)
 
 
 @sanitize()
