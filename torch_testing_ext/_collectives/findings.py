@@ -170,10 +170,14 @@ def waits(records: Sequence[RankRecord]) -> dict[int, list[Wait]]:
                 missing = tuple(other for other in group.ranks if counts[other] < call.place)
                 if not call.is_over and (missing or call.tells_end):
                     found.setdefault(rank, []).append(Wait(rank, group, call, missing))
-    for message in unpaired(records):
-        missing, any_of = message.missing, message.call.peer is None
-        found.setdefault(message.rank, []).append(Wait(message.rank, message.group, message.call, missing, any_of))
+    for wait in _waits_for_messages(records):
+        if not wait.call.is_over:
+            found.setdefault(wait.rank, []).append(wait)
     return {rank: sorted(calls, key=lambda wait: wait.call.order) for rank, calls in found.items()}
+
+
+def _waits_for_messages(records: Sequence[RankRecord]) -> list[Wait]:
+    return [Wait(one.rank, one.group, one.call, one.missing, one.call.peer is None) for one in unpaired(records)]
 
 
 def stuck(waiting: Mapping[int, Sequence[Wait]], ended: Mapping[int, str]) -> dict[int, Wait]:
@@ -273,7 +277,7 @@ def first_left_alone(records: Sequence[RankRecord], ended: Mapping[int, str], wa
                 )
                 sentence = left_alone_sentence(gone, ended, wait, there)
                 found.append((call.order, Finding(FindingKind.LEFT_ALONE, sentence, lines, gone)))
-    for one in (one for calls in waits(records).values() for one in calls if one.call.is_p2p):
+    for one in _waits_for_messages(records):
         gone = tuple(rank for rank in one.missing if rank in ended)
         if gone and one.rank in waiting and (not one.any_of or len(gone) == len(one.missing)):
             sentence = left_alone_sentence(gone, ended, one, [one.rank])

@@ -175,6 +175,7 @@ class LogReader:
             return None
         records = list(_RECORD.iter_unpack(data[_RECORDS_AT : _RECORDS_AT + header[_COUNT] * _RECORD.size]))
         texts = self._texts(data)
+        latest = max((at for at, record in enumerate(records) if not record[2] & (_NOTE | _GROUP)), default=-1)
         content = LogContent(is_whole=not header[_LOST], error_at=header[_ERROR_AT])
         parsed: dict[int, Any] = {}
         for number, (at, group, flags, what, site, _) in enumerate(records):
@@ -189,9 +190,11 @@ class LogReader:
                 content.groups.append(GroupRecord(name, said, tuple(members), index, world))
             elif flags & _NOTE:
                 content.notes.append({**fields, "site": place, "record_id": number})
-            elif not flags & _RAISED:
+            elif not flags & _RAISED or number == latest:
                 entry = {**fields, "group": None if group == NO_GROUP else group, "site": place, "record_id": number}
                 entry["raised"] = header[_ERROR_AT] > at
+                if flags & _RAISED:
+                    entry["retired"] = True  # the rank did not issue it, but wanted to: it may have lost its peer
                 content.entries.append(entry)
         return content
 

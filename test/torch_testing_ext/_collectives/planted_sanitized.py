@@ -204,20 +204,6 @@ def send_that_nobody_receives(self):
         dist.isend(ones(), 1)
 
 
-@fault("failed", "nobody has sent the message of rank 1's recv #1 from rank 0 [4]", kinds=("calls",))
-def receive_that_nobody_sends(self):
-    if self.rank == 1:
-        dist.irecv(ones(), 0)
-
-
-@fault("failed", "nobody has received the message of rank 0's send #1 to rank 1", kinds=("calls",))
-def another_tag(self):
-    if self.rank == 0:
-        dist.isend(ones(), 1, tag=1)
-    elif self.rank == 1:
-        dist.irecv(ones(), 0, tag=2)
-
-
 @fault(
     "error",
     "rank 0 waits in the default group (recv #1 from rank 1, line ",

@@ -6,7 +6,7 @@ import unittest
 from pathlib import Path
 from unittest import mock
 
-from torch_testing_ext._collectives.findings import first_mismatch, first_unmatched, stuck, waits
+from torch_testing_ext._collectives.findings import first_left_alone, first_mismatch, first_unmatched, stuck, waits
 from torch_testing_ext._collectives.issued import Issued
 from torch_testing_ext._collectives.order import first_inversion
 from torch_testing_ext._collectives.records import GroupRecord, read_record
@@ -84,6 +84,16 @@ class LogTest(unittest.TestCase):
         rank.issue("barrier", inputs=())
         self.assertEqual([entry["profiling_name"] for entry in rank.reader.read().entries], ["c10d:barrier"])
         self.assertFalse(is_quiet([rank.header]))
+
+    def test_a_latest_call_that_raised_tells_what_a_rank_wanted(self):
+        """Its peer has ended; but it does not wait."""
+        ranks = self.ranks()
+        ranks[1].writer.raised(ranks[1].issue("recv", inputs=(), outputs=(FLOATS,), peer=0))
+        records = [rank.record for rank in ranks]
+        self.assertEqual(waits(records), {})
+        self.assertIsNone(first_unmatched(records))
+        found = first_left_alone(records, {0: "passed"}, [1])
+        self.assertIn("rank 0 passed without sending that for which rank 1 waits (recv #1 from rank 0", found.sentence)
 
     def test_calls_before_an_error_of_torch_count_as_raised(self):
         (rank,) = self.ranks(1)
