@@ -118,7 +118,7 @@ def _state(torch: ModuleType) -> RankState | None:
         p2p=_may_have_sent_or_received(torch),
         timers=any(signal.getitimer(signal.ITIMER_REAL)),
         children=_has_children(),
-        for_work=_waits_for_work(main.ident or 0),
+        for_work=_waits_for_work(threading.main_thread().ident or 0),
     )
 
 
