@@ -120,6 +120,7 @@ class Lease:
     slots: tuple[int, ...] = ()
     ports: frozenset[int | str] = frozenset()  # fixed ports, or a file whose ports are not known
     alone: bool = False
+    node: str = ""  # of a cluster; empty on this machine
 
 
 @dataclass(frozen=True)

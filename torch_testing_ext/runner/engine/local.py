@@ -1,7 +1,7 @@
-"""The engine that runs the units of a plan on this machine: starts units, retries tests, ends the run.
+"""The engine that runs the units of a plan: starts units, retries tests, ends the run.
 
-It sends events to reporters and prints nothing. running_unit.py knows the processes of a unit; the queue decides which
-unit begins next, and the leases which devices it gets.
+It sends events to reporters and prints nothing. The queue decides which unit begins next, the leases which devices it
+gets, and a place (place.py) where and how it runs: here, or on the nodes of a cluster.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import partial
 
 from torch_testing_ext._process.loop import Timer
 
@@ -25,7 +24,6 @@ from ..events import (
     Output,
     Reporter,
     RunBegan,
-    Running,
     StatusRequested,
     Stopping,
     TestBegan,
@@ -39,14 +37,17 @@ from ..events import (
 from ..model import Attempt, Category, FinishedTest, Lease, RunHeader, Summary, Test, TestId, TestOutcome, Unit
 from ..options.options import Options
 from ..processes.zygote import Zygote
-from ..scheduling.inventory import Inventory, environment_of
+from ..scheduling.inventory import Inventory
 from ..scheduling.leases import Leases
+from ..scheduling.node_leases import NodeLeases
 from ..scheduling.plan import Plan
 from ..scheduling.policy import Queue
 from ..selection.ports import is_collision, ports_in_use
-from .running_unit import Limits, RunningUnit, UnitListener
+from .place import LocalPlace, LostUnitListener, Place
+from .question import Question
+from .running_unit import RunningUnit, UnitHandle
 from .signals_and_keys import signals_and_keys
-from .unit_log import AttemptResult, EndCause
+from .unit_log import EndCause
 
 STREAM_INTERVAL = 0.05
 PATIENCE_FOR_STACKS = 3.0
@@ -56,20 +57,24 @@ TELL_AFTER = 0.5  # seconds of waiting
 PATIENCE_WITH_OTHERS = 2.0  # seconds, after which devices are reserved
 
 
-class Engine(UnitListener):
-    """Runs a plan on this machine and sends its events to a reporter."""
+class Engine(LostUnitListener):
+    """Runs a plan and sends its events to a reporter."""
 
     def __init__(
         self,
-        zygote: Zygote,
+        processes: Zygote | Place,
         options: Options,
         inventory: Inventory,
-        leases: Leases,
+        leases: Leases | NodeLeases,
         queue: Queue,
         reporter: Reporter,
         header: RunHeader | None = None,
     ):
-        self._zygote = zygote
+        """`processes`: those of this machine, or another place."""
+        if isinstance(processes, Zygote):
+            assert isinstance(leases, Leases)
+            processes = LocalPlace(processes, options, inventory, leases, RunningUnit)
+        self._place = processes
         self._options = options
         self._inventory = inventory
         self._leases = leases
@@ -77,18 +82,19 @@ class Engine(UnitListener):
         self._reporter = reporter
         self._header = header or RunHeader()
         self._began = time.monotonic()
-        self._running: dict[int, RunningUnit] = {}
+        self._running: dict[int, UnitHandle] = {}
         self._attempts: dict[tuple[TestId, int], list[Attempt]] = {}
         self._finished: list[FinishedTest] = []
         self._failures = 0
         self._done: set[tuple[TestId, int]] = set()  # tests of `_finished`, with their repetition
         self._unfinished: list[tuple[Test, int]] = []  # with their repetition
+        self._lost: dict[tuple[TestId, int, int], str] = {}  # attempts that a node was lost with, and how
         self._collided: set[tuple[TestId, int]] = set()  # tests that found a port in use
         self._warnings: list[str] = []
         self._stopping = False
         self._interrupts = 0
         self._error = ""
-        self._question: _Question | None = None
+        self._question: Question | None = None
         self._copying: Timer | None = None
         self._waiting: _Waiting | None = None
         self._left: Counter[str] = Counter()  # units of each file that have not ended
@@ -109,7 +115,7 @@ class Engine(UnitListener):
             self._report_start(plan, broken)
             for attempt in (*broken, *map(_skipped, plan.skipped)):
                 self._finish_at_once(attempt)
-            with signals_and_keys(self._zygote.loop, self._interrupt, self._ask), self._showing_output():
+            with signals_and_keys(self._place.loop, self._interrupt, self._ask), self._showing_output():
                 if reason := interrupted():
                     self._interrupt(reason)
                 self._run_all(plan)
@@ -139,11 +145,24 @@ class Engine(UnitListener):
 
     def _run_all(self, plan: Plan) -> None:
         self._begin_what_fits()
-        while self._running or self._waiting is not None:
-            self._zygote.loop.step()
+        while self._running or self._waiting is not None or self._must_wait():
+            self._place.loop.step()
             self._begin_what_fits()
             if not self._running and not len(self._queue) and self._options.endless and not self._stopping:
                 self._repeat(plan)
+
+    def _must_wait(self) -> bool:
+        """Nothing runs. Do units wait for nodes that may come? If units wait in vain, all of their tests fail."""
+        if not len(self._queue):
+            return False
+        if self._place.wait_for_more():
+            return True
+        reason = self._place.shortage
+        self._stopping = True
+        self._report(Stopping(reason))
+        for unit in self._queue.clear():
+            self._fail_unit(unit, Lease(), f"it was not run: {reason}")
+        return False
 
     def _repeat(self, plan: Plan) -> None:
         last = max(repetition for _, repetition in self._attempts)
@@ -171,7 +190,7 @@ class Engine(UnitListener):
         lease = self._leases.take(unit)
         self._report(UnitBegan(unit, lease, self._now()))
         try:
-            self._running[unit.number] = self._start(unit, lease)
+            self._running[unit.number] = self._place.start(unit, lease, self)
         except OSError as error:
             self._fail_to_start(unit, lease, error)
         return True
@@ -185,31 +204,19 @@ class Engine(UnitListener):
             self._waiting = _Waiting()
         if self._waiting.retry is None or self._waiting.retry.at <= time.monotonic():
             # What wakes the loop is enough: whatever happens, it tries to begin units then.
-            self._waiting.retry = self._zygote.loop.after(random.uniform(*RETRY_INTERVAL), lambda: None)
+            self._waiting.retry = self._place.loop.after(random.uniform(*RETRY_INTERVAL), lambda: None)
         if (owners := self._leases.owners()) != self._waiting.told and self._waiting.seconds > TELL_AFTER:
             self._waiting.told = owners
             self._report(WaitingForDevices(self._leases.elsewhere, owners))
 
-    def _start(self, unit: Unit, lease: Lease) -> RunningUnit:
-        return RunningUnit(
-            unit,
-            lease,
-            self._zygote,
-            Limits(self._options.timeout, self._options.slow),
-            {
-                **environment_of(lease, self._inventory),
-                **self._leases.environment_of(lease),
-                **self._options.environment_of_sanitizer(unit.repetition),
-            },
-            self,
-            self._options.command_of(unit.repetition),
-            self._options.stream,
-            self._leases.locks_of(lease),
-        )
-
     def _fail_to_start(self, unit: Unit, lease: Lease, error: OSError) -> None:
         """Fail all tests of a unit by name: the system refused what the unit needs, such as space in a folder."""
-        message = f"it was not run: {error}"
+        self._fail_unit(unit, lease, f"it was not run: {error}")
+        self._leases.give_back(lease)
+        self._report(UnitEnded(unit, lease, self._now()))
+        self._count_down(unit)
+
+    def _fail_unit(self, unit: Unit, lease: Lease, message: str) -> None:
         self._take_all(
             unit,
             [
@@ -225,33 +232,32 @@ class Engine(UnitListener):
                 for test in unit.tests
             ],
         )
-        self._leases.give_back(lease)
-        self._report(UnitEnded(unit, lease, self._now()))
-        self._count_down(unit)
 
     def _now(self) -> float:
         return time.monotonic() - self._began
 
     # -- events of running units
 
-    def test_began(self, running: RunningUnit, test: Test) -> None:
+    def test_began(self, running: UnitHandle, test: Test) -> None:
         self._report(TestBegan(test, running.unit, running.lease, self._now()))
 
-    def test_is_slow(self, running: RunningUnit, test: Test, seconds: float) -> None:
+    def test_is_slow(self, running: UnitHandle, test: Test, seconds: float) -> None:
         self._report(TestIsSlow(test, seconds, running.lease))
 
-    def results(self, running: RunningUnit, results: Iterable[AttemptResult]) -> None:
-        self._take_all(running.unit, [running.attempt(result, self._began) for result in results])
+    def results(self, running: UnitHandle, attempts: Iterable[Attempt]) -> None:
+        """Take attempts that have ended; from here on, they begin at a time since the start of the run."""
+        since_start = [dataclasses.replace(one, began=one.began - self._began) for one in attempts]
+        self._take_all(running.unit, since_start)
 
     def _take_all(self, unit: Unit, attempts: Iterable[Attempt]) -> None:
         retried = tuple([attempt.test for attempt in attempts if self._take(attempt)])
         if retried:
             self._add(unit, retried, unit.attempt + 1)
 
-    def unit_ended(self, running: RunningUnit, results: list[AttemptResult], rest: list[int]) -> None:
+    def unit_ended(self, running: UnitHandle, attempts: list[Attempt], rest: list[int]) -> None:
         unit = running.unit
         self._copy_output_of(running)
-        self.results(running, results)
+        self.results(running, attempts)
         del self._running[unit.number]
         self._leases.give_back(running.lease)
         self._report(UnitEnded(unit, running.lease, self._now()))
@@ -264,6 +270,41 @@ class Engine(UnitListener):
             self._add(unit, tests, unit.attempt)
         self._count_down(unit)
 
+    def unit_lost(self, running: UnitHandle, rest: list[int], why: str) -> None:
+        """A node was lost with a unit: the tests without a result run again, as the same attempt, but only once."""
+        unit = running.unit
+        del self._running[unit.number]
+        self._leases.give_back(running.lease)
+        self._report(UnitEnded(unit, running.lease, self._now()))
+        tests = [unit.tests[number] for number in rest]
+        if self._stopping or running.cause is EndCause.INTERRUPTED:
+            self._unfinished += [(test, unit.repetition) for test in tests]
+        else:
+            again = [test for test in tests if _attempt_of(unit, test) not in self._lost]
+            if again:
+                self._lost.update((_attempt_of(unit, test), why) for test in again)
+                self._add(unit, tuple(again), unit.attempt)
+                self._warn(f"{why}: {_names_of(again)} again, as the same attempt")
+            self._take_all(unit, [self._crash(running, test, why) for test in tests if test not in again])
+        self._count_down(unit)
+
+    def _crash(self, running: UnitHandle, test: Test, why: str) -> Attempt:
+        unit, before = running.unit, self._lost[_attempt_of(running.unit, test)]
+        message = f"it was lost twice with the node that it ran on: first, {before}; then, {why}"
+        return Attempt(
+            test,
+            TestOutcome.CRASHED,
+            message,
+            began=self._now(),
+            repetition=unit.repetition,
+            number=unit.attempt,
+            lease=running.lease,
+        )
+
+    def _warn(self, text: str) -> None:
+        self._warnings.append(text)
+        self._report(Warned(text))
+
     def _add(self, unit: Unit, tests: tuple[Test, ...], attempt: int) -> None:
         self._left[unit.file] += 1
         alone = any((test.id, unit.repetition) in self._collided for test in tests)
@@ -273,11 +314,11 @@ class Engine(UnitListener):
         """Close the process of a file after its last unit, unless the plan may be repeated."""
         self._left[unit.file] -= 1
         if not self._left[unit.file] and not self._options.until_failure:
-            self._zygote.file(unit.file).close()
+            self._place.close_file(unit.file)
 
     def _close_files(self) -> None:
         for file in self._left:
-            self._zygote.file(file).close()
+            self._place.close_file(file)
 
     # -- attempts
 
@@ -307,8 +348,7 @@ class Engine(UnitListener):
             f"{attempt.test.id}: {which} was in use (EADDRINUSE); the test runs again while no other runs, and further "
             "tests of its file run one after the other"
         )
-        self._warnings.append(warning)
-        self._report(Warned(warning))
+        self._warn(warning)
         return True
 
     def _finish_at_once(self, attempt: Attempt) -> None:
@@ -351,7 +391,7 @@ class Engine(UnitListener):
         for one in running.values():
             self._unfinished += _tests_of(one.unit)
             with suppress(Exception):  # the exception may be one about this unit's results
-                self.results(one, one.abandon()[0])
+                self.results(one, one.abandon())
 
     def _finish_cut_short(self) -> None:
         """A test that failed and was not retried, because the run ended before, has failed."""
@@ -363,8 +403,8 @@ class Engine(UnitListener):
 
     def _ask(self) -> None:
         if self._question is None:
-            self._question = _Question(tuple(self._running.values()), self._answer)
-            self._zygote.loop.after(PATIENCE_FOR_STACKS, self._question.close)
+            self._question = Question(tuple(self._running.values()), self._answer)
+            self._place.loop.after(PATIENCE_FOR_STACKS, self._question.close)
             self._question.ask()
 
     def _answer(self, event: StatusRequested) -> None:
@@ -384,9 +424,9 @@ class Engine(UnitListener):
         if self._options.stream:
             for running in self._running.values():
                 self._copy_output_of(running)
-            self._copying = self._zygote.loop.after(STREAM_INTERVAL, self._copy_output)
+            self._copying = self._place.loop.after(STREAM_INTERVAL, self._copy_output)
 
-    def _copy_output_of(self, running: RunningUnit) -> None:
+    def _copy_output_of(self, running: UnitHandle) -> None:
         if self._options.stream and (text := running.new_output()):
             self._report(Output(running.test.id, text))
 
@@ -407,6 +447,16 @@ def _tests_of(unit: Unit) -> list[tuple[Test, int]]:
     return [(test, unit.repetition) for test in unit.tests]
 
 
+def _attempt_of(unit: Unit, test: Test) -> tuple[TestId, int, int]:
+    return test.id, unit.repetition, unit.attempt
+
+
+def _names_of(tests: Sequence[Test]) -> str:
+    """`test_x.py::T::test_a runs`, or for several tests `test_x.py::T::test_a and 3 more run`."""
+    more = len(tests) - 1
+    return f"{tests[0].id} and {more} more run" if more else f"{tests[0].id} runs"
+
+
 def _skipped(test: Test) -> Attempt:
     return Attempt(test, TestOutcome.SKIPPED, test.skip or "", want=test.want, lease=Lease())
 
@@ -422,34 +472,3 @@ class _Waiting:
     @property
     def seconds(self) -> float:
         return time.monotonic() - self.since
-
-
-class _Question:
-    """Asks running units where they are. Closes when all have answered, or when the patience is over."""
-
-    def __init__(self, asked: Sequence[RunningUnit], answer: Callable[[StatusRequested], object]):
-        self._asked = asked
-        self._answer = answer
-        self._stacks: dict[int, str] = {}
-        self._closed = False
-
-    def ask(self) -> None:
-        for running in self._asked:
-            running.ask_for_stacks(partial(self._take_answer, running.unit.number))
-        self._close_if_complete()
-
-    def _take_answer(self, unit: int, stacks: str) -> None:
-        self._stacks[unit] = stacks
-        self._close_if_complete()
-
-    def _close_if_complete(self) -> None:
-        if len(self._stacks) == len(self._asked):
-            self.close()
-
-    def close(self) -> None:
-        if not self._closed:
-            self._closed = True
-            self._answer(StatusRequested(tuple(map(self._describe, self._asked))))
-
-    def _describe(self, running: RunningUnit) -> Running:
-        return Running(running.test, running.lease, running.seconds, self._stacks.get(running.unit.number, ""))

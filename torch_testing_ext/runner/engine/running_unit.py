@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from torch_testing_ext._process import messages, shell
 from torch_testing_ext._process.channel import Channel, socket_pair
@@ -60,13 +61,33 @@ class Limits:
         return test.timeout or self.timeout
 
 
-class UnitListener:
-    """Receives the events of running units."""
+class UnitHandle(Protocol):
+    """A unit that runs, on this machine or on a node of a cluster."""
 
-    def test_began(self, running: RunningUnit, test: Test) -> None: ...
-    def test_is_slow(self, running: RunningUnit, test: Test, seconds: float) -> None: ...
-    def results(self, running: RunningUnit, results: list[AttemptResult]) -> None: ...
-    def unit_ended(self, running: RunningUnit, results: list[AttemptResult], rest: list[int]) -> None: ...
+    cause: EndCause
+
+    @property
+    def unit(self) -> Unit: ...
+    @property
+    def lease(self) -> Lease: ...
+    @property
+    def test(self) -> Test: ...
+    @property
+    def seconds(self) -> float: ...
+    def end(self, cause: EndCause) -> None: ...
+    def kill(self) -> None: ...
+    def ask_for_stacks(self, answer: Callable[[str], object]) -> None: ...
+    def new_output(self) -> str: ...
+    def abandon(self) -> list[Attempt]: ...
+
+
+class UnitListener:
+    """Receives the events of running units. Attempts begin at times of this machine's time.monotonic()."""
+
+    def test_began(self, running: UnitHandle, test: Test) -> None: ...
+    def test_is_slow(self, running: UnitHandle, test: Test, seconds: float) -> None: ...
+    def results(self, running: UnitHandle, attempts: list[Attempt]) -> None: ...
+    def unit_ended(self, running: UnitHandle, attempts: list[Attempt], rest: list[int]) -> None: ...
 
 
 class RunningUnit:
@@ -179,7 +200,7 @@ class RunningUnit:
             self._log.add(message)
             match message:
                 case Began(test):
-                    self._listener.results(self, self._log.certain())
+                    self._listener.results(self, self._attempts(self._log.certain()))
                     self._listener.test_began(self, self.unit.tests[test])
                     self._arm(test)
                 case FixtureBegan():
@@ -225,9 +246,10 @@ class RunningUnit:
             cause = self.cause
         self._conclude(WorkerExit(cause, time.monotonic(), lost=lost, stacks=self._read_stacks()))
 
-    def abandon(self) -> tuple[list[AttemptResult], list[int]]:
-        """The results so far that were not handed out, when the engine no longer runs; and the tests without any."""
-        return self._log.finish(WorkerExit(EndCause.INTERRUPTED, time.monotonic()))
+    def abandon(self) -> list[Attempt]:
+        """The results so far that were not handed out, when the engine no longer runs."""
+        results, _ = self._log.finish(WorkerExit(EndCause.INTERRUPTED, time.monotonic()))
+        return self._attempts(results)
 
     def _finish(self, status: int, at: float, leftovers: tuple[str, ...]) -> None:
         code = os.waitstatus_to_exitcode(status)
@@ -246,7 +268,7 @@ class RunningUnit:
                     self._file.add_preload_hints(modules)
         self._close_channels()
         results, rest = self._log.finish(end)
-        self._listener.unit_ended(self, results, rest)
+        self._listener.unit_ended(self, self._attempts(results), rest)
         shutil.rmtree(self.spec.directory, ignore_errors=True)
 
     def _last_words(self) -> list[FromWorker]:
@@ -325,15 +347,18 @@ class RunningUnit:
     def _read_stacks(self) -> str:
         return hang.tidy(read_ends(self.spec.stacks))
 
-    def attempt(self, result: AttemptResult, origin: float) -> Attempt:
-        """A result with everything that reports need; times since `origin`."""
+    def _attempts(self, results: list[AttemptResult]) -> list[Attempt]:
+        return [self._attempt(result) for result in results]
+
+    def _attempt(self, result: AttemptResult) -> Attempt:
+        """A result with everything that reports need."""
         ranks = rank_logs(Path(self.spec.ranks, name) for name in result.ranks)
         return Attempt(
             test=self.unit.tests[result.test],
             outcome=result.outcome,
             message=result.message,
             seconds=max(0.0, result.ended - result.began),
-            began=result.began - origin,
+            began=result.began,
             repetition=self.unit.repetition,
             number=self.unit.attempt,
             want=result.want,

@@ -12,7 +12,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from ..model import Unit
 
@@ -37,6 +37,16 @@ def slots_of(unit: Unit, slots: int) -> int:
     return 0 if unit.devices else min(unit.ranks, slots)
 
 
+class Nodes(Protocol):
+    """The free resources of several nodes. A unit runs on one of them."""
+
+    def fits(self, unit: Unit) -> bool:
+        """Whether a node has room for the unit now."""
+
+    def reserve(self, unit: Unit) -> bool:
+        """Keep other units off one node until this one fits there. False if no node is wide enough."""
+
+
 class Queue:
     """The units that wait. Units with a smaller `priority` start before others regardless of size."""
 
@@ -47,15 +57,29 @@ class Queue:
         slots: int,
         priority: Priority = no_preference,
         may_run_now: MayRun = lambda unit: True,
+        nodes: Nodes | None = None,
     ):
-        """`may_run_now`: can a unit run beside those that run, whatever resources are free?"""
+        """`devices`, `slots`: of this machine, or of the largest of `nodes`; `resize` says how many all nodes have.
+
+        `may_run_now`: can a unit run beside those that run, whatever resources are free?
+        """
         units = tuple(units)
         self._may_run_now = may_run_now
         typical = typical_seconds(units)
         on_devices = [unit for unit in units if unit.devices]
         on_slots = [unit for unit in units if not unit.devices]
-        self._on_devices = _ResourceQueue(on_devices, devices, lambda unit: unit.devices, priority, typical)
-        self._on_slots = _ResourceQueue(on_slots, slots, lambda unit: slots_of(unit, slots), priority, typical)
+        self._slots = slots
+        self._on_devices = _ResourceQueue(on_devices, devices, lambda unit: unit.devices, priority, typical, nodes)
+        self._on_slots = _ResourceQueue(on_slots, slots, self._slots_of, priority, typical, nodes)
+
+    def _slots_of(self, unit: Unit) -> int:
+        return slots_of(unit, self._slots)
+
+    def resize(self, devices: int, slots: int, all_devices: int, all_slots: int) -> None:
+        """Nodes have come or gone: those of the largest node, and of all nodes together."""
+        self._slots = slots
+        self._on_devices.resize(devices, all_devices)
+        self._on_slots.resize(slots, all_slots)
 
     def __len__(self) -> int:
         return len(self._on_devices) + len(self._on_slots)
@@ -106,8 +130,19 @@ class _Waiting:
 class _ResourceQueue:
     """The units that wait for one resource, in the order in which they should start."""
 
-    def __init__(self, units: list[Unit], size: int, width: Callable[[Unit], int], priority: Priority, typical: float):
-        self._size, self._width, self._priority, self._typical = size, width, priority, typical
+    def __init__(
+        self,
+        units: list[Unit],
+        size: int,
+        width: Callable[[Unit], int],
+        priority: Priority,
+        typical: float,
+        nodes: Nodes | None,
+    ):
+        self._width, self._priority, self._typical = width, priority, typical
+        self._nodes = nodes
+        self._widest = size  # that may be added: as wide as the largest node that has been there
+        self._size = size  # of all nodes together
         self._patience = PATIENCE * size
         self._waiting = sorted((self._to_waiting(unit) for unit in units), key=lambda one: one.key)
         self._work = sum(one.area for one in self._waiting)
@@ -115,6 +150,13 @@ class _ResourceQueue:
 
     def __len__(self) -> int:
         return len(self._waiting)
+
+    def resize(self, largest: int, total: int) -> None:
+        self._widest = max(self._widest, largest)
+        self._size, self._patience = total, PATIENCE * total
+        for one in self._waiting:
+            one.width = self._width(one.unit)
+        self._work = sum(one.area for one in self._waiting)
 
     def add(self, unit: Unit) -> None:
         arrival = self._to_waiting(unit)
@@ -132,15 +174,25 @@ class _ResourceQueue:
         # A unit that may not run now waits for another to end, not for resources: it does not hold up the others.
         ready = (one for one in self._waiting if may_run_now(one.unit))
         first = next(ready, None)
-        if first is None or (first.width > free and first.overtaken >= self._patience):
+        if first is None:
             return None
-        chosen = first if first.width <= free else next((one for one in ready if one.width <= free), None)
+        fits = self._fits(first, free)
+        if not fits and first.overtaken >= self._patience and not self._reserve(first):
+            return None
+        chosen = first if fits else next((one for one in ready if self._fits(one, free)), None)
         if chosen is None:
             return None
         first.overtaken += chosen is not first
         self._waiting = [one for one in self._waiting if one is not chosen]
         self._work = self._work - chosen.area if self._waiting else 0.0
         return chosen.unit
+
+    def _fits(self, one: _Waiting, free: int) -> bool:
+        return one.width <= free and (self._nodes is None or self._nodes.fits(one.unit))
+
+    def _reserve(self, one: _Waiting) -> bool:
+        """Whether the others may go on, because a node is kept for this unit."""
+        return self._nodes is not None and self._nodes.reserve(one.unit)
 
     def clear(self) -> list[Unit]:
         waiting, self._waiting = self._waiting, []
@@ -149,7 +201,7 @@ class _ResourceQueue:
 
     def _to_waiting(self, unit: Unit) -> _Waiting:
         width = self._width(unit)
-        assert width <= self._size, f"unit {unit.number} needs {width} of {self._size}: it can never start"
+        assert width <= self._widest, f"unit {unit.number} needs {width} of {self._widest}: it can never start"
         return _Waiting(unit, width, self._typical if unit.seconds is None else unit.seconds, self._priority(unit))
 
     def _is_overtaken_by(self, one: _Waiting, arrival: _Waiting) -> bool:

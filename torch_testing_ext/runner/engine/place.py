@@ -1,0 +1,91 @@
+"""Where units run: the seam between the engine, which decides, and the processes below it. LocalPlace is this machine.
+
+A cluster is another place (runner/cluster/place.py): on each of its nodes, an agent has a LocalPlace of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from torch_testing_ext._process.loop import EventLoop
+
+from ..model import Lease, Unit
+from ..options.options import Options
+from ..processes.zygote import Zygote
+from ..scheduling.inventory import Inventory, environment_of
+from ..scheduling.leases import Leases
+from .running_unit import Limits, RunningUnit, UnitHandle, UnitListener
+
+
+class LostUnitListener(UnitListener):
+    """Receives the events of running units, also that one was lost with its node."""
+
+    def unit_lost(self, running: UnitHandle, rest: list[int], why: str) -> None: ...
+
+
+class Place(Protocol):
+    """Starts units and owns their processes."""
+
+    @property
+    def loop(self) -> EventLoop: ...
+
+    def start(self, unit: Unit, lease: Lease, listener: LostUnitListener) -> UnitHandle:
+        """Start a unit. Raises OSError if the system refuses what it needs."""
+
+    def close_file(self, name: str) -> None:
+        """End the process of a file, of which no unit runs or waits."""
+
+    def wait_for_more(self) -> bool:
+        """No unit runs, and none that waits fits: whether this can change, so that waiting makes sense."""
+
+    @property
+    def shortage(self) -> str:
+        """Why units that wait fit nowhere, in words."""
+
+
+class LocalPlace:
+    """This machine: units run in the processes of a zygote."""
+
+    shortage = "it does not fit on this machine"
+
+    def __init__(
+        self,
+        zygote: Zygote,
+        options: Options,
+        inventory: Inventory,
+        leases: Leases,
+        start: Callable[..., UnitHandle] = RunningUnit,
+    ):
+        self._zygote = zygote
+        self._options = options
+        self._inventory = inventory
+        self._leases = leases
+        self._start = start
+
+    @property
+    def loop(self) -> EventLoop:
+        return self._zygote.loop
+
+    def start(self, unit: Unit, lease: Lease, listener: LostUnitListener) -> UnitHandle:
+        return self._start(
+            unit,
+            lease,
+            self._zygote,
+            Limits(self._options.timeout, self._options.slow),
+            {
+                **environment_of(lease, self._inventory),
+                **self._leases.environment_of(lease),
+                **self._options.environment_of_sanitizer(unit.repetition),
+            },
+            listener,
+            self._options.command_of(unit.repetition),
+            self._options.stream,
+            self._leases.locks_of(lease),
+        )
+
+    def close_file(self, name: str) -> None:
+        self._zygote.file(name).close()
+
+    def wait_for_more(self) -> bool:
+        return False

@@ -1,0 +1,184 @@
+"""Leases on several nodes: one set of leases for each node, and the choice of the node for a unit. Pure.
+
+A unit runs on one node. It gets the node that it leaves the least free room on, so that wide units find nodes that are
+free as a whole; among equal ones, a node that has the unit's file open already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+from ..model import Lease, Unit
+from .leases import Leases
+from .policy import Queue, slots_of
+
+
+class NodeLeases:
+    """The devices and CPU slots of all nodes, and which of them are leased."""
+
+    elsewhere: tuple[str, ...] = ()  # what other users of the cluster have is not ours to lease
+
+    def __init__(self) -> None:
+        self._nodes: dict[str, _Node] = {}
+        self._reserved: tuple[int, str] | None = None  # the number of a unit, and the node that is kept for it
+        self._learned: list[tuple[str, frozenset[int]]] = []
+        self._queue: Queue | None = None
+
+    def serve(self, queue: Queue) -> None:
+        """Tell a queue how large the nodes are, now and when some come or go."""
+        self._queue = queue
+        self._resize()
+
+    # -- nodes
+
+    def add(self, name: str, devices: tuple[str, ...], slots: int) -> None:
+        """A node has joined."""
+        leases = Leases(devices, slots)
+        for file, ports in self._learned:
+            leases.learn_ports(file, ports)
+        self._nodes[name] = _Node(leases, len(devices), slots)
+        self._resize()
+
+    def drop(self, name: str) -> None:
+        """A node is lost: what was leased there is nothing any more."""
+        self._nodes.pop(name, None)
+        self._end_reservation(name)
+        self._resize()
+
+    def drain(self, name: str) -> None:
+        """A node gets no further units, and is dropped when its units have ended or it is lost."""
+        if name in self._nodes:
+            self._nodes[name].draining = True
+            self._end_reservation(name)
+            self._resize()
+
+    def _resize(self) -> None:
+        if self._queue is not None:
+            nodes = list(self._usable())
+            self._queue.resize(
+                self.most_devices,
+                self.most_slots,
+                sum(node.devices for _, node in nodes),
+                sum(node.slots for _, node in nodes),
+            )
+
+    def _end_reservation(self, name: str) -> None:
+        if self._reserved is not None and self._reserved[1] == name:
+            self._reserved = None
+
+    def _usable(self) -> Iterator[tuple[str, _Node]]:
+        return ((name, node) for name, node in self._nodes.items() if not node.draining)
+
+    @property
+    def most_devices(self) -> int:
+        """The devices of the node that has most."""
+        return max((node.devices for _, node in self._usable()), default=0)
+
+    @property
+    def most_slots(self) -> int:
+        """The CPU slots of the node that has most."""
+        return max((node.slots for _, node in self._usable()), default=0)
+
+    # -- what the engine and the queue ask
+
+    @contextmanager
+    def choosing(self, wanted: bool, urgent: bool) -> Iterator[None]:
+        """The time in which units are started."""
+        yield
+
+    def owners(self) -> tuple[str, ...]:
+        """The other runs that this one waits for, in words: none is known."""
+        return ()
+
+    @property
+    def free_devices(self) -> int:
+        """The most devices that are free on one node."""
+        return max((node.leases.free_devices for _, node in self._usable()), default=0)
+
+    @property
+    def free_slots(self) -> int:
+        """The most CPU slots that are free on one node."""
+        return max((node.leases.free_slots for _, node in self._usable()), default=0)
+
+    def may_run_now(self, unit: Unit) -> bool:
+        """Is there a node on which the unit does not disturb those that run?"""
+        return any(node.leases.may_run_now(unit) for _, node in self._usable())
+
+    def fits(self, unit: Unit) -> bool:
+        """Whether a node has room for the unit now."""
+        return self._choose(unit) is not None
+
+    def reserve(self, unit: Unit) -> bool:
+        """Keep other units off one node until this one fits there: off that which has most room already."""
+        if self._reserved is not None and self._reserved[0] == unit.number:
+            return True
+        wide = [(node.free(unit), name) for name, node in self._usable() if node.size(unit) >= self._width(unit)]
+        if len(wide) and len(self._nodes) > 1:
+            self._reserved = unit.number, max(wide)[1]
+            return True
+        return False
+
+    def take(self, unit: Unit) -> Lease:
+        """Leases exactly what the unit needs on the node that suits it best, which must have room."""
+        name = self._choose(unit)
+        assert name is not None, f"unit {unit.number} fits on no node"
+        node = self._nodes[name]
+        if self._reserved is not None and self._reserved[0] == unit.number:
+            self._reserved = None
+        lease = node.leases.take(unit)
+        node.files.add(unit.file)
+        ours = replace(lease, node=name)
+        node.held[id(ours)] = ours, lease
+        return ours
+
+    def give_back(self, lease: Lease) -> None:
+        """Frees a lease. That of a node which is lost is gone already."""
+        node = self._nodes.get(lease.node)
+        if node is not None:
+            _, theirs = node.held.pop(id(lease))
+            node.leases.give_back(theirs)
+
+    def learn_ports(self, file: str, ports: frozenset[int]) -> None:
+        """A test of this file found a port in use: from now on, its tests run one by one on each node."""
+        self._learned.append((file, ports))
+        for node in self._nodes.values():
+            node.leases.learn_ports(file, ports)
+
+    def close(self) -> None:
+        """There is nothing to leave to others."""
+
+    def _width(self, unit: Unit) -> int:
+        return unit.devices or slots_of(unit, self.most_slots)
+
+    def _choose(self, unit: Unit) -> str | None:
+        width, best, found = self._width(unit), None, None
+        for name, node in self._usable():
+            left = node.free(unit) - width
+            if left < 0 or not self._is_open_to(name, unit) or not node.leases.may_run_now(unit):
+                continue
+            key = (left, unit.file not in node.files)
+            if best is None or key < best:
+                best, found = key, name
+        return found
+
+    def _is_open_to(self, name: str, unit: Unit) -> bool:
+        return self._reserved is None or self._reserved[1] != name or self._reserved[0] == unit.number
+
+
+class _Node:
+    """The leases of one node, and which files are open there."""
+
+    def __init__(self, leases: Leases, devices: int, slots: int):
+        self.leases = leases
+        self.devices, self.slots = devices, slots
+        self.files: set[str] = set()
+        self.draining = False
+        self.held: dict[int, tuple[Lease, Lease]] = {}  # by identity: a lease with its node, and as the node knows it
+
+    def size(self, unit: Unit) -> int:
+        return self.devices if unit.devices else self.slots
+
+    def free(self, unit: Unit) -> int:
+        return self.leases.free_devices if unit.devices else self.leases.free_slots
