@@ -6,6 +6,9 @@
 is the larger of two times: all work divided by all devices, and the longest unit. The output is the makespan over this
 bound: of the schedule with known durations, with guessed durations (off by up to a factor of two) and with none; of
 units in the order of their files (FIFO); and of one unit at a time, as PyTorch's runner does it.
+
+Then the same units on several nodes, where a unit has to fit on one of them: with one queue for all nodes, as --cluster
+does it, and dealt out to the nodes beforehand, as static shards would.
 """
 
 from __future__ import annotations
@@ -24,10 +27,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from torch_testing_ext.runner.model import Test, TestId, Unit
 from torch_testing_ext.runner.scheduling.forecast import forecast
 from torch_testing_ext.runner.scheduling.leases import Leases
+from torch_testing_ext.runner.scheduling.node_leases import NodeLeases
 from torch_testing_ext.runner.scheduling.policy import Queue
 
 TARGET = 1.05
 MACHINES = (8, 64)
+CLUSTERS = ((2, 4), (4, 4), (8, 8), (16, 8))  # nodes, and devices of each
 WORLD_SIZES = {1: 40, 2: 30, 4: 20, 8: 10}  # weights, in percent
 MEDIAN, SPREAD, LONGEST = 3.0, 1.3, 120.0  # seconds; log-normal: a few tests take most of the time
 
@@ -58,6 +63,27 @@ def ours(units: list[Unit], devices: int, guess: Callable[[float], float | None]
     queue = Queue([replace(unit, seconds=guess(truth[unit.number])) for unit in units], devices, slots=1)
     starts = forecast(queue, Leases(tuple(map(str, range(devices))), 1), lambda unit: truth[unit.number])
     return max(start.until for start in starts)
+
+
+def on_nodes(units: list[Unit], nodes: int, devices: int) -> float:
+    """The makespan with one queue for several nodes."""
+    leases = NodeLeases()
+    for number in range(nodes):
+        leases.add(f"node{number}", tuple(map(str, range(devices))), 1)
+    queue = Queue(units, devices, 1, may_run_now=leases.may_run_now, nodes=leases)
+    leases.serve(queue)
+    return max(start.until for start in forecast(queue, leases, lambda unit: unit.seconds or 0.0))
+
+
+def dealt_out(units: list[Unit], nodes: int, devices: int) -> float:
+    """The makespan if each unit is dealt to the node with the least work, the longest first, before the run begins."""
+    shares: list[list[Unit]] = [[] for _ in range(nodes)]
+    work = [0.0] * nodes
+    for unit in sorted(units, key=lambda one: -(one.seconds or 0.0)):
+        least = work.index(min(work))
+        shares[least].append(unit)
+        work[least] += (unit.seconds or 0.0) * unit.devices
+    return max(ours(share, devices, lambda seconds: seconds) for share in shares if share)
 
 
 def in_order_of_files(units: list[Unit], devices: int) -> float:
@@ -97,6 +123,15 @@ def ratios(devices: int, count: int, seed: int) -> dict[str, float]:
     return {name: makespan / bound for name, makespan in makespans.items()}
 
 
+def ratios_on_nodes(nodes: int, devices: int, count: int, seed: int) -> dict[str, float]:
+    units = [unit for unit in draw_units(seed, 2 * count) if unit.devices <= devices][:count]
+    bound = lower_bound(units, nodes * devices)
+    return {
+        "one queue": on_nodes(units, nodes, devices) / bound,
+        "dealt out beforehand": dealt_out(units, nodes, devices) / bound,
+    }
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description="Simulate how busy the schedule keeps the devices.")
     parser.add_argument("--units", type=int, default=600)
@@ -110,6 +145,13 @@ def main() -> int:
             found = [run[name] for run in runs]
             print(f"  {name:24} median {statistics.median(found):7.3f}   worst {max(found):7.3f}")
         worst_of_ours = max(worst_of_ours, *(run["ours, durations known"] for run in runs))
+    for nodes, devices in CLUSTERS:
+        found = [ratios_on_nodes(nodes, devices, arguments.units, seed) for seed in range(arguments.seeds)]
+        print(f"{arguments.units} units on {nodes} nodes of {devices} devices, {arguments.seeds} seeds:")
+        for name in found[0]:
+            each = [run[name] for run in found]
+            print(f"  {name:24} median {statistics.median(each):7.3f}   worst {max(each):7.3f}")
+        worst_of_ours = max(worst_of_ours, *(run["one queue"] for run in found))
     met = worst_of_ours <= TARGET
     print(f"worst with known durations: {worst_of_ours:.3f}, target {TARGET} at most: {'met' if met else 'MISSED'}")
     return 0 if met else 1
