@@ -56,12 +56,15 @@ class LocalPlace:
         inventory: Inventory,
         leases: Leases,
         start: Callable[..., UnitHandle] = RunningUnit,
+        command: str | None = None,
     ):
+        """`command`: reruns a test whose name is appended, if it is not that of the options."""
         self._zygote = zygote
         self._options = options
         self._inventory = inventory
         self._leases = leases
         self._start = start
+        self._command = command
 
     @property
     def loop(self) -> EventLoop:
@@ -79,7 +82,7 @@ class LocalPlace:
                 **self._options.environment_of_sanitizer(unit.repetition),
             },
             listener,
-            self._options.command_of(unit.repetition),
+            self._command or self._options.command_of(unit.repetition),
             self._options.stream,
             self._leases.locks_of(lease),
         )

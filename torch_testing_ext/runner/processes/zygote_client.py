@@ -49,6 +49,8 @@ Self = TypeVar("Self", bound="ZygoteClient")
 class ZygoteClient:
     """The client of the zygote, from which all processes of the run descend."""
 
+    quit_patience = QUIT_PATIENCE
+
     def __init__(self, root: Path, preloaded: tuple[str, ...] = PRELOADED, drop_in: bool = False):
         """`drop_in`: the root is a PyTorch checkout, whose tests get our classes under PyTorch's names."""
         self.root = root
@@ -84,7 +86,7 @@ class ZygoteClient:
 
     def close(self) -> None:
         """End all processes of the run."""
-        self._end_process(QUIT_PATIENCE)
+        self._end_process(self.quit_patience)
         reaping.end_children(self._known)
         self.loop.close()
         shutil.rmtree(self.directory, ignore_errors=True)
@@ -163,7 +165,7 @@ class ZygoteClient:
     def _lose(self) -> None:
         """Handle the death of the zygote: end the processes that its children left, and restart it."""
         self._deadline.cancel()
-        code = self._end_process(QUIT_PATIENCE)
+        code = self._end_process(self.quit_patience)
         reaping.end_children(self._known)
         how = describe_exit(code)
         self._deaths += 1
@@ -182,7 +184,7 @@ class ZygoteClient:
         """Start no child any more: everything that waits for one, or asks for one, is told that it is gone."""
         self.failure = why
         self._deadline.cancel()
-        self._end_process(QUIT_PATIENCE)
+        self._end_process(self.quit_patience)
         reaping.end_children(self._known)
         lost, self._gone = self._gone, {}
         for gone in lost.values():

@@ -1,0 +1,112 @@
+"""Runs over agents that this machine starts itself: pretended nodes, each a process at the other end of a socket."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+import textwrap
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from processes_support import EventRecorder, FinishedRun
+
+import torch_testing_ext
+from torch_testing_ext.runner import events
+from torch_testing_ext.runner.cluster.commands import CommandLauncher
+from torch_testing_ext.runner.cluster.place import ClusterPlace
+from torch_testing_ext.runner.cluster.protocol import PrepareNode
+from torch_testing_ext.runner.engine.local import Engine
+from torch_testing_ext.runner.options.options import Options
+from torch_testing_ext.runner.scheduling.inventory import Inventory
+from torch_testing_ext.runner.scheduling.node_leases import NodeLeases
+from torch_testing_ext.runner.scheduling.plan import plan
+from torch_testing_ext.runner.scheduling.policy import Queue
+
+ROOT = Path(torch_testing_ext.__file__).resolve().parents[1]
+AGENT = (sys.executable, "-m", "torch_testing_ext.runner.agent")
+
+
+def environ_of_nodes() -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("TORCH_TESTING_EXT_")}
+    return {**kept, "PYTHONPATH": str(ROOT)}
+
+
+def prepare_for(root: Path, **more: Any) -> PrepareNode:
+    chosen: dict[str, Any] = {
+        "drop_in": False,
+        "jobs": 2,
+        "devices": None,
+        "fake_devices": (),
+        "timeout": 60.0,
+        "slow": 30.0,
+        "stream": False,
+        "command": "python run_test.py",
+        "environ": {},
+    }
+    return PrepareNode(str(root), **{**chosen, **more})
+
+
+class Nodes:
+    """A project folder, and agents for it on pretended nodes: `with Nodes("a", "b") as nodes:`."""
+
+    def __init__(self, *names: str, timeout: float = 60.0, command: Sequence[str] = AGENT, **prepare: Any) -> None:
+        self.root = Path(tempfile.mkdtemp(prefix="torch_testing_ext_test_")).resolve()
+        self.logs = self.root / "logs"
+        self.logs.mkdir()
+        self.launcher = CommandLauncher(
+            dict.fromkeys(names, command), prepare_for(self.root, **prepare), self.logs, environ_of_nodes()
+        )
+        self.leases = NodeLeases()
+        self.said: list[str] = []
+        self.place = ClusterPlace(self.launcher, self.leases, timeout, self.said.append, self.said.append)
+        self._files = 0
+
+    def __enter__(self) -> Nodes:
+        self.place.__enter__()
+        try:
+            self.place.wait_for_nodes()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.place.__exit__()
+        shutil.rmtree(self.root)
+
+    def write(self, source: str, name: str = "") -> str:
+        self._files += 1
+        name = name or f"test_{self._files}.py"
+        (self.root / name).write_text(textwrap.dedent(source))
+        return name
+
+    def pid(self, name: str) -> int:
+        """The agent of a node."""
+        return self.launcher._processes[name].pid
+
+    def run(self, *files: str, react: Callable[[events.Event], object] | None = None, **options: Any) -> FinishedRun:
+        found = self.place.discover(files, 2)
+        chosen = Options(**{"jobs": 2, "timeout": 60.0, **options})
+        most = self.place.most_at_once
+        inventory = Inventory(tuple(map(str, range(most))), fake=True)
+        planned = plan(found.tests, inventory, lambda test: None, chosen.repeat or 1)
+        recorder = EventRecorder(react)
+        queue = Queue(
+            planned.units,
+            self.leases.most_devices,
+            self.leases.most_slots,
+            may_run_now=self.leases.may_run_now,
+            nodes=self.leases,
+        )
+        self.leases.serve(queue)
+        engine = Engine(self.place, chosen, inventory, self.leases, queue, recorder)
+        summary = engine.run(planned, (*found.broken, *found.not_run))
+        return FinishedRun(summary, recorder)
+
+    @property
+    def is_free(self) -> bool:
+        """Whether nothing is leased any more."""
+        return not any(node.held for node in self.leases._nodes.values())

@@ -1,0 +1,419 @@
+"""The agent of a node at the other end of a socket: all kinds of ends of tests, of the agent and of the stream."""
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import subprocess
+import time
+import unittest
+
+from agents_support import AGENT, Nodes, environ_of_nodes, prepare_for
+from processes_support import descendants, is_alive
+
+from torch_testing_ext.common_utils import run_tests
+from torch_testing_ext.runner import events
+from torch_testing_ext.runner.cluster.facts import facts
+from torch_testing_ext.runner.cluster.lines import LineReader, NotAMessage, to_line
+from torch_testing_ext.runner.cluster.place import ClusterError
+from torch_testing_ext.runner.cluster.protocol import (
+    AgentHello,
+    FromAgent,
+    NodeReady,
+    RunUnit,
+    TestOfUnitBegan,
+)
+from torch_testing_ext.runner.model import Lease, Test, TestId, Unit
+
+KINDS = """
+import os, subprocess, time, unittest
+from torch_testing_ext.common_utils import timeout
+class T(unittest.TestCase):
+    def test_passes(self): print("hello from a node")
+    def test_fails(self): self.assertEqual(1, 2)
+    def test_errs(self): raise KeyError("x")
+    def test_skips(self): self.skipTest("a reason")
+    def test_dies(self): os.kill(os.getpid(), 9)
+    def test_leaks(self): subprocess.Popen(["sleep", "1000"])
+    @timeout(1)
+    def test_hangs(self): time.sleep(1000)
+class Shared(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls): cls.x = 1
+    def test_1(self): pass
+    def test_2(self): os._exit(3)
+    def test_3(self): pass
+"""
+# Waits in a session of its own below the worker, too; the FIFO gets the pid of the worker.
+WAITS = """
+import os, subprocess, time, unittest
+class T(unittest.TestCase):
+    def test_a_waits(self):
+        subprocess.Popen(["sleep", "1000"], start_new_session=True)
+        with open({fifo!r}, "w") as fifo:
+            print(os.getpid(), file=fifo)
+        if {times} > len(open({count!r}, "a+").write("x") and open({count!r}).read()):
+            time.sleep(1000)
+    def test_b_is_fine(self): pass
+"""
+
+
+def read_pid(fifo):
+    with open(fifo) as file:
+        return int(file.read())
+
+
+def wait_until_gone(case, pids, seconds):
+    """Fails if a process is left after so many seconds."""
+    deadline = time.monotonic() + seconds
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            fd = os.pidfd_open(pid)
+            try:
+                left = max(0.0, deadline - time.monotonic())
+                case.assertTrue(select.select([fd], [], [], left)[0] or not is_alive(pid), f"{pid} is left")
+            finally:
+                os.close(fd)
+
+
+class OneRunTest(unittest.TestCase):
+    """All outcomes over two nodes."""
+
+    @classmethod
+    def setUpClass(cls):
+        with Nodes("a", "b", fake_devices=("0", "1")) as nodes:
+            file = nodes.write(KINDS)
+            more = nodes.write(
+                "import os, unittest\n"
+                "from torch_testing_ext.common_distributed import skip_if_lt_x_gpu\n"
+                "class T(unittest.TestCase):\n"
+                + "".join(
+                    f"    @skip_if_lt_x_gpu({width})\n    def test_{number}(self):\n"
+                    "        print(os.environ['TORCH_TESTING_EXT_FAKE_DEVICES'])\n"
+                    for number, width in enumerate((1, 2, 1, 2, 1, 3))
+                )
+            )
+            cls.root = nodes.root
+            cls.ran = nodes.run(file, more, retries=1)
+            cls.is_free = nodes.is_free
+            cls.pids = {pid for name in "ab" for pid in (nodes.pid(name), *descendants(nodes.pid(name)))}
+
+    def test_outcomes(self):
+        expected = {
+            "test_passes": "passed",
+            "test_fails": "failed",
+            "test_errs": "error",
+            "test_skips": "skipped",
+            "test_dies": "crashed",
+            "test_leaks": "leaked",
+            "test_hangs": "timeout",
+            "test_1": "passed",
+            "test_2": "crashed",
+            "test_3": "passed",
+        }
+        by_id = {name.partition("::")[2]: outcome for name, outcome in self.ran.by_id.items() if "test_1.py" in name}
+        self.assertEqual({name.partition("::")[2]: outcome for name, outcome in by_id.items()}, expected)
+        self.assertEqual(len(self.ran.attempts["test_fails"]), 2)
+
+    def test_attempts_are_complete(self):
+        self.assertIn("hello from a node", self.ran["test_passes"].output)
+        self.assertIn("AssertionError", self.ran["test_fails"].message)
+        self.assertIn("python run_test.py", self.ran["test_fails"].message)
+        self.assertIn("in test_hangs", self.ran["test_hangs"].message)
+        self.assertTrue(self.ran["test_leaks"].leftovers)
+        for attempts in self.ran.attempts.values():
+            for attempt in attempts:
+                self.assertLessEqual(0.0, attempt.began, attempt)
+                self.assertLessEqual(attempt.began + attempt.seconds, self.ran.summary.seconds, attempt)
+
+    def test_every_attempt_names_its_node(self):
+        nodes = {one.lease.node for attempts in self.ran.attempts.values() for one in attempts if one.lease.slots}
+        self.assertEqual(nodes, {"a", "b"})
+
+    def test_devices_of_a_node(self):
+        self.assertEqual(self.ran.by_id["test_2.py::T::test_5"], "skipped")  # needs three; no node has them
+        widths = {0: 1, 1: 2, 2: 1, 3: 2, 4: 1}
+        for one in self.ran.summary.finished:
+            if one.test.id.file == "test_2.py" and one.outcome.value != "skipped":
+                devices = one.last.lease.devices
+                self.assertEqual(len(devices), widths[int(one.test.id.method[5:])])
+                self.assertEqual(one.last.output.strip(), ",".join(devices))
+                self.assertIn(one.last.lease.node, ("a", "b"))
+
+    def test_nothing_is_left(self):
+        self.assertTrue(self.is_free)
+        self.assertEqual([pid for pid in self.pids if is_alive(pid)], [])
+
+
+class LostNodesTest(unittest.TestCase):
+    """An agent ends while a test waits: the test runs again, as the same attempt."""
+
+    def kill_agents(self, nodes, times, **options):
+        """Runs a file and kills the agent whenever the first test waits, `times` times."""
+        fifo, count = nodes.root / f"fifo{times}", nodes.root / f"count{times}"
+        os.mkfifo(fifo)
+        file = nodes.write(WAITS.format(fifo=str(fifo), count=str(count), times=times + 1))
+        below, self.ended = set(), []
+
+        def react(event):
+            if isinstance(event, events.TestBegan) and event.test.id.method == "test_a_waits":
+                worker = read_pid(fifo)
+                if len(self.ended) < times:
+                    agent = nodes.pid(event.lease.node)
+                    below.update({*descendants(agent), *descendants(worker)})
+                    self.ended.append(event.lease.node)
+                    os.kill(agent, signal.SIGKILL)
+
+        ran = nodes.run(file, react=react, **options)
+        wait_until_gone(self, below, 10)
+        self.assertGreaterEqual(len(below), 4)
+        self.assertTrue(nodes.is_free)
+        return ran
+
+    def test_agents_are_killed(self):
+        with Nodes("a", "b", "c", "d") as nodes:
+            with self.subTest("once"):
+                ran = self.kill_agents(nodes, 1)
+                self.assertEqual(ran.outcomes, {"test_a_waits": "passed", "test_b_is_fine": "passed"})
+                (attempt,) = ran.attempts["test_a_waits"]
+                self.assertEqual(attempt.number, 1)
+                self.assertNotEqual(attempt.lease.node, self.ended[0])
+                warning = next(text for text in ran.summary.warnings if "test_a_waits" in text)
+                self.assertRegex(
+                    warning, rf"node {self.ended[0]} was lost: .*SIGKILL.*test_a_waits.* again, as the same attempt"
+                )
+            with self.subTest("twice"):
+                ran = self.kill_agents(nodes, 2)
+                self.assertEqual(ran.outcomes, {"test_a_waits": "crashed", "test_b_is_fine": "passed"})
+                self.assertEqual(len(self.ended), 2)
+                for node in self.ended:
+                    self.assertIn(f"node {node} was lost", ran["test_a_waits"].message)
+            with self.subTest("no node is left"):
+                ran = self.kill_agents(nodes, 3)
+                self.assertEqual(ran.outcomes["test_a_waits"], "error")
+                self.assertIn("no node is left", ran["test_a_waits"].message)
+                self.assertFalse(ran.summary.interrupted)
+
+    def test_garbage_of_an_agent(self):
+        with Nodes("a") as nodes:
+            (node,) = nodes.place._nodes.values()
+            ours, theirs = socket.socketpair()
+            with ours, theirs:
+                node.remote._reader._fd = theirs.fileno()
+                ours.send(b'{"NodeReady": {}}\n')
+                node.remote._receive()
+            self.assertTrue(node.remote.is_lost)
+        self.assertIn("something else than messages", nodes.said[-1])
+
+    def test_an_agent_that_says_nothing(self):
+        """It is stopped: nothing ends, and nothing comes."""
+        with Nodes("a", "b") as nodes:
+            agent = nodes.pid("a")
+            os.kill(agent, signal.SIGSTOP)
+            try:
+                (node,) = (node.remote for name, node in nodes.place._nodes.items() if name == "a")
+                for _ in range(100):
+                    node.tick()
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(agent, signal.SIGCONT)
+            self.assertIn("no sign of life", nodes.said[-1])
+            file = nodes.write("import unittest\nclass T(unittest.TestCase):\n    def test_x(self): pass\n")
+            self.assertEqual(nodes.run(file).outcomes, {"test_x": "passed"})
+
+
+class InterruptedTest(unittest.TestCase):
+    def interrupt(self, times):
+        with Nodes("a") as nodes:
+            fifo = nodes.root / "fifo"
+            os.mkfifo(fifo)
+            file = nodes.write(WAITS.format(fifo=str(fifo), count=str(nodes.root / "count"), times=9))
+            below = set()
+
+            def react(event):
+                if isinstance(event, events.TestBegan) and event.test.id.method == "test_a_waits":
+                    worker = read_pid(fifo)
+                    below.update({worker, *descendants(worker)})
+                    for _ in range(times):
+                        engine_interrupts()
+
+            def engine_interrupts():
+                os.kill(os.getpid(), signal.SIGINT)
+
+            before = signal.signal(signal.SIGINT, signal.default_int_handler)
+            try:
+                ran = nodes.run(file, react=react, jobs=1)
+            finally:
+                signal.signal(signal.SIGINT, before)
+            self.assertEqual([pid for pid in below if is_alive(pid)], [])
+            self.assertTrue(nodes.is_free)
+        self.assertTrue(ran.summary.interrupted)
+        self.assertIn("test_a_waits", [test.id.method for test in ran.summary.unfinished])
+
+    def test_once(self):
+        self.interrupt(1)
+
+    def test_twice(self):
+        self.interrupt(2)
+
+
+class StreamTest(unittest.TestCase):
+    """An agent alone, on a socket."""
+
+    def setUp(self):
+        self.nodes = Nodes()
+        self.addCleanup(self.nodes.__exit__)
+        self.root = self.nodes.root
+        self.errors = self.root / "errors"
+
+    def start(self):
+        ours, theirs = socket.socketpair()
+        self.addCleanup(ours.close)
+        with theirs, self.errors.open("wb") as errors:
+            self.agent = subprocess.Popen(
+                AGENT, stdin=theirs, stdout=theirs, stderr=errors, env=environ_of_nodes(), start_new_session=True
+            )
+        self.addCleanup(self.agent.wait)
+        self.addCleanup(self.agent.kill)
+        self.stream = ours
+        self.reader = LineReader(ours.fileno(), FromAgent)
+        self.received = []
+        return self.wait_for(AgentHello)
+
+    def wait_for(self, kind):
+        while True:
+            for message in self.received:
+                if isinstance(message, kind):
+                    return message
+            self.received += self.reader.receive()
+
+    def start_waiting_unit(self):
+        """The agent runs a unit that waits. Returns the pids below the agent."""
+        self.start()
+        self.stream.sendall(to_line(prepare_for(self.root)))
+        self.wait_for(NodeReady)
+        fifo = self.root / "fifo"
+        os.mkfifo(fifo)
+        file = self.nodes.write(WAITS.format(fifo=str(fifo), count=str(self.root / "count"), times=9))
+        test = Test(TestId(file, "T", "test_a_waits"))
+        self.stream.sendall(to_line(RunUnit(Unit(7, (test,)), Lease(slots=(0,)), 0)))
+        self.wait_for(TestOfUnitBegan)
+        worker = read_pid(fifo)
+        pids = {*descendants(self.agent.pid), *descendants(worker)}
+        self.assertIn(worker, pids)
+        self.assertGreaterEqual(len(pids), 5)  # zygote, file, nanny, worker, helper
+        return pids
+
+    def test_hello(self):
+        hello = self.start()
+        self.assertEqual(hello.facts, facts())
+        self.assertEqual(hello.pid, self.agent.pid)
+
+    def test_the_stream_ends_while_a_test_runs(self):
+        pids = self.start_waiting_unit()
+        self.stream.close()
+        wait_until_gone(self, {*pids, self.agent.pid}, 2)
+        self.assertEqual(self.agent.wait(), 0)
+
+    def test_the_stream_ends_before_torch_is_imported(self):
+        self.start()
+        self.stream.sendall(to_line(prepare_for(self.root)))
+        while not (pids := descendants(self.agent.pid)):
+            self.received += self.reader.receive()  # signs of life
+        self.stream.close()
+        wait_until_gone(self, {*pids, self.agent.pid}, 2)
+
+    def test_the_agent_is_killed(self):
+        pids = self.start_waiting_unit()
+        self.agent.kill()
+        wait_until_gone(self, pids, 2)
+
+    def test_the_agent_is_terminated(self):
+        pids = self.start_waiting_unit()
+        self.agent.terminate()
+        wait_until_gone(self, pids, 2)
+
+    def test_garbage_while_a_test_runs(self):
+        pids = self.start_waiting_unit()
+        self.stream.sendall(b"\xff\xfe{}\n")
+        wait_until_gone(self, {*pids, self.agent.pid}, 4)
+        self.assertEqual(self.agent.wait(), 1)
+        self.assertIn("is not a message", self.errors.read_text())
+
+    def test_garbage_at_the_start(self):
+        for garbage in (b"hello\n", b"{}\n", b'{"RunUnit": 3}\n', b"[]\n", b'{"PrepareNode": {"root": "/"}}\n'):
+            with self.subTest(garbage=garbage):
+                self.start()
+                self.stream.sendall(garbage)
+                self.assertEqual(self.agent.wait(), 1)
+                self.assertIn("is not a message", self.errors.read_text())
+
+    def test_a_unit_of_a_file_that_is_not_there(self):
+        """Not an error of the agent: the unit fails."""
+        with Nodes("a") as nodes:
+            file = nodes.write("import unittest\nclass T(unittest.TestCase):\n    def test_x(self): pass\n")
+            found = nodes.place.discover((file,), 1)
+            nodes.place.close_file(file)
+            (nodes.root / file).unlink()
+            nodes.place.discover = lambda files, jobs: found
+            ran = nodes.run(file)
+        self.assertEqual(ran.outcomes, {"test_x": "error"})
+        self.assertIn("No such file", ran["test_x"].message)
+
+
+class LinesTest(unittest.TestCase):
+    def read(self, *data, **more):
+        reading, writing = os.pipe()
+        self.addCleanup(os.close, reading)
+        reader = LineReader(reading, FromAgent, **more)
+        received = []
+        for part in data:
+            os.write(writing, part)
+            received += reader.receive()
+        os.close(writing)
+        self.assertRaises(EOFError, reader.receive)
+        return received, reader
+
+    HELLO = AgentHello(facts(), "host ä", 1, 2.5)
+
+    def test_pieces(self):
+        line = to_line(self.HELLO)
+        received, _ = self.read(line[:5], line[5:20], line[20:] + line + line[:3], line[3:])
+        self.assertEqual(received, [self.HELLO] * 3)
+
+    def test_what_a_login_shell_prints(self):
+        received, reader = self.read(b"Welcome!\n{}\n", to_line(self.HELLO), first=AgentHello)
+        self.assertEqual(received, [self.HELLO])
+        self.assertEqual(reader.ignored, ["Welcome!", "{}"])
+        with self.assertRaises(NotAMessage):
+            self.read(to_line(self.HELLO) + b"Bye!\n", first=AgentHello)
+
+
+class BeforeTheRunTest(unittest.TestCase):
+    def refuse(self, *names, **more):
+        nodes = Nodes(*names, **more)
+        with self.assertRaises(ClusterError) as caught, nodes:
+            pass
+        self.assertEqual(nodes.launcher._processes, {})
+        return str(caught.exception), nodes.said
+
+    def test_other_software(self):
+        code = (
+            "import sys; from torch_testing_ext.runner.cluster import facts as f; from dataclasses import replace; "
+            "real = f.facts(); f.facts = lambda: replace(real, torch='1.0', cuda='99'); "
+            "from torch_testing_ext.runner import agent; sys.exit(agent.main())"
+        )
+        message, _ = self.refuse("a", command=(AGENT[0], "-c", code))
+        self.assertIn(f"a: torch is 1.0, here {facts().torch}", message)
+        self.assertIn("a: CUDA or ROCm of torch is 99, here", message)
+        self.assertNotIn("Python", message.partition("\n")[2].partition("Install")[0])
+
+    def test_an_agent_that_cannot_start(self):
+        message, said = self.refuse("a", command=("sh", "-c", "echo no such module >&2; exit 3"))
+        self.assertIn("no node is left", message)
+        self.assertIn("node a was lost: its agent exited with code 3: no such module", said)
+
+
+if __name__ == "__main__":
+    run_tests()

@@ -1,0 +1,291 @@
+"""The agent of a node: everything below the engine, as a process that speaks lines of JSON on its stdin and stdout.
+
+`python -m torch_testing_ext.runner.agent [--die-with-parent]`. When its stdin ends, it ends everything that it has
+started, and itself. It knows nothing of Ray or Slurm, which start it and carry the bytes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import platform
+import signal
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+from torch_testing_ext._process import child, signals, system
+from torch_testing_ext._process.messages import unexpected
+
+from .cluster.facts import facts
+from .cluster.inherited import undo_worker
+from .cluster.lines import LineReader, LineWriter, NotAMessage
+from .cluster.protocol import (
+    HEARTBEAT,
+    AgentAlive,
+    AgentHello,
+    AgentWarned,
+    AskUnit,
+    CloseFile,
+    EndOfUnit,
+    EndUnit,
+    FindTests,
+    KillUnit,
+    NodeCannotRun,
+    NodeReady,
+    OutputOfUnit,
+    PrepareNode,
+    ResultsOfUnit,
+    RunUnit,
+    StacksOfUnit,
+    TestOfUnitBegan,
+    TestOfUnitIsSlow,
+    TestsFound,
+    ToAgent,
+    UnitNotStarted,
+)
+from .engine.place import LocalPlace, LostUnitListener
+from .engine.running_unit import UnitHandle
+from .model import Attempt, Test
+from .options.options import CannotRun, Options, UsageError, usable_cores
+from .processes.zygote import Zygote
+from .scheduling.inventory import Inventory, make_inventory
+from .scheduling.leases import Leases
+
+STREAM_INTERVAL = 0.05
+# When the stream has ended: how long the zygote, which may be importing torch, has before it is killed.
+QUIT_PATIENCE = 0.5
+WRITE_PATIENCE = 1.0
+
+
+class NodeZygote(Zygote):
+    """The zygote of an agent, which ends quickly: whatever has ended the stream may give the node to others."""
+
+    quit_patience = QUIT_PATIENCE
+
+
+class Agent(LostUnitListener):
+    """Runs the units of a node for a run_test.py elsewhere."""
+
+    def __init__(self, zygote: Zygote, prepare: PrepareNode, reader: LineReader[ToAgent], writer: LineWriter):
+        self._zygote = zygote
+        self._prepare = prepare
+        self._reader = reader
+        self._writer = writer
+        self._running: dict[int, UnitHandle] = {}
+        self._told: set[str] = set()  # warnings
+        self._goes_on = True
+        self._early: list[ToAgent] = []  # messages that came while devices were counted
+        self._place: LocalPlace | None = None
+
+    def serve(self) -> None:
+        """Work until the stream ends. Raises NotAMessage if it has anything else than messages."""
+        loop = self._zygote.loop
+        loop.listen(self._reader, self._receive)
+        self._beat()
+        try:
+            self._count()
+        except (CannotRun, UsageError, OSError) as error:
+            self._writer.send(NodeCannotRun(str(error)))
+        for message in self._early:
+            self._on_message(message)
+        if self._prepare.stream:
+            self._copy_output()
+        while self._goes_on:
+            loop.step()
+
+    def _count(self) -> None:
+        """Find out what the node has, and say so."""
+        asked = self._prepare
+        options = Options(
+            jobs=asked.jobs or usable_cores(),
+            gpus=None,
+            timeout=asked.timeout,
+            slow=asked.slow,
+            stream=asked.stream,
+        )
+        kind, count = self._zygote.count_devices()
+        inventory = make_inventory(options, os.environ, kind, count, self._zygote.device_uuids)
+        if asked.fake_devices:
+            inventory = Inventory(asked.fake_devices, kind, fake=True)
+        if asked.devices is not None:
+            inventory = dataclasses.replace(inventory, names=inventory.names[: asked.devices])
+        leases = Leases(inventory.names, options.jobs)
+        self._place = LocalPlace(self._zygote, options, inventory, leases, command=asked.command)
+        self._writer.send(
+            NodeReady(
+                inventory.kind,
+                inventory.names,
+                inventory.most_at_once,
+                inventory.fake,
+                options.jobs,
+                self._zygote.torch_version,
+            )
+        )
+
+    def _beat(self) -> None:
+        self._writer.send(AgentAlive(time.monotonic()))
+        self._zygote.loop.after(HEARTBEAT, self._beat)
+
+    def _copy_output(self) -> None:
+        for running in tuple(self._running.values()):
+            self._copy_output_of(running)
+        self._zygote.loop.after(STREAM_INTERVAL, self._copy_output)
+
+    def _copy_output_of(self, running: UnitHandle) -> None:
+        if self._prepare.stream and (text := running.new_output()):
+            self._writer.send(OutputOfUnit(running.unit.number, text))
+
+    def _tell_warnings(self) -> None:
+        for text in self._zygote.warnings:
+            if text not in self._told:
+                self._told.add(text)
+                self._writer.send(AgentWarned(text))
+
+    # -- requests
+
+    def _receive(self) -> None:
+        try:
+            received = self._reader.receive()
+        except EOFError:
+            self._goes_on = False
+            self._zygote.loop.forget(self._reader)
+            raise _StreamEnded from None  # wherever it is: it may be waiting for an import
+        for message in received:
+            if self._place is None:
+                self._early.append(message)
+            else:
+                self._on_message(message)
+
+    def _on_message(self, message: ToAgent) -> None:
+        match message:
+            case RunUnit():
+                self._run(message)
+            case FindTests(files, devices, jobs):
+                self._find(files, devices, jobs)
+            case EndUnit(number, cause):
+                self._with(number, lambda unit: unit.end(cause))
+            case KillUnit(number):
+                self._with(number, lambda unit: unit.kill())
+            case AskUnit(number):
+                self._with(number, lambda unit: unit.ask_for_stacks(partial(self._answer, number)))
+            case CloseFile(name):
+                if not any(running.unit.file == name for running in self._running.values()):
+                    self._zygote.file(name).close()
+            case PrepareNode():
+                raise NotAMessage("a second PrepareNode")
+            case _:
+                unexpected(message)
+
+    def _with(self, number: int, do: Callable[[UnitHandle], object]) -> None:
+        """Do something with a unit, unless it has ended meanwhile."""
+        if number in self._running:
+            do(self._running[number])
+
+    def _answer(self, number: int, stacks: str) -> None:
+        self._writer.send(StacksOfUnit(number, stacks))
+
+    def _find(self, files: tuple[str, ...], devices: int, jobs: int) -> None:
+        found = self._zygote.discover(files, devices, jobs)
+        if self._zygote.failure is not None:
+            self._writer.send(NodeCannotRun(self._zygote.failure))
+            return
+        self._told.update(found.warnings)
+        self._writer.send(TestsFound(found.tests, found.broken, found.not_run, found.warnings))
+
+    def _run(self, message: RunUnit) -> None:
+        unit = message.unit
+        if self._place is None:
+            self._writer.send(UnitNotStarted(unit.number, "the node cannot run tests"))
+            return
+        self._zygote.file(unit.file, message.devices)
+        try:
+            self._running[unit.number] = self._place.start(unit, message.lease, self)
+        except OSError as error:
+            self._writer.send(UnitNotStarted(unit.number, str(error)))
+
+    # -- events of running units
+
+    def test_began(self, running: UnitHandle, test: Test) -> None:
+        unit = running.unit
+        self._writer.send(TestOfUnitBegan(unit.number, unit.tests.index(test), time.monotonic()))
+
+    def test_is_slow(self, running: UnitHandle, test: Test, seconds: float) -> None:
+        unit = running.unit
+        self._writer.send(TestOfUnitIsSlow(unit.number, unit.tests.index(test), seconds))
+
+    def results(self, running: UnitHandle, attempts: list[Attempt]) -> None:
+        if attempts:
+            self._writer.send(ResultsOfUnit(running.unit.number, tuple(attempts)))
+
+    def unit_ended(self, running: UnitHandle, attempts: list[Attempt], rest: list[int]) -> None:
+        self._copy_output_of(running)
+        del self._running[running.unit.number]
+        self._tell_warnings()
+        self._writer.send(EndOfUnit(running.unit.number, tuple(attempts), tuple(rest), running.cause))
+
+
+class _StreamEnded(Exception):
+    """The stream has ended: everything ends."""
+
+
+def main() -> int:
+    """Serves the stream on stdin and stdout, which nothing else may use, and returns the exit code."""
+    if "--die-with-parent" in sys.argv[1:]:
+        system.die_with(os.getppid(), signal.SIGKILL)
+    signals.unblock()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is for run_test.py, which tells the agents
+    reader: LineReader[ToAgent] = LineReader(_take_over(0, os.O_RDONLY), ToAgent)
+    writer = LineWriter(_take_over(1, None))
+    writer.send(AgentHello(facts(), platform.node(), os.getpid(), time.monotonic()))
+    try:
+        _serve(reader, writer)
+        return 0
+    except (_StreamEnded, EOFError):
+        return 0
+    except NotAMessage as error:
+        print(f"the agent of this node ends: on its stdin, {error}", file=sys.stderr)
+        return 1
+    finally:
+        writer.finish(WRITE_PATIENCE)
+
+
+def _serve(reader: LineReader[ToAgent], writer: LineWriter) -> None:
+    early: list[ToAgent] = []
+    while not early:
+        early = reader.receive()
+    prepare, *rest = early
+    if not isinstance(prepare, PrepareNode) or rest:
+        raise NotAMessage(f"{early[-1]!r} is not the expected PrepareNode alone")
+    os.environ.update(prepare.environ)
+    if prepare.undo_worker:
+        for warning in undo_worker():
+            writer.send(AgentWarned(warning))
+    root = Path(prepare.root)
+    with suppress(OSError):
+        os.chdir(root)
+    try:
+        zygote = NodeZygote(root, drop_in=prepare.drop_in).__enter__()
+    except CannotRun as error:
+        writer.send(NodeCannotRun(str(error)))
+        return
+    try:
+        Agent(zygote, prepare, reader, writer).serve()
+    finally:
+        zygote.close()
+
+
+def _take_over(fd: int, flags: int | None) -> int:
+    """A private duplicate of a standard stream, which gets /dev/null or stderr instead: a stray print is no message."""
+    ours = os.dup(fd)
+    other = os.open(os.devnull, flags) if flags is not None else os.dup(2)
+    os.dup2(other, fd)
+    os.close(other)
+    return ours
+
+
+if __name__ == "__main__":
+    child.exit_now(main())

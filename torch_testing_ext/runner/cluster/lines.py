@@ -1,0 +1,111 @@
+"""Typed messages as lines of JSON over any byte stream: a pipe, a socket, the stdin and stdout of a remote command."""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from typing import Any, Generic, TypeVar
+
+from torch_testing_ext._process import messages
+
+Received = TypeVar("Received")
+
+_CHUNK = 1 << 18
+_SHOWN = 200  # characters of a line that is no message
+
+
+class NotAMessage(Exception):
+    """A line on the stream is not a message of the expected types; the text says which."""
+
+
+class LineReader(Generic[Received]):
+    """Reads messages from a descriptor. `receives` is the union of their types."""
+
+    def __init__(self, fd: int, receives: Any, first: type | None = None):
+        """`first`: lines before the first message of this type are not for us, such as what a login shell prints."""
+        self._fd = fd
+        self._kinds = messages.by_name(receives)
+        self._first = first
+        self._unread: list[bytes] = []
+        self.ignored: list[str] = []  # the lines before the first message
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def receive(self) -> list[Received]:
+        """Wait for data and return the messages that are complete.
+
+        Raises EOFError when the stream has ended, and NotAMessage for anything else than a message.
+        """
+        try:
+            data = os.read(self._fd, _CHUNK)
+        except (ConnectionResetError, BrokenPipeError):
+            data = b""
+        if not data:
+            raise EOFError
+        head, newline, rest = data.rpartition(b"\n")
+        if not newline:
+            self._unread.append(data)
+            return []
+        whole = b"".join([*self._unread, head])
+        self._unread = [rest] if rest else []
+        return list(self._messages(whole.split(b"\n")))
+
+    def _messages(self, lines: list[bytes]) -> Iterator[Received]:
+        for line in lines:
+            try:
+                message = messages.from_json(line, self._kinds)
+            except Exception:  # whatever it is, it is none of our messages
+                if self._first is None:
+                    shown = line[:_SHOWN].decode("utf-8", "replace")
+                    raise NotAMessage(f"{shown!r} is not a message") from None
+                self.ignored.append(line[:_SHOWN].decode("utf-8", "replace"))
+                continue
+            if self._first is not None and isinstance(message, self._first):
+                self._first = None
+            yield message
+
+
+class LineWriter:
+    """Writes messages to a descriptor in a thread of its own: a reader that is slow does not hold up the sender."""
+
+    def __init__(self, fd: int):
+        self._fd = fd
+        self._lines: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def send(self, message: Any) -> None:
+        self._lines.put(to_line(message))
+
+    def finish(self, patience: float) -> None:
+        """Write what waits, for at most `patience` seconds."""
+        self._lines.put(None)
+        self._thread.join(patience)
+
+    def _run(self) -> None:
+        # If the reader is gone, only reading shows it.
+        with suppress(OSError):
+            while (line := self._lines.get()) is not None:
+                while line:
+                    line = line[os.write(self._fd, line) :]
+
+
+def to_line(message: Any) -> bytes:
+    return messages.to_json(message).encode() + b"\n"
+
+
+def fields_of(value: Mapping[str, str]) -> dict[str, str]:
+    """A mapping whose texts can be written as UTF-8: an environment may hold other bytes."""
+    return {name: text for name, text in value.items() if _is_text(name) and _is_text(text)}
+
+
+def _is_text(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -1,0 +1,234 @@
+"""The messages between run_test.py and the agent of a node: lines of JSON over any byte stream."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from ..engine.unit_log import EndCause
+from ..model import Attempt, Lease, Test, Unit
+
+# Seconds between two signs of life of an agent, and how many may be missing before its node counts as lost.
+HEARTBEAT = 1.0
+MOST_MISSING = 15
+
+
+# -- to the agent
+
+
+@dataclass(frozen=True)
+class PrepareNode:
+    """Start the processes of a node. The first message to an agent."""
+
+    root: str  # of the tested project, on the node
+    drop_in: bool
+    jobs: int | None  # the most CPU slots to use; None for one per usable core
+    devices: int | None  # the most accelerators to use; None for all that the node's mask shows
+    fake_devices: tuple[str, ...]  # the names of accelerators that do not exist, to try out a cluster without any
+    timeout: float
+    slow: float
+    stream: bool
+    command: str  # that reruns a test whose name is appended
+    environ: Mapping[str, str]  # variables of run_test.py that tests may read
+    undo_worker: bool = False  # the agent was started by a worker of Ray
+
+
+@dataclass(frozen=True)
+class FindTests:
+    """Import files and list their tests."""
+
+    files: tuple[str, ...]
+    devices: int  # of the largest node
+    jobs: int
+
+
+@dataclass(frozen=True)
+class RunUnit:
+    """Run a unit on a lease of the node."""
+
+    unit: Unit
+    lease: Lease
+    devices: int  # of the largest node
+
+
+@dataclass(frozen=True)
+class EndUnit:
+    """End a unit by escalation."""
+
+    number: int
+    cause: EndCause
+
+
+@dataclass(frozen=True)
+class KillUnit:
+    """Kill a unit at once."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class AskUnit:
+    """Have the processes of a unit write their stacks."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class CloseFile:
+    """End the process of a file."""
+
+    name: str
+
+
+ToAgent: TypeAlias = PrepareNode | FindTests | RunUnit | EndUnit | KillUnit | AskUnit | CloseFile
+
+
+# -- from the agent
+
+
+@dataclass(frozen=True)
+class NodeFacts:
+    """What has to be the same everywhere, because outcomes and messages depend on it."""
+
+    package: str  # version and digest of torch_testing_ext
+    torch: str
+    cuda: str  # or ROCm; empty for neither
+    python: str
+    platform: str
+
+
+@dataclass(frozen=True)
+class AgentHello:
+    """The agent runs. The first message from it; before it, a login shell may have printed anything."""
+
+    facts: NodeFacts
+    host: str
+    pid: int
+    at: float
+
+
+@dataclass(frozen=True)
+class AgentAlive:
+    """A sign of life, with the node's time.monotonic()."""
+
+    at: float
+
+
+@dataclass(frozen=True)
+class NodeReady:
+    """The processes of the node have started."""
+
+    kind: str | None  # of its accelerators
+    devices: tuple[str, ...]
+    most_at_once: int
+    fake: bool
+    slots: int
+    torch: str
+
+
+@dataclass(frozen=True)
+class NodeCannotRun:
+    """The node is of no use; the reason."""
+
+    why: str
+
+
+@dataclass(frozen=True)
+class TestsFound:
+    """The tests of all files that were asked for."""
+
+    __test__ = False  # not a test for pytest to collect
+
+    tests: tuple[Test, ...]
+    broken: tuple[Attempt, ...]
+    not_run: tuple[Attempt, ...]
+    warnings: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class TestOfUnitBegan:
+    """A test of a unit begins. Here as below, a test is its index in the unit."""
+
+    __test__ = False  # not a test for pytest to collect
+
+    number: int
+    test: int
+    at: float
+
+
+@dataclass(frozen=True)
+class TestOfUnitIsSlow:
+    """A test of a unit has been running for longer than --slow."""
+
+    __test__ = False  # not a test for pytest to collect
+
+    number: int
+    test: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class ResultsOfUnit:
+    """Tests of a unit have ended."""
+
+    number: int
+    attempts: tuple[Attempt, ...]
+
+
+@dataclass(frozen=True)
+class EndOfUnit:
+    """No process of a unit is left. `rest`: its tests without a result."""
+
+    number: int
+    attempts: tuple[Attempt, ...]
+    rest: tuple[int, ...]
+    cause: EndCause
+
+
+@dataclass(frozen=True)
+class UnitNotStarted:
+    """The system of the node refused what a unit needs."""
+
+    number: int
+    why: str
+
+
+@dataclass(frozen=True)
+class StacksOfUnit:
+    """The stacks of a unit's processes."""
+
+    number: int
+    stacks: str
+
+
+@dataclass(frozen=True)
+class OutputOfUnit:
+    """With -s: new output of a unit."""
+
+    number: int
+    text: str
+
+
+@dataclass(frozen=True)
+class AgentWarned:
+    """A warning for the user."""
+
+    text: str
+
+
+FromAgent: TypeAlias = (
+    AgentHello
+    | AgentAlive
+    | NodeReady
+    | NodeCannotRun
+    | TestsFound
+    | TestOfUnitBegan
+    | TestOfUnitIsSlow
+    | ResultsOfUnit
+    | EndOfUnit
+    | UnitNotStarted
+    | StacksOfUnit
+    | OutputOfUnit
+    | AgentWarned
+)
