@@ -81,4 +81,9 @@ def _execute(configured: ConfiguredOptions, root: Path) -> int:
     for number in (signal.SIGTERM, signal.SIGHUP):  # they interrupt like Ctrl-C
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, signal.default_int_handler)
-    return Session(configured.options, configured.options.drop_in_root or root).run()
+    root = configured.options.drop_in_root or root
+    if configured.options.cluster is not None:
+        from .cluster.session import ClusterSession
+
+        return ClusterSession(configured.options, root).run()
+    return Session(configured.options, root).run()

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
-from .model import Attempt, FinishedTest, Lease, RunHeader, Summary, Test, TestId, Unit
+from .model import Attempt, FinishedTest, Lease, NodeOfRun, RunHeader, Summary, Test, TestId, Unit
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,7 @@ class RunBegan:
     fake: bool = False  # the devices do not exist
     repetitions: int = 1
     header: RunHeader = field(default_factory=RunHeader)
+    nodes: tuple[NodeOfRun, ...] = ()  # of a cluster; none on this machine
 
     @property
     def results(self) -> int:

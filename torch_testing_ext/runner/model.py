@@ -203,6 +203,16 @@ class Policy:
 
 
 @dataclass(frozen=True)
+class NodeOfRun:
+    """A node of a cluster that a run began with."""
+
+    name: str
+    devices: tuple[str, ...]
+    slots: int
+    most_at_once: int = 0  # the most devices that one process can use there
+
+
+@dataclass(frozen=True)
 class RunHeader:
     """Where a run took place, and with which software. A fact that could not be found out is empty."""
 

@@ -16,18 +16,19 @@ from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch_testing_ext._machine.device_locks import DeviceLocks, UnsafeFolder, default_folder, leased_by_ancestors
 
 from .events import AttemptEnded, Reporters, RunBegan, RunEnded, TestFinished, Warned
 from .header import CommitQuery, make_header
-from .model import Attempt, ExitCode, FinishedTest, Summary, Test, TestId, TestOutcome, exit_code
+from .model import Attempt, ExitCode, FinishedTest, RunHeader, Summary, Test, TestId, TestOutcome, exit_code
 from .options.options import Action, CannotRun, Options, Rerun, UsageError
 from .scheduling.durations import Durations, LastFailed
 from .scheduling.forecast import forecast
 from .scheduling.inventory import Inventory, make_inventory
 from .scheduling.leases import Leases
+from .scheduling.node_leases import NodeLeases
 from .scheduling.plan import Plan, plan, priority, shard, without_result
 from .scheduling.policy import Queue, typical_seconds
 from .scheduling.undeclared import describe_undeclared
@@ -36,6 +37,8 @@ from .selection.ports import notes_on_ports, with_ports
 from .selection.selection import Selection
 
 if TYPE_CHECKING:
+    from .cluster.place import ClusterPlace
+    from .engine.local import Engine
     from .engine.signals_and_keys import Deferred
     from .processes.zygote import Discovery, Zygote
 
@@ -76,7 +79,7 @@ class Session:
             work = self._work(zygote, selection, files, known_files)
         return self._list(work) if self._options.action is Action.LIST else self._dry_run(work)
 
-    def _zygote(self) -> Zygote:
+    def _zygote(self) -> Zygote | ClusterPlace:
         from .processes.zygote import Zygote
 
         options = self._options
@@ -84,9 +87,14 @@ class Session:
 
     # -- from names to work
 
-    def _work(self, zygote: Zygote, selection: Selection, files: Sequence[str], known_files: Sequence[str]) -> Work:
-        inventory = make_inventory(self._options, os.environ, *zygote.count_devices(), zygote.device_uuids)
-        discovery = zygote.discover(files, inventory.most_at_once, self._options.jobs)
+    def _discover(self, zygote: Any, files: Sequence[str]) -> tuple[Inventory, Discovery]:
+        """What there is to lease, and the tests."""
+        kind, count = zygote.count_devices()
+        inventory = make_inventory(self._options, os.environ, kind, count, zygote.device_uuids)
+        return inventory, zygote.discover(files, inventory.most_at_once, self._options.jobs)
+
+    def _work(self, zygote: Any, selection: Selection, files: Sequence[str], known_files: Sequence[str]) -> Work:
+        inventory, discovery = self._discover(zygote, files)
         self._warnings.extend(discovery.warnings)
         not_run = {attempt.test.id: attempt for attempt in discovery.not_run}
         known = (*discovery.tests, *(attempt.test for attempt in discovery.not_run))
@@ -135,7 +143,7 @@ class Session:
 
         self._warn_on_stderr()
         typical = typical_seconds(work.plan.units)
-        leases = self._leases(work)
+        leases = self._leases(work, locks=False)
         starts = forecast(
             self._queue(work, leases), leases, lambda unit: typical if unit.seconds is None else unit.seconds
         )
@@ -170,17 +178,15 @@ class Session:
             _print_errors(summary, reporters)
         return exit_code_with(reporters, exit_code(summary, self._options.allow_all_skipped))
 
-    def _run_work(self, zygote: Zygote, work: Work, reporters: Reporters, deferred: Deferred) -> Summary:
-        from .engine.local import Engine
-
+    def _run_work(self, zygote: Any, work: Work, reporters: Reporters, deferred: Deferred) -> Summary:
         if not work.tests:
             self._warnings.append("nothing is selected: no test matches")
-        leases = Leases(work.inventory.names, self._options.jobs, self._locks(work))
+        leases = self._leases(work, locks=True)
         queue = self._queue(work, leases)
         header = make_header(self._commit, work.inventory, zygote.torch_version)
         for warning in self._warnings:
             reporters.on_event(Warned(warning))
-        engine = Engine(zygote, self._options, work.inventory, leases, queue, reporters, header)
+        engine = self._engine(zygote, work, leases, queue, reporters, header)
         summary = engine.run(work.plan, work.broken, lambda: deferred.reason)
         for lost in without_result(work.plan, summary):
             reporters.on_event(AttemptEnded(lost.last, retry=False))
@@ -213,7 +219,14 @@ class Session:
             reporters.on_event(TestFinished(finished[-1]))
         return Summary(tuple(finished), 0.0, self._options.policy, warnings=tuple(self._warnings), error=why)
 
-    def _queue(self, work: Work, leases: Leases) -> Queue:
+    def _engine(
+        self, zygote: Any, work: Work, leases: Any, queue: Queue, reporters: Reporters, header: RunHeader
+    ) -> Engine:
+        from .engine.local import Engine
+
+        return Engine(zygote, self._options, work.inventory, leases, queue, reporters, header)
+
+    def _queue(self, work: Work, leases: Any) -> Queue:
         return Queue(
             work.plan.units,
             len(work.inventory.names),
@@ -237,8 +250,9 @@ class Session:
             self._warnings.append(f"other runs may use the same devices at the same time: {error}")
             return None
 
-    def _leases(self, work: Work) -> Leases:
-        return Leases(work.inventory.names, self._options.jobs)
+    def _leases(self, work: Work, locks: bool) -> Leases | NodeLeases:
+        """`locks`: whether other runs of this machine are to leave the devices to this one."""
+        return Leases(work.inventory.names, self._options.jobs, self._locks(work) if locks else None)
 
     def _record(self, summary: Summary, work: Work) -> None:
         """A shard records no durations: that would change how the tests are split for the shards that run after it."""

@@ -39,7 +39,13 @@ class CommandLauncher:
         """All nodes are there from the start: when the last has gone, none will come."""
         return "" if self._processes else "no node is left"
 
-    def open(self, loop: EventLoop, join: Callable[[JoiningNode], object], drain: Callable[[str], object]) -> None:
+    def open(
+        self,
+        loop: EventLoop,
+        join: Callable[[JoiningNode], object],
+        drain: Callable[[str], object],
+        refuse: Callable[[str], object],
+    ) -> None:
         for name, command in self.commands.items():
             join(JoiningNode(name, self._start(name, command), self.prepare, partial(self._how_it_ended, name)))
 

@@ -9,17 +9,12 @@ from contextlib import suppress
 from pathlib import Path
 
 # Set by Ray for its workers alone. OMP_NUM_THREADS is one for each CPU of the actor; tests decide for themselves.
-_OF_WORKER = ("OMP_NUM_THREADS", "PYTHONBREAKPOINT", "SPT_NOENV")
+OF_WORKER = ("OMP_NUM_THREADS", "PYTHONBREAKPOINT", "SPT_NOENV")
 
 
 def undo_worker() -> list[str]:
     """Give this process what a shell would. Returns a warning for each thing that cannot be undone."""
     return [*_undo_niceness(), *_undo_limits()]
-
-
-def without_worker(environ: dict[str, str]) -> dict[str, str]:
-    """The environment of a node, without what Ray has set for its worker."""
-    return {name: value for name, value in environ.items() if name not in _OF_WORKER and not name.startswith("RAY_")}
 
 
 def _undo_niceness() -> Iterator[str]:

@@ -51,8 +51,18 @@ class Launcher(Protocol):
     def expected(self) -> int:
         """How many nodes the run should begin with; 0 for those that are free at the start."""
 
-    def open(self, loop: EventLoop, join: Callable[[JoiningNode], object], drain: Callable[[str], object]) -> None:
-        """Begin to start agents. `join` is called for each; `drain` when a node is to be left, with its name."""
+    def open(
+        self,
+        loop: EventLoop,
+        join: Callable[[JoiningNode], object],
+        drain: Callable[[str], object],
+        refuse: Callable[[str], object],
+    ) -> None:
+        """Begin to start agents.
+
+        `join` is called for each; `drain` when a node is to be left, with its name; `refuse` when no agent can start
+        on a node, with the reason.
+        """
 
     def release(self, name: str) -> None:
         """A node is lost or not needed any more."""
@@ -90,6 +100,7 @@ class ClusterPlace:
         self.warn = warn
         self._nodes: dict[str, _Node] = {}
         self._draining: set[str] = set()
+        self._refused = ""
         self._lost: list[str] = []  # how nodes were lost
         self._differs: list[str] = []
         self._found: TestsFound | None = None
@@ -99,7 +110,7 @@ class ClusterPlace:
         self._has_begun = False  # from here on, a node that differs is left out
 
     def __enter__(self) -> ClusterPlace:
-        self._launcher.open(self.loop, self._join, self._drain)
+        self._launcher.open(self.loop, self._join, self._drain, self._refuse)
         self._tick()
         return self
 
@@ -133,8 +144,8 @@ class ClusterPlace:
                 if self._differs:
                     what = "the nodes have other software than this machine:\n" + "\n".join(self._differs)
                     raise ClusterError(f"{what}\nInstall the same versions everywhere, or start the run on a node.")
-                if self._launcher.failure:
-                    raise ClusterError(self._launcher.failure)
+                if failure := self._refused or self._launcher.failure:
+                    raise ClusterError(failure)
                 if time.monotonic() >= until:
                     raise ClusterError(f"no run after {self._timeout:g} s of waiting: {self._waiting_for()}")
                 self.loop.step(until)
@@ -144,7 +155,7 @@ class ClusterPlace:
 
     def _can_begin(self) -> bool:
         ready = [node for node in self._nodes.values() if node.ready is not None]
-        if self._differs or len(ready) < max(1, self._launcher.expected):
+        if self._differs or self._refused or len(ready) < max(1, self._launcher.expected):
             return False
         return bool(self._launcher.expected) or (len(ready) == len(self._nodes) and not self._launcher.waits_for)
 
@@ -200,6 +211,14 @@ class ClusterPlace:
         node = RemoteNode(joining.name, joining.stream, self.loop, self, joining.how_it_ended)
         self._nodes[joining.name] = _Node(node)
         node.prepare(joining.prepare)
+
+    def _refuse(self, why: str) -> None:
+        """A node cannot start an agent: an error before the run, a warning later, since it goes on without."""
+        if self._has_begun:
+            self.warnings.append(why)
+            self.warn(why)
+        else:
+            self._refused = self._refused or why
 
     def _drain(self, name: str) -> None:
         if name in self._nodes:

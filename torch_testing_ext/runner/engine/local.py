@@ -140,6 +140,7 @@ class Engine(LostUnitListener):
                 fake=self._inventory.fake,
                 repetitions=self._options.repeat or 1,
                 header=self._header,
+                nodes=self._inventory.nodes,
             )
         )
 

@@ -84,9 +84,24 @@ def _complete(options: Options, sources: Mapping[str, str], cwd: Path) -> Option
     if options.shake is not None:
         seed = random.randrange(2**31) if options.shake_seed is None else options.shake_seed
         options = dataclasses.replace(options, repeat=options.shake, shake_seed=seed)
+    _check_cluster(options, sources)
+    options = dataclasses.replace(options, jobs_are_chosen=sources["jobs"] != DEFAULT)
     if options.drop_in:
         options = _dropped_in(options, sources, cwd)
     return dataclasses.replace(options, shuffle=options.shuffle or options.seed is not None)
+
+
+def _check_cluster(options: Options, sources: Mapping[str, str]) -> None:
+    """Raises UsageError for options that contradict --cluster, or need it."""
+    if options.cluster is None:
+        for field in OPTION_TABLE:
+            if field.startswith("cluster_") and sources[field] == COMMAND_LINE:
+                raise UsageError(f"{OPTION_TABLE[field].flags[0]} needs --cluster")
+        return
+    if options.fake_gpus is not None:
+        raise UsageError("--cluster and --fake-gpus cannot be combined: the nodes have the accelerators")
+    if options.gpus is not None:
+        raise UsageError("--cluster and --gpus cannot be combined: use --cluster-gpus-per-node")
 
 
 def _dropped_in(options: Options, sources: Mapping[str, str], cwd: Path) -> Options:

@@ -97,6 +97,15 @@ class Options:
     shared_leases: bool = True
     lease_folder: Path | None = None
 
+    cluster: str | None = None
+    cluster_nodes: int | None = None
+    cluster_gpus_per_node: int | None = None
+    cluster_fake_gpus: bool = False
+    cluster_timeout: float = 300.0
+    cluster_root: Path | None = None
+    cluster_setup: str | None = None
+    jobs_are_chosen: bool = True  # no option of its own: whether --jobs was given
+
     timeout: float = 300.0
     slow: float = 30.0
     retries: int = 0
@@ -139,7 +148,9 @@ class Options:
         """The command that reruns a test whose name is appended to it."""
         root = self.drop_in_root
         places = (root,) if root is not None and is_checkout(root) else self.drop_in
-        words = ["python run_test.py", *(f"--drop-in {shell.quote(str(place))}" for place in places)]
+        words = ["python run_test.py"]
+        words += [f"--cluster {shell.quote(self.cluster)}"] if self.cluster is not None else []
+        words += [f"--drop-in {shell.quote(str(place))}" for place in places]
         words += [f"--sanitize={self.sanitize}"] if self.sanitize is not None else []
         words += ["--sanitize-order=fail"] if self.sanitize_order is OrderHazard.FAIL else []
         return " ".join(words)

@@ -63,6 +63,14 @@ def gpus(text: str) -> Gpus:
     return names
 
 
+def cluster(text: str) -> str:
+    """`auto`, `slurm`, or the address of a Ray cluster."""
+    host, _, port = text.removeprefix("ray://").rpartition(":")
+    if text in ("auto", "slurm") or (host and port.isdecimal() and int(port) < 1 << 16):
+        return text
+    raise ValueError(f"{text!r} is not auto, slurm, HOST:PORT or ray://HOST:PORT")
+
+
 def boolean(text: str) -> bool:
     known = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
     if text.lower() not in known:
@@ -188,6 +196,40 @@ OPTION_GROUPS = {
             path,
             "directory of the files by which runs share accelerators (default: one per user, below /tmp)",
             "DIR",
+        ),
+    },
+    "cluster": {
+        "cluster": OptionSpec(
+            ("--cluster",),
+            cluster,
+            "run on the nodes of a Ray cluster: auto, HOST:PORT or ray://HOST:PORT; or of a Slurm allocation: slurm",
+            "ADDRESS",
+        ),
+        "cluster_nodes": OptionSpec(
+            ("--cluster-nodes",), count, "number of nodes to use (default: all that are free)", "N"
+        ),
+        "cluster_gpus_per_node": OptionSpec(
+            ("--cluster-gpus-per-node",),
+            count,
+            "number of accelerators to use of each node (default: all that are free)",
+            "N",
+        ),
+        "cluster_fake_gpus": OptionSpec(
+            ("--cluster-fake-gpus",),
+            boolean,
+            "take the accelerators that Ray names for fake ones, to try a cluster that has none",
+        ),
+        "cluster_timeout": OptionSpec(
+            ("--cluster-timeout",), seconds, "how long to wait for nodes that are in use", "SECONDS"
+        ),
+        "cluster_root": OptionSpec(
+            ("--cluster-root",),
+            path,
+            "the project's path on every node, on a shared file system (default: the project is sent to the nodes)",
+            "PATH",
+        ),
+        "cluster_setup": OptionSpec(
+            ("--cluster-setup",), str, "shell command to run in the project once on each node", "COMMAND"
         ),
     },
     "execution": {

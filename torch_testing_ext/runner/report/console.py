@@ -167,7 +167,8 @@ def opening(run: RunBegan) -> str:
     kind = "fake device" if run.fake else "device"
     on = [text.count(len(run.devices), kind)] if run.devices else []
     on.append(text.count(run.slots, "CPU slot"))
-    parts = [f"{text.count(len(run.tests), 'test')} from {text.count(files, 'file')} on {' and '.join(on)}"]
+    nodes = f" of {text.count(len(run.nodes), 'node')}" if run.nodes else ""
+    parts = [f"{text.count(len(run.tests), 'test')} from {text.count(files, 'file')} on {' and '.join(on)}{nodes}"]
     if run.repetitions > 1:
         parts.append(f"each run {run.repetitions} times")
     if run.seed is not None:

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from ..events import RunBegan
 from ..model import Attempt, Lease
 from .recorder import History, Span
 
@@ -30,14 +31,25 @@ def lanes(history: History) -> list[Lane]:
     for attempt in history.attempts:
         for name in _names(attempt.lease):
             attempts[name].append(attempt)
-    everything = Lease(history.run.devices, tuple(range(history.run.slots)))
-    devices = len(history.run.devices)
-    return [
-        Lane(name, number < devices, tuple(spans[name]), tuple(attempts[name]))
-        for number, name in enumerate(_names(everything))
-    ]
+    everything = [*_inventory(history.run), *(span.lease for span in history.spans)]  # nodes may join a run
+    names = dict.fromkeys((lease.node, name) for lease in everything for name in _names(lease))
+    nodes = list(dict.fromkeys(node for node, _ in names))
+    grouped = sorted(names, key=lambda one: nodes.index(one[0]))
+    return [Lane(name, _is_device(name), tuple(spans[name]), tuple(attempts[name])) for _, name in grouped]
+
+
+def _inventory(run: RunBegan) -> list[Lease]:
+    """All that a run may lease: of this machine, or of each node."""
+    if run.nodes:
+        return [Lease(node.devices, tuple(range(node.slots)), node=node.name) for node in run.nodes]
+    return [Lease(run.devices, tuple(range(run.slots)))]
 
 
 def _names(lease: Lease) -> Iterator[str]:
-    yield from (f"gpu {device}" for device in lease.devices)
-    yield from (f"cpu {slot}" for slot in lease.slots)
+    on = f"{lease.node} " if lease.node else ""
+    yield from (f"{on}gpu {device}" for device in lease.devices)
+    yield from (f"{on}cpu {slot}" for slot in lease.slots)
+
+
+def _is_device(name: str) -> bool:
+    return name.rpartition(" ")[0].endswith("gpu")

@@ -89,9 +89,10 @@ def not_enough_devices(want: str) -> str:
 
 def place(lease: Lease) -> str:
     """Where a unit runs: its devices or, if it has none, its CPU slots."""
+    on = f" on {lease.node}" if lease.node else ""
     if lease.devices:
-        return f"gpu {', '.join(lease.devices)}"
-    return f"cpu {', '.join(map(str, lease.slots))}" if lease.slots else ""
+        return f"gpu {', '.join(lease.devices)}{on}"
+    return f"cpu {', '.join(map(str, lease.slots))}{on}" if lease.slots else ""
 
 
 def name(attempt: Attempt, repetitions: int = 1) -> str:

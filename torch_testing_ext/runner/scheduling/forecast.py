@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from ..model import Lease, Unit
 from .leases import Leases
+from .node_leases import NodeLeases
 from .policy import Queue
 
 
@@ -21,7 +22,7 @@ class PlannedStart:
     until: float
 
 
-def forecast(queue: Queue, leases: Leases, seconds_of: Callable[[Unit], float]) -> Iterator[PlannedStart]:
+def forecast(queue: Queue, leases: Leases | NodeLeases, seconds_of: Callable[[Unit], float]) -> Iterator[PlannedStart]:
     """Simulates the queue: yields the units in the order in which they start."""
     now = 0.0
     running: list[tuple[float, int, Lease]] = []

@@ -15,7 +15,7 @@ from torch_testing_ext._machine.visible_devices import (
     visible_names,
 )
 
-from ..model import Lease
+from ..model import Lease, NodeOfRun
 from ..options.options import Gpus, Options, UsageError
 from ..options.suggestions import nearest
 
@@ -30,6 +30,7 @@ class Inventory:
     kind: str | None = None  # a key of MASKS; None without accelerators
     fake: bool = False
     identities: Mapping[str, str] = field(default_factory=dict)  # what tells a device from all others, by name
+    nodes: tuple[NodeOfRun, ...] = ()  # of a cluster, whose devices have their node in their name
 
     def identity_of(self, name: str) -> str:
         """What identifies a device on this machine: its UUID if it is known, else its kind and its number."""
@@ -38,6 +39,8 @@ class Inventory:
     @property
     def most_at_once(self) -> int:
         """How many of them one process can use. CUDA shows a process at most one MIG instance of those in its mask."""
+        if self.nodes:
+            return max(node.most_at_once for node in self.nodes)
         return min(len(self.names), 1) if any(map(is_mig, self.names)) else len(self.names)
 
 

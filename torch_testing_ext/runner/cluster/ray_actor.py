@@ -1,0 +1,246 @@
+"""The actor that holds a node of Ray for us, and carries the bytes of its agent. Imports nothing of this package.
+
+It is sent to the node by value. It ends when it is not polled any more: the bridge, or the network, is gone.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import getpass
+import glob
+import hashlib
+import io
+import os
+import select
+import shutil
+import socket
+import subprocess
+import sys
+import tarfile
+import tempfile
+import threading
+import time
+
+LEASE = 15.0  # seconds without a poll
+CHUNK = 1 << 20
+SETUP_LINES = 20
+
+
+class AgentActor:
+    """Starts an agent on its node, and passes bytes to it and from it."""
+
+    def __init__(self, words: list[str], hide: list[str], set_by_worker: list[str]):
+        """`words`: the arguments of the agent's interpreter. `hide`: variables that mask accelerators."""
+        self._words = words
+        self._hide = hide
+        self._set_by_worker = set_by_worker
+        self._process: subprocess.Popen[bytes] | None = None
+        self._polled = time.monotonic()
+        self._raylet = int(os.environ.get("RAY_RAYLET_PID", "0"))
+        self._folder = ""
+        self._lock: int | None = None
+        self._log = ""
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    # -- the start
+
+    def start(
+        self, archive: bytes | None, root: str, digest: str, setup: str, environ: dict[str, str], on_path: bool
+    ) -> dict[str, object]:
+        """Unpack the project, run the set-up command and start the agent. Returns facts, or why it cannot start."""
+        self._polled = time.monotonic() + 600.0  # a set-up may take a while
+        try:
+            self._make_folder()
+            if archive is not None:
+                root = os.path.join(self._folder, "project")
+                with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+                    tar.extraction_filter = _as_it_is
+                    tar.extractall(root)
+            elif not os.path.isdir(root):
+                return {"error": f"--cluster-root: there is no folder {root} there"}
+            elif digest and digest_of(root) != digest:
+                return {"error": f"--cluster-root: {root} has other files there than this machine's project"}
+            here = self._environment(root if on_path else "", environ)
+            if setup and (error := self._set_up(setup, root, here)):
+                return {"error": error}
+            self._start(here)
+        except OSError as error:
+            return {"error": str(error)}
+        finally:
+            self._polled = time.monotonic()
+        import ray
+
+        gpus = ray.get_runtime_context().get_accelerator_ids().get("GPU", [])
+        return {"root": root, "gpus": [str(gpu) for gpu in gpus], "host": socket.gethostname()}
+
+    def _make_folder(self) -> None:
+        """A folder of this run, which is locked. Those of runs that were killed are removed."""
+        base = os.path.join(tempfile.gettempdir(), f"torch_testing_ext-nodes-{getpass.getuser()}")
+        os.makedirs(base, mode=0o700, exist_ok=True)
+        for old in glob.glob(os.path.join(base, "run*")):
+            fd = _lock(old)
+            if fd is not None:
+                shutil.rmtree(old, ignore_errors=True)
+                os.close(fd)
+        self._folder = tempfile.mkdtemp(prefix="run", dir=base)
+        self._lock = _lock(self._folder)
+        self._log = os.path.join(self._folder, "agent.log")
+
+    def _environment(self, root: str, environ: dict[str, str]) -> dict[str, str]:
+        kept = {
+            name: value
+            for name, value in os.environ.items()
+            if name not in self._set_by_worker and not name.startswith("RAY_")
+        }
+        if not any(os.environ.get(name) for name in self._hide):
+            # An actor without GPUs gets no mask from Ray: it would see all GPUs, also those of others.
+            kept.update(dict.fromkeys(self._hide, "-1"))
+        path = [root, *kept.get("PYTHONPATH", "").split(os.pathsep)]
+        return {**kept, **environ, "PYTHONPATH": os.pathsep.join(part for part in path if part)}
+
+    def _set_up(self, setup: str, root: str, environ: dict[str, str]) -> str:
+        done = subprocess.run(
+            ["bash", "-c", setup],
+            cwd=root,
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        if done.returncode == 0:
+            return ""
+        said = "\n".join(done.stdout.decode(errors="replace").splitlines()[-SETUP_LINES:])
+        return f"--cluster-setup exited with code {done.returncode}: {said}"
+
+    def _start(self, environ: dict[str, str]) -> None:
+        """In a thread that lives as long as this process: the kernel ends the agent when the thread ends."""
+        started = threading.Event()
+        errors: list[OSError] = []
+
+        def run() -> None:
+            try:
+                with open(self._log, "wb") as log:
+                    self._process = subprocess.Popen(
+                        [sys.executable, *self._words],
+                        cwd=self._folder,
+                        env=environ,
+                        stdin=subprocess.PIPE,
+                        stdout=subprocess.PIPE,
+                        stderr=log,
+                        bufsize=0,
+                        start_new_session=True,
+                    )
+            except OSError as error:
+                errors.append(error)
+            started.set()
+            threading.Event().wait()
+
+        threading.Thread(target=run, daemon=True).start()
+        started.wait()
+        if errors:
+            raise errors[0]
+
+    # -- the bytes
+
+    def send(self, data: bytes) -> None:
+        """Pass bytes to the agent; no bytes close its stdin."""
+        assert self._process is not None and self._process.stdin is not None
+        try:
+            if not data:
+                self._process.stdin.close()
+                return
+            view = memoryview(data)
+            while view:
+                view = view[self._process.stdin.write(view) or 0 :]
+        except (OSError, ValueError):
+            pass  # its end shows in `receive`
+
+    def receive(self, patience: float) -> bytes | None:
+        """What the agent has written, after at most `patience` seconds; None after its end."""
+        assert self._process is not None and self._process.stdout is not None
+        self._polled = time.monotonic() + patience
+        if not select.select([self._process.stdout], [], [], patience)[0]:
+            return b""
+        self._polled = time.monotonic()
+        return os.read(self._process.stdout.fileno(), CHUNK) or None
+
+    def how_it_ended(self) -> str:
+        """The end of the agent, in words."""
+        assert self._process is not None
+        try:
+            code = self._process.wait(2.0)
+        except subprocess.TimeoutExpired:
+            return "its agent closed the connection"
+        with open(self._log, errors="replace") as log:
+            said = log.read()[-2000:].strip()
+        how = f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
+        return f"its agent {how}" + (f": {said}" if said else "")
+
+    def stop(self) -> None:
+        """End the agent, and with it everything below it; then remove the folder."""
+        self.send(b"")
+        if self._process is not None:
+            try:
+                self._process.wait(2.0)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    # -- the watch
+
+    def _watch(self) -> None:
+        """End this process when it serves nobody: the kernel then ends the agent."""
+        while True:
+            time.sleep(0.5)
+            orphaned = self._raylet and os.getppid() != self._raylet
+            if orphaned or _is_zombie(self._raylet) or time.monotonic() - self._polled > LEASE:
+                if self._process is not None:
+                    self._process.kill()
+                shutil.rmtree(self._folder, ignore_errors=True)
+                os._exit(1)
+
+
+def _as_it_is(member: tarfile.TarInfo, path: str) -> tarfile.TarInfo:
+    """The files are the user's own: links may lead anywhere."""
+    return member
+
+
+def _is_zombie(pid: int) -> bool:
+    """A raylet that was killed and that no process has reaped does not end its workers."""
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            return stat.read().rpartition(")")[2].split()[0] in "ZX"
+    except OSError:
+        return False
+
+
+def _lock(folder: str) -> int | None:
+    try:
+        fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(fd)
+        return None
+    return fd
+
+
+def digest_of(root: str) -> str:
+    """Tells the Python files of two folders apart."""
+    found = hashlib.sha256()
+    for folder, folders, files in os.walk(root):
+        folders[:] = sorted(name for name in folders if not name.startswith(".") and name != "__pycache__")
+        for name in sorted(files):
+            if name.endswith(".py"):
+                path = os.path.join(folder, name)
+                found.update(os.path.relpath(path, root).encode(errors="surrogateescape") + b"\0")
+                with open(path, "rb") as file:
+                    found.update(file.read())
+    return found.hexdigest()

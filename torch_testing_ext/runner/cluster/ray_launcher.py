@@ -1,0 +1,167 @@
+"""Starts agents on the nodes of a Ray cluster, by the bridge. Imports no ray."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from socket import socket
+
+from torch_testing_ext._process.channel import Channel, socket_pair
+from torch_testing_ext._process.exits import describe_exit
+from torch_testing_ext._process.logs import tail
+from torch_testing_ext._process.loop import EventLoop, Timer, wait_readable
+from torch_testing_ext._process.messages import unexpected
+
+from .bridge_protocol import (
+    BridgeWaits,
+    CannotConnect,
+    Connect,
+    FromBridge,
+    NodeDrains,
+    NodeGone,
+    NodeJoined,
+    RayImported,
+    ReleaseNode,
+)
+from .place import ClusterError, JoiningNode
+from .protocol import PrepareNode
+
+IMPORT_PATIENCE = 60.0
+CONNECT_PATIENCE = 10.0
+END_PATIENCE = 10.0
+INSTALL = "pip install 'torch-testing-ext[ray]'"
+
+
+@dataclass
+class RayLauncher:
+    """The bridge, seen from run_test.py."""
+
+    request: Connect
+    prepare: PrepareNode  # its root and its limits are completed for each node
+    log: Path
+    pretend: bool = False  # take the accelerators that Ray names for fake ones
+    waits_for: str = "the Ray cluster"
+    failure: str = ""
+    _process: subprocess.Popen[bytes] | None = None
+    _gone: dict[str, str] = field(default_factory=dict)  # how agents ended
+    _joined: set[str] = field(default_factory=set)  # nodes that have joined once
+
+    def __post_init__(self) -> None:
+        if importlib.util.find_spec("ray") is None:
+            raise ClusterError(f"--cluster {self.request.address} needs Ray, which is not installed: {INSTALL}")
+
+    @property
+    def expected(self) -> int:
+        return self.request.nodes or 0
+
+    def open(
+        self,
+        loop: EventLoop,
+        join: Callable[[JoiningNode], object],
+        drain: Callable[[str], object],
+        refuse: Callable[[str], object],
+    ) -> None:
+        self._loop, self._join, self._drain, self._refuse = loop, join, drain, refuse
+        ours, theirs = socket_pair()
+        self._channel: Channel[FromBridge] = Channel(ours, FromBridge)
+        command = [sys.executable, "-m", "torch_testing_ext.runner.cluster.bridge", str(theirs.fileno())]
+        with theirs, self.log.open("wb") as log:
+            self._process = subprocess.Popen(
+                [*command, str(os.getpid())],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=[theirs.fileno()],
+                env=_environment(os.environ),
+                start_new_session=True,
+            )
+        self._deadline: Timer = loop.after(IMPORT_PATIENCE, partial(self._give_up, "importing ray", IMPORT_PATIENCE))
+        loop.listen(self._channel, self._receive)
+        self._channel.send(self.request)
+
+    def _give_up(self, what: str, patience: float) -> None:
+        self.failure = f"--cluster {self.request.address}: {what} took more than {patience:.0f} s: {tail(self.log, 3)}"
+
+    def _receive(self) -> None:
+        try:
+            received = self._channel.receive()
+        except EOFError:
+            self._loop.forget(self._channel)
+            self._deadline.cancel()
+            how = describe_exit(self._process.wait() if self._process is not None else None)
+            self.failure = self.failure or f"the process that speaks with Ray {how}: {tail(self.log, 5)}"
+            return
+        for message in received:
+            self._on_message(message)
+
+    def _on_message(self, message: FromBridge) -> None:
+        match message:
+            case RayImported():
+                self._deadline.cancel()
+                self._deadline = self._loop.after(
+                    CONNECT_PATIENCE, partial(self._give_up, "connecting to Ray", CONNECT_PATIENCE)
+                )
+            case CannotConnect(why):
+                self._deadline.cancel()
+                self.failure = why
+            case BridgeWaits(text):
+                self._deadline.cancel()
+                self.waits_for = text
+            case NodeJoined(name, fds=(fd,)):
+                self._gone.pop(name, None)
+                how_it_ended = partial(self._how_it_ended, name)
+                self._join(JoiningNode(name, socket(fileno=fd), self._prepare_for(message), how_it_ended))
+            case NodeJoined():
+                raise AssertionError(f"{message} has no descriptor for its stream")
+            case NodeGone(name, why):
+                self._gone[name] = why
+                if name not in self._joined:
+                    self._refuse(f"node {name} cannot run tests: {why}")
+            case NodeDrains(name):
+                self._drain(name)
+            case _:
+                unexpected(message)
+
+    def _prepare_for(self, node: NodeJoined) -> PrepareNode:
+        self._joined.add(node.name)
+        jobs = node.cpus if self.prepare.jobs is None else min(node.cpus, self.prepare.jobs)
+        fake = node.gpus if self.pretend else ()
+        return replace(self.prepare, root=node.root, jobs=jobs, fake_devices=fake)
+
+    def _how_it_ended(self, name: str) -> str:
+        """What the bridge says about an agent whose stream has ended; it says so before it closes the stream."""
+        while name not in self._gone and wait_readable(self._channel, 0.0):
+            before = self.failure
+            self._receive()
+            if self.failure != before:
+                return self.failure
+        return self._gone.get(name, "the connection to its agent ended")
+
+    def release(self, name: str) -> None:
+        self._channel.send(ReleaseNode(name))
+
+    def close(self) -> None:
+        """The bridge ends the agents in order; if it takes too long, Ray ends them when it is killed."""
+        self._deadline.cancel()
+        self._loop.forget(self._channel)
+        self._channel.close()
+        process, self._process = self._process, None
+        if process is None:
+            return
+        try:
+            process.wait(END_PATIENCE)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """For the bridge: the modules that this process finds, and no noise of Ray."""
+    path = os.pathsep.join(entry for entry in sys.path if isinstance(entry, str) and entry)
+    return {**environ, "PYTHONPATH": path, "RAY_USAGE_STATS_ENABLED": "0"}
