@@ -16,6 +16,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import NoReturn
 
 from torch_testing_ext._process import child, signals, system
 from torch_testing_ext._process.messages import unexpected
@@ -232,8 +233,13 @@ class _StreamEnded(Exception):
     """The stream has ended: everything ends."""
 
 
-def main() -> int:
-    """Serves the stream on stdin and stdout, which nothing else may use, and returns the exit code."""
+def main() -> NoReturn:
+    """Serves the stream on stdin and stdout, which nothing else may use, and exits."""
+    child.exit_now(serve())
+
+
+def serve() -> int:
+    """Serves the stream, and returns the exit code."""
     if "--die-with-parent" in sys.argv[1:]:
         system.die_with(os.getppid(), signal.SIGKILL)
     signals.unblock()
@@ -288,4 +294,4 @@ def _take_over(fd: int, flags: int | None) -> int:
 
 
 if __name__ == "__main__":
-    child.exit_now(main())
+    main()

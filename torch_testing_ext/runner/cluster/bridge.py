@@ -197,14 +197,14 @@ class Bridge:
         return f"no node of the cluster at {self._request.address} has {needs} (INFEASIBLE): {has}"
 
     def _waits_for(self, nodes: dict[str, Any]) -> str:
+        if self._request.nodes is not None and len(self._held) < self._request.nodes:
+            return (
+                f"{self._request.nodes} nodes (--cluster-nodes), of which {len(self._held)} are free; the cluster has "
+                f"{len(nodes)}"
+            )
         starting = sorted(held.name for held in self._held.values() if not held.joined)
         if starting:
             return f"agents that start on {', '.join(starting)}"
-        if self._request.nodes is not None and len(self._held) < self._request.nodes:
-            return (
-                f"{self._request.nodes} nodes (--cluster-nodes), of which {len(self._held)} are there; the cluster has "
-                f"{len(nodes)}, and others use the rest"
-            )
         if not self._held:
             wanted = self._request.gpus_per_node
             what = f"{wanted} GPUs and a CPU" if wanted else "a CPU"
@@ -226,10 +226,13 @@ class Bridge:
         if why:
             self._losses[held.node_id] = self._losses.get(held.node_id, 0) + 1
             self.send(NodeGone(held.name, why))
+        if held.stream is not None:
+            with suppress(OSError):
+                held.stream.shutdown(socket.SHUT_RDWR)  # closing alone ends nothing while another thread reads
         self._end(held)
+        held.over.set()
         if held.stream is not None:
             held.stream.close()
-        held.over.set()
         self._held.pop(held.node_id, None)
 
     def _start(self, held: _Held) -> str:
@@ -373,6 +376,7 @@ def main() -> NoReturn:
     except Exception as error:
         channel.send(CannotConnect(f"no connection to the Ray cluster at {request.address}: {describe(error)}"))
         os._exit(0)
+    signal.signal(signal.SIGTERM, on_sigterm)  # Ray has put a handler of its own there
     try:
         bridge.serve()
     except Exception as error:

@@ -104,7 +104,6 @@ class ClusterPlace:
         self._lost: list[str] = []  # how nodes were lost
         self._differs: list[str] = []
         self._found: TestsFound | None = None
-        self._finder: RemoteNode | None = None
         self._waits_until: float | None = None
         self._tells: Timer | None = None
         self._has_begun = False  # from here on, a node that differs is left out
@@ -191,12 +190,13 @@ class ClusterPlace:
     def discover(self, files: tuple[str, ...], jobs: int) -> Discovery:
         """Have the largest node import the files. If it is lost meanwhile, another does."""
         self._found = None
+        finder: RemoteNode | None = None
         while self._found is None:
-            if self._finder is None or self._finder.is_lost:
-                self._finder = self._largest()
-                self._finder.find_tests(FindTests(files, self.most_at_once, jobs))
+            if finder is None or finder.is_lost:
+                finder = self._largest()
+                finder.find_tests(FindTests(files, self.most_at_once, jobs))
             self.loop.step()
-        found = self._found
+        found: TestsFound = self._found
         return Discovery(found.tests, found.broken, found.not_run, found.warnings)
 
     def _largest(self) -> RemoteNode:
@@ -208,6 +208,8 @@ class ClusterPlace:
     # -- what happens to nodes
 
     def _join(self, joining: JoiningNode) -> None:
+        if joining.name in self._nodes:
+            self._nodes[joining.name].remote.lose("its agent was started again")
         node = RemoteNode(joining.name, joining.stream, self.loop, self, joining.how_it_ended)
         self._nodes[joining.name] = _Node(node)
         node.prepare(joining.prepare)

@@ -27,8 +27,7 @@ from .protocol import PrepareNode
 from .ray_actor import digest_of
 from .ray_launcher import RayLauncher
 from .shipping import pack
-
-SLURM = "slurm"
+from .slurm import SLURM, slurm_launcher
 
 
 class ClusterSession(Session):
@@ -51,6 +50,8 @@ class ClusterSession(Session):
 
     def _launcher(self) -> Launcher:
         assert self._options.cluster is not None
+        if self._options.cluster == SLURM:
+            return slurm_launcher(self._options, self._root, self._prepare(), self._folder, os.environ)
         return RayLauncher(
             self._connect(self._options.cluster),
             self._prepare(),
@@ -89,7 +90,7 @@ class ClusterSession(Session):
             stream=options.stream,
             command=options.command,
             environ=environment_for_nodes(os.environ),
-            undo_worker=True,
+            undo_worker=options.cluster != SLURM,
         )
 
     def _discover(self, zygote: Any, files: Sequence[str]) -> tuple[Inventory, Discovery]:

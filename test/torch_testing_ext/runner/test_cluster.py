@@ -1,0 +1,279 @@
+"""Runs on a real Ray cluster: one machine with two pretended nodes, started once for all tests here."""
+
+import contextlib
+import importlib.util
+import os
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+from pathlib import Path
+
+from processes_support import descendants, is_alive
+from runs_support import ROOT, RunsCase
+
+from torch_testing_ext._process import system
+from torch_testing_ext.common_utils import run_tests
+
+HAS_RAY = importlib.util.find_spec("ray") is not None
+CLUSTER = """
+import os, sys
+os.environ.update(RAY_USAGE_STATS_ENABLED="0", RAY_raylet_start_wait_time_s="120", RAY_worker_niceness="0")
+from ray.cluster_utils import Cluster
+more = {"num_cpus": 2, "num_gpus": 2, "object_store_memory": 80 << 20}
+cluster = Cluster(
+    initialize_head=True,
+    head_node_args={"node_ip_address": "127.0.0.2", "temp_dir": sys.argv[1], "include_dashboard": False, **more},
+)
+cluster.add_node(node_ip_address="127.0.0.3", **more)
+print(cluster.address, flush=True)
+sys.stdin.read()
+cluster.shutdown()
+"""
+SUITE = """
+import os, pathlib, time, unittest
+from torch_testing_ext.common_distributed import skip_if_lt_x_gpu
+class T(unittest.TestCase):
+    def test_passes(self):
+        print(os.environ.get("MINE"), [name for name in os.environ if name.startswith("RAY_")])
+        print(pathlib.Path("link").is_symlink(), pathlib.Path("set_up").exists(), pathlib.Path("ignored.txt").exists())
+    def test_fails(self): self.assertEqual(1, 2)
+    def test_dies(self): os._exit(7)
+    def test_of_one_node_0(self): time.sleep(0.5)
+    def test_of_one_node_1(self): time.sleep(0.5)
+    def test_of_one_node_2(self): time.sleep(0.5)
+    def test_of_one_node_3(self): time.sleep(0.5)
+class Devices(unittest.TestCase):
+    def setUp(self): print(os.environ["TORCH_TESTING_EXT_FAKE_DEVICES"])
+    @skip_if_lt_x_gpu(2)
+    def test_two(self): pass
+    @skip_if_lt_x_gpu(3)
+    def test_three(self): pass
+"""
+WAITS = """
+import os, subprocess, time, unittest
+class T(unittest.TestCase):
+    def wait(self):
+        starts = open({folder!r} + "/" + self.id().rpartition(".")[2], "a+")
+        starts.write("x")
+        starts.flush()
+        if starts.seek(0) == 0 and len(starts.read()) == 1:
+            subprocess.Popen(["sleep", "1000"], start_new_session=True)
+            with open({fifo!r}, "w") as fifo:
+                print(os.getpid(), file=fifo)
+            time.sleep(1000)
+    def test_a(self): self.wait()
+    def test_b(self): self.wait()
+"""
+
+
+def setUpModule():
+    global ADDRESS, FOLDER
+    if not HAS_RAY:
+        return
+    FOLDER = tempfile.mkdtemp(prefix="tte_ray_", dir="/tmp")  # short: Ray's sockets are below it
+    unittest.addModuleCleanup(shutil.rmtree, FOLDER, ignore_errors=True)
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, sys.path)])}
+    with open(Path(FOLDER, "errors"), "wb") as errors:
+        cluster = subprocess.Popen(
+            [sys.executable, "-c", CLUSTER, FOLDER],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            env=environ,
+            text=True,
+            start_new_session=True,
+        )
+    unittest.addModuleCleanup(end_cluster, cluster)
+    ADDRESS = cluster.stdout.readline().strip()
+    if not ADDRESS:
+        raise RuntimeError(f"Ray did not start: {Path(FOLDER, 'errors').read_text()[-3000:]}")
+
+
+def end_cluster(cluster):
+    below = descendants(cluster.pid)
+    cluster.stdin.close()
+    cluster.stdout.close()
+    try:
+        cluster.wait(30)
+    except subprocess.TimeoutExpired:
+        cluster.kill()
+        cluster.wait()
+    for pid in below:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def ancestor(pid, word):
+    """The nearest ancestor of a process whose command line has a word."""
+    while pid > 1:
+        pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        if word.encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
+            return pid
+    raise AssertionError(f"no ancestor has {word}")
+
+
+def wait_until_gone(case, pids, seconds):
+    deadline = time.monotonic() + seconds
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            fd = os.pidfd_open(pid)
+            try:
+                select.select([fd], [], [], max(0.0, deadline - time.monotonic()))
+            finally:
+                os.close(fd)
+    left = [system.describe(pid) for pid in pids if is_alive(pid)]
+    case.assertEqual(left, [])
+
+
+class ClusterCase(RunsCase):
+    def start_on(self, address, *argv, **more):
+        path = os.pathsep.join([str(ROOT), *filter(None, sys.path)])
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)  # it may be ignored here
+        try:
+            return self.start("--cluster", address, *argv, environ={"PYTHONPATH": path, **more})
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+    def refuse(self, address, *argv):
+        process = self.start_on(address, *argv)
+        out = self.finish(process, 4)
+        self.assertEqual(out, "")
+        return self.stderr
+
+
+@unittest.skipUnless(HAS_RAY, "Ray is not installed: pip install 'torch-testing-ext[ray]'")
+class TestOnRay(ClusterCase):
+    def test_one_run(self):
+        """Outcomes, exit code, what is sent, what a worker of Ray hands down, devices, and the names of nodes."""
+        self.write("test/distributed/test_x.py", SUITE)
+        self.write(".gitignore", "*.txt\n*.so\ntmp\n")
+        self.write("ignored.txt", "")
+        self.write("built.so", "")
+        (self.root / "link").symlink_to("run_test.py")
+        subprocess.run(["git", "init", "-q", str(self.root)], check=True)
+        process = self.start_on(
+            ADDRESS, "--cluster-fake-gpus", "--cluster-setup", "touch set_up", "--results=results.json",
+            "--junit=x.xml", "--html=x.html", "--trace=trace.json", MINE="mine",
+        )  # fmt: skip
+        out = self.finish(process, 1)
+        self.assertEqual(out.splitlines()[-1], "5 passed, 2 failed, 2 skipped")
+        outcomes = self.outcomes()
+        self.assertEqual((outcomes["test_fails"], outcomes["test_dies"]), ("failed", "crashed"))
+        tests = {test["id"].rpartition("::")[2]: test for test in self.results()["tests"]}
+        self.assertEqual(tests["test_passes"]["attempts"][0]["output"].split("\n"), ["mine []", "True True False"])
+        nodes = [tests[f"test_of_one_node_{number}"]["attempts"][0]["node"] for number in range(4)]
+        self.assertEqual(set(nodes), {"127.0.0.2", "127.0.0.3"})
+        two = tests["test_two"]["attempts"][0]
+        self.assertEqual((two["devices"], two["output"]), (["0", "1"], "0,1"))
+        self.assertEqual(tests["test_three"]["want"], "3 devices")
+        self.assertIn("it ran on node 127.0.0.", out)
+        self.assertIn("compiled files that git ignores are not sent to the nodes: built.so", out)
+        self.assertIn(f"python run_test.py --cluster {ADDRESS} test/distributed/test_x.py::T::test_fails", out)
+        self.assertIn("127.0.0.2 gpu 0", (self.root / "x.html").read_text())
+        self.assertIn("127.0.0.3 cpu 1", (self.root / "trace.json").read_text())
+        self.assertNotIn("ray", self.stderr.lower().replace("array", ""))
+
+    def start_waiting(self, count, *argv):
+        """Starts a run; returns it and the pids of `count` tests that wait, and of all below their agents."""
+        fifo = str(self.root / "fifo")
+        os.mkfifo(fifo)
+        folder = self.root / "starts"
+        folder.mkdir()
+        self.write("test/distributed/test_w.py", WAITS.format(fifo=fifo, folder=str(folder)))
+        self.write("pyproject.toml", "")
+        process = self.start_on(ADDRESS, "--results=results.json", *argv)
+        workers = []
+        while len(workers) < count:
+            with open(fifo) as reading:
+                workers += map(int, reading.read().split())
+        agents = {ancestor(worker, "torch_testing_ext.runner.agent") for worker in workers}
+        below = {pid for agent in agents for pid in (agent, *descendants(agent))}
+        below |= {pid for worker in workers for pid in descendants(worker)}
+        self.assertGreaterEqual(len(below), 5)
+        return process, workers, below
+
+    def test_an_agent_and_an_actor_are_killed(self):
+        """The units of both nodes run again, as the same attempt."""
+        process, workers, below = self.start_waiting(2, "-j1")
+        first, second = workers
+        os.kill(ancestor(first, "torch_testing_ext.runner.agent"), signal.SIGKILL)
+        os.kill(ancestor(second, "AgentActor"), signal.SIGKILL)
+        wait_until_gone(self, below, 10)
+        out = self.finish(process, 0)
+        self.assertEqual(out.splitlines()[-1], "2 passed, 0 failed, 0 skipped")
+        self.assertEqual(out.count("again, as the same attempt"), 4)  # as they happen, and in the summary
+        self.assertIn("its agent was killed by signal 9", out)
+        self.assertIn("ActorDiedError", out)
+        for test in self.results()["tests"]:
+            self.assertEqual(len(test["attempts"]), 1)
+
+    def test_ctrl_c(self):
+        process, _, below = self.start_waiting(1, "-k", "test_a")
+        process.send_signal(signal.SIGINT)
+        out = self.finish(process, 2)
+        self.assertIn("1 test did not finish: the run was interrupted", out)
+        wait_until_gone(self, below, 2)
+
+    def test_run_test_is_killed(self):
+        process, _, below = self.start_waiting(1, "-k", "test_a")
+        below |= descendants(process.pid)
+        process.kill()
+        wait_until_gone(self, below, 4)
+        self.assertEqual(list(self.temporary.glob("torch_testing_ext_run_*/project.tar")), [])
+
+    def test_refused(self):
+        self.write("test/distributed/test_x.py", SUITE)
+        self.assertIn("no node of the cluster", self.refuse(ADDRESS, "--cluster-gpus-per-node=3"))
+        error = self.refuse(ADDRESS, "--cluster-setup=echo no compiler; exit 3")
+        self.assertRegex(error, "node 127.* cannot run tests: --cluster-setup exited with code 3: no compiler")
+        error = self.refuse(ADDRESS, "--cluster-root=/no/such/folder")
+        self.assertIn("there is no folder /no/such/folder", error)
+        error = self.refuse(ADDRESS, "--cluster-nodes=3", "--cluster-timeout=1")
+        self.assertIn("3 nodes (--cluster-nodes), of which", error)
+
+
+class TestWithoutCluster(ClusterCase):
+    def setUp(self):
+        super().setUp()
+        self.write("test/distributed/test_x.py", SUITE)
+
+    def test_contradictions(self):
+        cases = {
+            ("--fake-gpus=2",): "--cluster and --fake-gpus cannot be combined",
+            ("--gpus=2",): "--cluster and --gpus cannot be combined",
+            ("--cluster-nodes=0",): "not a whole number",
+        }
+        for words, said in cases.items():
+            with self.subTest(words=words):
+                error = self.refuse("auto", *words)
+                self.assertIn(said, error)
+                self.assertEqual(error.count("\n"), 1)
+        for address in "", "somewhere", "host:", ":1", "ray://", "host:99999":
+            with self.subTest(address=address):
+                self.assertIn("is not auto, slurm, HOST:PORT or ray://HOST:PORT", self.refuse(address))
+        self.finish(self.start("--cluster-nodes=2"), 4)
+        self.assertIn("--cluster-nodes needs --cluster", self.stderr)
+
+    @unittest.skipIf(HAS_RAY, "Ray is installed")
+    def test_no_ray(self):
+        self.assertIn("pip install 'torch-testing-ext[ray]'", self.refuse("auto"))
+
+    @unittest.skipUnless(HAS_RAY, "Ray is not installed: pip install 'torch-testing-ext[ray]'")
+    def test_nothing_at_the_address(self):
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            port = server.getsockname()[1]
+        for address in f"127.0.0.1:{port}", f"ray://127.0.0.1:{port}":
+            with self.subTest(address=address):
+                error = self.refuse(address)
+                self.assertIn(f"no Ray cluster answers at {address}", error)
+                self.assertEqual(error.count("\n"), 1)
+
+
+if __name__ == "__main__":
+    run_tests()
