@@ -174,7 +174,7 @@ class LostNodesTest(unittest.TestCase):
         return ran
 
     def test_agents_are_killed(self):
-        with Nodes("a", "b", "c", "d") as nodes:
+        with Nodes("a", "b", "c", "d", jobs=1) as nodes:  # one unit on each
             with self.subTest("once"):
                 ran = self.kill_agents(nodes, 1)
                 self.assertEqual(ran.outcomes, {"test_a_waits": "passed", "test_b_is_fine": "passed"})

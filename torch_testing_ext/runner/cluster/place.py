@@ -144,7 +144,8 @@ class ClusterPlace:
                     what = "the nodes have other software than this machine:\n" + "\n".join(self._differs)
                     raise ClusterError(f"{what}\nInstall the same versions everywhere, or start the run on a node.")
                 if failure := self._refused or self._launcher.failure:
-                    raise ClusterError(failure)
+                    lost = f": {self._lost[-1]}" if self._lost and not self._refused else ""
+                    raise ClusterError(failure + lost)
                 if time.monotonic() >= until:
                     raise ClusterError(f"no run after {self._timeout:g} s of waiting: {self._waiting_for()}")
                 self.loop.step(until)
