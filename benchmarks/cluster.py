@@ -2,8 +2,8 @@
 
     python benchmarks/cluster.py [--tests N] [--rounds N]
 
-Starts a Ray cluster with one node on this machine, with as many CPUs as the local run has slots, and runs the same tests
-there and locally, in turns, so that other work on the machine slows both alike. Needs Ray.
+Starts a Ray cluster with one node on this machine, with as many CPUs as the local run has slots, and runs the same
+tests there and locally, in turns, so that other work on the machine slows both alike. Needs Ray.
 """
 
 from __future__ import annotations

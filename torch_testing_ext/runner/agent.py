@@ -112,6 +112,9 @@ class Agent(LostUnitListener):
         inventory = make_inventory(options, os.environ, kind, count, self._zygote.device_uuids)
         if asked.fake_devices:
             inventory = Inventory(asked.fake_devices, kind, fake=True)
+        if len(inventory.names) < asked.reserved:
+            counts = f"Ray has reserved {asked.reserved} accelerators there, and torch sees {len(inventory.names)}"
+            self._writer.send(AgentWarned(counts))
         if asked.devices is not None:
             inventory = dataclasses.replace(inventory, names=inventory.names[: asked.devices])
         leases = Leases(inventory.names, options.jobs)

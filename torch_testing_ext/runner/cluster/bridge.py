@@ -6,7 +6,9 @@ does not reach it. When run_test.py ends it ends, and Ray ends the actors that i
 
 from __future__ import annotations
 
+import itertools
 import os
+import select
 import shutil
 import signal
 import socket
@@ -43,6 +45,7 @@ PROBE_PATIENCE = 5.0
 PENDING_PATIENCE = 20.0  # an actor that has not started by then lost a race for its resources
 ANSWER_PATIENCE = 15.0  # an actor that does not answer a poll is lost
 END_PATIENCE = 4.0
+KEEP_INTERVAL = 3.0  # seconds after which an actor is told that it is still needed
 MOST_LOSSES = 2  # how often an agent may be lost on a node before the node is left alone
 _CLIENT = "ray://"
 
@@ -53,6 +56,7 @@ class _Held:
 
     name: str
     node_id: str
+    serial: int
     cpus: int
     gpus: int
     actor: Any = None
@@ -71,6 +75,7 @@ class Bridge:
         self._sending = threading.Lock()
         self._held: dict[str, _Held] = {}  # by the node's id
         self._losses: dict[str, int] = {}
+        self._serials = itertools.count()
         self._names: dict[str, str] = {}
         self._drained: set[str] = set()
         self._told: str | None = None
@@ -108,9 +113,9 @@ class Bridge:
 
     def _on_message(self, message: ToBridge) -> None:
         match message:
-            case ReleaseNode(name):
-                for held in [held for held in self._held.values() if held.name == name]:
-                    self._end(held)
+            case ReleaseNode(serial):
+                for held in [held for held in self._held.values() if held.serial == serial]:
+                    threading.Thread(target=self._end, args=(held,), daemon=True).start()
             case Connect():
                 raise AssertionError("a second Connect")
             case _:
@@ -167,7 +172,7 @@ class Bridge:
             gpus = wanted
         if not cpus:
             return
-        held = _Held(self._names[node_id], node_id, cpus, gpus)
+        held = _Held(self._names[node_id], node_id, next(self._serials), cpus, gpus)
         self._held[node_id] = held
         threading.Thread(target=self._serve_node, args=(held,), daemon=True).start()
 
@@ -261,7 +266,9 @@ class Bridge:
         held.stream, theirs = socket_pair()
         with theirs:
             held.joined = True
-            self.send(NodeJoined(held.name, str(facts["root"]), held.cpus, tuple(facts["gpus"])), theirs.fileno())
+            self.send(
+                NodeJoined(held.name, held.serial, str(facts["root"]), held.cpus, tuple(facts["gpus"])), theirs.fileno()
+            )
         threading.Thread(target=self._copy_to, args=(held, held.stream), daemon=True).start()
         return ""
 
@@ -269,13 +276,26 @@ class Bridge:
         """Copy what the agent says, until it ends. Returns how it ended; nothing if run_test.py has ended it."""
         assert held.stream is not None
         while (data := self._ray.get(held.actor.receive.remote(1.0), timeout=ANSWER_PATIENCE)) is not None:
-            try:
-                held.stream.sendall(data)
-            except OSError:
+            if not self._pass_on(held, held.stream, data):
                 return ""
             if held.over.is_set():
                 return ""
         return str(self._ray.get(held.actor.how_it_ended.remote(), timeout=ANSWER_PATIENCE))
+
+    def _pass_on(self, held: _Held, stream: socket.socket, data: bytes) -> bool:
+        """Pass bytes to run_test.py, which may be slow or stopped. Returns False if it has closed the stream."""
+        view = memoryview(data)
+        try:
+            while view:
+                if select.select([], [stream], [], KEEP_INTERVAL)[1]:
+                    view = view[stream.send(view, socket.MSG_DONTWAIT) :]
+                else:
+                    self._ray.get(held.actor.keep.remote(), timeout=ANSWER_PATIENCE)
+        except BlockingIOError:
+            return self._pass_on(held, stream, bytes(view))
+        except (OSError, ValueError):
+            return False
+        return True
 
     def _copy_to(self, held: _Held, stream: socket.socket) -> None:
         """Copy what run_test.py says: one call at a time, since calls to a threaded actor may overtake each other."""

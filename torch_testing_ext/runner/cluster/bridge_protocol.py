@@ -27,9 +27,9 @@ class Connect:
 
 @dataclass(frozen=True)
 class ReleaseNode:
-    """A node is lost or not needed any more."""
+    """An agent is lost or not needed any more."""
 
-    name: str
+    serial: int
 
 
 ToBridge: TypeAlias = Connect | ReleaseNode
@@ -59,6 +59,7 @@ class NodeJoined(WithDescriptors):
     """An agent runs on a node. The descriptor is its stream."""
 
     name: str
+    serial: int  # tells this agent from others that were on the node before
     root: str  # of the project, there
     cpus: int
     gpus: tuple[str, ...]  # as Ray names them

@@ -31,6 +31,7 @@ class PrepareNode:
     stream: bool
     command: str  # that reruns a test whose name is appended
     environ: Mapping[str, str]  # variables of run_test.py that tests may read
+    reserved: int = 0  # accelerators that Ray has reserved there
     undo_worker: bool = False  # the agent was started by a worker of Ray
 
 

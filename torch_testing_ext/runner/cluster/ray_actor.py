@@ -22,6 +22,7 @@ import threading
 import time
 
 LEASE = 15.0  # seconds without a poll
+START_PATIENCE = 1800.0
 CHUNK = 1 << 20
 SETUP_LINES = 20
 
@@ -35,7 +36,7 @@ class AgentActor:
         self._hide = hide
         self._set_by_worker = set_by_worker
         self._process: subprocess.Popen[bytes] | None = None
-        self._polled = time.monotonic()
+        self._polled = time.monotonic() + START_PATIENCE  # the project may be large, and take a while to come
         self._raylet = int(os.environ.get("RAY_RAYLET_PID", "0"))
         self._folder = ""
         self._lock: int | None = None
@@ -48,7 +49,7 @@ class AgentActor:
         self, archive: bytes | None, root: str, digest: str, setup: str, environ: dict[str, str], on_path: bool
     ) -> dict[str, object]:
         """Unpack the project, run the set-up command and start the agent. Returns facts, or why it cannot start."""
-        self._polled = time.monotonic() + 600.0  # a set-up may take a while
+        self._polled = time.monotonic() + START_PATIENCE  # a set-up may take a while
         try:
             self._make_folder()
             if archive is not None:
@@ -164,6 +165,10 @@ class AgentActor:
             return b""
         self._polled = time.monotonic()
         return os.read(self._process.stdout.fileno(), CHUNK) or None
+
+    def keep(self) -> None:
+        """The agent is still needed, but what it says cannot be passed on at the moment."""
+        self._polled = time.monotonic()
 
     def how_it_ended(self) -> str:
         """The end of the agent, in words."""

@@ -50,6 +50,7 @@ class RayLauncher:
     failure: str = ""
     _process: subprocess.Popen[bytes] | None = None
     _gone: dict[str, str] = field(default_factory=dict)  # how agents ended
+    _serials: dict[str, int] = field(default_factory=dict)  # of the agents, by name of node
     _joined: set[str] = field(default_factory=set)  # nodes that have joined once
 
     def __post_init__(self) -> None:
@@ -130,9 +131,10 @@ class RayLauncher:
 
     def _prepare_for(self, node: NodeJoined) -> PrepareNode:
         self._joined.add(node.name)
+        self._serials[node.name] = node.serial
         jobs = node.cpus if self.prepare.jobs is None else min(node.cpus, self.prepare.jobs)
         fake = node.gpus if self.pretend else ()
-        return replace(self.prepare, root=node.root, jobs=jobs, fake_devices=fake)
+        return replace(self.prepare, root=node.root, jobs=jobs, fake_devices=fake, reserved=len(node.gpus))
 
     def _how_it_ended(self, name: str) -> str:
         """What the bridge says about an agent whose stream has ended; it says so before it closes the stream."""
@@ -144,7 +146,8 @@ class RayLauncher:
         return self._gone.get(name, "the connection to its agent ended")
 
     def release(self, name: str) -> None:
-        self._channel.send(ReleaseNode(name))
+        if name in self._serials:
+            self._channel.send(ReleaseNode(self._serials.pop(name)))
 
     def close(self) -> None:
         """The bridge ends the agents in order; if it takes too long, Ray ends them when it is killed."""
