@@ -23,7 +23,7 @@ from torch_testing_ext._process.messages import unexpected
 
 from .cluster.facts import facts
 from .cluster.inherited import undo_worker
-from .cluster.lines import LineReader, LineWriter, NotAMessage
+from .cluster.lines import MessageReader, MessageWriter, NotAMessage
 from .cluster.protocol import (
     HEARTBEAT,
     AgentAlive,
@@ -71,7 +71,7 @@ class NodeZygote(Zygote):
 class Agent(LostUnitListener):
     """Runs the units of a node for a run_test.py elsewhere."""
 
-    def __init__(self, zygote: Zygote, prepare: PrepareNode, reader: LineReader[ToAgent], writer: LineWriter):
+    def __init__(self, zygote: Zygote, prepare: PrepareNode, reader: MessageReader[ToAgent], writer: MessageWriter):
         self._zygote = zygote
         self._prepare = prepare
         self._reader = reader
@@ -247,8 +247,8 @@ def serve() -> int:
         system.die_with(os.getppid(), signal.SIGKILL)
     signals.unblock()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is for run_test.py, which tells the agents
-    reader: LineReader[ToAgent] = LineReader(_take_over(0, os.O_RDONLY), ToAgent)
-    writer = LineWriter(_take_over(1, None))
+    reader: MessageReader[ToAgent] = MessageReader(_take_over(0, os.O_RDONLY), ToAgent)
+    writer = MessageWriter(_take_over(1, None))
     writer.send(AgentHello(facts(), platform.node(), os.getpid(), time.monotonic()))
     try:
         _serve(reader, writer)
@@ -262,7 +262,7 @@ def serve() -> int:
         writer.finish(WRITE_PATIENCE)
 
 
-def _serve(reader: LineReader[ToAgent], writer: LineWriter) -> None:
+def _serve(reader: MessageReader[ToAgent], writer: MessageWriter) -> None:
     early: list[ToAgent] = []
     while not early:
         early = reader.receive()

@@ -15,7 +15,7 @@ from processes_support import descendants, is_alive
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.runner import events
 from torch_testing_ext.runner.cluster.facts import facts
-from torch_testing_ext.runner.cluster.lines import LineReader, NotAMessage, to_line
+from torch_testing_ext.runner.cluster.lines import MessageReader, NotAMessage, to_line
 from torch_testing_ext.runner.cluster.place import ClusterError
 from torch_testing_ext.runner.cluster.protocol import (
     AgentHello,
@@ -279,7 +279,7 @@ class StreamTest(unittest.TestCase):
         self.addCleanup(self.agent.wait)
         self.addCleanup(self.agent.kill)
         self.stream = ours
-        self.reader = LineReader(ours.fileno(), FromAgent)
+        self.reader = MessageReader(ours.fileno(), FromAgent)
         self.received = []
         return self.wait_for(AgentHello)
 
@@ -368,7 +368,7 @@ class LinesTest(unittest.TestCase):
     def read(self, *data, **more):
         reading, writing = os.pipe()
         self.addCleanup(os.close, reading)
-        reader = LineReader(reading, FromAgent, **more)
+        reader = MessageReader(reading, FromAgent, **more)
         received = []
         for part in data:
             os.write(writing, part)

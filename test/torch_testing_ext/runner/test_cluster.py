@@ -19,6 +19,8 @@ from runs_support import ROOT, RunsCase
 
 from torch_testing_ext._process import system
 from torch_testing_ext.common_utils import run_tests
+from torch_testing_ext.runner.cluster.bridge import Bridge
+from torch_testing_ext.runner.cluster.bridge_protocol import Connect
 
 HAS_RAY = importlib.util.find_spec("ray") is not None
 CLUSTER = """
@@ -214,14 +216,14 @@ class TestOnRay(ClusterCase):
             self.assertEqual(len(test["attempts"]), 1)
 
     def test_ctrl_c(self):
-        process, _, below = self.start_waiting(1, "-k", "test_a")
+        process, _, below = self.start_waiting(1, "-k", "test_a", "--cluster-nodes=1")
         process.send_signal(signal.SIGINT)
         out = self.finish(process, 2)
         self.assertIn("1 test did not finish: the run was interrupted", out)
         wait_until_gone(self, below, 2)
 
     def test_run_test_is_killed(self):
-        process, _, below = self.start_waiting(1, "-k", "test_a")
+        process, _, below = self.start_waiting(1, "-k", "test_a", "--cluster-nodes=1")
         below |= descendants(process.pid)
         process.kill()
         wait_until_gone(self, below, 4)
@@ -234,8 +236,50 @@ class TestOnRay(ClusterCase):
         self.assertRegex(error, "node 127.* cannot run tests: --cluster-setup exited with code 3: no compiler")
         error = self.refuse(ADDRESS, "--cluster-root=/no/such/folder")
         self.assertIn("there is no folder /no/such/folder", error)
-        error = self.refuse(ADDRESS, "--cluster-nodes=3", "--cluster-timeout=1")
-        self.assertIn("3 nodes (--cluster-nodes), of which", error)
+
+
+class TestNodesOfBridge(unittest.TestCase):
+    """What the bridge makes of what Ray says about nodes; no Ray is needed."""
+
+    def bridge(self, **request):
+        chosen = {"nodes": None, "gpus_per_node": None, **request}
+        empty = dict.fromkeys(("folder", "archive", "root", "digest", "setup"), "")
+        return Bridge(None, Connect("host:1", environ={}, on_path=True, **empty, **chosen), None)
+
+    def nodes(self, *nodes):
+        keys = ("NodeID", "NodeManagerHostname", "NodeManagerAddress", "Resources")
+        return {node[0]: dict(zip(keys, node, strict=True)) for node in nodes}
+
+    TWO = (("a" * 12, "one", "10.0.0.1", {"CPU": 8.0, "GPU": 2.0}), ("b" * 12, "two", "10.0.0.2", {"CPU": 8.0}))
+
+    def names(self, *nodes):
+        bridge = self.bridge()
+        bridge._name(self.nodes(*nodes))
+        return sorted(bridge._names.values())
+
+    def test_names(self):
+        (a, host, address, has), b = self.TWO
+        self.assertEqual(self.names(*self.TWO), ["one", "two"])
+        self.assertEqual(self.names((a, host, address, has), (b[0], host, *b[2:])), ["10.0.0.1", "10.0.0.2"])
+        self.assertEqual(
+            self.names((a, host, address, has), (b[0], host, address, has)), ["10.0.0.1-aaaaaa", "10.0.0.1-bbbbbb"]
+        )
+
+    def test_infeasible(self):
+        for wanted, said in {None: "", 2: "", 3: "no node of the cluster at host:1 has 3 GPUs and a CPU"}.items():
+            bridge = self.bridge(gpus_per_node=wanted)
+            bridge._name(self.nodes(*self.TWO))
+            self.assertIn(said, bridge._infeasible(self.nodes(*self.TWO)))
+            self.assertEqual(bool(said), bool(bridge._infeasible(self.nodes(*self.TWO))))
+
+    def test_waits_for(self):
+        nodes = self.nodes(*self.TWO)
+        self.assertEqual(
+            self.bridge(nodes=3)._waits_for(nodes),
+            "3 nodes (--cluster-nodes), of which 0 are free; the cluster has 2",
+        )
+        self.assertEqual(self.bridge()._waits_for(nodes), "a CPU on one of 2 nodes, which others use")
+        self.assertIn("4 GPUs and a CPU on one of", self.bridge(gpus_per_node=4)._waits_for(nodes))
 
 
 class TestWithoutCluster(ClusterCase):

@@ -103,7 +103,9 @@ class CommandLineTest(OptionsCase):
         self.assertEqual(left.exception.code, 0)
         text = stdout.getvalue()
         groups = re.findall(r"(?m)^(\w[\w ]*):$", text)
-        self.assertEqual(groups, ["selection", "resources", "execution", "output", "reports", "other", "exit codes"])
+        self.assertEqual(
+            groups, ["selection", "resources", "cluster", "execution", "output", "reports", "other", "exit codes"]
+        )
         words = " ".join(text.split())
         self.assertIn("time limit per test, unless @timeout overrides it (default: 300)", words)
         for spec in OPTION_TABLE.values():

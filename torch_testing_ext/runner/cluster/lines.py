@@ -21,7 +21,7 @@ class NotAMessage(Exception):
     """A line on the stream is not a message of the expected types; the text says which."""
 
 
-class LineReader(Generic[Received]):
+class MessageReader(Generic[Received]):
     """Reads messages from a descriptor. `receives` is the union of their types."""
 
     def __init__(self, fd: int, receives: Any, first: type | None = None):
@@ -69,7 +69,7 @@ class LineReader(Generic[Received]):
             yield message
 
 
-class LineWriter:
+class MessageWriter:
     """Writes messages to a descriptor in a thread of its own: a reader that is slow does not hold up the sender."""
 
     def __init__(self, fd: int):

@@ -36,7 +36,7 @@ class JoiningNode:
     how_it_ended: Callable[[], str]
 
 
-class Launcher(Protocol):
+class NodeLauncher(Protocol):
     """Starts agents on nodes, as they become free, and carries their bytes."""
 
     @property
@@ -83,7 +83,7 @@ class ClusterPlace:
 
     def __init__(
         self,
-        launcher: Launcher,
+        launcher: NodeLauncher,
         leases: NodeLeases,
         timeout: float,
         say: Callable[[str], object],

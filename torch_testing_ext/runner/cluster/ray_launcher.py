@@ -118,6 +118,7 @@ class RayLauncher:
                 self._gone.pop(name, None)
                 how_it_ended = partial(self._how_it_ended, name)
                 self._join(JoiningNode(name, socket(fileno=fd), self._prepare_for(message), how_it_ended))
+                self._serials[name] = message.serial  # not before: the agent that was there may be released now
             case NodeJoined():
                 raise AssertionError(f"{message} has no descriptor for its stream")
             case NodeGone(name, why):
@@ -131,7 +132,6 @@ class RayLauncher:
 
     def _prepare_for(self, node: NodeJoined) -> PrepareNode:
         self._joined.add(node.name)
-        self._serials[node.name] = node.serial
         jobs = node.cpus if self.prepare.jobs is None else min(node.cpus, self.prepare.jobs)
         fake = node.gpus if self.pretend else ()
         return replace(self.prepare, root=node.root, jobs=jobs, fake_devices=fake, reserved=len(node.gpus))

@@ -16,7 +16,7 @@ from torch_testing_ext._process.messages import unexpected
 from ..engine.place import LostUnitListener
 from ..engine.unit_log import EndCause
 from ..model import Attempt, Lease, Test, TestOutcome, Unit
-from .lines import LineReader, NotAMessage, to_line
+from .lines import MessageReader, NotAMessage, to_line
 from .protocol import (
     MOST_MISSING,
     AgentAlive,
@@ -72,7 +72,7 @@ class RemoteNode:
         self._loop = loop
         self._listener = listener
         self._how_it_ended = how_it_ended
-        self._reader: LineReader[FromAgent] = LineReader(stream.fileno(), FromAgent, first=AgentHello)
+        self._reader: MessageReader[FromAgent] = MessageReader(stream.fileno(), FromAgent, first=AgentHello)
         self._units: dict[int, RemoteUnit] = {}
         self._missing = 0  # signs of life
         self._offset = float("inf")  # from the node's time.monotonic() to ours

@@ -13,7 +13,7 @@ from typing import Any
 from ..engine.local import Engine
 from ..events import Reporters, Warned
 from ..model import NodeOfRun, RunHeader
-from ..options.options import Options
+from ..options.options import ALL_CPUS, Options
 from ..processes.zygote import Discovery
 from ..scheduling.inventory import Inventory
 from ..scheduling.node_leases import NodeLeases
@@ -22,7 +22,7 @@ from ..scheduling.policy import Queue
 from ..session import Session, Work
 from .bridge_protocol import Connect
 from .environment import environment_for_nodes
-from .place import ClusterPlace, Launcher
+from .place import ClusterPlace, NodeLauncher
 from .protocol import PrepareNode
 from .ray_actor import digest_of
 from .ray_launcher import RayLauncher
@@ -34,7 +34,8 @@ class ClusterSession(Session):
     """One invocation of run_test.py with --cluster."""
 
     def __init__(self, options: Options, root: Path):
-        super().__init__(options, root)
+        super().__init__(dataclasses.replace(options, jobs=1), root)  # known when the nodes are
+        self._jobs = None if options.jobs == ALL_CPUS else options.jobs
         self._node_leases = NodeLeases()
 
     def run(self) -> int:
@@ -48,7 +49,7 @@ class ClusterSession(Session):
             self._launcher(), self._node_leases, self._options.cluster_timeout, _say, self._warnings.append
         )
 
-    def _launcher(self) -> Launcher:
+    def _launcher(self) -> NodeLauncher:
         assert self._options.cluster is not None
         if self._options.cluster == SLURM:
             return slurm_launcher(self._options, self._root, self._prepare(), self._folder, os.environ)
@@ -82,7 +83,7 @@ class ClusterSession(Session):
         return PrepareNode(
             root=str(options.cluster_root or self._root),
             drop_in=bool(options.drop_in),
-            jobs=options.jobs if options.jobs_are_chosen else None,
+            jobs=self._jobs,
             devices=options.cluster_gpus_per_node,
             fake_devices=(),
             timeout=options.timeout,

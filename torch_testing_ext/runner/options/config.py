@@ -17,7 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
-from .options import Options, UsageError, is_checkout
+from .options import ALL_CPUS, Options, UsageError, is_checkout
 from .suggestions import nearest
 from .table import OPTION_GROUPS, OPTION_TABLE, OptionSpec, boolean
 
@@ -85,7 +85,8 @@ def _complete(options: Options, sources: Mapping[str, str], cwd: Path) -> Option
         seed = random.randrange(2**31) if options.shake_seed is None else options.shake_seed
         options = dataclasses.replace(options, repeat=options.shake, shake_seed=seed)
     _check_cluster(options, sources)
-    options = dataclasses.replace(options, jobs_are_chosen=sources["jobs"] != DEFAULT)
+    if options.cluster is not None and sources["jobs"] == DEFAULT:
+        options = dataclasses.replace(options, jobs=ALL_CPUS)  # the cores of this machine say nothing about the nodes
     if options.drop_in:
         options = _dropped_in(options, sources, cwd)
     return dataclasses.replace(options, shuffle=options.shuffle or options.seed is not None)

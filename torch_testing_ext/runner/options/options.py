@@ -70,6 +70,7 @@ class ShardSpec:
         return f"{self.index}/{self.count}"
 
 
+ALL_CPUS = 1 << 16  # the number of jobs on a node of a cluster, unless --jobs limits it
 Gpus = int | tuple[str, ...] | None  # a number of devices, their names, or None for all
 
 
@@ -104,7 +105,6 @@ class Options:
     cluster_timeout: float = 300.0
     cluster_root: Path | None = None
     cluster_setup: str | None = None
-    jobs_are_chosen: bool = True  # no option of its own: whether --jobs was given
 
     timeout: float = 300.0
     slow: float = 30.0
