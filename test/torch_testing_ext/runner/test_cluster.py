@@ -19,7 +19,7 @@ from runs_support import ROOT, RunsCase
 
 from torch_testing_ext._process import system
 from torch_testing_ext.common_utils import run_tests
-from torch_testing_ext.runner.cluster.bridge import Bridge
+from torch_testing_ext.runner.cluster.bridge import Bridge, describe
 from torch_testing_ext.runner.cluster.bridge_protocol import Connect
 
 HAS_RAY = importlib.util.find_spec("ray") is not None
@@ -280,6 +280,10 @@ class TestNodesOfBridge(unittest.TestCase):
         )
         self.assertEqual(self.bridge()._waits_for(nodes), "a CPU on one of 2 nodes, which others use")
         self.assertIn("4 GPUs and a CPU on one of", self.bridge(gpus_per_node=4)._waits_for(nodes))
+
+    def test_no_cluster_on_this_machine(self):
+        error = ConnectionError("Could not find any running Ray instance. Please specify the one")
+        self.assertEqual(describe(error), "none runs on this machine, and RAY_ADDRESS names none")
 
 
 class TestWithoutCluster(ClusterCase):

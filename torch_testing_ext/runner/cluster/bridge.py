@@ -342,6 +342,8 @@ def describe(error: Exception) -> str:
             return "Ray ended its actor, because the node is out of memory"
         case "GetTimeoutError":
             return f"its actor has not answered for {ANSWER_PATIENCE:.0f} s"
+        case "ConnectionError" if "any running Ray instance" in first:
+            return "none runs on this machine, and RAY_ADDRESS names none"
         case "ActorDiedError" | "ActorUnavailableError" | "NodeDiedError" as name:
             return f"Ray says that its actor has died or cannot be reached ({name})"
         case name:

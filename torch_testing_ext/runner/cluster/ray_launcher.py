@@ -33,7 +33,7 @@ from .place import ClusterError, JoiningNode
 from .protocol import PrepareNode
 
 IMPORT_PATIENCE = 60.0
-CONNECT_PATIENCE = 10.0
+CONNECT_PATIENCE = 9.0
 END_PATIENCE = 10.0
 INSTALL = "pip install 'torch-testing-ext[ray]'"
 
@@ -49,6 +49,7 @@ class RayLauncher:
     waits_for: str = "the Ray cluster"
     failure: str = ""
     _process: subprocess.Popen[bytes] | None = None
+    _is_connected: bool = False
     _gone: dict[str, str] = field(default_factory=dict)  # how agents ended
     _serials: dict[str, int] = field(default_factory=dict)  # of the agents, by name of node
     _joined: set[str] = field(default_factory=set)  # nodes that have joined once
@@ -87,7 +88,9 @@ class RayLauncher:
         self._channel.send(self.request)
 
     def _give_up(self, what: str, patience: float) -> None:
-        self.failure = f"--cluster {self.request.address}: {what} took more than {patience:.0f} s: {tail(self.log, 3)}"
+        lines = tail(self.log, 2).splitlines()
+        said = f"; Ray says: {lines[-1]}" if lines else ""
+        self.failure = f"--cluster {self.request.address}: {what} took more than {patience:.0f} s{said}"
 
     def _receive(self) -> None:
         try:
@@ -113,6 +116,7 @@ class RayLauncher:
                 self.failure = why
             case BridgeWaits(text):
                 self._deadline.cancel()
+                self._is_connected = True
                 self.waits_for = text
             case NodeJoined(name, fds=(fd,)):
                 self._gone.pop(name, None)
@@ -158,7 +162,7 @@ class RayLauncher:
         if process is None:
             return
         try:
-            process.wait(END_PATIENCE)
+            process.wait(END_PATIENCE if self._is_connected else 0.1)  # until then it holds nothing
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
