@@ -20,12 +20,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
+from torch_testing_ext._machine.visible_devices import MASKS
 from torch_testing_ext._process import system
 from torch_testing_ext._process.channel import Channel, socket_pair
 from torch_testing_ext._process.loop import wait_readable
 from torch_testing_ext._process.messages import unexpected
 
-from ..scheduling.inventory import MASKS
 from . import ray_actor
 from .bridge_protocol import (
     BridgeWaits,
