@@ -107,6 +107,9 @@ class Agent(LostUnitListener):
             timeout=asked.timeout,
             slow=asked.slow,
             stream=asked.stream,
+            sanitize=asked.sanitize,
+            sanitize_order=asked.sanitize_order,
+            shake_seed=asked.shake_seed,
         )
         kind, count = self._zygote.count_devices()
         inventory = make_inventory(options, os.environ, kind, count, self._zygote.device_uuids)
@@ -277,7 +280,7 @@ def _serve(reader: MessageReader[ToAgent], writer: MessageWriter) -> None:
     with suppress(OSError):
         os.chdir(root)
     try:
-        zygote = NodeZygote(root, drop_in=prepare.drop_in).__enter__()
+        zygote = NodeZygote(root, drop_in=prepare.drop_in, all_marks=prepare.all_marks).__enter__()
     except CannotRun as error:
         writer.send(NodeCannotRun(str(error)))
         return

@@ -25,6 +25,7 @@ from torch_testing_ext.runner.cluster.protocol import (
     TestOfUnitBegan,
 )
 from torch_testing_ext.runner.model import Lease, Test, TestId, Unit
+from torch_testing_ext.runner.options.options import OrderHazard
 
 KINDS = """
 import os, subprocess, time, unittest
@@ -146,6 +147,34 @@ class OneRunTest(unittest.TestCase):
     def test_nothing_is_left(self):
         self.assertTrue(self.is_free)
         self.assertEqual([pid for pid in self.pids if is_alive(pid)], [])
+
+
+class OptionsOnNodesTest(unittest.TestCase):
+    """Options of run_test.py that have their effect on the nodes."""
+
+    def test_sanitizer_and_tests_for_pytest(self):
+        source = """
+            import os, pytest, unittest
+            NAMES = ("TORCH_TESTING_EXT_SANITIZE", "TORCH_TESTING_EXT_SANITIZE_ORDER", "TORCH_TESTING_EXT_SHAKE")
+            def show(): print(*(os.environ.get(name) for name in NAMES))
+            @pytest.mark.slow
+            @pytest.mark.parametrize("n", [1, 2])
+            def test_item(n): show()
+            class T(unittest.TestCase):
+                def test_method(self): show()
+                def test_fails(self): self.fail()
+        """
+        chosen = {"sanitize": "calls", "sanitize_order": OrderHazard.FAIL, "shake_seed": 7, "all_marks": True}
+        with Nodes("a", **chosen) as nodes:
+            (nodes.root / "pytest.ini").write_text("[pytest]\nmarkers = slow\naddopts = -m 'not slow'\n")
+            ran = nodes.run(nodes.write(source))
+        self.assertEqual(
+            {name.partition("::")[2]: outcome for name, outcome in ran.by_id.items()},
+            {"test_item[1]": "passed", "test_item[2]": "passed", "T::test_method": "passed", "T::test_fails": "failed"},
+        )
+        for name in ("test_item[1]", "test_item[2]", "test_method"):
+            self.assertEqual(ran[name].output.strip(), "calls fail 7")
+        self.assertIn("--shake-seed 7", ran["test_fails"].message)
 
 
 class LostNodesTest(unittest.TestCase):

@@ -8,6 +8,7 @@ from typing import TypeAlias
 
 from ..engine.unit_log import EndCause
 from ..model import Attempt, Lease, Test, Unit
+from ..options.options import OrderHazard
 
 # Seconds between two signs of life of an agent, and how many may be missing before its node counts as lost.
 HEARTBEAT = 1.0
@@ -31,6 +32,10 @@ class PrepareNode:
     stream: bool
     command: str  # that reruns a test whose name is appended
     environ: Mapping[str, str]  # variables of run_test.py that tests may read
+    all_marks: bool = False  # collect also tests that a `-m` in the project's options for pytest leaves out
+    sanitize: str | None = None
+    sanitize_order: OrderHazard = OrderHazard.WARN
+    shake_seed: int | None = None  # of the first repetition
     reserved: int = 0  # accelerators that Ray has reserved there
     undo_worker: bool = False  # the agent was started by a worker of Ray
 

@@ -83,6 +83,7 @@ class ClusterSession(Session):
         return PrepareNode(
             root=str(options.cluster_root or self._root),
             drop_in=bool(options.drop_in),
+            all_marks=bool(options.marks),
             jobs=self._jobs,
             devices=options.cluster_gpus_per_node,
             fake_devices=(),
@@ -91,6 +92,9 @@ class ClusterSession(Session):
             stream=options.stream,
             command=options.command,
             environ=environment_for_nodes(os.environ),
+            sanitize=options.sanitize,
+            sanitize_order=options.sanitize_order,
+            shake_seed=options.shake_seed,
             undo_worker=options.cluster != SLURM,
         )
 

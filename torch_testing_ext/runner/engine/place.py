@@ -82,7 +82,7 @@ class LocalPlace:
                 **self._options.environment_of_sanitizer(unit.repetition),
             },
             listener,
-            self._command or self._options.command_of(unit.repetition),
+            self._options.command_of(unit.repetition, self._command),
             self._options.stream,
             self._leases.locks_of(lease),
         )

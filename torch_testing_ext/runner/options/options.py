@@ -155,10 +155,10 @@ class Options:
         words += ["--sanitize-order=fail"] if self.sanitize_order is OrderHazard.FAIL else []
         return " ".join(words)
 
-    def command_of(self, repetition: int) -> str:
-        """`command`, for a test of this repetition: with the delays that it has had."""
+    def command_of(self, repetition: int, command: str | None = None) -> str:
+        """The command, or another one, for a test of this repetition: with the delays that it has had."""
         shaken = [] if self.shake_seed is None else [f"--shake-seed {self.shake_seed + repetition}"]
-        return " ".join([self.command, *shaken])
+        return " ".join([self.command if command is None else command, *shaken])
 
     def environment_of_sanitizer(self, repetition: int) -> dict[str, str]:
         """The settings of the ranks that follow from the options of the sanitizer."""
