@@ -49,13 +49,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="SECONDS",
         help="time limit of each test that runs in ranks, unless its mark has a timeout (default: 300)",
     )
-
     group.addoption(
         "--dist-debug-rank",
         type=_rank,
         metavar="RANK",
         help="the rank that has the terminal, for breakpoint(), --pdb and --trace (default with these two: 0); "
         "there is no time limit then",
+    )
+    group.addoption(
+        "--dist-isolated",
+        action="store_true",
+        help="run each test that runs in ranks in a new interpreter of its own, as with isolated=True in its mark",
     )
     group.addoption(
         "--dist-lease-folder",
@@ -138,9 +142,10 @@ def _is_launched() -> bool:
 
 
 _EXPLANATIONS = (
-    "world_size(size, *, backend=None, devices=0, timeout=None): run the test in that many ranks, each a fresh "
-    "process; a list of sizes makes one test for each. backend: of the group that the fixture dist_env makes. "
-    "devices: skip the test on a machine with fewer accelerators. timeout: in seconds (torch_testing_ext)",
+    "world_size(size, *, backend=None, devices=0, timeout=None, isolated=False): run the test in that many ranks, "
+    "each a fresh process; a list of sizes makes one test for each. backend: of the group that dist_env makes. "
+    "devices: skip the test on a machine with fewer accelerators. timeout: in seconds. isolated: in a new interpreter "
+    "of its own, instead of ranks that are forked off pytest's process (torch_testing_ext)",
     "standalone(*, timeout=None): run the test, and all of its fixtures, in a new interpreter of its own "
     "(torch_testing_ext)",
 )

@@ -14,7 +14,7 @@ from torch_testing_ext._cases.distributed_exec import DistributedExec, Distribut
 
 NAME = "world_size"
 DIST_ENV = "dist_env"
-SIGNATURE = "world_size(size, *, backend=None, devices=0, timeout=None)"
+SIGNATURE = "world_size(size, *, backend=None, devices=0, timeout=None, isolated=False)"
 # The name of the parameter by which a list of sizes becomes several tests.
 PARAMETER = "_world_size_of_mark"
 # Fixtures that observe what the test itself does: they are set up in the ranks, too.
@@ -46,6 +46,7 @@ class RankSpec:
     devices: int = 0
     timeout: float | None = None
     environ: tuple[tuple[str, str | None], ...] = ()  # changes of the environment for the test
+    isolated: bool = False  # in a new interpreter, instead of forked off pytest's process
 
 
 @dataclass(frozen=True)
@@ -107,12 +108,10 @@ def spec_for(size: int, keywords: Mapping[str, Any], of_class: ExecSettings | No
         devices = size
     if devices is None and of_class is not None and (of_class.requires_cuda_env or _has_accelerators()):
         devices = size
-    if keywords.get("isolated", True) is not True:
-        raise BadMark(
-            "isolated=False is not supported: every test has fresh ranks, which start in milliseconds. "
-            "Leave it out, or use MultiProcContinuousTest for ranks that persist"
-        )
-    return RankSpec(size, backend, devices or 0, timeout, tuple(environ.items()))
+    isolated = keywords.get("isolated", False)
+    if not isinstance(isolated, bool):
+        raise BadMark(f"isolated is {isolated!r}; it must be True or False")
+    return RankSpec(size, backend, devices or 0, timeout, tuple(environ.items()), isolated)
 
 
 def _checked_timeout(timeout: Any) -> float | None:
@@ -318,8 +317,15 @@ def faults(nodes: Iterable[Any]) -> Iterator[str]:
             except BadMark as error:
                 yield f"{node.nodeid}: @pytest.mark.standalone: {error}."
             else:
+                if standalone is None and _is_isolated(node):
+                    standalone = Standalone()
                 if standalone is not None:
                     node.stash[STANDALONE] = standalone
+
+
+def _is_isolated(item: pytest.Function) -> bool:
+    spec = item.stash.get(SPEC, None)
+    return spec is not None and (spec.isolated or bool(item.config.getoption("dist_isolated", False)))
 
 
 def standalone_of(item: pytest.Function) -> Standalone | None:

@@ -32,7 +32,7 @@ REFUSED = {
     "backend": ("@mark(2, backend=1)\ndef test_x(): ...", "backend is 1"),
     "devices": ("@mark(2, devices='all')\ndef test_x(): ...", "devices is 'all'"),
     "timeout": ("@mark(2, timeout=0)\ndef test_x(): ...", "timeout is 0"),
-    "isolated": ("@mark(2, isolated=False)\ndef test_x(): ...", "every test has fresh ranks"),
+    "isolated": ("@mark(2, isolated=1)\ndef test_x(): ...", "isolated is 1; it must be True or False"),
     "coroutine": ("@mark(2)\nasync def test_x(): ...", "it is `async def`"),
     "generator": ("import functools\ndef plain(f):\n    return functools.wraps(f)(lambda: f())\n"
                   "@mark(2)\n@plain\ndef test_x():\n    yield", "it contains `yield`"),
@@ -105,7 +105,9 @@ def test_plain():
 
     def test_the_mark_is_explained(self) -> None:
         run = run_pytest({}, "--markers")
-        self.assertIn("@pytest.mark.world_size(size, *, backend=None, devices=0, timeout=None): run the test", run.text)
+        self.assertIn(
+            "@pytest.mark.world_size(size, *, backend=None, devices=0, timeout=None, isolated=False): run", run.text
+        )
         marked = run_pytest({"test_x.py": f"{HEAD}@mark(1)\ndef test_x(): ..."}, "--strict-markers")
         self.assertOutcomes(marked, {"test_x": "passed"})
 

@@ -155,6 +155,38 @@ def test_a():
                 run = run_pytest({"test_x.py": source}, PIDS=f"{folder}/pids", **variables)
             self.assertOutcomes(run, {"test_a": outcome})
 
+    def test_isolated_ranks(self) -> None:
+        """A mark that asks for it, and an option for all marks: what pytest's process has become is not inherited."""
+        source = (
+            HEAD
+            + """
+import torch.distributed as dist
+state = []
+
+def test_changes_the_process():
+    state.append(1)
+
+@pytest.mark.world_size(2, isolated=True)
+def test_isolated(dist_env):
+    dist.barrier()
+    assert not state
+    assert dist_env.rank == 0
+
+@pytest.mark.world_size(2, isolated=False)
+def test_forked(dist_env):
+    dist.barrier()
+    assert not state
+"""
+        )
+        first = ("failed", "rank 1 of 2 failed")
+        for options, last in (([], ("failed", "of 2 failed")), (["--dist-isolated"], ("passed", ""))):
+            with tempfile.TemporaryDirectory() as folder:
+                run = run_pytest({"test_x.py": source}, *options, PIDS=f"{folder}/pids")
+            expected = {"test_changes_the_process": ("passed", ""), "test_isolated": first, "test_forked": last}
+            self.assertOutcomes(run, {name: outcome for name, (outcome, _) in expected.items()})
+            for name, (_, text) in expected.items():
+                self.assertIn(text, run.messages[name].partition("\n")[0])
+
     def test_refused(self) -> None:
         run = run_pytest({"test_x.py": "import pytest\n@pytest.mark.standalone(2)\ndef test_x(): ..."})
         self.assertEqual(run.code, 2)
