@@ -10,6 +10,9 @@ from typing import Any
 from .pairs import Pair, pairs_of, unpaired
 from .records import Call, RankRecord, SharedGroup, Site, alike, list_of, shared_groups
 
+_CALLS_BEFORE = 3
+_WIDEST_COLUMN = 60
+
 
 class FindingKind(enum.Enum):
     """What is wrong with the collectives of a test."""
@@ -35,6 +38,7 @@ class Finding:
     ranks: tuple[int, ...]
     is_hazard: bool = False  # only to be said: the test passes
     awaited: tuple[int, ...] = ()  # ranks that have yet to show with whom they agree
+    table: tuple[str, ...] = ()  # what the ranks called until then, side by side
 
     @property
     def text(self) -> str:
@@ -42,7 +46,8 @@ class Finding:
 
     @property
     def calls(self) -> str:
-        return "\n".join(f"  {line}" for line in self.lines)
+        lines = "\n".join(f"  {line}" for line in self.lines)
+        return "\n".join([f"{lines}\n", *(f"  {row}" for row in self.table)]) if self.table else lines
 
 
 # -- mismatch
@@ -62,7 +67,7 @@ def first_mismatch(records: Sequence[RankRecord], unless_raised: bool = False) -
             here = {rank: issued[place - 1] for rank, issued in calls.items() if len(issued) >= place}
             finding = None
             if len({call.agreement for call in here.values()}) > 1:
-                finding = _mismatch(group, place, here)
+                finding = _mismatch(group, place, here, calls)
             elif any(call.exchange is not None for call in here.values()):
                 finding = _wrong_exchange(group, place, here)
             if finding is not None:
@@ -75,7 +80,7 @@ def first_mismatch(records: Sequence[RankRecord], unless_raised: bool = False) -
     return min(found, key=lambda one: one[0])[1] if found else None
 
 
-def _mismatch(group: SharedGroup, place: int, here: Mapping[int, Call]) -> Finding:
+def _mismatch(group: SharedGroup, place: int, here: Mapping[int, Call], calls: Mapping[int, Sequence[Call]]) -> Finding:
     groups = alike(here, lambda call: (call.kind, call.inputs, call.agreement))
     parts = [f"{list_of(ranks)} {'calls' if len(ranks) == 1 else 'call'} {_described(call)}" for ranks, call in groups]
     where = f"call #{place} of {group.title} ({list_of(group.ranks)})"
@@ -85,7 +90,25 @@ def _mismatch(group: SharedGroup, place: int, here: Mapping[int, Call]) -> Findi
         tuple(f"rank {rank}: {_described(call)}{_at(call)}" for rank, call in sorted(here.items())),
         tuple(groups[0][0]),
         awaited=tuple(rank for rank in group.ranks if rank not in here),
+        table=_side_by_side(groups, place, calls) if place > 1 else (),
     )
+
+
+def _side_by_side(
+    groups: Sequence[tuple[Sequence[int], Call]], place: int, calls: Mapping[int, Sequence[Call]]
+) -> tuple[str, ...]:
+    """The calls that lead to a mismatch, a column for all ranks that agree there, with a mark where they differ."""
+    columns = []
+    for ranks, _ in groups:
+        before = calls[ranks[0]][max(0, place - 1 - _CALLS_BEFORE) : place]
+        texts = [list_of(ranks), *map(_described, before)]
+        texts = [text if len(text) <= _WIDEST_COLUMN else f"{text[: _WIDEST_COLUMN - 3]}..." for text in texts]
+        columns.append([text.ljust(max(map(len, texts))) for text in texts])
+    titles = ["", *(f"#{call.place}" for call in calls[groups[0][0][0]][max(0, place - 1 - _CALLS_BEFORE) : place])]
+    rows = zip(titles, *columns, strict=True)
+    width = max(map(len, titles))
+    lines = [f"  {title.rjust(width)}  {'  '.join(texts)}".rstrip() for title, *texts in rows]
+    return (*lines[:-1], f">{lines[-1][1:]}")
 
 
 def _wrong_exchange(group: SharedGroup, place: int, here: Mapping[int, Call]) -> Finding | None:

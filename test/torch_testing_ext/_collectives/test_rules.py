@@ -94,6 +94,22 @@ class TestMismatch(unittest.TestCase):
         self.assertEqual(found.lines[1], "rank 1: all_reduce [4] int32   test_thing.py:10 in test_it")
         self.assertEqual((found.kind, found.ranks), (FindingKind.MISMATCH, (1,)))
 
+    def test_calls_side_by_side(self):
+        same = [entry(order, 0, count=10**order) for order in range(10)]
+        records = world(*([*same, entry(10, 0, dtype=dtype)] for dtype in ("Float", "Int", "Float")))
+        found = first_mismatch(records)
+        wanted = [
+            "       rank 1                            ranks 0, 2",
+            "   #8  all_reduce [10000000] float32     all_reduce [10000000] float32",
+            "   #9  all_reduce [100000000] float32    all_reduce [100000000] float32",
+            "  #10  all_reduce [1000000000] float32   all_reduce [1000000000] float32",
+            "> #11  all_reduce [4] int32              all_reduce [4] float32",
+        ]
+        self.assertEqual([*map(str.split, found.table)], [*map(str.split, wanted)])
+        self.assertEqual(len({row.index("all_reduce", 10) for row in found.table[1:]}), 1)
+        self.assertIn(f"{found.lines[-1]}\n\n  {found.table[0]}", found.calls)
+        self.assertEqual(self.differs(entry(0, 0), entry(0, 0, count=5)).table, ())
+
     def test_places_do_not_depend_on_sequence_numbers(self):
         """Sends and receives use up numbers, but are not recorded."""
         one = [entry(0, 0, collective_seq_id=1), entry(1, 0, "barrier", collective_seq_id=2)]
