@@ -31,7 +31,9 @@ class RankSanitizer:
             self._checks.append(NanCheck(self._note))
         if SanitizeKind.POISON in kinds:
             self._checks.append(Poison(rank))
-        self._waits = WaitCheck(self._note) if SanitizeKind.WAITS in kinds else None
+        self._watches_uses = SanitizeKind.RACES in kinds
+        wants_waits = self._watches_uses or SanitizeKind.WAITS in kinds
+        self._waits = WaitCheck(self._note, lambda: self._recorder.site()) if wants_waits else None
         if self._waits is not None:
             self._checks.append(self._waits)
         self._recorder = CallRecorder(self._log, self._checks)
@@ -42,6 +44,8 @@ class RankSanitizer:
         hook.listen(self._recorder)
         _torch.on_error_of_collectives(self._log.error_now)
         hook.watch_waits(self._on_wait, self._log.error_now)
+        if self._waits is not None and self._watches_uses:
+            self._waits.watch_uses()
 
     def _note(self, kind: str, text: str, site: int) -> None:
         self._log.note({"kind": kind, "text": text}, site)

@@ -14,6 +14,7 @@ class SanitizeKind(enum.Enum):
     WAITS = "waits"
     POISON = "poison"
     NAN = "nan"
+    RACES = "races"
     HASH = "hash"
 
 
@@ -23,10 +24,12 @@ DESCRIPTIONS = {
     SanitizeKind.WAITS: "work that nobody waited for, and buffers that are written before wait()",
     SanitizeKind.POISON: "fill outputs with NaN, or a pattern of the rank, before each collective",
     SanitizeKind.NAN: "a NaN or infinity that enters a collective",
+    SanitizeKind.RACES: "as waits, and buffers that are read before wait(); slow; not part of all",
     SanitizeKind.HASH: "each rank is a new interpreter with a hash seed of its own; not part of all",
 }
 DEFAULT = frozenset({SanitizeKind.CALLS, SanitizeKind.ORDER, SanitizeKind.WAITS})
-ALL = frozenset(SanitizeKind) - {SanitizeKind.HASH}  # new interpreters take seconds
+# New interpreters take seconds, and all operations in Python take long.
+ALL = frozenset(SanitizeKind) - {SanitizeKind.HASH, SanitizeKind.RACES}
 KNOWN = (*(kind.value for kind in SanitizeKind), "all", "default")
 
 

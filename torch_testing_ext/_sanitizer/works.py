@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -33,6 +34,9 @@ class _Buffer:
     address: int
 
 
+_Span: TypeAlias = tuple[int, int]  # the addresses from the first to behind the last byte
+
+
 @dataclass
 class _OpenWork:
     """Work that nobody has waited for yet."""
@@ -41,6 +45,9 @@ class _OpenWork:
     name: str
     site: int
     buffers: list[_Buffer]
+    outputs: list[_Span]
+    inputs: list[_Span]  # without outputs
+    is_told: bool = False  # a finding about its buffers has been made
 
 
 class WaitCheck(Check):
@@ -48,8 +55,11 @@ class WaitCheck(Check):
 
     wants_results = True
 
-    def __init__(self, note: Note):
+    def __init__(self, note: Note, site: Callable[[], int] | None = None):
+        """`site`: the number of the line that runs now, to find the uses of buffers when they happen."""
         self._note = note
+        self._site = site
+        self._uses: Any = None
         self._open: dict[int, _OpenWork] = {}
         self._lock = threading.RLock()
 
@@ -60,7 +70,8 @@ class WaitCheck(Check):
                 return
             work = hook.work_of(result)
             if work is not None:
-                self._open[id(work)] = _OpenWork(work, name_of(spec, args), site, _buffers(spec, args))
+                outputs, inputs = _spans(spec, args) if self._uses is not None else ([], [])
+                self._open[id(work)] = _OpenWork(work, name_of(spec, args), site, _buffers(spec, args), outputs, inputs)
 
     def waited(self, work: Any) -> None:
         """Somebody waits for a work, or has been told that it is complete."""
@@ -69,7 +80,24 @@ class WaitCheck(Check):
         if found is not None:
             self._check_buffers(found)
 
+    def watch_uses(self) -> None:
+        """From now on, look at each operation of this thread."""
+        self._uses = hook.TensorUses(self._on_use)
+        self._uses.__enter__()
+
+    def _on_use(self, operation: str, read: list[torch.Tensor], written: list[torch.Tensor]) -> None:
+        if not self._open:
+            return
+        with self._lock:
+            for found in self._open.values():
+                if not found.is_told and (how := _use_of(found, read, written)):
+                    found.is_told = True
+                    site = self._site() if self._site is not None else found.site
+                    self._note("race", f"a buffer of {found.name} was {how} by {operation} before wait()", site)
+
     def _check_buffers(self, found: _OpenWork) -> None:
+        if found.is_told:
+            return
         for buffer in found.buffers:
             if buffer.address != _address(buffer.tensor):
                 self._note("race", f"a buffer of {found.name} was resized or freed before wait()", found.site)
@@ -89,6 +117,9 @@ class WaitCheck(Check):
                 self._unwaited(found)
 
     def finish(self) -> None:
+        if self._uses is not None:
+            self._uses.__exit__(None, None, None)
+            self._uses = None
         with self._lock:
             for found in self._open.values():
                 self._unwaited(found)
@@ -111,6 +142,37 @@ def _buffers(spec: OpSpec, args: tuple[Any, ...]) -> list[_Buffer]:
         *(_Buffer(tensor, _version(tensor), _address(tensor)) for tensor in own),
         *(_Buffer(tensor, None, _address(tensor)) for tensor in outputs),
     ]
+
+
+def _spans(spec: OpSpec, args: tuple[Any, ...]) -> tuple[list[_Span], list[_Span]]:
+    """Where the outputs of an operation lie, and the inputs that are no outputs."""
+    inputs = [] if spec.inputs is None else [_span(tensor) for tensor in tensors_of(args[spec.inputs])]
+    outputs = [] if spec.outputs is None else [_span(tensor) for tensor in tensors_of(args[spec.outputs])]
+    if spec.kind == "broadcast" and spec.root is not None and args[spec.root] == hook.group_of(spec, args).rank():
+        return [], inputs
+    return outputs, [one for one in inputs if not _overlap(one, outputs)]
+
+
+def _use_of(found: _OpenWork, read: list[torch.Tensor], written: list[torch.Tensor]) -> str:
+    """How an operation uses a buffer that is in flight: "" if it does not, or only reads an input."""
+    if any(_overlap(_span(tensor), [*found.outputs, *found.inputs]) for tensor in written):
+        return "written"
+    return "read" if any(_overlap(_span(tensor), found.outputs) for tensor in read) else ""
+
+
+def _span(tensor: torch.Tensor) -> _Span:
+    if tensor.layout is not torch.strided or tensor.is_meta or not tensor.numel():
+        return 0, 0
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    try:
+        start = tensor.data_ptr()
+    except RuntimeError:  # a tensor without memory of its own: that of a trace, or a subclass
+        return 0, 0
+    return start, start + (last + 1) * tensor.element_size()
+
+
+def _overlap(one: _Span, others: list[_Span]) -> bool:
+    return any(one[0] < other[1] and other[0] < one[1] for other in others)
 
 
 def _storage(tensor: torch.Tensor) -> int:

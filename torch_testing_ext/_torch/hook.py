@@ -7,14 +7,19 @@ installed for as long as some rank is sanitized, and removed again.
 from __future__ import annotations
 
 import functools
+import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 _DISTRIBUTED = "distributed_c10d.py"
+# torch has its compiler leave modes alone by two functions around each: 2.11 to 2.15.
+_AROUND_MODES = (os.path.join("torch", "_compile.py"), os.path.join("_dynamo", "eval_frame.py"))
 
 
 @dataclass(frozen=True)
@@ -268,11 +273,54 @@ def is_synchronous(spec: OpSpec, args: tuple[Any, ...]) -> bool:
 
 
 def is_called_by_distributed(frame: Any) -> bool:
-    """Does a function of torch.distributed in Python issue the operation? Its caller then gets the work."""
+    """Does a function of torch.distributed in Python issue the operation? Its caller then gets the work.
+
+    `frame` has called the kernel: that function, or the mode that watches operations.
+    """
+    if frame.f_back is not None and frame.f_back.f_code.co_filename == __file__:
+        frame = frame.f_back.f_back
+        while frame.f_code.co_filename.endswith(_AROUND_MODES):
+            frame = frame.f_back
     return bool(frame.f_code.co_filename.endswith(_DISTRIBUTED))
 
 
 # -- tensors
+
+
+class TensorUses(TorchDispatchMode):
+    """Tells of each operation of this thread, before it runs, which tensors it reads and which it writes.
+
+    Not of views, which do neither, and of collectives. `TorchDispatchMode`: all versions.
+    """
+
+    def __init__(self, on_use: Callable[[str, list[torch.Tensor], list[torch.Tensor]], None]):
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._on_use = on_use
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if not func.namespace.startswith(("c10d", "_c10d")) and not _is_view(func):
+            read: list[torch.Tensor] = []
+            written: list[torch.Tensor] = []
+            for value, argument in zip(args, func._schema.arguments, strict=False):
+                is_written = argument.alias_info is not None and argument.alias_info.is_write
+                (written if is_written else read).extend(_tensors(value))
+            for argument in func._schema.arguments:
+                if argument.name in kwargs:
+                    is_written = argument.alias_info is not None and argument.alias_info.is_write
+                    (written if is_written else read).extend(_tensors(kwargs[argument.name]))
+            self._on_use(str(func).removesuffix(".default"), read, written)
+        return func(*args, **kwargs)
+
+
+@functools.cache
+def _is_view(func: Any) -> bool:
+    aliases = [result.alias_info for result in func._schema.returns if result.alias_info is not None]
+    return bool(aliases) and not any(alias.is_write for alias in aliases)
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
 
 
 def non_finite(tensor: torch.Tensor) -> tuple[int, int] | None:

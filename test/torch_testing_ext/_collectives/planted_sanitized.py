@@ -290,6 +290,41 @@ def buffer_freed_before_the_wait(self):
     del kept
 
 
+@fault(
+    "failed",
+    "a buffer of all_reduce [4] float32 was read by aten.add.Tensor before wait() (planted_sanitized.py:",
+    kinds=("races",),
+    bases=BOTH,
+)
+def buffer_read_before_the_wait(self):
+    mine = ones()
+    work = dist.all_reduce(mine, async_op=True)
+    mine + 1
+    work.wait()
+
+
+@fault("failed", "a buffer of all_gather_into_tensor [4] float32 was read by aten.sum before wait()", kinds=("races",))
+def part_of_an_output_read_before_the_wait(self):
+    out = torch.empty(4 * WORLD_SIZE)
+    work = dist.all_gather_into_tensor(out, ones(), async_op=True)
+    out[2:3].sum()
+    work.wait()
+
+
+@fault("failed", "a buffer of all_gather [4] float32 was written by aten.add_.Tensor before wait()", kinds=("races",))
+def input_written_before_the_wait(self):
+    mine = ones()
+    work = dist.all_gather([torch.empty(4) for _ in range(WORLD_SIZE)], mine, async_op=True)
+    mine.add_(1)
+    work.wait()
+
+
+@fault("failed", "nobody waited for the work of all_reduce [4] float32 (planted_sanitized.py:", kinds=("races",))
+def work_without_a_wait_beside_reads(self):
+    dist.all_reduce(ones(), async_op=True)
+    dist.barrier()
+
+
 @fault("failed", "ranks 1, 2 passed without all_reduce #1 [4], which rank 0 has issued", kinds=("calls",), bases=BOTH)
 def async_all_reduce_that_others_leave_out(self):
     if self.rank == 0:

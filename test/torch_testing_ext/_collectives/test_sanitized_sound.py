@@ -30,7 +30,7 @@ def ones(count=4):
     return torch.ones(count)
 
 
-@sanitize("all")
+@sanitize("all", "races")
 class Sound(MultiProcessTestCase):
     """Subclasses of no loader: the methods have no `test` in their names."""
 
@@ -75,6 +75,20 @@ class Sound(MultiProcessTestCase):
         outgoing = [self.rank + 1] * self.world_size
         dist.all_to_all_single(got, torch.full((sum(outgoing),), float(self.rank)), incoming, outgoing)
         self.assertEqual(got, torch.repeat_interleave(torch.arange(3.0), torch.tensor(incoming)))
+
+    def buffers_that_nobody_uses_before_the_wait(self):
+        """Others' parts of a storage, the input of a gather, and the root of a broadcast may be read meanwhile."""
+        self.join()
+        mine, whole = ones(), torch.zeros(4 * self.world_size + 4)
+        work = dist.all_gather_into_tensor(whole[:-4], mine, async_op=True)
+        whole[-4:].add_(mine * 2)
+        _ = whole[:4].shape, whole.view(-1, 4)
+        work.wait()
+        self.assertEqual(whole.sum().item(), 4 * self.world_size + 8)
+        work = dist.broadcast(mine, 1, async_op=True)
+        if self.rank == 1:
+            self.assertEqual(mine.sum().item(), 4)
+        work.wait()
 
     def output_that_contains_the_input(self):
         self.join()
@@ -287,7 +301,7 @@ class Sound(MultiProcessTestCase):
         dist.all_reduce(ones())
 
 
-@sanitize("all")
+@sanitize("all", "races")
 class SoundPersistent(MultiProcContinuousTest):
     world_size = WORLD_SIZE
 
@@ -322,7 +336,7 @@ class NotSanitized(MultiProcContinuousTest):
         dist.all_reduce(ones(), dist.ReduceOp.MAX if self.rank else dist.ReduceOp.SUM)
 
 
-@sanitize("all")
+@sanitize("all", "races")
 class SoundThreaded(MultiThreadedTestCase):
     world_size = WORLD_SIZE
 
