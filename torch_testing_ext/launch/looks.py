@@ -42,6 +42,7 @@ class Looks:
         self._asked: float | None = None
         self._pause = FIRST_READ
         self._before: dict[int, RankRecord] = {}  # of the previous look
+        self._is_certain = False  # a mismatch has been seen once
         self._candidates: frozenset[tuple[int, int]] = frozenset()
         self.due = now() + FIRST_LOOK  # when `step` is to be called next
 
@@ -89,7 +90,11 @@ class Looks:
         timeouts = (wait.call.timeout for calls in waiting.values() for wait in calls)
         is_endless = all(timeout >= min(self._endless, DEFAULT_OF_GROUPS) for timeout in timeouts)
         if not self._may_differ and is_endless and (found := first_mismatch(known, unless_raised=True)) is not None:
-            return found
+            if self._is_certain or not set(found.awaited).intersection(running):
+                return found
+            self._is_certain = True  # at the next look: the others may show by then with whom they agree
+            self.due = now() + CONFIRMATION
+            return None
         suspects = stuck({rank: calls for rank, calls in waiting.items() if self._never_end(calls)}, ended)
         blocked = {
             rank: waiting[rank]

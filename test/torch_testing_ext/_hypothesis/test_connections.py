@@ -82,6 +82,7 @@ class TestCutDuringASend(MultiProcessTestCase):
     def test_send_ends(self):
         address = self.file_name + ".meet"
         listener = socket.socket(socket.AF_UNIX)
+        self.inherited = {inode for inode, _ in _open_connections()}
         if self.rank == 1:
             listener.bind(address)
             listener.listen()
@@ -92,7 +93,9 @@ class TestCutDuringASend(MultiProcessTestCase):
     def be_cut_off(self, link, address):
         link.connect(address)
         work = dist.isend(torch.ones(3), 1)
-        (gloo_connection,) = (connection.dup() for _, connection in _open_connections())
+        (gloo_connection,) = (
+            connection.dup() for inode, connection in _open_connections() if inode not in self.inherited
+        )
         socket.send_fds(link, [b"%d" % os.getpid()], [gloo_connection.fileno()])
         os.kill(os.getpid(), signal.SIGSTOP)
         work.wait(timedelta(seconds=30))

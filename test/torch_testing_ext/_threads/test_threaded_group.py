@@ -303,14 +303,14 @@ class TestWorlds(TestCase):
 
         def wait() -> None:
             try:
-                rendezvous.take_part(1, "barrier", (), lambda arguments: None)
+                rendezvous.take_part(1, "barrier", (), lambda arguments: None, {})
             except LeftAlone as error:
                 messages.append(str(error))
 
         waiting = threading.Thread(target=wait, daemon=True)
         waiting.start()
         with world.changed:
-            world.changed.wait_for(lambda: 1 in rendezvous._current.arguments)
+            self.assertTrue(world.changed.wait_for(lambda: 1 in rendezvous._current.arguments, 60))
         world.close()
         waiting.join(10)
         self.assertEqual(messages, ["left alone in barrier: the test is over"])

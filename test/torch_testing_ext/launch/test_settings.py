@@ -5,6 +5,7 @@ import unittest
 from pathlib import Path
 from unittest import mock
 
+from torch_testing_ext._sanitizer.kinds import SanitizeKind
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.launch import settings
 from torch_testing_ext.launch.settings import KNOWN_SETTINGS, Settings, read
@@ -28,6 +29,9 @@ class TestSettings(unittest.TestCase):
             ("DEBUG_RANK", "12", {"debug_rank": 12}),
             ("EXPLAIN_HANGS", "1", {"explain_hangs": True}),
             ("EXPLAIN_HANGS", "0", {"explain_hangs": False}),
+            ("SANITIZE", "nan", {"sanitize": frozenset({SanitizeKind.CALLS, SanitizeKind.NAN})}),
+            ("SANITIZE_ORDER", "fail", {"fails_for_order": True}),
+            ("SHAKE", "12", {"shake": 12}),
             ("FAKE_DEVICES", "0,3", {"fake_devices": ("0", "3")}),
             ("LEASED", "cuda-0,cuda-1", {"leased": ("cuda-0", "cuda-1")}),
         ]
@@ -53,6 +57,7 @@ class TestSettings(unittest.TestCase):
                 str(caught.exception),
                 f"{name} is not a known setting; known are: TORCH_TESTING_EXT_START, TORCH_TESTING_EXT_LOGS, "
                 "TORCH_TESTING_EXT_STREAM, TORCH_TESTING_EXT_DEBUG_RANK, TORCH_TESTING_EXT_EXPLAIN_HANGS, "
+                "TORCH_TESTING_EXT_SANITIZE, TORCH_TESTING_EXT_SANITIZE_ORDER, TORCH_TESTING_EXT_SHAKE, "
                 "TORCH_TESTING_EXT_FAKE_DEVICES, TORCH_TESTING_EXT_LEASED",
             )
 

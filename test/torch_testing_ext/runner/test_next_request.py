@@ -7,14 +7,14 @@ from torch_testing_ext._process.parent_loop import ParentLoop
 from torch_testing_ext.common_utils import TestCase, run_tests
 from torch_testing_ext.runner.processes import nanny
 from torch_testing_ext.runner.processes.protocol import StartUnit
-from torch_testing_ext.runner.processes.unit_spec import UnitSpec
+from torch_testing_ext.runner.processes.unit_spec import LoadAs, UnitSpec
 
 
 class RequestInPiecesTest(TestCase):
     def test_a_nanny_waits_for_all_of_it(self) -> None:
         """The request of a class with many tests is longer than what one read returns."""
         tests = tuple(f"T.test_{number:0100}" for number in range(2_000))
-        spec = UnitSpec(0, "/f.py", "/", tests, (1.0,) * len(tests), tests, "/unit", "/ranks", {})
+        spec = UnitSpec(0, "/f.py", LoadAs(), "/", tests, (1.0,) * len(tests), tests, "/unit", "/ranks", {})
         ours, theirs = socket_pair()
         sender: Channel[StartUnit] = Channel(ours, StartUnit)
         receiver: Channel[StartUnit] = Channel(theirs, StartUnit)

@@ -104,7 +104,8 @@ class CommandLineTest(OptionsCase):
         text = stdout.getvalue()
         groups = re.findall(r"(?m)^(\w[\w ]*):$", text)
         self.assertEqual(
-            groups, ["selection", "resources", "cluster", "execution", "output", "reports", "other", "exit codes"]
+            groups,
+            ["selection", "resources", "cluster", "execution", "sanitizer", "output", "reports", "other", "exit codes"],
         )
         words = " ".join(text.split())
         self.assertIn("time limit per test, unless @timeout overrides it (default: 300)", words)

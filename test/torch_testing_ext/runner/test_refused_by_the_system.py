@@ -15,13 +15,13 @@ from torch_testing_ext.runner.engine.unit_log import EndCause
 from torch_testing_ext.runner.model import Lease, Test, TestId, Unit
 from torch_testing_ext.runner.options.options import CannotRun
 from torch_testing_ext.runner.processes import zygote
-from torch_testing_ext.runner.processes.unit_spec import UnitSpec
+from torch_testing_ext.runner.processes.unit_spec import LoadAs, UnitSpec
 
 NO_MORE_FILES = OSError(errno.EMFILE, "Too many open files")
 
 
 def spec_of(number: int) -> UnitSpec:
-    return UnitSpec(number, "/f.py", "/", ("T.test_it",), (1.0,), ("command",), "/unit", "/ranks", {})
+    return UnitSpec(number, "/f.py", LoadAs(), "/", ("T.test_it",), (1.0,), ("command",), "/unit", "/ranks", {})
 
 
 class RefusedTest(TestCase):
