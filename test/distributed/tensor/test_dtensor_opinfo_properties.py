@@ -15,7 +15,7 @@ from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.hypothesis_utils import HealthCheck, assume, distribute, given, reject, settings
 
 LOST_PEER = "losed by peer|Socket closed"  # the error of a rank whose wait for another rank was interrupted
-PROFILE = settings(max_examples=150, database=None, derandomize=True, suppress_health_check=list(HealthCheck))
+PROFILE = settings(max_examples=100, database=None, derandomize=True, suppress_health_check=list(HealthCheck))
 ANSWERED = "answered"
 # For a rank to answer or refuse once another has refused. The watchdog of a property gives a rank 15 seconds.
 PATIENCE = timedelta(seconds=10)
