@@ -96,6 +96,22 @@ class TestOneTest(TestCase):
     def test_an_interrupted_test_has_no_outcome(self):
         self.assertEqual(outcomes(log_of(began(0)), WorkerExit(EndCause.INTERRUPTED, 9.0, -15)), ({}, []))
 
+    def test_every_test_has_a_result_or_is_left_after_any_end(self):
+        reports = {
+            "nothing": (),
+            "a test runs": (began(0),),
+            "a test has ended": (began(0), ended(0)),
+            "the second one runs": (began(0), ended(0), began(1)),
+            "a set-up runs": (sets_up(0, 1, 2),),
+        }
+        for name, messages in reports.items():
+            for cause in EndCause:
+                if cause is EndCause.INTERRUPTED:  # an interrupted test has no outcome
+                    continue
+                with self.subTest(reports=name, cause=cause):
+                    results, rest = outcomes(log_of(*messages, tests=3), WorkerExit(cause, 9.0, 1, lost="gone"))
+                    self.assertEqual(sorted([*results, *rest]), [0, 1, 2])
+
     def test_the_message_of_a_death_has_cause_time_place_and_command(self):
         (result,), _ = log_of(began(0)).finish(WorkerExit(EndCause.ITSELF, 3.5, -11, stacks="File x in y"))
         title, stacks, command = result.message.split("\n\n")

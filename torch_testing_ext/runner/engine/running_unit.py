@@ -240,8 +240,6 @@ class RunningUnit:
             cause, lost = EndCause.NOT_STARTED, self._zygote.failure
         elif self._file.broken is not None:
             cause, lost = EndCause.NOT_STARTED, f"its file could not be imported again: {self._file.broken.message}"
-        if self._log.running is not None:
-            cause = EndCause.LOST
         if self.cause is EndCause.INTERRUPTED:
             cause = self.cause
         self._conclude(WorkerExit(cause, time.monotonic(), lost=lost, stacks=self._read_stacks()))

@@ -132,6 +132,9 @@ class UnitLog:
         """The results that have not been handed out yet, and the tests that have not been run yet."""
         if end.cause is EndCause.INTERRUPTED:
             return self._so_far(end), self._rest(self._so_far(end))
+        if end.cause is EndCause.NOT_STARTED and self.running is not None:
+            # Its report has come late: it was started, and ended with what started it.
+            end = replace(end, cause=EndCause.LOST, lost=f"the process that watched it was lost: {end.lost}")
         if end.cause is EndCause.NOT_STARTED:
             results = self._so_far(end)
             results += [self._not_started(test, end) for test in self._rest(results)]
