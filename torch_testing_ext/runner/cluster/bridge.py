@@ -154,7 +154,8 @@ class Bridge:
         try:
             from ray._private import state
 
-            known = state.available_resources_per_node()
+            untyped: Any = state
+            known = untyped.available_resources_per_node()
         except Exception:
             known = {}
         return {node_id: known.get(node_id, node["Resources"]) for node_id, node in nodes.items()}
