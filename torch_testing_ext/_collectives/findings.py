@@ -37,7 +37,7 @@ class Finding:
     lines: tuple[str, ...]
     ranks: tuple[int, ...]
     is_hazard: bool = False  # only to be said: the test passes
-    awaited: tuple[int, ...] = ()  # ranks that have yet to show with whom they agree
+    awaited: tuple[int, ...] = ()  # ranks that have not come to the call yet
     table: tuple[str, ...] = ()  # what the ranks called until then, side by side
 
     @property
@@ -98,13 +98,13 @@ def _side_by_side(
     groups: Sequence[tuple[Sequence[int], Call]], place: int, calls: Mapping[int, Sequence[Call]]
 ) -> tuple[str, ...]:
     """The calls that lead to a mismatch, a column for all ranks that agree there, with a mark where they differ."""
+    first = max(1, place - _CALLS_BEFORE)
     columns = []
     for ranks, _ in groups:
-        before = calls[ranks[0]][max(0, place - 1 - _CALLS_BEFORE) : place]
-        texts = [list_of(ranks), *map(_described, before)]
+        texts = [list_of(ranks), *map(_described, calls[ranks[0]][first - 1 : place])]
         texts = [text if len(text) <= _WIDEST_COLUMN else f"{text[: _WIDEST_COLUMN - 3]}..." for text in texts]
         columns.append([text.ljust(max(map(len, texts))) for text in texts])
-    titles = ["", *(f"#{call.place}" for call in calls[groups[0][0][0]][max(0, place - 1 - _CALLS_BEFORE) : place])]
+    titles = ["", *(f"#{number}" for number in range(first, place + 1))]
     rows = zip(titles, *columns, strict=True)
     width = max(map(len, titles))
     lines = [f"  {title.rjust(width)}  {'  '.join(texts)}".rstrip() for title, *texts in rows]

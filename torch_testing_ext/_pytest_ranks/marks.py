@@ -317,8 +317,6 @@ def faults(nodes: Iterable[Any]) -> Iterator[str]:
             except BadMark as error:
                 yield f"{node.nodeid}: @pytest.mark.standalone: {error}."
             else:
-                if standalone is None and _is_isolated(node):
-                    standalone = Standalone()
                 if standalone is not None:
                     node.stash[STANDALONE] = standalone
 
@@ -329,7 +327,7 @@ def _is_isolated(item: pytest.Function) -> bool:
 
 
 def standalone_of(item: pytest.Function) -> Standalone | None:
-    """What the mark `standalone` says; None without it. Raises BadMark.
+    """What the mark `standalone` says; None without it, unless the ranks are isolated. Raises BadMark.
 
     Lightning's `RunIf(standalone=True)` is a skipif with that keyword, which skips unless this variable is set.
     """
@@ -338,7 +336,7 @@ def standalone_of(item: pytest.Function) -> Standalone | None:
         return Standalone()
     mark = item.get_closest_marker("standalone")
     if mark is None:
-        return None
+        return Standalone() if _is_isolated(item) else None
     if mark.args or mark.kwargs.keys() - {"timeout"}:
         raise BadMark("it takes nothing but timeout, in seconds")
     return Standalone(_checked_timeout(mark.kwargs.get("timeout")))

@@ -28,7 +28,7 @@ _OURS = (str(Path(__file__).parent), str(Path(hook.__file__).parent))
 
 
 class CallRecorder:
-    """Is told of each operation of c10d by the hook. An error of its own is kept, and raised to the caller as well."""
+    """Hears of each operation of c10d from the hook. It keeps an error of its own, and raises it to the caller, too."""
 
     def __init__(self, log: LogWriter, checks: list[Check]):
         self._log = log

@@ -161,7 +161,7 @@ def _use_of(found: _OpenWork, read: list[torch.Tensor], written: list[torch.Tens
 
 
 def _span(tensor: torch.Tensor) -> _Span:
-    if tensor.layout is not torch.strided or tensor.is_meta or not tensor.numel():
+    if not _has_memory(tensor) or not tensor.numel():
         return 0, 0
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     try:
@@ -176,16 +176,20 @@ def _overlap(one: _Span, others: list[_Span]) -> bool:
 
 
 def _storage(tensor: torch.Tensor) -> int:
-    return 0 if tensor.layout is not torch.strided or tensor.is_meta else tensor.untyped_storage().data_ptr()
+    return tensor.untyped_storage().data_ptr() if _has_memory(tensor) else 0
 
 
 def _version(tensor: torch.Tensor) -> int | None:
     """The version, which counts writes to all of a storage; None if the tensor is only a part of that."""
-    if tensor.layout is not torch.strided or tensor.is_inference() or tensor.is_meta:
+    if not _has_memory(tensor) or tensor.is_inference():
         return None
     is_all = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
     return tensor._version if is_all else None
 
 
 def _address(tensor: torch.Tensor) -> int:
-    return 0 if tensor.layout is not torch.strided or tensor.is_meta else tensor.data_ptr()
+    return tensor.data_ptr() if _has_memory(tensor) else 0
+
+
+def _has_memory(tensor: torch.Tensor) -> bool:
+    return tensor.layout is torch.strided and not tensor.is_meta

@@ -47,7 +47,7 @@ class OpSpec:
 
 
 class Listener(Protocol):
-    """Is told of each operation before it is issued, and how that went."""
+    """Hears of each operation before it is issued, and how that went."""
 
     def before(self, spec: OpSpec, args: tuple[Any, ...]) -> int:
         """Returns a number for the operation, by which the other methods refer to it."""
@@ -302,13 +302,10 @@ class TensorUses(TorchDispatchMode):
         if not func.namespace.startswith(("c10d", "_c10d")) and not _is_view(func):
             read: list[torch.Tensor] = []
             written: list[torch.Tensor] = []
-            for value, argument in zip(args, func._schema.arguments, strict=False):
+            for at, argument in enumerate(func._schema.arguments):
                 is_written = argument.alias_info is not None and argument.alias_info.is_write
+                value = args[at] if at < len(args) else kwargs.get(argument.name)
                 (written if is_written else read).extend(_tensors(value))
-            for argument in func._schema.arguments:
-                if argument.name in kwargs:
-                    is_written = argument.alias_info is not None and argument.alias_info.is_write
-                    (written if is_written else read).extend(_tensors(kwargs[argument.name]))
             self._on_use(str(func).removesuffix(".default"), read, written)
         return func(*args, **kwargs)
 

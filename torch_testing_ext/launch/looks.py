@@ -92,7 +92,7 @@ class Looks:
         if not self._may_differ and is_endless and (found := first_mismatch(known, unless_raised=True)) is not None:
             if self._is_certain or not set(found.awaited).intersection(running):
                 return found
-            self._is_certain = True  # at the next look: the others may show by then with whom they agree
+            self._is_certain = True  # at the next look: the others may have come to the call by then
             self.due = now() + CONFIRMATION
             return None
         suspects = stuck({rank: calls for rank, calls in waiting.items() if self._never_end(calls)}, ended)
@@ -114,7 +114,7 @@ class Looks:
         return None
 
     def _from_logs(self, running: Mapping[int, RankRecord]) -> tuple[dict[int, RankRecord], dict[int, RankRecord]]:
-        """What the logs tell of the ranks that have answered, with the state of these, and of all others.
+        """What the logs say about the ranks that have answered, with the state of these, and of all others.
 
         A log has sends and receives, too: that a rank has issued some does not speak against a proof.
         """

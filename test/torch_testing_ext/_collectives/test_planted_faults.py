@@ -40,11 +40,15 @@ def _in_fresh_ranks(body):
     return run
 
 
+def body_for(base, fault):
+    """A method of that base which commits the fault."""
+    return _in_fresh_ranks(fault.body) if base == "fresh" else lambda self: fault.body(self)
+
+
 BASES = {"fresh": Fresh, "persistent": Persistent, "threaded": Threaded}
 for _name, _fault in FAULTS.items():
     for _base in _fault.bases:
-        _body = _in_fresh_ranks(_fault.body) if _base == "fresh" else lambda self, body=_fault.body: body(self)
-        setattr(BASES[_base], _name, _body)
+        setattr(BASES[_base], _name, body_for(_base, _fault))
 
 
 def _outcome_of(test):
@@ -56,12 +60,13 @@ def _outcome_of(test):
     return "passed", ""
 
 
-class PlantedFaultTest(unittest.TestCase):
-    def check(self, name, base):
-        fault = FAULTS[name]
+class FaultCase(unittest.TestCase):
+    """Runs tests with planted faults, and looks at what is said about them."""
+
+    def assert_found(self, fault, test):
         # The fault must be found long before. A wait that the time-out of gloo ends first, 1,800 s, is no deadlock.
         with mock.patch.object(ranked, "TIMEOUT_DEFAULT", 1000.0):
-            outcome, message = _outcome_of(BASES[base](name))
+            outcome, message = _outcome_of(test)
         self.assertEqual(outcome, fault.outcome, message)
         self.assertNotIn("timed out after", message)
         at = 0
@@ -69,6 +74,11 @@ class PlantedFaultTest(unittest.TestCase):
             found = message.find(text, at)
             self.assertGreaterEqual(found, 0, f"{text!r} is not, or not in this order, in:\n{message}")
             at = found + len(text)
+
+
+class PlantedFaultTest(FaultCase):
+    def check(self, name, base):
+        self.assert_found(FAULTS[name], BASES[base](name))
 
 
 for _name, _fault in FAULTS.items():
