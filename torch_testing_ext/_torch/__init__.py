@@ -128,6 +128,7 @@ from .spmd import (
     storage_key,
     tracing_graph,
     tree,
+    values_unknown,
     without_dispatch,
 )
 from .state_dict import (
@@ -270,6 +271,7 @@ __all__ = [
     "torch_function_state",
     "tracing_graph",
     "tree",
+    "values_unknown",
     "wait_without_end",
     "warm_up",
     "watch_process_groups",

@@ -143,6 +143,18 @@ def functional_step(model, optimizer, batch):
     return loss, funcol.all_gather_tensor(loss.detach().view(1), 0, group)
 
 
+def growing_batch(rank, iteration):
+    """Only rank 0 gets batches of other sizes, and traces again."""
+    return normal_batch(6 + iteration * (rank == 0), 10)(rank, iteration)
+
+
+def counting_step(model, optimizer, batch):
+    """A collective on a number, whose value the tracer knows: it must not communicate while it traces."""
+    count = funcol.all_reduce(torch.tensor(float(len(batch[0]))), "sum", dist.group.WORLD)
+    loss = (model(batch[0]) - batch[1]).pow(2).sum() * dist.get_world_size() / count
+    return finish(optimizer, loss), count
+
+
 compiled_loss = torch.compile(lambda out, target: (out - target).pow(2).mean(), backend="eager")
 
 
@@ -187,6 +199,7 @@ def generator_step():
 
 RIGHT = {
     "functional_collectives": Case("functional", mlp, normal_batch(6, 10), step=functional_step, tolerance=1e-6),
+    "functional_collective_of_a_number": Case("number", mlp, growing_batch, step=counting_step),
     "compiled_loss": Case("compiled loss", mlp, normal_batch(6, 10), step=compiled_loss_step),
     "method": Case("method", mlp, normal_batch(6, 10), step=Trainer().step),
     "checkpointed_attention": Case("attention", Attention, normal_batch(6, 10), step=train),

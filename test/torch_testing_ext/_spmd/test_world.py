@@ -8,6 +8,7 @@ import configparser
 import contextvars
 import ctypes
 import datetime
+import decimal
 import functools
 import gc
 import io
@@ -149,6 +150,16 @@ GUARDED = {
         lambda own: 2 if torch.are_deterministic_algorithms_enabled() else 1,
         lambda own: torch.use_deterministic_algorithms(True),
     ),
+    "decimal_places": (
+        lambda own: float(decimal.Decimal(1) / decimal.Decimal(3)),
+        lambda own: setattr(decimal.getcontext(), "prec", 2),
+    ),
+    "places_of_an_attribute": (lambda own: float(own.third / 3), lambda own: setattr(decimal.getcontext(), "prec", 2)),
+    "errors_of_numpy": (
+        lambda own: 2 if numpy.geterr()["divide"] == "ignore" else 1,
+        lambda own: numpy.seterr(divide="ignore"),
+    ),
+    "base_class": (lambda own: own.derived.scale, lambda own: setattr(own.derived, "__bases__", (own.other,))),
     "defaults": (lambda own: own.optimizer.defaults["lr"], lambda own: own.optimizer.defaults.update(lr=3.0)),
 }
 
@@ -192,6 +203,10 @@ def prepare(own, side):
     own.weak_values = weakref.WeakValueDictionary({"first": own.referent})
     own.dispatched = functools.singledispatch(lambda x: 1.0)
     own.of_meta = type("Meta", (type,), {"scale": 1.0})("OfMeta", (), {})
+    decimal.getcontext().prec, own.third = 28, decimal.Decimal(1)
+    numpy.seterr(divide="warn")
+    own.base, own.other = type("Base", (Referent,), {"scale": 1.0}), type("Other", (Referent,), {"scale": 3.0})
+    own.derived = type("Derived", (own.base,), {})
     own.helper = lambda x: x
     own.cached = functools.lru_cache(lambda factor: TABLE["scale"] * factor)
 

@@ -23,13 +23,15 @@ from torch_testing_ext._torch import is_fake
 
 from ..errors import SPMDError
 from .codes import Names, kind_of_file, reads_of
+from .contents import content_of
 from .observer import Observer
-from .reach import Node, Reach, cells_of, content_of, contents_of_cache
+from .reach import Node, Reach, cells_of, contents_of_cache
 from .state import StepState
 from .substitution import Superseded
 from .tensor_attributes import TensorAttribute
 
 _VALUES = methodcaller("values")
+_BASES = attrgetter("__mro__")
 _FUNCTION = attrgetter("__code__", "__defaults__", "__kwdefaults__")
 _TRANSIENT = {"<genexpr>", "<listcomp>", "<dictcomp>", "<setcomp>"}
 
@@ -124,6 +126,7 @@ class ReadGuards:
         instances = [node.owner for node in nodes if node.names is not None and _is_object(node)]
         self.typed = [owner for owner in instances if hasattr(owner, "__dict__")]
         self.sized += [owner.__dict__ for owner in self.typed]
+        self.classes = [node.owner for node in nodes if isinstance(node.owner, type)]
         self.functions = [node.owner for node in nodes if type(node.owner) is types.FunctionType]
         self.slotted = [
             (attrgetter(name), node.owner)
@@ -147,6 +150,7 @@ class ReadGuards:
         found += self.dicts
         found += map(_VALUES, self.dicts)
         found += map(_FUNCTION, self.functions)
+        found.append(map(_BASES, self.classes))
         if self.cells:
             found.append([cell.cell_contents for cell in self.cells])
         if self.slotted:

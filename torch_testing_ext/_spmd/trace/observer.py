@@ -27,7 +27,8 @@ from torch_testing_ext._torch import disable_torch_function, show_class_of_fakes
 
 from ..errors import SPMDError, user_line
 from .codes import Names, kind_of_code, reads_of
-from .reach import Node, Reach, cells_of, content_of, generator_state, put_content
+from .contents import content_of, generator_state, put_content
+from .reach import Node, Reach, cells_of
 from .substitution import Superseded, successor_of_id
 from .tensor_attributes import TensorAttribute, absent
 from .types_seen import asks_for_class, put_in, show_classes, take_from

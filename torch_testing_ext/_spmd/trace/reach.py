@@ -11,6 +11,7 @@ import array
 import collections
 import contextvars
 import ctypes
+import decimal
 import enum
 import functools
 import io
@@ -31,6 +32,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from ..errors import SPMDError
 from .codes import Names, is_standard, kind_of_file, standard_module
+from .contents import content_of, generator_state, is_array
 from .tensor_attributes import TensorAttribute, absent
 from .types_seen import type_seen
 
@@ -97,6 +99,7 @@ class Reach:
     caches: list[tuple[Any, int]] = field(default_factory=list)  # functions with a cache, and its size
     tokens: list[Any] = field(default_factory=list)
     kept: list[Any] = field(default_factory=list)  # objects that tokens identify by their ids
+    contexts: set[Callable[[], Any]] = field(default_factory=set)  # of arithmetic
     grown: list[Node] = field(default_factory=list)  # new nodes, and nodes with new names
 
     def walk(self, value: Any, path: str, of_library: bool = False) -> None:
@@ -145,6 +148,7 @@ class Reach:
                 ):
                     self.walk(item, f"{path}.{name}", of_library=True)
                 else:
+                    self._note_context(item, path)
                     self.kept.append(item)
                     self.tokens.append(("object", id(item)))
 
@@ -209,9 +213,17 @@ class Reach:
         self.tokens.append(("tensor", id(value)))
         return [(value.__dict__, path)] if type(value) is torch.Tensor else []  # what users have set on it
 
+    def _note_context(self, value: Any, path: str) -> None:
+        """The arithmetic of decimal numbers depends on the thread's context, which no code needs to name."""
+        if (value is decimal.Decimal or isinstance(value, decimal.Decimal)) and decimal.getcontext not in self.contexts:
+            self.contexts.add(decimal.getcontext)
+            self.probes.append((_probe_context, decimal.getcontext))
+            self.tokens.append((path, _probe_context(decimal.getcontext)))
+
     def _opaque(self, value: Any, path: str) -> None:
+        self._note_context(value, path)
         self.kept.append(value)
-        if _is_array(value):
+        if is_array(value):
             self._array(value, path)
             return
         if isinstance(value, _BYTES):
@@ -392,6 +404,10 @@ def _probe_disabled(logger: logging.Logger) -> int:
     return logger.disabled or logger.manager.disable
 
 
+def _probe_context(get: Callable[[], Any]) -> str:
+    return repr(get())
+
+
 def _read_cached_function(reach: Reach, value: Any, path: str) -> _Read:
     reach.caches.append((value, value.cache_info().currsize))
     wrapped = getattr(value, "__wrapped__", None)
@@ -458,41 +474,9 @@ _READERS: dict[type, _Reader] = {
 }
 
 
-def generator_state(value: Any) -> Any:
-    """A copy of the state of a random generator of Python or numpy; None for any other object."""
-    if isinstance(value, (torch.Generator, type)):
-        return None
-    if callable(getattr(value, "getstate", None)):
-        return value.getstate()
-    if hasattr(value, "bit_generator"):
-        return value.bit_generator.state
-    return value.get_state() if type(value).__name__ == "RandomState" else None
-
-
 def _is_read(file: io.IOBase) -> bool:
     """Whether a file is there to be read, and not to be written, as logs are."""
     return not file.closed and file.readable() and not file.writable()
-
-
-def content_of(value: Any) -> bytes:
-    """The bytes of an array or buffer."""
-    return value.tobytes() if hasattr(value, "tobytes") else bytes(value)
-
-
-def put_content(value: Any, content: bytes) -> None:
-    """Write the bytes of an array or buffer back."""
-    if _is_array(value):
-        value[...] = sys.modules["numpy"].frombuffer(content, value.dtype).reshape(value.shape)
-    elif isinstance(value, array.array):
-        value[:] = array.array(value.typecode, content)
-    elif isinstance(value, memoryview) and not value.c_contiguous:
-        value[:] = memoryview(content).cast(value.format)  # type: ignore[call-overload]
-    else:
-        memoryview(value).cast("B")[:] = content
-
-
-def _is_array(value: Any) -> bool:
-    return type(value).__module__ == "numpy" and hasattr(value, "tobytes") and hasattr(value, "dtype")
 
 
 def cells_of(function: types.FunctionType) -> Iterable[tuple[str, Any]]:

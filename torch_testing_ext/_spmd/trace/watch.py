@@ -18,6 +18,7 @@ from torch_testing_ext._torch import (
     storage_key,
     tracing_graph,
     tree,
+    values_unknown,
 )
 
 from ..errors import SPMDError, user_line
@@ -77,7 +78,10 @@ class TraceWatch(dispatch_mode_class()):  # type: ignore[misc]
             )
         graph = tracing_graph()
         last = next(iter(reversed(graph.nodes)), None) if graph is not None else None
-        with disable_torch_function():  # calls below this point are not user code
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(disable_torch_function())  # calls below this point are not user code
+            if func.namespace.startswith("_c10d_functional"):  # with a known value the tracer would run it for real
+                stack.enter_context(values_unknown(tensors))
             out = func(*args, **kwargs)
         if graph is not None:
             _annotate(graph, last)

@@ -11,6 +11,7 @@ import gc
 import io
 import os
 import random
+import re
 import resource
 import subprocess
 import sys
@@ -20,7 +21,7 @@ import tracemalloc
 import types
 from collections.abc import Callable
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -75,7 +76,10 @@ _SETTINGS_OF_PYTHON: dict[Any, Callable[[], Any]] = {
     sys.getrecursionlimit: sys.getrecursionlimit,
     sys.getswitchinterval: sys.getswitchinterval,
 }
-_BACKENDS = f"{torch.__path__[0]}/backends/"
+_ERRORS_OF_NUMPY = {"_get_extobj_dict", "geterrobj"}  # of numpy 2, and 1: how it treats errors
+_ASKING_FOR_OTHERS = re.compile(
+    rf"{re.escape(torch.__path__[0])}/backends/|.*[\\/]numpy[\\/]_?core[\\/]_ufunc_config\.py"
+)
 
 
 def outside_read(function: Any) -> str | None:
@@ -132,17 +136,19 @@ def is_asked_by_step(frame: FrameType | None) -> bool:
 
 
 def asker_of_setting(frame: FrameType | None) -> FrameType | None:
-    """The code that asks for a setting: the caller of `torch.backends`, whose attributes call functions."""
-    while frame is not None and frame.f_code.co_filename.startswith(_BACKENDS):
+    """The code that asks for a setting: the caller of `torch.backends`, whose attributes call functions, or numpy."""
+    while frame is not None and _ASKING_FOR_OTHERS.match(frame.f_code.co_filename):
         frame = frame.f_back
     return frame
 
 
 def setting_of(function: Any, module: str | None) -> Callable[[], Any] | None:
-    """`function`, or what calls it, if it returns a setting of torch or Python as a plain value, without arguments."""
+    """`function`, or what calls it, if it returns a setting of torch, numpy or Python, without arguments."""
     if isinstance(function, types.BuiltinFunctionType) and function in _SETTINGS_OF_PYTHON:
         return _SETTINGS_OF_PYTHON[function]
     name = getattr(function, "__name__", "")
+    if name in _ERRORS_OF_NUMPY:
+        return cast("Callable[[], Any]", function)
     if module is None or not module.startswith("torch") or not name.startswith(_SETTINGS):
         return None
     try:
