@@ -129,7 +129,7 @@ CHANGES = [
         "model.eval()",
         "model.train()",
         "optimizer.param_groups[-1]['weight_decay'] = 0.2",
-        "model.load_state_dict({k: torch.ones_like(v) * 0.3 if v.is_floating_point() else v for k, v in model.state_dict().items()})",
+        "model.load_state_dict({k: v * 0.5 + 0.1 if v.is_floating_point() else v for k, v in model.state_dict().items()})",
         "optimizer.load_state_dict(optimizer.state_dict())",
         "optimizer.zero_grad()",
         "optimizer.zero_grad(set_to_none=False)",
