@@ -151,8 +151,7 @@ def rank_main(rank: int, world: int, folder: str, options: argparse.Namespace) -
         steps = variants(make_model, batch_size, seconds)
         count = options.steps if title == "MLP" else max(options.steps // 20, 3)
         results[title] = {"times": measure(steps, count, options.rounds), "first": seconds}
-        if title == "MLP":
-            results[title]["overhead"] = overhead(steps["replicate fx"])
+        results[title]["overhead"] = max(overhead(steps[f"{style} fx"]) for style in STYLES)
     if rank == 0:
         Path(folder, f"results{world}").write_text(json.dumps(results))
     dist.destroy_process_group()

@@ -49,10 +49,14 @@ def _compiled(program: LoweredProgram) -> Callable[[list[Any]], Any]:
     functional.recompile()
     run = inductor_compile(functional, fakes, mode)
     to_tensors = [i for i in numbers if _is_number(program, used[i][1])]
+    rates: dict[int, tuple[Any, torch.Tensor]] = {}  # the last one of each input, with its tensor
 
     def call(inputs: list[Any]) -> Any:
         for i in to_tensors:
-            inputs[i] = torch.tensor(inputs[i], dtype=torch.float64)
+            rate = inputs[i]
+            if i not in rates or rates[i][0] != rate:
+                rates[i] = rate, torch.tensor(rate, dtype=torch.float64)
+            inputs[i] = rates[i][1]
         return run(inputs)
 
     return call

@@ -38,6 +38,7 @@ class Lockstep:
         self._group = weakref.ref(group)
         # A flag on the CPU needs no synchronization with an accelerator.
         self._device = "cpu" if "cpu" in dist.get_backend_config(group) else device_type
+        self._flag = torch.zeros(1, dtype=torch.int32, device=self._device)
         self.expected: Handshake | None = None
         self.last: Handshake | None = None
         self.repeated = 0  # how often it has run without interruption
@@ -70,8 +71,9 @@ class Lockstep:
         look_at_sum(self._reduce_flag(0))
 
     def _reduce_flag(self, value: int) -> torch.Tensor:
-        flag = torch.full((1,), value, dtype=torch.int32, device=self._device)
-        dist.all_reduce(flag, group=self.group)
+        """The sum of all ranks' flags, by the group's own method: dist.all_reduce takes three times as long to start."""
+        flag = self._flag.fill_(value)
+        self.group.allreduce([flag]).wait()
         return flag
 
     def change(self, mine: Handshake) -> None:
