@@ -71,7 +71,7 @@ class Lockstep:
         look_at_sum(self._reduce_flag(0))
 
     def _reduce_flag(self, value: int) -> torch.Tensor:
-        """The sum of all ranks' flags, by the group's own method: dist.all_reduce takes three times as long to start."""
+        """The sum of all ranks' flags, by the group's own method: dist.all_reduce starts three times as slowly."""
         flag = self._flag.fill_(value)
         self.group.allreduce([flag]).wait()
         return flag
