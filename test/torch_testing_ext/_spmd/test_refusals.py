@@ -237,6 +237,18 @@ class TestRefusals(DTensorContinuousTestBase):
     def test_right(self, name, style):
         train_both(self, RIGHT[name], compile(parallel_mode=DataParallel(style)))
 
+    def test_change_of_the_shape_of_a_sharded_gradient(self):
+        def step(model, optimizer, batch):
+            loss = finish(optimizer, (model(batch[0]) - batch[1]).pow(2).mean())
+            next(model.parameters()).grad.t_()  # THE LINE
+            return loss
+
+        model, optimizer = self._model()
+        with self.assertRaisesRegex(SPMDError, r"(?s)changes the shape of a tensor that is sharded, by t_.*THE LINE"):
+            compile(parallel_mode=DataParallel("fully_shard"))(step)(
+                model, optimizer, normal_batch(6, 10)(self.rank, 0)
+            )
+
     def test_sparse(self):
         model, optimizer = self._model()
         x, y = normal_batch(6, 10)(self.rank, 0)

@@ -23,6 +23,7 @@ from torch import fx
 
 from torch_testing_ext._torch import storage_key, tree
 
+from ..errors import SPMDError
 from ..layout import Layout
 from ..trace.markers import GATHER, GRAD_SYNC, SCATTER_GRAD
 from ..trace.tracing import InputSource
@@ -250,6 +251,12 @@ class ShardedGraph:
         """Compute `node` from whole tensors, and copy back what it writes to shards."""
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), self._whole)
         written = self._written_bases(node)
+        if written and torch.Tag.inplace_view in node.target.tags:  # type: ignore[union-attr]
+            raise SPMDError(
+                f"The step changes the shape of a tensor that is sharded, by {op_name(node)}.",
+                remedy="Use a view (t(), unsqueeze(), ...) in its place.",
+                where=node.meta.get("where"),
+            )
         new = call(self.new, node, node.target, *args, **kwargs)  # type: ignore[arg-type]
         if not self._is_mutable(node):
             new.meta["val"] = node.meta["val"]
