@@ -9,13 +9,15 @@ import functools
 import re
 from pathlib import Path
 
-from torch_testing_ext._torch import DYNAMO
+from torch_testing_ext._torch import DYNAMO, INDUCTOR
 
 # The first use of these imports dynamo. A file that only mentions one loses the time of that one import.
 _USES_DYNAMO = re.compile(
     r"\b(?:DistributedDataParallel|FullyShardedDataParallel|fully_shard|parallelize_module"
     r"|DTensor|distribute_tensor|distribute_module|torch\.compile)\b"
 )
+# Compiling by inductor imports as much again. Files that only compile for another backend do not mention it.
+_USES_INDUCTOR = re.compile(r"\b_?inductor\b")
 
 
 @functools.cache
@@ -25,4 +27,6 @@ def expected_imports(file: str) -> tuple[str, ...]:
         source = Path(file).read_text(errors="replace")
     except OSError:
         return ()
-    return (DYNAMO,) if _USES_DYNAMO.search(source) else ()
+    if not _USES_DYNAMO.search(source):
+        return ()
+    return (DYNAMO, INDUCTOR) if _USES_INDUCTOR.search(source) else (DYNAMO,)

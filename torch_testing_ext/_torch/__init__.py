@@ -23,7 +23,7 @@ from .comparing import (
     compare_tensors,
     script_container_types,
 )
-from .compiler import DYNAMO, forget_compiled, strict_dynamo, without_compiled_autograd
+from .compiler import DYNAMO, INDUCTOR, forget_compiled, strict_dynamo, without_compiled_autograd
 from .cuda import caching_allocator_is_enabled, forget_blas_workspaces
 from .dtensor import (
     concatenate_meshes,
@@ -156,6 +156,7 @@ from .threads import (
 
 __all__ = [
     "DYNAMO",
+    "INDUCTOR",
     "TORCH_FOLDER",
     "MadeGroup",
     "abort_process_groups",

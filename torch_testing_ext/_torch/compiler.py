@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager
 
 # Takes seconds to import: DDP, FSDP and operators of DTensor do that when they are first used. 2.11 to 2.15.
 DYNAMO = "torch._dynamo"
+INDUCTOR = "torch._inductor.compile_fx"
 
 
 def forget_compiled() -> None:

@@ -185,6 +185,8 @@ class TestExpectedImports(TestCase):
         table = {
             "from torch.nn.parallel import DistributedDataParallel as DDP": ("torch._dynamo",),
             "step = torch.compile(step)": ("torch._dynamo",),
+            "step = torch.compile(step, backend='inductor')": ("torch._dynamo", "torch._inductor.compile_fx"),
+            "import torch._inductor.config; torch.compile(step)": ("torch._dynamo", "torch._inductor.compile_fx"),
             "class T(DTensorTestBase): ...": (),
             "dist.all_reduce(tensor)": (),
         }
