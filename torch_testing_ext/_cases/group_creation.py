@@ -14,12 +14,15 @@ from __future__ import annotations
 import fcntl
 import os
 import time
+import weakref
 import zlib
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+import torch.distributed as dist
 
 from torch_testing_ext import _torch
 
@@ -61,8 +64,11 @@ def announce(directory: Path, rank: int, fast: bool) -> None:
 
 @contextmanager
 def _watched(name: str) -> Iterator[list[Any]]:
-    with _creating(name), group_ends.creating() as created:
+    with _creating(name), _torch.prompt_rendezvous() as stores, group_ends.creating() as created:
         yield created
+    for group in created:
+        if stores and isinstance(group, dist.ProcessGroup):
+            weakref.finalize(group, stores.clear).atexit = False
 
 
 @contextmanager

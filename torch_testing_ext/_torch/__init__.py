@@ -90,6 +90,7 @@ from .recorder import (
     take_collectives,
     watch_process_groups,
 )
+from .rendezvous import prompt_rendezvous
 from .shard_order import (
     redistribute_local,
     replaced_op_strategy,
@@ -241,6 +242,7 @@ __all__ = [
     "only_gloo",
     "other_accelerator_is_built",
     "pop_torch_function_mode",
+    "prompt_rendezvous",
     "python_dispatcher",
     "raw_operation",
     "record_autograd",

@@ -176,6 +176,7 @@ class Ending(Ranks):
         """It cannot wait for peers then, and ends in gloo's own time."""
         with Woken() as woken:
             self.join_group()
+            dist.barrier()  # the peer has connected
             with group_creation._creating("another"):
                 dist.destroy_process_group()
         self.tell(woken.counts)
