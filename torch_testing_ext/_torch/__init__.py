@@ -44,6 +44,7 @@ from .fsdp import (
     reduce_scatter_name,
     replicated_parameters,
 )
+from .garbage import exempt_imported, postpone_collection
 from .global_state import (
     pop_torch_function_mode,
     set_torch_function_state,
@@ -155,6 +156,8 @@ from .threads import (
     world_class,
 )
 
+postpone_collection()
+
 __all__ = [
     "DYNAMO",
     "TORCH_FOLDER",
@@ -181,6 +184,7 @@ __all__ = [
     "dispatch_mode_class",
     "end_compile_workers",
     "errors_of_collectives",
+    "exempt_imported",
     "exportable_constructor",
     "extension_device_type",
     "fake_like",
