@@ -25,17 +25,31 @@ HERE = Path(__file__).resolve().parent
 SUBJECT = HERE / "launch_subject.py"
 OURS, TORCH, FORK = "torch_testing_ext", "torch.testing._internal", "fork"
 CONTINUOUS, OUR_CONTINUOUS = "MultiProcContinuousTest", "our MultiProcContinuousTest"
+FLOOR = "floor"
+OURS_DESTROYING, TORCH_DESTROYING = f"{OURS},destroying", f"{TORCH},destroying"
 TITLES = {
     OURS: "ours",
+    OURS_DESTROYING: "ours, destroying the group",
+    FLOOR: "floor: fork loop, store in shared memory",
     FORK: "bare fork loop",
     CONTINUOUS: "MultiProcContinuousTest, after its start",
     OUR_CONTINUOUS: "our MultiProcContinuousTest, after its start",
     TORCH: "MultiProcessTestCase",
+    TORCH_DESTROYING: "MultiProcessTestCase, destroying",
 }
 # A candidate that starts interpreters takes seconds per rank, so it gets few ranks.
-MOST_RANKS = {OURS: 1000, FORK: 1000, CONTINUOUS: 8, OUR_CONTINUOUS: 8, TORCH: 4}
+MOST_RANKS = {
+    OURS: 1000,
+    OURS_DESTROYING: 1000,
+    FLOOR: 1000,
+    FORK: 1000,
+    CONTINUOUS: 8,
+    OUR_CONTINUOUS: 8,
+    TORCH: 4,
+    TORCH_DESTROYING: 4,
+}
 # The first tests of an interpreter pay for its start, which measure_files covers. MultiProcessTestCase pays every time.
-WARM_UPS = {OURS: 3, FORK: 3, CONTINUOUS: 3, OUR_CONTINUOUS: 3, TORCH: 0}
+WARM_UPS = {**dict.fromkeys(TITLES, 3), TORCH: 0, TORCH_DESTROYING: 0}
 
 
 @dataclass(frozen=True)
@@ -165,7 +179,7 @@ def measure_tests(world_sizes: list[int], rounds: int, slow_rounds: int) -> list
     cells: dict[tuple[str, int], float] = {}
     for ranks in world_sizes:
         with candidates(ranks, list(TITLES)) as started:
-            times = {kit: slow_rounds if kit == TORCH else rounds for kit in started}
+            times = {kit: slow_rounds if kit in (TORCH, TORCH_DESTROYING) else rounds for kit in started}
             for kit, seconds in take_turns({kit: one.run for kit, one in started.items()}, times).items():
                 cells[kit, ranks] = seconds
     for kit, title in TITLES.items():
@@ -178,6 +192,10 @@ def measure_tests(world_sizes: list[int], rounds: int, slow_rounds: int) -> list
         torch, fork, ours = (cells[kit, 4] for kit in (TORCH, FORK, OURS))
         targets.append(Target("4 ranks: MultiProcessTestCase / ours", torch / ours, 100, at_least=True))
         targets.append(Target("4 ranks: ours / bare fork loop", ours / fork, 1))
+        destroying, floor = cells[OURS_DESTROYING, 4], cells[FLOOR, 4]
+        theirs = cells[TORCH_DESTROYING, 4] / destroying
+        targets.append(Target("4 ranks, destroying: MultiProcessTestCase / ours", theirs, 200, at_least=True))
+        targets.append(Target("4 ranks: ours, destroying / floor", destroying / floor, 1.3))
         continuous = cells[OUR_CONTINUOUS, 4] / cells[CONTINUOUS, 4]
         targets.append(Target("4 ranks: our MultiProcContinuousTest / PyTorch's", continuous, 1))
     return targets

@@ -1,11 +1,12 @@
-"""The test that launch.py measures: ranks create a gloo group, sum a tensor, and exit.
+"""The test that launch.py measures: ranks create a gloo group, sum a tensor, destroy the group or leave it, and exit.
 
-All candidates run this file. Environment variables select the base class (KIT), the number of ranks (RANKS), and the
-number of copies of the test (TESTS). Without arguments it runs like any test file; with `serve` it runs one test for
-each line it reads, so that candidates can take turns.
+All candidates run this file. Environment variables select the base class (KIT; with ",destroying", the test destroys
+its group), the number of ranks (RANKS), and the number of copies of the test (TESTS). Without arguments it runs like
+any test file; with `serve` it runs one test for each line it reads, so that candidates can take turns.
 """
 
 import importlib
+import mmap
 import os
 import sys
 import tempfile
@@ -21,16 +22,48 @@ TORCH = "torch.testing._internal"
 CONTINUOUS = "MultiProcContinuousTest"
 OUR_CONTINUOUS = "our MultiProcContinuousTest"
 FORK = "fork"
+FLOOR = "floor"
 
-KIT = os.environ["KIT"]
+KIT, _, DESTROYS = os.environ["KIT"].partition(",")
 RANKS = int(os.environ.get("RANKS", "4"))
 TESTS = int(os.environ.get("TESTS", "1"))
 # If launch.py has put its pipes into this directory, each rank reports its pid there and waits to be released.
 PAUSE_DIRECTORY = Path(os.environ.get("PAUSE_DIRECTORY", "/nonexistent"))
 
 
-def init_group(rank: int, file_name: str) -> None:
-    dist.init_process_group("gloo", store=dist.FileStore(file_name, RANKS), rank=rank, world_size=RANKS)
+def init_group(rank: int, store) -> None:
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS)
+
+
+class SharedMemory(dist.Store):
+    """The cheapest store: each rank's address has a place in memory that the ranks share."""
+
+    PLACE = 4096
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.memory = mmap.mmap(-1, self.PLACE * RANKS)
+
+    def set(self, key: str, value: bytes) -> None:
+        at = self._place(key)
+        self.memory[at + 4 : at + 4 + len(value)] = value
+        self.memory[at : at + 4] = len(value).to_bytes(4, "little")
+
+    def get(self, key: str) -> bytes:
+        at = self._place(key)
+        while not (size := int.from_bytes(self.memory[at : at + 4], "little")):
+            time.sleep(20e-6)
+        return self.memory[at + 4 : at + 4 + size]
+
+    def wait(self, keys: list[str], *_: object) -> None:
+        for key in keys:
+            self.get(key)
+
+    def has_extended_api(self) -> bool:
+        return False
+
+    def _place(self, key: str) -> int:
+        return int(key.rpartition("/")[2]) * self.PLACE
 
 
 def check_all_reduce(rank: int) -> None:
@@ -45,29 +78,34 @@ def check_all_reduce(rank: int) -> None:
 
 
 def init_and_check(self) -> None:
-    init_group(self.rank, self.file_name)
+    init_group(self.rank, dist.FileStore(self.file_name, RANKS))
     check_all_reduce(self.rank)
+    if DESTROYS:
+        dist.destroy_process_group()
 
 
-if KIT == FORK:
+if KIT in (FORK, FLOOR):
 
-    def fork_rank(rank: int, file_name: str) -> int:
+    def fork_rank(rank: int, make_store) -> int:
         pid = os.fork()
         if pid == 0:
             code = 1
             try:
-                init_group(rank, file_name)
+                init_group(rank, make_store())
                 check_all_reduce(rank)
-                dist.destroy_process_group()
+                if KIT == FORK:
+                    dist.destroy_process_group()
                 code = 0
             finally:
                 os._exit(code)
         return pid
 
     def test(self) -> None:
-        """The floor: the plain loop that forks ranks by hand."""
+        """The plain loop that forks ranks by hand; the floor is the same without any wait of a store or at the end."""
+        shared = SharedMemory()
         with tempfile.TemporaryDirectory() as directory:
-            pids = [fork_rank(rank, f"{directory}/store") for rank in range(RANKS)]
+            make_store = (lambda: shared) if KIT == FLOOR else (lambda: dist.FileStore(f"{directory}/store", RANKS))
+            pids = [fork_rank(rank, make_store) for rank in range(RANKS)]
             assert [os.waitpid(pid, 0)[1] for pid in pids] == [0] * RANKS
 
     Subject = type("Subject", (unittest.TestCase,), {})

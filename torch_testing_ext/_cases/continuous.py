@@ -393,7 +393,7 @@ def _run_rank(
     """The body of a rank's process."""
     seeds.SEED = seed  # a new interpreter has not seen --seed
     prepare_rank(world_size, patient)
-    group_creation.announce(directory, rank)
+    group_creation.announce(directory, rank, bool(cls.fast_exit))
     cls.rank, cls.world_size = rank, world_size
     try:
         cls._let_ranks_share_devices(world_size)

@@ -1,30 +1,38 @@
 """Keeps a rank from leaving while its peers still create a process group that it has created already.
 
-Ranks create a group together, but none learns when the others are done: a rank that skips or returns at once would
-close its connections, and perhaps the store, while a peer is still connecting. That peer would fail.
+Ranks create a group together, but none learns when the others are done: a rank that skips, returns or destroys the
+group at once would close its connections, and perhaps the store, while a peer is still connecting, and that peer would
+fail.
 
-A rank holds a lock of a file while it creates a group; the kernel releases it if the rank dies. Before a rank leaves,
-it waits for the locks of its peers, for the groups that it has created itself: its peers have all begun to create
-these.
+A rank holds a lock of a file while it creates a group; the kernel releases it if the rank dies. Before a rank leaves
+or destroys a group, it waits for the locks of its peers, for the groups that it has created itself: its peers have all
+begun to create these.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
-import threading
+import time
+import weakref
 import zlib
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
 
 from torch_testing_ext import _torch
+
+from . import group_ends
 
 __rank_frame__ = True
 
 # A peer that takes longer does not connect: it waits for a rank that will not come.
 PATIENCE = 20.0
+_STEP = 0.0005
 # Each rank has a byte of its own in the range of each group.
 _MOST_RANKS = 1 << 12
 _MOST_TIMES = 1 << 12
@@ -32,14 +40,16 @@ _MOST_TIMES = 1 << 12
 _file: Path | None = None
 _rank = 0
 _pid = 0  # of the rank: a process that a test forks may create groups with other processes
+_holds: list[int] = []  # ranges of the groups that this process is creating
 _times: Counter[str] = Counter()  # how often each group's name was used: destroyed groups give it free
 _created: list[int] = []  # ranges of the groups that this process has created since it last waited
 
 
-def announce(directory: Path, rank: int) -> None:
+def announce(directory: Path, rank: int, fast: bool) -> None:
     """In a rank: let its peers know from now on while it creates groups. All ranks name the same directory.
 
-    A process that is a rank in several tests calls it for each of them.
+    A process that is a rank in several tests calls it for each of them. With `fast`, groups that are created from now
+    on end without gloo's waits.
     """
     global _file, _rank, _pid
     if rank < _MOST_RANKS:
@@ -47,8 +57,18 @@ def announce(directory: Path, rank: int) -> None:
         _file, _rank, _pid = directory / "creating", rank, os.getpid()
         _times.clear()
         _created.clear()
+        group_ends.begin(wait_for_peers if fast else None)
         if not watches:
-            _torch.watch_process_groups(_creating, wait_for_peers)
+            _torch.watch_process_groups(_watched, wait_for_peers)
+
+
+@contextmanager
+def _watched(name: str) -> Iterator[list[Any]]:
+    with _creating(name), _torch.prompt_rendezvous() as stores, group_ends.creating() as created:
+        yield created
+    for group in created:
+        if stores and isinstance(group, dist.ProcessGroup):
+            weakref.finalize(group, stores.clear).atexit = False
 
 
 @contextmanager
@@ -59,22 +79,32 @@ def _creating(name: str) -> Iterator[None]:
     group = _range_of(name, _times[name])
     _times[name] += 1
     descriptor = _lock(fcntl.LOCK_EX, group + _rank, 1)  # a peer that looks holds a lock for a moment
+    _holds.append(group)
     try:
         yield
         _created.append(group)
     finally:
+        _holds.remove(group)
         _close(descriptor)
 
 
-def wait_for_peers() -> None:
-    """Wait until no peer is creating a group that this rank has created."""
-    if os.getpid() != _pid:
-        return
-    groups, _created[:] = tuple(_created), []
-    if any(not _try_lock(group) for group in groups):
-        waiting = threading.Thread(target=_wait, args=(groups,), daemon=True)
-        waiting.start()
-        waiting.join(PATIENCE)
+def wait_for_peers() -> bool:
+    """Wait until no peer is creating a group that this rank has created. False if it cannot wait now.
+
+    It may be called wherever an object is freed, also in the middle of anything that Python's library does: so it takes
+    no lock of this process, and starts no thread. While the process creates a group itself it does not look: closing
+    any descriptor of the file would release the process's own lock.
+    """
+    if os.getpid() != _pid or _holds:
+        return False
+    groups, _created[:] = [*_created], []
+    until = time.monotonic() + PATIENCE
+    while groups and time.monotonic() < until:
+        if _try_lock(groups[-1]):
+            groups.pop()
+        else:
+            time.sleep(_STEP)
+    return True
 
 
 def _range_of(name: str, times: int) -> int:
@@ -88,11 +118,6 @@ def _try_lock(group: int) -> bool:
         return False
     _close(descriptor)
     return True
-
-
-def _wait(groups: tuple[int, ...]) -> None:
-    for group in groups:
-        _close(_lock(fcntl.LOCK_SH, group, _MOST_RANKS))
 
 
 def _lock(kind: int, start: int, length: int) -> int | None:

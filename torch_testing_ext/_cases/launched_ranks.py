@@ -104,7 +104,7 @@ def run(
     account = launch.AccountWriter(None)
     with _variables(together):
         rank_process.prepare_rank(member.world_size, patient=False)
-        group_creation.announce(Path(together.directory), member.rank)
+        group_creation.announce(Path(together.directory), member.rank, fast=False)
         group = _GroupOfTest()
         try:
             body(member.rank, account)

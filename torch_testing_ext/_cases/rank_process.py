@@ -216,11 +216,8 @@ def prepare_rank(world_size: int, patient: bool) -> None:
 
 
 def leave_process_group(fast: bool) -> None:
-    """Destroy the process groups at a rank's end; with `fast`, leave gloo's connections to the end of the process."""
+    """Destroy the process groups at a rank's end; with `fast`, leave gloo's groups to the end of the process."""
     if not dist.is_initialized() or (fast and _torch.only_gloo() and not _provisional):
         return
     with suppress(AssertionError, ValueError):
-        if fast:
-            _torch.destroy_process_group()
-        else:
-            dist.destroy_process_group()
+        dist.destroy_process_group()

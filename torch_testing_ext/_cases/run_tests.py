@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import redirect_stdout
 from typing import Any, cast
 
+from torch_testing_ext import _torch
 from torch_testing_ext._machine import seeds
 from torch_testing_ext._process import shell, signals
 
@@ -45,6 +46,7 @@ def run_tests(argv: Sequence[str] | None = None) -> None:
     if options.showlocals:
         rest.insert(1, "--locals")
     signals.keep_exit_codes()
+    _torch.exempt_imported()
     streams = sys.stdout, sys.stderr
     _Runner.guard = ExitGuard()
     _Runner.guard.install()

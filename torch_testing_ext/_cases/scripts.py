@@ -150,7 +150,7 @@ def _run(
     """The body of a rank's process."""
     rank_environment.become(rank)
     rank_process.prepare_rank(world_size, patient)
-    group_creation.announce(directory, rank)
+    group_creation.announce(directory, rank, fast=False)
     try:
         try:
             runpy.run_path(script, run_name="__main__")

@@ -136,7 +136,7 @@ def _run(
     """The body of a rank's process."""
     rank_environment.become(rank)
     rank_process.prepare_rank(world_size, patient)
-    group_creation.announce(directory, rank)
+    group_creation.announce(directory, rank, fast=True)
     function, args = _call or (None, ())
     if call is not None:
         function, args = call[0].resolve(), call[1]

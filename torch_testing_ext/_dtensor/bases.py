@@ -61,7 +61,7 @@ def with_comms(eager_init: Any = False, backend: str | None = None) -> Any:
                 self.init_pg(eager_init, backend)
                 func(self, *args, **kwargs)
             except BaseException:
-                _destroy_after_error(self)
+                _destroy_after_error()
                 raise
             self.destroy_pg()
 
@@ -70,18 +70,14 @@ def with_comms(eager_init: Any = False, backend: str | None = None) -> Any:
     return decorate
 
 
-def _destroy_after_error(test: Any) -> None:
+def _destroy_after_error() -> None:
     """Destroy the group without a barrier, as its peers may wait in another collective; keep the original error."""
     with suppress(Exception):
-        _destroy(test)
+        _destroy()
 
 
-def _destroy(test: Any) -> None:
-    if not dist.is_initialized():
-        return
-    if getattr(test, "fast_exit", False):
-        _torch.destroy_process_group()
-    else:
+def _destroy() -> None:
+    if dist.is_initialized():
         dist.destroy_process_group()
 
 
@@ -171,9 +167,9 @@ class DTensorTestBase(DTensorTestMixin, MultiProcessTestCase):
         try:
             self._barrier(device_id)
         except BaseException:
-            _destroy_after_error(self)
+            _destroy_after_error()
             raise
-        _destroy(self)
+        _destroy()
 
     def _barrier(self, device_id: int | None) -> None:
         if self.device_type == "cpu":

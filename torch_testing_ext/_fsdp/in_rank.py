@@ -26,7 +26,7 @@ def run_in_group(test: Any, test_name: str, pipe: Any, fake: bool) -> None:
     test.run_test(test_name, pipe)
     _torch.reset_dynamo()
     _barrier(device)
-    _torch.destroy_process_group()
+    dist.destroy_process_group()
 
 
 def _init_process_group(test: Any, fake: bool) -> None:

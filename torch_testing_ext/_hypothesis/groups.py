@@ -60,7 +60,7 @@ class Groups:
         _cache.clear()
         if self._generation == 0:
             if dist.is_initialized():
-                _torch.destroy_process_group()  # the test's own group: no rank waits in it
+                dist.destroy_process_group()  # the test's own group: no rank waits in it
             return
         self._connections.cut(include_busy=True)  # so that gloo has no peer to wait for while it is destroyed
         _torch.forget_meshes()

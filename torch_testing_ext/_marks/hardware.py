@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import gc
-import statistics
 import time
 import unittest
 from collections.abc import Callable, Sequence
@@ -180,7 +179,8 @@ def device_sleep(device: str, cycles: int) -> None:
 def get_cycles_per_ms(device: str = "cuda") -> float:
     """Return how many cycles of `device_sleep` take a millisecond, the mean of ten measurements without extremes."""
     measure = _cycles_per_ms_of_cpu if device == "cpu" else _cycles_per_ms_of_device
-    return statistics.mean(sorted(measure(device) for _ in range(10))[2:8])
+    middle = sorted(measure(device) for _ in range(10))[2:8]
+    return sum(middle) / len(middle)
 
 
 def _cycles_per_ms_of_cpu(device: str) -> float:

@@ -113,7 +113,7 @@ def run(subject: Any, rank: int, account: launch.AccountWriter, *, patient: bool
     current.rank, current.pid = rank, os.getpid()
     rank_environment.become(rank)
     rank_process.prepare_rank(current.spec.world_size, patient)
-    group_creation.announce(current.directory, rank)
+    group_creation.announce(current.directory, rank, fast=True)
     imported_before = len(sys.modules)
     if rank != current.debug_rank:
         debugging.never_ask(current.item.config)

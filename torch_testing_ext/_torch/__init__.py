@@ -44,6 +44,7 @@ from .fsdp import (
     reduce_scatter_name,
     replicated_parameters,
 )
+from .garbage import exempt_imported, postpone_collection
 from .global_state import (
     pop_torch_function_mode,
     set_torch_function_state,
@@ -51,9 +52,10 @@ from .global_state import (
     torch_function_state,
 )
 from .launch import (
-    destroy_process_group,
     end_compile_workers,
     fake_process_group,
+    gloo_backends,
+    is_gloo_worker,
     only_gloo,
     register_fake_backend,
     reset_dynamo,
@@ -89,6 +91,7 @@ from .recorder import (
     take_collectives,
     watch_process_groups,
 )
+from .rendezvous import prompt_rendezvous
 from .shard_order import (
     redistribute_local,
     replaced_op_strategy,
@@ -154,6 +157,8 @@ from .threads import (
     world_class,
 )
 
+postpone_collection()
+
 __all__ = [
     "DYNAMO",
     "INDUCTOR",
@@ -177,11 +182,11 @@ __all__ = [
     "cpu_kernels",
     "cuda_spin",
     "data_dependent_errors",
-    "destroy_process_group",
     "disable_torch_function",
     "dispatch_mode_class",
     "end_compile_workers",
     "errors_of_collectives",
+    "exempt_imported",
     "exportable_constructor",
     "extension_device_type",
     "fake_like",
@@ -206,6 +211,7 @@ __all__ = [
     "gathered",
     "get_world",
     "global_module_hooks",
+    "gloo_backends",
     "has_flight_recorder",
     "has_lapack",
     "has_multicast",
@@ -216,6 +222,7 @@ __all__ = [
     "inside_backward",
     "is_fake",
     "is_functional_tensor",
+    "is_gloo_worker",
     "is_internal_build",
     "is_local_tensor",
     "is_of_torch",
@@ -241,6 +248,7 @@ __all__ = [
     "only_gloo",
     "other_accelerator_is_built",
     "pop_torch_function_mode",
+    "prompt_rendezvous",
     "python_dispatcher",
     "raw_operation",
     "record_autograd",

@@ -37,21 +37,26 @@ def warm_up() -> None:
     recorder.forget_groups()
 
 
-# Backends whose destructors would wait for their peers; a rank that is about to exit keeps them alive instead.
-_kept: list[Any] = []
+def gloo_backends(group: Any) -> list[Any]:
+    """The gloo backends of a process group; none if it is no group, or if torch checks its collectives.
 
-
-def destroy_process_group() -> None:
-    """Like `torch.distributed.destroy_process_group()`, without gloo's wait of 10 ms per connection.
-
-    The groups' Python state is removed; their backends stay until the process ends, as is right for a rank at its end.
-    Groups with other backends than gloo are torn down completely. `_world.pg_map`: all versions.
+    `ProcessGroup._device_types`, `_get_backend`: all versions.
     """
     import torch.distributed as dist
 
-    if only_gloo():
-        _kept.extend(dist.distributed_c10d._world.pg_map)
-    dist.destroy_process_group()
+    if not isinstance(group, dist.ProcessGroup) or not dist.is_gloo_available():
+        return []
+    found = [group._get_backend(device) for device in group._device_types]
+    gloo = {id(backend): backend for backend in found if isinstance(backend, dist.ProcessGroupGloo)}
+    return list(gloo.values())
+
+
+def is_gloo_worker(thread: str) -> bool:
+    """Has this name a thread in which gloo runs collectives, and not one that waits for its connections?
+
+    torch 2.11 to 2.15 names the former; gloo names the latter since 2.13.
+    """
+    return thread.startswith("pt_gloo")
 
 
 def only_gloo() -> bool:

@@ -220,11 +220,12 @@ def may_have_sent_or_received() -> bool:
 
 
 def watch_process_groups(
-    creating: Callable[[str], AbstractContextManager[None]], before_end: Callable[[], None]
+    creating: Callable[[str], AbstractContextManager[list[Any]]], before_end: Callable[[], object]
 ) -> None:
     """From now on, create each process group within `creating(name)`, and call `before_end()` before all are destroyed.
 
-    The groups are noted, too, and errors of collectives. `_new_process_group_helper`, `_update_default_pg` and
+    What has been created is appended to the list that `creating` gives: a group, or what torch has for no member. The
+    groups are noted, too, and errors of collectives. `_new_process_group_helper`, `_update_default_pg` and
     `_c10d_logger`: all versions. Tests may have imported the public functions by name, so these two are replaced, which
     torch looks up in its module.
     """
@@ -238,8 +239,9 @@ def watch_process_groups(
     def create_watched(*args: Any, **kwargs: Any) -> Any:
         arguments = signature.bind(*args, **kwargs).arguments
         began = _now()
-        with creating(str(arguments["group_name"])):
+        with creating(str(arguments["group_name"])) as created:
             made = create(*args, **kwargs)
+            created.append(made[0])
         if made[0] is not c10d.GroupMember.NON_GROUP_MEMBER:
             _numbers[made[0]] = len(_groups)
             _add_group(arguments, str(c10d._world.pg_map.get(made[0], ("",))[0]), began)

@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import signal
 import tempfile
 import threading
 import time
@@ -107,6 +108,14 @@ class InFull(FourRanks):
 def wait_for(condition) -> None:
     while not condition():
         time.sleep(0.001)
+
+
+def in_a_child(condition) -> bool:
+    """Is the condition true in another process?"""
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0 if condition() else 1)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
 def is_alive(pid: int) -> bool:
@@ -245,6 +254,45 @@ class TestWaiting(TestCase):
                 os._exit(0)
             self.assertEqual(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), 0)
         self.assertEqual(len(group_creation._created), 1)
+
+    def test_not_while_it_creates_a_group_itself(self):
+        """Looking would release the lock that tells its peers of it."""
+        pid, end = self.start_peer("one")
+        self.create("one")
+        with group_creation._creating("another"):
+            self.assertFalse(group_creation.wait_for_peers())
+            group = group_creation._range_of("another", 0)
+            self.assertFalse(in_a_child(lambda: group_creation._try_lock(group)))
+        self.assertTrue(in_a_child(lambda: group_creation._try_lock(group)))
+        self.assertEqual(len(group_creation._created), 2)
+        os.close(end)
+        self.assertTrue(group_creation.wait_for_peers())
+        os.waitpid(pid, 0)
+
+    def test_wherever_an_object_is_freed(self):
+        """Also where this thread holds a lock that threading needs to start a thread."""
+
+        def fail(*_):
+            raise TimeoutError
+
+        pid, end = self.start_peer("one")
+        self.create("one")
+        ends_the_peer = os.fork()
+        if ends_the_peer == 0:
+            time.sleep(0.1)
+            os._exit(0)
+        os.close(end)
+        before = signal.signal(signal.SIGALRM, fail)
+        signal.alarm(10)
+        try:
+            with threading._active_limbo_lock:
+                self.assertTrue(group_creation.wait_for_peers())
+        finally:
+            signal.alarm(0)
+            signal.signal(signal.SIGALRM, before)
+        self.assertTrue(group_creation._try_lock(group_creation._range_of("one", 0)))
+        for child in (pid, ends_the_peer):
+            os.waitpid(child, 0)
 
     def test_not_where_files_cannot_be_locked(self):
         group_creation._file = Path("/nowhere/creating")

@@ -15,7 +15,6 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
-from torch_testing_ext import _torch
 from torch_testing_ext._machine import accelerators
 from torch_testing_ext.common_distributed import needs_of
 from torch_testing_ext.common_utils import TestCase, instantiate_parametrized_tests, parametrize, run_tests
@@ -176,13 +175,13 @@ class InRanksTest(DTensorTestBase):
         def body(_: Any) -> None:
             raise ValueError("the test's")
 
-        destroy = _torch.destroy_process_group
+        destroy = dist.destroy_process_group
 
         def fails() -> None:
             destroy()
             raise RuntimeError("cleaning up")
 
-        with mock.patch.object(_torch, "destroy_process_group", fails):
+        with mock.patch.object(dist, "destroy_process_group", fails):
             self.assertRegex(str(self.ends(body, 0)), "the test's")
             self.assertRegex(str(self.ends(lambda _: None, 1)), "cleaning up")
 
