@@ -11,7 +11,8 @@ import inspect
 import os
 import sys
 import unittest
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, ClassVar, NoReturn
 
@@ -78,6 +79,21 @@ def without_our_traceback() -> Iterator[None]:
         raise error.with_traceback(None) from None
 
 
+class RankWarning(UserWarning):
+    """Something that is to be known although the test passes."""
+
+
+def say(text: str) -> None:
+    """Say something on stderr; to pytest, which hides the output of a test that passes, as a warning."""
+    if "_pytest" in sys.modules and "PYTEST_CURRENT_TEST" in os.environ:
+        try:
+            warnings.warn_explicit(text, RankWarning, "torch_testing_ext", 1)
+            return
+        except RankWarning:  # by a filter, which means warnings of the test
+            pass
+    print(f"torch_testing_ext: {text}", file=sys.stderr, flush=True)
+
+
 def raise_verdict(test: unittest.TestCase | None, verdict: launch.Verdict) -> None:
     """Raise the exception for the verdict on `test`, or on ranks that have no test case, unless they passed."""
     __tracebackhide__ = True
@@ -85,7 +101,7 @@ def raise_verdict(test: unittest.TestCase | None, verdict: launch.Verdict) -> No
         case launch.Outcome.PASSED:
             if verdict.message:
                 where = f"{test.id()}: " if test is not None else ""
-                print(f"torch_testing_ext: {where}{verdict.message}", file=sys.stderr, flush=True)
+                say(f"{where}{verdict.message}")
         case launch.Outcome.SKIPPED:
             raise Skipped(TestSkip(verdict.code or TEST_SKIPS["generic"].exit_code, verdict.message))
         case launch.Outcome.FAILED:
@@ -120,7 +136,7 @@ def say_if_nothing_is_recorded() -> None:
     if not _torch.has_flight_recorder():
         text = "torch records no collectives here (TORCH_FR_BUFFER_SIZE=0, or this torch has no flight recorder)"
         left_out = "mismatches are not found, and hangs last until the time-out"
-        print(f"torch_testing_ext: {text}: {left_out}", file=sys.stderr, flush=True)
+        say(f"{text}: {left_out}")
 
 
 @functools.cache
@@ -131,8 +147,14 @@ def why_not_sanitized() -> str | None:
     why = hook.can_hook()
     if why is not None:
         left_out = "roots, reduce operations, splits, messages, buffers and numbers are not checked"
-        print(f"torch_testing_ext: nothing is sanitized: {why}: {left_out}", file=sys.stderr, flush=True)
+        say(f"nothing is sanitized: {why}: {left_out}")
     return why
+
+
+def sanitize_with(kinds: Iterable[str]) -> Sanitize:
+    """What the sanitizer does in the ranks of a test that names these kinds; nothing if ranks cannot be sanitized."""
+    chosen = settings.read().for_ranks(kinds)
+    return Sanitize() if chosen and why_not_sanitized() is not None else chosen
 
 
 class RankedTestCase(TestCase):
@@ -225,12 +247,7 @@ class RankedTestCase(TestCase):
         return isinstance(self._result, unittest.TestResult)
 
     def _case(self) -> launch.Case:
-        seed = settings.read().shake
-        note = ""
-        if seed is not None and self._ranks_are_processes:
-            again = f"--shake-seed {seed}, or TORCH_TESTING_EXT_SHAKE={seed}"
-            note = f"The ranks were delayed with the seed {seed}; to have the same delays again: {again}"
-        return launch.Case(self._short_name(), self._command(), inspect.getsourcefile(type(self)) or "", note)
+        return launch.Case(self._short_name(), self._command(), inspect.getsourcefile(type(self)) or "")
 
     def _timeout(self) -> float | None:
         return None if settings.read().debug_rank is not None else timeout_of(self) or get_timeout(self.id())
@@ -240,8 +257,7 @@ class RankedTestCase(TestCase):
 
     def _sanitize(self) -> Sanitize:
         """What the sanitizer does in the ranks of this test."""
-        chosen = settings.read().for_ranks(kinds_of_test(self))
-        return Sanitize() if chosen and why_not_sanitized() is not None else chosen
+        return sanitize_with(kinds_of_test(self))
 
     def _short_name(self) -> str:
         return f"{type(self).__qualname__}.{self._testMethodName}"
