@@ -79,7 +79,7 @@ def run(item: Any, spec: RankSpec) -> None:
             shutil.rmtree(directory, ignore_errors=True)
     if verdict.outcome is launch.Outcome.PASSED:
         _print_leftovers(item, reports)
-    _raise(verdict, [told[report.rank].xfail for report in reports if launch.failed_by_itself(report)])
+    _raise(_name_of(item), verdict, [told[report.rank].xfail for report in reports if launch.failed_by_itself(report)])
 
 
 def _run_and_judge(
@@ -206,13 +206,13 @@ def _print_leftovers(item: Any, reports: Sequence[launch.RankReport]) -> None:
             print(f"{_name_of(item)}: rank {report.rank} left running (now terminated): {left}", file=sys.stderr)
 
 
-def _raise(verdict: launch.Verdict, xfails: Sequence[str | None]) -> None:
-    """Raise the verdict. `xfails`: of each rank that failed by itself, the reason if that was expected."""
+def _raise(name: str, verdict: launch.Verdict, xfails: Sequence[str | None]) -> None:
+    """Raise the verdict on a test. `xfails`: of each rank that failed by itself, the reason if that was expected."""
     __tracebackhide__ = True
     match verdict.outcome:
         case launch.Outcome.PASSED:
             if verdict.message:
-                ranked.say(verdict.message)
+                ranked.say(f"{name}: {verdict.message}")
             return
         case launch.Outcome.SKIPPED:
             raise pytest.skip.Exception(verdict.message, _use_item_location=True)
@@ -256,7 +256,7 @@ def _run_in_place(item: Any, spec: RankSpec) -> None:
             _pass_on(item, told, told[0])
     finally:
         shutil.rmtree(own, ignore_errors=True)
-    _raise(verdict, [notes[-1] if notes else None for notes in launched_ranks.deciding().values()])
+    _raise(_name_of(item), verdict, [notes[-1] if notes else None for notes in launched_ranks.deciding().values()])
 
 
 def _save_captured(item: Any, file: Path) -> None:
