@@ -23,6 +23,7 @@ from torch_testing_ext._marks.needs import TEST_SKIPS, Skipped, TestSkip, first_
 from torch_testing_ext._marks.sanitizing import kinds_of_test
 from torch_testing_ext._marks.timeouts import timeout_of
 from torch_testing_ext._process import shell
+from torch_testing_ext._sanitizer.kinds import SanitizeKind
 from torch_testing_ext.launch import in_place, settings
 from torch_testing_ext.launch.job import Sanitize
 
@@ -154,6 +155,21 @@ def sanitize_with(kinds: Iterable[str]) -> Sanitize:
     return Sanitize() if chosen and why_not_sanitized() is not None else chosen
 
 
+_NOT_OF_THREADS = (SanitizeKind.WAITS, SanitizeKind.RACES, SanitizeKind.HASH)
+
+
+def sanitize_threads(kinds: Iterable[str]) -> Sanitize:
+    """What the sanitizer does in ranks that are threads. Says once what it does not."""
+    chosen = settings.read().for_ranks(kinds)
+    missing = [kind.value for kind in _NOT_OF_THREADS if kind in chosen.kinds]
+    if missing:
+        _say_once(f"ranks that are threads are not checked for: {', '.join(missing)}")
+    return chosen
+
+
+_say_once = functools.cache(say)
+
+
 class RankedTestCase(TestCase):
     """A test case whose test methods run in ranks; in the parent, each is replaced by one that waits for them."""
 
@@ -161,7 +177,6 @@ class RankedTestCase(TestCase):
     _DECIDES_ABOUT_SKIPS: ClassVar[tuple[str, ...]] = ("_handle_test_skip",)
 
     rank: int
-    _ranks_are_processes: ClassVar[bool] = True
     _result: Any = None
     _recorder: expectations.ExpectationRecorder | None = None  # in ranks that are processes
 
