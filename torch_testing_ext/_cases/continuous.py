@@ -28,7 +28,7 @@ from torch_testing_ext._asserts import expectations
 from torch_testing_ext._machine import accelerators, seeds
 from torch_testing_ext._machine.seeds import set_rng_seed
 from torch_testing_ext._marks.needs import Skipped
-from torch_testing_ext._marks.sanitizing import kinds_of_class
+from torch_testing_ext._marks.sanitizing import kinds_on
 from torch_testing_ext._process import system
 from torch_testing_ext._sanitizer.kinds import SanitizeKind
 from torch_testing_ext.launch import settings
@@ -45,6 +45,7 @@ from .ranked import (
     account_for_skip,
     checked_world_size,
     raise_verdict,
+    sanitize_with,
     say_if_nothing_is_recorded,
     without_our_traceback,
 )
@@ -204,7 +205,7 @@ class MultiProcContinuousTest(RankedTestCase):
             },
             stream=chosen.stream,
             debug_rank=chosen.debug_rank,
-            sanitize=chosen.for_ranks(kinds_of_class(cls)),
+            sanitize=sanitize_with(kinds_on(cls)),
         )
         cls._persistent_ranks = launch.PersistentRanks(job)
         cls.processes = [RankProcess(cls._persistent_ranks.run, rank) for rank in range(world_size)]
@@ -288,7 +289,7 @@ class MultiProcContinuousTest(RankedTestCase):
         directory = launch.new_directory(type(self).__qualname__)
         self.addCleanup(_clean_up, directory)
         self._round = launched_ranks.begin(
-            size, self._case(), directory, self._timeout(), self, self._collectives_may_differ()
+            size, self._case(), directory, self._timeout(), self, self._collectives_may_differ(), self._sanitize()
         )
 
     def _run_in_place(self, together: launch.Round) -> None:

@@ -16,7 +16,9 @@ from typing import Any
 from torch_testing_ext import launch
 from torch_testing_ext._machine import environment
 from torch_testing_ext._marks.needs import TEST_SKIPS, Skipped, TestSkip
-from torch_testing_ext.launch import in_place, recording, settings
+from torch_testing_ext._sanitizer.kinds import SanitizeKind
+from torch_testing_ext.launch import in_place, recording
+from torch_testing_ext.launch.job import Sanitize
 
 from . import group_creation, rank_process, ranked
 
@@ -58,26 +60,29 @@ def begin(
     timeout: float | None,
     test: unittest.TestCase | None = None,
     may_differ: bool = False,
+    sanitize: Sanitize | None = None,
 ) -> launch.Round:
     """Begin a test together with all ranks, or raise why that is not possible. Skips a test of another world size."""
     __tracebackhide__ = True
-    _say_if_not_sanitized()
     if why := wrong_size(world_size):
         raise Skipped(TestSkip(TEST_SKIPS["small_worldsize"].exit_code, why))
     try:
         ranked.say_if_nothing_is_recorded()
-        return in_place.member().begin(case, str(directory), timeout, may_differ)
+        sanitize = sanitize or Sanitize()
+        _say_if_hashes_are_alike(sanitize)
+        return in_place.member().begin(case, str(directory), timeout, may_differ, sanitize)
     except launch.WrongRound as error:
         wrong = launch.Verdict(launch.Outcome.ERROR, str(error))
     raise ranked.rank_error(test or unittest.TestCase(), wrong)
 
 
 @functools.cache
-def _say_if_not_sanitized() -> None:
-    """Say once, in rank 0, that settings of the sanitizer have no effect here."""
-    if settings.read().for_ranks() and is_first():
-        text = "ranks that a launcher has started are neither sanitized nor shaken"
-        print(f"torch_testing_ext: {text}", file=sys.stderr, flush=True)
+def _say_if_hashes_are_alike(sanitize: Sanitize) -> None:
+    """Say once, in rank 0, that ranks cannot differ in their order of sets."""
+    seed = os.environ.get("PYTHONHASHSEED", "random")
+    if SanitizeKind.HASH in sanitize.kinds and seed != "random" and is_first():
+        text = f"PYTHONHASHSEED={seed} is set, so all ranks of the launcher have the same order of sets"
+        ranked.say(text)
 
 
 def refuse(what: str) -> None:
@@ -107,6 +112,7 @@ def run(
         group_creation.announce(Path(together.directory), member.rank, fast=False)
         group = _GroupOfTest()
         try:
+            recording.sanitize(member.rank, together.sanitize, in_place.log_of(together.directory, member.rank))
             body(member.rank, account)
         except unittest.SkipTest as skip:
             ranked.account_for_skip(account, skip)
@@ -122,6 +128,10 @@ def run(
             group.end()
         except Exception as error:
             account.failed(error, assertion=False, within="in the tear-down of the process group: ")
+        try:
+            recording.end_of_sanitizing()
+        except Exception as error:
+            account.failed(error, assertion=False)
         if account.account is None:
             account.passed()
     return _here(member.end(together, _with_collectives(account)))

@@ -198,7 +198,13 @@ class MultiProcessTestCase(RankedTestCase):
         assert self._directory is not None
         size = self._checked_world_size()
         self._round = launched_ranks.begin(
-            size, self._case(), self._directory, self._timeout(), self, self._collectives_may_differ()
+            size,
+            self._case(),
+            self._directory,
+            self._timeout(),
+            self,
+            self._collectives_may_differ(),
+            self._sanitize(),
         )
         self.file_name = str(Path(self._round.directory, "store"))
 

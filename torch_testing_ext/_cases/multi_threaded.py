@@ -13,13 +13,16 @@ import types
 import unittest
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from torch_testing_ext import launch
 from torch_testing_ext._marks.collectives import may_differ
 from torch_testing_ext._marks.needs import Skipped, TestSkip
+from torch_testing_ext._marks.sanitizing import kinds_of_test, kinds_on
 from torch_testing_ext._threads.ranks import ExcInfo, RankThreads, process_group
 from torch_testing_ext.launch import settings
+from torch_testing_ext.launch.job import Sanitize
 
 from . import ranked
 from .ranked import (
@@ -54,10 +57,12 @@ def spawn_threads_and_init_comms(
             with process_group(rank, world_size, threads.store):
                 func(self, *args, **kwargs)
 
-        threads = RankThreads(world_size, run_rank, account_for)
+        method = getattr(self, getattr(self, "_testMethodName", ""), None)
+        sanitize = ranked.sanitize_threads(kinds_on(func, method, type(self)))
+        threads = RankThreads(world_size, run_rank, account_for, sanitize)
         threads.start()
         case = launch.Case(f"{type(self).__qualname__}.{func.__name__}", file=inspect.getsourcefile(func) or "")
-        allowed = may_differ(func, getattr(self, getattr(self, "_testMethodName", ""), None), self)
+        allowed = may_differ(func, method, self)
         raise_verdict(self, _verdict_on(threads, timeout, case, allowed))
 
     return wrapper
@@ -68,6 +73,7 @@ def _verdict_on(
 ) -> launch.Verdict:
     patient = settings.read().debug_rank is not None
     reports, timed_out = threads.join(None if patient else timeout, _told)
+    case = replace(case, note=threads.note)
     return launch.judge(reports, timed_out, case, launch.Expected(may_differ=may_differ), threads.finding)
 
 
@@ -175,14 +181,15 @@ class MultiThreadedTestCase(RankedTestCase):
         size, name = self._checked_world_size(), self._current_test_name
         for _ in _told():
             pass  # of threads that have outlived their test
-        self._started = RankThreads(size, lambda rank: self._run(name, rank, size), account_for, self._sanitize().kinds)
+        self._started = RankThreads(size, lambda rank: self._run(name, rank, size), account_for, self._sanitize())
         self._started.test = self
         type(self).global_store = self._started.store
         self.addCleanup(self._started.end)  # if setUp fails later, _join_threads is never called
         self._started.start()
         self.threads = self._started.threads
 
-    _ranks_are_processes = False
+    def _sanitize(self) -> Sanitize:
+        return ranked.sanitize_threads(kinds_of_test(self))
 
     @classmethod
     def _join_threads(cls, threads: Sequence[Any], fn: Callable[[], Any]) -> None:

@@ -11,7 +11,8 @@ import inspect
 import os
 import sys
 import unittest
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, ClassVar, NoReturn
 
@@ -22,6 +23,7 @@ from torch_testing_ext._marks.needs import TEST_SKIPS, Skipped, TestSkip, first_
 from torch_testing_ext._marks.sanitizing import kinds_of_test
 from torch_testing_ext._marks.timeouts import timeout_of
 from torch_testing_ext._process import shell
+from torch_testing_ext._sanitizer.kinds import SanitizeKind
 from torch_testing_ext.launch import in_place, settings
 from torch_testing_ext.launch.job import Sanitize
 
@@ -78,6 +80,18 @@ def without_our_traceback() -> Iterator[None]:
         raise error.with_traceback(None) from None
 
 
+class RankWarning(UserWarning):
+    """Something that is to be known although the test passes."""
+
+
+def say(text: str) -> None:
+    """Say something on stderr; to pytest, which hides what a test that passes prints, as a warning, too."""
+    print(f"torch_testing_ext: {text}", file=sys.stderr, flush=True)
+    if "_pytest" in sys.modules and "PYTEST_CURRENT_TEST" in os.environ:
+        with suppress(RankWarning):  # a filter that makes warnings errors means those of the test
+            warnings.warn_explicit(text, RankWarning, "torch_testing_ext", 1)
+
+
 def raise_verdict(test: unittest.TestCase | None, verdict: launch.Verdict) -> None:
     """Raise the exception for the verdict on `test`, or on ranks that have no test case, unless they passed."""
     __tracebackhide__ = True
@@ -85,7 +99,7 @@ def raise_verdict(test: unittest.TestCase | None, verdict: launch.Verdict) -> No
         case launch.Outcome.PASSED:
             if verdict.message:
                 where = f"{test.id()}: " if test is not None else ""
-                print(f"torch_testing_ext: {where}{verdict.message}", file=sys.stderr, flush=True)
+                say(f"{where}{verdict.message}")
         case launch.Outcome.SKIPPED:
             raise Skipped(TestSkip(verdict.code or TEST_SKIPS["generic"].exit_code, verdict.message))
         case launch.Outcome.FAILED:
@@ -120,7 +134,7 @@ def say_if_nothing_is_recorded() -> None:
     if not _torch.has_flight_recorder():
         text = "torch records no collectives here (TORCH_FR_BUFFER_SIZE=0, or this torch has no flight recorder)"
         left_out = "mismatches are not found, and hangs last until the time-out"
-        print(f"torch_testing_ext: {text}: {left_out}", file=sys.stderr, flush=True)
+        say(f"{text}: {left_out}")
 
 
 @functools.cache
@@ -131,8 +145,29 @@ def why_not_sanitized() -> str | None:
     why = hook.can_hook()
     if why is not None:
         left_out = "roots, reduce operations, splits, messages, buffers and numbers are not checked"
-        print(f"torch_testing_ext: nothing is sanitized: {why}: {left_out}", file=sys.stderr, flush=True)
+        say(f"nothing is sanitized: {why}: {left_out}")
     return why
+
+
+def sanitize_with(kinds: Iterable[str]) -> Sanitize:
+    """What the sanitizer does in the ranks of a test that names these kinds; nothing if ranks cannot be sanitized."""
+    chosen = settings.read().for_ranks(kinds)
+    return Sanitize() if chosen and why_not_sanitized() is not None else chosen
+
+
+_NOT_OF_THREADS = (SanitizeKind.WAITS, SanitizeKind.RACES, SanitizeKind.HASH)
+
+
+def sanitize_threads(kinds: Iterable[str]) -> Sanitize:
+    """What the sanitizer does in ranks that are threads. Says once what it does not."""
+    chosen = settings.read().for_ranks(kinds)
+    missing = [kind.value for kind in _NOT_OF_THREADS if kind in chosen.kinds]
+    if missing:
+        _say_once(f"ranks that are threads are not checked for: {', '.join(missing)}")
+    return chosen
+
+
+_say_once = functools.cache(say)
 
 
 class RankedTestCase(TestCase):
@@ -142,7 +177,6 @@ class RankedTestCase(TestCase):
     _DECIDES_ABOUT_SKIPS: ClassVar[tuple[str, ...]] = ("_handle_test_skip",)
 
     rank: int
-    _ranks_are_processes: ClassVar[bool] = True
     _result: Any = None
     _recorder: expectations.ExpectationRecorder | None = None  # in ranks that are processes
 
@@ -225,12 +259,7 @@ class RankedTestCase(TestCase):
         return isinstance(self._result, unittest.TestResult)
 
     def _case(self) -> launch.Case:
-        seed = settings.read().shake
-        note = ""
-        if seed is not None and self._ranks_are_processes:
-            again = f"--shake-seed {seed}, or TORCH_TESTING_EXT_SHAKE={seed}"
-            note = f"The ranks were delayed with the seed {seed}; to have the same delays again: {again}"
-        return launch.Case(self._short_name(), self._command(), inspect.getsourcefile(type(self)) or "", note)
+        return launch.Case(self._short_name(), self._command(), inspect.getsourcefile(type(self)) or "")
 
     def _timeout(self) -> float | None:
         return None if settings.read().debug_rank is not None else timeout_of(self) or get_timeout(self.id())
@@ -240,8 +269,7 @@ class RankedTestCase(TestCase):
 
     def _sanitize(self) -> Sanitize:
         """What the sanitizer does in the ranks of this test."""
-        chosen = settings.read().for_ranks(kinds_of_test(self))
-        return Sanitize() if chosen and why_not_sanitized() is not None else chosen
+        return sanitize_with(kinds_of_test(self))
 
     def _short_name(self) -> str:
         return f"{type(self).__qualname__}.{self._testMethodName}"

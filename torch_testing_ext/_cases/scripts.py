@@ -69,6 +69,7 @@ def run_script(
         return _under_torchrun(script, words, size, env or {}, timeout)
     with ranked.without_our_traceback():
         chosen = settings.read()
+        ranked.say_if_nothing_is_recorded()
         directory = launch.new_directory(script.name)
     try:
         with ports.leased_port() as port:
@@ -118,6 +119,7 @@ def _start(
         },
         stream=chosen.stream,
         debug_rank=chosen.debug_rank,
+        sanitize=ranked.sanitize_with(()),
     )
     with ranked.without_our_traceback():
         return launch.launch_fresh(job)

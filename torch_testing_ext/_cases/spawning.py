@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 import unittest
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,9 @@ from typing import Any
 from torch_testing_ext import _torch, launch
 from torch_testing_ext._machine import ports
 from torch_testing_ext._marks.collectives import may_differ
+from torch_testing_ext._marks.sanitizing import kinds_on
 from torch_testing_ext.launch import settings
+from torch_testing_ext.launch.job import Sanitize
 
 from . import group_creation, launched_ranks, rank_environment, rank_process, ranked
 
@@ -34,7 +36,7 @@ def spawn(function: Callable[..., object], world_size: int, *args: Any, timeout:
     size = ranked.checked_world_size(world_size, "world_size")
     launched_ranks.refuse("spawn")
     case = launch.Case(f"spawn({getattr(function, '__qualname__', function)!s})")
-    run_in_ranks(case, function, size, args, timeout, may_differ(function))
+    run_in_ranks(case, function, size, args, timeout, may_differ(function), kinds_on(function))
 
 
 def run_in_ranks(
@@ -44,18 +46,21 @@ def run_in_ranks(
     args: tuple[Any, ...],
     timeout: float | None,
     collectives_may_differ: bool,
+    sanitize: Iterable[str] = (),
 ) -> None:
-    """Do what `spawn` does, under the name of `case`."""
+    """Do what `spawn` does, under the name of `case`. `sanitize`: kinds of checks."""
     __tracebackhide__ = True
     global _call
     with ranked.without_our_traceback():
         chosen = settings.read()
+        ranked.say_if_nothing_is_recorded()
+        checks = ranked.sanitize_with(sanitize)
         directory = launch.new_directory(case.name)
     try:
         with ports.leased_port() as port:
             _call = function, args
             try:
-                run, is_own = _start(function, args, size, directory, port, chosen)
+                run, is_own = _start(function, args, size, directory, port, chosen, checks)
             finally:
                 _call = None
             try:
@@ -84,6 +89,7 @@ def _start(
     directory: Path,
     port: int,
     chosen: settings.Settings,
+    sanitize: Sanitize,
 ) -> tuple[launch.Run, bool]:
     """Start the ranks. Returns also whether they have a fork server of their own."""
     __tracebackhide__ = True
@@ -98,6 +104,7 @@ def _start(
         arguments={"call": None, "world_size": size, "directory": directory, "patient": patient},
         stream=chosen.stream,
         debug_rank=chosen.debug_rank,
+        sanitize=sanitize,
     )
     try:
         return launch.launch_from_here(job), True

@@ -8,10 +8,11 @@ from __future__ import annotations
 import pickle
 from bisect import bisect
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from .blocked import RankState
-from .records import GroupKey, GroupRecord, RankRecord, read_record, text_of
+from .records import GroupKey, GroupRecord, RankRecord, make_record, text_of
 
 # Of the deprecated functions of torch.distributed.
 _DECORATORS = "/typing_extensions.py"
@@ -30,18 +31,19 @@ def pack(
     folder: str,
     at: float,
     state: RankState | None = None,
+    sequences: Mapping[str, tuple[int, int]] | None = None,
 ) -> bytes:
     """What a rank leaves: its groups, as the fields of a GroupRecord and the time of their making; the dumps of its
-    recorders; when a function of torch.distributed has raised; torch's folder; the moment; what its threads do."""
-    return pickle.dumps((groups, dumps, errors, folder, at, state and state.to_json()))
+    recorders; when a function of torch.distributed has raised; torch's folder; the moment; what its threads do, and the
+    sequence numbers of its groups, None if unknown."""
+    return pickle.dumps((groups, dumps, errors, folder, at, state and state.to_json(), sequences))
 
 
 class RawRecord:
     """What a rank has left, read. `is_whole`: no recorder has dropped entries that count."""
 
     def __init__(self, data: bytes):
-        listed, dumps, self._errors, self._folder, self.at, state = pickle.loads(data)
-        self._state = state and RankState.from_json(state)
+        listed, dumps, self._errors, self._folder, self.at, state, sequences = pickle.loads(data)
         self.groups = [GroupRecord(name, said, tuple(m), index, world) for name, said, m, index, world, _ in listed]
         self.is_whole = True
         self._made: dict[str, tuple[list[int], list[int]]] = {}  # by name: when, and the numbers
@@ -58,6 +60,13 @@ class RawRecord:
             counting = [entry for entry in found if entry["record_id"] >= first]
             self._entries += counting
             self._numbers += self._groups_of(counting)
+        p2p = sequences is None or self._has_gaps(sequences)
+        self._state = replace(RankState.from_json(state), p2p=p2p) if state else None
+
+    def _has_gaps(self, sequences: Mapping[str, tuple[int, int]]) -> bool:
+        """May the rank have sent or received after its last collective? That uses up a number, and is not recorded."""
+        latest = {str(entry["process_group"][0]): entry["collective_seq_id"] for entry in self._entries}
+        return any(number != latest.get(name, before) for name, (number, before) in sequences.items())
 
     def _groups_of(self, entries: Sequence[Mapping[str, Any]]) -> list[int | None]:
         """The number of each entry's group: the latest one of that name. None if another one may have that name."""
@@ -89,6 +98,10 @@ class RawRecord:
     def text(self) -> str:
         """The text that `read_record` reads."""
         return text_of(self.groups, list(self._compact()), self.is_whole, self._state, self.at)
+
+    def record(self, rank: int) -> RankRecord:
+        """The same as `read_record` makes of the text."""
+        return make_record(rank, self.groups, list(self._compact()), self.is_whole, self._state, self.at)
 
     def _compact(self) -> Iterator[dict[str, Any]]:
         for entry, number in zip(self._entries, self._numbers, strict=True):
@@ -128,7 +141,7 @@ def unpack(data: bytes) -> RawRecord | None:
 def read_raw(rank: int, data: bytes) -> RankRecord | None:
     """The record of a rank from what it has left."""
     raw = unpack(data)
-    return read_record(rank, raw.text()) if raw is not None else None
+    return raw.record(rank) if raw is not None else None
 
 
 def agree(records: Sequence[RawRecord | None]) -> bool:

@@ -241,15 +241,28 @@ def read_record(rank: int, text: str) -> RankRecord | None:
     try:
         body = json.loads(body_of(text))
         listed = [GroupRecord(name, said, tuple(m), index, world) for name, said, m, index, world in body["groups"]]
-        entries = sorted(body["entries"], key=lambda entry: int(entry.get("record_id", 0)))
+        entries, state = body["entries"], body.get("state")
     except (ValueError, KeyError, TypeError):
         return None
+    known = state and RankState.from_json(state)
+    return make_record(rank, listed, entries, bool(body.get("is_whole")), known, float(body.get("at", 0.0)))
+
+
+def make_record(
+    rank: int,
+    listed: Sequence[GroupRecord],
+    entries: Sequence[Mapping[str, Any]],
+    is_whole: bool,
+    state: RankState | None,
+    at: float,
+) -> RankRecord:
+    """The record of a rank that has made the groups `listed`, from the entries of its recorder or its log."""
     groups: dict[GroupKey, GroupRecord] = {}
     calls: dict[GroupKey, list[Call]] = {}
     p2p: dict[GroupKey, str] = {}
     messages: dict[GroupKey, list[Call]] = {}
     generations = [_generation(listed, number) for number in range(len(listed))]
-    for entry in entries:
+    for entry in sorted(entries, key=lambda entry: int(entry.get("record_id", 0))):
         number = entry.get("group")
         if number is None:
             continue
@@ -266,16 +279,15 @@ def read_record(rank: int, text: str) -> RankRecord | None:
     for number, group in enumerate(listed):
         for backend in backends:
             groups.setdefault(GroupKey(group.name, generations[number], backend, group.world), group)
-    state = body.get("state")
     return RankRecord(
         rank=rank,
         groups=groups,
         calls=calls,
-        is_whole=bool(body.get("is_whole")),
-        state=state and RankState.from_json(state),
+        is_whole=is_whole,
+        state=state,
         p2p=p2p,
         messages=messages,
-        at=float(body.get("at", 0.0)),
+        at=at,
     )
 
 

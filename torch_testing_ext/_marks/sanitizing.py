@@ -31,14 +31,11 @@ def sanitize(*kinds: str) -> Callable[[T], T]:
     return decorate
 
 
-def kinds_of_class(cls: type) -> tuple[str, ...]:
-    """The kinds that `@sanitize` names on a class of tests."""
-    kinds: tuple[str, ...] = getattr(cls, _ATTRIBUTE, ())
-    return kinds
+def kinds_on(*targets: Any) -> tuple[str, ...]:
+    """The kinds that `@sanitize` names on these functions and classes."""
+    return tuple(kind for target in targets for kind in getattr(target, _ATTRIBUTE, ()))
 
 
 def kinds_of_test(test: Any) -> tuple[str, ...]:
     """The kinds that `@sanitize` names on this test case and on its class."""
-    method = getattr(test, test._testMethodName, None)
-    own: tuple[str, ...] = getattr(method, _ATTRIBUTE, ())
-    return (*own, *kinds_of_class(type(test)))
+    return kinds_on(getattr(test, test._testMethodName, None), type(test))

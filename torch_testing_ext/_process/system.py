@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import math
 import os
 import signal
 import socket
@@ -23,6 +24,7 @@ HUGE_PAGE = 2 << 20
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _MADV_COLLAPSE = 25
+_TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
 
 @functools.cache
@@ -119,6 +121,18 @@ def _stat(pid: int) -> tuple[int, int, bool]:
     except OSError:
         return (0, 0, False)
     return (int(after_name[1]), int(after_name[2]), after_name[0] not in "ZX")
+
+
+def cpu_seconds(pid: int) -> float | None:
+    """The CPU time of all threads of a process, in steps of 0.01 s; None if the system does not show it.
+
+    Infinite if its main thread is running or wants to: then the process is computing, however little it has got.
+    """
+    try:
+        after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return math.inf if after_name[0] == "R" else (int(after_name[11]) + int(after_name[12])) / _TICKS_PER_SECOND
 
 
 def loaded_library(name: str) -> str | None:

@@ -15,6 +15,7 @@ from torch_testing_ext._cases.distributed_exec import DistributedFixture
 from torch_testing_ext._machine import environment
 from torch_testing_ext._marks import needs
 from torch_testing_ext._marks.collectives import may_differ
+from torch_testing_ext._marks.sanitizing import kinds_on
 
 from . import dist_env
 from .marks import RankSpec, settings_of, spec_for
@@ -36,7 +37,9 @@ def run(cls: type[DistributedFixture], request: Any, given: dict[str, Any]) -> D
     case = launch.Case(f"fixture {cls.__name__}", file=inspect.getsourcefile(cls) or "")
     with tempfile.TemporaryDirectory() as directory:
         arguments = (instance, given, spec, Path(directory))
-        spawning.run_in_ranks(case, _in_rank, spec.world_size, arguments, timeout, may_differ(cls, cls.run))
+        spawning.run_in_ranks(
+            case, _in_rank, spec.world_size, arguments, timeout, may_differ(cls, cls.run), kinds_on(cls, cls.run)
+        )
     return instance
 
 

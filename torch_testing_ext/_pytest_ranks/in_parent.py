@@ -25,9 +25,11 @@ from torch_testing_ext._cases.expected_imports import expected_imports
 from torch_testing_ext._machine import ports
 from torch_testing_ext._marks import needs
 from torch_testing_ext._marks.collectives import may_differ
+from torch_testing_ext._marks.sanitizing import kinds_on
 from torch_testing_ext._process import shell
 from torch_testing_ext._process.logs import cut_middle
 from torch_testing_ext.launch import settings
+from torch_testing_ext.launch.job import Sanitize
 
 from . import debugging, in_rank, leases
 from .marks import COMMAND, RankSpec, rank_side
@@ -58,6 +60,7 @@ def run(item: Any, spec: RankSpec) -> None:
         return
     with ranked.without_our_traceback():
         chosen = settings.read()
+    ranked.say_if_nothing_is_recorded()
     chosen = replace(chosen, debug_rank=debugging.rank_of(item.config, chosen.debug_rank, spec.world_size))
     debugging.leave_to_ranks(item.config)
     for name in (*expected_imports(str(item.path)), *launch.preload_hints()):
@@ -76,7 +79,7 @@ def run(item: Any, spec: RankSpec) -> None:
             shutil.rmtree(directory, ignore_errors=True)
     if verdict.outcome is launch.Outcome.PASSED:
         _print_leftovers(item, reports)
-    _raise(verdict, [told[report.rank].xfail for report in reports if launch.failed_by_itself(report)])
+    _raise(_name_of(item), verdict, [told[report.rank].xfail for report in reports if launch.failed_by_itself(report)])
 
 
 def _run_and_judge(
@@ -97,6 +100,7 @@ def _run_and_judge(
                 arguments={"patient": chosen.debug_rank is not None},
                 stream=chosen.stream or (item.config.getoption("capture") == "no" and COMMAND not in item.stash),
                 debug_rank=chosen.debug_rank,
+                sanitize=_sanitize(item),
             )
             try:
                 with _terminal_for(item, chosen.debug_rank):
@@ -119,6 +123,10 @@ def _run_and_judge(
 
 def _may_differ(item: Any) -> bool:
     return may_differ(item.obj, item.cls)
+
+
+def _sanitize(item: Any) -> Sanitize:
+    return ranked.sanitize_with(kinds_on(item.obj, item.cls))
 
 
 _ENDED = (
@@ -198,11 +206,13 @@ def _print_leftovers(item: Any, reports: Sequence[launch.RankReport]) -> None:
             print(f"{_name_of(item)}: rank {report.rank} left running (now terminated): {left}", file=sys.stderr)
 
 
-def _raise(verdict: launch.Verdict, xfails: Sequence[str | None]) -> None:
-    """Raise the verdict. `xfails`: of each rank that failed by itself, the reason if that was expected."""
+def _raise(name: str, verdict: launch.Verdict, xfails: Sequence[str | None]) -> None:
+    """Raise the verdict on a test. `xfails`: of each rank that failed by itself, the reason if that was expected."""
     __tracebackhide__ = True
     match verdict.outcome:
         case launch.Outcome.PASSED:
+            if verdict.message:
+                ranked.say(f"{name}: {verdict.message}")
             return
         case launch.Outcome.SKIPPED:
             raise pytest.skip.Exception(verdict.message, _use_item_location=True)
@@ -225,7 +235,9 @@ def _run_in_place(item: Any, spec: RankSpec) -> None:
     case = launch.Case(_name_of(item), _command(item), str(item.path))
     try:
         timeout = _timeout(item, spec, settings.read())
-        together = launched_ranks.begin(spec.world_size, case, own, timeout, may_differ=_may_differ(item))
+        together = launched_ranks.begin(
+            spec.world_size, case, own, timeout, may_differ=_may_differ(item), sanitize=_sanitize(item)
+        )
         directory = Path(together.directory)
 
         def body(rank: int, account: launch.AccountWriter) -> None:
@@ -244,7 +256,7 @@ def _run_in_place(item: Any, spec: RankSpec) -> None:
             _pass_on(item, told, told[0])
     finally:
         shutil.rmtree(own, ignore_errors=True)
-    _raise(verdict, [notes[-1] if notes else None for notes in launched_ranks.deciding().values()])
+    _raise(_name_of(item), verdict, [notes[-1] if notes else None for notes in launched_ranks.deciding().values()])
 
 
 def _save_captured(item: Any, file: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -102,12 +102,17 @@ class Poison(Check):
         if spec.outputs == spec.inputs:
             if spec.kind != "broadcast" or _is_root(spec, args, group):
                 return  # the outputs are inputs
-            inputs: list[tuple[int, int]] = []
+            inputs: Iterable[torch.Tensor] = ()
         else:
-            inputs = [] if spec.inputs is None else [_range(tensor) for tensor in tensors_of(args[spec.inputs])]
-        for tensor in tensors_of(args[spec.outputs]):
+            inputs = () if spec.inputs is None else tensors_of(args[spec.inputs])
+        self.overwrite(tensors_of(args[spec.outputs]), inputs)
+
+    def overwrite(self, outputs: Iterable[torch.Tensor], inputs: Iterable[torch.Tensor]) -> None:
+        """Overwrite the outputs that share no memory with an input."""
+        ranges = [_range(tensor) for tensor in inputs]
+        for tensor in outputs:
             first, end = _range(tensor)
-            if end > first and not any(start < end and first < stop for start, stop in inputs):
+            if end > first and not any(start < end and first < stop for start, stop in ranges):
                 hook.overwrite(tensor, self._pattern(tensor.dtype))
 
     def _pattern(self, dtype: torch.dtype) -> float | int | bool:
@@ -130,6 +135,10 @@ class Delays(Check):
         self._is_slow = random.Random(f"{seed} {rank} slow").random() < _SLOW_RANKS
 
     def before(self, spec: OpSpec, args: tuple[Any, ...], site: int, group: Any) -> None:
+        self.wait()
+
+    def wait(self) -> None:
+        """Wait before the next operation of the rank, perhaps."""
         chance, seconds = self._random.random(), self._random.random()
         if chance < (_SLOW_CALLS if self._is_slow else _OTHER_CALLS):
             _sleep(seconds * _LONGEST_DELAY)

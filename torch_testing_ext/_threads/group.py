@@ -72,6 +72,7 @@ class ThreadLocalWorld(_torch.world_class()):  # type: ignore[misc]
         self.waiting: dict[int, Callable[[], bool]] = {}
         self._record_ids = itertools.count(1)
         self.kinds: frozenset[SanitizeKind] = frozenset()  # of the sanitizer
+        self.delays: dict[int, Any] = {}  # of each rank, if they are shaken
         self.notes: dict[int, list[dict[str, Any]]] = {}  # what it has found in each rank
 
     def _get_world(self) -> WorldData:
@@ -205,8 +206,12 @@ class Rendezvous:
     ) -> None:
         """Take part in a collective as `rank` of this group; return when it is complete."""
         _finish_on_device(arguments)
+        if (delays := self._world.delays.get(self._ranks[rank])) is not None:
+            delays.wait()
         if SanitizeKind.NAN in self._world.kinds:
             self._check_numbers(rank, kind, arguments, options)
+        if SanitizeKind.POISON in self._world.kinds:
+            self._poison(rank, kind, arguments, options)
         with self._world.changed:
             collective, event = self._enter(rank, kind, arguments, options)
             if rank == 0:
@@ -238,6 +243,18 @@ class Rendezvous:
                 note = {"kind": "nan", "text": f"{text} enter {call}", "site": _site()}
                 self._world.notes.setdefault(self._ranks[rank], []).append(note)
                 return
+
+    def _poison(self, rank: int, kind: str, arguments: Any, options: Mapping[str, Any]) -> None:
+        """Overwrite the outputs, before another rank may write them. A broadcast has only one kind of tensors."""
+        from torch_testing_ext._sanitizer import checks  # only where it is asked for
+
+        if isinstance(arguments, tuple) and arguments:
+            outputs, inputs = arguments
+        elif kind == "broadcast" and options.get("root") != rank:
+            outputs, inputs = arguments, ()
+        else:
+            return
+        checks.Poison(self._ranks[rank]).overwrite(_tensors(outputs), _tensors(inputs))
 
     def _enter(
         self, rank: int, kind: str, arguments: Any, options: Mapping[str, Any]

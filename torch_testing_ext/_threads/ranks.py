@@ -20,8 +20,8 @@ import torch.distributed as dist
 from torch_testing_ext import _torch, launch
 from torch_testing_ext._collectives.findings import Finding, describe_stuck, finding_of_rank, stuck, waits
 from torch_testing_ext._collectives.records import read_record
-from torch_testing_ext._sanitizer.kinds import SanitizeKind
 from torch_testing_ext.launch import RankEnding, RankReport, hang, now
+from torch_testing_ext.launch.job import Sanitize
 
 from .group import ThreadLocalWorld, _install_threaded_pg, _uninstall_threaded_pg
 
@@ -56,8 +56,6 @@ class RankThread(threading.Thread):
 class RankThreads:
     """Runs `body(rank)` in `world_size` threads, once started; a body that communicates does so in `process_group`.
 
-    `kinds`: what the sanitizer checks.
-
     `account_for` writes an exception that a body raised into the account of its rank, and returns the exit code.
     """
 
@@ -66,7 +64,7 @@ class RankThreads:
         world_size: int,
         body: Callable[[int], None],
         account_for: Callable[[launch.AccountWriter, BaseException], int],
-        kinds: frozenset[SanitizeKind] = frozenset(),
+        sanitize: Sanitize | None = None,
     ):
         self.began = now()
         self._body = body
@@ -74,7 +72,9 @@ class RankThreads:
         self._sharding_lock = _torch.one_sharding_at_a_time()
         self._sharding_lock.__enter__()
         self._world: ThreadLocalWorld = _install_threaded_pg()
-        self._world.kinds = kinds
+        self.note = ""  # what must be known to run a test again
+        if sanitize:
+            self._sanitize(sanitize, world_size)
         self.store = _HashStore()
         self.errors: dict[int, ExcInfo] = {}  # by rank
         self.test: Any = None  # whose threads these are
@@ -83,6 +83,13 @@ class RankThreads:
         self._exits: dict[int, launch.Exit] = {}
         self._over = False
         self.threads = [RankThread(self, rank) for rank in range(world_size)]
+
+    def _sanitize(self, sanitize: Sanitize, world_size: int) -> None:
+        self._world.kinds, self.note = sanitize.kinds, sanitize.note
+        if sanitize.shake is not None:
+            from torch_testing_ext._sanitizer import checks  # only where it is asked for
+
+            self._world.delays = {rank: checks.Delays(sanitize.shake, rank) for rank in range(world_size)}
 
     def start(self) -> None:
         for thread in self.threads:

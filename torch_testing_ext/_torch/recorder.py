@@ -207,16 +207,16 @@ def is_of_torch(file: str) -> bool:
     return file.startswith((TORCH_FOLDER, "<")) or file.endswith(_DECORATORS)
 
 
-def may_have_sent_or_received() -> bool:
-    """May this process have issued point-to-point operations after its last collective that is recorded?
+def sequence_numbers() -> dict[str, tuple[int, int]]:
+    """For each group, by name: its sequence number now, and that of its latest collective that no longer counts.
 
-    gloo does not record these, but they use up sequence numbers. `_get_sequence_number_for_group`: 2.11 to 2.15.
+    gloo does not record sends and receives, but they use up numbers. `_get_sequence_number_for_group`: 2.11 to 2.15.
     """
     import torch.distributed as dist
 
-    _counting(_recorders[0], stacks=False)
     groups: list[Any] = list(dist.distributed_c10d._world.pg_map)
-    return any(group._get_sequence_number_for_group() != _latest.get(str(group.group_name), 0) for group in groups)
+    names = [(str(group.group_name), group) for group in groups]
+    return {name: (group._get_sequence_number_for_group(), _latest.get(name, 0)) for name, group in names}
 
 
 def watch_process_groups(

@@ -481,16 +481,23 @@ def finish(run: Run) -> None:
     run.server.runs.pop(run.number, None)
 
 
+_directories: dict[Path, int] = {}  # how many directories of a name this process has made
+
+
 def new_directory(name: str) -> Path:
-    """A directory for one run's files: kept below TORCH_TESTING_EXT_LOGS if that is set."""
+    """A directory for one run's files: kept below TORCH_TESTING_EXT_LOGS if that is set.
+
+    No name is used twice: an object of an earlier test that still exists, such as a store, may remove its file late.
+    """
     parent = settings.read().logs or launcher().session_directory()
     safe = "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "_" for c in name)[-150:]
     try:
         parent.mkdir(parents=True, exist_ok=True)
-        for number in itertools.count():
+        for number in itertools.count(_directories.get(parent / safe, 0)):
             directory = parent / (safe if number == 0 else f"{safe}.{number}")
             with suppress(FileExistsError):
                 directory.mkdir()
+                _directories[parent / safe] = number + 1
                 return directory
     except OSError as error:
         raise CannotStart(f"no directory for the files of ranks can be created: {error}") from error

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import base64
 import faulthandler
-import hashlib
 import json
 import os
 import queue
@@ -19,9 +18,9 @@ import socket
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from torch_testing_ext._collectives.raw import agree, unpack
@@ -30,18 +29,13 @@ from torch_testing_ext._process.loop import EventLoop
 
 from . import hang, recording
 from .accounts import RankAccount, RankEnding
+from .job import Sanitize
+from .launchers import Launched
 from .report import RankReport, now
+from .sanitizer_logs import Logs
 from .verdict import Case, Expected, Outcome, Verdict, failed_by_itself, judge
 from .watch import GRACE_AFTER_DEATH
 
-# The rank, the number of ranks, and the number of those on this machine.
-_VARIABLES = (
-    ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"),
-    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"),
-    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS"),
-    # Of srun. A batch script has SLURM_PROCID too, but is one process.
-    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", ""),
-)
 _PATIENCE_TO_CONNECT = 120.0  # rank 0 may import more than the others before its first test
 # After a rank has ended, the others may need a while: whoever does not return loses its process, and the session.
 _GRACE = 5.0
@@ -52,36 +46,6 @@ _LEFT = "its process has ended: it was killed, crashed or exited"
 
 class WrongRound(RuntimeError):
     """The ranks cannot run this test together; the message says why."""
-
-
-@dataclass(frozen=True)
-class Launched:
-    """What the launcher says of this process."""
-
-    rank: int
-    world_size: int
-    is_one_machine: bool
-    key: str  # the same in all ranks of this launch, and in no others of this machine
-
-    @classmethod
-    def read(cls, environ: Mapping[str, str]) -> Launched | None:
-        for rank, size, local in _VARIABLES:
-            numbers = [environ.get(name, "") for name in (rank, size)]
-            # One process, as in an interactive step of Slurm, can start ranks of its own.
-            if all(number.isdecimal() for number in numbers) and int(numbers[0]) < int(numbers[1]) > 1:
-                everywhere = environ.get(local, numbers[1]) == numbers[1]
-                if rank.startswith("SLURM"):
-                    everywhere = environ.get("SLURM_STEP_NUM_NODES", "1") == "1"
-                return cls(int(numbers[0]), int(numbers[1]), everywhere, _key(environ))
-        return None
-
-
-def _key(environ: Mapping[str, str]) -> str:
-    """By the launcher's rendezvous; without one, by the process that has started all ranks of this machine."""
-    names = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
-    known = [environ.get(name, "") for name in names] if environ.get("MASTER_PORT") else [str(os.getppid())]
-    text = json.dumps([os.getuid(), *known])
-    return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 # Read once: tests may change these variables.
@@ -114,6 +78,12 @@ class Round:
     number: int
     directory: str
     port: int
+    sanitize: Sanitize
+
+
+def log_of(directory: str, rank: int) -> Path:
+    """The log of a rank in a round, if it is sanitized."""
+    return Path(directory, f"rank{rank}.sanitizer")
 
 
 class _Lines:
@@ -179,15 +149,22 @@ class Member:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             signal.raise_signal(signal.SIGTERM)
 
-    def begin(self, case: Case, directory: str, timeout: float | None, may_differ: bool) -> Round:
+    def begin(self, case: Case, directory: str, timeout: float | None, may_differ: bool, sanitize: Sanitize) -> Round:
         """Wait until every rank begins this test. Raises WrongRound if one begins another test or has left."""
         self._in_test = True
-        self._lines.send(kind="begin", case=vars(case), directory=directory, timeout=timeout, may_differ=may_differ)
+        self._lines.send(
+            kind="begin",
+            case=vars(case),
+            directory=directory,
+            timeout=timeout,
+            may_differ=may_differ,
+            sanitize=sanitize.encode(),
+        )
         answer = self._next()
         if answer["kind"] == "go":
             recording.begin()
             recording.begin_first_task()
-            return Round(answer["number"], answer["directory"], answer["port"])
+            return Round(answer["number"], answer["directory"], answer["port"], Sanitize.decode(answer["sanitize"]))
         self._in_test = False
         raise WrongRound(answer["message"])
 
@@ -396,7 +373,14 @@ class _Hub(threading.Thread):
             self._until = None if first["timeout"] is None else self._began + first["timeout"]
             self._lease = ports.leased_port()
             port = self._lease.__enter__()
-            self._tell(list(self._begun), kind="go", number=self._number, directory=first["directory"], port=port)
+            self._tell(
+                list(self._begun),
+                kind="go",
+                number=self._number,
+                directory=first["directory"],
+                port=port,
+                sanitize=first["sanitize"],
+            )
 
     def _tell(self, ranks: list[int], **message: Any) -> None:
         for rank in ranks:
@@ -422,7 +406,8 @@ class _Hub(threading.Thread):
             running = self._running()  # one may have ended meanwhile, because it was asked
         reports = self._with_collectives([self._report(rank, timed_out) for rank in range(self._world_size)])
         first = self._begun[0]
-        verdict = judge(reports, timed_out, Case(**first["case"]), Expected(may_differ=first["may_differ"]))
+        case = replace(Case(**first["case"]), note=Sanitize.decode(first["sanitize"]).note)
+        verdict = judge(reports, timed_out, case, Expected(may_differ=first["may_differ"]))
         stuck = bool(running)
         if stuck:
             # Said at once and once, before any process ends: the launcher ends all of them when it sees the first.
@@ -475,7 +460,13 @@ class _Hub(threading.Thread):
             unpack(account.collectives if account is not None else self._told.get(rank, b""))
             for rank, account in enumerate(accounts)
         ]
-        if all(report.ending is RankEnding.PASSED for report in reports) and agree(left):
+        have_passed = all(report.ending is RankEnding.PASSED for report in reports)
+        first = self._begun[0]
+        paths = [log_of(first["directory"], rank) for rank in range(self._world_size)]
+        if logs := Logs(paths, Sanitize.decode(first["sanitize"])):
+            reports = logs.complete(reports, have_passed)
+            logs.remove()
+        if have_passed and agree(left):
             return reports
         return [
             replace(report, recorder=raw.text() if raw is not None else "")

@@ -2,6 +2,9 @@
 
 The ranks are asked to write them; nothing waits for the answers. A look may find that ranks disagree. Two looks may
 show that ranks wait for each other, or for one that has ended, for ever. What cannot be proven waits for the time-out.
+
+A look costs ranks and parent some milliseconds. While a rank computes, the others may well wait for it: then there are
+few looks.
 """
 
 from __future__ import annotations
@@ -16,12 +19,14 @@ from torch_testing_ext._collectives.raw import read_raw
 from torch_testing_ext._collectives.records import RankRecord
 
 from .client import Run
+from .idleness import INTERVAL, Idleness
 from .report import now
 from .sanitizer_logs import Logs
 
 FIRST_LOOK = 1.0  # seconds without news
 CONFIRMATION = 0.25
 GROWTH, LONGEST = 1.6, 20.0
+FACTOR_IF_BUSY = 3.0  # by which the time until a look is longer if a rank computes
 DEFAULT_OF_GROUPS = 1800.0  # gloo's time-out: nobody who has not chosen another waits for it
 # Ranks answer in milliseconds, unless they hold the GIL or the machine is loaded.
 FIRST_READ, READ_PATIENCE = 0.03, 1.0
@@ -38,28 +43,45 @@ class Looks:
         self._logs = logs
         self._endless = endless
         self._may_differ = may_differ
-        self._interval = FIRST_LOOK
         self._asked: float | None = None
         self._pause = FIRST_READ
+        self._idleness = Idleness()
         self._before: dict[int, RankRecord] = {}  # of the previous look
         self._is_certain = False  # a mismatch has been seen once
         self._candidates: frozenset[tuple[int, int]] = frozenset()
-        self.due = now() + FIRST_LOOK  # when `step` is to be called next
+        self.due = 0.0  # when `step` is to be called next
+        self._wait(FIRST_LOOK)
+
+    def _wait(self, interval: float) -> None:
+        """Look after this time if all ranks are idle then, or later."""
+        self._interval = interval
+        self._latest = now() + FACTOR_IF_BUSY * interval
+        self._idleness.forget()
+        self.due = now() + interval - self._between()
+
+    def _between(self) -> float:
+        """The time between two questions whether the ranks are idle."""
+        return max(INTERVAL, self._interval / 4)
+
+    def _look_after(self, seconds: float) -> None:
+        self._latest = self.due = now() + seconds
 
     def on_news(self) -> None:
         """Something has happened in the run: wait a while before the next look."""
         if self._asked is None:
-            self._interval = FIRST_LOOK
-            self.due = now() + FIRST_LOOK
+            self._wait(FIRST_LOOK)
 
     def hurry(self) -> None:
         """The logs of the ranks suggest that these wait for each other: look now."""
         if self._asked is None:
             self._interval = FIRST_LOOK
-            self.due = now()
+            self._look_after(0.0)
 
     def step(self, pending: Sequence[int], ended: Mapping[int, tuple[str, bytes]]) -> Finding | None:
         """Ask, or read the answers. `ended`: for each rank that has ended, how, and what it has left."""
+        if self._asked is None and not self._is_time(pending):
+            self.due = min(now() + self._between(), self._latest)
+            return None
         if self._asked is None:
             self._run.look()
             self._asked, self._pause = now(), FIRST_READ
@@ -73,6 +95,12 @@ class Looks:
         self._asked = None
         left = {rank: read_raw(rank, data) for rank, (_, data) in ended.items()}
         return self._judge(records, left, {rank: how for rank, (how, _) in ended.items()})
+
+    def _is_time(self, pending: Sequence[int]) -> bool:
+        """Is it time to look at the ranks?"""
+        if now() >= self._latest:
+            return True
+        return bool(self._idleness.are_idle([self._run.pids[rank] for rank in pending]))
 
     def _answer_of(self, rank: int) -> RankRecord | None:
         assert self._asked is not None
@@ -93,7 +121,7 @@ class Looks:
             if self._is_certain or not set(found.awaited).intersection(running):
                 return found
             self._is_certain = True  # at the next look: the others may have come to the call by then
-            self.due = now() + CONFIRMATION
+            self._look_after(CONFIRMATION)
             return None
         suspects = stuck({rank: calls for rank, calls in waiting.items() if self._never_end(calls)}, ended)
         blocked = {
@@ -107,10 +135,9 @@ class Looks:
             return describe_stuck(proven, ended)
         self._before, changed, self._candidates = running, candidates != self._candidates, candidates
         if suspects and changed:
-            self.due = now() + CONFIRMATION
+            self._look_after(CONFIRMATION)
         else:
-            self._interval = min(self._interval * GROWTH, LONGEST)
-            self.due = now() + self._interval
+            self._wait(min(self._interval * GROWTH, LONGEST))
         return None
 
     def _from_logs(self, running: Mapping[int, RankRecord]) -> tuple[dict[int, RankRecord], dict[int, RankRecord]]:

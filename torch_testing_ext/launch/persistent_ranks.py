@@ -15,8 +15,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from torch_testing_ext._sanitizer.kinds import SanitizeKind
-
 from . import client, recording, settings
 from .accounts import AccountFile, RankAccount, RankEnding, read_account
 from .job import Job, Sanitize
@@ -54,18 +52,6 @@ def _log(directory: Path, rank: int, number: int) -> Path:
     return directory / f"rank{rank}.sanitizer{number}"
 
 
-def _encode(sanitize: Sanitize) -> str:
-    """What the sanitizer does in a task, as a word."""
-    kinds = ",".join(sorted(kind.value for kind in sanitize.kinds))
-    return f"{kinds}/{'' if sanitize.shake is None else sanitize.shake}"
-
-
-def _decode(word: str) -> Sanitize:
-    kinds, _, shake = word.partition("/")
-    chosen = frozenset(SanitizeKind(name) for name in kinds.split(",") if name)
-    return Sanitize(chosen, shake=int(shake) if shake else None)
-
-
 @contextmanager
 def _own_errors(writer: AccountWriter) -> Iterator[None]:
     """Make an error of ours one of the test."""
@@ -100,7 +86,7 @@ def tasks(directory: Path, rank: int) -> Iterator[Task]:
             file = AccountFile.open(_account(directory, rank, int(number)))
             writer = AccountWriter(file)
             try:
-                recording.sanitize(rank, _decode(wanted), _log(directory, rank, int(number)))
+                recording.sanitize(rank, Sanitize.decode(wanted), _log(directory, rank, int(number)))
                 yield Task(name, writer, directory / f"task{number}")
                 with _own_errors(writer):
                     recording.end_of_sanitizing()
@@ -151,7 +137,7 @@ class PersistentRanks:
         self._done.clear()
         self._began = now()
         self._written = [_size(self.run.job.log(rank)) for rank in self._ranks()]
-        self._send(f"{self.number} {_encode(self.sanitize)} {task}")
+        self._send(f"{self.number} {self.sanitize.encode()} {task}")
         return self.directory / f"task{self.number}"
 
     def _send(self, line: str) -> None:
@@ -177,7 +163,9 @@ class PersistentRanks:
             if not went_well or not self.is_complete():
                 watcher.end_all()
                 self._close()
-        return WatchResult(watcher.reports(), timed_out, now() - self._began, watcher.expected, watcher.finding)
+        return WatchResult(
+            watcher.reports(), timed_out, now() - self._began, watcher.expected, watcher.finding, self.sanitize.note
+        )
 
     def _receive(self) -> None:
         with suppress(BlockingIOError):

@@ -78,9 +78,10 @@ def answer(target: Path, with_state: bool) -> None:
     if state is not None and in_rank is not None and in_rank.is_active():
         # The parent reads the log; the first dump of a recorder takes half a second.
         state = replace(state, timers=state.timers or in_rank.has_shorter_timeouts())
-        data = _packed(_torch, [], at, state)
+        data = _packed(_torch, [], at, state, {})
     else:
-        data = _packed(_torch, _torch.recorded_collectives(), at, state)
+        sequences = _sequences(_torch) if with_state else None  # before the dump: a later one would look like a gap
+        data = _packed(_torch, _torch.recorded_collectives(), at, state, sequences)
     # The parent may read at any time.
     unfinished = target.with_name(f"{target.name}.new")
     unfinished.write_bytes(data)
@@ -93,11 +94,17 @@ def _torch_with_groups() -> ModuleType | None:
     return torch if torch is not None and torch.made_groups() else None
 
 
-def _packed(torch: ModuleType, dumps: list[tuple[int, bytes]], at: float, state: RankState | None = None) -> bytes:
+def _packed(
+    torch: ModuleType,
+    dumps: list[tuple[int, bytes]],
+    at: float,
+    state: RankState | None = None,
+    sequences: dict[str, tuple[int, int]] | None = None,
+) -> bytes:
     groups = [
         (one.name, one.description, one.members, one.index, one.world, one.made_at) for one in torch.made_groups()
     ]
-    return pack(groups, dumps, torch.errors_of_collectives(), torch.TORCH_FOLDER, at, state)
+    return pack(groups, dumps, torch.errors_of_collectives(), torch.TORCH_FOLDER, at, state, sequences)
 
 
 def _state(torch: ModuleType) -> RankState | None:
@@ -115,7 +122,7 @@ def _state(torch: ModuleType) -> RankState | None:
         in_torch=bool(stack) and torch.is_of_torch(stack[0][0]),
         calls=_method_called(*calling) if calling is not None else "",
         others=others,
-        p2p=_may_have_sent_or_received(torch),
+        p2p=False,  # the parent finds that
         timers=any(signal.getitimer(signal.ITIMER_REAL)),
         children=_has_children(),
         for_work=_waits_for_work(threading.main_thread().ident or 0),
@@ -177,8 +184,9 @@ def _method_called(code: CodeType, last: int) -> str:
     return name
 
 
-def _may_have_sent_or_received(torch: ModuleType) -> bool:
+def _sequences(torch: ModuleType) -> dict[str, tuple[int, int]] | None:
     try:
-        return bool(torch.may_have_sent_or_received())
+        found: dict[str, tuple[int, int]] = torch.sequence_numbers()
     except Exception:
-        return True  # a backend without sequence numbers
+        return None  # a backend without sequence numbers
+    return found

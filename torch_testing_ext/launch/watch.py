@@ -45,8 +45,10 @@ class WatchResult:
     seconds: float
     expected: Expected = field(default_factory=Expected)
     finding: Finding | None = None  # about the collectives, for which the ranks were ended
+    note: str = ""  # what must be known to run it again
 
     def verdict(self, case: Case) -> Verdict:
+        case = replace(case, note="\n\n".join(note for note in (case.note, self.note) if note))
         return judge(self.reports, self.timed_out, case, self.expected, self.finding)
 
 
@@ -71,7 +73,8 @@ def watch(
         client.finish(run)
     reports = watched.reports()
     client.launcher().add_preload_hints(run, max((r.imported for r in reports), key=len, default=()))
-    return WatchResult(reports, timed_out, now() - run.began, expected, watched.finding)
+    note = run.job.sanitize.note if run.job.sanitize is not None else ""
+    return WatchResult(reports, timed_out, now() - run.began, expected, watched.finding, note)
 
 
 def end(run: Run) -> None:

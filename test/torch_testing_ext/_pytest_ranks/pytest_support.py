@@ -16,6 +16,7 @@ import torch_testing_ext
 
 PACKAGE = Path(torch_testing_ext.__file__).parent
 PLUGIN = ("-p", "torch_testing_ext.pytest_plugin")
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
 PATIENCE = 300
 # A run of our own tests may have set these.
 _NOT_INHERITED = (
@@ -67,6 +68,26 @@ def run_pytest(
         name, outcome, message = outcome_of(case)
         run.outcomes[name], run.messages[name] = outcome, message
         run.outputs[name] = "".join(each.text or "" for each in case if each.tag.startswith("system-"))
+    return run
+
+
+def run_under_torchrun(folder: Path, source: str, *options: str, **more: str) -> PytestRun:
+    """Run pytest in two ranks of torchrun, on a file with this source. `more`: environment variables."""
+    Path(folder, "test_x.py").write_text(source)
+    report = Path(folder, "report.xml")
+    words = [*PLUGIN, "-p", "no:cacheprovider", f"--rootdir={folder}", f"--junitxml={report}"]
+    done = subprocess.run(
+        [sys.executable, *TORCHRUN, "-m", "pytest", *words, "-o", "junit_family=xunit1", *options, "test_x.py"],
+        cwd=folder,
+        env=environment(**more),
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+    run = PytestRun(done.returncode, done.stdout, done.stderr)
+    for case in ElementTree.parse(report).iter("testcase") if report.exists() else ():
+        name, outcome, message = outcome_of(case)
+        run.outcomes[name], run.messages[name] = outcome, message
     return run
 
 

@@ -5,14 +5,12 @@ from __future__ import annotations
 import subprocess
 import sys
 import tempfile
-import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
-from pytest_support import PATIENCE, PLUGIN, PytestCase, PytestRun, environment, outcome_of
+from pytest_support import PATIENCE, PytestCase, PytestRun, environment, run_under_torchrun
 
 from torch_testing_ext.common_utils import run_tests
 
-TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
 HEAD = """
 import os, signal, sys, threading, unittest
 import pytest, torch
@@ -202,22 +200,7 @@ class LaunchedTest(PytestCase):
         self.folder = Path(temporary.name)
 
     def run_under_torchrun(self, source: str, *options: str) -> PytestRun:
-        Path(self.folder, "test_x.py").write_text(source)
-        report = Path(self.folder, "report.xml")
-        words = [*PLUGIN, "-p", "no:cacheprovider", f"--rootdir={self.folder}", f"--junitxml={report}"]
-        done = subprocess.run(
-            [sys.executable, *TORCHRUN, "-m", "pytest", *words, "-o", "junit_family=xunit1", *options, "test_x.py"],
-            cwd=self.folder,
-            env=environment(),
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE,
-        )
-        run = PytestRun(done.returncode, done.stdout, done.stderr)
-        for case in ElementTree.parse(report).iter("testcase") if report.exists() else ():
-            name, run_outcome, message = outcome_of(case)
-            run.outcomes[name], run.messages[name] = run_outcome, message
-        return run
+        return run_under_torchrun(self.folder, source, *options)
 
     def test_every_outcome(self) -> None:
         run = self.run_under_torchrun(SUBJECT)

@@ -11,6 +11,7 @@ from torch_testing_ext._marks.sanitizing import kinds_of_test, sanitize
 from torch_testing_ext._sanitizer.kinds import ALL, DEFAULT, SanitizeKind, read_kinds
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.launch import settings
+from torch_testing_ext.runner.engine.remarks import remarks_in
 
 ROOT = Path(__file__).parents[3]
 
@@ -86,6 +87,19 @@ class SanitizeOptionsTest(unittest.TestCase):
         self.assertEqual(code, 4, said)
         self.assertIn("'nans' is not a kind of check; known are: calls", said)
 
+    def test_run_test_warns_of_a_test_that_passes(self):
+        command = ["torch_testing_ext.runner", "--tests", ".", "test_it.py", "--cache", "cache", "--sanitize"]
+        code, said = self.run_in(CROSSED, *command)
+        self.assertEqual(code, 0, said)
+        for name in ("test_it.T.test_it", "test_marked"):
+            self.assertIn(f"warning: {name}: ranks 0, 1 issue collectives in opposite orders: rank 0 issues", said)
+        self.assertIn("2 passed", said)
+
+    def test_remarks_in_an_output(self):
+        self.assertEqual(remarks_in(""), [])
+        output = "x\ntorch_testing_ext: one\n  more\nother\n  not of it\ntorch_testing_ext: two\ntorch_testing_ext: 3"
+        self.assertEqual(remarks_in(output), ["one\n  more", "two", "3"])
+
     def test_nothing_is_loaded_without_it(self):
         """Neither in the ranks nor in their parent."""
         code, said = self.run_in(UNLOADED, "test_it")
@@ -124,6 +138,18 @@ MISMATCH = f"""{HEAD}
         dist.all_reduce(torch.ones(4), dist.ReduceOp.MAX if self.rank else dist.ReduceOp.SUM)
 if __name__ == "__main__":
     run_tests()
+"""
+CROSSED = f"""{HEAD}
+        cross()
+def cross():
+    groups = [dist.new_group([0, 1]), dist.new_group([0, 1])]
+    works = [dist.all_reduce(torch.ones(4), group=group, async_op=True) for group in groups[:: 1 - 2 * dist.get_rank()]]
+    for work in works:
+        work.wait()
+import pytest
+@pytest.mark.world_size(2)
+def test_marked(dist_env):
+    cross()
 """
 UNLOADED = f"""{HEAD}
         import sys

@@ -45,6 +45,7 @@ from ..scheduling.policy import Queue
 from ..selection.ports import is_collision, ports_in_use
 from .place import LocalPlace, LostUnitListener, Place
 from .question import Question
+from .remarks import remarks_in
 from .running_unit import RunningUnit, UnitHandle
 from .signals_and_keys import signals_and_keys
 from .unit_log import EndCause
@@ -360,7 +361,11 @@ class Engine(LostUnitListener):
         self._finished.append(finished)
         self._done.add((finished.test.id, finished.last.repetition))
         self._report(TestFinished(finished))
-        self._failures += self._options.policy.verdict_on(finished) is Category.FAILED
+        failed = self._options.policy.verdict_on(finished) is Category.FAILED
+        self._failures += failed
+        for remark in () if failed else remarks_in(finished.last.output):
+            if remark not in self._warnings:  # what is said once, every worker says
+                self._warn(remark)
         most = 1 if self._options.until_failure else self._options.max_fail
         if most is not None and self._failures >= most:
             self._stop(f"{self._failures} test{'s' if self._failures > 1 else ''} failed")

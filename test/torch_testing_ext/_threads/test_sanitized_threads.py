@@ -1,0 +1,106 @@
+"""Ranks that are threads under the sanitizer: poison and delays, kinds by decorator, and what is not checked."""
+
+import contextlib
+import io
+import os
+import unittest
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+
+from torch_testing_ext._cases import ranked
+from torch_testing_ext._sanitizer import checks
+from torch_testing_ext.common_distributed import (
+    MultiThreadedTestCase,
+    sanitize,
+    spawn_threads_and_init_comms,
+)
+from torch_testing_ext.common_utils import run_tests
+
+WORLD_SIZE = 2
+
+
+def ones():
+    return torch.ones(4)
+
+
+class Threads(MultiThreadedTestCase):
+    """Subclasses of no loader: the methods have no `test` in their names."""
+
+    world_size = WORLD_SIZE
+
+    def setUp(self):
+        super().setUp()
+        self._spawn_threads()
+
+    @sanitize("poison")
+    def outputs_that_nobody_writes(self):
+        """Rank 0 is left alone in each collective."""
+        if self.rank == 1:
+            return
+        outputs = [torch.zeros(4), torch.zeros(4)]
+        with self.assertRaisesRegex(RuntimeError, "left alone"):
+            dist.all_gather(outputs, ones())
+        mine = torch.zeros(4)
+        with self.assertRaisesRegex(RuntimeError, "left alone"):
+            dist.broadcast(mine, 1)
+        self.assertTrue(all(tensor.isnan().all() for tensor in (*outputs, mine)))
+
+    @sanitize("poison")
+    def outputs_that_are_inputs(self):
+        whole = torch.arange(4.0)
+        dist.all_gather_into_tensor(whole, whole[2 * self.rank :][:2])
+        self.assertEqual(whole, torch.arange(4.0))
+        mine = torch.full((4,), float(self.rank))
+        dist.broadcast(mine, 1)
+        self.assertEqual(mine, ones())
+        dist.all_reduce(mine)
+        self.assertEqual(mine, 2 * ones())
+
+    @sanitize()
+    def shaken(self):
+        for _ in range(20):
+            dist.barrier()
+        self.assertEqual(self.rank, 0)
+
+
+class Decorated(unittest.TestCase):
+    @sanitize("nan")
+    @spawn_threads_and_init_comms(world_size=WORLD_SIZE)
+    def nan_enters(self):
+        dist.all_reduce(torch.full((4,), float("nan")))
+
+
+class SanitizedThreadsTest(unittest.TestCase):
+    def run_one(self, test):
+        result, said = unittest.TestResult(), io.StringIO()
+        ranked._say_once.cache_clear()
+        with contextlib.redirect_stderr(said):
+            test.run(result)
+        return [text for _, text in result.errors + result.failures], said.getvalue()
+
+    def test_poison(self):
+        for name in ("outputs_that_nobody_writes", "outputs_that_are_inputs"):
+            with self.subTest(name):
+                self.assertEqual(self.run_one(Threads(name)), ([], ""))
+
+    def test_delays(self):
+        delays = []
+        with (
+            mock.patch.dict(os.environ, {"TORCH_TESTING_EXT_SHAKE": "5"}),
+            mock.patch.object(checks, "_sleep", delays.append),
+        ):
+            failures, said = self.run_one(Threads("shaken"))
+        self.assertGreater(len(delays), 2)
+        self.assertIn("The ranks were delayed with the seed 5", failures[0])
+        self.assertEqual(said.count("ranks that are threads are not checked for: waits\n"), 1, said)
+
+    def test_a_function_in_threads(self):
+        failures, _ = self.run_one(Decorated("nan_enters"))
+        self.assertEqual(len(failures), 1)
+        self.assertIn("4 NaN of 4 elements enter all_reduce", failures[0])
+
+
+if __name__ == "__main__":
+    run_tests()

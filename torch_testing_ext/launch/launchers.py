@@ -1,0 +1,48 @@
+"""What launchers such as torchrun, mpirun and srun say of a process that they have started as one of several ranks."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+# The rank, the number of ranks, and the number of those on this machine.
+_VARIABLES = (
+    ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS"),
+    # Of srun. A batch script has SLURM_PROCID too, but is one process.
+    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", ""),
+)
+
+
+@dataclass(frozen=True)
+class Launched:
+    """What the launcher says of this process."""
+
+    rank: int
+    world_size: int
+    is_one_machine: bool
+    key: str  # the same in all ranks of this launch, and in no others of this machine
+
+    @classmethod
+    def read(cls, environ: Mapping[str, str]) -> Launched | None:
+        for rank, size, local in _VARIABLES:
+            numbers = [environ.get(name, "") for name in (rank, size)]
+            # One process, as in an interactive step of Slurm, can start ranks of its own.
+            if all(number.isdecimal() for number in numbers) and int(numbers[0]) < int(numbers[1]) > 1:
+                everywhere = environ.get(local, numbers[1]) == numbers[1]
+                if rank.startswith("SLURM"):
+                    everywhere = environ.get("SLURM_STEP_NUM_NODES", "1") == "1"
+                return cls(int(numbers[0]), int(numbers[1]), everywhere, _key(environ))
+        return None
+
+
+def _key(environ: Mapping[str, str]) -> str:
+    """By the launcher's rendezvous; without one, by the process that has started all ranks of this machine."""
+    names = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
+    known = [environ.get(name, "") for name in names] if environ.get("MASTER_PORT") else [str(os.getppid())]
+    text = json.dumps([os.getuid(), *known])
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
