@@ -5,7 +5,7 @@ close its connections, and perhaps the store, while a peer is still connecting. 
 
 A rank holds a lock of a file while it creates a group; the kernel releases it if the rank dies. Before a rank leaves,
 it waits for the locks of its peers, for the groups that it has created itself: its peers have all begun to create
-these.
+these. Ranks on several nodes have no common file: they count in the store of their test how many create a group.
 """
 
 from __future__ import annotations
@@ -13,13 +13,16 @@ from __future__ import annotations
 import fcntl
 import os
 import threading
+import time
 import zlib
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from torch_testing_ext import _torch
+from torch_testing_ext._torch import rendezvous
 
 __rank_frame__ = True
 
@@ -28,11 +31,13 @@ PATIENCE = 20.0
 # Each rank has a byte of its own in the range of each group.
 _MOST_RANKS = 1 << 12
 _MOST_TIMES = 1 << 12
+_POLL = 0.005
 
 _file: Path | None = None
 _rank = 0
 _pid = 0  # of the rank: a process that a test forks may create groups with other processes
 _times: Counter[str] = Counter()  # how often each group's name was used: destroyed groups give it free
+_store: Any = None  # that of all nodes
 _created: list[int] = []  # ranges of the groups that this process has created since it last waited
 
 
@@ -58,6 +63,10 @@ def _creating(name: str) -> Iterator[None]:
         return
     group = _range_of(name, _times[name])
     _times[name] += 1
+    if rendezvous.is_shared():
+        with _counting(group):
+            yield
+        return
     descriptor = _lock(fcntl.LOCK_EX, group + _rank, 1)  # a peer that looks holds a lock for a moment
     try:
         yield
@@ -66,15 +75,40 @@ def _creating(name: str) -> Iterator[None]:
         _close(descriptor)
 
 
+@contextmanager
+def _counting(group: int) -> Iterator[None]:
+    global _store
+    if _store is None:
+        _store = rendezvous.connect()
+    _store.add(f"creating {group}", 1)
+    try:
+        yield
+        _created.append(group)
+    finally:
+        with suppress(Exception):  # the store is gone: the test is being ended
+            _store.add(f"creating {group}", -1)
+
+
 def wait_for_peers() -> None:
     """Wait until no peer is creating a group that this rank has created."""
     if os.getpid() != _pid:
         return
     groups, _created[:] = tuple(_created), []
+    if _store is not None:
+        _wait_for_counts(groups)
+        return
     if any(not _try_lock(group) for group in groups):
         waiting = threading.Thread(target=_wait, args=(groups,), daemon=True)
         waiting.start()
         waiting.join(PATIENCE)
+
+
+def _wait_for_counts(groups: tuple[int, ...]) -> None:
+    until = time.monotonic() + PATIENCE
+    with suppress(Exception):  # as above
+        for group in groups:
+            while _store.add(f"creating {group}", 0) and time.monotonic() < until:
+                time.sleep(_POLL)
 
 
 def _range_of(name: str, times: int) -> int:
