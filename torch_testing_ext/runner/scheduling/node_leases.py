@@ -196,7 +196,7 @@ class NodeLeases:
             if (room := node.free(unit)) and self._is_open_to(name, unit) and node.leases.may_run_now(unit)
         }
         chosen: list[str] = []
-        for name in sorted(free, key=lambda one: -free[one]):
+        for name in sorted(free, key=lambda one: (-free[one], unit.file not in self._nodes[one].files, one)):
             if sum(free[one] for one in chosen) < width:
                 chosen.append(name)
         if sum(free[one] for one in chosen) < width:
