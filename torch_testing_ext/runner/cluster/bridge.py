@@ -80,7 +80,9 @@ class Bridge:
         self._names: dict[str, str] = {}
         self._drained: set[str] = set()
         self._told: str | None = None
-        self._archive: Any = None
+        self._key = ""  # of the archive
+        self._archive: Any = None  # in Ray's object store, as soon as a node needs it
+        self._archiving = threading.Lock()
         self._actor_class: Any = None
 
     def send(self, message: Any, *fds: int) -> None:
@@ -97,7 +99,7 @@ class Bridge:
         self._ray.cloudpickle.register_pickle_by_value(ray_actor)
         self._actor_class = self._ray.remote(ray_actor.AgentActor)
         if self._request.archive:
-            self._archive = self._ray.put(Path(self._request.archive).read_bytes())
+            self._key = ray_actor.key_of(Path(self._request.archive).read_bytes())
 
     def serve(self) -> None:
         """Work until run_test.py closes the channel."""
@@ -260,7 +262,13 @@ class Bridge:
         request = self._request
         facts = self._ray.get(
             held.actor.start.remote(
-                self._archive, request.root, request.digest, request.setup, dict(request.environ), request.on_path
+                self._archive_for(held.actor),
+                self._key,
+                request.root,
+                request.digest,
+                request.setup,
+                dict(request.environ),
+                request.on_path,
             )
         )
         if "error" in facts:
@@ -274,6 +282,15 @@ class Bridge:
             )
         threading.Thread(target=self._copy_to, args=(held, held.stream), daemon=True).start()
         return ""
+
+    def _archive_for(self, actor: Any) -> Any:
+        """The project for a node, unless the node has kept it."""
+        if not self._key or self._ray.get(actor.has.remote(self._key)):
+            return None
+        with self._archiving:  # once, in the threads of all nodes
+            if self._archive is None:
+                self._archive = self._ray.put(Path(self._request.archive).read_bytes())
+        return self._archive
 
     def _copy_from(self, held: _Held) -> str:
         """Copy what the agent says, until it ends. Returns how it ended; nothing if run_test.py has ended it."""
