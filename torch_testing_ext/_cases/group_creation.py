@@ -6,7 +6,8 @@ fail.
 
 A rank holds a lock of a file while it creates a group; the kernel releases it if the rank dies. Before a rank leaves
 or destroys a group, it waits for the locks of its peers, for the groups that it has created itself: its peers have all
-begun to create these.
+begun to create these. Ranks on several nodes have no common file: they count in the store of their test how many create
+a group.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from typing import Any
 import torch.distributed as dist
 
 from torch_testing_ext import _torch
+from torch_testing_ext._torch import node_stores
 
 from . import group_ends
 
@@ -36,12 +38,14 @@ _STEP = 0.0005
 # Each rank has a byte of its own in the range of each group.
 _MOST_RANKS = 1 << 12
 _MOST_TIMES = 1 << 12
+_POLL = 0.005
 
 _file: Path | None = None
 _rank = 0
 _pid = 0  # of the rank: a process that a test forks may create groups with other processes
 _holds: list[int] = []  # ranges of the groups that this process is creating
 _times: Counter[str] = Counter()  # how often each group's name was used: destroyed groups give it free
+_store: Any = None  # that of all nodes
 _created: list[int] = []  # ranges of the groups that this process has created since it last waited
 
 
@@ -51,12 +55,13 @@ def announce(directory: Path, rank: int, fast: bool) -> None:
     A process that is a rank in several tests calls it for each of them. With `fast`, groups that are created from now
     on end without gloo's waits.
     """
-    global _file, _rank, _pid
+    global _file, _rank, _pid, _store
     if rank < _MOST_RANKS:
         watches = _pid == os.getpid()
         _file, _rank, _pid = directory / "creating", rank, os.getpid()
         _times.clear()
         _created.clear()
+        _store = None
         group_ends.begin(wait_for_peers if fast else None)
         if not watches:
             _torch.watch_process_groups(_watched, wait_for_peers)
@@ -78,6 +83,10 @@ def _creating(name: str) -> Iterator[None]:
         return
     group = _range_of(name, _times[name])
     _times[name] += 1
+    if node_stores.is_shared():
+        with _counting(group):
+            yield
+        return
     descriptor = _lock(fcntl.LOCK_EX, group + _rank, 1)  # a peer that looks holds a lock for a moment
     _holds.append(group)
     try:
@@ -86,6 +95,20 @@ def _creating(name: str) -> Iterator[None]:
     finally:
         _holds.remove(group)
         _close(descriptor)
+
+
+@contextmanager
+def _counting(group: int) -> Iterator[None]:
+    global _store
+    if _store is None:
+        _store = node_stores.connect()
+    _store.add(f"creating {group}", 1)
+    try:
+        yield
+        _created.append(group)
+    finally:
+        with suppress(Exception):  # the store is gone: the test is being ended
+            _store.add(f"creating {group}", -1)
 
 
 def wait_for_peers() -> bool:
@@ -98,6 +121,9 @@ def wait_for_peers() -> bool:
     if os.getpid() != _pid or _holds:
         return False
     groups, _created[:] = [*_created], []
+    if _store is not None:
+        _wait_for_counts(groups)
+        return True
     until = time.monotonic() + PATIENCE
     while groups and time.monotonic() < until:
         if _try_lock(groups[-1]):
@@ -105,6 +131,14 @@ def wait_for_peers() -> bool:
         else:
             time.sleep(_STEP)
     return True
+
+
+def _wait_for_counts(groups: list[int]) -> None:
+    until = time.monotonic() + PATIENCE
+    with suppress(Exception):  # as above
+        for group in groups:
+            while _store.add(f"creating {group}", 0) and time.monotonic() < until:
+                time.sleep(_POLL)
 
 
 def _range_of(name: str, times: int) -> int:

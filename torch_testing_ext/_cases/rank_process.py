@@ -39,7 +39,7 @@ class RankProcess:
         return ended.code if ended else None
 
     def is_alive(self) -> bool:
-        return self.exitcode is None and self._run.lost is None
+        return self.exitcode is None and self._run.why_lost(self.rank) is None
 
     def join(self, timeout: float | None = None) -> None:
         """Wait for the rank to end."""

@@ -40,6 +40,11 @@ def device_count() -> int:
     return _devices()[1]
 
 
+def devices_of_test() -> int:
+    """Return the number of accelerators that the ranks of the running test may use, on all of its nodes."""
+    return max(device_count(), int(os.environ.get("TORCH_TESTING_EXT_DEVICES") or 0))
+
+
 def accelerator_type() -> str | None:
     """Return the type of the accelerators that this process may use (`"cuda"`, `"xpu"`, ...); None without any."""
     return _devices()[0]

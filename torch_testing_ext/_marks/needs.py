@@ -86,7 +86,7 @@ def devices(count: int, allow_cpu: bool = False) -> Need:
     """At least `count` accelerators; with `allow_cpu`, a machine without any meets the need too."""
 
     def unmet() -> TestSkip | None:
-        here = accelerators.device_count()
+        here = accelerators.devices_of_test()
         enough = here >= count or (allow_cpu and here == 0)
         return None if enough else too_few_devices(count)
 

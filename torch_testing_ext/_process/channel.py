@@ -52,6 +52,11 @@ class Channel(Generic[Received]):
             sent = socket.send_fds(self._socket, [line], fds) if fds else 0
             self._socket.sendall(line[sent:])
 
+    def send_line(self, line: str) -> None:
+        """Send a message that is JSON already."""
+        with suppress(BrokenPipeError, ConnectionResetError):
+            self._socket.sendall(line.encode() + b"\n")
+
     def receive(self) -> list[Received]:
         """Wait for data and return the messages that are complete. Raises EOFError when the other end is closed."""
         return self._take(0)

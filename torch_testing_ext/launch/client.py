@@ -12,244 +12,26 @@ import os
 import pickle
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
-from torch_testing_ext._process import child, fork_safety, interpreter, reaping
-from torch_testing_ext._process.channel import Channel, socket_pair
-from torch_testing_ext._process.exits import describe_exit
-from torch_testing_ext._process.loop import EventLoop
-from torch_testing_ext._process.messages import unexpected
+from torch_testing_ext._process import fork_safety
 
-from . import fork_server, settings
-from .job import Job, Named
-from .protocol import (
-    Dump,
-    Dumped,
-    Exited,
-    Failed,
-    FromServer,
-    Hello,
-    Launch,
-    Look,
-    Preload,
-    Quit,
-    Serve,
-    SignalGroups,
-    SignalRank,
-    Started,
-    StartMethod,
-    ToServer,
-    Unable,
+from . import settings
+from .blocks import blocks_of
+from .fork_server_client import (
+    CannotStart as CannotStart,
+    ForkServerClient as ForkServerClient,
+    TryAnother as TryAnother,
 )
-from .report import Exit, now
-
-_QUIT_PATIENCE = 5.0
-_HELLO_PATIENCE = 120.0  # a new interpreter imports torch and the test module before it answers
-# A server answers in milliseconds unless it is importing a module. A server that is stuck must not block this process.
-_ANSWER_PATIENCE = 30.0
-
-
-class CannotStart(RuntimeError):
-    """Ranks could not be started; the message gives the reason and the remedy."""
-
-
-class TryAnother(Exception):
-    """This server is gone, or does not have the class that is to be run; a new server would do."""
-
-
-@dataclass
-class Run:
-    """One job while it runs, with everything that the server has reported about it so far."""
-
-    number: int
-    job: Job
-    server: ForkServerClient
-    began: float = field(default_factory=now)
-    pids: tuple[int, ...] = ()
-    exits: dict[int, Exit] = field(default_factory=dict)
-    dumped: bool = False
-    lost: str | None = None  # why the server is gone; None while it is there
-
-    @property
-    def alive(self) -> list[int]:
-        """The ranks that are still running."""
-        return [] if self.lost else [rank for rank in range(len(self.pids)) if rank not in self.exits]
-
-    def wait_for_event(self, until: float | None = None) -> bool:
-        """Wait for the next event and handle it. Returns False if the time `until` came first."""
-        return self.server.step(until)
-
-    def end(self, number: int) -> None:
-        """Signal all ranks that are still running, with all processes in their groups."""
-        self.server.send(SignalGroups(self.number, number))
-
-    def signal(self, number: int, rank: int) -> None:
-        """Signal one rank and no other process."""
-        self.server.send(SignalRank(self.number, rank, number))
-
-    def dump(self, patience: float, ranks: Iterable[int] | None = None) -> None:
-        """Have these ranks, or all that are still running, write their stacks and flight recorders."""
-        self.dumped = False
-        self.server.send(Dump(self.number, tuple(self.alive if ranks is None else ranks), patience))
-        self.wait_until(lambda: self.dumped, patience)
-
-    def look(self) -> None:
-        """Ask the ranks that are still running for their collectives. They write these when they get to it."""
-        self.server.send(Look(self.number))
-
-    def wait_until(self, done: Callable[[], bool], patience: float = 0.0) -> None:
-        """Wait until `done`, which a working server achieves at once; give up a server that is stuck."""
-        until = now() + patience + _ANSWER_PATIENCE
-        while not done() and not self.lost:
-            if not self.wait_for_event(until):
-                self.server.give_up()
-
-
-class ForkServerClient:
-    """A fork server as this process sees it."""
-
-    def __init__(self, method: StartMethod, subject: Named, directory: Path):
-        self.method = method
-        self.unusable: str | None = None  # why it must not be used for another run
-        self.runs: dict[int, Run] = {}
-        self.loop = EventLoop()
-        self._hello: Hello | None = None
-        self._reaped = False
-        ours, theirs = socket_pair()
-        self._channel: Channel[FromServer] = Channel(ours, FromServer)
-        self._popen: subprocess.Popen[bytes] | None = None
-        with theirs:
-            if method is StartMethod.FORK:
-                self.pid = self._fork(Channel(theirs, ToServer), directory)
-            else:
-                self.pid = self._spawn(theirs.fileno(), directory, subject)
-        self.loop.listen(self._channel, self._receive)
-
-    def _fork(self, theirs: Channel[ToServer], directory: Path) -> int:
-        for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
-            with suppress(Exception):
-                stream.flush()  # type: ignore[union-attr] # or both processes would write the buffered text
-        parent = os.getpid()
-
-        def serve() -> NoReturn:
-            self._channel.close()
-            fork_server.begin(theirs, directory, StartMethod.FORK, parent)
-
-        return child.fork_child(serve, killed_by=signal.SIGTERM)  # not SIGKILL: there may be ranks to end first
-
-    def _spawn(self, theirs: int, directory: Path, subject: Named) -> int:
-        command = interpreter.command("launch.fork_server", sys.path, str(theirs))
-        self._popen = subprocess.Popen(command, pass_fds=[theirs])
-        self.send(Serve(directory, self.method, os.getpid(), tuple(sys.argv), subject))
-        return self._popen.pid
-
-    def wait_until_ready(self) -> str | None:
-        """Wait until it is ready. Returns the reason if it cannot serve, or None."""
-        until = now() + _HELLO_PATIENCE
-        while self._hello is None and self.unusable is None:
-            if not self.step(until):
-                return f"it was not ready after {_HELLO_PATIENCE:.0f} s"
-        if self._hello is None:
-            return "it ended while it was getting ready (its error is printed above)"
-        return self._hello.unsafe or (fork_safety.check_after_fork() if self.method is StartMethod.FORK else None)
-
-    def send(self, message: ToServer) -> None:
-        self._channel.send(message)
-
-    def step(self, until: float | None) -> bool:
-        """Wait for the next event and handle it. Returns False if the time `until` came first."""
-        return self.loop.step(until)
-
-    def _receive(self) -> None:
-        try:
-            for message in self._channel.receive():
-                self._on_message(message)
-        except (EOFError, OSError):
-            self._lose()
-        except (TryAnother, CannotStart):
-            raise
-        except BaseException:
-            self.give_up()  # interrupted: messages may be lost
-            raise
-
-    def _on_message(self, message: FromServer) -> None:
-        match message:
-            case Hello():
-                self._hello = message
-            # Messages about a run that has been finished are ignored.
-            case Started(run, pids):
-                if run in self.runs:
-                    self.runs[run].pids = pids
-            case Exited(run, rank, exit):
-                if run in self.runs:
-                    self.runs[run].exits[rank] = exit
-            case Dumped(run):
-                if run in self.runs:
-                    self.runs[run].dumped = True
-            case Unable(_, why):
-                raise TryAnother(why)
-            case Failed(_, why):
-                raise CannotStart(f"ranks could not be started: {why}")
-            case _:
-                unexpected(message)
-
-    def give_up(self) -> None:
-        """Kill a server that does not answer. Its ranks die with it."""
-        with suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGKILL)
-        self._lose(f"did not answer for {_ANSWER_PATIENCE:.0f} s")
-
-    def _lose(self, why: str = "") -> None:
-        """Handle the loss of the server. The kernel kills its ranks, and this process kills their groups."""
-        self.loop.forget(self._channel)
-        how = self._reap() if not self._reaped else "ended"
-        self.unusable = f"the process that starts the ranks (pid {self.pid}) {why or how}"
-        for run in self.runs.values():
-            for rank in run.alive:
-                with suppress(ProcessLookupError, PermissionError):
-                    os.killpg(run.pids[rank], signal.SIGKILL)
-            run.lost = self.unusable
-
-    def _reap(self) -> str:
-        """Wait until it has ended. Returns how it ended."""
-        code = reaping.wait_for_exit(self.pid) if self._popen is None else self._popen.wait()
-        self._reaped = code is not None
-        return "ended" if code is None else describe_exit(code)
-
-    def close(self) -> None:
-        """End the server and everything that it started. It would also end when the connection closes."""
-        if not self._reaped:
-            self.send(Quit())
-            self._wait_until_disconnected()
-            self._reap()
-        self._channel.close()
-        self.loop.close()
-
-    def _wait_until_disconnected(self) -> None:
-        """Wait until the server closes its end. One that is stuck in an import is killed; its ranks die with it."""
-        self.loop.forget(self._channel)
-        loop, until, disconnected = EventLoop(), now() + _QUIT_PATIENCE, False
-
-        def drain() -> None:
-            nonlocal disconnected
-            try:
-                self._channel.receive()
-            except (EOFError, OSError):
-                disconnected = True
-
-        loop.listen(self._channel, drain)
-        while not disconnected:
-            if not loop.step(until):
-                os.kill(self.pid, signal.SIGKILL)
-                break
-        loop.close()
+from .job import Job, Named
+from .other_nodes import OtherNodes
+from .protocol import Launch, LaunchBlock, OpenStore, Preload, StartMethod
+from .run import Run as Run
 
 
 class Launcher:
@@ -261,6 +43,8 @@ class Launcher:
         self.server: ForkServerClient | None = None
         # Modules that ranks had to import themselves. A runner preloads them in the process that forks this one.
         self.preload_hints: dict[str, None] = {}
+        self.environ = dict(os.environ)  # at the start of this process
+        self._nodes: OtherNodes | None = None
         self._directory = directory
         self._closes_at_exit = False
         self._wanted = ""  # the setting under which the server was made
@@ -290,6 +74,9 @@ class Launcher:
     def close(self) -> None:
         """End the server and remove the session's files. The next launch makes new ones."""
         self._discard_server()
+        if self._nodes is not None:
+            self._nodes.close()
+            self._nodes = None
         if self._directory is not None:
             shutil.rmtree(self._directory, ignore_errors=True)
             self._directory = None
@@ -312,16 +99,52 @@ class Launcher:
         job = replace(job, inherits=server.method is StartMethod.FORK)
         run = Run(next(self._numbers), job, server)
         server.runs[run.number] = run
-        server.send(Launch(run.number, pickle.dumps(job)))
         try:
-            run.wait_until(lambda: bool(run.pids))
+            if job.may_span and self._other_nodes() is not None:
+                self._spread(run, server)
+            server.send(Launch(run.number, pickle.dumps(run.job)))
+            run.wait_until(lambda: run.has_started() or bool(run.lost_groups))
             if run.lost:
                 raise TryAnother(run.lost)
+            if run.lost_groups:
+                raise CannotStart(f"ranks could not be started: {'; '.join(run.lost_groups.values())}")
+            run.take_pids_elsewhere()
         except BaseException:
             run.end(signal.SIGKILL)
             finish(run)
             raise
         return run
+
+    def _other_nodes(self) -> OtherNodes | None:
+        """The other nodes that this process may start ranks on."""
+        path = settings.read().nodes
+        if path is not None and self._nodes is None:
+            try:
+                self._nodes = OtherNodes(path, self.environ)
+            except FileNotFoundError:
+                return None  # they are for the process that has started this one
+            except (OSError, EOFError) as error:
+                raise CannotStart(f"the other nodes for this test cannot be reached: {error}") from error
+        return self._nodes if path is not None else None
+
+    def _spread(self, run: Run, server: ForkServerClient) -> None:
+        """Start the ranks that have no room here on other nodes, and a store for all."""
+        nodes, job = self._other_nodes(), run.job
+        assert nodes is not None
+        chosen = "GLOO_SOCKET_IFNAME" in os.environ
+        if not blocks_of(job.world_size, nodes.rooms):
+            return
+        server.join(nodes)
+        server.send(OpenStore(run.number))
+        run.wait_until(lambda: run.port is not None)
+        if not run.port:
+            raise TryAnother(run.lost) if run.lost else CannotStart("no store for the ranks of all nodes can be made")
+        run.nodes, run.blocks = nodes, blocks_of(job.world_size, nodes.rooms, run.port, chosen)
+        run.job = replace(job, block=run.blocks[0])
+        changed, gone = nodes.changes(job.context.environ)
+        for block in run.blocks[1:]:
+            there = replace(job, block=block, inherits=False, debug_rank=None)
+            nodes.send(block.group, LaunchBlock(run.number, pickle.dumps(there), changed, gone))
 
     # -- the server
 
@@ -478,7 +301,8 @@ def close() -> None:
 
 def finish(run: Run) -> None:
     """Forget a run that is over."""
-    run.server.runs.pop(run.number, None)
+    if run.server.runs.pop(run.number, None) is not None and run.blocks:
+        run.close_store()
 
 
 _directories: dict[Path, int] = {}  # how many directories of a name this process has made

@@ -30,6 +30,8 @@ class Settings:
     explain_hangs: bool = False
     fake_devices: tuple[str, ...] = ()
     leased: tuple[str, ...] = ()
+    nodes: Path | None = None
+    devices: int = 0
     sanitize: frozenset[SanitizeKind] = frozenset()
     fails_for_order: bool = False
     shake: int | None = None
@@ -82,6 +84,9 @@ KNOWN_SETTINGS = {
     PREFIX + "FAKE_DEVICES": _Setting("fake_devices", "numbers: 0,3", lambda text: tuple(text.split(","))),
     # Set by run_test.py: which devices of this machine the test has leased, for runs that the test starts.
     PREFIX + "LEASED": _Setting("leased", "names: cuda-0,cuda-1", lambda text: tuple(text.split(","))),
+    # Set by run_test.py for a test with ranks on several nodes: the way to the others, and the devices of all of them.
+    PREFIX + "NODES": _Setting("nodes", "the path of a socket", Path),
+    PREFIX + "DEVICES": _Setting("devices", "a number", _number),
 }
 
 

@@ -80,6 +80,8 @@ class Test:
     line: int = 0
     marks: tuple[str, ...] | None = ()  # the names of its marks of pytest; None if they are not known
     ports: tuple[int, ...] = ()  # fixed ports that its file names: tests with a common one run one by one
+    may_span: bool = False  # its ranks may be on several nodes
+    spans: bool = False  # they have to be: no node has room for all
 
     __test__ = False
 
@@ -108,6 +110,11 @@ class Unit:
         return max(test.world_size for test in self.tests)
 
     @property
+    def spans(self) -> bool:
+        """Whether it needs several nodes at once."""
+        return any(test.spans for test in self.tests)
+
+    @property
     def file(self) -> str:
         return self.tests[0].id.file
 
@@ -121,6 +128,12 @@ class Lease:
     ports: frozenset[int | str] = frozenset()  # fixed ports, or a file whose ports are not known
     alone: bool = False
     node: str = ""  # of a cluster; empty on this machine
+    others: tuple[Lease, ...] = ()  # on further nodes, for ranks of the same unit
+
+    @property
+    def parts(self) -> tuple[Lease, ...]:
+        """The leases on each node."""
+        return (self, *self.others)
 
 
 @dataclass(frozen=True)

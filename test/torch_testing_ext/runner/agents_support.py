@@ -19,6 +19,7 @@ from torch_testing_ext.runner.cluster.commands import CommandLauncher
 from torch_testing_ext.runner.cluster.place import ClusterPlace
 from torch_testing_ext.runner.cluster.protocol import PrepareNode
 from torch_testing_ext.runner.engine.local import Engine
+from torch_testing_ext.runner.model import NodeOfRun
 from torch_testing_ext.runner.options.options import Options
 from torch_testing_ext.runner.scheduling.inventory import Inventory
 from torch_testing_ext.runner.scheduling.node_leases import NodeLeases
@@ -57,7 +58,11 @@ class Nodes:
         self.logs = self.root / "logs"
         self.logs.mkdir()
         self.launcher = CommandLauncher(
-            dict.fromkeys(names, command), prepare_for(self.root, **prepare), self.logs, environ_of_nodes()
+            dict.fromkeys(names, command),
+            prepare_for(self.root, **prepare),
+            self.logs,
+            environ_of_nodes(),
+            {name: f"127.0.0.{number}" for number, name in enumerate(names, start=2)},
         )
         self.leases = NodeLeases()
         self.said: list[str] = []
@@ -91,7 +96,12 @@ class Nodes:
         found = self.place.discover(files, 2)
         chosen = Options(**{"jobs": 2, "timeout": 60.0, **options})
         most = self.place.most_at_once
-        inventory = Inventory(tuple(map(str, range(most))), fake=True)
+        here = self.place.nodes.items()
+        inventory = Inventory(
+            tuple(map(str, range(most))),
+            fake=True,
+            nodes=tuple(NodeOfRun(name, node.devices, node.slots, node.most_at_once) for name, node in here),
+        )
         planned = plan(found.tests, inventory, lambda test: None, chosen.repeat or 1)
         recorder = EventRecorder(react)
         queue = Queue(

@@ -7,8 +7,8 @@ def make_test(name, file="test/distributed/test_x.py", cls="XTest", **needs):
     return Test(TestId(file, cls, name), **needs)
 
 
-def make_unit(number, devices=0, ranks=1, seconds=None):
-    test = make_test(f"test_{number}", devices=devices, world_size=max(devices, ranks))
+def make_unit(number, devices=0, ranks=1, seconds=None, **more):
+    test = make_test(f"test_{number}", devices=devices, world_size=max(devices, ranks), **more)
     return Unit(number, (test,), seconds=seconds)
 
 

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import types
 import unittest
 from pathlib import Path
 
@@ -19,8 +20,10 @@ from runs_support import ROOT, RunsCase
 
 from torch_testing_ext._process import system
 from torch_testing_ext.common_utils import run_tests
+from torch_testing_ext.runner.cluster import ray_actor
 from torch_testing_ext.runner.cluster.bridge import Bridge, describe
 from torch_testing_ext.runner.cluster.bridge_protocol import Connect
+from torch_testing_ext.runner.cluster.shipping import pack
 
 HAS_RAY = importlib.util.find_spec("ray") is not None
 CLUSTER = """
@@ -39,7 +42,8 @@ cluster.shutdown()
 """
 SUITE = """
 import os, pathlib, time, unittest
-from torch_testing_ext.common_distributed import skip_if_lt_x_gpu
+import torch.distributed as dist
+from torch_testing_ext.common_distributed import MultiProcessTestCase, multi_node, skip_if_lt_x_gpu
 class T(unittest.TestCase):
     def test_passes(self):
         print(os.environ.get("MINE"), [name for name in os.environ if name.startswith("RAY_")])
@@ -56,6 +60,17 @@ class Devices(unittest.TestCase):
     def test_two(self): pass
     @skip_if_lt_x_gpu(3)
     def test_three(self): pass
+class Ranks(MultiProcessTestCase):
+    world_size = 4
+    def setUp(self):
+        super().setUp()
+        self._spawn_processes()
+    @multi_node
+    @skip_if_lt_x_gpu(4)
+    def test_on_both_nodes(self):
+        dist.init_process_group("gloo", init_method=f"file://{self.file_name}", rank=self.rank, world_size=4)
+        dist.barrier()
+        print(*map(os.environ.get, ("GROUP_RANK", "LOCAL_RANK", "MASTER_ADDR", "TORCH_TESTING_EXT_FAKE_DEVICES")))
 """
 WAITS = """
 import os, subprocess, time, unittest
@@ -80,7 +95,12 @@ def setUpModule():
         return
     FOLDER = tempfile.mkdtemp(prefix="tte_ray_", dir="/tmp")  # short: Ray's sockets are below it
     unittest.addModuleCleanup(shutil.rmtree, FOLDER, ignore_errors=True)
-    environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, sys.path)])}
+    Path(FOLDER, "ray").mkdir()  # in TMPDIR, Ray expects it
+    environ = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, sys.path)]),
+        "TMPDIR": FOLDER,  # the nodes keep projects there
+    }
     with open(Path(FOLDER, "errors"), "wb") as errors:
         cluster = subprocess.Popen(
             [sys.executable, "-c", CLUSTER, FOLDER],
@@ -164,7 +184,7 @@ class TestOnRay(ClusterCase):
             "--junit=x.xml", "--html=x.html", "--trace=trace.json", MINE="mine",
         )  # fmt: skip
         out = self.finish(process, 1)
-        self.assertEqual(out.splitlines()[-1], "5 passed, 2 failed, 2 skipped")
+        self.assertEqual(out.splitlines()[-1], "6 passed, 2 failed, 2 skipped")
         outcomes = self.outcomes()
         self.assertEqual((outcomes["test_fails"], outcomes["test_dies"]), ("failed", "crashed"))
         tests = {test["id"].rpartition("::")[2]: test for test in self.results()["tests"]}
@@ -174,6 +194,12 @@ class TestOnRay(ClusterCase):
         two = tests["test_two"]["attempts"][0]
         self.assertEqual((two["devices"], two["output"]), (["0", "1"], "0,1"))
         self.assertEqual(tests["test_three"]["want"], "3 devices")
+        ranks = tests["test_on_both_nodes"]["attempts"][0]["ranks"]
+        master = ranks[0]["output"].split()[2]
+        self.assertIn(master, ("127.0.0.2", "127.0.0.3"))
+        told = [(group, local, master, "0,1") for group in "01" for local in "01"]
+        self.assertEqual([tuple(rank["output"].split()) for rank in ranks], told)
+        self.assertEqual(len(list(Path(FOLDER).glob("torch_testing_ext-nodes-*/*.tar"))), 1)
         self.assertIn("it ran on node 127.0.0.", out)
         self.assertIn("compiled files that git ignores are not sent to the nodes: built.so", out)
         self.assertIn(f"python run_test.py --cluster {ADDRESS} test/distributed/test_x.py::T::test_fails", out)
@@ -284,6 +310,66 @@ class TestNodesOfBridge(unittest.TestCase):
     def test_no_cluster_on_this_machine(self):
         error = ConnectionError("Could not find any running Ray instance. Please specify the one")
         self.assertEqual(describe(error), "none runs on this machine, and RAY_ADDRESS names none")
+
+
+class TestShipping(unittest.TestCase):
+    """A node keeps what it was sent, under a key that depends on the files alone; no Ray is needed."""
+
+    def setUp(self):
+        self.folder = Path(tempfile.mkdtemp(prefix="torch_testing_ext_test_"))
+        self.addCleanup(shutil.rmtree, self.folder)
+
+    def pack(self, name, text="x = 1\n", mode=0o644):
+        root = self.folder / name
+        (root / "sub").mkdir(parents=True)
+        (root / "sub" / "a.py").write_text(text)
+        (root / "b.sh").write_text("echo")
+        (root / "b.sh").chmod(mode)
+        (root / "link").symlink_to("sub/a.py")
+        os.utime(root / "b.sh", (1, len(name)))
+        pack(root, root.with_suffix(".tar"))
+        return root.with_suffix(".tar").read_bytes()
+
+    def test_the_key(self):
+        key = ray_actor.key_of(self.pack("one"))
+        self.assertEqual(key, ray_actor.key_of(self.pack("another")))
+        self.assertNotEqual(key, ray_actor.key_of(self.pack("text", text="x = 2\n")))
+        self.assertNotEqual(key, ray_actor.key_of(self.pack("mode", mode=0o755)))
+
+    def test_what_a_node_keeps(self):
+        base = str(self.folder)
+        archives = [f"project {number}".encode() for number in range(ray_actor.MOST_KEPT + 1)]
+        keys = [ray_actor.key_of(archive) for archive in archives]
+        self.assertIsNone(ray_actor.kept_archive(base, keys[0]))
+        for number, archive in enumerate(archives):
+            ray_actor.keep_archive(base, keys[number], archive)
+            moment = 1000 if number == 0 else number  # the first is used in each run
+            os.utime(self.folder / f"{keys[number]}.tar", (moment, moment))
+        found = [ray_actor.kept_archive(base, key) for key in keys]
+        self.assertEqual(found, [archives[0], None, *archives[2:]])
+        self.assertEqual(len(list(self.folder.iterdir())), ray_actor.MOST_KEPT)
+        (self.folder / f"{keys[0]}.tar").write_bytes(b"changed")
+        self.assertIsNone(ray_actor.kept_archive(base, keys[0]))
+        self.assertFalse((self.folder / f"{keys[0]}.tar").exists())
+
+    def test_no_folder_to_keep_it_in(self):
+        ray_actor.keep_archive(str(self.folder / "none"), "key", b"project")
+        self.assertIsNone(ray_actor.kept_archive(str(self.folder / "none"), "key"))
+
+    def test_the_bridge_sends_it_once_and_only_where_it_is_missing(self):
+        (self.folder / "project.tar").write_bytes(b"project")
+        puts = []
+        ray = types.SimpleNamespace(get=lambda value: value, put=lambda data: puts.append(data) or ("in store", data))
+        request = dict.fromkeys(("folder", "root", "digest", "setup"), "")
+        archive = str(self.folder / "project.tar")
+        bridge = Bridge(None, Connect("host:1", None, None, environ={}, on_path=True, archive=archive, **request), ray)
+        bridge._key = "key"
+        node = lambda has: types.SimpleNamespace(has=types.SimpleNamespace(remote=lambda key: has))  # noqa: E731
+        self.assertIsNone(bridge._archive_for(node(True)))
+        self.assertEqual(puts, [])
+        for _ in range(2):
+            self.assertEqual(bridge._archive_for(node(False)), ("in store", b"project"))
+        self.assertEqual(puts, [b"project"])
 
 
 class TestWithoutCluster(ClusterCase):

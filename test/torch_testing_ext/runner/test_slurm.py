@@ -33,6 +33,20 @@ class T(unittest.TestCase):
     def test_1(self): time.sleep(0.5); print(os.environ["SLURMD_NODENAME"], os.path.exists("set_up"))
     def test_2(self): time.sleep(0.5); print(os.environ["SLURMD_NODENAME"], os.path.exists("set_up"))
 """
+RANKS = """
+import os, torch.distributed as dist
+from torch_testing_ext.common_distributed import MultiProcessTestCase
+class Ranks(MultiProcessTestCase):
+    world_size = 2
+    def setUp(self):
+        super().setUp()
+        self._spawn_processes()
+    def test_of_two(self):
+        url = f"file://{self.file_name}"
+        dist.init_process_group("gloo", init_method=url, rank=self.rank, world_size=2)
+        dist.barrier()
+        print(os.environ["SLURMD_NODENAME"], os.environ["GROUP_RANK"])
+"""
 
 
 class SlurmTest(RunsCase):
@@ -68,6 +82,19 @@ class SlurmTest(RunsCase):
         for step in steps:
             self.assertIn("--ntasks-per-node=1", step)
             self.assertIn("--cpus-per-task=3", step)
+
+    def test_ranks_on_both_nodes(self):
+        self.write("test/distributed/test_x.py", RANKS)
+        process = self.start(
+            "--cluster=slurm", "-j1", "--allow-multi-node", "--results=results.json", environ=self.slurm
+        )
+        out = self.finish(process, 0)
+        self.assertEqual(out.splitlines()[-1], "1 passed, 0 failed, 0 skipped")
+        (attempt,) = self.results()["tests"][0]["attempts"]
+        self.assertEqual([rank["output"].split() for rank in attempt["ranks"]], [["node1", "0"], ["node2", "1"]])
+        self.assertEqual(
+            (attempt["node"], attempt["other_nodes"]), ("node1", [{"node": "node2", "devices": [], "slots": [0]}])
+        )
 
     def test_refused(self):
         cases = {

@@ -59,6 +59,7 @@ class _Held:
     serial: int
     cpus: int
     gpus: int
+    address: str = ""
     actor: Any = None
     joined: bool = False
     stream: socket.socket | None = None
@@ -79,7 +80,9 @@ class Bridge:
         self._names: dict[str, str] = {}
         self._drained: set[str] = set()
         self._told: str | None = None
-        self._archive: Any = None
+        self._key = ""  # of the archive
+        self._archive: Any = None  # in Ray's object store, as soon as a node needs it
+        self._archiving = threading.Lock()
         self._actor_class: Any = None
 
     def send(self, message: Any, *fds: int) -> None:
@@ -96,7 +99,7 @@ class Bridge:
         self._ray.cloudpickle.register_pickle_by_value(ray_actor)
         self._actor_class = self._ray.remote(ray_actor.AgentActor)
         if self._request.archive:
-            self._archive = self._ray.put(Path(self._request.archive).read_bytes())
+            self._key = ray_actor.key_of(Path(self._request.archive).read_bytes())
 
     def serve(self) -> None:
         """Work until run_test.py closes the channel."""
@@ -138,7 +141,7 @@ class Bridge:
         free = self._free(nodes)
         for node_id in sorted(free, key=lambda one: (-free[one].get("GPU", 0.0), -free[one].get("CPU", 0.0))):
             if self._is_wanted(node_id) and node_id not in draining:
-                self._hold(node_id, free[node_id])
+                self._hold(node_id, free[node_id], str(nodes[node_id]["NodeManagerAddress"]))
         self._tell(self._waits_for(nodes))
 
     def _draining(self) -> set[str]:
@@ -164,7 +167,7 @@ class Bridge:
         enough = self._request.nodes is not None and len(self._held) >= self._request.nodes
         return node_id not in self._held and not enough and self._losses.get(node_id, 0) < MOST_LOSSES
 
-    def _hold(self, node_id: str, free: dict[str, float]) -> None:
+    def _hold(self, node_id: str, free: dict[str, float], address: str) -> None:
         cpus, gpus = int(free.get("CPU", 0.0)), int(free.get("GPU", 0.0))
         wanted = self._request.gpus_per_node
         if wanted is not None:
@@ -173,7 +176,7 @@ class Bridge:
             gpus = wanted
         if not cpus:
             return
-        held = _Held(self._names[node_id], node_id, next(self._serials), cpus, gpus)
+        held = _Held(self._names[node_id], node_id, next(self._serials), cpus, gpus, address)
         self._held[node_id] = held
         threading.Thread(target=self._serve_node, args=(held,), daemon=True).start()
 
@@ -259,7 +262,13 @@ class Bridge:
         request = self._request
         facts = self._ray.get(
             held.actor.start.remote(
-                self._archive, request.root, request.digest, request.setup, dict(request.environ), request.on_path
+                self._archive_for(held.actor),
+                self._key,
+                request.root,
+                request.digest,
+                request.setup,
+                dict(request.environ),
+                request.on_path,
             )
         )
         if "error" in facts:
@@ -268,10 +277,20 @@ class Bridge:
         with theirs:
             held.joined = True
             self.send(
-                NodeJoined(held.name, held.serial, str(facts["root"]), held.cpus, tuple(facts["gpus"])), theirs.fileno()
+                NodeJoined(held.name, held.serial, str(facts["root"]), held.cpus, tuple(facts["gpus"]), held.address),
+                theirs.fileno(),
             )
         threading.Thread(target=self._copy_to, args=(held, held.stream), daemon=True).start()
         return ""
+
+    def _archive_for(self, actor: Any) -> Any:
+        """The project for a node, unless the node has kept it."""
+        if not self._key or self._ray.get(actor.has.remote(self._key)):
+            return None
+        with self._archiving:  # once, in the threads of all nodes
+            if self._archive is None:
+                self._archive = self._ray.put(Path(self._request.archive).read_bytes())
+        return self._archive
 
     def _copy_from(self, held: _Held) -> str:
         """Copy what the agent says, until it ends. Returns how it ended; nothing if run_test.py has ended it."""

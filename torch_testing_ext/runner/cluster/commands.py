@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from socket import socket
@@ -29,6 +29,7 @@ class CommandLauncher:
     prepare: PrepareNode
     folder: Path
     environ: Mapping[str, str]
+    addresses: Mapping[str, str] = field(default_factory=dict)  # of nodes that do not find out their own
     _processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     waits_for = ""
@@ -47,7 +48,8 @@ class CommandLauncher:
         refuse: Callable[[str], object],
     ) -> None:
         for name, command in self.commands.items():
-            join(JoiningNode(name, self._start(name, command), self.prepare, partial(self._how_it_ended, name)))
+            prepare = replace(self.prepare, address=self.addresses.get(name, ""))
+            join(JoiningNode(name, self._start(name, command), prepare, partial(self._how_it_ended, name)))
 
     def _start(self, name: str, command: Sequence[str]) -> socket:
         ours, theirs = socket_pair()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from torch_testing_ext._process.loop import EventLoop, Timer
@@ -16,8 +16,9 @@ from ..options.options import CannotRun, UsageError
 from ..processes.zygote import Discovery
 from ..scheduling.node_leases import NodeLeases
 from .facts import differences, facts
-from .protocol import HEARTBEAT, AgentHello, FindTests, NodeFacts, NodeReady, PrepareNode, TestsFound
+from .protocol import HEARTBEAT, AgentHello, FindTests, NodeFacts, NodeReady, PrepareNode, RunUnit, TestsFound
 from .remote import RemoteNode, RemoteUnit
+from .spanning import SpanningUnit, rooms_of
 
 TELL_INTERVAL = 10.0  # seconds between two lines about what the run waits for
 
@@ -188,6 +189,11 @@ class ClusterPlace:
         """The most devices that one process can use."""
         return max((node.most_at_once for node in self.nodes.values()), default=0)
 
+    @property
+    def most_together(self) -> int:
+        """The most devices that the ranks of one test can use, on all nodes."""
+        return sum(node.most_at_once for node in self.nodes.values())
+
     def discover(self, files: tuple[str, ...], jobs: int) -> Discovery:
         """Have the largest node import the files. If it is lost meanwhile, another does."""
         self._found = None
@@ -195,7 +201,7 @@ class ClusterPlace:
         while self._found is None:
             if finder is None or finder.is_lost:
                 finder = self._largest()
-                finder.find_tests(FindTests(files, self.most_at_once, jobs))
+                finder.find_tests(FindTests(files, self.most_at_once, jobs, self.most_together))
             self.loop.step()
         found: TestsFound = self._found
         return Discovery(found.tests, found.broken, found.not_run, found.warnings)
@@ -266,8 +272,13 @@ class ClusterPlace:
 
     # -- the place of the engine
 
-    def start(self, unit: Unit, lease: Lease, listener: LostUnitListener) -> RemoteUnit:
-        return self._nodes[lease.node].remote.run(unit, lease, self.most_at_once, listener)
+    def start(self, unit: Unit, lease: Lease, listener: LostUnitListener) -> RemoteUnit | SpanningUnit:
+        nodes = [self._nodes[part.node] for part in lease.parts]
+        request = RunUnit(unit, lease, self.most_at_once, self.most_together)
+        if len(nodes) == 1:
+            return nodes[0].remote.run(request, listener)
+        request = replace(request, rooms=rooms_of(lease, lambda name: self.nodes[name].address))
+        return SpanningUnit(request, [node.remote for node in nodes], listener)
 
     def close_file(self, name: str) -> None:
         for node in self._nodes.values():

@@ -5,6 +5,7 @@ It is sent to the node by value. It ends when it is not polled any more: the bri
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import getpass
 import glob
@@ -25,6 +26,8 @@ LEASE = 15.0  # seconds without a poll
 START_PATIENCE = 1800.0
 CHUNK = 1 << 20
 SETUP_LINES = 20
+MOST_KEPT = 4  # projects on a node
+STALE = 3600.0  # seconds after which a project that is still being written will never be complete
 
 
 class AgentActor:
@@ -39,19 +42,39 @@ class AgentActor:
         self._polled = time.monotonic() + START_PATIENCE  # the project may be large, and take a while to come
         self._raylet = int(os.environ.get("RAY_RAYLET_PID", "0"))
         self._folder = ""
+        self._kept: bytes | None = None  # the project, from an earlier run
         self._lock: int | None = None
         self._log = ""
         threading.Thread(target=self._watch, daemon=True).start()
 
     # -- the start
 
+    def has(self, key: str) -> bool:
+        """Whether the node has kept the project with this key, from an earlier run."""
+        self._kept = kept_archive(_base(), key)
+        return self._kept is not None
+
     def start(
-        self, archive: bytes | None, root: str, digest: str, setup: str, environ: dict[str, str], on_path: bool
+        self,
+        archive: bytes | None,
+        key: str,
+        root: str,
+        digest: str,
+        setup: str,
+        environ: dict[str, str],
+        on_path: bool,
     ) -> dict[str, object]:
-        """Unpack the project, run the set-up command and start the agent. Returns facts, or why it cannot start."""
+        """Unpack the project, run the set-up command and start the agent. Returns facts, or why it cannot start.
+
+        `archive`: None if the node has the project with this key, or shares its folder.
+        """
         self._polled = time.monotonic() + START_PATIENCE  # a set-up may take a while
         try:
             self._make_folder()
+            if archive is not None:
+                keep_archive(_base(), key, archive)
+            archive = self._kept if archive is None else archive
+            self._kept = None
             if archive is not None:
                 root = os.path.join(self._folder, "project")
                 with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
@@ -76,8 +99,7 @@ class AgentActor:
 
     def _make_folder(self) -> None:
         """A folder of this run, which is locked. Those of runs that were killed are removed."""
-        base = os.path.join(tempfile.gettempdir(), f"torch_testing_ext-nodes-{getpass.getuser()}")
-        os.makedirs(base, mode=0o700, exist_ok=True)
+        base = _base()
         for old in glob.glob(os.path.join(base, "run*")):
             fd = _lock(old)
             if fd is not None:
@@ -208,6 +230,57 @@ class AgentActor:
                     self._process.kill()
                 shutil.rmtree(self._folder, ignore_errors=True)
                 os._exit(1)
+
+
+def _base() -> str:
+    """The folder of this user's runs on a node, and of the projects that it has kept."""
+    base = os.path.join(tempfile.gettempdir(), f"torch_testing_ext-nodes-{getpass.getuser()}")
+    os.makedirs(base, mode=0o700, exist_ok=True)
+    return base
+
+
+def key_of(archive: bytes) -> str:
+    return hashlib.sha256(archive).hexdigest()
+
+
+def keep_archive(base: str, key: str, archive: bytes) -> None:
+    """Keep a project for later runs, and forget those that were not used for longest. A full disk only prevents it."""
+    with contextlib.suppress(OSError):
+        fd, unfinished = tempfile.mkstemp(dir=base, prefix="unfinished")
+        with open(fd, "wb") as file:
+            file.write(archive)
+        os.replace(unfinished, os.path.join(base, f"{key}.tar"))
+    kept = sorted(glob.glob(os.path.join(base, "*.tar")), key=_last_use, reverse=True)
+    stale = [name for name in glob.glob(os.path.join(base, "unfinished*")) if time.time() - _last_use(name) > STALE]
+    for name in [*kept[MOST_KEPT:], *stale]:
+        _remove(name)
+
+
+def kept_archive(base: str, key: str) -> bytes | None:
+    """The project with this key, if it is here and still the same."""
+    path = os.path.join(base, f"{key}.tar")
+    try:
+        with open(path, "rb") as file:
+            archive = file.read()
+        os.utime(path)
+    except OSError:
+        return None
+    if key_of(archive) == key:
+        return archive
+    _remove(path)
+    return None
+
+
+def _last_use(path: str) -> float:
+    try:
+        return os.stat(path).st_mtime
+    except OSError:
+        return 0.0
+
+
+def _remove(path: str) -> None:
+    with contextlib.suppress(OSError):
+        os.unlink(path)
 
 
 def _as_it_is(member: tarfile.TarInfo, path: str) -> tarfile.TarInfo:

@@ -138,7 +138,14 @@ class RayLauncher:
         self._joined.add(node.name)
         jobs = node.cpus if self.prepare.jobs is None else min(node.cpus, self.prepare.jobs)
         fake = node.gpus if self.pretend else ()
-        return replace(self.prepare, root=node.root, jobs=jobs, fake_devices=fake, reserved=len(node.gpus))
+        return replace(
+            self.prepare,
+            root=node.root,
+            jobs=jobs,
+            fake_devices=fake,
+            reserved=len(node.gpus),
+            address=node.address,
+        )
 
     def _how_it_ended(self, name: str) -> str:
         """What the bridge says about an agent whose stream has ended; it says so before it closes the stream."""

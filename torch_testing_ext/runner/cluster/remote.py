@@ -23,11 +23,15 @@ from .protocol import (
     AgentHello,
     AgentWarned,
     AskUnit,
+    BlockEnded,
+    BlockTellsUnit,
     CloseFile,
+    EndBlock,
     EndOfUnit,
     EndUnit,
     FindTests,
     FromAgent,
+    HoldBlock,
     KillUnit,
     NodeCannotRun,
     NodeReady,
@@ -36,11 +40,13 @@ from .protocol import (
     ResultsOfUnit,
     RunUnit,
     StacksOfUnit,
+    TellBlock,
     TestOfUnitBegan,
     TestOfUnitIsSlow,
     TestsFound,
     ToAgent,
     UnitNotStarted,
+    UnitTellsBlock,
 )
 
 
@@ -74,6 +80,7 @@ class RemoteNode:
         self._how_it_ended = how_it_ended
         self._reader: MessageReader[FromAgent] = MessageReader(stream.fileno(), FromAgent, first=AgentHello)
         self._units: dict[int, RemoteUnit] = {}
+        self._blocks: dict[int, RemoteBlock] = {}  # of units on other nodes
         self._missing = 0  # signs of life
         self._offset = float("inf")  # from the node's time.monotonic() to ours
         loop.listen(self._reader, self._receive)
@@ -86,11 +93,18 @@ class RemoteNode:
     def find_tests(self, request: FindTests) -> None:
         self.send(request)
 
-    def run(self, unit: Unit, lease: Lease, devices: int, listener: LostUnitListener) -> RemoteUnit:
-        """`devices`: those of the largest node."""
-        self._units[unit.number] = RemoteUnit(self, unit, lease, listener)
-        self.send(RunUnit(unit, lease, devices))
+    def run(self, request: RunUnit, listener: LostUnitListener, tell_block: TellBlockOf | None = None) -> RemoteUnit:
+        """`tell_block`: takes messages for the ranks that the unit has on other nodes."""
+        unit = request.unit
+        self._units[unit.number] = RemoteUnit(self, unit, request.lease, listener, tell_block)
+        self.send(request)
         return self._units[unit.number]
+
+    def hold(self, request: HoldBlock, group: int, listener: RemoteBlockListener) -> RemoteBlock:
+        """Have the node be ready for a block of the ranks of a unit on another node."""
+        self._blocks[request.number] = RemoteBlock(self, request.number, group, listener)
+        self.send(request)
+        return self._blocks[request.number]
 
     def close_file(self, name: str) -> None:
         self.send(CloseFile(name))
@@ -103,7 +117,7 @@ class RemoteNode:
 
     @property
     def is_idle(self) -> bool:
-        return not self._units
+        return not self._units and not self._blocks
 
     def tick(self) -> None:
         """Call this once for each sign of life that should have come. Counted, not timed: we may have been stopped."""
@@ -118,8 +132,12 @@ class RemoteNode:
         self.close()
         self._listener.node_lost(self, why)
         units, self._units = self._units, {}
+        blocks, self._blocks = self._blocks, {}
+        lost = f"node {self.name} was lost: {why}"
         for unit in units.values():
-            unit.lose(f"node {self.name} was lost: {why}")
+            unit.lose(lost)
+        for block in blocks.values():
+            block.lose(lost)
 
     def close(self) -> None:
         """End the agent and everything below it."""
@@ -157,6 +175,14 @@ class RemoteNode:
                 self._listener.node_found_tests(self, message)
             case AgentWarned(text):
                 self._listener.node_warned(self, text)
+            case BlockTellsUnit(number, line):
+                if number in self._blocks:
+                    self._blocks[number].said(line)
+            case BlockEnded(number, why):
+                self._block(number).ended(why)
+                del self._blocks[number]
+            case OutputOfUnit(number, text) if number in self._blocks:
+                self._blocks[number].output.append(text)
             case (
                 TestOfUnitBegan()
                 | TestOfUnitIsSlow()
@@ -165,6 +191,7 @@ class RemoteNode:
                 | UnitNotStarted()
                 | StacksOfUnit()
                 | OutputOfUnit()
+                | UnitTellsBlock()
             ):
                 unit = self._units.get(message.number)
                 if unit is None:
@@ -175,6 +202,11 @@ class RemoteNode:
             case _:
                 unexpected(message)
 
+    def _block(self, number: int) -> RemoteBlock:
+        if number not in self._blocks:
+            raise NotAMessage(f"it speaks of ranks of unit {number}, of which it has none")
+        return self._blocks[number]
+
     def _see_clock(self, at: float) -> None:
         """The message that took the least time tells the offset best."""
         self._offset = min(self._offset, time.monotonic() - at)
@@ -182,19 +214,79 @@ class RemoteNode:
     def to_our_time(self, moment: float) -> float:
         return moment + self._offset
 
+    def ahead_of(self, other: RemoteNode) -> float:
+        """What to add to times of this node for those of another."""
+        return self._offset - other._offset
 
-_OfUnit = TestOfUnitBegan | TestOfUnitIsSlow | ResultsOfUnit | EndOfUnit | UnitNotStarted | StacksOfUnit | OutputOfUnit
+
+class RemoteBlockListener(Protocol):
+    """Receives what happens to the ranks of a unit on another node than its main process."""
+
+    def block_said(self, block: RemoteBlock, line: str) -> None: ...
+    def block_ended(self, block: RemoteBlock, why: str) -> None: ...
+    def block_lost(self, block: RemoteBlock, why: str) -> None: ...
+
+
+class RemoteBlock:
+    """The ranks on one node of a unit whose main process is on another one."""
+
+    def __init__(self, node: RemoteNode, number: int, group: int, listener: RemoteBlockListener):
+        self.node = node
+        self.group = group
+        self.output: list[str] = []
+        self.is_over = False
+        self._number = number
+        self._listener = listener
+
+    def tell(self, line: str) -> None:
+        self.node.send(TellBlock(self._number, line))
+
+    def end(self, at_once: bool) -> None:
+        if not self.is_over:
+            self.node.send(EndBlock(self._number, at_once))
+
+    def said(self, line: str) -> None:
+        self._listener.block_said(self, line)
+
+    def ended(self, why: str) -> None:
+        self.is_over = True
+        self._listener.block_ended(self, why)
+
+    def lose(self, why: str) -> None:
+        self.is_over = True
+        self._listener.block_lost(self, why)
+
+
+TellBlockOf = Callable[[int, str], object]  # a group, and a message
+_OfUnit = (
+    TestOfUnitBegan
+    | TestOfUnitIsSlow
+    | ResultsOfUnit
+    | EndOfUnit
+    | UnitNotStarted
+    | StacksOfUnit
+    | OutputOfUnit
+    | UnitTellsBlock
+)
 
 
 class RemoteUnit:
     """A unit that runs on a node."""
 
-    def __init__(self, node: RemoteNode, unit: Unit, lease: Lease, listener: LostUnitListener):
+    def __init__(
+        self,
+        node: RemoteNode,
+        unit: Unit,
+        lease: Lease,
+        listener: LostUnitListener,
+        tell_block: TellBlockOf | None = None,
+    ):
         self.unit = unit
         self.lease = lease
         self.cause = EndCause.ITSELF
         self._node = node
         self._listener = listener
+        self._tell_block = tell_block
         self._index = {test.id: number for number, test in enumerate(unit.tests)}
         self._reported: set[int] = set()  # tests with a result
         self._running = 0
@@ -264,14 +356,21 @@ class RemoteUnit:
                     self._stacks_wanted.popleft()(stacks)
             case OutputOfUnit(_, text):
                 self._output.append(text)
+            case UnitTellsBlock(_, group, line):
+                if self._tell_block is not None:
+                    self._tell_block(group, line)
             case _:
                 unexpected(message)
 
     def lose(self, why: str) -> None:
         """The node is lost."""
         self._answer_all()
-        rest = [number for number in range(len(self.unit.tests)) if number not in self._reported]
-        self._listener.unit_lost(self, rest, why)
+        self._listener.unit_lost(self, self.without_result, why)
+
+    @property
+    def without_result(self) -> list[int]:
+        """The tests that have no result yet."""
+        return [number for number in range(len(self.unit.tests)) if number not in self._reported]
 
     def _answer_all(self) -> None:
         while self._stacks_wanted:

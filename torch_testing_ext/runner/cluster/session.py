@@ -95,6 +95,7 @@ class ClusterSession(Session):
             sanitize=options.sanitize,
             sanitize_order=options.sanitize_order,
             shake_seed=options.shake_seed,
+            allow_multi_node=options.allow_multi_node,
             undo_worker=options.cluster != SLURM,
         )
 

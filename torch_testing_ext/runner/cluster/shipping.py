@@ -12,6 +12,7 @@ from .place import ClusterError
 
 LARGEST = 2 << 30  # bytes; a project beyond this size is not meant to be sent
 MOST_NAMED = 3
+MOMENT = 946_684_800  # the time of all files, in 2000: archives such as wheels hold none before 1980
 _COMPILED = (".so", ".pyd", ".dylib")
 _LEFT_OUT = {".git", ".hg", ".venv", "venv", "__pycache__", "node_modules", ".torch_testing_ext"}
 
@@ -19,7 +20,8 @@ _LEFT_OUT = {".git", ".hg", ".venv", "venv", "__pycache__", "node_modules", ".to
 def pack(root: Path, target: Path) -> list[str]:
     """Write a tar of the project: what git lists and untracked files, or without git, all but caches.
 
-    Returns warnings. Raises ClusterError if the project cannot be sent.
+    The same files give the same bytes, by which a node recognises a project that it has kept. Returns warnings. Raises
+    ClusterError if the project cannot be sent.
     """
     listed = _git(root, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
     files = sorted(_walk(root)) if listed is None else sorted({name for name in listed if _is_there(root / name)})
@@ -32,10 +34,18 @@ def pack(root: Path, target: Path) -> list[str]:
     try:
         with tarfile.open(target, "w") as tar:  # symbolic links stay links
             for name in files:
-                tar.add(root / name, name, recursive=False)
+                tar.add(root / name, name, recursive=False, filter=_without_origin)
     except OSError as error:
         raise ClusterError(f"{root} cannot be sent to the nodes: {error}") from error
     return [] if listed is None else _ignored_extensions(root)
+
+
+def _without_origin(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    """Leave out what may differ between two checkouts of the same files."""
+    member.uid = member.gid = 0
+    member.uname = member.gname = ""
+    member.mtime = MOMENT
+    return member
 
 
 def _ignored_extensions(root: Path) -> list[str]:

@@ -5,7 +5,7 @@ A cluster is another place (runner/cluster/place.py): on each of its nodes, an a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from torch_testing_ext._process.loop import EventLoop
@@ -15,6 +15,7 @@ from ..options.options import Options
 from ..processes.zygote import Zygote
 from ..scheduling.inventory import Inventory, environment_of
 from ..scheduling.leases import Leases
+from .running_block import BlockListener, RunningBlock
 from .running_unit import Limits, RunningUnit, UnitHandle, UnitListener
 
 
@@ -70,7 +71,10 @@ class LocalPlace:
     def loop(self) -> EventLoop:
         return self._zygote.loop
 
-    def start(self, unit: Unit, lease: Lease, listener: LostUnitListener) -> UnitHandle:
+    def start(
+        self, unit: Unit, lease: Lease, listener: LostUnitListener, environ: Mapping[str, str] | None = None
+    ) -> UnitHandle:
+        """`environ`: further variables for the processes of the unit."""
         return self._start(
             unit,
             lease,
@@ -80,12 +84,20 @@ class LocalPlace:
                 **environment_of(lease, self._inventory),
                 **self._leases.environment_of(lease),
                 **self._options.environment_of_sanitizer(unit.repetition),
+                **(environ or {}),
             },
             listener,
             self._options.command_of(unit.repetition, self._command),
             self._options.stream,
             self._leases.locks_of(lease),
         )
+
+    def hold(
+        self, number: int, file: str, lease: Lease, listener: BlockListener, environ: Mapping[str, str]
+    ) -> RunningBlock:
+        """Be ready to start ranks for a unit on another node. Raises OSError."""
+        more = environment_of(lease, self._inventory)
+        return RunningBlock(number, file, self._zygote, {**more, **environ}, listener, self._options.stream)
 
     def close_file(self, name: str) -> None:
         self._zygote.file(name).close()

@@ -105,6 +105,7 @@ class Options:
     cluster_timeout: float = 300.0
     cluster_root: Path | None = None
     cluster_setup: str | None = None
+    allow_multi_node: bool = False
 
     timeout: float = 300.0
     slow: float = 30.0

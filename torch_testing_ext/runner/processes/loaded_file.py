@@ -19,7 +19,7 @@ from ..model import Test, TestId
 from . import pytest_style
 from .protocol import TestNotRun
 from .pytest_style import PytestStyleTest, PytestTest, pytest_style_tests
-from .unit_spec import LoadAs
+from .unit_spec import LoadAs, SpanOfNodes
 
 _FIXTURES = ("setUpClass", "tearDownClass")
 _MODULE_FIXTURES = ("setUpModule", "tearDownModule")
@@ -96,9 +96,9 @@ class LoadedFile:
         not_run += [(names.of_any(one), why) for one, why in shared.not_run]
         return cls(named, {one.name: one.test for one in named}, tuple(not_run), shared.left_out)
 
-    def listing(self, file: str, devices: int) -> tuple[Test, ...]:
-        """All tests and their needs. `devices`: the number of devices of the run."""
-        return tuple(describe(one, file, devices) for one in self.named)
+    def listing(self, file: str, devices: int, span: SpanOfNodes | None = None) -> tuple[Test, ...]:
+        """All tests and their needs. `devices`: the number of devices of the run, on one node."""
+        return tuple(describe(one, file, devices, span) for one in self.named)
 
     def list_not_run(self, file: str) -> tuple[TestNotRun, ...]:
         """The tests that are in the file, but cannot be run."""
@@ -304,17 +304,19 @@ def _method_name(test: Any) -> str:
     return own.removeprefix(f"{unittest.util.strclass(type(test))}.") or str(method) or "run"
 
 
-def describe(one: NamedTest, file: str, devices: int) -> Test:
+def describe(one: NamedTest, file: str, devices: int, span: SpanOfNodes | None = None) -> Test:
     test = one.test
     if isinstance(test, PytestTest):
         return _describe_pytest(one, file, devices)
     method = _method(test)
     needs = _needs_of(method, type(test))
     ranks = _world_size(test, needs)
+    may_span = span is not None and _may_span(test, method, span)
     return Test(
         id=TestId(file, one.cls, one.method),
         world_size=ranks,
-        devices=_devices(test, needs, ranks, devices),
+        devices=_devices(test, needs, ranks, max(devices, span.devices) if span is not None and may_span else devices),
+        may_span=may_span,
         backend=next((need.backend for need in needs if need.backend), None),
         timeout=_timeout(test),
         together=_together(type(test), one.cls),
@@ -355,6 +357,16 @@ def _needs_of(method: Any, cls: type) -> tuple[Any, ...]:
     from torch_testing_ext._marks.needs import needs_of
 
     return (*(() if method is None else needs_of(method)), *needs_of(cls))
+
+
+def _may_span(test: Any, method: Any, span: SpanOfNodes) -> bool:
+    """Whether the ranks of a test may be on several nodes: they are processes, which our base class starts."""
+    from torch_testing_ext._cases.multi_process import MultiProcessTestCase
+    from torch_testing_ext._marks.nodes import is_multi_node
+
+    if not isinstance(test, MultiProcessTestCase) or not (span.is_default or is_multi_node(method, type(test))):
+        return False
+    return type(test)._starts_ranks_as_usual()
 
 
 def _world_size(test: Any, needs: tuple[Any, ...]) -> int:

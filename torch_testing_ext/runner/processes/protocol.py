@@ -10,7 +10,7 @@ from torch_testing_ext._process.channel import WithDescriptors
 from torch_testing_ext._process.exits import describe_exit
 
 from ..model import Test, TestOutcome
-from .unit_spec import LoadAs, UnitSpec
+from .unit_spec import LoadAs, SpanOfNodes, UnitSpec
 
 # -- to the zygote and the processes of files, which fork children on request
 
@@ -26,6 +26,7 @@ class OpenFile(WithDescriptors):
     devices: int  # the number of devices of the run
     log: str
     load_as: LoadAs
+    span: SpanOfNodes
 
 
 @dataclass(frozen=True)

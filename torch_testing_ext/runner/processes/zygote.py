@@ -39,7 +39,7 @@ from .protocol import (
     StartUnit,
     TestNotRun,
 )
-from .unit_spec import LoadAs, UnitSpec
+from .unit_spec import LoadAs, SpanOfNodes, UnitSpec
 from .zygote_client import PRELOADED, Gone, ZygoteClient
 
 IMPORT_PATIENCE = 120.0
@@ -78,6 +78,7 @@ class Zygote(ZygoteClient):
         """`all_marks`: find tests, too, that pytest's own options deselect by their marks."""
         super().__init__(root, preloaded, drop_in)
         self.all_marks = all_marks
+        self.span = SpanOfNodes()
         self.torch_version = ""  # known when devices have been counted
         self.device_uuids: tuple[str, ...] = ()  # known when devices have been counted
         self._files: dict[str, FileHandle] = {}
@@ -206,6 +207,7 @@ class FileHandle:
             devices=self._devices,
             log=str(self._log),
             load_as=self.load_as,
+            span=self._zygote.span,
         )
         with theirs:
             self._number = self._zygote.start_child(request, partial(self._end, self._channel), theirs.fileno())

@@ -65,6 +65,9 @@ def _attempt(attempt: Attempt) -> dict[str, Any]:
         "devices": attempt.lease.devices,
         "slots": attempt.lease.slots,
         "node": attempt.lease.node or None,
+        "other_nodes": [
+            {"node": part.node, "devices": part.devices, "slots": part.slots} for part in attempt.lease.others
+        ],
         "output": text.log(attempt.output),
         "ranks": [_rank(one.rank, one.output, one.stacks) for one in attempt.ranks],
         "leftovers": attempt.leftovers,

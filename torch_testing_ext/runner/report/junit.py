@@ -163,7 +163,8 @@ def _output(one: FinishedTest) -> Iterator[ET.Element]:
 
 
 def _outputs(attempt: Attempt) -> Iterator[ET.Element]:
-    parts = [f"ran on node {attempt.lease.node}"] if attempt.lease.node else []
+    nodes = text.nodes(attempt.lease)
+    parts = [f"ran on {nodes}"] if nodes else []
     parts += [f"{heading}:\n{words}" for heading, words in text.logs(attempt)]
     if attempt.leftovers:
         parts.append(f"left running (now terminated): {'; '.join(attempt.leftovers)}")

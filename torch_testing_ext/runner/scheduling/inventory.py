@@ -43,6 +43,11 @@ class Inventory:
             return max(node.most_at_once for node in self.nodes)
         return min(len(self.names), 1) if any(map(is_mig, self.names)) else len(self.names)
 
+    @property
+    def most_together(self) -> int:
+        """How many of them the ranks of one test can use, on all nodes."""
+        return sum(node.most_at_once for node in self.nodes)
+
 
 def make_inventory(
     options: Options, environ: Mapping[str, str], kind: str | None, count: int, uuids: Sequence[str] = ()

@@ -88,18 +88,23 @@ class Leases:
     def free_slots(self) -> int:
         return len(self._slots) - sum(len(lease.slots) for lease in self._held)
 
-    def take(self, unit: Unit) -> Lease:
-        """Leases exactly what the unit needs, which must be free: the queue decides which unit fits."""
+    def take(self, unit: Unit, width: int | None = None) -> Lease:
+        """Leases exactly what the unit needs, which must be free: the queue decides which unit fits.
+
+        `width`: the number of devices, or of slots without any, of a unit that has more on other nodes.
+        """
+        wanted = unit.devices if width is None or not unit.devices else width
+        wanted_slots = slots_of(unit, len(self._slots)) if width is None or unit.devices else width
         devices = [name for name in self._unheld() if name not in self._elsewhere]
         slots = [slot for slot in self._slots if not any(slot in lease.slots for lease in self._held)]
         lease = Lease(
-            tuple(devices[: unit.devices]),
-            tuple(slots[: slots_of(unit, len(self._slots))]),
+            tuple(devices[:wanted]),
+            tuple(slots[:wanted_slots]),
             self._ports_of(unit),
             unit.alone,
         )
-        assert len(lease.devices) == unit.devices, f"unit {unit.number} needs {unit.devices} of {len(devices)} devices"
-        assert len(lease.slots) == slots_of(unit, len(self._slots)), f"unit {unit.number} does not fit into {slots}"
+        assert len(lease.devices) == wanted, f"unit {unit.number} needs {wanted} of {len(devices)} devices"
+        assert len(lease.slots) == wanted_slots, f"unit {unit.number} does not fit into {slots}"
         self._held.append(lease)
         self._check()
         return lease

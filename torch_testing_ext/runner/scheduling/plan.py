@@ -52,7 +52,7 @@ def without_result(plan: Plan, summary: Summary) -> tuple[FinishedTest, ...]:
 
 def plan(tests: Iterable[Test], inventory: Inventory, expected: ExpectedSeconds, repetitions: int = 1) -> Plan:
     """Groups the tests into units, and skips tests that need more devices than there are."""
-    tests = tuple(_skip_without_devices(test, inventory) for test in tests)
+    tests = tuple(_skip_without_devices(_spread(test, inventory), inventory) for test in tests)
     groups = list(group_by_fixtures(test for test in tests if test.skip is None))
     numbers = itertools.count()
     units = tuple(
@@ -63,12 +63,29 @@ def plan(tests: Iterable[Test], inventory: Inventory, expected: ExpectedSeconds,
     return Plan(units, tuple(test for test in tests if test.skip is not None))
 
 
+def _spread(test: Test, inventory: Inventory) -> Test:
+    """The test, marked as one that needs several nodes, if it may and only all of them together have room for it."""
+    if not test.may_span or test.skip is not None or len(inventory.nodes) < 2:
+        return test
+    if test.devices:
+        spans = inventory.most_at_once < test.devices <= inventory.most_together
+    else:
+        slots = [node.slots for node in inventory.nodes]
+        spans = max(slots) < test.world_size <= sum(slots)
+    return dataclasses.replace(test, spans=spans)
+
+
 def _skip_without_devices(test: Test, inventory: Inventory) -> Test:
     """The test, marked as skipped if it needs more devices than one process can use."""
-    if test.skip is not None or test.devices <= inventory.most_at_once:
+    if test.skip is not None or test.spans or test.devices <= inventory.most_at_once:
         return test
     want = f"{test.devices} devices" if test.devices > 1 else "1 device"
-    return dataclasses.replace(test, skip=f"needs {want}, {inventory.most_at_once} available", want=want)
+    available = f"{inventory.most_at_once} available"
+    if len(inventory.nodes) > 1:
+        available = f"{inventory.most_at_once} available on one node"
+        if test.may_span:
+            available = f"{inventory.most_together} available on all nodes"
+    return dataclasses.replace(test, skip=f"needs {want}, {available}", want=want)
 
 
 def group_by_fixtures(tests: Iterable[Test]) -> Iterator[list[Test]]:

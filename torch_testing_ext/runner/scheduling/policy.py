@@ -33,18 +33,26 @@ def no_preference(unit: Unit) -> int:
 
 
 def slots_of(unit: Unit, slots: int) -> int:
-    """The number of CPU slots that a unit takes: one per rank, at most all slots; none if its ranks use devices."""
-    return 0 if unit.devices else min(unit.ranks, slots)
+    """The number of CPU slots that a unit takes: one per rank, at most all slots; none if its ranks use devices.
+
+    `slots`: those of one node, which are all that a unit can have unless it needs several nodes.
+    """
+    if unit.devices:
+        return 0
+    return unit.ranks if unit.spans else min(unit.ranks, slots)
 
 
 class Nodes(Protocol):
-    """The free resources of several nodes. A unit runs on one of them."""
+    """The free resources of several nodes. A unit runs on one of them, or needs several at once."""
 
     def fits(self, unit: Unit) -> bool:
-        """Whether a node has room for the unit now."""
+        """Whether there is room for the unit now: on one node, or on several for one that needs several."""
+
+    def may_fit(self, unit: Unit) -> bool:
+        """Whether the nodes are large enough for the unit."""
 
     def reserve(self, unit: Unit) -> bool:
-        """Keep other units off one node until this one fits there. False if no node is wide enough."""
+        """Keep other units off the nodes that suit this one, until it fits there. False if none are wide enough."""
 
 
 class Queue:
@@ -171,8 +179,8 @@ class _ResourceQueue:
         if not self._waiting or not free:
             return None
         self._promote_longest()
-        # A unit that may not run now waits for another to end, not for resources: it does not hold up the others.
-        ready = (one for one in self._waiting if may_run_now(one.unit))
+        # A unit that may not run now waits for another to end, or for a larger node: it does not hold up the others.
+        ready = (one for one in self._waiting if may_run_now(one.unit) and self._may_fit(one))
         first = next(ready, None)
         if first is None:
             return None
@@ -188,10 +196,15 @@ class _ResourceQueue:
         return chosen.unit
 
     def _fits(self, one: _Waiting, free: int) -> bool:
-        return one.width <= free and (self._nodes is None or self._nodes.fits(one.unit))
+        if self._nodes is None:
+            return one.width <= free
+        return (one.unit.spans or one.width <= free) and self._nodes.fits(one.unit)
+
+    def _may_fit(self, one: _Waiting) -> bool:
+        return self._nodes is None or self._nodes.may_fit(one.unit)
 
     def _reserve(self, one: _Waiting) -> bool:
-        """Whether the others may go on, because a node is kept for this unit."""
+        """Whether the others may go on, because nodes are kept for this unit."""
         return self._nodes is not None and self._nodes.reserve(one.unit)
 
     def clear(self) -> list[Unit]:
@@ -201,7 +214,9 @@ class _ResourceQueue:
 
     def _to_waiting(self, unit: Unit) -> _Waiting:
         width = self._width(unit)
-        assert width <= self._widest, f"unit {unit.number} needs {width} of {self._widest}: it can never start"
+        assert unit.spans or width <= self._widest, (
+            f"unit {unit.number} needs {width} of {self._widest}: it can never start"
+        )
         return _Waiting(unit, width, self._typical if unit.seconds is None else unit.seconds, self._priority(unit))
 
     def _is_overtaken_by(self, one: _Waiting, arrival: _Waiting) -> bool:

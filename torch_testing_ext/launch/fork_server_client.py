@@ -1,0 +1,239 @@
+"""A fork server as the process sees it that needs ranks."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import NoReturn
+
+from torch_testing_ext._process import child, fork_safety, interpreter, reaping
+from torch_testing_ext._process.channel import Channel, socket_pair
+from torch_testing_ext._process.exits import describe_exit
+from torch_testing_ext._process.loop import EventLoop
+from torch_testing_ext._process.messages import unexpected
+
+from . import fork_server
+from .job import Named
+from .other_nodes import OtherNodes, put
+from .protocol import (
+    Dumped,
+    Exited,
+    Failed,
+    FileOfRun,
+    FromServer,
+    Hello,
+    NodeLost,
+    Quit,
+    Serve,
+    Started,
+    StartMethod,
+    StoreOpened,
+    ToServer,
+    Unable,
+)
+from .report import now
+from .run import ANSWER_PATIENCE, Run
+
+_QUIT_PATIENCE = 5.0
+_HELLO_PATIENCE = 120.0  # a new interpreter imports torch and the test module before it answers
+
+
+class CannotStart(RuntimeError):
+    """Ranks could not be started; the message gives the reason and the remedy."""
+
+
+class TryAnother(Exception):
+    """This server is gone, or does not have the class that is to be run; a new server would do."""
+
+
+class ForkServerClient:
+    """A fork server as this process sees it."""
+
+    def __init__(self, method: StartMethod, subject: Named, directory: Path):
+        self.method = method
+        self.unusable: str | None = None  # why it must not be used for another run
+        self.runs: dict[int, Run] = {}
+        self.loop = EventLoop()
+        self._hello: Hello | None = None
+        self._reaped = False
+        self._nodes: OtherNodes | None = None
+        ours, theirs = socket_pair()
+        self._channel: Channel[FromServer] = Channel(ours, FromServer)
+        self._popen: subprocess.Popen[bytes] | None = None
+        with theirs:
+            if method is StartMethod.FORK:
+                self.pid = self._fork(Channel(theirs, ToServer), directory)
+            else:
+                self.pid = self._spawn(theirs.fileno(), directory, subject)
+        self.loop.listen(self._channel, self._receive)
+
+    def _fork(self, theirs: Channel[ToServer], directory: Path) -> int:
+        for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
+            with suppress(Exception):
+                stream.flush()  # type: ignore[union-attr] # or both processes would write the buffered text
+        parent = os.getpid()
+
+        def serve() -> NoReturn:
+            self._channel.close()
+            fork_server.begin(theirs, directory, StartMethod.FORK, parent)
+
+        return child.fork_child(serve, killed_by=signal.SIGTERM)  # not SIGKILL: there may be ranks to end first
+
+    def _spawn(self, theirs: int, directory: Path, subject: Named) -> int:
+        command = interpreter.command("launch.fork_server", sys.path, str(theirs))
+        self._popen = subprocess.Popen(command, pass_fds=[theirs])
+        self.send(Serve(directory, self.method, os.getpid(), tuple(sys.argv), subject))
+        return self._popen.pid
+
+    def wait_until_ready(self) -> str | None:
+        """Wait until it is ready. Returns the reason if it cannot serve, or None."""
+        until = now() + _HELLO_PATIENCE
+        while self._hello is None and self.unusable is None:
+            if not self.step(until):
+                return f"it was not ready after {_HELLO_PATIENCE:.0f} s"
+        if self._hello is None:
+            return "it ended while it was getting ready (its error is printed above)"
+        return self._hello.unsafe or (fork_safety.check_after_fork() if self.method is StartMethod.FORK else None)
+
+    def send(self, message: ToServer) -> None:
+        self._channel.send(message)
+
+    def step(self, until: float | None) -> bool:
+        """Wait for the next event and handle it. Returns False if the time `until` came first."""
+        return self.loop.step(until)
+
+    def _receive(self) -> None:
+        try:
+            for message in self._channel.receive():
+                self._on_message(message)
+        except (EOFError, OSError):
+            self._lose()
+        except (TryAnother, CannotStart):
+            raise
+        except BaseException:
+            self.give_up()  # interrupted: messages may be lost
+            raise
+
+    def _on_message(self, message: FromServer) -> None:
+        match message:
+            case Hello():
+                self._hello = message
+            # Messages about a run that has been finished are ignored.
+            case Started(run, pids):
+                if run in self.runs:
+                    self.runs[run].pids = pids
+            case Exited(run, rank, exit):
+                if run in self.runs:
+                    self.runs[run].exits[rank] = exit
+            case Dumped(run):
+                if run in self.runs:
+                    self.runs[run].dumped = True
+            case StoreOpened(run, port):
+                if run in self.runs:
+                    self.runs[run].port = port
+            case Unable(_, why):
+                raise TryAnother(why)
+            case Failed(_, why):
+                raise CannotStart(f"ranks could not be started: {why}")
+            case FileOfRun():
+                raise AssertionError("the files of this node's ranks are there already")
+            case _:
+                unexpected(message)
+
+    # -- the fork servers of other nodes
+
+    def join(self, nodes: OtherNodes) -> None:
+        """Listen to the other nodes, too."""
+        if self._nodes is None:
+            self._nodes = nodes
+            self.loop.listen(nodes.channel, self._receive_from_nodes)
+
+    def _receive_from_nodes(self) -> None:
+        assert self._nodes is not None
+        try:
+            received = self._nodes.receive()
+        except (EOFError, OSError):  # whoever has started this process is gone, or about to end it
+            self.loop.forget(self._nodes.channel)
+            for one in self.runs.values():
+                one.lost_groups.update(dict.fromkeys(one.others, "the connection with the other nodes was lost"))
+            return
+        for group, message, ahead in received:
+            if isinstance(message, NodeLost):
+                for one in self.runs.values():
+                    if group in one.others:
+                        one.lost_groups[group] = f"node {one.blocks[group].node}: {message.why}"
+            elif (run := self.runs.get(getattr(message, "run", -1))) is not None:
+                self._on_node_message(run, group, message, ahead)
+
+    def _on_node_message(self, run: Run, group: int, message: FromServer, ahead: float) -> None:
+        match message:
+            case Started(_, pids):
+                run.pids_elsewhere[group] = pids
+            case Exited(_, rank, exit):
+                run.exits[rank] = replace(exit, at=exit.at + ahead)
+            case Dumped():
+                run.undumped.discard(group)
+            case FileOfRun():
+                put(message, run.job.directory, ahead)
+            case Unable(_, why) | Failed(_, why):
+                raise CannotStart(f"ranks could not be started on node {run.blocks[group].node}: {why}")
+            case _:
+                raise AssertionError(f"{message} from another node")
+
+    def give_up(self) -> None:
+        """Kill a server that does not answer. Its ranks die with it."""
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+        self._lose(f"did not answer for {ANSWER_PATIENCE:.0f} s")
+
+    def _lose(self, why: str = "") -> None:
+        """Handle the loss of the server. The kernel kills its ranks, and this process kills their groups."""
+        self.loop.forget(self._channel)
+        how = self._reap() if not self._reaped else "ended"
+        self.unusable = f"the process that starts the ranks (pid {self.pid}) {why or how}"
+        for run in self.runs.values():
+            for rank, pid in run.local_pids.items():
+                if rank not in run.exits:
+                    with suppress(ProcessLookupError, PermissionError):
+                        os.killpg(pid, signal.SIGKILL)
+            run.end_others(signal.SIGKILL)
+            run.lost = self.unusable
+
+    def _reap(self) -> str:
+        """Wait until it has ended. Returns how it ended."""
+        code = reaping.wait_for_exit(self.pid) if self._popen is None else self._popen.wait()
+        self._reaped = code is not None
+        return "ended" if code is None else describe_exit(code)
+
+    def close(self) -> None:
+        """End the server and everything that it started. It would also end when the connection closes."""
+        if not self._reaped:
+            self.send(Quit())
+            self._wait_until_disconnected()
+            self._reap()
+        self._channel.close()
+        self.loop.close()
+
+    def _wait_until_disconnected(self) -> None:
+        """Wait until the server closes its end. One that is stuck in an import is killed; its ranks die with it."""
+        self.loop.forget(self._channel)
+        loop, until, disconnected = EventLoop(), now() + _QUIT_PATIENCE, False
+
+        def drain() -> None:
+            nonlocal disconnected
+            try:
+                self._channel.receive()
+            except (EOFError, OSError):
+                disconnected = True
+
+        loop.listen(self._channel, drain)
+        while not disconnected:
+            if not loop.step(until):
+                os.kill(self.pid, signal.SIGKILL)
+                break
+        loop.close()
