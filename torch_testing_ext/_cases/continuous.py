@@ -25,9 +25,9 @@ import torch.distributed as dist
 
 from torch_testing_ext import _torch, launch
 from torch_testing_ext._asserts import expectations
-from torch_testing_ext._machine import accelerators, seeds
+from torch_testing_ext._machine import accelerators, seeds, sharing
 from torch_testing_ext._machine.seeds import set_rng_seed
-from torch_testing_ext._marks.needs import Skipped
+from torch_testing_ext._marks.needs import Skipped, most_needed
 from torch_testing_ext._marks.sanitizing import kinds_of_class
 from torch_testing_ext._process import system
 from torch_testing_ext._sanitizer.kinds import SanitizeKind
@@ -218,6 +218,8 @@ class MultiProcContinuousTest(RankedTestCase):
         devices = torch.get_device_module(device_type).device_count()
         if devices == 0:
             raise unittest.SkipTest(f"No {device_type} devices available")
+        if sharing.ranks_per_device() > 1 and device_type == accelerators.accelerator_type():
+            return accelerators.ranks_for(most_needed(getattr(cls, name, None) for name in dir(cls)))
         return devices
 
     @classmethod
@@ -392,7 +394,7 @@ def _run_rank(
 ) -> None:
     """The body of a rank's process."""
     seeds.SEED = seed  # a new interpreter has not seen --seed
-    prepare_rank(world_size, patient)
+    prepare_rank(rank, world_size, patient)
     group_creation.announce(directory, rank)
     cls.rank, cls.world_size = rank, world_size
     try:

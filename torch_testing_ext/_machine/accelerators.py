@@ -26,6 +26,9 @@ from torch_testing_ext._process import fork_safety, reaping
 from torch_testing_ext._process.exits import describe_exit
 from torch_testing_ext._process.loop import wait_readable
 
+from . import sharing
+from .device_facts import DeviceFacts, facts_from
+
 NO_DEVICE: tuple[str | None, int] = (None, 0)
 # These decide which devices the runtime shows: an answer holds while they stay the same.
 MASKS = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
@@ -38,6 +41,19 @@ EXIT_BAD_FORK = 3
 def device_count() -> int:
     """Return the number of accelerators that this process may use."""
     return _devices()[1]
+
+
+def most_ranks() -> int:
+    """Return how many ranks of a test may use an accelerator: one each, or more where the user lets ranks share."""
+    return device_count() * sharing.ranks_per_device()
+
+
+def ranks_for(needed: int) -> int:
+    """Return how many ranks a test has that wants one for each accelerator, and needs at least so many.
+
+    Ranks share devices only where the test could not run otherwise.
+    """
+    return max(device_count(), min(needed, most_ranks()))
 
 
 def accelerator_type() -> str | None:
@@ -65,6 +81,12 @@ def cuda_properties() -> dict[str, Any]:
     """Return what tests ask about the first CUDA or ROCm device; empty without one."""
     found = _answer("ask_cuda_properties", _masks())
     return found if isinstance(found, dict) else {}
+
+
+def device_facts() -> tuple[DeviceFacts, ...]:
+    """Return what is known of each device that this process may use, in its order; empty if nothing is."""
+    found = _answer("ask_facts", _masks()) if device_count() else ()
+    return facts_from(found)
 
 
 def _devices() -> tuple[str | None, int]:
@@ -122,11 +144,30 @@ def ask_cuda_properties() -> dict[str, Any]:
     }
 
 
+def ask_facts() -> list[dict[str, Any]]:
+    kind, count = ask_devices()
+    if kind != "cuda":
+        return []
+    properties = [torch.cuda.get_device_properties(number) for number in range(count)]
+    return [
+        {
+            "name": found.name,
+            "memory": found.total_memory,
+            "capability": [found.major, found.minor],
+            "peers": [
+                other for other in range(count) if other != number and torch.cuda.can_device_access_peer(number, other)
+            ],
+        }
+        for number, found in enumerate(properties)
+    ]
+
+
 QUESTIONS: dict[str, Callable[[], Any]] = {
     "ask_devices": ask_devices,
     "ask_uuids": ask_uuids,
     "ask_peer_access": ask_peer_access,
     "ask_cuda_properties": ask_cuda_properties,
+    "ask_facts": ask_facts,
 }
 
 

@@ -24,7 +24,15 @@ from .comparing import (
     script_container_types,
 )
 from .compiler import DYNAMO, forget_compiled, strict_dynamo, without_compiled_autograd
-from .cuda import caching_allocator_is_enabled, forget_blas_workspaces
+from .cuda import (
+    caching_allocator_is_enabled,
+    fold_device_numbers,
+    forget_blas_workspaces,
+    forget_peak_memory,
+    nccl_version,
+    peak_memory,
+    when_cuda_is_first_used,
+)
 from .dtensor import (
     concatenate_meshes,
     is_functional_tensor,
@@ -188,6 +196,7 @@ __all__ = [
     "fakes_lacking_attributes",
     "finished_work",
     "fixed_size",
+    "fold_device_numbers",
     "for_each_local_rank",
     "foreach_by_default",
     "forget_blas_workspaces",
@@ -196,6 +205,7 @@ __all__ = [
     "forget_dtensor_rng",
     "forget_groups",
     "forget_meshes",
+    "forget_peak_memory",
     "fsdp_is_idle",
     "fsdp_keeps_parameters_after_forward",
     "fsdp_param_group_module",
@@ -228,6 +238,7 @@ __all__ = [
     "made_groups",
     "make_wrapper_subclass",
     "may_have_sent_or_received",
+    "nccl_version",
     "new_extension_registry",
     "new_fake_mode",
     "number_of_group",
@@ -238,6 +249,7 @@ __all__ = [
     "onednn_uses_arm_compute_library",
     "only_gloo",
     "other_accelerator_is_built",
+    "peak_memory",
     "pop_torch_function_mode",
     "python_dispatcher",
     "raw_operation",
@@ -273,6 +285,7 @@ __all__ = [
     "wait_without_end",
     "warm_up",
     "watch_process_groups",
+    "when_cuda_is_first_used",
     "without_compiled_autograd",
     "without_dispatch",
     "without_local_tensors",

@@ -6,6 +6,8 @@ import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from torch_testing_ext._machine.device_facts import NO_NEEDS, DeviceNeeds
+
 
 class TestOutcome(enum.Enum):
     """How one test ended."""
@@ -72,6 +74,8 @@ class Test:
     id: TestId
     world_size: int = 1  # number of ranks that compute at the same time
     devices: int = 0  # number of accelerators it uses on this machine
+    of_devices: DeviceNeeds = NO_NEEDS  # what it needs of each of them
+    shared_by: int = 0  # the ranks that share its devices, as there are too few; 0 if each has its own
     backend: str | None = None
     timeout: float | None = None  # set by @timeout
     together: str = ""  # tests of one file with the same value share fixtures, hence a process
@@ -104,6 +108,14 @@ class Unit:
         return max(test.devices for test in self.tests)
 
     @property
+    def of_devices(self) -> DeviceNeeds:
+        return DeviceNeeds.of_all(test.of_devices for test in self.tests)
+
+    @property
+    def shared_by(self) -> int:
+        return max(test.shared_by for test in self.tests)
+
+    @property
     def ranks(self) -> int:
         return max(test.world_size for test in self.tests)
 
@@ -121,6 +133,8 @@ class Lease:
     ports: frozenset[int | str] = frozenset()  # fixed ports, or a file whose ports are not known
     alone: bool = False
     node: str = ""  # of a cluster; empty on this machine
+    shared_by: int = 0  # ranks that share the devices; 0 if each has its own
+    over: str = ""  # the backend of ranks that share devices
 
 
 @dataclass(frozen=True)

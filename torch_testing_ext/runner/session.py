@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch_testing_ext._machine.device_locks import DeviceLocks, UnsafeFolder, default_folder, leased_by_ancestors
+from torch_testing_ext._machine.sharing import RANKS_PER_GPU
 
 from .events import AttemptEnded, Reporters, RunBegan, RunEnded, TestFinished, Warned
 from .header import CommitQuery, make_header
@@ -26,7 +27,7 @@ from .model import Attempt, ExitCode, FinishedTest, RunHeader, Summary, Test, Te
 from .options.options import Action, CannotRun, Options, Rerun, UsageError
 from .scheduling.durations import Durations, LastFailed
 from .scheduling.forecast import forecast
-from .scheduling.inventory import Inventory, make_inventory
+from .scheduling.inventory import Inventory, make_inventory, notes_on_sharing
 from .scheduling.leases import Leases
 from .scheduling.node_leases import NodeLeases
 from .scheduling.plan import Plan, plan, priority, shard, without_result
@@ -83,6 +84,8 @@ class Session:
         from .processes.zygote import Zygote
 
         options = self._options
+        if options.ranks_per_gpu > 1:
+            os.environ[RANKS_PER_GPU] = str(options.ranks_per_gpu)  # the world size of a test may depend on it
         return Zygote(self._root, drop_in=bool(options.drop_in), all_marks=bool(options.marks))
 
     # -- from names to work
@@ -90,8 +93,10 @@ class Session:
     def _discover(self, zygote: Any, files: Sequence[str]) -> tuple[Inventory, Discovery]:
         """What there is to lease, and the tests."""
         kind, count = zygote.count_devices()
-        inventory = make_inventory(self._options, os.environ, kind, count, zygote.device_uuids)
-        return inventory, zygote.discover(files, inventory.most_at_once, self._options.jobs)
+        seen = zygote.devices_seen
+        inventory = make_inventory(self._options, os.environ, kind, count, seen.uuids, seen.facts, seen.nccl)
+        self._warnings.extend(notes_on_sharing(inventory, seen.nccl))
+        return inventory, zygote.discover(files, inventory.most_ranks, self._options.jobs)
 
     def _work(self, zygote: Any, selection: Selection, files: Sequence[str], known_files: Sequence[str]) -> Work:
         inventory, discovery = self._discover(zygote, files)
@@ -233,6 +238,7 @@ class Session:
             self._options.jobs,
             priority(self._options, self._last_failed.failed),
             leases.may_run_now,
+            leases if any(unit.of_devices for unit in work.plan.units) else None,
         )
 
     def _locks(self, work: Work) -> DeviceLocks | None:
@@ -252,7 +258,13 @@ class Session:
 
     def _leases(self, work: Work, locks: bool) -> Leases | NodeLeases:
         """`locks`: whether other runs of this machine are to leave the devices to this one."""
-        return Leases(work.inventory.names, self._options.jobs, self._locks(work) if locks else None)
+        return Leases(
+            work.inventory.names,
+            self._options.jobs,
+            self._locks(work) if locks else None,
+            work.inventory.facts,
+            work.inventory.shared_backend,
+        )
 
     def _record(self, summary: Summary, work: Work) -> None:
         """A shard records no durations: that would change how the tests are split for the shards that run after it."""

@@ -188,6 +188,12 @@ OPTION_GROUPS = {
             "N|LIST|auto",
         ),
         "fake_gpus": OptionSpec(("--fake-gpus",), count, "schedule tests on N accelerators that do not exist", "N"),
+        "ranks_per_gpu": OptionSpec(
+            ("--ranks-per-gpu",),
+            count,
+            "let up to N ranks share each GPU, for tests that need more of them than there are",
+            "N",
+        ),
         "shared_leases": OptionSpec(
             ("--shared-leases",), boolean, "use no accelerator that another run of this user on this machine uses"
         ),

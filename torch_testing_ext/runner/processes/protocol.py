@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from torch_testing_ext._machine.device_facts import DeviceFacts
 from torch_testing_ext._process.channel import WithDescriptors
 from torch_testing_ext._process.exits import describe_exit
 
@@ -146,6 +147,8 @@ class DevicesCounted:
     count: int
     torch: str = ""  # the version of torch
     uuids: tuple[str, ...] = ()  # of each; empty if they cannot be found out
+    facts: tuple[DeviceFacts, ...] = ()  # likewise
+    nccl: tuple[int, ...] = ()  # the version of NCCL
 
 
 FromZygote: TypeAlias = ZygoteReady | ChildGone

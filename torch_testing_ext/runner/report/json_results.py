@@ -63,6 +63,9 @@ def _attempt(attempt: Attempt) -> dict[str, Any]:
         "began": attempt.began,
         "seconds": attempt.seconds,
         "devices": attempt.lease.devices,
+        "sharing": {"ranks": attempt.lease.shared_by, "backend": attempt.lease.over}
+        if attempt.lease.shared_by
+        else None,
         "slots": attempt.lease.slots,
         "node": attempt.lease.node or None,
         "output": text.log(attempt.output),

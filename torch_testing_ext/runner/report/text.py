@@ -91,8 +91,15 @@ def place(lease: Lease) -> str:
     """Where a unit runs: its devices or, if it has none, its CPU slots."""
     on = f" on {lease.node}" if lease.node else ""
     if lease.devices:
-        return f"gpu {', '.join(lease.devices)}{on}"
+        return f"gpu {', '.join(lease.devices)}{on}{_sharing(lease)}"
     return f"cpu {', '.join(map(str, lease.slots))}{on}" if lease.slots else ""
+
+
+def _sharing(lease: Lease) -> str:
+    """`: 4 ranks on 1 GPU over gloo`, for ranks that share devices."""
+    return (
+        f": {lease.shared_by} ranks on {count(len(lease.devices), 'GPU')} over {lease.over}" if lease.shared_by else ""
+    )
 
 
 def name(attempt: Attempt, repetitions: int = 1) -> str:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from torch_testing_ext._machine.device_facts import DeviceFacts, groups
 from torch_testing_ext._machine.device_locks import DeviceLocks
 
 from ..model import Lease, Unit
@@ -14,11 +15,21 @@ from .policy import slots_of
 class Leases:
     """The devices and CPU slots of a run, and which of them are leased. With `locks`, other runs share the devices."""
 
-    def __init__(self, devices: tuple[str, ...], slots: int, locks: DeviceLocks | None = None):
+    def __init__(
+        self,
+        devices: tuple[str, ...],
+        slots: int,
+        locks: DeviceLocks | None = None,
+        facts: Sequence[DeviceFacts] = (),
+        shared_backend: str = "",
+    ):
+        """`facts`: of each device, if they are known. `shared_backend`: of ranks that share devices."""
         assert len(set(devices)) == len(devices), f"two devices have the same name: {devices}"
         self._devices, self._slots = devices, tuple(range(slots))
         self._held: list[Lease] = []
         self._locks = locks
+        self._facts = facts
+        self._shared_backend = shared_backend
         self._elsewhere: tuple[str, ...] = ()  # devices that other runs have leased or reserved
         self._learned: dict[str, frozenset[int | str]] = {}  # ports, by file, that failures have shown
 
@@ -82,7 +93,7 @@ class Leases:
 
     @property
     def free_devices(self) -> int:
-        return len([name for name in self._unheld() if name not in self._elsewhere])
+        return len(self._free())
 
     @property
     def free_slots(self) -> int:
@@ -90,19 +101,44 @@ class Leases:
 
     def take(self, unit: Unit) -> Lease:
         """Leases exactly what the unit needs, which must be free: the queue decides which unit fits."""
-        devices = [name for name in self._unheld() if name not in self._elsewhere]
+        devices = self._choose(unit)
+        assert devices is not None, f"unit {unit.number} needs {unit.devices} of {len(self._free())} devices"
         slots = [slot for slot in self._slots if not any(slot in lease.slots for lease in self._held)]
         lease = Lease(
-            tuple(devices[: unit.devices]),
+            devices,
             tuple(slots[: slots_of(unit, len(self._slots))]),
             self._ports_of(unit),
             unit.alone,
+            shared_by=unit.shared_by,
+            over=self._shared_backend if unit.shared_by else "",
         )
         assert len(lease.devices) == unit.devices, f"unit {unit.number} needs {unit.devices} of {len(devices)} devices"
         assert len(lease.slots) == slots_of(unit, len(self._slots)), f"unit {unit.number} does not fit into {slots}"
         self._held.append(lease)
         self._check()
         return lease
+
+    def _free(self) -> list[str]:
+        return [name for name in self._unheld() if name not in self._elsewhere]
+
+    def _choose(self, unit: Unit) -> tuple[str, ...] | None:
+        """Free devices that have what the unit needs; None if there are none."""
+        free = self._free()
+        if len(free) < unit.devices:
+            return None
+        if not unit.of_devices or not self._facts:
+            return tuple(free[: unit.devices])
+        among = [self._devices.index(name) for name in free]
+        group = next(groups(self._facts, unit.of_devices, unit.devices, among), None)
+        return None if group is None else tuple(self._devices[number] for number in group)
+
+    def fits(self, unit: Unit) -> bool:
+        """Whether there are free devices that have what the unit needs."""
+        return not unit.devices or self._choose(unit) is not None
+
+    def reserve(self, unit: Unit) -> bool:
+        """Other units wait until this one fits: no part of this machine is kept for it."""
+        return False
 
     def may_run_now(self, unit: Unit) -> bool:
         """Does the unit not disturb those that run? Two units that use the same fixed port would."""
