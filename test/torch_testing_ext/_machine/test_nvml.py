@@ -17,8 +17,8 @@ from nvml_support import GB, STAND_IN, Device, Machine, NvmlTestCase, environmen
 from torch_testing_ext._machine.nvml import (
     ComputeMode,
     Gpu,
-    GpuProcess,
     GpuLink,
+    GpuProcess,
     MigInstance,
     NvmlError,
     NvmlProcess,
