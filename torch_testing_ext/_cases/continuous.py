@@ -31,7 +31,7 @@ from torch_testing_ext._marks.needs import Skipped, most_needed
 from torch_testing_ext._marks.sanitizing import kinds_of_class
 from torch_testing_ext._process import system
 from torch_testing_ext._sanitizer.kinds import SanitizeKind
-from torch_testing_ext.launch import settings
+from torch_testing_ext.launch import device_memory, settings
 
 from . import global_state, group_creation, launched_ranks
 from .global_state import GlobalStateWarning
@@ -418,6 +418,7 @@ def _run_task(cls: type[MultiProcContinuousTest], task: launch.Task) -> None:
     cls._recorder = expectations.ExpectationRecorder(str(task.path), cls.rank)
     before = global_state.snapshot()
     account = task.account
+    device_memory.forget_that_of_this_process()
     try:
         cls._run_test_given_id(task.name)
         account.passed()

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from torch_testing_ext._sanitizer.kinds import SanitizeKind
 
-from . import client, recording, settings
+from . import client, device_memory, recording, settings
 from .accounts import AccountFile, RankAccount, RankEnding, read_account
 from .job import Job, Sanitize
 from .rank import AccountWriter
@@ -177,7 +177,9 @@ class PersistentRanks:
             if not went_well or not self.is_complete():
                 watcher.end_all()
                 self._close()
-        return WatchResult(watcher.reports(), timed_out, now() - self._began, watcher.expected, watcher.finding)
+        reports = watcher.reports()
+        device_memory.note(reports)
+        return WatchResult(reports, timed_out, now() - self._began, watcher.expected, watcher.finding)
 
     def _receive(self) -> None:
         with suppress(BlockingIOError):

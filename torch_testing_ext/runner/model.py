@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from torch_testing_ext._machine.device_facts import NO_NEEDS, DeviceNeeds
+from torch_testing_ext._machine.sharing import CONTEXT
 
 
 class TestOutcome(enum.Enum):
@@ -19,7 +20,7 @@ class TestOutcome(enum.Enum):
     ERROR = "error"  # an exception; a file that cannot be imported
     TIMEOUT = "timeout"
     CRASHED = "crashed"  # a signal, or an exit before the test was over
-    LEAKED = "leaked"  # passed, but left processes running, which were terminated
+    LEAKED = "leaked"  # passed, but left processes running, which were terminated, or memory of a device in use
     FLAKY = "flaky"  # failed, then passed on a retry
     SKIPPED = "skipped"
     EXPECTED_FAILURE = "expected failure"
@@ -147,6 +148,20 @@ class RankLog:
 
 
 @dataclass(frozen=True)
+class DeviceMemory:
+    """The most device memory that a test has had, on the device where that was most: all of its processes together."""
+
+    allocated: int  # bytes in tensors
+    reserved: int  # bytes that torch's allocators held
+    processes: int = 1  # on that device
+
+    @property
+    def needed(self) -> int:
+        """What the test needs of a device, with the contexts of its processes."""
+        return self.reserved + self.processes * CONTEXT
+
+
+@dataclass(frozen=True)
 class Attempt:
     """The result of running one test once."""
 
@@ -162,6 +177,7 @@ class Attempt:
     ranks: tuple[RankLog, ...] = ()
     leftovers: tuple[str, ...] = ()  # processes that outlived the test and were terminated
     lease: Lease = field(default_factory=Lease)
+    memory: DeviceMemory | None = None  # None if it has used no device, or did not say
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch_testing_ext._machine.device_locks import DeviceLocks, UnsafeFolder, default_folder, leased_by_ancestors
+from torch_testing_ext._machine.nvml import NvmlError, open_nvml
 from torch_testing_ext._machine.sharing import RANKS_PER_GPU
 
 from .events import AttemptEnded, Reporters, RunBegan, RunEnded, TestFinished, Warned
@@ -40,6 +41,7 @@ from .selection.selection import Selection
 if TYPE_CHECKING:
     from .cluster.place import ClusterPlace
     from .engine.local import Engine
+    from .engine.memory_return import MemoryReturn
     from .engine.signals_and_keys import Deferred
     from .processes.zygote import Discovery, Zygote
 
@@ -68,6 +70,7 @@ class Session:
         self._durations = Durations(options.cache, self._warnings.append)
         self._last_failed = LastFailed(options.cache, self._warnings.append)
         self._commit = CommitQuery(root)
+        self._memory: MemoryReturn | None = None
 
     def run(self) -> int:
         """Does what the options say, and returns the exit code."""
@@ -189,10 +192,15 @@ class Session:
         leases = self._leases(work, locks=True)
         queue = self._queue(work, leases)
         header = make_header(self._commit, work.inventory, zygote.torch_version)
+        self._memory = self._check_memory(zygote, work, reporters)
         for warning in self._warnings:
             reporters.on_event(Warned(warning))
         engine = self._engine(zygote, work, leases, queue, reporters, header)
-        summary = engine.run(work.plan, work.broken, lambda: deferred.reason)
+        try:
+            summary = engine.run(work.plan, work.broken, lambda: deferred.reason)
+        finally:
+            if self._memory is not None:
+                self._memory.close()
         for lost in without_result(work.plan, summary):
             reporters.on_event(AttemptEnded(lost.last, retry=False))
             reporters.on_event(TestFinished(lost))
@@ -229,7 +237,23 @@ class Session:
     ) -> Engine:
         from .engine.local import Engine
 
-        return Engine(zygote, self._options, work.inventory, leases, queue, reporters, header)
+        return Engine(zygote, self._options, work.inventory, leases, queue, reporters, header, self._memory)
+
+    def _check_memory(self, zygote: Any, work: Work, reporters: Reporters) -> MemoryReturn | None:
+        """What checks that devices get their memory back after each test, if the driver can be asked."""
+        from .engine.memory_return import MemoryReturn, uuids_for
+
+        inventory = work.inventory
+        is_local = inventory.kind == "cuda" and not inventory.fake and not inventory.nodes
+        if not is_local or not any(unit.devices for unit in work.plan.units):
+            return None
+        try:
+            nvml = open_nvml()
+            uuids = uuids_for(inventory.identities, inventory.names, nvml.usage())
+        except NvmlError as error:
+            self._warnings.append(f"device memory is not checked between tests: {error}")
+            return None
+        return MemoryReturn(zygote.loop, nvml, uuids, lambda text: reporters.on_event(Warned(text)))
 
     def _queue(self, work: Work, leases: Any) -> Queue:
         return Queue(

@@ -10,7 +10,7 @@ from torch_testing_ext._machine.device_facts import DeviceFacts
 from torch_testing_ext._process.channel import WithDescriptors
 from torch_testing_ext._process.exits import describe_exit
 
-from ..model import Test, TestOutcome
+from ..model import DeviceMemory, Test, TestOutcome
 from .unit_spec import LoadAs, UnitSpec
 
 # -- to the zygote and the processes of files, which fork children on request
@@ -225,6 +225,7 @@ class Ended:
     want: str | None
     printed: int
     ranks: tuple[str, ...]
+    memory: DeviceMemory | None = None
 
 
 @dataclass(frozen=True)

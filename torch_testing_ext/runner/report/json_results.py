@@ -68,6 +68,7 @@ def _attempt(attempt: Attempt) -> dict[str, Any]:
         else None,
         "slots": attempt.lease.slots,
         "node": attempt.lease.node or None,
+        "device_memory": asdict(attempt.memory) if attempt.memory is not None else None,
         "output": text.log(attempt.output),
         "ranks": [_rank(one.rank, one.output, one.stacks) for one in attempt.ranks],
         "leftovers": attempt.leftovers,

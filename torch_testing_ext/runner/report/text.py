@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 
+from torch_testing_ext._machine.sharing import in_words
 from torch_testing_ext._process.logs import cut_middle
 
 from ..model import Attempt, FinishedTest, Lease, Summary, TestId, TestOutcome
@@ -93,6 +94,11 @@ def place(lease: Lease) -> str:
     if lease.devices:
         return f"gpu {', '.join(lease.devices)}{on}{_sharing(lease)}"
     return f"cpu {', '.join(map(str, lease.slots))}{on}" if lease.slots else ""
+
+
+def memory(attempt: Attempt) -> str:
+    """The most device memory that a test has had, such as `1.2 GiB of device memory`; empty if it has used none."""
+    return f"{in_words(attempt.memory.reserved)} of device memory" if attempt.memory is not None else ""
 
 
 def _sharing(lease: Lease) -> str:

@@ -30,6 +30,7 @@ class Leases:
         self._locks = locks
         self._facts = facts
         self._shared_backend = shared_backend
+        self._quarantined: set[str] = set()
         self._elsewhere: tuple[str, ...] = ()  # devices that other runs have leased or reserved
         self._learned: dict[str, frozenset[int | str]] = {}  # ports, by file, that failures have shown
 
@@ -88,7 +89,7 @@ class Leases:
             self._locks.close()
 
     def _unheld(self) -> list[str]:
-        held = {name for lease in self._held for name in lease.devices}
+        held = {name for lease in self._held for name in lease.devices} | self._quarantined
         return [name for name in self._devices if name not in held]
 
     @property
@@ -123,7 +124,9 @@ class Leases:
 
     def _choose(self, unit: Unit) -> tuple[str, ...] | None:
         """Free devices that have what the unit needs; None if there are none."""
-        free = self._free()
+        return self._among(self._free(), unit)
+
+    def _among(self, free: Sequence[str], unit: Unit) -> tuple[str, ...] | None:
         if len(free) < unit.devices:
             return None
         if not unit.of_devices or not self._facts:
@@ -131,6 +134,16 @@ class Leases:
         among = [self._devices.index(name) for name in free]
         group = next(groups(self._facts, unit.of_devices, unit.devices, among), None)
         return None if group is None else tuple(self._devices[number] for number in group)
+
+    def quarantine(self, name: str) -> None:
+        """Lease a device no more in this run."""
+        self._quarantined.add(name)
+
+    def can_ever_fit(self, unit: Unit) -> bool:
+        """Whether there are devices that the unit can get when others have ended."""
+        if not self._quarantined or not unit.devices:
+            return True
+        return self._among([name for name in self._devices if name not in self._quarantined], unit) is not None
 
     def fits(self, unit: Unit) -> bool:
         """Whether there are free devices that have what the unit needs."""
