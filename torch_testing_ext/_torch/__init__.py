@@ -24,12 +24,19 @@ from .comparing import (
     script_container_types,
 )
 from .compiler import DYNAMO, forget_compiled, strict_dynamo, without_compiled_autograd
-from .cuda import caching_allocator_is_enabled, forget_blas_workspaces
+from .cuda import (
+    caching_allocator_is_enabled,
+    forget_blas_workspaces,
+    hipblaslt_version,
+    supports_green_contexts,
+    supports_workqueues,
+)
 from .dtensor import (
     concatenate_meshes,
     is_functional_tensor,
     is_local_tensor,
 )
+from .first_use import first_use
 from .fsdp import (
     all_gather_name,
     compiled_autograd,
@@ -187,6 +194,7 @@ __all__ = [
     "fake_process_group",
     "fakes_lacking_attributes",
     "finished_work",
+    "first_use",
     "fixed_size",
     "for_each_local_rank",
     "foreach_by_default",
@@ -208,6 +216,7 @@ __all__ = [
     "has_lapack",
     "has_multicast",
     "has_triton",
+    "hipblaslt_version",
     "import_tracer",
     "inductor_compile",
     "inductor_decompositions",
@@ -264,6 +273,8 @@ __all__ = [
     "stream_extension_class",
     "strict_dynamo",
     "strided_shard",
+    "supports_green_contexts",
+    "supports_workqueues",
     "take_collectives",
     "take_placements_literally",
     "torch_function_modes",
