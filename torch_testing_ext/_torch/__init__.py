@@ -26,18 +26,17 @@ from .comparing import (
 from .compiler import DYNAMO, forget_compiled, strict_dynamo, without_compiled_autograd
 from .cuda import (
     caching_allocator_is_enabled,
-    fold_device_numbers,
     forget_blas_workspaces,
-    forget_peak_memory,
-    nccl_version,
-    peak_memory,
-    when_cuda_is_first_used,
+    hipblaslt_version,
+    supports_green_contexts,
+    supports_workqueues,
 )
 from .dtensor import (
     concatenate_meshes,
     is_functional_tensor,
     is_local_tensor,
 )
+from .first_use import first_use
 from .fsdp import (
     all_gather_name,
     compiled_autograd,
@@ -103,6 +102,13 @@ from .shard_order import (
     shard_order,
     strided_shard,
     take_placements_literally,
+)
+from .shared_devices import (
+    fold_device_numbers,
+    forget_peak_memory,
+    nccl_version,
+    peak_memory,
+    when_cuda_is_first_used,
 )
 from .spmd import (
     at_end_of_backward,
@@ -195,6 +201,7 @@ __all__ = [
     "fake_process_group",
     "fakes_lacking_attributes",
     "finished_work",
+    "first_use",
     "fixed_size",
     "fold_device_numbers",
     "for_each_local_rank",
@@ -218,6 +225,7 @@ __all__ = [
     "has_lapack",
     "has_multicast",
     "has_triton",
+    "hipblaslt_version",
     "import_tracer",
     "inductor_compile",
     "inductor_decompositions",
@@ -276,6 +284,8 @@ __all__ = [
     "stream_extension_class",
     "strict_dynamo",
     "strided_shard",
+    "supports_green_contexts",
+    "supports_workqueues",
     "take_collectives",
     "take_placements_literally",
     "torch_function_modes",

@@ -160,6 +160,11 @@ class ForkServerClient:
             return "it ended while it was getting ready (its error is printed above)"
         return self._hello.unsafe or (fork_safety.check_after_fork() if self.method is StartMethod.FORK else None)
 
+    @property
+    def accelerator_in_use(self) -> bool:
+        """Is it unsafe to fork because an accelerator is in use?"""
+        return self._hello is not None and self._hello.in_use
+
     def send(self, message: ToServer) -> None:
         self._channel.send(message)
 
@@ -265,6 +270,7 @@ class Launcher:
         self._closes_at_exit = False
         self._wanted = ""  # the setting under which the server was made
         self._printed: set[str] = set()
+        self._in_use = False  # whether this process could not be forked as it uses an accelerator
         self._numbers = itertools.count()
 
     def session_directory(self) -> Path:
@@ -364,6 +370,10 @@ class Launcher:
                 )
             server, unusable = self.try_method(method, subject)
             if server is not None:
+                if method is StartMethod.FORK_FRESH and self._in_use:
+                    self._print_once(
+                        f"ranks are forked from a new interpreter, which takes seconds to start, because {reasons[0]}"
+                    )
                 return server
             reasons.append(f"{_SUBJECT_OF[method]}: {unusable}")
         return _explain_failure(wanted, subject, reasons)
@@ -377,6 +387,8 @@ class Launcher:
         if unsafe is None:
             return server, ""
         server.close()
+        if method is StartMethod.FORK:
+            self._in_use = server.accelerator_in_use
         return None, unsafe
 
     def _print_once(self, text: str) -> None:
