@@ -99,6 +99,7 @@ class Unit:
     attempt: int = 1
     seconds: float | None = None  # expected duration; None if unknown
     alone: bool = False  # runs while no other unit does
+    memory: int | None = None  # bytes of each device, if it needs no whole ones
 
     @property
     def ports(self) -> frozenset[int]:
@@ -136,6 +137,7 @@ class Lease:
     node: str = ""  # of a cluster; empty on this machine
     shared_by: int = 0  # ranks that share the devices; 0 if each has its own
     over: str = ""  # the backend of ranks that share devices
+    memory: int | None = None  # bytes of each device that it may use; None for whole devices
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ from .scheduling.forecast import forecast
 from .scheduling.inventory import Inventory, make_inventory, notes_on_sharing
 from .scheduling.leases import Leases
 from .scheduling.node_leases import NodeLeases
+from .scheduling.peak_memory import PeakMemory, memory_to_share
 from .scheduling.plan import Plan, plan, priority, shard, without_result
 from .scheduling.policy import Queue, typical_seconds
 from .scheduling.undeclared import describe_undeclared
@@ -68,6 +69,7 @@ class Session:
         self._root, self._cwd = root, Path.cwd()
         self._warnings: list[str] = []
         self._durations = Durations(options.cache, self._warnings.append)
+        self._peak_memory = PeakMemory(options.cache, self._warnings.append)
         self._last_failed = LastFailed(options.cache, self._warnings.append)
         self._commit = CommitQuery(root)
         self._memory: MemoryReturn | None = None
@@ -110,10 +112,18 @@ class Session:
         broken = (*discovery.broken, *(not_run[test.id] for test in selected if test.id in not_run))
         tests, broken = self._in_shard([test for test in selected if test.id not in not_run], broken)
         tests = tuple(with_ports(tests, self._root))
-        planned = plan(self._to_rerun(tests), inventory, self._durations.expected, self._options.repeat or 1)
+        repeat = self._options.repeat or 1
+        planned = plan(self._to_rerun(tests), inventory, self._durations.expected, repeat, self._memory_of)
         if self._options.jobs > 1:
             self._warnings.extend(notes_on_ports(planned.units))
         return Work(planned, broken, inventory, _discovered(discovery))
+
+    def _memory_of(self, test: Test) -> int | None:
+        """The device memory of a test that may share a device with others; None for one that needs whole devices."""
+        if not self._options.gpu_sharing:
+            return None
+        known = self._peak_memory.expected(test)
+        return self._options.memory_per_test if known is None else known
 
     def _in_shard(
         self, tests: Sequence[Test], broken: Sequence[Attempt]
@@ -262,7 +272,7 @@ class Session:
             self._options.jobs,
             priority(self._options, self._last_failed.failed),
             leases.may_run_now,
-            leases if any(unit.of_devices for unit in work.plan.units) else None,
+            leases if any(unit.of_devices or unit.memory is not None for unit in work.plan.units) else None,
         )
 
     def _locks(self, work: Work) -> DeviceLocks | None:
@@ -288,12 +298,14 @@ class Session:
             self._locks(work) if locks else None,
             work.inventory.facts,
             work.inventory.shared_backend,
+            memory_to_share(work.inventory) if self._options.gpu_sharing else None,
         )
 
     def _record(self, summary: Summary, work: Work) -> None:
         """A shard records no durations: that would change how the tests are split for the shards that run after it."""
         if self._options.shard is None:
             self._durations.record(summary.finished)
+            self._peak_memory.record(summary.finished)
         self._last_failed.record(summary, work.discovered)
 
 

@@ -42,7 +42,7 @@ from ..scheduling.leases import Leases
 from ..scheduling.node_leases import NodeLeases
 from ..scheduling.plan import Plan
 from ..scheduling.policy import Queue
-from ..selection.ports import is_collision, ports_in_use
+from .again import Undisturbed
 from .memory_return import HeldDevice, MemoryReturn, with_held
 from .place import LocalPlace, LostUnitListener, Place
 from .question import Question
@@ -93,7 +93,7 @@ class Engine(LostUnitListener):
         self._done: set[tuple[TestId, int]] = set()  # tests of `_finished`, with their repetition
         self._unfinished: list[tuple[Test, int]] = []  # with their repetition
         self._lost: dict[tuple[TestId, int, int], str] = {}  # attempts that a node was lost with, and how
-        self._collided: set[tuple[TestId, int]] = set()  # tests that found a port in use
+        self._undisturbed = Undisturbed(leases, self._warn)
         self._warnings: list[str] = []
         self._held: tuple[HeldDevice, ...] = ()
         self._stopping = False
@@ -340,8 +340,9 @@ class Engine(LostUnitListener):
 
     def _add(self, unit: Unit, tests: tuple[Test, ...], attempt: int) -> None:
         self._left[unit.file] += 1
-        alone = any((test.id, unit.repetition) in self._collided for test in tests)
-        self._queue.add(Unit(next(self._numbers), tests, unit.repetition, attempt, unit.seconds, alone))
+        alone = self._undisturbed.must_be_alone(tests, unit.repetition)
+        memory = None if self._undisturbed.must_have_whole_devices(tests, unit.repetition) else unit.memory
+        self._queue.add(Unit(next(self._numbers), tests, unit.repetition, attempt, unit.seconds, alone, memory))
 
     def _count_down(self, unit: Unit) -> None:
         """Close the process of a file after its last unit, unless the plan may be repeated."""
@@ -359,7 +360,7 @@ class Engine(LostUnitListener):
         """Take an attempt into account. Returns whether the test is to be retried."""
         failed = self._options.policy.verdict(attempt.outcome) is Category.FAILED
         retry = failed and attempt.number <= self._options.retries and not self._stopping
-        if failed and not self._stopping and self._is_first_collision(attempt):
+        if failed and not self._stopping and self._undisturbed.wants_again(attempt):
             retry = True
         attempts = self._attempts.setdefault((attempt.test.id, attempt.repetition), [])
         attempts.append(attempt)
@@ -367,22 +368,6 @@ class Engine(LostUnitListener):
         if not retry:
             self._finish(FinishedTest(tuple(attempts)))
         return retry
-
-    def _is_first_collision(self, attempt: Attempt) -> bool:
-        """Did the test find a port in use, for the first time? Then it runs again, alone, whatever --retries says."""
-        key = attempt.test.id, attempt.repetition
-        if key in self._collided or not is_collision(attempt):
-            return False
-        self._collided.add(key)
-        ports = ports_in_use(attempt)
-        self._leases.learn_ports(attempt.test.id.file, ports)
-        which = f"port {', '.join(map(str, sorted(ports)))}" if ports else "a port"
-        warning = (
-            f"{attempt.test.id}: {which} was in use (EADDRINUSE); the test runs again while no other runs, and further "
-            "tests of its file run one after the other"
-        )
-        self._warn(warning)
-        return True
 
     def _finish_at_once(self, attempt: Attempt) -> None:
         self._report(AttemptEnded(attempt, retry=False))

@@ -87,6 +87,8 @@ def _complete(options: Options, sources: Mapping[str, str], cwd: Path) -> Option
     if options.shake is not None:
         seed = random.randrange(2**31) if options.shake_seed is None else options.shake_seed
         options = dataclasses.replace(options, repeat=options.shake, shake_seed=seed)
+    if options.memory_per_test is not None and not options.gpu_sharing:
+        raise UsageError("--memory-per-test needs --gpu-sharing")
     _check_cluster(options, sources)
     if options.cluster is not None and sources["jobs"] == DEFAULT:
         options = dataclasses.replace(options, jobs=ALL_CPUS)  # the cores of this machine say nothing about the nodes
@@ -102,6 +104,8 @@ def _check_cluster(options: Options, sources: Mapping[str, str]) -> None:
             if field.startswith("cluster_") and sources[field] == COMMAND_LINE:
                 raise UsageError(f"{OPTION_TABLE[field].flags[0]} needs --cluster")
         return
+    if options.gpu_sharing:
+        raise UsageError("--cluster and --gpu-sharing cannot be combined: tests share the devices of one machine only")
     if options.ranks_per_gpu > 1:
         raise UsageError(
             "--cluster and --ranks-per-gpu cannot be combined: ranks share the devices of one machine only"

@@ -21,6 +21,7 @@ OVERHEAD = 0.05
 NO_RESULT = "run_test.py lost this test: it was planned, and there is no result (an error of run_test.py)"
 
 ExpectedSeconds = Callable[[TestId], float | None]
+ExpectedMemory = Callable[[Test], int | None]
 
 
 @dataclass(frozen=True)
@@ -52,13 +53,22 @@ def without_result(plan: Plan, summary: Summary) -> tuple[FinishedTest, ...]:
     )
 
 
-def plan(tests: Iterable[Test], inventory: Inventory, expected: ExpectedSeconds, repetitions: int = 1) -> Plan:
-    """Groups the tests into units, and skips tests that need more devices than there are."""
+def plan(
+    tests: Iterable[Test],
+    inventory: Inventory,
+    expected: ExpectedSeconds,
+    repetitions: int = 1,
+    memory: ExpectedMemory = lambda test: None,
+) -> Plan:
+    """Groups the tests into units, and skips tests that need more devices than there are.
+
+    `memory`: the bytes of each device that a test may need, if several units may share one; None for a whole device.
+    """
     tests = tuple(_with_devices_of(inventory, test) for test in tests)
     groups = list(group_by_fixtures(test for test in tests if test.skip is None))
     numbers = itertools.count()
     units = tuple(
-        Unit(next(numbers), tuple(group), repetition, seconds=_seconds(group, expected))
+        Unit(next(numbers), tuple(group), repetition, seconds=_seconds(group, expected), memory=_memory(group, memory))
         for repetition in range(repetitions)
         for group in groups
     )
@@ -99,6 +109,13 @@ def group_by_fixtures(tests: Iterable[Test]) -> Iterator[list[Test]]:
     for test in tests:
         groups.setdefault((test.id.file, test.together) if test.together else test.id, []).append(test)
     return iter(groups.values())
+
+
+def _memory(tests: Sequence[Test], expected: ExpectedMemory) -> int | None:
+    """What a group needs of each device; a test of which that is unknown needs a whole one."""
+    needs = [expected(test) if test.devices and not test.shared_by else None for test in tests]
+    known = [need for need in needs if need is not None]
+    return max(known) if known and len(known) == len(needs) else None
 
 
 def _seconds(tests: Sequence[Test], expected: ExpectedSeconds) -> float | None:
