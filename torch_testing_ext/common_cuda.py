@@ -6,7 +6,7 @@ Importing this module touches no accelerator: a condition asks for the device wh
 import functools as _functools
 import typing as _typing
 
-from torch_testing_ext._machine import cuda as _cuda, flags as _flags
+from torch_testing_ext._machine import cuda as _cuda, cuda_libraries as _libraries, flags as _flags
 from torch_testing_ext._machine.cuda import (
     CUDA_ALREADY_INITIALIZED_ON_IMPORT as CUDA_ALREADY_INITIALIZED_ON_IMPORT,
     DEVICE_ASSERT_MARKERS as DEVICE_ASSERT_MARKERS,
@@ -22,6 +22,7 @@ from torch_testing_ext._machine.cuda import (
     PLATFORM_SUPPORTS_BF16_ATOMICS as PLATFORM_SUPPORTS_BF16_ATOMICS,
     PLATFORM_SUPPORTS_CUDNN_ATTENTION as PLATFORM_SUPPORTS_CUDNN_ATTENTION,
     PLATFORM_SUPPORTS_FLASH_ATTENTION as PLATFORM_SUPPORTS_FLASH_ATTENTION,
+    PLATFORM_SUPPORTS_FLASH_ATTENTION_XPU as PLATFORM_SUPPORTS_FLASH_ATTENTION_XPU,
     PLATFORM_SUPPORTS_FP8 as PLATFORM_SUPPORTS_FP8,
     PLATFORM_SUPPORTS_FP8_GROUPED_GEMM as PLATFORM_SUPPORTS_FP8_GROUPED_GEMM,
     PLATFORM_SUPPORTS_FP8_SPARSE as PLATFORM_SUPPORTS_FP8_SPARSE,
@@ -58,17 +59,35 @@ from torch_testing_ext._machine.cuda import (
     evaluate_platform_supports_fp8_grouped_gemm as evaluate_platform_supports_fp8_grouped_gemm,
     evaluate_platform_supports_fp8_sparse as evaluate_platform_supports_fp8_sparse,
     evaluate_platform_supports_half_atomics as evaluate_platform_supports_half_atomics,
+    evaluate_platform_supports_hipsparselt as evaluate_platform_supports_hipsparselt,
     evaluate_platform_supports_mx_gemm as evaluate_platform_supports_mx_gemm,
     evaluate_platform_supports_mxfp8_grouped_gemm as evaluate_platform_supports_mxfp8_grouped_gemm,
     has_device_side_assert as has_device_side_assert,
+    hipsparselt_supported_archs as hipsparselt_supported_archs,
     magma_version as _get_magma_version,  # noqa: F401
     rocm_version as _get_torch_rocm_version,  # noqa: F401
+)
+from torch_testing_ext._machine.cuda_libraries import (
+    BF16X9_API_SUPPORTED as BF16X9_API_SUPPORTED,
+    BF16X9_SUPPORTED as BF16X9_SUPPORTED,
+    PLATFORM_SUPPORTS_CK_SDPA as PLATFORM_SUPPORTS_CK_SDPA,
+    PLATFORM_SUPPORTS_GREEN_CONTEXT as PLATFORM_SUPPORTS_GREEN_CONTEXT,
+    PLATFORM_SUPPORTS_WORKQUEUE_CONFIG as PLATFORM_SUPPORTS_WORKQUEUE_CONFIG,
+    TEST_CUDA_GRAPH_TOOLS_ID as TEST_CUDA_GRAPH_TOOLS_ID,
+    TEST_CUPTI_V13_3 as TEST_CUPTI_V13_3,
+    evaluate_platform_supports_ck_sdpa as evaluate_platform_supports_ck_sdpa,
+    evaluate_platform_supports_green_context as evaluate_platform_supports_green_context,
+    evaluate_platform_supports_workqueue_config as evaluate_platform_supports_workqueue_config,
+    gfx_arch_supports_opportunistic_fastatomics as gfx_arch_supports_opportunistic_fastatomics,
+    hipblaslt_version as _get_torch_hipblaslt_version,  # noqa: F401
+    rocm_mx_swizzle as rocm_mx_swizzle,
 )
 from torch_testing_ext._machine.lazy import LazyVal as LazyVal
 from torch_testing_ext._marks.hardware import (
     TRITON_PTXAS_VERSION as TRITON_PTXAS_VERSION,
     initialize_cuda_context_rng as initialize_cuda_context_rng,
     requires_triton_ptxas_compat as requires_triton_ptxas_compat,
+    xfailCUDAIfSM89OrLaterOnWindows as xfailCUDAIfSM89OrLaterOnWindows,
     xfailIfDistributedNotSupported as xfailIfDistributedNotSupported,
     xfailIfSM12X as xfailIfSM12X,
     xfailIfSM89 as xfailIfSM89,
@@ -92,6 +111,9 @@ _FLAGS = (
 _COMPUTED: dict[str, _typing.Callable[[], _typing.Any]] = {
     **{name: _functools.partial(_flags.flag, name) for name in _FLAGS},
     "CUDA_DEVICE": _cuda.first_device,
+    "TEST_CUPTI": _libraries.has_cupti,
+    "TEST_CUSPARSE_GENERIC": _libraries.has_cusparse_generic,
+    "TEST_HIPSPARSE_GENERIC": _libraries.has_hipsparse_generic,
     "TEST_NUMBA_CUDA": _cuda.numba_supports_cuda,
 }
 

@@ -30,6 +30,8 @@ PYTORCH_TESTING_DEVICE_EXCEPT_FOR_KEY = "PYTORCH_TESTING_DEVICE_EXCEPT_FOR"
 PYTORCH_TESTING_DEVICE_FOR_CUSTOM_KEY = "PYTORCH_TESTING_DEVICE_FOR_CUSTOM"
 _PRIVATEUSE1 = "privateuse1"
 _backends: Any = torch.backends  # untyped in torch
+_cuda: Any = torch.cuda
+_xpu: Any = torch.xpu
 
 Arguments = dict[str, Any]
 
@@ -249,15 +251,17 @@ class CUDATestBase(_IndexedTestBase):
 
     @classmethod
     def setUpClass(cls) -> None:
-        probe = torch.ones(1).cuda()  # has_magma is right once CUDA is initialized
-        cls.no_magma = not torch.cuda.has_magma
-        cls.no_cudnn = not _backends.cudnn.is_acceptable(probe)
+        # Another process answers: if this one initialised CUDA, a class of ranks could no longer fork them.
+        properties = accelerators.cuda_properties()
+        cls.no_magma = not properties.get("has_magma")
+        cls.no_cudnn = not properties.get("accepts_cudnn")
         cls.cudnn_version = None if cls.no_cudnn else _backends.cudnn.version()
-        cls.primary_device = f"cuda:{torch.cuda.current_device()}"
+        cls.primary_device = f"cuda:{torch.cuda.current_device() if _cuda.is_initialized() else 0}"
 
     def _should_stop_test_suite(self) -> bool:
         try:
-            torch.cuda.synchronize()
+            if _cuda.is_initialized():
+                torch.cuda.synchronize()
         except RuntimeError:
             return True
         return False
@@ -274,7 +278,7 @@ class XPUTestBase(_IndexedTestBase):
 
     @classmethod
     def setUpClass(cls) -> None:
-        cls.primary_device = f"xpu:{torch.xpu.current_device()}"
+        cls.primary_device = f"xpu:{torch.xpu.current_device() if _xpu.is_initialized() else 0}"
 
 
 class HPUTestBase(_IndexedTestBase):
@@ -303,7 +307,9 @@ class PrivateUse1TestBase(_IndexedTestBase):
         # A test's class, not this base, becomes one of the extension's type: PyTorch changes the base.
         name = _torch.extension_device_type()
         cls.device_type = name
-        cls.primary_device = f"{name}:{getattr(torch, name).current_device()}"
+        module = getattr(torch, name)
+        may_ask = getattr(module, "is_initialized", lambda: True)()
+        cls.primary_device = f"{name}:{module.current_device() if may_ask else 0}"
 
     @classmethod
     def _device_count(cls) -> int:

@@ -386,7 +386,7 @@ def _run_rank(
     The parent passes everything that it can find out itself: in a forked rank, every look-up copies memory pages.
     """
     seeds.SEED = seed  # a new interpreter has not seen --seed
-    prepare_rank(world_size, patient)
+    prepare_rank(rank, world_size, patient)
     group_creation.announce(directory, rank, bool(cls.fast_exit))
     pipe = rank_process.begin_rank(account, cls._overrides("_run", "run_test"))
     imported_before = len(sys.modules)

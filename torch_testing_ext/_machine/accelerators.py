@@ -8,6 +8,7 @@ no process is started.
 from __future__ import annotations
 
 import functools
+import importlib
 import json
 import os
 import signal
@@ -22,10 +23,15 @@ from typing import Any, NoReturn
 import torch
 
 from torch_testing_ext import _torch
-from torch_testing_ext._process import fork_safety, reaping
+from torch_testing_ext._process import fork_safety, reaping, system
 from torch_testing_ext._process.exits import describe_exit
 from torch_testing_ext._process.loop import wait_readable
 
+from . import sharing
+from .device_facts import DeviceFacts, facts_from
+
+# A process has these open once CUDA or ROCm is initialised in it, by whichever library. NVML does not open them.
+_OPEN_WHEN_IN_USE = ("/dev/nvidia-uvm", "/dev/kfd")
 NO_DEVICE: tuple[str | None, int] = (None, 0)
 # These decide which devices the runtime shows: an answer holds while they stay the same.
 MASKS = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
@@ -40,9 +46,20 @@ def device_count() -> int:
     return _devices()[1]
 
 
-def devices_of_test() -> int:
-    """Return the number of accelerators that the ranks of the running test may use, on all of its nodes."""
-    return max(device_count(), int(os.environ.get("TORCH_TESTING_EXT_DEVICES") or 0))
+def most_ranks() -> int:
+    """Return how many ranks of the running test may use an accelerator, on all of its nodes.
+
+    One each, or more where the user lets ranks share.
+    """
+    return max(device_count() * sharing.ranks_per_device(), int(os.environ.get("TORCH_TESTING_EXT_DEVICES") or 0))
+
+
+def ranks_for(needed: int) -> int:
+    """Return how many ranks a test has that wants one for each accelerator, and needs at least so many.
+
+    Ranks share devices only where the test could not run otherwise.
+    """
+    return max(device_count(), min(needed, most_ranks()))
 
 
 def accelerator_type() -> str | None:
@@ -72,6 +89,24 @@ def cuda_properties() -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
+def device_facts() -> tuple[DeviceFacts, ...]:
+    """Return what is known of each device that this process may use, in its order; empty if nothing is."""
+    found = _answer("ask_facts", _masks()) if device_count() else ()
+    return facts_from(found)
+
+
+def cuda_libraries() -> dict[str, Any]:
+    """Return what the libraries and the driver of CUDA or ROCm support; empty without a device."""
+    found = _answer("ask_cuda_libraries", _masks())
+    return found if isinstance(found, dict) else {}
+
+
+def xpu_device_id() -> int:
+    """Return the PCI number of the first XPU device's model; 0 without one."""
+    found = _answer("ask_xpu_device_id", _masks()) if accelerator_type() == "xpu" else 0
+    return int(found or 0)
+
+
 def _devices() -> tuple[str | None, int]:
     kind, count = _answer("ask_devices", _masks())
     return kind, count
@@ -90,6 +125,18 @@ def _answer(question: str, masks: tuple[str | None, ...]) -> Any:
         return QUESTIONS[question]()
     answer = _ask_forked(question) if _may_fork() and not _torch.accelerator_is_in_bad_fork() else None
     return _ask_new_interpreter(question) if answer is None else answer
+
+
+def unsafe_to_fork() -> str | None:
+    """Why ranks that are forked from this process, or from the one it was forked from, could use no accelerator."""
+    if not device_may_exist():
+        return None
+    if (first := _torch.first_use()) is not None:
+        return first
+    if _torch.accelerator_is_initialised() or _torch.accelerator_is_in_bad_fork():
+        return "an accelerator is initialised"
+    opened = system.has_opened(*_OPEN_WHEN_IN_USE)
+    return f"a library has initialised an accelerator ({opened} is open)" if opened else None
 
 
 # -- the questions: after asking one, a process can no longer fork ranks that use devices
@@ -120,11 +167,69 @@ def ask_cuda_properties() -> dict[str, Any]:
     if not torch.cuda.is_available():
         return {}
     backends: Any = torch.backends  # untyped in torch
+    cuda: Any = torch.cuda
+    devices = range(cuda.device_count())
+    tensor = torch.ones((), device="cuda")  # has_magma is right once CUDA is initialised
     return {
-        "capability": torch.cuda.get_device_capability(),
-        "arch": getattr(torch.cuda.get_device_properties(0), "gcnArchName", ""),
-        "accepts_cudnn": backends.cudnn.is_acceptable(torch.ones((), device="cuda")),
+        "capability": cuda.get_device_capability(),
+        "capabilities": [cuda.get_device_capability(device) for device in devices],
+        "arch": getattr(cuda.get_device_properties(0), "gcnArchName", ""),
+        "archs": [getattr(cuda.get_device_properties(device), "gcnArchName", "") for device in devices],
+        "accepts_cudnn": backends.cudnn.is_acceptable(tensor),
+        "has_magma": bool(cuda.has_magma),
+        "has_tf32": bool(cuda.is_tf32_supported()),
     }
+
+
+def ask_facts() -> list[dict[str, Any]]:
+    kind, count = ask_devices()
+    if kind != "cuda":
+        return []
+    properties = [torch.cuda.get_device_properties(number) for number in range(count)]
+    return [
+        {
+            "name": found.name,
+            "memory": found.total_memory,
+            "capability": [found.major, found.minor],
+            "peers": [
+                other for other in range(count) if other != number and torch.cuda.can_device_access_peer(number, other)
+            ],
+        }
+        for number, found in enumerate(properties)
+    ]
+
+
+def ask_cuda_libraries() -> dict[str, Any]:
+    """What only a few tests ask: each answer may import a library, or ask the driver for a feature."""
+    if not torch.cuda.is_available():
+        return {}
+    backends: Any = torch.backends
+    return {
+        "multicast": _answered(_torch.has_multicast),
+        "green_contexts": _answered(_torch.supports_green_contexts),
+        "workqueues": _answered(_torch.supports_workqueues),
+        "graph_tools_id": _answered(_graph_nodes_have_tools_ids),
+        "ck_sdpa": _answered(lambda: backends.cuda.is_ck_sdpa_available()),
+        "cusparselt": _answered(lambda: backends.cusparselt.is_available() and backends.cusparselt.version()),
+        "hipblaslt": _answered(_torch.hipblaslt_version),
+    }
+
+
+def _graph_nodes_have_tools_ids() -> bool:
+    """Since torch 2.14; asks the driver."""
+    return bool(importlib.import_module("torch.cuda.graph_annotations").is_available())
+
+
+def _answered(ask: Callable[[], Any]) -> Any:
+    """The answer, or None if this torch or this driver has none."""
+    try:
+        return ask()
+    except Exception:
+        return None
+
+
+def ask_xpu_device_id() -> int:
+    return int(torch.xpu.get_device_capability()["device_id"])
 
 
 QUESTIONS: dict[str, Callable[[], Any]] = {
@@ -132,6 +237,9 @@ QUESTIONS: dict[str, Callable[[], Any]] = {
     "ask_uuids": ask_uuids,
     "ask_peer_access": ask_peer_access,
     "ask_cuda_properties": ask_cuda_properties,
+    "ask_facts": ask_facts,
+    "ask_cuda_libraries": ask_cuda_libraries,
+    "ask_xpu_device_id": ask_xpu_device_id,
 }
 
 

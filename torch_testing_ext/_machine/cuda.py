@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -80,6 +82,26 @@ def capability() -> Version:
     return tuple(accelerators.cuda_properties().get("capability", (0, 0)))
 
 
+@contextmanager
+def answering_for_torch() -> Iterator[None]:
+    """While it lasts, let torch ask for the first device's capability and architecture without initialising CUDA.
+
+    For an import of PyTorch's own test kit, parts of which ask for them when they are imported.
+    """
+    if accelerators.accelerator_type() != "cuda":
+        yield
+        return
+    before = torch.cuda.get_device_capability, torch.cuda.get_device_properties
+    torch.cuda.get_device_capability = lambda device=None: (capability()[0], capability()[1])
+    torch.cuda.get_device_properties = lambda device=None: SimpleNamespace(  # type: ignore[assignment, return-value]
+        gcnArchName=accelerators.cuda_properties().get("arch", ""), major=capability()[0], minor=capability()[1]
+    )
+    try:
+        yield
+    finally:
+        torch.cuda.get_device_capability, torch.cuda.get_device_properties = before
+
+
 def evaluate_gfx_arch_within(arch_list: Iterable[str]) -> bool:
     """Is the architecture of ROCm's first device one of these? PyTorch lets an environment variable replace it."""
     if not flag("TEST_CUDA"):
@@ -120,7 +142,7 @@ ROCM_VERSION = LazyVal(lambda: rocm_version()[:2])
 TEST_CUDNN = LazyVal(
     lambda: bool(flag("TEST_CUDA") and (_on_rocm() or accelerators.cuda_properties()["accepts_cudnn"]))
 )
-TEST_CUDNN_VERSION = LazyVal(lambda: _backends.cudnn.version() if TEST_CUDNN else 0)
+TEST_CUDNN_VERSION = LazyVal(lambda: (_backends.cudnn.version() if TEST_CUDNN else None) or 0)
 
 
 _CDNA5 = ("gfx1250",)
@@ -164,10 +186,17 @@ def _has_aotriton() -> bool:
     return evaluate_gfx_arch_within((*_WITH_AOTRITON, *(_WITH_EXPERIMENTAL_AOTRITON if experimental else ())))
 
 
+def _xpu_has_flash_attention() -> bool:
+    """The architectures from Xe2 on have it: those of Battlemage, all of whose models have numbers like this."""
+    return not flag("IS_WINDOWS") and accelerators.xpu_device_id() >> 8 == 0xE2
+
+
 def evaluate_platform_supports_flash_attention() -> bool:
     if flag("TEST_WITH_ROCM"):
         return _has_aotriton()
-    return bool(SM80OrLater) if flag("TEST_CUDA") else bool(flag("TEST_XPU") or flag("TEST_MTIA"))
+    if flag("TEST_CUDA"):
+        return bool(SM80OrLater)
+    return bool(PLATFORM_SUPPORTS_FLASH_ATTENTION_XPU) if flag("TEST_XPU") else bool(flag("TEST_MTIA"))
 
 
 def evaluate_platform_supports_efficient_attention() -> bool:
@@ -217,15 +246,18 @@ def _rocm_archs_with_fp8() -> tuple[str, ...]:
 
 def evaluate_platform_supports_fp8_sparse() -> bool:
     if not _on_cuda():
-        return _on_rocm() and evaluate_gfx_arch_within(_rocm_archs_with_hipsparselt())
-    library = _backends.cusparselt
-    return bool(SM89OrLater) and library.is_available() and library.version() >= 602
+        return evaluate_platform_supports_hipsparselt()
+    return bool(SM89OrLater) and (accelerators.cuda_libraries().get("cusparselt") or 0) >= 602
 
 
-def _rocm_archs_with_hipsparselt() -> tuple[str, ...]:
+def hipsparselt_supported_archs() -> list[str]:
     if rocm_version() < (7, 12):
-        return ()
-    return ("gfx942", "gfx950", *(_CDNA5 if rocm_version() >= (7, 14) else ()))
+        return []
+    return ["gfx942", "gfx950", *(_CDNA5 if rocm_version() >= (7, 14) else ())]
+
+
+def evaluate_platform_supports_hipsparselt() -> bool:
+    return torch.version.hip is not None and evaluate_gfx_arch_within(hipsparselt_supported_archs())
 
 
 def _has_mslk() -> bool:
@@ -249,6 +281,7 @@ def evaluate_platform_supports_mxfp8_grouped_gemm() -> bool:
     return _has_mslk() and bool(IS_SM100)
 
 
+PLATFORM_SUPPORTS_FLASH_ATTENTION_XPU = LazyVal(_xpu_has_flash_attention)
 PLATFORM_SUPPORTS_FLASH_ATTENTION = LazyVal(evaluate_platform_supports_flash_attention)
 PLATFORM_SUPPORTS_MEM_EFF_ATTENTION = LazyVal(evaluate_platform_supports_efficient_attention)
 PLATFORM_SUPPORTS_CUDNN_ATTENTION = LazyVal(evaluate_platform_supports_cudnn_attention)

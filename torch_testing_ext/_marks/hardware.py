@@ -29,7 +29,7 @@ CYCLES = 1_000_000
 
 
 def getRocmArchName(device_index: int = 0) -> str:
-    return torch.cuda.get_device_properties(device_index).gcnArchName
+    return str(accelerators.cuda_properties()["archs"][device_index])
 
 
 def isRocmArchAnyOf(arch: Sequence[str]) -> bool:
@@ -97,6 +97,10 @@ xfailIfSM90 = _xfail_on_cuda_if(lambda: cuda.IS_SM90)
 xfailIfSM100OrLater = _xfail_on_cuda_if(lambda: cuda.SM100OrLater)
 xfailIfSM120OrLater = _xfail_on_cuda_if(lambda: cuda.SM120OrLater)
 xfailIfSM12X = _xfail_on_cuda_if(lambda: cuda.IS_SM12X)
+
+
+def xfailCUDAIfSM89OrLaterOnWindows(test_fn: Any) -> Any:
+    return xfailIf(flag("IS_WINDOWS") and bool(cuda.SM89OrLater))(test_fn)
 
 
 def xfailIfDistributedNotSupported(func: Any) -> Any:

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 
-from torch_testing_ext import _torch
 from torch_testing_ext._machine import accelerators
 from torch_testing_ext._machine.lazy import LazyVal
 
@@ -32,7 +31,8 @@ def _on_rocm() -> bool:
 def requires_multicast_support() -> Decorator:
     """Skip where the CUDA devices do not support multicast."""
     on_cuda = accelerators.accelerator_type() == "cuda"
-    return unittest.skipUnless(on_cuda and _torch.has_multicast(), "multicast support is not available")
+    has_it = on_cuda and bool(accelerators.cuda_libraries().get("multicast"))
+    return unittest.skipUnless(has_it, "multicast support is not available")
 
 
 def evaluate_platform_supports_symm_mem() -> bool:
@@ -66,7 +66,8 @@ def sm_is_or_higher_than(device: torch.device, major: int, minor: int) -> bool:
     """Does a CUDA device have this compute capability? False for ROCm, true for devices of other types."""
     if device.type != "cuda":
         return True
-    return not _on_rocm() and torch.cuda.get_device_capability(device) >= (major, minor)
+    capabilities = accelerators.cuda_properties()["capabilities"]
+    return not _on_rocm() and tuple(capabilities[device.index or 0]) >= (major, minor)
 
 
 @functools.cache

@@ -135,6 +135,17 @@ def cpu_seconds(pid: int) -> float | None:
     return math.inf if after_name[0] == "R" else (int(after_name[11]) + int(after_name[12])) / _TICKS_PER_SECOND
 
 
+def has_opened(*paths: str) -> str | None:
+    """The first of these files that this process has open; None if it has none, or the system does not show it."""
+    folder = "/proc/self/fd"
+    opened = set()
+    with suppress(OSError):
+        for fd in os.listdir(folder):
+            with suppress(OSError):  # that of the listing itself is closed
+                opened.add(os.readlink(f"{folder}/{fd}"))
+    return next((path for path in paths if path in opened), None)
+
+
 def loaded_library(name: str) -> str | None:
     """The path of a shared library that this process has loaded, by the beginning of its file name."""
     try:

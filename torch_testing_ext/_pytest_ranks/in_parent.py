@@ -90,7 +90,10 @@ def _run_and_judge(
     case = launch.Case(_name_of(item), _command(item), str(item.path))
     in_rank.current = in_rank.RankTest(item, spec, directory, debug_rank=chosen.debug_rank)
     try:
-        with ports.leased_port() as port, leases.leased(item, spec.devices, chosen.fake_devices) as shown:
+        with (
+            ports.leased_port() as port,
+            leases.leased(item, leases.real_devices(spec.devices), chosen.fake_devices) as shown,
+        ):
             job = launch.Job(
                 body=body,
                 subject=body,

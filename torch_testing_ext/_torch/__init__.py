@@ -24,12 +24,19 @@ from .comparing import (
     script_container_types,
 )
 from .compiler import DYNAMO, INDUCTOR, forget_compiled, strict_dynamo, without_compiled_autograd
-from .cuda import caching_allocator_is_enabled, forget_blas_workspaces
+from .cuda import (
+    caching_allocator_is_enabled,
+    forget_blas_workspaces,
+    hipblaslt_version,
+    supports_green_contexts,
+    supports_workqueues,
+)
 from .dtensor import (
     concatenate_meshes,
     is_functional_tensor,
     is_local_tensor,
 )
+from .first_use import first_use
 from .fsdp import (
     all_gather_name,
     compiled_autograd,
@@ -98,6 +105,13 @@ from .shard_order import (
     shard_order,
     strided_shard,
     take_placements_literally,
+)
+from .shared_devices import (
+    fold_device_numbers,
+    forget_peak_memory,
+    nccl_version,
+    peak_memory,
+    when_cuda_is_first_used,
 )
 from .spmd import (
     at_end_of_backward,
@@ -194,7 +208,9 @@ __all__ = [
     "fake_process_group",
     "fakes_lacking_attributes",
     "finished_work",
+    "first_use",
     "fixed_size",
+    "fold_device_numbers",
     "for_each_local_rank",
     "foreach_by_default",
     "forget_blas_workspaces",
@@ -203,6 +219,7 @@ __all__ = [
     "forget_dtensor_rng",
     "forget_groups",
     "forget_meshes",
+    "forget_peak_memory",
     "fsdp_is_idle",
     "fsdp_keeps_parameters_after_forward",
     "fsdp_param_group_module",
@@ -216,6 +233,7 @@ __all__ = [
     "has_lapack",
     "has_multicast",
     "has_triton",
+    "hipblaslt_version",
     "import_tracer",
     "inductor_compile",
     "inductor_decompositions",
@@ -236,6 +254,7 @@ __all__ = [
     "local_tensor_mode",
     "made_groups",
     "make_wrapper_subclass",
+    "nccl_version",
     "new_extension_registry",
     "new_fake_mode",
     "number_of_group",
@@ -246,6 +265,7 @@ __all__ = [
     "onednn_uses_arm_compute_library",
     "only_gloo",
     "other_accelerator_is_built",
+    "peak_memory",
     "pop_torch_function_mode",
     "prompt_rendezvous",
     "python_dispatcher",
@@ -274,6 +294,8 @@ __all__ = [
     "stream_extension_class",
     "strict_dynamo",
     "strided_shard",
+    "supports_green_contexts",
+    "supports_workqueues",
     "take_collectives",
     "take_placements_literally",
     "torch_function_modes",
@@ -284,6 +306,7 @@ __all__ = [
     "wait_without_end",
     "warm_up",
     "watch_process_groups",
+    "when_cuda_is_first_used",
     "without_compiled_autograd",
     "without_dispatch",
     "without_local_tensors",

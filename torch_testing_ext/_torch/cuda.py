@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+
 import torch
 
 
@@ -19,3 +21,33 @@ def forget_blas_workspaces() -> None:
     for name in ("_cuda_resetCublasWorkspaceSize", "_cuda_resetCublasLtWorkspaceSize", "_cuda_clearCublasWorkspaces"):
         if (call := getattr(torch._C, name, None)) is not None:
             call()
+
+
+def supports_green_contexts() -> bool:
+    """Do the driver and cuda-python support green contexts?
+
+    `torch.cuda.green_contexts._ensure_supported`: 2.11 to 2.15.
+    """
+    return _green_contexts_have("_ensure_supported")
+
+
+def supports_workqueues() -> bool:
+    """Do they support work queues of green contexts? `_ensure_workqueue_supported`: 2.12 to 2.15."""
+    return supports_green_contexts() and _green_contexts_have("_ensure_workqueue_supported")
+
+
+def _green_contexts_have(check: str) -> bool:
+    try:
+        getattr(importlib.import_module("torch.cuda.green_contexts"), check)()
+    except (ImportError, AttributeError, RuntimeError):
+        return False
+    return True
+
+
+def hipblaslt_version() -> int:
+    """The version of hipBLASLt, as one number; 0 without it. `torch._C._cuda_getHipblasltVersion`: 2.11 to 2.15."""
+    ask = getattr(torch._C, "_cuda_getHipblasltVersion", None)
+    try:
+        return int(ask() or 0) if ask is not None else 0
+    except RuntimeError:
+        return 0

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from torch_testing_ext import _torch
+from torch_testing_ext._machine import accelerators
 
 Function = Callable[..., Any]
 _backends: Any = torch.backends  # untyped in torch
@@ -153,7 +154,7 @@ def tf32_on_and_off(tf32_precision: float = 1e-5, *, only_if: bool = True) -> Ca
         @functools.wraps(f)
         def wrapper(*args: Any, **kwargs: Any) -> None:
             given = {**kwargs, **dict(zip(names, args, strict=False))}
-            if not (only_if and _may_use_tf32(given) and torch.cuda.is_tf32_supported()):
+            if not (only_if and _may_use_tf32(given) and accelerators.cuda_properties().get("has_tf32")):
                 f(*args, **kwargs)
                 return
             with tf32_off():

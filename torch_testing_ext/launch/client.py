@@ -49,6 +49,7 @@ class Launcher:
         self._closes_at_exit = False
         self._wanted = ""  # the setting under which the server was made
         self._printed: set[str] = set()
+        self._in_use = False  # whether this process could not be forked as it uses an accelerator
         self._numbers = itertools.count()
 
     def session_directory(self) -> Path:
@@ -187,6 +188,10 @@ class Launcher:
                 )
             server, unusable = self.try_method(method, subject)
             if server is not None:
+                if method is StartMethod.FORK_FRESH and self._in_use:
+                    self._print_once(
+                        f"ranks are forked from a new interpreter, which takes seconds to start, because {reasons[0]}"
+                    )
                 return server
             reasons.append(f"{_SUBJECT_OF[method]}: {unusable}")
         return _explain_failure(wanted, subject, reasons)
@@ -200,6 +205,8 @@ class Launcher:
         if unsafe is None:
             return server, ""
         server.close()
+        if method is StartMethod.FORK:
+            self._in_use = server.accelerator_in_use
         return None, unsafe
 
     def _print_once(self, text: str) -> None:

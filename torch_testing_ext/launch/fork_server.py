@@ -320,7 +320,7 @@ class ForkServer:
         """Do work that may leave threads behind. If it does, this process forks no more ranks."""
         with suppress(Exception):
             work()
-        if why := fork_safety.prepare_to_fork() or fork_safety.check_after_fork():
+        if why := _accelerator_in_use() or fork_safety.prepare_to_fork() or fork_safety.check_after_fork():
             self._loop.drop_idle()
             self._unsafe = f"{doing} left the process unsafe to fork: {why}"
 
@@ -355,7 +355,8 @@ def begin(
     """Serve, in this process's own session. The first message is Hello: whether this process is safe to fork."""
     try:
         system.adopt_orphans()
-        client.send(Hello(None if method is StartMethod.SPAWN else _become_fork_server(method, subject)))
+        unsafe = None if method is StartMethod.SPAWN else _become_fork_server(method, subject)
+        client.send(Hello(unsafe, in_use=unsafe is not None and unsafe == _accelerator_in_use()))
         ForkServer(client, directory, method, parent).serve()
     except BaseException:
         traceback.print_exc()
@@ -366,7 +367,6 @@ def begin(
 def _become_fork_server(method: StartMethod, subject: Named | None) -> str | None:
     """Prepare to be forked. Returns the reason if this process is not safe to fork, or None."""
     from torch_testing_ext import _torch
-    from torch_testing_ext._machine import accelerators
 
     if method is StartMethod.FORK_FRESH:
         assert subject is not None
@@ -375,7 +375,12 @@ def _become_fork_server(method: StartMethod, subject: Named | None) -> str | Non
     # Exempt everything that exists now from collection, so that a rank's collector does not write to shared pages.
     gc.freeze()
     if method is StartMethod.FORK_FRESH and (why := fork_safety.prepare_to_fork() or fork_safety.check_after_fork()):
-        return why
-    if _torch.accelerator_is_in_bad_fork() and accelerators.device_may_exist():
-        return "an accelerator was queried before the ranks were forked"
-    return None
+        return _accelerator_in_use() or why  # it runs threads, too
+    return _accelerator_in_use()
+
+
+def _accelerator_in_use() -> str | None:
+    """Why the ranks of this process could use no accelerator, or None."""
+    from torch_testing_ext._machine import accelerators
+
+    return accelerators.unsafe_to_fork()

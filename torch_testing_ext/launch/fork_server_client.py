@@ -100,6 +100,11 @@ class ForkServerClient:
             return "it ended while it was getting ready (its error is printed above)"
         return self._hello.unsafe or (fork_safety.check_after_fork() if self.method is StartMethod.FORK else None)
 
+    @property
+    def accelerator_in_use(self) -> bool:
+        """Is it unsafe to fork because an accelerator is in use?"""
+        return self._hello is not None and self._hello.in_use
+
     def send(self, message: ToServer) -> None:
         self._channel.send(message)
 

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from . import client, recording, settings
+from . import client, device_memory, recording, settings
 from .accounts import AccountFile, RankAccount, RankEnding, read_account
 from .job import Job, Sanitize
 from .rank import AccountWriter
@@ -163,8 +163,10 @@ class PersistentRanks:
             if not went_well or not self.is_complete():
                 watcher.end_all()
                 self._close()
+        reports = watcher.reports()
+        device_memory.note(reports)
         return WatchResult(
-            watcher.reports(), timed_out, now() - self._began, watcher.expected, watcher.finding, self.sanitize.note
+            reports, timed_out, now() - self._began, watcher.expected, watcher.finding, self.sanitize.note
         )
 
     def _receive(self) -> None:

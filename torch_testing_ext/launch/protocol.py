@@ -117,9 +117,10 @@ ToServer: TypeAlias = (
 
 @dataclass(frozen=True)
 class Hello:
-    """The fork server is ready, or not safe to fork for the reason `unsafe`."""
+    """The fork server is ready, or not safe to fork for the reason `unsafe`; `in_use`: as an accelerator is in use."""
 
     unsafe: str | None
+    in_use: bool = False
 
 
 @dataclass(frozen=True)

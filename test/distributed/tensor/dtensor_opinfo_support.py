@@ -7,10 +7,13 @@ from dataclasses import dataclass
 import torch
 from dtensor_ops_support import ArgumentLayout
 from hypothesis import strategies as st
-from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils import _pytree as pytree
 
+from torch_testing_ext._machine.cuda import answering_for_torch
 from torch_testing_ext.hypothesis_utils import assume, device_meshes, placements
+
+with answering_for_torch():  # the table's import would initialise CUDA, and ranks could no longer be forked
+    from torch.testing._internal.common_methods_invocations import op_db
 
 SAMPLES = 8  # of each operation
 LARGEST = 20_000  # elements of a sample

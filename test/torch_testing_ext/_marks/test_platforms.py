@@ -77,12 +77,14 @@ class PlatformsTest(TestCase):
         with mock.patch.object(accelerators, "accelerator_type", lambda: None):
             self.assertTrue(is_skipped(requires_multicast_support()))
         for there in (True, False):
-            with device(), mock.patch.object(platforms._torch, "has_multicast", lambda there=there: there):
+            answer = {"multicast": there}
+            with device(), mock.patch.object(accelerators, "cuda_libraries", lambda answer=answer: answer):
                 self.assertEqual(is_skipped(requires_multicast_support()), not there)
 
     def test_compute_capability(self) -> None:
         self.assertTrue(sm_is_or_higher_than(torch.device("cpu"), 99, 0))
-        with mock.patch.object(torch.cuda, "get_device_capability", lambda device: (8, 6)):
+        answer = {"capabilities": [[8, 6]]}
+        with mock.patch.object(accelerators, "cuda_properties", lambda: answer):
             cuda = torch.device("cuda", 0)
             with device():
                 self.assertEqual([sm_is_or_higher_than(cuda, *sm) for sm in ((8, 0), (8, 6), (9, 0))], [1, 1, 0])

@@ -365,4 +365,5 @@ class RunningUnit:
             ranks=ranks,
             leftovers=result.leftovers,
             lease=self.lease,
+            memory=result.memory,
         )

@@ -101,6 +101,9 @@ def _list_tests(file: LoadedFile, request: OpenFile, channel: Channel[ToFile]) -
 
     Returns the reason if this process is not safe to fork, as the child and its fork show; or None.
     """
+    from torch_testing_ext._machine import accelerators
+
+    in_use = accelerators.unsafe_to_fork()
     unsafe = fork_safety.prepare_to_fork()
     pid = fork_safety.fork()
     if pid == 0:
@@ -111,7 +114,9 @@ def _list_tests(file: LoadedFile, request: OpenFile, channel: Channel[ToFile]) -
         message = f"the process that listed the tests and their needs ended early (code {code})"
         channel.send(FileBroken(message))
         os._exit(0)
-    return unsafe or ("it queries an accelerator when it is imported" if code == _QUERIED_ACCELERATORS else None)
+    if in_use:
+        return f"its import uses an accelerator: {in_use}"
+    return unsafe or ("its import uses an accelerator" if code == _QUERIED_ACCELERATORS else None)
 
 
 def _send_tests_and_exit(file: LoadedFile, request: OpenFile, channel: Channel[ToFile]) -> NoReturn:
@@ -158,7 +163,9 @@ class FileProcess(ForkParent[ToFile]):
         for name in modules:
             with suppress(Exception):
                 importlib.import_module(name)
-        if why := fork_safety.prepare_to_fork() or fork_safety.check_after_fork():
+        from torch_testing_ext._machine import accelerators
+
+        if why := accelerators.unsafe_to_fork() or fork_safety.prepare_to_fork() or fork_safety.check_after_fork():
             self.channel.send(FileUnsafe(f"modules that its tests import leave a process unsafe to fork: {why}"))
 
     def _start(self, message: StartUnit) -> None:

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
+from torch_testing_ext._machine.sharing import in_words
 from torch_testing_ext._process.logs import cut_middle
 
 from ..model import Attempt, FinishedTest, Lease, Summary, TestId, TestOutcome
@@ -94,7 +95,7 @@ def place(lease: Lease) -> str:
         return " + ".join(place(replace(part, others=())) for part in lease.parts)
     on = f" on {lease.node}" if lease.node else ""
     if lease.devices:
-        return f"gpu {', '.join(lease.devices)}{on}"
+        return f"gpu {', '.join(lease.devices)}{on}{_sharing(lease)}"
     return f"cpu {', '.join(map(str, lease.slots))}{on}" if lease.slots else ""
 
 
@@ -102,6 +103,20 @@ def nodes(lease: Lease) -> str:
     """The nodes of a cluster that a unit ran on: `node a`, or `nodes a, b`; empty on this machine."""
     names = [printable(part.node) for part in lease.parts if part.node]
     return f"node{'s' if len(names) > 1 else ''} {', '.join(names)}" if names else ""
+
+
+def memory(attempt: Attempt) -> str:
+    """The most device memory that a test has had, such as `1.2 GiB of device memory`; empty if it has used none."""
+    return f"{in_words(attempt.memory.reserved)} of device memory" if attempt.memory is not None else ""
+
+
+def _sharing(lease: Lease) -> str:
+    """`: 4 ranks on 1 GPU over gloo`, or `: 1.5 GiB of it`, for ranks or tests that share devices."""
+    if lease.memory is not None:
+        return f": {in_words(lease.memory)} of it"
+    if not lease.shared_by:
+        return ""
+    return f": {lease.shared_by} ranks on {count(len(lease.devices), 'GPU')} over {lease.over}"
 
 
 def name(attempt: Attempt, repetitions: int = 1) -> str:

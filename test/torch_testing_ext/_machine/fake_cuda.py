@@ -1,0 +1,58 @@
+"""Gives this process a torch with CUDA and devices that it does not have. Import it before our package, or after.
+
+`torch._C` gets the functions by which torch starts CUDA: they do nothing, and the file that the variable FAKE_CUDA_USED
+names gets a line from each process that calls one.
+"""
+
+import importlib
+import os
+import sys
+
+import torch
+
+
+def _entrance(name):
+    def entrance(*arguments):
+        with open(os.environ.get("FAKE_CUDA_USED", os.devnull), "a") as file:
+            file.write(f"{name} {os.getpid()}\n")
+        return int(os.environ.get("FAKE_CUDA_COUNT", "4")) if "Count" in name else None
+
+    return entrance
+
+
+for _name in ("_cuda_init", "_cuda_getDeviceCount"):
+    setattr(torch._C, _name, _entrance(_name))
+torch._C._cuda_getCurrentRawStream = lambda device: 0
+torch.cuda._cudart = object()
+torch.cuda._queued_calls.clear()
+torch.cuda.default_generators = tuple(torch.Generator() for _ in range(4))
+torch.cuda._device_count_nvml = lambda: int(os.environ.get("FAKE_CUDA_COUNT", "4"))
+
+accelerators = importlib.import_module("torch_testing_ext._machine.accelerators")
+first_use = sys.modules["torch_testing_ext._torch.first_use"]
+
+accelerators.device_may_exist = lambda *dev: True
+# What another process would answer.
+accelerators.QUESTIONS["ask_devices"] = lambda: ("cuda", int(os.environ.get("FAKE_CUDA_COUNT", "4")))
+accelerators.QUESTIONS["ask_cuda_properties"] = lambda: {
+    "capability": (9, 0),
+    "capabilities": [(9, 0)] * 4,
+    "arch": "",
+    "archs": [""] * 4,
+    "accepts_cudnn": True,
+    "has_magma": True,
+    "has_tf32": True,
+}
+accelerators.QUESTIONS["ask_peer_access"] = lambda: True
+accelerators.QUESTIONS["ask_cuda_libraries"] = lambda: {"multicast": True}
+first_use.note_first_use()  # does nothing where this module has come first
+
+
+def begin_again():
+    """Forget that CUDA has been used."""
+    first_use._noted = None
+    torch.cuda._initialized = False
+    for name, original in first_use._originals.items():
+        setattr(torch._C, name, original)
+    first_use._originals.clear()
+    first_use.note_first_use()

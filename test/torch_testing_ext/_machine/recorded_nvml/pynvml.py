@@ -1,0 +1,141 @@
+"""A stand-in for pynvml, of the package nvidia-ml-py: its functions, answered from a file that a test writes.
+
+The file is read for every call, so that a test can change what the driver says. Its fields are those of
+`nvml_support.Machine`.
+"""
+
+import json
+import os
+import time
+from types import SimpleNamespace
+
+NVML_P2P_STATUS_OK = 0
+NVML_ERROR_NOT_SUPPORTED = 3
+
+
+class NVMLError(Exception):
+    pass
+
+
+def _machine():
+    with open(os.environ["RECORDED_NVML"]) as file:
+        return json.load(file)
+
+
+def _answers(function):
+    """A call that fails, or never returns, if the machine says so."""
+
+    def call(*arguments):
+        machine = _machine()
+        if function.__name__ == machine["hangs_in"]:
+            time.sleep(3600)
+        if function.__name__ in machine["fails_in"]:
+            raise NVMLError(machine["fails_in"][function.__name__])
+        return function(machine, *arguments)
+
+    return call
+
+
+def _device(machine, handle):
+    """A handle is the number of a GPU, or that and the number of an instance."""
+    gpu = machine["gpus"][handle[0]]
+    device = gpu if len(handle) == 1 else gpu["instances"][handle[1]]
+    if device.get("trouble"):
+        raise NVMLError(device["trouble"])
+    return device
+
+
+@_answers
+def nvmlInit(machine):
+    pass
+
+
+@_answers
+def nvmlDeviceGetCount(machine):
+    return len(machine["gpus"])
+
+
+@_answers
+def nvmlDeviceGetHandleByIndex(machine, index):
+    return (index,)
+
+
+@_answers
+def nvmlDeviceGetUUID(machine, handle):
+    return _device(machine, handle)["uuid"]
+
+
+@_answers
+def nvmlDeviceGetName(machine, handle):
+    return _device(machine, handle)["name"]
+
+
+@_answers
+def nvmlDeviceGetPciInfo(machine, handle):
+    return SimpleNamespace(busId=_device(machine, handle)["pci_bus"])
+
+
+@_answers
+def nvmlDeviceGetMemoryInfo(machine, handle):
+    device = _device(machine, handle)
+    return SimpleNamespace(total=device["memory"], used=device["used"], free=device["memory"] - device["used"])
+
+
+@_answers
+def nvmlDeviceGetCudaComputeCapability(machine, handle):
+    return tuple(_device(machine, handle)["capability"])
+
+
+@_answers
+def nvmlDeviceGetComputeMode(machine, handle):
+    return _device(machine, handle)["compute_mode"]
+
+
+@_answers
+def nvmlDeviceGetMemoryAffinity(machine, handle, words, scope):
+    node = _device(machine, handle)["numa_node"]
+    if node is None:
+        raise NVMLError("Not Supported")
+    return [1 << (node % 64) if word == node // 64 else 0 for word in range(words)]
+
+
+@_answers
+def nvmlDeviceGetMigMode(machine, handle):
+    return [int(_device(machine, handle)["mig"]), 0]
+
+
+@_answers
+def nvmlDeviceGetMaxMigDeviceCount(machine, handle):
+    if not _device(machine, handle)["mig"]:
+        raise NVMLError("Not Supported")
+    return 7
+
+
+@_answers
+def nvmlDeviceGetMigDeviceHandleByIndex(machine, handle, index):
+    if index >= len(_device(machine, handle)["instances"]):
+        raise NVMLError("Not Found")
+    return (*handle, index)
+
+
+@_answers
+def nvmlDeviceGetComputeRunningProcesses(machine, handle):
+    return [SimpleNamespace(**process) for process in _device(machine, handle)["processes"]]
+
+
+@_answers
+def nvmlDeviceGetGraphicsRunningProcesses(machine, handle):
+    return []
+
+
+@_answers
+def nvmlDeviceGetP2PStatus(machine, one, other, capability):
+    pair = sorted((one[0], other[0]))
+    allowed = machine["nvlinks"] if capability == 2 else machine["peers"]
+    return NVML_P2P_STATUS_OK if pair in allowed else 5
+
+
+@_answers
+def nvmlDeviceGetTopologyCommonAncestor(machine, one, other):
+    nodes = [machine["gpus"][handle[0]]["numa_node"] for handle in (one, other)]
+    return 30 if nodes[0] == nodes[1] else 50

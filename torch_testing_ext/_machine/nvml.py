@@ -1,0 +1,227 @@
+"""What NVML, NVIDIA's management library, knows about the GPUs of this machine: memory, processes, links, MIG.
+
+A process of its own asks the library. A driver that does not answer blocks that process, never this one. Asking NVML
+creates no CUDA context and ignores CUDA_VISIBLE_DEVICES. The package `nvidia-ml-py` (the extra `gpu`) is needed.
+
+NVML numbers GPUs in the order of the PCI bus, CUDA by default the fastest first: compare UUIDs, never numbers. In a
+container, its pids are those of the host. `open_nvml` returns something to ask; tests pass anything with its methods.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from enum import Enum
+from types import TracebackType
+from typing import Protocol
+
+from torch_testing_ext._process import interpreter
+from torch_testing_ext._process.channel import Channel, socket_pair
+from torch_testing_ext._process.loop import wait_readable
+
+# Without persistence mode, the driver initialises the GPUs again for each first client: seconds on large machines.
+PATIENCE = 30.0
+
+
+class NvmlError(Exception):
+    """NVML cannot be asked, or does not answer; the text says why, in one line."""
+
+
+class ComputeMode(Enum):
+    """Which processes may use a GPU."""
+
+    DEFAULT = "default"
+    EXCLUSIVE_PROCESS = "exclusive process"  # one process at a time
+    PROHIBITED = "prohibited"
+
+
+@dataclass(frozen=True)
+class MigInstance:
+    """A part of a GPU in MIG mode, which CUDA treats as a device of its own."""
+
+    uuid: str  # "MIG-..."
+    memory: int  # in bytes
+
+
+@dataclass(frozen=True)
+class GpuLink:
+    """How one GPU reaches another."""
+
+    nvlink: bool = False  # by NVLink, directly or through switches
+    peer_access: bool = False  # it can read the other's memory
+    # On the PCI bus: 0 on the same board, 10 under one switch, 20 several, 30 one host bridge, 40 one NUMA node,
+    # 50 across the system: NVML's levels.
+    distance: int = 50
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """What stays the same about one GPU."""
+
+    index: int  # NVML's: in the order of the PCI bus, without regard to masks
+    uuid: str  # "GPU-..."
+    name: str = ""  # "NVIDIA H100 80GB HBM3"
+    pci_bus: str = ""  # "00000000:3B:00.0"
+    memory: int = 0  # in bytes
+    capability: tuple[int, int] = (0, 0)
+    compute_mode: ComputeMode = ComputeMode.DEFAULT
+    numa_node: int | None = None
+    mig: bool = False  # in MIG mode, also if it has no instances
+    instances: tuple[MigInstance, ...] = ()
+    links: Mapping[str, GpuLink] = field(default_factory=dict)  # by the UUID of the other GPU
+
+
+@dataclass(frozen=True)
+class GpuProcess:
+    """A process that has a context on a GPU."""
+
+    pid: int
+    memory: int | None = None  # in bytes; None if the driver does not say
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What is in use now of one GPU or MIG instance."""
+
+    memory: int | None = None  # in bytes; None if the GPU does not answer
+    processes: tuple[GpuProcess, ...] = ()
+    trouble: str = ""  # why it does not answer, such as "GPU is lost"
+
+
+class Nvml(Protocol):
+    """What can be asked. Both raise NvmlError if there is no answer."""
+
+    def gpus(self) -> tuple[Gpu, ...]:
+        """All GPUs of the machine that this user can see, in NVML's order."""
+
+    def usage(self) -> Mapping[str, Usage]:
+        """The usage of each GPU and of each MIG instance, by UUID. Cheap enough to poll."""
+
+    def close(self) -> None:
+        """End the process that asks."""
+
+
+def open_nvml(patience: float = PATIENCE) -> Nvml:
+    """Start asking. Raises NvmlError if the library, the driver or the Python package is missing or fails."""
+    opened = NvmlProcess(patience)
+    try:
+        opened.gpus()
+    except NvmlError:
+        opened.close()
+        raise
+    return opened
+
+
+# -- the messages between this process and the one that asks the library
+
+
+@dataclass(frozen=True)
+class AskGpus:
+    """Answered by `Gpus`."""
+
+
+@dataclass(frozen=True)
+class AskUsage:
+    """Answered by `Usages`."""
+
+
+@dataclass(frozen=True)
+class Gpus:
+    """All GPUs."""
+
+    gpus: tuple[Gpu, ...]
+
+
+@dataclass(frozen=True)
+class Usages:
+    """What is in use, by UUID."""
+
+    by_uuid: Mapping[str, Usage]
+
+
+@dataclass(frozen=True)
+class NoAnswer:
+    """The library cannot be asked."""
+
+    reason: str
+
+
+Question = AskGpus | AskUsage
+Answer = Gpus | Usages | NoAnswer
+
+
+class NvmlProcess:
+    """Asks NVML in a process of its own, which ends when this object is closed or this process ends."""
+
+    def __init__(self, patience: float = PATIENCE, path: Sequence[str] | None = None):
+        self._patience = patience
+        own, other = socket_pair()
+        with other:
+            self._channel: Channel[Answer] = Channel(own, Answer)
+            words = [str(other.fileno()), str(os.getpid())]
+            self._process = subprocess.Popen(
+                interpreter.command("_machine.nvml_process", sys.path if path is None else path, *words),
+                pass_fds=[other.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        self._failure: str | None = None
+        self._gpus: tuple[Gpu, ...] | None = None
+
+    def __enter__(self) -> NvmlProcess:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def gpus(self) -> tuple[Gpu, ...]:
+        if self._gpus is None:
+            answer = self._ask(AskGpus())
+            assert isinstance(answer, Gpus)
+            self._gpus = answer.gpus
+        return self._gpus
+
+    def usage(self) -> Mapping[str, Usage]:
+        answer = self._ask(AskUsage())
+        assert isinstance(answer, Usages)
+        return answer.by_uuid
+
+    def _ask(self, question: Question) -> Answer:
+        if self._failure is not None:
+            raise NvmlError(self._failure)
+        self._channel.send(question)
+        answer = self._receive()
+        if isinstance(answer, NoAnswer):
+            self._failure = answer.reason
+            raise NvmlError(answer.reason)
+        return answer
+
+    def _receive(self) -> Answer:
+        until = time.monotonic() + self._patience
+        received: list[Answer] = []
+        while not received:
+            if not wait_readable(self._channel, until):
+                self._end()
+                return NoAnswer(f"the NVIDIA driver has not answered NVML within {self._patience:g} s")
+            try:
+                received = self._channel.receive()
+            except EOFError:
+                return NoAnswer("the process that asks NVML has died")
+        return received[0]
+
+    def close(self) -> None:
+        self._failure = "NVML is closed"
+        self._end()
+
+    def _end(self) -> None:
+        self._process.kill()
+        self._channel.close()
+        # A process that the driver blocks takes no signal: the kernel ends it once the driver answers.
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(1)
