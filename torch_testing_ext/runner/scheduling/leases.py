@@ -180,6 +180,10 @@ class Leases:
         left = [name for name in self._devices if name not in self._quarantined]
         return self._among(left, unit, unit.devices) is not None
 
+    def may_fit(self, unit: Unit) -> bool:
+        """Whether the devices that there are now are enough: here they do not become more."""
+        return self.can_ever_fit(unit)
+
     def fits(self, unit: Unit) -> bool:
         """Whether there are free devices that have what the unit needs."""
         return not unit.devices or self._choose(unit, unit.devices) is not None
