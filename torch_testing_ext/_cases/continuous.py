@@ -29,11 +29,10 @@ from torch_testing_ext._machine import accelerators, seeds
 from torch_testing_ext._machine.seeds import set_rng_seed
 from torch_testing_ext._marks.needs import Skipped
 from torch_testing_ext._marks.sanitizing import kinds_of_class
-from torch_testing_ext._process import system
 from torch_testing_ext._sanitizer.kinds import SanitizeKind
 from torch_testing_ext.launch import settings
 
-from . import global_state, group_creation, launched_ranks
+from . import global_state, group_creation, launched_ranks, rank_environment
 from .global_state import GlobalStateWarning
 from .rank_process import RankProcess, leave_process_group, prepare_rank
 from .ranked import (
@@ -189,12 +188,15 @@ class MultiProcContinuousTest(RankedTestCase):
         cls.rdvz_file = str(directory / "store")
         say_if_nothing_is_recorded()
         chosen = settings.read()
+        lease = rank_environment.leased(world_size, keep=True)
+        addresses = lease.__enter__()
+        cls.addClassCleanup(lease.__exit__, None, None, None)
         job = launch.Job(
             body=launch.Named.of(_run_rank),
             subject=launch.Named.of(cls),
             world_size=world_size,
             directory=directory,
-            context=launch.ProcessContext.here(system.for_gloo()),
+            context=launch.ProcessContext.here(addresses),
             arguments={
                 "world_size": world_size,
                 "directory": directory,
@@ -392,6 +394,7 @@ def _run_rank(
 ) -> None:
     """The body of a rank's process."""
     seeds.SEED = seed  # a new interpreter has not seen --seed
+    rank_environment.become(rank)
     prepare_rank(world_size, patient)
     group_creation.announce(directory, rank)
     cls.rank, cls.world_size = rank, world_size
