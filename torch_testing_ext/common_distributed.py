@@ -41,6 +41,12 @@ from torch_testing_ext._machine.ports import (
 )
 from torch_testing_ext._machine.settable import share as _share
 from torch_testing_ext._marks.collectives import collectives_may_differ as collectives_may_differ
+from torch_testing_ext._marks.device_needs import (
+    requires_memory as requires_memory,
+    requires_nvlink as requires_nvlink,
+    requires_peer_access as requires_peer_access,
+    requires_sm as requires_sm,
+)
 from torch_testing_ext._marks.distributed import (
     ACCELERATOR_DIST_BACKENDS as ACCELERATOR_DIST_BACKENDS,
     DDP_RANK_DEVICES as DDP_RANK_DEVICES,

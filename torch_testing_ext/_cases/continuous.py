@@ -25,12 +25,12 @@ import torch.distributed as dist
 
 from torch_testing_ext import _torch, launch
 from torch_testing_ext._asserts import expectations
-from torch_testing_ext._machine import accelerators, seeds
+from torch_testing_ext._machine import accelerators, seeds, sharing
 from torch_testing_ext._machine.seeds import set_rng_seed
-from torch_testing_ext._marks.needs import Skipped
+from torch_testing_ext._marks.needs import Skipped, most_needed
 from torch_testing_ext._marks.sanitizing import kinds_of_class
 from torch_testing_ext._sanitizer.kinds import SanitizeKind
-from torch_testing_ext.launch import settings
+from torch_testing_ext.launch import device_memory, settings
 
 from . import global_state, group_creation, launched_ranks, rank_environment
 from .global_state import GlobalStateWarning
@@ -220,6 +220,8 @@ class MultiProcContinuousTest(RankedTestCase):
         devices = torch.get_device_module(device_type).device_count()
         if devices == 0:
             raise unittest.SkipTest(f"No {device_type} devices available")
+        if sharing.ranks_per_device() > 1 and device_type == accelerators.accelerator_type():
+            return accelerators.ranks_for(most_needed(getattr(cls, name, None) for name in dir(cls)))
         return devices
 
     @classmethod
@@ -395,7 +397,7 @@ def _run_rank(
     """The body of a rank's process."""
     seeds.SEED = seed  # a new interpreter has not seen --seed
     rank_environment.become(rank)
-    prepare_rank(world_size, patient)
+    prepare_rank(rank, world_size, patient)
     group_creation.announce(directory, rank)
     cls.rank, cls.world_size = rank, world_size
     try:
@@ -419,6 +421,7 @@ def _run_task(cls: type[MultiProcContinuousTest], task: launch.Task) -> None:
     cls._recorder = expectations.ExpectationRecorder(str(task.path), cls.rank)
     before = global_state.snapshot()
     account = task.account
+    device_memory.forget_that_of_this_process()
     try:
         cls._run_test_given_id(task.name)
         account.passed()

@@ -11,8 +11,9 @@ import torch
 import torch.distributed as dist
 
 from torch_testing_ext import _torch
-from torch_testing_ext._machine import environment
+from torch_testing_ext._machine import accelerators, environment, sharing
 
+from . import shared_devices
 from .multi_process import MultiProcessTestCase
 
 __unittest = True  # keeps these frames out of unittest's tracebacks
@@ -33,14 +34,19 @@ class DistributedTestBase(MultiProcessTestCase):
         self._spawn_processes()
 
     def backend(self, device: str) -> str:
-        known = {"cuda": "nccl", "hpu": "hccl", "xpu": "xccl"}
+        if "cuda" in device:
+            return shared_devices.backend() if shared_devices.are_shared(int(self.world_size)) else "nccl"
+        known = {"hpu": "hccl", "xpu": "xccl"}
         return next((backend for kind, backend in known.items() if kind in device), "gloo")
 
     def create_pg(self, device: str, world_size: int | None = None, backend: str | None = None) -> Any:
         """Create the default group over all ranks, with the backend for `device`; set each rank's accelerator."""
         world_size = self.world_size if world_size is None else world_size
+        if backend is not None:
+            shared_devices.check_backend(backend, int(world_size))
         backend = backend or self.backend(device)
-        if "nccl" in backend or "xccl" in backend:  # also in "cpu:gloo,cuda:nccl"
+        on_shared = "cuda" in device and shared_devices.are_shared(int(world_size))
+        if "nccl" in backend or "xccl" in backend or on_shared:  # also in "cpu:gloo,cuda:nccl"
             self._take_device()
         store = _FileStore(self.file_name, world_size)
         dist.init_process_group(backend=backend, world_size=world_size, rank=self.rank, store=store)
@@ -50,9 +56,12 @@ class DistributedTestBase(MultiProcessTestCase):
         accelerator = torch.accelerator.current_accelerator()
         if accelerator is None:
             raise RuntimeError("the backend of an accelerator needs an accelerator, but this machine has none")
-        device = torch.device(accelerator.type, self.rank)
+        index = self.rank
+        if shared_devices.are_shared(int(self.world_size)):
+            index = sharing.device_of(self.rank, accelerators.device_count())
+        device = torch.device(accelerator.type, index)
         torch.set_default_device(device)
-        torch.accelerator.set_device_index(self.rank)
+        torch.accelerator.set_device_index(index)
 
     def rank_to_device(self, device: str) -> dict[int, list[int]]:
         count = torch.get_device_module(device).device_count()

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from torch_testing_ext import _torch
 from torch_testing_ext._machine import accelerators
-from torch_testing_ext._marks.needs import TEST_SKIPS, TestSkip
+from torch_testing_ext._marks.needs import TEST_SKIPS, TestSkip, most_needed
 
 from .distributed_base import DistributedTestBase
 from .test_case import TestCase
@@ -61,7 +61,7 @@ class DynamoDistributedMultiProcTestCase(DistributedTestBase):
 
     @property
     def world_size(self) -> int:
-        return accelerators.device_count()
+        return accelerators.ranks_for(most_needed([getattr(self, self._testMethodName, None)]))
 
     def _known_skip(self) -> TestSkip | None:
         return super()._known_skip() if int(self.world_size) else TEST_SKIPS["no_accelerator"]

@@ -103,7 +103,7 @@ def run(
     member = in_place.member()
     account = launch.AccountWriter(None)
     with _variables(together):
-        rank_process.prepare_rank(member.world_size, patient=False)
+        rank_process.prepare_rank(member.rank, member.world_size, patient=False)
         group_creation.announce(Path(together.directory), member.rank)
         group = _GroupOfTest()
         try:

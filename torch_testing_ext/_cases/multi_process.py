@@ -371,7 +371,7 @@ def _run_rank(
     """
     seeds.SEED = seed  # a new interpreter has not seen --seed
     rank_environment.become(rank)
-    prepare_rank(world_size, patient)
+    prepare_rank(rank, world_size, patient)
     group_creation.announce(directory, rank)
     pipe = rank_process.begin_rank(account, cls._overrides("_run", "run_test"))
     imported_before = len(sys.modules)

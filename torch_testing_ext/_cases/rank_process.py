@@ -15,6 +15,8 @@ from torch_testing_ext import _torch, launch
 from torch_testing_ext._machine.seeds import set_rng_seed
 from torch_testing_ext._process import system
 
+from . import shared_devices
+
 STACKS_PATIENCE = 5.0  # seconds, as PyTorch waits for them
 
 c10d: Any = dist  # its type stubs lack what comes from C++
@@ -203,7 +205,7 @@ def test_returned() -> None:
             _pipe.account_writer.provisionally_passed()
 
 
-def prepare_rank(world_size: int, patient: bool) -> None:
+def prepare_rank(rank: int, world_size: int, patient: bool) -> None:
     """In a new rank: reset the state that it must not inherit from its fork parent."""
     set_rng_seed()
     threads = max(1, system.cores() // world_size)
@@ -211,6 +213,7 @@ def prepare_rank(world_size: int, patient: bool) -> None:
         torch.set_num_threads(threads)
     if "TORCH_DISTRIBUTED_DEBUG" in os.environ:
         c10d.set_debug_level_from_env()  # torch reads it only at import, which was before the fork
+    shared_devices.begin(rank, world_size)
     if patient:
         _torch.wait_without_end()
 

@@ -148,7 +148,7 @@ def _run(
 ) -> None:
     """The body of a rank's process."""
     rank_environment.become(rank)
-    rank_process.prepare_rank(world_size, patient)
+    rank_process.prepare_rank(rank, world_size, patient)
     group_creation.announce(directory, rank)
     try:
         try:

@@ -11,10 +11,11 @@ import torch.distributed as dist
 from torch.distributed import rpc
 
 from torch_testing_ext import _torch
-from torch_testing_ext._machine import accelerators
+from torch_testing_ext._machine import accelerators, sharing
 from torch_testing_ext._marks.needs import Skipped, too_few_devices
 from torch_testing_ext._marks.platforms import tp_transports
 
+from . import shared_devices
 from .multi_process import MultiProcessTestCase
 
 __unittest = True  # keeps these frames out of unittest's tracebacks
@@ -44,7 +45,7 @@ class ShardedTensorTestBase(MultiProcessTestCase):
         )
         # gloo is the backend of devices without an index, too.
         if backend != "gloo" and accelerators.device_count():
-            torch.accelerator.set_device_index(self.rank)
+            torch.accelerator.set_device_index(sharing.device_of(self.rank, accelerators.device_count()))
 
     def init_rpc(self) -> None:
         """Start RPC, in which worker N owns device N if there are devices."""
@@ -99,6 +100,6 @@ def with_comms(func: Callable[..., Any] | None = None, init_rpc: bool = True, ba
 
 def _is_usable(backend: str, ranks: int) -> bool:
     kind = accelerators.accelerator_type()
-    if kind is None or accelerators.device_count() < ranks:
+    if kind is None or accelerators.most_ranks() < ranks:
         return False
-    return bool(dist.get_default_backend_for_device(kind) == backend)
+    return shared_devices.backend_of(kind, ranks) == backend

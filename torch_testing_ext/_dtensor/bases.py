@@ -13,11 +13,13 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from torch_testing_ext import _torch
+from torch_testing_ext._cases import shared_devices
 from torch_testing_ext._cases.continuous import MultiProcContinuousTest
 from torch_testing_ext._cases.distributed_base import run_subtests
 from torch_testing_ext._cases.multi_process import MultiProcessTestCase
 from torch_testing_ext._cases.multi_threaded import MultiThreadedTestCase
-from torch_testing_ext._machine import accelerators
+from torch_testing_ext._cases.ranked import checked_world_size
+from torch_testing_ext._machine import accelerators, sharing
 from torch_testing_ext._marks.distributed import ACCELERATOR_DIST_BACKENDS, skip_if_lt_x_gpu
 from torch_testing_ext._marks.needs import Skipped, too_few_devices
 
@@ -138,7 +140,7 @@ class DTensorTestBase(DTensorTestMixin, MultiProcessTestCase):
 
     @property
     def backend(self) -> str:
-        return dist.get_default_backend_for_device(self.device_type)
+        return shared_devices.backend_of(self.device_type, int(self.world_size))
 
     def setUp(self) -> None:
         super().setUp()
@@ -146,9 +148,12 @@ class DTensorTestBase(DTensorTestMixin, MultiProcessTestCase):
 
     def init_pg(self, eager_init: bool, backend: str | None = None) -> None:
         """Create the default group; for an accelerator's backend, each rank first selects the device of its number."""
+        if backend is not None:
+            shared_devices.check_backend(backend, int(self.world_size))
         backend = backend or self.backend
         _check_known(backend)
-        device_id = self._select_device(eager_init) if _needs_accelerator(backend) else None
+        on_shared = self.device_type != "cpu" and shared_devices.are_shared(int(self.world_size))
+        device_id = self._select_device(eager_init) if on_shared or _needs_accelerator(backend) else None
         dist.init_process_group(
             backend=backend,
             world_size=self.world_size,
@@ -159,10 +164,11 @@ class DTensorTestBase(DTensorTestMixin, MultiProcessTestCase):
 
     def _select_device(self, eager_init: bool) -> torch.device | None:
         """Select the rank's device; return it for eager initialisation, which needs a group bound to its device."""
-        if accelerators.device_count() < self.world_size:
+        if accelerators.most_ranks() < self.world_size:
             raise Skipped(too_few_devices(self.world_size))
-        torch.accelerator.set_device_index(self.rank)
-        return torch.device(self.device_type, self.rank) if eager_init else None
+        index = sharing.device_of(self.rank, accelerators.device_count())
+        torch.accelerator.set_device_index(index)
+        return torch.device(self.device_type, index) if eager_init else None
 
     def destroy_pg(self, device_id: int | None = None) -> None:
         """Destroy the group once all ranks arrive here, so that none exits while another still needs it."""
@@ -209,12 +215,13 @@ class DTensorContinuousTestBase(DTensorTestMixin, MultiProcContinuousTest):  # t
 
     @classmethod
     def backend_str(cls) -> str:
-        return dist.get_default_backend_for_device(cls._device_type())
+        size = checked_world_size(cls._get_world_size(cls._device_type()), "world_size")
+        return shared_devices.backend_of(cls._device_type(), size)
 
     @classmethod
     def _init_pg(cls, rank: int, world_size: int, rdvz_file: str) -> None:
         if device_type_for(world_size) != "cpu":
-            torch.accelerator.set_device_index(rank)
+            torch.accelerator.set_device_index(sharing.device_of(rank, accelerators.device_count()))
         super()._init_pg(rank, world_size, rdvz_file)
 
 

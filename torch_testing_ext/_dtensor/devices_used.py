@@ -6,7 +6,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from torch_testing_ext._machine import accelerators
+from torch_testing_ext._machine import accelerators, sharing
 from torch_testing_ext._machine.settable import ComputedNames
 
 DEFAULT_RANKS = 4
@@ -20,7 +20,7 @@ def _type() -> str:
 constants: Any = ComputedNames(
     DEVICE_COUNT=lambda: accelerators.device_count(),  # looked up late
     DEVICE_TYPE=_type,
-    NUM_DEVICES=lambda: _default_ranks(accelerators.device_count()),
+    NUM_DEVICES=lambda: _default_ranks(accelerators.most_ranks()),
     PG_BACKEND=lambda: dist.get_default_backend_for_device(_type()),
 )
 
@@ -39,5 +39,6 @@ def device_type() -> str:
 
 
 def device_type_for(world_size: int) -> str:
-    enough = accelerators.device_count() > 0 and world_size <= constants.DEVICE_COUNT
+    most = constants.DEVICE_COUNT * sharing.ranks_per_device()
+    enough = accelerators.device_count() > 0 and world_size <= most
     return device_type() if enough else "cpu"

@@ -19,9 +19,9 @@ from torch_testing_ext._cases.continuous import UNSET, MultiProcContinuousTest
 from torch_testing_ext._cases.distributed_base import run_subtests
 from torch_testing_ext._cases.multi_process import MultiProcessTestCase
 from torch_testing_ext._cases.multi_threaded import MultiThreadedTestCase
-from torch_testing_ext._cases.ranked import account_for_skip
-from torch_testing_ext._machine import accelerators
-from torch_testing_ext._marks.needs import TEST_SKIPS, Skipped, TestSkip, needs_of, too_few_devices
+from torch_testing_ext._cases.ranked import account_for_skip, checked_world_size
+from torch_testing_ext._machine import accelerators, sharing
+from torch_testing_ext._marks.needs import TEST_SKIPS, Skipped, TestSkip, most_needed, needs_of, too_few_devices
 from torch_testing_ext._utils.stores import FILE_SCHEMA
 
 from . import fsdp_device, in_rank
@@ -49,14 +49,16 @@ class FSDPTest(FSDPTestMixin, MultiProcessTestCase):
     def world_size(self) -> int:
         if fsdp_device.constants.is_set("DEVICE_COUNT"):
             return fsdp_device.device_count()
-        return max(2, _devices_needed(self)) if _runs_on_cpu(self) else accelerators.device_count() or 1
+        return (
+            max(2, _devices_needed(self)) if _runs_on_cpu(self) else accelerators.ranks_for(_devices_needed(self)) or 1
+        )
 
     @property
     def device_type(self) -> str:
         """The type of the accelerators, or "cpu" if there are fewer than the test needs."""
         if fsdp_device.constants.is_set("DEVICE_TYPE"):
             return fsdp_device.device_type()
-        enough = accelerators.device_count() >= max(1, _devices_needed(self))
+        enough = accelerators.most_ranks() >= max(1, _devices_needed(self))
         return (accelerators.accelerator_type() if enough else None) or "cpu"
 
     @property
@@ -75,7 +77,7 @@ class FSDPTest(FSDPTestMixin, MultiProcessTestCase):
     def _known_skip(self) -> TestSkip | None:
         if self._decides_about_skips():
             return None
-        return super()._known_skip() or _missing_devices(self, accelerators.device_count())
+        return super()._known_skip() or _missing_devices(self, accelerators.most_ranks())
 
     @classmethod
     def _run(cls, rank: int, test_name: str, file_name: str, pipe: Any, **kwargs: Any) -> None:
@@ -83,7 +85,7 @@ class FSDPTest(FSDPTestMixin, MultiProcessTestCase):
         self.rank = rank
         self.file_name = file_name
         # A test may have changed what torch counts; an override of this method may call it.
-        skip = _missing_devices(self, torch.accelerator.device_count())
+        skip = _missing_devices(self, torch.accelerator.device_count() * sharing.ranks_per_device())
         if skip is not None:
             sys.exit(account_for_skip(rank_process.account_behind(pipe), Skipped(skip)))
         fsdp_device.use(self.device_type)
@@ -95,7 +97,7 @@ def _test_function(test: FSDPTest) -> Any:
 
 
 def _devices_needed(test: FSDPTest) -> int:
-    return max((need.devices for need in needs_of(_test_function(test))), default=0)
+    return most_needed([_test_function(test)])
 
 
 def _runs_on_cpu(test: FSDPTest) -> bool:
@@ -120,7 +122,8 @@ class FSDPTestContinuous(FSDPTestMixin, MultiProcContinuousTest):
 
     @classmethod
     def backend_str(cls) -> str:
-        return fsdp_device.backend()
+        size = checked_world_size(cls._get_world_size(fsdp_device.device_type()), f"{cls.__qualname__}.world_size")
+        return fsdp_device.backend_for(size)
 
     @classmethod
     def device_type(cls) -> str:
@@ -130,13 +133,18 @@ class FSDPTestContinuous(FSDPTestMixin, MultiProcContinuousTest):
     def _get_world_size(cls, device_type: str) -> Any:
         if cls.world_size != UNSET:  # also if it is a property
             return super()._get_world_size(device_type)
-        return 2 if device_type == "cpu" and cls._allows_cpu() else fsdp_device.device_count()
+        if device_type == "cpu":
+            return 2 if cls._allows_cpu() else fsdp_device.device_count()
+        if fsdp_device.constants.is_set("DEVICE_COUNT"):
+            return fsdp_device.device_count()
+        return accelerators.ranks_for(cls._devices_needed())
 
     @classmethod
     def _init_pg(cls, rank: int, world_size: int, rdvz_file: str) -> None:
         _keep_nccl_quiet()
         device = fsdp_device.compute_device(rank)
-        if torch.accelerator.device_count() < world_size and not (device.type == "cpu" and cls._allows_cpu()):
+        most = torch.accelerator.device_count() * sharing.ranks_per_device()
+        if most < world_size and not (device.type == "cpu" and cls._allows_cpu()):
             raise Skipped(too_few_devices(world_size))
         if device.type != "cpu":
             torch.accelerator.set_device_index(device.index)
@@ -146,6 +154,10 @@ class FSDPTestContinuous(FSDPTestMixin, MultiProcContinuousTest):
     def _allows_cpu(cls) -> bool:
         """Does any of its tests? The others skip in the parent, unless the class overrides what decides about that."""
         return any(_may_use_cpu(getattr(cls, name, None)) for name in dir(cls))
+
+    @classmethod
+    def _devices_needed(cls) -> int:
+        return most_needed(getattr(cls, name, None) for name in dir(cls))
 
     @classmethod
     def _run_test_given_id(cls, test_id: str, **kwargs: Any) -> None:

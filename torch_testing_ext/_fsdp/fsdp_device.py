@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from torch_testing_ext import _torch
+from torch_testing_ext._cases import shared_devices
 from torch_testing_ext._machine import accelerators
 from torch_testing_ext._machine.settable import ComputedNames
 
@@ -59,6 +60,13 @@ def device_count() -> int:
 def backend() -> str:
     """Return the default backend of that device: nccl, xccl, hccl, ..., gloo."""
     return str(constants.DISTRIBUTED_BACKEND)
+
+
+def backend_for(world_size: int) -> str:
+    """Return the backend of a group of this size on that device, which may be another if ranks share devices."""
+    if constants.is_set("DISTRIBUTED_BACKEND"):
+        return backend()
+    return shared_devices.backend_of(device_type(), world_size)
 
 
 def compute_device(rank: int) -> torch.device:

@@ -36,7 +36,8 @@ def _init_process_group(test: Any, fake: bool) -> None:
 
         dist.init_process_group(backend="fake", world_size=size, rank=test.rank, store=FakeStore())
         return
-    dist.init_process_group(fsdp_device.backend(), init_method=test.init_method, world_size=size, rank=test.rank)
+    backend = fsdp_device.backend_for(size)
+    dist.init_process_group(backend, init_method=test.init_method, world_size=size, rank=test.rank)
 
 
 def _barrier(device: torch.device) -> None:

@@ -27,6 +27,9 @@ from torch_testing_ext._process import fork_safety, reaping, system
 from torch_testing_ext._process.exits import describe_exit
 from torch_testing_ext._process.loop import wait_readable
 
+from . import sharing
+from .device_facts import DeviceFacts, facts_from
+
 # A process has these open once CUDA or ROCm is initialised in it, by whichever library. NVML does not open them.
 _OPEN_WHEN_IN_USE = ("/dev/nvidia-uvm", "/dev/kfd")
 NO_DEVICE: tuple[str | None, int] = (None, 0)
@@ -41,6 +44,19 @@ EXIT_BAD_FORK = 3
 def device_count() -> int:
     """Return the number of accelerators that this process may use."""
     return _devices()[1]
+
+
+def most_ranks() -> int:
+    """Return how many ranks of a test may use an accelerator: one each, or more where the user lets ranks share."""
+    return device_count() * sharing.ranks_per_device()
+
+
+def ranks_for(needed: int) -> int:
+    """Return how many ranks a test has that wants one for each accelerator, and needs at least so many.
+
+    Ranks share devices only where the test could not run otherwise.
+    """
+    return max(device_count(), min(needed, most_ranks()))
 
 
 def accelerator_type() -> str | None:
@@ -68,6 +84,12 @@ def cuda_properties() -> dict[str, Any]:
     """Return what tests ask about the first CUDA or ROCm device; empty without one."""
     found = _answer("ask_cuda_properties", _masks())
     return found if isinstance(found, dict) else {}
+
+
+def device_facts() -> tuple[DeviceFacts, ...]:
+    """Return what is known of each device that this process may use, in its order; empty if nothing is."""
+    found = _answer("ask_facts", _masks()) if device_count() else ()
+    return facts_from(found)
 
 
 def cuda_libraries() -> dict[str, Any]:
@@ -156,6 +178,24 @@ def ask_cuda_properties() -> dict[str, Any]:
     }
 
 
+def ask_facts() -> list[dict[str, Any]]:
+    kind, count = ask_devices()
+    if kind != "cuda":
+        return []
+    properties = [torch.cuda.get_device_properties(number) for number in range(count)]
+    return [
+        {
+            "name": found.name,
+            "memory": found.total_memory,
+            "capability": [found.major, found.minor],
+            "peers": [
+                other for other in range(count) if other != number and torch.cuda.can_device_access_peer(number, other)
+            ],
+        }
+        for number, found in enumerate(properties)
+    ]
+
+
 def ask_cuda_libraries() -> dict[str, Any]:
     """What only a few tests ask: each answer may import a library, or ask the driver for a feature."""
     if not torch.cuda.is_available():
@@ -194,6 +234,7 @@ QUESTIONS: dict[str, Callable[[], Any]] = {
     "ask_uuids": ask_uuids,
     "ask_peer_access": ask_peer_access,
     "ask_cuda_properties": ask_cuda_properties,
+    "ask_facts": ask_facts,
     "ask_cuda_libraries": ask_cuda_libraries,
     "ask_xpu_device_id": ask_xpu_device_id,
 }

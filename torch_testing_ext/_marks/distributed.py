@@ -51,7 +51,7 @@ def requires_ddp_rank(device: str) -> bool:
 
 
 def at_least_x_gpu(x: int) -> bool:
-    return accelerators.device_count() >= max(x, 1)
+    return accelerators.most_ranks() >= max(x, 1)
 
 
 def skip_if_lt_x_gpu(x: int, *, allow_cpu: bool = False) -> Callable[[F], F]:
@@ -63,7 +63,7 @@ def skip_if_no_gpu(func: F) -> F:
     """Skip with fewer accelerators than the ranks in WORLD_SIZE."""
 
     def unmet() -> TestSkip | None:
-        here = accelerators.device_count()
+        here = accelerators.most_ranks()
         if here == 0:
             return TEST_SKIPS["no_accelerator"]
         wanted = _world_size_in_environ()
@@ -87,7 +87,7 @@ def requires_world_size(n: int) -> Callable[[F], F]:
     lacking = needs.devices(n)
 
     def unmet() -> TestSkip | None:
-        found = accelerators.device_count()
+        found = accelerators.most_ranks()
         message = f"requires {n} accelerators, found {found}"
         return lacking.unmet() and TestSkip(needs.too_few_devices(n).exit_code, message)
 

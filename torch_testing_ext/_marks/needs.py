@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 from torch_testing_ext._machine import accelerators
+from torch_testing_ext._machine.device_facts import NO_NEEDS, DeviceNeeds
 
 F = TypeVar("F", bound=Callable[..., Any])
 ATTRIBUTE = "_torch_testing_ext_needs"
@@ -72,7 +73,8 @@ class Skipped(unittest.SkipTest):
 class Need:
     """One thing that a test needs. `unmet()` returns the skip where this machine lacks it.
 
-    A runner reads `devices`, `allow_cpu`, `backend` and `world_size` to lease devices before it starts a test.
+    A runner reads `devices`, `allow_cpu`, `backend`, `world_size` and `of_devices` to lease devices before it starts a
+    test.
     """
 
     unmet: Callable[[], TestSkip | None]
@@ -80,13 +82,14 @@ class Need:
     allow_cpu: bool = False
     backend: str | None = None
     world_size: int | None = None
+    of_devices: DeviceNeeds = NO_NEEDS
 
 
 def devices(count: int, allow_cpu: bool = False) -> Need:
-    """At least `count` accelerators; with `allow_cpu`, a machine without any meets the need too."""
+    """Accelerators for at least `count` ranks; with `allow_cpu`, a machine without any meets the need too."""
 
     def unmet() -> TestSkip | None:
-        here = accelerators.device_count()
+        here = accelerators.most_ranks()
         enough = here >= count or (allow_cpu and here == 0)
         return None if enough else too_few_devices(count)
 
@@ -110,7 +113,7 @@ def requires(need: Need) -> Callable[[F], F]:
 
         setattr(wrapper, ATTRIBUTE, (need, *needs_of(func)))
         _checked_by[wrapper] = need
-        if need.devices:
+        if need.devices and not need.of_devices:
             # PyTorch's own attribute, which its collection-time tools read.
             wrapper._min_gpus_required = need.devices  # type: ignore[attr-defined]
         if need.world_size is not None:
@@ -137,6 +140,11 @@ def _skip_now(args: tuple[Any, ...], skip: TestSkip) -> None:
 def needs_of(func: Any) -> tuple[Need, ...]:
     """Return all needs of a test function, outermost decorator first."""
     return getattr(func, ATTRIBUTE, ())
+
+
+def most_needed(tests: Iterable[Any]) -> int:
+    """Return the largest number of accelerators that any of these tests needs."""
+    return max((need.devices for test in tests for need in needs_of(test)), default=0)
 
 
 def declared(needs: Iterable[Need], available: int) -> int:

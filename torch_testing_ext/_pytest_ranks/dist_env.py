@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from torch_testing_ext._cases import shared_devices
 from torch_testing_ext.launch import settings
 
 from .marks import RankSpec
@@ -52,4 +53,4 @@ def _backend_for(device: torch.device, spec: RankSpec) -> str:
     """That of the accelerator, if each rank has one of its own; two ranks on one device need gloo."""
     if spec.devices < spec.world_size or device.type == "cpu":
         return "gloo"
-    return str(dist.get_default_backend_for_device(device))
+    return shared_devices.backend_of(device.type, spec.world_size)

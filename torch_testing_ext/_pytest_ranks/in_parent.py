@@ -88,7 +88,7 @@ def _run_and_judge(
     try:
         with (
             rank_environment.leased(spec.world_size) as addresses,
-            leases.leased(item, spec.devices, chosen.fake_devices) as shown,
+            leases.leased(item, leases.real_devices(spec.devices), chosen.fake_devices) as shown,
         ):
             job = launch.Job(
                 body=body,

@@ -112,7 +112,7 @@ def run(subject: Any, rank: int, account: launch.AccountWriter, *, patient: bool
     assert current is not None
     current.rank, current.pid = rank, os.getpid()
     rank_environment.become(rank)
-    rank_process.prepare_rank(current.spec.world_size, patient)
+    rank_process.prepare_rank(rank, current.spec.world_size, patient)
     group_creation.announce(current.directory, rank)
     imported_before = len(sys.modules)
     if rank != current.debug_rank:

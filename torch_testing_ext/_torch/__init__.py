@@ -103,6 +103,13 @@ from .shard_order import (
     strided_shard,
     take_placements_literally,
 )
+from .shared_devices import (
+    fold_device_numbers,
+    forget_peak_memory,
+    nccl_version,
+    peak_memory,
+    when_cuda_is_first_used,
+)
 from .spmd import (
     at_end_of_backward,
     below_autograd,
@@ -196,6 +203,7 @@ __all__ = [
     "finished_work",
     "first_use",
     "fixed_size",
+    "fold_device_numbers",
     "for_each_local_rank",
     "foreach_by_default",
     "forget_blas_workspaces",
@@ -204,6 +212,7 @@ __all__ = [
     "forget_dtensor_rng",
     "forget_groups",
     "forget_meshes",
+    "forget_peak_memory",
     "fsdp_is_idle",
     "fsdp_keeps_parameters_after_forward",
     "fsdp_param_group_module",
@@ -237,6 +246,7 @@ __all__ = [
     "made_groups",
     "make_wrapper_subclass",
     "may_have_sent_or_received",
+    "nccl_version",
     "new_extension_registry",
     "new_fake_mode",
     "number_of_group",
@@ -247,6 +257,7 @@ __all__ = [
     "onednn_uses_arm_compute_library",
     "only_gloo",
     "other_accelerator_is_built",
+    "peak_memory",
     "pop_torch_function_mode",
     "python_dispatcher",
     "raw_operation",
@@ -284,6 +295,7 @@ __all__ = [
     "wait_without_end",
     "warm_up",
     "watch_process_groups",
+    "when_cuda_is_first_used",
     "without_compiled_autograd",
     "without_dispatch",
     "without_local_tensors",

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from torch_testing_ext._machine import accelerators
+from torch_testing_ext._machine import accelerators, sharing
 from torch_testing_ext._machine.ports import find_free_port, retry_on_connect_failures
 
 c10d: Any = dist  # its type stubs lack what comes from C++
@@ -47,9 +47,12 @@ def create_device(interface: str | None = None, lazy_init: bool = False) -> Any:
 
 
 def init_multigpu_helper(world_size: int, backend: str) -> dict[int, list[int]]:
-    """Map each rank to its devices: the one with its own number; none where there are fewer devices than ranks."""
-    enough = accelerators.device_count() >= world_size
-    return {rank: [rank] if enough else [] for rank in range(world_size)}
+    """Map each rank to its devices: the one with its own number; none where there are fewer devices than ranks.
+
+    Ranks that may share devices have one, too.
+    """
+    count, enough = accelerators.device_count(), accelerators.most_ranks() >= world_size
+    return {rank: [sharing.device_of(rank, count)] if enough else [] for rank in range(world_size)}
 
 
 tmp_dir: tempfile.TemporaryDirectory[str] | None = None

@@ -50,6 +50,7 @@ class RankAccount:
     code: int = 0  # the exit status that goes with it
     imported: tuple[str, ...] = ()  # modules of torch that the rank had to import itself
     notes: tuple[str, ...] = ()  # additional remarks
+    memory: tuple[tuple[int, int, int], ...] = ()  # the most that it has had on each device: see device_memory.py
     collectives: bytes = b""  # what the rank has issued, as `_collectives.raw` packs it
 
 
@@ -124,7 +125,7 @@ def _encode(account: RankAccount, longest: int) -> bytes:
     fields["traceback"] = cut_middle(account.traceback, longest)
     del fields["collectives"]
     if longest < LONGEST_TEXT:
-        fields["imported"] = fields["notes"] = ()
+        fields["imported"] = fields["notes"] = fields["memory"] = ()
     return json.dumps(fields).encode("ascii")
 
 
@@ -140,4 +141,5 @@ def read_account(path: Path) -> RankAccount | None:
     fields["ending"] = RankEnding(fields["ending"])
     for name in ("imported", "notes"):
         fields[name] = tuple(fields[name])
+    fields["memory"] = tuple(map(tuple, fields["memory"]))
     return RankAccount(**fields, collectives=collectives)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from torch_testing_ext._sanitizer.kinds import SanitizeKind
 
-from . import client, recording, settings
+from . import client, device_memory, recording, settings
 from .accounts import AccountFile, RankAccount, RankEnding, read_account
 from .job import Job, Sanitize
 from .rank import AccountWriter
@@ -179,6 +179,7 @@ class PersistentRanks:
                 watcher.end_all()
                 self._close()
         reports, seconds = watcher.reports(), now() - self._began
+        device_memory.note(reports)
         return WatchResult(reports, timed_out, seconds, watcher.expected, watcher.finding, watcher.nccl)
 
     def _receive(self) -> None:

@@ -24,7 +24,7 @@ from typing import NoReturn
 from torch_testing_ext._process import child, descriptors, signals, system
 from torch_testing_ext._process.logs import cut_middle
 
-from . import recording
+from . import device_memory, recording
 from .accounts import AccountFile, RankAccount, RankEnding
 from .job import Job
 from .report import now
@@ -99,7 +99,7 @@ class AccountWriter:
     def _record(self, account: RankAccount) -> None:
         """Keep the first failure: a later one, in clean-up, follows from it or matters less."""
         if self.account is None or not self.account.ending.is_failure:
-            self._write(account)
+            self._write(replace(account, memory=device_memory.of_this_process()))
 
     def _write(self, account: RankAccount) -> None:
         self.account = account

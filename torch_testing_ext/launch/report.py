@@ -44,6 +44,7 @@ class RankReport:
     leftovers: tuple[str, ...] = ()
     imported: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    memory: tuple[tuple[int, int, int], ...] = ()  # the most that it has had on each device: see device_memory.py
     issued: str = ""  # all that it issued, from the log of a rank that is sanitized
     found: tuple[Finding, ...] = ()  # what the sanitizer has found in this rank
 
@@ -91,7 +92,8 @@ def assemble_report(
     code = exit.code
     started = account.started if account else began
     ending = RankEnding.STOPPED if stopped is not None else RankEnding.KILLED if code < 0 else RankEnding.EXITED
-    seen = RankReport(rank, ending, exit.at - started, exit.at, code, leftovers=exit.leftovers)
+    memory = account.memory if account is not None else ()
+    seen = RankReport(rank, ending, exit.at - started, exit.at, code, leftovers=exit.leftovers, memory=memory)
     if account is None:
         return seen  # also for a rank that exited by itself after SIGTERM: it would not have ended otherwise
     in_time = stopped is None or account.ended <= stopped

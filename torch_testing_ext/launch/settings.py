@@ -33,6 +33,8 @@ class Settings:
     sanitize: frozenset[SanitizeKind] = frozenset()
     fails_for_order: bool = False
     shake: int | None = None
+    ranks_per_gpu: int = 1
+    device_memory: int | None = None
 
     def for_ranks(self, kinds: Iterable[str] = ()) -> Sanitize:
         """What the sanitizer does in the ranks of a test that names these kinds besides those of the settings."""
@@ -65,6 +67,12 @@ def _number(text: str) -> int:
     return int(text)
 
 
+def _count(text: str) -> int:
+    if _number(text) < 1:
+        raise ValueError(text)
+    return int(text)
+
+
 KNOWN_SETTINGS = {
     PREFIX + "START": _Setting(
         "start", "auto, fork, fork-fresh or spawn", _one_of("auto", "fork", "fork-fresh", "spawn")
@@ -78,10 +86,13 @@ KNOWN_SETTINGS = {
     ),
     PREFIX + "SANITIZE_ORDER": _Setting("fails_for_order", "warn or fail", {"warn": False, "fail": True}.__getitem__),
     PREFIX + "SHAKE": _Setting("shake", "a seed: 0, 1, 2 ...", _number),
+    PREFIX + "RANKS_PER_GPU": _Setting("ranks_per_gpu", "a number of ranks: 1, 2, 3 ...", _count),
     # Set by run_test.py --fake-gpus: the devices that the test would have if they existed.
     PREFIX + "FAKE_DEVICES": _Setting("fake_devices", "numbers: 0,3", lambda text: tuple(text.split(","))),
     # Set by run_test.py: which devices of this machine the test has leased, for runs that the test starts.
     PREFIX + "LEASED": _Setting("leased", "names: cuda-0,cuda-1", lambda text: tuple(text.split(","))),
+    # Set by run_test.py --gpu-sharing: the bytes of each device that the test may use.
+    PREFIX + "DEVICE_MEMORY": _Setting("device_memory", "a number of bytes", _count),
 }
 
 

@@ -16,7 +16,7 @@ from torch_testing_ext._collectives.findings import Finding
 from torch_testing_ext._collectives.raw import agree, unpack
 from torch_testing_ext._process.logs import tail
 
-from . import client, hang, ras
+from . import client, device_memory, hang, ras
 from .accounts import RankAccount, RankEnding, read_account
 from .client import Run
 from .looks import Looks
@@ -75,6 +75,7 @@ def watch(
         watched.end_all()
         client.finish(run)
     reports = watched.reports()
+    device_memory.note(reports)
     client.launcher().add_preload_hints(run, max((r.imported for r in reports), key=len, default=()))
     return WatchResult(reports, timed_out, now() - run.began, expected, watched.finding, watched.nccl)
 

@@ -112,7 +112,7 @@ class Agent(LostUnitListener):
             shake_seed=asked.shake_seed,
         )
         kind, count = self._zygote.count_devices()
-        inventory = make_inventory(options, os.environ, kind, count, self._zygote.device_uuids)
+        inventory = make_inventory(options, os.environ, kind, count, self._zygote.devices_seen.uuids)
         if asked.fake_devices:
             inventory = Inventory(asked.fake_devices, kind, fake=True)
         if len(inventory.names) < asked.reserved:

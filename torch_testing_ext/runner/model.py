@@ -6,6 +6,9 @@ import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from torch_testing_ext._machine.device_facts import NO_NEEDS, DeviceNeeds
+from torch_testing_ext._machine.sharing import CONTEXT
+
 
 class TestOutcome(enum.Enum):
     """How one test ended."""
@@ -17,7 +20,7 @@ class TestOutcome(enum.Enum):
     ERROR = "error"  # an exception; a file that cannot be imported
     TIMEOUT = "timeout"
     CRASHED = "crashed"  # a signal, or an exit before the test was over
-    LEAKED = "leaked"  # passed, but left processes running, which were terminated
+    LEAKED = "leaked"  # passed, but left processes running, which were terminated, or memory of a device in use
     FLAKY = "flaky"  # failed, then passed on a retry
     SKIPPED = "skipped"
     EXPECTED_FAILURE = "expected failure"
@@ -72,6 +75,8 @@ class Test:
     id: TestId
     world_size: int = 1  # number of ranks that compute at the same time
     devices: int = 0  # number of accelerators it uses on this machine
+    of_devices: DeviceNeeds = NO_NEEDS  # what it needs of each of them
+    shared_by: int = 0  # the ranks that share its devices, as there are too few; 0 if each has its own
     backend: str | None = None
     timeout: float | None = None  # set by @timeout
     together: str = ""  # tests of one file with the same value share fixtures, hence a process
@@ -94,6 +99,7 @@ class Unit:
     attempt: int = 1
     seconds: float | None = None  # expected duration; None if unknown
     alone: bool = False  # runs while no other unit does
+    memory: int | None = None  # bytes of each device, if it needs no whole ones
 
     @property
     def ports(self) -> frozenset[int]:
@@ -102,6 +108,14 @@ class Unit:
     @property
     def devices(self) -> int:
         return max(test.devices for test in self.tests)
+
+    @property
+    def of_devices(self) -> DeviceNeeds:
+        return DeviceNeeds.of_all(test.of_devices for test in self.tests)
+
+    @property
+    def shared_by(self) -> int:
+        return max(test.shared_by for test in self.tests)
 
     @property
     def ranks(self) -> int:
@@ -121,6 +135,9 @@ class Lease:
     ports: frozenset[int | str] = frozenset()  # fixed ports, or a file whose ports are not known
     alone: bool = False
     node: str = ""  # of a cluster; empty on this machine
+    shared_by: int = 0  # ranks that share the devices; 0 if each has its own
+    over: str = ""  # the backend of ranks that share devices
+    memory: int | None = None  # bytes of each device that it may use; None for whole devices
 
 
 @dataclass(frozen=True)
@@ -130,6 +147,20 @@ class RankLog:
     rank: int
     output: str = ""
     stacks: str = ""
+
+
+@dataclass(frozen=True)
+class DeviceMemory:
+    """The most device memory that a test has had, on the device where that was most: all of its processes together."""
+
+    allocated: int  # bytes in tensors
+    reserved: int  # bytes that torch's allocators held
+    processes: int = 1  # on that device
+
+    @property
+    def needed(self) -> int:
+        """What the test needs of a device, with the contexts of its processes."""
+        return self.reserved + self.processes * CONTEXT
 
 
 @dataclass(frozen=True)
@@ -148,6 +179,7 @@ class Attempt:
     ranks: tuple[RankLog, ...] = ()
     leftovers: tuple[str, ...] = ()  # processes that outlived the test and were terminated
     lease: Lease = field(default_factory=Lease)
+    memory: DeviceMemory | None = None  # None if it has used no device, or did not say
 
 
 @dataclass(frozen=True)

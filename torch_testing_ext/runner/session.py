@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch_testing_ext._machine.device_locks import DeviceLocks, UnsafeFolder, default_folder, leased_by_ancestors
+from torch_testing_ext._machine.nvml import NvmlError, open_nvml
+from torch_testing_ext._machine.sharing import RANKS_PER_GPU
 
 from .events import AttemptEnded, Reporters, RunBegan, RunEnded, TestFinished, Warned
 from .header import CommitQuery, make_header
@@ -26,9 +28,10 @@ from .model import Attempt, ExitCode, FinishedTest, RunHeader, Summary, Test, Te
 from .options.options import Action, CannotRun, Options, Rerun, UsageError
 from .scheduling.durations import Durations, LastFailed
 from .scheduling.forecast import forecast
-from .scheduling.inventory import Inventory, make_inventory
+from .scheduling.inventory import Inventory, make_inventory, notes_on_sharing
 from .scheduling.leases import Leases
 from .scheduling.node_leases import NodeLeases
+from .scheduling.peak_memory import PeakMemory, memory_to_share
 from .scheduling.plan import Plan, plan, priority, shard, without_result
 from .scheduling.policy import Queue, typical_seconds
 from .scheduling.undeclared import describe_undeclared
@@ -39,6 +42,7 @@ from .selection.selection import Selection
 if TYPE_CHECKING:
     from .cluster.place import ClusterPlace
     from .engine.local import Engine
+    from .engine.memory_return import MemoryReturn
     from .engine.signals_and_keys import Deferred
     from .processes.zygote import Discovery, Zygote
 
@@ -65,8 +69,10 @@ class Session:
         self._root, self._cwd = root, Path.cwd()
         self._warnings: list[str] = []
         self._durations = Durations(options.cache, self._warnings.append)
+        self._peak_memory = PeakMemory(options.cache, self._warnings.append)
         self._last_failed = LastFailed(options.cache, self._warnings.append)
         self._commit = CommitQuery(root)
+        self._memory: MemoryReturn | None = None
 
     def run(self) -> int:
         """Does what the options say, and returns the exit code."""
@@ -83,6 +89,8 @@ class Session:
         from .processes.zygote import Zygote
 
         options = self._options
+        if options.ranks_per_gpu > 1:
+            os.environ[RANKS_PER_GPU] = str(options.ranks_per_gpu)  # the world size of a test may depend on it
         return Zygote(self._root, drop_in=bool(options.drop_in), all_marks=bool(options.marks))
 
     # -- from names to work
@@ -90,8 +98,10 @@ class Session:
     def _discover(self, zygote: Any, files: Sequence[str]) -> tuple[Inventory, Discovery]:
         """What there is to lease, and the tests."""
         kind, count = zygote.count_devices()
-        inventory = make_inventory(self._options, os.environ, kind, count, zygote.device_uuids)
-        return inventory, zygote.discover(files, inventory.most_at_once, self._options.jobs)
+        seen = zygote.devices_seen
+        inventory = make_inventory(self._options, os.environ, kind, count, seen.uuids, seen.facts, seen.nccl)
+        self._warnings.extend(notes_on_sharing(inventory, seen.nccl))
+        return inventory, zygote.discover(files, inventory.most_ranks, self._options.jobs)
 
     def _work(self, zygote: Any, selection: Selection, files: Sequence[str], known_files: Sequence[str]) -> Work:
         inventory, discovery = self._discover(zygote, files)
@@ -102,10 +112,18 @@ class Session:
         broken = (*discovery.broken, *(not_run[test.id] for test in selected if test.id in not_run))
         tests, broken = self._in_shard([test for test in selected if test.id not in not_run], broken)
         tests = tuple(with_ports(tests, self._root))
-        planned = plan(self._to_rerun(tests), inventory, self._durations.expected, self._options.repeat or 1)
+        repeat = self._options.repeat or 1
+        planned = plan(self._to_rerun(tests), inventory, self._durations.expected, repeat, self._memory_of)
         if self._options.jobs > 1:
             self._warnings.extend(notes_on_ports(planned.units))
         return Work(planned, broken, inventory, _discovered(discovery))
+
+    def _memory_of(self, test: Test) -> int | None:
+        """The device memory of a test that may share a device with others; None for one that needs whole devices."""
+        if not self._options.gpu_sharing:
+            return None
+        known = self._peak_memory.expected(test)
+        return self._options.memory_per_test if known is None else known
 
     def _in_shard(
         self, tests: Sequence[Test], broken: Sequence[Attempt]
@@ -184,10 +202,15 @@ class Session:
         leases = self._leases(work, locks=True)
         queue = self._queue(work, leases)
         header = make_header(self._commit, work.inventory, zygote.torch_version)
+        self._memory = self._check_memory(zygote, work, reporters)
         for warning in self._warnings:
             reporters.on_event(Warned(warning))
         engine = self._engine(zygote, work, leases, queue, reporters, header)
-        summary = engine.run(work.plan, work.broken, lambda: deferred.reason)
+        try:
+            summary = engine.run(work.plan, work.broken, lambda: deferred.reason)
+        finally:
+            if self._memory is not None:
+                self._memory.close()
         for lost in without_result(work.plan, summary):
             reporters.on_event(AttemptEnded(lost.last, retry=False))
             reporters.on_event(TestFinished(lost))
@@ -224,7 +247,23 @@ class Session:
     ) -> Engine:
         from .engine.local import Engine
 
-        return Engine(zygote, self._options, work.inventory, leases, queue, reporters, header)
+        return Engine(zygote, self._options, work.inventory, leases, queue, reporters, header, self._memory)
+
+    def _check_memory(self, zygote: Any, work: Work, reporters: Reporters) -> MemoryReturn | None:
+        """What checks that devices get their memory back after each test, if the driver can be asked."""
+        from .engine.memory_return import MemoryReturn, uuids_for
+
+        inventory = work.inventory
+        is_local = inventory.kind == "cuda" and not inventory.fake and not inventory.nodes
+        if not is_local or not any(unit.devices for unit in work.plan.units):
+            return None
+        try:
+            nvml = open_nvml()
+            uuids = uuids_for(inventory.identities, inventory.names, nvml.usage())
+        except NvmlError as error:
+            self._warnings.append(f"device memory is not checked between tests: {error}")
+            return None
+        return MemoryReturn(zygote.loop, nvml, uuids, lambda text: reporters.on_event(Warned(text)))
 
     def _queue(self, work: Work, leases: Any) -> Queue:
         return Queue(
@@ -233,6 +272,7 @@ class Session:
             self._options.jobs,
             priority(self._options, self._last_failed.failed),
             leases.may_run_now,
+            leases if any(unit.of_devices or unit.memory is not None for unit in work.plan.units) else None,
         )
 
     def _locks(self, work: Work) -> DeviceLocks | None:
@@ -252,12 +292,20 @@ class Session:
 
     def _leases(self, work: Work, locks: bool) -> Leases | NodeLeases:
         """`locks`: whether other runs of this machine are to leave the devices to this one."""
-        return Leases(work.inventory.names, self._options.jobs, self._locks(work) if locks else None)
+        return Leases(
+            work.inventory.names,
+            self._options.jobs,
+            self._locks(work) if locks else None,
+            work.inventory.facts,
+            work.inventory.shared_backend,
+            memory_to_share(work.inventory) if self._options.gpu_sharing else None,
+        )
 
     def _record(self, summary: Summary, work: Work) -> None:
         """A shard records no durations: that would change how the tests are split for the shards that run after it."""
         if self._options.shard is None:
             self._durations.record(summary.finished)
+            self._peak_memory.record(summary.finished)
         self._last_failed.record(summary, work.discovered)
 
 

@@ -116,7 +116,7 @@ class CompilerTestCase(MultiProcessTestCase):
         torch._functorch.config.enable_autograd_cache = False
         torch._dynamo.config.optimize_ddp = "python_reducer"
         if device_type != "cpu":
-            torch.accelerator.set_device_index(self.rank)
+            torch.accelerator.set_device_index(self.rank % torch.accelerator.device_count())
         backend = dist.get_default_backend_for_device(device_type)
         store = dist.FileStore(self.file_name, self.world_size)
         dist.init_process_group(backend, rank=self.rank, world_size=self.world_size, store=store)

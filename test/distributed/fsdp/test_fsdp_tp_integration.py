@@ -89,7 +89,8 @@ class TestTPFSDPIntegration(FSDPTest):
 
     @property
     def device(self) -> torch.device:
-        return torch.device(self.device_type, None if self.device_type == "cpu" else self.rank)
+        on_cpu = self.device_type == "cpu"
+        return torch.device(self.device_type, None if on_cpu else torch.accelerator.current_device_index())
 
     def mesh_2d(self) -> DeviceMesh:
         shape = (self.world_size // TP_SIZE, TP_SIZE)

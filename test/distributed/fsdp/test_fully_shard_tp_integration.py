@@ -68,7 +68,8 @@ class TestFullyShardTPIntegration(FSDPTest):
 
     @property
     def device(self) -> torch.device:
-        return torch.device(self.device_type, None if self.device_type == "cpu" else self.rank)
+        on_cpu = self.device_type == "cpu"
+        return torch.device(self.device_type, None if on_cpu else torch.accelerator.current_device_index())
 
     def mesh_2d(self) -> DeviceMesh:
         return init_device_mesh(self.device_type, (2, 2), mesh_dim_names=("dp", "tp"))

@@ -32,6 +32,8 @@ class TestSettings(unittest.TestCase):
             ("SANITIZE", "nan", {"sanitize": frozenset({SanitizeKind.CALLS, SanitizeKind.NAN})}),
             ("SANITIZE_ORDER", "fail", {"fails_for_order": True}),
             ("SHAKE", "12", {"shake": 12}),
+            ("RANKS_PER_GPU", "4", {"ranks_per_gpu": 4}),
+            ("DEVICE_MEMORY", "1073741824", {"device_memory": 2**30}),
             ("FAKE_DEVICES", "0,3", {"fake_devices": ("0", "3")}),
             ("LEASED", "cuda-0,cuda-1", {"leased": ("cuda-0", "cuda-1")}),
         ]
@@ -58,7 +60,8 @@ class TestSettings(unittest.TestCase):
                 f"{name} is not a known setting; known are: TORCH_TESTING_EXT_START, TORCH_TESTING_EXT_LOGS, "
                 "TORCH_TESTING_EXT_STREAM, TORCH_TESTING_EXT_DEBUG_RANK, TORCH_TESTING_EXT_EXPLAIN_HANGS, "
                 "TORCH_TESTING_EXT_SANITIZE, TORCH_TESTING_EXT_SANITIZE_ORDER, TORCH_TESTING_EXT_SHAKE, "
-                "TORCH_TESTING_EXT_FAKE_DEVICES, TORCH_TESTING_EXT_LEASED",
+                "TORCH_TESTING_EXT_RANKS_PER_GPU, TORCH_TESTING_EXT_FAKE_DEVICES, TORCH_TESTING_EXT_LEASED, "
+                "TORCH_TESTING_EXT_DEVICE_MEMORY",
             )
 
     def test_an_unknown_value_lists_the_known(self):

@@ -7,6 +7,7 @@ gets, and a place (place.py) where and how it runs: here, or on the nodes of a c
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import random
 import time
@@ -14,7 +15,6 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 
 from torch_testing_ext._process.loop import Timer
 
@@ -42,12 +42,14 @@ from ..scheduling.leases import Leases
 from ..scheduling.node_leases import NodeLeases
 from ..scheduling.plan import Plan
 from ..scheduling.policy import Queue
-from ..selection.ports import is_collision, ports_in_use
+from .again import Undisturbed
+from .memory_return import HeldDevice, MemoryReturn, with_held
 from .place import LocalPlace, LostUnitListener, Place
 from .question import Question
 from .running_unit import RunningUnit, UnitHandle
 from .signals_and_keys import signals_and_keys
 from .unit_log import EndCause
+from .waiting import WaitForOthers
 
 STREAM_INTERVAL = 0.05
 PATIENCE_FOR_STACKS = 3.0
@@ -69,8 +71,9 @@ class Engine(LostUnitListener):
         queue: Queue,
         reporter: Reporter,
         header: RunHeader | None = None,
+        memory: MemoryReturn | None = None,
     ):
-        """`processes`: those of this machine, or another place."""
+        """`processes`: those of this machine, or another place. `memory`: that of its devices, if it is checked."""
         if isinstance(processes, Zygote):
             assert isinstance(leases, Leases)
             processes = LocalPlace(processes, options, inventory, leases, RunningUnit)
@@ -81,6 +84,7 @@ class Engine(LostUnitListener):
         self._queue = queue
         self._reporter = reporter
         self._header = header or RunHeader()
+        self._memory = memory or MemoryReturn(processes.loop)
         self._began = time.monotonic()
         self._running: dict[int, UnitHandle] = {}
         self._attempts: dict[tuple[TestId, int], list[Attempt]] = {}
@@ -89,14 +93,15 @@ class Engine(LostUnitListener):
         self._done: set[tuple[TestId, int]] = set()  # tests of `_finished`, with their repetition
         self._unfinished: list[tuple[Test, int]] = []  # with their repetition
         self._lost: dict[tuple[TestId, int, int], str] = {}  # attempts that a node was lost with, and how
-        self._collided: set[tuple[TestId, int]] = set()  # tests that found a port in use
+        self._undisturbed = Undisturbed(leases, self._warn)
         self._warnings: list[str] = []
+        self._held: tuple[HeldDevice, ...] = ()
         self._stopping = False
         self._interrupts = 0
         self._error = ""
         self._question: Question | None = None
         self._copying: Timer | None = None
-        self._waiting: _Waiting | None = None
+        self._waiting: WaitForOthers | None = None
         self._left: Counter[str] = Counter()  # units of each file that have not ended
         self._numbers = itertools.count()
 
@@ -146,10 +151,11 @@ class Engine(LostUnitListener):
 
     def _run_all(self, plan: Plan) -> None:
         self._begin_what_fits()
-        while self._running or self._waiting is not None or self._must_wait():
+        while self._running or self._memory.is_waiting or self._waiting is not None or self._must_wait():
             self._place.loop.step()
             self._begin_what_fits()
-            if not self._running and not len(self._queue) and self._options.endless and not self._stopping:
+            idle = not self._running and not self._memory.is_waiting
+            if idle and not len(self._queue) and self._options.endless and not self._stopping:
                 self._repeat(plan)
 
     def _must_wait(self) -> bool:
@@ -175,6 +181,7 @@ class Engine(LostUnitListener):
 
     def _begin_what_fits(self) -> None:
         began = True
+        self._drop_hopeless()
         while began:
             waited = self._waiting.seconds if self._waiting is not None else 0.0
             with self._leases.choosing(self._queue.wants_devices, urgent=waited > PATIENCE_WITH_OTHERS):
@@ -189,6 +196,7 @@ class Engine(LostUnitListener):
         if unit.devices:
             self._waiting = None
         lease = self._leases.take(unit)
+        self._memory.leased(lease.devices)
         self._report(UnitBegan(unit, lease, self._now()))
         try:
             self._running[unit.number] = self._place.start(unit, lease, self)
@@ -202,7 +210,7 @@ class Engine(LostUnitListener):
             self._waiting = None
             return
         if self._waiting is None:
-            self._waiting = _Waiting()
+            self._waiting = WaitForOthers()
         if self._waiting.retry is None or self._waiting.retry.at <= time.monotonic():
             # What wakes the loop is enough: whatever happens, it tries to begin units then.
             self._waiting.retry = self._place.loop.after(random.uniform(*RETRY_INTERVAL), lambda: None)
@@ -213,6 +221,7 @@ class Engine(LostUnitListener):
     def _fail_to_start(self, unit: Unit, lease: Lease, error: OSError) -> None:
         """Fail all tests of a unit by name: the system refused what the unit needs, such as space in a folder."""
         self._fail_unit(unit, lease, f"it was not run: {error}")
+        self._memory.when_back(lease.devices, lambda held: None)
         self._leases.give_back(lease)
         self._report(UnitEnded(unit, lease, self._now()))
         self._count_down(unit)
@@ -258,9 +267,18 @@ class Engine(LostUnitListener):
     def unit_ended(self, running: UnitHandle, attempts: list[Attempt], rest: list[int]) -> None:
         unit = running.unit
         self._copy_output_of(running)
-        self.results(running, attempts)
         del self._running[unit.number]
+        conclude = functools.partial(self._conclude, running, attempts, rest)
+        self._memory.when_back(running.lease.devices, conclude)
+
+    def _conclude(
+        self, running: UnitHandle, attempts: list[Attempt], rest: list[int], held: tuple[HeldDevice, ...]
+    ) -> None:
+        """A unit has ended, and the memory of its devices is back, unless some of them are held."""
+        unit = running.unit
+        self.results(running, with_held(attempts, held))
         self._leases.give_back(running.lease)
+        self._quarantine(held)
         self._report(UnitEnded(unit, running.lease, self._now()))
         tests = tuple(unit.tests[number] for number in rest)
         if running.cause is EndCause.INTERRUPTED:
@@ -270,6 +288,20 @@ class Engine(LostUnitListener):
         elif tests:
             self._add(unit, tests, unit.attempt)
         self._count_down(unit)
+
+    def _quarantine(self, held: tuple[HeldDevice, ...]) -> None:
+        for one in held:
+            self._leases.quarantine(one.name)
+            self._warn(f"{one}; it is not used again in this run")
+        self._held += held
+
+    def _drop_hopeless(self) -> None:
+        """Fail units for which too few devices are left."""
+        for unit in self._queue.drop(lambda unit: not self._leases.can_ever_fit(unit)) if self._held else ():
+            self._fail_unit(
+                unit, Lease(), f"it was not run: too few devices are left: {'; '.join(map(str, self._held))}"
+            )
+            self._count_down(unit)
 
     def unit_lost(self, running: UnitHandle, rest: list[int], why: str) -> None:
         """A node was lost with a unit: the tests without a result run again, as the same attempt, but only once."""
@@ -308,8 +340,9 @@ class Engine(LostUnitListener):
 
     def _add(self, unit: Unit, tests: tuple[Test, ...], attempt: int) -> None:
         self._left[unit.file] += 1
-        alone = any((test.id, unit.repetition) in self._collided for test in tests)
-        self._queue.add(Unit(next(self._numbers), tests, unit.repetition, attempt, unit.seconds, alone))
+        alone = self._undisturbed.must_be_alone(tests, unit.repetition)
+        memory = None if self._undisturbed.must_have_whole_devices(tests, unit.repetition) else unit.memory
+        self._queue.add(Unit(next(self._numbers), tests, unit.repetition, attempt, unit.seconds, alone, memory))
 
     def _count_down(self, unit: Unit) -> None:
         """Close the process of a file after its last unit, unless the plan may be repeated."""
@@ -327,7 +360,7 @@ class Engine(LostUnitListener):
         """Take an attempt into account. Returns whether the test is to be retried."""
         failed = self._options.policy.verdict(attempt.outcome) is Category.FAILED
         retry = failed and attempt.number <= self._options.retries and not self._stopping
-        if failed and not self._stopping and self._is_first_collision(attempt):
+        if failed and not self._stopping and self._undisturbed.wants_again(attempt):
             retry = True
         attempts = self._attempts.setdefault((attempt.test.id, attempt.repetition), [])
         attempts.append(attempt)
@@ -335,22 +368,6 @@ class Engine(LostUnitListener):
         if not retry:
             self._finish(FinishedTest(tuple(attempts)))
         return retry
-
-    def _is_first_collision(self, attempt: Attempt) -> bool:
-        """Did the test find a port in use, for the first time? Then it runs again, alone, whatever --retries says."""
-        key = attempt.test.id, attempt.repetition
-        if key in self._collided or not is_collision(attempt):
-            return False
-        self._collided.add(key)
-        ports = ports_in_use(attempt)
-        self._leases.learn_ports(attempt.test.id.file, ports)
-        which = f"port {', '.join(map(str, sorted(ports)))}" if ports else "a port"
-        warning = (
-            f"{attempt.test.id}: {which} was in use (EADDRINUSE); the test runs again while no other runs, and further "
-            "tests of its file run one after the other"
-        )
-        self._warn(warning)
-        return True
 
     def _finish_at_once(self, attempt: Attempt) -> None:
         self._report(AttemptEnded(attempt, retry=False))
@@ -377,6 +394,7 @@ class Engine(LostUnitListener):
         """The first time, escalate for all running units (SIGTERM, then SIGKILL); the second time, kill them."""
         self._interrupts += 1
         self._stop(reason)
+        self._memory.give_up()
         for running in tuple(self._running.values()):
             if self._interrupts == 1:
                 running.end(EndCause.INTERRUPTED)
@@ -388,6 +406,8 @@ class Engine(LostUnitListener):
         self._error = error
         self._stopping = True
         self._unfinished += [one for unit in self._queue.clear() for one in _tests_of(unit)]
+        with suppress(Exception):
+            self._memory.give_up()
         running, self._running = self._running, {}
         for one in running.values():
             self._unfinished += _tests_of(one.unit)
@@ -460,16 +480,3 @@ def _names_of(tests: Sequence[Test]) -> str:
 
 def _skipped(test: Test) -> Attempt:
     return Attempt(test, TestOutcome.SKIPPED, test.skip or "", want=test.want, lease=Lease())
-
-
-@dataclass
-class _Waiting:
-    """The time in which a unit waits for devices that other runs have."""
-
-    since: float = field(default_factory=time.monotonic)
-    retry: Timer | None = None
-    told: tuple[str, ...] | None = None  # the other runs that the user knows of
-
-    @property
-    def seconds(self) -> float:
-        return time.monotonic() - self.since

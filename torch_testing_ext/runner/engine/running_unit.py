@@ -364,4 +364,5 @@ class RunningUnit:
             ranks=ranks,
             leftovers=result.leftovers,
             lease=self.lease,
+            memory=result.memory,
         )

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from torch_testing_ext._process.exits import describe_exit
 from torch_testing_ext._process.messages import unexpected
 
-from ..model import COUNTS_AS, Category, TestOutcome, Unit
+from ..model import COUNTS_AS, Category, DeviceMemory, TestOutcome, Unit
 from ..processes.protocol import (
     AllOver,
     Began,
@@ -60,6 +60,7 @@ class AttemptResult:
     log: tuple[int, int | None] = (0, None)  # its part of the worker's log
     ranks: tuple[str, ...] = ()  # directories of its ranks' files
     leftovers: tuple[str, ...] = ()
+    memory: DeviceMemory | None = None
 
 
 @dataclass
@@ -176,6 +177,7 @@ class UnitLog:
             ended.want,
             (began.printed, ended.printed),
             ended.ranks,
+            memory=ended.memory,
         )
         return _with_aftermath(result, self.aftermath.pop(test, ()))
 

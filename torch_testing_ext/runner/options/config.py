@@ -17,6 +17,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
+from torch_testing_ext._machine.sharing import RANKS_PER_GPU
+
 from .options import ALL_CPUS, Options, UsageError, is_checkout
 from .suggestions import nearest
 from .table import OPTION_GROUPS, OPTION_TABLE, OptionSpec, boolean
@@ -65,6 +67,7 @@ def read_options(argv: Sequence[str], environ: Mapping[str, str], root: Path, cw
         _defaults(root),
         _setup_cfg(root),
         _pyproject(root),
+        _shared_with_python(environ),
         _environment(environ, cwd),
         _command_line(argv, cwd),
     )
@@ -84,6 +87,8 @@ def _complete(options: Options, sources: Mapping[str, str], cwd: Path) -> Option
     if options.shake is not None:
         seed = random.randrange(2**31) if options.shake_seed is None else options.shake_seed
         options = dataclasses.replace(options, repeat=options.shake, shake_seed=seed)
+    if options.memory_per_test is not None and not options.gpu_sharing:
+        raise UsageError("--memory-per-test needs --gpu-sharing")
     _check_cluster(options, sources)
     if options.cluster is not None and sources["jobs"] == DEFAULT:
         options = dataclasses.replace(options, jobs=ALL_CPUS)  # the cores of this machine say nothing about the nodes
@@ -99,6 +104,12 @@ def _check_cluster(options: Options, sources: Mapping[str, str]) -> None:
             if field.startswith("cluster_") and sources[field] == COMMAND_LINE:
                 raise UsageError(f"{OPTION_TABLE[field].flags[0]} needs --cluster")
         return
+    if options.gpu_sharing:
+        raise UsageError("--cluster and --gpu-sharing cannot be combined: tests share the devices of one machine only")
+    if options.ranks_per_gpu > 1:
+        raise UsageError(
+            "--cluster and --ranks-per-gpu cannot be combined: ranks share the devices of one machine only"
+        )
     if options.fake_gpus is not None:
         raise UsageError("--cluster and --fake-gpus cannot be combined: the nodes have the accelerators")
     if options.gpus is not None:
@@ -241,6 +252,15 @@ def _environment(environ: Mapping[str, str], cwd: Path) -> Layer:
         values[known[name]] = _read(known[name], text, name, cwd)
         sources[known[name]] = name
     return Layer(values, sources)
+
+
+def _shared_with_python(environ: Mapping[str, str]) -> Layer:
+    """The variable that lets ranks share devices also without run_test.py."""
+    if not (text := environ.get(RANKS_PER_GPU)):
+        return Layer({}, {})
+    return Layer(
+        {"ranks_per_gpu": _read("ranks_per_gpu", text, RANKS_PER_GPU, Path())}, {"ranks_per_gpu": RANKS_PER_GPU}
+    )
 
 
 def _key(field: str) -> str:

@@ -95,6 +95,9 @@ class Options:
     jobs: int = field(default_factory=usable_cores)
     gpus: Gpus = None
     fake_gpus: int | None = None
+    ranks_per_gpu: int = 1
+    gpu_sharing: bool = False
+    memory_per_test: int | None = None
     shared_leases: bool = True
     lease_folder: Path | None = None
 

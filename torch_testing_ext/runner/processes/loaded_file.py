@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
+from torch_testing_ext._machine.device_facts import DeviceNeeds
 from torch_testing_ext._process import packages
 from torch_testing_ext._process.packages import ModulePlace
 
@@ -315,6 +316,7 @@ def describe(one: NamedTest, file: str, devices: int) -> Test:
         id=TestId(file, one.cls, one.method),
         world_size=ranks,
         devices=_devices(test, needs, ranks, devices),
+        of_devices=DeviceNeeds.of_all(need.of_devices for need in needs),
         backend=next((need.backend for need in needs if need.backend), None),
         timeout=_timeout(test),
         together=_together(type(test), one.cls),
@@ -338,6 +340,7 @@ def _describe_pytest(one: NamedTest, file: str, devices: int) -> Test:
         id=TestId(file, one.cls, one.method),
         world_size=max(needs.world_size, case.world_size),
         devices=max(needs.devices, case.devices),
+        of_devices=DeviceNeeds.of_all([needs.of_devices, case.of_devices]),
         backend=needs.backend or case.backend,
         timeout=needs.timeout or case.timeout,
         together=test.together,
@@ -360,7 +363,9 @@ def _needs_of(method: Any, cls: type) -> tuple[Any, ...]:
 def _world_size(test: Any, needs: tuple[Any, ...]) -> int:
     """The number of processes that compute at once. If reading world_size raises, the test raises when it runs."""
     try:
-        return max(1, int(test.world_size))
+        if (size := int(test.world_size)) > 0:
+            return size
+        return max((need.world_size or need.devices for need in needs), default=1) or 1  # one for each device
     except Exception:
         return max((need.world_size for need in needs if need.world_size), default=1)
 

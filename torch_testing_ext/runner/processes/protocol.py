@@ -6,10 +6,11 @@ import os
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from torch_testing_ext._machine.device_facts import DeviceFacts
 from torch_testing_ext._process.channel import WithDescriptors
 from torch_testing_ext._process.exits import describe_exit
 
-from ..model import Test, TestOutcome
+from ..model import DeviceMemory, Test, TestOutcome
 from .unit_spec import LoadAs, UnitSpec
 
 # -- to the zygote and the processes of files, which fork children on request
@@ -146,6 +147,8 @@ class DevicesCounted:
     count: int
     torch: str = ""  # the version of torch
     uuids: tuple[str, ...] = ()  # of each; empty if they cannot be found out
+    facts: tuple[DeviceFacts, ...] = ()  # likewise
+    nccl: tuple[int, ...] = ()  # the version of NCCL
 
 
 FromZygote: TypeAlias = ZygoteReady | ChildGone
@@ -222,6 +225,7 @@ class Ended:
     want: str | None
     printed: int
     ranks: tuple[str, ...]
+    memory: DeviceMemory | None = None
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from _pytest.unittest import UnitTestCase
 
+from torch_testing_ext._machine.device_facts import DeviceNeeds
 from torch_testing_ext._marks import needs
 from torch_testing_ext._marks.timeouts import ATTRIBUTE as TIMEOUT
 from torch_testing_ext._pytest_ranks.marks import SPEC
@@ -140,6 +141,7 @@ class ItemNeeds:
 
     world_size: int
     devices: int
+    of_devices: DeviceNeeds
     backend: str | None
     timeout: float | None
     skip: str | None
@@ -158,6 +160,7 @@ def needs_of(item: Any, available: int) -> ItemNeeds:
     return ItemNeeds(
         world_size=spec.world_size if spec is not None else 1,
         devices=max(devices, spec.devices if spec is not None else 0),
+        of_devices=DeviceNeeds.of_all(need.of_devices for need in declared),
         backend=spec.backend if spec is not None else None,
         timeout=timeout if spec is None else spec.timeout or timeout or item.config.getoption("dist_timeout", None),
         skip=_reason(skip) if skip is not None else None,

@@ -138,11 +138,13 @@ class _Loop:
             if (command := self._unit.commands[number]) not in message:
                 message += f"\n\nTo run it alone:\n  {command}"
         message = cut_middle(message, LONGEST_MESSAGE)
-        output = self._output.length()
-        self._send(Ended(number, time.monotonic(), outcome, message, want, output, self._output.new_rank_directories()))
+        output, ranks = self._output.length(), self._output.new_rank_directories()
+        memory = self._output.device_memory()
+        self._send(Ended(number, time.monotonic(), outcome, message, want, output, ranks, memory))
 
     def _prepare(self, number: int, item: Any) -> None:
         """Let the test's ranks, if it has any, know what the run knows."""
+        self._output.begin_test()
         item.stash[COMMAND] = command = self._unit.commands[number]
         item.command_of = lambda test: command  # for test cases, whose result object it is
         seconds = self._unit.timeouts[number]

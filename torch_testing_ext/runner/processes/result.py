@@ -138,6 +138,7 @@ class ReportingResult(unittest.TestResult):
             self._reported = len(self._outcomes)
         if not self._has_begun:
             self._has_begun, self._began = True, time.monotonic()
+            self._output.begin_test()
             self._send(Began(self._number, self._began, self._output.length()))
 
     def stopTest(self, test: unittest.TestCase) -> None:
@@ -160,6 +161,7 @@ class ReportingResult(unittest.TestResult):
                 self._want,
                 self._output.length(),
                 self._output.new_rank_directories(),
+                self._output.device_memory(),
             )
         )
 

@@ -6,6 +6,9 @@ import os
 import sys
 from contextlib import suppress
 
+from torch_testing_ext.launch import device_memory
+
+from ..model import DeviceMemory
 from .unit_spec import UnitSpec
 
 
@@ -15,6 +18,15 @@ class UnitOutput:
     def __init__(self, unit: UnitSpec):
         self._unit = unit
         self._ranks_seen: set[str] = set()
+
+    def begin_test(self) -> None:
+        """A test begins."""
+        device_memory.forget()
+
+    def device_memory(self) -> DeviceMemory | None:
+        """The most device memory that the test has had, in its ranks and in this process."""
+        peak = device_memory.take()
+        return None if peak is None else DeviceMemory(peak.allocated, peak.reserved, peak.processes)
 
     def length(self) -> int:
         """The current length of the log."""

@@ -79,7 +79,7 @@ class Zygote(ZygoteClient):
         super().__init__(root, preloaded, drop_in)
         self.all_marks = all_marks
         self.torch_version = ""  # known when devices have been counted
-        self.device_uuids: tuple[str, ...] = ()  # known when devices have been counted
+        self.devices_seen = DevicesCounted(None, 0)  # known when devices have been counted
         self._files: dict[str, FileHandle] = {}
         self._suspects: deque[FileHandle] = deque()
 
@@ -111,7 +111,7 @@ class Zygote(ZygoteClient):
         if not answers:
             raise CannotRun(f"the process that counts accelerators ended without an answer:\n{tail(self._log)}")
         self.torch_version = answers[0].torch
-        self.device_uuids = answers[0].uuids
+        self.devices_seen = answers[0]
         return answers[0].kind, answers[0].count
 
     def discover(self, files: Iterable[str], devices: int = 0, jobs: int | None = None) -> Discovery:

@@ -96,9 +96,14 @@ def _count_devices(channel: Channel[Nothing]) -> NoReturn:
     """Count accelerators, in a separate process: one that has queried them is not safe to fork."""
     import torch
 
+    from torch_testing_ext import _torch
     from torch_testing_ext._machine import accelerators
+    from torch_testing_ext._machine.device_facts import facts_from
 
     fork_safety.mark_fork_safe()
     kind, count = accelerators.runtime(), accelerators.device_count()
-    channel.send(DevicesCounted(kind, count, torch.__version__, tuple(accelerators.ask_uuids()) if count else ()))
+    seen = (
+        (tuple(accelerators.ask_uuids()), facts_from(accelerators.ask_facts()), _torch.nccl_version()) if count else ()
+    )
+    channel.send(DevicesCounted(kind, count, torch.__version__, *seen))
     os._exit(0)

@@ -125,7 +125,7 @@ class Console:
     def _remark(self, attempt: Attempt) -> str:
         if attempt.outcome is TestOutcome.SKIPPED:
             return f": {text.title(attempt.message)}"
-        place = text.place(attempt.lease)
+        place = ", ".join(part for part in (text.place(attempt.lease), text.memory(attempt)) if part)
         return f"  ({place})" if place and self.detail is Verbosity.VERBOSE else ""
 
     def _stream(self, test: TestId | None, new: str) -> None:

@@ -200,6 +200,7 @@ class _Page:
         test, place = one.test, text.place(one.last.lease)
         parts = [text.outcome_in_words(one), *([f"{test.world_size} ranks"] if test.world_size > 1 else [])]
         parts += [f"on {place}"] if place else []
+        parts += [used] if (used := text.memory(one.last)) else []
         parts += [text.not_enough_devices(one.last.want)] if one.last.want else []
         return " \N{MIDDLE DOT} ".join(parts)
 

@@ -63,8 +63,12 @@ def _attempt(attempt: Attempt) -> dict[str, Any]:
         "began": attempt.began,
         "seconds": attempt.seconds,
         "devices": attempt.lease.devices,
+        "sharing": {"ranks": attempt.lease.shared_by, "backend": attempt.lease.over}
+        if attempt.lease.shared_by
+        else None,
         "slots": attempt.lease.slots,
         "node": attempt.lease.node or None,
+        "device_memory": asdict(attempt.memory) if attempt.memory is not None else None,
         "output": text.log(attempt.output),
         "ranks": [_rank(one.rank, one.output, one.stacks) for one in attempt.ranks],
         "leftovers": attempt.leftovers,

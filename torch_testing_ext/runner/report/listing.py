@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from ..model import Attempt, Test
@@ -33,6 +34,8 @@ def _needs(test: Test) -> str:
         return f"skipped: {test.skip}"
     needs = [text.count(test.world_size, "rank")] if test.world_size > 1 else []
     needs += [text.count(test.devices, "device")] if test.devices else []
+    needs += [f"shared by {test.shared_by} ranks"] if test.shared_by else []
+    needs += [str(test.of_devices)] if test.of_devices else []
     needs += [test.backend] if test.backend else []
     needs += [f"timeout {test.timeout:g} s"] if test.timeout is not None else []
     needs += [f"with {test.together}"] if test.together else []
@@ -60,6 +63,8 @@ def _as_data(test: Test, seconds: float | None) -> dict[str, Any]:
         "line": test.line,
         "world_size": test.world_size,
         "devices": test.devices,
+        "shared_by": test.shared_by,
+        "of_devices": asdict(test.of_devices) if test.of_devices else None,
         "backend": test.backend,
         "timeout": test.timeout,
         "marks": test.marks,

@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 
+from torch_testing_ext._machine.sharing import in_words
 from torch_testing_ext._process.logs import cut_middle
 
 from ..model import Attempt, FinishedTest, Lease, Summary, TestId, TestOutcome
@@ -91,8 +92,22 @@ def place(lease: Lease) -> str:
     """Where a unit runs: its devices or, if it has none, its CPU slots."""
     on = f" on {lease.node}" if lease.node else ""
     if lease.devices:
-        return f"gpu {', '.join(lease.devices)}{on}"
+        return f"gpu {', '.join(lease.devices)}{on}{_sharing(lease)}"
     return f"cpu {', '.join(map(str, lease.slots))}{on}" if lease.slots else ""
+
+
+def memory(attempt: Attempt) -> str:
+    """The most device memory that a test has had, such as `1.2 GiB of device memory`; empty if it has used none."""
+    return f"{in_words(attempt.memory.reserved)} of device memory" if attempt.memory is not None else ""
+
+
+def _sharing(lease: Lease) -> str:
+    """`: 4 ranks on 1 GPU over gloo`, or `: 1.5 GiB of it`, for ranks or tests that share devices."""
+    if lease.memory is not None:
+        return f": {in_words(lease.memory)} of it"
+    if not lease.shared_by:
+        return ""
+    return f": {lease.shared_by} ranks on {count(len(lease.devices), 'GPU')} over {lease.over}"
 
 
 def name(attempt: Attempt, repetitions: int = 1) -> str:

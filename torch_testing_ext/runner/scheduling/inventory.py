@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from torch_testing_ext._machine.device_facts import DeviceFacts, renumbered
+from torch_testing_ext._machine.sharing import DEVICE_MEMORY, RANKS_PER_GPU, shared_backend, why_too_many
 from torch_testing_ext._machine.visible_devices import (
     MASKS,
     NONE,
@@ -31,6 +34,9 @@ class Inventory:
     fake: bool = False
     identities: Mapping[str, str] = field(default_factory=dict)  # what tells a device from all others, by name
     nodes: tuple[NodeOfRun, ...] = ()  # of a cluster, whose devices have their node in their name
+    facts: tuple[DeviceFacts, ...] = ()  # of each device; empty if they are not known
+    ranks_per_device: int = 1
+    shared_backend: str = ""  # of ranks that share devices
 
     def identity_of(self, name: str) -> str:
         """What identifies a device on this machine: its UUID if it is known, else its kind and its number."""
@@ -43,14 +49,51 @@ class Inventory:
             return max(node.most_at_once for node in self.nodes)
         return min(len(self.names), 1) if any(map(is_mig, self.names)) else len(self.names)
 
+    @property
+    def most_ranks(self) -> int:
+        """How many ranks of one test can use devices: several of them may share one, if the user wants that."""
+        return self.most_at_once * self.ranks_per_device
+
 
 def make_inventory(
-    options: Options, environ: Mapping[str, str], kind: str | None, count: int, uuids: Sequence[str] = ()
+    options: Options,
+    environ: Mapping[str, str],
+    kind: str | None,
+    count: int,
+    uuids: Sequence[str] = (),
+    facts: Sequence[DeviceFacts] = (),
+    nccl: tuple[int, ...] = (),
 ) -> Inventory:
-    """`kind`, `count` and `uuids` are what a process with this environment sees; no UUIDs if they are not known.
+    """`kind`, `count`, `uuids` and `facts` are what a process with this environment sees, as far as it is known.
 
-    Raises UsageError if --gpus names devices that are not visible.
+    `nccl`: the version of NCCL. Raises UsageError if --gpus names devices that are not visible, or if --ranks-per-gpu
+    wants more ranks than a device can have.
     """
+    return _shared(options, _inventory(options, environ, kind, count, uuids, facts), nccl)
+
+
+def _shared(options: Options, inventory: Inventory, nccl: tuple[int, ...]) -> Inventory:
+    """With as many ranks on a device as --ranks-per-gpu says."""
+    ranks = options.ranks_per_gpu
+    if ranks == 1 or not inventory.names:
+        return inventory
+    if not inventory.fake and inventory.kind not in ("cuda", "hip"):
+        raise UsageError(f"--ranks-per-gpu: gloo has no collectives for {inventory.kind} devices")
+    for name, facts in zip(inventory.names, inventory.facts, strict=False):  # which may be unknown
+        if facts.memory and (why := why_too_many(ranks, facts.memory, name)):
+            raise UsageError(f"--ranks-per-gpu {ranks}: {why}")
+    backend = shared_backend(nccl, inventory.kind == "hip")
+    return dataclasses.replace(inventory, ranks_per_device=ranks, shared_backend=backend)
+
+
+def _inventory(
+    options: Options,
+    environ: Mapping[str, str],
+    kind: str | None,
+    count: int,
+    uuids: Sequence[str],
+    facts: Sequence[DeviceFacts],
+) -> Inventory:
     if options.fake_gpus is not None:
         return Inventory(tuple(map(str, range(options.fake_gpus))), kind, fake=True)
     if kind is None or not count:
@@ -61,7 +104,8 @@ def make_inventory(
             "use --gpus 0"
         )
     names = visible_names(environ, kind, count)
-    return _chosen(options.gpus, Inventory(names, kind, identities=by_uuid(names, uuids)))
+    known = tuple(facts) if len(facts) == len(names) else ()
+    return _chosen(options.gpus, Inventory(names, kind, identities=by_uuid(names, uuids), facts=known))
 
 
 def _chosen(gpus: Gpus, inventory: Inventory) -> Inventory:
@@ -75,7 +119,20 @@ def _chosen(gpus: Gpus, inventory: Inventory) -> Inventory:
             if name not in names:
                 raise UsageError(f"--gpus: {name} is not visible{_named(names)}.{nearest(name, names)}")
         names = gpus
-    return Inventory(names, inventory.kind, identities=inventory.identities)
+    chosen = [inventory.names.index(name) for name in names]
+    facts = renumbered(inventory.facts, chosen) if inventory.facts else ()
+    return dataclasses.replace(inventory, names=names, facts=facts)
+
+
+def notes_on_sharing(inventory: Inventory, nccl: tuple[int, ...]) -> list[str]:
+    """What the user should know before ranks share devices."""
+    if inventory.ranks_per_device == 1:
+        return []
+    version = ".".join(map(str, nccl)) or "of this torch"
+    one = f"{inventory.ranks_per_device} ranks may share each GPU (--ranks-per-gpu)"
+    if inventory.shared_backend == "gloo":
+        return [f"{one}: they use gloo, as NCCL {version} does not allow that; tests of NCCL itself are skipped"]
+    return [f"{one}: NCCL {version} allows that as an experiment, and may hang if they need too much of a GPU at once"]
 
 
 def _named(names: Sequence[str]) -> str:
@@ -84,7 +141,12 @@ def _named(names: Sequence[str]) -> str:
 
 def environment_of(lease: Lease, inventory: Inventory) -> dict[str, str]:
     """The environment variables that make a process see exactly the devices of its lease."""
+    # An empty value counts as not set: a test with a device for each rank has them as without the option.
+    ranks = str(inventory.ranks_per_device) if lease.shared_by else ""
+    sharing = {RANKS_PER_GPU: ranks} if inventory.ranks_per_device > 1 else {}
+    if lease.memory is not None:
+        sharing[DEVICE_MEMORY] = str(lease.memory)
     if inventory.fake:
         hidden = {name: NONE for names in MASKS.values() for name in names} if inventory.kind else {}
-        return {**hidden, FAKE_DEVICES: ",".join(lease.devices)}
-    return masks_for(lease.devices, inventory.kind)
+        return {**hidden, **sharing, FAKE_DEVICES: ",".join(lease.devices)}
+    return {**masks_for(lease.devices, inventory.kind), **sharing}

@@ -2,23 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
+from torch_testing_ext._machine.device_facts import DeviceFacts, groups
 from torch_testing_ext._machine.device_locks import DeviceLocks
 
 from ..model import Lease, Unit
 from .policy import slots_of
 
+# Units on one device at the same time: beyond that they only slow each other down.
+MOST_ON_A_DEVICE = 8
+
 
 class Leases:
     """The devices and CPU slots of a run, and which of them are leased. With `locks`, other runs share the devices."""
 
-    def __init__(self, devices: tuple[str, ...], slots: int, locks: DeviceLocks | None = None):
+    def __init__(
+        self,
+        devices: tuple[str, ...],
+        slots: int,
+        locks: DeviceLocks | None = None,
+        facts: Sequence[DeviceFacts] = (),
+        shared_backend: str = "",
+        memory: Mapping[str, int] | None = None,
+    ):
+        """`facts`: of each device, if they are known. `shared_backend`: of ranks that share devices.
+
+        `memory`: of each device on which several units may be at once, in bytes.
+        """
         assert len(set(devices)) == len(devices), f"two devices have the same name: {devices}"
         self._devices, self._slots = devices, tuple(range(slots))
         self._held: list[Lease] = []
         self._locks = locks
+        self._facts = facts
+        self._shared_backend = shared_backend
+        self._memory = memory or {}
+        self._quarantined: set[str] = set()
         self._elsewhere: tuple[str, ...] = ()  # devices that other runs have leased or reserved
         self._learned: dict[str, frozenset[int | str]] = {}  # ports, by file, that failures have shown
 
@@ -77,12 +97,13 @@ class Leases:
             self._locks.close()
 
     def _unheld(self) -> list[str]:
-        held = {name for lease in self._held for name in lease.devices}
+        held = {name for lease in self._held for name in lease.devices} | self._quarantined
         return [name for name in self._devices if name not in held]
 
     @property
     def free_devices(self) -> int:
-        return len([name for name in self._unheld() if name not in self._elsewhere])
+        """The devices that are free, or on which there is room for another unit that needs little of one."""
+        return len(self._free()) + len([name for name in self._memory if self._has_room(name, 0)])
 
     @property
     def free_slots(self) -> int:
@@ -90,19 +111,76 @@ class Leases:
 
     def take(self, unit: Unit) -> Lease:
         """Leases exactly what the unit needs, which must be free: the queue decides which unit fits."""
-        devices = [name for name in self._unheld() if name not in self._elsewhere]
+        devices = self._choose(unit)
+        assert devices is not None, f"unit {unit.number} needs {unit.devices} of {self.free_devices} devices"
         slots = [slot for slot in self._slots if not any(slot in lease.slots for lease in self._held)]
         lease = Lease(
-            tuple(devices[: unit.devices]),
+            devices,
             tuple(slots[: slots_of(unit, len(self._slots))]),
             self._ports_of(unit),
             unit.alone,
+            shared_by=unit.shared_by,
+            over=self._shared_backend if unit.shared_by else "",
+            memory=unit.memory if self._can_share(unit, devices) else None,
         )
         assert len(lease.devices) == unit.devices, f"unit {unit.number} needs {unit.devices} of {len(devices)} devices"
         assert len(lease.slots) == slots_of(unit, len(self._slots)), f"unit {unit.number} does not fit into {slots}"
         self._held.append(lease)
         self._check()
         return lease
+
+    def _free(self) -> list[str]:
+        return [name for name in self._unheld() if name not in self._elsewhere]
+
+    def _choose(self, unit: Unit) -> tuple[str, ...] | None:
+        """Devices that have what the unit needs, and room for it; None if there are none."""
+        shared = [] if unit.memory is None else [name for name in self._memory if self._has_room(name, unit.memory)]
+        # The fullest first: so whole devices stay free for units that need them.
+        return self._among([*sorted(shared, key=self._room), *self._free()], unit)
+
+    def _can_share(self, unit: Unit, devices: Sequence[str]) -> bool:
+        """Whether the unit leaves room for others. One that wants more than a device can share gets it as a whole."""
+        return unit.memory is not None and all(self._memory.get(name, 0) >= unit.memory for name in devices)
+
+    def _room(self, name: str) -> int:
+        """The bytes that are left of a device that several units share."""
+        return self._memory[name] - sum(lease.memory or 0 for lease in self._on(name))
+
+    def _has_room(self, name: str, memory: int) -> bool:
+        """Whether units are on a device that all leave room for another one."""
+        on_it = self._on(name)
+        shares = 0 < len(on_it) < MOST_ON_A_DEVICE and all(lease.memory is not None for lease in on_it)
+        return shares and name not in self._quarantined and self._room(name) >= max(memory, 1)
+
+    def _on(self, name: str) -> list[Lease]:
+        return [lease for lease in self._held if name in lease.devices]
+
+    def _among(self, free: Sequence[str], unit: Unit) -> tuple[str, ...] | None:
+        if len(free) < unit.devices:
+            return None
+        if not unit.of_devices or not self._facts:
+            return tuple(free[: unit.devices])
+        among = [self._devices.index(name) for name in free]
+        group = next(groups(self._facts, unit.of_devices, unit.devices, among), None)
+        return None if group is None else tuple(self._devices[number] for number in group)
+
+    def quarantine(self, name: str) -> None:
+        """Lease a device no more in this run."""
+        self._quarantined.add(name)
+
+    def can_ever_fit(self, unit: Unit) -> bool:
+        """Whether there are devices that the unit can get when others have ended."""
+        if not self._quarantined or not unit.devices:
+            return True
+        return self._among([name for name in self._devices if name not in self._quarantined], unit) is not None
+
+    def fits(self, unit: Unit) -> bool:
+        """Whether there are free devices that have what the unit needs."""
+        return not unit.devices or self._choose(unit) is not None
+
+    def reserve(self, unit: Unit) -> bool:
+        """Other units wait until this one fits: no part of this machine is kept for it."""
+        return False
 
     def may_run_now(self, unit: Unit) -> bool:
         """Does the unit not disturb those that run? Two units that use the same fixed port would."""
@@ -123,10 +201,16 @@ class Leases:
         assert any(held), f"{lease} is not held"
         del self._held[held.index(True)]
         if self._locks is not None:
-            for name in lease.devices:
+            for name in set(lease.devices) - {name for other in self._held for name in other.devices}:
                 self._locks.release(name)
 
     def _check(self) -> None:
-        for resource in ("devices", "slots"):
-            held = [name for lease in self._held for name in getattr(lease, resource)]
+        whole = [lease for lease in self._held if lease.memory is None]
+        others = [name for lease in self._held if lease.memory is not None for name in lease.devices]
+        for resource, leases in (("devices", whole), ("slots", self._held)):
+            held = [name for lease in leases for name in getattr(lease, resource)]
             assert len(set(held)) == len(held), f"two leases overlap in {resource}: {self._held}"
+        assert not set(others) & {name for lease in whole for name in lease.devices}, (
+            f"a device is not whole: {self._held}"
+        )
+        assert all(self._room(name) >= 0 for name in others), f"a device has too little memory: {self._held}"

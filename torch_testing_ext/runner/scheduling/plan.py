@@ -8,6 +8,8 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from torch_testing_ext._machine.device_facts import why_not
+
 from ..model import Attempt, FinishedTest, Summary, Test, TestId, TestOutcome, Unit
 from ..options.options import Options, Rerun, ShardSpec
 from .inventory import Inventory
@@ -19,6 +21,7 @@ OVERHEAD = 0.05
 NO_RESULT = "run_test.py lost this test: it was planned, and there is no result (an error of run_test.py)"
 
 ExpectedSeconds = Callable[[TestId], float | None]
+ExpectedMemory = Callable[[Test], int | None]
 
 
 @dataclass(frozen=True)
@@ -50,25 +53,54 @@ def without_result(plan: Plan, summary: Summary) -> tuple[FinishedTest, ...]:
     )
 
 
-def plan(tests: Iterable[Test], inventory: Inventory, expected: ExpectedSeconds, repetitions: int = 1) -> Plan:
-    """Groups the tests into units, and skips tests that need more devices than there are."""
-    tests = tuple(_skip_without_devices(test, inventory) for test in tests)
+def plan(
+    tests: Iterable[Test],
+    inventory: Inventory,
+    expected: ExpectedSeconds,
+    repetitions: int = 1,
+    memory: ExpectedMemory = lambda test: None,
+) -> Plan:
+    """Groups the tests into units, and skips tests that need more devices than there are.
+
+    `memory`: the bytes of each device that a test may need, if several units may share one; None for a whole device.
+    """
+    tests = tuple(_with_devices_of(inventory, test) for test in tests)
     groups = list(group_by_fixtures(test for test in tests if test.skip is None))
     numbers = itertools.count()
     units = tuple(
-        Unit(next(numbers), tuple(group), repetition, seconds=_seconds(group, expected))
+        Unit(next(numbers), tuple(group), repetition, seconds=_seconds(group, expected), memory=_memory(group, memory))
         for repetition in range(repetitions)
         for group in groups
     )
     return Plan(units, tuple(test for test in tests if test.skip is not None))
 
 
-def _skip_without_devices(test: Test, inventory: Inventory) -> Test:
-    """The test, marked as skipped if it needs more devices than one process can use."""
-    if test.skip is not None or test.devices <= inventory.most_at_once:
+def _with_devices_of(inventory: Inventory, test: Test) -> Test:
+    """The test with devices that its ranks share if there are too few; skipped if no devices have what it needs."""
+    if test.skip is not None or not test.devices:
         return test
+    if test.devices > inventory.most_at_once:
+        shares = test.devices <= inventory.most_ranks and test.devices <= test.world_size
+        if not shares:
+            return _skipped_for_devices(test, inventory)
+        test = dataclasses.replace(test, devices=inventory.most_at_once, shared_by=test.devices)
+    if not test.of_devices or inventory.fake:
+        return test
+    why = why_not(inventory.facts, test.of_devices, test.devices)
+    if why is None:
+        return test
+    want = f"{test.devices} device{'s' if test.devices > 1 else ''} with {test.of_devices}"
+    return dataclasses.replace(test, skip=f"needs {want}: {why}", want=want)
+
+
+def _skipped_for_devices(test: Test, inventory: Inventory) -> Test:
     want = f"{test.devices} devices" if test.devices > 1 else "1 device"
-    return dataclasses.replace(test, skip=f"needs {want}, {inventory.most_at_once} available", want=want)
+    here = f"{inventory.most_at_once} available"
+    if inventory.ranks_per_device > 1 and inventory.most_at_once:
+        one_rank = f"for {test.world_size} process{'es' if test.world_size > 1 else ''}"
+        many = f"for at most {inventory.most_ranks} ranks"
+        here += f", {one_rank if test.devices > test.world_size else many}"
+    return dataclasses.replace(test, skip=f"needs {want}, {here}", want=want)
 
 
 def group_by_fixtures(tests: Iterable[Test]) -> Iterator[list[Test]]:
@@ -77,6 +109,13 @@ def group_by_fixtures(tests: Iterable[Test]) -> Iterator[list[Test]]:
     for test in tests:
         groups.setdefault((test.id.file, test.together) if test.together else test.id, []).append(test)
     return iter(groups.values())
+
+
+def _memory(tests: Sequence[Test], expected: ExpectedMemory) -> int | None:
+    """What a group needs of each device; a test of which that is unknown needs a whole one."""
+    needs = [expected(test) if test.devices and not test.shared_by else None for test in tests]
+    known = [need for need in needs if need is not None]
+    return max(known) if known and len(known) == len(needs) else None
 
 
 def _seconds(tests: Sequence[Test], expected: ExpectedSeconds) -> float | None:

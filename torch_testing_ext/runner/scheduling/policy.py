@@ -97,6 +97,10 @@ class Queue:
         may_run = self._may_run_now
         return self._on_devices.take(free_devices, may_run) or self._on_slots.take(free_slots, may_run)
 
+    def drop(self, is_hopeless: Callable[[Unit], bool]) -> tuple[Unit, ...]:
+        """Removes and returns the units that can never start."""
+        return self._on_devices.drop(is_hopeless)
+
     def clear(self) -> tuple[Unit, ...]:
         """Removes and returns all waiting units."""
         return (*self._on_devices.clear(), *self._on_slots.clear())
@@ -193,6 +197,12 @@ class _ResourceQueue:
     def _reserve(self, one: _Waiting) -> bool:
         """Whether the others may go on, because a node is kept for this unit."""
         return self._nodes is not None and self._nodes.reserve(one.unit)
+
+    def drop(self, is_hopeless: Callable[[Unit], bool]) -> tuple[Unit, ...]:
+        dropped = [one for one in self._waiting if is_hopeless(one.unit)]
+        self._waiting = [one for one in self._waiting if one not in dropped]
+        self._work = sum(one.area for one in self._waiting)
+        return tuple(one.unit for one in dropped)
 
     def clear(self) -> list[Unit]:
         waiting, self._waiting = self._waiting, []

@@ -1,0 +1,123 @@
+"""One rank on a GPU, with each base: the group has the GPU's own backend, and tensors are on the GPU."""
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Shard, distribute_tensor
+
+from torch_testing_ext.common_distributed import (
+    DistributedTestBase,
+    MultiProcContinuousTest,
+    MultiProcessTestCase,
+    requires_nccl,
+    skip_if_lt_x_gpu,
+)
+from torch_testing_ext.common_fsdp import FSDPTest, FSDPTestContinuous
+from torch_testing_ext.common_utils import run_tests
+from torch_testing_ext.distributed._tensor.common_dtensor import DTensorTestBase, with_comms
+
+
+def check_collectives(test):
+    device = torch.device("cuda", torch.cuda.current_device())
+    ours = torch.full((4,), float(dist.get_rank() + 1), device=device)
+    dist.all_reduce(ours)
+    size = dist.get_world_size()
+    test.assertEqual(ours, torch.full((4,), size * (size + 1) / 2, device=device))
+    gathered = [torch.empty(2, device=device) for _ in range(size)]
+    dist.all_gather(gathered, torch.full((2,), float(dist.get_rank()), device=device))
+    test.assertEqual([int(one[0]) for one in gathered], list(range(size)))
+
+
+class CreatePg(DistributedTestBase):
+    world_size = 1
+
+    @skip_if_lt_x_gpu(1)
+    def test_create_pg(self):
+        self.create_pg("cuda")
+        self.assertEqual(dist.get_backend(), "nccl")
+        self.assertEqual(torch.cuda.current_device(), 0)
+        check_collectives(self)
+
+
+class Plain(MultiProcessTestCase):
+    world_size = 1
+
+    def setUp(self):
+        super().setUp()
+        self._spawn_processes()
+
+    @requires_nccl()
+    @skip_if_lt_x_gpu(1)
+    def test_plain(self):
+        torch.cuda.set_device(self.rank)
+        store = dist.FileStore(self.file_name, self.world_size)
+        dist.init_process_group("nccl", store=store, rank=self.rank, world_size=self.world_size)
+        check_collectives(self)
+
+
+class OfDTensor(DTensorTestBase):
+    world_size = 1
+
+    @skip_if_lt_x_gpu(1)
+    @with_comms
+    def test_dtensor(self):
+        self.assertEqual(self.device_type, "cuda")
+        tensor = distribute_tensor(torch.arange(8.0), self.build_device_mesh(), [Shard(0)])
+        self.assertEqual(tensor.full_tensor().cpu(), torch.arange(8.0))
+        self.assertTrue(tensor.to_local().is_cuda)
+
+    @skip_if_lt_x_gpu(1)
+    @with_comms(eager_init=True)
+    def test_dtensor_eager(self):
+        check_collectives(self)
+
+
+class OfFsdp(FSDPTest):
+    world_size = 1
+
+    @skip_if_lt_x_gpu(1)
+    def test_fsdp(self):
+        train(self)
+
+
+class OfFsdpContinuous(FSDPTestContinuous):
+    world_size = 1
+
+    @skip_if_lt_x_gpu(1)
+    def test_fsdp_continuous(self):
+        train(self)
+
+    @skip_if_lt_x_gpu(1)
+    def test_fsdp_continuous_again(self):
+        check_collectives(self)
+
+
+class Continuous(MultiProcContinuousTest):
+    world_size = 1
+
+    @classmethod
+    def backend_str(cls):
+        return "nccl"
+
+    @skip_if_lt_x_gpu(1)
+    def test_continuous(self):
+        check_collectives(self)
+
+
+def train(test):
+    device = torch.device("cuda", torch.cuda.current_device())
+    torch.manual_seed(0)
+    model, reference = nn.Linear(64, 64, device=device), nn.Linear(64, 64, device=device)
+    reference.load_state_dict(model.state_dict())
+    fully_shard(model)
+    batch = torch.randn(8, 64, device=device)
+    for module in (model, reference):
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+        module(batch).square().mean().backward()
+        optimizer.step()
+    test.assertEqual(model.weight.full_tensor(), reference.weight)
+
+
+if __name__ == "__main__":
+    run_tests()

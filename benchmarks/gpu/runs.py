@@ -1,0 +1,81 @@
+"""Runs of run_test.py by a check, and what they report."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+PROJECT = Path("benchmarks/gpu/project")
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A run that has ended."""
+
+    code: int
+    text: str  # of the console
+    document: dict[str, Any]  # of --results
+
+    @property
+    def tests(self) -> dict[str, dict[str, Any]]:
+        """By the name of the method."""
+        return {one["id"].rpartition("::")[2]: one for one in self.document.get("tests", [])}
+
+    @property
+    def outcomes(self) -> dict[str, str]:
+        return {name: one["outcome"] for name, one in self.tests.items()}
+
+    def count(self, verdict: str) -> int:
+        return int(self.document.get("verdicts", {}).get(verdict, 0))
+
+    def message(self, name: str) -> str:
+        return str(self.tests.get(name, {"attempts": [{"message": "it has no result"}]})["attempts"][-1]["message"])
+
+    @property
+    def failures(self) -> list[str]:
+        return [
+            f"{one['id']}: {one['outcome']}: {one['attempts'][-1]['message'].strip()[:300]}"
+            for one in self.document.get("tests", [])
+            if one["counts_as"] == "failed"
+        ]
+
+
+def start_run_test(
+    check: Any, *argv: str, name: str = "run", environ: dict[str, str] | None = None
+) -> subprocess.Popen:
+    """Start run_test.py on files of the project, or of `--tests`. `name`: for its files."""
+    folder = check.folder / name
+    folder.mkdir()
+    words = [sys.executable, str(check.root / "run_test.py"), *argv, "--results", str(folder / "results.json")]
+    words += ["--cache", str(check.folder / "cache")]
+    if not any(word.startswith("--tests") for word in argv):
+        words += ["--tests", str(check.root / PROJECT)]
+    print(f"$ {' '.join(words)}", flush=True)
+    with (folder / "console").open("wb") as console:
+        return subprocess.Popen(
+            words,
+            stdin=subprocess.DEVNULL,
+            stdout=console,
+            stderr=subprocess.STDOUT,
+            cwd=check.root,
+            env={**os.environ, **(environ or {})},
+        )
+
+
+def finish(check: Any, process: subprocess.Popen, name: str = "run") -> Finished:
+    """Wait for a run that was started under this name."""
+    code = process.wait()
+    folder = check.folder / name
+    text = (folder / "console").read_text(errors="replace")
+    print(text, flush=True)
+    file = folder / "results.json"
+    return Finished(code, text, json.loads(file.read_text()) if file.exists() else {})
+
+
+def run_test(check: Any, *argv: str, name: str = "run", environ: dict[str, str] | None = None) -> Finished:
+    return finish(check, start_run_test(check, *argv, name=name, environ=environ), name)

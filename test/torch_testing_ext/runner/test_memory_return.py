@@ -1,0 +1,283 @@
+"""A lease is over when the memory of its devices is back; the most memory that tests have had is in the reports.
+
+A stand-in answers for NVML. On real devices: the check `memory-back` of benchmarks/gpu/run.
+"""
+
+import os
+import unittest
+
+from decisions_support import make_test
+from processes_support import EventRecorder, Project
+
+from torch_testing_ext import launch
+from torch_testing_ext._machine.nvml import GpuProcess, NvmlError, Usage
+from torch_testing_ext._process.loop import EventLoop
+from torch_testing_ext.launch import device_memory
+from torch_testing_ext.runner import events
+from torch_testing_ext.runner.engine.local import Engine
+from torch_testing_ext.runner.engine.memory_return import (
+    MARGIN,
+    HeldDevice,
+    MemoryReturn,
+    describe_process,
+    uuids_for,
+    why_held,
+    with_held,
+)
+from torch_testing_ext.runner.model import Attempt, DeviceMemory, Lease, TestOutcome
+from torch_testing_ext.runner.options.options import Options
+from torch_testing_ext.runner.report import text
+from torch_testing_ext.runner.scheduling.inventory import Inventory
+from torch_testing_ext.runner.scheduling.leases import Leases
+from torch_testing_ext.runner.scheduling.plan import plan
+from torch_testing_ext.runner.scheduling.policy import Queue
+
+GIB = 2**30
+
+
+class FakeNvml:
+    """Gives one answer after the other, the last for ever: a number of bytes in use of each device, or an error."""
+
+    def __init__(self, *answers):
+        self.answers = list(answers)
+        self.asked = 0
+
+    def gpus(self):
+        return ()
+
+    def usage(self):
+        self.asked += 1
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return {uuid: one if isinstance(one, Usage) else Usage(one) for uuid, one in answer.items()}
+
+    def close(self):
+        pass
+
+
+class MemoryReturnTest(unittest.TestCase):
+    def setUp(self):
+        self.loop = EventLoop()
+        self.addCleanup(self.loop.close)
+        self.warnings = []
+
+    def after_lease(self, *answers, patience=60.0, names=("a",)):
+        """The answers to a lease of these devices that has ended. The first answer of NVML is the baseline."""
+        nvml = FakeNvml(*answers)
+        uuids = {"a": "GPU-a", "b": "GPU-b"}
+        memory = MemoryReturn(self.loop, nvml, uuids, self.warnings.append, patience)
+        found = []
+        memory.leased(names)
+        memory.when_back(names, found.append)
+        while memory.is_waiting:
+            self.assertEqual(found, [])
+            self.loop.step()
+        self.assertEqual(len(found), 1)
+        return found[0], nvml.asked
+
+    def test_back_at_once(self):
+        self.assertEqual(self.after_lease({"GPU-a": GIB}, {"GPU-a": GIB + MARGIN}), ((), 2))
+
+    def test_back_after_a_while(self):
+        answers = {"GPU-a": GIB}, {"GPU-a": 5 * GIB}, {"GPU-a": 3 * GIB}, {"GPU-a": GIB}
+        self.assertEqual(self.after_lease(*answers), ((), 4))
+
+    def test_never_back(self):
+        after = Usage(3 * GIB, (GpuProcess(1), GpuProcess(2**22 + 7)))
+        (held,), _ = self.after_lease({"GPU-a": Usage(GIB, (GpuProcess(1),))}, {"GPU-a": after}, patience=0.0)
+        self.assertEqual(
+            str(held),
+            "device a still had 2.0 GiB more in use than before, held by pid 4194311 (not a process that can be seen "
+            "from here), 0 s after its test had ended",
+        )
+
+    def test_only_the_device_that_is_held(self):
+        before, after = {"GPU-a": 0, "GPU-b": 0}, {"GPU-a": 0, "GPU-b": GIB}
+        (held,), _ = self.after_lease(before, after, patience=0.0, names=("a", "b"))
+        self.assertEqual(held.name, "b")
+
+    def test_nvml_fails_in_between(self):
+        self.assertEqual(self.after_lease({"GPU-a": 0}, NvmlError("gone")), ((), 2))
+        self.assertEqual(self.warnings, ["device memory is not checked any more between tests: gone"])
+
+    def test_without_nvml(self):
+        memory, found = MemoryReturn(self.loop), []
+        memory.leased(("a",))
+        memory.when_back(("a",), found.append)
+        self.assertEqual((found, memory.is_waiting), ([()], False))
+
+    def test_the_end_of_a_run_waits_for_nothing(self):
+        memory, found = MemoryReturn(self.loop, FakeNvml({"GPU-a": 0}, {"GPU-a": GIB}), {"a": "GPU-a"}), []
+        memory.leased(("a",))
+        memory.when_back(("a",), found.append)
+        self.assertTrue(memory.is_waiting)
+        memory.give_up()
+        self.assertEqual((found, memory.is_waiting), ([()], False))
+
+    def test_the_last_of_several_units_on_a_device_counts(self):
+        nvml = FakeNvml({"GPU-a": 0}, {"GPU-a": GIB})
+        memory, found = MemoryReturn(self.loop, nvml, {"a": "GPU-a"}, patience=0.0), []
+        memory.leased(("a",))
+        memory.leased(("a",))
+        self.assertEqual(nvml.asked, 1)
+        memory.when_back(("a",), found.append)
+        self.assertEqual((found, nvml.asked), ([()], 1))
+        memory.when_back(("a",), found.append)
+        while memory.is_waiting:
+            self.loop.step()
+        self.assertEqual(len(found[1]), 1)
+
+    def test_a_device_that_does_not_answer(self):
+        lost = Usage(None, trouble="GPU is lost")
+        self.assertEqual(why_held(Usage(GIB), lost), "did not answer (GPU is lost)")
+        self.assertIsNone(why_held(lost, lost))
+        self.assertIsNone(why_held(lost, Usage(GIB)))
+
+    def test_processes_are_named(self):
+        self.assertRegex(describe_process(os.getpid()), rf"^pid {os.getpid()} \(.*python")
+
+    def test_uuids_as_nvml_gives_them(self):
+        known = ("GPU-8932f937-d72c-4106-c12f-20bd9faed9f6", "MIG-aaaaaaaa-0000", "GPU-11111111-2222")
+        for identities, name, expected in (
+            ({"0": "8932f937-d72c-4106-c12f-20bd9faed9f6"}, "0", known[0]),
+            ({}, "GPU-8932f937", known[0]),
+            ({}, "MIG-aaaaaaaa-0000", known[1]),
+            ({}, "0", None),
+            ({}, "GPU-", None),
+        ):
+            self.assertEqual(uuids_for(identities, [name], known).get(name), expected, (identities, name))
+
+
+class OutcomeTest(unittest.TestCase):
+    def test_the_last_result_says_it(self):
+        first, last = (Attempt(make_test(name), TestOutcome.PASSED) for name in ("test_a", "test_b"))
+        held = [HeldDevice("0", "still had 1.0 GiB more")]
+        changed = with_held([first, last], held)
+        self.assertEqual([one.outcome for one in changed], [TestOutcome.PASSED, TestOutcome.LEAKED])
+        self.assertEqual(changed[1].message, "device 0 still had 1.0 GiB more; it is not used again in this run")
+        failed = Attempt(make_test("test_c"), TestOutcome.CRASHED, "it crashed")
+        (changed,) = with_held([failed], held)
+        self.assertEqual(changed.outcome, TestOutcome.CRASHED)
+        self.assertRegex(changed.message, "^it crashed\n\ndevice 0 still had")
+        self.assertEqual(with_held([first], []), [first])
+        self.assertEqual(with_held([], held), [])
+
+
+TESTS = """
+    import unittest
+    from torch_testing_ext.common_distributed import skip_if_lt_x_gpu
+    class T(unittest.TestCase):
+        def test_first(self):
+            pass
+        def test_other(self):
+            pass
+        def test_wide(self):
+            pass
+    for name, devices in (("test_first", 1), ("test_other", 1), ("test_wide", 2)):
+        getattr(T, name)._min_gpus_required = devices
+"""
+
+
+class QuarantineTest(unittest.TestCase):
+    def test_the_run_goes_on_with_the_other_devices(self):
+        project = Project()
+        self.addCleanup(project.close)
+        file = project.write(TESTS)
+        inventory = Inventory(("0", "1"), fake=True)
+        tests = sorted(project.zygote.discover([file], 2).tests, key=lambda test: test.id)
+        planned = plan(tests, inventory, lambda test: None)
+        self.assertEqual([unit.devices for unit in planned.units], [1, 1, 2])
+        recorder = EventRecorder()
+        options = Options(jobs=1, timeout=60.0)
+        # The unit with two devices starts last: otherwise it would be over before a device is held.
+        queue = Queue(planned.units, 2, 1, priority=lambda unit: unit.number)
+        leases = Leases(inventory.names, 1)
+        free = {"GPU-0": 0, "GPU-1": 0}
+        taken = {"GPU-0": 2 * GIB, "GPU-1": 0}
+        nvml = FakeNvml(free, free, taken)
+        memory = MemoryReturn(project.zygote.loop, nvml, {"0": "GPU-0", "1": "GPU-1"}, patience=0.0)
+        engine = Engine(project.zygote, options, inventory, leases, queue, recorder, memory=memory)
+        summary = engine.run(planned)
+        outcomes = {one.test.id.method: one.outcome for one in summary.finished}
+        self.assertEqual(
+            outcomes,
+            {"test_first": TestOutcome.LEAKED, "test_other": TestOutcome.PASSED, "test_wide": TestOutcome.ERROR},
+        )
+        messages = {one.test.id.method: one.last.message for one in summary.finished}
+        self.assertRegex(messages["test_first"], "^device 0 still had 2.0 GiB more")
+        self.assertRegex(messages["test_wide"], "^it was not run: too few devices are left: device 0 still had")
+        warned = [event.text for event in recorder.of(events.Warned)]
+        self.assertEqual(len(warned), 1)
+        self.assertRegex(warned[0], "device 0 .* is not used again in this run")
+        self.assertEqual(list(summary.warnings), warned)
+        self.assertEqual(leases.free_devices, 1)
+
+
+class PeakTest(unittest.TestCase):
+    """The most device memory of a test."""
+
+    def test_the_sum_of_the_ranks_on_the_fullest_device(self):
+        self.assertEqual(
+            device_memory.highest([((0, 5, 10),), ((0, 6, 20), (1, 1, 25)), ()]), device_memory.DevicePeak(11, 30, 2)
+        )
+        self.assertIsNone(device_memory.highest([]))
+
+    def test_what_ranks_have_said_belongs_to_one_test(self):
+        report = launch.RankReport(0, launch.RankEnding.PASSED, memory=((0, 5, 10),))
+        device_memory.forget()
+        device_memory.note([report, report])
+        self.assertEqual(device_memory.take(), device_memory.DevicePeak(10, 20, 2))
+        self.assertIsNone(device_memory.take())
+        device_memory.note([report])
+        device_memory.forget()
+        self.assertIsNone(device_memory.take())
+
+    def test_in_words(self):
+        attempt = Attempt(
+            make_test("test_x"), TestOutcome.PASSED, lease=Lease(("0",)), memory=DeviceMemory(GIB, 3 * GIB // 2, 2)
+        )
+        self.assertEqual(text.memory(attempt), "1.5 GiB of device memory")
+
+
+PEAKS = """
+    from torch_testing_ext import _torch
+    from torch_testing_ext.common_distributed import MultiProcContinuousTest, MultiProcessTestCase
+
+    _torch.peak_memory = lambda: {0: (2**29, 2**30)}
+
+    class Fresh(MultiProcessTestCase):
+        world_size = 2
+        def setUp(self):
+            super().setUp()
+            self._spawn_processes()
+        def test_fresh(self):
+            pass
+
+    class Persistent(MultiProcContinuousTest):
+        world_size = 2
+        @classmethod
+        def backend_str(cls):
+            return "gloo"
+        def test_one(self):
+            pass
+        def test_two(self):
+            pass
+"""
+
+
+class PeakInReportsTest(unittest.TestCase):
+    """Ranks that say how much memory they have had: here a made-up amount, on a GPU what torch says."""
+
+    def test_ranks_say_it(self):
+        project = Project()
+        self.addCleanup(project.close)
+        run = project.run(project.write(PEAKS))
+        # Of each rank, and of the test's own process.
+        expected = DeviceMemory(3 * 2**29, 3 * GIB, 3)
+        for name in ("test_fresh", "test_one", "test_two"):
+            self.assertEqual((run.outcomes[name], run[name].memory), ("passed", expected), run[name].message)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,76 @@
+"""Ranks that share accelerators, as the user has asked: the device, the backend and the memory of each.
+
+All of this happens when a rank first uses CUDA: a test on the CPU never touches a device. See `_machine/sharing.py`.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from torch_testing_ext import _torch
+from torch_testing_ext._machine import accelerators, sharing
+from torch_testing_ext._marks.needs import TEST_SKIPS, Skipped, TestSkip
+
+__rank_frame__ = True
+
+
+def are_shared(world_size: int) -> bool:
+    """Do ranks share devices, where there are this many of them? Only if the user lets them."""
+    return sharing.ranks_per_device() > 1 and 0 < accelerators.device_count() < world_size
+
+
+def backend() -> str:
+    """Return the backend of ranks that share CUDA devices."""
+    return sharing.shared_backend(_torch.nccl_version(), torch.version.hip is not None)
+
+
+def backend_of(kind: str, world_size: int) -> str:
+    """Return the default backend for devices of this kind, also if the ranks share them."""
+    if kind == "cuda" and are_shared(world_size):
+        return backend()
+    return str(dist.get_default_backend_for_device(kind))
+
+
+def check_backend(name: str, world_size: int) -> None:
+    """Skip a test that names NCCL itself, where its ranks share devices and NCCL does not allow that."""
+    if "nccl" in name and are_shared(world_size) and backend() != "nccl":
+        version = ".".join(map(str, _torch.nccl_version())) or "of this torch"
+        why = f"NCCL {version} does not let {world_size} ranks share {accelerators.device_count()} GPU(s)"
+        raise Skipped(TestSkip(TEST_SKIPS["generic"].exit_code, why))
+
+
+def begin(rank: int, world_size: int) -> None:
+    """In a new rank: prepare for devices that it shares with other ranks, or with other tests."""
+    budget = sharing.device_memory()
+    shared = are_shared(world_size)
+    if (not shared and budget is None) or accelerators.accelerator_type() != "cuda":
+        return
+    devices = accelerators.device_count()
+    ranks = sharing.ranks_on_device(rank, world_size, devices)
+    if shared:
+        _share(devices, ranks)
+    own = sharing.device_of(rank, devices)
+
+    def at_first_use() -> None:
+        if shared:
+            torch.cuda.set_device(own)
+        total = torch.cuda.get_device_properties(own).total_memory
+        torch.cuda.set_per_process_memory_fraction(sharing.fraction_for(total, ranks, budget), own)
+
+    _torch.when_cuda_is_first_used(at_first_use)
+
+
+def _share(devices: int, ranks: int) -> None:
+    """`ranks`: how many of them use the device of this one."""
+    chosen = backend()
+    if chosen == "nccl":
+        os.environ["NCCL_MULTI_RANK_GPU_ENABLE"] = "1"
+        os.environ.setdefault("NCCL_MAX_CTAS", str(sharing.blocks_for(ranks)))
+    else:
+        names: Any = dist.Backend.default_device_backend_map
+        names["cuda"] = chosen  # for groups whose backend is left to torch
+    _torch.fold_device_numbers(devices)

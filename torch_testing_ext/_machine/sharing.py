@@ -1,0 +1,97 @@
+"""How ranks share accelerators, where a test has more ranks than there are devices. Pure, but for two variables.
+
+Nothing is shared unless the user asks: by run_test.py --ranks-per-gpu, or by TORCH_TESTING_EXT_RANKS_PER_GPU.
+"""
+
+from __future__ import annotations
+
+import os
+
+RANKS_PER_GPU = "TORCH_TESTING_EXT_RANKS_PER_GPU"
+# Set by run_test.py --gpu-sharing: the bytes of each device that the test may use, as other tests use the rest.
+DEVICE_MEMORY = "TORCH_TESTING_EXT_DEVICE_MEMORY"
+
+# From this version on, NCCL lets several ranks of a communicator use one device, if it is told to.
+NCCL_SHARES_SINCE = (2, 30)
+# A context of CUDA, the kernels of torch and the buffers of NCCL, which torch's allocator knows nothing of.
+CONTEXT = 600 * 2**20
+# A rank with less memory than this for its tensors is of no use.
+LEAST = 256 * 2**20
+# The thread blocks that the collectives of all ranks of a device may occupy together: NCCL hangs if they do not fit.
+BLOCKS = 32
+
+
+def ranks_per_device() -> int:
+    """Return how many ranks may share an accelerator; 1 unless the user has asked for more."""
+    text = os.environ.get(RANKS_PER_GPU) or "1"
+    if not text.isdecimal() or int(text) < 1:
+        raise ValueError(f"{RANKS_PER_GPU}={text!r} is not a number of ranks: 1, 2, 3 ...")
+    return int(text)
+
+
+def device_memory() -> int | None:
+    """Return the bytes of each device that this test may use; None for all of them."""
+    text = os.environ.get(DEVICE_MEMORY, "")
+    return int(text) if text.isdecimal() else None
+
+
+def device_of(rank: int, devices: int) -> int:
+    """Return the number of the device that a rank uses: its own, or the one that it shares."""
+    return rank % devices
+
+
+def ranks_on_device(rank: int, world_size: int, devices: int) -> int:
+    """Return how many of the ranks use the device of this rank."""
+    return len(range(device_of(rank, devices), world_size, devices))
+
+
+def fraction_for(total: int, ranks: int, budget: int | None = None) -> float:
+    """Return the part of a device's memory that torch's allocator may take in one of the ranks on it.
+
+    `budget`: the bytes that all of these ranks may use together, if other tests use the rest.
+    """
+    each = (total if budget is None else min(budget, total)) // ranks
+    return max(each - CONTEXT, LEAST) / total
+
+
+def why_too_many(ranks: int, total: int, device: str) -> str | None:
+    """Say why a device with `total` bytes is too small for so many ranks; None if it is not."""
+    each = total // ranks
+    if each >= CONTEXT + LEAST:
+        return None
+    most = max(1, total // (CONTEXT + LEAST))
+    return (
+        f"{ranks} ranks on one GPU would have {in_words(each)} each of the {in_words(total)} of device {device}, and a "
+        f"rank needs {in_words(CONTEXT + LEAST)} before it has a tensor: at most {most}"
+    )
+
+
+def shared_backend(nccl: tuple[int, ...], hip: bool) -> str:
+    """Return the backend of ranks that share a device. `nccl`: NCCL's version, () without NCCL."""
+    return "nccl" if not hip and nccl[:2] >= NCCL_SHARES_SINCE else "gloo"
+
+
+def blocks_for(ranks: int) -> int:
+    """Return how many thread blocks a collective of NCCL may have in each of the ranks on a device."""
+    return max(1, BLOCKS // ranks)
+
+
+_UNITS = {"kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
+
+
+def read_bytes(text: str) -> int:
+    """Convert an amount of memory such as "20 GB", "512MiB" or "1.5 GiB" to bytes."""
+    number = text.strip().lower()
+    unit = next((name for name in sorted(_UNITS, key=len, reverse=True) if number.endswith(name)), "")
+    try:
+        found = float(number.removesuffix(unit)) if unit else 0.0
+    except ValueError:
+        found = 0.0
+    if not 0 < found < 2**20:
+        raise ValueError(f"{text!r} is not an amount of memory: write a number and a unit, such as 20 GB or 512 MiB")
+    return int(found * _UNITS[unit])
+
+
+def in_words(amount: int) -> str:
+    """An amount of memory with a sensible unit, such as `79.6 GiB`."""
+    return f"{amount / 2**30:.1f} GiB" if amount >= 2**30 else f"{amount / 2**20:.0f} MiB"

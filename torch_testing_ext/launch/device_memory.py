@@ -1,0 +1,75 @@
+"""The most device memory that the ranks of a test have had: each rank's own account says it.
+
+The process that runs tests adds up what the ranks of one test say, and takes the sum when the test has ended.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+
+from .report import RankReport
+
+Peaks = tuple[tuple[int, int, int], ...]  # of each device: its number, bytes in tensors, bytes that torch has reserved
+
+
+@dataclass(frozen=True)
+class DevicePeak:
+    """The most memory that one test has had on one device; of several devices, on the one where that was most."""
+
+    allocated: int  # bytes in tensors
+    reserved: int  # bytes that torch's allocator held
+    processes: int = 1  # on that device
+
+
+def of_this_process() -> Peaks:
+    """What this process has had so far, if it has used CUDA."""
+    torch = sys.modules.get("torch_testing_ext._torch")
+    with suppress(Exception):  # a figure for a report: nothing depends on it
+        if torch is not None:
+            return tuple((device, *peak) for device, peak in torch.peak_memory().items())
+    return ()
+
+
+def forget_that_of_this_process() -> None:
+    """Let `of_this_process` start again: another test begins."""
+    torch = sys.modules.get("torch_testing_ext._torch")
+    with suppress(Exception):
+        if torch is not None:
+            torch.forget_peak_memory()
+
+
+_noted: list[Peaks] = []
+
+
+def note(reports: Iterable[RankReport]) -> None:
+    """Note what the ranks of a test say."""
+    _noted.extend(report.memory for report in reports if report.memory)
+
+
+def forget() -> None:
+    """A test begins."""
+    _noted.clear()
+    forget_that_of_this_process()
+
+
+def take() -> DevicePeak | None:
+    """The sum over the ranks since the last test began, and this process; None if none has used a device."""
+    found = highest([*_noted, of_this_process()])
+    _noted.clear()
+    return found
+
+
+def highest(peaks: Iterable[Peaks]) -> DevicePeak | None:
+    """The sum of several processes, on the device where it is largest."""
+    by_device: dict[int, list[tuple[int, int]]] = {}
+    for one in peaks:
+        for device, allocated, reserved in one:
+            by_device.setdefault(device, []).append((allocated, reserved))
+    sums = [
+        DevicePeak(sum(one[0] for one in found), sum(one[1] for one in found), len(found))
+        for found in by_device.values()
+    ]
+    return max(sums, key=lambda peak: peak.reserved, default=None)

@@ -1,0 +1,63 @@
+"""Failures that other tests may have caused: such a test runs again, once, undisturbed, whatever --retries says."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+
+from ..model import Attempt, Test, TestId
+from ..scheduling.leases import Leases
+from ..scheduling.node_leases import NodeLeases
+from ..selection.ports import is_collision, ports_in_use
+
+_OUT_OF_MEMORY = re.compile(
+    r"out of memory|OutOfMemoryError|CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED", re.I
+)
+
+
+class Undisturbed:
+    """Which tests run again while no other test disturbs them."""
+
+    def __init__(self, leases: Leases | NodeLeases, warn: Callable[[str], object]):
+        self._leases = leases
+        self._warn = warn
+        self._collided: set[tuple[TestId, int]] = set()  # tests that found a port in use
+        self._crowded: set[tuple[TestId, int]] = set()  # tests that lacked memory on a shared GPU
+
+    def must_be_alone(self, tests: Iterable[Test], repetition: int) -> bool:
+        return any((test.id, repetition) in self._collided for test in tests)
+
+    def must_have_whole_devices(self, tests: Iterable[Test], repetition: int) -> bool:
+        return any((test.id, repetition) in self._crowded for test in tests)
+
+    def wants_again(self, attempt: Attempt) -> bool:
+        """Whether another test may have caused this failure, for the first time."""
+        return self._is_first_collision(attempt) or self._is_first_lack_of_memory(attempt)
+
+    def _is_first_collision(self, attempt: Attempt) -> bool:
+        key = attempt.test.id, attempt.repetition
+        if key in self._collided or not is_collision(attempt):
+            return False
+        self._collided.add(key)
+        ports = ports_in_use(attempt)
+        self._leases.learn_ports(attempt.test.id.file, ports)
+        which = f"port {', '.join(map(str, sorted(ports)))}" if ports else "a port"
+        self._warn(
+            f"{attempt.test.id}: {which} was in use (EADDRINUSE); the test runs again while no other runs, and further "
+            "tests of its file run one after the other"
+        )
+        return True
+
+    def _is_first_lack_of_memory(self, attempt: Attempt) -> bool:
+        key = attempt.test.id, attempt.repetition
+        if attempt.lease.memory is None or key in self._crowded or not lacked_memory(attempt):
+            return False
+        self._crowded.add(key)
+        self._warn(f"{attempt.test.id}: it ran out of memory on a GPU that it shared; it runs again with a whole GPU")
+        return True
+
+
+def lacked_memory(attempt: Attempt) -> bool:
+    """Does a failure say that the device had too little memory?"""
+    texts = (attempt.message, attempt.output, *(rank.output for rank in attempt.ranks))
+    return any(_OUT_OF_MEMORY.search(text) for text in texts)
