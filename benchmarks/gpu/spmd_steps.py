@@ -27,7 +27,7 @@ PEERS = {"replicate": "DDP eager", "fully_shard": "FSDP2 eager"}
 
 def measure(c: Any, backend: str) -> None:
     """All of it, for "fx" or "inductor"."""
-    for world in (1, 2) if c.on_gpu else (1,):
+    for world in (1, 2):
         group, devices, why = group_for(world)
         where = f"{world} rank{'s' if world > 1 else ''}"
         c.note(f"{where} on {devices} GPU{'s' if devices != 1 else ''} over {group}{why}")

@@ -9,7 +9,3 @@ def check(c):
     import spmd_steps
 
     spmd_steps.measure(c, "fx")
-
-
-def on_cpu(c):
-    check(c)
