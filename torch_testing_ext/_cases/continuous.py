@@ -26,14 +26,14 @@ import torch.distributed as dist
 from torch_testing_ext import _torch, launch
 from torch_testing_ext._asserts import expectations
 from torch_testing_ext._machine import accelerators, seeds, sharing
+from torch_testing_ext._machine.backends import uses_nccl
 from torch_testing_ext._machine.seeds import set_rng_seed
 from torch_testing_ext._marks.needs import Skipped, most_needed
 from torch_testing_ext._marks.sanitizing import kinds_on
-from torch_testing_ext._process import system
 from torch_testing_ext._sanitizer.kinds import SanitizeKind
 from torch_testing_ext.launch import device_memory, settings
 
-from . import global_state, group_creation, launched_ranks
+from . import global_state, group_creation, launched_ranks, rank_environment
 from .global_state import GlobalStateWarning
 from .rank_process import RankProcess, leave_process_group, prepare_rank
 from .ranked import (
@@ -56,7 +56,6 @@ __rank_frame__ = True  # and out of the tracebacks of ranks
 _FileStore: Any = dist.FileStore  # type: ignore[attr-defined, unused-ignore]  # from C++
 
 UNSET = -2
-_NCCL = ("nccl", "nccl2", "nccl-lazy")
 PATIENCE_TO_LEAVE = 10.0  # seconds for idle ranks to exit
 
 
@@ -190,12 +189,15 @@ class MultiProcContinuousTest(RankedTestCase):
         cls.rdvz_file = str(directory / "store")
         say_if_nothing_is_recorded()
         chosen = settings.read()
+        lease = rank_environment.leased(world_size, keep=True)
+        addresses = lease.__enter__()
+        cls.addClassCleanup(lease.__exit__, None, None, None)
         job = launch.Job(
             body=launch.Named.of(_run_rank),
             subject=launch.Named.of(cls),
             world_size=world_size,
             directory=directory,
-            context=launch.ProcessContext.here(system.for_gloo()),
+            context=launch.ProcessContext.here(addresses),
             arguments={
                 "world_size": world_size,
                 "directory": directory,
@@ -239,7 +241,7 @@ class MultiProcContinuousTest(RankedTestCase):
     @classmethod
     def _let_ranks_share_devices(cls, world_size: int) -> None:
         """NCCL refuses several ranks on a device unless told otherwise; a class may have them and skip in its tests."""
-        if cls._backend() in _NCCL and world_size > torch.accelerator.device_count():
+        if uses_nccl(cls._backend()) and world_size > torch.accelerator.device_count():
             os.environ["NCCL_MULTI_RANK_GPU_ENABLE"] = "1"
 
     @classmethod
@@ -395,6 +397,7 @@ def _run_rank(
 ) -> None:
     """The body of a rank's process."""
     seeds.SEED = seed  # a new interpreter has not seen --seed
+    rank_environment.become(rank)
     prepare_rank(rank, world_size, patient)
     group_creation.announce(directory, rank, bool(cls.fast_exit))
     cls.rank, cls.world_size = rank, world_size

@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from torch_testing_ext import _torch
 from torch_testing_ext._machine import accelerators, environment, sharing
+from torch_testing_ext._machine.backends import need_accelerators
 
 from . import shared_devices
 from .multi_process import MultiProcessTestCase
@@ -46,7 +47,7 @@ class DistributedTestBase(MultiProcessTestCase):
             shared_devices.check_backend(backend, int(world_size))
         backend = backend or self.backend(device)
         on_shared = "cuda" in device and shared_devices.are_shared(int(world_size))
-        if "nccl" in backend or "xccl" in backend or on_shared:  # also in "cpu:gloo,cuda:nccl"
+        if need_accelerators(backend) or on_shared:
             self._take_device()
         store = _FileStore(self.file_name, world_size)
         dist.init_process_group(backend=backend, world_size=world_size, rank=self.rank, store=store)

@@ -28,10 +28,9 @@ from torch_testing_ext._asserts import expectations
 from torch_testing_ext._machine import seeds
 from torch_testing_ext._machine.seeds import set_rng_seed
 from torch_testing_ext._marks.needs import TEST_SKIPS, Skipped, TestSkip
-from torch_testing_ext._process import system
 from torch_testing_ext.launch import settings
 
-from . import foreign_ranks, group_creation, invocation, launched_ranks, rank_process, ranked
+from . import foreign_ranks, group_creation, invocation, launched_ranks, rank_environment, rank_process, ranked
 from .rank_process import PipeFromRank, RankProcess, UnstartedRank, leave_process_group, prepare_rank
 from .ranked import (
     PARENT,
@@ -168,12 +167,15 @@ class MultiProcessTestCase(RankedTestCase):
     def _start_ranks(self, world_size: int, directory: Path, environ: dict[str, str] | None = None) -> None:
         say_if_nothing_is_recorded()
         chosen = settings.read()
+        lease = rank_environment.leased(world_size, keep=True)
+        addresses = lease.__enter__()
+        self.addCleanup(lease.__exit__, None, None, None)
         job = launch.Job(
             body=launch.Named.of(_run_rank),
             subject=launch.Named.of(type(self)),
             world_size=world_size,
             directory=directory,
-            context=launch.ProcessContext.here({**system.for_gloo(), **(environ or {})}),
+            context=launch.ProcessContext.here({**addresses, **(environ or {})}),
             arguments={
                 "test_name": self._current_test_name(),
                 "file_name": self.file_name,
@@ -386,6 +388,7 @@ def _run_rank(
     The parent passes everything that it can find out itself: in a forked rank, every look-up copies memory pages.
     """
     seeds.SEED = seed  # a new interpreter has not seen --seed
+    rank_environment.become(rank)
     prepare_rank(rank, world_size, patient)
     group_creation.announce(directory, rank, bool(cls.fast_exit))
     pipe = rank_process.begin_rank(account, cls._overrides("_run", "run_test"))

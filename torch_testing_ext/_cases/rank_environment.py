@@ -3,8 +3,33 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
+from torch_testing_ext._machine.ports import leased_port
 from torch_testing_ext._process import system
+from torch_testing_ext.launch.launchers import SET_BY_US
+from torch_testing_ext.launch.ras import ADDRESS
+
+# What this process was started with. A test that needs another port sets it before its ranks start.
+_INHERITED_PORT = os.environ.get("MASTER_PORT")
+
+
+@contextmanager
+def leased(world_size: int, keep: bool = False) -> Iterator[dict[str, str]]:
+    """Those that are the same in all ranks of a test. Their ports belong to nobody else while the `with` lasts.
+
+    `keep`: leave a MASTER_PORT that the test has set before its ranks start.
+    """
+    with leased_port() as port:
+        environ = common(world_size, port)
+        if keep and (chosen := os.environ.get("MASTER_PORT")) not in (None, _INHERITED_PORT):
+            environ |= {"MASTER_PORT": chosen or "", "MASTER_ADDR": os.environ.get("MASTER_ADDR", "127.0.0.1")}
+        if ADDRESS in os.environ:
+            yield environ
+            return
+        with leased_port() as ras:
+            yield {**environ, ADDRESS: f"localhost:{ras}"}
 
 
 def common(world_size: int, port: int) -> dict[str, str]:
@@ -19,3 +44,4 @@ def common(world_size: int, port: int) -> dict[str, str]:
 def become(rank: int) -> None:
     """In a rank: set those that are its own."""
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank))
+    os.environ[SET_BY_US] = f"{rank}:{os.environ.get('MASTER_PORT', '')}"

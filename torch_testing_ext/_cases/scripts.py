@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 from torch_testing_ext import _torch, launch
-from torch_testing_ext._machine import ports
 from torch_testing_ext._process import shell, system
 from torch_testing_ext._process.exits import describe_exit
 from torch_testing_ext._process.logs import cut_middle
@@ -72,8 +71,8 @@ def run_script(
         ranked.say_if_nothing_is_recorded()
         directory = launch.new_directory(script.name)
     try:
-        with ports.leased_port() as port:
-            run = _start(script, words, size, env or {}, directory, port, chosen)
+        with rank_environment.leased(size) as addresses:
+            run = _start(script, words, size, env or {}, directory, addresses, chosen)
             limit = None if chosen.debug_rank is not None else timeout or ranked.TIMEOUT_DEFAULT
             result = launch.watch(run, limit, launch.Expected())
         verdict = result.verdict(launch.Case(script.name, file=str(script)))
@@ -99,12 +98,12 @@ def _start(
     size: int,
     env: Mapping[str, str],
     directory: Path,
-    port: int,
+    addresses: dict[str, str],
     chosen: settings.Settings,
 ) -> launch.Run:
     __tracebackhide__ = True
     body = launch.Named.of(_run)
-    environ = {**os.environ, **rank_environment.common(size, port), **env}
+    environ = {**os.environ, **addresses, **env}
     job = launch.Job(
         body=body,
         subject=body,

@@ -12,6 +12,7 @@ from torch.distributed import rpc
 
 from torch_testing_ext import _torch
 from torch_testing_ext._machine import accelerators, sharing
+from torch_testing_ext._machine.backends import uses_nccl
 from torch_testing_ext._marks.needs import Skipped, too_few_devices
 from torch_testing_ext._marks.platforms import tp_transports
 
@@ -102,4 +103,5 @@ def _is_usable(backend: str, ranks: int) -> bool:
     kind = accelerators.accelerator_type()
     if kind is None or accelerators.most_ranks() < ranks:
         return False
-    return shared_devices.backend_of(kind, ranks) == backend
+    usual = shared_devices.backend_of(kind, ranks)
+    return usual == backend or (usual == "nccl" and uses_nccl(backend))

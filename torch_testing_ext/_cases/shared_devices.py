@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from torch_testing_ext import _torch
 from torch_testing_ext._machine import accelerators, sharing
+from torch_testing_ext._machine.backends import uses_nccl
 from torch_testing_ext._marks.needs import TEST_SKIPS, Skipped, TestSkip
 
 __rank_frame__ = True
@@ -37,7 +38,7 @@ def backend_of(kind: str, world_size: int) -> str:
 
 def check_backend(name: str, world_size: int) -> None:
     """Skip a test that names NCCL itself, where its ranks share devices and NCCL does not allow that."""
-    if "nccl" in name and are_shared(world_size) and backend() != "nccl":
+    if uses_nccl(name) and are_shared(world_size) and backend() != "nccl":
         version = ".".join(map(str, _torch.nccl_version())) or "of this torch"
         why = f"NCCL {version} does not let {world_size} ranks share {accelerators.device_count()} GPU(s)"
         raise Skipped(TestSkip(TEST_SKIPS["generic"].exit_code, why))

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from torch_testing_ext import _torch, launch
-from torch_testing_ext._machine import ports
 from torch_testing_ext._marks.collectives import may_differ
 from torch_testing_ext._marks.sanitizing import kinds_on
 from torch_testing_ext.launch import settings
@@ -57,10 +56,10 @@ def run_in_ranks(
         checks = ranked.sanitize_with(sanitize)
         directory = launch.new_directory(case.name)
     try:
-        with ports.leased_port() as port:
+        with rank_environment.leased(size) as addresses:
             _call = function, args
             try:
-                run, is_own = _start(function, args, size, directory, port, chosen, checks)
+                run, is_own = _start(function, args, size, directory, addresses, chosen, checks)
             finally:
                 _call = None
             try:
@@ -87,7 +86,7 @@ def _start(
     args: tuple[Any, ...],
     size: int,
     directory: Path,
-    port: int,
+    addresses: dict[str, str],
     chosen: settings.Settings,
     sanitize: Sanitize,
 ) -> tuple[launch.Run, bool]:
@@ -100,7 +99,7 @@ def _start(
         subject=body,
         world_size=size,
         directory=directory,
-        context=launch.ProcessContext.here(rank_environment.common(size, port)),
+        context=launch.ProcessContext.here(addresses),
         arguments={"call": None, "world_size": size, "directory": directory, "patient": patient},
         stream=chosen.stream,
         debug_rank=chosen.debug_rank,

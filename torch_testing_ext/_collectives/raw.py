@@ -5,6 +5,7 @@ The parent reads them. Ranks that agree are compared as they are; only of ranks 
 
 from __future__ import annotations
 
+import heapq
 import pickle
 from bisect import bisect
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +20,7 @@ _DECORATORS = "/typing_extensions.py"
 
 # What is kept of an entry besides its group, the line of its call and whether it raised.
 _KEPT = (
-    *("record_id", "process_group", "collective_seq_id", "profiling_name", "retired", "timeout_ms", "is_p2p"),
+    *("record_id", "process_group", "collective_seq_id", "profiling_name", "retired", "state", "timeout_ms", "is_p2p"),
     *("input_sizes", "input_dtypes", "output_sizes", "output_dtypes"),
 )
 
@@ -52,20 +53,25 @@ class RawRecord:
             self.is_whole = self.is_whole and (not times or times[-1] < made)  # else the clock was set back
             times.append(made)
             numbers.append(number)
-        self._entries: list[Mapping[str, Any]] = []
-        self._numbers: list[int | None] = []
+        recorded: list[list[tuple[Mapping[str, Any], int | None]]] = []
         for first, dump in dumps:
             found: list[Mapping[str, Any]] = pickle.loads(dump).get("entries", []) if dump else []
             self.is_whole = self.is_whole and (not found or int(found[0]["record_id"]) <= first)
             counting = [entry for entry in found if entry["record_id"] >= first]
-            self._entries += counting
-            self._numbers += self._groups_of(counting)
+            if counting:
+                recorded.append(list(zip(counting, self._groups_of(counting), strict=True)))
+        merged = _merged(recorded)
+        self._entries = [entry for entry, _ in merged]
+        self._numbers = [number for _, number in merged]
         p2p = sequences is None or self._has_gaps(sequences)
         self._state = replace(RankState.from_json(state), p2p=p2p) if state else None
 
     def _has_gaps(self, sequences: Mapping[str, tuple[int, int]]) -> bool:
         """May the rank have sent or received after its last collective? That uses up a number, and is not recorded."""
-        latest = {str(entry["process_group"][0]): entry["collective_seq_id"] for entry in self._entries}
+        latest: dict[str, int] = {}
+        for entry in self._entries:
+            name = str(entry["process_group"][0])
+            latest[name] = max(latest.get(name, 0), entry["collective_seq_id"])
         return any(number != latest.get(name, before) for name, (number, before) in sequences.items())
 
     def _groups_of(self, entries: Sequence[Mapping[str, Any]]) -> list[int | None]:
@@ -117,6 +123,16 @@ class RawRecord:
             if not name.startswith((self._folder, "<")) and not name.endswith(_DECORATORS):
                 return frame["filename"], frame["line"], frame["name"]
         return None
+
+
+def _merged(
+    recorded: list[list[tuple[Mapping[str, Any], int | None]]],
+) -> list[tuple[Mapping[str, Any], int | None]]:
+    """The entries of all recorders by their time, numbered anew: each recorder counts its own."""
+    if len(recorded) < 2:
+        return recorded[0] if recorded else []
+    merged = heapq.merge(*recorded, key=lambda one: int(one[0]["time_created_ns"]))
+    return [({**entry, "record_id": at}, number) for at, (entry, number) in enumerate(merged)]
 
 
 def keys_of(groups: Sequence[GroupRecord]) -> list[GroupKey]:

@@ -310,14 +310,23 @@ def _call(entry: Mapping[str, Any], place: int) -> Call:
         shapes=tuple(shapes),
         inputs=tuple(inputs),
         agreement=agreement(entry),
-        is_over=bool(entry.get("retired")),
+        is_over=bool(entry.get("retired")) and not _only_issued(entry),
         timeout=timeout / 1000 if timeout else math.inf,
         site=Site(*site) if site else None,
         raised=bool(entry.get("raised")),
         details=tuple(entry.get("details", ())),
         exchange=_frozen(entry["exchange"]) if "exchange" in entry else None,
-        tells_end="retired" in entry,
+        tells_end="retired" in entry and not _only_issued(entry),
     )
+
+
+def _only_issued(entry: Mapping[str, Any]) -> bool:
+    """Does the recorder give the call up when it is issued? It does for a backend that does not tell when it is over.
+
+    gloo retires a call at its end, and calls it scheduled all the same.
+    """
+    backend, _ = _backend_and_kind(entry)
+    return backend != "gloo" and bool(entry.get("retired")) and entry.get("state") == "scheduled"
 
 
 def _dtype(name: str) -> str:

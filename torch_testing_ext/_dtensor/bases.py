@@ -20,7 +20,8 @@ from torch_testing_ext._cases.multi_process import MultiProcessTestCase
 from torch_testing_ext._cases.multi_threaded import MultiThreadedTestCase
 from torch_testing_ext._cases.ranked import checked_world_size
 from torch_testing_ext._machine import accelerators, sharing
-from torch_testing_ext._marks.distributed import ACCELERATOR_DIST_BACKENDS, skip_if_lt_x_gpu
+from torch_testing_ext._machine.backends import names_in, need_accelerators
+from torch_testing_ext._marks.distributed import skip_if_lt_x_gpu
 from torch_testing_ext._marks.needs import Skipped, too_few_devices
 
 from .devices_used import device_type, device_type_for, num_devices
@@ -149,7 +150,7 @@ class DTensorTestBase(DTensorTestMixin, MultiProcessTestCase):
         backend = backend or self.backend
         _check_known(backend)
         on_shared = self.device_type != "cpu" and shared_devices.are_shared(int(self.world_size))
-        device_id = self._select_device(eager_init) if on_shared or _needs_accelerator(backend) else None
+        device_id = self._select_device(eager_init) if on_shared or need_accelerators(backend) else None
         dist.init_process_group(
             backend=backend,
             world_size=self.world_size,
@@ -222,18 +223,10 @@ class DTensorContinuousTestBase(DTensorTestMixin, MultiProcContinuousTest):  # t
 
 
 def _check_known(backend: str) -> None:
-    for name in _backend_names(backend):
+    for name in names_in(backend):
         if name == "fake":
             _torch.register_fake_backend()
-        if name not in dist.Backend.backend_list:
+        # torch registers some of its backends when it is asked for them.
+        if not dist.is_backend_available(name) and name not in dist.Backend.backend_list:
             known = ", ".join(sorted(set(dist.Backend.backend_list) - {"undefined"}))
             raise RuntimeError(f"Backend {backend} not supported! This torch knows: {known}")
-
-
-def _needs_accelerator(backend: str) -> bool:
-    return any(kind in name for name in _backend_names(backend) for kind in ACCELERATOR_DIST_BACKENDS)
-
-
-def _backend_names(backend: str) -> list[str]:
-    """Split "cpu:gloo,cuda:nccl", for example, into gloo and nccl."""
-    return [part.rpartition(":")[2].lower() for part in backend.split(",")]

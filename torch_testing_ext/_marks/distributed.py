@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import unittest
@@ -13,6 +14,7 @@ import torch
 import torch.distributed as c10d
 
 from torch_testing_ext._machine import accelerators
+from torch_testing_ext._machine.backends import NCCL, uses_nccl
 
 from . import needs
 from .needs import TEST_SKIPS, Need, TestSkip, needs_of, requires
@@ -73,8 +75,8 @@ def skip_if_no_gpu(func: F) -> F:
 
 
 def nccl_skip_if_lt_x_gpu(backend: str, x: int) -> Callable[[F], F]:
-    """Skip with fewer than `x` accelerators, if the backend is NCCL."""
-    return requires(needs.devices(x)) if backend == "nccl" else _unchanged
+    """Skip with fewer than `x` accelerators, if the backend is NCCL, by whichever of its names."""
+    return requires(needs.devices(x)) if uses_nccl(backend) else _unchanged
 
 
 def require_n_gpus_for_nccl_backend(n: int, backend: str) -> Callable[[F], F]:
@@ -182,7 +184,7 @@ def requires_accelerator_dist_backend(backends: Iterable[str] | None = None) -> 
     """Skip where torch has none of these backends (default: those for accelerators)."""
     wanted = list(ACCELERATOR_DIST_BACKENDS if backends is None else backends)
     known: dict[str, Callable[[], bool]] = {
-        "nccl": c10d.is_nccl_available,
+        **{name: functools.partial(c10d.is_backend_available, name) for name in NCCL},
         "xccl": c10d.is_xccl_available,
         "hccl": lambda: accelerators.accelerator_type() == "hpu",
     }

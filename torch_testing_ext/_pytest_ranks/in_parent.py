@@ -22,7 +22,6 @@ import pytest
 from torch_testing_ext import launch
 from torch_testing_ext._cases import invocation, launched_ranks, rank_environment, ranked
 from torch_testing_ext._cases.expected_imports import expected_imports
-from torch_testing_ext._machine import ports
 from torch_testing_ext._marks import needs
 from torch_testing_ext._marks.collectives import may_differ
 from torch_testing_ext._marks.sanitizing import kinds_on
@@ -91,7 +90,7 @@ def _run_and_judge(
     in_rank.current = in_rank.RankTest(item, spec, directory, debug_rank=chosen.debug_rank)
     try:
         with (
-            ports.leased_port() as port,
+            rank_environment.leased(spec.world_size) as addresses,
             leases.leased(item, leases.real_devices(spec.devices), chosen.fake_devices) as shown,
         ):
             job = launch.Job(
@@ -99,7 +98,7 @@ def _run_and_judge(
                 subject=body,
                 world_size=spec.world_size,
                 directory=directory,
-                context=launch.ProcessContext.here({**rank_environment.common(spec.world_size, port), **shown}),
+                context=launch.ProcessContext.here({**addresses, **shown}),
                 arguments={"patient": chosen.debug_rank is not None},
                 stream=chosen.stream or (item.config.getoption("capture") == "no" and COMMAND not in item.stash),
                 debug_rank=chosen.debug_rank,

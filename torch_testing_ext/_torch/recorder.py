@@ -7,12 +7,13 @@ import inspect
 import logging
 import os
 import pickle
+import re
 import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,16 +25,22 @@ TORCH_FOLDER = os.path.dirname(torch.__file__) + os.sep
 # Taken before a test could replace it.
 _now = time.time_ns
 
-# The function that a recorder is read with. `_dump_fr_trace` is gloo's: 2.11 to 2.15. `_dump_nccl_trace` is there if
-# torch is built with NCCL.
-_GLOO, _NCCL = "_dump_fr_trace", "_dump_nccl_trace"
+# The function that gloo's recorder is read with: 2.11 to 2.15. From 2.15 on, it also reads those of other backends, by
+# their names; before, only gloo and the backends that have a function of their own record.
+_GLOO = "_dump_fr_trace"
+# Those functions: `_dump_nccl_trace` if torch is built with NCCL, 2.11 to 2.15; `_dump_xccl_trace`.
+_OF_A_BACKEND = re.compile(r"_dump_(?!fr_)\w+_trace")
 
 
 @dataclass
 class FlightRecorder:
-    """One of torch's flight recorders; each backend may have its own. `first`: the first entry that counts."""
+    """One of torch's flight recorders; each backend may have its own. `first`: the first entry that counts.
+
+    `backend`: whose entries the function returns; None for a function that has only its own.
+    """
 
     function: str
+    backend: str | None = None
     first: int = 0
 
     def dump(self, stacks: bool) -> bytes:
@@ -41,8 +48,9 @@ class FlightRecorder:
         function = getattr(getattr(torch._C, "_distributed_c10d", None), self.function, None)
         if function is None:
             return b""
+        which = {} if self.backend is None else {"backend": self.backend}
         with _without_inductor() if stacks else nullcontext():
-            data: bytes = function(True, stacks, False)  # collectives, stacks, only active ones
+            data: bytes = function(True, stacks, False, **which)  # collectives, stacks, only active ones
         return data
 
 
@@ -109,13 +117,12 @@ class MadeGroup:
     backend: str = ""
 
 
-_recorders = [FlightRecorder(_GLOO), FlightRecorder(_NCCL)]
+_recorders = [FlightRecorder(_GLOO)]  # those of the backends in use
 _groups: list[MadeGroup] = []
 _numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # by group: its place in `_groups`
 _latest: dict[str, int] = {}  # by the name of a group: the sequence number of its latest collective that was seen
 _errors: list[int] = []  # when a function of torch.distributed has raised
 _MOST_ERRORS = 1000
-_has_used_nccl = False
 _on_error: Callable[[], None] | None = None
 
 
@@ -153,13 +160,13 @@ def recorded_collectives() -> list[tuple[int, bytes]]:
     That is a dictionary with `entries`, if there are any. Earlier entries may be among them, and a recorder keeps only
     the latest 2,000.
     """
-    return [(recorder.first, recorder.dump(stacks=True)) for recorder in _used_recorders()]
+    return [(recorder.first, recorder.dump(stacks=True)) for recorder in _recorders]
 
 
 def take_collectives() -> list[tuple[int, bytes]]:
     """As `recorded_collectives`, but without earlier entries; none of these will count again."""
     taken = []
-    for recorder in _used_recorders():
+    for recorder in _recorders:
         first = recorder.first
         taken.append((first, pickle.dumps({"entries": _count_from_now(recorder, stacks=True)})))
     return taken
@@ -167,7 +174,7 @@ def take_collectives() -> list[tuple[int, bytes]]:
 
 def forget_collectives() -> None:
     """Count only the collectives that are issued from now on: a test begins."""
-    for recorder in _used_recorders():
+    for recorder in _recorders:
         _count_from_now(recorder, stacks=False)
 
 
@@ -182,12 +189,31 @@ def _counting(recorder: FlightRecorder, stacks: bool) -> list[dict[str, Any]]:
     data = recorder.dump(stacks)
     entries = pickle.loads(data).get("entries", []) if data else []  # missing if there are none
     counting: list[dict[str, Any]] = [entry for entry in entries if entry["record_id"] >= recorder.first]
-    _latest.update({str(entry["process_group"][0]): entry["collective_seq_id"] for entry in counting})
+    for entry in counting:
+        name = str(entry["process_group"][0])
+        _latest[name] = max(_latest.get(name, 0), entry["collective_seq_id"])
     return counting
 
 
-def _used_recorders() -> list[FlightRecorder]:
-    return _recorders if _has_used_nccl else _recorders[:1]
+def _use_recorders(backends: set[str]) -> None:
+    """Read the recorders of these backends, too, from now on."""
+    module = getattr(torch._C, "_distributed_c10d", None)
+    wanted = [FlightRecorder(name) for name in dir(module) if _OF_A_BACKEND.fullmatch(name)] if backends else []
+    if "backend" in (getattr(getattr(module, _GLOO, None), "__doc__", None) or ""):
+        wanted += [FlightRecorder(_GLOO, name) for name in sorted(backends)]
+    known = {(one.function, one.backend) for one in _recorders}
+    _recorders.extend(one for one in wanted if (one.function, one.backend) not in known)
+
+
+def _backends_of(group: Any, setting: str) -> set[str]:
+    """The backends of a group, without gloo: by the names that were asked for, and by those that they have themselves.
+
+    What is made for "nccl" has the name "nccl2" from torch 2.15 on. `_device_types`, `_get_backend`: 2.11 to 2.15.
+    """
+    names = {part.rpartition(":")[2].lower() for part in setting.split(",") if part}
+    with suppress(Exception):  # a group of a custom class may lack them
+        names |= {str(group._get_backend(device).name()).lower() for device in group._device_types}
+    return names - {"gloo", "undefined", ""}
 
 
 def forget_groups() -> None:
@@ -244,7 +270,9 @@ def watch_process_groups(
             created.append(made[0])
         if made[0] is not c10d.GroupMember.NON_GROUP_MEMBER:
             _numbers[made[0]] = len(_groups)
-            _add_group(arguments, str(c10d._world.pg_map.get(made[0], ("",))[0]), began)
+            backend = str(c10d._world.pg_map.get(made[0], ("",))[0])
+            _add_group(arguments, backend, began)
+            _use_recorders(_backends_of(made[0], backend))
         return made
 
     def update_watched(group: Any) -> None:
@@ -257,8 +285,6 @@ def watch_process_groups(
 
 
 def _add_group(arguments: dict[str, Any], backend: str, began: int) -> None:
-    global _has_used_nccl
-    _has_used_nccl = _has_used_nccl or "nccl" in backend
     members = tuple(arguments["global_ranks_in_group"])
     description = arguments.get("group_desc") or ("" if members else "default_pg")
     members = members or tuple(range(arguments["group_size"]))

@@ -16,6 +16,8 @@ _VARIABLES = (
     # Of srun. A batch script has SLURM_PROCID too, but is one process.
     ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", ""),
 )
+# In the ranks that we start, and in their children: the values of RANK and MASTER_PORT that are ours.
+SET_BY_US = "_TORCH_TESTING_EXT_RANK"
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,9 @@ class Launched:
 
     @classmethod
     def read(cls, environ: Mapping[str, str]) -> Launched | None:
+        # A process that a rank of ours has started is no rank. A launcher in it sets variables of its own.
+        if environ.get(SET_BY_US) == f"{environ.get('RANK')}:{environ.get('MASTER_PORT', '')}":
+            return None
         for rank, size, local in _VARIABLES:
             numbers = [environ.get(name, "") for name in (rank, size)]
             # One process, as in an interactive step of Slurm, can start ranks of its own.

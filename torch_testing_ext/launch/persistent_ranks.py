@@ -157,16 +157,17 @@ class PersistentRanks:
             timed_out = watcher.until_over(timeout, endless)
             if watcher.pending:
                 watcher.take_stacks()
+                watcher.ask_nccl(timed_out)
             went_well = not watcher.pending and watcher.agreed()
         finally:
             self.is_busy = False
             if not went_well or not self.is_complete():
                 watcher.end_all()
                 self._close()
-        reports = watcher.reports()
+        reports, seconds = watcher.reports(), now() - self._began
         device_memory.note(reports)
         return WatchResult(
-            reports, timed_out, now() - self._began, watcher.expected, watcher.finding, self.sanitize.note
+            reports, timed_out, seconds, watcher.expected, watcher.finding, self.sanitize.note, watcher.nccl
         )
 
     def _receive(self) -> None:

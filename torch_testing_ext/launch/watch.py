@@ -16,7 +16,7 @@ from torch_testing_ext._collectives.findings import Finding
 from torch_testing_ext._collectives.raw import agree, unpack
 from torch_testing_ext._process.logs import tail
 
-from . import client, device_memory, hang
+from . import client, device_memory, hang, ras
 from .accounts import RankAccount, RankEnding, read_account
 from .client import Run
 from .looks import Looks
@@ -46,10 +46,14 @@ class WatchResult:
     expected: Expected = field(default_factory=Expected)
     finding: Finding | None = None  # about the collectives, for which the ranks were ended
     note: str = ""  # what must be known to run it again
+    nccl: str = ""  # what NCCL said of ranks that hung
 
     def verdict(self, case: Case) -> Verdict:
         case = replace(case, note="\n\n".join(note for note in (case.note, self.note) if note))
-        return judge(self.reports, self.timed_out, case, self.expected, self.finding)
+        verdict = judge(self.reports, self.timed_out, case, self.expected, self.finding)
+        if self.nccl and verdict.message:
+            return replace(verdict, message=f"{verdict.message}\n\n{ras.section(self.nccl)}")
+        return verdict
 
 
 def watch(
@@ -67,6 +71,7 @@ def watch(
             watched.take_endings()
         if watched.pending:
             watched.take_stacks()
+            watched.ask_nccl(timed_out)
     finally:
         # Also after Ctrl-C or an error of ours.
         watched.end_all()
@@ -75,7 +80,7 @@ def watch(
     device_memory.note(reports)
     client.launcher().add_preload_hints(run, max((r.imported for r in reports), key=len, default=()))
     note = run.job.sanitize.note if run.job.sanitize is not None else ""
-    return WatchResult(reports, timed_out, now() - run.began, expected, watched.finding, note)
+    return WatchResult(reports, timed_out, now() - run.began, expected, watched.finding, note, watched.nccl)
 
 
 def end(run: Run) -> None:
@@ -97,6 +102,7 @@ class RankWatcher:
         self.grace_ends: float | None = None
         self.dump_patience = DUMP_PATIENCE
         self.finding: Finding | None = None
+        self.nccl = ""
         self.has_failed = False  # a rank has failed: the others end soon
         job = run.job
         self.logs = Logs([job.sanitizer_log(rank) for rank in range(job.world_size)], job.sanitize)
@@ -190,6 +196,11 @@ class RankWatcher:
 
     def take_stacks(self) -> None:
         self.run.dump(self.dump_patience, self.asked_for_stacks())
+
+    def ask_nccl(self, timed_out: bool) -> None:
+        """Ask NCCL about ranks that hang, while they are there. It takes no time where they have not used NCCL."""
+        if timed_out or self.finding is not None:
+            self.nccl = ras.ask(self.run.job.context.environ)
 
     def asked_for_stacks(self) -> list[int]:
         """The ranks whose stacks and flight recorders are taken."""

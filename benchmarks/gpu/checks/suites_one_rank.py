@@ -25,6 +25,11 @@ def check(c):
         c.figure("suites without sharing", suites.document.get("seconds"), "s")
 
 
+def on_cpu(c):
+    bases = run_test(c, "test_one_rank.py")
+    c.expect(bases.code == 0 and bases.outcomes, "each base passes with one rank", bases.failures or bases.code)
+
+
 SUITES = (
     "test/distributed/fsdp/test_fully_shard_tp_integration.py",
     "test/distributed/fsdp/test_fsdp_tp_integration.py",

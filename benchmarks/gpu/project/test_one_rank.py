@@ -10,7 +10,6 @@ from torch_testing_ext.common_distributed import (
     DistributedTestBase,
     MultiProcContinuousTest,
     MultiProcessTestCase,
-    requires_nccl,
     skip_if_lt_x_gpu,
 )
 from torch_testing_ext.common_fsdp import FSDPTest, FSDPTestContinuous
@@ -18,25 +17,32 @@ from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.distributed._tensor.common_dtensor import DTensorTestBase, with_comms
 
 
+def device():
+    """The CPU only where there is no GPU: to try these tests."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def backend():
+    return dist.get_default_backend_for_device(device())
+
+
 def check_collectives(test):
-    device = torch.device("cuda", torch.cuda.current_device())
-    ours = torch.full((4,), float(dist.get_rank() + 1), device=device)
+    ours = torch.full((4,), float(dist.get_rank() + 1), device=device())
     dist.all_reduce(ours)
     size = dist.get_world_size()
-    test.assertEqual(ours, torch.full((4,), size * (size + 1) / 2, device=device))
-    gathered = [torch.empty(2, device=device) for _ in range(size)]
-    dist.all_gather(gathered, torch.full((2,), float(dist.get_rank()), device=device))
+    test.assertEqual(ours, torch.full((4,), size * (size + 1) / 2, device=device()))
+    gathered = [torch.empty(2, device=device()) for _ in range(size)]
+    dist.all_gather(gathered, torch.full((2,), float(dist.get_rank()), device=device()))
     test.assertEqual([int(one[0]) for one in gathered], list(range(size)))
 
 
 class CreatePg(DistributedTestBase):
     world_size = 1
 
-    @skip_if_lt_x_gpu(1)
+    @skip_if_lt_x_gpu(1, allow_cpu=True)
     def test_create_pg(self):
-        self.create_pg("cuda")
-        self.assertEqual(dist.get_backend(), "nccl")
-        self.assertEqual(torch.cuda.current_device(), 0)
+        self.create_pg(device())
+        self.assertEqual(dist.get_backend(), backend())
         check_collectives(self)
 
 
@@ -47,27 +53,27 @@ class Plain(MultiProcessTestCase):
         super().setUp()
         self._spawn_processes()
 
-    @requires_nccl()
-    @skip_if_lt_x_gpu(1)
+    @skip_if_lt_x_gpu(1, allow_cpu=True)
     def test_plain(self):
-        torch.cuda.set_device(self.rank)
+        if device() == "cuda":
+            torch.cuda.set_device(self.rank)
         store = dist.FileStore(self.file_name, self.world_size)
-        dist.init_process_group("nccl", store=store, rank=self.rank, world_size=self.world_size)
+        dist.init_process_group(backend(), store=store, rank=self.rank, world_size=self.world_size)
         check_collectives(self)
 
 
 class OfDTensor(DTensorTestBase):
     world_size = 1
 
-    @skip_if_lt_x_gpu(1)
+    @skip_if_lt_x_gpu(1, allow_cpu=True)
     @with_comms
     def test_dtensor(self):
-        self.assertEqual(self.device_type, "cuda")
+        self.assertEqual(self.device_type, device())
         tensor = distribute_tensor(torch.arange(8.0), self.build_device_mesh(), [Shard(0)])
         self.assertEqual(tensor.full_tensor().cpu(), torch.arange(8.0))
-        self.assertTrue(tensor.to_local().is_cuda)
+        self.assertEqual(tensor.to_local().device.type, device())
 
-    @skip_if_lt_x_gpu(1)
+    @skip_if_lt_x_gpu(1, allow_cpu=True)
     @with_comms(eager_init=True)
     def test_dtensor_eager(self):
         check_collectives(self)
@@ -76,7 +82,7 @@ class OfDTensor(DTensorTestBase):
 class OfFsdp(FSDPTest):
     world_size = 1
 
-    @skip_if_lt_x_gpu(1)
+    @skip_if_lt_x_gpu(1, allow_cpu=True)
     def test_fsdp(self):
         train(self)
 
@@ -84,11 +90,11 @@ class OfFsdp(FSDPTest):
 class OfFsdpContinuous(FSDPTestContinuous):
     world_size = 1
 
-    @skip_if_lt_x_gpu(1)
+    @skip_if_lt_x_gpu(1, allow_cpu=True)
     def test_fsdp_continuous(self):
         train(self)
 
-    @skip_if_lt_x_gpu(1)
+    @skip_if_lt_x_gpu(1, allow_cpu=True)
     def test_fsdp_continuous_again(self):
         check_collectives(self)
 
@@ -98,20 +104,19 @@ class Continuous(MultiProcContinuousTest):
 
     @classmethod
     def backend_str(cls):
-        return "nccl"
+        return backend()
 
-    @skip_if_lt_x_gpu(1)
+    @skip_if_lt_x_gpu(1, allow_cpu=True)
     def test_continuous(self):
         check_collectives(self)
 
 
 def train(test):
-    device = torch.device("cuda", torch.cuda.current_device())
     torch.manual_seed(0)
-    model, reference = nn.Linear(64, 64, device=device), nn.Linear(64, 64, device=device)
+    model, reference = nn.Linear(64, 64, device=device()), nn.Linear(64, 64, device=device())
     reference.load_state_dict(model.state_dict())
     fully_shard(model)
-    batch = torch.randn(8, 64, device=device)
+    batch = torch.randn(8, 64, device=device())
     for module in (model, reference):
         optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
         module(batch).square().mean().backward()

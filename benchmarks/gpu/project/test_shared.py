@@ -16,50 +16,58 @@ from torch_testing_ext.distributed._tensor.common_dtensor import DTensorTestBase
 
 def check_device(test):
     """The rank's device is the one that it shares, and it may not take all of its memory."""
+    if device() == "cpu":
+        return
     count = torch.cuda.device_count()
     test.assertEqual(torch.cuda.current_device(), dist.get_rank() % count)
     if dist.get_world_size() > count:
         total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
         with test.assertRaises(torch.OutOfMemoryError):
-            torch.empty(int(0.6 * total), dtype=torch.uint8, device="cuda")
+            torch.empty(int(0.6 * total), dtype=torch.uint8, device=device())
+
+
+def device():
+    """The CPU only where there is no GPU: to try these tests."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def check_collectives(test):
-    ours = torch.full((4,), float(dist.get_rank() + 1), device="cuda")
+    ours = torch.full((4,), float(dist.get_rank() + 1), device=device())
     dist.all_reduce(ours)
-    test.assertEqual(ours, torch.full((4,), 10.0, device="cuda"))
+    test.assertEqual(ours, torch.full((4,), 10.0, device=device()))
     dist.broadcast(ours, 1)
-    gathered = [torch.empty(2, device="cuda") for _ in range(4)]
-    dist.all_gather(gathered, torch.full((2,), float(dist.get_rank()), device="cuda"))
+    gathered = [torch.empty(2, device=device()) for _ in range(4)]
+    dist.all_gather(gathered, torch.full((2,), float(dist.get_rank()), device=device()))
     test.assertEqual([int(one[0]) for one in gathered], [0, 1, 2, 3])
 
 
 class CreatePg(DistributedTestBase):
     world_size = 4
 
-    @skip_if_lt_x_gpu(4)
+    @skip_if_lt_x_gpu(4, allow_cpu=True)
     def test_create_pg(self):
-        self.create_pg("cuda")
+        self.create_pg(device())
         check_device(self)
         check_collectives(self)
 
-    @skip_if_lt_x_gpu(4)
+    @skip_if_lt_x_gpu(4, allow_cpu=True)
     def test_ddp(self):
-        self.create_pg("cuda")
+        self.create_pg(device())
         torch.manual_seed(0)
-        model = DistributedDataParallel(nn.Linear(32, 32, device="cuda"))
+        model = DistributedDataParallel(nn.Linear(32, 32, device=device()))
         torch.manual_seed(self.rank)
-        model(torch.randn(8, 32, device="cuda")).sum().backward()
+        model(torch.randn(8, 32, device=device())).sum().backward()
         grads = [torch.empty_like(model.module.weight) for _ in range(4)]
         dist.all_gather(grads, model.module.weight.grad)
         for other in grads[1:]:
             self.assertEqual(grads[0], other)
 
-    @skip_if_lt_x_gpu(4)
+    @skip_if_lt_x_gpu(4, allow_cpu=True)
     def test_the_number_of_the_rank_as_device(self):
-        torch.cuda.set_device(self.rank)
-        self.create_pg("cuda")
-        mesh = init_device_mesh("cuda", (2, 2), mesh_dim_names=("dp", "tp"))
+        if device() == "cuda":
+            torch.cuda.set_device(self.rank)
+        self.create_pg(device())
+        mesh = init_device_mesh(device(), (2, 2), mesh_dim_names=("dp", "tp"))
         check_device(self)
         self.assertEqual(mesh.size(), 4)
 
@@ -67,24 +75,24 @@ class CreatePg(DistributedTestBase):
 class OfDTensor(DTensorTestBase):
     world_size = 4
 
-    @skip_if_lt_x_gpu(4)
+    @skip_if_lt_x_gpu(4, allow_cpu=True)
     @with_comms
     def test_dtensor(self):
-        self.assertEqual(self.device_type, "cuda")
+        self.assertEqual(self.device_type, device())
         tensor = distribute_tensor(torch.arange(8.0), self.build_device_mesh(), [Shard(0)])
         self.assertEqual(tensor.to_local().cpu(), torch.arange(8.0).chunk(4)[self.rank])
         self.assertEqual(tensor.full_tensor().cpu(), torch.arange(8.0))
 
 
 class OfFsdp(FSDPTest):
-    @skip_if_lt_x_gpu(4)
+    @skip_if_lt_x_gpu(4, allow_cpu=True)
     def test_fsdp(self):
         self.assertGreaterEqual(self.world_size, 4)
         train(self)
 
 
 class OfFsdpContinuous(FSDPTestContinuous):
-    @skip_if_lt_x_gpu(4)
+    @skip_if_lt_x_gpu(4, allow_cpu=True)
     def test_fsdp_continuous(self):
         train(self)
 
@@ -92,19 +100,20 @@ class OfFsdpContinuous(FSDPTestContinuous):
 class Continuous(MultiProcContinuousTest):
     world_size = 4
 
-    @skip_if_lt_x_gpu(4)
+    @skip_if_lt_x_gpu(4, allow_cpu=True)
     def test_continuous(self):
-        torch.cuda.set_device(self.rank)
+        if device() == "cuda":
+            torch.cuda.set_device(self.rank)
         check_device(self)
         check_collectives(self)
 
 
 def train(test):
     torch.manual_seed(0)
-    model, reference = nn.Linear(64, 64, device="cuda"), nn.Linear(64, 64, device="cuda")
+    model, reference = nn.Linear(64, 64, device=device()), nn.Linear(64, 64, device=device())
     reference.load_state_dict(model.state_dict())
     fully_shard(model)
-    batch = torch.randn(8, 64, device="cuda")
+    batch = torch.randn(8, 64, device=device())
     for module in (model, reference):
         optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
         module(batch).square().mean().backward()

@@ -6,8 +6,10 @@ A cluster is another place (runner/cluster/place.py): on each of its nodes, an a
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from typing import Protocol
 
+from torch_testing_ext._machine.ports import leased_port
 from torch_testing_ext._process.loop import EventLoop
 
 from ..model import Lease, Unit
@@ -66,10 +68,21 @@ class LocalPlace:
         self._leases = leases
         self._start = start
         self._command = command
+        self._ports = ExitStack()  # of NCCL's RAS
+        self._port_of: dict[tuple[str | int, ...], int] = {}
 
     @property
     def loop(self) -> EventLoop:
         return self._zygote.loop
+
+    def _address_of_ras(self, lease: Lease) -> dict[str, str]:
+        """Where NCCL tells its status: by default, all jobs of a machine would use the same port."""
+        if not lease.devices:
+            return {}
+        place: tuple[str | int, ...] = (*lease.devices[:1], *lease.slots[:1])  # which only one unit has at a time
+        if place not in self._port_of:
+            self._port_of[place] = self._ports.enter_context(leased_port())
+        return {"NCCL_RAS_ADDR": f"localhost:{self._port_of[place]}"}
 
     def start(
         self, unit: Unit, lease: Lease, listener: LostUnitListener, environ: Mapping[str, str] | None = None
@@ -82,6 +95,7 @@ class LocalPlace:
             Limits(self._options.timeout, self._options.slow),
             {
                 **environment_of(lease, self._inventory),
+                **self._address_of_ras(lease),
                 **self._leases.environment_of(lease),
                 **self._options.environment_of_sanitizer(unit.repetition),
                 **(environ or {}),

@@ -1,0 +1,11 @@
+"""Compiled train steps (inductor) against DDP and FSDP2: step time, kernels, overlap, and the same weights."""
+
+ORDER = 85
+LIMIT = 110
+QUICK_LIMIT = 80
+
+
+def check(c):
+    import spmd_steps
+
+    spmd_steps.measure(c, "inductor")

@@ -1,0 +1,209 @@
+"""Every backend's flight recorder is read, and the entries of all are understood.
+
+The entries are as torch's FlightRecorder.hpp and ProcessGroupNCCL.cpp write them. The check `hang-explained` of
+benchmarks/gpu/run covers those that NCCL really leaves.
+"""
+
+import pickle
+import subprocess
+import sys
+import textwrap
+import types
+import unittest
+from unittest import mock
+
+import torch
+
+from torch_testing_ext._collectives.findings import first_mismatch, waits
+from torch_testing_ext._collectives.raw import pack, read_raw
+from torch_testing_ext._torch import recorder
+
+
+def entry(number, name, at, state="completed", retired=True, **more):
+    return {
+        "record_id": number,
+        "pg_id": 0,
+        "process_group": ("0", "default_pg"),
+        "collective_seq_id": number,
+        "p2p_seq_id": 0,
+        "op_id": number,
+        "profiling_name": name,
+        "time_created_ns": at,
+        "timeout_ms": 600000,
+        "input_sizes": [[4]],
+        "input_dtypes": ["Float"],
+        "output_sizes": [[4]],
+        "output_dtypes": ["Float"],
+        "state": state,
+        "retired": retired,
+        "is_p2p": False,
+        "frames": [],
+        "duration_ms": 0.1,
+        "time_discovered_started_ns": at,
+        "time_discovered_completed_ns": at if state == "completed" else None,
+        **more,
+    }
+
+
+def record(rank, *recorders):
+    groups = [("0", "default_pg", (0, 1), rank, "store", 50)]
+    return read_raw(
+        rank, pack(groups, [(0, pickle.dumps({"entries": list(each)})) for each in recorders], [], "/t/", 1)
+    )
+
+
+def waiting(*records):
+    return {rank: [str(wait.call) for wait in found] for rank, found in waits(records).items()}
+
+
+class TestEntries(unittest.TestCase):
+    """Covered on a GPU by the check `hang-explained`."""
+
+    def test_a_mismatch_under_each_name_of_nccl(self):
+        """Covered on a GPU by the check `hang-explained`."""
+        for backend in ("nccl", "nccl2", "nccl-lazy", "mine"):
+            here = record(0, (), [entry(0, f"{backend}:all_reduce", 100), entry(1, f"{backend}:broadcast", 101)])
+            there = record(1, (), [entry(0, f"{backend}:all_reduce", 100), entry(1, f"{backend}:all_gather", 101)])
+            found = first_mismatch([here, there])
+            self.assertIn("call #2 of the default group", found.sentence, backend)
+
+    def test_point_to_point_of_nccl_does_not_count_as_a_collective(self):
+        """Covered on a GPU by the check `hang-explained`."""
+        send = entry(0, "nccl:send 0->1", 100, is_p2p=True, p2p_seq_id=1)
+        both = entry(1, "nccl:coalesced", 101, is_p2p=True, p2p_seq_id=2)
+        receive = entry(0, "nccl:recv 1<-0", 100, is_p2p=True, p2p_seq_id=1)
+        here, there = (
+            record(0, [send, both, entry(2, "nccl:all_reduce", 102)]),
+            record(1, [receive, entry(1, "nccl:all_reduce", 102)]),
+        )
+        self.assertIsNone(first_mismatch([here, there]))
+        self.assertEqual({"coalesced"}, set(here.p2p.values()))
+        self.assertEqual({"recv 1<-0"}, set(there.p2p.values()))
+
+    def test_who_waits_under_nccl(self):
+        """Covered on a GPU by the check `hang-explained`."""
+        done = entry(0, "nccl2:all_reduce", 100)
+        for state in ("scheduled", "started"):
+            here = record(0, (), [done, entry(1, "nccl2:all_gather", 101, state, retired=False)])
+            self.assertEqual({0: ["all_gather #2 [4]"]}, waiting(here, record(1, (), [done])))
+
+    def test_a_backend_that_does_not_tell_the_end_of_a_call(self):
+        """Its calls are retired when they are issued: one that waits for a member must not look as if it were over.
+
+        `test_a_real_recorder_of_another_backend` has such a one; no check of benchmarks/gpu/run has.
+        """
+        issued = entry(0, "mine:all_reduce", 100, "scheduled")
+        self.assertEqual({0: ["all_reduce #1 [4]"]}, waiting(record(0, [issued]), record(1, ())))
+        self.assertEqual({}, waiting(record(0, [issued]), record(1, [issued])))
+
+    def test_gloo_retires_a_call_at_its_end(self):
+        """No GPU is involved."""
+        done = entry(0, "gloo:all_reduce", 100, "scheduled")
+        self.assertEqual({}, waiting(record(0, [done]), record(1, ())))
+
+    def test_the_calls_of_several_recorders_are_in_the_order_of_their_time(self):
+        """Each counts from 0. Covered on a GPU by the check `hang-explained`, with "cpu:gloo,cuda:nccl"."""
+        gloo = [entry(0, "gloo:barrier", 100, "scheduled"), entry(1, "gloo:all_reduce", 103, "scheduled")]
+        nccl = [entry(7, "nccl:all_reduce", 101), entry(8, "nccl:broadcast", 102)]
+        found = record(0, gloo, nccl)
+        orders = sorted((call.order, call.kind) for calls in found.calls.values() for call in calls)
+        self.assertEqual([(0, "barrier"), (1, "all_reduce"), (2, "broadcast"), (3, "all_reduce")], orders)
+
+    def test_a_recorder_whose_clock_was_set_back_keeps_its_own_order(self):
+        """No GPU is involved."""
+        found = record(0, [entry(0, "gloo:a", 100), entry(1, "gloo:b", 90)], [entry(0, "nccl:c", 95)])
+        of_gloo = next(calls for key, calls in found.calls.items() if key.backend == "gloo" and calls)
+        self.assertEqual(["a", "b"], [call.kind for call in sorted(of_gloo, key=lambda call: call.order)])
+
+
+class TestAsked(unittest.TestCase):
+    """Which recorders are read. Covered on a GPU by the check `hang-explained`."""
+
+    def asked_for(self, *backends, by_name):
+        asked = []
+
+        def dump_fr(*arguments, **backend):
+            asked.append(("fr", backend.get("backend")))
+            return b""
+
+        dump_fr.__doc__ = "(..., backend: str = 'gloo')" if by_name else "()"
+        module = types.SimpleNamespace(
+            _dump_fr_trace=dump_fr,
+            _dump_fr_trace_json=None,
+            _dump_fr_trace_file=None,
+            _dump_nccl_trace=lambda *arguments: asked.append(("nccl",)) or b"",
+            _dump_nccl_trace_json=None,
+        )
+        with (
+            mock.patch.object(torch._C, "_distributed_c10d", module),
+            mock.patch.object(recorder, "_recorders", [recorder.FlightRecorder(recorder._GLOO)]),
+        ):
+            for each in backends:
+                recorder._use_recorders(each)
+            recorder.recorded_collectives()
+        return asked
+
+    def test_gloo_alone(self):
+        """No GPU is involved."""
+        self.assertEqual([("fr", None)], self.asked_for(set(), by_name=True))
+
+    def test_each_backend_by_its_name(self):
+        """Covered on a GPU by the check `hang-explained`, with torch 2.15."""
+        found = self.asked_for({"nccl", "nccl2"}, {"nccl2"}, {"mine"}, by_name=True)
+        self.assertEqual([("fr", None), ("nccl",), ("fr", "nccl"), ("fr", "nccl2"), ("fr", "mine")], found)
+
+    def test_older_torch_has_one_function_for_each(self):
+        """Covered on a GPU by the check `hang-explained`, before torch 2.15."""
+        self.assertEqual([("fr", None), ("nccl",)], self.asked_for({"nccl"}, by_name=False))
+
+    def test_names_of_a_group(self):
+        """Covered on a GPU by the check `hang-explained`."""
+
+        class Group:
+            _device_types = (torch.device("cpu"), torch.device("cuda"))
+
+            def _get_backend(self, device):
+                return types.SimpleNamespace(name=lambda: "gloo" if device.type == "cpu" else "nccl2")
+
+        self.assertEqual({"nccl", "nccl2"}, recorder._backends_of(Group(), "cpu:gloo,cuda:nccl"))
+        self.assertEqual({"mine"}, recorder._backends_of(object(), "Mine"))
+        self.assertEqual(set(), recorder._backends_of(object(), "gloo"))
+
+    def test_a_real_recorder_of_another_backend(self):
+        """torch 2.15 records those by a hook. Covered on a GPU by the check `hang-explained`."""
+        if "backend" not in (torch._C._distributed_c10d._dump_fr_trace.__doc__ or ""):
+            self.skipTest("this torch records gloo only")
+        code = """
+            import contextlib, pickle
+            import torch, torch.distributed as dist
+            from torch._C._distributed_c10d import Backend, Work
+            from torch_testing_ext import _torch
+
+            class Done(Work):
+                def wait(self, timeout=None):
+                    return True
+
+            class Mine(Backend):
+                def __init__(self, store, rank, size, timeout):
+                    super().__init__(rank, size)
+
+                def getBackendName(self):
+                    return "mine"
+
+                def allreduce(self, tensors, options=None):
+                    return Done()
+
+            dist.Backend.register_backend("mine", Mine, devices=["cpu"])
+            _torch.watch_process_groups(lambda name: contextlib.nullcontext(), lambda: None)
+            dist.init_process_group("mine", store=dist.HashStore(), rank=0, world_size=1)
+            dist.all_reduce(torch.ones(4))
+            dumps = [pickle.loads(data).get("entries", []) for _, data in _torch.recorded_collectives() if data]
+            names = ("profiling_name", "state", "retired")
+            print([tuple(entry[name] for name in names) for entries in dumps for entry in entries])
+        """
+        run = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True)
+        self.assertEqual("[('mine:all_reduce', 'scheduled', True)]", run.stdout.strip(), run.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main()

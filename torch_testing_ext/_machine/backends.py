@@ -1,0 +1,23 @@
+"""The names of torch.distributed's backends, as tests write them: "nccl2", "cpu:gloo,cuda:nccl"."""
+
+from __future__ import annotations
+
+# torch 2.15 has them all: "nccl" is then what "nccl2" is, and "nccl-legacy" what "nccl" was before.
+NCCL = ("nccl", "nccl2", "nccl-legacy", "nccl-lazy")
+# The backends of accelerators, by the beginning of their names.
+_OF_ACCELERATORS = ("nccl", "xccl", "hccl")
+
+
+def names_in(backend: str) -> list[str]:
+    """Split "cpu:gloo,cuda:nccl", for example, into gloo and nccl."""
+    return [part.rpartition(":")[2].strip().lower() for part in backend.split(",")]
+
+
+def uses_nccl(backend: str | None) -> bool:
+    """Is this NCCL, under any of its names, for any type of device?"""
+    return any(name in NCCL for name in names_in(backend or ""))
+
+
+def need_accelerators(backend: str | None) -> bool:
+    """Does this need an accelerator for each rank, for any type of device?"""
+    return any(name.startswith(_OF_ACCELERATORS) for name in names_in(backend or ""))

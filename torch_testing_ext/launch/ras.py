@@ -1,0 +1,45 @@
+"""What NCCL itself says of a job: the answer of its RAS subsystem, which listens in the processes that use NCCL.
+
+A line of text over TCP is the question; the answer is a text that ends with the connection. NCCL has had it since 2.24.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping
+from contextlib import suppress
+
+from .report import now
+
+ADDRESS = "NCCL_RAS_ADDR"  # of each job that runs at the same time on a machine, "host:port"
+_QUESTION = b"verbose status\n"
+# NCCL gives processes that do not answer 5 s, and says then which ones these are.
+PATIENCE = 8.0
+_MOST = 20_000  # characters that a report shows
+
+
+def ask(environ: Mapping[str, str], patience: float = PATIENCE) -> str:
+    """NCCL's status of the job with this environment; "" if nobody answers at an address that is the job's own."""
+    host, _, port = environ.get(ADDRESS, "").rpartition(":")
+    if not host or not port.isdecimal() or environ.get("NCCL_RAS_ENABLE") == "0":
+        return ""
+    until = now() + patience
+    answer = b""
+    with suppress(OSError), socket.create_connection((host.strip("[]"), int(port)), timeout=patience) as connection:
+        connection.sendall(_QUESTION)
+        while (left := until - now()) > 0 and len(answer) < _MOST:
+            connection.settimeout(left)
+            if not (data := connection.recv(1 << 16)):
+                break
+            answer += data
+    return _tidy(answer.decode(errors="replace"))
+
+
+def _tidy(text: str) -> str:
+    lines = [line.rstrip() for line in text[:_MOST].splitlines()]
+    return "\n".join(line for line in lines if line)
+
+
+def section(answer: str) -> str:
+    """The part of a report that shows the answer."""
+    return "NCCL's own status (RAS):\n" + "\n".join(f"  {line}" for line in answer.splitlines())
