@@ -101,7 +101,11 @@ def _count_devices(channel: Channel[Nothing]) -> NoReturn:
     from torch_testing_ext._machine.device_facts import facts_from
 
     fork_safety.mark_fork_safe()
-    kind, count = accelerators.runtime(), accelerators.device_count()
+    try:
+        kind, count = accelerators.runtime(), accelerators.device_count()
+    except accelerators.DriverDoesNotAnswer as error:
+        channel.send(DevicesCounted(None, 0, failure=str(error)))
+        os._exit(0)
     seen = (
         (tuple(accelerators.ask_uuids()), facts_from(accelerators.ask_facts()), _torch.nccl_version()) if count else ()
     )
