@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from .blocked import RankState
-from .records import GroupKey, GroupRecord, RankRecord, make_record, text_of
+from .records import GroupKey, GroupRecord, RankRecord, make_record, raised_for, text_of
 
 # Of the deprecated functions of torch.distributed.
 _DECORATORS = "/typing_extensions.py"
@@ -110,12 +110,22 @@ class RawRecord:
         return make_record(rank, self.groups, list(self._compact()), self.is_whole, self._state, self.at)
 
     def _compact(self) -> Iterator[dict[str, Any]]:
-        for entry, number in zip(self._entries, self._numbers, strict=True):
+        raised = self._raised()
+        for at, (entry, number) in enumerate(zip(self._entries, self._numbers, strict=True)):
             kept = {name: entry[name] for name in _KEPT if name in entry}
             kept["group"] = number
             kept["site"] = self._site(entry)
-            kept["raised"] = any(error > entry["time_created_ns"] for error in self._errors)
+            kept["raised"] = at in raised
             yield kept
+
+    def _raised(self) -> set[int]:
+        """The entries after which something has raised."""
+        if not self._errors:
+            return set()
+        times: dict[str, list[tuple[int, int]]] = {}  # by the name of a group
+        for at, entry in enumerate(self._entries):
+            times.setdefault(str(entry["process_group"][0]), []).append((entry["time_created_ns"], at))
+        return {at for one in times.values() for at in raised_for(one, self._errors)}
 
     def _site(self, entry: Mapping[str, Any]) -> tuple[str, int, str] | None:
         for frame in entry.get("frames", ()):

@@ -11,6 +11,7 @@ import json
 import math
 import os
 import zlib
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -129,6 +130,21 @@ class RankRecord:
     p2p: Mapping[GroupKey, str] = field(default_factory=dict)  # the latest send or receive, where it is recorded
     messages: Mapping[GroupKey, Sequence[Call]] = field(default_factory=dict)  # sends and receives of a log
     at: float = 0.0  # the moment of the record
+
+
+# A mismatch shows at once or, if the bytes happen to fit, in one of the next calls.
+_CALLS_UNTIL_ERROR = 2
+
+
+def raised_for(calls: Sequence[tuple[int, int]], errors: Sequence[int]) -> set[int]:
+    """Which calls of a group, each a time and a number, an error may have come from: the latest before each error."""
+    ordered = sorted(calls)
+    times = [time for time, _ in ordered]
+    found: set[int] = set()
+    for error in errors:
+        end = bisect_left(times, error)
+        found.update(number for _, number in ordered[max(0, end - _CALLS_UNTIL_ERROR - 1) : end])
+    return found
 
 
 def agreement(entry: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -11,6 +11,7 @@ import json
 import mmap
 import os
 import struct
+import threading
 import time
 import zlib
 from contextlib import suppress
@@ -18,11 +19,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from torch_testing_ext._collectives.records import GroupRecord, text_of
+from torch_testing_ext._collectives.records import GroupRecord, raised_for, text_of
 
 _MAGIC = 0x746F7263_68737A31
 # The header, in numbers of 8 bytes.
-_VERSION, _COUNT, _LOST, _ERROR_AT, _TEXTS_END, _TEXTS, _NOTES, _P2P, _IRREGULAR, _GROUPS = range(10)
+_VERSION, _COUNT, _LOST, _TEXTS_END, _TEXTS, _NOTES, _P2P, _IRREGULAR, _GROUPS = range(9)
 _FIRST_SLOT, _HEADER = 16, 128
 _SLOTS = _HEADER - _FIRST_SLOT
 _TEXTS_AT = 8 * _HEADER
@@ -33,7 +34,8 @@ _SIZE = _RECORDS_AT + MOST_RECORDS * _RECORD.size
 _LENGTH = struct.Struct("<I")
 
 NO_GROUP = 0xFFFF  # of an operation that is not compared
-_RAISED, _NOTE, _GROUP = 1, 2, 4
+_RAISED, _NOTE, _GROUP, _ERROR = 1, 2, 4, 8
+_MOST_ERRORS = 1000
 
 _now_ns = time.time_ns  # taken before a test could replace it
 
@@ -55,6 +57,8 @@ class LogWriter:
         self._numbers = memoryview(self._map).cast("Q")
         self._texts: dict[str, int] = {}
         self._count = 0
+        self._errors = 0
+        self._lock = threading.RLock()
         self._slots: dict[int, tuple[int, int]] = {}
         self._numbers[_VERSION] = _MAGIC
 
@@ -88,12 +92,14 @@ class LogWriter:
         return number
 
     def _add(self, group: int, flags: int, what: int, site: int) -> int:
-        number = self._count
-        if number >= MOST_RECORDS:
-            self._numbers[_LOST] += 1
-            return -1
-        _RECORD.pack_into(self._map, _RECORDS_AT + number * _RECORD.size, _now_ns(), group, flags, what, site, 0)
-        self._count = self._numbers[_COUNT] = number + 1
+        with self._lock:
+            number = self._count
+            if number >= MOST_RECORDS:
+                self._numbers[_LOST] += 1
+                return -1
+            self._count = number + 1  # first: a signal's handler may add another in between
+            _RECORD.pack_into(self._map, _RECORDS_AT + number * _RECORD.size, _now_ns(), group, flags, what, site, 0)
+            self._numbers[_COUNT] = self._count
         return number
 
     def raised(self, number: int) -> None:
@@ -105,7 +111,9 @@ class LogWriter:
 
     def error_now(self) -> None:
         """A function of torch.distributed has raised."""
-        self._numbers[_ERROR_AT] = _now_ns()
+        self._errors += 1
+        if self._errors <= _MOST_ERRORS:
+            self._add(0, _ERROR, 0, 0)
 
     def add_group(self, group: GroupRecord) -> None:
         """The rank has made a group, which has the next number."""
@@ -127,7 +135,6 @@ class LogContent:
     entries: list[dict[str, Any]] = field(default_factory=list)
     notes: list[dict[str, Any]] = field(default_factory=list)
     is_whole: bool = True
-    error_at: int = 0
 
     def text(self) -> str:
         return text_of(self.groups, self.entries, self.is_whole)
@@ -175,10 +182,11 @@ class LogReader:
             return None
         records = list(_RECORD.iter_unpack(data[_RECORDS_AT : _RECORDS_AT + header[_COUNT] * _RECORD.size]))
         texts = self._texts(data)
-        latest = max((at for at, record in enumerate(records) if not record[2] & (_NOTE | _GROUP)), default=-1)
-        content = LogContent(is_whole=not header[_LOST], error_at=header[_ERROR_AT])
+        latest = max((at for at, record in enumerate(records) if not record[2] & (_NOTE | _GROUP | _ERROR)), default=-1)
+        content = LogContent(is_whole=not header[_LOST])
+        raised = _raised(records)
         parsed: dict[int, Any] = {}
-        for number, (at, group, flags, what, site, _) in enumerate(records):
+        for number, (_, group, flags, what, site, _) in enumerate(records):
             if not what:
                 continue  # its text is lost
             fields = parsed.get(what)
@@ -192,7 +200,7 @@ class LogReader:
                 content.notes.append({**fields, "site": place, "record_id": number})
             elif not flags & _RAISED or number == latest:
                 entry = {**fields, "group": None if group == NO_GROUP else group, "site": place, "record_id": number}
-                entry["raised"] = header[_ERROR_AT] > at
+                entry["raised"] = number in raised
                 if flags & _RAISED:
                     entry["retired"] = True  # the rank did not issue it, but wanted to: it may have lost its peer
                 content.entries.append(entry)
@@ -206,6 +214,16 @@ class LogReader:
             found.append(area[at + _LENGTH.size : at + _LENGTH.size + length].decode())
             at += _LENGTH.size + length
         return found
+
+
+def _raised(records: list[tuple[int, ...]]) -> set[int]:
+    """The calls after which something has raised."""
+    errors = [number for number, record in enumerate(records) if record[2] & _ERROR]
+    calls: dict[int, list[tuple[int, int]]] = {}  # in the order of the records, which is that of the times
+    for number, (_, group, flags, *_) in enumerate(records):
+        if not flags & (_NOTE | _GROUP | _ERROR):
+            calls.setdefault(group, []).append((number, number))
+    return {number for one in calls.values() for number in raised_for(one, errors)} if errors else set()
 
 
 # -- headers

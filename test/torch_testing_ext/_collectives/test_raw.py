@@ -79,6 +79,15 @@ class TestComparison(unittest.TestCase):
         here, there = left(0, entry(0)), left(1, entry(0, dtype="Int"), errors=[99])
         self.assertIsNotNone(finding(here, there, unless_raised=True))
 
+    def test_an_error_long_after_the_mismatch(self):
+        """Calls that went well have come in between: it has nothing to do with it, either."""
+        for later, is_found in ((2, False), (3, True), (10, True)):
+            with self.subTest(later=later):
+                rest = [entry(number) for number in range(1, later + 1)]
+                here = left(0, entry(0), *rest)
+                there = left(1, entry(0, dtype="Int"), *rest, errors=[101 + later])
+                self.assertEqual(finding(here, there, unless_raised=True) is not None, is_found)
+
     def test_what_is_torn(self):
         whole = left(0, entry(0))
         for end in range(1, len(whole), 7):

@@ -101,6 +101,20 @@ class LogTest(unittest.TestCase):
         rank.writer.error_now()
         self.assertTrue(rank.reader.read().entries[0]["raised"])
 
+    def test_calls_long_before_an_error_do_not(self):
+        (rank,) = self.ranks(1)
+        for _ in range(4):
+            rank.issue("all_reduce", op="sum")
+        rank.writer.error_now()
+        rank.issue("all_reduce", op="sum")
+        self.assertEqual([entry["raised"] for entry in rank.reader.read().entries], [False, True, True, True, False])
+        for _ in range(4):
+            rank.issue("all_reduce", op="sum")
+        rank.writer.error_now()
+        raised = [entry["raised"] for entry in rank.reader.read().entries]
+        self.assertEqual(raised, [False, True, True, True, False, False, True, True, True])
+        self.assertTrue(rank.record.is_whole)
+
     def test_headers_of_ranks_that_agree(self):
         ranks = self.ranks()
         for rank in ranks:
