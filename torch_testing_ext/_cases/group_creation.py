@@ -34,7 +34,7 @@ __rank_frame__ = True
 
 # A peer that takes longer does not connect: it waits for a rank that will not come.
 PATIENCE = 20.0
-_STEP = 0.0005
+_FIRST_STEP, _LAST_STEP = 0.0005, 0.1
 # Each rank has a byte of its own in the range of each group.
 _MOST_RANKS = 1 << 12
 _MOST_TIMES = 1 << 12
@@ -124,12 +124,13 @@ def wait_for_peers() -> bool:
     if _store is not None:
         _wait_for_counts(groups)
         return True
-    until = time.monotonic() + PATIENCE
-    while groups and time.monotonic() < until:
+    began = time.monotonic()
+    while groups and (waited := time.monotonic() - began) < PATIENCE:
         if _try_lock(groups[-1]):
             groups.pop()
         else:
-            time.sleep(_STEP)
+            # Longer steps the longer it takes: many ranks that wait must not keep the others from creating the group.
+            time.sleep(min(max(_FIRST_STEP, waited / 8), _LAST_STEP))
     return True
 
 

@@ -17,6 +17,8 @@ import torch.distributed as dist
 
 # A peer that is later than this is waited for in the store's own way, and time-outs are the store's own.
 PROMPT_SECONDS = 0.3
+# A store in Python takes longer to answer, which more ranks would notice more than a step: each asks for each.
+MOST_RANKS = 32
 _FIRST_STEP, _LAST_STEP = 50e-6, 5e-3
 
 _c10d: Any = dist  # its type stubs lack what comes from C++
@@ -98,11 +100,11 @@ def prompt_rendezvous() -> Iterator[list[PromptStore]]:
     stores: list[PromptStore] = []
 
     class Meeting(type):
-        def __call__(cls, store: Any, *args: Any, **kwargs: Any) -> Any:
-            if path := _path_of_file_store(store):
+        def __call__(cls, store: Any, rank: int, size: int, *args: Any, **kwargs: Any) -> Any:
+            if size <= MOST_RANKS and (path := _path_of_file_store(store)):
                 store = PromptStore(store, path)
                 stores.append(store)
-            return real(store, *args, **kwargs)
+            return real(store, rank, size, *args, **kwargs)
 
         def __instancecheck__(cls, instance: object) -> bool:
             return isinstance(instance, real)

@@ -73,6 +73,14 @@ class Meeting(Ranks):
                 texts.append([type(caught.exception).__name__, *lines])
         self.tell(texts)
 
+    def many(self) -> None:
+        with (
+            mock.patch.object(rendezvous, "MOST_RANKS", 1),
+            mock.patch.object(rendezvous, "PromptStore", side_effect=AssertionError),
+        ):
+            self.join_group()
+        dist.barrier()
+
     def connected_when_used(self) -> None:
         """Gloo then needs its store for as long as the group lives, and gets the test's."""
         with (
@@ -131,6 +139,9 @@ class TestMeeting(TestCase):
 
     def test_a_gloo_that_connects_when_it_is_used(self) -> None:
         self.assertEqual(outcome_of(Meeting("connected_when_used")), ("passed", ""))
+
+    def test_not_with_many_ranks(self) -> None:
+        self.assertEqual(outcome_of(Meeting("many")), ("passed", ""))
 
     def test_another_class_than_gloos(self) -> None:
         self.assertEqual(outcome_of(Meeting("a_subclass_of_gloo")), ("passed", ""))
