@@ -134,6 +134,8 @@ class Launcher:
         chosen = "GLOO_SOCKET_IFNAME" in os.environ
         if not blocks_of(job.world_size, nodes.rooms):
             return
+        if "<locals>" in job.subject.qualname:
+            raise CannotStart(f"{job.subject.qualname} is defined in a function: other nodes do not have this class")
         server.join(nodes)
         server.send(OpenStore(run.number))
         run.wait_until(lambda: run.port is not None)
