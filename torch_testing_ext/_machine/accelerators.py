@@ -29,6 +29,8 @@ from torch_testing_ext._process.loop import wait_readable
 NO_DEVICE: tuple[str | None, int] = (None, 0)
 # These decide which devices the runtime shows: an answer holds while they stay the same.
 MASKS = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
+# Set by run_test.py for a test with ranks on several nodes; the same as in launch/settings.py.
+DEVICES_OF_TEST = "_TORCH_TESTING_EXT_DEVICES"
 # A driver that initialises many devices takes seconds; a child that needs longer than this is stuck.
 FORK_TIMEOUT = 60.0
 # The exit code of a forked child that cannot ask, because its parent has already initialised the driver.
@@ -42,7 +44,7 @@ def device_count() -> int:
 
 def devices_of_test() -> int:
     """Return the number of accelerators that the ranks of the running test may use, on all of its nodes."""
-    return max(device_count(), int(os.environ.get("TORCH_TESTING_EXT_DEVICES") or 0))
+    return max(device_count(), int(os.environ.get(DEVICES_OF_TEST) or 0))
 
 
 def accelerator_type() -> str | None:

@@ -72,7 +72,7 @@ class T(Base):
         dist.barrier()
         if self.rank == 3: dist.all_reduce(torch.ones(3))
         dist.barrier()
-    @sanitize
+    @sanitize()
     def test_roots_disagree(self):
         self.begin()
         dist.broadcast(torch.ones(2), src=0 if self.rank != 3 else 1)
