@@ -16,6 +16,7 @@ TRIES = 10
 
 # A generator of its own, so that waiting does not change the test's random numbers.
 _jitter = random.Random()
+_leases: set[socket.socket] = set()  # of this process
 
 
 def find_free_port() -> int:
@@ -37,7 +38,18 @@ def leased_port() -> Iterator[int]:
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as lease:
         lease.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         lease.bind(("", 0))
-        yield lease.getsockname()[1]
+        _leases.add(lease)
+        try:
+            yield lease.getsockname()[1]
+        finally:
+            _leases.discard(lease)
+
+
+def forget_leases() -> None:
+    """In a forked child that lives longer than the leases of its parent: leave them to it."""
+    for lease in _leases:
+        lease.close()
+    _leases.clear()
 
 
 def retry_on_connect_failures(

@@ -118,15 +118,15 @@ class Launcher:
 
     def _other_nodes(self) -> OtherNodes | None:
         """The other nodes that this process may start ranks on."""
-        path = settings.read().nodes
-        if path is not None and self._nodes is None:
+        path = os.environ.get(settings.NODES)
+        if path and self._nodes is None:
             try:
-                self._nodes = OtherNodes(path, self.environ)
+                self._nodes = OtherNodes(Path(path), self.environ)
             except FileNotFoundError:
                 return None  # they are for the process that has started this one
             except (OSError, EOFError) as error:
                 raise CannotStart(f"the other nodes for this test cannot be reached: {error}") from error
-        return self._nodes if path is not None else None
+        return self._nodes if path else None
 
     def _spread(self, run: Run, server: ForkServerClient) -> None:
         """Start the ranks that have no room here on other nodes, and a store for all."""
@@ -135,6 +135,8 @@ class Launcher:
         chosen = "GLOO_SOCKET_IFNAME" in os.environ
         if not blocks_of(job.world_size, nodes.rooms):
             return
+        if "<locals>" in job.subject.qualname:
+            raise CannotStart(f"{job.subject.qualname} is defined in a function: other nodes do not have this class")
         server.join(nodes)
         server.send(OpenStore(run.number))
         run.wait_until(lambda: run.port is not None)

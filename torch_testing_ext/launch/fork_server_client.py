@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
+from torch_testing_ext._machine import ports
 from torch_testing_ext._process import child, fork_safety, interpreter, reaping
 from torch_testing_ext._process.channel import Channel, socket_pair
 from torch_testing_ext._process.exits import describe_exit
@@ -80,6 +81,7 @@ class ForkServerClient:
 
         def serve() -> NoReturn:
             self._channel.close()
+            ports.forget_leases()
             fork_server.begin(theirs, directory, StartMethod.FORK, parent)
 
         return child.fork_child(serve, killed_by=signal.SIGTERM)  # not SIGKILL: there may be ranks to end first

@@ -19,6 +19,7 @@ from torch_testing_ext._process import fork_safety, system
 from torch_testing_ext._process.channel import Channel
 from torch_testing_ext._process.logs import read_ends
 
+from . import settings
 from .fork_server import ForkServer
 from .job import Job, ProcessContext
 from .protocol import (
@@ -55,12 +56,15 @@ class NodeServer(ForkServer):
     def __init__(self, client: Channel[ToServer], directory: Path, method: StartMethod, parent: int):
         super().__init__(client, directory, method, parent)
         self._runs: dict[int, _Sent] = {}
+        self._safe_method = method
 
     def _on_message(self, message: ToServer) -> None:
         match message:
             case LaunchBlock(run, job, environ, unset):
                 here = self._here(run, pickle.loads(job), environ, unset)
                 self._runs[run] = _Sent(here)
+                wants_spawn = here.differs_in_hash or settings.read(here.context.environ).start == "spawn"
+                self._method = StartMethod.SPAWN if wants_spawn else self._safe_method
                 self._launch(run, here)
                 if here.sanitize and here.sanitize.kinds:
                     self._loop.after(_LOG_INTERVAL, partial(self._send_sanitizer_logs, run))

@@ -18,6 +18,7 @@ from .report import Exit, now
 ANSWER_PATIENCE = 30.0
 # More than any pid: a signal to the pid of a rank on another node must not reach a process of this one.
 _PIDS_OF_NODE = 1 << 22
+_MOST_LISTED = 4  # ranks of a node
 
 
 class RankServer(Protocol):
@@ -135,4 +136,5 @@ class Run:
 
 
 def _words_of(ranks: range) -> str:
-    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]} to {ranks[-1]}"
+    numbers = ", ".join(map(str, ranks)) if len(ranks) <= _MOST_LISTED else f"{ranks[0]} to {ranks[-1]}"
+    return f"rank{'s' if len(ranks) > 1 else ''} {numbers}"

@@ -16,6 +16,9 @@ from torch_testing_ext._sanitizer.kinds import KNOWN as KNOWN_KINDS, SanitizeKin
 from .job import Job, Sanitize
 
 PREFIX = "TORCH_TESTING_EXT_"
+# No settings: run_test.py sets them for a test with ranks on several nodes. The path of a socket that leads to the
+# other nodes, and the number of devices on all of them.
+NODES, DEVICES = f"_{PREFIX}NODES", f"_{PREFIX}DEVICES"
 RUNNER_PREFIX = PREFIX + "RUN_"  # options of run_test.py, which reads and checks them itself
 
 
@@ -30,8 +33,6 @@ class Settings:
     explain_hangs: bool = False
     fake_devices: tuple[str, ...] = ()
     leased: tuple[str, ...] = ()
-    nodes: Path | None = None
-    devices: int = 0
     sanitize: frozenset[SanitizeKind] = frozenset()
     fails_for_order: bool = False
     shake: int | None = None
@@ -93,9 +94,6 @@ KNOWN_SETTINGS = {
     PREFIX + "FAKE_DEVICES": _Setting("fake_devices", "numbers: 0,3", lambda text: tuple(text.split(","))),
     # Set by run_test.py: which devices of this machine the test has leased, for runs that the test starts.
     PREFIX + "LEASED": _Setting("leased", "names: cuda-0,cuda-1", lambda text: tuple(text.split(","))),
-    # Set by run_test.py for a test with ranks on several nodes: the way to the others, and the devices of all of them.
-    PREFIX + "NODES": _Setting("nodes", "the path of a socket", Path),
-    PREFIX + "DEVICES": _Setting("devices", "a number", _number),
     # Set by run_test.py --gpu-sharing: the bytes of each device that the test may use.
     PREFIX + "DEVICE_MEMORY": _Setting("device_memory", "a number of bytes", _count),
 }

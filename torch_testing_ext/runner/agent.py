@@ -21,6 +21,7 @@ from typing import NoReturn
 from torch_testing_ext._process import child, messages, signals, system
 from torch_testing_ext._process.messages import unexpected
 from torch_testing_ext.launch.protocol import FromNode, FromServer, NodeLost
+from torch_testing_ext.launch.settings import DEVICES, NODES
 
 from .cluster.addresses import own_address
 from .cluster.facts import facts
@@ -61,7 +62,7 @@ from .cluster.protocol import (
 from .engine.node_link import NodeLink
 from .engine.place import LocalPlace, LostUnitListener
 from .engine.running_block import RunningBlock
-from .engine.running_unit import DEVICES, NODES, UnitHandle
+from .engine.running_unit import UnitHandle
 from .model import Attempt, Test
 from .options.options import CannotRun, Options, UsageError, usable_cores
 from .processes.unit_spec import SpanOfNodes

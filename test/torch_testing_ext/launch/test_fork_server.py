@@ -17,7 +17,7 @@ from launch_support import Ranks, environ, local_class, nothing_left, outcome_of
 
 from torch_testing_ext import launch
 from torch_testing_ext.common_utils import TestCase, run_tests
-from torch_testing_ext.launch import client
+from torch_testing_ext.launch import client, run
 from torch_testing_ext.launch.protocol import StartMethod
 
 
@@ -152,7 +152,7 @@ class RobustnessTest(TestCase):
             self.assertEqual(outcome_of(Jobs("reduces")).outcome, "passed")
 
     def test_a_server_that_does_not_answer(self):
-        with unittest.mock.patch.object(client, "_ANSWER_PATIENCE", 0.5), timeout(1):
+        with unittest.mock.patch.object(run, "ANSWER_PATIENCE", 0.5), timeout(1):
             seen = outcome_of(Jobs("stops_its_server"))
         self.assertEqual(seen.outcome, "error")
         self.assertIn("did not answer for", seen.message)

@@ -27,7 +27,7 @@ from torch_testing_ext.runner.cluster.shipping import pack
 
 HAS_RAY = importlib.util.find_spec("ray") is not None
 CLUSTER = """
-import os, sys
+import os, sys, time
 os.environ.update(RAY_USAGE_STATS_ENABLED="0", RAY_raylet_start_wait_time_s="120", RAY_worker_niceness="0")
 from ray.cluster_utils import Cluster
 more = {"num_cpus": 2, "num_gpus": 2, "object_store_memory": 80 << 20}
@@ -37,7 +37,20 @@ cluster = Cluster(
 )
 cluster.add_node(node_ip_address="127.0.0.3", **more)
 print(cluster.address, flush=True)
-sys.stdin.read()
+nodes = {}
+for line in sys.stdin:
+    command, address = line.split()
+    if command == "add":
+        nodes[address] = cluster.add_node(node_ip_address=address, **more)
+    elif command == "remove":
+        cluster.remove_node(nodes.pop(address))
+    else:
+        from ray._raylet import GcsClient
+        from ray.core.generated import autoscaler_pb2
+        deadline = int(time.time() * 1000) + 300_000
+        reason = autoscaler_pb2.DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
+        GcsClient(address=cluster.address).drain_node(nodes[address].node_id, reason, "a test", deadline)
+    print("done", flush=True)
 cluster.shutdown()
 """
 SUITE = """
@@ -90,7 +103,7 @@ class T(unittest.TestCase):
 
 
 def setUpModule():
-    global ADDRESS, FOLDER
+    global ADDRESS, FOLDER, CLUSTER_PROCESS
     if not HAS_RAY:
         return
     FOLDER = tempfile.mkdtemp(prefix="tte_ray_", dir="/tmp")  # short: Ray's sockets are below it
@@ -112,9 +125,17 @@ def setUpModule():
             start_new_session=True,
         )
     unittest.addModuleCleanup(end_cluster, cluster)
+    CLUSTER_PROCESS = cluster
     ADDRESS = cluster.stdout.readline().strip()
     if not ADDRESS:
         raise RuntimeError(f"Ray did not start: {Path(FOLDER, 'errors').read_text()[-3000:]}")
+
+
+def change_cluster(*words):
+    """Add, drain or remove the node of an address."""
+    print(*words, file=CLUSTER_PROCESS.stdin, flush=True)
+    if CLUSTER_PROCESS.stdout.readline() != "done\n":
+        raise RuntimeError(f"{words} failed: {Path(FOLDER, 'errors').read_text()[-3000:]}")
 
 
 def end_cluster(cluster):
@@ -131,13 +152,19 @@ def end_cluster(cluster):
             os.kill(pid, signal.SIGKILL)
 
 
-def ancestor(pid, word):
-    """The nearest ancestor of a process whose command line has a word."""
+def ancestors(pid):
     while pid > 1:
         pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-        if word.encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
-            return pid
-    raise AssertionError(f"no ancestor has {word}")
+        yield pid
+
+
+def command_line(pid):
+    return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ")
+
+
+def ancestor(pid, word):
+    """The nearest ancestor of a process whose command line has a word."""
+    return next(one for one in ancestors(pid) if word.encode() in command_line(one))
 
 
 def wait_until_gone(case, pids, seconds):
@@ -151,6 +178,15 @@ def wait_until_gone(case, pids, seconds):
                 os.close(fd)
     left = [system.describe(pid) for pid in pids if is_alive(pid)]
     case.assertEqual(left, [])
+
+
+def is_agent(pid, address):
+    """Is this an agent, on the pretended node of this address?"""
+    try:
+        is_one = b"torch_testing_ext.runner.agent" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        return is_one and f"={address} ".encode() in b"".join(map(command_line, ancestors(pid)))
+    except OSError:
+        return False
 
 
 class ClusterCase(RunsCase):
@@ -255,6 +291,45 @@ class TestOnRay(ClusterCase):
         wait_until_gone(self, below, 4)
         self.assertEqual(list(self.temporary.glob("torch_testing_ext_run_*/project.tar")), [])
 
+    def lines_until(self, process, text):
+        """What run_test.py has said on stderr, to the first line with this text."""
+        lines = []
+        while not lines or text not in lines[-1]:
+            lines.append(process.stderr.readline())
+            self.assertTrue(lines[-1], f"{text!r} was never said, but {lines}")
+        return lines
+
+    def test_nodes_come_and_go(self):
+        """While a test runs, a node joins and is drained."""
+        for name in "begun", "end":
+            os.mkfifo(self.root / name)
+        self.write("pyproject.toml", "")
+        self.write(
+            "test/distributed/test_w.py",
+            "import unittest\n"
+            "class T(unittest.TestCase):\n"
+            "    def test_a(self):\n"
+            f"        open({str(self.root / 'begun')!r}, 'w').close()\n"
+            f"        open({str(self.root / 'end')!r}).close()\n",
+        )
+        process = self.start_on(ADDRESS)
+        self.wait_for_writer("begun", process)
+        change_cluster("add", "127.0.0.4")
+        try:
+            self.lines_until(process, "node 127.0.0.4 has joined")
+            (agent,) = [pid for pid in descendants(CLUSTER_PROCESS.pid) if is_agent(pid, "127.0.0.4")]
+            change_cluster("drain", "127.0.0.4")
+            wait_until_gone(self, [agent], 20)
+            self.assertIsNone(process.poll())
+        finally:
+            change_cluster("remove", "127.0.0.4")
+        with open(self.root / "end", "w"):
+            pass
+        out = self.finish(process, 0)
+        self.assertEqual(out.splitlines()[-1], "1 passed, 0 failed, 0 skipped")
+        self.assertIn("node 127.0.0.4: it is about to be taken away: it gets no further tests", out)
+        self.assertNotIn("node 127.0.0.4 was lost", out)
+
     def test_refused(self):
         self.write("test/distributed/test_x.py", SUITE)
         self.assertIn("no node of the cluster", self.refuse(ADDRESS, "--cluster-gpus-per-node=3"))
@@ -306,6 +381,14 @@ class TestNodesOfBridge(unittest.TestCase):
         )
         self.assertEqual(self.bridge()._waits_for(nodes), "a CPU on one of 2 nodes, which others use")
         self.assertIn("4 GPUs and a CPU on one of", self.bridge(gpus_per_node=4)._waits_for(nodes))
+
+    def test_what_ray_says_when_something_is_full(self):
+        for kind, said in {
+            "OutOfMemoryError": "Ray ended its actor, because the node is out of memory",
+            "ObjectStoreFullError": "the object store of Ray has no room for the project: use --cluster-root",
+            "OutOfDiskError": "the object store of Ray has no room for the project: use --cluster-root",
+        }.items():
+            self.assertIn(said, describe(type(kind, (Exception,), {})("details")))
 
     def test_no_cluster_on_this_machine(self):
         error = ConnectionError("Could not find any running Ray instance. Please specify the one")

@@ -13,7 +13,7 @@ from torch_testing_ext.common_utils import run_tests
 HEAD = """
 import os, sys, time, unittest, torch, torch.distributed as dist
 from torch.distributed import FileStore
-from torch_testing_ext.common_distributed import MultiProcessTestCase, multi_node, skip_if_lt_x_gpu
+from torch_testing_ext.common_distributed import MultiProcessTestCase, multi_node, sanitize, skip_if_lt_x_gpu
 from torch_testing_ext.common_utils import timeout
 class Base(MultiProcessTestCase):
     world_size = 4
@@ -72,6 +72,10 @@ class T(Base):
         dist.barrier()
         if self.rank == 3: dist.all_reduce(torch.ones(3))
         dist.barrier()
+    @sanitize()
+    def test_roots_disagree(self):
+        self.begin()
+        dist.broadcast(torch.ones(2), src=0 if self.rank != 3 else 1)
     @timeout(3)
     def test_hangs(self):
         if self.rank == 3: time.sleep(1000)
@@ -89,6 +93,12 @@ class Parent(Base):
         self.processes[3].kill()
 class Unmarked(Base):
     def test_is_on_one_node(self): self.assertNotIn("GROUP_RANK", os.environ)
+def make_class():
+    @multi_node
+    class Local(Base):
+        def test_local_class(self): pass
+    return Local
+Local = make_class()
 class Own(Base):
     def _start_processes(self, proc): super()._start_processes(proc)
     @multi_node
@@ -160,6 +170,8 @@ class EndsTest(unittest.TestCase):
             "test_exits": "crashed",
             "test_is_killed": "crashed",
             "test_disagrees": "failed",
+            "test_roots_disagree": "failed",
+            "test_local_class": "error",
             "test_hangs": "timeout",
             "test_prints": "failed",
             "test_kills_a_rank": "crashed",
@@ -198,7 +210,7 @@ class EndsTest(unittest.TestCase):
         message = self.ran["test_fails"].message
         self.assertIn("rank 3 of 4 failed", message)
         self.assertIn("in test_fails", message)
-        self.assertIn("ranks 0 to 1 on node a, ranks 2 to 3 on node b", message)
+        self.assertIn("ranks 0, 1 on node a, ranks 2, 3 on node b", message)
 
     def test_a_rank_is_killed(self):
         message = self.ran["test_is_killed"].message
@@ -210,6 +222,11 @@ class EndsTest(unittest.TestCase):
         message = self.ran["test_disagrees"].message
         self.assertIn("rank 3 calls all_reduce [3] float32, ranks 0, 1, 2 call barrier", message)
         self.assertLess(self.ran["test_disagrees"].seconds, 20)
+        message = self.ran["test_roots_disagree"].message
+        self.assertIn("rank 3 calls broadcast [2] float32 root 1, ranks 0, 1, 2 call broadcast", message)
+
+    def test_a_class_that_other_nodes_lack(self):
+        self.assertIn("other nodes do not have this class", self.ran["test_local_class"].message)
 
     def test_a_hang_shows_the_stack_of_the_other_node(self):
         message = self.ran["test_hangs"].message

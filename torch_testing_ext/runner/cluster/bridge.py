@@ -360,6 +360,8 @@ def describe(error: Exception) -> str:
     match type(error).__name__:
         case "OutOfMemoryError":
             return "Ray ended its actor, because the node is out of memory"
+        case "ObjectStoreFullError" | "OutOfDiskError":
+            return "the object store of Ray has no room for the project: use --cluster-root, or start Ray with more"
         case "GetTimeoutError":
             return f"its actor has not answered for {ANSWER_PATIENCE:.0f} s"
         case "ConnectionError" if "any running Ray instance" in first:

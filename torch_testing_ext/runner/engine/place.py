@@ -5,12 +5,14 @@ A cluster is another place (runner/cluster/place.py): on each of its nodes, an a
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import Protocol
 
 from torch_testing_ext._machine.ports import leased_port
 from torch_testing_ext._process.loop import EventLoop
+from torch_testing_ext.launch.settings import DEVICES, NODES
 
 from ..model import Lease, Unit
 from ..options.options import Options
@@ -94,6 +96,8 @@ class LocalPlace:
             self._zygote,
             Limits(self._options.timeout, self._options.slow),
             {
+                # A test with ranks on several nodes may have started this run.
+                **{name: "" for name in (NODES, DEVICES) if name in os.environ},
                 **environment_of(lease, self._inventory),
                 **self._address_of_ras(lease),
                 **self._leases.environment_of(lease),

@@ -46,7 +46,6 @@ START_PATIENCE = 180.0
 NANNY_PATIENCE = 10.0
 LOGS = PREFIX + "LOGS"
 STREAM = PREFIX + "STREAM"
-NODES, DEVICES = PREFIX + "NODES", PREFIX + "DEVICES"  # of a unit with ranks on several nodes
 # The process that has written a file of stacks, by the file's name; a rank's file is named after its rank.
 _PROCESS_OF = {"stacks": "the test's process"}
 

@@ -154,6 +154,7 @@ class Options:
         places = (root,) if root is not None and is_checkout(root) else self.drop_in
         words = ["python run_test.py"]
         words += [f"--cluster {shell.quote(self.cluster)}"] if self.cluster is not None else []
+        words += ["--allow-multi-node"] if self.allow_multi_node else []
         words += [f"--drop-in {shell.quote(str(place))}" for place in places]
         words += [f"--sanitize={self.sanitize}"] if self.sanitize is not None else []
         words += ["--sanitize-order=fail"] if self.sanitize_order is OrderHazard.FAIL else []
