@@ -26,7 +26,9 @@ from .comparing import (
 from .compiler import DYNAMO, INDUCTOR, forget_compiled, strict_dynamo, without_compiled_autograd
 from .cuda import (
     caching_allocator_is_enabled,
+    cupti_version,
     forget_blas_workspaces,
+    has_cupti,
     hipblaslt_version,
     supports_green_contexts,
     supports_workqueues,
@@ -195,6 +197,7 @@ __all__ = [
     "cpu_capabilities",
     "cpu_kernels",
     "cuda_spin",
+    "cupti_version",
     "data_dependent_errors",
     "disable_torch_function",
     "dispatch_mode_class",
@@ -229,6 +232,7 @@ __all__ = [
     "get_world",
     "global_module_hooks",
     "gloo_backends",
+    "has_cupti",
     "has_flight_recorder",
     "has_lapack",
     "has_multicast",
