@@ -99,11 +99,11 @@ def _count_devices(channel: Channel[Nothing]) -> NoReturn:
     from torch_testing_ext import _torch
     from torch_testing_ext._machine import accelerators
     from torch_testing_ext._machine.device_facts import facts_from
+    from torch_testing_ext._machine.links import with_nvlinks
 
     fork_safety.mark_fork_safe()
     kind, count = accelerators.runtime(), accelerators.device_count()
-    seen = (
-        (tuple(accelerators.ask_uuids()), facts_from(accelerators.ask_facts()), _torch.nccl_version()) if count else ()
-    )
-    channel.send(DevicesCounted(kind, count, torch.__version__, *seen))
+    uuids = tuple(accelerators.ask_uuids()) if count else ()
+    facts = with_nvlinks(facts_from(accelerators.ask_facts()), uuids) if count else ()
+    channel.send(DevicesCounted(kind, count, torch.__version__, uuids, facts, _torch.nccl_version() if count else ()))
     os._exit(0)
