@@ -26,7 +26,7 @@ import torch.distributed as dist
 from torch_testing_ext import _torch, launch
 from torch_testing_ext._asserts import expectations
 from torch_testing_ext._machine import accelerators, seeds, sharing
-from torch_testing_ext._machine.backends import uses_nccl
+from torch_testing_ext._machine.backends import NCCL
 from torch_testing_ext._machine.seeds import set_rng_seed
 from torch_testing_ext._marks.needs import Skipped, most_needed
 from torch_testing_ext._marks.sanitizing import kinds_of_class
@@ -55,6 +55,7 @@ __rank_frame__ = True  # and out of the tracebacks of ranks
 _FileStore: Any = dist.FileStore  # type: ignore[attr-defined, unused-ignore]  # from C++
 
 UNSET = -2
+_SHARES_DEVICES = tuple(name for name in NCCL if name != "nccl-legacy")
 PATIENCE_TO_LEAVE = 10.0  # seconds for idle ranks to exit
 
 
@@ -240,7 +241,7 @@ class MultiProcContinuousTest(RankedTestCase):
     @classmethod
     def _let_ranks_share_devices(cls, world_size: int) -> None:
         """NCCL refuses several ranks on a device unless told otherwise; a class may have them and skip in its tests."""
-        if uses_nccl(cls._backend()) and world_size > torch.accelerator.device_count():
+        if cls._backend() in _SHARES_DEVICES and world_size > torch.accelerator.device_count():
             os.environ["NCCL_MULTI_RANK_GPU_ENABLE"] = "1"
 
     @classmethod

@@ -37,8 +37,14 @@ NO_DEVICE: tuple[str | None, int] = (None, 0)
 MASKS = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
 # A driver that initialises many devices takes seconds; a child that needs longer than this is stuck.
 FORK_TIMEOUT = 60.0
+_INTERPRETER_TIMEOUT = 120.0  # it imports torch before it asks
+_KILL_PATIENCE = 2.0
 # The exit code of a forked child that cannot ask, because its parent has already initialised the driver.
 EXIT_BAD_FORK = 3
+
+
+class DriverDoesNotAnswer(RuntimeError):
+    """A process that asked the driver is stuck."""
 
 
 def device_count() -> int:
@@ -271,6 +277,9 @@ def _ask_forked(question: str) -> Any:
         text = pipe.read() if ready else b""
     if not ready:
         os.kill(pid, signal.SIGKILL)
+        if reaping.has_ended(pid, _KILL_PATIENCE):  # one that the driver blocks ends when the driver answers
+            reaping.wait_for_exit(pid)
+        raise _no_answer()
     if reaping.wait_for_exit(pid) == EXIT_BAD_FORK:
         return QUESTIONS[question]()  # this process has initialised the driver before: asking here does no more harm
     return _parse(text)
@@ -297,12 +306,19 @@ def _ask_new_interpreter(question: str) -> Any:
             [sys.executable, "-c", code], pass_fds=[send], env=environment, stdin=subprocess.DEVNULL
         )
         os.close(send)
+        if not wait_readable(pipe, time.monotonic() + _INTERPRETER_TIMEOUT):
+            child.kill()
+            raise _no_answer()
         text = pipe.read()
     ended = describe_exit(child.wait())
     answer = _parse(text)
     if answer is None:
         raise RuntimeError(f"cannot count the accelerators: the interpreter started to ask {ended}")
     return answer
+
+
+def _no_answer() -> DriverDoesNotAnswer:
+    return DriverDoesNotAnswer("the driver of the accelerators has not answered within a minute")
 
 
 def write_answer(question: str, send: int) -> None:

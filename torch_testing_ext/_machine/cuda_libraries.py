@@ -5,10 +5,11 @@ As in `cuda.py`, a condition asks when it is first used, and another process ans
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
 import torch
+
+from torch_testing_ext import _torch
 
 from . import accelerators
 from .cuda import capability, cuda_version, evaluate_gfx_arch_within, rocm_version
@@ -57,34 +58,15 @@ def rocm_mx_swizzle(mat_dtype: Any) -> bool:
     return rocm_version() >= ((7, 13) if mat_dtype == torch.float4_e2m1fn_x2 else (7, 14))
 
 
-def _is_importable(name: str) -> bool:
-    try:
-        importlib.import_module(name)
-    except Exception:  # CUPTI's bindings fail in many ways without their library
-        return False
-    return True
-
-
 def has_cupti() -> bool:
-    """Is CUPTI usable from Python? torch has had it since 2.14."""
-    names = ("cupti", "torch.profiler._cuspy._cupti_stubs")
-    return not flag("TEST_WITH_ROCM") and all(map(_is_importable, names))
-
-
-def _cupti_version() -> int:
-    if not has_cupti():
-        return 0
-    try:
-        library: Any = importlib.import_module("torch.profiler._cuspy.cupti_python")
-        return int(library.pylibcupti().get_version())
-    except Exception:
-        return 0
+    """Is CUPTI usable from Python?"""
+    return not flag("TEST_WITH_ROCM") and _torch.has_cupti()
 
 
 PLATFORM_SUPPORTS_CK_SDPA = LazyVal(evaluate_platform_supports_ck_sdpa)
 PLATFORM_SUPPORTS_GREEN_CONTEXT = LazyVal(evaluate_platform_supports_green_context)
 PLATFORM_SUPPORTS_WORKQUEUE_CONFIG = LazyVal(evaluate_platform_supports_workqueue_config)
-TEST_CUPTI_V13_3 = LazyVal(lambda: _cupti_version() >= 130300)
+TEST_CUPTI_V13_3 = LazyVal(lambda: has_cupti() and _torch.cupti_version() >= 130300)
 TEST_CUDA_GRAPH_TOOLS_ID = LazyVal(lambda: _supports("graph_tools_id"))
 BF16X9_API_SUPPORTED = LazyVal(lambda: flag("TEST_CUDA") and not flag("TEST_WITH_ROCM") and cuda_version() >= (12, 9))
 BF16X9_SUPPORTED = LazyVal(lambda: bool(BF16X9_API_SUPPORTED) and capability() in ((10, 0), (10, 3)))

@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
+from pathlib import Path
 from types import TracebackType
 from typing import Protocol
 
@@ -104,6 +105,11 @@ class Nvml(Protocol):
 
     def close(self) -> None:
         """End the process that asks."""
+
+
+def may_have_nvidia_gpus(dev: Path = Path("/dev")) -> bool:
+    """Could NVML find a GPU on this machine? False only where that is certain."""
+    return any(dev.glob("nvidia[0-9]*")) or any((dev / name).exists() for name in ("nvidiactl", "dxg"))
 
 
 def open_nvml(patience: float = PATIENCE) -> Nvml:

@@ -7,8 +7,9 @@ unknown entry, and shows no device if one is named twice.
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 NONE = "-1"  # an empty mask hides everything from CUDA, nothing from HIP: no device has this number
 # By kind of accelerator: the variables that mask it, the one that takes precedence first.
@@ -65,3 +66,46 @@ def _as_cuda_reads(entry: str) -> str:
     """A number as C reads it: without leading blanks, a leading sign and trailing characters."""
     number = re.match(r"\s*\+?0*(\d+)", entry)
     return number[1] if number else entry.strip()
+
+
+_HIDES_THE_REST = ("-1", "", "NoDevFiles")
+
+
+def problem_of_mask(environ: Mapping[str, str], kind: str | None, count: int, known: Known | None = None) -> str | None:
+    """Say which device a mask names that is not there; None if there is none.
+
+    `count`: how many devices the driver shows with the mask. `known`: whether the machine has a device of this name;
+    None if that cannot be asked. Without an answer, a mask that shows no device at all may just as well be one that
+    was set on a machine without devices.
+    """
+    for variable in _ORDER.get(kind or "cuda", ()):
+        mask = environ.get(variable)
+        if mask is None:
+            continue
+        entries = list(itertools.takewhile(lambda entry: entry not in _HIDES_THE_REST, map(_entry, mask.split(","))))
+        if problem := _problem(entries, count, known):
+            return f"{variable}={mask} {problem}"
+        if kind != "hip":
+            return None
+    return None
+
+
+Known = Callable[[str], bool]
+# For ROCm, the mask of the runtime below comes first: the others number what it leaves.
+_ORDER = {**MASKS, "hip": ("ROCR_VISIBLE_DEVICES", *MASKS["hip"])}
+
+
+def _entry(text: str) -> str:
+    return text.strip() if "." in text else _as_cuda_reads(text)
+
+
+def _problem(entries: Sequence[str], count: int, known: Known | None) -> str | None:
+    if known is not None and (missing := next((entry for entry in entries if not known(entry)), None)) is not None:
+        return f"names a device that is not there: {missing}"
+    if not entries or (count == 0 and known is None):  # torch may be built for no device
+        return None
+    if (double := next((entry for entry in entries if entries.count(entry) > 1), None)) is not None and not count:
+        return f"names device {double} twice, so that none is visible"
+    if count and count < (1 if is_mig(entries[0]) else len(entries)):
+        return f"names a device that is not there: {entries[count]}"
+    return None

@@ -26,7 +26,9 @@ from .comparing import (
 from .compiler import DYNAMO, forget_compiled, strict_dynamo, without_compiled_autograd
 from .cuda import (
     caching_allocator_is_enabled,
+    cupti_version,
     forget_blas_workspaces,
+    has_cupti,
     hipblaslt_version,
     supports_green_contexts,
     supports_workqueues,
@@ -188,6 +190,7 @@ __all__ = [
     "cpu_capabilities",
     "cpu_kernels",
     "cuda_spin",
+    "cupti_version",
     "data_dependent_errors",
     "destroy_process_group",
     "disable_torch_function",
@@ -221,6 +224,7 @@ __all__ = [
     "gathered",
     "get_world",
     "global_module_hooks",
+    "has_cupti",
     "has_flight_recorder",
     "has_lapack",
     "has_multicast",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from typing import Any
 
 import torch
 
@@ -50,4 +51,23 @@ def hipblaslt_version() -> int:
     try:
         return int(ask() or 0) if ask is not None else 0
     except RuntimeError:
+        return 0
+
+
+def has_cupti() -> bool:
+    """Can CUPTI's bindings and torch's part of them be imported? `torch.profiler._cuspy`: 2.14 to 2.15."""
+    try:
+        for name in ("cupti", "torch.profiler._cuspy._cupti_stubs"):
+            importlib.import_module(name)
+    except Exception:  # CUPTI's bindings fail in many ways without their library
+        return False
+    return True
+
+
+def cupti_version() -> int:
+    """The version of CUPTI, as one number; 0 if it does not say. `torch.profiler._cuspy.cupti_python`: 2.14 to 2.15."""
+    try:
+        library: Any = importlib.import_module("torch.profiler._cuspy.cupti_python")
+        return int(library.pylibcupti().get_version())
+    except Exception:
         return 0

@@ -324,6 +324,8 @@ def non_finite(tensor: torch.Tensor) -> tuple[int, int] | None:
     """How many NaN and infinities a tensor has; None if it has none. `_AutoDispatchBelowAutograd`: 2.11 to 2.15."""
     if not (tensor.is_floating_point() or tensor.is_complex()) or tensor.layout is not torch.strided or tensor.is_meta:
         return None
+    if tensor.is_cuda and torch.cuda.is_current_stream_capturing():
+        return None  # reading it would end the capture of a CUDA graph; NCCL's own check is in the graph
     with torch._C._AutoDispatchBelowAutograd():
         data = tensor if tensor.element_size() > 1 else tensor.to(torch.float32)
         if bool(torch.isfinite(data).all()):

@@ -265,7 +265,7 @@ def watch_process_groups(
     def create_watched(*args: Any, **kwargs: Any) -> Any:
         arguments = signature.bind(*args, **kwargs).arguments
         began = _now()
-        with creating(str(arguments["group_name"])):
+        with creating(str(arguments["group_name"])), _nan_check(str(arguments.get("backend", ""))):
             made = create(*args, **kwargs)
         if made[0] is not c10d.GroupMember.NON_GROUP_MEMBER:
             _numbers[made[0]] = len(_groups)
@@ -281,6 +281,23 @@ def watch_process_groups(
 
     c10d._new_process_group_helper, c10d._update_default_pg = create_watched, update_watched
     c10d_logger._c10d_logger.addHandler(_ErrorHandler())
+
+
+@contextmanager
+def _nan_check(backend: str) -> Iterator[None]:
+    """While a group of NCCL is made: let `TORCH_NCCL_NAN_CHECK` count for its new backend, too, which has another name.
+
+    `TORCH_DIST_NAN_CHECK`: 2.15. Other backends leave NaN to the sanitizer, which knows the line.
+    """
+    name = "TORCH_DIST_NAN_CHECK"
+    if os.environ.get("TORCH_NCCL_NAN_CHECK") != "1" or name in os.environ or "nccl" not in backend.lower():
+        yield
+        return
+    os.environ[name] = "1"
+    try:
+        yield
+    finally:
+        os.environ.pop(name, None)
 
 
 def _add_group(arguments: dict[str, Any], backend: str, began: int) -> None:

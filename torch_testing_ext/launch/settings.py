@@ -113,10 +113,16 @@ def read(environ: Mapping[str, str] | None = None) -> Settings:
     return Settings(**chosen)
 
 
+# NCCL's backend reads it when a group is made, and then looks for NaN itself, on the device.
+_NAN_CHECK_OF_NCCL = {"TORCH_NCCL_NAN_CHECK": "1"}
+
+
 def complete(job: Job) -> Job:
     """The job with what the settings say of the sanitizer, unless it says that itself."""
     chosen = read().for_ranks() if job.sanitize is None else job.sanitize
     differs = job.differs_in_hash or SanitizeKind.HASH in chosen.kinds
+    if SanitizeKind.NAN in chosen.kinds:
+        job = replace(job, context=replace(job.context, environ={**_NAN_CHECK_OF_NCCL, **job.context.environ}))
     return replace(job, sanitize=chosen, differs_in_hash=differs)
 
 

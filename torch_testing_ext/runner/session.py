@@ -19,8 +19,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch_testing_ext._machine.device_locks import DeviceLocks, UnsafeFolder, default_folder, leased_by_ancestors
-from torch_testing_ext._machine.nvml import NvmlError, open_nvml
+from torch_testing_ext._machine.nvml import Gpu, NvmlError, may_have_nvidia_gpus, open_nvml
 from torch_testing_ext._machine.sharing import RANKS_PER_GPU
+from torch_testing_ext._machine.topology import matching, warnings_of
+from torch_testing_ext._machine.visible_devices import problem_of_mask
 
 from .events import AttemptEnded, Reporters, RunBegan, RunEnded, TestFinished, Warned
 from .header import CommitQuery, make_header
@@ -28,7 +30,7 @@ from .model import Attempt, ExitCode, FinishedTest, RunHeader, Summary, Test, Te
 from .options.options import Action, CannotRun, Options, Rerun, UsageError
 from .scheduling.durations import Durations, LastFailed
 from .scheduling.forecast import forecast
-from .scheduling.inventory import Inventory, make_inventory, notes_on_sharing
+from .scheduling.inventory import Inventory, all_mig_instances, make_inventory, notes_on_sharing, with_gpus
 from .scheduling.leases import Leases
 from .scheduling.node_leases import NodeLeases
 from .scheduling.peak_memory import PeakMemory, memory_to_share
@@ -99,9 +101,39 @@ class Session:
         """What there is to lease, and the tests."""
         kind, count = zygote.count_devices()
         seen = zygote.devices_seen
-        inventory = make_inventory(self._options, os.environ, kind, count, seen.uuids, seen.facts, seen.nccl)
+        gpus = self._ask_nvml(kind)
+        known = (lambda name: _is_there(name, gpus)) if gpus else None
+        if self._options.fake_gpus is None and (why := problem_of_mask(os.environ, kind, count, known)):
+            raise UsageError(why)
+        mig = all_mig_instances(os.environ, kind, gpus)
+        inventory = make_inventory(
+            self._options,
+            os.environ,
+            kind or ("cuda" if mig else None),
+            max(count, len(mig)),
+            seen.uuids,
+            seen.facts,
+            seen.nccl,
+            mig,
+        )
+        inventory = with_gpus(inventory, gpus, os.environ)
+        self._warnings.extend(warnings_of(inventory.gpus))
         self._warnings.extend(notes_on_sharing(inventory, seen.nccl))
         return inventory, zygote.discover(files, inventory.most_ranks, self._options.jobs)
+
+    def _ask_nvml(self, kind: str | None) -> tuple[Gpu, ...]:
+        """All GPUs of this machine, as NVML knows them; none if it cannot be asked, or need not be."""
+        if kind not in (None, "cuda") or self._options.fake_gpus is not None or not may_have_nvidia_gpus():
+            return ()
+        try:
+            nvml = open_nvml()
+        except NvmlError as error:
+            if "has not answered" in str(error):
+                raise CannotRun(str(error)) from None
+            return ()
+        gpus = nvml.gpus()
+        nvml.close()
+        return gpus
 
     def _work(self, zygote: Any, selection: Selection, files: Sequence[str], known_files: Sequence[str]) -> Work:
         inventory, discovery = self._discover(zygote, files)
@@ -299,6 +331,7 @@ class Session:
             work.inventory.facts,
             work.inventory.shared_backend,
             memory_to_share(work.inventory) if self._options.gpu_sharing else None,
+            work.inventory.gpus,
         )
 
     def _record(self, summary: Summary, work: Work) -> None:
@@ -337,3 +370,7 @@ def _code_without_running(work: Work) -> int:
     if not work.tests:
         return ExitCode.NOTHING_SELECTED
     return ExitCode.FAILED if work.broken else ExitCode.PASSED
+
+
+def _is_there(name: str, gpus: Sequence[Gpu]) -> bool:
+    return int(name) < len(gpus) if name.isdecimal() else bool(matching(name, gpus))

@@ -149,6 +149,7 @@ class DevicesCounted:
     uuids: tuple[str, ...] = ()  # of each; empty if they cannot be found out
     facts: tuple[DeviceFacts, ...] = ()  # likewise
     nccl: tuple[int, ...] = ()  # the version of NCCL
+    failure: str = ""  # why there is no answer
 
 
 FromZygote: TypeAlias = ZygoteReady | ChildGone

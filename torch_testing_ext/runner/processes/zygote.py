@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -43,6 +44,7 @@ from .unit_spec import LoadAs, UnitSpec
 from .zygote_client import PRELOADED, Gone, ZygoteClient
 
 IMPORT_PATIENCE = 120.0
+COUNT_PATIENCE = 200.0  # longer than each of the ways to ask the driver takes
 MOST_LOST_IMPORTS = 3  # how often a file may be imported when the zygote dies
 MOST_OPEN = 32  # processes of files that wait for their first unit
 
@@ -102,12 +104,21 @@ class Zygote(ZygoteClient):
 
         self.loop.listen(channel, listen)
         with theirs:
-            self.start_child(CountDevices, ended.append, theirs.fileno())
+            child = self.start_child(CountDevices, ended.append, theirs.fileno())
+        until = time.monotonic() + COUNT_PATIENCE
         while not ended:
-            self.loop.step()
+            # An answer is enough: a process that the driver blocks may not end.
+            if (not self.loop.step(until) and time.monotonic() >= until) or any(one.failure for one in answers):
+                self.kill(child)
+                break
         channel.close()
         if self.failure is not None:
             raise CannotRun(self.failure)
+        if not ended:
+            why = answers[0].failure if answers else ""
+            raise CannotRun(why or f"the driver of the accelerators has not answered within {COUNT_PATIENCE:.0f} s")
+        if answers and answers[0].failure:
+            raise CannotRun(answers[0].failure)
         if not answers:
             raise CannotRun(f"the process that counts accelerators ended without an answer:\n{tail(self._log)}")
         self.torch_version = answers[0].torch

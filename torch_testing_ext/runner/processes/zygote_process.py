@@ -102,7 +102,11 @@ def _count_devices(channel: Channel[Nothing]) -> NoReturn:
     from torch_testing_ext._machine.links import with_nvlinks
 
     fork_safety.mark_fork_safe()
-    kind, count = accelerators.runtime(), accelerators.device_count()
+    try:
+        kind, count = accelerators.runtime(), accelerators.device_count()
+    except accelerators.DriverDoesNotAnswer as error:
+        channel.send(DevicesCounted(None, 0, failure=str(error)))
+        os._exit(0)
     uuids = tuple(accelerators.ask_uuids()) if count else ()
     facts = with_nvlinks(facts_from(accelerators.ask_facts()), uuids) if count else ()
     channel.send(DevicesCounted(kind, count, torch.__version__, uuids, facts, _torch.nccl_version() if count else ()))

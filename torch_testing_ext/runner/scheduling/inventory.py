@@ -7,7 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torch_testing_ext._machine.device_facts import DeviceFacts, renumbered
+from torch_testing_ext._machine.nvml import Gpu
 from torch_testing_ext._machine.sharing import DEVICE_MEMORY, RANKS_PER_GPU, shared_backend, why_too_many
+from torch_testing_ext._machine.topology import gpus_by_name, nvlinks
 from torch_testing_ext._machine.visible_devices import (
     MASKS,
     NONE,
@@ -35,6 +37,7 @@ class Inventory:
     identities: Mapping[str, str] = field(default_factory=dict)  # what tells a device from all others, by name
     nodes: tuple[NodeOfRun, ...] = ()  # of a cluster, whose devices have their node in their name
     facts: tuple[DeviceFacts, ...] = ()  # of each device; empty if they are not known
+    gpus: Mapping[str, Gpu] = field(default_factory=dict)  # what NVML knows, by name, as far as it does
     ranks_per_device: int = 1
     shared_backend: str = ""  # of ranks that share devices
 
@@ -63,13 +66,14 @@ def make_inventory(
     uuids: Sequence[str] = (),
     facts: Sequence[DeviceFacts] = (),
     nccl: tuple[int, ...] = (),
+    mig: tuple[str, ...] = (),
 ) -> Inventory:
     """`kind`, `count`, `uuids` and `facts` are what a process with this environment sees, as far as it is known.
 
-    `nccl`: the version of NCCL. Raises UsageError if --gpus names devices that are not visible, or if --ranks-per-gpu
-    wants more ranks than a device can have.
+    `nccl`: the version of NCCL. `mig`: see `all_mig_instances`. Raises UsageError if --gpus names devices that are not
+    visible, or if --ranks-per-gpu wants more ranks than a device can have.
     """
-    return _shared(options, _inventory(options, environ, kind, count, uuids, facts), nccl)
+    return _shared(options, _inventory(options, environ, kind, count, uuids, facts, mig), nccl)
 
 
 def _shared(options: Options, inventory: Inventory, nccl: tuple[int, ...]) -> Inventory:
@@ -93,6 +97,7 @@ def _inventory(
     count: int,
     uuids: Sequence[str],
     facts: Sequence[DeviceFacts],
+    mig: tuple[str, ...],
 ) -> Inventory:
     if options.fake_gpus is not None:
         return Inventory(tuple(map(str, range(options.fake_gpus))), kind, fake=True)
@@ -103,7 +108,7 @@ def _inventory(
             f"no environment variable is known that restricts a process to some of the {count} {kind} devices; "
             "use --gpus 0"
         )
-    names = visible_names(environ, kind, count)
+    names = mig or visible_names(environ, kind, count)
     known = tuple(facts) if len(facts) == len(names) else ()
     return _chosen(options.gpus, Inventory(names, kind, identities=by_uuid(names, uuids), facts=known))
 
@@ -115,13 +120,51 @@ def _chosen(gpus: Gpus, inventory: Inventory) -> Inventory:
             raise UsageError(f"--gpus {gpus}: only {len(names)} visible{_named(names)}")
         names = names[:gpus]
     elif gpus is not None:
-        for name in gpus:
-            if name not in names:
-                raise UsageError(f"--gpus: {name} is not visible{_named(names)}.{nearest(name, names)}")
-        names = gpus
+        names = tuple(_resolved(name, inventory) for name in gpus)
+        if (double := next((name for name in names if names.count(name) > 1), None)) is not None:
+            raise UsageError(f"--gpus names device {double} twice")
     chosen = [inventory.names.index(name) for name in names]
     facts = renumbered(inventory.facts, chosen) if inventory.facts else ()
     return dataclasses.replace(inventory, names=names, facts=facts)
+
+
+def _resolved(wanted: str, inventory: Inventory) -> str:
+    """The name in this run of a device that --gpus names so, or by its UUID, which may be abbreviated."""
+    names = inventory.names
+    if wanted in names:
+        return wanted
+    matches = []
+    if wanted.lower().startswith(("gpu-", "mig-")):
+        matches = [name for name in names if _is_uuid_of(wanted, inventory.identities.get(name, name))]
+    if len(matches) > 1:
+        raise UsageError(f"--gpus: {wanted} may be any of the devices {', '.join(matches)}")
+    if not matches:
+        raise UsageError(f"--gpus: {wanted} is not visible{_named(names)}.{nearest(wanted, names)}")
+    return matches[0]
+
+
+def _is_uuid_of(wanted: str, uuid: str) -> bool:
+    """torch's UUIDs have no prefix. Either may be abbreviated: a mask may be, too."""
+    one, other = (text.lower().removeprefix("mig-").removeprefix("gpu-") for text in (wanted, uuid))
+    return bool(one) and (other.startswith(one) or (not uuid.isdecimal() and one.startswith(other)))
+
+
+def with_gpus(inventory: Inventory, gpus: Sequence[Gpu], environ: Mapping[str, str]) -> Inventory:
+    """The inventory with what NVML knows about its devices."""
+    found = gpus_by_name(inventory.names, inventory.identities, gpus, environ)
+    links = nvlinks(inventory.names, found)
+    facts = tuple(dataclasses.replace(one, nvlinks=at) for one, at in zip(inventory.facts, links, strict=False))
+    return dataclasses.replace(inventory, gpus=found, facts=facts)
+
+
+def all_mig_instances(environ: Mapping[str, str], kind: str | None, gpus: Sequence[Gpu]) -> tuple[str, ...]:
+    """The instances that a run may lease where all GPUs are in MIG mode and no mask chooses some of them.
+
+    CUDA itself shows a process the first one only.
+    """
+    if kind not in (None, "cuda") or "CUDA_VISIBLE_DEVICES" in environ or not all(gpu.mig for gpu in gpus):
+        return ()
+    return tuple(instance.uuid for gpu in gpus for instance in gpu.instances)
 
 
 def notes_on_sharing(inventory: Inventory, nccl: tuple[int, ...]) -> list[str]:

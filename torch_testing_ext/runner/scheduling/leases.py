@@ -7,6 +7,8 @@ from contextlib import contextmanager
 
 from torch_testing_ext._machine.device_facts import DeviceFacts, groups
 from torch_testing_ext._machine.device_locks import DeviceLocks
+from torch_testing_ext._machine.nvml import Gpu
+from torch_testing_ext._machine.topology import best, preferred
 
 from ..model import Lease, Unit
 from .policy import slots_of
@@ -26,10 +28,11 @@ class Leases:
         facts: Sequence[DeviceFacts] = (),
         shared_backend: str = "",
         memory: Mapping[str, int] | None = None,
+        gpus: Mapping[str, Gpu] | None = None,
     ):
         """`facts`: of each device, if they are known. `shared_backend`: of ranks that share devices.
 
-        `memory`: of each device on which several units may be at once, in bytes.
+        `gpus`: what NVML knows about them. `memory`: of each device on which several units may be at once, in bytes.
         """
         assert len(set(devices)) == len(devices), f"two devices have the same name: {devices}"
         self._devices, self._slots = devices, tuple(range(slots))
@@ -38,6 +41,7 @@ class Leases:
         self._facts = facts
         self._shared_backend = shared_backend
         self._memory = memory or {}
+        self._gpus = gpus or {}
         self._quarantined: set[str] = set()
         self._elsewhere: tuple[str, ...] = ()  # devices that other runs have leased or reserved
         self._learned: dict[str, frozenset[int | str]] = {}  # ports, by file, that failures have shown
@@ -135,8 +139,10 @@ class Leases:
     def _choose(self, unit: Unit) -> tuple[str, ...] | None:
         """Devices that have what the unit needs, and room for it; None if there are none."""
         shared = [] if unit.memory is None else [name for name in self._memory if self._has_room(name, unit.memory)]
+        shared.sort(key=self._room)
         # The fullest first: so whole devices stay free for units that need them.
-        return self._among([*sorted(shared, key=self._room), *self._free()], unit)
+        on_shared = self._among(shared[: unit.devices], unit) if shared else None
+        return on_shared or self._among([*shared, *self._free()], unit)
 
     def _can_share(self, unit: Unit, devices: Sequence[str]) -> bool:
         """Whether the unit leaves room for others. One that wants more than a device can share gets it as a whole."""
@@ -159,10 +165,11 @@ class Leases:
         if len(free) < unit.devices:
             return None
         if not unit.of_devices or not self._facts:
-            return tuple(free[: unit.devices])
+            return preferred(free, unit.devices, self._gpus)
         among = [self._devices.index(name) for name in free]
-        group = next(groups(self._facts, unit.of_devices, unit.devices, among), None)
-        return None if group is None else tuple(self._devices[number] for number in group)
+        found = groups(self._facts, unit.of_devices, unit.devices, among)
+        named = (tuple(self._devices[number] for number in group) for group in found)
+        return best(named, free, unit.devices, self._gpus)
 
     def quarantine(self, name: str) -> None:
         """Lease a device no more in this run."""

@@ -1,0 +1,232 @@
+"""Masks that name devices which are not there, names of devices for --gpus, MIG, and drivers that do not answer.
+
+The check `masks` of benchmarks/gpu/run does the same with real devices.
+"""
+
+import sys
+import unittest
+from pathlib import Path
+from unittest import mock
+
+from decisions_support import make_unit
+
+from torch_testing_ext._machine.nvml import Gpu, MigInstance, NvmlError
+from torch_testing_ext._machine.visible_devices import problem_of_mask
+from torch_testing_ext.runner import session
+from torch_testing_ext.runner.model import Lease
+from torch_testing_ext.runner.options.options import CannotRun, Options, UsageError
+from torch_testing_ext.runner.scheduling.inventory import (
+    Inventory,
+    all_mig_instances,
+    environment_of,
+    make_inventory,
+    with_gpus,
+)
+from torch_testing_ext.runner.scheduling.leases import Leases
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "_machine"))
+from nvml_support import linked, uuid
+
+sys.path.pop(0)
+
+MIG = tuple(
+    Gpu(at, uuid(at), mig=True, instances=(MigInstance(f"MIG-{at}a", 1), MigInstance(f"MIG-{at}b", 1)))
+    for at in range(2)
+)
+
+
+MISSING = "names a device that is not there: "
+
+
+class TestProblems(unittest.TestCase):
+    """Covered on a GPU by the check `masks`."""
+
+    def test_table(self):
+        """Covered on a GPU by the check `masks`."""
+        there = {"0", "1", "GPU-aa", "MIG-x"}.__contains__
+        for environ, kind, count, known, expected in (
+            ({}, "cuda", 2, there, None),
+            ({"CUDA_VISIBLE_DEVICES": "0,1"}, "cuda", 2, None, None),
+            (
+                {"CUDA_VISIBLE_DEVICES": "0,7"},
+                "cuda",
+                1,
+                None,
+                MISSING + "7",
+            ),
+            (
+                {"CUDA_VISIBLE_DEVICES": "0,7"},
+                "cuda",
+                1,
+                there,
+                MISSING + "7",
+            ),
+            (
+                {"CUDA_VISIBLE_DEVICES": "7"},
+                None,
+                0,
+                there,
+                MISSING + "7",
+            ),
+            (
+                {"CUDA_VISIBLE_DEVICES": "GPU-zz"},
+                None,
+                0,
+                there,
+                MISSING + "GPU-zz",
+            ),
+            (
+                {"CUDA_VISIBLE_DEVICES": "1,1"},
+                None,
+                0,
+                there,
+                "names device 1 twice, so that none is visible",
+            ),
+            ({"CUDA_VISIBLE_DEVICES": "0"}, None, 0, None, None),  # of habit, on a machine without devices
+            ({"CUDA_VISIBLE_DEVICES": "0"}, None, 0, there, None),  # torch is built for the CPU
+            ({"CUDA_VISIBLE_DEVICES": "0,-1,9"}, "cuda", 1, there, None),  # the rest is hidden on purpose
+            ({"CUDA_VISIBLE_DEVICES": "-1"}, None, 0, there, None),
+            ({"CUDA_VISIBLE_DEVICES": ""}, None, 0, there, None),
+            ({"CUDA_VISIBLE_DEVICES": "NoDevFiles"}, None, 0, there, None),
+            ({"CUDA_VISIBLE_DEVICES": "MIG-x,MIG-y"}, "cuda", 1, None, None),  # CUDA shows one
+            (
+                {"CUDA_VISIBLE_DEVICES": "MIG-x,MIG-y"},
+                "cuda",
+                1,
+                there,
+                MISSING + "MIG-y",
+            ),
+            (
+                {"ROCR_VISIBLE_DEVICES": "0,9"},
+                "hip",
+                1,
+                None,
+                MISSING + "9",
+            ),
+            ({"ROCR_VISIBLE_DEVICES": "4,5", "HIP_VISIBLE_DEVICES": "0,1"}, "hip", 2, None, None),
+            (
+                {"HIP_VISIBLE_DEVICES": "0,5"},
+                "hip",
+                1,
+                None,
+                MISSING + "5",
+            ),
+            (
+                {"ZE_AFFINITY_MASK": "0.1,3.0"},
+                "xpu",
+                1,
+                None,
+                MISSING + "3.0",
+            ),
+            ({"CUDA_VISIBLE_DEVICES": "9"}, "xpu", 1, None, None),
+        ):
+            with self.subTest(environ=environ, kind=kind, count=count):
+                found = problem_of_mask(environ, kind, count, known)
+                if expected is None:
+                    self.assertIsNone(found)
+                else:
+                    self.assertIn(found, [f"{name}={mask} {expected}" for name, mask in environ.items()])
+
+
+class TestGpusOption(unittest.TestCase):
+    """Covered on a GPU by the check `masks`."""
+
+    UUIDS = ("8932f937-d72c", "8932aaaa-d72c", "11112222-d72c")
+
+    def chosen(self, *gpus, environ=None):
+        return make_inventory(Options(gpus=gpus), environ or {}, "cuda", 3, self.UUIDS).names
+
+    def test_uuids(self):
+        """Covered on a GPU by the check `masks`."""
+        self.assertEqual(("2",), self.chosen("GPU-11112222-d72c"))
+        self.assertEqual(("2", "0"), self.chosen("GPU-1111", "GPU-8932f937"))
+        self.assertEqual(("2", "1"), self.chosen("2", "gpu-8932AAAA"))
+        mask = {"CUDA_VISIBLE_DEVICES": "GPU-8932f,GPU-8932a,GPU-1"}
+        self.assertEqual(("GPU-1",), self.chosen("GPU-11112222-d72c", environ=mask))
+        for wrong, why in (
+            (("GPU-8932",), "GPU-8932 may be any of the devices 0, 1"),
+            (("GPU-77",), "GPU-77 is not visible"),
+            (("GPU-",), "GPU- is not visible"),
+            (("7",), "7 is not visible"),
+            (("2", "GPU-1111"), "names device 2 twice"),
+        ):
+            with self.assertRaisesRegex(UsageError, why):
+                self.chosen(*wrong)
+
+
+class TestMig(unittest.TestCase):
+    """Covered on a GPU in MIG mode by the check `masks`."""
+
+    def test_every_instance_is_leased(self):
+        """Covered on a GPU in MIG mode by the check `masks`."""
+        instances = all_mig_instances({}, "cuda", MIG)
+        self.assertEqual(("MIG-0a", "MIG-0b", "MIG-1a", "MIG-1b"), instances)
+        inventory = with_gpus(make_inventory(Options(), {}, "cuda", 4, mig=instances), MIG, {})
+        self.assertEqual(instances, inventory.names)
+        self.assertEqual(1, inventory.most_at_once)
+        self.assertEqual([0, 0, 1, 1], [inventory.gpus[name].index for name in instances])
+        self.assertEqual({"CUDA_VISIBLE_DEVICES": "MIG-1a"}, environment_of(Lease(("MIG-1a",), (0,)), inventory))
+
+    def test_not_with_a_mask_or_a_whole_gpu(self):
+        """No GPU is involved."""
+        self.assertEqual((), all_mig_instances({"CUDA_VISIBLE_DEVICES": "0"}, "cuda", MIG))
+        self.assertEqual((), all_mig_instances({}, "cuda", (*MIG, Gpu(2, "GPU-2"))))
+        self.assertEqual((), all_mig_instances({}, "hip", MIG))
+        self.assertEqual((), all_mig_instances({}, "cuda", ()))
+
+
+class TestLeases(unittest.TestCase):
+    def test_units_get_devices_of_one_island(self):
+        """Covered on a GPU by the check `topology`."""
+        uuids = [uuid(at).removeprefix("GPU-") for at in (2, 0, 1, 3)]  # CUDA's order is not NVML's
+        inventory = make_inventory(Options(), {}, "cuda", 4, uuids)
+        inventory = with_gpus(inventory, linked(4, (0, 3), (1, 2)), {})
+        leases = Leases(inventory.names, 4, gpus=inventory.gpus)
+        taken = [leases.take(make_unit(number, devices=2)).devices for number in range(2)]
+        self.assertEqual([("0", "2"), ("1", "3")], taken)
+
+
+class TestSession(unittest.TestCase):
+    """Covered on a GPU by the check `masks`."""
+
+    def discover(self, kind, count, gpus=(), error=None, **environ):
+        run = session.Session(Options(), Path.cwd())
+        zygote = mock.Mock()
+        zygote.count_devices.return_value = kind, count
+        zygote.devices_seen = mock.Mock(uuids=(), facts=(), nccl=())
+        with (
+            mock.patch.object(session, "may_have_nvidia_gpus", lambda: True),
+            mock.patch.object(session, "open_nvml", side_effect=error, return_value=mock.Mock(gpus=lambda: gpus)),
+            mock.patch.dict("os.environ", environ, clear=True),
+        ):
+            inventory, _ = run._discover(zygote, [])
+        return inventory, run._warnings
+
+    def test_a_mask_that_names_a_device_that_is_not_there(self):
+        """Covered on a GPU by the check `masks`."""
+        with self.assertRaisesRegex(UsageError, "CUDA_VISIBLE_DEVICES=5 names a device that is not there: 5"):
+            self.discover(None, 0, linked(2), CUDA_VISIBLE_DEVICES="5")
+
+    def test_a_driver_that_does_not_answer(self):
+        """No check of benchmarks/gpu/run stops the driver."""
+        with self.assertRaisesRegex(CannotRun, "^the NVIDIA driver has not answered NVML within 30 s$"):
+            self.discover("cuda", 1, error=NvmlError("the NVIDIA driver has not answered NVML within 30 s"))
+
+    def test_without_nvml(self):
+        """Covered on a GPU by the check `masks`, if nvidia-ml-py is not installed."""
+        inventory, warnings = self.discover("cuda", 2, error=NvmlError("not installed"))
+        self.assertEqual((("0", "1"), {}, []), (inventory.names, inventory.gpus, warnings))
+
+    def test_mig_without_a_mask(self):
+        """Covered on a GPU in MIG mode by the check `masks`."""
+        inventory, _ = self.discover("cuda", 1, MIG)
+        self.assertEqual(("cuda", 4), (inventory.kind, len(inventory.names)))
+
+    def test_nothing_is_asked_for_fake_devices(self):
+        """No GPU is involved."""
+        inventory = make_inventory(Options(fake_gpus=2), {"CUDA_VISIBLE_DEVICES": "9"}, None, 0)
+        self.assertEqual(Inventory(("0", "1"), None, fake=True), inventory)
+
+
+if __name__ == "__main__":
+    unittest.main()
