@@ -36,6 +36,11 @@ class DeviceNeeds:
     def __bool__(self) -> bool:
         return self != DeviceNeeds()
 
+    @property
+    def of_several(self) -> bool:
+        """Is something needed that one device alone cannot have?"""
+        return self.peer_access or self.nvlink
+
     @classmethod
     def of_all(cls, needs: Iterable[DeviceNeeds]) -> DeviceNeeds:
         """What meets all of these meets each of them."""
@@ -114,10 +119,7 @@ def _lacking(facts: DeviceFacts, needs: DeviceNeeds) -> str:
 def groups(
     facts: Sequence[DeviceFacts], needs: DeviceNeeds, count: int, among: Iterable[int] | None = None
 ) -> Iterator[tuple[int, ...]]:
-    """Yield the groups of `count` devices, by their numbers, that meet the needs. `among`: the only ones to choose of.
-
-    One device alone meets the needs for connections.
-    """
+    """Yield the groups of `count` devices, by their numbers, that meet the needs. `among`: those to choose from."""
     chosen = range(len(facts)) if among is None else among
     fitting = [number for number in chosen if suits(facts[number], needs)]
     for group in itertools.islice(itertools.combinations(fitting, count), _MOST_GROUPS):

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from torch_testing_ext._machine import accelerators, device_facts
+from torch_testing_ext._machine import accelerators, device_facts, links
 from torch_testing_ext._machine.device_facts import DeviceFacts, DeviceNeeds
 from torch_testing_ext._machine.sharing import read_bytes
 
-from .needs import TEST_SKIPS, Need, TestSkip, requires
+from .needs import TEST_SKIPS, Need, TestSkip, requires, too_few_devices
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -32,25 +32,30 @@ def requires_sm(major: int, minor: int = 0) -> Callable[[F], F]:
 
 
 def requires_peer_access() -> Callable[[F], F]:
-    """Skip on devices that cannot read each other's memory."""
+    """Skip unless there are several devices that can read each other's memory."""
     return _requires(DeviceNeeds(peer_access=True))
 
 
 def requires_nvlink() -> Callable[[F], F]:
-    """Skip on devices that NVLink does not connect with each other."""
+    """Skip unless there are several devices that NVLink connects with each other."""
     return _requires(DeviceNeeds(nvlink=True))
 
 
 def _requires(wanted: DeviceNeeds) -> Callable[[F], F]:
+    needed = 2 if wanted.of_several else 1
+
     def unmet() -> TestSkip | None:
         count = accelerators.device_count()
         if not count:
             return TEST_SKIPS["no_accelerator"]
+        if count < needed:
+            return too_few_devices(needed)  # also where ranks share one: it has no connection
         why = device_facts.why_not(_facts(wanted), wanted, count)
         return TestSkip(TEST_SKIPS["generic"].exit_code, f"needs {wanted}: {why}") if why is not None else None
 
-    return requires(Need(unmet, devices=1, of_devices=wanted))
+    return requires(Need(unmet, devices=needed, of_devices=wanted))
 
 
 def _facts(wanted: DeviceNeeds) -> tuple[DeviceFacts, ...]:
-    return accelerators.device_facts()
+    facts = accelerators.device_facts()
+    return links.with_nvlinks(facts, accelerators.device_uuids()) if wanted.nvlink else facts

@@ -31,6 +31,8 @@ def fold_device_numbers(count: int) -> None:
     """
     cuda: Any = torch.cuda
     accelerator: Any = torch.accelerator
+    if getattr(cuda.set_device, "folds", False):
+        return  # a process that is a rank in several tests
     cuda.set_device = _folding(cuda.set_device, count)
     accelerator.set_device_index = _folding(accelerator.set_device_index, count)
 
@@ -42,6 +44,7 @@ def _folding(select: Any, count: int) -> Any:
         index = found.index if isinstance(found, torch.device) else found
         return select(index % count if isinstance(index, int) and index >= 0 else device, *args, **kwargs)
 
+    selecting.folds = True  # type: ignore[attr-defined]
     return selecting
 
 

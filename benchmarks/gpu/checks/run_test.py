@@ -1,6 +1,7 @@
 """run_test.py over all suites: every test passes, or skips with a reason."""
 
 import runs
+from suites import SUITES
 
 ORDER = 90
 LIMIT = 150
@@ -9,8 +10,10 @@ QUICK_LIMIT = 80
 
 def check(c):
     names = ["test/distributed/fsdp", "test/distributed/tensor/parallel/test_ddp_2d_parallel.py"] if c.quick else []
-    tests = "--tests=test/distributed"
-    found = runs.run_test(c, *names, tests, "--ranks-per-gpu=4", "--timeout=100", "--retries=0")
+    # The five suites have a check of their own.
+    others = [] if c.quick else ["-x", *SUITES]
+    options = ("--tests=test/distributed", "--ranks-per-gpu=4", "--timeout=100")
+    found = runs.run_test(c, *names, *options, *others)
     for verdict in ("passed", "failed", "skipped"):
         c.figure(verdict, found.count(verdict))
     c.figure("time", found.document.get("seconds"), "s")

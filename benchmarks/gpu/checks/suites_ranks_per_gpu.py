@@ -1,18 +1,11 @@
 """Tests that need 4 GPUs pass in 4 ranks on fewer, over NCCL where its version allows that, else over gloo."""
 
 from runs import run_test
+from suites import SUITES
 
 ORDER = 30
 LIMIT = 170
 QUICK_LIMIT = 90
-
-SUITES = (
-    "test/distributed/fsdp/test_fully_shard_tp_integration.py",
-    "test/distributed/fsdp/test_fsdp_tp_integration.py",
-    "test/distributed/tensor/parallel/test_ddp_2d_parallel.py",
-    "test/distributed/tensor/parallel/test_tp_examples.py",
-    "test/distributed/_composable/test_replicate_with_compiler.py",
-)
 
 
 def check(c):

@@ -3,11 +3,14 @@
 On real devices: the check `needs` of benchmarks/gpu/run.
 """
 
+import dataclasses
 import unittest
 from unittest import mock
 
 from torch_testing_ext._machine import accelerators
 from torch_testing_ext._machine.device_facts import DeviceFacts
+from torch_testing_ext._machine.links import with_nvlinks
+from torch_testing_ext._machine.nvml import Gpu, GpuLink, NvmlError
 from torch_testing_ext._marks.needs import Skipped, needs_of
 from torch_testing_ext.common_distributed import (
     requires_memory,
@@ -40,10 +43,27 @@ class DeviceNeedsTest(unittest.TestCase):
                 return str(skip)
         return None
 
+    def test_nvlink_as_nvml_says(self):
+        gpus = [
+            Gpu(0, "GPU-a", links={"GPU-b": GpuLink(nvlink=True)}),
+            Gpu(1, "GPU-b", links={"GPU-a": GpuLink(nvlink=True)}),
+        ]
+        gpus.append(Gpu(2, "GPU-c", links={"GPU-a": GpuLink()}))
+        nvml = mock.Mock(gpus=lambda: tuple(gpus))
+        three = with_nvlinks((H100, H100, T4), ("b", "a", "c"), lambda: nvml)
+        self.assertEqual([one.nvlinks for one in three], [(1,), (0,), ()])
+        nvml.close.assert_called_once_with()
+        unknown = with_nvlinks((H100, H100), ("b", "z"), lambda: nvml)
+        self.assertEqual([one.nvlinks for one in unknown], [(), None])
+        self.assertEqual(with_nvlinks((H100, H100), (), lambda: nvml), (H100, H100))
+        failing = mock.Mock(side_effect=NvmlError("no driver"))
+        self.assertEqual(with_nvlinks((H100, H100), ("a", "b"), failing), (H100, H100))
+
     def test_met(self):
-        for decorate in (requires_memory("20 GB"), requires_sm(9), requires_sm(8, 6), requires_peer_access()):
+        for decorate in (requires_memory("20 GB"), requires_sm(9), requires_sm(8, 6)):
             self.assertIsNone(self.skip_of(decorate, H100))
-        self.assertIsNone(self.skip_of(requires_nvlink(), H100))  # nothing to be connected with
+        second = dataclasses.replace(H100, peers=(0,))
+        self.assertIsNone(self.skip_of(requires_peer_access(), H100, second))
 
     def test_unmet(self):
         for decorate, facts, expected in (
@@ -53,6 +73,8 @@ class DeviceNeedsTest(unittest.TestCase):
             (requires_peer_access(), (H100, H100), "they cannot read each other's memory"),
             (requires_nvlink(), (H100, H100), "NVLink"),
             (requires_memory("20 GB"), (), "No accelerator"),
+            (requires_peer_access(), (H100,), "Need at least 2 accelerator devices"),
+            (requires_nvlink(), (H100,), "Need at least 2 accelerator devices"),
         ):
             with self.subTest(expected=expected):
                 self.assertRegex(self.skip_of(decorate, *facts) or "it ran", expected)

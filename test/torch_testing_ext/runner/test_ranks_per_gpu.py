@@ -51,6 +51,11 @@ class RanksPerGpuTest(unittest.TestCase):
         self.assertEqual(skipped.skip, "needs 4 devices, 1 available, for 1 process")
         self.assertEqual(skipped.want, "4 devices")
 
+    def test_ranks_on_one_device_have_no_connection(self):
+        test = make_test("test_x", devices=2, world_size=2, of_devices=DeviceNeeds(nvlink=True))
+        (skipped,) = planned(test, inventory(H100, ranks=4)).skipped
+        self.assertRegex(skipped.skip, "^needs 2 devices, 1 available")
+
     def test_never_by_default(self):
         (skipped,) = planned(make_test("test_x", devices=4, world_size=4), inventory(H100)).skipped
         self.assertEqual(skipped.skip, "needs 4 devices, 1 available")

@@ -99,6 +99,7 @@ def _count_devices(channel: Channel[Nothing]) -> NoReturn:
     from torch_testing_ext import _torch
     from torch_testing_ext._machine import accelerators
     from torch_testing_ext._machine.device_facts import facts_from
+    from torch_testing_ext._machine.links import with_nvlinks
 
     fork_safety.mark_fork_safe()
     try:
@@ -106,8 +107,7 @@ def _count_devices(channel: Channel[Nothing]) -> NoReturn:
     except accelerators.DriverDoesNotAnswer as error:
         channel.send(DevicesCounted(None, 0, failure=str(error)))
         os._exit(0)
-    seen = (
-        (tuple(accelerators.ask_uuids()), facts_from(accelerators.ask_facts()), _torch.nccl_version()) if count else ()
-    )
-    channel.send(DevicesCounted(kind, count, torch.__version__, *seen))
+    uuids = tuple(accelerators.ask_uuids()) if count else ()
+    facts = with_nvlinks(facts_from(accelerators.ask_facts()), uuids) if count else ()
+    channel.send(DevicesCounted(kind, count, torch.__version__, uuids, facts, _torch.nccl_version() if count else ()))
     os._exit(0)

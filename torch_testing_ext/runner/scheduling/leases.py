@@ -144,8 +144,10 @@ class Leases:
     def _choose(self, unit: Unit, count: int) -> tuple[str, ...] | None:
         """So many devices that have what the unit needs, and room for it; None if there are none."""
         shared = [] if unit.memory is None else [name for name in self._memory if self._has_room(name, unit.memory)]
+        shared.sort(key=self._room)
         # The fullest first: so whole devices stay free for units that need them.
-        return self._among([*sorted(shared, key=self._room), *self._free()], unit, count)
+        on_shared = self._among(shared[:count], unit, count) if shared else None
+        return on_shared or self._among([*shared, *self._free()], unit, count)
 
     def _can_share(self, unit: Unit, devices: Sequence[str]) -> bool:
         """Whether the unit leaves room for others. One that wants more than a device can share gets it as a whole."""

@@ -93,7 +93,7 @@ def _with_devices_of(inventory: Inventory, test: Test) -> Test:
         return test
     if test.devices > inventory.most_at_once:
         shares = test.devices <= inventory.most_ranks and test.devices <= test.world_size
-        if not shares:
+        if not shares or test.of_devices.of_several:  # ranks on one device have no connection
             return _skipped_for_devices(test, inventory)
         test = dataclasses.replace(test, devices=inventory.most_at_once, shared_by=test.devices)
     if not test.of_devices or inventory.fake:

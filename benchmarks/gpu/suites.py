@@ -1,0 +1,9 @@
+"""The five suites that PyTorch has at these paths, too."""
+
+SUITES = (
+    "test/distributed/fsdp/test_fully_shard_tp_integration.py",
+    "test/distributed/fsdp/test_fsdp_tp_integration.py",
+    "test/distributed/tensor/parallel/test_ddp_2d_parallel.py",
+    "test/distributed/tensor/parallel/test_tp_examples.py",
+    "test/distributed/_composable/test_replicate_with_compiler.py",
+)
