@@ -309,6 +309,48 @@ def first_left_alone(records: Sequence[RankRecord], ended: Mapping[int, str], wa
     return min(found, key=lambda one: one[0])[1] if found else None
 
 
+def is_uneven(records: Sequence[RankRecord]) -> bool:
+    """Has a rank issued more in a group than another member?"""
+    by_rank = {record.rank: record for record in records}
+    counts = (
+        {len(by_rank[rank].calls.get(group.key, ())) for rank in group.ranks if rank in by_rank}
+        for group in shared_groups(records)
+    )
+    return any(len(each) > 1 for each in counts)
+
+
+def first_uneven(records: Sequence[RankRecord]) -> Finding | None:
+    """A collective that some members have issued and others have not, although all ranks have passed.
+
+    Nobody has missed it. Where something has raised, the ranks may have left it out for that.
+    """
+    if any(_has_raised(record) or not record.is_whole for record in records):
+        return None
+    by_rank = {record.rank: record for record in records}
+    found = []
+    for group in shared_groups(records):
+        calls = {rank: by_rank[rank].calls.get(group.key, ()) for rank in group.ranks if rank in by_rank}
+        place = min(map(len, calls.values()), default=0) + 1
+        there = {rank: issued[place - 1] for rank, issued in calls.items() if len(issued) >= place}
+        if there and len(calls) == len(group.ranks):
+            gone = tuple(rank for rank in group.ranks if rank not in there)
+            first = next(iter(there.values()))
+            lines = tuple(f"rank {rank}: {_described(call)}{_at(call)}" for rank, call in there.items())
+            sentence = _without(gone, first, group, list(there))
+            found.append((first.order, Finding(FindingKind.UNMATCHED, sentence, lines, gone, is_hazard=True)))
+    return min(found, key=lambda one: one[0])[1] if found else None
+
+
+def _has_raised(record: RankRecord) -> bool:
+    return record.has_raised or any(call.raised for calls in record.calls.values() for call in calls)
+
+
+def _without(gone: Sequence[int], call: Call, group: SharedGroup, there: Sequence[int]) -> str:
+    of_group = "" if group.title == "the default group" else f" of {group.title}"
+    verb = "has" if len(there) == 1 else "have"
+    return f"{list_of(gone)} passed without {call}{of_group}, which {list_of(there)} {verb} issued"
+
+
 # -- only with logs
 
 
@@ -325,10 +367,7 @@ def first_unmatched(records: Sequence[RankRecord]) -> Finding | None:
                 sentence = f"nobody has {verb} the message of rank {wait.rank}'s {wait.title}"
             else:
                 there = tuple(rank for rank in wait.group.ranks if rank not in wait.missing)
-                verb = "has" if len(there) == 1 else "have"
-                of_group = "" if wait.group.title == "the default group" else f" of {wait.group.title}"
-                sentence = f"{list_of(wait.missing)} passed without {wait.call}{of_group}"
-                sentence += f", which {list_of(there)} {verb} issued"
+                sentence = _without(wait.missing, wait.call, wait.group, there)
             lines = (f"rank {wait.rank}: {_described(wait.call)}{_at(wait.call)}",)
             found.append((wait.call.order, Finding(FindingKind.UNMATCHED, sentence, lines, wait.missing)))
     return min(found, key=lambda one: one[0])[1] if found else None

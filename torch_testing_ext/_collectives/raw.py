@@ -103,11 +103,12 @@ class RawRecord:
 
     def text(self) -> str:
         """The text that `read_record` reads."""
-        return text_of(self.groups, list(self._compact()), self.is_whole, self._state, self.at)
+        return text_of(self.groups, list(self._compact()), self.is_whole, self._state, self.at, bool(self._errors))
 
     def record(self, rank: int) -> RankRecord:
         """The same as `read_record` makes of the text."""
-        return make_record(rank, self.groups, list(self._compact()), self.is_whole, self._state, self.at)
+        entries = list(self._compact())
+        return make_record(rank, self.groups, entries, self.is_whole, self._state, self.at, bool(self._errors))
 
     def _compact(self) -> Iterator[dict[str, Any]]:
         raised = self._raised()
@@ -185,6 +186,11 @@ def agree(records: Sequence[RawRecord | None]) -> bool:
     for record in records:
         if record is None:
             continue
-        if not record.is_whole or any(seen.setdefault(key, calls) != calls for key, calls in record.calls().items()):
+        issued = record.calls()
+        for key in keys_of(record.groups):
+            calls = issued.get(key, [])
+            if seen.setdefault(key, calls) != calls:
+                return False
+        if not record.is_whole:
             return False
     return True

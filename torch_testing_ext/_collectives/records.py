@@ -130,6 +130,7 @@ class RankRecord:
     p2p: Mapping[GroupKey, str] = field(default_factory=dict)  # the latest send or receive, where it is recorded
     messages: Mapping[GroupKey, Sequence[Call]] = field(default_factory=dict)  # sends and receives of a log
     at: float = 0.0  # the moment of the record
+    has_raised: bool = False  # a function of torch.distributed
 
 
 # A mismatch shows at once or, if the bytes happen to fit, in one of the next calls.
@@ -199,6 +200,7 @@ def text_of(
     is_whole: bool,
     state: RankState | None = None,
     at: float = 0.0,
+    has_raised: bool = False,
 ) -> str:
     """The text that a rank leaves."""
     issued: dict[int, list[Any]] = {}
@@ -214,6 +216,7 @@ def text_of(
         "is_whole": is_whole,
         "state": state and state.to_json(),
         "at": at,
+        "has_raised": has_raised,
     }
     return f"{json.dumps([is_whole, digests])}\n{json.dumps(body)}"
 
@@ -261,7 +264,8 @@ def read_record(rank: int, text: str) -> RankRecord | None:
     except (ValueError, KeyError, TypeError):
         return None
     known = state and RankState.from_json(state)
-    return make_record(rank, listed, entries, bool(body.get("is_whole")), known, float(body.get("at", 0.0)))
+    at, has_raised = float(body.get("at", 0.0)), bool(body.get("has_raised"))
+    return make_record(rank, listed, entries, bool(body.get("is_whole")), known, at, has_raised)
 
 
 def make_record(
@@ -271,6 +275,7 @@ def make_record(
     is_whole: bool,
     state: RankState | None,
     at: float,
+    has_raised: bool,
 ) -> RankRecord:
     """The record of a rank that has made the groups `listed`, from the entries of its recorder or its log."""
     groups: dict[GroupKey, GroupRecord] = {}
@@ -304,6 +309,7 @@ def make_record(
         p2p=p2p,
         messages=messages,
         at=at,
+        has_raised=has_raised,
     )
 
 

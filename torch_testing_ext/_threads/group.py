@@ -214,11 +214,15 @@ class Rendezvous:
             self._poison(rank, kind, arguments, options)
         with self._world.changed:
             collective, event = self._enter(rank, kind, arguments, options)
-            if rank == 0:
-                self._wait(rank, collective, lambda: len(collective.arguments) == len(self._ranks), kind)
-                self._current = _Collective()
-            else:
-                self._wait(rank, collective, lambda: collective.is_complete, kind)
+            try:
+                if rank == 0:
+                    self._wait(rank, collective, lambda: len(collective.arguments) == len(self._ranks), kind)
+                    self._current = _Collective()
+                else:
+                    self._wait(rank, collective, lambda: collective.is_complete, kind)
+            except LeftAlone:
+                event["raised"] = True
+                raise
         event["retired"] = True
         if rank == 0:
             try:

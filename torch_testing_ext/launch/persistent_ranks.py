@@ -15,6 +15,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from torch_testing_ext._collectives.findings import first_mismatch, is_uneven
+from torch_testing_ext._collectives.raw import agree, unpack
+
 from . import client, device_memory, recording, settings
 from .accounts import AccountFile, RankAccount, RankEnding, read_account
 from .job import Job, Sanitize
@@ -158,7 +161,7 @@ class PersistentRanks:
             if watcher.pending:
                 watcher.take_stacks()
                 watcher.ask_nccl(timed_out)
-            went_well = not watcher.pending and watcher.agreed()
+            went_well = not watcher.pending and watcher.agreed() and watcher.are_in_step()
         finally:
             self.is_busy = False
             if not went_well or not self.is_complete():
@@ -231,6 +234,14 @@ class _TaskWatcher(RankWatcher):
         """Have all ranks passed, or all skipped?"""
         endings = {account and account.ending for account in self.accounts.values()}
         return endings in ({RankEnding.PASSED}, {RankEnding.SKIPPED})
+
+    def are_in_step(self) -> bool:
+        """Have the ranks issued the same? A collective that is left over would meet one of the next task."""
+        left = [unpack(self._left(rank)) for rank in range(self.run.job.world_size)]
+        if agree(left):
+            return True
+        records = [raw.record(rank) for rank, raw in enumerate(left) if raw is not None]
+        return first_mismatch(records) is None and not is_uneven(records)
 
     def log_start(self, rank: int) -> int:
         return self._ranks._written[rank]

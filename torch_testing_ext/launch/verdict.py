@@ -14,6 +14,7 @@ from torch_testing_ext._collectives.findings import (
     describe_stuck,
     first_left_alone,
     first_mismatch,
+    first_uneven,
     first_unmatched,
     stuck,
     waits,
@@ -138,7 +139,10 @@ def _found_by_sanitizer(reports: Sequence[RankReport], case: Case, expected: Exp
         found = [unmatched] if unmatched is not None else []
     if found:
         return _found(reports, found[0], case)
-    said = [f"{one.sentence}\n{one.calls}" for r in reports for one in r.found]
+    hazards = [one for r in reports for one in r.found]
+    uneven = None if expected.may_differ or any(r.issued for r in reports) else first_uneven(_records(reports))
+    hazards += [uneven] if uneven is not None else []
+    said = [f"{one.sentence}\n{one.calls}" for one in hazards]
     not_compared = "" if expected.may_differ else _not_compared(reports)
     return Verdict(Outcome.PASSED, "\n".join([*([not_compared] if not_compared else []), *said]))
 

@@ -1,0 +1,95 @@
+"""Collectives that ranks leave out and nobody misses: a warning, and no harm to the next test of the same ranks."""
+
+import contextlib
+import io
+import unittest
+
+import torch
+import torch.distributed as dist
+from test_planted_faults import Fresh, Persistent, _in_fresh_ranks, _outcome_of
+
+from torch_testing_ext.common_distributed import collectives_may_differ
+from torch_testing_ext.common_utils import run_tests
+
+
+def async_broadcast_of_the_root(self):
+    dist.barrier()
+    if self.rank == 0:
+        self.work = dist.broadcast(torch.full((4,), 7.0), 0, async_op=True)
+
+
+def async_all_reduce_of_one_rank(self):
+    if self.rank == 1:
+        self.work = dist.all_reduce(torch.ones(4), async_op=True)
+
+
+def error_that_is_expected(self):
+    """Of the arguments: rank 0 issues nothing."""
+    if self.rank == 0:
+        with self.assertRaises((TypeError, ValueError, RuntimeError)):
+            dist.all_to_all_single(torch.empty(3), torch.ones(3), [1, 1, 1], [1, 1, 5])
+    elif self.rank == 1:
+        self.work = dist.all_reduce(torch.ones(4), async_op=True)
+
+
+class Alone(Fresh):
+    async_broadcast_of_the_root = _in_fresh_ranks(async_broadcast_of_the_root)
+    async_all_reduce_of_one_rank = _in_fresh_ranks(async_all_reduce_of_one_rank)
+    error_that_is_expected = _in_fresh_ranks(error_that_is_expected)
+
+    @collectives_may_differ("tests the decorator")
+    def on_purpose(self):
+        _in_fresh_ranks(async_broadcast_of_the_root)(self)
+
+
+class InTurn(Persistent):
+    async_broadcast_of_the_root = async_broadcast_of_the_root
+    async_all_reduce_of_one_rank = async_all_reduce_of_one_rank
+
+    def dtype(self):
+        dist.all_reduce(torch.ones(4, dtype=torch.int32 if self.rank else torch.float32))
+
+    def next_one(self):
+        mine = torch.full((4,), float(self.rank))
+        dist.broadcast(mine, 0)
+        self.assertEqual(mine, torch.zeros(4))
+        dist.all_reduce(mine)
+        self.assertEqual(mine, torch.zeros(4))
+
+
+class LeftOverTest(unittest.TestCase):
+    def run_quietly(self, test):
+        said = io.StringIO()
+        with contextlib.redirect_stderr(said):
+            outcome, message = _outcome_of(test)
+        return outcome, message, said.getvalue()
+
+    def test_a_warning(self):
+        for name, text in (
+            ("async_broadcast_of_the_root", "ranks 1, 2 passed without broadcast #2 [4], which rank 0 has issued"),
+            ("async_all_reduce_of_one_rank", "ranks 0, 2 passed without all_reduce #1 [4], which rank 1 has issued"),
+        ):
+            with self.subTest(name):
+                outcome, message, said = self.run_quietly(Alone(name))
+                self.assertEqual(outcome, "passed", message)
+                self.assertIn(text, said)
+                self.assertIn("test_left_over.py:", said)
+
+    def test_no_warning(self):
+        for name in ("error_that_is_expected", "on_purpose"):
+            with self.subTest(name):
+                self.assertEqual(self.run_quietly(Alone(name)), ("passed", "", ""))
+
+    def test_persistent_ranks_that_are_not_in_step_are_replaced(self):
+        for name, count in (("async_broadcast_of_the_root", 0), ("async_all_reduce_of_one_rank", 0), ("dtype", 1)):
+            with self.subTest(name):
+                result = unittest.TestResult()
+                with contextlib.redirect_stderr(io.StringIO()):
+                    unittest.TestSuite([InTurn(name), InTurn("next_one")]).run(result)
+                self.assertEqual(len(result.failures + result.errors), count, result.failures + result.errors)
+                self.assertEqual(result.testsRun, 2)
+                self.assertNotIn("next_one", [test._testMethodName for test, _ in result.failures + result.errors])
+
+
+if __name__ == "__main__":
+    run_tests()
