@@ -26,6 +26,7 @@ SUBJECT = HERE / "launch_subject.py"
 OURS, TORCH, FORK = "torch_testing_ext", "torch.testing._internal", "fork"
 CONTINUOUS, OUR_CONTINUOUS = "MultiProcContinuousTest", "our MultiProcContinuousTest"
 FLOOR = "floor"
+IMPORT = "import"
 OURS_DESTROYING, TORCH_DESTROYING = f"{OURS},destroying", f"{TORCH},destroying"
 TITLES = {
     OURS: "ours",
@@ -226,21 +227,40 @@ def measure_many() -> list[Target]:
     with candidates(64, [OURS]) as started:
         seconds = [started[OURS].run() for _ in range(3)]  # a failed test ends the benchmark
     print(f"\n64 ranks, ours: {statistics.median(seconds) * 1000:.0f} ms per test")
-    return [Target("64 ranks: tests passed out of 3", len(seconds), 3, at_least=True)]
+    return [Target("64 ranks: tests passed out of 3", len(seconds), 3, at_least=True), *measure_largest()]
+
+
+def measure_largest() -> list[Target]:
+    """Files with one test, with gloo's full mesh of connections and with those that are made at their first use."""
+    print("\nWhole file with one test, in s (ms per rank that it has more than 4)")
+    targets = []
+    for title, lazy in (("full mesh", "0"), ("TORCH_GLOO_LAZY_INIT=1", "1")):
+        took = {
+            ranks: run_interpreter([str(SUBJECT)], environment(OURS, RANKS=ranks, TORCH_GLOO_LAZY_INIT=lazy))
+            for ranks in (4, 64, 256)
+        }
+        per_rank = {ranks: (took[ranks] - took[4]) / (ranks - 4) for ranks in (64, 256)}
+        cells = (f"{ranks} ranks {took[ranks]:.1f} ({per_rank[ranks] * 1000:.0f})" for ranks in per_rank)
+        print(f"  {title:<24}4 ranks {took[4]:.1f}, " + ", ".join(cells))
+        targets.append(Target(f"a rank of 256 / a rank of 64, {title}", per_rank[256] / per_rank[64], 1))
+    return targets
 
 
 def measure_files(rounds: int) -> list[Target]:
-    one = take_turns({kit: file_runner(kit, tests=1) for kit in (OURS, TORCH)}, dict.fromkeys((OURS, TORCH), rounds))
+    runners = {kit: file_runner(kit, tests=1) for kit in (OURS, TORCH)}
+    runners[IMPORT] = lambda: run_interpreter(["-c", "import torch, torch.distributed"], environment(OURS))
+    one = take_turns(runners, {OURS: 3 * rounds, IMPORT: 3 * rounds, TORCH: rounds})
     thirty = take_turns(
         {kit: file_runner(kit, tests=30) for kit in (OURS, CONTINUOUS, OUR_CONTINUOUS)},
         dict.fromkeys((OURS, CONTINUOUS, OUR_CONTINUOUS), rounds),
     )
     print("\nWhole file with 4 ranks in a new interpreter, start-up included, median in s")
-    print(f"  1 test:   ours {one[OURS]:.2f}, MultiProcessTestCase {one[TORCH]:.2f}")
+    print(f"  1 test:   ours {one[OURS]:.2f}, MultiProcessTestCase {one[TORCH]:.2f}, only imports {one[IMPORT]:.2f}")
     continuous = f"MultiProcContinuousTest {thirty[CONTINUOUS]:.2f}, ours {thirty[OUR_CONTINUOUS]:.2f}"
     print(f"  30 tests: ours {thirty[OURS]:.2f}, {continuous}")
     return [
         Target("file with 1 test: ours / MultiProcessTestCase", one[OURS] / one[TORCH], 1),
+        Target("file with 1 test: ours / import torch, torch.distributed", one[OURS] / one[IMPORT], 1.1),
         Target("file with 30 tests: ours / MultiProcContinuousTest", thirty[OURS] / thirty[CONTINUOUS], 1),
         Target("the same: our MultiProcContinuousTest / PyTorch's", thirty[OUR_CONTINUOUS] / thirty[CONTINUOUS], 1),
     ]
