@@ -107,13 +107,12 @@ from torch_testing_ext._utils.backend_settings import (
 
 _FLAGS = (
     *("IS_MACOS", "IS_WINDOWS", "TEST_CUDA", "TEST_MTIA", "TEST_MULTIGPU", "TEST_NUMBA", "TEST_WITH_ROCM", "TEST_XPU"),
+    *("TEST_CUSPARSE_GENERIC", "TEST_HIPSPARSE_GENERIC"),
 )
 _COMPUTED: dict[str, _typing.Callable[[], _typing.Any]] = {
     **{name: _functools.partial(_flags.flag, name) for name in _FLAGS},
     "CUDA_DEVICE": _cuda.first_device,
     "TEST_CUPTI": _libraries.has_cupti,
-    "TEST_CUSPARSE_GENERIC": _libraries.has_cusparse_generic,
-    "TEST_HIPSPARSE_GENERIC": _libraries.has_hipsparse_generic,
     "TEST_NUMBA_CUDA": _cuda.numba_supports_cuda,
 }
 

@@ -39,14 +39,6 @@ def hipblaslt_version() -> tuple[int, int, int] | None:
     return (number // 10000, number // 100 % 100, number % 100) if number else None
 
 
-def has_cusparse_generic() -> bool:
-    return not flag("TEST_WITH_ROCM")
-
-
-def has_hipsparse_generic() -> bool:
-    return bool(flag("TEST_WITH_ROCM")) and torch.version.hip is not None
-
-
 def gfx_arch_supports_opportunistic_fastatomics() -> bool:
     return evaluate_gfx_arch_within(["gfx942", "gfx950"])
 

@@ -160,6 +160,8 @@ _FLAGS: dict[str, Flag] = {
     "TEST_CUDA_GRAPH": _has_cuda_graphs,
     "TEST_CUDA_CUDSS": _has_cuda_build_of("TEST_CUDA"),
     "TEST_CUDA_GRAPH_CONDITIONAL_NODES": _has_cuda_build_of("TEST_CUDA_GRAPH"),
+    "TEST_CUSPARSE_GENERIC": lambda: not flag("TEST_WITH_ROCM"),
+    "TEST_HIPSPARSE_GENERIC": lambda: bool(flag("TEST_WITH_ROCM")) and torch.version.hip is not None,
     "TEST_SKIP_CUDAGRAPH": _switch("PYTORCH_TEST_SKIP_CUDAGRAPH"),
     "EXPANDABLE_SEGMENTS": _has_expandable_segments,
     # installed packages and build options
