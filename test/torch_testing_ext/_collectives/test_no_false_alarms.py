@@ -269,11 +269,8 @@ class NoFalseAlarmTest(unittest.TestCase):
             Ranks(name).run(result)
         self.assertEqual([text for _, text in result.errors + result.failures], [])
         self.assertEqual(result.skipped, [])
-        remark = (
-            "were not compared with those of others"
-            if name == "more_than_the_recorder_keeps"
-            else r"\A(?!.*torch_testing_ext: )"
-        )
+        is_said = name == "more_than_the_recorder_keeps"
+        remark = "were not compared with those of others" if is_said else r"\A(?!.*torch_testing_ext: )"
         self.assertRegex(said.getvalue(), f"(?s){remark}")
 
 
