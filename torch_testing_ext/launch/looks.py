@@ -118,9 +118,9 @@ class Looks:
         timeouts = (wait.call.timeout for calls in waiting.values() for wait in calls)
         is_endless = all(timeout >= min(self._endless, DEFAULT_OF_GROUPS) for timeout in timeouts)
         if not self._may_differ and is_endless and (found := first_mismatch(known, unless_raised=True)) is not None:
-            if self._is_certain or not set(found.awaited).intersection(running):
+            if self._is_certain or ended.keys() >= set(found.awaited):
                 return found
-            self._is_certain = True  # at the next look: the others may have come to the call by then
+            self._is_certain = True  # at the next look: the others may have come to the call, or answered, by then
             self._look_after(CONFIRMATION)
             return None
         suspects = stuck({rank: calls for rank, calls in waiting.items() if self._never_end(calls)}, ended)
