@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
+import functools
 import types
 from typing import Any
 
@@ -192,6 +194,33 @@ REFUSED = {
 }
 
 
+def made_at_import(how):
+    """An object whose code reads a variable of this function, and a function that changes the variable.
+
+    Ranks exempt what was imported before they were forked from garbage collection, and from searches for referrers.
+    """
+    scale = 1.0
+
+    class Made:
+        own = how(lambda *others: scale)
+
+    def change(value):
+        nonlocal scale
+        scale = value
+
+    return Made, change
+
+
+MADE = {
+    "property": (made_at_import(property), lambda made: made().own),
+    "static_method": (made_at_import(staticmethod), lambda made: made.own()),
+    "class_method": (made_at_import(classmethod), lambda made: made.own()),
+    "cached_property": (made_at_import(functools.cached_property), lambda made: made().own),
+    "default_of_a_dict": (made_at_import(lambda of: collections.defaultdict(of)), lambda made: made.own.copy()["a"]),
+    "method_of_map": (made_at_import(lambda of: types.MethodType(map, of)), lambda made: next(made.own([1]))),
+}
+
+
 class TestAttributes(DTensorContinuousTestBase):
     """What Python code sees of tensors, and what it does besides computing with them."""
 
@@ -206,6 +235,13 @@ class TestAttributes(DTensorContinuousTestBase):
     @parametrize("name", list(REFUSED))
     def test_refused(self, name):
         play(self, REFUSED[name], "fully_shard", verify="off")
+
+    @parametrize("name", list(MADE))
+    def test_variables_of_functions_that_were_made_at_import(self, name):
+        (made, change), read = MADE[name]
+        step = training(lambda own, optimizer, model, x: read(made))
+        scenario = Scenario(step, lambda i, side: change(3.0 if i == 2 else 1.0))
+        play(self, scenario, "replicate", verify="off")
 
     def test_anomaly_detection(self):
         scenario = Scenario(training(), lambda i, side: torch.autograd.set_detect_anomaly(True), refused="Anomaly")

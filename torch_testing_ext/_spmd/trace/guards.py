@@ -223,6 +223,7 @@ def functions_of(codes: list[CodeType]) -> list[types.FunctionType]:
     wanted = {id(code) for code in codes if code.co_freevars and code.co_name not in _TRANSIENT}
     if not wanted:
         return []
+    gc.unfreeze()  # frozen objects are not searched: the ranks of a test freeze what has been imported
     found = gc.get_referrers(*(code for code in codes if id(code) in wanted))
     return [f for f in found if type(f) is types.FunctionType and id(f.__code__) in wanted]
 

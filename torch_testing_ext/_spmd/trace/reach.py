@@ -379,6 +379,18 @@ def _read_method(reach: Reach, value: Any, path: str) -> _Read:
     return (), [], [(value.__func__, path), (value.__self__, path)]
 
 
+def _read_property(reach: Reach, value: Any, path: str) -> _Read:
+    return (), [], [(value.fget, path), (value.fset, path), (value.fdel, path)]
+
+
+def _read_wrapper(reach: Reach, value: Any, path: str) -> _Read:
+    return (), [], [(value.__func__, path)]
+
+
+def _read_cached_property(reach: Reach, value: Any, path: str) -> _Read:
+    return (), [], [(value.func, path)]
+
+
 def _read_cell(reach: Reach, value: Any, path: str) -> _Read:
     try:
         content = value.cell_contents
@@ -470,6 +482,10 @@ _READERS: dict[type, _Reader] = {
     types.FunctionType: _read_function,
     types.MethodType: _read_method,
     types.CellType: _read_cell,
+    property: _read_property,
+    staticmethod: _read_wrapper,
+    classmethod: _read_wrapper,
+    functools.cached_property: _read_cached_property,
     type(functools.lru_cache(lambda: None)): _read_cached_function,
 }
 
