@@ -10,6 +10,7 @@ from typing import Any
 import hypothesis
 
 from torch_testing_ext._cases.multi_process import MultiProcessTestCase
+from torch_testing_ext._cases.ranked import RankedTestCase
 
 from . import internals
 from .participants import Leader, Participant
@@ -42,6 +43,11 @@ def given(*positional: Any, **named: Any) -> Callable[[Callable[..., None]], Cal
             internals.copy_decorations(test, prop)
             if args and _is_rank(args[0]):
                 run(args[0], prop, functools.partial(body, args[0]))
+            elif args and isinstance(args[0], RankedTestCase) and not isinstance(args[0], MultiProcessTestCase):
+                raise TypeError(
+                    f"@given runs in ranks of MultiProcessTestCase and its subclasses only: those of "
+                    f"{_base_of(args[0])} would each draw examples of their own"
+                )
             else:
                 prop(*args, **kwargs)
 
@@ -52,6 +58,11 @@ def given(*positional: Any, **named: Any) -> Callable[[Callable[..., None]], Cal
 
 def _is_rank(test: Any) -> bool:
     return isinstance(test, MultiProcessTestCase) and test.rank != test.MAIN_PROCESS_RANK
+
+
+def _base_of(test: Any) -> str:
+    """The name of the base of ours that runs the ranks of a test."""
+    return next(cls.__name__ for cls in type(test).__mro__ if RankedTestCase in cls.__bases__)
 
 
 def note(value: object) -> None:

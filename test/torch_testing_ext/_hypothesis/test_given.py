@@ -14,9 +14,9 @@ import torch
 import torch.distributed as dist
 from hypothesis import strategies as st
 
-from torch_testing_ext.common_distributed import MultiProcessTestCase
+from torch_testing_ext.common_distributed import MultiProcessTestCase, MultiThreadedTestCase
 from torch_testing_ext.common_utils import TestCase, run_tests
-from torch_testing_ext.distributed._tensor.common_dtensor import DTensorTestBase, with_comms
+from torch_testing_ext.distributed._tensor.common_dtensor import DTensorContinuousTestBase, DTensorTestBase, with_comms
 from torch_testing_ext.hypothesis_utils import (
     Phase,
     Verbosity,
@@ -172,6 +172,37 @@ def failure_of(test):
     test.run(result)
     assert not result.errors, result.errors[0][1]
     return result.failures[0][1] if result.failures else None
+
+
+class Persistent(DTensorContinuousTestBase):
+    world_size = 2
+
+    @PROFILE
+    @given(n=st.integers())
+    def draws(self, n):
+        pass
+
+
+class Threads(MultiThreadedTestCase):
+    def setUp(self):
+        super().setUp()
+        self._spawn_threads()
+
+    @PROFILE
+    @given(n=st.integers())
+    def draws(self, n):
+        pass
+
+
+class TestOtherBases(TestCase):
+    def test_ranks_that_would_draw_examples_of_their_own(self):
+        for case, base in ((Persistent, "MultiProcContinuousTest"), (Threads, "MultiThreadedTestCase")):
+            with self.subTest(base):
+                result = unittest.TestResult()
+                unittest.TestSuite([case("draws")]).run(result)  # with the fixtures of the class
+                ((_, text),) = result.errors + result.failures
+                self.assertIn("@given runs in ranks of MultiProcessTestCase and its subclasses only", text)
+                self.assertIn(f"those of {base} would each draw", text)
 
 
 class TestReproduction(TestCase):
