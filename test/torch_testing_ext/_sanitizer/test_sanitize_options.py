@@ -97,7 +97,9 @@ class SanitizeOptionsTest(unittest.TestCase):
 
     def test_run_test_warns_once_of_what_each_process_says(self):
         """Of one thing that is said with other reasons, too; of each test for itself."""
-        code, said = self.run_in(TALKATIVE, "torch_testing_ext.runner", "--tests", ".", "test_it.py", "--cache", "cache")
+        code, said = self.run_in(
+            TALKATIVE, "torch_testing_ext.runner", "--tests", ".", "test_it.py", "--cache", "cache"
+        )
         self.assertEqual(code, 0, said)
         live, _, summary = said.partition("2 passed in")
         for part in (live, summary):
