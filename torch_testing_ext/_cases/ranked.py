@@ -92,6 +92,9 @@ def say(text: str) -> None:
             warnings.warn_explicit(text, RankWarning, "torch_testing_ext", 1)
 
 
+say_once = functools.cache(say)
+
+
 def raise_verdict(test: unittest.TestCase | None, verdict: launch.Verdict) -> None:
     """Raise the exception for the verdict on `test`, or on ranks that have no test case, unless they passed."""
     __tracebackhide__ = True
@@ -163,11 +166,8 @@ def sanitize_threads(kinds: Iterable[str]) -> Sanitize:
     chosen = settings.read().for_ranks(kinds)
     missing = [kind.value for kind in _NOT_OF_THREADS if kind in chosen.kinds]
     if missing:
-        _say_once(f"ranks that are threads are not checked for: {', '.join(missing)}")
+        say_once(f"ranks that are threads are not checked for: {', '.join(missing)}")
     return chosen
-
-
-_say_once = functools.cache(say)
 
 
 class RankedTestCase(TestCase):

@@ -53,7 +53,8 @@ def run_script(
     """Run `python path *args` in each of `ranks` ranks, with torchrun's variables; raise their verdict unless all end.
 
     Ranks are forked off a new interpreter that has imported torch and has nothing else of this process. `env` is added
-    to the environment. `launcher="torchrun"` has torchrun start the ranks instead, which takes seconds.
+    to the environment. `launcher="torchrun"` has torchrun start the ranks instead, which takes seconds; their
+    collectives are not compared then.
     """
     __tracebackhide__ = True
     size = ranked.checked_world_size(ranks, "ranks")
@@ -183,6 +184,8 @@ def _under_torchrun(
     script: Path, words: list[str], size: int, env: Mapping[str, str], timeout: float | None
 ) -> ScriptRun:
     __tracebackhide__ = True
+    without = ", nor are these sanitized" if settings.read().for_ranks() else ""
+    ranked.say_once(f"the collectives of ranks that torchrun starts are not compared{without}")
     launched_by = ("TORCHELASTIC_", "MASTER_", "GROUP_", "ROLE_", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
     environ = {name: value for name, value in os.environ.items() if not name.startswith(launched_by)}
     for name in ("RANK", "WORLD_SIZE"):

@@ -66,7 +66,10 @@ class WaitCheck(Check):
     def after(self, spec: OpSpec, args: tuple[Any, ...], result: Any, site: int) -> None:
         with self._lock:
             self._find_dropped()
-            if hook.is_synchronous(spec, args) or not hook.is_called_by_distributed(sys._getframe(3)):
+            if hook.is_synchronous(spec, args):
+                return
+            issuer = hook.issuer_of(sys._getframe(3))
+            if not hook.is_called_by_distributed(issuer) or hook.is_for_join(issuer):
                 return
             work = hook.work_of(result)
             if work is not None:

@@ -114,7 +114,8 @@ def all_to_all(arguments: list[tuple[list[Tensor], list[Tensor]]]) -> None:
             _write(output, tensors[receiver])
 
 
-def split(tensor: Tensor, sizes: Sequence[int] | None, count: int) -> list[Tensor]:
+def split(tensor: Tensor, sizes: Sequence[int] | Tensor | None, count: int) -> list[Tensor]:
     """Split a buffer along dim 0 into one part for each rank: of these sizes, or of equal ones."""
     flat: Any = tensor.detach()  # `split` is untyped in torch
-    return list(flat.split(list(sizes)) if sizes else flat.tensor_split(count))
+    parts = [] if sizes is None else [int(size) for size in sizes]
+    return list(flat.split(parts) if parts else flat.tensor_split(count))

@@ -18,6 +18,12 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 _DISTRIBUTED = "distributed_c10d.py"
+_AROUND_CALLS = (_DISTRIBUTED, "c10d_logger.py")
+# The functions of torch that tell ranks without inputs that this one goes on: 2.11 to 2.15.
+_FOR_JOIN = {
+    "notify_join_context": os.path.join("distributed", "algorithms", "join.py"),
+    "_check_global_requires_backward_grad_sync": os.path.join("nn", "parallel", "distributed.py"),
+}
 # torch has its compiler leave modes alone by two functions around each: 2.11 to 2.15.
 _AROUND_MODES = (os.path.join("torch", "_compile.py"), os.path.join("_dynamo", "eval_frame.py"))
 
@@ -272,16 +278,29 @@ def is_synchronous(spec: OpSpec, args: tuple[Any, ...]) -> bool:
     return spec.timeout is not None and len(args) >= spec.timeout and args[spec.timeout - 1] is False
 
 
-def is_called_by_distributed(frame: Any) -> bool:
-    """Does a function of torch.distributed in Python issue the operation? Its caller then gets the work.
-
-    `frame` has called the kernel: that function, or the mode that watches operations.
-    """
+def issuer_of(frame: Any) -> Any:
+    """The frame that issues the operation, where `frame` has called the kernel: itself, or below our mode."""
     if frame.f_back is not None and frame.f_back.f_code.co_filename == __file__:
         frame = frame.f_back.f_back
         while frame.f_code.co_filename.endswith(_AROUND_MODES):
             frame = frame.f_back
-    return bool(frame.f_code.co_filename.endswith(_DISTRIBUTED))
+    return frame
+
+
+def is_called_by_distributed(issuer: Any) -> bool:
+    """Does a function of torch.distributed in Python issue the operation? Its caller then gets the work."""
+    return bool(issuer.f_code.co_filename.endswith(_DISTRIBUTED))
+
+
+def is_for_join(issuer: Any) -> bool:
+    """Does the operation tell ranks without inputs that this one goes on?
+
+    Nobody needs to wait for that: optimizers and DDP drop the work, or leave it to C++.
+    """
+    while issuer is not None and issuer.f_code.co_filename.endswith(_AROUND_CALLS):
+        issuer = issuer.f_back
+    file = None if issuer is None else _FOR_JOIN.get(issuer.f_code.co_name)
+    return file is not None and issuer.f_code.co_filename.endswith(file)
 
 
 # -- tensors

@@ -85,7 +85,7 @@ class StandIn(ModuleType):
         return found
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if _is_own(name):
+        if _is_own(name) or getattr(value, "__name__", None) == f"{self.__name__}.{name}":  # or a module in a package
             super().__setattr__(name, value)
             return
         for holder in _holders(self, name):
@@ -149,10 +149,20 @@ def _replace(pair: mapping.MirroredModule) -> None:
     stand_in = _make(pair.theirs, pair.ours)
     for name in ("__file__", "__spec__", "__package__", "__loader__"):
         setattr(stand_in, name, getattr(module, name, None))
+    if hasattr(module, "__path__"):
+        stand_in.__path__ = module.__path__
+        for name, inner in _modules_in(pair.theirs):
+            setattr(stand_in, name, inner)
     sys.modules[pair.theirs] = stand_in
     parent, _, child = pair.theirs.rpartition(".")
     setattr(sys.modules[parent], child, stand_in)
     rebase.rebase_classes(module)
+
+
+def _modules_in(package: str) -> list[tuple[str, ModuleType]]:
+    """The modules of a package that were imported already."""
+    parts = [(name.rpartition("."), module) for name, module in sys.modules.items()]
+    return [(child, module) for (parent, _, child), module in parts if parent == package]
 
 
 class _Finder(importlib.abc.MetaPathFinder):
@@ -168,6 +178,8 @@ class _Finder(importlib.abc.MetaPathFinder):
         if ours is not None:
             spec = importlib.machinery.ModuleSpec(fullname, _StandInLoader(ours), origin=real.origin if real else None)
             spec.has_location = real is not None
+            # The other modules of a package are PyTorch's.
+            spec.submodule_search_locations = real.submodule_search_locations if real else None
             return spec
         if real is not None and real.loader is not None:
             real.loader = _RebasingLoader(real.loader)

@@ -12,6 +12,8 @@ import torch
 import torch.distributed as dist
 from planted_sanitized import FAULTS
 from test_planted_faults import Fresh, _in_fresh_ranks, _outcome_of
+from torch.distributed.algorithms.join import Join
+from torch.distributed.optim import ZeroRedundancyOptimizer
 
 from torch_testing_ext._cases import ranked
 from torch_testing_ext.common_distributed import (
@@ -194,6 +196,16 @@ class Sound(MultiProcessTestCase):
             model(torch.ones(2, 4)).sum().backward()
         with model.no_sync():
             model(torch.ones(2, 4)).sum().backward()
+
+    def uneven_inputs(self):
+        """Each rank tells the others that it goes on, by work that nobody waits for in Python."""
+        self.join()
+        ddp = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 2))
+        zero = ZeroRedundancyOptimizer(torch.nn.Linear(4, 2).parameters(), torch.optim.SGD, lr=0.1)
+        with Join([ddp, zero]):
+            for _ in range(2 + self.rank):
+                ddp(ones()).sum().backward()
+                zero.step()
 
     def fsdp2(self):
         from torch.distributed.fsdp import fully_shard

@@ -95,6 +95,19 @@ class SanitizeOptionsTest(unittest.TestCase):
             self.assertIn(f"warning: {name}: ranks 0, 1 issue collectives in opposite orders: rank 0 issues", said)
         self.assertIn("2 passed", said)
 
+    def test_run_test_warns_once_of_what_each_process_says(self):
+        """Of one thing that is said with other reasons, too; of each test for itself."""
+        code, said = self.run_in(
+            TALKATIVE, "torch_testing_ext.runner", "--tests", ".", "test_it.py", "--cache", "cache"
+        )
+        self.assertEqual(code, 0, said)
+        live, _, summary = said.partition("2 passed in")
+        for part in (live, summary):
+            self.assertEqual(part.count("warning: ranks are slow, because of Thread-"), 1, said)
+            self.assertEqual(part.count("warning: it differs"), 1, said)
+            for name in ("a", "b"):
+                self.assertEqual(part.count(f"warning: test_{name}: something"), 1, said)
+
     def test_remarks_in_an_output(self):
         self.assertEqual(remarks_in(""), [])
         output = "x\ntorch_testing_ext: one\n  more\nother\n  not of it\ntorch_testing_ext: two\ntorch_testing_ext: 3"
@@ -150,6 +163,16 @@ import pytest
 @pytest.mark.world_size(2)
 def test_marked(dist_env):
     cross()
+"""
+TALKATIVE = """
+import unittest, sys
+class T(unittest.TestCase):
+    def say(self, number):
+        print(f"torch_testing_ext: ranks are slow, because of Thread-{number}", file=sys.stderr)
+        print("torch_testing_ext: it differs", file=sys.stderr)
+        print(f"torch_testing_ext: {self._testMethodName}: something", file=sys.stderr)
+    def test_a(self): self.say(1)
+    def test_b(self): self.say(2)
 """
 UNLOADED = f"""{HEAD}
         import sys

@@ -75,7 +75,7 @@ class Decorated(unittest.TestCase):
 class SanitizedThreadsTest(unittest.TestCase):
     def run_one(self, test):
         result, said = unittest.TestResult(), io.StringIO()
-        ranked._say_once.cache_clear()
+        ranked.say_once.cache_clear()
         with contextlib.redirect_stderr(said):
             test.run(result)
         return [text for _, text in result.errors + result.failures], said.getvalue()

@@ -245,6 +245,16 @@ class TestCollectives(TestCase):
         self.assertEqual(torch.cat(places), torch.tensor([0.0 + rank, 10.0 + rank]))
 
     @spawn_threads_and_init_comms(world_size=2)
+    def test_sizes_in_a_tensor(self) -> None:
+        """gloo accepts only lists, PyTorch's threads both."""
+        rank = dist.get_rank()
+        sizes = torch.tensor([2, 1])
+        received = torch.zeros(2 * int(sizes[rank]))
+        dist.all_to_all_single(received, own(rank, 3), sizes[rank].repeat(2), sizes)  # type: ignore[arg-type]
+        part = slice(0, 2) if rank == 0 else slice(2, 3)
+        self.assertEqual(received, torch.cat([own(0, 3)[part], own(1, 3)[part]]))
+
+    @spawn_threads_and_init_comms(world_size=2)
     def test_attributes_of_a_group(self) -> None:
         group = dist.group.WORLD
         self.assertIsInstance(group, ProcessLocalGroup)

@@ -74,6 +74,37 @@ STAND_INS = """
     assert torch.testing._internal.common_utils.__file__.endswith("common_utils.py")
 """
 
+PACKAGE = """
+    import sys
+    if "before" in sys.argv:
+        import torch.testing._internal.distributed._shard.sharded_tensor._test_ops_common as ops_before
+    from torch_testing_ext.upstream import drop_in, originals
+    drop_in.install()
+    from unittest import mock
+
+    package = "torch.testing._internal.distributed._shard.sharded_tensor"
+    from torch.testing._internal.distributed._shard.sharded_tensor import ShardedTensorTestBase
+    from torch.testing._internal.distributed._shard.sharded_tensor._test_ops_common import gen_binary_op_func
+    import torch.testing._internal.distributed._shard.sharded_tensor._test_st_common as common
+    import torch.testing._internal.distributed._shard.sharded_tensor as stand_in
+    from torch_testing_ext.distributed._shard.sharded_tensor import ShardedTensorTestBase as ours
+
+    assert isinstance(stand_in, drop_in.StandIn) and ShardedTensorTestBase is ours
+    assert stand_in._test_st_common is common is sys.modules[f"{package}._test_st_common"]
+    assert package not in originals.loaded or "before" in sys.argv
+    with mock.patch(f"{package}._test_st_common.PLACEMENTS", 5):
+        assert common.PLACEMENTS == 5
+    assert common.PLACEMENTS != 5 and callable(gen_binary_op_func)
+    if "before" in sys.argv:
+        assert stand_in._test_ops_common is ops_before
+    try:
+        import torch.testing._internal.distributed._shard.sharded_tensor.nowhere
+    except ModuleNotFoundError:
+        pass
+    else:
+        raise AssertionError
+"""
+
 ALREADY_IMPORTED = """
     import sys, types, unittest
     import torch.testing._internal.common_distributed as before
@@ -164,6 +195,12 @@ class DropInTest(TestCase):
 
     def test_stand_ins(self) -> None:
         done = python(self.file(STAND_INS))
+        self.assertEqual(done.returncode, 0, done.stderr)
+
+    @parametrize("before", [False, True])
+    def test_other_modules_of_a_package(self, before: bool) -> None:
+        """Those that are not mirrored are PyTorch's, also if they were imported before."""
+        done = python(self.file(PACKAGE), *(["before"] if before else []))
         self.assertEqual(done.returncode, 0, done.stderr)
 
     def test_modules_imported_before(self) -> None:

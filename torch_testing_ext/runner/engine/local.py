@@ -46,7 +46,7 @@ from .again import Undisturbed
 from .memory_return import HeldDevice, MemoryReturn, with_held
 from .place import LocalPlace, LostUnitListener, Place
 from .question import Question
-from .remarks import remarks_in
+from .remarks import remarks_in, subject_of
 from .running_unit import RunningUnit, UnitHandle
 from .signals_and_keys import signals_and_keys
 from .unit_log import EndCause
@@ -96,6 +96,7 @@ class Engine(LostUnitListener):
         self._lost: dict[tuple[TestId, int, int], str] = {}  # attempts that a node was lost with, and how
         self._undisturbed = Undisturbed(leases, self._warn)
         self._warnings: list[str] = []
+        self._remarks: set[str] = set()  # what tests have said of their ranks
         self._held: tuple[HeldDevice, ...] = ()
         self._stopping = False
         self._interrupts = 0
@@ -381,7 +382,8 @@ class Engine(LostUnitListener):
         failed = self._options.policy.verdict_on(finished) is Category.FAILED
         self._failures += failed
         for remark in () if failed else remarks_in(finished.last.output):
-            if remark not in self._warnings:  # what is said once, every worker says
+            if subject_of(remark) not in self._remarks:  # what is said once, every worker says
+                self._remarks.add(subject_of(remark))
                 self._warn(remark)
         most = 1 if self._options.until_failure else self._options.max_fail
         if most is not None and self._failures >= most:

@@ -14,6 +14,11 @@ def remarks_in(output: str) -> list[str]:
     return list(_remarks(output))
 
 
+def subject_of(remark: str) -> str:
+    """What a remark is about, without the reason: that may differ between processes, as by the names of threads."""
+    return remark.partition(", because")[0]
+
+
 def _remarks(output: str) -> Iterator[str]:
     remark = ""
     for line in output.splitlines():
