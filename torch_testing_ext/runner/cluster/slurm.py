@@ -29,6 +29,7 @@ _OF_OTHER_STEPS = {
     *("SLURM_NTASKS_PER_SOCKET", "SLURM_CPUS_PER_TASK", "SLURM_CPUS_PER_GPU", "SLURM_TRES_PER_TASK", "SLURM_GPU_BIND"),
     *("SLURM_GPUS", "SLURM_GPUS_PER_TASK", "SLURM_STEP_GRES", "SLURM_MULTI_PROG", "SLURM_CPU_BIND"),
 }
+_COUNTS_OF_GPUS = {"SLURM_GPUS_PER_NODE", "SLURM_GPUS_PER_SOCKET", "SLURM_GRES"}
 
 
 def slurm_launcher(
@@ -73,10 +74,12 @@ def _steps(
     if wanted > len(nodes):
         raise ClusterError(f"--cluster-nodes {wanted}: the allocation has {len(nodes)} ({', '.join(nodes)})")
     cpus = dict(zip(nodes, cpus_of_nodes(environ.get("SLURM_JOB_CPUS_PER_NODE", "")), strict=False))
+    gpus = _gpus_by_node(environ.get("SLURM_JOB_ID") or environ.get("SLURM_JOBID") or "")
     agent = _with_set_up(_agent(root, prepare.drop_in), options.cluster_setup or "", prepare.root)
-    commands = {node: [*_step(node, cpus.get(node)), *agent] for node in nodes[:wanted]}
-    ours = {name: value for name, value in environ.items() if name not in _OF_OTHER_STEPS}
-    return CommandLauncher(commands, prepare, folder, ours, cpus=cpus)
+    commands = {node: [*_step(node, cpus.get(node), gpus.get(node)), *agent] for node in nodes[:wanted]}
+    left_out = _OF_OTHER_STEPS | _COUNTS_OF_GPUS if gpus else _OF_OTHER_STEPS
+    ours = {name: value for name, value in environ.items() if name not in left_out}
+    return CommandLauncher(commands, prepare, folder, ours, cpus=cpus, reserved=gpus)
 
 
 def _nodes(listed: str) -> list[str]:
@@ -95,14 +98,34 @@ def cpus_of_nodes(text: str) -> list[int]:
     return [int(cpus) for cpus, times in found for _ in range(int(times or 1))]
 
 
-def _step(node: str, cpus: int | None) -> list[str]:
+def _gpus_by_node(job: str) -> dict[str, int]:
+    """How many GPUs the allocation has on each node; empty if it has none, or Slurm cannot tell."""
+    if not job:
+        return {}
+    done = subprocess.run(
+        ["scontrol", "show", "job", "--details", job], stdin=subprocess.DEVNULL, capture_output=True, text=True
+    )
+    found = gpus_of_nodes(done.stdout) if not done.returncode else {}
+    return {node: count for listed, count in found.items() for node in _nodes(listed)}
+
+
+def gpus_of_nodes(text: str) -> dict[str, int]:
+    """The GPUs of each node in what scontrol tells about a job; the keys are lists of nodes in Slurm's short form."""
+    found = re.findall(r"^\s*Nodes=(\S+).* GRES=(\S+)", text, re.MULTILINE)
+    counts = {nodes: sum(map(int, re.findall(r"\bgpu(?::[^:(),]+)?:(\d+)", gres))) for nodes, gres in found}
+    return {nodes: count for nodes, count in counts.items() if count}
+
+
+def _step(node: str, cpus: int | None, gpus: int | None) -> list[str]:
     """The command that starts one task on a node, with all that the allocation has there.
 
-    Not --unbuffered: the stdout of the task would be a terminal.
+    Not --unbuffered: the stdout of the task would be a terminal. By itself, a step has the GPUs that the allocation was
+    asked for: for one task, on all nodes together (which is then an error), or none if it was asked for whole nodes.
     """
     words = ["srun", "--nodes=1", "--ntasks=1", "--ntasks-per-node=1", f"--nodelist={node}", "--overlap"]
     words += ["--cpu-bind=none", "--mpi=none", "--export=ALL"]
-    return words if cpus is None else [*words, f"--cpus-per-task={cpus}"]
+    words += [] if cpus is None else [f"--cpus-per-task={cpus}"]
+    return words if gpus is None else [*words, f"--gpus={gpus}"]
 
 
 def _agent(root: Path, drop_in: bool) -> list[str]:
