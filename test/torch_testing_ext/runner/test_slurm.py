@@ -14,6 +14,7 @@ from torch_testing_ext.runner.cluster.slurm import cpus_of_nodes, gpus_of_nodes
 # The task gets the name of its node; everything after the options is its command.
 SRUN = """#!/bin/sh
 echo "$@" >> "$SLURM_STAND_IN/steps"
+echo "$$" > "$SLURM_STAND_IN/agent"
 env | grep ^SLURM_ | sort > "$SLURM_STAND_IN/environ"
 echo "srun: a word on stderr" >&2
 echo "Welcome to the node, as a login shell may print"
@@ -266,6 +267,18 @@ class OwnAllocationTest(SlurmCase):
                 process.wait()
                 self.wait_until_given_back()
                 self.wait_until(lambda gone=pids: not any(map(is_alive, gone)))
+
+    def test_allocation_ends(self):
+        """As by scancel: what runs there is ended, and the run does not wait for other nodes."""
+        self.write("test/distributed/test_x.py", HANGS)
+        os.mkfifo(self.root / "began")
+        process = self.start("--cluster=slurm", "-j1", "--cluster-nodes=1", environ=self.slurm)
+        self.wait_for_writer("began", process)
+        os.kill(int((self.root / "agent").read_text()), signal.SIGTERM)
+        out = self.finish(process, 1)
+        self.assertEqual(out.splitlines()[-1], "0 passed, 1 failed, 0 skipped")
+        self.assertIn("no node is left: node node1 was lost: its agent was killed by SIGTERM", out)
+        self.assertFalse(self.is_held())
 
     def test_nothing_to_allocate_with(self):
         for program in "salloc", "srun":

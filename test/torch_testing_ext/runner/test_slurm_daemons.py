@@ -80,6 +80,18 @@ class SlurmDaemonsTest(RunsCase):
         self.check(process)
         self.assertEqual([job for job in self.jobs() if not job.endswith(" CG")], [])
 
+    def test_cancelled(self):
+        """It does not wait for other nodes."""
+        self.write("test/distributed/test_x.py", HANGS)
+        os.mkfifo(self.root / "began")
+        process = self.start("--cluster=slurm", "-j1", environ=self.slurm.environ)
+        self.wait_for_writer("began", process)
+        (job,) = self.slurm.ask("squeue", "--noheader", "--format=%i").split()
+        self.slurm.ask("scancel", job)
+        out = self.finish(process, 1)
+        self.assertEqual(out.splitlines()[-1], "0 passed, 1 failed, 0 skipped")
+        self.assertIn("no node is left: node node1 was lost: its agent", out)
+
     def test_killed(self):
         """While it runs on one node, and another run waits for two."""
         self.write("test/distributed/test_x.py", HANGS)

@@ -35,7 +35,7 @@ class AllocatingLauncher:
     steps: Callable[[Mapping[str, str]], NodeLauncher]
     folder: Path
     environ: Mapping[str, str]
-    failure: str = ""
+    _failure: str = ""
     _name: str = field(default_factory=lambda: f"run_test-{uuid.uuid4().hex[:12]}")
     _process: subprocess.Popen[bytes] | None = None
     _launcher: NodeLauncher | None = None
@@ -49,6 +49,11 @@ class AllocatingLauncher:
             return self._launcher.waits_for
         said = tail(self._log, lines=1)
         return f"an allocation of Slurm: {shlex.join(self.words)}" + (f" ({said})" if said else "")
+
+    @property
+    def failure(self) -> str:
+        """No allocation, or no node of it that is left: there will be no other one."""
+        return self._failure or (self._launcher.failure if self._launcher is not None else "")
 
     @property
     def _log(self) -> Path:
@@ -95,7 +100,7 @@ class AllocatingLauncher:
         """Nothing holds the allocation any more, if there was one: its agents end by themselves."""
         if self._launcher is None and self._process is not None:
             said = tail(self._log, lines=3) or describe_exit(_wait(self._process, KILL_PATIENCE))
-            self.failure = f"{shlex.join(self.words)} has allocated nothing: {said}"
+            self._failure = f"{shlex.join(self.words)} has allocated nothing: {said}"
 
     def release(self, name: str) -> None:
         if self._launcher is not None:
