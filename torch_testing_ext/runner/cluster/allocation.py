@@ -26,6 +26,8 @@ _CHUNK = 1 << 16
 # The environment of the allocation, between empty entries. What is printed before it is not for us.
 _HOLD = "printf '\\0\\0'; env -0; printf '\\0'; exec cat >/dev/null"
 
+_HOLDS_NOTHING = "SALLOC_NO_SHELL"  # with it, salloc ends at once, and nobody gives the nodes back
+
 
 @dataclass
 class AllocatingLauncher:
@@ -75,7 +77,7 @@ class AllocatingLauncher:
                 stdin=theirs.fileno(),
                 stdout=theirs.fileno(),
                 stderr=log,
-                env=dict(self.environ),
+                env={name: value for name, value in self.environ.items() if name != _HOLDS_NOTHING},
                 start_new_session=True,  # Ctrl-C is for run_test.py
             )
         loop.listen(self._stream, self._receive)
