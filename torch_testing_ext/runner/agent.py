@@ -132,7 +132,7 @@ class Agent(LostUnitListener):
         if asked.fake_devices:
             inventory = Inventory(asked.fake_devices, kind, fake=True)
         if len(inventory.names) < asked.reserved:
-            counts = f"Ray has reserved {asked.reserved} accelerators there, and torch sees {len(inventory.names)}"
+            counts = f"{asked.reserved} accelerators are reserved there, and torch sees {len(inventory.names)}"
             self._writer.send(AgentWarned(counts))
         if asked.devices is not None:
             inventory = dataclasses.replace(inventory, names=inventory.names[: asked.devices])

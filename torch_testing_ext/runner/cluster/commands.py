@@ -30,6 +30,8 @@ class CommandLauncher:
     folder: Path
     environ: Mapping[str, str]
     addresses: Mapping[str, str] = field(default_factory=dict)  # of nodes that do not find out their own
+    cpus: Mapping[str, int] = field(default_factory=dict)  # that a node gives us, where it may have more
+    reserved: Mapping[str, int] = field(default_factory=dict)  # accelerators that a node gives us
     _processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     waits_for = ""
@@ -48,8 +50,17 @@ class CommandLauncher:
         refuse: Callable[[str], object],
     ) -> None:
         for name, command in self.commands.items():
-            prepare = replace(self.prepare, address=self.addresses.get(name, ""))
+            prepare = replace(
+                self.prepare,
+                address=self.addresses.get(name, ""),
+                jobs=self._jobs(name),
+                reserved=self.reserved.get(name, 0),
+            )
             join(JoiningNode(name, self._start(name, command), prepare, partial(self._how_it_ended, name)))
+
+    def _jobs(self, name: str) -> int | None:
+        limits = [limit for limit in (self.cpus.get(name), self.prepare.jobs) if limit is not None]
+        return min(limits, default=None)
 
     def _start(self, name: str, command: Sequence[str]) -> socket:
         ours, theirs = socket_pair()
@@ -91,8 +102,9 @@ class CommandLauncher:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    with suppress(subprocess.TimeoutExpired):
-        process.wait(END_PATIENCE)
-        return
-    process.kill()
+    for end in process.terminate, process.kill:
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(END_PATIENCE)
+            return
+        end()
     process.wait()

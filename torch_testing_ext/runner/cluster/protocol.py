@@ -40,7 +40,7 @@ class PrepareNode:
     shake_seed: int | None = None  # of the first repetition
     allow_multi_node: bool = False
     address: str = ""  # of the node, for the others; empty if the agent is to find it out
-    reserved: int = 0  # accelerators that Ray has reserved there
+    reserved: int = 0  # accelerators that Ray or Slurm has reserved there
     undo_worker: bool = False  # the agent was started by a worker of Ray
 
 

@@ -13,33 +13,73 @@ from pathlib import Path
 from torch_testing_ext._process import interpreter
 
 from ..options.options import Options
+from .allocation import AllocatingLauncher
 from .commands import CommandLauncher
-from .place import ClusterError
+from .place import ClusterError, NodeLauncher
 from .protocol import PrepareNode
 
 SLURM = "slurm"
-IN_ALLOCATION = "salloc --nodes=2 python run_test.py --cluster slurm"
+PROGRAMS = ("scontrol", "srun")
+# What srun reads for a step, and what is for the steps of a user, not for ours: SLURM_LABELIO puts a number before each
+# line, SLURM_STDINMODE and the like take the stream away, SLURM_GPUS counts those of all nodes.
+_OF_OTHER_STEPS = {
+    *("SLURM_LABELIO", "SLURM_STDINMODE", "SLURM_STDOUTMODE", "SLURM_STDERRMODE", "SLURM_UNBUFFEREDIO"),
+    *("SLURM_EXACT", "SLURM_EXCLUSIVE", "SLURM_WORKING_DIR", "SLURM_REMOTE_CWD", "SLURM_DISTRIBUTION"),
+    *("SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NTASKS_PER_NODE", "SLURM_NTASKS_PER_CORE", "SLURM_NTASKS_PER_GPU"),
+    *("SLURM_NTASKS_PER_SOCKET", "SLURM_CPUS_PER_TASK", "SLURM_CPUS_PER_GPU", "SLURM_TRES_PER_TASK", "SLURM_GPU_BIND"),
+    *("SLURM_GPUS", "SLURM_GPUS_PER_TASK", "SLURM_STEP_GRES", "SLURM_MULTI_PROG", "SLURM_CPU_BIND"),
+}
+_COUNTS_OF_GPUS = {"SLURM_GPUS_PER_NODE", "SLURM_GPUS_PER_SOCKET", "SLURM_GRES"}
 
 
 def slurm_launcher(
     options: Options, root: Path, prepare: PrepareNode, folder: Path, environ: Mapping[str, str]
-) -> CommandLauncher:
-    """The launcher for the allocation that this process runs in. Raises ClusterError if there is none."""
-    listed = environ.get("SLURM_JOB_NODELIST") or environ.get("SLURM_NODELIST")
-    if not listed:
-        raise ClusterError(f"--cluster slurm runs in an allocation of Slurm, and here is none: {IN_ALLOCATION}")
-    for program in "scontrol", "srun":
+) -> NodeLauncher:
+    """The launcher for the allocation that this process runs in; without one, it makes one. Raises ClusterError."""
+
+    def steps(allocated: Mapping[str, str]) -> CommandLauncher:
+        return _steps(options, root, prepare, folder, allocated)
+
+    if _nodes_listed(environ):
+        _check_programs("")
+        return steps(environ)
+    _check_programs(": here is no allocation of Slurm to run in", "salloc")
+    return AllocatingLauncher(_salloc(options, prepare.jobs), steps, folder, environ)
+
+
+def _check_programs(why: str, *more: str) -> None:
+    for program in (*more, *PROGRAMS):
         if shutil.which(program) is None:
-            raise ClusterError(f"--cluster slurm needs {program}, which is not in PATH")
-    nodes = _nodes(listed)
+            raise ClusterError(f"--cluster slurm needs {program}, which is not in PATH{why}")
+
+
+def _nodes_listed(environ: Mapping[str, str]) -> str:
+    return environ.get("SLURM_JOB_NODELIST") or environ.get("SLURM_NODELIST") or ""
+
+
+def _salloc(options: Options, jobs: int | None) -> list[str]:
+    """The command that allocates nodes: whole ones, unless the options say what is needed of each."""
+    words = ["salloc", f"--nodes={options.cluster_nodes or 1}", "--ntasks-per-node=1"]
+    words += ["--exclusive", "--mem=0"] if jobs is None else [f"--cpus-per-task={jobs}"]
+    gpus = options.cluster_gpus_per_node
+    return words if gpus is None else [*words, f"--gpus-per-node={gpus}"]
+
+
+def _steps(
+    options: Options, root: Path, prepare: PrepareNode, folder: Path, environ: Mapping[str, str]
+) -> CommandLauncher:
+    """The launcher for the allocation that `environ` describes."""
+    nodes = _nodes(_nodes_listed(environ))
     wanted = options.cluster_nodes or len(nodes)
     if wanted > len(nodes):
         raise ClusterError(f"--cluster-nodes {wanted}: the allocation has {len(nodes)} ({', '.join(nodes)})")
     cpus = dict(zip(nodes, cpus_of_nodes(environ.get("SLURM_JOB_CPUS_PER_NODE", "")), strict=False))
+    gpus = _gpus_by_node(environ.get("SLURM_JOB_ID") or environ.get("SLURM_JOBID") or "")
     agent = _with_set_up(_agent(root, prepare.drop_in), options.cluster_setup or "", prepare.root)
-    return CommandLauncher(
-        {node: [*_step(node, cpus.get(node)), *agent] for node in nodes[:wanted]}, prepare, folder, environ
-    )
+    commands = {node: [*_step(node, cpus.get(node), gpus.get(node)), *agent] for node in nodes[:wanted]}
+    left_out = _OF_OTHER_STEPS | _COUNTS_OF_GPUS if gpus else _OF_OTHER_STEPS
+    ours = {name: value for name, value in environ.items() if name not in left_out}
+    return CommandLauncher(commands, prepare, folder, ours, cpus=cpus, reserved=gpus)
 
 
 def _nodes(listed: str) -> list[str]:
@@ -58,11 +98,34 @@ def cpus_of_nodes(text: str) -> list[int]:
     return [int(cpus) for cpus, times in found for _ in range(int(times or 1))]
 
 
-def _step(node: str, cpus: int | None) -> list[str]:
-    """The command that starts one task on a node, with all that the allocation has there."""
+def _gpus_by_node(job: str) -> dict[str, int]:
+    """How many GPUs the allocation has on each node; empty if it has none, or Slurm cannot tell."""
+    if not job:
+        return {}
+    done = subprocess.run(
+        ["scontrol", "show", "job", "--details", job], stdin=subprocess.DEVNULL, capture_output=True, text=True
+    )
+    found = gpus_of_nodes(done.stdout) if not done.returncode else {}
+    return {node: count for listed, count in found.items() for node in _nodes(listed)}
+
+
+def gpus_of_nodes(text: str) -> dict[str, int]:
+    """The GPUs of each node in what scontrol tells about a job; the keys are lists of nodes in Slurm's short form."""
+    found = re.findall(r"^\s*Nodes=(\S+).* GRES=(\S+)", text, re.MULTILINE)
+    counts = {nodes: sum(map(int, re.findall(r"\bgpu(?::[^:(),]+)?:(\d+)", gres))) for nodes, gres in found}
+    return {nodes: count for nodes, count in counts.items() if count}
+
+
+def _step(node: str, cpus: int | None, gpus: int | None) -> list[str]:
+    """The command that starts one task on a node, with all that the allocation has there.
+
+    Not --unbuffered: the stdout of the task would be a terminal. By itself, a step has the GPUs that the allocation was
+    asked for: for one task, on all nodes together (which is then an error), or none if it was asked for whole nodes.
+    """
     words = ["srun", "--nodes=1", "--ntasks=1", "--ntasks-per-node=1", f"--nodelist={node}", "--overlap"]
-    words += ["--unbuffered", "--cpu-bind=none"]
-    return words if cpus is None else [*words, f"--cpus-per-task={cpus}"]
+    words += ["--cpu-bind=none", "--mpi=none", "--export=ALL"]
+    words += [] if cpus is None else [f"--cpus-per-task={cpus}"]
+    return words if gpus is None else [*words, f"--gpus={gpus}"]
 
 
 def _agent(root: Path, drop_in: bool) -> list[str]:

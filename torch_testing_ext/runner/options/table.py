@@ -225,11 +225,15 @@ OPTION_GROUPS = {
         "cluster": OptionSpec(
             ("--cluster",),
             cluster,
-            "run on the nodes of a Ray cluster: auto, HOST:PORT or ray://HOST:PORT; or of a Slurm allocation: slurm",
+            "run on the nodes of a Ray cluster: auto, HOST:PORT or ray://HOST:PORT; or of Slurm, in the allocation "
+            "that is there or in one of its own: slurm",
             "ADDRESS",
         ),
         "cluster_nodes": OptionSpec(
-            ("--cluster-nodes",), count, "number of nodes to use (default: all that are free)", "N"
+            ("--cluster-nodes",),
+            count,
+            "number of nodes to use (default: all that are free; with Slurm, all of the allocation, or one of its own)",
+            "N",
         ),
         "cluster_gpus_per_node": OptionSpec(
             ("--cluster-gpus-per-node",),
