@@ -9,7 +9,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 DAEMONS = ("slurmctld", "slurmd", "munged")
@@ -71,6 +71,18 @@ class SmallSlurm:
     def ask(self, *command: str) -> str:
         done = subprocess.run(command, env={**os.environ, **self.environ}, capture_output=True, text=True, check=True)
         return done.stdout
+
+    def allocators(self) -> list[int]:
+        """The processes of salloc that ask this Slurm. One whose controller goes away first would ask for ever."""
+        mark = f"SLURM_CONF={self.environ['SLURM_CONF']}".encode()
+        found = []
+        for folder in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):
+                if (folder / "comm").read_text() == "salloc\n" and mark in (folder / "environ").read_bytes().split(
+                    b"\0"
+                ):
+                    found.append(int(folder.name))
+        return found
 
     def _start_all(self) -> None:
         munge = self.folder / "munge"
