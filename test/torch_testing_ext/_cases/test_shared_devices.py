@@ -10,7 +10,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
-from torch_testing_ext import _torch
+from torch_testing_ext import _torch, launch
 from torch_testing_ext._cases import shared_devices
 from torch_testing_ext._dtensor import devices_used
 from torch_testing_ext._fsdp import fsdp_device
@@ -72,6 +72,11 @@ class Example(DTensorTestBase):
 
 
 class InRanksTest(OneGpuCase):
+    def setUp(self):
+        # Ranks are forked from a process that was forked from this one: it must have the stand-ins, too.
+        launch.close()
+        self.addCleanup(launch.close)
+
     def test_four_ranks_on_one_gpu_over_gloo(self):
         calls = []
 

@@ -110,7 +110,7 @@ class TestNames(unittest.TestCase):
                 two_devices() as done,
                 mock.patch.object(fsdp_device, "compute_device", lambda rank: torch.device("cuda", rank)),
                 mock.patch.object(fsdp_device, "backend_for", lambda size, name=name: name),
-                mock.patch.object(in_rank._torch, "destroy_process_group", lambda: None),
+                mock.patch.object(in_rank.dist, "destroy_process_group", lambda: None),
             ):
                 in_rank.run_in_group(test, "test_it", None, fake=False)
             self.assertEqual([("device", 1), ("group", name, None)], done)
