@@ -184,6 +184,7 @@ def ask_cuda_properties() -> dict[str, Any]:
         "arch": getattr(cuda.get_device_properties(0), "gcnArchName", ""),
         "archs": [getattr(cuda.get_device_properties(device), "gcnArchName", "") for device in devices],
         "accepts_cudnn": backends.cudnn.is_acceptable(tensor),
+        "cudnn_version": backends.cudnn.version() or 0,  # checks the capability of each device
         "has_magma": bool(cuda.has_magma),
         "has_tf32": bool(cuda.is_tf32_supported()),
     }

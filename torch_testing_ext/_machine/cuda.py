@@ -142,7 +142,7 @@ ROCM_VERSION = LazyVal(lambda: rocm_version()[:2])
 TEST_CUDNN = LazyVal(
     lambda: bool(flag("TEST_CUDA") and (_on_rocm() or accelerators.cuda_properties()["accepts_cudnn"]))
 )
-TEST_CUDNN_VERSION = LazyVal(lambda: (_backends.cudnn.version() if TEST_CUDNN else None) or 0)
+TEST_CUDNN_VERSION = LazyVal(lambda: accelerators.cuda_properties().get("cudnn_version", 0) if TEST_CUDNN else 0)
 
 
 _CDNA5 = ("gfx1250",)
