@@ -28,6 +28,12 @@ def set_rng_seed(seed: int | None = None) -> None:
         numpy.random.seed(seed)
 
 
+def prepare_to_seed() -> None:
+    """In a process that forks ranks: import numpy.random, which NumPy otherwise imports in each rank when it seeds."""
+    if (numpy := sys.modules.get("numpy")) is not None:
+        _ = numpy.random
+
+
 @contextlib.contextmanager
 def freeze_rng_state() -> Iterator[None]:
     """Restore torch's random state at the end: the CPU's, and that of the device in use, if any."""

@@ -367,10 +367,12 @@ def begin(
 def _become_fork_server(method: StartMethod, subject: Named | None) -> str | None:
     """Prepare to be forked. Returns the reason if this process is not safe to fork, or None."""
     from torch_testing_ext import _torch
+    from torch_testing_ext._machine import seeds
 
     if method is StartMethod.FORK_FRESH:
         assert subject is not None
         subject.resolve()
+    seeds.prepare_to_seed()
     _torch.forget_groups()
     # Exempt everything that exists now from collection, so that a rank's collector does not write to shared pages.
     gc.freeze()

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import sys
 import time
 from typing import ClassVar
@@ -220,6 +221,48 @@ class TestExpectedImports(TestCase):
 
         with mock.patch.object(Run, "wait_until", resume_and_wait):
             self.assertEqual(ranks_told(Imports("tells")), [True] * 2)
+
+    def test_ranks_of_a_plain_test_import_nothing_themselves(self):
+        """An import costs every rank of every test; this one has the file and the class in no file at all."""
+        done = subprocess.run([sys.executable, "-"], input=IMPORTS_OF_RANKS, capture_output=True, text=True)
+        self.assertEqual((done.returncode, done.stdout), (0, "passed\n"), done.stderr)
+
+
+IMPORTS_OF_RANKS = """
+import contextlib, os, sys, unittest
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        imported.append((os.getpid(), name))
+
+imported = []
+sys.meta_path.insert(0, Finder())
+
+with contextlib.suppress(ImportError):
+    import numpy  # as torch does; but nothing imports its submodule `random`
+import torch.distributed as dist
+from torch_testing_ext.common_distributed import MultiProcessTestCase
+
+class T(MultiProcessTestCase):
+    world_size = 2
+
+    def setUp(self):
+        super().setUp()
+        self._spawn_processes()
+
+    def test(self):
+        store = dist.FileStore(self.file_name, self.world_size)
+        dist.init_process_group("gloo", store=store, rank=self.rank, world_size=self.world_size)
+        dist.all_reduce(dist.torch.ones(4))
+        dist.destroy_process_group()
+        assert not (mine := [name for pid, name in imported if pid == os.getpid()]), mine
+
+for _ in range(2):
+    result = unittest.TestResult()
+    T("test").run(result)
+    assert result.wasSuccessful(), result.errors + result.failures
+print("passed")
+"""
 
 
 if __name__ == "__main__":

@@ -45,7 +45,9 @@ def _warm_up(modules: Iterable[str]) -> str | None:
         with suppress(Exception):  # a file that needs the module will report the error
             importlib.import_module(name)
     from torch_testing_ext import _torch
+    from torch_testing_ext._machine import seeds
 
+    seeds.prepare_to_seed()
     _torch.warm_up()
     gc.collect()
     gc.freeze()
