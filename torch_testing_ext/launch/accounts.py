@@ -20,6 +20,7 @@ LONGEST_TEXT = 2_000_000
 SHORTEST_TEXT = RESERVED // 16
 _SEPARATOR = b"\0"
 _PICKLE = b"\x80"  # begins every pickle
+_END = _SEPARATOR + b"\n"  # and no collectives
 
 
 class RankEnding(enum.Enum):
@@ -94,13 +95,13 @@ class AccountFile:
             self._put(_encode(account, SHORTEST_TEXT))
 
     def _put(self, data: bytes) -> None:
-        # Invalidate the first byte until the end: if the rank is killed in between, the file does not parse.
+        # Invalidate the first byte until the end: if the rank is killed in between, the file does not parse. What was
+        # written behind the end before stays there: to cut it off costs ranks that end together 2 ms, on ext4.
         os.pwrite(self.fd, b"\0", 0)
-        view, at = data[1:], 1
+        view, at = data[1:] + _END, 1
         while view:
             written = os.pwrite(self.fd, view, at)
             view, at = view[written:], at + written
-        os.ftruncate(self.fd, len(data))
         os.pwrite(self.fd, data[:1], 0)
         self._size = len(data)
 
@@ -148,8 +149,10 @@ def read_account(path: Path) -> RankAccount | None:
         fields = json.loads(text)
     except (OSError, ValueError):
         return None
-    if separator and not collectives.startswith(_PICKLE):
-        return None  # the rank was ended while it wrote its account into the reserved space
+    if collectives.startswith(_END[1:]):
+        collectives = b""
+    if separator and collectives and not collectives.startswith(_PICKLE):
+        return None  # incomplete
     fields["ending"] = RankEnding(fields["ending"])
     for name in ("imported", "notes"):
         fields[name] = tuple(fields[name])
