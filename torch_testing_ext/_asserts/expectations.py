@@ -10,7 +10,6 @@ from __future__ import annotations
 import ast
 import difflib
 import fcntl
-import inspect
 import json
 import os
 import traceback
@@ -21,6 +20,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import expecttest
+
+from torch_testing_ext._process.files import source_file
 
 __unittest = True
 __rank_frame__ = True
@@ -53,8 +54,8 @@ def accepting() -> bool:
 
 def file_of(test: unittest.TestCase, subname: str | None) -> Path:
     """Return the file with the text that assertExpected expects: as in PyTorch, in `expect/` beside the test file."""
-    source = inspect.getsourcefile(type(test))
-    assert source is not None
+    source = source_file(type(test))
+    assert source, f"{test.id()} is not defined in a file: there is no folder for its expectation"
     name = test.id().removeprefix(f"{type(test).__module__}.")
     return Path(source).resolve().parent / "expect" / f"{name}{f'-{subname}' if subname else ''}.expect"
 

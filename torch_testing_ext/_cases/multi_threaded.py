@@ -7,7 +7,6 @@ generator, and communicate by copying. See `multi_threaded_pg`.
 from __future__ import annotations
 
 import functools
-import inspect
 import queue
 import types
 import unittest
@@ -20,6 +19,7 @@ from torch_testing_ext import launch
 from torch_testing_ext._marks.collectives import may_differ
 from torch_testing_ext._marks.needs import Skipped, TestSkip
 from torch_testing_ext._marks.sanitizing import kinds_of_test, kinds_on
+from torch_testing_ext._process.files import source_file
 from torch_testing_ext._threads.ranks import ExcInfo, RankThreads, process_group
 from torch_testing_ext.launch import settings
 from torch_testing_ext.launch.job import Sanitize
@@ -61,7 +61,7 @@ def spawn_threads_and_init_comms(
         sanitize = ranked.sanitize_threads(kinds_on(func, method, type(self)))
         threads = RankThreads(world_size, run_rank, account_for, sanitize)
         threads.start()
-        case = launch.Case(f"{type(self).__qualname__}.{func.__name__}", file=inspect.getsourcefile(func) or "")
+        case = launch.Case(f"{type(self).__qualname__}.{func.__name__}", file=source_file(func))
         allowed = may_differ(func, method, self)
         raise_verdict(self, _verdict_on(threads, timeout, case, allowed))
 

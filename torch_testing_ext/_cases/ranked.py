@@ -23,6 +23,7 @@ from torch_testing_ext._marks.needs import TEST_SKIPS, Skipped, TestSkip, first_
 from torch_testing_ext._marks.sanitizing import kinds_of_test
 from torch_testing_ext._marks.timeouts import timeout_of
 from torch_testing_ext._process import shell
+from torch_testing_ext._process.files import source_file
 from torch_testing_ext._sanitizer.kinds import SanitizeKind
 from torch_testing_ext.launch import in_place, settings
 from torch_testing_ext.launch.job import Sanitize
@@ -259,7 +260,7 @@ class RankedTestCase(TestCase):
         return isinstance(self._result, unittest.TestResult)
 
     def _case(self) -> launch.Case:
-        return launch.Case(self._short_name(), self._command(), inspect.getsourcefile(type(self)) or "")
+        return launch.Case(self._short_name(), self._command(), source_file(type(self)))
 
     def _timeout(self) -> float | None:
         return None if settings.read().debug_rank is not None else timeout_of(self) or get_timeout(self.id())
@@ -278,7 +279,7 @@ class RankedTestCase(TestCase):
         """Return the command that runs just this test again. The result object of another runner knows its own."""
         if (command_of := getattr(self._result, "command_of", None)) is not None:
             return str(command_of(self))
-        file = inspect.getsourcefile(type(self)) or "?"
+        file = source_file(type(self)) or "?"
         with suppress(ValueError):
             file = os.path.relpath(file)
         if not self._runs_under_unittest():

@@ -1,11 +1,13 @@
-"""Files that are written completely or not at all."""
+"""Files that are written completely or not at all, and the files of source code."""
 
 from __future__ import annotations
 
+import inspect
 import os
 import tempfile
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -27,6 +29,14 @@ def write_atomically(path: Path, text: str) -> None:
         with suppress(OSError):
             os.unlink(draft)
         raise
+
+
+def source_file(of: Any) -> str:
+    """The file with the source of a class or function; "" if it was typed in, or given to `python -c`."""
+    try:
+        return inspect.getsourcefile(of) or ""
+    except (OSError, TypeError):
+        return ""
 
 
 def _umask() -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from torch_testing_ext._machine import environment
 from torch_testing_ext._marks import needs
 from torch_testing_ext._marks.collectives import may_differ
 from torch_testing_ext._marks.sanitizing import kinds_on
+from torch_testing_ext._process.files import source_file
 
 from . import dist_env
 from .marks import RankSpec, settings_of, spec_for
@@ -34,7 +34,7 @@ def run(cls: type[DistributedFixture], request: Any, given: dict[str, Any]) -> D
         pytest.skip(f"{cls.__name__}: {skip.message}")
     instance = cls()
     timeout = spec.timeout or request.config.getoption("dist_timeout", None)
-    case = launch.Case(f"fixture {cls.__name__}", file=inspect.getsourcefile(cls) or "")
+    case = launch.Case(f"fixture {cls.__name__}", file=source_file(cls))
     with tempfile.TemporaryDirectory() as directory:
         arguments = (instance, given, spec, Path(directory))
         spawning.run_in_ranks(

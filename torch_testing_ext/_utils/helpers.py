@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import io
 import math
 import os
@@ -16,6 +15,7 @@ from typing import Any, NoReturn
 import torch
 
 from torch_testing_ext._machine.flags import flag
+from torch_testing_ext._process.files import source_file
 
 # -- tensors
 
@@ -140,8 +140,8 @@ def load_tests(loader: Any, tests: Any, pattern: Any) -> unittest.TestSuite:
 
 def _check_defined_in_script(test: Any) -> None:
     script = os.path.realpath(sys.argv[0])
-    home = os.path.realpath(inspect.getfile(type(test)))
-    if script.endswith(".py") and home != script:
+    home = source_file(type(test))
+    if script.endswith(".py") and home and os.path.realpath(home) != script:
         raise AssertionError(
             f"{test.id()} is defined in {home}, not in {script}, the script that is running: an imported test case "
             "runs twice. Import the module instead of the class."
