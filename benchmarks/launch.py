@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+import resource
 import statistics
 import subprocess
 import sys
@@ -26,6 +27,7 @@ SUBJECT = HERE / "launch_subject.py"
 OURS, TORCH, FORK = "torch_testing_ext", "torch.testing._internal", "fork"
 CONTINUOUS, OUR_CONTINUOUS = "MultiProcContinuousTest", "our MultiProcContinuousTest"
 FLOOR = "floor"
+MANY = 512
 IMPORT = "import"
 OURS_DESTROYING, TORCH_DESTROYING = f"{OURS},destroying", f"{TORCH},destroying"
 TITLES = {
@@ -231,19 +233,35 @@ def measure_many() -> list[Target]:
 
 
 def measure_largest() -> list[Target]:
-    """Files with one test, with gloo's full mesh of connections and with those that are made at their first use."""
-    print("\nWhole file with one test, in s (ms per rank that it has more than 4)")
-    targets = []
-    for title, lazy in (("full mesh", "0"), ("TORCH_GLOO_LAZY_INIT=1", "1")):
-        took = {
-            ranks: run_interpreter([str(SUBJECT)], environment(OURS, RANKS=ranks, TORCH_GLOO_LAZY_INIT=lazy))
-            for ranks in (4, 64, 256)
-        }
-        per_rank = {ranks: (took[ranks] - took[4]) / (ranks - 4) for ranks in (64, 256)}
-        cells = (f"{ranks} ranks {took[ranks]:.1f} ({per_rank[ranks] * 1000:.0f})" for ranks in per_rank)
-        print(f"  {title:<24}4 ranks {took[4]:.1f}, " + ", ".join(cells))
-        targets.append(Target(f"a rank of 256 / a rank of 64, {title}", per_rank[256] / per_rank[64], 1))
-    return targets
+    """The same number of ranks in ever larger worlds: ranks alone, with gloo's full mesh, with connections as needed.
+
+    The CPU time of all processes counts: with so many ranks, wall time is that of the whole machine.
+    """
+    print(f"\n{MANY} ranks in files of equal tests: CPU time of a rank in ms, and the file's wall time in s")
+    kinds = {
+        "ranks that only pass": {"ALONE": 1},
+        "full mesh": {"TORCH_GLOO_LAZY_INIT": 0},
+        "TORCH_GLOO_LAZY_INIT=1": {"TORCH_GLOO_LAZY_INIT": 1},
+    }
+    grown = {}
+    for title, settings in kinds.items():
+        each, cells = {}, []
+        for ranks in (4, 64, 256):
+            before = cpu_of_children()
+            tests = MANY // ranks
+            seconds = run_interpreter([str(SUBJECT)], environment(OURS, RANKS=ranks, TESTS=tests, **settings))
+            each[ranks] = (cpu_of_children() - before) / MANY * 1000
+            cells.append(f"{ranks:>3} a test: {each[ranks]:5.1f} ms, {seconds:4.1f} s")
+        print(f"  {title:<24}{'; '.join(cells)}", flush=True)
+        grown[title] = each[256] / each[4]
+    # What grows in the others is gloo's: each rank has connections, and steps of a sum, for each other one.
+    alone, *_ = kinds
+    return [Target(f"CPU of a rank of 256 / of 4, {alone}", grown[alone], 1)]
+
+
+def cpu_of_children() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def measure_files(rounds: int) -> list[Target]:

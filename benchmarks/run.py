@@ -2,10 +2,12 @@
 
     python benchmarks/run.py [--quick] [--files FILE ...] [--rounds N]
 
-run_on_pytorch.py replaces our classes with PyTorch's. Both sides run the same tests: run_test.py gets exactly those
-that pass on PyTorch's classes. PyTorch's time is the sum of these tests' times and their files' start-up times. The
-benchmark also measures what run_test.py adds to a test, compared with running the file directly. The exit code is 1 if
-a target is missed.
+run_on_pytorch.py replaces our classes with PyTorch's in our suites. The files of clients/ are written for PyTorch's
+classes; run_test.py runs them with --drop-in. Both sides run the same tests: run_test.py gets exactly those that pass
+on PyTorch's classes. PyTorch's time is the sum of these tests' times and their files' start-up times. The sides take
+turns, file by file; run_test.py runs all files together at the end. The benchmark also measures what run_test.py adds
+to a test, compared with running the file directly. The exit code is 1 if a target is missed. Ctrl-C ends everything
+that the benchmark has started.
 """
 
 from __future__ import annotations
@@ -13,35 +15,44 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from launch import Target
 
+from torch_testing_ext._process import reaping, system
+
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 RUN_TEST = ROOT / "run_test.py"
 SUITES = "test/distributed"
+CLIENTS = "benchmarks/clients"
 COMPILES = "_composable/test_replicate_with_compiler.py"
-QUICK = ("tensor/parallel/test_ddp_2d_parallel.py", "_spmd/test_data_parallel.py")
-MINIMUM_RATIO = 5.0  # for files whose tests do not compile
+QUICK = (
+    f"{SUITES}/tensor/parallel/test_ddp_2d_parallel.py",
+    f"{SUITES}/_spmd/test_data_parallel.py",
+    f"{CLIENTS}/collectives.py",
+)
+MINIMUM_RATIO = 10.0
 MOST_OVERHEAD_MS = 30.0
-MANY = 500
-MOST_TINY_MS = 10.0
+FEW, MANY = 200, 2000
+MOST_TINY_MS = 20.0
+MOST_GROWTH_KB = 10.0
 
 
 @dataclass(frozen=True)
 class PyTorchRun:
     """The outcome of a file that ran on PyTorch's classes."""
 
-    file: str
+    file: str  # relative to the root
     passed: dict[str, float]  # seconds, by the name that run_test.py accepts
     others: int  # tests that did not pass
     startup: float  # seconds for interpreter and imports
@@ -55,10 +66,19 @@ def timed(command: Sequence[str | Path], extra_path: Sequence[str] = ()) -> tupl
     """Seconds that a command took, and its output."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*extra_path, str(ROOT)])}
     began = time.perf_counter()
-    done = subprocess.run(
-        [sys.executable, *map(str, command)], cwd=ROOT, env=environment, capture_output=True, text=True
-    )
-    return time.perf_counter() - began, done.stdout + done.stderr
+    # In a session of its own: Ctrl-C reaches only this process, which ends the others.
+    with subprocess.Popen(
+        [sys.executable, *map(str, command)],
+        cwd=ROOT,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as process:
+        output = process.communicate()[0]
+    return time.perf_counter() - began, output
 
 
 def run_on_pytorch(file: str) -> PyTorchRun:
@@ -82,39 +102,50 @@ def _name(file: str, case: ElementTree.Element) -> str:
     return f"{file}::{(case.get('classname') or '').rpartition('.')[2]}::{case.get('name')}"
 
 
-def seconds_by_run_test(names: Iterable[str]) -> float:
-    """Seconds that run_test.py takes for these tests; exits unless all of them pass."""
-    names = list(names)
+def seconds_by_run_test(runs: Sequence[PyTorchRun]) -> float:
+    """Seconds that run_test.py takes for the tests of these files that have passed; exits unless all of them pass."""
+    names = [name for one in runs for name in one.passed]
+    if not names:
+        return 0.0
+    drop_in = ["--drop-in"] if runs[0].file.startswith(CLIENTS) else []
     with tempfile.TemporaryDirectory() as cache:
-        seconds, output = timed([RUN_TEST, "--cache", cache, *names])
+        seconds, output = timed([RUN_TEST, "--cache", cache, *drop_in, *names])
     if output.splitlines()[-1:] != [f"{len(names)} passed, 0 failed, 0 skipped"]:
         raise SystemExit(f"run_test.py did not pass the same tests:\n{output}")
     return seconds
 
 
 def compare(files: Sequence[str]) -> list[Target]:
-    theirs = []
+    """File by file, in turns; then all files together, each kind by one run_test.py."""
+    print(f"\n{'':<52}{'tests':>6}{'left out':>10}{'PyTorch':>10}{'ours':>9}{'ratio':>8}")
+    theirs, alone = [], {}
     for file in files:
-        print(f"on PyTorch's classes: {file} ...", end=" ", flush=True)
         theirs.append(run_on_pytorch(file))
-        last = theirs[-1]
-        print(f"{len(last.passed)} passed in {last.seconds:.0f} s, {last.others} left out")
-    usable = [one for one in theirs if one.passed]
-    if not usable:
+        alone[file] = seconds_by_run_test(theirs[-1:])
+        _print_line(file.removeprefix(f"{SUITES}/"), theirs[-1:], alone[file])
+    uncompiled = [one for one in theirs if not one.file.endswith(COMPILES)]
+    ratios = {
+        title: _print_line(title, runs, sum(map(seconds_by_run_test, _by_kind(runs))))
+        for title, runs in (("all files", theirs), ("files that do not compile", uncompiled))
+        if any(one.passed for one in runs)
+    }
+    if not ratios:
         raise SystemExit("nothing to compare: no test of these files passes on PyTorch's classes")
-    uncompiled = [one for one in usable if not one.file.endswith(COMPILES)]
-    lines = [(one.file.removeprefix(f"{SUITES}/"), [one]) for one in usable]
-    lines += [("all files", usable), ("files that do not compile", uncompiled)]
-    print(f"\n{'':<52}{'tests':>6}{'PyTorch':>10}{'ours':>9}{'ratio':>8}")
-    ratio = 0.0
-    for label, runs in lines:
-        names = [name for one in runs for name in one.passed]
-        if names:
-            peer, ours = sum(one.seconds for one in runs), seconds_by_run_test(names)
-            ratio = peer / ours
-            print(f"{label:<52}{len(names):>6}{peer:>8.1f} s{ours:>7.1f} s{ratio:>8.1f}")
-    title = "PyTorch's time / ours, files that do not compile"
-    return [Target(title, ratio, MINIMUM_RATIO, at_least=True)] if uncompiled else []
+    return [Target(f"PyTorch's time / ours, {title}", each, MINIMUM_RATIO, True) for title, each in ratios.items()]
+
+
+def _by_kind(runs: Sequence[PyTorchRun]) -> list[list[PyTorchRun]]:
+    kinds = ([one for one in runs if one.file.startswith(CLIENTS) is clients] for clients in (False, True))
+    return [kind for kind in kinds if kind]
+
+
+def _print_line(title: str, runs: Sequence[PyTorchRun], ours: float) -> float:
+    """Print and return PyTorch's time over ours."""
+    tests, others = sum(len(one.passed) for one in runs), sum(one.others for one in runs)
+    peer = sum(one.seconds for one in runs)
+    ratio = peer / ours if ours else 0.0
+    print(f"{title:<52}{tests:>6}{others:>10}{peer:>8.1f} s{ours:>7.1f} s{ratio:>8.1f}", flush=True)
+    return ratio
 
 
 # -- what run_test.py adds to a test
@@ -171,47 +202,76 @@ def overhead(source: str, ranks: int, rounds: int, tests: int = 20) -> float:
     return each["with run_test.py"] - each["directly"]
 
 
-def tiny_tests(rounds: int) -> float:
-    """Milliseconds for each of many tiny tests of a file, on two CPU slots, each in a process of its own.
+def tiny_tests(rounds: int) -> list[Target]:
+    """Milliseconds, and kilobytes of run_test.py, for each of many tiny tests of a file, on two CPU slots.
 
-    The difference between a run of many and a run of one, over the number of further tests.
+    Each test has a process of its own. A test costs the difference between a run of many and a run of few, over the
+    number of further tests.
     """
     with tempfile.TemporaryDirectory() as temporary:
         directory = Path(temporary).resolve()
-        seconds: dict[int, list[float]] = {1: [], 1 + MANY: []}
+        files = {count: directory / f"test_{count}.py" for count in (FEW, MANY)}
+        runs: dict[int, list[tuple[float, float]]] = {FEW: [], MANY: []}
         for _ in range(rounds):
-            for count, taken in seconds.items():
-                file = directory / f"test_{count}.py"
+            for count, file in files.items():
                 file.write_text(PLAIN.format(tests=count))
-                taken.append(timed([RUN_TEST, "--cache", directory / "cache", "-q", "-j", "2", "--drop-in", file])[0])
-    one, many = map(statistics.median, seconds.values())
-    print(f"{MANY} tiny tests on 2 slots: {many:.1f} s, one: {one:.1f} s")
-    return (many - one) / MANY * 1000
+                command = [RUN_TEST, "--cache", directory / "cache", "-q", "-j", "2", "--drop-in", file]
+                runs[count].append(tiny_run(command))
+    middle = {count: [statistics.median(column) for column in zip(*each, strict=True)] for count, each in runs.items()}
+    for count, (seconds, size) in middle.items():
+        print(f"{count} tiny tests on 2 slots: {seconds:.1f} s, at most {size / 1000:.0f} MB in run_test.py")
+    longer, larger = ((many - few) / (MANY - FEW) for few, many in zip(middle[FEW], middle[MANY], strict=True))
+    return [
+        Target(f"each of {MANY} tiny tests on 2 slots", 1000 * longer, MOST_TINY_MS, " ms"),
+        Target("the same: memory of run_test.py", larger, MOST_GROWTH_KB, " kB"),
+    ]
+
+
+def tiny_run(command: Sequence[str | Path]) -> tuple[float, float]:
+    """Seconds that run_test.py took, and the most kilobytes that its own process had."""
+    script = (
+        "import resource, runpy, sys\n"
+        "try: runpy.run_path(sys.argv.pop(1), run_name='__main__')\n"
+        "finally: print('kB:', resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+    )
+    seconds, output = timed(["-c", script, *command])
+    return seconds, float(output.rpartition("kB:")[2])
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="compare only two files, whose tests do not compile")
-    parser.add_argument("--files", nargs="+", metavar="FILE", help=f"compare these files, given relative to {SUITES}")
+    parser.add_argument("--files", nargs="+", metavar="FILE", help="compare these files, given relative to the root")
     parser.add_argument(
         "--rounds", type=int, default=5, metavar="N", help="measure the overhead per test N times (default: 5)"
     )
     options = parser.parse_args()
-    everything = sorted(str(file.relative_to(ROOT)) for file in (ROOT / SUITES).rglob("test_*.py"))
-    chosen = options.files or (QUICK if options.quick else None)
-    files = [f"{SUITES}/{file}" for file in chosen] if chosen else everything
+    everything = [*(ROOT / SUITES).rglob("test_*.py"), *(ROOT / CLIENTS).glob("*.py")]
+    files = options.files or (QUICK if options.quick else sorted(str(file.relative_to(ROOT)) for file in everything))
 
     targets = []
     for title, source, ranks in (("an empty test", PLAIN, 1), ("an empty test with 2 ranks", RANKS, 2)):
         print(f"{title}, in sequence:")
         added = overhead(source, ranks, options.rounds)
         targets.append(Target(f"{title}: run_test.py adds", added, MOST_OVERHEAD_MS, " ms"))
-    targets.append(Target(f"each of {MANY} tiny tests on 2 slots", tiny_tests(options.rounds), MOST_TINY_MS, " ms"))
+    targets += tiny_tests(max(1, options.rounds // 2))
     print(json.dumps({"cores": os.cpu_count(), "load": os.getloadavg()}))
     targets += compare(files)
     print("\n" + "\n".join(map(str, targets)))
     return 0 if all(target.reached for target in targets) else 1
 
 
+def run() -> int:
+    """Main, with an end for everything that it has started: PyTorch's ranks outlive a parent that is killed."""
+    system.adopt_orphans()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        return main()
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    finally:
+        reaping.end_children()
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run())
