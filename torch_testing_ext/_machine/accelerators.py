@@ -147,6 +147,12 @@ def unsafe_to_fork() -> str | None:
     return f"a library has initialised an accelerator ({opened} is open)" if opened else None
 
 
+def check_to_fork() -> str | None:
+    """Make this process safe to fork if possible. Returns the reason if processes forked from it would lack anything:
+    the use of accelerators, or a thread."""
+    return unsafe_to_fork() or fork_safety.prepare_to_fork() or fork_safety.check_after_fork()
+
+
 # -- the questions: after asking one, a process can no longer fork ranks that use devices
 
 

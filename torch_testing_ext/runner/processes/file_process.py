@@ -165,7 +165,7 @@ class FileProcess(ForkParent[ToFile]):
                 importlib.import_module(name)
         from torch_testing_ext._machine import accelerators
 
-        if why := accelerators.unsafe_to_fork() or fork_safety.prepare_to_fork() or fork_safety.check_after_fork():
+        if why := accelerators.check_to_fork():
             self.channel.send(FileUnsafe(f"modules that its tests import leave a process unsafe to fork: {why}"))
 
     def _start(self, message: StartUnit) -> None:
