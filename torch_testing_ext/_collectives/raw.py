@@ -139,7 +139,7 @@ class RawRecord:
 def _merged(
     recorded: list[list[tuple[Mapping[str, Any], int | None]]],
 ) -> list[tuple[Mapping[str, Any], int | None]]:
-    """The entries of all recorders by their time, numbered anew: each recorder counts its own."""
+    """The entries of all recorders by their time, numbered again: each recorder counts its own."""
     if len(recorded) < 2:
         return recorded[0] if recorded else []
     merged = heapq.merge(*recorded, key=lambda one: int(one[0]["time_created_ns"]))

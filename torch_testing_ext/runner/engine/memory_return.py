@@ -1,7 +1,7 @@
 """Whether a device's memory is back when the processes of a lease have ended: only then is the lease over.
 
 The driver frees the memory of a killed process a moment after its end. If it does not, the next test on the device
-would fail for want of memory: the device is not used again in this run, and the report names who holds its memory.
+would have too little memory: the device is not used again in this run, and the report names what holds its memory.
 """
 
 from __future__ import annotations
