@@ -16,8 +16,8 @@ import torch.distributed as dist
 from launch_support import Ranks, environ, local_class, nothing_left, outcome_of, timeout, wait_until_gone
 
 from torch_testing_ext import launch
-from torch_testing_ext.common_utils import TestCase, run_tests
 from torch_testing_ext._machine import accelerators
+from torch_testing_ext.common_utils import TestCase, run_tests
 from torch_testing_ext.launch import client, node_server, run
 from torch_testing_ext.launch.protocol import StartMethod
 
