@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import gc
 
-# The oldest generation of objects: `gc.collect` collects garbage from all without an argument.
-ALL_GENERATIONS = 2
-
 
 def postpone_collection() -> None:
     """Have the next full collection come later: one takes a tenth of a second, and the last import may be at fault.
@@ -22,8 +19,8 @@ def exempt_imported(garbage: int | None = 1) -> None:
     """Exempt all that exists from collection, so that the collectors of forked processes do not write to shared pages.
 
     Also, the collections at the interpreter's end would otherwise take a quarter of the time of a short program.
-    `garbage`: the oldest generation from which garbage is collected first. With None, none is: in a forked process,
-    finalizers would act on what its parent has.
+    `garbage`: the oldest generation from which garbage is collected first, 2 for all. With None, none is: in a forked
+    process, finalizers would act on what its parent has.
     """
     if garbage is not None:
         gc.collect(garbage)

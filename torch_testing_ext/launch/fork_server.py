@@ -7,7 +7,6 @@ interpreter that starts each rank as another interpreter.
 
 from __future__ import annotations
 
-import gc
 import importlib
 import os
 import pickle
@@ -375,8 +374,7 @@ def _become_fork_server(method: StartMethod, subject: Named | None) -> str | Non
         assert subject is not None
         subject.resolve()
     _torch.forget_groups()
-    # Exempt everything that exists now from collection, so that a rank's collector does not write to shared pages.
-    gc.freeze()
+    _torch.exempt_imported(garbage=None)
     # After a fork of the client, it is the client that looks at the threads which this process lacks.
     return accelerators.check_to_fork() if method is StartMethod.FORK_FRESH else accelerators.unsafe_to_fork()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import importlib
 import os
 import shutil
@@ -47,8 +46,7 @@ def _warm_up(modules: Iterable[str]) -> str | None:
     from torch_testing_ext import _torch
 
     _torch.warm_up()
-    gc.collect()
-    gc.freeze()
+    _torch.exempt_imported(garbage=2)
     unsafe = fork_safety.prepare_to_fork()
     for region in () if unsafe else system.memory_regions():
         system.collapse(*region)
