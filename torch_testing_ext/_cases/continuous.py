@@ -223,8 +223,13 @@ class MultiProcContinuousTest(RankedTestCase):
         if devices == 0:
             raise unittest.SkipTest(f"No {device_type} devices available")
         if sharing.ranks_per_device() > 1 and device_type == accelerators.accelerator_type():
-            return accelerators.ranks_for(most_needed(getattr(cls, name, None) for name in dir(cls)))
+            return accelerators.ranks_for(cls._devices_needed())
         return devices
+
+    @classmethod
+    def _devices_needed(cls) -> int:
+        """The most that any of its tests needs."""
+        return most_needed(getattr(cls, name, None) for name in dir(cls))
 
     @classmethod
     def _device_type(cls) -> str:

@@ -29,7 +29,6 @@ PYTORCH_TESTING_DEVICE_ONLY_FOR_KEY = "PYTORCH_TESTING_DEVICE_ONLY_FOR"
 PYTORCH_TESTING_DEVICE_EXCEPT_FOR_KEY = "PYTORCH_TESTING_DEVICE_EXCEPT_FOR"
 PYTORCH_TESTING_DEVICE_FOR_CUSTOM_KEY = "PYTORCH_TESTING_DEVICE_FOR_CUSTOM"
 _PRIVATEUSE1 = "privateuse1"
-_backends: Any = torch.backends  # untyped in torch
 _cuda: Any = torch.cuda
 _xpu: Any = torch.xpu
 
@@ -255,7 +254,7 @@ class CUDATestBase(_IndexedTestBase):
         properties = accelerators.cuda_properties()
         cls.no_magma = not properties.get("has_magma")
         cls.no_cudnn = not properties.get("accepts_cudnn")
-        cls.cudnn_version = None if cls.no_cudnn else _backends.cudnn.version()
+        cls.cudnn_version = None if cls.no_cudnn else properties.get("cudnn_version")
         cls.primary_device = f"cuda:{torch.cuda.current_device() if _cuda.is_initialized() else 0}"
 
     def _should_stop_test_suite(self) -> bool:

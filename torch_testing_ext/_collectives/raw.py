@@ -139,7 +139,7 @@ class RawRecord:
 def _merged(
     recorded: list[list[tuple[Mapping[str, Any], int | None]]],
 ) -> list[tuple[Mapping[str, Any], int | None]]:
-    """The entries of all recorders by their time, numbered anew: each recorder counts its own."""
+    """The entries of all recorders by their time, numbered again: each recorder counts its own."""
     if len(recorded) < 2:
         return recorded[0] if recorded else []
     merged = heapq.merge(*recorded, key=lambda one: int(one[0]["time_created_ns"]))
@@ -168,10 +168,10 @@ def unpack(data: bytes) -> RawRecord | None:
 def shifted(data: bytes, seconds: float) -> bytes:
     """What a rank has left with its moment on another clock; as it is, if it is incomplete."""
     try:
-        groups, dumps, errors, folder, at, state = pickle.loads(data)
+        groups, dumps, errors, folder, at, *rest = pickle.loads(data)
     except (ValueError, KeyError, TypeError, IndexError, EOFError, AttributeError, pickle.UnpicklingError):
         return data
-    return pickle.dumps((groups, dumps, errors, folder, at + seconds, state))
+    return pickle.dumps((groups, dumps, errors, folder, at + seconds, *rest))
 
 
 def read_raw(rank: int, data: bytes) -> RankRecord | None:

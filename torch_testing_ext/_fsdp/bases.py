@@ -20,7 +20,7 @@ from torch_testing_ext._cases.distributed_base import run_subtests
 from torch_testing_ext._cases.multi_process import MultiProcessTestCase
 from torch_testing_ext._cases.multi_threaded import MultiThreadedTestCase
 from torch_testing_ext._cases.ranked import account_for_skip, checked_world_size
-from torch_testing_ext._machine import accelerators, sharing
+from torch_testing_ext._machine import accelerators
 from torch_testing_ext._marks.needs import TEST_SKIPS, Skipped, TestSkip, most_needed, needs_of, too_few_devices
 from torch_testing_ext._utils.stores import FILE_SCHEMA
 
@@ -84,8 +84,8 @@ class FSDPTest(FSDPTestMixin, MultiProcessTestCase):
         self = cls(test_name)
         self.rank = rank
         self.file_name = file_name
-        # A test may have changed what torch counts; an override of this method may call it.
-        skip = _missing_devices(self, torch.accelerator.device_count() * sharing.ranks_per_device())
+        # An override of this method may call it.
+        skip = _missing_devices(self, fsdp_device.most_ranks_here())
         if skip is not None:
             sys.exit(account_for_skip(rank_process.account_behind(pipe), Skipped(skip)))
         fsdp_device.use(self.device_type)
@@ -143,8 +143,7 @@ class FSDPTestContinuous(FSDPTestMixin, MultiProcContinuousTest):
     def _init_pg(cls, rank: int, world_size: int, rdvz_file: str) -> None:
         _keep_nccl_quiet()
         device = fsdp_device.compute_device(rank)
-        most = torch.accelerator.device_count() * sharing.ranks_per_device()
-        if most < world_size and not (device.type == "cpu" and cls._allows_cpu()):
+        if fsdp_device.most_ranks_here() < world_size and not (device.type == "cpu" and cls._allows_cpu()):
             raise Skipped(too_few_devices(world_size))
         if device.type != "cpu":
             torch.accelerator.set_device_index(device.index)
@@ -154,10 +153,6 @@ class FSDPTestContinuous(FSDPTestMixin, MultiProcContinuousTest):
     def _allows_cpu(cls) -> bool:
         """Does any of its tests? The others skip in the parent, unless the class overrides what decides about that."""
         return any(_may_use_cpu(getattr(cls, name, None)) for name in dir(cls))
-
-    @classmethod
-    def _devices_needed(cls) -> int:
-        return most_needed(getattr(cls, name, None) for name in dir(cls))
 
     @classmethod
     def _run_test_given_id(cls, test_id: str, **kwargs: Any) -> None:

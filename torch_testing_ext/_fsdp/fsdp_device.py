@@ -16,7 +16,7 @@ from torch import nn
 
 from torch_testing_ext import _torch
 from torch_testing_ext._cases import shared_devices
-from torch_testing_ext._machine import accelerators
+from torch_testing_ext._machine import accelerators, sharing
 from torch_testing_ext._machine.settable import ComputedNames
 
 _chosen: str | None = None
@@ -67,6 +67,11 @@ def backend_for(world_size: int) -> str:
     if constants.is_set("DISTRIBUTED_BACKEND"):
         return backend()
     return shared_devices.backend_of(device_type(), world_size)
+
+
+def most_ranks_here() -> int:
+    """Return how many ranks may use an accelerator, by what torch counts now: a test may have changed that."""
+    return torch.accelerator.device_count() * sharing.ranks_per_device()
 
 
 def compute_device(rank: int) -> torch.device:

@@ -23,7 +23,6 @@ from torch_testing_ext import _torch
 from torch_testing_ext._cases import rank_process
 from torch_testing_ext._cases.distributed_base import run_subtests
 from torch_testing_ext._cases.ranked import account_for_skip
-from torch_testing_ext._machine import sharing
 from torch_testing_ext._marks.needs import Skipped, too_few_devices
 
 from . import fsdp_device, in_rank
@@ -44,9 +43,7 @@ class FSDPTestMixin:
         self = cls(test_name)
         self.rank = rank
         self.file_name = file_name
-        if fsdp_device.device_type() != "cpu" and torch.accelerator.device_count() * sharing.ranks_per_device() < int(
-            self.world_size
-        ):
+        if fsdp_device.device_type() != "cpu" and fsdp_device.most_ranks_here() < int(self.world_size):
             skip = Skipped(too_few_devices(int(self.world_size)))
             sys.exit(account_for_skip(rank_process.account_behind(pipe), skip))
         in_rank.run_in_group(self, test_name, pipe, bool(kwargs.get("fake_pg")))

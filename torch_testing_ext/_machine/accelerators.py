@@ -35,8 +35,6 @@ _OPEN_WHEN_IN_USE = ("/dev/nvidia-uvm", "/dev/kfd")
 NO_DEVICE: tuple[str | None, int] = (None, 0)
 # These decide which devices the runtime shows: an answer holds while they stay the same.
 MASKS = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
-# Set by run_test.py for a test with ranks on several nodes; the same as in launch/settings.py.
-DEVICES_OF_TEST = "_TORCH_TESTING_EXT_DEVICES"
 # A driver that initialises many devices takes seconds; a child that needs longer than this is stuck.
 FORK_TIMEOUT = 60.0
 _INTERPRETER_TIMEOUT = 120.0  # it imports torch before it asks
@@ -59,7 +57,7 @@ def most_ranks() -> int:
 
     One each, or more where the user lets ranks share.
     """
-    return max(device_count() * sharing.ranks_per_device(), int(os.environ.get(DEVICES_OF_TEST) or 0))
+    return max(device_count() * sharing.ranks_per_device(), int(os.environ.get(sharing.DEVICES_OF_TEST) or 0))
 
 
 def ranks_for(needed: int) -> int:
@@ -145,6 +143,12 @@ def unsafe_to_fork() -> str | None:
         return "an accelerator is initialised"
     opened = system.has_opened(*_OPEN_WHEN_IN_USE)
     return f"a library has initialised an accelerator ({opened} is open)" if opened else None
+
+
+def check_to_fork() -> str | None:
+    """Make this process safe to fork if possible. Returns the reason if processes forked from it would lack anything:
+    the use of accelerators, or a thread."""
+    return unsafe_to_fork() or fork_safety.prepare_to_fork() or fork_safety.check_after_fork()
 
 
 # -- the questions: after asking one, a process can no longer fork ranks that use devices

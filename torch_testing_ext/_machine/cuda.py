@@ -10,8 +10,6 @@ import importlib
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from types import SimpleNamespace
-from typing import Any
 
 import torch
 
@@ -22,7 +20,6 @@ from .flags import flag
 from .lazy import LazyVal
 
 Version = tuple[int, ...]
-_backends: Any = torch.backends  # untyped in torch
 
 # What a process prints when a kernel's assertion has ended it, or the fault that ROCm reports instead.
 DEVICE_ASSERT_MARKERS = (
@@ -91,15 +88,8 @@ def answering_for_torch() -> Iterator[None]:
     if accelerators.accelerator_type() != "cuda":
         yield
         return
-    before = torch.cuda.get_device_capability, torch.cuda.get_device_properties
-    torch.cuda.get_device_capability = lambda device=None: (capability()[0], capability()[1])
-    torch.cuda.get_device_properties = lambda device=None: SimpleNamespace(  # type: ignore[assignment, return-value]
-        gcnArchName=accelerators.cuda_properties().get("arch", ""), major=capability()[0], minor=capability()[1]
-    )
-    try:
+    with _torch.describing_device(capability(), accelerators.cuda_properties().get("arch", "")):
         yield
-    finally:
-        torch.cuda.get_device_capability, torch.cuda.get_device_properties = before
 
 
 def evaluate_gfx_arch_within(arch_list: Iterable[str]) -> bool:

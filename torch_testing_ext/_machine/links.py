@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import replace
 
 from .device_facts import DeviceFacts
 from .nvml import Nvml, NvmlError, open_nvml
+from .topology import gpus_by_name, nvlinks
 
 
 def with_nvlinks(
@@ -19,20 +21,9 @@ def with_nvlinks(
     if len(uuids) != len(facts) or len(facts) < 2:
         return tuple(facts)
     try:
-        nvml = open_it()
+        with closing(open_it()) as nvml:
+            gpus = nvml.gpus()
     except NvmlError:
         return tuple(facts)
-    try:
-        gpus = {gpu.uuid.removeprefix("GPU-"): gpu for gpu in nvml.gpus()}
-    except NvmlError:
-        return tuple(facts)
-    finally:
-        nvml.close()
-    number_of = {uuid.removeprefix("GPU-"): number for number, uuid in enumerate(uuids)}
-    found = []
-    for one, uuid in zip(facts, number_of, strict=False):
-        gpu = gpus.get(uuid)
-        linked = [other.removeprefix("GPU-") for other, link in gpu.links.items() if link.nvlink] if gpu else None
-        numbers = None if linked is None else tuple(number_of[other] for other in linked if other in number_of)
-        found.append(replace(one, nvlinks=numbers))
-    return tuple(found) if len(found) == len(facts) else tuple(facts)
+    linked = nvlinks(uuids, gpus_by_name(uuids, {}, gpus, {}))
+    return tuple(replace(one, nvlinks=numbers) for one, numbers in zip(facts, linked, strict=True))

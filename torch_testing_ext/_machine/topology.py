@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from .nvml import ComputeMode, Gpu
+from .visible_devices import bare_uuid
 
 # Among more groups than these, the first devices are taken: eight of sixteen are 12,870.
 _MOST_GROUPS = 20_000
@@ -43,8 +44,8 @@ def matching(uuid: str, gpus: Iterable[Gpu]) -> list[Gpu]:
 
 
 def _core(uuid: str) -> str:
-    """Without what torch leaves out; the older names of MIG instances hold their GPU's: MIG-GPU-.../1/0."""
-    return uuid.lower().removeprefix("mig-").removeprefix("gpu-").partition("/")[0]
+    """The older names of MIG instances hold their GPU's: MIG-GPU-.../1/0."""
+    return bare_uuid(uuid).partition("/")[0]
 
 
 def preferred(free: Sequence[str], count: int, gpus: Mapping[str, Gpu]) -> tuple[str, ...]:

@@ -48,6 +48,11 @@ def masks_for(names: Sequence[str], kind: str | None) -> dict[str, str]:
     return dict.fromkeys(MASKS.get(kind or "", ()), ",".join(names) or NONE)
 
 
+def bare_uuid(uuid: str) -> str:
+    """A UUID as torch gives it: without NVML's prefix. Older ones of MIG instances are MIG-GPU-.../1/0."""
+    return uuid.lower().removeprefix("mig-").removeprefix("gpu-")
+
+
 def is_mig(name: str) -> bool:
     return name.startswith("MIG-")
 

@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from torch_testing_ext._machine import accelerators, sharing
+from torch_testing_ext._cases import shared_devices
+from torch_testing_ext._machine import accelerators
 from torch_testing_ext._machine.device_locks import DeviceLocks, UnsafeFolder, default_folder, leased_by_ancestors
 from torch_testing_ext._machine.visible_devices import by_uuid, identity, masks_for, visible_names
 from torch_testing_ext.launch import settings
@@ -55,8 +56,7 @@ class VisibleDevices:
 
 def real_devices(ranks: int) -> int:
     """How many devices a test leases for so many ranks that need one: fewer where they have to share."""
-    shared = sharing.ranks_per_device() > 1 and 0 < accelerators.device_count() < ranks
-    return accelerators.device_count() if shared else ranks
+    return accelerators.device_count() if shared_devices.are_shared(ranks) else ranks
 
 
 @contextmanager

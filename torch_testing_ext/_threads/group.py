@@ -323,7 +323,7 @@ def _site() -> tuple[str, int, str] | None:
 
 
 def _sanitized(kind: str, arguments: Any, options: Mapping[str, Any]) -> dict[str, Any]:
-    """What else must be the same in a sanitized collective: reduce operation, root, what is sent to whom."""
+    """What else must be the same in a sanitized collective: reduce operation, root, and the sizes for each peer."""
     op, root = options.get("op"), options.get("root")
     name = None if op is None else str(getattr(op, "op", op)).rpartition(".")[2].lower()
     details = [*([name] if name else []), *([f"root {root}"] if root is not None else [])]

@@ -27,6 +27,7 @@ from .compiler import DYNAMO, INDUCTOR, forget_compiled, strict_dynamo, without_
 from .cuda import (
     caching_allocator_is_enabled,
     cupti_version,
+    describing_device,
     forget_blas_workspaces,
     has_cupti,
     hipblaslt_version,
@@ -199,6 +200,7 @@ __all__ = [
     "cuda_spin",
     "cupti_version",
     "data_dependent_errors",
+    "describing_device",
     "disable_torch_function",
     "dispatch_mode_class",
     "end_compile_workers",

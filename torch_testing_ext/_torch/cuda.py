@@ -3,9 +3,41 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import torch
+
+
+@contextmanager
+def describing_device(capability: tuple[int, ...], arch: str) -> Iterator[None]:
+    """While it lasts, let torch ask about the first device of CUDA or ROCm without initialising it.
+
+    `torch._dynamo.device_interface.caching_worker_device_properties`: 2.11 to 2.15.
+    """
+    # It takes torch's functions as it is imported: before they are replaced.
+    interface: Any = importlib.import_module("torch._dynamo.device_interface")
+    cuda: Any = torch.cuda
+    cached = dict(interface.caching_worker_device_properties)
+    answers = {
+        "current_device": lambda: 0,
+        "get_device_capability": lambda device=None: capability[:2],
+        "get_device_properties": lambda device=None: SimpleNamespace(
+            gcnArchName=arch, major=capability[0], minor=capability[1]
+        ),
+    }
+    before = {name: getattr(cuda, name) for name in answers}
+    for name, answer in answers.items():
+        setattr(cuda, name, answer)
+    try:
+        yield
+    finally:
+        for name, original in before.items():
+            setattr(cuda, name, original)
+        interface.caching_worker_device_properties.clear()
+        interface.caching_worker_device_properties.update(cached)
 
 
 def caching_allocator_is_enabled() -> bool:

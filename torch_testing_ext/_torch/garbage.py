@@ -15,10 +15,13 @@ def postpone_collection() -> None:
         gc.unfreeze()
 
 
-def exempt_imported() -> None:
-    """Exempt all that exists from collection, but for new garbage, as `run_test.py` and the fork server do.
+def exempt_imported(garbage: int | None = 1) -> None:
+    """Exempt all that exists from collection, so that the collectors of forked processes do not write to shared pages.
 
-    The collections at the interpreter's end would otherwise take a quarter of the time of a short program.
+    Also, the collections at the interpreter's end would otherwise take a quarter of the time of a short program.
+    `garbage`: the oldest generation from which garbage is collected first, 2 for all. With None, none is: in a forked
+    process, finalizers would act on what its parent has.
     """
-    gc.collect(1)
+    if garbage is not None:
+        gc.collect(garbage)
     gc.freeze()

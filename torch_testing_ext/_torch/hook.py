@@ -307,9 +307,9 @@ def is_for_join(issuer: Any) -> bool:
 
 
 class TensorUses(TorchDispatchMode):
-    """Tells of each operation of this thread, before it runs, which tensors it reads and which it writes.
+    """Reports for each operation of this thread, before it runs, which tensors it reads and which it writes.
 
-    Not of views, which do neither, and of collectives. `TorchDispatchMode`: all versions.
+    It leaves out views, which do neither, and collectives. `TorchDispatchMode`: all versions.
     """
 
     def __init__(self, on_use: Callable[[str, list[torch.Tensor], list[torch.Tensor]], None]):

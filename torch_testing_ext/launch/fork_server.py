@@ -7,7 +7,6 @@ interpreter that starts each rank as another interpreter.
 
 from __future__ import annotations
 
-import gc
 import importlib
 import os
 import pickle
@@ -23,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
-from torch_testing_ext._process import child, fork_safety, reaping, system
+from torch_testing_ext._process import child, reaping, system
 from torch_testing_ext._process.channel import Channel
 from torch_testing_ext._process.loop import EventLoop
 from torch_testing_ext._process.messages import unexpected
@@ -318,9 +317,11 @@ class ForkServer:
 
     def _do_safely(self, work: Callable[[], object], doing: str) -> None:
         """Do work that may leave threads behind. If it does, this process forks no more ranks."""
+        from torch_testing_ext._machine import accelerators
+
         with suppress(Exception):
             work()
-        if why := _accelerator_in_use() or fork_safety.prepare_to_fork() or fork_safety.check_after_fork():
+        if why := accelerators.check_to_fork():
             self._loop.drop_idle()
             self._unsafe = f"{doing} left the process unsafe to fork: {why}"
 
@@ -367,18 +368,16 @@ def begin(
 def _become_fork_server(method: StartMethod, subject: Named | None) -> str | None:
     """Prepare to be forked. Returns the reason if this process is not safe to fork, or None."""
     from torch_testing_ext import _torch
-    from torch_testing_ext._machine import seeds
+    from torch_testing_ext._machine import accelerators, seeds
 
     if method is StartMethod.FORK_FRESH:
         assert subject is not None
         subject.resolve()
     seeds.prepare_to_seed()
     _torch.forget_groups()
-    # Exempt everything that exists now from collection, so that a rank's collector does not write to shared pages.
-    gc.freeze()
-    if method is StartMethod.FORK_FRESH and (why := fork_safety.prepare_to_fork() or fork_safety.check_after_fork()):
-        return _accelerator_in_use() or why  # it runs threads, too
-    return _accelerator_in_use()
+    _torch.exempt_imported(garbage=None)
+    # After a fork of the client, it is the client that looks at the threads which this process lacks.
+    return accelerators.check_to_fork() if method is StartMethod.FORK_FRESH else accelerators.unsafe_to_fork()
 
 
 def _accelerator_in_use() -> str | None:

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from torch_testing_ext._process import fork_safety, system
+from torch_testing_ext._process import system
 from torch_testing_ext._process.channel import Channel
 from torch_testing_ext._process.logs import read_ends
 
@@ -137,9 +137,9 @@ def _moved(value: Any, there: Path, here: Path) -> Any:
 def serve(client: Channel[ToServer], directory: Path) -> NoReturn:
     """Serve in this process, which has imported the test file. Never returns."""
     from torch_testing_ext import _torch
+    from torch_testing_ext._machine import accelerators
 
-    unsafe = fork_safety.prepare_to_fork() or fork_safety.check_after_fork()
-    method = StartMethod.SPAWN if unsafe else StartMethod.FORK_FRESH
+    method = StartMethod.SPAWN if accelerators.check_to_fork() else StartMethod.FORK_FRESH
     system.adopt_orphans()
     _torch.forget_groups()
     directory.mkdir(parents=True, exist_ok=True)

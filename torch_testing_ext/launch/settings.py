@@ -16,9 +16,8 @@ from torch_testing_ext._sanitizer.kinds import KNOWN as KNOWN_KINDS, SanitizeKin
 from .job import Job, Sanitize
 
 PREFIX = "TORCH_TESTING_EXT_"
-# No settings: run_test.py sets them for a test with ranks on several nodes. The path of a socket that leads to the
-# other nodes, and the number of devices on all of them.
-NODES, DEVICES = f"_{PREFIX}NODES", f"_{PREFIX}DEVICES"
+# No setting: set by run_test.py for a test with ranks on several nodes. The path of a socket that leads to the others.
+NODES = f"_{PREFIX}NODES"
 RUNNER_PREFIX = PREFIX + "RUN_"  # options of run_test.py, which reads and checks them itself
 
 

@@ -18,10 +18,11 @@ from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
+from torch_testing_ext._machine.sharing import DEVICES_OF_TEST
 from torch_testing_ext._process import child, messages, signals, system
 from torch_testing_ext._process.messages import unexpected
 from torch_testing_ext.launch.protocol import FromNode, FromServer, NodeLost
-from torch_testing_ext.launch.settings import DEVICES, NODES
+from torch_testing_ext.launch.settings import NODES
 
 from .cluster.addresses import own_address
 from .cluster.facts import facts
@@ -316,7 +317,7 @@ class Agent(LostUnitListener):
 
 
 def _devices_together(count: int) -> dict[str, str]:
-    return {DEVICES: str(count)} if count else {}
+    return {DEVICES_OF_TEST: str(count)} if count else {}
 
 
 class _StreamEnded(Exception):

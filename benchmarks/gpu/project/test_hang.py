@@ -4,6 +4,7 @@ import time
 
 import torch
 import torch.distributed as dist
+from gpu_support import use_gpu
 
 from torch_testing_ext.common_distributed import DistributedTestBase, MultiProcessTestCase, skip_if_lt_x_gpu
 from torch_testing_ext.common_utils import run_tests, timeout
@@ -19,12 +20,7 @@ class Alone(MultiProcessTestCase):
     @timeout(10)
     @skip_if_lt_x_gpu(1)
     def test_nccl_behind_a_kernel(self):
-        torch.cuda.set_device(0)
-        store = dist.FileStore(self.file_name, 1)
-        dist.init_process_group("nccl", store=store, rank=0, world_size=1)
-        ours = torch.ones(2**20, device="cuda")
-        dist.all_reduce(ours)
-        torch.cuda.synchronize()
+        ours = use_gpu(self)
         torch.cuda._sleep(200 * 10**9)  # about 100 s
         dist.all_reduce(ours)
         torch.cuda.synchronize()

@@ -2,14 +2,10 @@
 
 import torch
 import torch.distributed as dist
+from gpu_support import device
 
 from torch_testing_ext.common_distributed import DistributedTestBase, sanitize, skip_if_lt_x_gpu
 from torch_testing_ext.common_utils import run_tests
-
-
-def device():
-    """The CPU only where there is no GPU: to try these tests."""
-    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 class Nan(DistributedTestBase):

@@ -2,8 +2,7 @@
 
 import torch
 import torch.distributed as dist
-from torch import nn
-from torch.distributed.fsdp import fully_shard
+from gpu_support import check_collectives, device, train
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from torch_testing_ext.common_distributed import (
@@ -17,23 +16,8 @@ from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.distributed._tensor.common_dtensor import DTensorTestBase, with_comms
 
 
-def device():
-    """The CPU only where there is no GPU: to try these tests."""
-    return "cuda" if torch.cuda.is_available() else "cpu"
-
-
 def backend():
     return dist.get_default_backend_for_device(device())
-
-
-def check_collectives(test):
-    ours = torch.full((4,), float(dist.get_rank() + 1), device=device())
-    dist.all_reduce(ours)
-    size = dist.get_world_size()
-    test.assertEqual(ours, torch.full((4,), size * (size + 1) / 2, device=device()))
-    gathered = [torch.empty(2, device=device()) for _ in range(size)]
-    dist.all_gather(gathered, torch.full((2,), float(dist.get_rank()), device=device()))
-    test.assertEqual([int(one[0]) for one in gathered], list(range(size)))
 
 
 class CreatePg(DistributedTestBase):
@@ -109,19 +93,6 @@ class Continuous(MultiProcContinuousTest):
     @skip_if_lt_x_gpu(1, allow_cpu=True)
     def test_continuous(self):
         check_collectives(self)
-
-
-def train(test):
-    torch.manual_seed(0)
-    model, reference = nn.Linear(64, 64, device=device()), nn.Linear(64, 64, device=device())
-    reference.load_state_dict(model.state_dict())
-    fully_shard(model)
-    batch = torch.randn(8, 64, device=device())
-    for module in (model, reference):
-        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
-        module(batch).square().mean().backward()
-        optimizer.step()
-    test.assertEqual(model.weight.full_tensor(), reference.weight)
 
 
 if __name__ == "__main__":

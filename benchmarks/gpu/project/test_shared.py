@@ -2,9 +2,9 @@
 
 import torch
 import torch.distributed as dist
+from gpu_support import check_collectives, device, train
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -24,21 +24,6 @@ def check_device(test):
         total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
         with test.assertRaises(torch.OutOfMemoryError):
             torch.empty(int(0.6 * total), dtype=torch.uint8, device=device())
-
-
-def device():
-    """The CPU only where there is no GPU: to try these tests."""
-    return "cuda" if torch.cuda.is_available() else "cpu"
-
-
-def check_collectives(test):
-    ours = torch.full((4,), float(dist.get_rank() + 1), device=device())
-    dist.all_reduce(ours)
-    test.assertEqual(ours, torch.full((4,), 10.0, device=device()))
-    dist.broadcast(ours, 1)
-    gathered = [torch.empty(2, device=device()) for _ in range(4)]
-    dist.all_gather(gathered, torch.full((2,), float(dist.get_rank()), device=device()))
-    test.assertEqual([int(one[0]) for one in gathered], [0, 1, 2, 3])
 
 
 class CreatePg(DistributedTestBase):
@@ -106,19 +91,6 @@ class Continuous(MultiProcContinuousTest):
             torch.cuda.set_device(self.rank)
         check_device(self)
         check_collectives(self)
-
-
-def train(test):
-    torch.manual_seed(0)
-    model, reference = nn.Linear(64, 64, device=device()), nn.Linear(64, 64, device=device())
-    reference.load_state_dict(model.state_dict())
-    fully_shard(model)
-    batch = torch.randn(8, 64, device=device())
-    for module in (model, reference):
-        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
-        module(batch).square().mean().backward()
-        optimizer.step()
-    test.assertEqual(model.weight.full_tensor(), reference.weight)
 
 
 if __name__ == "__main__":

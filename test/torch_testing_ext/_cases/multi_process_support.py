@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
 
+import torch
 import torch.distributed as dist
 
-from torch_testing_ext.common_distributed import MultiProcessTestCase
+from torch_testing_ext.common_distributed import MultiProcContinuousTest, MultiProcessTestCase
 
 
 class Ranks(MultiProcessTestCase):
@@ -30,6 +31,29 @@ class Ranks(MultiProcessTestCase):
         """In a rank: send a value to the parent, where `ranks_told` returns it. Once per rank."""
         with open(os.path.join(os.environ["TELL"], str(self.rank)), "x") as file:
             json.dump(value, file)
+
+
+class OnCpu(MultiProcContinuousTest):
+    """A base for persistent ranks that use no accelerator."""
+
+    world_size = 2
+
+    @classmethod
+    def backend_str(cls) -> str:
+        return "gloo"
+
+    @classmethod
+    def device_type(cls) -> str:
+        return "cpu"
+
+
+def check_held_backend(test: MultiProcessTestCase) -> None:
+    """In a rank with a group: a backend of gloo that the test holds works on when the group is destroyed."""
+    backend = dist.group.WORLD._get_backend(torch.device("cpu"))
+    dist.destroy_process_group()
+    tensor = torch.ones(1)
+    backend.allreduce([tensor]).wait()
+    test.assertEqual(tensor.item(), 2)
 
 
 class Seen(NamedTuple):

@@ -8,6 +8,7 @@ import threading
 import time
 import unittest
 from pathlib import Path
+from unittest import mock
 
 import torch.distributed as dist
 from multi_process_support import Ranks, outcome_and_told, outcome_of
@@ -277,22 +278,24 @@ class TestWaiting(TestCase):
 
         pid, end = self.start_peer("one")
         self.create("one")
-        ends_the_peer = os.fork()
-        if ends_the_peer == 0:
-            time.sleep(0.1)
-            os._exit(0)
-        os.close(end)
+        try_lock, seen = group_creation._try_lock, []
+
+        def try_and_end_the_peer(group):
+            seen.append(try_lock(group))
+            if seen == [False]:
+                os.close(end)
+            return seen[-1]
+
         before = signal.signal(signal.SIGALRM, fail)
         signal.alarm(10)
         try:
-            with threading._active_limbo_lock:
+            with threading._active_limbo_lock, mock.patch.object(group_creation, "_try_lock", try_and_end_the_peer):
                 self.assertTrue(group_creation.wait_for_peers())
         finally:
             signal.alarm(0)
             signal.signal(signal.SIGALRM, before)
-        self.assertTrue(group_creation._try_lock(group_creation._range_of("one", 0)))
-        for child in (pid, ends_the_peer):
-            os.waitpid(child, 0)
+        self.assertEqual((seen[0], seen[-1]), (False, True))
+        os.waitpid(pid, 0)
 
     def test_not_where_files_cannot_be_locked(self):
         group_creation._file = Path("/nowhere/creating")

@@ -12,7 +12,7 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
-from multi_process_support import Ranks, outcome_of, ranks_told
+from multi_process_support import Ranks, check_held_backend, outcome_of, ranks_told
 
 from torch_testing_ext._cases import group_creation, group_ends
 from torch_testing_ext._process import system, wakeups
@@ -178,11 +178,7 @@ class Ending(Ranks):
     def backends_of_the_test(self) -> None:
         """Whoever holds a backend keeps its connections, as in PyTorch."""
         self.join_group()
-        backend = dist.group.WORLD._get_backend(torch.device("cpu"))
-        dist.destroy_process_group()
-        tensor = torch.ones(1)
-        backend.allreduce([tensor]).wait()
-        self.assertEqual(tensor.item(), 2)
+        check_held_backend(self)
 
     def while_a_group_is_created(self) -> None:
         """It cannot wait for peers then, and ends in gloo's own time."""

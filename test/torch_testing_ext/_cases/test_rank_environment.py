@@ -10,8 +10,9 @@ import unittest
 from unittest import mock
 
 import torch.distributed as dist
+from multi_process_support import OnCpu
 
-from torch_testing_ext.common_distributed import MultiProcContinuousTest, MultiProcessTestCase
+from torch_testing_ext.common_distributed import MultiProcessTestCase
 from torch_testing_ext.common_utils import run_tests
 
 NAMES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "NCCL_RAS_ADDR")
@@ -78,18 +79,8 @@ class TestChosenPort(MultiProcessTestCase):
             self.assertEqual(json.load(file), os.environ["MASTER_PORT"])
 
 
-class TestPersistent(MultiProcContinuousTest):
+class TestPersistent(OnCpu):
     """Covered on a GPU by the check `devices-bound`."""
-
-    world_size = 2
-
-    @classmethod
-    def backend_str(cls):
-        return "gloo"
-
-    @classmethod
-    def device_type(cls):
-        return "cpu"
 
     def test_variables(self):
         """Covered on a GPU by the check `devices-bound`."""

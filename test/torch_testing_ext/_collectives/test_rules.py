@@ -314,6 +314,19 @@ class TestBlocked(unittest.TestCase):
             )
             self.assertIsNone(why_not_blocked(first, second))
 
+    def test_loops_of_gloo_without_a_name(self):
+        """As of torch 2.11: 64 events at once, and a wait of 10 ms, which one of the looks has seen."""
+        loop, running = thread(9, "232 0x1 0x7f 0x40 0xa 0x0 0x0", ran="1"), thread(9, "running", state="R", ran="2")
+        for first, second, is_proof in (
+            ((thread(7), loop), (thread(7), running), True),
+            ((thread(7), running), (thread(7), loop), True),
+            ((thread(7), running), (thread(7), replace(running, ran="3")), False),
+            ((thread(7), replace(loop, syscall="232 0x1 0x7f 0x1 0xa 0x0 0x0")), (thread(7), running), False),
+            ((replace(loop, number=7),), (replace(loop, number=7, ran="2"),), False),
+        ):
+            states = (replace(BLOCKED, threads=threads) for threads in (first, second))
+            self.assertEqual(why_not_blocked(*states) is None, is_proof)
+
     def test_as_json(self):
         import json
 

@@ -20,8 +20,9 @@ def _entrance(name):
     return entrance
 
 
-for _name in ("_cuda_init", "_cuda_getDeviceCount"):
-    setattr(torch._C, _name, _entrance(_name))
+_entrances = {name: _entrance(name) for name in ("_cuda_init", "_cuda_getDeviceCount")}
+for _name, _fake in _entrances.items():
+    setattr(torch._C, _name, _fake)
 torch._C._cuda_getCurrentRawStream = lambda device: 0
 torch.cuda._cudart = object()
 torch.cuda._queued_calls.clear()
@@ -40,12 +41,21 @@ accelerators.QUESTIONS["ask_cuda_properties"] = lambda: {
     "arch": "",
     "archs": [""] * 4,
     "accepts_cudnn": True,
+    "cudnn_version": 91002,
     "has_magma": True,
     "has_tf32": True,
 }
 accelerators.QUESTIONS["ask_peer_access"] = lambda: True
 accelerators.QUESTIONS["ask_cuda_libraries"] = lambda: {"multicast": True}
-first_use.note_first_use()  # does nothing where this module has come first
+
+
+def _note_first_use():
+    first_use._originals.clear()
+    first_use.note_first_use()
+
+
+if torch._C._cuda_init is _entrances["_cuda_init"]:  # our package came first, and has noted what was here before
+    _note_first_use()
 
 
 def begin_again():
@@ -54,5 +64,4 @@ def begin_again():
     torch.cuda._initialized = False
     for name, original in first_use._originals.items():
         setattr(torch._C, name, original)
-    first_use._originals.clear()
-    first_use.note_first_use()
+    _note_first_use()

@@ -247,6 +247,7 @@ class TestNobodyUsesIt(FirstUseCase):
             assert lazy["SM90OrLater"] and lazy["SM53OrLater"] and not lazy["SM100OrLater"], lazy
             assert lazy["IS_SM90"] is True and lazy["TEST_CUDNN"] and lazy["TEST_CUDA"] and lazy["TEST_MULTIGPU"]
             assert common_cuda.sm_is_or_higher_than if hasattr(common_cuda, "sm_is_or_higher_than") else True
+            assert common_cuda.TEST_CUDNN_VERSION == 91002
             print(len(lazy) > 50, first_use())
             """,
         )
@@ -281,6 +282,36 @@ class TestNobodyUsesIt(FirstUseCase):
         self.assertEqual("None", self.run_python("decorators.py").splitlines()[-1])
         self.assertEqual([], self.used_in_parent)
 
+    def test_torch_asks_while_its_own_test_kit_is_imported(self):
+        """Covered on a GPU by the check `fork-survives`."""
+        self.write(
+            "asks.py",
+            """
+            import fake_cuda
+            import torch
+            from torch_testing_ext._machine.cuda import answering_for_torch
+            from torch_testing_ext._torch import first_use
+
+            asking = torch.cuda.current_device, torch.cuda.get_device_capability, torch.cuda.get_device_properties
+            with answering_for_torch():
+                from torch.utils._triton import has_triton
+                from torch._dynamo.device_interface import CudaInterface, caching_worker_device_properties as cached
+
+                has_triton()
+                assert CudaInterface.Worker.get_device_properties().major == 9 and cached
+                assert torch.cuda.get_device_capability() == (9, 0) and torch.cuda.current_device() == 0
+            assert not cached
+            assert asking == (
+                torch.cuda.current_device, torch.cuda.get_device_capability, torch.cuda.get_device_properties
+            ) == (
+                CudaInterface.current_device, torch.cuda.get_device_capability, CudaInterface.get_device_properties
+            )
+            print(first_use())
+            """,
+        )
+        self.assertEqual("None", self.run_python("asks.py").splitlines()[-1])
+        self.assertEqual([], self.used_in_parent)
+
     def test_a_class_of_ranks_for_each_type_of_device(self):
         """Covered on a GPU by the check `fork-survives`."""
         self.write(
@@ -302,6 +333,7 @@ class TestNobodyUsesIt(FirstUseCase):
 
                 def test_it(self, device):
                     assert device == "cuda:0" and not self.no_magma and self.has_cudnn()
+                    assert self.cudnn_version == 91002
 
                 def test_fails(self, device):
                     raise RuntimeError("of the test")

@@ -5,15 +5,22 @@ The check `nan-check` of benchmarks/gpu/run has a NaN reported under NCCL.
 
 import contextlib
 import os
+import sys
 import unittest
+from pathlib import Path
 from unittest import mock
 
 import torch
 import torch.distributed as dist
 
 from torch_testing_ext._torch import recorder
-from torch_testing_ext.common_distributed import MultiProcContinuousTest, MultiProcessTestCase, sanitize
+from torch_testing_ext.common_distributed import MultiProcessTestCase, sanitize
 from torch_testing_ext.common_utils import run_tests
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "_cases"))
+from multi_process_support import OnCpu
+
+sys.path.pop(0)
 
 CHECK = "TORCH_NCCL_NAN_CHECK"
 
@@ -57,18 +64,8 @@ class TestRefused(MultiProcessTestCase):
 
 
 @sanitize("nan")
-class TestPersistent(MultiProcContinuousTest):
+class TestPersistent(OnCpu):
     """Covered on a GPU by the check `nan-check`."""
-
-    world_size = 2
-
-    @classmethod
-    def backend_str(cls):
-        return "gloo"
-
-    @classmethod
-    def device_type(cls):
-        return "cpu"
 
     def test_asked_for_by_the_class(self):
         """Its ranks have their group before the first test. Covered on a GPU by the check `nan-check`."""

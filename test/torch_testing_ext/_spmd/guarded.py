@@ -84,3 +84,47 @@ def play(test: Any, scenario: Scenario, style: str, verify: Any = "first") -> An
         compare(test, case, i, "result", found, expected)
         compare_models(test, case, i, mine, reference)
     return compiled
+
+
+def plain_step(model, optimizer, batch):
+    optimizer.zero_grad()
+    loss = (model(batch[0]) - batch[1]).pow(2).mean()
+    loss.backward()
+    optimizer.step()
+    return loss
+
+
+def between(act, setup=lambda own, side: None):
+    """A step that calls `act(own, model, optimizer)` between backward and the update. `setup` runs before DDP wraps."""
+
+    def make(side):
+        setup(side.own, side)
+
+        def step(model, optimizer, batch):
+            optimizer.zero_grad()
+            loss = (model(batch[0]) - batch[1]).pow(2).mean()
+            loss.backward()
+            act(side.own, model, optimizer)
+            optimizer.step()
+            return loss
+
+        return step
+
+    return make
+
+
+def change_at(call, act):
+    return lambda i, side: act(side) if i == call else None
+
+
+def keep_params(own, side):
+    own.params = list(side.model.parameters())
+    own.some = set(side.model[0].parameters())
+    own.factors = {p: 0.1 * i for i, p in enumerate(own.params)}
+    own.ids = {id(p) for p in side.model[2].parameters()}
+    first = own.first = side.model[0].weight
+    own.pair, own.frozen = (first, (first, 0)), frozenset([first])
+    own.first_id, own.id_tuple = id(first), (id(first),)
+    own.halve_first = lambda p: p is first
+    own.halve_default = lambda p, q=first: p is q
+    own.means = [torch.zeros_like(p) for p in own.params]

@@ -6,12 +6,11 @@ import collections
 import dataclasses
 import functools
 import math
-import random
 import types
 
 import numpy
 import torch
-from guarded import Scenario, play, small
+from guarded import Scenario, between, change_at, keep_params, plain_step, play, small
 from torch import nn
 
 from torch_testing_ext.common_utils import instantiate_parametrized_tests, parametrize, run_tests
@@ -19,14 +18,6 @@ from torch_testing_ext.distributed._tensor.common_dtensor import DTensorContinuo
 
 FACTOR = 1.0
 HELPERS = types.SimpleNamespace(scale=lambda loss: loss * 2)
-
-
-def plain_step(model, optimizer, batch):
-    optimizer.zero_grad()
-    loss = (model(batch[0]) - batch[1]).pow(2).mean()
-    loss.backward()
-    optimizer.step()
-    return loss
 
 
 def scaled_by(factor_of):
@@ -37,25 +28,6 @@ def scaled_by(factor_of):
             optimizer.zero_grad()
             loss = (model(batch[0]) - batch[1]).pow(2).mean() * factor_of(side.own)
             loss.backward()
-            optimizer.step()
-            return loss
-
-        return step
-
-    return make
-
-
-def between(act, setup=lambda own, side: None):
-    """A step that calls `act(own, model, optimizer)` between backward and the update. `setup` runs before DDP wraps."""
-
-    def make(side):
-        setup(side.own, side)
-
-        def step(model, optimizer, batch):
-            optimizer.zero_grad()
-            loss = (model(batch[0]) - batch[1]).pow(2).mean()
-            loss.backward()
-            act(side.own, model, optimizer)
             optimizer.step()
             return loss
 
@@ -110,10 +82,6 @@ class Rebinding(nn.Module):
         out = self.layer(x)
         self.average = self.average * 0.9 + out.detach().mean(0) * 0.1
         return out - self.average
-
-
-def change_at(call, act):
-    return lambda i, side: act(side) if i == call else None
 
 
 def dropping(side):
@@ -251,19 +219,6 @@ def scale_the_same(found):
     return act
 
 
-def keep_params(own, side):
-    own.params = list(side.model.parameters())
-    own.some = set(side.model[0].parameters())
-    own.factors = {p: 0.1 * i for i, p in enumerate(own.params)}
-    own.ids = {id(p) for p in side.model[2].parameters()}
-    first = own.first = side.model[0].weight
-    own.pair, own.frozen = (first, (first, 0)), frozenset([first])
-    own.first_id, own.id_tuple = id(first), (id(first),)
-    own.halve_first = lambda p: p is first
-    own.halve_default = lambda p, q=first: p is q
-    own.means = [torch.zeros_like(p) for p in own.params]
-
-
 REACHED = {
     "clip": clip,
     "gradients": double,
@@ -280,92 +235,6 @@ REACHED = {
     "variable": scale_the_same(lambda own, p: own.halve_first(p)),
     "default": scale_the_same(lambda own, p: own.halve_default(p)),
     "groups": lambda own, model, optimizer: torch._foreach_mul_([p.grad for p in own.params], 0.5),
-}
-
-
-@torch.no_grad()
-def assign_data(own, model, optimizer):
-    for p in own.params:
-        p.data = p.data * 0.9
-
-
-def other_optimizer(own, side):
-    own.optimizer = torch.optim.SGD(side.model.parameters(), lr=0.1)
-
-
-def views(own, side):
-    own.views = [p.detach() for p in side.model.parameters()]
-
-
-def counting(own, model, optimizer):
-    own.count += 1
-
-
-def nonlocal_counting(own, model, optimizer):
-    own.count_up()
-
-
-def keep_counter(own, side):
-    count = 0
-
-    def count_up():
-        nonlocal count
-        count += 1
-
-    own.count_up = count_up
-
-
-def use_iterator(own, model, optimizer):
-    next(iter(model.parameters())).grad.mul_(next(own.iterator))
-
-
-REFUSED = {
-    "data_assigned": (assign_data, keep_params, "assigns to the .data"),
-    "hook_on_parameter": (
-        lambda own, model, optimizer: own.params[0].register_hook(lambda grad: grad * 2),
-        keep_params,
-        "registers a hook",
-    ),
-    "frozen_in_step": (
-        lambda own, model, optimizer: own.params[0].requires_grad_(False),
-        keep_params,
-        "requires_grad=False",
-    ),
-    "other_optimizer": (
-        lambda own, model, optimizer: own.optimizer.step(),
-        other_optimizer,
-        "not among its arguments",
-    ),
-    "views": (lambda own, model, optimizer: own.views[0].mul_(0.9), views, "shares the memory"),
-    "rebound_list": (
-        lambda own, model, optimizer: own.means.__setitem__(0, own.means[0] * 0.9),
-        keep_params,
-        "The step sets .*means",
-    ),
-    "counter": (counting, lambda own, side: setattr(own, "count", 0), "The step sets .*count"),
-    "nonlocal": (nonlocal_counting, keep_counter, "The step sets .*count"),
-    "other_memory": (
-        lambda own, model, optimizer: own.params[0].detach().set_(torch.ones(8, 10)),
-        keep_params,
-        "other memory",
-    ),
-    "appended": (
-        lambda own, model, optimizer: own.seen.append(1),
-        lambda own, side: setattr(own, "seen", []),
-        "The step sets .*seen",
-    ),
-    "random": (
-        lambda own, model, optimizer: model.parameters() and random.random(),
-        lambda own, side: None,
-        "Python's random",
-    ),
-    "numpy_random": (lambda own, model, optimizer: numpy.random.rand(), lambda own, side: None, "numpy.random"),
-    "own_generator": (
-        lambda own, model, optimizer: own.generator.random(),
-        lambda own, side: setattr(own, "generator", numpy.random.default_rng(0)),
-        "draws random numbers from .*generator",
-    ),
-    "iterator": (use_iterator, lambda own, side: setattr(own, "iterator", iter([1.0, 2.0] * 9)), "reads an iterator"),
 }
 
 
@@ -492,20 +361,6 @@ class TestGuards(DTensorContinuousTestBase):
     @parametrize("name", list(REACHED))
     def test_parameters_reached_another_way(self, name, style):
         play(self, Scenario(between(REACHED[name], keep_params), tolerance=1e-5), style)
-
-    @parametrize("name", list(REFUSED))
-    def test_refused(self, name):
-        act, setup, text = REFUSED[name]
-        play(self, Scenario(between(act, setup), refused=text), "replicate")
-
-    def test_hook_on_parameter_between_calls(self):
-        def register(side):
-            side.model[0].weight.register_hook(lambda grad: grad * 2)
-
-        scenario = Scenario(
-            lambda side: plain_step, change_at(2, register), refused="has a gradient hook", refused_at=2
-        )
-        play(self, scenario, "replicate")
 
     @parametrize("name", list(BATCHES))
     def test_batch(self, name):

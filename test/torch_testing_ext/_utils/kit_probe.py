@@ -7,19 +7,13 @@ import functools
 import importlib
 import io
 import json
-import os
 import sys
 import unittest
 
+import probes_of_collectives  # noqa: F401 (adds probes)
+import probes_of_settings  # noqa: F401
 import torch
-import torch.distributed as dist
-
-PROBES = {}
-
-
-def probe(function):
-    PROBES[function.__name__] = function
-    return function
+from probes import PROBES, attempt, probe
 
 
 class Kit:
@@ -247,13 +241,6 @@ for _name in FUNCTIONS:
     PROBES[_name] = lambda kit, name=_name: repr(getattr(kit, name)())
 
 
-def attempt(function, *args, **kwargs):
-    try:
-        return repr(function(*args, **kwargs))
-    except (Exception, unittest.SkipTest) as error:
-        return f"{type(error).__name__}: {error}" if isinstance(error, unittest.SkipTest) else type(error).__name__
-
-
 @probe
 def iterables(kit):
     values = ["", "ab", 3, [], [torch.ones(1)], [torch.ones(1), 2], torch.ones(2), (torch.ones(1),), {}, iter([])]
@@ -356,105 +343,6 @@ def swapping(kit):
 
 
 @probe
-def deterministic_flags(kit):
-    seen = []
-
-    @kit.wrapDeterministicFlagAPITest
-    def test():
-        seen.append(os.environ.get("CUBLAS_WORKSPACE_CONFIG"))
-        torch.use_deterministic_algorithms(True)
-        os.environ["CUBLAS_WORKSPACE_CONFIG"] = "changed"
-
-    test()
-    return [seen, os.environ.get("CUBLAS_WORKSPACE_CONFIG"), torch.are_deterministic_algorithms_enabled()]
-
-
-@probe
-def default_dtype(kit):
-    seen = []
-
-    class Case:
-        device = "cpu"
-
-        def get_primary_device(self):
-            return self.device
-
-        @kit.set_default_dtype_if_supported(torch.double)
-        def test_it(self, result):
-            seen.append(str(torch.get_default_dtype()))
-            return result
-
-    return [Case().test_it(3), seen, str(torch.get_default_dtype())]
-
-
-def precisions():
-    cuda, cudnn, mkldnn = torch.backends.cuda, torch.backends.cudnn, torch.backends.mkldnn
-    settings = (cuda.matmul, cudnn.conv, cudnn.rnn, mkldnn.matmul, mkldnn.conv, mkldnn.rnn)
-    return [*(setting.fp32_precision for setting in settings), attempt(torch.get_float32_matmul_precision)]
-
-
-@probe
-def precision_of_float32(kit):
-    torch.backends.cuda.matmul.fp32_precision = "ieee"  # the initial value differs between versions of PyTorch's kit
-    seen = [precisions()]
-
-    @kit.recover_orig_fp32_precision
-    def changes():
-        torch.backends.cudnn.conv.fp32_precision = "ieee"
-        torch.backends.mkldnn.matmul.fp32_precision = "bf16"
-        seen.append(precisions())
-
-    changes()
-    seen.append(precisions())
-    for context in (kit.tf32_off, kit.tf32_enabled):
-        with context():
-            seen.append([torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32])
-        seen.append(precisions())
-    test = kit.TestCase()
-    before = test.precision
-    with kit.tf32_on(test, 0.25):
-        seen.append([torch.backends.cuda.matmul.allow_tf32, test.precision])
-    seen.append([precisions(), test.precision == before])
-    return seen
-
-
-@probe
-def ieee(kit):
-    @kit.with_ieee_matmul_precision
-    def test(value):
-        return [value, precisions()[0], precisions()[3]]
-
-    torch.backends.cuda.matmul.fp32_precision = "tf32"
-    found = [test(3), precisions()]
-    torch.backends.cuda.matmul.fp32_precision = "ieee"
-    return found
-
-
-@probe
-def tf32_with_parameters(kit):
-    calls = []
-
-    class Case:
-        precision = 0
-
-        @kit.tf32_on_and_off(0.5)
-        def test_it(self, device, dtype):
-            calls.append([device, str(dtype), self.precision])
-
-    Case().test_it("cpu", torch.float32)
-    Case().test_it(device="cuda", dtype=torch.int8)
-    return calls
-
-
-@probe
-def preferred_library(kit):
-    before = torch.backends.cuda.preferred_blas_library()
-    with kit.blas_library_context("default"):
-        inside = torch.backends.cuda.preferred_blas_library()
-    return [repr(before), repr(inside), repr(torch.backends.cuda.preferred_blas_library())]
-
-
-@probe
 def assertions_of_devices(kit):
     texts = ["device-side assert triggered", "all good", "x: unspecified launch failure", ""]
     return [kit.has_device_side_assert(text) for text in texts]
@@ -525,54 +413,6 @@ def capabilities(kit):
         case.wanted(kit.Capability.dtype.fp8),
         case.wanted(kit.Capability.attention.mem_efficient_attention, kit.Capability.dtype.bf16),
         case.wanted("dtype.unheard_of"),
-    ]
-
-
-# -- the collectives of threads
-
-
-def tensors(rank, count, size=2):
-    return [torch.arange(size, dtype=torch.float32) + 10 * rank + 100 * index for index in range(count)]
-
-
-def _work_probe(name, make_data, *arguments):
-    def run(kit):
-        data = [make_data(rank) for rank in range(3)]
-        getattr(kit, name)(*arguments).work(data)
-        return repr(data)
-
-    PROBES[f"{name} {len(PROBES)}"] = run
-
-
-def output(count=None):
-    return torch.zeros(2) if count is None else [torch.zeros(2) for _ in range(count)]
-
-
-for _op in (dist.ReduceOp.SUM, dist.ReduceOp.MAX, dist.ReduceOp.AVG, dist.ReduceOp.PRODUCT):
-    _work_probe("AllReduce", lambda rank: tensors(rank, 2), dist.ReduceOp(_op))
-for _op in (dist.ReduceOp.SUM, dist.ReduceOp.AVG):
-    _work_probe("ReduceScatter", lambda rank: ([output()], [tensors(rank, 3)]), _op)
-_work_probe("AllGather", lambda rank: ([output(3)], tensors(rank, 1)))
-_work_probe("Scatter", lambda rank: ([output()], [tensors(rank, 3)] if rank == 1 else []), 1)
-_work_probe("Gather", lambda rank: ([output(3)] if rank == 2 else [], tensors(rank, 1)), 2)
-_work_probe("Broadcast", lambda rank: [tensors(rank, 2), tensors(rank, 1)], 1)
-_work_probe("AllToAll", lambda rank: (output(3), tensors(rank, 3)))
-_work_probe("AllToAllBase", lambda rank: (torch.zeros(6), torch.arange(6.0) + 10 * rank, None, []))
-_work_probe("AllToAllBase", lambda rank: (torch.zeros(3 * rank), torch.arange(3.0) + 10 * rank, [rank] * 3, [0, 1, 2]))
-
-
-@probe
-def helpers_of_collectives(kit):
-    parts = [torch.tensor([1, 6]), torch.tensor([5, 3])]
-    work = kit.ret_work("done")
-    return [
-        repr(kit.binop_reduce(parts, torch.sum)),
-        repr(kit.binop_reduce(parts, torch.max)),
-        repr(kit.bitwise_reduce(parts, torch.bitwise_or)),
-        kit.flatten_list([1, [2, (3,)]]),
-        work.wait(),
-        work.get_future().value(),
-        attempt(kit.AllReduce, type("Unknown", (), {"op": 77})()),
     ]
 
 

@@ -99,7 +99,7 @@ class Reach:
     caches: list[tuple[Any, int]] = field(default_factory=list)  # functions with a cache, and its size
     tokens: list[Any] = field(default_factory=list)
     kept: list[Any] = field(default_factory=list)  # objects that tokens identify by their ids
-    contexts: set[Callable[[], Any]] = field(default_factory=set)  # of arithmetic
+    has_decimals: bool = False  # whose arithmetic has a context
     grown: list[Node] = field(default_factory=list)  # new nodes, and nodes with new names
 
     def walk(self, value: Any, path: str, of_library: bool = False) -> None:
@@ -215,8 +215,8 @@ class Reach:
 
     def _note_context(self, value: Any, path: str) -> None:
         """The arithmetic of decimal numbers depends on the thread's context, which no code needs to name."""
-        if (value is decimal.Decimal or isinstance(value, decimal.Decimal)) and decimal.getcontext not in self.contexts:
-            self.contexts.add(decimal.getcontext)
+        if (value is decimal.Decimal or isinstance(value, decimal.Decimal)) and not self.has_decimals:
+            self.has_decimals = True
             self.probes.append((_probe_context, decimal.getcontext))
             self.tokens.append((path, _probe_context(decimal.getcontext)))
 
@@ -375,22 +375,6 @@ def _read_function(reach: Reach, value: Any, path: str) -> _Read:
     return _FUNCTION_ATTRIBUTES, [getattr(value, name) for name in _FUNCTION_ATTRIBUTES], inside
 
 
-def _read_method(reach: Reach, value: Any, path: str) -> _Read:
-    return (), [], [(value.__func__, path), (value.__self__, path)]
-
-
-def _read_property(reach: Reach, value: Any, path: str) -> _Read:
-    return (), [], [(value.fget, path), (value.fset, path), (value.fdel, path)]
-
-
-def _read_wrapper(reach: Reach, value: Any, path: str) -> _Read:
-    return (), [], [(value.__func__, path)]
-
-
-def _read_cached_property(reach: Reach, value: Any, path: str) -> _Read:
-    return (), [], [(value.func, path)]
-
-
 def _read_cell(reach: Reach, value: Any, path: str) -> _Read:
     try:
         content = value.cell_contents
@@ -454,6 +438,11 @@ def _read_of_thread(reach: Reach, value: Any, path: str) -> _Read:
     return _read_object(reach, value, path)
 
 
+def _reading(*names: str) -> _Reader:
+    """The reader of objects that never change, and hold others under these names."""
+    return lambda reach, value, path: ((), [], [(getattr(value, name), path) for name in names])
+
+
 def _probing(probe: Callable[[Any], Any]) -> _Reader:
     """The reader of objects that hold what `probe` returns."""
 
@@ -480,12 +469,12 @@ _READERS: dict[type, _Reader] = {
     contextvars.ContextVar: _probing(lambda variable: variable.get(absent)),
     TensorAttribute: _probing(TensorAttribute.value),
     types.FunctionType: _read_function,
-    types.MethodType: _read_method,
+    types.MethodType: _reading("__func__", "__self__"),
     types.CellType: _read_cell,
-    property: _read_property,
-    staticmethod: _read_wrapper,
-    classmethod: _read_wrapper,
-    functools.cached_property: _read_cached_property,
+    property: _reading("fget", "fset", "fdel"),
+    staticmethod: _reading("__func__"),
+    classmethod: _reading("__func__"),
+    functools.cached_property: _reading("func"),
     type(functools.lru_cache(lambda: None)): _read_cached_function,
 }
 

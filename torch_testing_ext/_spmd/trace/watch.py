@@ -78,10 +78,10 @@ class TraceWatch(dispatch_mode_class()):  # type: ignore[misc]
             )
         graph = tracing_graph()
         last = next(iter(reversed(graph.nodes)), None) if graph is not None else None
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(disable_torch_function())  # calls below this point are not user code
-            if func.namespace.startswith("_c10d_functional"):  # with a known value the tracer would run it for real
-                stack.enter_context(values_unknown(tensors))
+        # With a known value, the tracer would run a collective for real.
+        is_collective = func.namespace.startswith("_c10d_functional")
+        unknown = values_unknown(tensors) if is_collective else contextlib.nullcontext()
+        with disable_torch_function(), unknown:  # calls below this point are not user code
             out = func(*args, **kwargs)
         if graph is not None:
             _annotate(graph, last)

@@ -1,7 +1,7 @@
 """Whether a device's memory is back when the processes of a lease have ended: only then is the lease over.
 
 The driver frees the memory of a killed process a moment after its end. If it does not, the next test on the device
-would fail for want of memory: the device is not used again in this run, and the report names who holds its memory.
+would have too little memory: the device is not used again in this run, and the report names what holds its memory.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pathlib import Path
 
 from torch_testing_ext._machine.nvml import Nvml, NvmlError, Usage
 from torch_testing_ext._machine.sharing import in_words
+from torch_testing_ext._machine.visible_devices import bare_uuid
 from torch_testing_ext._process.loop import EventLoop
 
 from ..model import COUNTS_AS, Attempt, Category, TestOutcome
@@ -169,15 +170,11 @@ def with_held(attempts: Sequence[Attempt], held: Sequence[HeldDevice]) -> list[A
 
 def uuids_for(identities: Mapping[str, str], names: Iterable[str], known: Iterable[str]) -> dict[str, str]:
     """The UUIDs by which NVML knows devices, by their names in this run. CUDA's have no prefix."""
-    by_core = {_core(uuid): uuid for uuid in known}
+    by_bare = {bare_uuid(uuid): uuid for uuid in known}
     found = {}
     for name in names:
-        core = _core(identities.get(name, name))
-        matches = [uuid for one, uuid in by_core.items() if one == core or (len(core) >= 8 and one.startswith(core))]
+        bare = bare_uuid(identities.get(name, name))
+        matches = [uuid for one, uuid in by_bare.items() if one == bare or (len(bare) >= 8 and one.startswith(bare))]
         if len(matches) == 1:
             found[name] = matches[0]
     return found
-
-
-def _core(uuid: str) -> str:
-    return uuid.lower().removeprefix("gpu-").removeprefix("mig-")

@@ -11,8 +11,9 @@ from contextlib import ExitStack
 from typing import Protocol
 
 from torch_testing_ext._machine.ports import leased_port
+from torch_testing_ext._machine.sharing import DEVICES_OF_TEST
 from torch_testing_ext._process.loop import EventLoop
-from torch_testing_ext.launch.settings import DEVICES, NODES
+from torch_testing_ext.launch.settings import NODES
 
 from ..model import Lease, Unit
 from ..options.options import Options
@@ -97,7 +98,7 @@ class LocalPlace:
             Limits(self._options.timeout, self._options.slow),
             {
                 # A test with ranks on several nodes may have started this run.
-                **{name: "" for name in (NODES, DEVICES) if name in os.environ},
+                **{name: "" for name in (NODES, DEVICES_OF_TEST) if name in os.environ},
                 **environment_of(lease, self._inventory),
                 **self._address_of_ras(lease),
                 **self._leases.environment_of(lease),

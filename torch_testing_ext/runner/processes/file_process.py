@@ -6,7 +6,6 @@ units become new interpreters.
 
 from __future__ import annotations
 
-import gc
 import importlib
 import os
 import sys
@@ -71,9 +70,9 @@ def run_and_exit(request: OpenFile, channel: Channel[ToFile]) -> NoReturn:
         os._exit(0)
     # Every process forked from this one has read the file as it is now.
     expectations.history = Path(request.log).with_name(f"expected{os.getpid()}.json")
-    # Exempt everything that exists now from collection, so that a worker's collector does not write to shared pages.
-    gc.collect()
-    gc.freeze()
+    from torch_testing_ext import _torch
+
+    _torch.exempt_imported(garbage=2)
     unsafe = _list_tests(file, request, channel)
     channel.send(FileReady(unsafe))
     if unsafe is None:
@@ -165,7 +164,7 @@ class FileProcess(ForkParent[ToFile]):
                 importlib.import_module(name)
         from torch_testing_ext._machine import accelerators
 
-        if why := accelerators.unsafe_to_fork() or fork_safety.prepare_to_fork() or fork_safety.check_after_fork():
+        if why := accelerators.check_to_fork():
             self.channel.send(FileUnsafe(f"modules that its tests import leave a process unsafe to fork: {why}"))
 
     def _start(self, message: StartUnit) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import importlib
 import os
 import shutil
@@ -49,8 +48,7 @@ def _warm_up(modules: Iterable[str]) -> str | None:
 
     seeds.prepare_to_seed()
     _torch.warm_up()
-    gc.collect()
-    gc.freeze()
+    _torch.exempt_imported(garbage=2)
     unsafe = fork_safety.prepare_to_fork()
     for region in () if unsafe else system.memory_regions():
         system.collapse(*region)
@@ -101,7 +99,6 @@ def _count_devices(channel: Channel[Nothing]) -> NoReturn:
     from torch_testing_ext import _torch
     from torch_testing_ext._machine import accelerators
     from torch_testing_ext._machine.device_facts import facts_from
-    from torch_testing_ext._machine.links import with_nvlinks
 
     fork_safety.mark_fork_safe()
     try:
@@ -110,6 +107,6 @@ def _count_devices(channel: Channel[Nothing]) -> NoReturn:
         channel.send(DevicesCounted(None, 0, failure=str(error)))
         os._exit(0)
     uuids = tuple(accelerators.ask_uuids()) if count else ()
-    facts = with_nvlinks(facts_from(accelerators.ask_facts()), uuids) if count else ()
+    facts = facts_from(accelerators.ask_facts()) if count else ()
     channel.send(DevicesCounted(kind, count, torch.__version__, uuids, facts, _torch.nccl_version() if count else ()))
     os._exit(0)

@@ -13,6 +13,7 @@ from torch_testing_ext._machine.topology import gpus_by_name, nvlinks
 from torch_testing_ext._machine.visible_devices import (
     MASKS,
     NONE,
+    bare_uuid,
     by_uuid,
     identity,
     is_mig,
@@ -149,8 +150,8 @@ def _resolved(wanted: str, inventory: Inventory) -> str:
 
 
 def _is_uuid_of(wanted: str, uuid: str) -> bool:
-    """torch's UUIDs have no prefix. Either may be abbreviated: a mask may be, too."""
-    one, other = (text.lower().removeprefix("mig-").removeprefix("gpu-") for text in (wanted, uuid))
+    """Either may be abbreviated: a mask may be, too."""
+    one, other = bare_uuid(wanted), bare_uuid(uuid)
     return bool(one) and (other.startswith(one) or (not uuid.isdecimal() and one.startswith(other)))
 
 
