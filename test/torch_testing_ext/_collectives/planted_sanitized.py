@@ -249,7 +249,7 @@ def receive_from_any_rank(self):
 # -- work
 
 
-@fault("failed", "nobody waited for the work of all_reduce [4] float32 (planted_sanitized.py:", bases=BOTH)
+@fault("failed", "nobody waited for the work of all_reduce [4] float32 (planted_sanitized.py:", bases=ALL)
 def work_without_a_wait(self):
     dist.all_reduce(ones(), async_op=True)
     dist.barrier()
@@ -263,7 +263,7 @@ def receive_without_a_wait(self):
         dist.irecv(ones(), 0)
 
 
-@fault("failed", "a buffer of all_reduce [4] float32 was written before wait() (planted_sanitized.py:", bases=BOTH)
+@fault("failed", "a buffer of all_reduce [4] float32 was written before wait() (planted_sanitized.py:", bases=ALL)
 def buffer_written_before_the_wait(self):
     mine = ones()
     work = dist.all_reduce(mine, async_op=True)
@@ -294,7 +294,7 @@ def buffer_freed_before_the_wait(self):
     "failed",
     "a buffer of all_reduce [4] float32 was read by aten.add.Tensor before wait() (planted_sanitized.py:",
     kinds=("races",),
-    bases=BOTH,
+    bases=ALL,
 )
 def buffer_read_before_the_wait(self):
     mine = ones()
