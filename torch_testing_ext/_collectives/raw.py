@@ -168,10 +168,10 @@ def unpack(data: bytes) -> RawRecord | None:
 def shifted(data: bytes, seconds: float) -> bytes:
     """What a rank has left with its moment on another clock; as it is, if it is incomplete."""
     try:
-        groups, dumps, errors, folder, at, state = pickle.loads(data)
+        groups, dumps, errors, folder, at, *others = pickle.loads(data)
     except (ValueError, KeyError, TypeError, IndexError, EOFError, AttributeError, pickle.UnpicklingError):
         return data
-    return pickle.dumps((groups, dumps, errors, folder, at + seconds, state))
+    return pickle.dumps((groups, dumps, errors, folder, at + seconds, *others))
 
 
 def read_raw(rank: int, data: bytes) -> RankRecord | None:

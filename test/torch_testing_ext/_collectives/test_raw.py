@@ -4,7 +4,7 @@ import pickle
 import unittest
 
 from torch_testing_ext._collectives.findings import first_mismatch
-from torch_testing_ext._collectives.raw import RawRecord, agree, pack, read_raw, unpack
+from torch_testing_ext._collectives.raw import RawRecord, agree, pack, read_raw, shifted, unpack
 from torch_testing_ext.common_utils import run_tests
 
 WORLD = ("0", "default_pg", (0, 1))
@@ -92,6 +92,14 @@ class TestComparison(unittest.TestCase):
         whole = left(0, entry(0))
         for end in range(1, len(whole), 7):
             self.assertIsNone(unpack(whole[:end]))
+
+    def test_another_clock(self):
+        """As of a rank on another node."""
+        data = left(0, entry(0))
+        here, there = unpack(data), unpack(shifted(data, 2.5))
+        self.assertEqual(there.at, here.at + 2.5)
+        self.assertEqual(there.text(), here.text().replace('"at": 1.0', '"at": 3.5'))
+        self.assertEqual(shifted(data[:-3], 2.5), data[:-3])
 
 
 class TestWhatCounts(unittest.TestCase):
