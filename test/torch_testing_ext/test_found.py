@@ -33,6 +33,7 @@ FIXED_IN = {
     "pipeline_gradient_of_a_view": None,
     "pipeline_split_backward_of_frozen_inputs": None,
     "pipeline_split_backward_of_shared_weights": None,
+    "zero_join_alone": None,
 }
 # The first version that is wrong, where an earlier one, which we support, is right.
 WRONG_SINCE = {

@@ -159,7 +159,7 @@ def sanitize_with(kinds: Iterable[str]) -> Sanitize:
     return Sanitize() if chosen and why_not_sanitized() is not None else chosen
 
 
-_NOT_OF_THREADS = (SanitizeKind.WAITS, SanitizeKind.RACES, SanitizeKind.HASH)
+_NOT_OF_THREADS = (SanitizeKind.HASH,)  # they share the hash seed of their interpreter
 
 
 def sanitize_threads(kinds: Iterable[str]) -> Sanitize:

@@ -8,31 +8,24 @@ import json
 import os
 import runpy
 import shutil
-import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from torch_testing_ext import _torch, launch
-from torch_testing_ext._process import shell, system
-from torch_testing_ext._process.exits import describe_exit
-from torch_testing_ext._process.logs import cut_middle
 from torch_testing_ext.launch import settings
 
-from . import group_creation, launched_ranks, rank_environment, rank_process, ranked
+from . import group_creation, launched_ranks, rank_environment, rank_process, ranked, under_torchrun
 from .spawning import print_output
 
 __unittest = True
 __rank_frame__ = True
 
 LAUNCHERS = (None, "torchrun")
-LONGEST_OUTPUT = 20_000
-_PATIENCE_OF_TORCHRUN = 5.0  # from SIGTERM to SIGKILL
 
 
 @dataclass(frozen=True)
@@ -54,7 +47,7 @@ def run_script(
 
     Ranks are forked off a new interpreter that has imported torch and has nothing else of this process. `env` is added
     to the environment. `launcher="torchrun"` has torchrun start the ranks instead, which takes seconds; their
-    collectives are not compared then.
+    collectives are compared at the end only.
     """
     __tracebackhide__ = True
     size = ranked.checked_world_size(ranks, "ranks")
@@ -66,7 +59,7 @@ def run_script(
         raise ValueError(f"launcher is {launcher!r}; it must be one of {LAUNCHERS}")
     words = [str(arg) for arg in args]
     if launcher is not None:
-        return _under_torchrun(script, words, size, env or {}, timeout)
+        return ScriptRun((under_torchrun.run(script, words, size, env or {}, timeout),))
     with ranked.without_our_traceback():
         chosen = settings.read()
         ranked.say_if_nothing_is_recorded()
@@ -175,66 +168,3 @@ def _end_as_an_interpreter() -> None:
         if thread is not threading.main_thread() and not thread.daemon:
             thread.join()
     atexit._run_exitfuncs()
-
-
-# -- torchrun
-
-
-def _under_torchrun(
-    script: Path, words: list[str], size: int, env: Mapping[str, str], timeout: float | None
-) -> ScriptRun:
-    __tracebackhide__ = True
-    without = ", nor are these sanitized" if settings.read().for_ranks() else ""
-    ranked.say_once(f"the collectives of ranks that torchrun starts are not compared{without}")
-    launched_by = ("TORCHELASTIC_", "MASTER_", "GROUP_", "ROLE_", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-    environ = {name: value for name, value in os.environ.items() if not name.startswith(launched_by)}
-    for name in ("RANK", "WORLD_SIZE"):
-        environ.pop(name, None)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={size}"]
-    process = subprocess.Popen(
-        [*command, str(script), *words],
-        env={**environ, **system.for_gloo(), **env},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )
-    limit = timeout or ranked.TIMEOUT_DEFAULT
-    try:
-        output = process.communicate(timeout=limit)[0].decode(errors="replace")
-        how = describe_exit(process.returncode)
-    except subprocess.TimeoutExpired:
-        output = _end(process)
-        how = f"was ended after {limit:.1f} s, its time limit"
-    except BaseException:
-        _end(process)
-        raise
-    if how == describe_exit(0):
-        print(output, end="")
-        return ScriptRun((output,))
-    again = shell.join(["torchrun", f"--nproc-per-node={size}", str(script), *words])
-    raise ranked.RankError(
-        f"torchrun {how}: {script.name} in {size} ranks\n\n{cut_middle(output, LONGEST_OUTPUT)}\n\n"
-        f"To run it alone:\n  {again}"
-    )
-
-
-def _end(process: subprocess.Popen[bytes]) -> str:
-    """End torchrun, which ends its workers; then what is left of it and of them, which have sessions of their own."""
-    started = _descendants(process.pid)
-    process.terminate()
-    try:
-        output = process.communicate(timeout=_PATIENCE_OF_TORCHRUN)[0]
-    except subprocess.TimeoutExpired:
-        started |= _descendants(process.pid)
-        for pid in started:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        process.kill()
-        output = process.communicate()[0]
-    return output.decode(errors="replace")
-
-
-def _descendants(pid: int) -> set[int]:
-    found = set(system.children(pid))
-    return found.union(*map(_descendants, found))

@@ -172,7 +172,8 @@ class Wait:
             return self.call.name
         direction = "to" if self.call.kind == "send" else "from"
         peer = "any rank" if self.call.peer is None else f"rank {self.group.ranks[self.call.peer]}"
-        return f"{self.call.kind} #{self.call.place} {direction} {peer}"
+        tag = f", tag {self.call.tag}" if self.call.tag else ""
+        return f"{self.call.kind} #{self.call.place} {direction} {peer}{tag}"
 
     @property
     def title(self) -> str:

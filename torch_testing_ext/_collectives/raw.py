@@ -33,19 +33,21 @@ def pack(
     at: float,
     state: RankState | None = None,
     sequences: Mapping[str, tuple[int, int]] | None = None,
+    creating: tuple[Any, ...] | None = None,
 ) -> bytes:
     """What a rank leaves: its groups, as the fields of a GroupRecord and the time of their making; the dumps of its
-    recorders; when a function of torch.distributed has raised; torch's folder; the moment; what its threads do, and the
-    sequence numbers of its groups, None if unknown."""
-    return pickle.dumps((groups, dumps, errors, folder, at, state and state.to_json(), sequences))
+    recorders; when a function of torch.distributed has raised; torch's folder; the moment; what its threads do; the
+    sequence numbers of its groups, None if unknown; and the group that it is making, as the others."""
+    return pickle.dumps((groups, dumps, errors, folder, at, state and state.to_json(), sequences, creating))
 
 
 class RawRecord:
     """What a rank has left, read. `is_whole`: no recorder has dropped entries that count."""
 
     def __init__(self, data: bytes):
-        listed, dumps, self._errors, self._folder, self.at, state, sequences = pickle.loads(data)
-        self.groups = [GroupRecord(name, said, tuple(m), index, world) for name, said, m, index, world, _ in listed]
+        listed, dumps, self._errors, self._folder, self.at, state, sequences, creating = pickle.loads(data)
+        self.groups = [_group_of(fields) for fields in listed]
+        self._creating = _group_of(creating) if creating is not None else None
         self.is_whole = True
         self._made: dict[str, tuple[list[int], list[int]]] = {}  # by name: when, and the numbers
         for number, (name, *_, made) in enumerate(listed):
@@ -103,12 +105,14 @@ class RawRecord:
 
     def text(self) -> str:
         """The text that `read_record` reads."""
-        return text_of(self.groups, list(self._compact()), self.is_whole, self._state, self.at, bool(self._errors))
+        entries = list(self._compact())
+        return text_of(self.groups, entries, self.is_whole, self._state, self.at, bool(self._errors), self._creating)
 
     def record(self, rank: int) -> RankRecord:
         """The same as `read_record` makes of the text."""
         entries = list(self._compact())
-        return make_record(rank, self.groups, entries, self.is_whole, self._state, self.at, bool(self._errors))
+        record = make_record(rank, self.groups, entries, self.is_whole, self._state, self.at, bool(self._errors))
+        return replace(record, creating=self._creating)
 
     def _compact(self) -> Iterator[dict[str, Any]]:
         raised = self._raised()
@@ -134,6 +138,11 @@ class RawRecord:
             if not name.startswith((self._folder, "<")) and not name.endswith(_DECORATORS):
                 return frame["filename"], frame["line"], frame["name"]
         return None
+
+
+def _group_of(fields: tuple[Any, ...]) -> GroupRecord:
+    name, description, members, index, world, _ = fields
+    return GroupRecord(name, description, tuple(members), index, world)
 
 
 def _merged(

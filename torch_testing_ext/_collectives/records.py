@@ -131,6 +131,7 @@ class RankRecord:
     messages: Mapping[GroupKey, Sequence[Call]] = field(default_factory=dict)  # sends and receives of a log
     at: float = 0.0  # the moment of the record
     has_raised: bool = False  # a function of torch.distributed
+    creating: GroupRecord | None = None  # the group that it was making
 
 
 # A mismatch shows at once or, if the bytes happen to fit, in one of the next calls.
@@ -201,6 +202,7 @@ def text_of(
     state: RankState | None = None,
     at: float = 0.0,
     has_raised: bool = False,
+    creating: GroupRecord | None = None,
 ) -> str:
     """The text that a rank leaves."""
     issued: dict[int, list[Any]] = {}
@@ -211,14 +213,24 @@ def text_of(
             issued.setdefault(entry["group"], []).append(what)
     digests = {_title_of(groups, at): zlib.crc32(json.dumps(each).encode()) for at, each in issued.items()}
     body = {
-        "groups": [[group.name, group.description, group.members, group.index, group.world] for group in groups],
+        "groups": [_fields_of(group) for group in groups],
         "entries": entries,
         "is_whole": is_whole,
         "state": state and state.to_json(),
         "at": at,
         "has_raised": has_raised,
+        "creating": creating and _fields_of(creating),
     }
     return f"{json.dumps([is_whole, digests])}\n{json.dumps(body)}"
+
+
+def _fields_of(group: GroupRecord) -> list[Any]:
+    return [group.name, group.description, group.members, group.index, group.world]
+
+
+def _group_of(fields: Sequence[Any]) -> GroupRecord:
+    name, description, members, index, world = fields
+    return GroupRecord(name, description, tuple(members), index, world)
 
 
 def _title_of(groups: Sequence[GroupRecord], number: int) -> str:
@@ -259,13 +271,15 @@ def read_record(rank: int, text: str) -> RankRecord | None:
     """The record of a rank from its text; None if there is none, or it is incomplete."""
     try:
         body = json.loads(body_of(text))
-        listed = [GroupRecord(name, said, tuple(m), index, world) for name, said, m, index, world in body["groups"]]
+        listed = [_group_of(fields) for fields in body["groups"]]
+        creating = _group_of(body["creating"]) if body.get("creating") else None
         entries, state = body["entries"], body.get("state")
     except (ValueError, KeyError, TypeError):
         return None
     known = state and RankState.from_json(state)
     at, has_raised = float(body.get("at", 0.0)), bool(body.get("has_raised"))
-    return make_record(rank, listed, entries, bool(body.get("is_whole")), known, at, has_raised)
+    record = make_record(rank, listed, entries, bool(body.get("is_whole")), known, at, has_raised)
+    return record if creating is None else replace(record, creating=creating)
 
 
 def make_record(

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -60,21 +61,52 @@ class WaitCheck(Check):
         self._note = note
         self._site = site
         self._uses: Any = None
+        self._is_issuing = False
         self._open: dict[int, _OpenWork] = {}
         self._lock = threading.RLock()
 
     def after(self, spec: OpSpec, args: tuple[Any, ...], result: Any, site: int) -> None:
         with self._lock:
             self._find_dropped()
-            if hook.is_synchronous(spec, args):
-                return
-            issuer = hook.issuer_of(sys._getframe(3))
-            if not hook.is_called_by_distributed(issuer) or hook.is_for_join(issuer):
+            if hook.is_synchronous(spec, args) or not _is_for_caller(hook.issuer_of(sys._getframe(3))):
                 return
             work = hook.work_of(result)
             if work is not None:
                 outputs, inputs = _spans(spec, args) if self._uses is not None else ([], [])
                 self._open[id(work)] = _OpenWork(work, name_of(spec, args), site, _buffers(spec, args), outputs, inputs)
+
+    @contextmanager
+    def issuing(self) -> Iterator[None]:
+        """A rank that is a thread takes part in an operation: what that does to tensors is no use of a buffer."""
+        with self._lock:
+            buffers = [buffer for found in self._open.values() for buffer in found.buffers]
+        watched = [buffer for buffer in buffers if buffer.version is not None]
+        untouched = [buffer for buffer in watched if buffer.version == buffer.tensor._version]
+        self._is_issuing = True
+        try:
+            yield
+        finally:
+            self._is_issuing = False
+            for buffer in untouched:
+                buffer.version = buffer.tensor._version
+
+    def after_in_thread(
+        self,
+        work: Any,
+        name: str,
+        outputs: Sequence[torch.Tensor],
+        inputs: Sequence[torch.Tensor],
+        site: int,
+        issuer: Any,
+    ) -> None:
+        """An operation of a rank that is a thread is complete; the rank gets this work."""
+        with self._lock:
+            self._find_dropped()
+            if _is_for_caller(issuer):
+                written = {_storage(tensor) for tensor in outputs}
+                own = [tensor for tensor in inputs if _storage(tensor) not in written]
+                buffers = [*_buffers_at_rest(outputs), *_buffers_at_rest(own)]
+                self._open[id(work)] = _OpenWork(work, name, site, buffers, _spans_of(outputs), _spans_of(own))
 
     def waited(self, work: Any) -> None:
         """Somebody waits for a work, or has been told that it is complete."""
@@ -89,7 +121,7 @@ class WaitCheck(Check):
         self._uses.__enter__()
 
     def _on_use(self, operation: str, read: list[torch.Tensor], written: list[torch.Tensor]) -> None:
-        if not self._open:
+        if not self._open or self._is_issuing:
             return
         with self._lock:
             for found in self._open.values():
@@ -132,6 +164,11 @@ class WaitCheck(Check):
         self._note("unwaited", f"nobody waited for the work of {found.name}", found.site)
 
 
+def _is_for_caller(issuer: Any) -> bool:
+    """Does the function that issues an operation give its work to a caller in Python, who is to wait for it?"""
+    return hook.is_called_by_distributed(issuer) and not hook.is_for_join(issuer)
+
+
 def _buffers(spec: OpSpec, args: tuple[Any, ...]) -> list[_Buffer]:
     """The tensors of an operation. Writes are seen only where the backend does not count as one that writes."""
     inputs = [] if spec.inputs is None else list(tensors_of(args[spec.inputs]))
@@ -147,10 +184,22 @@ def _buffers(spec: OpSpec, args: tuple[Any, ...]) -> list[_Buffer]:
     ]
 
 
+def _buffers_at_rest(tensors: Sequence[torch.Tensor]) -> list[_Buffer]:
+    """The tensors of an operation that no longer writes to them. All parts of a storage together have its version."""
+    bytes_of: dict[int, int] = {}
+    for tensor in tensors:
+        bytes_of[_storage(tensor)] = bytes_of.get(_storage(tensor), 0) + tensor.numel() * tensor.element_size()
+    return [_Buffer(tensor, _version(tensor, bytes_of[_storage(tensor)]), _address(tensor)) for tensor in tensors]
+
+
+def _spans_of(tensors: Sequence[torch.Tensor]) -> list[_Span]:
+    return [_span(tensor) for tensor in tensors]
+
+
 def _spans(spec: OpSpec, args: tuple[Any, ...]) -> tuple[list[_Span], list[_Span]]:
     """Where the outputs of an operation lie, and the inputs that are no outputs."""
-    inputs = [] if spec.inputs is None else [_span(tensor) for tensor in tensors_of(args[spec.inputs])]
-    outputs = [] if spec.outputs is None else [_span(tensor) for tensor in tensors_of(args[spec.outputs])]
+    inputs = [] if spec.inputs is None else _spans_of(list(tensors_of(args[spec.inputs])))
+    outputs = [] if spec.outputs is None else _spans_of(list(tensors_of(args[spec.outputs])))
     if spec.kind == "broadcast" and spec.root is not None and args[spec.root] == hook.group_of(spec, args).rank():
         return [], inputs
     return outputs, [one for one in inputs if not _overlap(one, outputs)]
@@ -182,12 +231,15 @@ def _storage(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().data_ptr() if _has_memory(tensor) else 0
 
 
-def _version(tensor: torch.Tensor) -> int | None:
-    """The version, which counts writes to all of a storage; None if the tensor is only a part of that."""
+def _version(tensor: torch.Tensor, known: int | None = None) -> int | None:
+    """The version, which counts writes to all of a storage; None if the tensor is only a part of that.
+
+    `known`: how many bytes of the storage are in use together with this tensor; unless given, its own.
+    """
     if not _has_memory(tensor) or tensor.is_inference():
         return None
-    is_all = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
-    return tensor._version if is_all else None
+    used = tensor.numel() * tensor.element_size() if known is None else known
+    return tensor._version if tensor.untyped_storage().nbytes() == used else None
 
 
 def _address(tensor: torch.Tensor) -> int:

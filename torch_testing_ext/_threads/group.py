@@ -12,10 +12,11 @@ import os
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -25,11 +26,17 @@ from torch_testing_ext._collectives.records import GroupRecord, text_of
 from torch_testing_ext._sanitizer.kinds import SanitizeKind
 
 from . import collectives
+from .arguments import agreement, finish_on_device, tensors_of, written_and_read
+
+if TYPE_CHECKING:
+    from .waits import ThreadWaits
 
 __rank_frame__ = True  # keeps these frames out of the tracebacks of ranks
 
 _KEPT_EVENTS = 1000  # per rank
 _FOLDER = os.path.dirname(__file__) + os.sep
+_PACKAGE = os.path.dirname(os.path.dirname(__file__))
+_OURS = (_FOLDER, *(os.path.join(_PACKAGE, name, "") for name in ("_sanitizer", "_torch")))
 
 
 class LeftAlone(RuntimeError):
@@ -74,6 +81,11 @@ class ThreadLocalWorld(_torch.world_class()):  # type: ignore[misc]
         self.kinds: frozenset[SanitizeKind] = frozenset()  # of the sanitizer
         self.delays: dict[int, Any] = {}  # of each rank, if they are shaken
         self.notes: dict[int, list[dict[str, Any]]] = {}  # what it has found in each rank
+        self.waits: dict[int, ThreadWaits] = {}  # of each rank, if its work is followed
+
+    def note(self, rank: int, kind: str, text: str, site: Any) -> None:
+        """Note what the sanitizer has found in a rank."""
+        self.notes.setdefault(rank, []).append({"kind": kind, "text": text, "site": site})
 
     def _get_world(self) -> WorldData:
         if not hasattr(self._local, "world"):
@@ -115,7 +127,7 @@ class ThreadLocalWorld(_torch.world_class()):  # type: ignore[misc]
         options: Mapping[str, Any],
     ) -> dict[str, Any]:
         """Record a collective in a group, which has this number among those of the rank."""
-        tensors = list(_tensors(arguments))
+        tensors = list(tensors_of(arguments))
         event = {
             "process_group": [group],
             "group": number,
@@ -124,11 +136,11 @@ class ThreadLocalWorld(_torch.world_class()):  # type: ignore[misc]
             "input_sizes": [list(tensor.shape) for tensor in tensors],
             "input_dtypes": [str(tensor.dtype).removeprefix("torch.") for tensor in tensors],
             "retired": False,
-            "site": _site(),
+            "site": site_of_call(),
             "record_id": next(self._record_ids),
         }
         if self.kinds:
-            event.update(_sanitized(kind, arguments, options))
+            event.update(agreement(kind, arguments, options))
         self.events.setdefault(rank, deque(maxlen=_KEPT_EVENTS)).append(event)
         return event
 
@@ -201,11 +213,14 @@ class Rendezvous:
         """Note the number that the group has among those of a rank."""
         self._numbers[rank] = number
 
+    def waits_of(self, rank: int) -> ThreadWaits | None:
+        return self._world.waits.get(self._ranks[rank])
+
     def take_part(
         self, rank: int, kind: str, arguments: Any, work: Callable[[list[Any]], None], options: Mapping[str, Any]
     ) -> None:
         """Take part in a collective as `rank` of this group; return when it is complete."""
-        _finish_on_device(arguments)
+        finish_on_device(arguments)
         if (delays := self._world.delays.get(self._ranks[rank])) is not None:
             delays.wait()
         if SanitizeKind.NAN in self._world.kinds:
@@ -241,11 +256,10 @@ class Rendezvous:
         from torch_testing_ext._sanitizer import checks  # only where it is asked for
 
         inputs = arguments[1] if isinstance(arguments, tuple) and arguments else arguments
-        for tensor in _tensors(inputs):
+        for tensor in tensors_of(inputs):
             if text := checks.describe_non_finite(tensor):
-                call = f"{kind} {checks.shown(list(_tensors(inputs)))}"
-                note = {"kind": "nan", "text": f"{text} enter {call}", "site": _site()}
-                self._world.notes.setdefault(self._ranks[rank], []).append(note)
+                call = f"{kind} {checks.shown(list(tensors_of(inputs)))}"
+                self._world.note(self._ranks[rank], "nan", f"{text} enter {call}", site_of_call())
                 return
 
     def _poison(self, rank: int, kind: str, arguments: Any, options: Mapping[str, Any]) -> None:
@@ -258,7 +272,7 @@ class Rendezvous:
             outputs, inputs = arguments, ()
         else:
             return
-        checks.Poison(self._ranks[rank]).overwrite(_tensors(outputs), _tensors(inputs))
+        checks.Poison(self._ranks[rank]).overwrite(tensors_of(outputs), tensors_of(inputs))
 
     def _enter(
         self, rank: int, kind: str, arguments: Any, options: Mapping[str, Any]
@@ -293,7 +307,7 @@ class Rendezvous:
             in_order = [collective.arguments[rank][1] for rank in range(len(self._ranks))]
             with torch.no_grad():
                 work(in_order)
-            _finish_on_device(in_order)
+            finish_on_device(in_order)
         except BaseException as error:
             collective.error = f"{type(error).__name__}: {error}"
             raise
@@ -311,42 +325,23 @@ class Rendezvous:
             raise RuntimeError(f"the ranks of group {self._name} call different collectives at once: {calls}")
 
 
-def _site() -> tuple[str, int, str] | None:
+def _issuer() -> Any:
+    """The frame that has called a method of a group."""
+    frame: Any = sys._getframe(1)
+    while frame.f_code.co_filename.startswith(_FOLDER):
+        frame = frame.f_back
+    return frame
+
+
+def site_of_call() -> tuple[str, int, str] | None:
     """The line of the program that calls a collective."""
     frame = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
-        if not file.startswith(_FOLDER) and not _torch.is_of_torch(file):
+        if not file.startswith(_OURS) and not _torch.is_of_torch(file):
             return file, frame.f_lineno, frame.f_code.co_name
         frame = frame.f_back  # type: ignore[assignment]
     return None
-
-
-def _sanitized(kind: str, arguments: Any, options: Mapping[str, Any]) -> dict[str, Any]:
-    """What else must be the same in a sanitized collective: reduce operation, root, and the sizes for each peer."""
-    op, root = options.get("op"), options.get("root")
-    name = None if op is None else str(getattr(op, "op", op)).rpartition(".")[2].lower()
-    details = [*([name] if name else []), *([f"root {root}"] if root is not None else [])]
-    extra: dict[str, Any] = {"options": [name, root], "details": details}
-    if kind == "all_to_all":
-        outputs, inputs = arguments
-        extra["exchange"] = [[tensor.numel() for tensor in side] for side in (inputs, outputs)]
-    return extra
-
-
-def _tensors(arguments: Any) -> Iterator[torch.Tensor]:
-    if isinstance(arguments, torch.Tensor):
-        yield arguments
-    elif isinstance(arguments, (list, tuple)):
-        for part in arguments:
-            yield from _tensors(part)
-
-
-def _finish_on_device(arguments: Any) -> None:
-    """Streams belong to threads: work that one has queued on a tensor must end before another touches the tensor."""
-    for device in {tensor.device for tensor in _tensors(arguments)}:
-        if device.type not in ("cpu", "meta"):
-            torch.accelerator.current_stream(device).synchronize()
 
 
 # -- the process group
@@ -394,8 +389,14 @@ class ProcessLocalGroup(_ProcessGroup):  # type: ignore[misc, unused-ignore]
         return f"ThreadedPG world_size:{self._world_size} rank:{self._rank}"
 
     def _run(self, kind: str, arguments: Any, work: Callable[..., None], **options: Any) -> dist.Work:
-        self._rendezvous.take_part(self._rank, kind, arguments, partial(work, **options), options)
-        return _torch.finished_work(arguments)
+        waits = self._rendezvous.waits_of(self._rank)
+        with nullcontext() if waits is None else waits.issuing():
+            self._rendezvous.take_part(self._rank, kind, arguments, partial(work, **options), options)
+        done = _torch.finished_work(arguments)
+        if waits is not None:
+            outputs, inputs = written_and_read(self._rank, kind, arguments, options)
+            waits.issued(done, kind, outputs, inputs, _issuer())
+        return done
 
     def _split(self, tensor: torch.Tensor, sizes: Any = None) -> list[torch.Tensor]:
         return collectives.split(tensor, sizes, self._world_size)
@@ -404,7 +405,7 @@ class ProcessLocalGroup(_ProcessGroup):  # type: ignore[misc, unused-ignore]
         return self._run("barrier", (), lambda arguments: None)
 
     def broadcast(self, tensor_list: Any, opts: Any) -> dist.Work:
-        tensors = list(_tensors(tensor_list))
+        tensors = list(tensors_of(tensor_list))
         return self._run("broadcast", tensors, collectives.broadcast, root=opts.rootRank)
 
     def allreduce(self, tensor_list: Any, opts: Any = None) -> dist.Work:
@@ -448,11 +449,11 @@ class ProcessLocalGroup(_ProcessGroup):  # type: ignore[misc, unused-ignore]
 
     def all_gather_single_coalesced(self, output_tensor_list: Any, input_tensor_list: Any, opts: Any = None) -> Any:
         pairs = zip(output_tensor_list, input_tensor_list, strict=True)
-        return [self.all_gather_single(output, input, opts) for output, input in pairs][-1]
+        return _last_of([self.all_gather_single(output, input, opts) for output, input in pairs])
 
     def reduce_scatter_single_coalesced(self, output_tensors: Any, input_tensors: Any, opts: Any = None) -> Any:
         pairs = zip(output_tensors, input_tensors, strict=True)
-        return [self.reduce_scatter_single(output, input, opts) for output, input in pairs][-1]
+        return _last_of([self.reduce_scatter_single(output, input, opts) for output, input in pairs])
 
     # The names before torch 2.13.
     _allgather_base = all_gather_single
@@ -460,6 +461,13 @@ class ProcessLocalGroup(_ProcessGroup):  # type: ignore[misc, unused-ignore]
     alltoall_base = all_to_all_single
     allgather_into_tensor_coalesced = all_gather_single_coalesced
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+
+
+def _last_of(works: list[dist.Work]) -> dist.Work:
+    """The work that stands for all."""
+    for work in works[:-1]:
+        work.wait()
+    return works[-1]
 
 
 def _op(opts: Any) -> Any:

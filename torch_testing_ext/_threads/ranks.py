@@ -11,8 +11,9 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch.distributed as dist
@@ -20,10 +21,11 @@ import torch.distributed as dist
 from torch_testing_ext import _torch, launch
 from torch_testing_ext._collectives.findings import Finding, describe_stuck, finding_of_rank, stuck, waits
 from torch_testing_ext._collectives.records import read_record
+from torch_testing_ext._sanitizer.kinds import SanitizeKind
 from torch_testing_ext.launch import RankEnding, RankReport, hang, now
 from torch_testing_ext.launch.job import Sanitize
 
-from .group import ThreadLocalWorld, _install_threaded_pg, _uninstall_threaded_pg
+from .group import ThreadLocalWorld, _install_threaded_pg, _uninstall_threaded_pg, site_of_call
 
 __rank_frame__ = True  # keeps these frames out of the tracebacks of ranks
 
@@ -86,10 +88,20 @@ class RankThreads:
 
     def _sanitize(self, sanitize: Sanitize, world_size: int) -> None:
         self._world.kinds, self.note = sanitize.kinds, sanitize.note
+        if sanitize.kinds & {SanitizeKind.WAITS, SanitizeKind.RACES}:
+            self._follow_works(world_size)
         if sanitize.shake is not None:
             from torch_testing_ext._sanitizer import checks  # only where it is asked for
 
             self._world.delays = {rank: checks.Delays(sanitize.shake, rank) for rank in range(world_size)}
+
+    def _follow_works(self, world_size: int) -> None:
+        from . import waits  # only where it is asked for
+
+        ranks = range(world_size)
+        world = self._world
+        world.waits = {rank: waits.ThreadWaits(partial(world.note, rank), site_of_call) for rank in ranks}
+        waits.watch_waits(list(world.waits.values()))
 
     def start(self) -> None:
         for thread in self.threads:
@@ -100,7 +112,8 @@ class RankThreads:
     def _run_rank(self, rank: int) -> None:
         writer, code = self._accounts[rank], 0
         try:
-            self._body(rank)
+            with self._followed(rank):
+                self._body(rank)
             writer.passed()
         except BaseException as error:
             self.errors[rank] = (type(error), error, error.__traceback__)
@@ -109,6 +122,11 @@ class RankThreads:
             account = writer.account
             self._exits[rank] = launch.Exit((account.code if account else code & 0xFF) << 8, now())
             self._world.leave(rank, f"has {account.ending.value}" if account else f"left by sys.exit({code})")
+
+    def _followed(self, rank: int) -> AbstractContextManager[None]:
+        """Follow the work of this rank, if that is asked for."""
+        waits = self._world.waits.get(rank)
+        return nullcontext() if waits is None else waits.around(SanitizeKind.RACES in self._world.kinds)
 
     # -- in the thread that waits for them
 
@@ -184,6 +202,10 @@ class RankThreads:
             return
         self._over = True
         self._world.close()
+        if self._world.waits:
+            from . import waits
+
+            waits.watch_waits([])
         if not self._all_gone():
             for thread in filter(threading.Thread.is_alive, self.threads):
                 _ask_to_stop(thread)

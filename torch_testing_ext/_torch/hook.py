@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -282,7 +283,7 @@ def issuer_of(frame: Any) -> Any:
     """The frame that issues the operation, where `frame` has called the kernel: itself, or below our mode."""
     if frame.f_back is not None and frame.f_back.f_code.co_filename == __file__:
         frame = frame.f_back.f_back
-        while frame.f_code.co_filename.endswith(_AROUND_MODES):
+        while frame.f_code.co_filename == __file__ or frame.f_code.co_filename.endswith(_AROUND_MODES):
             frame = frame.f_back
     return frame
 
@@ -310,14 +311,16 @@ class TensorUses(TorchDispatchMode):
     """Reports for each operation of this thread, before it runs, which tensors it reads and which it writes.
 
     It leaves out views, which do neither, and collectives. `TorchDispatchMode`: all versions.
+
+    torch keeps its compiler out of each mode, for which it imports the compiler. That takes seconds, so it is left
+    until something else has imported it: the method is added to the class below.
     """
 
     def __init__(self, on_use: Callable[[str, list[torch.Tensor], list[torch.Tensor]], None]):
         super().__init__()  # type: ignore[no-untyped-call]
         self._on_use = on_use
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+    def on_call(self, func: Any, args: Any, kwargs: Any) -> Any:
         if not func.namespace.startswith(("c10d", "_c10d")) and not _is_view(func):
             read: list[torch.Tensor] = []
             written: list[torch.Tensor] = []
@@ -327,6 +330,22 @@ class TensorUses(TorchDispatchMode):
                 (written if is_written else read).extend(_tensors(value))
             self._on_use(str(func).removesuffix(".default"), read, written)
         return func(*args, **kwargs)
+
+
+def _dispatch(mode: TensorUses, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    call = _uncompiled() if "torch._dynamo" in sys.modules else TensorUses.on_call
+    return call(mode, func, args, kwargs or {})
+
+
+@functools.cache
+def _uncompiled() -> Callable[..., Any]:
+    """`torch._disable_dynamo`: 2.11 to 2.15."""
+    without_compiler: Any = torch._disable_dynamo  # type: ignore[attr-defined]
+    call: Callable[..., Any] = without_compiler(TensorUses.on_call, recursive=True)
+    return call
+
+
+TensorUses.__torch_dispatch__ = _dispatch  # type: ignore[assignment, method-assign]
 
 
 @functools.cache

@@ -116,9 +116,15 @@ class MadeGroup:
     made_at: int
     backend: str = ""
 
+    @property
+    def fields(self) -> tuple[str, str, tuple[int, ...], int, str, int]:
+        """What a rank leaves of it."""
+        return self.name, self.description, self.members, self.index, self.world, self.made_at
+
 
 _recorders = [FlightRecorder(_GLOO)]  # those of the backends in use
 _groups: list[MadeGroup] = []
+_in_creation: list[MadeGroup] = []
 _numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # by group: its place in `_groups`
 _latest: dict[str, int] = {}  # by the name of a group: the sequence number of its latest collective that was seen
 _errors: list[int] = []  # when a function of torch.distributed has raised
@@ -136,6 +142,11 @@ def has_flight_recorder() -> bool:
 def made_groups() -> list[MadeGroup]:
     """The process groups that this process has made, in order."""
     return list(_groups)
+
+
+def group_in_creation() -> MadeGroup | None:
+    """The process group that this process is making."""
+    return _in_creation[-1] if _in_creation else None
 
 
 def number_of_group(group: Any) -> int | None:
@@ -266,13 +277,13 @@ def watch_process_groups(
         arguments = signature.bind(*args, **kwargs).arguments
         began = _now()
         nan_check = _nan_check(str(arguments.get("backend", "")))
-        with creating(str(arguments["group_name"])) as created, nan_check:
+        with creating(str(arguments["group_name"])) as created, nan_check, _noted_as_in_creation(arguments, began):
             made = create(*args, **kwargs)
             created.append(made[0])
         if made[0] is not c10d.GroupMember.NON_GROUP_MEMBER:
             _numbers[made[0]] = len(_groups)
             backend = str(c10d._world.pg_map.get(made[0], ("",))[0])
-            _add_group(arguments, backend, began)
+            _groups.append(_described(arguments, backend, began))
             _use_recorders(_backends_of(made[0], backend))
         return made
 
@@ -302,12 +313,25 @@ def _nan_check(backend: str) -> Iterator[None]:
         os.environ.pop(name, None)
 
 
-def _add_group(arguments: dict[str, Any], backend: str, began: int) -> None:
+@contextmanager
+def _noted_as_in_creation(arguments: dict[str, Any], began: int) -> Iterator[None]:
+    """A rank that is no member has no number there, and does not wait for the others."""
+    group = _described(arguments, "", began) if arguments.get("group_rank") is not None else None
+    if group is not None:
+        _in_creation.append(group)
+    try:
+        yield
+    finally:
+        if group is not None:
+            _in_creation.remove(group)
+
+
+def _described(arguments: dict[str, Any], backend: str, began: int) -> MadeGroup:
     members = tuple(arguments["global_ranks_in_group"])
     description = arguments.get("group_desc") or ("" if members else "default_pg")
     members = members or tuple(range(arguments["group_size"]))
     name, index, world = str(arguments["group_name"]), int(arguments["group_rank"]), _world_of(arguments["store"])
-    _groups.append(MadeGroup(name, str(description), members, index, world, began, backend))
+    return MadeGroup(name, str(description), members, index, world, began, backend)
 
 
 def _world_of(store: Any) -> str:

@@ -133,8 +133,8 @@ class ForkServer:
                     os.kill(one.pid, number)
             case Dump():
                 self._dump(message)
-            case Look(run):
-                for one in self._ranks_of(run):
+            case Look(run, ranks):
+                for one in self._ranks_of(run, ranks):
                     with suppress(OSError):  # it has ended, or has not answered many requests
                         one.link.send(rank_process.ASK_COLLECTIVES)
             case Preload(modules, at_once):

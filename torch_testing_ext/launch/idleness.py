@@ -25,8 +25,8 @@ class Idleness:
         """Begin again: what was seen is of another time."""
         self._before = None
 
-    def are_idle(self, pids: Sequence[int]) -> bool | None:
-        """Have none of these processes computed since the last call? None if there was none long enough ago.
+    def idle(self, pids: Sequence[int]) -> set[int] | None:
+        """Which of these processes have not computed since the last call? None if there was none long enough ago.
 
         Where the system shows no CPU time, they count as idle.
         """
@@ -37,7 +37,7 @@ class Idleness:
         if before is None:
             return None
         most = _STEP + _SHARE * elapsed
-        return not any(_has_used_more(most, before.get(pid), seconds) for pid, seconds in found.items())
+        return {pid for pid, seconds in found.items() if not _has_used_more(most, before.get(pid), seconds)}
 
 
 def _has_used_more(most: float, before: float | None, after: float | None) -> bool:

@@ -3,8 +3,8 @@
 The ranks are asked to write them; nothing waits for the answers. A look may find that ranks disagree. Two looks may
 show that ranks wait for each other, or for one that has ended, for ever. What cannot be proven waits for the time-out.
 
-A look costs ranks and parent some milliseconds. While a rank computes, the others may well wait for it: then there are
-few looks.
+A look costs ranks and parent some milliseconds. While a rank computes, the others may well wait for it: then it is
+seldom asked. Those that are idle meanwhile are asked as often as ever, since two of them may disagree.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from .sanitizer_logs import Logs
 FIRST_LOOK = 1.0  # seconds without news
 CONFIRMATION = 0.25
 GROWTH, LONGEST = 1.6, 20.0
-FACTOR_IF_BUSY = 3.0  # by which the time until a look is longer if a rank computes
+FACTOR_IF_BUSY = 3.0  # by which the time until all ranks are asked is longer if one computes
+_FEWEST = 2  # ranks that may disagree
 DEFAULT_OF_GROUPS = 1800.0  # gloo's time-out: nobody who has not chosen another waits for it
 # Ranks answer in milliseconds, unless they hold the GIL or the machine is loaded.
 FIRST_READ, READ_PATIENCE = 0.03, 1.0
@@ -44,63 +45,86 @@ class Looks:
         self._endless = endless
         self._may_differ = may_differ
         self._asked: float | None = None
+        self._whom: list[int] = []  # the ranks that were asked
         self._pause = FIRST_READ
         self._idleness = Idleness()
         self._before: dict[int, RankRecord] = {}  # of the previous look
         self._is_certain = False  # a mismatch has been seen once
         self._candidates: frozenset[tuple[int, int]] = frozenset()
         self.due = 0.0  # when `step` is to be called next
-        self._wait(FIRST_LOOK)
+        self._begin()
 
-    def _wait(self, interval: float) -> None:
-        """Look after this time if all ranks are idle then, or later."""
-        self._interval = interval
-        self._latest = now() + FACTOR_IF_BUSY * interval
+    def _begin(self) -> None:
+        self._interval = self._interval_of_all = FIRST_LOOK
+        self._wait_for_all()
+        self._wait()
+
+    def _wait(self) -> None:
+        """Look after the interval at those ranks that are idle then."""
+        self._again: tuple[float, list[int]] | None = None  # when to look at ranks in any case
         self._idleness.forget()
-        self.due = now() + interval - self._between()
+        self.due = min(now() + self._interval - self._between(), self._latest)
+
+    def _wait_for_all(self) -> None:
+        """Look after the interval at all ranks if they are idle then, or later."""
+        self._latest = now() + FACTOR_IF_BUSY * self._interval_of_all
 
     def _between(self) -> float:
         """The time between two questions whether the ranks are idle."""
         return max(INTERVAL, self._interval / 4)
 
-    def _look_after(self, seconds: float) -> None:
-        self._latest = self.due = now() + seconds
+    def _look_again(self, seconds: float, ranks: Sequence[int]) -> None:
+        self.due = now() + seconds
+        self._again = self.due, list(ranks)
 
     def on_news(self) -> None:
         """Something has happened in the run: wait a while before the next look."""
         if self._asked is None:
-            self._wait(FIRST_LOOK)
+            self._begin()
 
     def hurry(self) -> None:
         """The logs of the ranks suggest that these wait for each other: look now."""
         if self._asked is None:
-            self._interval = FIRST_LOOK
-            self._look_after(0.0)
+            self._interval = self._interval_of_all = FIRST_LOOK
+            self._look_again(0.0, range(self._run.job.world_size))
 
     def step(self, pending: Sequence[int], ended: Mapping[int, tuple[str, bytes]]) -> Finding | None:
         """Ask, or read the answers. `ended`: for each rank that has ended, how, and what it has left."""
-        if self._asked is None and not self._is_time(pending):
-            self.due = min(now() + self._between(), self._latest)
-            return None
         if self._asked is None:
-            self._run.look()
+            self._whom = self._whom_to_ask(pending)
+            if not self._whom:
+                return None
+            self._run.look(self._whom)
             self._asked, self._pause = now(), FIRST_READ
             self.due = self._asked + self._pause
             return None
-        records = {rank: record for rank in pending if (record := self._answer_of(rank)) is not None}
-        if len(records) < len(pending) and now() < self._asked + READ_PATIENCE:
+        asked = [rank for rank in self._whom if rank in pending]
+        records = {rank: record for rank in asked if (record := self._answer_of(rank)) is not None}
+        if len(records) < len(asked) and now() < self._asked + READ_PATIENCE:
             self._pause *= 2
             self.due = now() + self._pause
             return None
         self._asked = None
         left = {rank: read_raw(rank, data) for rank, (_, data) in ended.items()}
-        return self._judge(records, left, {rank: how for rank, (how, _) in ended.items()})
+        return self._judge(records, left, {rank: how for rank, (how, _) in ended.items()}, len(asked) == len(pending))
 
-    def _is_time(self, pending: Sequence[int]) -> bool:
-        """Is it time to look at the ranks?"""
+    def _whom_to_ask(self, pending: Sequence[int]) -> list[int]:
+        """The ranks to be asked now; if none, it is known when to try again."""
+        if self._again is not None:
+            at, ranks = self._again
+            if now() < at:
+                return []
+            self._again = None
+            if found := [rank for rank in pending if rank in ranks]:
+                return found
         if now() >= self._latest:
-            return True
-        return bool(self._idleness.are_idle([self._run.pids[rank] for rank in pending]))
+            return list(pending)
+        idle = self._idleness.idle([self._run.pids[rank] for rank in pending])
+        found = [rank for rank in pending if idle is not None and self._run.pids[rank] in idle]
+        if len(found) >= min(_FEWEST, len(pending)):
+            return found
+        self.due = min(now() + self._between(), self._latest)
+        return []
 
     def _answer_of(self, rank: int) -> RankRecord | None:
         assert self._asked is not None
@@ -108,8 +132,13 @@ class Looks:
         return record if record is not None and record.at >= self._asked else None
 
     def _judge(
-        self, running: dict[int, RankRecord], left: Mapping[int, RankRecord | None], ended: Mapping[int, str]
+        self,
+        running: dict[int, RankRecord],
+        left: Mapping[int, RankRecord | None],
+        ended: Mapping[int, str],
+        are_all: bool,
     ) -> Finding | None:
+        """`running`: the answers of ranks that run. `are_all`: no other rank runs."""
         if self._logs:
             running, left = self._from_logs(running)
         known = [*running.values(), *(record for record in left.values() if record is not None)]
@@ -121,7 +150,7 @@ class Looks:
             if self._is_certain or ended.keys() >= set(found.awaited):
                 return found
             self._is_certain = True  # at the next look: the others may have come to the call, or answered, by then
-            self._look_after(CONFIRMATION)
+            self._look_again(CONFIRMATION, self._whom)
             return None
         suspects = stuck({rank: calls for rank, calls in waiting.items() if self._never_end(calls)}, ended)
         blocked = {
@@ -135,9 +164,13 @@ class Looks:
             return describe_stuck(proven, ended)
         self._before, changed, self._candidates = running, candidates != self._candidates, candidates
         if suspects and changed:
-            self._look_after(CONFIRMATION)
-        else:
-            self._wait(min(self._interval * GROWTH, LONGEST))
+            self._look_again(CONFIRMATION, self._whom)
+            return None
+        if are_all:
+            self._interval_of_all = min(self._interval_of_all * GROWTH, LONGEST)
+            self._wait_for_all()
+        self._interval = min(self._interval * GROWTH, LONGEST)
+        self._wait()
         return None
 
     def _from_logs(self, running: Mapping[int, RankRecord]) -> tuple[dict[int, RankRecord], dict[int, RankRecord]]:

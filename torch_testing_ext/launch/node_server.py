@@ -70,7 +70,7 @@ class NodeServer(ForkServer):
                     self._loop.after(_LOG_INTERVAL, partial(self._send_sanitizer_logs, run))
             case CloseStore(run):
                 self._runs.pop(run, None)
-            case Look(run):
+            case Look(run, _):
                 super()._on_message(message)
                 for delay in _LOOKS:
                     self._loop.after(delay, partial(self._send_files, run, ".look"))

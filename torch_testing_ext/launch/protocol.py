@@ -92,9 +92,10 @@ class Dump:
 
 @dataclass(frozen=True)
 class Look:
-    """Have the ranks of a run write their collectives and the state of their threads. There is no answer."""
+    """Have ranks of a run write their collectives and the state of their threads. There is no answer."""
 
     run: int
+    ranks: tuple[int, ...]
 
 
 @dataclass(frozen=True)

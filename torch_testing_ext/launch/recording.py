@@ -101,10 +101,10 @@ def _packed(
     state: RankState | None = None,
     sequences: dict[str, tuple[int, int]] | None = None,
 ) -> bytes:
-    groups = [
-        (one.name, one.description, one.members, one.index, one.world, one.made_at) for one in torch.made_groups()
-    ]
-    return pack(groups, dumps, torch.errors_of_collectives(), torch.TORCH_FOLDER, at, state, sequences)
+    groups = [one.fields for one in torch.made_groups()]
+    creating = torch.group_in_creation()
+    being_made = None if creating is None else creating.fields
+    return pack(groups, dumps, torch.errors_of_collectives(), torch.TORCH_FOLDER, at, state, sequences, being_made)
 
 
 def _state(torch: ModuleType) -> RankState | None:

@@ -123,9 +123,9 @@ class Run:
         self._tell(Dump(self.number, tuple(self.alive if ranks is None else ranks), patience))
         self.wait_until(lambda: self.dumped and not self.undumped.intersection(self.others), patience)
 
-    def look(self) -> None:
-        """Ask the ranks that are still running for their collectives. They write these when they get to it."""
-        self._tell(Look(self.number))
+    def look(self, ranks: Iterable[int]) -> None:
+        """Ask these ranks, which are still running, for their collectives. They write these when they get to it."""
+        self._tell(Look(self.number, tuple(ranks)))
 
     def wait_until(self, done: Callable[[], bool], patience: float = 0.0) -> None:
         """Wait until `done`, which a working server achieves at once; give up a server that is stuck."""

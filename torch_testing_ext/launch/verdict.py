@@ -8,6 +8,7 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from torch_testing_ext._collectives.creation import suspected_creation
 from torch_testing_ext._collectives.findings import (
     Finding,
     FindingKind,
@@ -239,7 +240,9 @@ def _suspicion(reports: Sequence[RankReport], running: list[RankReport], expecte
     gone = {r.rank: ended(r) for r in reports if r not in running}
     waiting = {rank: calls for rank, calls in waits(records).items() if rank not in gone}
     found = stuck(waiting, gone)
-    return describe_stuck(found, gone, suspected=True) if found else None
+    if found:
+        return describe_stuck(found, gone, suspected=True)
+    return suspected_creation([one for r in reports if (one := read_record(r.rank, r.recorder)) is not None])
 
 
 def _wrong_code(reports: Sequence[RankReport], code: int, case: Case) -> Verdict:

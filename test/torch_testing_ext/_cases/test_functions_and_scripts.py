@@ -4,7 +4,6 @@ import contextlib
 import functools
 import io
 import os
-import shutil
 import signal
 import sys
 import tempfile
@@ -16,7 +15,6 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
-from torch_testing_ext._cases import ranked
 from torch_testing_ext._process import system
 from torch_testing_ext.common_distributed import collectives_may_differ
 from torch_testing_ext.common_utils import TestCase, run_tests
@@ -175,17 +173,6 @@ class RunScriptTest(TestCase):
         self.assertEqual(run.outputs[0].count("sum 21 yes\n"), 2)
         with self.assertRaisesRegex(RuntimeError, r"(?s)torchrun exited with code 1: train.py in 2 ranks.*as asked"):
             run_script(self.script, "fail", ranks=2, launcher="torchrun")
-
-    def test_it_says_once_that_ranks_of_torchrun_are_not_compared(self):
-        ranked.say_once.cache_clear()
-        said = io.StringIO()
-        # In place of torchrun, a program that ends well.
-        with mock.patch.object(sys, "executable", shutil.which("true")), contextlib.redirect_stderr(said):
-            for kinds in ("", "", "calls"):
-                with mock.patch.dict(os.environ, TORCH_TESTING_EXT_SANITIZE=kinds):
-                    run_script(self.script, ranks=2, launcher="torchrun")
-        text = "torch_testing_ext: the collectives of ranks that torchrun starts are not compared"
-        self.assertEqual(said.getvalue().splitlines(), [text, f"{text}, nor are these sanitized"])
 
     def test_bad_input(self):
         with self.assertRaisesRegex(ValueError, "there is no script"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 import unittest
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -145,6 +146,24 @@ def count_before_a_barrier(self):
     dist.barrier()
 
 
+@fault("failed", "rank 1 calls all_reduce [6] float32", bases=PROCESSES)
+def count_of_reduce_scatter(self):
+    count = 2 if self.rank == 1 else 1
+    dist.reduce_scatter_tensor(torch.empty(count), ones(WORLD_SIZE * count))
+
+
+@fault(
+    "failed",
+    "ranks disagree in call #1",
+    "rank 1 calls all_reduce [4] float32 [4] float32 [4] float32,",
+    bases=PROCESSES,
+)
+def one_more_in_a_coalesced_all_reduce(self):
+    with dist.distributed_c10d._coalescing_manager():
+        for _ in range(3 if self.rank == 1 else 2):
+            dist.all_reduce(ones())
+
+
 @fault("failed", "rank 1 calls all_reduce [4] int32 [3] int32", bases=PROCESSES)
 def dtype_of_a_coalesced_all_reduce(self):
     with dist.distributed_c10d._coalescing_manager():
@@ -222,6 +241,25 @@ def exit_before_the_collective(self):
     if self.rank == 1:
         os._exit(0)
     dist.all_reduce(ones(3))
+
+
+@fault("error", "rank 1 of 3 exited with code 0", "before the test finished", bases=("fresh",))
+def exit_in_the_middle_of_a_collective(self):
+    works = [dist.all_reduce(ones(1 << 16), async_op=True)]
+    if self.rank == 1:
+        os._exit(0)
+    works.append(dist.all_reduce(ones(), async_op=True))
+    for work in works:
+        work.wait()
+
+
+@fault("error", "rank 0 passed without all_reduce #1 [4] of group dp, in which rank 1 waits", bases=PROCESSES)
+def group_destroyed_before_a_collective(self):
+    group = dist.new_group([0, 1], group_desc="dp")
+    if self.rank == 0:
+        dist.destroy_process_group(group)
+    elif self.rank == 1:
+        dist.all_reduce(ones(), group=group)
 
 
 @fault("error", "ranks 0, 2 passed without all_reduce #3 [4], in which rank 1 waits")
@@ -308,6 +346,34 @@ def subgroup_against_the_default_group(self):
         dist.all_reduce(ones(), group=group)
 
 
+# -- while another rank computes
+
+
+def _compute() -> None:
+    """The parent ends this rank long before."""
+    end = time.process_time() + 60
+    while time.process_time() < end:
+        sum(range(1000))
+
+
+@fault("failed", "rank 0 calls all_reduce [4] float32, rank 1 calls broadcast [4] float32", bases=PROCESSES)
+def mismatch_while_one_computes(self):
+    if self.rank == 2:
+        _compute()
+    elif self.rank == 1:
+        dist.broadcast(ones(), 0)
+    dist.all_reduce(ones())
+
+
+@fault("error", "rank 0 waits in group dp", "for rank 1, which waits in group tp", "for rank 0", bases=PROCESSES)
+def opposite_order_while_one_computes(self):
+    dp, tp = _two_groups()
+    if self.rank == 2:
+        _compute()
+    for group in (dp, tp) if self.rank == 0 else (tp, dp):
+        dist.all_reduce(ones(), group=group)
+
+
 # -- what issues the collectives for the program
 
 
@@ -316,6 +382,21 @@ def ddp_of_different_models(self):
     model = torch.nn.Linear(4, 4).to(torch.float64 if self.rank == 1 else torch.float32)
     replica = torch.nn.parallel.DistributedDataParallel(model, init_sync=False)
     replica(torch.ones(2, 4, dtype=model.weight.dtype)).sum().backward()
+
+
+@fault(
+    "failed",
+    "ranks disagree in call #1",
+    "rank 1 calls all_gather [30] float32, ranks 0, 2 call all_gather [20] float32",
+    bases=PROCESSES,
+)
+def fsdp_of_different_models(self):
+    from torch.distributed.fsdp import fully_shard
+
+    width = 9 if self.rank == 1 else 6
+    model = torch.nn.Sequential(torch.nn.Linear(4, width, bias=False), torch.nn.Linear(width, 4, bias=False))
+    fully_shard(model, mesh=dist.init_device_mesh("cpu", (WORLD_SIZE,)))
+    model(torch.ones(2, 4)).sum().backward()
 
 
 @fault("failed", "ranks disagree in call #", "int32", bases=PROCESSES)

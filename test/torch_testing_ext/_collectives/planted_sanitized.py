@@ -85,6 +85,23 @@ def root_of_an_object(self):
     dist.broadcast_object_list([self.rank], src=1 if self.rank == 1 else 0)
 
 
+@fault("failed", "ranks disagree in call #", "gather", "root 1", "gather", "root 0")
+def root_of_gathered_objects(self):
+    root = 1 if self.rank == 1 else 0
+    dist.gather_object(self.rank, [None] * WORLD_SIZE if self.rank == root else None, dst=root)
+
+
+@fault("failed", in_call(1, DEFAULT, "broadcast [1] int64 root 1", "broadcast [1] int64 root 0"))
+def root_of_scattered_objects(self):
+    root = 1 if self.rank == 1 else 0
+    dist.scatter_object_list([None], [1, 2, 3] if self.rank == root else None, src=root)
+
+
+@fault("failed", in_call(1, DEFAULT, "all_reduce [4] float32 sum", "monitored_barrier"))
+def monitored_barrier_against_all_reduce(self):
+    dist.all_reduce(ones()) if self.rank == 1 else dist.monitored_barrier()
+
+
 # -- another reduce operation: all ranks pass without a check
 
 
@@ -135,6 +152,17 @@ def op_of_a_functional_collective(self):
     functional.all_reduce(ones(), "max" if self.rank == 1 else "sum", dist.group.WORLD).sum().item()
 
 
+@fault("failed", "rank 1 calls all_gather_into_tensor", "[4] int32, ranks 0, 2 call all_gather_into_tensor")
+def dtype_of_a_compiled_functional_collective(self):
+    import torch.distributed._functional_collectives as functional
+
+    @torch.compile(backend="aot_eager", fullgraph=True)
+    def step(tensor):
+        return functional.all_gather_tensor(tensor, 0, dist.group.WORLD) + 1
+
+    step(ones(4, torch.int32 if self.rank == 1 else torch.float32))
+
+
 @fault("failed", "ranks disagree in call #1", "max", "sum")
 def op_of_a_compiled_collective(self):
     @torch.compile(backend="aot_eager", fullgraph=False)
@@ -152,6 +180,28 @@ def op_of_a_partial_dtensor(self):
     mesh = dist.init_device_mesh("cpu", (WORLD_SIZE,))
     partial = DTensor.from_local(ones(), mesh, [Partial("max" if self.rank == 1 else "sum")], run_check=False)
     partial.redistribute(placements=[Replicate()]).to_local()
+
+
+@fault("failed", "rank 1 calls all_reduce [6, 4] float32 sum, ranks 0, 2 call reduce_scatter_tensor")
+def placements_of_a_redistribution(self):
+    from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+
+    mesh = dist.init_device_mesh("cpu", (WORLD_SIZE,))
+    partial = DTensor.from_local(torch.ones(6, 4), mesh, [Partial()], run_check=False)
+    partial.redistribute(placements=[Replicate() if self.rank == 1 else Shard(0)]).to_local()
+
+
+@fault("failed", "rank 1 calls all_gather_into_tensor [3] float32, ranks 0, 2 call all_gather_into_tensor [4] float32")
+def order_of_fsdp(self):
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = dist.init_device_mesh("cpu", (WORLD_SIZE,))
+    layers = [torch.nn.Linear(3, 3, bias=bias) for bias in (True, False)]
+    found = torch.ones(2, 3)
+    for layer in layers:
+        fully_shard(layer, mesh=mesh)
+    for layer in reversed(layers) if self.rank == 1 else layers:
+        found = layer(found)
 
 
 @fault("failed", "ranks disagree in call #", "sum", "max")
@@ -196,6 +246,45 @@ def count_of_a_message(self):
         dist.send(ones(4), 1)
     elif self.rank == 1:
         dist.recv(ones(6), 0)
+
+
+@fault("failed", "message #1 of the default group: rank 0 sends [4] float32 to rank 1, which receives [8] float32")
+def messages_in_another_order(self):
+    for count in (4, 8) if self.rank == 0 else (8, 4):
+        if self.rank == 0:
+            dist.send(ones(count), 1)
+        elif self.rank == 1:
+            dist.recv(ones(count), 0)
+
+
+@fault(
+    "error",
+    "rank 0 waits in the default group (send #1 to rank 1, tag 1,",
+    "(recv #1 from rank 0, tag 2,",
+    "for rank 0",
+)
+def tag_of_a_message(self):
+    if self.rank == 0:
+        dist.send(ones(), 1, tag=1)
+    elif self.rank == 1:
+        dist.recv(ones(), 0, tag=2)
+
+
+@fault("error", "rank 2 passed without receiving that for which rank 1 waits (send #1 to rank 2 [4])")
+def batch_of_messages_without_a_receive(self):
+    after, before = (self.rank + 1) % WORLD_SIZE, (self.rank - 1) % WORLD_SIZE
+    operations = [dist.P2POp(dist.isend, ones(), after), dist.P2POp(dist.irecv, ones(), before)]
+    for work in dist.batch_isend_irecv(operations[: 1 if self.rank == 2 else 2]):
+        work.wait()
+
+
+@fault("error", "rank 1 passed without sending that for which rank 2 waits (recv #4 from rank 1 [4])")
+def one_step_more_in_a_pipeline(self):
+    for _ in range(4 if self.rank == 2 else 3):
+        if self.rank > 0:
+            dist.recv(ones(), self.rank - 1)
+        if self.rank < WORLD_SIZE - 1:
+            dist.send(ones(), self.rank + 1)
 
 
 @fault("failed", "nobody has received the message of rank 0's send #1 to rank 1 [4]", kinds=("calls",), bases=BOTH)
@@ -249,7 +338,7 @@ def receive_from_any_rank(self):
 # -- work
 
 
-@fault("failed", "nobody waited for the work of all_reduce [4] float32 (planted_sanitized.py:", bases=BOTH)
+@fault("failed", "nobody waited for the work of all_reduce [4] float32 (planted_sanitized.py:", bases=ALL)
 def work_without_a_wait(self):
     dist.all_reduce(ones(), async_op=True)
     dist.barrier()
@@ -263,7 +352,7 @@ def receive_without_a_wait(self):
         dist.irecv(ones(), 0)
 
 
-@fault("failed", "a buffer of all_reduce [4] float32 was written before wait() (planted_sanitized.py:", bases=BOTH)
+@fault("failed", "a buffer of all_reduce [4] float32 was written before wait() (planted_sanitized.py:", bases=ALL)
 def buffer_written_before_the_wait(self):
     mine = ones()
     work = dist.all_reduce(mine, async_op=True)
@@ -294,7 +383,7 @@ def buffer_freed_before_the_wait(self):
     "failed",
     "a buffer of all_reduce [4] float32 was read by aten.add.Tensor before wait() (planted_sanitized.py:",
     kinds=("races",),
-    bases=BOTH,
+    bases=ALL,
 )
 def buffer_read_before_the_wait(self):
     mine = ones()

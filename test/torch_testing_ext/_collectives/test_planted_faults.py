@@ -1,14 +1,18 @@
 """Each planted fault in every kind of rank: what the test's message says, and that no time-out is needed for it."""
 
+import os
 import unittest
 from unittest import mock
 
+import torch
 import torch.distributed as dist
 from planted import FAULTS, WORLD_SIZE
 
 from torch_testing_ext._cases import ranked
+from torch_testing_ext._cases.ranked import RankFailure
 from torch_testing_ext.common_distributed import MultiProcContinuousTest, MultiProcessTestCase, MultiThreadedTestCase
 from torch_testing_ext.common_utils import run_tests
+from torch_testing_ext.ranks import spawn
 
 
 class Fresh(MultiProcessTestCase):
@@ -60,6 +64,11 @@ def _outcome_of(test):
     return "passed", ""
 
 
+def in_a_function(rank):
+    dist.init_process_group("gloo")
+    dist.all_reduce(torch.ones(4, dtype=torch.int32 if rank == 1 else torch.float32))
+
+
 class FaultCase(unittest.TestCase):
     """Runs tests with planted faults, and looks at what is said about them."""
 
@@ -79,6 +88,14 @@ class FaultCase(unittest.TestCase):
 class PlantedFaultTest(FaultCase):
     def check(self, name, base):
         self.assert_found(FAULTS[name], BASES[base](name))
+
+    def test_in_new_interpreters(self):
+        with mock.patch.dict(os.environ, TORCH_TESTING_EXT_START="spawn"):
+            self.check("dtype_of_all_reduce", "fresh")
+
+    def test_in_a_function(self):
+        with self.assertRaisesRegex(RankFailure, "rank 1 calls all_reduce .4. int32, ranks 0, 2 call all_reduce"):
+            spawn(in_a_function, WORLD_SIZE)
 
 
 for _name, _fault in FAULTS.items():

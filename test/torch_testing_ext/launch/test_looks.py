@@ -42,7 +42,7 @@ class TestIdleness(unittest.TestCase):
 
     def look(self, watched, *pids):
         self.clock.time += idleness.INTERVAL
-        return watched.are_idle(pids)
+        return watched.idle(pids)
 
     def test_a_process_that_waits(self):
         pid, watched = self.start("input()"), idleness.Idleness()
@@ -54,12 +54,14 @@ class TestIdleness(unittest.TestCase):
         waiting, computing, watched = self.start("input()"), self.start("while True: pass"), idleness.Idleness()
         self.assertIsNone(self.look(watched, waiting, computing))
         for _ in range(3):
-            self.assertIs(self.look(watched, waiting, computing), False)
+            self.assertNotIn(computing, self.look(watched, waiting, computing))
+        while self.look(watched, waiting, computing) != {waiting}:  # until it has come to its wait
+            pass
 
     def test_what_was_seen_before_is_forgotten(self):
         pid, watched = self.start("input()"), idleness.Idleness()
         self.look(watched, pid)
-        self.assertIsNone(watched.are_idle([pid]))  # too early
+        self.assertIsNone(watched.idle([pid]))  # too early
         watched.forget()
         self.assertIsNone(self.look(watched, pid))
         self.assertIsNotNone(self.look(watched, pid))
@@ -68,24 +70,25 @@ class TestIdleness(unittest.TestCase):
         watched = idleness.Idleness()
         with mock.patch.object(idleness.system, "cpu_seconds", return_value=None):
             self.assertIsNone(self.look(watched, 1))
-            self.assertTrue(self.look(watched, 1))
+            self.assertEqual(self.look(watched, 1), {1})
 
 
 class TestLooks(unittest.TestCase):
     """Ranks that never answer: only when they are asked matters."""
 
-    def asked(self, is_idle, until):
-        clock, times = Clock(), []
+    def asked(self, is_idle, until, ranks=2):
+        """When which ranks are asked. `is_idle`: whether a rank is so at a time."""
+        clock, found = Clock(), []
         run = SimpleNamespace(
-            pids=(1, 2),
-            look=lambda: times.append(round(clock.time - 100.0, 2)),
+            pids=tuple(range(ranks)),
+            look=lambda whom: found.append((round(clock.time - 100.0, 2), list(whom))),
             job=SimpleNamespace(look=lambda rank: mock.Mock(read_bytes=mock.Mock(side_effect=OSError))),
         )
-        cpu = [0.0]
+        cpu = [0.0] * ranks
 
         def cpu_seconds(pid):
-            cpu[0] += 0.0 if is_idle(clock.time - 100.0) else 1.0
-            return cpu[0]
+            cpu[pid] += 0.0 if is_idle(pid, clock.time - 100.0) else 1.0
+            return cpu[pid]
 
         with (
             mock.patch.object(looks, "now", clock),
@@ -94,25 +97,51 @@ class TestLooks(unittest.TestCase):
         ):
             tested = looks.Looks(run, 1e9, False, Logs([], Sanitize()))
             while tested.due - 100.0 < until:
-                self.assertGreater(tested.due, clock.time)
-                clock.time = tested.due
-                self.assertIsNone(tested.step([0, 1], {}))
-        return times
+                clock.time = max(clock.time, tested.due)
+                before = len(found), tested.due
+                self.assertIsNone(tested.step(range(ranks), {}))
+                self.assertNotEqual((len(found), tested.due), before)
+        return found
 
     def test_idle_ranks_are_asked_after_a_second(self):
-        times = self.asked(lambda time: True, 10.0)
-        self.assertAlmostEqual(times[0], looks.FIRST_LOOK, delta=0.01)
-        self.assertEqual(len(times), 3)
+        found = self.asked(lambda rank, time: True, 10.0)
+        self.assertAlmostEqual(found[0][0], looks.FIRST_LOOK, delta=0.01)
+        self.assertEqual([whom for _, whom in found], [[0, 1]] * 3)
 
     def test_ranks_that_compute_are_asked_seldom(self):
-        times = self.asked(lambda time: False, 10.0)
-        self.assertAlmostEqual(times[0], looks.FACTOR_IF_BUSY * looks.FIRST_LOOK, delta=0.01)
-        self.assertEqual(len(times), 2)
+        found = self.asked(lambda rank, time: False, 10.0)
+        self.assertAlmostEqual(found[0][0], looks.FACTOR_IF_BUSY * looks.FIRST_LOOK, delta=0.01)
+        self.assertEqual([whom for _, whom in found], [[0, 1]] * 2)
 
     def test_ranks_that_have_just_become_idle(self):
-        times = self.asked(lambda time: time > 1.6, 3.0)
-        self.assertLess(times[0], 2.3)
-        self.assertGreater(times[0], 1.6)
+        first, _ = self.asked(lambda rank, time: time > 1.6, 3.0)[0]
+        self.assertLess(first, 2.3)
+        self.assertGreater(first, 1.6)
+
+    def test_those_that_wait_while_one_computes(self):
+        """A rank that computes is asked no more often than if all did."""
+        found = self.asked(lambda rank, time: rank > 0, 40.0, ranks=3)
+        self.assertEqual(found[0][1], [1, 2])
+        self.assertAlmostEqual(found[0][0], looks.FIRST_LOOK, delta=0.01)
+        self.assertGreater(len(found), 5)
+        busy = self.asked(lambda rank, time: False, 40.0, ranks=3)
+        asked = [time for time, whom in found if 0 in whom]
+        self.assertLessEqual(len(asked), len(busy))
+        self.assertAlmostEqual(asked[0], busy[0][0], delta=0.01)
+
+    def test_one_that_waits_alone(self):
+        """It has nobody to disagree with."""
+        found = self.asked(lambda rank, time: rank == 1, 10.0, ranks=3)
+        self.assertEqual([whom for _, whom in found], [[0, 1, 2]] * 2)
+
+    def test_ranks_that_have_ended_before_the_second_look(self):
+        clock = Clock()
+        with mock.patch.object(looks, "now", clock), mock.patch.object(idleness, "now", clock):
+            tested = looks.Looks(SimpleNamespace(pids=(1, 2)), 1e9, False, Logs([], Sanitize()))
+            tested._look_again(looks.CONFIRMATION, [0])
+            clock.time = tested.due
+            self.assertIsNone(tested.step([1], {}))
+            self.assertGreater(tested.due, clock.time)
 
 
 if __name__ == "__main__":

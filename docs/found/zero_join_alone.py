@@ -1,0 +1,49 @@
+"""Join: with a ZeroRedundancyOptimizer as its first object, ranks with uneven inputs hang.
+
+A rank that has joined shadows the others by calling the optimizer's step(), which also tells that the rank has not
+joined: one all_reduce more than the others issue. It is only told for the first object of Join, so that the optimizer
+after a DistributedDataParallel works, which torch's own tests have.
+
+Seen on torch 2.11.0, 2.13.0 and 2.15.0. Found when the sanitizer's tests of sound programs put it into Join alone.
+
+Run this file: it prints what became of both ranks, and exits with 1 if they timed out.
+"""
+
+import os
+import sys
+import tempfile
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.distributed.algorithms.join import Join
+from torch.distributed.optim import ZeroRedundancyOptimizer
+
+
+def train(rank: int, file: str) -> bool:
+    """Take a step more in rank 1 than in rank 0; return whether that works."""
+    timeout = timedelta(seconds=3)
+    dist.init_process_group("gloo", store=dist.FileStore(file, 2), rank=rank, world_size=2, timeout=timeout)
+    model = torch.nn.Linear(4, 2)
+    optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=0.1)
+    try:
+        with Join([optimizer]):
+            for _ in range(1 + rank):
+                for parameter in model.parameters():
+                    parameter.grad = torch.ones_like(parameter)
+                optimizer.step()
+    except RuntimeError as error:
+        print(f"rank {rank}: {error}", flush=True)
+        return False
+    print(f"rank {rank} has joined", flush=True)
+    return True
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as directory:
+        if os.fork() == 0:
+            train(1, f"{directory}/store")
+            os._exit(0)
+        right = train(0, f"{directory}/store")
+        os.wait()
+    sys.exit(not right)

@@ -1,0 +1,108 @@
+"""Scripts that torchrun starts: their collectives are compared at the end, and they run as under Python alone."""
+
+import contextlib
+import io
+import os
+import tempfile
+import unittest
+from pathlib import Path
+from unittest import mock
+
+from torch_testing_ext._cases import ranked
+from torch_testing_ext.common_utils import run_tests
+from torch_testing_ext.ranks import run_script
+
+HEAD = """
+import os, sys
+import torch, torch.distributed as dist
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+"""
+DTYPE = (
+    HEAD
+    + """
+dist.barrier()
+dist.all_reduce(torch.ones(4, dtype=torch.int32 if rank else torch.float32))
+dist.destroy_process_group()
+"""
+)
+OPERATION = (
+    HEAD
+    + """
+dist.all_reduce(torch.ones(4), dist.ReduceOp.MAX if rank else dist.ReduceOp.SUM)
+dist.destroy_process_group()
+"""
+)
+# What a wrapper could get wrong; rank 1 leaves nothing.
+PLAIN = """
+import os, pickle, sys
+
+assert "torch" not in sys.modules
+assert not any(name.startswith("torch_testing_ext") for name in sys.modules)
+assert sys.argv == [__file__, "a", "--b"] and __name__ == "__main__" and sys.path[0] == os.path.dirname(__file__)
+import beside
+
+
+class Own:
+    pass
+
+
+assert type(pickle.loads(pickle.dumps(Own()))) is Own
+import torch
+import torch.distributed as dist
+
+assert torch.__spec__.loader.get_filename("torch") == torch.__file__
+dist.init_process_group("gloo")
+dist.all_reduce(torch.ones(4))
+dist.destroy_process_group()
+if os.environ["RANK"] == "1":
+    os._exit(0)
+"""
+
+
+class UnderTorchrunTest(unittest.TestCase):
+    def run_script(self, source, *args, sanitize=""):
+        with tempfile.TemporaryDirectory() as folder:
+            script = Path(os.path.realpath(folder), "train.py")
+            script.write_text(source)
+            script.with_name("beside.py").touch()
+            ranked.say_once.cache_clear()
+            said = io.StringIO()
+            with (
+                mock.patch.dict(os.environ, TORCH_TESTING_EXT_SANITIZE=sanitize),
+                contextlib.redirect_stderr(said),
+                contextlib.redirect_stdout(io.StringIO()),
+            ):
+                try:
+                    run_script(script, *args, ranks=2, launcher="torchrun")
+                except RuntimeError as error:
+                    return error, said.getvalue()
+                except AssertionError as failure:
+                    return failure, said.getvalue()
+        return None, said.getvalue()
+
+    def test_a_mismatch(self):
+        error, said = self.run_script(DTYPE)
+        self.assertIsInstance(error, ranked.RankFailure)
+        place = "in call #2 of the default group (ranks 0, 1)"
+        calls = "rank 0 calls all_reduce [4] float32, rank 1 calls all_reduce [4] int32"
+        self.assertIn("train.py, ", str(error))
+        self.assertIn(f"ranks disagree {place}: {calls}", str(error))
+        self.assertRegex(str(error), r"rank 1: all_reduce \[4\] int32   train.py:9 in <module>")
+        self.assertEqual(said, "")
+
+    def test_the_sanitizer(self):
+        error, said = self.run_script(OPERATION, sanitize="waits,hash")
+        self.assertIsInstance(error, ranked.RankFailure)
+        self.assertIn("rank 0 calls all_reduce [4] float32 sum, rank 1 calls all_reduce [4] float32 max", str(error))
+        self.assertEqual(said, "torch_testing_ext: ranks that torchrun starts are not checked for: hash\n")
+
+    def test_a_script_runs_as_ever(self):
+        error, said = self.run_script(PLAIN, "a", "--b")
+        self.assertIsNone(error)
+        self.assertIn("train.py: the collectives of rank 1 were not compared", said)
+
+
+if __name__ == "__main__":
+    run_tests()

@@ -1,0 +1,84 @@
+"""Groups that ranks do not make alike: what is suspected of ranks that hang in their creation."""
+
+import threading
+import unittest
+from dataclasses import replace
+
+import torch.distributed as dist
+
+from torch_testing_ext import _torch
+from torch_testing_ext._collectives.creation import suspected_creation
+from torch_testing_ext._collectives.raw import read_raw, unpack
+from torch_testing_ext._collectives.records import GroupRecord, make_record, read_record
+from torch_testing_ext.common_distributed import MultiProcessTestCase
+from torch_testing_ext.common_utils import run_tests
+from torch_testing_ext.launch import recording
+
+
+def group(name, *members, rank, world="store", description="undefined"):
+    return GroupRecord(name, description, members, members.index(rank), world)
+
+
+def record(rank, *made, making=None):
+    known = make_record(rank, [group(*one, rank=rank) for one in made], [], True, None, 0.0, False)
+    return replace(known, creating=making and group(*making, rank=rank))
+
+
+class SuspicionTest(unittest.TestCase):
+    def suspected(self, *records):
+        finding = suspected_creation(records)
+        return None if finding is None else finding.sentence
+
+    def test_other_members(self):
+        found = self.suspected(record(0, making=("1", 0, 1)), record(1, making=("1", 1, 2)), record(2))
+        self.assertEqual(found, "suspected: rank 0 makes a group of ranks 0, 1 where rank 1 makes one of ranks 1, 2")
+
+    def test_only_some_have_made_one_before(self):
+        world = (0, 1, 2)
+        first = [record(rank, ("1", 0, 1), making=("2", *world)) for rank in (0, 1)]
+        found = self.suspected(*first, record(2, making=("1", *world)))
+        expected = "suspected: ranks 0, 1 make a group of ranks 0, 1 where rank 2 makes one of ranks 0, 1, 2"
+        self.assertEqual(found, expected)
+
+    def test_a_member_that_has_not_come(self):
+        found = self.suspected(record(0, making=("1", 0, 1)), record(1), record(2))
+        self.assertEqual(found, "suspected: rank 0 makes group 1 (ranks 0, 1), which rank 1 has not begun to make")
+
+    def test_groups_that_are_right(self):
+        splits = [record(0, making=("1", 0, 1)), record(1, making=("1", 0, 1)), record(2, ("1", 2, 3))]
+        self.assertIsNone(self.suspected(*splits))  # ranks 2 and 3 have the same name for theirs
+        self.assertIsNone(self.suspected(record(0, making=("1", 0, 1)), record(1, ("1", 0, 1))))
+        self.assertIsNone(self.suspected(record(0, ("1", 0, 1)), record(1)))  # nobody waits
+        self.assertIsNone(self.suspected(record(0), record(1)))
+
+
+class CreationTest(MultiProcessTestCase):
+    world_size = 2
+
+    def setUp(self):
+        super().setUp()
+        self._spawn_processes()
+
+    def test_a_rank_leaves_what_it_makes(self):
+        store = dist.FileStore(self.file_name, self.world_size)
+        dist.init_process_group("gloo", store=store, rank=self.rank, world_size=self.world_size)
+        self.assertIsNone(_torch.group_in_creation())
+        if self.rank == 1:
+            store.wait(["begun"])
+            dist.new_group([0, 1])
+        else:
+            thread = threading.Thread(target=dist.new_group, args=([0, 1],))
+            thread.start()
+            while _torch.group_in_creation() is None:
+                pass
+            left = recording.collectives()
+            store.set("begun", "")
+            thread.join()
+            for read in (read_raw(0, left), read_record(0, unpack(left).text())):
+                self.assertEqual(read.creating.members, (0, 1))
+        self.assertIsNone(_torch.group_in_creation())
+        self.assertIsNone(unpack(recording.collectives()).record(self.rank).creating)
+
+
+if __name__ == "__main__":
+    run_tests()

@@ -1,0 +1,114 @@
+"""Runs a script in a process of torchrun, as Python does, and leaves the collectives of this rank when Python exits.
+
+It is started as a file: torchrun_rank.py FOLDER SANITIZE SCRIPT ARGUMENTS. The script decides when torch is imported:
+what it sets before that, such as environment variables, has its effect.
+"""
+
+from __future__ import annotations
+
+import atexit
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import io
+import os
+import sys
+import types
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+
+class _AfterTorch(importlib.abc.MetaPathFinder):
+    """Calls `then()` once torch has been imported."""
+
+    def __init__(self, then: Callable[[], None]):
+        self._then = then
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> importlib.machinery.ModuleSpec | None:
+        if name != "torch":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def exec_module(module: types.ModuleType) -> None:
+                execute(module)
+                self._then()
+
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+class Recording:
+    """What this rank leaves in a folder for the process that has started torchrun."""
+
+    def __init__(self, folder: str, sanitize: str):
+        self._folder = folder
+        self._sanitize = sanitize
+        self._rank = int(os.environ["RANK"])
+        self._is_on = False
+
+    def begin_with_torch(self) -> None:
+        atexit.register(self._leave)
+        if "torch" in sys.modules:
+            self._begin()
+        else:
+            sys.meta_path.insert(0, _AfterTorch(self._begin))
+
+    def _begin(self) -> None:
+        package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+        sys.path.append(package)
+        try:
+            import torch.distributed
+
+            from torch_testing_ext import _torch
+            from torch_testing_ext.launch import recording
+            from torch_testing_ext.launch.in_place import log_of
+            from torch_testing_ext.launch.job import Sanitize
+        finally:
+            sys.path.remove(package)
+        if torch.distributed.is_available():
+            recording.begin()
+            _torch.watch_process_groups(_as_ever, lambda: None)
+            recording.sanitize(self._rank, Sanitize.decode(self._sanitize), log_of(self._folder, self._rank))
+            self._is_on = True
+
+    def _leave(self) -> None:
+        data = b""
+        if self._is_on:
+            from torch_testing_ext.launch import recording
+
+            try:
+                recording.end_of_sanitizing()  # what it raises is in its log, too
+            finally:
+                data = recording.collectives()
+        target = os.path.join(self._folder, f"rank{self._rank}.{os.getpid()}")
+        with open(f"{target}.new", "wb") as file:
+            file.write(data)
+        os.replace(f"{target}.new", f"{target}.left")
+
+
+@contextmanager
+def _as_ever(name: str) -> Iterator[list[Any]]:
+    """A process group is created as without us."""
+    yield []
+
+
+def main() -> None:
+    folder, sanitize, script, *words = sys.argv[1:]
+    Recording(folder, sanitize).begin_with_torch()
+    sys.argv = [script, *words]
+    if not getattr(sys.flags, "safe_path", False):  # of Python 3.11
+        sys.path[0] = os.path.dirname(os.path.realpath(script))
+    module = types.ModuleType("__main__")
+    vars(module).update(__file__=script, __builtins__=__builtins__)
+    sys.modules["__main__"] = module
+    with io.open_code(script) as file:
+        code = compile(file.read(), script, "exec", dont_inherit=True)
+    exec(code, vars(module))
+
+
+if __name__ == "__main__":
+    main()
