@@ -42,15 +42,17 @@ class Namespaces:
     change: it was imported.
     """
 
-    def __init__(self, modules: Iterable[str], packages: Iterable[str], ignored: Iterable[str] = ()):
+    def __init__(
+        self, modules: Iterable[str], packages: Iterable[str], ignored: Iterable[str] = (), caches: Iterable[Any] = ()
+    ):
         """`packages`: modules with all that are below them. Modules that are not imported do not count.
 
-        `ignored`: names whose values never count.
+        `ignored`: names whose values never count; `caches`: dicts whose entries never count.
         """
         self._ignored = _BY_PYTHON.union(ignored)
         self._modules, self._packages = frozenset(modules), tuple(packages)
         self._volatile: dict[int, set[Any]] = {}  # by id of a namespace: what changes in it by itself
-        self._caches: dict[int, dict[Any, Any]] = {}
+        self._caches: dict[int, dict[Any, Any]] = {id(one): one for one in caches}
         self.remember()
 
     def remember(self) -> None:

@@ -54,13 +54,13 @@ _PACKAGES = (
     "torch.utils._python_dispatch",
     "torch.utils._pytree",
 )
-# Globals of torch.utils._python_dispatch that say whether modes are in force, which `_is_watched` looks at itself.
-_OF_MODES = frozenset(
-    {
-        "_is_in_torch_dispatch_mode",
-        "_is_in_non_infra_torch_dispatch_mode",
-        "_is_in_any_mode_without_ignore_compile_internals",
-    }
+# What changes by itself: counters of FakeTensorMode, and whether modes are in force, which `_is_watched` looks at.
+_IGNORED = (
+    "cache_hits",
+    "cache_misses",
+    "_is_in_torch_dispatch_mode",
+    "_is_in_non_infra_torch_dispatch_mode",
+    "_is_in_any_mode_without_ignore_compile_internals",
 )
 _PROPAGATION = "torch.distributed.tensor._sharding_prop"
 _METHOD = "_propagate_tensor_meta_non_cached"  # of ShardingPropagator: torch 2.11 to 2.15
@@ -308,12 +308,17 @@ def _work_out(schema: Any) -> Any:
         _code.ignore_changes()
 
 
+def _fake_tensor_mode() -> Any:
+    """`FakeTensorMode`, with `cache`, `cache_bypasses`, `cache_hits` and `cache_misses`: torch 2.11 to 2.15."""
+    return sys.modules["torch._subclasses.fake_tensor"].FakeTensorMode
+
+
 class _untouched_cache:
-    """Leaves FakeTensorMode's cache of results as it was. `cache`, `cache_hits` ...: torch 2.11 to 2.15."""
+    """Leaves FakeTensorMode's cache of results as it was."""
 
     def __enter__(self) -> None:
-        mode: Any = sys.modules["torch._subclasses.fake_tensor"].FakeTensorMode
-        self._mode, self._keys = mode, set(mode.cache)
+        self._mode = mode = _fake_tensor_mode()
+        self._keys = set(mode.cache)
         self._counts = mode.cache_hits, mode.cache_misses, dict(mode.cache_bypasses)
 
     def __exit__(self, *_: object) -> None:
@@ -330,7 +335,8 @@ def _prepare_to_learn() -> None:
     global _code, _settings, _registrations_then
     if _code is None:
         _count_registrations()
-        _code = Namespaces(_MODULES, _PACKAGES, _OF_MODES)
+        mode = _fake_tensor_mode()
+        _code = Namespaces(_MODULES, _PACKAGES, _IGNORED, [mode.cache, mode.cache_bypasses])
     elif _state_has_changed():
         _known.clear()
         _code.remember()

@@ -3,11 +3,13 @@
 import importlib
 import unittest
 import warnings
-from types import FunctionType
+from contextlib import contextmanager, nullcontext
 from unittest import mock
 
 import torch
+import torch.distributed.tensor._ops.utils as rule_utils
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.distributed.tensor.experimental import register_sharding
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -26,11 +28,12 @@ def propagator():
 
 
 def forget_shardings():
-    """Have DTensor ask its rules again, as in a new process."""
+    """Have DTensor work everything out again, as in a new process."""
     propagator().propagate_op_sharding.cache_clear()
     cached = getattr(propagator(), "_propagate_tensor_meta_cached", None) or propagator()._propagate_tensor_meta
     cached.cache_clear()
     torch._C._clear_DTensor_sharding_propagator_cache()
+    torch._subclasses.fake_tensor.FakeTensorMode.cache_clear()
 
 
 def fake_operators():
@@ -42,11 +45,6 @@ def fake_operators():
 class Ranks(DTensorTestBase):
     world_size = 2
 
-    def setUp(self):
-        launch.close()  # no fork server that has learnt from other tests
-        self.addCleanup(launch.close)
-        super().setUp()
-
     def operands(self):
         mesh = self.build_device_mesh()
         return distribute_tensor(torch.ones(4, 6), mesh, [Shard(0)]), distribute_tensor(
@@ -55,6 +53,7 @@ class Ranks(DTensorTestBase):
 
     def learn(self, run):
         """Work out by `run` what comes of its operators, and learn it here, as a fork server would."""
+        output_shapes._known.clear()  # what the fork server has learnt from other tests
         output_shapes._notes = True
         forget_shardings()
         run()
@@ -83,99 +82,70 @@ class Ranks(DTensorTestBase):
 class RulesTest(Ranks):
     """What is known in advance hides no change of a rule: each rank runs the rules."""
 
-    def check(self, change):
-        """`change` makes the rule of mm place the result on no dimension. It is seen although the shape is known."""
-        a, b = self.operands()
-        product = lambda: a @ b  # noqa: E731
-        self.learn(product)
-        self.assertEqual(self.assert_known(product).placements, (Shard(0),))
+    def check(self, change, run=lambda a, b: a @ b):
+        """`change` makes DTensor replicate the result, which is sharded otherwise, although its shape is known."""
+        operands = self.operands()
+        self.learn(lambda: run(*operands))
+        self.assertEqual(self.assert_known(lambda: run(*operands)).placements, (Shard(0),))
         with change():
-            self.assertEqual(self.assert_known(product).placements, (Replicate(),))
+            self.assertEqual(self.assert_known(lambda: run(*operands)).placements, (Replicate(),))
 
     @with_comms
-    def test_a_strategy_in_another_place(self):
-        def change():
-            wrong = wrong_strategy(propagator())
-            table = table_of(aten.mm.default)
-            return mock.patch.dict(table, {aten.mm.default: wrong(table[aten.mm.default])})
+    def test_a_rule_in_another_place(self):
+        softmax = aten._softmax.default
+        table = propagator().op_strategy_funcs
+        rule = table[softmax]
 
-        self.check(change)
+        def wrong(op_schema):
+            found = rule(op_schema)
+            found.strategies[:] = [replicated(found.strategies[0])]
+            return found
+
+        self.check(lambda: mock.patch.dict(table, {softmax: wrong}), lambda a, _: a.softmax(1))
 
     @with_comms
     def test_a_registered_sharding(self):
         def change():
-            @register_sharding(aten.mm.default)
+            @register_sharding(aten._softmax.default)
             def replicate(*_):
-                return [([Replicate()], [Replicate(), Replicate()])]
+                return [([Replicate()], [Replicate(), None, None])]
 
-            return mock.MagicMock()
+            return nullcontext()
 
-        self.check(change)
+        self.check(change, lambda a, _: a.softmax(1))
 
     @with_comms
     def test_a_helper_that_the_rule_calls(self):
-        def change():
-            module = importlib.import_module("torch.distributed.tensor._sharding_prop")
-            choose = module._select_min_cost_strategy
-            return mock.patch.object(module, "_select_min_cost_strategy", replicated_only(choose))
-
-        self.check(change)
+        self.check(lambda: mock.patch.object(rule_utils, "generate_redistribute_costs", wrong_costs))
 
     @with_comms
     def test_the_code_of_a_helper(self):
+        @contextmanager
         def change():
-            module = importlib.import_module("torch.distributed.tensor._sharding_prop")
-            choose = module._select_min_cost_strategy
-            copy = FunctionType(choose.__code__, choose.__globals__, None, choose.__defaults__)
-            module.__dict__["_for_test"] = replicated_only(copy)
-            self.addCleanup(module.__dict__.pop, "_for_test")
-            # A new name in a module that matters counts as a change of the code that works shapes out.
-            output_shapes._code.remember()
-
-            def calls_it(strategy, op_schema=None):
-                return _for_test(strategy, op_schema)  # noqa: F821
-
-            return mock.patch.object(choose, "__code__", calls_it.__code__)
+            helper = rule_utils.generate_redistribute_costs
+            right, helper.__code__ = helper.__code__, wrong_costs.__code__
+            try:
+                yield
+            finally:
+                helper.__code__ = right
 
         self.check(change)
 
 
-def table_of(op):
-    """The propagator's table that has the rule of an operator."""
-    for name in ("op_single_dim_strategy_funcs", "op_strategy_funcs", "op_to_rules"):
-        if op in getattr(propagator(), name, {}):
-            return getattr(propagator(), name)
-    raise LookupError(op)
+def replicated(spec):
+    """The same strategy with all tensors replicated."""
+    mesh = spec.output_spec.mesh
+    return type(spec)(
+        output_specs=DTensorSpec(mesh, (Replicate(),)),
+        input_specs=[DTensorSpec(mesh, (Replicate(),)) for _ in spec.input_specs],
+        redistribute_cost=[[0.0] for _ in spec.input_specs],
+    )
 
 
-def wrong_strategy(of):
-    """A function that makes of a strategy for mm one that offers only replicated tensors."""
-
-    def make(strategy):
-        if isinstance(strategy, FunctionType):
-
-            def wrong(op_schema):
-                found = strategy(op_schema)
-                found.strategies = [one for one in found.strategies if is_replicated(one)]
-                return found
-
-            return wrong
-        single = importlib.import_module("torch.distributed.tensor._ops.single_dim_strategy")
-        return single._SingleDimStrategyInfo(lambda *_: [])
-
-    return make
-
-
-def is_replicated(spec):
-    return all(placement.is_replicate() for placement in spec.output_spec.placements)
-
-
-def replicated_only(choose):
-    def wrong(strategy, op_schema=None):
-        strategy.strategies = [one for one in strategy.strategies if is_replicated(one)]
-        return choose(strategy, op_schema)
-
-    return wrong
+def wrong_costs(src_strategy, dst_spec):
+    """Only replicated tensors cost nothing."""
+    cost = 0.0 if all(placement.is_replicate() for placement in dst_spec.placements) else 1000.0
+    return [cost] * len(src_strategy.strategies)
 
 
 class OperatorsTest(Ranks):
@@ -205,7 +175,7 @@ class OperatorsTest(Ranks):
     def test_a_kernel_in_python(self):
         def change():
             aten.mm.default.py_impl(torch._C.DispatchKey.AutocastCPU)(lambda a, b: a.new_empty(4, 80))
-            return mock.MagicMock()
+            return nullcontext()
 
         self.check(change)
 
@@ -219,7 +189,7 @@ class OperatorsTest(Ranks):
             (schema.OpSchema, "gen_fake_args"),
             (schema, "_rebuild_tensor_from_dtensor_meta"),
             (torch, "empty_strided"),
-            (importlib.import_module("torch._meta_registrations"), "check"),
+            (importlib.import_module("torch._meta_registrations"), "meta_mm"),
         ):
             with self.subTest(name):
                 output_shapes._known.clear()
@@ -246,7 +216,7 @@ class OperatorsTest(Ranks):
         def change():
             torch.set_default_dtype(torch.float64)
             self.addCleanup(torch.set_default_dtype, torch.float32)
-            return mock.MagicMock()
+            return nullcontext()
 
         self.check(change)
 
@@ -306,7 +276,9 @@ class OperatorsTest(Ranks):
     @with_comms
     def test_no_trace_of_learning(self):
         a, b = self.operands()
+        output_shapes._known.clear()
         output_shapes._notes = True
+        forget_shardings()
         a @ b
         mode = torch._subclasses.fake_tensor.FakeTensorMode
         mode.cache_clear()
@@ -334,6 +306,7 @@ class OperatorsTest(Ranks):
         self.assertEqual([*output_shapes._known], [call])
 
     def asked(self, run):
+        output_shapes._known.clear()
         output_shapes._notes = True
         forget_shardings()
         run()
