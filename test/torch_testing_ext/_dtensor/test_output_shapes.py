@@ -10,6 +10,7 @@ import torch
 import torch.distributed.tensor._ops.utils as rule_utils
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
+from torch.distributed.tensor._op_schema import OpSpec, OpStrategy
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.distributed.tensor.experimental import register_sharding
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -91,22 +92,19 @@ class RulesTest(Ranks):
             self.assertEqual(self.assert_known(lambda: run(*operands)).placements, (Replicate(),))
 
     @with_comms
-    def test_a_rule_in_another_place(self):
-        softmax = aten._softmax.default
-        table = propagator().op_strategy_funcs
-        rule = table[softmax]
+    def test_another_rule(self):
+        def change():
+            propagator().op_single_dim_strategy_funcs.pop(softmax, None)  # where torch 2.15 has it; asked first
+            return mock.patch.dict(propagator().op_strategy_funcs, {softmax: replicating})
 
-        def wrong(op_schema):
-            found = rule(op_schema)
-            found.strategies[:] = [replicated(found.strategies[0])]
-            return found
-
-        self.check(lambda: mock.patch.dict(table, {softmax: wrong}), lambda a, _: a.softmax(1))
+        self.check(change, lambda a, _: a.softmax(1))
 
     @with_comms
     def test_a_registered_sharding(self):
         def change():
-            @register_sharding(aten._softmax.default)
+            propagator().op_single_dim_strategy_funcs.pop(softmax, None)
+
+            @register_sharding(softmax)
             def replicate(*_):
                 return [([Replicate()], [Replicate(), None, None])]
 
@@ -132,14 +130,13 @@ class RulesTest(Ranks):
         self.check(change)
 
 
-def replicated(spec):
-    """The same strategy with all tensors replicated."""
-    mesh = spec.output_spec.mesh
-    return type(spec)(
-        output_specs=DTensorSpec(mesh, (Replicate(),)),
-        input_specs=[DTensorSpec(mesh, (Replicate(),)) for _ in spec.input_specs],
-        redistribute_cost=[[0.0] for _ in spec.input_specs],
-    )
+softmax = aten._softmax.default
+
+
+def replicating(op_schema):
+    """A rule that replicates."""
+    spec = DTensorSpec(op_schema.args_schema[0].mesh, (Replicate(),))
+    return OpStrategy([OpSpec(output_specs=spec, input_specs=[spec], redistribute_cost=[[0.0]])])
 
 
 def wrong_costs(src_strategy, dst_spec):
