@@ -228,7 +228,14 @@ class OperatorsTest(Ranks):
                 seen.append(func)
                 return func(*args, **(kwargs or {}))
 
-        self.check(Watches)
+        def product(mode=CommDebugMode):
+            with mode():
+                return a @ b
+
+        a, b = self.operands()
+        self.learn(product)
+        self.assert_known(product)
+        self.assert_worked_out(lambda: product(Watches))
         self.assertEqual(seen.count(aten.mm.default), 2)  # of fake tensors and of the local ones
 
     @with_comms
