@@ -401,13 +401,18 @@ def _run_rank(
         account_for_exit(account, leaving, rank_process.sent_text())
         raise
     else:
-        account.passed(imported_since(imported_before) if rank == 0 else ())
+        account.passed(preload_hints(imported_before) if rank == 0 else ())
     finally:
         _torch.end_compile_workers()
         group_creation.wait_for_peers()
 
 
-def imported_since(count: int) -> tuple[str, ...]:
+def preload_hints(count: int) -> tuple[str, ...]:
+    """What this rank had to do by itself since there were `count` modules, and those who fork ranks can do for all."""
+    return *_imported_since(count), *_torch.unknown_results()
+
+
+def _imported_since(count: int) -> tuple[str, ...]:
     """Return the modules of torch imported since there were `count` modules, if they are worth a preload hint."""
     # From the end: reading all names would copy the memory pages that hold them.
     latest = list(itertools.islice(reversed(sys.modules), max(0, len(sys.modules) - count)))

@@ -81,6 +81,11 @@ from .local_tensor import (
     record_autograd,
     without_local_tensors,
 )
+from .output_shapes import (
+    preload,
+    unknown_results,
+    use_known_results,
+)
 from .properties import (
     abort_process_groups,
     forget_meshes,
@@ -275,6 +280,7 @@ __all__ = [
     "other_accelerator_is_built",
     "peak_memory",
     "pop_torch_function_mode",
+    "preload",
     "prompt_rendezvous",
     "python_dispatcher",
     "raw_operation",
@@ -310,6 +316,8 @@ __all__ = [
     "torch_function_state",
     "tracing_graph",
     "tree",
+    "unknown_results",
+    "use_known_results",
     "values_unknown",
     "wait_without_end",
     "warm_up",

@@ -7,7 +7,6 @@ interpreter that starts each rank as another interpreter.
 
 from __future__ import annotations
 
-import importlib
 import os
 import pickle
 import shutil
@@ -142,9 +141,9 @@ class ForkServer:
                     if name in sys.modules:
                         continue
                     if at_once:
-                        self._import(name)
+                        self._preload(name)
                     else:
-                        self._loop.when_idle(partial(self._import, name))
+                        self._loop.when_idle(partial(self._preload, name))
             case Quit():
                 self._loop.stop()
             case Serve() | LaunchBlock():
@@ -312,8 +311,10 @@ class ForkServer:
 
         self._do_safely(_torch.warm_up, "warming up")
 
-    def _import(self, name: str) -> None:
-        self._do_safely(partial(importlib.import_module, name), f"importing {name}")
+    def _preload(self, hint: str) -> None:
+        from torch_testing_ext import _torch
+
+        self._do_safely(partial(_torch.preload, hint), f"preloading {hint}")
 
     def _do_safely(self, work: Callable[[], object], doing: str) -> None:
         """Do work that may leave threads behind. If it does, this process forks no more ranks."""

@@ -100,7 +100,7 @@ class Look:
 
 @dataclass(frozen=True)
 class Preload:
-    """Import modules, so that the next ranks find them imported: at once, or when there is nothing else to do."""
+    """Follow preload hints, so that the next ranks need not: at once, or when there is nothing else to do."""
 
     modules: tuple[str, ...]
     at_once: bool = False

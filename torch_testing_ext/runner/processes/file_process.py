@@ -6,7 +6,6 @@ units become new interpreters.
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
 import traceback
@@ -156,13 +155,15 @@ class FileProcess(ForkParent[ToFile]):
                 unexpected(message)
 
     def _preload(self, modules: tuple[str, ...]) -> None:
-        """Import modules at once: a worker forked before that would have to import them itself."""
+        """Follow preload hints at once: a worker forked before that would have to import the modules itself."""
         for pid in tuple(self._nannies):  # they lack these modules
             self._dismiss(pid)
+        from torch_testing_ext import _torch
+        from torch_testing_ext._machine import accelerators
+
         for name in modules:
             with suppress(Exception):
-                importlib.import_module(name)
-        from torch_testing_ext._machine import accelerators
+                _torch.preload(name)
 
         if why := accelerators.check_to_fork():
             self.channel.send(FileUnsafe(f"modules that its tests import leave a process unsafe to fork: {why}"))
