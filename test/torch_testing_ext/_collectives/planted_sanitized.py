@@ -152,7 +152,8 @@ def op_of_a_functional_collective(self):
     functional.all_reduce(ones(), "max" if self.rank == 1 else "sum", dist.group.WORLD).sum().item()
 
 
-@fault("failed", "rank 1 calls all_gather_into_tensor", "[4] int32, ranks 0, 2 call all_gather_into_tensor")
+# Where ranks import or compile first, one may not have come yet when the others are told.
+@fault("failed", "ranks disagree in call #1", "all_gather_into_tensor", "[4] int32")
 def dtype_of_a_compiled_functional_collective(self):
     import torch.distributed._functional_collectives as functional
 
@@ -182,7 +183,7 @@ def op_of_a_partial_dtensor(self):
     partial.redistribute(placements=[Replicate()]).to_local()
 
 
-@fault("failed", "rank 1 calls all_reduce [6, 4] float32 sum, ranks 0, 2 call reduce_scatter_tensor")
+@fault("failed", "ranks disagree in call #1", "reduce_scatter_tensor")
 def placements_of_a_redistribution(self):
     from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
@@ -191,7 +192,7 @@ def placements_of_a_redistribution(self):
     partial.redistribute(placements=[Replicate() if self.rank == 1 else Shard(0)]).to_local()
 
 
-@fault("failed", "rank 1 calls all_gather_into_tensor [3] float32, ranks 0, 2 call all_gather_into_tensor [4] float32")
+@fault("failed", "ranks disagree in call #1", "all_gather_into_tensor [3] float32")
 def order_of_fsdp(self):
     from torch.distributed.fsdp import fully_shard
 
