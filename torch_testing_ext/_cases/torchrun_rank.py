@@ -31,13 +31,14 @@ class _AfterTorch(importlib.abc.MetaPathFinder):
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.loader is not None:
-            execute = spec.loader.exec_module
+            loader = spec.loader
 
             def exec_module(module: types.ModuleType) -> None:
-                execute(module)
+                del loader.exec_module  # that of the class again
+                loader.exec_module(module)
                 self._then()
 
-            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+            loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
 
 
