@@ -39,9 +39,13 @@ cluster.add_node(node_ip_address="127.0.0.3", **more)
 print(cluster.address, flush=True)
 nodes = {}
 for line in sys.stdin:
-    command, address = line.split()
+    command, address, *settings = line.split()
     if command == "add":
+        environ = dict(setting.split("=") for setting in settings)
+        os.environ.update(environ)
         nodes[address] = cluster.add_node(node_ip_address=address, **more)
+        for name in environ:
+            del os.environ[name]
     elif command == "remove":
         cluster.remove_node(nodes.pop(address))
     else:
@@ -341,6 +345,23 @@ class TestOnRay(ClusterCase):
         error = self.refuse(ADDRESS, "--cluster-root=/no/such/folder")
         self.assertIn("there is no folder /no/such/folder", error)
 
+    def test_no_room_in_the_object_store(self):
+        """On a node that may not use its disk instead."""
+        self.write("test/distributed/test_x.py", SUITE)
+        with open(self.root / "large", "wb") as file:
+            file.truncate(100 << 20)
+        change_cluster("add", "127.0.0.6", "RAY_local_fs_capacity_threshold=0.0001")
+        try:
+            error = self.refuse(ADDRESS)
+            self.assertEqual(
+                error,
+                "run_test.py: node 127.0.0.6 cannot run tests: the object store of Ray has no room for the project: "
+                "use --cluster-root, or start Ray with more\n",
+            )
+            self.assertEqual(agents(), set())
+        finally:
+            change_cluster("remove", "127.0.0.6")
+
 
 class TestNodesOfBridge(unittest.TestCase):
     """What the bridge makes of what Ray says about nodes; no Ray is needed."""
@@ -376,6 +397,21 @@ class TestNodesOfBridge(unittest.TestCase):
             self.assertIn(said, bridge._infeasible(self.nodes(*self.TWO)))
             self.assertEqual(bool(said), bool(bridge._infeasible(self.nodes(*self.TWO))))
 
+    def test_no_agent_can_start(self):
+        """Each node was lost as often as is tried, before any had joined."""
+        nodes = self.nodes(*self.TWO)
+        bridge = self.bridge()
+        self.assertEqual(bridge._hopeless(nodes), "")
+        for losses, hopeless in ((1, False), (2, True)):
+            bridge._losses = {nodes_id: losses for nodes_id in nodes}
+            self.assertEqual(bool(bridge._hopeless(nodes)), hopeless)
+        bridge._last_loss = "node two: no memory"
+        self.assertEqual(
+            bridge._hopeless(nodes), "no agent can start on any node of the cluster at host:1: node two: no memory"
+        )
+        bridge._any_joined = True
+        self.assertEqual(bridge._hopeless(nodes), "")
+
     def test_waits_for(self):
         nodes = self.nodes(*self.TWO)
         self.assertEqual(
@@ -391,7 +427,11 @@ class TestNodesOfBridge(unittest.TestCase):
             "ObjectStoreFullError": "the object store of Ray has no room for the project: use --cluster-root",
             "OutOfDiskError": "the object store of Ray has no room for the project: use --cluster-root",
         }.items():
-            self.assertIn(said, describe(type(kind, (Exception,), {})("details")))
+            error = type(kind, (Exception,), {})("details")
+            self.assertIn(said, describe(error))
+            of_actor = type(f"RayTaskError({kind})", (Exception,), {"cause": error})
+            self.assertIn(said, describe(of_actor("\x1b[36mray::AgentActor.start()")))
+        self.assertEqual(describe(ValueError("\x1b[36mray\x1b[39m")), "ValueError: ray")
 
     def test_no_cluster_on_this_machine(self):
         error = ConnectionError("Could not find any running Ray instance. Please specify the one")

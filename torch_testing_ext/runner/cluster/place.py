@@ -57,7 +57,7 @@ class NodeLauncher(Protocol):
         loop: EventLoop,
         join: Callable[[JoiningNode], object],
         drain: Callable[[str], object],
-        refuse: Callable[[str], object],
+        refuse: Callable[[str, bool], object],
     ) -> None:
         """Begin to start agents.
 
@@ -221,9 +221,13 @@ class ClusterPlace:
         self._nodes[joining.name] = _Node(node)
         node.prepare(joining.prepare)
 
-    def _refuse(self, why: str) -> None:
-        """A node cannot start an agent: an error before the run, a warning later, since it goes on without."""
-        if self._has_begun:
+    def _refuse(self, why: str, is_node: bool) -> None:
+        """A node cannot start an agent: an error before the run, a warning later, since it goes on without.
+
+        `is_node`: the node was lost just then, and the run begins without it.
+        """
+        if self._has_begun or is_node:
+            self._lost.append(why)
             self.warnings.append(why)
             self.warn(why)
         else:

@@ -67,7 +67,7 @@ class RayLauncher:
         loop: EventLoop,
         join: Callable[[JoiningNode], object],
         drain: Callable[[str], object],
-        refuse: Callable[[str], object],
+        refuse: Callable[[str, bool], object],
     ) -> None:
         self._loop, self._join, self._drain, self._refuse = loop, join, drain, refuse
         ours, theirs = socket_pair()
@@ -125,10 +125,10 @@ class RayLauncher:
                 self._serials[name] = message.serial  # not before: the agent that was there may be released now
             case NodeJoined():
                 raise AssertionError(f"{message} has no descriptor for its stream")
-            case NodeGone(name, why):
+            case NodeGone(name, why, is_node):
                 self._gone[name] = why
                 if name not in self._joined:
-                    self._refuse(f"node {name} cannot run tests: {why}")
+                    self._refuse(f"node {name} cannot run tests: {why}", is_node)
             case NodeDrains(name):
                 self._drain(name)
             case _:
