@@ -321,7 +321,8 @@ class Agent(LostUnitListener):
 
     def test_began(self, running: UnitHandle, test: Test) -> None:
         unit = running.unit
-        self._writer.send(TestOfUnitBegan(unit.number, unit.tests.index(test), time.monotonic()))
+        # That of a short test goes with its end.
+        self._writer.send(TestOfUnitBegan(unit.number, unit.tests.index(test), time.monotonic()), urgent=False)
 
     def test_is_slow(self, running: UnitHandle, test: Test, seconds: float) -> None:
         unit = running.unit

@@ -87,6 +87,7 @@ class Test:
     ports: tuple[int, ...] = ()  # fixed ports that its file names: tests with a common one run one by one
     may_span: bool = False  # its ranks may be on several nodes
     spans: bool = False  # they have to be: no node has room for all
+    one_node: str = ""  # it is marked as a test of several nodes; why it stays on one
 
     __test__ = False
 

@@ -1,14 +1,17 @@
 """What the bridge makes of what Ray says, and how the project is sent and kept; no Ray is needed."""
 
+import io
 import os
 import shutil
+import tarfile
 import tempfile
 import types
 import unittest
 from pathlib import Path
+from unittest import mock
 
 from torch_testing_ext.common_utils import run_tests
-from torch_testing_ext.runner.cluster import ray_actor
+from torch_testing_ext.runner.cluster import ray_actor, shipping
 from torch_testing_ext.runner.cluster.bridge import Bridge, describe
 from torch_testing_ext.runner.cluster.bridge_protocol import Connect
 from torch_testing_ext.runner.cluster.shipping import pack
@@ -112,6 +115,13 @@ class TestShipping(unittest.TestCase):
         self.assertEqual(key, ray_actor.key_of(self.pack("another")))
         self.assertNotEqual(key, ray_actor.key_of(self.pack("text", text="x = 2\n")))
         self.assertNotEqual(key, ray_actor.key_of(self.pack("mode", mode=0o755)))
+
+    def test_a_file_that_goes_while_the_project_is_packed(self):
+        """As another run of the same checkout may remove its own."""
+        with mock.patch.object(shipping, "_walk", lambda root: iter(["gone", "b.sh"])):
+            archive = self.pack("one")
+        with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+            self.assertEqual(tar.getnames(), ["b.sh"])
 
     def test_what_a_node_keeps(self):
         base = str(self.folder)
