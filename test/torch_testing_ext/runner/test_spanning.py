@@ -8,6 +8,7 @@ import unittest
 from agents_support import Nodes
 from processes_support import is_alive
 
+from torch_testing_ext._process import reaping
 from torch_testing_ext.common_utils import run_tests
 
 HEAD = """
@@ -367,6 +368,7 @@ class FaultsTest(unittest.TestCase):  # the last one: it leaves one node
         thread.start()
         ran = NODES.run(file)
         thread.join()
+        reaping.wait_until_gone(pids, 10.0)  # those of an agent that was killed end with it, a moment later
         self.assertEqual([pid for pid in pids if is_alive(pid)], [])
         self.assertTrue(NODES.is_free)
         return ran
