@@ -6,8 +6,10 @@ import array
 import os
 import socket
 from collections import deque
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from . import messages
@@ -97,6 +99,16 @@ class Channel(Generic[Received]):
 
     def close(self) -> None:
         self._socket.close()
+
+
+@contextmanager
+def address_of(path: Path) -> Iterator[str]:
+    """An address of the Unix socket at a path, which itself may be too long for one."""
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{folder}/{path.name}"
+    finally:
+        os.close(folder)
 
 
 def socket_pair() -> tuple[socket.socket, socket.socket]:

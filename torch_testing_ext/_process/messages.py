@@ -13,7 +13,7 @@ import functools
 import json
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 def to_json(message: Any) -> str:
     """One line of JSON: an object whose only key is the message's type; its value holds the fields."""
-    return json.dumps({type(message).__name__: _fields(message)})
+    return json.dumps({type(message).__name__: encode(message)})
 
 
 def from_json(line: str | bytes, kinds: Mapping[str, type]) -> Any:
@@ -46,51 +46,86 @@ def unexpected(message: NoReturn) -> NoReturn:
 
 def encode(value: Any) -> Any:
     """A value in the form in which JSON can hold it."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return _fields(value)
-    match value:
-        case enum.Enum():
-            return value.value
-        case bytes():
-            return base64.b64encode(value).decode("ascii")
-        case Path():
-            return str(value)
-        case tuple() | list():
-            return [encode(item) for item in value]
-        case frozenset():
-            return [encode(item) for item in sorted(value, key=str)]
-        case Mapping():
-            return {key: encode(item) for key, item in value.items()}
-        case _:
-            return value
-
-
-def _fields(value: Any) -> dict[str, Any]:
-    return {field.name: encode(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    kind: Any = type(value)
+    return value if kind in _PLAIN else _encoder(kind)(value)
 
 
 def decode(kind: Any, data: Any) -> Any:
     """The value of the annotated type that `encode` turned into `data`."""
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if origin in (typing.Union, types.UnionType):
-        return None if data is None else decode(next(one for one in arguments if one is not type(None)), data)
-    if origin is tuple:
-        inner = arguments[:1] * len(data) if arguments[1:] == (...,) else arguments
-        return tuple(decode(one, item) for one, item in zip(inner, data, strict=True))
-    if origin is frozenset:
-        return frozenset(decode(arguments[0], item) for item in data)
-    if isinstance(origin, type) and issubclass(origin, Mapping):
-        return {key: decode(arguments[1], item) for key, item in data.items()}
-    if dataclasses.is_dataclass(kind):
-        hints = _hints(typing.cast(type, kind))
-        return typing.cast(Any, kind)(**{name: decode(hints[name], item) for name, item in data.items()})
-    if kind is bytes:
-        return base64.b64decode(data)
-    if isinstance(kind, type) and issubclass(kind, (enum.Enum, Path)):
-        return kind(data)
-    return data
+    decoder = _decoder(kind)
+    return data if decoder is None else decoder(data)
+
+
+# What to do follows from the type alone, and is found out once for each: a run sends thousands of messages.
+_PLAIN = frozenset({str, int, float, bool, type(None)})
+_Convert = Callable[[Any], Any]
 
 
 @functools.cache
-def _hints(kind: type) -> dict[str, Any]:
-    return typing.get_type_hints(kind)
+def _encoder(kind: type) -> _Convert:
+    if dataclasses.is_dataclass(kind):
+        names = tuple(field.name for field in dataclasses.fields(kind))
+        return lambda value: {name: encode(getattr(value, name)) for name in names}
+    if issubclass(kind, enum.Enum):
+        return lambda value: value.value
+    if issubclass(kind, bytes):
+        return lambda value: base64.b64encode(value).decode("ascii")
+    if issubclass(kind, Path):
+        return str
+    if issubclass(kind, (tuple, list)):
+        return lambda value: [encode(item) for item in value]
+    if issubclass(kind, frozenset):
+        return lambda value: [encode(item) for item in sorted(value, key=str)]
+    if issubclass(kind, Mapping):
+        return lambda value: {key: encode(item) for key, item in value.items()}
+    return lambda value: value
+
+
+@functools.cache
+def _decoder(kind: Any) -> _Convert | None:
+    """None if such a value is in JSON what it is here."""
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (typing.Union, types.UnionType):
+        return _of_optional(next(one for one in arguments if one is not type(None)))
+    if origin is tuple:
+        return _of_tuple(arguments)
+    if origin is frozenset:
+        return lambda data: frozenset(decode(arguments[0], item) for item in data)
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        return lambda data: {key: decode(arguments[1], item) for key, item in data.items()}
+    if dataclasses.is_dataclass(kind):
+        return _of_dataclass(typing.cast(type, kind))
+    if kind is bytes:
+        return base64.b64decode
+    if isinstance(kind, type) and issubclass(kind, (enum.Enum, Path)):
+        return kind
+    return None
+
+
+def _of_optional(kind: Any) -> _Convert | None:
+    if _decoder(kind) is None:
+        return None
+    return lambda data: None if data is None else decode(kind, data)
+
+
+def _of_tuple(arguments: tuple[Any, ...]) -> _Convert:
+    if arguments[1:] == (...,):
+        inner = arguments[0]
+        return lambda data: tuple([decode(inner, item) for item in data])
+    return lambda data: tuple([decode(one, item) for one, item in zip(arguments, data, strict=True)])
+
+
+def _of_dataclass(kind: type) -> _Convert:
+    decoders: dict[str, _Convert | None] | None = None  # found at the first value: a type may contain itself
+
+    def decode_fields(data: Any) -> Any:
+        nonlocal decoders
+        if decoders is None:
+            decoders = {name: _decoder(hint) for name, hint in typing.get_type_hints(kind).items()}
+        fields = {}
+        for name, item in data.items():
+            decoder = decoders[name]
+            fields[name] = item if decoder is None else decoder(item)
+        return kind(**fields)
+
+    return decode_fields

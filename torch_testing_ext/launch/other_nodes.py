@@ -14,7 +14,7 @@ from pathlib import Path
 
 from torch_testing_ext._collectives import raw
 from torch_testing_ext._process import messages
-from torch_testing_ext._process.channel import Channel
+from torch_testing_ext._process.channel import Channel, address_of
 from torch_testing_ext._process.loop import wait_readable
 
 from .accounts import shifted
@@ -30,14 +30,12 @@ class OtherNodes:
     def __init__(self, path: Path, environ: Mapping[str, str]):
         """`environ`: that of the main process at its start. Raises OSError if nobody answers."""
         sock = socket.socket(socket.AF_UNIX)
-        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:  # the path may be too long for a socket's address
-            sock.connect(f"/proc/self/fd/{folder}/{path.name}")
+        try:
+            with address_of(path) as address:
+                sock.connect(address)
         except OSError:
             sock.close()
             raise
-        finally:
-            os.close(folder)
         self.channel: Channel[ToMainProcess] = Channel(sock, ToMainProcess)
         self._environ = dict(environ)
         self.rooms = self._first_message().rooms

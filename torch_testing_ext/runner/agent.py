@@ -1,7 +1,7 @@
 """The agent of a node: everything below the engine, as a process that speaks lines of JSON on its stdin and stdout.
 
-`python -m torch_testing_ext.runner.agent [--die-with-parent]`. When its stdin ends, it ends everything that it has
-started, and itself. It knows nothing of Ray or Slurm, which start it and carry the bytes.
+`python -m torch_testing_ext.runner.agent [--die-with-parent] [--ray-memory-threshold=SHARE]`. When its stdin ends, it
+ends everything that it has started, and itself. It knows nothing of Ray or Slurm, which start it and carry the bytes.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
+from torch_testing_ext._machine.memory import MachineMemory
 from torch_testing_ext._machine.sharing import DEVICES_OF_TEST
 from torch_testing_ext._process import child, messages, signals, system
 from torch_testing_ext._process.messages import unexpected
@@ -28,6 +29,7 @@ from .cluster.addresses import own_address
 from .cluster.facts import facts
 from .cluster.inherited import undo_worker
 from .cluster.lines import MessageReader, MessageWriter, NotAMessage
+from .cluster.memory_watch import MeasuredUnit, MemoryWatch, most_share
 from .cluster.protocol import (
     HEARTBEAT,
     AgentAlive,
@@ -63,7 +65,7 @@ from .cluster.protocol import (
 from .engine.node_link import NodeLink
 from .engine.place import LocalPlace, LostUnitListener
 from .engine.running_block import RunningBlock
-from .engine.running_unit import UnitHandle
+from .engine.running_unit import RunningUnit, UnitHandle
 from .model import Attempt, Test
 from .options.options import CannotRun, Options, UsageError, usable_cores
 from .processes.unit_spec import SpanOfNodes
@@ -75,6 +77,7 @@ STREAM_INTERVAL = 0.05
 # When the stream has ended: how long the zygote, which may be importing torch, has before it is killed.
 QUIT_PATIENCE = 0.5
 WRITE_PATIENCE = 1.0
+RAY_THRESHOLD = "--ray-memory-threshold="
 
 
 class NodeZygote(Zygote):
@@ -86,12 +89,23 @@ class NodeZygote(Zygote):
 class Agent(LostUnitListener):
     """Runs the units of a node for a run_test.py elsewhere."""
 
-    def __init__(self, zygote: Zygote, prepare: PrepareNode, reader: MessageReader[ToAgent], writer: MessageWriter):
+    def __init__(
+        self,
+        zygote: Zygote,
+        prepare: PrepareNode,
+        reader: MessageReader[ToAgent],
+        writer: MessageWriter,
+        memory: MachineMemory,
+        most_memory: float,
+    ):
+        """`most_memory`: the share of the memory above which a unit is ended."""
         self._zygote = zygote
         self._prepare = prepare
         self._reader = reader
         self._writer = writer
-        self._running: dict[int, UnitHandle] = {}
+        self._memory = memory
+        self._most_memory = most_memory
+        self._running: dict[int, RunningUnit] = {}
         self._blocks: dict[int, RunningBlock] = {}  # of units on other nodes, by the number of the unit
         self._links: dict[int, NodeLink] = {}  # of units with ranks on other nodes
         self._told: set[str] = set()  # warnings
@@ -112,6 +126,7 @@ class Agent(LostUnitListener):
             self._on_message(message)
         if self._prepare.stream:
             self._copy_output()
+        MemoryWatch(loop, self._memory, self._most_memory, self._measured, self._tell)
         while self._goes_on:
             loop.step()
 
@@ -134,7 +149,7 @@ class Agent(LostUnitListener):
             inventory = Inventory(asked.fake_devices, kind, fake=True)
         if len(inventory.names) < asked.reserved:
             counts = f"{asked.reserved} accelerators are reserved there, and torch sees {len(inventory.names)}"
-            self._writer.send(AgentWarned(counts))
+            self._tell(counts)
         if asked.devices is not None:
             inventory = dataclasses.replace(inventory, names=inventory.names[: asked.devices])
         leases = Leases(inventory.names, options.jobs)
@@ -166,11 +181,14 @@ class Agent(LostUnitListener):
         if self._prepare.stream and (text := running.new_output()):
             self._writer.send(OutputOfUnit(running.unit.number, text))
 
-    def _tell_warnings(self) -> None:
-        for text in self._zygote.warnings:
-            if text not in self._told:
-                self._told.add(text)
-                self._writer.send(AgentWarned(text))
+    def _measured(self) -> dict[int, MeasuredUnit]:
+        return {**self._running, **self._blocks}
+
+    def _tell(self, warning: str) -> None:
+        """Pass on a warning, once."""
+        if warning not in self._told:
+            self._told.add(warning)
+            self._writer.send(AgentWarned(warning))
 
     # -- requests
 
@@ -235,7 +253,7 @@ class Agent(LostUnitListener):
         self._writer.send(StacksOfUnit(number, stacks))
 
     def _find(self, message: FindTests) -> None:
-        self._zygote.span = SpanOfNodes(message.together, self._prepare.allow_multi_node)
+        self._set_span(message)
         found = self._zygote.discover(message.files, message.devices, message.jobs)
         if self._zygote.failure is not None:
             self._writer.send(NodeCannotRun(self._zygote.failure))
@@ -243,16 +261,22 @@ class Agent(LostUnitListener):
         self._told.update(found.warnings)
         self._writer.send(TestsFound(found.tests, found.broken, found.not_run, found.warnings))
 
+    def _set_span(self, message: FindTests | RunUnit | HoldBlock) -> None:
+        """Before a file is opened: which of its tests may have ranks on several nodes."""
+        self._zygote.span = SpanOfNodes(message.together, self._prepare.allow_multi_node)
+
     def _run(self, message: RunUnit) -> None:
         unit = message.unit
         if self._place is None:
             self._writer.send(UnitNotStarted(unit.number, "the node cannot run tests"))
             return
-        self._zygote.span = SpanOfNodes(message.together, self._prepare.allow_multi_node)
+        self._set_span(message)
         self._zygote.file(unit.file, message.devices)
         try:
             environ = self._link(message) if message.rooms else {}
-            self._running[unit.number] = self._place.start(unit, message.lease, self, environ)
+            running = self._place.start(unit, message.lease, self, environ)
+            assert isinstance(running, RunningUnit)
+            self._running[unit.number] = running
         except OSError as error:
             self._unlink(unit.number)
             self._writer.send(UnitNotStarted(unit.number, str(error)))
@@ -274,7 +298,7 @@ class Agent(LostUnitListener):
         if self._place is None:
             self._writer.send(BlockEnded(message.number, "the node cannot run tests"))
             return
-        self._zygote.span = SpanOfNodes(message.together, self._prepare.allow_multi_node)
+        self._set_span(message)
         self._zygote.file(message.file, message.devices)
         try:
             environ = _devices_together(message.leased)
@@ -298,7 +322,8 @@ class Agent(LostUnitListener):
 
     def test_began(self, running: UnitHandle, test: Test) -> None:
         unit = running.unit
-        self._writer.send(TestOfUnitBegan(unit.number, unit.tests.index(test), time.monotonic()))
+        # That of a short test goes with its end.
+        self._writer.send(TestOfUnitBegan(unit.number, unit.tests.index(test), time.monotonic()), urgent=False)
 
     def test_is_slow(self, running: UnitHandle, test: Test, seconds: float) -> None:
         unit = running.unit
@@ -312,7 +337,8 @@ class Agent(LostUnitListener):
         self._copy_output_of(running)
         del self._running[running.unit.number]
         self._unlink(running.unit.number)
-        self._tell_warnings()
+        for warning in self._zygote.warnings:
+            self._tell(warning)
         self._writer.send(EndOfUnit(running.unit.number, tuple(attempts), tuple(rest), running.cause))
 
 
@@ -326,11 +352,12 @@ class _StreamEnded(Exception):
 
 def main() -> NoReturn:
     """Serves the stream on stdin and stdout, which nothing else may use, and exits."""
-    child.exit_now(serve())
+    child.exit_now(serve(MachineMemory()))
 
 
-def serve() -> int:
+def serve(memory: MachineMemory) -> int:
     """Serves the stream, and returns the exit code."""
+    of_ray = [word.removeprefix(RAY_THRESHOLD) for word in sys.argv[1:] if word.startswith(RAY_THRESHOLD)]
     if "--die-with-parent" in sys.argv[1:]:
         system.die_with(os.getppid(), signal.SIGKILL)
     signals.unblock()
@@ -339,7 +366,7 @@ def serve() -> int:
     writer = MessageWriter(_take_over(1, None))
     writer.send(AgentHello(facts(), platform.node(), os.getpid(), time.monotonic()))
     try:
-        _serve(reader, writer)
+        _serve(reader, writer, memory, most_share(*of_ray))
         return 0
     except (_StreamEnded, EOFError):
         return 0
@@ -350,7 +377,7 @@ def serve() -> int:
         writer.finish(WRITE_PATIENCE)
 
 
-def _serve(reader: MessageReader[ToAgent], writer: MessageWriter) -> None:
+def _serve(reader: MessageReader[ToAgent], writer: MessageWriter, memory: MachineMemory, most_memory: float) -> None:
     early: list[ToAgent] = []
     while not early:
         early = reader.receive()
@@ -370,7 +397,7 @@ def _serve(reader: MessageReader[ToAgent], writer: MessageWriter) -> None:
         writer.send(NodeCannotRun(str(error)))
         return
     try:
-        Agent(zygote, prepare, reader, writer).serve()
+        Agent(zygote, prepare, reader, writer, memory, most_memory).serve()
     finally:
         zygote.close()
 

@@ -87,6 +87,7 @@ class Test:
     ports: tuple[int, ...] = ()  # fixed ports that its file names: tests with a common one run one by one
     may_span: bool = False  # its ranks may be on several nodes
     spans: bool = False  # they have to be: no node has room for all
+    one_node: str = ""  # it is marked as a test of several nodes; why it stays on one
 
     __test__ = False
 
@@ -193,6 +194,7 @@ class Attempt:
     leftovers: tuple[str, ...] = ()  # processes that outlived the test and were terminated
     lease: Lease = field(default_factory=Lease)
     memory: DeviceMemory | None = None  # None if it has used no device, or did not say
+    crowded: bool = False  # ended because its node was short of memory, of which other tests had some
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""A Slurm of its own with two nodes, both this machine: `with SmallSlurm() as slurm:`."""
+"""A Slurm of its own with two nodes, both this machine: `with SmallSlurm() as slurm:`. And tests to run on nodes."""
 
 from __future__ import annotations
 
@@ -13,6 +13,30 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 DAEMONS = ("slurmctld", "slurmd", "munged")
+# Ranks that can be on several nodes, and say where they are.
+RANKS = """
+import os, torch.distributed as dist
+from torch_testing_ext.common_distributed import MultiProcessTestCase
+class Ranks(MultiProcessTestCase):
+    world_size = 2
+    def setUp(self):
+        super().setUp()
+        self._spawn_processes()
+    def test_of_two(self):
+        dist.init_process_group("gloo", init_method=f"file://{self.file_name}", rank=self.rank, world_size=2)
+        dist.barrier()
+        print(os.environ["SLURMD_NODENAME"], os.environ["GROUP_RANK"])
+"""
+# Says when it has begun, and hangs.
+HANGS = """
+import os, signal, unittest
+class T(unittest.TestCase):
+    def test_hangs(self):
+        with open("pids", "w") as file:
+            print(os.getpid(), os.getppid(), file=file)
+        os.close(os.open("began", os.O_WRONLY))
+        signal.pause()
+"""
 _SBIN = "/usr/sbin:/sbin"
 _PATIENCE = 60.0
 _CONFIGURATION = """

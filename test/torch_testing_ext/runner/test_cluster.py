@@ -11,7 +11,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import types
 import unittest
 from pathlib import Path
 
@@ -20,10 +19,6 @@ from runs_support import ROOT, RunsCase
 
 from torch_testing_ext._process import system
 from torch_testing_ext.common_utils import run_tests
-from torch_testing_ext.runner.cluster import ray_actor
-from torch_testing_ext.runner.cluster.bridge import Bridge, describe
-from torch_testing_ext.runner.cluster.bridge_protocol import Connect
-from torch_testing_ext.runner.cluster.shipping import pack
 
 HAS_RAY = importlib.util.find_spec("ray") is not None
 CLUSTER = """
@@ -39,9 +34,13 @@ cluster.add_node(node_ip_address="127.0.0.3", **more)
 print(cluster.address, flush=True)
 nodes = {}
 for line in sys.stdin:
-    command, address = line.split()
+    command, address, *settings = line.split()
     if command == "add":
+        environ = dict(setting.split("=") for setting in settings)
+        os.environ.update(environ)
         nodes[address] = cluster.add_node(node_ip_address=address, **more)
+        for name in environ:
+            del os.environ[name]
     elif command == "remove":
         cluster.remove_node(nodes.pop(address))
     else:
@@ -102,12 +101,10 @@ class T(unittest.TestCase):
 """
 
 
-def setUpModule():
+def start_cluster(add_cleanup):
     global ADDRESS, FOLDER, CLUSTER_PROCESS
-    if not HAS_RAY:
-        return
     FOLDER = tempfile.mkdtemp(prefix="tte_ray_", dir="/tmp")  # short: Ray's sockets are below it
-    unittest.addModuleCleanup(shutil.rmtree, FOLDER, ignore_errors=True)
+    add_cleanup(shutil.rmtree, FOLDER, ignore_errors=True)
     Path(FOLDER, "ray").mkdir()  # in TMPDIR, Ray expects it
     environ = {
         **os.environ,
@@ -124,7 +121,7 @@ def setUpModule():
             text=True,
             start_new_session=True,
         )
-    unittest.addModuleCleanup(end_cluster, cluster)
+    add_cleanup(end_cluster, cluster)
     CLUSTER_PROCESS = cluster
     ADDRESS = cluster.stdout.readline().strip()
     if not ADDRESS:
@@ -209,6 +206,11 @@ class ClusterCase(RunsCase):
 
 @unittest.skipUnless(HAS_RAY, "Ray is not installed: pip install 'torch-testing-ext[ray]'")
 class TestOnRay(ClusterCase):
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        start_cluster(cls.addClassCleanup)
+
     def test_one_run(self):
         """Outcomes, exit code, what is sent, what a worker of Ray hands down, devices, and the names of nodes."""
         self.write("test/distributed/test_x.py", SUITE)
@@ -341,121 +343,22 @@ class TestOnRay(ClusterCase):
         error = self.refuse(ADDRESS, "--cluster-root=/no/such/folder")
         self.assertIn("there is no folder /no/such/folder", error)
 
-
-class TestNodesOfBridge(unittest.TestCase):
-    """What the bridge makes of what Ray says about nodes; no Ray is needed."""
-
-    def bridge(self, **request):
-        chosen = {"nodes": None, "gpus_per_node": None, **request}
-        empty = dict.fromkeys(("folder", "archive", "root", "digest", "setup"), "")
-        return Bridge(None, Connect("host:1", environ={}, on_path=True, **empty, **chosen), None)
-
-    def nodes(self, *nodes):
-        keys = ("NodeID", "NodeManagerHostname", "NodeManagerAddress", "Resources")
-        return {node[0]: dict(zip(keys, node, strict=True)) for node in nodes}
-
-    TWO = (("a" * 12, "one", "10.0.0.1", {"CPU": 8.0, "GPU": 2.0}), ("b" * 12, "two", "10.0.0.2", {"CPU": 8.0}))
-
-    def names(self, *nodes):
-        bridge = self.bridge()
-        bridge._name(self.nodes(*nodes))
-        return sorted(bridge._names.values())
-
-    def test_names(self):
-        (a, host, address, has), b = self.TWO
-        self.assertEqual(self.names(*self.TWO), ["one", "two"])
-        self.assertEqual(self.names((a, host, address, has), (b[0], host, *b[2:])), ["10.0.0.1", "10.0.0.2"])
-        self.assertEqual(
-            self.names((a, host, address, has), (b[0], host, address, has)), ["10.0.0.1-aaaaaa", "10.0.0.1-bbbbbb"]
-        )
-
-    def test_infeasible(self):
-        for wanted, said in {None: "", 2: "", 3: "no node of the cluster at host:1 has 3 GPUs and a CPU"}.items():
-            bridge = self.bridge(gpus_per_node=wanted)
-            bridge._name(self.nodes(*self.TWO))
-            self.assertIn(said, bridge._infeasible(self.nodes(*self.TWO)))
-            self.assertEqual(bool(said), bool(bridge._infeasible(self.nodes(*self.TWO))))
-
-    def test_waits_for(self):
-        nodes = self.nodes(*self.TWO)
-        self.assertEqual(
-            self.bridge(nodes=3)._waits_for(nodes),
-            "3 nodes (--cluster-nodes), of which 0 are free; the cluster has 2",
-        )
-        self.assertEqual(self.bridge()._waits_for(nodes), "a CPU on one of 2 nodes, which others use")
-        self.assertIn("4 GPUs and a CPU on one of", self.bridge(gpus_per_node=4)._waits_for(nodes))
-
-    def test_what_ray_says_when_something_is_full(self):
-        for kind, said in {
-            "OutOfMemoryError": "Ray ended its actor, because the node is out of memory",
-            "ObjectStoreFullError": "the object store of Ray has no room for the project: use --cluster-root",
-            "OutOfDiskError": "the object store of Ray has no room for the project: use --cluster-root",
-        }.items():
-            self.assertIn(said, describe(type(kind, (Exception,), {})("details")))
-
-    def test_no_cluster_on_this_machine(self):
-        error = ConnectionError("Could not find any running Ray instance. Please specify the one")
-        self.assertEqual(describe(error), "none runs on this machine, and RAY_ADDRESS names none")
-
-
-class TestShipping(unittest.TestCase):
-    """A node keeps what it was sent, under a key that depends on the files alone; no Ray is needed."""
-
-    def setUp(self):
-        self.folder = Path(tempfile.mkdtemp(prefix="torch_testing_ext_test_"))
-        self.addCleanup(shutil.rmtree, self.folder)
-
-    def pack(self, name, text="x = 1\n", mode=0o644):
-        root = self.folder / name
-        (root / "sub").mkdir(parents=True)
-        (root / "sub" / "a.py").write_text(text)
-        (root / "b.sh").write_text("echo")
-        (root / "b.sh").chmod(mode)
-        (root / "link").symlink_to("sub/a.py")
-        os.utime(root / "b.sh", (1, len(name)))
-        pack(root, root.with_suffix(".tar"))
-        return root.with_suffix(".tar").read_bytes()
-
-    def test_the_key(self):
-        key = ray_actor.key_of(self.pack("one"))
-        self.assertEqual(key, ray_actor.key_of(self.pack("another")))
-        self.assertNotEqual(key, ray_actor.key_of(self.pack("text", text="x = 2\n")))
-        self.assertNotEqual(key, ray_actor.key_of(self.pack("mode", mode=0o755)))
-
-    def test_what_a_node_keeps(self):
-        base = str(self.folder)
-        archives = [f"project {number}".encode() for number in range(ray_actor.MOST_KEPT + 1)]
-        keys = [ray_actor.key_of(archive) for archive in archives]
-        self.assertIsNone(ray_actor.kept_archive(base, keys[0]))
-        for number, archive in enumerate(archives):
-            ray_actor.keep_archive(base, keys[number], archive)
-            moment = 1000 if number == 0 else number  # the first is used in each run
-            os.utime(self.folder / f"{keys[number]}.tar", (moment, moment))
-        found = [ray_actor.kept_archive(base, key) for key in keys]
-        self.assertEqual(found, [archives[0], None, *archives[2:]])
-        self.assertEqual(len(list(self.folder.iterdir())), ray_actor.MOST_KEPT)
-        (self.folder / f"{keys[0]}.tar").write_bytes(b"changed")
-        self.assertIsNone(ray_actor.kept_archive(base, keys[0]))
-        self.assertFalse((self.folder / f"{keys[0]}.tar").exists())
-
-    def test_no_folder_to_keep_it_in(self):
-        ray_actor.keep_archive(str(self.folder / "none"), "key", b"project")
-        self.assertIsNone(ray_actor.kept_archive(str(self.folder / "none"), "key"))
-
-    def test_the_bridge_sends_it_once_and_only_where_it_is_missing(self):
-        (self.folder / "project.tar").write_bytes(b"project")
-        puts = []
-        ray = types.SimpleNamespace(get=lambda value: value, put=lambda data: puts.append(data) or ("in store", data))
-        request = dict.fromkeys(("folder", "root", "digest", "setup"), "")
-        archive = str(self.folder / "project.tar")
-        bridge = Bridge(None, Connect("host:1", None, None, environ={}, on_path=True, archive=archive, **request), ray)
-        bridge._key = "key"
-        node = lambda has: types.SimpleNamespace(has=types.SimpleNamespace(remote=lambda key: has))  # noqa: E731
-        self.assertIsNone(bridge._archive_for(node(True)))
-        self.assertEqual(puts, [])
-        for _ in range(2):
-            self.assertEqual(bridge._archive_for(node(False)), ("in store", b"project"))
-        self.assertEqual(puts, [b"project"])
+    def test_no_room_in_the_object_store(self):
+        """On a node that may not use its disk instead."""
+        self.write("test/distributed/test_x.py", SUITE)
+        with open(self.root / "large", "wb") as file:
+            file.truncate(100 << 20)
+        change_cluster("add", "127.0.0.6", "RAY_local_fs_capacity_threshold=0.0001")
+        try:
+            error = self.refuse(ADDRESS)
+            self.assertEqual(
+                error,
+                "run_test.py: node 127.0.0.6 cannot run tests: the object store of Ray has no room for the project: "
+                "use --cluster-root, or start Ray with more\n",
+            )
+            self.assertEqual(agents(), set())
+        finally:
+            change_cluster("remove", "127.0.0.6")
 
 
 class TestWithoutCluster(ClusterCase):

@@ -58,6 +58,11 @@ class PlanTest(unittest.TestCase):
             ({"devices": 4, "may_span": True}, True, None),
             ({"devices": 4}, False, "needs 4 devices, 2 available on one node"),
             ({"devices": 2, "may_span": True}, False, None),
+            (
+                {"devices": 4, "one_node": "its ranks are threads"},
+                False,
+                "needs 4 devices, 2 available on one node (@multi_node has no effect: its ranks are threads)",
+            ),
             ({"devices": 5, "may_span": True}, False, "needs 5 devices, 4 available on all nodes"),
             ({"world_size": 5, "may_span": True}, True, None),
             ({"world_size": 3, "may_span": True}, False, None),

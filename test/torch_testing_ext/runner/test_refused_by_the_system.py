@@ -94,7 +94,7 @@ class RefusedTest(TestCase):
         unit = self.start_unit(timeout=0.001)
         self.assertFalse(self.zygote.loop.step(time.monotonic() + 0.05), "a timer was due")
         self.assertEqual((unit.cause, unit._stacks_wanted), (EndCause.ITSELF, []))
-        unit._close_channels()
+        unit._processes.close()
 
 
 if __name__ == "__main__":

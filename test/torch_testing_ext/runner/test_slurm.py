@@ -7,6 +7,7 @@ import time
 
 from processes_support import is_alive
 from runs_support import RunsCase
+from slurm_support import HANGS, RANKS
 
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.runner.cluster.slurm import cpus_of_nodes, gpus_of_nodes
@@ -64,31 +65,6 @@ class T(unittest.TestCase):
     def test_0(self): time.sleep(0.5); print(os.environ["SLURMD_NODENAME"], os.path.exists("set_up"))
     def test_1(self): time.sleep(0.5); print(os.environ["SLURMD_NODENAME"], os.path.exists("set_up"))
     def test_2(self): time.sleep(0.5); print(os.environ["SLURMD_NODENAME"], os.path.exists("set_up"))
-"""
-RANKS = """
-import os, torch.distributed as dist
-from torch_testing_ext.common_distributed import MultiProcessTestCase
-class Ranks(MultiProcessTestCase):
-    world_size = 2
-    def setUp(self):
-        super().setUp()
-        self._spawn_processes()
-    def test_of_two(self):
-        url = f"file://{self.file_name}"
-        dist.init_process_group("gloo", init_method=url, rank=self.rank, world_size=2)
-        dist.barrier()
-        print(os.environ["SLURMD_NODENAME"], os.environ["GROUP_RANK"])
-"""
-
-
-HANGS = """
-import os, signal, unittest
-class T(unittest.TestCase):
-    def test_hangs(self):
-        with open("pids", "w") as file:
-            print(os.getpid(), os.getppid(), file=file)
-        os.close(os.open("began", os.O_WRONLY))
-        signal.pause()
 """
 
 

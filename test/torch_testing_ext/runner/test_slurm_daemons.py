@@ -7,33 +7,9 @@ import unittest
 
 from processes_support import is_alive
 from runs_support import RunsCase
-from slurm_support import SmallSlurm, missing_daemons
+from slurm_support import HANGS, RANKS, SmallSlurm, missing_daemons
 
 from torch_testing_ext.common_utils import run_tests
-
-SUITE = """
-import os, torch.distributed as dist
-from torch_testing_ext.common_distributed import MultiProcessTestCase
-class Ranks(MultiProcessTestCase):
-    world_size = 2
-    def setUp(self):
-        super().setUp()
-        self._spawn_processes()
-    def test_of_two(self):
-        dist.init_process_group("gloo", init_method=f"file://{self.file_name}", rank=self.rank, world_size=2)
-        dist.barrier()
-        print(os.environ["SLURMD_NODENAME"], os.environ["GROUP_RANK"])
-    test_of_two_again = test_of_two
-"""
-HANGS = """
-import os, signal, unittest
-class T(unittest.TestCase):
-    def test_hangs(self):
-        with open("pids", "w") as file:
-            print(os.getpid(), os.getppid(), file=file)
-        os.close(os.open("began", os.O_WRONLY))
-        signal.pause()
-"""
 
 
 @unittest.skipIf(missing_daemons(), "slurmctld, slurmd and munged are not installed")
@@ -63,7 +39,7 @@ class SlurmDaemonsTest(RunsCase):
 
     def test_in_an_allocation(self):
         """One of one CPU a node, with settings that would spoil the stream of a step."""
-        self.write("test/distributed/test_x.py", SUITE)
+        self.write("test/distributed/test_x.py", RANKS + "    test_of_two_again = test_of_two\n")
         of_user = {"SLURM_LABELIO": "1", "SLURM_STDOUTMODE": "none", "SLURM_NTASKS_PER_NODE": "2"}
         process = self.start(
             "--cluster=slurm", "--allow-multi-node", "--results=results.json",
@@ -72,7 +48,7 @@ class SlurmDaemonsTest(RunsCase):
         self.check(process)
 
     def test_in_an_allocation_of_its_own(self):
-        self.write("test/distributed/test_x.py", SUITE)
+        self.write("test/distributed/test_x.py", RANKS + "    test_of_two_again = test_of_two\n")
         process = self.start(
             "--cluster=slurm", "-j1", "--cluster-nodes=2", "--allow-multi-node", "--results=results.json",
             environ=self.slurm.environ,

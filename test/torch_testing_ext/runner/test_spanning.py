@@ -8,6 +8,7 @@ import unittest
 from agents_support import Nodes
 from processes_support import is_alive
 
+from torch_testing_ext._process import reaping
 from torch_testing_ext.common_utils import run_tests
 
 HEAD = """
@@ -105,6 +106,49 @@ class Own(Base):
     def test_starts_its_ranks_itself(self): self.assertNotIn("GROUP_RANK", os.environ)
 """
 )
+BASES = (
+    HEAD
+    + """
+from torch_testing_ext.common_distributed import MultiProcContinuousTest, MultiThreadedTestCase
+from torch_testing_ext.common_fsdp import FSDPTest
+from torch_testing_ext.distributed._tensor.common_dtensor import DTensorTestBase, with_comms
+from torch.distributed.tensor import Shard, distribute_tensor
+class OfDTensor(DTensorTestBase):
+    world_size, device_type = 4, "cpu"
+    @multi_node
+    @with_comms
+    def test_dtensor(self):
+        print(os.environ["GROUP_RANK"])
+        self.assertEqual(distribute_tensor(torch.ones(8), self.build_device_mesh(), [Shard(0)]).full_tensor().sum(), 8)
+class OfFSDP(FSDPTest):
+    @multi_node
+    @skip_if_lt_x_gpu(4, allow_cpu=True)
+    def test_fsdp(self):
+        print(os.environ["GROUP_RANK"])
+        dist.barrier()
+@multi_node
+class Persistent(MultiProcContinuousTest):
+    world_size = 4
+    backend_str = classmethod(lambda cls: "gloo")
+    def test_persistent(self): self.assertNotIn("GROUP_RANK", os.environ)
+    @skip_if_lt_x_gpu(4)
+    def test_too_wide(self): pass
+class Threads(MultiThreadedTestCase):
+    world_size = 4
+    def setUp(self):
+        super().setUp()
+        self._spawn_threads()
+    @multi_node
+    def test_threads(self): dist.barrier()
+@multi_node
+class Plain(unittest.TestCase):
+    def test_plain(self): pass
+@multi_node
+class Own(Base):
+    def _spawn_processes(self): super()._spawn_processes()
+    def test_own(self): self.assertNotIn("GROUP_RANK", os.environ)
+"""
+)
 WAITS = (
     HEAD
     + """
@@ -148,6 +192,45 @@ def setUpModule():
     NODES = Nodes("a", "b", "c", fake_devices=("0", "1"))
     NODES.__enter__()
     unittest.addModuleCleanup(NODES.__exit__)
+
+
+class BasesTest(unittest.TestCase):
+    """Test classes other than MultiProcessTestCase itself."""
+
+    @classmethod
+    def setUpClass(cls):
+        cls.file = NODES.write(BASES)
+        cls.ran = NODES.run(cls.file)
+
+    def test_bases_with_fresh_ranks(self):
+        for name in "test_dtensor", "test_fsdp":
+            (attempt,) = self.ran.attempts[name]
+            self.assertEqual(attempt.outcome.value, "passed", attempt.message)
+            self.assertEqual([rank.output.strip() for rank in attempt.ranks], ["0", "0", "1", "1"])
+
+    def test_others_stay_on_one_node(self):
+        for name in "test_persistent", "test_threads", "test_plain", "test_own":
+            (attempt,) = self.ran.attempts[name]
+            self.assertEqual(attempt.outcome.value, "passed", attempt.message)
+            self.assertEqual(len(attempt.lease.parts), 1)
+        (attempt,) = self.ran.attempts["test_too_wide"]
+        self.assertEqual(
+            attempt.message,
+            "needs 4 devices, 2 available on one node (@multi_node has no effect: its ranks persist for a class)",
+        )
+
+    def test_warnings(self):
+        found = NODES.place.discover((self.file,), 2)
+        self.assertEqual(
+            sorted(text.replace(self.file, "file") for text in found.warnings),
+            [
+                "@multi_node has no effect on file::Own::test_own: its class starts its ranks itself",
+                "@multi_node has no effect on file::Persistent::test_persistent and 1 more: "
+                "its ranks persist for a class",
+                "@multi_node has no effect on file::Plain::test_plain: it is no MultiProcessTestCase",
+                "@multi_node has no effect on file::Threads::test_threads: its ranks are threads",
+            ],
+        )
 
 
 class EndsTest(unittest.TestCase):
@@ -230,7 +313,7 @@ class EndsTest(unittest.TestCase):
 
     def test_a_hang_shows_the_stack_of_the_other_node(self):
         message = self.ran["test_hangs"].message
-        self.assertRegex(message, r"rank 3: test_1.py:\d+ in test_hangs")
+        self.assertRegex(message, r"rank 3: test_\d+.py:\d+ in test_hangs")
         self.assertIn("rank 3's stacks", message)
 
     def test_output_and_expectations_of_the_other_node(self):
@@ -285,6 +368,7 @@ class FaultsTest(unittest.TestCase):  # the last one: it leaves one node
         thread.start()
         ran = NODES.run(file)
         thread.join()
+        reaping.wait_until_gone(pids, 10.0)  # those of an agent that was killed end with it, a moment later
         self.assertEqual([pid for pid in pids if is_alive(pid)], [])
         self.assertTrue(NODES.is_free)
         return ran

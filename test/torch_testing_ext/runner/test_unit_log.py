@@ -1,5 +1,7 @@
 """Tests the outcomes that follow from a worker's reports and its end: as tables, without processes."""
 
+from dataclasses import replace
+
 from torch_testing_ext.common_utils import TestCase, run_tests
 from torch_testing_ext.runner.engine.unit_log import EndCause, UnitLog, WorkerExit
 from torch_testing_ext.runner.model import Test, TestId, TestOutcome, Unit
@@ -16,6 +18,7 @@ from torch_testing_ext.runner.processes.protocol import (
 )
 
 FINE = WorkerExit(EndCause.ITSELF, at=9.0, code=0)
+SQUEEZED = WorkerExit(EndCause.MEMORY, at=9.0, code=-9, lost="the node was at 91 %", crowded=True)
 
 
 def began(test):
@@ -69,6 +72,11 @@ class TestOneTest(TestCase):
             ((), late, "timeout"),
             (running, WorkerExit(EndCause.LOST, 9.0, lost="its watcher died"), "crashed"),
             ((), WorkerExit(EndCause.LOST, 9.0, lost="its watcher died"), "crashed"),
+            (running, SQUEEZED, "crashed"),
+            ((), SQUEEZED, "crashed"),
+            (over, SQUEEZED, "crashed"),
+            ((began(0), ended(0)), SQUEEZED, "crashed"),
+            (over, replace(SQUEEZED, code=0), "passed"),
             ((), FINE, "crashed"),
             ((AllOver(),), FINE, "error"),
             ((*running, WorkerBroke("KeyboardInterrupt", at=2.0)), WorkerExit(EndCause.ITSELF, 9.0, 1), "error"),
@@ -92,6 +100,19 @@ class TestOneTest(TestCase):
         ):
             with self.subTest(messages=messages, end=end):
                 self.assertEqual(outcomes(log_of(*messages), end), ({0: outcome}, []))
+
+    def test_ended_for_the_memory_of_the_node(self):
+        """Only the test that was hit runs again: it is the one that is marked."""
+        log = log_of(began(0), ended(0), began(1), tests=3)
+        (handed_out,) = log.certain()
+        (hit,), rest = log.finish(SQUEEZED)
+        self.assertEqual((hit.test, hit.crowded, rest), (1, True, [2]))
+        self.assertIn("it was ended 7.0 s into T.test_1: the node was at 91 %", hit.message)
+        self.assertFalse(handed_out.crowded)
+        (alone,), _ = log_of(began(0)).finish(replace(SQUEEZED, crowded=False))
+        self.assertFalse(alone.crowded)
+        (passed,), _ = log_of(began(0), ended(0), AllOver()).finish(replace(SQUEEZED, code=0))
+        self.assertFalse(passed.crowded)
 
     def test_an_interrupted_test_has_no_outcome(self):
         self.assertEqual(outcomes(log_of(began(0)), WorkerExit(EndCause.INTERRUPTED, 9.0, -15)), ({}, []))
@@ -209,7 +230,7 @@ class TestSeveralTests(TestCase):
             *(sets_up(0, 1), FixtureEnded(), began(0), ended(0), began(1), ended(1)),
             *(tears_down(), FixtureEnded(), AllOver()),
         ]
-        for cause in (EndCause.ITSELF, EndCause.DEADLINE, EndCause.LOST):
+        for cause in (EndCause.ITSELF, EndCause.DEADLINE, EndCause.LOST, EndCause.MEMORY):
             for length in range(len(reports)):
                 results, rest = log_of(*reports[:length], tests=2).finish(WorkerExit(cause, 9.0, 0))
                 with self.subTest(cause=cause, length=length):

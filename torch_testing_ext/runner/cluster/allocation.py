@@ -66,7 +66,7 @@ class AllocatingLauncher:
         loop: EventLoop,
         join: Callable[[JoiningNode], object],
         drain: Callable[[str], object],
-        refuse: Callable[[str], object],
+        refuse: Callable[[str, bool], object],
     ) -> None:
         self._loop, self._join, self._drain, self._refuse = loop, join, drain, refuse
         self._stream, theirs = socket_pair()

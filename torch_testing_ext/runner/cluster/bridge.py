@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import select
 import shutil
 import signal
@@ -48,6 +49,9 @@ END_PATIENCE = 4.0
 KEEP_INTERVAL = 3.0  # seconds after which an actor is told that it is still needed
 MOST_LOSSES = 2  # how often an agent may be lost on a node before the node is left alone
 _CLIENT = "ray://"
+_OF_ACTORS = ("ActorDiedError", "ActorUnavailableError", "NodeDiedError")
+_OF_NODES = (*_OF_ACTORS, "OutOfMemoryError", "GetTimeoutError")
+_COLOURS = re.compile(r"\x1b\[[\d;]*m")
 
 
 @dataclass
@@ -76,6 +80,8 @@ class Bridge:
         self._sending = threading.Lock()
         self._held: dict[str, _Held] = {}  # by the node's id
         self._losses: dict[str, int] = {}
+        self._last_loss = ""
+        self._any_joined = False
         self._serials = itertools.count()
         self._names: dict[str, str] = {}
         self._drained: set[str] = set()
@@ -135,7 +141,7 @@ class Bridge:
             if held.node_id in draining and held.node_id not in self._drained:
                 self._drained.add(held.node_id)
                 self.send(NodeDrains(held.name))
-        if why := self._infeasible(nodes):
+        if why := self._infeasible(nodes) or self._hopeless(nodes):
             self.send(CannotConnect(why))
             return
         free = self._free(nodes)
@@ -205,6 +211,13 @@ class Bridge:
         needs = f"{wanted} GPUs and a CPU" if wanted else "a CPU"
         return f"no node of the cluster at {self._request.address} has {needs} (INFEASIBLE): {has}"
 
+    def _hopeless(self, nodes: dict[str, Any]) -> str:
+        """Why the run cannot begin on any of the nodes, of which each was lost repeatedly; empty if it may."""
+        tried = nodes and all(self._losses.get(one, 0) >= MOST_LOSSES for one in nodes)
+        if self._any_joined or self._held or not tried:
+            return ""
+        return f"no agent can start on any node of the cluster at {self._request.address}: {self._last_loss}"
+
     def _waits_for(self, nodes: dict[str, Any]) -> str:
         if self._request.nodes is not None and len(self._held) < self._request.nodes:
             return (
@@ -228,13 +241,15 @@ class Bridge:
     # -- one node, in a thread of its own
 
     def _serve_node(self, held: _Held) -> None:
+        is_node = False
         try:
             why = self._start(held) or (self._copy_from(held) if held.joined else "")
         except Exception as error:
-            why = describe(error)
+            why, is_node = describe(error), type(error).__name__ in _OF_NODES
         if why:
+            self._last_loss = f"node {held.name}: {why}"
             self._losses[held.node_id] = self._losses.get(held.node_id, 0) + 1
-            self.send(NodeGone(held.name, why))
+            self.send(NodeGone(held.name, why, is_node))
         if held.stream is not None:
             with suppress(OSError):
                 held.stream.shutdown(socket.SHUT_RDWR)  # closing alone ends nothing while another thread reads
@@ -275,7 +290,7 @@ class Bridge:
             return str(facts["error"])
         held.stream, theirs = socket_pair()
         with theirs:
-            held.joined = True
+            held.joined = self._any_joined = True
             self.send(
                 NodeJoined(held.name, held.serial, str(facts["root"]), held.cpus, tuple(facts["gpus"]), held.address),
                 theirs.fileno(),
@@ -356,7 +371,11 @@ class Bridge:
 
 def describe(error: Exception) -> str:
     """An exception of Ray, in words."""
-    first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    cause = getattr(error, "cause", None)
+    if isinstance(cause, Exception):  # what a call of the actor has raised, such as that its argument has no room there
+        return describe(cause)
+    lines = (line.strip() for line in _COLOURS.sub("", str(error)).splitlines())
+    first = next((line for line in lines if line), "")
     match type(error).__name__:
         case "OutOfMemoryError":
             return "Ray ended its actor, because the node is out of memory"
@@ -366,7 +385,7 @@ def describe(error: Exception) -> str:
             return f"its actor has not answered for {ANSWER_PATIENCE:.0f} s"
         case "ConnectionError" if "any running Ray instance" in first:
             return "none runs on this machine, and RAY_ADDRESS names none"
-        case "ActorDiedError" | "ActorUnavailableError" | "NodeDiedError" as name:
+        case name if name in _OF_ACTORS:
             return f"Ray says that its actor has died or cannot be reached ({name})"
         case name:
             return f"{name}: {first}"

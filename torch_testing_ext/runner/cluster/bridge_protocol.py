@@ -68,10 +68,11 @@ class NodeJoined(WithDescriptors):
 
 @dataclass(frozen=True)
 class NodeGone:
-    """An agent has ended, or its node; how."""
+    """An agent has ended, or its node; how. It may not have joined."""
 
     name: str
     why: str
+    is_node: bool = False  # something has happened to the node; nothing is wrong with what was to run there
 
 
 @dataclass(frozen=True)

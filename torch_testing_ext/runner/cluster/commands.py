@@ -47,7 +47,7 @@ class CommandLauncher:
         loop: EventLoop,
         join: Callable[[JoiningNode], object],
         drain: Callable[[str], object],
-        refuse: Callable[[str], object],
+        refuse: Callable[[str, bool], object],
     ) -> None:
         for name, command in self.commands.items():
             prepare = replace(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import queue
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any, Generic, TypeVar
@@ -14,6 +15,7 @@ from torch_testing_ext._process import messages
 Received = TypeVar("Received")
 
 _CHUNK = 1 << 18
+_LINGER = 0.05  # seconds that a message which is not urgent waits for others
 _SHOWN = 200  # characters of a line that is no message
 
 
@@ -74,12 +76,13 @@ class MessageWriter:
 
     def __init__(self, fd: int):
         self._fd = fd
-        self._lines: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._lines: queue.SimpleQueue[tuple[bytes, bool] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
-    def send(self, message: Any) -> None:
-        self._lines.put(to_line(message))
+    def send(self, message: Any, urgent: bool = True) -> None:
+        """A message that is not urgent may wait for the next one: each piece of the stream costs a call of Ray."""
+        self._lines.put((to_line(message), urgent))
 
     def finish(self, patience: float) -> None:
         """Write what waits, for at most `patience` seconds."""
@@ -89,9 +92,29 @@ class MessageWriter:
     def _run(self) -> None:
         # If the reader is gone, only reading shows it.
         with suppress(OSError):
-            while (line := self._lines.get()) is not None:
-                while line:
-                    line = line[os.write(self._fd, line) :]
+            more = True
+            while more:
+                lines, more = self._next_lines()
+                data = b"".join(lines)
+                while data:
+                    data = data[os.write(self._fd, data) :]
+
+    def _next_lines(self) -> tuple[list[bytes], bool]:
+        """All that wait, as soon as one is urgent or has waited for a while; and whether more may come."""
+        lines: list[bytes] = []
+        until = None
+        with suppress(queue.Empty):
+            while True:
+                item = self._lines.get(timeout=None if until is None else max(0.0, until - time.monotonic()))
+                if item is None:
+                    return lines, False
+                line, urgent = item
+                lines.append(line)
+                if urgent:
+                    until = 0.0
+                elif until is None:
+                    until = time.monotonic() + _LINGER
+        return lines, True
 
 
 def to_line(message: Any) -> bytes:

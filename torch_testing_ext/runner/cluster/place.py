@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 from torch_testing_ext._process.loop import EventLoop, Timer
 
 from ..engine.place import LostUnitListener
-from ..model import Lease, Unit
+from ..model import Lease, Test, Unit
 from ..options.options import CannotRun, UsageError
 from ..processes.zygote import Discovery
 from ..scheduling.node_leases import NodeLeases
@@ -57,7 +57,7 @@ class NodeLauncher(Protocol):
         loop: EventLoop,
         join: Callable[[JoiningNode], object],
         drain: Callable[[str], object],
-        refuse: Callable[[str], object],
+        refuse: Callable[[str, bool], object],
     ) -> None:
         """Begin to start agents.
 
@@ -204,7 +204,8 @@ class ClusterPlace:
                 finder.find_tests(FindTests(files, self.most_at_once, jobs, self.most_together))
             self.loop.step()
         found: TestsFound = self._found
-        return Discovery(found.tests, found.broken, found.not_run, found.warnings)
+        useless = marks_without_effect(found.tests) if len(self.nodes) > 1 else ()
+        return Discovery(found.tests, found.broken, found.not_run, (*found.warnings, *useless))
 
     def _largest(self) -> RemoteNode:
         if not self.nodes:
@@ -221,9 +222,13 @@ class ClusterPlace:
         self._nodes[joining.name] = _Node(node)
         node.prepare(joining.prepare)
 
-    def _refuse(self, why: str) -> None:
-        """A node cannot start an agent: an error before the run, a warning later, since it goes on without."""
-        if self._has_begun:
+    def _refuse(self, why: str, is_node: bool) -> None:
+        """A node cannot start an agent: an error before the run, a warning later, since it goes on without.
+
+        `is_node`: the node was lost just then, and the run begins without it.
+        """
+        if self._has_begun or is_node:
+            self._lost.append(why)
             self.warnings.append(why)
             self.warn(why)
         else:
@@ -298,3 +303,15 @@ class ClusterPlace:
         """Why units that wait fit nowhere."""
         left = f"the {len(self._nodes)} nodes that are left are too small" if self._nodes else "no node is left"
         return f"{left}: {self._lost[-1]}" if self._lost else left
+
+
+def marks_without_effect(tests: Sequence[Test]) -> tuple[str, ...]:
+    """A warning for each reason for which tests with @multi_node stay on one node."""
+    by_reason: dict[str, list[Test]] = {}
+    for test in tests:
+        if test.one_node:
+            by_reason.setdefault(test.one_node, []).append(test)
+    return tuple(
+        f"@multi_node has no effect on {first.id}{f' and {len(more)} more' if more else ''}: {reason}"
+        for reason, (first, *more) in by_reason.items()
+    )

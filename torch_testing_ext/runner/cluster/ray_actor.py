@@ -35,7 +35,8 @@ class AgentActor:
 
     def __init__(self, words: list[str], hide: list[str], set_by_worker: list[str]):
         """`words`: the arguments of the agent's interpreter. `hide`: variables that mask accelerators."""
-        self._words = words
+        threshold = os.environ.get("RAY_memory_usage_threshold")  # noqa: SIM112
+        self._words = [*words, f"--ray-memory-threshold={threshold}"] if threshold else words
         self._hide = hide
         self._set_by_worker = set_by_worker
         self._process: subprocess.Popen[bytes] | None = None

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -33,8 +35,11 @@ from .place import ClusterError, JoiningNode
 from .protocol import PrepareNode
 
 IMPORT_PATIENCE = 60.0
+# From the start of the bridge, but at least so much of it after it has imported ray.
 CONNECT_PATIENCE = 9.0
+LEAST_CONNECT_PATIENCE = 7.0
 END_PATIENCE = 10.0
+_ORIGIN = re.compile(r"^\[[^]]*\] (?:\S+:\d+: )?")  # of a line in a log of Ray: time, process and place in its source
 INSTALL = "pip install 'torch-testing-ext[ray]'"
 
 
@@ -67,9 +72,10 @@ class RayLauncher:
         loop: EventLoop,
         join: Callable[[JoiningNode], object],
         drain: Callable[[str], object],
-        refuse: Callable[[str], object],
+        refuse: Callable[[str, bool], object],
     ) -> None:
         self._loop, self._join, self._drain, self._refuse = loop, join, drain, refuse
+        self._started = time.monotonic()
         ours, theirs = socket_pair()
         self._channel: Channel[FromBridge] = Channel(ours, FromBridge)
         command = [sys.executable, "-m", "torch_testing_ext.runner.cluster.bridge", str(theirs.fileno())]
@@ -89,7 +95,7 @@ class RayLauncher:
 
     def _give_up(self, what: str, patience: float) -> None:
         lines = tail(self.log, 2).splitlines()
-        said = f"; Ray says: {lines[-1]}" if lines else ""
+        said = f"; Ray says: {_ORIGIN.sub('', lines[-1])}" if lines else ""
         self.failure = f"--cluster {self.request.address}: {what} took more than {patience:.0f} s{said}"
 
     def _receive(self) -> None:
@@ -108,9 +114,8 @@ class RayLauncher:
         match message:
             case RayImported():
                 self._deadline.cancel()
-                self._deadline = self._loop.after(
-                    CONNECT_PATIENCE, partial(self._give_up, "connecting to Ray", CONNECT_PATIENCE)
-                )
+                patience = max(LEAST_CONNECT_PATIENCE, CONNECT_PATIENCE - (time.monotonic() - self._started))
+                self._deadline = self._loop.after(patience, partial(self._give_up, "connecting to Ray", patience))
             case CannotConnect(why):
                 self._deadline.cancel()
                 self.failure = why
@@ -125,10 +130,10 @@ class RayLauncher:
                 self._serials[name] = message.serial  # not before: the agent that was there may be released now
             case NodeJoined():
                 raise AssertionError(f"{message} has no descriptor for its stream")
-            case NodeGone(name, why):
+            case NodeGone(name, why, is_node):
                 self._gone[name] = why
                 if name not in self._joined:
-                    self._refuse(f"node {name} cannot run tests: {why}")
+                    self._refuse(f"node {name} cannot run tests: {why}", is_node)
             case NodeDrains(name):
                 self._drain(name)
             case _:

@@ -6,6 +6,7 @@ import os
 import subprocess
 import tarfile
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from .place import ClusterError
@@ -25,7 +26,7 @@ def pack(root: Path, target: Path) -> list[str]:
     """
     listed = _git(root, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
     files = sorted(_walk(root)) if listed is None else sorted({name for name in listed if _is_there(root / name)})
-    size = sum((root / name).lstat().st_size for name in files)
+    size = sum(_size(root / name) for name in files)
     if size > LARGEST:
         raise ClusterError(
             f"{root} cannot be sent to the nodes: it has {size >> 20} MiB, more than {LARGEST >> 20}. "
@@ -34,10 +35,18 @@ def pack(root: Path, target: Path) -> list[str]:
     try:
         with tarfile.open(target, "w") as tar:  # symbolic links stay links
             for name in files:
-                tar.add(root / name, name, recursive=False, filter=_without_origin)
+                with suppress(FileNotFoundError):  # gone since it was listed, such as a file of another run
+                    tar.add(root / name, name, recursive=False, filter=_without_origin)
     except OSError as error:
         raise ClusterError(f"{root} cannot be sent to the nodes: {error}") from error
     return [] if listed is None else _ignored_extensions(root)
+
+
+def _size(file: Path) -> int:
+    try:
+        return file.lstat().st_size
+    except FileNotFoundError:
+        return 0
 
 
 def _without_origin(member: tarfile.TarInfo) -> tarfile.TarInfo:

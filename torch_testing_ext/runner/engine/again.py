@@ -23,16 +23,21 @@ class Undisturbed:
         self._warn = warn
         self._collided: set[tuple[TestId, int]] = set()  # tests that found a port in use
         self._crowded: set[tuple[TestId, int]] = set()  # tests that lacked memory on a shared GPU
+        self._squeezed: set[tuple[TestId, int]] = set()  # tests that were ended because their node was short of memory
 
     def must_be_alone(self, tests: Iterable[Test], repetition: int) -> bool:
-        return any((test.id, repetition) in self._collided for test in tests)
+        return any((test.id, repetition) in self._collided | self._squeezed for test in tests)
 
     def must_have_whole_devices(self, tests: Iterable[Test], repetition: int) -> bool:
         return any((test.id, repetition) in self._crowded for test in tests)
 
     def wants_again(self, attempt: Attempt) -> bool:
         """Whether another test may have caused this failure, for the first time."""
-        return self._is_first_collision(attempt) or self._is_first_lack_of_memory(attempt)
+        return (
+            self._is_first_collision(attempt)
+            or self._is_first_lack_of_memory(attempt)
+            or self._is_first_end_for_others(attempt)
+        )
 
     def _is_first_collision(self, attempt: Attempt) -> bool:
         key = attempt.test.id, attempt.repetition
@@ -54,6 +59,17 @@ class Undisturbed:
             return False
         self._crowded.add(key)
         self._warn(f"{attempt.test.id}: it ran out of memory on a GPU that it shared; it runs again with a whole GPU")
+        return True
+
+    def _is_first_end_for_others(self, attempt: Attempt) -> bool:
+        key = attempt.test.id, attempt.repetition
+        if not attempt.crowded or key in self._squeezed:
+            return False
+        self._squeezed.add(key)
+        self._warn(
+            f"{attempt.test.id}: it was ended because node {attempt.lease.node} was short of memory, which other tests "
+            "used, too; it runs again while no other runs"
+        )
         return True
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import socket
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from torch_testing_ext._process.channel import Channel
+from torch_testing_ext._process.channel import Channel, address_of
 from torch_testing_ext._process.loop import EventLoop
 from torch_testing_ext.launch.blocks import Room
 from torch_testing_ext.launch.protocol import FromNode, NodeLost, RoomOfNodes, ToNode
@@ -25,15 +24,13 @@ class NodeLink:
         self._channel: Channel[ToNode] | None = None
         self._early: list[RoomOfNodes | FromNode | NodeLost] = [RoomOfNodes(rooms)]
         self._listener = socket.socket(socket.AF_UNIX)
-        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:  # the path may be too long for a socket's address
-            self._listener.bind(f"/proc/self/fd/{folder}/{path.name}")
+        try:
+            with address_of(path) as address:
+                self._listener.bind(address)
             self._listener.listen(1)
         except OSError:
             self._listener.close()
             raise
-        finally:
-            os.close(folder)
         loop.listen(self._listener, self._accept)
 
     def _accept(self) -> None:

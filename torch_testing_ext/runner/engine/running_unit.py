@@ -3,33 +3,24 @@
 from __future__ import annotations
 
 import os
-import shutil
 import time
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from torch_testing_ext._process import messages, shell
-from torch_testing_ext._process.channel import Channel, socket_pair
 from torch_testing_ext._process.logs import read_ends
 from torch_testing_ext._process.loop import Timer
-from torch_testing_ext._process.messages import unexpected
 from torch_testing_ext.launch import hang
 from torch_testing_ext.launch.settings import PREFIX
 
 from ..model import Attempt, Lease, Test, Unit
 from ..processes.protocol import (
     Began,
-    EndWorker,
     FixtureBegan,
-    FromNanny,
     FromWorker,
-    KillWorker,
     PreloadHints,
-    StacksTaken,
-    TakeStacks,
     WorkerBroke,
     WorkerEnded,
 )
@@ -37,13 +28,12 @@ from ..processes.unit_spec import UnitSpec
 from ..processes.zygote import FileHandle, Zygote
 from .logs import rank_logs
 from .unit_log import AttemptResult, EndCause, UnitLog, WorkerExit
+from .unit_processes import NANNY_PATIENCE, UnitProcesses
 
 # The launch layer explains a hang of ranks best, so it times out first: its dumps, escalation and verdict take a while.
 BACKSTOP = 10.0
 # The first test may begin only when its file has been imported, here or in its own process: no time of the test.
 START_PATIENCE = 180.0
-# A nanny that takes longer to end its unit is stuck.
-NANNY_PATIENCE = 10.0
 LOGS = PREFIX + "LOGS"
 STREAM = PREFIX + "STREAM"
 # The process that has written a file of stacks, by the file's name; a rank's file is named after its rank.
@@ -115,24 +105,16 @@ class RunningUnit:
         self._limits = limits
         self._listener = listener
         self._file: FileHandle = zygote.file(unit.file)
-        with ExitStack() as on_failure:
-            self.spec = self._make_spec(environ, command, stream)
-            on_failure.callback(shutil.rmtree, self.spec.directory, ignore_errors=True)
-            nanny, theirs_of_nanny = map(on_failure.enter_context, socket_pair())
-            worker, theirs_of_worker = map(on_failure.enter_context, socket_pair())
-            self._file.start(self.spec, theirs_of_nanny, theirs_of_worker, self._gone, locks)
-            on_failure.pop_all()
+        self.spec = self._make_spec(environ, command, stream)
+        self._processes: UnitProcesses[FromWorker] = UnitProcesses(
+            self._file, self.spec, FromWorker, zygote.loop, self, locks
+        )
         self._log = UnitLog(unit, tuple(str(test.id.dotted) for test in unit.tests), self.spec.commands, self.began)
-        self._nanny: Channel[FromNanny] = Channel(nanny, FromNanny)
-        self._worker: Channel[FromWorker] = Channel(worker, FromWorker)
         self._timers: list[Timer] = []
         self._stacks_wanted: list[Callable[[str], object]] = []
         self._stacks_seen: dict[Path, int] = {}
-        self._printed = 0  # bytes of the log that have been shown
-        self._nanny_is_gone = False
-        self._over = False
-        self._loop.listen(self._nanny, self._receive_from_nanny)
-        self._loop.listen(self._worker, self._receive_from_worker)
+        self._ended_for = ""  # why it was ended for the memory of the node
+        self._was_crowded = False
         self._arm(0, START_PATIENCE)
 
     def _make_spec(self, environ: Mapping[str, str], command: str, stream: bool) -> UnitSpec:
@@ -160,20 +142,29 @@ class RunningUnit:
         """Escalate: SIGTERM, then SIGKILL."""
         if self.cause is EndCause.ITSELF:
             self.cause = cause
-            self._nanny.send(EndWorker())
             self._disarm()
-            self._timers = [self._loop.after(NANNY_PATIENCE, lambda: self._file.kill(self.unit.number))]
+            self._processes.end()
 
     def kill(self) -> None:
         self.cause = EndCause.INTERRUPTED
-        self._nanny.send(KillWorker())
+        self._processes.kill()
+
+    def end_for_memory(self, why: str, crowded: bool) -> None:
+        """End it at once, since the node's memory is nearly used up. `crowded`: other units have some of it, too."""
+        if self.cause is EndCause.ITSELF:
+            self.cause, self._ended_for, self._was_crowded = EndCause.MEMORY, why, crowded
+            self._disarm()
+            self._processes.kill()
+
+    def measure_memory(self, answer: Callable[[int], object]) -> None:
+        self._processes.measure_memory(answer)
 
     def ask_for_stacks(self, answer: Callable[[str], object]) -> None:
         self._stacks_wanted.append(answer)
-        if self._nanny_is_gone:
-            self._answer_stacks()
+        if self._processes.nanny_is_gone:
+            self.stacks_taken()
         else:
-            self._nanny.send(TakeStacks())
+            self._processes.take_stacks()
 
     @property
     def test(self) -> Test:
@@ -190,51 +181,20 @@ class RunningUnit:
 
     # -- reports of its processes
 
-    def _receive_from_worker(self) -> None:
-        try:
-            received = self._worker.receive()
-        except EOFError:
-            self._loop.forget(self._worker)
-            return
-        for message in received:
-            self._log.add(message)
-            match message:
-                case Began(test):
-                    self._listener.results(self, self._attempts(self._log.certain()))
-                    self._listener.test_began(self, self.unit.tests[test])
-                    self._arm(test)
-                case FixtureBegan():
-                    self._arm_for_fixture()
-                case PreloadHints(modules):
-                    self._file.add_preload_hints(modules)
-
-    def _receive_from_nanny(self) -> None:
-        try:
-            received = self._nanny.receive()
-        except EOFError:
-            self._nanny_is_gone = True
-            self._loop.forget(self._nanny)
-            self._answer_stacks()
-            return
-        for message in received:
-            self._on_nanny_message(message)
-
-    def _on_nanny_message(self, message: FromNanny) -> None:
+    def worker_said(self, message: FromWorker) -> None:
+        self._log.add(message)
         match message:
-            case StacksTaken():
-                self._answer_stacks()
-            case WorkerEnded(status, at, leftovers):
-                self._finish(status, at, leftovers)
-            case _:
-                unexpected(message)
+            case Began(test):
+                self._listener.results(self, self._attempts(self._log.certain()))
+                self._listener.test_began(self, self.unit.tests[test])
+                self._arm(test)
+            case FixtureBegan():
+                self._arm_for_fixture()
+            case PreloadHints(modules):
+                self._file.add_preload_hints(modules)
 
-    def _gone(self, how: str) -> None:
+    def processes_lost(self, how: str) -> None:
         """The nanny has ended, and nothing that the unit started is left."""
-        if not self._over:
-            for message in self._nanny.receive_available():
-                self._on_nanny_message(message)
-        if self._over:
-            return
         cause, lost = EndCause.LOST, f"the process that watched it {how}"
         if self._zygote.failure is not None:
             cause, lost = EndCause.NOT_STARTED, self._zygote.failure
@@ -249,36 +209,31 @@ class RunningUnit:
         results, _ = self._log.finish(WorkerExit(EndCause.INTERRUPTED, time.monotonic()))
         return self._attempts(results)
 
-    def _finish(self, status: int, at: float, leftovers: tuple[str, ...]) -> None:
-        code = os.waitstatus_to_exitcode(status)
-        self._conclude(WorkerExit(self.cause, at, code, leftovers, self._read_stacks()))
+    def processes_ended(self, end: WorkerEnded) -> None:
+        code = os.waitstatus_to_exitcode(end.status)
+        stacks = self._read_stacks()
+        self._conclude(WorkerExit(self.cause, end.at, code, end.leftovers, stacks, self._ended_for, self._was_crowded))
 
     def _conclude(self, end: WorkerExit) -> None:
-        self._over = True
         self._disarm()
-        self._answer_stacks()
-        for message in (*self._worker.receive_available(), *self._last_words()):
+        self.stacks_taken()
+        for message in (*self._processes.last_messages(), *self._last_words()):
             self._log.add(message)
             match message:
                 case Began(test):
                     self._listener.test_began(self, self.unit.tests[test])
                 case PreloadHints(modules):
                     self._file.add_preload_hints(modules)
-        self._close_channels()
+        self._processes.close()
         results, rest = self._log.finish(end)
         self._listener.unit_ended(self, self._attempts(results), rest)
-        shutil.rmtree(self.spec.directory, ignore_errors=True)
+        self._processes.remove_files()
 
     def _last_words(self) -> list[FromWorker]:
         """The message that a worker could only leave in a file."""
         if not self.spec.broke.exists():
             return []
         return [messages.from_json(self.spec.broke.read_text(), messages.by_name(WorkerBroke))]
-
-    def _close_channels(self) -> None:
-        for channel in (self._nanny, self._worker):
-            self._loop.forget(channel)
-            channel.close()
 
     # -- deadlines
 
@@ -317,7 +272,7 @@ class RunningUnit:
 
     # -- stacks and output
 
-    def _answer_stacks(self) -> None:
+    def stacks_taken(self) -> None:
         wanted, self._stacks_wanted = self._stacks_wanted, []
         if wanted:
             stacks = self._all_stacks()
@@ -338,9 +293,7 @@ class RunningUnit:
 
     def new_output(self) -> str:
         """The output since the last call."""
-        size = self.spec.log.stat().st_size if self.spec.log.exists() else 0
-        seen, self._printed = self._printed, size
-        return read_ends(self.spec.log, seen, size)
+        return self._processes.new_output()
 
     def _read_stacks(self) -> str:
         return hang.tidy(read_ends(self.spec.stacks))
@@ -365,4 +318,5 @@ class RunningUnit:
             leftovers=result.leftovers,
             lease=self.lease,
             memory=result.memory,
+            crowded=result.crowded,
         )

@@ -32,6 +32,7 @@ class EndCause(enum.Enum):
     DEADLINE = "it timed out"
     INTERRUPTED = "the run was interrupted"
     LOST = "the process that watched it died"
+    MEMORY = "the memory of its node was nearly used up"
     NOT_STARTED = "it could not be started"
 
 
@@ -44,7 +45,8 @@ class WorkerExit:
     code: int | None = None  # negative for a signal; None if unknown
     leftovers: tuple[str, ...] = ()
     stacks: str = ""  # where it was, if known
-    lost: str = ""  # how the process that watched it died, or why it was not started
+    lost: str = ""  # how the process that watched it died, or why it was not started, or was ended
+    crowded: bool = False  # ended because memory was short, of which other units had some
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,7 @@ class AttemptResult:
     ranks: tuple[str, ...] = ()  # directories of its ranks' files
     leftovers: tuple[str, ...] = ()
     memory: DeviceMemory | None = None
+    crowded: bool = False
 
 
 @dataclass
@@ -151,7 +154,8 @@ class UnitLog:
 
     def _ended_in_order(self, end: WorkerExit) -> bool:
         """Did the worker end after everything was over, and as it should? The exit code alone would not show it."""
-        return self.all_over and (end.cause is EndCause.LOST or (end.cause is EndCause.ITSELF and end.code == 0))
+        in_order = end.cause in (EndCause.ITSELF, EndCause.MEMORY) and end.code == 0
+        return self.all_over and (end.cause is EndCause.LOST or in_order)
 
     def _so_far(self, end: WorkerExit) -> list[AttemptResult]:
         """Results of tests that are over, as far as they have not been handed out."""
@@ -223,6 +227,8 @@ class UnitLog:
                 return TestOutcome.TIMEOUT, f"{when}; it was terminated"
             case EndCause.LOST:
                 return TestOutcome.CRASHED, f"it was terminated {into}, because {end.lost}"
+            case EndCause.MEMORY:
+                return TestOutcome.CRASHED, f"it was ended {into}: {end.lost}"
             case _ if self.broke:
                 return TestOutcome.ERROR, self.broke if what in self.names else f"{what or into}: {self.broke}"
             case _:
@@ -242,6 +248,8 @@ class UnitLog:
                 return TestOutcome.TIMEOUT, "its process did not end; it was terminated"
             case EndCause.LOST:
                 return TestOutcome.CRASHED, f"its process was terminated, because {end.lost}"
+            case EndCause.MEMORY:
+                return TestOutcome.CRASHED, f"its process was ended: {end.lost}"
             case _ if self.broke:
                 return TestOutcome.ERROR, self.broke
             case _:
@@ -274,7 +282,8 @@ class UnitLog:
         if end.leftovers and last.outcome is TestOutcome.PASSED and end.cause is EndCause.ITSELF:
             left = "\n".join(f"  {name}" for name in end.leftovers)
             last = replace(last, outcome=TestOutcome.LEAKED, message=f"left running (now terminated):\n{left}")
-        return [*others, replace(last, leftovers=end.leftovers)]
+        crowded = end.crowded and COUNTS_AS[last.outcome] is Category.FAILED
+        return [*others, replace(last, leftovers=end.leftovers, crowded=crowded)]
 
 
 def _left_out(one: NotRun) -> AttemptResult:

@@ -17,7 +17,7 @@ from torch_testing_ext._process import packages
 from torch_testing_ext._process.packages import ModulePlace
 
 from ..model import Test, TestId
-from . import pytest_style
+from . import node_span, pytest_style
 from .protocol import TestNotRun
 from .pytest_style import PytestStyleTest, PytestTest, pytest_style_tests
 from .unit_spec import LoadAs, SpanOfNodes
@@ -312,12 +312,13 @@ def describe(one: NamedTest, file: str, devices: int, span: SpanOfNodes | None =
     method = _method(test)
     needs = _needs_of(method, type(test))
     ranks = _world_size(test, needs)
-    may_span = span is not None and _may_span(test, method, span)
+    may_span = span is not None and node_span.may_span(test, method, span)
     return Test(
         id=TestId(file, one.cls, one.method),
         world_size=ranks,
         devices=_devices(test, needs, ranks, max(devices, span.devices) if span is not None and may_span else devices),
         may_span=may_span,
+        one_node=node_span.why_one_node(test, method),
         of_devices=DeviceNeeds.of_all(need.of_devices for need in needs),
         backend=next((need.backend for need in needs if need.backend), None),
         timeout=_timeout(test),
@@ -349,6 +350,7 @@ def _describe_pytest(one: NamedTest, file: str, devices: int) -> Test:
         skip=case.skip if needs.skip is None else needs.skip,
         marks=needs.marks,
         line=test.line,
+        one_node=node_span.why_one_node_by_pytest(test.item, test.case),
     )
 
 
@@ -360,16 +362,6 @@ def _needs_of(method: Any, cls: type) -> tuple[Any, ...]:
     from torch_testing_ext._marks.needs import needs_of
 
     return (*(() if method is None else needs_of(method)), *needs_of(cls))
-
-
-def _may_span(test: Any, method: Any, span: SpanOfNodes) -> bool:
-    """Whether the ranks of a test may be on several nodes: they are processes, which our base class starts."""
-    from torch_testing_ext._cases.multi_process import MultiProcessTestCase
-    from torch_testing_ext._marks.nodes import is_multi_node
-
-    if not isinstance(test, MultiProcessTestCase) or not (span.is_default or is_multi_node(method, type(test))):
-        return False
-    return type(test)._starts_ranks_as_usual()
 
 
 def _world_size(test: Any, needs: tuple[Any, ...]) -> int:

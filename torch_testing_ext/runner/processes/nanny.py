@@ -15,6 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import NoReturn
 
+from torch_testing_ext._machine.memory import memory_of
 from torch_testing_ext._process import child, reaping, system
 from torch_testing_ext._process.channel import Channel
 from torch_testing_ext._process.messages import unexpected
@@ -24,6 +25,8 @@ from torch_testing_ext._process.signals import signal_group
 from .protocol import (
     EndWorker,
     KillWorker,
+    MeasureMemory,
+    MemoryMeasured,
     Nothing,
     StacksTaken,
     StartUnit,
@@ -157,6 +160,8 @@ class Nanny:
                 self._end()
             case KillWorker():
                 signal_group(self._worker, signal.SIGKILL)
+            case MeasureMemory():
+                self._channel.send(MemoryMeasured(memory_of(descendants(os.getpid()))))
             case _:
                 unexpected(message)
 

@@ -175,7 +175,12 @@ class KillWorker:
     """Kill the worker at once."""
 
 
-ToNanny: TypeAlias = TakeStacks | EndWorker | KillWorker
+@dataclass(frozen=True)
+class MeasureMemory:
+    """Say how much memory the processes of the unit have."""
+
+
+ToNanny: TypeAlias = TakeStacks | EndWorker | KillWorker | MeasureMemory
 
 
 @dataclass(frozen=True)
@@ -201,7 +206,14 @@ class UnitOver:
     number: int
 
 
-FromNanny: TypeAlias = StacksTaken | WorkerEnded
+@dataclass(frozen=True)
+class MemoryMeasured:
+    """The memory of all processes of the unit, in bytes."""
+
+    used: int
+
+
+FromNanny: TypeAlias = StacksTaken | WorkerEnded | MemoryMeasured
 
 
 # -- from a worker. A test is identified by its index in the unit.

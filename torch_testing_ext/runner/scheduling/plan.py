@@ -112,6 +112,8 @@ def _skipped_for_devices(test: Test, inventory: Inventory) -> Test:
         available = f"{inventory.most_at_once} available on one node"
         if test.may_span:
             available = f"{inventory.most_together} available on all nodes"
+        elif test.one_node:
+            available += f" (@multi_node has no effect: {test.one_node})"
     if inventory.ranks_per_device > 1 and inventory.most_at_once:
         one_rank = f"for {test.world_size} process{'es' if test.world_size > 1 else ''}"
         many = f"for at most {inventory.most_ranks} ranks"

@@ -1,0 +1,100 @@
+"""How much of this machine's memory is in use, and by which processes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from .sharing import in_words
+
+
+@dataclass(frozen=True)
+class MemoryUse:
+    """Bytes in use, and how many there are."""
+
+    used: int
+    limit: int
+
+    @property
+    def share(self) -> float:
+        return self.used / self.limit
+
+    def __str__(self) -> str:
+        return f"{100 * self.share:.0f} % of its {in_words(self.limit)} of memory"
+
+
+@dataclass(frozen=True)
+class MachineMemory:
+    """The memory of this machine, or of the cgroup (version 1 or 2) that this process is in.
+
+    What the kernel would free, such as the cache of files, does not count as used.
+    """
+
+    root: Path = Path("/")
+
+    def use(self) -> MemoryUse | None:
+        """The memory that is closest to its limit; None if the system does not show it."""
+        found = [use for use in (self._of_machine(), *self._of_groups()) if use is not None]
+        return max(found, key=lambda use: use.share, default=None)
+
+    def _of_machine(self) -> MemoryUse | None:
+        fields = _numbers(self.root / "proc/meminfo")
+        total, available = fields.get("MemTotal:"), fields.get("MemAvailable:")
+        return MemoryUse((total - available) << 10, total << 10) if total and available is not None else None
+
+    def _of_groups(self) -> Iterator[MemoryUse]:
+        """One for each cgroup around this process that has a limit."""
+        mounts = self.root / "sys/fs/cgroup"
+        try:
+            lines = (self.root / "proc/self/cgroup").read_text().splitlines()
+        except OSError:
+            return
+        for line in lines:
+            _, controllers, path = line.split(":", 2)
+            if not controllers:
+                names = ("memory.max", "memory.current", "")
+                yield from filter(None, (_of_group(folder, *names) for folder in _upwards(mounts, path)))
+            elif "memory" in controllers.split(","):
+                names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
+                yield from filter(None, (_of_group(folder, *names) for folder in _upwards(mounts / "memory", path)))
+
+
+def _upwards(mount: Path, path: str) -> list[Path]:
+    """A cgroup and all around it. In a container, the path may be one that is not shown there."""
+    folder = mount / path.strip("/")
+    return [folder, *(one for one in folder.parents if one.is_relative_to(mount))]
+
+
+def _of_group(folder: Path, limit: str, current: str, prefix: str) -> MemoryUse | None:
+    try:
+        most, used = (folder / limit).read_text().strip(), int((folder / current).read_text())
+    except (OSError, ValueError):
+        return None
+    if not most.isdecimal() or not int(most):
+        return None
+    fields = _numbers(folder / "memory.stat")
+    cached = sum(fields.get(prefix + name, 0) for name in ("inactive_file", "active_file", "slab_reclaimable"))
+    return MemoryUse(max(0, used - cached), int(most))
+
+
+def _numbers(file: Path) -> dict[str, int]:
+    """The numbers of a file of lines that begin with a name and a number."""
+    found = {}
+    with suppress(OSError, ValueError):
+        for line in file.read_text().splitlines():
+            name, number, *_ = line.split()
+            if number.isdecimal():
+                found[name] = int(number)
+    return found
+
+
+def memory_of(pids: Iterable[int]) -> int:
+    """The bytes of processes; what several processes share counts once."""
+    return sum(map(_memory_of, pids))
+
+
+def _memory_of(pid: int) -> int:
+    fields = _numbers(Path(f"/proc/{pid}/smaps_rollup"))
+    return (fields.get("Pss:", 0) + fields.get("SwapPss:", 0)) << 10

@@ -1,0 +1,112 @@
+"""Watches the memory of a node, and ends the unit that uses most before the kernel or Ray ends something else.
+
+Ray would end the agent, whoever has the memory, and with it all units of the node; the kernel would end any process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from torch_testing_ext._machine.memory import MachineMemory, MemoryUse
+from torch_testing_ext._machine.sharing import in_words
+from torch_testing_ext._process.loop import EventLoop
+
+INTERVAL = 0.2
+MEASURE_PATIENCE = 1.0
+# Of the node's memory: above it, a unit is ended. Ray ends the agent at 0.95, the kernel somebody at 1.
+MOST_SHARE = 0.9
+# Below that of Ray, if Ray has been given another one: by how much.
+BELOW_RAY = 0.05
+# Of the node's memory: if all units together have less, ending one would not help.
+LEAST_SHARE = 0.1
+
+
+class MeasuredUnit(Protocol):
+    """What the watch needs of a unit, or of its ranks on this node."""
+
+    def measure_memory(self, answer: Callable[[int], object]) -> None: ...
+    def end_for_memory(self, why: str, crowded: bool) -> None: ...
+
+
+class MemoryWatch:
+    """Looks at the memory of the node from time to time."""
+
+    def __init__(
+        self,
+        loop: EventLoop,
+        memory: MachineMemory,
+        most_share: float,
+        units: Callable[[], Mapping[int, MeasuredUnit]],
+        warn: Callable[[str], object],
+    ):
+        """`units`: all that run on this node."""
+        self._loop = loop
+        self._memory = memory
+        self._most_share = most_share
+        self._units = units
+        self._warn = warn
+        self._ended: MeasuredUnit | None = None
+        self._has_warned = False
+        self._look()
+
+    def _look(self) -> None:
+        use = self._memory.use()
+        units = self._units()
+        ending = any(unit is self._ended for unit in units.values())
+        if use is None or use.share < self._most_share or ending or not units:
+            self._loop.after(INTERVAL, self._look)
+            return
+        _Measurement(self._loop, units, lambda found: self._relieve(use, found))
+
+    def _relieve(self, use: MemoryUse, found: Mapping[int, int]) -> None:
+        self._loop.after(INTERVAL, self._look)
+        units = {number: unit for number, unit in self._units().items() if number in found}
+        if not units:
+            return
+        together = sum(found[number] for number in units)
+        if together < LEAST_SHARE * use.limit:
+            if not self._has_warned:
+                self._has_warned = True
+                self._warn(f"it is at {use}, of which tests use {in_words(together)}: if more is used, it may be lost")
+            return
+        fattest = max(units, key=lambda number: found[number])
+        self._ended = units[fattest]
+        size = in_words(found[fattest])
+        crowded = len(units) > 1
+        which = f"of the {len(units)} units there, this one used most" if crowded else "this unit used"
+        self._ended.end_for_memory(f"the node was at {use}; {which}: {size}", crowded)
+
+
+class _Measurement:
+    """Asks all units at once, and answers when all have answered, or some after a while."""
+
+    def __init__(
+        self, loop: EventLoop, units: Mapping[int, MeasuredUnit], answer: Callable[[Mapping[int, int]], object]
+    ):
+        self._answer = answer
+        self._count = len(units)
+        self._found: dict[int, int] = {}
+        self._timer = loop.after(MEASURE_PATIENCE, self._finish)
+        for number, unit in units.items():
+            unit.measure_memory(lambda used, number=number: self._add(number, used))  # type: ignore[misc]
+
+    def _add(self, number: int, used: int) -> None:
+        self._found[number] = used
+        if len(self._found) == self._count:
+            self._finish()
+
+    def _finish(self) -> None:
+        if self._count:
+            self._count = 0
+            self._timer.cancel()
+            self._answer(self._found)
+
+
+def most_share(of_ray: str = "") -> float:
+    """Above which share of its memory a node ends units. `of_ray`: the value of RAY_memory_usage_threshold there."""
+    try:
+        rays = float(of_ray) if of_ray else 1.0
+    except ValueError:
+        rays = 1.0
+    return max(0.0, min(MOST_SHARE, rays - BELOW_RAY))
