@@ -18,6 +18,7 @@ _USES_DYNAMO = re.compile(
 )
 # Compiling by inductor imports as much again. Files that only compile for another backend do not mention it.
 _USES_INDUCTOR = re.compile(r"\b_?inductor\b")
+_COMPILER_STATE = "torch_testing_ext._cases.compiler_state"
 
 
 @functools.cache
@@ -29,4 +30,4 @@ def expected_imports(file: str) -> tuple[str, ...]:
         return ()
     if not _USES_DYNAMO.search(source):
         return ()
-    return (DYNAMO, INDUCTOR) if _USES_INDUCTOR.search(source) else (DYNAMO,)
+    return (DYNAMO, INDUCTOR, _COMPILER_STATE) if _USES_INDUCTOR.search(source) else (DYNAMO,)

@@ -24,6 +24,7 @@ from .comparing import (
     script_container_types,
 )
 from .compiler import DYNAMO, INDUCTOR, forget_compiled, strict_dynamo, without_compiled_autograd
+from .cpp_compiler import prepare_for_cpp, register_patterns_for_cpu
 from .cuda import (
     caching_allocator_is_enabled,
     cupti_version,
@@ -281,6 +282,7 @@ __all__ = [
     "peak_memory",
     "pop_torch_function_mode",
     "preload",
+    "prepare_for_cpp",
     "prompt_rendezvous",
     "python_dispatcher",
     "raw_operation",
@@ -289,6 +291,7 @@ __all__ = [
     "redistribute_local",
     "reduce_scatter_name",
     "register_fake_backend",
+    "register_patterns_for_cpu",
     "replaced_op_strategy",
     "replicated_parameters",
     "reset_dynamo",

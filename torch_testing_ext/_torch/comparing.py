@@ -8,6 +8,9 @@ from typing import Any
 
 import torch
 
+_LARGE = 4096  # numbers
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
 
 @functools.cache
 def _tensor_pair() -> Callable[..., Any]:
@@ -26,7 +29,28 @@ def _tensor_pair() -> Callable[..., Any]:
                 self._check_supported(tensor, id=id)
             return actual, expected
 
+        def _compare_regular_values_close(
+            self, actual: Any, expected: Any, *, rtol: float, atol: float, **options: Any
+        ) -> None:
+            if rtol >= 0 and atol >= 0 and _are_large_and_equal(actual, expected):  # others are errors
+                return
+            super()._compare_regular_values_close(actual, expected, rtol=rtol, atol=atol, **options)
+
     return AnyTensors
+
+
+def _are_large_and_equal(actual: Any, expected: Any) -> bool:
+    """Are all numbers of two plain tensors equal? This needs no memory, whereas tolerances make several copies.
+
+    A NaN equals nothing here. Not asked of small tensors, nor within a mode that sees every operation.
+    """
+    if not type(actual) is type(expected) is torch.Tensor or actual.numel() < _LARGE:
+        return False
+    if actual.dtype != expected.dtype or actual.dtype not in _FLOATS:
+        return False
+    if not actual.device.type == expected.device.type == "cpu" or torch._C._len_torch_dispatch_stack():
+        return False
+    return torch.equal(actual, expected)
 
 
 def compare_tensors(actual: torch.Tensor, expected: torch.Tensor, **options: Any) -> None:

@@ -155,6 +155,7 @@ class Launcher:
         """Fork the server now if it would be forked at the first launch, and have it import these modules."""
         if self.server is not None:
             return
+        self.preload_hints.update(dict.fromkeys(imports))
         wanted = settings.read().start
         if StartMethod.FORK in allowed_methods(wanted):
             self.server, _ = self.try_method(StartMethod.FORK, subject)

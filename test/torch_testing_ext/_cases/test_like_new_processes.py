@@ -183,11 +183,12 @@ class TestEnds(TestCase):
 
 class TestExpectedImports(TestCase):
     def test_by_the_names_in_the_file(self):
+        for_inductor = ("torch._dynamo", "torch._inductor.compile_fx", "torch_testing_ext._cases.compiler_state")
         table = {
             "from torch.nn.parallel import DistributedDataParallel as DDP": ("torch._dynamo",),
             "step = torch.compile(step)": ("torch._dynamo",),
-            "step = torch.compile(step, backend='inductor')": ("torch._dynamo", "torch._inductor.compile_fx"),
-            "import torch._inductor.config; torch.compile(step)": ("torch._dynamo", "torch._inductor.compile_fx"),
+            "step = torch.compile(step, backend='inductor')": for_inductor,
+            "import torch._inductor.config; torch.compile(step)": for_inductor,
             "class T(DTensorTestBase): ...": (),
             "dist.all_reduce(tensor)": (),
         }
