@@ -45,11 +45,6 @@ BACKEND = "inductor"
 DIM = 2000
 BUCKETS = 3
 
-# Tests that look at numbers alone have smaller layers, and buckets smaller in proportion: most of the time would go
-# into arithmetic otherwise. Each weight still fills the first bucket, which inductor limits to 1 MB.
-SMALL_DIM = 600
-SMALL_BUCKET = 2.25  # MB
-
 COALESCED = ["fuse_ddp_with_coalesced_op", "schedule_comm_wait"]
 WAIT = "torch.ops._c10d_functional.wait_tensor.default"
 
@@ -185,14 +180,13 @@ class ReplicateTest(CompilerTestCase):
         checkpoint: bool = False,
     ) -> None:
         self.start(device_type)
-        torch._inductor.config._fuse_ddp_bucket_size = SMALL_BUCKET
         torch.manual_seed(123)
-        net = Net(SMALL_DIM, checkpoint).to(device_type)
+        net = Net(DIM, checkpoint).to(device_type)
         trainings = self._trainings(net, comm_hook, compile_forward)
         # Without sync, each rank keeps its own gradients in the first iteration, and the second adds to them.
         for iteration in range(2):
             torch.manual_seed(123 + self.rank + self.world_size * iteration)  # no batch occurs twice
-            batch = torch.randn(1, SMALL_DIM).to(device_type)
+            batch = torch.randn(1, DIM).to(device_type)
             sync = not no_sync or iteration == 1
             for training in trainings:
                 training.run(batch, sync)
@@ -202,13 +196,10 @@ class ReplicateTest(CompilerTestCase):
                     training.step()
         self._check_params(trainings)
         self.assertGreater(counters["compiled_autograd"]["captures"], 0, "no backward was compiled")
-        if comm_hook is None:  # gradients that a hook has made smaller fit into fewer buckets
-            self.assertEqual(counters["inductor"]["ddp_buckets"], BUCKETS)
 
     def _trainings(self, net: Net, comm_hook: Callable | None, compile_forward: bool) -> list[Training]:
         nets = net, deepcopy(net), deepcopy(net)
-        wrapped = (replicate(each, bucket_cap_mb=SMALL_BUCKET) for each in nets[:2])
-        models = eager, replicated, ddp = *wrapped, DDP(nets[2], bucket_cap_mb=SMALL_BUCKET)
+        models = eager, replicated, ddp = replicate(nets[0]), replicate(nets[1]), DDP(nets[2])
         if comm_hook is not None:
             for model in models:
                 model.register_comm_hook(None, comm_hook)
