@@ -94,17 +94,17 @@ class TestGraph(DTensorContinuousTestBase):
         self.assertGreater(waits[0], backward[-1], "no wait before the end of backward")
 
     def test_parameters_are_updated_bucket_by_bucket(self):
-        graph = self._compiled(
-            DataParallel("replicate", bucket_mb=0.017), deep, batch=normal_batch(4, 64, out=(64,))
-        ).graph.graph
+        mode = DataParallel("replicate", bucket_mb=0.017)
+        compiled = self._compiled(mode, deep, batch=normal_batch(4, 64, out=(64,)))
+        graph, buckets = compiled.graph.graph, compiled.report().buckets
         nodes = list(graph.nodes)
         waits = [i for i, node in enumerate(nodes) if "wait_tensor" in str(node.target)]
         params = set(nodes[:16])
         updates = [i for i, n in enumerate(nodes) if n.target is torch.ops.aten.add_.Tensor and n.args[0] in params]
         decays = [i for i, node in enumerate(nodes) if node.target is torch.ops.aten.mul_.Tensor]
         self.assertEqual((len(waits), len(updates)), (8, 16))
-        for wait, following in zip(waits, [*waits[1:], len(nodes)], strict=True):
-            self.assertEqual(sum(wait < i < following for i in updates), 2, "the two parameters of its layer")
+        for wait, following, bucket in zip(waits, [*waits[1:], len(nodes)], buckets, strict=True):
+            self.assertEqual(sum(wait < i < following for i in updates), len(bucket.params))
         self.assertGreater(sum(i > waits[0] for i in decays), 12, "momentum decays right before it is used")
 
     def test_large_gradients_are_written_to_their_bucket(self):
@@ -112,16 +112,16 @@ class TestGraph(DTensorContinuousTestBase):
             return nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.Linear(64, 3))
 
         class Tied(nn.Module):
-            """A weight with two gradients, one that a hook reads, and a large one that no matrix product computes."""
+            """A weight used twice, and one whose gradient a matrix product does not compute alone."""
 
             def __init__(self):
                 super().__init__()
                 self.a, self.b, self.wide = nn.Linear(64, 64), nn.Linear(64, 64, bias=False), nn.Linear(64, 64)
                 self.b.weight = self.a.weight
-                self.scale = nn.Parameter(torch.ones(64, 64))
+                self.scale = nn.Parameter(torch.ones(64, 64) / 64)
 
             def forward(self, x):
-                return self.wide(self.b(torch.relu(self.a(x)))) * self.scale.sum(0) @ self.scale
+                return torch.tanh(self.wide(self.b(torch.relu(self.a(x))))) * self.scale.mean(0) @ self.scale
 
         on_cpu = self.device_type == "cpu"
         for model, copies in ((square, 1), (Tied, None)):
