@@ -99,7 +99,7 @@ def _write_to_bucket(graph: fx.Graph, reduce: fx.Node) -> bool:
 
 
 def _scales_exactly(source: fx.Node, factor: float) -> bool:
-    """Whether a matrix product may scale its result: by a power of two, without a rounding of its own."""
+    """Whether a matrix product may scale its result: by a power of two, which is exact within the range of floats."""
     wide = source.meta["val"].dtype in (torch.float32, torch.float64)
     return source.target is aten.mm.default and wide and math.frexp(factor)[0] == 0.5
 
