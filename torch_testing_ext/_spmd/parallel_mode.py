@@ -49,7 +49,7 @@ class DataParallel(ParallelMode):
     input_batch_dim: the batch dimension of the inputs. Its size may change from call to call, and differ between
         ranks, without a new trace (except for sizes 0 and 1, which each need a trace of their own).
     custom_passes: called with the final graph module; changes it in place or returns another.
-    bucket_mb: the size limit of a bucket, in MiB of gradients or parameters.
+    bucket_mb: the size limit of a bucket, in MiB of gradients or parameters. None chooses it by their total.
     reshard_after_forward: with "fully_shard", gather parameters again for backward instead of keeping them whole.
     """
 
@@ -59,7 +59,7 @@ class DataParallel(ParallelMode):
         *,
         input_batch_dim: int = 0,
         custom_passes: Callable[[fx.GraphModule], fx.GraphModule | None] | None = None,
-        bucket_mb: float = 25.0,
+        bucket_mb: float | None = None,
         reshard_after_forward: bool = False,
     ) -> None:
         if parallel_style not in get_args(DataParallelStyle):
@@ -71,12 +71,12 @@ class DataParallel(ParallelMode):
             raise SPMDError(
                 f"input_batch_dim is {input_batch_dim!r}.", remedy="Pass the index of a dimension, counted from 0."
             )
-        if bucket_mb <= 0:
+        if bucket_mb is not None and bucket_mb <= 0:
             raise SPMDError(f"bucket_mb is {bucket_mb}.", remedy="Pass a positive size in MiB.")
         self.parallel_style = parallel_style
         self.batch_dim = input_batch_dim
         self.custom_passes = custom_passes
-        self.bucket_bytes = int(bucket_mb * 1024 * 1024)
+        self.bucket_bytes = None if bucket_mb is None else int(bucket_mb * 1024 * 1024)
         self.reshard_after_forward = reshard_after_forward
 
     def layouts(self, state: StepState, rank: int, world: int) -> list[Layout]:

@@ -93,6 +93,65 @@ class TestGraph(DTensorContinuousTestBase):
         self.assertLess(starts[0], backward[-1], "the first bucket is sent during backward")
         self.assertGreater(waits[0], backward[-1], "no wait before the end of backward")
 
+    def test_parameters_are_updated_bucket_by_bucket(self):
+        mode = DataParallel("replicate", bucket_mb=0.017)
+        compiled = self._compiled(mode, deep, batch=normal_batch(4, 64, out=(64,)))
+        graph, buckets = compiled.graph.graph, compiled.report().buckets
+        nodes = list(graph.nodes)
+        waits = [i for i, node in enumerate(nodes) if "wait_tensor" in str(node.target)]
+        params = set(nodes[:16])
+        updates = [i for i, n in enumerate(nodes) if n.target is torch.ops.aten.add_.Tensor and n.args[0] in params]
+        decays = [i for i, node in enumerate(nodes) if node.target is torch.ops.aten.mul_.Tensor]
+        self.assertEqual((len(waits), len(updates)), (8, 16))
+        for wait, following, bucket in zip(waits, [*waits[1:], len(nodes)], buckets, strict=True):
+            self.assertEqual(sum(wait < i < following for i in updates), len(bucket.params))
+        self.assertGreater(sum(i > waits[0] for i in decays), 12, "momentum decays right before it is used")
+
+    def test_large_gradients_are_written_to_their_bucket(self):
+        def square():
+            return nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.Linear(64, 3))
+
+        class Tied(nn.Module):
+            """A weight used twice, and one whose gradient a matrix product does not compute alone."""
+
+            def __init__(self):
+                super().__init__()
+                self.a, self.b, self.wide = nn.Linear(64, 64), nn.Linear(64, 64, bias=False), nn.Linear(64, 64)
+                self.b.weight = self.a.weight
+                self.scale = nn.Parameter(torch.ones(64, 64) / 64)
+
+            def forward(self, x):
+                return torch.tanh(self.wide(self.b(torch.relu(self.a(x))))) * self.scale.mean(0) @ self.scale
+
+        on_cpu = self.device_type == "cpu"
+        for model, copies in ((square, 1), (Tied, None)):
+            for bucket_mb in (1e-6, 0.02, None):
+                out = 3 if model is square else 64
+                case = Case(f"{model.__name__} {bucket_mb}", model, normal_batch(4, 64, out=(out,)), tolerance=0)
+                compiled = train_both(self, case, compile(parallel_mode=DataParallel(bucket_mb=bucket_mb)))
+                targets = [str(node.target) for node in compiled.graph.graph.nodes]
+                written = targets.count("aten.addmm.out") + targets.count("aten.mm.out")
+                self.assertEqual(written, (2 if model is square else written) if on_cpu else 0)
+                if on_cpu and bucket_mb is None:
+                    self.assertGreater(written, 0)
+                    if copies is not None:
+                        self.assertEqual(targets.count("aten.flatten_dense_tensors.default"), copies)
+
+    def test_the_program_chooses_its_buckets(self):
+        def large():
+            return nn.Sequential(*(nn.Linear(256, 256) for _ in range(24)))
+
+        batch = normal_batch(4, 256, out=(256,))
+        replicated = self._compiled(DataParallel("replicate"), large, batch=batch).report().collectives
+        self.assertEqual(replicated, {"all_reduce": 4})
+        peaks = []
+        for reshard in (False, True):
+            mode = DataParallel("fully_shard", reshard_after_forward=reshard)
+            compiled = self._compiled(mode, large, batch=batch)
+            peaks.append(peak_bytes(compiled.graph.graph))
+            self.assertEqual(compiled.report().collectives["reduce_scatter_tensor"], 4)
+        self.assertLess(peaks[1], 0.7 * peaks[0])
+
     def test_order_of_reads_and_writes(self):
         """A view created before the update and read after it shows the update, however late the gradients arrive."""
 

@@ -17,6 +17,10 @@ from .graphs import call
 aten = torch.ops.aten
 c10d = torch.ops._c10d_functional
 
+# Limits in bytes of a bucket that the program chooses. The C library gives larger blocks of memory back to the system,
+# and each step would have to get them again.
+_SMALLEST, _LARGEST, _LARGEST_ON_ACCELERATOR = 1 << 20, 8 << 20, 25 << 20
+
 
 @dataclass
 class CollectiveOptions:
@@ -24,8 +28,21 @@ class CollectiveOptions:
 
     group: str  # the name of the process group
     world: int
-    bucket_bytes: int  # the size limit of a bucket
+    bucket_bytes: int | None  # the size limit of a bucket; None lets the program choose
     compiled: bool  # whether inductor compiles the graph
+
+    def limit(self, tensors: list[torch.Tensor], parts: int = 4) -> int:
+        """The size limit of buckets that `tensors` go to.
+
+        Collectives overlap with computation only if there are several; more of them than needed cost time.
+        """
+        if self.bucket_bytes is not None:
+            return self.bucket_bytes
+        total = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        largest = _LARGEST if all(tensor.device.type == "cpu" for tensor in tensors) else _LARGEST_ON_ACCELERATOR
+        if parts > 4:  # memory matters more
+            return min(-(-total // parts), largest)
+        return min(max(total // parts, _SMALLEST), largest)
 
 
 @dataclass
@@ -53,11 +70,19 @@ def pack(graph: fx.Graph, tensors: list[fx.Node], options: CollectiveOptions) ->
     return flat[0] if len(flat) == 1 else call(graph, like, aten.cat.default, flat)
 
 
+def pack_gradients(graph: fx.Graph, grads: list[fx.Node], options: CollectiveOptions) -> fx.Node:
+    """Concatenate `grads` into one flat tensor that the program may write to; for inductor, one is not copied."""
+    if options.compiled or len(grads) > 1:
+        return pack(graph, grads, options)
+    flat = call(graph, grads[0], aten.reshape.default, grads[0], [-1])
+    return call(graph, flat, aten.cat.default, [flat])
+
+
 def unpack(
     graph: fx.Graph, flat: fx.Node, shapes: list[torch.Size], templates: list[fx.Node], options: CollectiveOptions
 ) -> list[fx.Node]:
     """Views of `flat`, one for each shape. `templates` are tensors of these shapes that are alive in any case."""
-    if not options.compiled and len(shapes) > 1:
+    if not options.compiled:
         views = call(graph, flat, aten.unflatten_dense_tensors.default, flat, templates)
         return [call(graph, flat, operator.getitem, views, i) for i in range(len(shapes))]
     parts = split_by_sizes(graph, flat, [shape.numel() for shape in shapes], 0)

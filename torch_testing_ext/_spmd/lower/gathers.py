@@ -34,11 +34,12 @@ def lower_gathers(
             marker.replace_all_uses_with(operand(marker))
             graph.erase_node(marker)
         return []
+    limit = options.limit([marker.meta["val"] for marker in _markers(graph)], parts=12 if reshard else 4)
     if reshard:
         _duplicate_gathers_for_backward(graph)
     position = {node: i for i, node in enumerate(graph.nodes)}
     nodes = list(position)
-    gatherings = _grouped(graph, position, names, options)
+    gatherings = _grouped(graph, position, names, limit)
     for number, gathering in enumerate(gatherings):
         start = gathering.last_write + 1
         if number > 0:
@@ -73,9 +74,7 @@ def _first_operation(nodes: list[fx.Node]) -> int:
     return next(i for i, node in enumerate(nodes) if node.op != "placeholder")
 
 
-def _grouped(
-    graph: fx.Graph, position: dict[fx.Node, int], names: list[str], options: CollectiveOptions
-) -> list[_Gathering]:
+def _grouped(graph: fx.Graph, position: dict[fx.Node, int], names: list[str], limit: int) -> list[_Gathering]:
     last_write: dict[int, int] = {}
     latest: dict[object, _Gathering] = {}  # by dtype and phase: may still grow
     gatherings: list[_Gathering] = []
@@ -96,7 +95,7 @@ def _grouped(
         key = (value.dtype, backward)
         gathering = latest.get(key)
         whole_bytes = nbytes(marker.meta["val"])
-        full = gathering is not None and gathering.bucket.nbytes + whole_bytes > options.bucket_bytes
+        full = gathering is not None and gathering.bucket.nbytes + whole_bytes > limit
         if gathering is None or full or writes_before[marker] >= gathering.first_use:
             gathering = _Gathering(Bucket("all_gather", value.dtype), backward=backward, first_use=first_use[marker])
             latest[key] = gathering

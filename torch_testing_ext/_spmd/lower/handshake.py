@@ -168,7 +168,8 @@ def _embed(module: fx.GraphModule, first: fx.Node, wait: fx.Node) -> bool:
 
 
 def _is_packed(node: Any) -> bool:
-    return isinstance(node, fx.Node) and node.target is aten.flatten_dense_tensors.default and len(node.users) == 1
+    packing = (aten.flatten_dense_tensors.default, aten.cat.default)
+    return isinstance(node, fx.Node) and node.target in packing and len(node.args) == 1 and len(node.users) == 1
 
 
 def _refresh(graph: fx.Graph, chain: list[fx.Node]) -> None:

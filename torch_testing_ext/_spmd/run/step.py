@@ -23,6 +23,7 @@ from torch_testing_ext._torch import (
 
 from ..errors import SPMDError
 from ..layout import Layout
+from ..lower.direct import write_to_buckets
 from ..lower.executable import make_executable
 from ..lower.handshake import Handshake, make_handshake
 from ..lower.lowering import LoweredProgram
@@ -381,6 +382,8 @@ class CompiledStep:
         program.changed_by_user = bool(self.overrides) or str(program.graph.graph) != plain
         if mesh.size() > 1:
             program.handshake = make_handshake(program.graph, program.buckets, program.updates, compiled)
+            if not compiled:
+                write_to_buckets(program.graph)
         return program, compiled
 
     def _transform(self, module: fx.GraphModule, state: StepState) -> fx.GraphModule:
