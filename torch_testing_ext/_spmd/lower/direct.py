@@ -8,7 +8,6 @@ passes over memory, and no memory that each step has to get from the system: tha
 from __future__ import annotations
 
 import itertools
-import math
 import operator
 from typing import Any
 
@@ -79,9 +78,7 @@ def _write_to_bucket(graph: fx.Graph, reduce: fx.Node) -> bool:
         source = chain[-1] if chain else tensor
         with graph.inserting_before(source if chain else packed):
             view = call(graph, source, aten.view.default, place, list(source.meta["val"].shape))
-            if chain and _scales_exactly(source, factor):
-                call(graph, source, aten.addmm.out, view, *source.args, beta=0, alpha=factor, out=view)
-            elif chain:
+            if chain:
                 target: Any = source.target
                 call(graph, source, _WITH_OUT[target], *source.args, **source.kwargs, out=view)
                 call(graph, source, aten.mul_.Tensor, place, factor)  # while it is in the processor's cache
@@ -96,12 +93,6 @@ def _write_to_bucket(graph: fx.Graph, reduce: fx.Node) -> bool:
     for node in (scaled, packed, *itertools.chain.from_iterable(chains)):
         graph.erase_node(node)
     return True
-
-
-def _scales_exactly(source: fx.Node, factor: float) -> bool:
-    """Whether a matrix product may scale its result: by a power of two, which is exact within the range of floats."""
-    wide = source.meta["val"].dtype in (torch.float32, torch.float64)
-    return source.target is aten.mm.default and wide and math.frexp(factor)[0] == 0.5
 
 
 def _has_place(tensor: fx.Node, bucket: torch.Tensor) -> bool:
