@@ -102,7 +102,7 @@ class DataParallel(ParallelMode):
     def partition(
         self, traced: TracedStep, state: StepState, entries: list[StateEntry], group: str, world: int, compiled: bool
     ) -> LoweredProgram:
-        options = CollectiveOptions(group, world, self.bucket_bytes, compiled)
+        options = CollectiveOptions(group, world, self.bucket_bytes, compiled, self.reshard_after_forward)
         return lower(traced, state, entries, options, self.reshard_after_forward)
 
     def transform(self, module: fx.GraphModule) -> fx.GraphModule:

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
+from .fake_tensors import untouched_cache
+
 # What a compiler, and the loader of a library, may read of the environment.
 _READ_BY_COMPILERS = (
     *("PATH", "CXX", "CPATH", "CPLUS_INCLUDE_PATH", "LIBRARY_PATH", "COMPILER_PATH", "GCC_EXEC_PREFIX"),
@@ -107,11 +109,6 @@ def register_patterns_for_cpu() -> None:
     """
     import torch
     from torch._inductor.fx_passes import joint_graph
-    from torch._subclasses.fake_tensor import FakeTensorMode
 
-    unused = FakeTensorMode.cache_info().size == 0
-    try:
+    with untouched_cache():
         joint_graph.lazy_init(torch.device("cpu"))
-    finally:
-        if unused:
-            FakeTensorMode.cache_clear()

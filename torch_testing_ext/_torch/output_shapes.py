@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 
+from .fake_tensors import fake_tensor_mode, untouched_cache
 from .namespaces import Namespaces
 
 PREFIX = "result of "
@@ -289,7 +290,7 @@ def learn(call: str) -> None:
     always = torch.is_warn_always_enabled()
     torch.set_warn_always(True)  # or a rank would not get a warning that comes once
     try:
-        with warnings.catch_warnings(record=True) as warned, _untouched_cache():
+        with warnings.catch_warnings(record=True) as warned, untouched_cache():
             warnings.simplefilter("always")
             with torch._C._ForceDispatchKeyGuard(keys(included), keys(excluded)):
                 answer = _work_out(schema)
@@ -308,34 +309,12 @@ def _work_out(schema: Any) -> Any:
         _code.ignore_changes()
 
 
-def _fake_tensor_mode() -> Any:
-    """`FakeTensorMode`, with `cache`, `cache_bypasses`, `cache_hits` and `cache_misses`: torch 2.11 to 2.15."""
-    return sys.modules["torch._subclasses.fake_tensor"].FakeTensorMode
-
-
-class _untouched_cache:
-    """Leaves FakeTensorMode's cache of results as it was."""
-
-    def __enter__(self) -> None:
-        self._mode = mode = _fake_tensor_mode()
-        self._keys = set(mode.cache)
-        self._counts = mode.cache_hits, mode.cache_misses, dict(mode.cache_bypasses)
-
-    def __exit__(self, *_: object) -> None:
-        mode = self._mode
-        for key in set(mode.cache) - self._keys:
-            del mode.cache[key]
-        mode.cache_hits, mode.cache_misses, bypasses = self._counts
-        mode.cache_bypasses.clear()
-        mode.cache_bypasses.update(bypasses)
-
-
 def _prepare_to_learn() -> None:
     """Forget everything if this process has changed since: it has imported something that matters."""
     global _code, _settings, _registrations_then
     if _code is None:
         _count_registrations()
-        mode = _fake_tensor_mode()
+        mode = fake_tensor_mode()
         _code = Namespaces(_MODULES, _PACKAGES, _IGNORED, [mode.cache, mode.cache_bypasses])
     elif _state_has_changed():
         _known.clear()

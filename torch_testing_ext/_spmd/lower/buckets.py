@@ -30,8 +30,9 @@ class CollectiveOptions:
     world: int
     bucket_bytes: int | None  # the size limit of a bucket; None lets the program choose
     compiled: bool  # whether inductor compiles the graph
+    frugal: bool = False  # whether memory matters more than the number of collectives
 
-    def limit(self, tensors: list[torch.Tensor], parts: int = 4) -> int:
+    def limit(self, tensors: list[torch.Tensor]) -> int:
         """The size limit of buckets that `tensors` go to.
 
         Collectives overlap with computation only if there are several; more of them than needed cost time.
@@ -40,9 +41,9 @@ class CollectiveOptions:
             return self.bucket_bytes
         total = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
         largest = _LARGEST if all(tensor.device.type == "cpu" for tensor in tensors) else _LARGEST_ON_ACCELERATOR
-        if parts > 4:  # memory matters more
-            return min(-(-total // parts), largest)
-        return min(max(total // parts, _SMALLEST), largest)
+        if self.frugal:
+            return min(-(-total // 12), largest)
+        return min(max(total // 4, _SMALLEST), largest)
 
 
 @dataclass

@@ -34,7 +34,7 @@ def lower_gathers(
             marker.replace_all_uses_with(operand(marker))
             graph.erase_node(marker)
         return []
-    limit = options.limit([marker.meta["val"] for marker in _markers(graph)], parts=12 if reshard else 4)
+    limit = options.limit([marker.meta["val"] for marker in _markers(graph)])
     if reshard:
         _duplicate_gathers_for_backward(graph)
     position = {node: i for i, node in enumerate(graph.nodes)}
