@@ -29,8 +29,10 @@ GROWTH, LONGEST = 1.6, 20.0
 FACTOR_IF_BUSY = 3.0  # by which the time until all ranks are asked is longer if one computes
 _FEWEST = 2  # ranks that may disagree
 DEFAULT_OF_GROUPS = 1800.0  # gloo's time-out: nobody who has not chosen another waits for it
-# Ranks answer in milliseconds, unless they hold the GIL or the machine is loaded.
-FIRST_READ, READ_PATIENCE = 0.03, 1.0
+# Ranks answer in milliseconds, unless they hold the GIL or the machine is loaded. While their fork server imports for
+# later ranks, none is asked yet: so the patience with the last ones begins when one has answered.
+FIRST_READ, LONGEST_PAUSE, READ_PATIENCE = 0.03, 0.25, 1.0
+PATIENCE_WITHOUT_ANSWER = 20.0
 
 
 class Looks:
@@ -45,6 +47,7 @@ class Looks:
         self._endless = endless
         self._may_differ = may_differ
         self._asked: float | None = None
+        self._answered: float | None = None  # when the first answer was seen
         self._whom: list[int] = []  # the ranks that were asked
         self._pause = FIRST_READ
         self._idleness = Idleness()
@@ -95,13 +98,16 @@ class Looks:
             if not self._whom:
                 return None
             self._run.look(self._whom)
-            self._asked, self._pause = now(), FIRST_READ
+            self._asked, self._answered, self._pause = now(), None, FIRST_READ
             self.due = self._asked + self._pause
             return None
         asked = [rank for rank in self._whom if rank in pending]
         records = {rank: record for rank in asked if (record := self._answer_of(rank)) is not None}
-        if len(records) < len(asked) and now() < self._asked + READ_PATIENCE:
-            self._pause *= 2
+        if records and self._answered is None:
+            self._answered = now()
+        until = self._asked + PATIENCE_WITHOUT_ANSWER if self._answered is None else self._answered + READ_PATIENCE
+        if len(records) < len(asked) and now() < until:
+            self._pause = min(2 * self._pause, LONGEST_PAUSE)
             self.due = now() + self._pause
             return None
         self._asked = None

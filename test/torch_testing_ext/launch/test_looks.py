@@ -6,6 +6,7 @@ import unittest
 from types import SimpleNamespace
 from unittest import mock
 
+from torch_testing_ext._collectives.raw import pack
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.launch import idleness, looks
 from torch_testing_ext.launch.job import Sanitize
@@ -74,15 +75,21 @@ class TestIdleness(unittest.TestCase):
 
 
 class TestLooks(unittest.TestCase):
-    """Ranks that never answer: only when they are asked matters."""
+    """Ranks that have issued nothing: only when they are asked matters."""
 
-    def asked(self, is_idle, until, ranks=2):
-        """When which ranks are asked. `is_idle`: whether a rank is so at a time."""
+    def asked(self, is_idle, until, ranks=2, answers=lambda rank, time: True):
+        """When which ranks are asked. `is_idle`: whether a rank is so at a time; `answers`: whether it does by then."""
         clock, found = Clock(), []
+
+        def read(rank):
+            if not answers(rank, clock.time - 100.0):
+                raise FileNotFoundError
+            return pack([], [], [], "", clock.time)
+
         run = SimpleNamespace(
             pids=tuple(range(ranks)),
             look=lambda whom: found.append((round(clock.time - 100.0, 2), list(whom))),
-            job=SimpleNamespace(look=lambda rank: mock.Mock(read_bytes=mock.Mock(side_effect=OSError))),
+            job=SimpleNamespace(look=lambda rank: SimpleNamespace(read_bytes=lambda: read(rank))),
         )
         cpu = [0.0] * ranks
 
@@ -106,7 +113,24 @@ class TestLooks(unittest.TestCase):
     def test_idle_ranks_are_asked_after_a_second(self):
         found = self.asked(lambda rank, time: True, 10.0)
         self.assertAlmostEqual(found[0][0], looks.FIRST_LOOK, delta=0.01)
-        self.assertEqual([whom for _, whom in found], [[0, 1]] * 3)
+        self.assertEqual([whom for _, whom in found], [[0, 1]] * 4)
+
+    def test_ranks_whose_server_is_busy(self):
+        """It passes the request on when it has imported something; that is no reason to look at longer intervals."""
+        found = self.asked(lambda rank, time: True, 12.0, answers=lambda rank, time: time > 8.0)
+        self.assertEqual(len(found), 2)
+        self.assertAlmostEqual(found[1][0], 8.0 + looks.FIRST_LOOK * looks.GROWTH, delta=looks.LONGEST_PAUSE + 0.01)
+
+    def test_a_rank_that_does_not_answer(self):
+        """It holds the GIL, or is stopped: nobody waits long for it."""
+        all_answer = self.asked(lambda rank, time: True, 30.0)
+        found = self.asked(lambda rank, time: True, 30.0, answers=lambda rank, time: rank == 0)
+        self.assertGreater(len(found), 3)
+        self.assertLess(found[1][0], all_answer[1][0] + looks.READ_PATIENCE + looks.LONGEST_PAUSE + 0.01)
+
+    def test_ranks_that_never_answer(self):
+        found = self.asked(lambda rank, time: True, 60.0, answers=lambda rank, time: False)
+        self.assertGreater(len(found), 1)
 
     def test_ranks_that_compute_are_asked_seldom(self):
         found = self.asked(lambda rank, time: False, 10.0)
