@@ -32,7 +32,7 @@ DEFAULT_OF_GROUPS = 1800.0  # gloo's time-out: nobody who has not chosen another
 # Ranks answer in milliseconds, unless they hold the GIL or the machine is loaded. While their fork server imports for
 # later ranks, none is asked yet: so the patience with the last ones begins when one has answered.
 FIRST_READ, LONGEST_PAUSE, READ_PATIENCE = 0.03, 0.25, 1.0
-PATIENCE_WITHOUT_ANSWER = 20.0
+PATIENCE_WITHOUT_ANSWER = 10.0
 
 
 class Looks:
@@ -97,8 +97,9 @@ class Looks:
             self._whom = self._whom_to_ask(pending)
             if not self._whom:
                 return None
-            self._run.look(self._whom)
+            # Before the request: this process may be interrupted after it, until all have answered.
             self._asked, self._answered, self._pause = now(), None, FIRST_READ
+            self._run.look(self._whom)
             self.due = self._asked + self._pause
             return None
         asked = [rank for rank in self._whom if rank in pending]

@@ -79,16 +79,21 @@ class TestLooks(unittest.TestCase):
 
     def asked(self, is_idle, until, ranks=2, answers=lambda rank, time: True):
         """When which ranks are asked. `is_idle`: whether a rank is so at a time; `answers`: whether it does by then."""
-        clock, found = Clock(), []
+        clock, found, answered = Clock(), [], [0.0] * ranks
+
+        def ask(whom):
+            found.append((round(clock.time - 100.0, 2), list(whom)))
+            answered[:] = [clock.time] * ranks
+            clock.time += 0.001  # the kernel may give the processor to the ranks
 
         def read(rank):
             if not answers(rank, clock.time - 100.0):
                 raise FileNotFoundError
-            return pack([], [], [], "", clock.time)
+            return pack([], [], [], "", answered[rank])
 
         run = SimpleNamespace(
             pids=tuple(range(ranks)),
-            look=lambda whom: found.append((round(clock.time - 100.0, 2), list(whom))),
+            look=ask,
             job=SimpleNamespace(look=lambda rank: SimpleNamespace(read_bytes=lambda: read(rank))),
         )
         cpu = [0.0] * ranks
