@@ -18,7 +18,8 @@ import importlib
 import math
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -330,6 +331,17 @@ def _count_registrations() -> None:
             setattr(library, name, _counting(method))
     operators: Any = torch._ops.OperatorBase
     operators.py_impl = _counting(operators.py_impl)
+
+
+@contextmanager
+def harmless_registrations() -> Iterator[None]:
+    """What is registered meanwhile changes no shape."""
+    global _registrations
+    before = _registrations
+    try:
+        yield
+    finally:
+        _registrations = before
 
 
 def _counting(method: Any) -> Any:
