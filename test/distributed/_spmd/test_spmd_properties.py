@@ -17,7 +17,7 @@ from torch_testing_ext.hypothesis_utils import assume, given, settings
 
 COUNT = int(os.environ.get("SPMD_SEARCH", "0"))
 PROFILE = settings(
-    max_examples=COUNT or 10,
+    max_examples=COUNT or 8,
     derandomize=not COUNT,
     database=None,
     phases=[Phase.generate, Phase.shrink] if COUNT else [Phase.generate],  # to shrink a program takes minutes
@@ -49,7 +49,7 @@ class TestProgramsOnTwoRanks(ProgramsTestCase):
     def test_right_or_refused(self, program):
         self.check(program)
 
-    @settings(PROFILE, max_examples=COUNT or 8)
+    @settings(PROFILE, max_examples=COUNT or 6)
     @given(program=training_programs(max_odd=0))
     def test_mainstream_is_right(self, program):
         self.check(program)
