@@ -132,20 +132,15 @@ class _Left:
 
 def _end(process: subprocess.Popen[bytes]) -> str:
     """End torchrun, which ends its workers; then what is left of it and of them, which have sessions of their own."""
-    started = _descendants(process.pid)
+    started = set(system.descendants(process.pid))
     process.terminate()
     try:
         output = process.communicate(timeout=_PATIENCE)[0]
     except subprocess.TimeoutExpired:
-        started |= _descendants(process.pid)
+        started.update(system.descendants(process.pid))
         for pid in started:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         process.kill()
         output = process.communicate()[0]
     return output.decode(errors="replace")
-
-
-def _descendants(pid: int) -> set[int]:
-    found = set(system.children(pid))
-    return found.union(*map(_descendants, found))

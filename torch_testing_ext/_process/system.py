@@ -93,6 +93,12 @@ def children(pid: int) -> list[int]:
     return [int(child) for child in text.split()]
 
 
+def descendants(pid: int) -> list[int]:
+    """The children of a process, and theirs."""
+    below = children(pid)
+    return below + [deeper for child in below for deeper in descendants(child)]
+
+
 def group_members(group: int) -> list[int]:
     """The living members of a process group."""
     return [pid for pid in _all_pids() if _stat(pid)[1:] == (group, True)]

@@ -128,8 +128,7 @@ class Project:
 
 
 def descendants(pid: int) -> set[int]:
-    below = system.children(pid)
-    return {*below, *(deeper for child in below for deeper in descendants(child))}
+    return set(system.descendants(pid))
 
 
 def is_alive(pid: int) -> bool:

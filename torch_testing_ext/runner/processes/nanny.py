@@ -161,7 +161,7 @@ class Nanny:
             case KillWorker():
                 signal_group(self._worker, signal.SIGKILL)
             case MeasureMemory():
-                self._channel.send(MemoryMeasured(memory_of(descendants(os.getpid()))))
+                self._channel.send(MemoryMeasured(memory_of(system.descendants(os.getpid()))))
             case _:
                 unexpected(message)
 
@@ -191,7 +191,7 @@ class Nanny:
 
     def _take_stacks(self) -> None:
         """Have every process that can write its stacks do so. Answers when all have, or after the time-out."""
-        asked = [pid for pid in (self._worker, *descendants(self._worker)) if _handles(pid, system.DUMP_STACKS)]
+        asked = [pid for pid in (self._worker, *system.descendants(self._worker)) if _handles(pid, system.DUMP_STACKS)]
         for pid in asked:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
@@ -207,11 +207,6 @@ class Nanny:
     def _sizes_of_stacks(self) -> list[int]:
         files = [self._unit.stacks, *sorted(self._unit.ranks.glob("*/*.stacks"))]
         return [file.stat().st_size for file in files if file.exists()]
-
-
-def descendants(pid: int) -> list[int]:
-    below = system.children(pid)
-    return below + [deeper for child in below for deeper in descendants(child)]
 
 
 def describe(pid: int) -> str:
