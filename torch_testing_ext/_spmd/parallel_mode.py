@@ -103,7 +103,7 @@ class DataParallel(ParallelMode):
         self, traced: TracedStep, state: StepState, entries: list[StateEntry], group: str, world: int, compiled: bool
     ) -> LoweredProgram:
         options = CollectiveOptions(group, world, self.bucket_bytes, compiled, self.reshard_after_forward)
-        return lower(traced, state, entries, options, self.reshard_after_forward)
+        return lower(traced, state, entries, options)
 
     def transform(self, module: fx.GraphModule) -> fx.GraphModule:
         changed = self.custom_passes(module) if self.custom_passes is not None else None

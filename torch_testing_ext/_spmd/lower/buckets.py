@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import operator
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import fx
@@ -30,7 +31,7 @@ class CollectiveOptions:
     world: int
     bucket_bytes: int | None  # the size limit of a bucket; None lets the program choose
     compiled: bool  # whether inductor compiles the graph
-    frugal: bool = False  # whether memory matters more than the number of collectives
+    reshard: bool  # whether backward gathers parameters again: memory matters more than the number of collectives
 
     def limit(self, tensors: list[torch.Tensor]) -> int:
         """The size limit of buckets that `tensors` go to.
@@ -41,7 +42,7 @@ class CollectiveOptions:
             return self.bucket_bytes
         total = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
         largest = _LARGEST if all(tensor.device.type == "cpu" for tensor in tensors) else _LARGEST_ON_ACCELERATOR
-        if self.frugal:
+        if self.reshard:
             return min(-(-total // 12), largest)
         return min(max(total // 4, _SMALLEST), largest)
 
@@ -69,6 +70,12 @@ def pack(graph: fx.Graph, tensors: list[fx.Node], options: CollectiveOptions) ->
         return call(graph, like, aten.flatten_dense_tensors.default, tensors)
     flat = [call(graph, like, aten.reshape.default, tensor, [-1]) for tensor in tensors]
     return flat[0] if len(flat) == 1 else call(graph, like, aten.cat.default, flat)
+
+
+def is_packed(node: Any) -> bool:
+    """Whether this is one flat tensor for the interpreter, as `pack` or `pack_gradients` makes it, with one user."""
+    packing = (aten.flatten_dense_tensors.default, aten.cat.default)
+    return isinstance(node, fx.Node) and node.target in packing and len(node.args) == 1 and len(node.users) == 1
 
 
 def pack_gradients(graph: fx.Graph, grads: list[fx.Node], options: CollectiveOptions) -> fx.Node:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from .buckets import aten, c10d
+from .buckets import aten, c10d, is_packed
 from .graphs import call, nbytes, operand
 
 _LARGE = 16 << 10  # bytes; below, the views cost more than a copy
@@ -49,9 +49,7 @@ def _is_average(node: fx.Node) -> bool:
     scaled: Any = node.args[0]
     if scaled.target is not aten.mul_.Tensor or len(scaled.users) != 1 or not isinstance(scaled.args[1], float):
         return False
-    packed = operand(scaled)
-    packing = (aten.flatten_dense_tensors.default, aten.cat.default)
-    return packed.target in packing and len(packed.args) == 1 and len(packed.users) == 1
+    return is_packed(operand(scaled))
 
 
 def _write_to_bucket(graph: fx.Graph, reduce: fx.Node) -> bool:

@@ -41,7 +41,6 @@ _FAST: dict[Any, Callable[..., Any]] = {
     aten.view.default: torch.Tensor.view,
     aten.expand.default: torch.Tensor.expand,
     aten.mm.out: torch.mm,
-    aten.addmm.out: torch.addmm,
     aten.bmm.out: torch.bmm,
     aten.mul.out: torch.mul,
     aten.add.out: torch.add,

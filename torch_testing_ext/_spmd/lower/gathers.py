@@ -25,9 +25,7 @@ class _Gathering:
     first_use: int = 0
 
 
-def lower_gathers(
-    graph: fx.Graph, layouts: list[Layout], names: list[str], options: CollectiveOptions, reshard: bool
-) -> list[Bucket]:
+def lower_gathers(graph: fx.Graph, layouts: list[Layout], names: list[str], options: CollectiveOptions) -> list[Bucket]:
     """Replace the gather markers of `graph` in place, and return the buckets."""
     if options.world == 1:
         for marker in _markers(graph):
@@ -35,7 +33,7 @@ def lower_gathers(
             graph.erase_node(marker)
         return []
     limit = options.limit([marker.meta["val"] for marker in _markers(graph)])
-    if reshard:
+    if options.reshard:
         _duplicate_gathers_for_backward(graph)
     position = {node: i for i, node in enumerate(graph.nodes)}
     nodes = list(position)

@@ -18,7 +18,7 @@ from torch import fx
 
 from torch_testing_ext._torch import storage_key
 
-from .buckets import Bucket, aten, c10d
+from .buckets import Bucket, aten, c10d, is_packed
 from .graphs import refresh, storages
 from .updates import SharedUpdates
 
@@ -130,10 +130,10 @@ def _embed(module: fx.GraphModule, first: fx.Node, wait: fx.Node) -> bool:
     if first.target is c10d.all_reduce_.default and first.args[1] == "sum":
         if isinstance(scaled, fx.Node) and scaled.target is aten.mul_.Tensor:
             packed = scaled.args[0]
-        if not _is_packed(packed):
+        if not is_packed(packed):
             return False
         chain, looked_at, look = [packed, scaled, first, wait], wait, look_at_sum
-    elif first.target is c10d.all_gather_into_tensor.default and _is_packed(packed):
+    elif first.target is c10d.all_gather_into_tensor.default and is_packed(packed):
         rows = next(iter(wait.users))
         parts = next(iter(rows.users))
         if len(wait.users) != 1 or rows.target is not aten.view.default or len(rows.users) != 1:
@@ -165,11 +165,6 @@ def _embed(module: fx.GraphModule, first: fx.Node, wait: fx.Node) -> bool:
     with graph.inserting_after(operand):
         graph.call_function(look, (operand,))
     return True
-
-
-def _is_packed(node: Any) -> bool:
-    packing = (aten.flatten_dense_tensors.default, aten.cat.default)
-    return isinstance(node, fx.Node) and node.target in packing and len(node.args) == 1 and len(node.users) == 1
 
 
 def _refresh(graph: fx.Graph, chain: list[fx.Node]) -> None:

@@ -43,7 +43,7 @@ class LoweredProgram:
 
 
 def lower(
-    traced: TracedStep, state: StepState, entries: list[StateEntry], options: CollectiveOptions, reshard: bool
+    traced: TracedStep, state: StepState, entries: list[StateEntry], options: CollectiveOptions
 ) -> LoweredProgram:
     """Lower `traced`, whose graph is consumed, to the program that every rank runs."""
     lr_groups, lr_values = _learning_rates(state)
@@ -63,7 +63,7 @@ def lower(
         remove_dead_code(graph)
         if options.world == 1:
             _drop_trivial_collectives(graph)
-        buckets = lower_gathers(graph, sharder.layouts, sharder.names, options, reshard)
+        buckets = lower_gathers(graph, sharder.layouts, sharder.names, options)
     buckets = share_written_buffers(graph, traced.sources, traced.effects.buffers, state, options) + buckets
     new, grad_buckets = schedule_gradients(graph, traced.layouts, names, options)
     remove_dead_code(new)
