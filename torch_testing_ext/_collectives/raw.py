@@ -111,8 +111,8 @@ class RawRecord:
     def record(self, rank: int) -> RankRecord:
         """The same as `read_record` makes of the text."""
         entries = list(self._compact())
-        record = make_record(rank, self.groups, entries, self.is_whole, self._state, self.at, bool(self._errors))
-        return replace(record, creating=self._creating)
+        has_raised = bool(self._errors)
+        return make_record(rank, self.groups, entries, self.is_whole, self._state, self.at, has_raised, self._creating)
 
     def _compact(self) -> Iterator[dict[str, Any]]:
         raised = self._raised()

@@ -278,8 +278,7 @@ def read_record(rank: int, text: str) -> RankRecord | None:
         return None
     known = state and RankState.from_json(state)
     at, has_raised = float(body.get("at", 0.0)), bool(body.get("has_raised"))
-    record = make_record(rank, listed, entries, bool(body.get("is_whole")), known, at, has_raised)
-    return record if creating is None else replace(record, creating=creating)
+    return make_record(rank, listed, entries, bool(body.get("is_whole")), known, at, has_raised, creating)
 
 
 def make_record(
@@ -290,6 +289,7 @@ def make_record(
     state: RankState | None,
     at: float,
     has_raised: bool,
+    creating: GroupRecord | None = None,
 ) -> RankRecord:
     """The record of a rank that has made the groups `listed`, from the entries of its recorder or its log."""
     groups: dict[GroupKey, GroupRecord] = {}
@@ -324,6 +324,7 @@ def make_record(
         messages=messages,
         at=at,
         has_raised=has_raised,
+        creating=creating,
     )
 
 
