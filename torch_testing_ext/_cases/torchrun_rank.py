@@ -14,8 +14,8 @@ import io
 import os
 import sys
 import types
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 
@@ -72,7 +72,7 @@ class Recording:
             sys.path.remove(package)
         if torch.distributed.is_available():
             recording.begin()
-            _torch.watch_process_groups(_as_ever, lambda: None)
+            _torch.watch_process_groups(lambda name: nullcontext([]), lambda: None)
             recording.sanitize(self._rank, Sanitize.decode(self._sanitize), log_of(self._folder, self._rank))
             self._is_on = True
 
@@ -89,12 +89,6 @@ class Recording:
         with open(f"{target}.new", "wb") as file:
             file.write(data)
         os.replace(f"{target}.new", f"{target}.left")
-
-
-@contextmanager
-def _as_ever(name: str) -> Iterator[list[Any]]:
-    """A process group is created as without us."""
-    yield []
 
 
 def main() -> None:

@@ -165,7 +165,7 @@ class WaitCheck(Check):
 
 
 def _is_for_caller(issuer: Any) -> bool:
-    """Does the function that issues an operation give its work to a caller in Python, who is to wait for it?"""
+    """Does the function that issues an operation give its work to a caller in Python, which must wait for it?"""
     return hook.is_called_by_distributed(issuer) and not hook.is_for_join(issuer)
 
 

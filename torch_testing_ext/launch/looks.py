@@ -48,7 +48,7 @@ class Looks:
         self._may_differ = may_differ
         self._asked: float | None = None
         self._answered: float | None = None  # when the first answer was seen
-        self._whom: list[int] = []  # the ranks that were asked
+        self._ranks_asked: list[int] = []  # the ranks that were asked
         self._pause = FIRST_READ
         self._idleness = Idleness()
         self._before: dict[int, RankRecord] = {}  # of the previous look
@@ -94,15 +94,15 @@ class Looks:
     def step(self, pending: Sequence[int], ended: Mapping[int, tuple[str, bytes]]) -> Finding | None:
         """Ask, or read the answers. `ended`: for each rank that has ended, how, and what it has left."""
         if self._asked is None:
-            self._whom = self._whom_to_ask(pending)
-            if not self._whom:
+            self._ranks_asked = self._ranks_to_ask(pending)
+            if not self._ranks_asked:
                 return None
             # Before the request: this process may be interrupted after it, until all have answered.
             self._asked, self._answered, self._pause = now(), None, FIRST_READ
-            self._run.look(self._whom)
+            self._run.look(self._ranks_asked)
             self.due = self._asked + self._pause
             return None
-        asked = [rank for rank in self._whom if rank in pending]
+        asked = [rank for rank in self._ranks_asked if rank in pending]
         records = {rank: record for rank in asked if (record := self._answer_of(rank)) is not None}
         if records and self._answered is None:
             self._answered = now()
@@ -115,7 +115,7 @@ class Looks:
         left = {rank: read_raw(rank, data) for rank, (_, data) in ended.items()}
         return self._judge(records, left, {rank: how for rank, (how, _) in ended.items()}, len(asked) == len(pending))
 
-    def _whom_to_ask(self, pending: Sequence[int]) -> list[int]:
+    def _ranks_to_ask(self, pending: Sequence[int]) -> list[int]:
         """The ranks to be asked now; if none, it is known when to try again."""
         if self._again is not None:
             at, ranks = self._again
@@ -157,7 +157,7 @@ class Looks:
             if self._is_certain or ended.keys() >= set(found.awaited):
                 return found
             self._is_certain = True  # at the next look: the others may have come to the call, or answered, by then
-            self._look_again(CONFIRMATION, self._whom)
+            self._look_again(CONFIRMATION, self._ranks_asked)
             return None
         suspects = stuck({rank: calls for rank, calls in waiting.items() if self._never_end(calls)}, ended)
         blocked = {
@@ -171,7 +171,7 @@ class Looks:
             return describe_stuck(proven, ended)
         self._before, changed, self._candidates = running, candidates != self._candidates, candidates
         if suspects and changed:
-            self._look_again(CONFIRMATION, self._whom)
+            self._look_again(CONFIRMATION, self._ranks_asked)
             return None
         if are_all:
             self._interval_of_all = min(self._interval_of_all * GROWTH, LONGEST)

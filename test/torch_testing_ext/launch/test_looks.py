@@ -81,8 +81,8 @@ class TestLooks(unittest.TestCase):
         """When which ranks are asked. `is_idle`: whether a rank is so at a time; `answers`: whether it does by then."""
         clock, found, answered = Clock(), [], [0.0] * ranks
 
-        def ask(whom):
-            found.append((round(clock.time - 100.0, 2), list(whom)))
+        def ask(chosen):
+            found.append((round(clock.time - 100.0, 2), list(chosen)))
             answered[:] = [clock.time] * ranks
             clock.time += 0.001  # the kernel may give the processor to the ranks
 
@@ -118,7 +118,7 @@ class TestLooks(unittest.TestCase):
     def test_idle_ranks_are_asked_after_a_second(self):
         found = self.asked(lambda rank, time: True, 10.0)
         self.assertAlmostEqual(found[0][0], looks.FIRST_LOOK, delta=0.01)
-        self.assertEqual([whom for _, whom in found], [[0, 1]] * 4)
+        self.assertEqual([ranks for _, ranks in found], [[0, 1]] * 4)
 
     def test_ranks_whose_server_is_busy(self):
         """It passes the request on when it has imported something; that is no reason to look at longer intervals."""
@@ -140,7 +140,7 @@ class TestLooks(unittest.TestCase):
     def test_ranks_that_compute_are_asked_seldom(self):
         found = self.asked(lambda rank, time: False, 10.0)
         self.assertAlmostEqual(found[0][0], looks.FACTOR_IF_BUSY * looks.FIRST_LOOK, delta=0.01)
-        self.assertEqual([whom for _, whom in found], [[0, 1]] * 2)
+        self.assertEqual([ranks for _, ranks in found], [[0, 1]] * 2)
 
     def test_ranks_that_have_just_become_idle(self):
         first, _ = self.asked(lambda rank, time: time > 1.6, 3.0)[0]
@@ -154,14 +154,14 @@ class TestLooks(unittest.TestCase):
         self.assertAlmostEqual(found[0][0], looks.FIRST_LOOK, delta=0.01)
         self.assertGreater(len(found), 5)
         busy = self.asked(lambda rank, time: False, 40.0, ranks=3)
-        asked = [time for time, whom in found if 0 in whom]
+        asked = [time for time, ranks in found if 0 in ranks]
         self.assertLessEqual(len(asked), len(busy))
         self.assertAlmostEqual(asked[0], busy[0][0], delta=0.01)
 
     def test_one_that_waits_alone(self):
         """It has nobody to disagree with."""
         found = self.asked(lambda rank, time: rank == 1, 10.0, ranks=3)
-        self.assertEqual([whom for _, whom in found], [[0, 1, 2]] * 2)
+        self.assertEqual([ranks for _, ranks in found], [[0, 1, 2]] * 2)
 
     def test_ranks_that_have_ended_before_the_second_look(self):
         clock = Clock()
