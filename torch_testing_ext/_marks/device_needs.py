@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from torch_testing_ext._machine import accelerators, device_facts, links
+from torch_testing_ext._machine import accelerators, device_facts
 from torch_testing_ext._machine.device_facts import DeviceFacts, DeviceNeeds
 from torch_testing_ext._machine.sharing import read_bytes
 
@@ -58,4 +58,8 @@ def _requires(wanted: DeviceNeeds) -> Callable[[F], F]:
 
 def _facts(wanted: DeviceNeeds) -> tuple[DeviceFacts, ...]:
     facts = accelerators.device_facts()
-    return links.with_nvlinks(facts, accelerators.device_uuids()) if wanted.nvlink else facts
+    if not wanted.nvlink:
+        return facts
+    from torch_testing_ext._machine import links  # NVML's part is a tenth of the kit's import
+
+    return links.with_nvlinks(facts, accelerators.device_uuids())
