@@ -62,9 +62,11 @@ class PyTorchRun:
         return self.startup + sum(self.passed.values()) if self.passed else 0.0
 
 
-def timed(command: Sequence[str | Path], extra_path: Sequence[str] = ()) -> tuple[float, str]:
-    """Seconds that a command took, and its output."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*extra_path, str(ROOT)])}
+def timed(command: Sequence[str | Path], extra_path: Sequence[str] = (), **more: str) -> tuple[float, str]:
+    """Seconds that a command took, and its output. `more`: variables of its environment."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*extra_path, str(ROOT)]), **more}
+    # Installed packages come with their bytecode; let our modules write theirs, too.
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
     began = time.perf_counter()
     # In a session of its own: Ctrl-C reaches only this process, which ends the others.
     with subprocess.Popen(
@@ -89,9 +91,12 @@ def run_on_pytorch(file: str) -> PyTorchRun:
         seconds, output = timed(
             ["-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", file],
             extra_path=[directory],
+            PYTEST_DISABLE_PLUGIN_AUTOLOAD="1",  # or pytest finds modules of a package with a plugin by itself
         )
         if not report.exists():
             raise SystemExit(f"{file} does not run on PyTorch's classes:\n{output}")
+        if (ours := Path(directory, "not-replaced")).exists():
+            raise SystemExit(f"{file} ran on our own classes:\n{ours.read_text()}")
         cases = list(ElementTree.parse(report).iter("testcase"))
     times = {case: float(case.get("time", "0")) for case in cases}
     passed = {_name(file, case): times[case] for case in cases if len(case) == 0}
@@ -243,7 +248,7 @@ def tiny_run(command: Sequence[str | Path]) -> tuple[float, float]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="compare only two files, whose tests do not compile")
+    parser.add_argument("--quick", action="store_true", help="compare only three files, whose tests do not compile")
     parser.add_argument("--files", nargs="+", metavar="FILE", help="compare these files, given relative to the root")
     parser.add_argument(
         "--rounds", type=int, default=5, metavar="N", help="measure the overhead per test N times (default: 5)"

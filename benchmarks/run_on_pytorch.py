@@ -1,12 +1,15 @@
 """Replaces the mirror modules of torch_testing_ext with PyTorch's own, in interpreters with this file as sitecustomize.
 
-run.py puts it there. A file that imports a name that PyTorch lacks fails with an ImportError, and does not run.
+run.py puts it there. A file that imports a name that PyTorch lacks fails with an ImportError, and does not run. If one
+of our modules was loaded all the same, by a finder that came first, a file named "not-replaced" appears next to this.
 """
 
+import atexit
 import importlib
 import importlib.abc
 import importlib.machinery
 import sys
+from pathlib import Path
 
 OURS, THEIRS = "torch_testing_ext", "torch.testing._internal"
 MIRRORED = {
@@ -33,4 +36,11 @@ class PyTorchFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         module.__spec__ = self._spec  # the module is already imported, under its own name
 
 
+def check_modules():
+    names = [name for name in MIRRORED if name in sys.modules and sys.modules[name].__name__ == name]
+    if names:
+        Path(__file__).with_name("not-replaced").write_text("\n".join(names))
+
+
 sys.meta_path.insert(0, PyTorchFinder())
+atexit.register(check_modules)
