@@ -83,17 +83,20 @@ class Session:
         files = selection.files(known_files)
         if self._options.action is Action.RUN:
             return self._run(selection, files, known_files)
-        with self._zygote() as zygote:
+        with self._zygote(files) as zygote:
             work = self._work(zygote, selection, files, known_files)
         return self._list(work) if self._options.action is Action.LIST else self._dry_run(work)
 
-    def _zygote(self) -> Zygote | ClusterPlace:
+    def _zygote(self, files: Sequence[str]) -> Zygote | ClusterPlace:
+        """What will run the tests of these files."""
+        from .processes.warm_up import warm_up_for
         from .processes.zygote import Zygote
 
         options = self._options
         if options.ranks_per_gpu > 1:
             os.environ[RANKS_PER_GPU] = str(options.ranks_per_gpu)  # the world size of a test may depend on it
-        return Zygote(self._root, drop_in=bool(options.drop_in), all_marks=bool(options.marks))
+        warm_up = warm_up_for(self._root, files)
+        return Zygote(self._root, warm_up, drop_in=bool(options.drop_in), all_marks=bool(options.marks))
 
     # -- from names to work
 
@@ -208,25 +211,31 @@ class Session:
     def _run(self, selection: Selection, files: Sequence[str], known_files: Sequence[str]) -> int:
         """Runs the tests. Whatever ends the run, its reports have all results so far, and say what ended it."""
         from .engine.signals_and_keys import Deferred
-        from .report import make_reporters
 
-        reporters = make_reporters(self._options, sys.stdout, os.environ)
+        reporters: Reporters | None = None
         with ExitStack() as owner:
             try:
                 owner.enter_context(self._commit)
-                zygote = owner.enter_context(self._zygote())
+                zygote = owner.enter_context(self._zygote(files))
+                reporters = self._reporters()  # while the zygote imports torch
                 work = self._work(zygote, selection, files, known_files)
                 deferred = owner.enter_context(Deferred())  # from now on, all of this is done before a signal counts
             except UsageError:
                 raise
             except (Exception, KeyboardInterrupt) as error:
                 deferred = owner.enter_context(Deferred())
+                reporters = reporters or self._reporters()
                 summary = self._without_work(files, error, reporters)
             else:
                 summary = self._run_work(zygote, work, reporters, deferred)
             reporters.on_event(RunEnded(summary))
             _print_errors(summary, reporters)
         return exit_code_with(reporters, exit_code(summary, self._options.allow_all_skipped))
+
+    def _reporters(self) -> Reporters:
+        from .report import make_reporters
+
+        return make_reporters(self._options, sys.stdout, os.environ)
 
     def _run_work(self, zygote: Any, work: Work, reporters: Reporters, deferred: Deferred) -> Summary:
         if not work.tests:

@@ -18,6 +18,7 @@ from torch_testing_ext.runner import events
 from torch_testing_ext.runner.engine.local import Engine
 from torch_testing_ext.runner.model import Attempt, Summary, Test, TestId
 from torch_testing_ext.runner.options.options import Options
+from torch_testing_ext.runner.processes.warm_up import WarmUp
 from torch_testing_ext.runner.processes.zygote import Zygote
 from torch_testing_ext.runner.scheduling.inventory import Inventory
 from torch_testing_ext.runner.scheduling.leases import Leases
@@ -71,7 +72,7 @@ class Project:
 
     def __init__(self, root: Path | None = None, preloaded: Sequence[str] = (), drop_in: bool = False) -> None:
         self.root = root or Path(tempfile.mkdtemp(prefix="torch_testing_ext_test_")).resolve()
-        self.zygote = Zygote(self.root, (*PRELOADED, *preloaded), drop_in).__enter__()
+        self.zygote = Zygote(self.root, WarmUp((*PRELOADED, *preloaded)), drop_in).__enter__()
         self._files = 0
 
     @classmethod

@@ -15,6 +15,7 @@ from torch_testing_ext.runner import events
 from torch_testing_ext.runner.engine import local
 from torch_testing_ext.runner.options.options import CannotRun
 from torch_testing_ext.runner.processes import zygote, zygote_client
+from torch_testing_ext.runner.processes.warm_up import WarmUp
 
 # Kills the zygote: the parent of the parent of the nanny.
 KILLERS = """
@@ -131,7 +132,7 @@ class NotStartedAgainTest(TestCase):
             self.project = Project.__new__(Project)
             self.project.root = self.folder()
             (self.project.root / "ends_it.py").write_text(DIES_LATER.format(marker=str(self.project.root / "marker")))
-            self.project.zygote = zygote.Zygote(self.project.root, processes_support.PRELOADED).__enter__()
+            self.project.zygote = zygote.Zygote(self.project.root, WarmUp(processes_support.PRELOADED)).__enter__()
             self.project._files = 0
         self.addCleanup(self.project.close)
 

@@ -44,7 +44,7 @@ class ClusterSession(Session):
             self._folder = Path(folder)
             return super().run()
 
-    def _zygote(self) -> ClusterPlace:
+    def _zygote(self, files: Sequence[str]) -> ClusterPlace:
         return ClusterPlace(
             self._launcher(), self._node_leases, self._options.cluster_timeout, _say, self._warnings.append
         )

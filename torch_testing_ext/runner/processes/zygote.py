@@ -41,7 +41,8 @@ from .protocol import (
     TestNotRun,
 )
 from .unit_spec import LoadAs, SpanOfNodes, UnitSpec
-from .zygote_client import PRELOADED, Gone, ZygoteClient
+from .warm_up import WarmUp
+from .zygote_client import Gone, ZygoteClient
 
 IMPORT_PATIENCE = 120.0
 COUNT_PATIENCE = 200.0  # longer than each of the ways to ask the driver takes
@@ -74,11 +75,9 @@ class FileState(enum.Enum):
 class Zygote(ZygoteClient):
     """The zygote and the processes of test files: `with Zygote(root) as zygote:`."""
 
-    def __init__(
-        self, root: Path, preloaded: tuple[str, ...] = PRELOADED, drop_in: bool = False, all_marks: bool = False
-    ):
+    def __init__(self, root: Path, warm_up: WarmUp | None = None, drop_in: bool = False, all_marks: bool = False):
         """`all_marks`: find tests, too, that pytest's own options deselect by their marks."""
-        super().__init__(root, preloaded, drop_in)
+        super().__init__(root, warm_up, drop_in)
         self.all_marks = all_marks
         self.span = SpanOfNodes()
         self.torch_version = ""  # known when devices have been counted

@@ -27,15 +27,8 @@ from torch_testing_ext._process.messages import unexpected
 
 from ..options.options import CannotRun
 from .protocol import ChildGone, FromZygote, Kill, ZygoteReady
+from .warm_up import WarmUp
 
-# Modules that most test files import, imported once for all of them.
-PRELOADED = (
-    "torch",
-    "torch.distributed",
-    "torch_testing_ext.common_distributed",
-    "torch_testing_ext.common_fsdp",
-    "torch_testing_ext.distributed._tensor.common_dtensor",
-)
 START_PATIENCE = 300.0
 QUIT_PATIENCE = 5.0
 # How often in a row the zygote may die. It has died in a row if no child has ended by itself in between.
@@ -51,13 +44,13 @@ class ZygoteClient:
 
     quit_patience = QUIT_PATIENCE
 
-    def __init__(self, root: Path, preloaded: tuple[str, ...] = PRELOADED, drop_in: bool = False):
+    def __init__(self, root: Path, warm_up: WarmUp | None = None, drop_in: bool = False):
         """`drop_in`: the root is a PyTorch checkout, whose tests get our classes under PyTorch's names."""
         self.root = root
         self._drop_in = drop_in
         self.loop = EventLoop()
         self.directory = Path()
-        self._preloaded = preloaded
+        self._warm_up = warm_up or WarmUp()
         self._numbers = itertools.count()
         self._gone: dict[int, Gone] = {}  # by number of child
         self._process: subprocess.Popen[bytes] | None = None
@@ -98,9 +91,10 @@ class ZygoteClient:
         ours, theirs = socket_pair()
         self._channel = Channel(ours, FromZygote)
         words = [str(theirs.fileno()), str(os.getpid()), str(self.directory), str(int(self._drop_in))]
+        words += [str(int(self._warm_up.collapse)), *self._warm_up.modules]
         # A checkout has a folder torch/ that is not the installed torch.
         path = sys.path if self._drop_in else [str(self.root), *sys.path]
-        command = interpreter.command("runner.processes.zygote_process", path, *words, *self._preloaded)
+        command = interpreter.command("runner.processes.zygote_process", path, *words)
         self._ready = False
         with theirs:
             try:

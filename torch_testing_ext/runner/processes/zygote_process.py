@@ -22,7 +22,7 @@ from .protocol import CountDevices, DevicesCounted, Kill, Nothing, OpenFile, Sta
 
 
 def main() -> NoReturn:
-    """`python -c "... main()" CHANNEL PARENT DIRECTORY DROP_IN MODULES...`; DROP_IN is 0 or 1."""
+    """`python -c "... main()" CHANNEL PARENT DIRECTORY DROP_IN COLLAPSE MODULES...`; DROP_IN, COLLAPSE: 0 or 1."""
     parent, directory = int(sys.argv[2]), sys.argv[3]
     channel: Channel[ToZygote] = Channel.on(int(sys.argv[1]), ToZygote)
     child.start_session(parent, signal.SIGTERM)
@@ -32,13 +32,13 @@ def main() -> NoReturn:
         from torch_testing_ext.upstream import drop_in
 
         drop_in.install()
-    ZygoteProcess(channel, _warm_up(sys.argv[5:])).serve()
+    ZygoteProcess(channel, _warm_up(sys.argv[6:], sys.argv[5] == "1")).serve()
     # A client that was killed has not removed it. Without a check: getppid() shows that death only after a moment.
     shutil.rmtree(directory, ignore_errors=True)
     os._exit(0)
 
 
-def _warm_up(modules: Iterable[str]) -> str | None:
+def _warm_up(modules: Iterable[str], collapse: bool) -> str | None:
     """Import modules that the test files will need. Returns the reason if this process is not safe to fork, or None."""
     for name in modules:
         with suppress(Exception):  # a file that needs the module will report the error
@@ -50,7 +50,7 @@ def _warm_up(modules: Iterable[str]) -> str | None:
     _torch.warm_up()
     _torch.exempt_imported(garbage=2)
     unsafe = fork_safety.prepare_to_fork()
-    for region in () if unsafe else system.memory_regions():
+    for region in system.memory_regions() if collapse and not unsafe else ():
         system.collapse(*region)
     return unsafe
 

@@ -1,0 +1,48 @@
+"""What the source of a test file says before it is imported: the parts of torch that it uses, its number of tests.
+
+Never imports torch.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+# The first use of these imports dynamo. A file that only mentions one loses the time of that one import.
+_DYNAMO = re.compile(
+    r"\b(?:DistributedDataParallel|FullyShardedDataParallel|fully_shard|parallelize_module"
+    r"|DTensor|distribute_tensor|distribute_module|torch\.compile)\b"
+)
+# Compiling by inductor imports as much again. Files that only compile for another backend do not mention it.
+_INDUCTOR = re.compile(r"\b_?inductor\b")
+_FSDP = re.compile(r"fsdp|fully_?shard", re.IGNORECASE)
+_DTENSOR = re.compile(r"dtensor|_tensor\b|\bdistributed\.tensor\b|parallelize_module", re.IGNORECASE)
+_TEST = re.compile(r"^\s*(?:async )?def test", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class SourceFacts:
+    """What the source of a file says."""
+
+    fsdp: bool = False
+    dtensor: bool = False
+    dynamo: bool = False
+    inductor: bool = False
+    tests: int = 0  # without parameters
+
+
+def facts_of(file: str) -> SourceFacts:
+    """Of a file that cannot be read, nothing is known."""
+    try:
+        source = Path(file).read_text(errors="replace")
+    except OSError:
+        return SourceFacts()
+    uses_dynamo = bool(_DYNAMO.search(source))
+    return SourceFacts(
+        fsdp=bool(_FSDP.search(source)),
+        dtensor=bool(_DTENSOR.search(source)),
+        dynamo=uses_dynamo,
+        inductor=uses_dynamo and bool(_INDUCTOR.search(source)),
+        tests=len(_TEST.findall(source)),
+    )

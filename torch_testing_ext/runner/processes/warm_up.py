@@ -1,0 +1,41 @@
+"""What the zygote does for the test files of a run before it forks: the modules that it imports, and its memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch_testing_ext._cases.source_facts import facts_of
+
+_ALWAYS = ("torch", "torch.distributed", "torch_testing_ext.common_distributed")
+_FSDP = "torch_testing_ext.common_fsdp"
+_DTENSOR = "torch_testing_ext.distributed._tensor.common_dtensor"
+_DYNAMO = "torch_testing_ext._cases.dynamo_imported"
+_MANY = 20  # tests
+
+
+@dataclass(frozen=True)
+class WarmUp:
+    """What the zygote does. By default, for files that are not known."""
+
+    modules: tuple[str, ...] = (*_ALWAYS, _FSDP, _DTENSOR)
+    collapse: bool = True  # its memory, which takes up to half a second and makes each fork 10 ms faster
+
+
+def warm_up_for(root: Path, files: Iterable[str]) -> WarmUp:
+    """What pays for these files, given relative to the root.
+
+    What no file uses is not imported: FSDP and DTensor take half as long as torch itself, and dynamo as long again. The
+    process of a file that imports more does so itself. Dynamo is imported if half of the files use it: all other files
+    would wait for it, and each process that is forked gets larger by a tenth.
+    """
+    facts = [facts_of(str(root / name)) for name in files]
+    modules = [*_ALWAYS]
+    if any(one.fsdp for one in facts):
+        modules.append(_FSDP)
+    if any(one.dtensor for one in facts):
+        modules.append(_DTENSOR)
+    if facts and 2 * sum(one.dynamo for one in facts) >= len(facts):
+        modules.append(_DYNAMO)
+    return WarmUp(tuple(modules), sum(one.tests for one in facts) >= _MANY)
