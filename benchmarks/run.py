@@ -139,7 +139,9 @@ def compare(files: Sequence[str]) -> list[Target]:
     }
     if not ratios:
         raise SystemExit("nothing to compare: no test of these files passes on PyTorch's classes")
-    return [Target(f"PyTorch's time / ours, {title}", each, MINIMUM_RATIO, True) for title, each in ratios.items()]
+    return [
+        Target(f"PyTorch's time / ours, {title}", each, MINIMUM_RATIO, at_least=True) for title, each in ratios.items()
+    ]
 
 
 def _by_kind(runs: Sequence[PyTorchRun]) -> list[list[PyTorchRun]]:

@@ -19,6 +19,7 @@ _INDUCTOR = re.compile(r"\b_?inductor\b")
 _FSDP = re.compile(r"fsdp|fully_?shard", re.IGNORECASE)
 _DTENSOR = re.compile(r"dtensor|_tensor\b|\bdistributed\.tensor\b|parallelize_module", re.IGNORECASE)
 _TEST = re.compile(r"^\s*(?:async )?def test", re.MULTILINE)
+_GENERATES = re.compile(r"\binstantiate_\w+_tests\b|\bparametriz|\bsetattr\(|\bload_tests\b")
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,8 @@ class SourceFacts:
     dtensor: bool = False
     dynamo: bool = False
     inductor: bool = False
-    tests: int = 0  # without parameters
+    tests: int = 0  # functions that look like tests
+    generates: bool = False  # more tests than there are such functions
 
 
 def facts_of(file: str) -> SourceFacts:
@@ -45,4 +47,5 @@ def facts_of(file: str) -> SourceFacts:
         dynamo=uses_dynamo,
         inductor=uses_dynamo and bool(_INDUCTOR.search(source)),
         tests=len(_TEST.findall(source)),
+        generates=bool(_GENERATES.search(source)),
     )

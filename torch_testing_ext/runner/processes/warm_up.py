@@ -12,7 +12,7 @@ _ALWAYS = ("torch", "torch.distributed", "torch_testing_ext.common_distributed")
 _FSDP = "torch_testing_ext.common_fsdp"
 _DTENSOR = "torch_testing_ext.distributed._tensor.common_dtensor"
 _DYNAMO = "torch_testing_ext._cases.dynamo_imported"
-_MANY = 20  # tests
+_MANY = 10  # tests
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,8 @@ class WarmUp:
     """What the zygote does. By default, for files that are not known."""
 
     modules: tuple[str, ...] = (*_ALWAYS, _FSDP, _DTENSOR)
-    collapse: bool = True  # its memory, which takes up to half a second and makes each fork 10 ms faster
+    # Its memory: this takes up to half a second, and makes each fork 5 to 15 ms faster, of which a test needs several.
+    collapse: bool = True
 
 
 def warm_up_for(root: Path, files: Iterable[str]) -> WarmUp:
@@ -38,4 +39,5 @@ def warm_up_for(root: Path, files: Iterable[str]) -> WarmUp:
         modules.append(_DTENSOR)
     if facts and 2 * sum(one.dynamo for one in facts) >= len(facts):
         modules.append(_DYNAMO)
-    return WarmUp(tuple(modules), sum(one.tests for one in facts) >= _MANY)
+    are_many = any(one.generates for one in facts) or sum(one.tests for one in facts) >= _MANY
+    return WarmUp(tuple(modules), are_many)
