@@ -66,11 +66,11 @@ class WarmUpTest(TestCase):
         self.assertEqual(self.imported(DDP, PLAIN, PLAIN), [])
 
     def test_memory_is_collapsed_for_many_tests(self):
-        many = "".join(f"    def test_{number}(self): ...\n" for number in range(9))
-        self.assertFalse(warm_up_for(self.root, self.files(*[PLAIN] * 9)).collapse)
+        many = "".join(f"    def test_{number}(self): ...\n" for number in range(7))
+        self.assertFalse(warm_up_for(self.root, self.files(*[PLAIN] * 7)).collapse)
         self.assertTrue(warm_up_for(self.root, self.files(PLAIN + "instantiate_parametrized_tests(T)\n")).collapse)
         self.assertTrue(warm_up_for(self.root, self.files(PLAIN + many)).collapse)
-        self.assertTrue(warm_up_for(self.root, self.files(*[PLAIN] * 10)).collapse)
+        self.assertTrue(warm_up_for(self.root, self.files(*[PLAIN] * 8)).collapse)
 
     def test_files_that_cannot_be_read(self):
         (self.root / "test_bytes.py").write_bytes(b"\xff\xfe fsdp")

@@ -12,7 +12,7 @@ _ALWAYS = ("torch", "torch.distributed", "torch_testing_ext.common_distributed")
 _FSDP = "torch_testing_ext.common_fsdp"
 _DTENSOR = "torch_testing_ext.distributed._tensor.common_dtensor"
 _DYNAMO = "torch_testing_ext._cases.dynamo_imported"
-_MANY = 10  # tests
+_MANY = 8  # tests
 
 
 @dataclass(frozen=True)
