@@ -57,8 +57,10 @@ from .rendezvous import Stores
 from .report import Exit, now
 from .starting import StreamedOutput, open_streams, spawn
 
-# From this launch on it pays to collapse memory into huge pages: a fork then copies far fewer page tables.
+# It pays to collapse memory into huge pages, since a fork then copies far fewer page tables: while the server is idle
+# after this launch, or before one of so many ranks.
 COLLAPSE_AT = 2
+MANY_RANKS = 64
 
 
 @dataclass
@@ -89,6 +91,7 @@ class ForkServer:
         self._accounts: list[AccountFile] = []  # while ranks are being started
         self._stores = Stores(self._loop, self._send)
         self._launches = 0
+        self._is_collapsed = False
         self._unsafe: str | None = None  # why this process must not fork more ranks
         self._client_is_gone = False
 
@@ -178,9 +181,7 @@ class ForkServer:
         if self._method is not StartMethod.SPAWN:
             if self._launches == 1:
                 self._loop.when_idle(self._warm_up)
-            if self._launches == COLLAPSE_AT:
-                for region in system.memory_regions():
-                    self._loop.when_idle(partial(system.collapse, *region))
+            self._collapse(at_once=len(job.ranks) >= MANY_RANKS)
             job.context.apply()  # once, here: each rank inherits it
             recording.prepare_to_sanitize(bool(job.sanitize))
         for thing in (job.body, job.subject):
@@ -188,6 +189,16 @@ class ForkServer:
                 thing.inherited()
             elif self._method is StartMethod.FORK_FRESH:
                 thing.resolve()
+
+    def _collapse(self, at_once: bool) -> None:
+        if self._is_collapsed or not (at_once or self._launches >= COLLAPSE_AT):
+            return
+        self._is_collapsed = True
+        for region in system.memory_regions():
+            if at_once:
+                system.collapse(*region)
+            else:
+                self._loop.when_idle(partial(system.collapse, *region))
 
     def _start_all(self, run: int, job: Job) -> None:
         try:

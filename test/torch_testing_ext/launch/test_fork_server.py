@@ -18,7 +18,7 @@ from launch_support import Ranks, environ, local_class, nothing_left, outcome_of
 from torch_testing_ext import launch
 from torch_testing_ext._machine import accelerators
 from torch_testing_ext.common_utils import TestCase, run_tests
-from torch_testing_ext.launch import client, node_server, run
+from torch_testing_ext.launch import client, fork_server, node_server, run
 from torch_testing_ext.launch.protocol import StartMethod
 
 
@@ -27,7 +27,13 @@ def fifo_of(test):
     return f"{os.path.dirname(test.file_name)}.fifo"
 
 
+collapsed = []  # what the fork server of TestMemory has collapsed; ranks inherit it
+
+
 class Jobs(Ranks):
+    def finds_memory_collapsed(self):
+        self.assertNotEqual(collapsed, [])
+
     def reduces(self):
         self.join_group()
         dist.all_reduce(torch.ones(1))
@@ -223,6 +229,31 @@ class WithFifo(Jobs):
     def _spawn_processes(self):
         os.mkfifo(fifo_of(self))
         super()._spawn_processes()
+
+
+class TestMemory(TestCase):
+    """The memory of the fork server is collapsed before it forks many ranks, or after its second launch."""
+
+    def setUp(self):
+        super().setUp()
+        launch.close()  # a new server inherits the patches
+        self.addCleanup(launch.close)
+        note = unittest.mock.patch.object(fork_server.system, "collapse", lambda *region: collapsed.append(region))
+        note.start()
+        self.addCleanup(note.stop)
+
+    def found(self):
+        return outcome_of(Jobs("finds_memory_collapsed")).outcome
+
+    def test_before_many_ranks(self):
+        with unittest.mock.patch.object(fork_server, "MANY_RANKS", 4):
+            self.assertEqual(self.found(), "passed")
+
+    def test_after_the_second_launch(self):
+        self.assertEqual(self.found(), "failed")
+        self.assertEqual(outcome_of(Jobs("reduces")).outcome, "passed")
+        self.assertEqual(outcome_of(Jobs("reduces")).outcome, "passed")  # until it ends, the server is idle
+        self.assertEqual(self.found(), "passed")
 
 
 class Many(Ranks):
