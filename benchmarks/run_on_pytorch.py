@@ -19,7 +19,6 @@ MIRRORED = {
     f"{OURS}.common_dist_composable",
     f"{OURS}.distributed._tensor.common_dtensor",
 }
-RENAMED = {"skip_if_rocm": "skip_if_rocm_multiprocess"}  # in PyTorch, from older names that ours have, too
 
 
 class PyTorchFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -31,9 +30,6 @@ class PyTorchFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def create_module(self, spec):
         self._module = importlib.import_module(spec.name.replace(OURS, THEIRS, 1))
         self._spec = self._module.__spec__
-        for name, now in RENAMED.items():
-            if not hasattr(self._module, name) and hasattr(self._module, now):
-                setattr(self._module, name, getattr(self._module, now))
         return self._module
 
     def exec_module(self, module):

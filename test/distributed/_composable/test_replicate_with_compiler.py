@@ -36,7 +36,7 @@ from torch.utils.checkpoint import checkpoint
 
 from torch_testing_ext import _torch
 from torch_testing_ext._machine import accelerators
-from torch_testing_ext.common_distributed import MultiProcessTestCase, skip_if_lt_x_gpu, skip_if_rocm
+from torch_testing_ext.common_distributed import MultiProcessTestCase, skip_if_lt_x_gpu, skip_if_rocm_multiprocess
 from torch_testing_ext.common_utils import lazy_skip_if, run_tests
 
 BACKEND = "inductor"
@@ -56,7 +56,7 @@ needs_cpp_compiler = unittest.skipUnless(shutil.which(CXX), f"inductor needs a C
 
 def needs_two_gpus(test: Callable) -> Callable:
     needs_triton = lazy_skip_if(lambda: not _torch.has_triton(), "inductor needs Triton, and support for it here")
-    return skip_if_rocm(skip_if_lt_x_gpu(2)(needs_triton(test)))
+    return skip_if_rocm_multiprocess(skip_if_lt_x_gpu(2)(needs_triton(test)))
 
 
 def accelerator() -> str:
