@@ -141,9 +141,12 @@ class Candidate:
 def environment(kit: str, **more: object) -> dict[str, str]:
     environ = {**os.environ, "KIT": kit, **{name: str(value) for name, value in more.items()}}
     environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(HERE.parent), os.environ.get("PYTHONPATH")]))
-    # Installed packages come with their bytecode; let our modules write theirs, too.
-    environ.pop("PYTHONDONTWRITEBYTECODE", None)
-    return environ
+    return with_bytecode(environ)
+
+
+def with_bytecode(environ: dict[str, str]) -> dict[str, str]:
+    """Installed packages come with their bytecode; let our modules write theirs, too."""
+    return {name: value for name, value in environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
 
 def pss(pid: int) -> float:

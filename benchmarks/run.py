@@ -26,7 +26,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from launch import Target
+from launch import Target, with_bytecode
 
 from torch_testing_ext._process import reaping, system
 
@@ -64,9 +64,8 @@ class PyTorchRun:
 
 def timed(command: Sequence[str | Path], extra_path: Sequence[str] = (), **more: str) -> tuple[float, str]:
     """Seconds that a command took, and its output. `more`: variables of its environment."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*extra_path, str(ROOT)]), **more}
-    # Installed packages come with their bytecode; let our modules write theirs, too.
-    environment.pop("PYTHONDONTWRITEBYTECODE", None)
+    path = os.pathsep.join([*extra_path, str(ROOT)])
+    environment = with_bytecode({**os.environ, "PYTHONPATH": path, **more})
     began = time.perf_counter()
     # In a session of its own: Ctrl-C reaches only this process, which ends the others.
     with subprocess.Popen(

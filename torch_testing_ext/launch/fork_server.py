@@ -194,11 +194,11 @@ class ForkServer:
         if self._is_collapsed or not (at_once or self._launches >= COLLAPSE_AT):
             return
         self._is_collapsed = True
+        if at_once:
+            system.collapse_all()
+            return
         for region in system.memory_regions():
-            if at_once:
-                system.collapse(*region)
-            else:
-                self._loop.when_idle(partial(system.collapse, *region))
+            self._loop.when_idle(partial(system.collapse, *region))
 
     def _start_all(self, run: int, job: Job) -> None:
         try:

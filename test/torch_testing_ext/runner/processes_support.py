@@ -18,14 +18,14 @@ from torch_testing_ext.runner import events
 from torch_testing_ext.runner.engine.local import Engine
 from torch_testing_ext.runner.model import Attempt, Summary, Test, TestId
 from torch_testing_ext.runner.options.options import Options
-from torch_testing_ext.runner.processes.warm_up import WarmUp
+from torch_testing_ext.runner.processes.warm_up import ALWAYS, WarmUp
 from torch_testing_ext.runner.processes.zygote import Zygote
 from torch_testing_ext.runner.scheduling.inventory import Inventory
 from torch_testing_ext.runner.scheduling.leases import Leases
 from torch_testing_ext.runner.scheduling.plan import plan
 from torch_testing_ext.runner.scheduling.policy import Queue
 
-PRELOADED = ("torch", "torch.distributed", "torch_testing_ext.common_distributed")
+PRELOADED = ALWAYS
 
 
 class EventRecorder:

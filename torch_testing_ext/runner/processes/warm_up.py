@@ -8,7 +8,7 @@ from pathlib import Path
 
 from torch_testing_ext._cases.source_facts import facts_of
 
-_ALWAYS = ("torch", "torch.distributed", "torch_testing_ext.common_distributed")
+ALWAYS = ("torch", "torch.distributed", "torch_testing_ext.common_distributed")
 _FSDP = "torch_testing_ext.common_fsdp"
 _DTENSOR = "torch_testing_ext.distributed._tensor.common_dtensor"
 _DYNAMO = "torch_testing_ext._cases.dynamo_imported"
@@ -19,7 +19,7 @@ _MANY = 8  # tests
 class WarmUp:
     """What the zygote does. By default, for files that are not known."""
 
-    modules: tuple[str, ...] = (*_ALWAYS, _FSDP, _DTENSOR)
+    modules: tuple[str, ...] = (*ALWAYS, _FSDP, _DTENSOR)
     # Its memory: this takes up to half a second, and makes each fork 5 to 15 ms faster, of which a test needs several.
     collapse: bool = True
 
@@ -32,7 +32,7 @@ def warm_up_for(root: Path, files: Iterable[str]) -> WarmUp:
     would wait for it, and each process that is forked gets larger by a tenth.
     """
     facts = [facts_of(str(root / name)) for name in files]
-    modules = [*_ALWAYS]
+    modules = [*ALWAYS]
     if any(one.fsdp for one in facts):
         modules.append(_FSDP)
     if any(one.dtensor for one in facts):

@@ -50,8 +50,8 @@ def _warm_up(modules: Iterable[str], collapse: bool) -> str | None:
     _torch.warm_up()
     _torch.exempt_imported(garbage=2)
     unsafe = fork_safety.prepare_to_fork()
-    for region in system.memory_regions() if collapse and not unsafe else ():
-        system.collapse(*region)
+    if collapse and not unsafe:
+        system.collapse_all()
     return unsafe
 
 
