@@ -48,7 +48,9 @@ def run_pytest(
 ) -> PytestRun:
     """Run pytest on these files, by name, in a folder of their own. `more`: environment variables."""
     with tempfile.TemporaryDirectory() as temporary:
-        where = Path(folder or temporary)
+        # With a fixed name: pytest's -k matches that of the folder too, and a random one has any two letters some day.
+        where = Path(folder or temporary, *([] if folder else ["files"]))
+        where.mkdir(exist_ok=True)
         for name, source in files.items():
             Path(where, name).write_text(source)
         report = Path(temporary, "junit", "report.xml")

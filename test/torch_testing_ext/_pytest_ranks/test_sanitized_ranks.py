@@ -112,7 +112,8 @@ class SanitizedRanksTest(PytestCase):
 
     def test_settings(self) -> None:
         files = {"test_x.py": HEAD + MARKED, "test_y.py": HEAD + SPAWNED}
-        run = run_pytest(files, "--sanitize", "-k", "op or crossed", TORCH_TESTING_EXT_SHAKE="7")
+        tests = ("test_x.py::test_op", "test_y.py::test_spawned_op", "test_y.py::test_spawned_crossed")
+        run = run_pytest(files, *tests, "--sanitize", TORCH_TESTING_EXT_SHAKE="7")
         self.assertOutcomes(run, {"test_op": "failed", "test_spawned_op": "failed", "test_spawned_crossed": "passed"})
         for name in ("test_op", "test_spawned_op"):
             self.assertIn(BY_OP, run.messages[name])
