@@ -32,6 +32,7 @@ import weakref
 import numpy
 import torch
 from guarded import Scenario, play
+from torch import nn
 
 from torch_testing_ext.common_utils import instantiate_parametrized_tests, parametrize, run_tests
 from torch_testing_ext.distributed._tensor.common_dtensor import DTensorContinuousTestBase
@@ -84,6 +85,7 @@ REFUSED = {
     "new_generator": lambda own: numpy.random.default_rng().random(),
     "initial_seed": lambda own: torch.initial_seed() % 3,
     "rng_state": lambda own: torch.random.get_rng_state().numel(),
+    "autocast_cache": lambda own: 2 if torch.is_autocast_cache_enabled() else 1,
     "open": read_file,
     "exists": lambda own: 2 if os.path.exists(own.path) else 1,
     "size": lambda own: os.path.getsize(own.path),
@@ -149,6 +151,11 @@ GUARDED = {
     "deterministic": (
         lambda own: 2 if torch.are_deterministic_algorithms_enabled() else 1,
         lambda own: torch.use_deterministic_algorithms(True),
+    ),
+    # A layer of torch has asked for it before the step does.
+    "asked_by_torch_first": (
+        lambda own: (nn.functional.layer_norm(torch.ones(2), (2,)), 2 if torch.backends.cudnn.enabled else 1)[1],
+        lambda own: torch.backends.cudnn.set_flags(_enabled=False),
     ),
     "decimal_places": (
         lambda own: float(decimal.Decimal(1) / decimal.Decimal(3)),

@@ -35,7 +35,10 @@ from .types_seen import asks_for_class, put_in, show_classes, take_from
 from .world import (
     asker_of_setting,
     hidden_read,
+    holds_no_world,
     is_asked_by_step,
+    may_be_setting,
+    never_asks,
     outside_read,
     outside_read_in_python,
     reads_environment,
@@ -68,7 +71,9 @@ class Observer:
         self.error: SPMDError | None = None
         self.settings: list[Callable[[], Any]] = []  # functions that return those of torch
         self.more_roots: dict[str, Any] = {}  # found while the step ran
-        self._met: set[Any] = set()  # functions in C
+        # Codes and functions in C whose further calls tell nothing new, by id. Nearly all calls of a trace are theirs.
+        self._dull: dict[int, Any] = {}
+        self._dull_types: dict[type, bool] = {}  # whether this holds for all methods in C of a type
         self.swapped = 0  # how many functions' variables hold fakes
         self.cells: dict[int, tuple[types.CellType, str, Any]] = {}  # with what they held before the trace
         self.own_attributes: dict[int, tuple[Any, str, dict[str, Any]]] = {}  # of classes and functions
@@ -111,7 +116,7 @@ class Observer:
         elif event == "call":
             if frame.f_code is _IMPORT:
                 self._import = frame
-            else:
+            elif id(frame.f_code) not in self._dull:
                 self._on_call(frame)
         elif event == "c_call":
             self._on_c_call(frame, arg)
@@ -125,9 +130,6 @@ class Observer:
         elif reads_environment(code) and is_asked_by_step(frame):
             self.more_roots["os.environ"] = os.environ._data  # type: ignore[attr-defined]
             self._walk(self.more_roots["os.environ"], "os.environ")
-        known = id(code) in self.codes
-        if known and code.co_filename.startswith(_SYSTEM):
-            return
         self.codes[id(code)] = code
         kind = kind_of_code(code, frame.f_globals)
         if asks_for_class(code, kind):
@@ -137,6 +139,8 @@ class Observer:
                 self._note_setting(frame.f_globals.get(code.co_name), frame.f_globals.get("__name__"), frame.f_back)
             if code.co_filename.startswith(_TORCH_PARTS):
                 self.names.add(code, of_system=True)
+            if code.co_filename != "<string>" and never_asks(code):
+                self._dull[id(code)] = code
             return
         try:
             with disable_torch_function():
@@ -147,12 +151,23 @@ class Observer:
             self.error = self.error or error
 
     def _on_c_call(self, frame: FrameType, function: Any) -> None:
+        if id(function) in self._dull:
+            return
+        module = getattr(function, "__module__", None)
+        if module is None and self._is_dull(type(getattr(function, "__self__", None))):
+            return
         what = outside_read(function) or hidden_read(function, self.reach.opaque)
         if what is not None:
             self._refuse_outside_read(what, frame)
-        elif function not in self._met:
-            self._met.add(function)
-            self._note_setting(function, getattr(function, "__module__", None), frame)
+        elif may_be_setting(function, module):
+            self._note_setting(function, module, frame)
+        elif module is not None:  # not a method of an object, which ends with the call
+            self._dull[id(function)] = function
+
+    def _is_dull(self, kind: type) -> bool:
+        if kind not in self._dull_types:
+            self._dull_types[kind] = holds_no_world(kind)
+        return self._dull_types[kind]
 
     def _note_setting(self, function: Any, module: str | None, asker: FrameType | None) -> None:
         asker = asker_of_setting(asker)

@@ -82,12 +82,20 @@ def sizes_as_numbers() -> Iterator[None]:
 
 def _seen_as(number: type) -> Callable[[Any, str], Any]:
     """An attribute access by which the class of a symbol is `number` for user code."""
-    return lambda symbol, name: (
-        number if name == "__class__" and _called_by_user() else object.__getattribute__(symbol, name)
-    )
+
+    def get(symbol: Any, name: str) -> Any:  # torch calls it tens of thousands of times in a trace
+        if name == "__class__" and _is_of_user(sys._getframe(1).f_code.co_filename):
+            return number
+        return object.__getattribute__(symbol, name)
+
+    return get
 
 
 def _called_by_user() -> bool:
     """Whether user code runs the expression that called the method of a symbol."""
-    filename = sys._getframe(2).f_code.co_filename
+    return _is_of_user(sys._getframe(2).f_code.co_filename)
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_of_user(filename: str) -> bool:
     return is_user_file(filename) or kind_of_file(filename) == "user"

@@ -7,6 +7,7 @@ code of the step that asks for it is refused. Environment variables and torch's 
 from __future__ import annotations
 
 import datetime
+import functools
 import gc
 import io
 import os
@@ -50,6 +51,7 @@ _WORLD: dict[Any, str] = {
     **_functions(sys, ("getrefcount",), "the state of the interpreter"),
     **_functions(tracemalloc, ("get_traced_memory",), "the state of the interpreter"),
     **_functions(resource, ("getrusage", "getrlimit"), "the operating system"),
+    torch.is_autocast_cache_enabled: "autocast's cache (torch.is_autocast_cache_enabled), which a trace turns off",
     io.open: "a file (open)",
     io.open_code: "a file (open_code)",
     input: "the standard input",
@@ -71,6 +73,7 @@ _RANDOM_FILES = {f"{torch.__path__[0]}/random.py", f"{torch.__path__[0]}/cuda/ra
 _ENVIRONMENT = {
     getattr(os._Environ, name).__code__ for name in ("__getitem__", "__iter__", "__len__", "copy", "__repr__")
 }
+_ASKING = {random.Random.seed.__code__, *_WORLD_CODES, *_ENVIRONMENT}
 _SETTINGS = ("get_", "is_", "are_", "_get_")
 _SETTINGS_OF_PYTHON: dict[Any, Callable[[], Any]] = {
     sys.getrecursionlimit: sys.getrecursionlimit,
@@ -93,6 +96,18 @@ def outside_read(function: Any) -> str | None:
     if isinstance(owner, torch.Generator):
         return "the state of a random generator" if function.__name__ in _RANDOM_STATE else None
     return _WORLD.get(function)
+
+
+def never_asks(code: CodeType) -> bool:
+    """Whether no call of `code`, which is the system's, reads anything from outside of the program by itself."""
+    may_be_setting = not code.co_argcount and code.co_name.startswith((*_SETTINGS, *_ERRORS_OF_NUMPY))
+    return code not in _ASKING and not may_be_setting
+
+
+def holds_no_world(kind: type) -> bool:
+    """Whether no method in C of an object of this type reads anything from outside of the program."""
+    outside = (type, io.IOBase, torch.Generator, types.ModuleType, type(None))
+    return not issubclass(kind, outside) and kind.__module__.split(".")[0] in _LASTING
 
 
 def hidden_read(function: Any, opaque: dict[int, str]) -> str | None:
@@ -137,20 +152,32 @@ def is_asked_by_step(frame: FrameType | None) -> bool:
 
 def asker_of_setting(frame: FrameType | None) -> FrameType | None:
     """The code that asks for a setting: the caller of `torch.backends`, whose attributes call functions, or numpy."""
-    while frame is not None and _ASKING_FOR_OTHERS.match(frame.f_code.co_filename):
+    while frame is not None and _asks_for_others(frame.f_code.co_filename):
         frame = frame.f_back
     return frame
 
 
+@functools.lru_cache(maxsize=4096)
+def _asks_for_others(filename: str) -> bool:
+    return _ASKING_FOR_OTHERS.match(filename) is not None
+
+
+def may_be_setting(function: Any, module: str | None) -> bool:
+    """Whether `function`, of this module, may be one for which `setting_of` has an answer, as its name tells."""
+    if isinstance(function, types.BuiltinFunctionType) and function in _SETTINGS_OF_PYTHON:
+        return True
+    name, of_torch = getattr(function, "__name__", ""), module is not None and module.startswith("torch")
+    return name in _ERRORS_OF_NUMPY or (of_torch and name.startswith(_SETTINGS))
+
+
 def setting_of(function: Any, module: str | None) -> Callable[[], Any] | None:
     """`function`, or what calls it, if it returns a setting of torch, numpy or Python, without arguments."""
+    if not may_be_setting(function, module):
+        return None
     if isinstance(function, types.BuiltinFunctionType) and function in _SETTINGS_OF_PYTHON:
         return _SETTINGS_OF_PYTHON[function]
-    name = getattr(function, "__name__", "")
-    if name in _ERRORS_OF_NUMPY:
+    if function.__name__ in _ERRORS_OF_NUMPY:
         return cast("Callable[[], Any]", function)
-    if module is None or not module.startswith("torch") or not name.startswith(_SETTINGS):
-        return None
     try:
         value = function()
     except Exception:
