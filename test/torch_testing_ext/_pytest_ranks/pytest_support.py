@@ -49,7 +49,7 @@ def run_pytest(
     """Run pytest on these files, by name, in a folder of their own. `more`: environment variables."""
     with tempfile.TemporaryDirectory() as temporary:
         # With a fixed name: pytest's -k matches that of the folder too, and a random one has any two letters some day.
-        where = Path(folder or temporary, *([] if folder else ["files"]))
+        where = Path(folder) if folder else Path(temporary, "files")
         where.mkdir(exist_ok=True)
         for name, source in files.items():
             Path(where, name).write_text(source)
