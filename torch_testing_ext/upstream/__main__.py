@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from .mapping import UserError, installed_torch
+from .mapping import UserError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -31,7 +31,6 @@ def _parser() -> argparse.ArgumentParser:
     _add_import(commands.add_parser("import", help="copy PyTorch test files here and rewrite their imports"))
     _add_patch(commands.add_parser("patch", help="turn our test files into a patch for a PyTorch checkout"))
     _add_patches(commands.add_parser("patches", help="list or check the patches for PyTorch that we keep"))
-    _add_coverage(commands.add_parser("coverage", help="show which names of PyTorch's test kit we have"))
     return parser
 
 
@@ -80,28 +79,6 @@ def _add_patches(patches: argparse.ArgumentParser) -> None:
         "--series", type=Path, default=Path("patches"), metavar="DIR", help="the directory (default: patches)"
     )
     patches.set_defaults(command=_patches)
-
-
-def _add_coverage(coverage: argparse.ArgumentParser) -> None:
-    coverage.description = (
-        "Compare the public names of PyTorch's test kit with ours: present, missing or refused. Several versions of "
-        "torch are shown side by side."
-    )
-    coverage.add_argument(
-        "--pytorch",
-        type=Path,
-        action="append",
-        metavar="DIR",
-        help="compare with a checkout, or with the directory where a torch is installed; may be repeated "
-        "(default: the recorded versions, and the installed torch)",
-    )
-    coverage.add_argument(
-        "--record", action="store_true", help="record the names of --pytorch, or of the installed torch"
-    )
-    form = coverage.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="print all names as JSON")
-    form.add_argument("--write", type=Path, metavar="DIR", help="write coverage.md and coverage.json to DIR")
-    coverage.set_defaults(command=_coverage)
 
 
 # Each command imports its module only when it runs, so that --help and errors appear at once.
@@ -177,23 +154,6 @@ def _patches(options: argparse.Namespace) -> int:
     for slug in patch_series.others(options.series, version):
         print(f"{slug}: not for torch {version}")
     return 0 if good else 1
-
-
-def _coverage(options: argparse.Namespace) -> int:
-    from . import coverage, kit_names
-
-    roots = options.pytorch or [installed_torch()]
-    kits = {kit_names.version_of(root): kit_names.read_sources(root) for root in roots}
-    if options.record:
-        kit_names.record(kits)
-    if options.pytorch is None or options.record:
-        kits = {**kits, **kit_names.recorded()}
-    measured, versions = coverage.measure(kits), kit_names.in_order(kits)
-    if options.write is not None:
-        coverage.write(measured, versions, options.write)
-    else:
-        print(coverage.as_json(measured, versions) if options.json else coverage.as_table(measured, versions))
-    return 0
 
 
 if __name__ == "__main__":

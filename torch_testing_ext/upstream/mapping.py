@@ -1,6 +1,6 @@
 """The table of the modules of PyTorch's test kit and ours that mirror them.
 
-Running, importing, patching and coverage all read it. Names are the same on both sides, except for `MOVED`.
+Running, importing and patching all read it. Names are the same on both sides, except for `MOVED`.
 """
 
 from __future__ import annotations
@@ -94,6 +94,20 @@ MOVED = (
     ),
 )
 
+# Names that exist only here: what a file that is sent to PyTorch uses instead. The longest matching name counts.
+INSTEAD = {
+    f"{OUR_KIT}.common_distributed.Need": "PyTorch's ranks check what a test needs",
+    f"{OUR_KIT}.common_distributed.RankError": "use RuntimeError, which it derives from",
+    f"{OUR_KIT}.common_distributed.RankFailure": "use AssertionError, which it derives from",
+    f"{OUR_KIT}.common_distributed.needs_of": "PyTorch's ranks check what a test needs",
+    f"{OUR_KIT}.common_distributed.requires": "use skip_if_lt_x_gpu or another of PyTorch's decorators",
+    f"{OUR_KIT}.common_distributed.skip_if_rocm": "use skip_if_rocm_multiprocess",
+    f"{OUR_KIT}.hypothesis_utils": "use parametrize with explicit cases",
+    f"{OUR_KIT}.launch": "use MultiProcessTestCase, which starts the ranks",
+    f"{OUR_KIT}.distributed._spmd": "PyTorch removed the compiler in 2.5",
+    OUR_KIT: "PyTorch has nothing like it",
+}
+
 # Modules outside their kit that define bases of test classes.
 OTHER_TEST_BASES = ("torch._dynamo.test_case", "torch._inductor.test_case")
 
@@ -134,6 +148,12 @@ def split(dotted: str, side: Side) -> tuple[str, str] | None:
 def moved(theirs: str) -> str | None:
     """Where other versions of torch have this dotted name of PyTorch's; None if it never moved."""
     return next((one.hint(theirs) for one in MOVED if theirs in (one.now, one.before)), None)
+
+
+def instead_of(dotted: str) -> str:
+    """What to use in PyTorch instead of a name of ours."""
+    matching = [name for name in INSTEAD if dotted == name or dotted.startswith(f"{name}.")]
+    return INSTEAD[max(matching, key=len)]
 
 
 def source_of(module: str, root: Path) -> Path | None:

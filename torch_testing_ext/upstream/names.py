@@ -44,14 +44,6 @@ def public_in(file: Path) -> set[str]:
     return {name for name, kind in defined_in(file).items() if kind not in imported and not name.startswith("_")}
 
 
-def declared_in(file: Path) -> set[str]:
-    """The names that a module lists in its `__all__`."""
-    assigned = (node for node in statements(parse(file).body) if isinstance(node, ast.Assign))
-    lists = (node.value for node in assigned if "__all__" in bound_by(node))
-    parts = (part for found in lists if isinstance(found, (ast.List, ast.Tuple)) for part in found.elts)
-    return {part.value for part in parts if isinstance(part, ast.Constant) and isinstance(part.value, str)}
-
-
 def reexported_in(file: Path) -> set[str]:
     """The names that a module of ours re-exports: `from x import name as name`, or `from x import *` within our kit."""
     imports = [node for node in statements(parse(file).body) if isinstance(node, ast.ImportFrom)]

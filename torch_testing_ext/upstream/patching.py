@@ -16,8 +16,8 @@ from email.header import Header
 from email.utils import formatdate
 from pathlib import Path
 
-from . import names, places, reasons
-from .mapping import THEIR_KIT, Side, UserError, module_on, moved, source_of
+from . import names, places
+from .mapping import THEIR_KIT, Side, UserError, instead_of, module_on, moved, source_of
 from .rewriting import STAR, Use, only_of_their_side, rewrite
 
 # The user's git configuration must not affect the patch.
@@ -35,7 +35,7 @@ class Refusal:
 
     def __str__(self) -> str:
         module, _, name = self.name.rpartition(".")
-        why = moved(f"{module_on(Side.THEIRS, module)}.{name}") or reasons.instead_of(self.name)
+        why = moved(f"{module_on(Side.THEIRS, module)}.{name}") or instead_of(self.name)
         return f"{self.file}:{self.line}: the checkout has no {self.name} ({why})"
 
 

@@ -12,8 +12,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from . import names, reasons
-from .mapping import OUR_KIT, PACKAGE, Side, UserError, module_on, source_of
+from . import names
+from .mapping import INSTEAD, OUR_KIT, PACKAGE, Side, UserError, module_on, source_of
 
 
 class _CannotVendor(Exception):
@@ -103,7 +103,7 @@ class _Helper:
     def _is_mirrored(self, name: str) -> bool:
         """Whether our mirror module offers this name as PyTorch's."""
         ours = names.reexported_in(self.mirror_source) | names.defined_in(self.mirror_source).keys()
-        return name in ours and f"{self.mirror}.{name}" not in reasons.INSTEAD
+        return name in ours and f"{self.mirror}.{name}" not in INSTEAD
 
     def extended(self) -> bytes:
         """The module's text, with the new imports after its own imports and the definitions at its end."""

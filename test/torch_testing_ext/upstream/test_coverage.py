@@ -1,22 +1,34 @@
-"""Tests that the coverage pages are up to date, and that the names that tests commonly use are present."""
+"""Tests that docs/coverage.md is up to date, and that the names that tests commonly use are present."""
 
 from __future__ import annotations
 
 import io
 import json
+import sys
 import tempfile
-from contextlib import redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from unittest import mock
 
 from upstream_support import ROOT, CheckoutCase
 
 from torch_testing_ext.common_utils import TestCase, instantiate_parametrized_tests, parametrize, run_tests
-from torch_testing_ext.upstream import coverage, kit_names, reasons
-from torch_testing_ext.upstream.__main__ import main
 from torch_testing_ext.upstream.mapping import installed_torch
 
 DOCS = ROOT / "docs"
+sys.path.insert(0, str(DOCS / "tools"))
+import kit_coverage as coverage  # noqa: E402
+import kit_names  # noqa: E402
+import refused_names  # noqa: E402
+
+
+def output_of(*words: object, code: int = 0) -> tuple[str, str]:
+    """The stdout and stderr of the command, which has to exit with this code."""
+    with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err:
+        exit_code = coverage.main([str(word) for word in words])
+    assert exit_code == code, f"exit code {exit_code}: {out.getvalue()}{err.getvalue()}"
+    return out.getvalue(), err.getvalue()
+
 
 # In these modules every name is present or refused for a reason.
 COMPLETE = [
@@ -86,16 +98,16 @@ class CoverageTest(TestCase):
         measured = coverage.measure(kit_names.recorded())
         return next(one for one in measured if one.theirs == f"torch.testing._internal.{theirs}")
 
-    def test_the_docs_are_up_to_date(self) -> None:
+    def test_the_page_is_up_to_date(self) -> None:
         kits = kit_names.recorded()
         outdated = coverage.is_outdated(coverage.measure(kits), kit_names.in_order(kits), DOCS)
-        self.assertFalse(outdated, f"to update the docs, run: {coverage.REFRESH}")
+        self.assertFalse(outdated, f"to update it, run: {coverage.REFRESH}")
 
     def test_the_record_has_the_names_of_the_installed_torch(self) -> None:
         root = installed_torch()
         kits = kit_names.recorded()
         version = kit_names.version_of(root)
-        self.assertIn(version, kits, "to record it, run: python -m torch_testing_ext.upstream coverage --record")
+        self.assertIn(version, kits, f"to record it, run: {coverage.PROGRAM} --record")
         self.assertEqual(kits[version], kit_names.read_sources(root))
 
     def test_every_torch_since_2_11_is_compared(self) -> None:
@@ -119,13 +131,13 @@ class CoverageTest(TestCase):
 
     def test_a_present_name_is_not_refused(self) -> None:
         for one in coverage.measure(kit_names.recorded()):
-            self.assertEqual([name for name in one.here if reasons.refused(name)], [])
-        twice = [name for refused in reasons.REFUSED.values() for name in refused]
+            self.assertEqual([name for name in one.here if refused_names.reason_of(name)], [])
+        twice = [name for refused in refused_names.REFUSED.values() for name in refused]
         self.assertEqual(len(twice), len(set(twice)))
 
     def test_a_refused_name_exists(self) -> None:
         known = {name for kit in kit_names.recorded().values() for names in kit.values() for name in names}
-        self.assertEqual(sorted({name for refused in reasons.REFUSED.values() for name in refused} - known), [])
+        self.assertEqual(sorted({name for refused in refused_names.REFUSED.values() for name in refused} - known), [])
 
     def test_versions_side_by_side(self) -> None:
         module = "torch.testing._internal.common_fsdp"
@@ -156,29 +168,24 @@ class CoverageTest(TestCase):
                 self.assertEqual(kit_names.RECORD.read_text(), again)
             self.assertEqual(Path(directory, "names.json").read_text(), kit_names.RECORD.read_text())
 
-    def test_edited_docs_are_outdated(self) -> None:
+    def test_an_edited_page_is_outdated(self) -> None:
         measured = [coverage.ModuleCoverage("m", "o", here=["a"], lacking=["b"], refused={"c": "why"})]
         with tempfile.TemporaryDirectory() as directory:
             docs = Path(directory)
-            coverage.write(measured, ["2.1"], docs)
+            (docs / coverage.PAGE).write_text(coverage.as_page(measured, ["2.1"]))
             self.assertFalse(coverage.is_outdated(measured, ["2.1"], docs))
             self.assertTrue(coverage.is_outdated(measured, ["2.1", "2.2"], docs))
             (docs / coverage.PAGE).write_text("edited")
             self.assertTrue(coverage.is_outdated(measured, ["2.1"], docs))
 
     def test_the_command(self) -> None:
-        def output(*words: str) -> str:
-            with redirect_stdout(io.StringIO()) as out:
-                self.assertEqual(main(["coverage", *words]), 0)
-            return out.getvalue()
-
-        data = json.loads(output("--json"))
+        data = json.loads(output_of("--json")[0])
         self.assertEqual(data["torch"][:5], ["2.11", "2.12", "2.13", "2.14", "2.15"])
         utils = data["modules"]["torch.testing._internal.common_utils"]
         self.assertIn("TestCase", utils["here"])
         self.assertIn("TestGradients", utils["refused"])
         self.assertEqual(utils["versions"]["requires_multigpu"], ["2.15"])
-        self.assertRegex(output(), r"\| common_utils +(\| \d+ / \d+ / \d+ +){5}\|")
+        self.assertRegex(output_of()[0], r"\| common_utils +(\| \d+ / \d+ / \d+ +){5}\|")
 
 
 class CheckoutCoverageTest(CheckoutCase):
@@ -187,7 +194,7 @@ class CheckoutCoverageTest(CheckoutCase):
         fsdp = self.pytorch / "torch/testing/_internal/common_fsdp.py"
         imports = "import os\nfrom torch.testing._internal.common_utils import run_tests\n"
         fsdp.write_text(f"{imports}_x = FSDPTest = unheard_of = T = 1\n")
-        out, _ = self.upstream("coverage", "--pytorch", self.pytorch, "--json")
+        out, _ = output_of("--pytorch", self.pytorch, "--json")
         data = json.loads(out)
         self.assertEqual(data["torch"], ["2.20"])
         module = data["modules"]["torch.testing._internal.common_fsdp"]
@@ -200,16 +207,16 @@ class CheckoutCoverageTest(CheckoutCase):
         installed = self.ours / "site-packages"
         self.put(installed / "torch/version.py", "__all__ = ['__version__']\n__version__ = '2.8.1+cpu'\n")
         self.put(installed / "torch/testing/_internal/two_tensor.py", "class TwoTensor: ...\n")
-        out, _ = self.upstream("coverage", "--pytorch", self.pytorch, "--pytorch", installed, "--json")
+        out, _ = output_of("--pytorch", self.pytorch, "--pytorch", installed, "--json")
         data = json.loads(out)
         self.assertEqual(data["torch"], ["2.8", "2.20"])
         self.assertEqual(data["modules"]["torch.testing._internal.two_tensor"]["versions"]["TwoTensor"], ["2.8"])
 
     def test_not_a_checkout(self) -> None:
-        _, complaints = self.upstream("coverage", "--pytorch", self.ours, code=2)
+        _, complaints = output_of("--pytorch", self.ours, code=2)
         self.assertIn("does not say which version of torch it is", complaints)
         self.put(self.ours / "version.txt", "2.20")
-        _, complaints = self.upstream("coverage", "--pytorch", self.ours, code=2)
+        _, complaints = output_of("--pytorch", self.ours, code=2)
         self.assertIn("is not a PyTorch checkout", complaints)
 
 

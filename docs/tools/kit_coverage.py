@@ -1,23 +1,30 @@
-"""Compare PyTorch's test kit with ours: `python -m torch_testing_ext.upstream coverage [--pytorch CHECKOUT]`.
+"""Compare PyTorch's test kit with ours, for several versions of torch, and write docs/coverage.md.
 
-Several versions of torch are compared side by side. Whether we have or refuse a name does not depend on the version.
+    python docs/tools/kit_coverage.py [--pytorch DIR]... [--record] [--json | --write DIR]
+
+Whether we have or refuse a name does not depend on the version.
 """
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import json
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from . import kit_names, reasons
-from .kit_names import Kits
-from .mapping import MIRRORED, THEIR_KIT, MirroredModule
+import kit_names
+import refused_names
+from kit_names import Kits
 
-PAGE, DATA = "coverage.md", "coverage.json"
-REFRESH = "python -m torch_testing_ext.upstream coverage --write docs"
+from torch_testing_ext.upstream.mapping import MIRRORED, THEIR_KIT, MirroredModule, UserError, installed_torch
+
+PAGE = "coverage.md"
+PROGRAM = "python docs/tools/kit_coverage.py"
+REFRESH = f"{PROGRAM} --write docs"
 
 
 @dataclass
@@ -56,7 +63,7 @@ def _measure(pair: MirroredModule, kits: Kits) -> ModuleCoverage:
             covered.versions[name] = versions
         if ours is not None and hasattr(ours, name):
             covered.here.append(name)
-        elif reason := reasons.refused(name):
+        elif reason := refused_names.reason_of(name):
             covered.refused[name] = reason
         else:
             covered.lacking.append(name)
@@ -116,8 +123,7 @@ defines or re-exports from another module of the kit: how many are present here,
 Missing and refused names still work in a drop-in run, which uses PyTorch's own; see [upstream.md](upstream.md). A
 version in parentheses means that not every torch compared here has the name.
 
-A test fails while this page or [coverage.json](coverage.json) is out of date. To update them, run
-`{refresh}`."""
+A test fails while this page is out of date. To update it, run `{refresh}`."""
 
 
 def _section(one: ModuleCoverage) -> str:
@@ -145,13 +151,60 @@ def _short(module: str) -> str:
     return module.removeprefix(f"{THEIR_KIT}.")
 
 
-def write(measured: list[ModuleCoverage], versions: Sequence[str], directory: Path) -> None:
-    """Write the page and the data to a directory."""
-    (directory / PAGE).write_text(as_page(measured, versions), encoding="utf-8")
-    (directory / DATA).write_text(as_json(measured, versions), encoding="utf-8")
-
-
 def is_outdated(measured: list[ModuleCoverage], versions: Sequence[str], directory: Path) -> bool:
-    """Do the stored page and data differ from these?"""
-    stored = [(directory / name).read_text(encoding="utf-8") for name in (PAGE, DATA)]
-    return stored != [as_page(measured, versions), as_json(measured, versions)]
+    """Does the stored page differ from these?"""
+    return (directory / PAGE).read_text(encoding="utf-8") != as_page(measured, versions)
+
+
+# -- the command
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    options = _parser().parse_args(argv)
+    try:
+        _run(options)
+    except UserError as error:
+        print(f"{PROGRAM}: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=PROGRAM,
+        description="Compare the public names of PyTorch's test kit with ours: present, missing or refused. Several "
+        "versions of torch are shown side by side.",
+    )
+    parser.add_argument(
+        "--pytorch",
+        type=Path,
+        action="append",
+        metavar="DIR",
+        help="compare with a checkout, or with the directory where a torch is installed; may be repeated "
+        "(default: the recorded versions, and the installed torch)",
+    )
+    parser.add_argument(
+        "--record", action="store_true", help="record the names of --pytorch, or of the installed torch"
+    )
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="print all names as JSON")
+    form.add_argument("--write", type=Path, metavar="DIR", help=f"write {PAGE} to DIR")
+    return parser
+
+
+def _run(options: argparse.Namespace) -> None:
+    roots = options.pytorch or [installed_torch()]
+    kits = {kit_names.version_of(root): kit_names.read_sources(root) for root in roots}
+    if options.record:
+        kit_names.record(kits)
+    if options.pytorch is None or options.record:
+        kits = {**kits, **kit_names.recorded()}
+    measured, versions = measure(kits), kit_names.in_order(kits)
+    if options.write is not None:
+        (options.write / PAGE).write_text(as_page(measured, versions), encoding="utf-8")
+    else:
+        print(as_json(measured, versions) if options.json else as_table(measured, versions))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from . import names
-from .mapping import MIRRORED, THEIR_KIT, UserError, source_of
+from torch_testing_ext.upstream import names
+from torch_testing_ext.upstream.mapping import MIRRORED, THEIR_KIT, UserError, source_of
 
 RECORD = Path(__file__).with_name("kit_names.json")
 
@@ -23,7 +23,15 @@ Kits = Mapping[str, Kit]  # version of torch, such as "2.13" -> its kit
 def public_names(source: Path) -> set[str]:
     """The names that a test file may import: those in `__all__`, and those that are not imported from elsewhere."""
     own = {name for name, kind in names.defined_in(source).items() if kind is not names.NameKind.IMPORTED}
-    return {name for name in own | names.declared_in(source) if not name.startswith("_")}
+    return {name for name in own | _declared_in(source) if not name.startswith("_")}
+
+
+def _declared_in(file: Path) -> set[str]:
+    """The names that a module lists in its `__all__`."""
+    assigned = (node for node in names.statements(names.parse(file).body) if isinstance(node, ast.Assign))
+    lists = (node.value for node in assigned if "__all__" in names.bound_by(node))
+    parts = (part for found in lists if isinstance(found, (ast.List, ast.Tuple)) for part in found.elts)
+    return {part.value for part in parts if isinstance(part, ast.Constant) and isinstance(part.value, str)}
 
 
 def read_sources(root: Path) -> Kit:

@@ -1,31 +1,8 @@
-"""Why one side does without a name of the other: the data behind refusals, in patches and in the coverage."""
+"""The names of PyTorch's test kit that we do without on purpose, by the reason."""
 
 from __future__ import annotations
 
-from .mapping import OUR_KIT
-
-# Names that exist only here: what a file that is sent to PyTorch uses instead. The longest matching name counts.
-INSTEAD = {
-    f"{OUR_KIT}.common_distributed.Need": "PyTorch's ranks check what a test needs",
-    f"{OUR_KIT}.common_distributed.RankError": "use RuntimeError, which it derives from",
-    f"{OUR_KIT}.common_distributed.RankFailure": "use AssertionError, which it derives from",
-    f"{OUR_KIT}.common_distributed.needs_of": "PyTorch's ranks check what a test needs",
-    f"{OUR_KIT}.common_distributed.requires": "use skip_if_lt_x_gpu or another of PyTorch's decorators",
-    f"{OUR_KIT}.common_distributed.skip_if_rocm": "use skip_if_rocm_multiprocess",
-    f"{OUR_KIT}.hypothesis_utils": "use parametrize with explicit cases",
-    f"{OUR_KIT}.launch": "use MultiProcessTestCase, which starts the ranks",
-    f"{OUR_KIT}.distributed._spmd": "PyTorch removed the compiler in 2.5",
-    OUR_KIT: "PyTorch has nothing like it",
-}
-
-
-def instead_of(dotted: str) -> str:
-    """What to use in PyTorch instead of a name of ours."""
-    matching = [name for name in INSTEAD if dotted == name or dotted.startswith(f"{name}.")]
-    return INSTEAD[max(matching, key=len)]
-
-
-# Names that only PyTorch has and that we do without on purpose, in any module, by the reason.
+# In any module.
 REFUSED: dict[str, tuple[str, ...]] = {
     "part of how PyTorch starts and watches ranks": (
         "Collective",
@@ -264,6 +241,6 @@ REFUSED: dict[str, tuple[str, ...]] = {
 _REASON_OF = {name: reason for reason, refused in REFUSED.items() for name in refused}
 
 
-def refused(name: str) -> str | None:
+def reason_of(name: str) -> str | None:
     """The reason why we do without a name of PyTorch's on purpose; None if we do not."""
     return _REASON_OF.get(name)
