@@ -182,6 +182,21 @@ class TestSeveralTests(TestCase):
         (first,) = log.certain()
         self.assertEqual((first.outcome, first.message), (TestOutcome.ERROR, "after the test: no"))
 
+    def test_a_failure_after_a_result_that_was_given_goes_to_the_last_test(self):
+        log = log_of(began(0), ended(0), began(1), tests=2)
+        log.certain()
+        for message in (FixtureFailed("no"), ended(1), AllOver()):
+            log.add(message)
+        self.assertEqual(outcomes(log, FINE), ({1: "error"}, []))
+
+    def test_asking_for_the_results_changes_nothing(self):
+        reports = [sets_up(0, 1), FixtureEnded(), began(0), ended(0), tears_down(), FixtureFailed("no"), AllOver()]
+        for cause in EndCause:
+            for length in range(len(reports)):
+                with self.subTest(cause=cause, length=length):
+                    log, end = log_of(*reports[:length], tests=2), WorkerExit(cause, 9.0, 1, ("pid 7",))
+                    self.assertEqual(log.finish(end), log.finish(end))
+
     def test_a_failing_test_keeps_its_message_when_its_tear_down_fails_too(self):
         log = log_of(began(0), ended(0, "failed", "1 != 2"), tears_down(), FixtureFailed("no"), AllOver())
         result = result_of(0, log, FINE)

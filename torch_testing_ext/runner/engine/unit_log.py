@@ -1,4 +1,8 @@
-"""Finds the outcome of each test of a unit from its worker's reports and how the worker ended. Pure."""
+"""Finds the outcome of each test of a unit from its worker's reports and how the worker ended.
+
+A log grows by `add` and counts the results that `certain` has handed out; `finish` changes nothing. It knows no
+process, file or clock.
+"""
 
 from __future__ import annotations
 
@@ -66,6 +70,12 @@ class AttemptResult:
     crowded: bool = False
 
 
+Failure = tuple[TestOutcome, str]
+# What went wrong after each test, in its tear-down or at the worker's end. None: after no test, or after one whose
+# result has been handed out; the last test of the unit gets that.
+Aftermath = dict[int | None, tuple[Failure, ...]]
+
+
 @dataclass
 class UnitLog:
     """Everything that a unit's worker has reported so far."""
@@ -79,11 +89,10 @@ class UnitLog:
     missing: list[int] = field(default_factory=list)
     not_run: dict[int, NotRun] = field(default_factory=dict)
     fixture: FixtureBegan | None = None  # the class or module fixture that is running
-    # What went wrong after each test (None: before the first one), in its tear-down or at the worker's end.
-    aftermath: dict[int | None, list[tuple[TestOutcome, str]]] = field(default_factory=dict)
+    aftermath: Aftermath = field(default_factory=dict)
     all_over: bool = False
     broke: str = ""
-    _given: int = 0  # how many results have been handed out
+    _given: int = 0  # how many results of `ended` have been handed out
 
     @property
     def running(self) -> int | None:
@@ -92,8 +101,8 @@ class UnitLog:
 
     @property
     def _latest(self) -> int | None:
-        """The test that ended last."""
-        return next(reversed(self.ended), None)
+        """The test that ended last, if its result can still change."""
+        return next(reversed(self.ended), None) if len(self.ended) > self._given else None
 
     def add(self, message: FromWorker) -> None:
         """Add a report of the worker."""
@@ -111,7 +120,7 @@ class UnitLog:
             case FixtureEnded():
                 self.fixture = None
             case FixtureFailed(text):
-                self.aftermath.setdefault(self._latest, []).append((TestOutcome.ERROR, text))
+                self.aftermath = _with_failure(self.aftermath, self._latest, (TestOutcome.ERROR, text))
             case AllOver():
                 self.all_over = True
             case WorkerBroke(text):
@@ -130,39 +139,42 @@ class UnitLog:
         last = self.running is None
         certain = ended[self._given : len(ended) - last]
         self._given += len(certain)
-        return [self._reported(test) for test in certain]
+        return [self._reported(test, self.aftermath) for test in certain]
 
     def finish(self, end: WorkerExit) -> tuple[list[AttemptResult], list[int]]:
         """The results that have not been handed out yet, and the tests that have not been run yet."""
         if end.cause is EndCause.INTERRUPTED:
-            return self._so_far(end), self._rest(self._so_far(end))
+            results = self._so_far(end, self.aftermath)
+            return results, self._rest(results)
         if end.cause is EndCause.NOT_STARTED and self.running is not None:
-            # Its report has come late: it was started, and ended with what started it.
+            # The zygote's end was reported first: the unit had started, and died with it.
             end = replace(end, cause=EndCause.LOST, lost=f"the process that watched it was lost: {end.lost}")
         if end.cause is EndCause.NOT_STARTED:
-            results = self._so_far(end)
+            results = self._so_far(end, self.aftermath)
             results += [self._not_started(test, end) for test in self._rest(results)]
-            return self._with_end(results, end), []
-        cut_short = [] if self._ended_in_order(end) else self._cut_short(end)
-        results = self._so_far(end) + cut_short
+            return self._with_end(results, self.aftermath, end), []
+        in_order = self._ended_in_order(end)
+        cut_short = [] if in_order else self._cut_short(end)
+        aftermath = self.aftermath if in_order or cut_short else self._aftermath_of(end)
+        results = self._so_far(end, aftermath) + cut_short
         if self.all_over:
             results += [self._forgotten(test, end) for test in self._rest(results)]
         elif not results and (rest := self._rest(results)):
             # Another process may get further; but each new unit must have fewer tests.
             results = self._prevented(rest, "", self.started, end)
-        return self._with_end(results, end), self._rest(results)
+        return self._with_end(results, aftermath, end), self._rest(results)
 
     def _ended_in_order(self, end: WorkerExit) -> bool:
         """Did the worker end after everything was over, and as it should? The exit code alone would not show it."""
         in_order = end.cause in (EndCause.ITSELF, EndCause.MEMORY) and end.code == 0
         return self.all_over and (end.cause is EndCause.LOST or in_order)
 
-    def _so_far(self, end: WorkerExit) -> list[AttemptResult]:
+    def _so_far(self, end: WorkerExit, aftermath: Aftermath) -> list[AttemptResult]:
         """Results of tests that are over, as far as they have not been handed out."""
         return [
             *(self._missing(test, end) for test in self.missing),
             *(_left_out(one) for one in self.not_run.values()),
-            *(self._reported(test) for test in list(self.ended)[self._given :]),
+            *(self._reported(test, aftermath) for test in list(self.ended)[self._given :]),
         ]
 
     def _rest(self, results: list[AttemptResult]) -> list[int]:
@@ -170,7 +182,7 @@ class UnitLog:
         known = {*self.ended, *self.began, *self.missing, *self.not_run, *(result.test for result in results)}
         return [test for test in range(len(self.names)) if test not in known]
 
-    def _reported(self, test: int) -> AttemptResult:
+    def _reported(self, test: int, aftermath: Aftermath) -> AttemptResult:
         began, ended = self.began[test], self.ended[test]
         result = AttemptResult(
             test,
@@ -183,22 +195,23 @@ class UnitLog:
             ended.ranks,
             memory=ended.memory,
         )
-        return _with_aftermath(result, self.aftermath.pop(test, ()))
+        return _with_aftermath(result, aftermath.get(test, ()))
 
     # -- a worker that did not end properly
 
     def _cut_short(self, end: WorkerExit) -> list[AttemptResult]:
-        """Attribute the end of the worker to what was running: a test, a set-up, a tear-down, or nothing known.
-
-        Returns results of tests that were not over. A failure after a test is added to `aftermath`.
-        """
+        """The results of tests that the end of the worker has failed: the running one, or those of a set-up."""
         if self.running is not None:
             return [self._ended_within(self.running, end)]
         if self.fixture is not None and (needed := [test for test in self._rest([]) if test in self.fixture.tests]):
             return self._prevented(needed, self.fixture.name, self.fixture.at, end)
-        if self._latest is not None or self.all_over:
-            self.aftermath.setdefault(self._latest, []).append(self._explain_after(end))
         return []
+
+    def _aftermath_of(self, end: WorkerExit) -> Aftermath:
+        """The aftermath with the end of the worker: it came in a tear-down, or while nothing was running."""
+        if self._latest is None and not self.all_over:
+            return self.aftermath
+        return _with_failure(self.aftermath, self._latest, self._explain_after(end))
 
     def _ended_within(self, test: int, end: WorkerExit) -> AttemptResult:
         began = self.began[test]
@@ -272,13 +285,12 @@ class UnitLog:
     def _not_started(self, test: int, end: WorkerExit) -> AttemptResult:
         return AttemptResult(test, TestOutcome.ERROR, f"it was not run: {end.lost}", end.at, end.at)
 
-    def _with_end(self, results: list[AttemptResult], end: WorkerExit) -> list[AttemptResult]:
+    def _with_end(self, results: list[AttemptResult], aftermath: Aftermath, end: WorkerExit) -> list[AttemptResult]:
         """Attribute to the last test what belongs to no other: failures before the first, processes left running."""
         if not results:
             return results
         *others, last = results
-        for failures in self.aftermath.values():  # those of the other tests have been told
-            last = _with_aftermath(last, failures)
+        last = _with_aftermath(last, aftermath.get(None, ()))
         if end.leftovers and last.outcome is TestOutcome.PASSED and end.cause is EndCause.ITSELF:
             left = "\n".join(f"  {name}" for name in end.leftovers)
             last = replace(last, outcome=TestOutcome.LEAKED, message=f"left running (now terminated):\n{left}")
@@ -290,7 +302,11 @@ def _left_out(one: NotRun) -> AttemptResult:
     return AttemptResult(one.test, one.outcome, one.message, one.at, one.at, one.want)
 
 
-def _with_aftermath(result: AttemptResult, failures: Sequence[tuple[TestOutcome, str]]) -> AttemptResult:
+def _with_failure(aftermath: Aftermath, test: int | None, failure: Failure) -> Aftermath:
+    return {**aftermath, test: (*aftermath.get(test, ()), failure)}
+
+
+def _with_aftermath(result: AttemptResult, failures: Sequence[Failure]) -> AttemptResult:
     """A result with what went wrong after its test, with the output of that."""
     if not failures:
         return result
