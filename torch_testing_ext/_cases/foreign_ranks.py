@@ -120,5 +120,6 @@ class _Watched:
         if code in _SKIPS:
             return RankAccount(RankEnding.SKIPPED, self.began, at, _SKIPS[code].message, code=code)
         if code == ERROR_CODE and (text := self._texts.get(rank)):
-            return RankAccount(RankEnding.ERROR, self.began, at, text.strip().splitlines()[-1], text, code)
+            summary = text.strip().splitlines()[-1]
+            return RankAccount(RankEnding.ERROR, self.began, at, summary, text, code, cause=launch.cause_in(summary))
         return None

@@ -9,9 +9,8 @@ from dataclasses import dataclass, field
 
 from hypothesis.errors import UnsatisfiedAssumption
 
-from torch_testing_ext.launch import RankEnding, RankReport
+from torch_testing_ext.launch import Cause, cause_of
 from torch_testing_ext.launch.rank import format_error, summarize
-from torch_testing_ext.launch.verdict import is_victim
 
 from .values import NoMoreDraws
 
@@ -50,13 +49,9 @@ def outcome_of_error(error: BaseException, interrupted: bool) -> ExampleOutcome:
         return ExampleOutcome(ExampleKind.SKIPPED, str(error))
     summary = summarize(error)
     lost_peer = not isinstance(error, AssertionError) and (
-        interrupted or isinstance(error, NoMoreDraws) or _lost_its_peer(summary)
+        interrupted or isinstance(error, NoMoreDraws) or cause_of(error) is Cause.LOST_PEER
     )
     return ExampleOutcome(ExampleKind.INTERRUPTED if lost_peer else ExampleKind.FAILED, summary, format_error(error))
-
-
-def _lost_its_peer(summary: str) -> bool:
-    return is_victim(RankReport(0, RankEnding.ERROR, summary=summary))
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ import torch.distributed as dist
 from torch_testing_ext import _torch
 from torch_testing_ext._collectives.records import GroupRecord, text_of
 from torch_testing_ext._sanitizer.kinds import SanitizeKind
+from torch_testing_ext.launch import Cause
 
 from . import collectives
 from .arguments import agreement, finish_on_device, tensors_of, written_and_read
@@ -41,6 +42,8 @@ _OURS = (_FOLDER, *(os.path.join(_PACKAGE, name, "") for name in ("_sanitizer", 
 
 class LeftAlone(RuntimeError):
     """Raised in a collective that cannot complete, because a member of the group has ended."""
+
+    cause_of_failure = Cause.LOST_PEER
 
 
 # -- worlds

@@ -40,6 +40,7 @@ from .dtensor import (
     is_functional_tensor,
     is_local_tensor,
 )
+from .errors import says_peer_is_lost, says_wait_timed_out
 from .first_use import first_use
 from .fsdp import (
     all_gather_name,
@@ -297,6 +298,8 @@ __all__ = [
     "reset_dynamo",
     "rpc_transports",
     "saved_tensor_hooks",
+    "says_peer_is_lost",
+    "says_wait_timed_out",
     "script_container_types",
     "seen_as_compiling",
     "sequence_numbers",

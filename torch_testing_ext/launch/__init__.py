@@ -8,6 +8,7 @@ ranks = PersistentRanks(Job(...)) ranks that run one task after another
 """
 
 from .accounts import RankAccount as RankAccount, RankEnding as RankEnding, read_account as read_account
+from .causes import Cause as Cause, cause_in as cause_in, cause_of as cause_of
 from .client import (
     CannotStart as CannotStart,
     Run as Run,

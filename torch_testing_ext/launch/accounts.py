@@ -13,6 +13,8 @@ from torch_testing_ext._collectives import raw
 from torch_testing_ext._process import descriptors
 from torch_testing_ext._process.logs import cut_middle
 
+from .causes import Cause
+
 # Disk space reserved for each rank before it starts, so that a rank that fills the disk can still report it.
 RESERVED = 16 * 1024
 LONGEST_TEXT = 2_000_000
@@ -54,6 +56,7 @@ class RankAccount:
     notes: tuple[str, ...] = ()  # additional remarks
     memory: tuple[tuple[int, int, int], ...] = ()  # the most that it has had on each device: see device_memory.py
     collectives: bytes = b""  # what the rank has issued, as `_collectives.raw` packs it
+    cause: Cause = Cause.OWN  # of an error
 
 
 class AccountFile:
@@ -122,7 +125,7 @@ class AccountFile:
 
 def _encode(account: RankAccount, longest: int) -> bytes:
     fields = dict(vars(account))
-    fields["ending"] = account.ending.value
+    fields["ending"], fields["cause"] = account.ending.value, account.cause.value
     fields["summary"] = cut_middle(account.summary, longest // 4)
     fields["traceback"] = cut_middle(account.traceback, longest)
     del fields["collectives"]
@@ -153,7 +156,7 @@ def read_account(path: Path) -> RankAccount | None:
         collectives = b""
     if separator and collectives and not collectives.startswith(_PICKLE):
         return None  # incomplete
-    fields["ending"] = RankEnding(fields["ending"])
+    fields["ending"], fields["cause"] = RankEnding(fields["ending"]), Cause(fields["cause"])
     for name in ("imported", "notes"):
         fields[name] = tuple(fields[name])
     fields["memory"] = tuple(map(tuple, fields["memory"]))

@@ -29,6 +29,7 @@ from torch_testing_ext._process.loop import EventLoop
 
 from . import hang, recording
 from .accounts import RankAccount, RankEnding
+from .causes import Cause
 from .job import Sanitize
 from .launchers import Launched
 from .report import RankReport, now
@@ -172,7 +173,8 @@ class Member:
         """Tell how the test ended here, and wait for the verdict on all ranks."""
         if os.getpid() != self._pid:
             os._exit(1)  # a child that the test has forked does not speak for the rank
-        fields = {**vars(account), "ending": account.ending.value, "collectives": _as_text(account.collectives)}
+        fields = {**vars(account), "ending": account.ending.value, "cause": account.cause.value}
+        fields["collectives"] = _as_text(account.collectives)
         self._lines.send(kind="end", number=of.number, account=fields)
         answer = self._next()
         self._in_test = False
@@ -337,6 +339,7 @@ class _Hub(threading.Thread):
                     self._until = now() + message["timeout"]
             case "end" if message["number"] == self._number:  # not late, when the verdict is known
                 fields = {**message["account"], "ending": RankEnding(message["account"]["ending"])}
+                fields["cause"] = Cause(fields["cause"])
                 for name in ("imported", "notes"):
                     fields[name] = tuple(fields[name])
                 fields["collectives"] = base64.b64decode(fields["collectives"])
@@ -485,6 +488,7 @@ class _Hub(threading.Thread):
                 account.summary,
                 account.traceback,
                 notes=account.notes,
+                cause=account.cause,
             )
         if rank in self._left:
             at = self._left[rank]

@@ -26,6 +26,7 @@ from torch_testing_ext._process.logs import cut_middle
 
 from . import device_memory, recording
 from .accounts import AccountFile, RankAccount, RankEnding
+from .causes import cause_in, cause_of
 from .job import Job
 from .rendezvous import meet
 from .report import now
@@ -62,11 +63,13 @@ class AccountWriter:
         """
         ending = RankEnding.FAILED if assertion else RankEnding.ERROR
         text = format_error(error) if traceback is None else traceback
-        self._record(RankAccount(ending, self.started, now(), within + summarize(error), text, FAILED))
+        summary = within + summarize(error)
+        self._record(RankAccount(ending, self.started, now(), summary, text, FAILED, cause=cause_of(error)))
 
     def failed_with(self, summary: str, traceback: str) -> None:
         """Record an exception of which only the texts are known."""
-        self._record(RankAccount(RankEnding.ERROR, self.started, now(), summary, traceback, FAILED))
+        cause = cause_in(summary)
+        self._record(RankAccount(RankEnding.ERROR, self.started, now(), summary, traceback, FAILED, cause=cause))
 
     def provisionally_passed(self) -> None:
         """Write a pass that counts if the rank now ends by os._exit(0), and is overwritten if it ends otherwise."""
@@ -120,7 +123,7 @@ def _closed_descriptors(account: RankAccount) -> RankAccount:
     """The account of a rank whose test has closed the file of the account; what else went wrong may follow from it."""
     earlier = "\n".join(text for text in (account.summary, account.traceback) if text)
     return RankAccount(
-        RankEnding.ERROR, account.started, account.ended, descriptors.CLOSED, earlier, FAILED, account.imported
+        RankEnding.ERROR, account.started, account.ended, descriptors.CLOSED, earlier, FAILED, imported=account.imported
     )
 
 

@@ -11,6 +11,7 @@ from torch_testing_ext._collectives.findings import Finding
 from torch_testing_ext._process.exits import describe_exit
 
 from .accounts import RankAccount, RankEnding
+from .causes import Cause
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,7 @@ class RankReport:
     memory: tuple[tuple[int, int, int], ...] = ()  # the most that it has had on each device: see device_memory.py
     issued: str = ""  # all that it issued, from the log of a rank that is sanitized
     found: tuple[Finding, ...] = ()  # what the sanitizer has found in this rank
+    cause: Cause = Cause.OWN  # of an error
 
     def line(self) -> str:
         """How this rank ended, in one line, without its number."""
@@ -104,6 +106,7 @@ def assemble_report(
             seconds=account.ended - started,
             ended=account.ended,
             summary=account.summary,
+            cause=account.cause,
             traceback=account.traceback,
             imported=account.imported,
             notes=account.notes,

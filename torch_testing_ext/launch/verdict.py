@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import re
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from torch_testing_ext._process.logs import cut_middle
 
 from . import folding, hang
 from .accounts import RankEnding
+from .causes import Cause
 from .report import RankReport
 
 LONGEST_OUTPUT = 6_000
@@ -84,20 +84,8 @@ class Verdict:
     code: int | None = None  # the exit code of all ranks, if they skipped
 
 
-# Errors of a rank that lost its peer (gloo, NCCL, the stores, threads): it noticed the failure and did not cause it.
-_VICTIM = re.compile(
-    r"connection (was )?(closed|reset|refused|aborted)|broken pipe|closed by peer|connection lost"
-    r"|remote process exited|recvValue failed|sendBytes failed|NCCL.*(remote error|communicator was aborted)"
-    r"|socket (timeout|error)|failed to recv|left alone in \w+",
-    re.IGNORECASE,
-)
-
-
 # Of several findings, the first of these decides.
 _GRAVITY = list(FindingKind)[::-1].index
-
-# Errors of a rank whose collective took too long: its peers may not have come.
-_GAVE_UP = re.compile(r"timed out waiting|timed out after .* waiting|wait timeout", re.IGNORECASE)
 
 
 def judge(
@@ -190,7 +178,7 @@ def _left_alone(reports: Sequence[RankReport]) -> Finding | None:
 
 
 def _lost_a_peer(report: RankReport) -> bool:
-    return is_victim(report) or (report.ending is RankEnding.ERROR and bool(_GAVE_UP.search(report.summary)))
+    return report.ending is RankEnding.ERROR and report.cause is not Cause.OWN
 
 
 def _found(reports: Sequence[RankReport], finding: Finding, case: Case) -> Verdict:
@@ -262,7 +250,7 @@ def _disagree(reports: Sequence[RankReport], ones: list[RankReport], case: Case)
 
 def is_victim(report: RankReport) -> bool:
     """Did this rank fail because another rank ended?"""
-    return report.ending is RankEnding.ERROR and bool(_VICTIM.search(report.summary))
+    return report.ending is RankEnding.ERROR and report.cause is Cause.LOST_PEER
 
 
 def failed_by_itself(report: RankReport) -> bool:
