@@ -7,7 +7,12 @@ verdict = judge(result...)        one outcome and one message for all ranks
 ranks = PersistentRanks(Job(...)) ranks that run one task after another
 """
 
-from .accounts import RankAccount as RankAccount, RankEnding as RankEnding, read_account as read_account
+from .accounts import (
+    OwnWarning as OwnWarning,
+    RankAccount as RankAccount,
+    RankEnding as RankEnding,
+    read_account as read_account,
+)
 from .causes import Cause as Cause, cause_in as cause_in, cause_of as cause_of
 from .client import (
     CannotStart as CannotStart,

@@ -8,6 +8,7 @@ import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from torch_testing_ext._collectives import raw
 from torch_testing_ext._process import descriptors
@@ -42,6 +43,15 @@ class RankEnding(enum.Enum):
         return self not in (RankEnding.PASSED, RankEnding.SKIPPED)
 
 
+class OwnWarning(NamedTuple):
+    """A warning that a rank raised while its test ran, as `warnings.warn_explicit` takes it."""
+
+    text: str
+    category: str  # module and name of its class, with a dot between
+    file: str
+    line: int
+
+
 @dataclass(frozen=True)
 class RankAccount:
     """A rank's own record of how its test ended, written to a file before the rank exits."""
@@ -55,6 +65,7 @@ class RankAccount:
     imported: tuple[str, ...] = ()  # modules of torch that the rank had to import itself
     notes: tuple[str, ...] = ()  # additional remarks
     memory: tuple[tuple[int, int, int], ...] = ()  # the most that it has had on each device: see device_memory.py
+    warnings: tuple[OwnWarning, ...] = ()
     collectives: bytes = b""  # what the rank has issued, as `_collectives.raw` packs it
     cause: Cause = Cause.OWN  # of an error
 
@@ -130,7 +141,7 @@ def _encode(account: RankAccount, longest: int) -> bytes:
     fields["traceback"] = cut_middle(account.traceback, longest)
     del fields["collectives"]
     if longest < LONGEST_TEXT:
-        fields["imported"] = fields["notes"] = fields["memory"] = ()
+        fields["imported"] = fields["notes"] = fields["memory"] = fields["warnings"] = ()
     return json.dumps(fields).encode("ascii")
 
 
@@ -160,4 +171,5 @@ def read_account(path: Path) -> RankAccount | None:
     for name in ("imported", "notes"):
         fields[name] = tuple(fields[name])
     fields["memory"] = tuple(map(tuple, fields["memory"]))
+    fields["warnings"] = tuple(OwnWarning(*one) for one in fields["warnings"])
     return RankAccount(**fields, collectives=collectives)

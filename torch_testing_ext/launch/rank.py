@@ -25,7 +25,7 @@ from torch_testing_ext._process import child, descriptors, signals, system
 from torch_testing_ext._process.logs import cut_middle
 
 from . import device_memory, recording
-from .accounts import AccountFile, RankAccount, RankEnding
+from .accounts import AccountFile, OwnWarning, RankAccount, RankEnding
 from .causes import cause_in, cause_of
 from .job import Job
 from .rendezvous import meet
@@ -52,6 +52,7 @@ class AccountWriter:
         """Without a file the account is kept only in memory: a rank that is a thread needs no file."""
         self._file = file
         self._pid = os.getpid()
+        self._warnings: list[OwnWarning] = []
         self.started = now()
         self.account: RankAccount | None = None
         self.finished = False  # the test itself is over; only clean-up follows
@@ -92,6 +93,12 @@ class AccountWriter:
         assert self.account is not None
         self._write(replace(self.account, notes=(*self.account.notes, *notes)))
 
+    def warn(self, warnings: Sequence[OwnWarning]) -> None:
+        """Add warnings to the account, whether it has been written or not."""
+        self._warnings += warnings
+        if self.account is not None:
+            self._write(replace(self.account, warnings=tuple(self._warnings)))
+
     def attach(self, collectives: bytes) -> None:
         """Add what the rank has issued to the account that has been written. On a full disk it is not compared."""
         if not collectives or self.account is None or self._file is None or os.getpid() != self._pid:
@@ -103,7 +110,8 @@ class AccountWriter:
     def _record(self, account: RankAccount) -> None:
         """Keep the first failure: a later one, in clean-up, follows from it or matters less."""
         if self.account is None or not self.account.ending.is_failure:
-            self._write(replace(account, memory=device_memory.of_this_process()))
+            memory, warnings = device_memory.of_this_process(), tuple(self._warnings)
+            self._write(replace(account, memory=memory, warnings=warnings))
 
     def _write(self, account: RankAccount) -> None:
         self.account = account

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from torch_testing_ext._collectives.findings import Finding
 from torch_testing_ext._process.exits import describe_exit
 
-from .accounts import RankAccount, RankEnding
+from .accounts import OwnWarning, RankAccount, RankEnding
 from .causes import Cause
 
 
@@ -49,6 +49,7 @@ class RankReport:
     issued: str = ""  # all that it issued, from the log of a rank that is sanitized
     found: tuple[Finding, ...] = ()  # what the sanitizer has found in this rank
     cause: Cause = Cause.OWN  # of an error
+    warnings: tuple[OwnWarning, ...] = ()
 
     def line(self) -> str:
         """How this rank ended, in one line, without its number."""
@@ -110,6 +111,7 @@ def assemble_report(
             traceback=account.traceback,
             imported=account.imported,
             notes=account.notes,
+            warnings=account.warnings,
         )
     # The account says otherwise: the rank crashed or hung on its way out. The account is still worth showing.
     earlier = f"the test had {account.ending.value}" + (f": {account.summary}" if account.summary else "")

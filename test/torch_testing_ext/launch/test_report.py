@@ -18,7 +18,8 @@ from torch_testing_ext._process.exits import signal_name
 from torch_testing_ext._process.logs import cut_middle, tail
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.launch import RankEnding, RankReport
-from torch_testing_ext.launch.accounts import LONGEST_TEXT, RESERVED, AccountFile, RankAccount, read_account
+from torch_testing_ext.launch.accounts import LONGEST_TEXT, RESERVED, AccountFile, OwnWarning, RankAccount, read_account
+from torch_testing_ext.launch.rank import AccountWriter
 from torch_testing_ext.launch.report import Exit, assemble_report
 
 HAS_MOUNT_NAMESPACES = sys.platform.startswith("linux") and os.geteuid() == 0 and shutil.which("unshare") is not None
@@ -47,6 +48,18 @@ class TestAccount(InDirectory):
             account = RankAccount(ending, 1.25, 2.5, "what", "Traceback\n  what\n", 10, ("torch.fx", "torch.onnx"))
             with self.subTest(ending=ending):
                 self.assertEqual(self.round_trip(account), account)
+
+    def test_warnings_reach_the_account_before_and_after_it_is_written(self):
+        """And the report: a failure of the test keeps those that came before it."""
+        early, late = (OwnWarning(text, "builtins.UserWarning", "a.py", 3) for text in ("early", "late"))
+        writer = AccountWriter(self.open_account())
+        writer.warn([early])
+        writer.failed(ValueError("no"), assertion=False)
+        writer.warn([late])
+        account = read_account(self.file)
+        self.assertEqual(account.warnings, (early, late))
+        report = assemble_report(0, account, Exit(account.code << 8, account.ended), 0.0, None)
+        self.assertEqual((report.ending, report.warnings), (RankEnding.ERROR, (early, late)))
 
     def test_texts_of_all_kinds(self):
         for text in ("", "\0", "\x1b[1m", "na\u00efve \u4e16\u754c \U0001f600", "\ud800 alone", "a\r\nb\u2028c", '"\\'):
