@@ -405,7 +405,7 @@ def _run_rank(
     seeds.SEED = seed  # a new interpreter has not seen --seed
     rank_environment.become(rank)
     prepare_rank(rank, world_size, patient)
-    group_creation.announce(directory, rank, bool(cls.fast_exit))
+    group_creation.announce(directory, rank)
     cls.rank, cls.world_size = rank, world_size
     try:
         cls._let_ranks_share_devices(world_size)

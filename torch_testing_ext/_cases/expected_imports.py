@@ -11,8 +11,6 @@ from torch_testing_ext._torch import DYNAMO, INDUCTOR
 
 from .source_facts import facts_of
 
-_COMPILER_STATE = "torch_testing_ext._cases.compiler_state"
-
 
 @functools.cache
 def expected_imports(file: str) -> tuple[str, ...]:
@@ -20,4 +18,4 @@ def expected_imports(file: str) -> tuple[str, ...]:
     facts = facts_of(file)
     if not facts.dynamo:
         return ()
-    return (DYNAMO, INDUCTOR, _COMPILER_STATE) if facts.inductor else (DYNAMO,)
+    return (DYNAMO, INDUCTOR) if facts.inductor else (DYNAMO,)

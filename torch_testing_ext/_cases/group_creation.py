@@ -1,13 +1,11 @@
 """Keeps a rank from leaving while its peers still create a process group that it has created already.
 
-Ranks create a group together, but none learns when the others are done: a rank that skips, returns or destroys the
-group at once would close its connections, and perhaps the store, while a peer is still connecting, and that peer would
-fail.
+Ranks create a group together, but none learns when the others are done. A rank exits as soon as its test is over, much
+sooner than an interpreter, and so would close its connections, and perhaps the store, while a peer is still connecting.
 
-A rank holds a lock of a file while it creates a group; the kernel releases it if the rank dies. Before a rank leaves
-or destroys a group, it waits for the locks of its peers, for the groups that it has created itself: its peers have all
-begun to create these. Ranks on several nodes have no common file: they count in the store of their test how many create
-a group.
+A rank holds a lock of a file while it creates a group; the kernel releases it if the rank dies. Before a rank exits, it
+waits for the locks of its peers, for the groups that it has created itself: its peers have all begun to create these.
+Ranks on several nodes have no common file: they count in the store of their test how many create a group.
 """
 
 from __future__ import annotations
@@ -15,7 +13,6 @@ from __future__ import annotations
 import fcntl
 import os
 import time
-import weakref
 import zlib
 from collections import Counter
 from collections.abc import Iterator
@@ -23,12 +20,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist
-
 from torch_testing_ext import _torch
 from torch_testing_ext._torch import node_stores
-
-from . import group_ends
 
 __rank_frame__ = True
 
@@ -43,17 +36,15 @@ _POLL = 0.005
 _file: Path | None = None
 _rank = 0
 _pid = 0  # of the rank: a process that a test forks may create groups with other processes
-_holds: list[int] = []  # ranges of the groups that this process is creating
 _times: Counter[str] = Counter()  # how often each group's name was used: destroyed groups give it free
 _store: Any = None  # that of all nodes
 _created: list[int] = []  # ranges of the groups that this process has created since it last waited
 
 
-def announce(directory: Path, rank: int, fast: bool) -> None:
+def announce(directory: Path, rank: int) -> None:
     """In a rank: let its peers know from now on while it creates groups. All ranks name the same directory.
 
-    A process that is a rank in several tests calls it for each of them. With `fast`, groups that are created from now
-    on end without gloo's waits.
+    A process that is a rank in several tests calls it for each of them.
     """
     global _file, _rank, _pid, _store
     if rank < _MOST_RANKS:
@@ -62,18 +53,8 @@ def announce(directory: Path, rank: int, fast: bool) -> None:
         _times.clear()
         _created.clear()
         _store = None
-        group_ends.begin(wait_for_peers if fast else None)
         if not watches:
-            _torch.watch_process_groups(_watched, wait_for_peers)
-
-
-@contextmanager
-def _watched(name: str) -> Iterator[list[Any]]:
-    with _creating(name), _torch.prompt_rendezvous() as stores, group_ends.creating() as created:
-        yield created
-    for group in created:
-        if stores and isinstance(group, dist.ProcessGroup):
-            weakref.finalize(group, stores.clear).atexit = False
+            _torch.watch_process_groups(_creating)
 
 
 @contextmanager
@@ -88,12 +69,10 @@ def _creating(name: str) -> Iterator[None]:
             yield
         return
     descriptor = _lock(fcntl.LOCK_EX, group + _rank, 1)  # a peer that looks holds a lock for a moment
-    _holds.append(group)
     try:
         yield
         _created.append(group)
     finally:
-        _holds.remove(group)
         _close(descriptor)
 
 
@@ -111,19 +90,14 @@ def _counting(group: int) -> Iterator[None]:
             _store.add(f"creating {group}", -1)
 
 
-def wait_for_peers() -> bool:
-    """Wait until no peer is creating a group that this rank has created. False if it cannot wait now.
-
-    It may be called wherever an object is freed, also in the middle of anything that Python's library does: so it takes
-    no lock of this process, and starts no thread. While the process creates a group itself it does not look: closing
-    any descriptor of the file would release the process's own lock.
-    """
-    if os.getpid() != _pid or _holds:
-        return False
+def wait_for_peers() -> None:
+    """Before we end the rank or its groups: wait until no peer is creating a group that this rank has created."""
+    if os.getpid() != _pid:
+        return
     groups, _created[:] = [*_created], []
     if _store is not None:
         _wait_for_counts(groups)
-        return True
+        return
     began = time.monotonic()
     while groups and (waited := time.monotonic() - began) < PATIENCE:
         if _try_lock(groups[-1]):
@@ -131,7 +105,6 @@ def wait_for_peers() -> bool:
         else:
             # Longer steps the longer it takes: many ranks that wait must not keep the others from creating the group.
             time.sleep(min(max(_FIRST_STEP, waited / 8), _LAST_STEP))
-    return True
 
 
 def _wait_for_counts(groups: list[int]) -> None:

@@ -109,7 +109,7 @@ def run(
     account = launch.AccountWriter(None)
     with _variables(together):
         rank_process.prepare_rank(member.rank, member.world_size, patient=False)
-        group_creation.announce(Path(together.directory), member.rank, fast=False)
+        group_creation.announce(Path(together.directory), member.rank)
         group = _GroupOfTest()
         try:
             recording.sanitize(member.rank, together.sanitize, in_place.log_of(together.directory, member.rank))

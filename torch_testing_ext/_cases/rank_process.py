@@ -15,7 +15,7 @@ from torch_testing_ext import _torch, launch
 from torch_testing_ext._machine.seeds import set_rng_seed
 from torch_testing_ext._process import system
 
-from . import shared_devices
+from . import group_creation, shared_devices
 
 STACKS_PATIENCE = 5.0  # seconds, as PyTorch waits for them
 
@@ -214,7 +214,6 @@ def prepare_rank(rank: int, world_size: int, patient: bool) -> None:
     if "TORCH_DISTRIBUTED_DEBUG" in os.environ:
         c10d.set_debug_level_from_env()  # torch reads it only at import, which was before the fork
     shared_devices.begin(rank, world_size)
-    _torch.use_known_results(note=rank == 0)
     if patient:
         _torch.wait_without_end()
 
@@ -223,5 +222,6 @@ def leave_process_group(fast: bool) -> None:
     """Destroy the process groups at a rank's end; with `fast`, leave gloo's groups to the end of the process."""
     if not dist.is_initialized() or (fast and _torch.only_gloo() and not _provisional):
         return
+    group_creation.wait_for_peers()
     with suppress(AssertionError, ValueError):
         dist.destroy_process_group()

@@ -145,7 +145,7 @@ def _run(
     """The body of a rank's process."""
     rank_environment.become(rank)
     rank_process.prepare_rank(rank, world_size, patient)
-    group_creation.announce(directory, rank, fast=False)
+    group_creation.announce(directory, rank)
     try:
         try:
             runpy.run_path(script, run_name="__main__")

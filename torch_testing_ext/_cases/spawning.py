@@ -142,7 +142,7 @@ def _run(
     """The body of a rank's process."""
     rank_environment.become(rank)
     rank_process.prepare_rank(rank, world_size, patient)
-    group_creation.announce(directory, rank, fast=True)
+    group_creation.announce(directory, rank)
     function, args = _call or (None, ())
     if call is not None:
         function, args = call[0].resolve(), call[1]

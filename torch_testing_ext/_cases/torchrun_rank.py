@@ -72,7 +72,7 @@ class Recording:
             sys.path.remove(package)
         if torch.distributed.is_available():
             recording.begin()
-            _torch.watch_process_groups(lambda name: nullcontext([]), lambda: None)
+            _torch.watch_process_groups(lambda name: nullcontext())
             recording.sanitize(self._rank, Sanitize.decode(self._sanitize), log_of(self._folder, self._rank))
             self._is_on = True
 

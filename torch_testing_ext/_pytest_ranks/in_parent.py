@@ -6,6 +6,7 @@ for each test, when all of that has happened, and ends with the test.
 
 from __future__ import annotations
 
+import importlib
 import os
 import shutil
 import sys
@@ -18,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from torch_testing_ext import _torch, launch
+from torch_testing_ext import launch
 from torch_testing_ext._cases import invocation, launched_ranks, rank_environment, ranked
 from torch_testing_ext._cases.expected_imports import expected_imports
 from torch_testing_ext._marks import needs
@@ -62,7 +63,7 @@ def run(item: Any, spec: RankSpec) -> None:
     chosen = replace(chosen, debug_rank=debugging.rank_of(item.config, chosen.debug_rank, spec.world_size))
     debugging.leave_to_ranks(item.config)
     for name in (*expected_imports(str(item.path)), *launch.preload_hints()):
-        _torch.preload(name)  # here, once: each rank would do it by itself
+        importlib.import_module(name)  # here, once: each rank would do it by itself
     with ranked.without_our_traceback():
         directory = launch.new_directory(item.nodeid)
     try:

@@ -25,7 +25,7 @@ from _pytest.skipping import evaluate_xfail_marks, xfailed_key
 
 from torch_testing_ext import _torch, launch
 from torch_testing_ext._cases import group_creation, rank_environment, rank_process
-from torch_testing_ext._cases.multi_process import preload_hints
+from torch_testing_ext._cases.multi_process import imported_since
 from torch_testing_ext._machine import environment
 from torch_testing_ext._marks.needs import TEST_SKIPS
 
@@ -113,7 +113,7 @@ def run(subject: Any, rank: int, account: launch.AccountWriter, *, patient: bool
     current.rank, current.pid = rank, os.getpid()
     rank_environment.become(rank)
     rank_process.prepare_rank(rank, current.spec.world_size, patient)
-    group_creation.announce(current.directory, rank, fast=True)
+    group_creation.announce(current.directory, rank)
     imported_before = len(sys.modules)
     if rank != current.debug_rank:
         debugging.never_ask(current.item.config)
@@ -122,7 +122,7 @@ def run(subject: Any, rank: int, account: launch.AccountWriter, *, patient: bool
             _run_and_judge(current.item, account)
         if account.account is None:
             rank_process.leave_process_group(fast=True)
-            account.passed(preload_hints(imported_before) if rank == 0 else ())
+            account.passed(imported_since(imported_before) if rank == 0 else ())
     finally:
         _torch.end_compile_workers()
         group_creation.wait_for_peers()

@@ -24,7 +24,6 @@ from .comparing import (
     script_container_types,
 )
 from .compiler import DYNAMO, INDUCTOR, forget_compiled, strict_dynamo, without_compiled_autograd
-from .cpp_compiler import prepare_for_cpp, register_patterns_for_cpu
 from .cuda import (
     caching_allocator_is_enabled,
     cupti_version,
@@ -66,8 +65,6 @@ from .global_state import (
 from .launch import (
     end_compile_workers,
     fake_process_group,
-    gloo_backends,
-    is_gloo_worker,
     only_gloo,
     register_fake_backend,
     reset_dynamo,
@@ -82,11 +79,6 @@ from .local_tensor import (
     local_tensor_mode,
     record_autograd,
     without_local_tensors,
-)
-from .output_shapes import (
-    preload,
-    unknown_results,
-    use_known_results,
 )
 from .properties import (
     abort_process_groups,
@@ -109,7 +101,6 @@ from .recorder import (
     take_collectives,
     watch_process_groups,
 )
-from .rendezvous import prompt_rendezvous
 from .shard_order import (
     redistribute_local,
     replaced_op_strategy,
@@ -241,7 +232,6 @@ __all__ = [
     "gathered",
     "get_world",
     "global_module_hooks",
-    "gloo_backends",
     "group_in_creation",
     "has_cupti",
     "has_flight_recorder",
@@ -255,7 +245,6 @@ __all__ = [
     "inside_backward",
     "is_fake",
     "is_functional_tensor",
-    "is_gloo_worker",
     "is_internal_build",
     "is_local_tensor",
     "is_of_torch",
@@ -282,9 +271,6 @@ __all__ = [
     "other_accelerator_is_built",
     "peak_memory",
     "pop_torch_function_mode",
-    "preload",
-    "prepare_for_cpp",
-    "prompt_rendezvous",
     "python_dispatcher",
     "raw_operation",
     "record_autograd",
@@ -292,7 +278,6 @@ __all__ = [
     "redistribute_local",
     "reduce_scatter_name",
     "register_fake_backend",
-    "register_patterns_for_cpu",
     "replaced_op_strategy",
     "replicated_parameters",
     "reset_dynamo",
@@ -322,8 +307,6 @@ __all__ = [
     "torch_function_state",
     "tracing_graph",
     "tree",
-    "unknown_results",
-    "use_known_results",
     "values_unknown",
     "wait_without_end",
     "warm_up",

@@ -18,8 +18,6 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from . import output_shapes
-
 _DISTRIBUTED = "distributed_c10d.py"
 _AROUND_CALLS = (_DISTRIBUTED, "c10d_logger.py")
 # The functions of torch that tell ranks without inputs that this one goes on: 2.11 to 2.15.
@@ -142,10 +140,9 @@ def install() -> None:
     """Hook all operations. Until there is a listener, they only pass through."""
     global _library
     if _library is None:
-        with output_shapes.harmless_registrations():  # they pass results on as they are
-            library: Any = torch.library.Library("c10d", "IMPL")  # type: ignore[no-untyped-call]
-            for spec in _specs():
-                library.impl(spec.name, _kernel(spec), "BackendSelect", with_keyset=True)
+        library: Any = torch.library.Library("c10d", "IMPL")  # type: ignore[no-untyped-call]
+        for spec in _specs():
+            library.impl(spec.name, _kernel(spec), "BackendSelect", with_keyset=True)
         _library = library
 
 
@@ -153,8 +150,7 @@ def remove() -> None:
     """Remove the hook again."""
     global _library, _listener
     if _library is not None:
-        with output_shapes.harmless_registrations():
-            _library._destroy()
+        _library._destroy()
     _library = _listener = None
 
 

@@ -37,28 +37,6 @@ def warm_up() -> None:
     recorder.forget_groups()
 
 
-def gloo_backends(group: Any) -> list[Any]:
-    """The gloo backends of a process group; none if it is no group, or if torch checks its collectives.
-
-    `ProcessGroup._device_types`, `_get_backend`: all versions.
-    """
-    import torch.distributed as dist
-
-    if not isinstance(group, dist.ProcessGroup) or not dist.is_gloo_available():
-        return []
-    found = [group._get_backend(device) for device in group._device_types]
-    gloo = {id(backend): backend for backend in found if isinstance(backend, dist.ProcessGroupGloo)}
-    return list(gloo.values())
-
-
-def is_gloo_worker(thread: str) -> bool:
-    """Has this name a thread in which gloo runs collectives, and not one that waits for its connections?
-
-    torch 2.11 to 2.15 names the former; gloo names the latter since 2.13.
-    """
-    return thread.startswith("pt_gloo")
-
-
 def only_gloo() -> bool:
     """Do all process groups of this process have only gloo backends? `_world.pg_map`: all versions."""
     import torch.distributed as dist

@@ -256,30 +256,25 @@ def sequence_numbers() -> dict[str, tuple[int, int]]:
     return {name: (group._get_sequence_number_for_group(), _latest.get(name, 0)) for name, group in names}
 
 
-def watch_process_groups(
-    creating: Callable[[str], AbstractContextManager[list[Any]]], before_end: Callable[[], object]
-) -> None:
-    """From now on, create each process group within `creating(name)`, and call `before_end()` before all are destroyed.
+def watch_process_groups(creating: Callable[[str], AbstractContextManager[object]]) -> None:
+    """From now on, create each process group within `creating(name)`, and note it; note errors of collectives, too.
 
-    What has been created is appended to the list that `creating` gives: a group, or what torch has for no member. The
-    groups are noted, too, and errors of collectives. `_new_process_group_helper`, `_update_default_pg` and
-    `_c10d_logger`: all versions. Tests may have imported the public functions by name, so these two are replaced, which
-    torch looks up in its module.
+    `_new_process_group_helper` and `_c10d_logger`: all versions. Tests may have imported the public functions by name,
+    so this one is wrapped, which torch looks up in its module.
     """
     import torch.distributed as dist
     from torch.distributed import c10d_logger
 
     c10d: Any = dist.distributed_c10d
-    create, update = c10d._new_process_group_helper, c10d._update_default_pg
+    create = c10d._new_process_group_helper
     signature = inspect.signature(create)
 
     def create_watched(*args: Any, **kwargs: Any) -> Any:
         arguments = signature.bind(*args, **kwargs).arguments
         began = _now()
         nan_check = _nan_check(str(arguments.get("backend", "")))
-        with creating(str(arguments["group_name"])) as created, nan_check, _noted_as_in_creation(arguments, began):
+        with creating(str(arguments["group_name"])), nan_check, _noted_as_in_creation(arguments, began):
             made = create(*args, **kwargs)
-            created.append(made[0])
         if made[0] is not c10d.GroupMember.NON_GROUP_MEMBER:
             _numbers[made[0]] = len(_groups)
             backend = str(c10d._world.pg_map.get(made[0], ("",))[0])
@@ -287,12 +282,7 @@ def watch_process_groups(
             _use_recorders(_backends_of(made[0], backend))
         return made
 
-    def update_watched(group: Any) -> None:
-        if group is None:
-            before_end()
-        update(group)
-
-    c10d._new_process_group_helper, c10d._update_default_pg = create_watched, update_watched
+    c10d._new_process_group_helper = create_watched
     c10d_logger._c10d_logger.addHandler(_ErrorHandler())
 
 

@@ -7,6 +7,7 @@ interpreter that starts each rank as another interpreter.
 
 from __future__ import annotations
 
+import importlib
 import os
 import pickle
 import shutil
@@ -322,10 +323,8 @@ class ForkServer:
 
         self._do_safely(_torch.warm_up, "warming up")
 
-    def _preload(self, hint: str) -> None:
-        from torch_testing_ext import _torch
-
-        self._do_safely(partial(_torch.preload, hint), f"preloading {hint}")
+    def _preload(self, name: str) -> None:
+        self._do_safely(partial(importlib.import_module, name), f"importing {name}")
 
     def _do_safely(self, work: Callable[[], object], doing: str) -> None:
         """Do work that may leave threads behind. If it does, this process forks no more ranks."""

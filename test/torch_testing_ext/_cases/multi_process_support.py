@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
 
-import torch
 import torch.distributed as dist
 
 from torch_testing_ext.common_distributed import MultiProcContinuousTest, MultiProcessTestCase
@@ -45,15 +44,6 @@ class OnCpu(MultiProcContinuousTest):
     @classmethod
     def device_type(cls) -> str:
         return "cpu"
-
-
-def check_held_backend(test: MultiProcessTestCase) -> None:
-    """In a rank with a group: a backend of gloo that the test holds works on when the group is destroyed."""
-    backend = dist.group.WORLD._get_backend(torch.device("cpu"))
-    dist.destroy_process_group()
-    tensor = torch.ones(1)
-    backend.allreduce([tensor]).wait()
-    test.assertEqual(tensor.item(), 2)
 
 
 class Seen(NamedTuple):

@@ -183,7 +183,7 @@ class TestEnds(TestCase):
 
 class TestExpectedImports(TestCase):
     def test_by_the_names_in_the_file(self):
-        for_inductor = ("torch._dynamo", "torch._inductor.compile_fx", "torch_testing_ext._cases.compiler_state")
+        for_inductor = ("torch._dynamo", "torch._inductor.compile_fx")
         table = {
             "from torch.nn.parallel import DistributedDataParallel as DDP": ("torch._dynamo",),
             "step = torch.compile(step)": ("torch._dynamo",),
@@ -206,6 +206,13 @@ class TestExpectedImports(TestCase):
         launch.prepare(launch.Named.of(_run_rank), launch.Named.of(Imports), ("tabnanny",))
         self.assertEqual(ranks_told(Imports("tells")), [True] * 2)
         self.assertNotIn("tabnanny", sys.modules)
+
+    def test_they_are_hints(self):
+        launch.close()
+        self.addCleanup(launch.close)
+        launch.prepare(launch.Named.of(_run_rank), launch.Named.of(Imports), ("tabnanny",))
+        self.addCleanup(launch.client.launcher().preload_hints.pop, "tabnanny", None)
+        self.assertIn("tabnanny", launch.preload_hints())
 
     def test_also_if_the_launch_comes_before_the_import(self):
         launch.close()

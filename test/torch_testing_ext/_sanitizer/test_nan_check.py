@@ -110,7 +110,7 @@ class TestGroups(unittest.TestCase):
             mock.patch.dict(os.environ, {CHECK: "1"}),
             mock.patch.object(recorder.inspect, "signature", return_value=_signature(create)),
         ):
-            recorder.watch_process_groups(lambda name: contextlib.nullcontext(), lambda: None)
+            recorder.watch_process_groups(lambda name: contextlib.nullcontext())
             with contextlib.suppress(RuntimeError):
                 dist.distributed_c10d._new_process_group_helper(2, 0, [], "nccl", None, "0")
         self.assertEqual(["1"], seen)

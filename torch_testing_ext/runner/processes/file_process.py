@@ -6,6 +6,7 @@ units become new interpreters.
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 import traceback
@@ -158,12 +159,11 @@ class FileProcess(ForkParent[ToFile]):
         """Follow preload hints at once: a worker forked before that would have to import the modules itself."""
         for pid in tuple(self._nannies):  # they lack these modules
             self._dismiss(pid)
-        from torch_testing_ext import _torch
         from torch_testing_ext._machine import accelerators
 
         for name in modules:
             with suppress(Exception):
-                _torch.preload(name)
+                importlib.import_module(name)
 
         if why := accelerators.check_to_fork():
             self.channel.send(FileUnsafe(f"modules that its tests import leave a process unsafe to fork: {why}"))
