@@ -20,6 +20,7 @@ class FindingKind(enum.Enum):
     MISMATCH = "mismatch"
     DEADLOCK = "deadlock"
     LEFT_ALONE = "left alone"
+    BEHIND = "behind"  # members of a group that hangs have not come to the latest call of the others
     UNMATCHED = "unmatched"  # a call that lacks its peers, although all ranks have passed
     ORDER = "order"  # opposite orders that happened to pass
     UNWAITED = "unwaited"
@@ -50,6 +51,20 @@ class Finding:
         return "\n".join([f"{lines}\n", *(f"  {row}" for row in self.table)]) if self.table else lines
 
 
+def _whole(records: Sequence[RankRecord]) -> dict[int, RankRecord]:
+    """The records that lack nothing, by rank: only these can be compared call by call."""
+    return {record.rank: record for record in records if record.is_whole}
+
+
+def _calls_in(group: SharedGroup, by_rank: Mapping[int, RankRecord]) -> dict[int, Sequence[Call]]:
+    """The calls of each member whose record is known."""
+    return {rank: by_rank[rank].calls.get(group.key, ()) for rank in group.ranks if rank in by_rank}
+
+
+def _of_group(group: SharedGroup) -> str:
+    return "" if group.title == "the default group" else f" of {group.title}"
+
+
 # -- mismatch
 
 
@@ -59,10 +74,10 @@ def first_mismatch(records: Sequence[RankRecord], unless_raised: bool = False) -
     `unless_raised`: leave out a mismatch after which a collective has raised. The ranks have not failed for that: the
     test expects it.
     """
-    by_rank = {record.rank: record for record in records if record.is_whole}
+    by_rank = _whole(records)
     found: list[tuple[int, Finding]] = []
     for group in shared_groups(records):
-        calls = {rank: by_rank[rank].calls.get(group.key, ()) for rank in group.ranks if rank in by_rank}
+        calls = _calls_in(group, by_rank)
         for place in range(1, max(map(len, calls.values()), default=0) + 1):
             here = {rank: issued[place - 1] for rank, issued in calls.items() if len(issued) >= place}
             finding = None
@@ -185,7 +200,7 @@ def waits(records: Sequence[RankRecord]) -> dict[int, list[Wait]]:
 
     A member of whose collectives nothing is known counts as missing.
     """
-    by_rank = {record.rank: record for record in records if record.is_whole}
+    by_rank = _whole(records)
     found: dict[int, list[Wait]] = {}
     for group in shared_groups(records):
         counts = {rank: len(by_rank[rank].calls.get(group.key, ())) if rank in by_rank else 0 for rank in group.ranks}
@@ -264,8 +279,7 @@ def left_alone_sentence(gone: Sequence[int], ended: Mapping[int, str], wait: Wai
     if wait.call.is_p2p:
         doing = "receiving" if wait.call.kind == "send" else "sending"
         return f"{list_of(gone)} {how} without {doing} that for which {list_of(waiting)} {verb} ({wait.title})"
-    of_group = "" if wait.group.title == "the default group" else f" of {wait.group.title}"
-    return f"{list_of(gone)} {how} without {wait.call}{of_group}, in which {list_of(waiting)} {verb}"
+    return f"{list_of(gone)} {how} without {wait.call}{_of_group(wait.group)}, in which {list_of(waiting)} {verb}"
 
 
 def _cycle(stuck: Mapping[int, Wait]) -> list[int]:
@@ -283,10 +297,10 @@ def first_left_alone(records: Sequence[RankRecord], ended: Mapping[int, str], wa
 
     Whether a collective has completed does not matter here: the ranks of `waiting` have lost their peer or hang.
     """
-    by_rank = {record.rank: record for record in records if record.is_whole}
+    by_rank = _whole(records)
     found = []
     for group in shared_groups(records):
-        counts = {rank: len(by_rank[rank].calls.get(group.key, ())) for rank in group.ranks if rank in by_rank}
+        counts = {rank: len(issued) for rank, issued in _calls_in(group, by_rank).items()}
         for rank in (rank for rank in group.ranks if rank in ended and rank in counts):
             place = counts[rank] + 1
             there = [other for other in waiting if counts.get(other, 0) >= place]
@@ -310,13 +324,34 @@ def first_left_alone(records: Sequence[RankRecord], ended: Mapping[int, str], wa
     return min(found, key=lambda one: one[0])[1] if found else None
 
 
+def differences(records: Sequence[RankRecord]) -> list[Finding]:
+    """Explain ranks that hang: by the first mismatch or, for each group, by the members that lag behind the others.
+
+    Only the *issuing* of a collective counts: gloo records its completion late, or never.
+    """
+    mismatch = first_mismatch(records)
+    if mismatch is not None:
+        return [mismatch]
+    by_rank = _whole(records)
+    found = (_behind(group, _calls_in(group, by_rank)) for group in shared_groups(records))
+    return [finding for finding in found if finding is not None]
+
+
+def _behind(group: SharedGroup, calls: Mapping[int, Sequence[Call]]) -> Finding | None:
+    front = max(map(len, calls.values()), default=0)
+    there = {rank: issued[-1] for rank, issued in calls.items() if front and len(issued) == front}
+    behind = tuple(rank for rank in calls if front and rank not in there)
+    if not behind:
+        return None
+    sentence = f"{list_of(behind)} never reached {next(iter(there.values()))}{_of_group(group)}"
+    lines = tuple(f"rank {rank}: {_described(call)}{_at(call)}" for rank, call in there.items())
+    return Finding(FindingKind.BEHIND, sentence, lines, behind)
+
+
 def is_uneven(records: Sequence[RankRecord]) -> bool:
     """Has a rank issued more in a group than another member?"""
     by_rank = {record.rank: record for record in records}
-    counts = (
-        {len(by_rank[rank].calls.get(group.key, ())) for rank in group.ranks if rank in by_rank}
-        for group in shared_groups(records)
-    )
+    counts = ({len(issued) for issued in _calls_in(group, by_rank).values()} for group in shared_groups(records))
     return any(len(each) > 1 for each in counts)
 
 
@@ -330,7 +365,7 @@ def first_uneven(records: Sequence[RankRecord]) -> Finding | None:
     by_rank = {record.rank: record for record in records}
     found = []
     for group in shared_groups(records):
-        calls = {rank: by_rank[rank].calls.get(group.key, ()) for rank in group.ranks if rank in by_rank}
+        calls = _calls_in(group, by_rank)
         place = min(map(len, calls.values()), default=0) + 1
         there = {rank: issued[place - 1] for rank, issued in calls.items() if len(issued) >= place}
         if there and len(calls) == len(group.ranks):
@@ -347,9 +382,8 @@ def _has_raised(record: RankRecord) -> bool:
 
 
 def _without(gone: Sequence[int], call: Call, group: SharedGroup, there: Sequence[int]) -> str:
-    of_group = "" if group.title == "the default group" else f" of {group.title}"
     verb = "has" if len(there) == 1 else "have"
-    return f"{list_of(gone)} passed without {call}{of_group}, which {list_of(there)} {verb} issued"
+    return f"{list_of(gone)} passed without {call}{_of_group(group)}, which {list_of(there)} {verb} issued"
 
 
 # -- only with logs

@@ -12,6 +12,7 @@ from torch_testing_ext._collectives.findings import (
     Finding,
     FindingKind,
     describe_stuck,
+    differences,
     first_left_alone,
     first_mismatch,
     first_uneven,
@@ -214,12 +215,17 @@ def _timed_out(reports: Sequence[RankReport], running: list[RankReport], case: C
     # The signal that asks for stacks may end a wait: a rank that continues only because of it has not passed.
     state = f"{_ranks(running)} of {len(reports)} still running" if running else "the last ranks ended only then"
     suspected = _suspicion(reports, running, expected)
-    blamed = [suspected] if suspected is not None else hang.differences(reports)[:1] if running else []
+    blamed = [suspected] if suspected is not None else _differences(reports)[:1]
     title = f"{case.name} timed out after {seconds:.1f} s; {': '.join([state, *(one.sentence for one in blamed)])}"
     failed = [r for r in reports if r.ending.is_failure and r.ending is not RankEnding.STOPPED]
     message = _compose(title, reports, failed, case, None, suspected.text if suspected else "")
     culprits = [*(rank for one in blamed for rank in one.ranks), *(r.rank for r in running)]
     return Verdict(Outcome.TIMEOUT, message, next(iter(culprits), None))
+
+
+def _differences(reports: Sequence[RankReport]) -> list[Finding]:
+    """What the collectives show about ranks that still ran, if any did."""
+    return differences(_records(reports)) if any(r.ending is RankEnding.STOPPED for r in reports) else []
 
 
 def _suspicion(reports: Sequence[RankReport], running: list[RankReport], expected: Expected) -> Finding | None:
@@ -285,7 +291,8 @@ def _compose(
     parts += [collectives] if collectives else []
     others = [one.sentence for r in reports for one in r.found if one.sentence not in title]
     parts += ["\n".join(["the sanitizer has found:", *(f"  {sentence}" for sentence in others)])] if others else []
-    parts += _explain_running(reports, case)
+    if any(r.ending is RankEnding.STOPPED for r in reports):
+        parts.append(hang.explain(reports, case.file, () if collectives else _differences(reports)))
     parts += _once("traceback", [(r.rank, r.traceback.rstrip()) for r in shown if r.traceback], "failed")
     outputs = [
         (r.rank, cut_middle(r.output, LONGEST_OUTPUT)) for r in _with_relevant_output(reports, shown) if r.output
@@ -341,11 +348,6 @@ def _line(report: RankReport, first: int | None) -> str:
 def _follows(report: RankReport, first: int | None) -> bool:
     """Is this rank a victim of the first?"""
     return first is not None and report.rank != first and is_victim(report)
-
-
-def _explain_running(reports: Sequence[RankReport], case: Case) -> list[str]:
-    running = [r for r in reports if r.ending is RankEnding.STOPPED]
-    return [hang.explain(reports, case.file)] if running else []
 
 
 def _with_relevant_output(reports: Sequence[RankReport], shown: Sequence[RankReport]) -> list[RankReport]:

@@ -7,6 +7,7 @@ from torch_testing_ext._collectives.blocked import RankState, ThreadState, why_n
 from torch_testing_ext._collectives.findings import (
     FindingKind,
     describe_stuck,
+    differences,
     first_left_alone,
     first_mismatch,
     stuck,
@@ -264,6 +265,64 @@ BLOCKED = RankState(
     p2p=False,
     timers=False,
 )
+
+
+class TestDifferences(unittest.TestCase):
+    """What is said about ranks that hang, whatever else they do."""
+
+    def sentences(self, *of_ranks, groups=None):
+        return [found.sentence for found in differences(world(*of_ranks, groups=groups))]
+
+    def calls(self, number):
+        return [entry(at, 0) for at in range(number)]
+
+    def test_no_difference(self):
+        self.assertEqual(self.sentences(*[self.calls(2)] * 3), [])
+        self.assertEqual(self.sentences([], [], []), [])
+        self.assertEqual(differences([]), [])
+
+    def test_ranks_that_stayed_behind(self):
+        never = "never reached all_reduce #2 [4]"
+        self.assertEqual(self.sentences(*map(self.calls, (2, 2, 1))), [f"rank 2 {never}"])
+        self.assertEqual(self.sentences(*map(self.calls, (1, 2, 0))), [f"ranks 0, 2 {never}"])
+
+    def test_what_is_shown_of_those_that_are_ahead(self):
+        (found,) = differences(world(*map(self.calls, (1, 0, 1))))
+        self.assertEqual((found.kind, found.ranks), (FindingKind.BEHIND, (1,)))
+        self.assertEqual(found.lines[0].partition("   ")[0], "rank 0: all_reduce [4] float32")
+
+    def test_a_disagreement_is_the_cause_of_lagging_behind(self):
+        records = world([entry(0, 0), entry(1, 0)], [entry(0, 0, "barrier")], [])
+        self.assertEqual([found.kind for found in differences(records)], [FindingKind.MISMATCH])
+
+    def test_a_rank_whose_calls_are_unknown_is_not_blamed(self):
+        """It may hold the GIL, or its recorder may have dropped calls."""
+        known = world(self.calls(1), self.calls(1))
+        self.assertEqual(differences(known), [])
+        dropped = read_record(2, text([group(2)], is_whole=False))
+        self.assertEqual(differences([*known, dropped]), [])
+
+    def test_each_group_by_itself(self):
+        """Two pairs at different collectives: neither pair is behind the other."""
+
+        def pairs(rank):
+            return [
+                group(rank, range(4), description="default_pg"),
+                group(rank, (rank % 2, rank % 2 + 2), str(1 + rank % 2)),
+            ]
+
+        ahead, behind = [entry(0, 1), entry(1, 1)], [entry(0, 1)]
+        self.assertEqual(self.sentences(behind, ahead, behind, ahead, groups=pairs), [])
+        self.assertEqual(
+            self.sentences(behind, ahead, behind, behind, groups=pairs),
+            ["rank 3 never reached all_reduce #2 [4] of group dp"],
+        )
+
+    def test_a_rank_outside_of_the_group_is_not_blamed(self):
+        def one_pair(rank):
+            return [group(rank)] + ([group(rank, (0, 1), "1")] if rank < 2 else [])
+
+        self.assertEqual(self.sentences([entry(0, 1)], [entry(0, 1)], [], groups=one_pair), [])
 
 
 class TestBlocked(unittest.TestCase):

@@ -1,39 +1,40 @@
-"""Tests where hung ranks are and which one differs, with recorder entries and stacks made by hand."""
+"""Tests where hung ranks are and which one the verdict names, with records and stacks made by hand."""
 
-import json
-import pickle
 import tempfile
 import unittest
 from pathlib import Path
 
 import torch_testing_ext
+from torch_testing_ext._collectives.findings import differences
+from torch_testing_ext._collectives.records import GroupRecord, read_record, text_of
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.launch import Case, Outcome, RankEnding, RankReport, hang, judge
 
 PACKAGE = Path(torch_testing_ext.__file__).parent
 TEST = "/home/me/test_thing.py"
+ALL = (0, 1)
 
 
-def entry(kind, sequence, shape=(4,), group="0", record=None, **more):
-    """One entry of the flight recorder, in torch's format."""
+def entry(kind, record, shape=(4,), group=0, **more):
+    """One entry of a rank's record. `record`: its place in the rank; `group`: the number of its group."""
     return {
-        "record_id": sequence if record is None else record,
-        "collective_seq_id": sequence,
+        "record_id": record,
+        "group": group,
         "profiling_name": f"gloo:{kind}",
         "input_sizes": [list(shape)],
-        "process_group": [group, "default_pg" if group == "0" else "undefined"],
         "is_p2p": False,
-        "time_created_ns": 1,
         **more,
     }
 
 
-def recorded(*entries):
-    return json.dumps({"version": "2.10", "entries": list(entries)})
-
-
-def p2p(record):
-    return entry("send 0->1", 0, record=record, is_p2p=True, p2p_seq_id=1)
+def recorded(*entries, groups=(ALL,), rank=0, is_whole=True):
+    """The text of a rank that has made the groups with these members; the first one is the default group."""
+    made = [
+        GroupRecord(str(at), "undefined" if at else "default_pg", members, members.index(rank))
+        for at, members in enumerate(groups)
+        if rank in members
+    ]
+    return text_of(made, entries, is_whole)
 
 
 def running(rank, recorder="", stacks=""):
@@ -47,175 +48,6 @@ def stack(*frames, title="Current thread 0x00007f (most recent call first):"):
     )
 
 
-def differences(*recorders):
-    """The sentences about ranks with these recordings; None for a rank that is no longer running and left none."""
-    reports = [
-        RankReport(rank, RankEnding.PASSED) if text is None else running(rank, text)
-        for rank, text in enumerate(recorders)
-    ]
-    lines = hang.explain(reports, TEST).splitlines()
-    return [line[3:] for line in lines if line.startswith("=> ")]
-
-
-class TestDifferences(unittest.TestCase):
-    def test_no_difference(self):
-        same = recorded(entry("all_reduce", 1), entry("all_gather", 2))
-        self.assertEqual(differences(same, same, same), [])
-
-    def test_another_kind(self):
-        others, one = (recorded(entry("all_reduce", 1), entry(kind, 2)) for kind in ("all_reduce", "all_gather"))
-        self.assertEqual(
-            differences(others, others, one, others),
-            ["rank 2 is at all_gather #2 [4], ranks 0, 1, 3 are at all_reduce #2 [4]"],
-        )
-
-    def test_another_shape(self):
-        others, one = (recorded(entry("all_reduce", 2, shape)) for shape in ((4,), (6,)))
-        self.assertEqual(differences(one, others), ["rank 0 is at all_reduce #2 [6], rank 1 is at all_reduce #2 [4]"])
-
-    def test_several_inputs(self):
-        two = recorded(entry("allgather_coalesced", 1, input_sizes=[[4], [2, 3]]))
-        one = recorded(entry("allgather_coalesced", 1, input_sizes=[[4]]))
-        self.assertIn("rank 1 is at allgather_coalesced #1 [4] [2, 3]", differences(one, two, one)[0])
-
-    def test_smaller_groups_come_first(self):
-        kinds = ["barrier", "all_reduce", "barrier", "broadcast", "barrier", "all_reduce"]
-        (sentence,) = differences(*(recorded(entry(kind, 5)) for kind in kinds))
-        self.assertEqual(
-            sentence,
-            "rank 3 is at broadcast #5 [4], ranks 1, 5 are at all_reduce #5 [4], ranks 0, 2, 4 are at barrier #5 [4]",
-        )
-
-    def test_a_rank_that_stayed_behind(self):
-        ahead = recorded(entry("all_reduce", 1), entry("all_reduce", 2))
-        behind = recorded(entry("all_reduce", 1))
-        self.assertEqual(differences(ahead, ahead, ahead, behind), ["rank 3 never reached all_reduce #2 [4]"])
-        self.assertEqual(differences(behind, ahead, behind), ["ranks 0, 2 never reached all_reduce #2 [4]"])
-
-    def test_a_rank_that_never_began(self):
-        nothing = recorded()
-        self.assertEqual(
-            differences(recorded(entry("all_reduce", 1)), nothing), ["rank 1 never reached all_reduce #1 [4]"]
-        )
-
-    def test_a_disagreement_is_the_cause_of_lagging_behind(self):
-        ranks = [recorded(entry(kind, 2)) for kind in ("all_reduce", "all_reduce", "barrier")]
-        self.assertEqual(
-            differences(*ranks, recorded(entry("all_reduce", 1))),
-            ["rank 2 is at barrier #2 [4], ranks 0, 1 are at all_reduce #2 [4]"],
-        )
-
-    def test_the_first_disagreement_is_the_cause(self):
-        """Some ranks have continued after it and are elsewhere."""
-        one = recorded(entry("all_reduce", 1), entry("all_reduce", 2, (6,)))
-        others = recorded(entry("all_reduce", 1), entry("all_reduce", 2), entry("barrier", 3, ()))
-        self.assertEqual(
-            differences(others, one, others), ["rank 1 was at all_reduce #2 [6], ranks 0, 2 were at all_reduce #2 [4]"]
-        )
-
-    def test_shapes_may_differ_where_the_collective_allows_it(self):
-        for kind in ("all_to_all", "gather", "scatter"):
-            self.assertEqual(differences(recorded(entry(kind, 1, (3,))), recorded(entry(kind, 1, (5,)))), [], kind)
-
-    def test_shapes_must_be_equal(self):
-        for kind in (
-            "all_reduce",
-            "allreduce_coalesced",
-            "broadcast",
-            "all_gather",
-            "_allgather_base",
-            "reduce_scatter",
-        ):
-            self.assertEqual(len(differences(recorded(entry(kind, 1, (3,))), recorded(entry(kind, 1, (5,))))), 1, kind)
-
-    def test_a_rank_that_did_not_answer_is_not_blamed(self):
-        """It may hold the GIL; the collectives that it enqueued are unknown."""
-        text = recorded(entry("all_reduce", 1))
-        self.assertEqual(differences(text, "", text), [])
-        self.assertEqual(differences(text, "{broken", text), [])
-
-    def test_a_rank_that_ended_is_not_blamed(self):
-        self.assertEqual(differences(recorded(entry("all_reduce", 1)), None, recorded(entry("all_reduce", 1))), [])
-
-    def test_a_single_running_rank_does_not_differ(self):
-        self.assertEqual(differences(recorded(entry("all_reduce", 1)), None), [])
-
-    def test_no_running_rank(self):
-        self.assertEqual(differences(None, None), [])
-
-    def test_a_ranks_order_over_all_groups(self):
-        """Each group has its own sequence numbers: record ids show which collective came last."""
-        text = recorded(entry("broadcast", 1, group="1", record=8), entry("all_reduce", 7, group="0", record=7))
-        self.assertEqual([str(one) for one in hang.collectives(text)], ["all_reduce #7 [4]", "broadcast #1 [4]"])
-
-    def test_each_group_by_itself(self):
-        """Two pairs at different collectives: neither pair is behind the other."""
-        first = recorded(entry("all_reduce", 1, group="1"))
-        second = recorded(entry("all_gather", 9, group="2"))
-        self.assertEqual(differences(first, second, first, second), [])
-
-    def test_a_difference_within_one_of_the_groups(self):
-        first = recorded(entry("all_reduce", 1, group="1"))
-        third = recorded(entry("all_reduce", 1, (5,), group="1"))
-        second = recorded(entry("all_gather", 9, group="2"))
-        self.assertEqual(
-            differences(first, second, third, second),
-            ["rank 0 is at all_reduce #1 [4], rank 2 is at all_reduce #1 [5]"],
-        )
-
-    def test_with_several_groups_a_rank_without_collectives_is_not_blamed(self):
-        """It is unknown which of the groups the rank belongs to."""
-        self.assertEqual(
-            differences(recorded(entry("barrier", 1, group="1")), recorded(entry("barrier", 1, group="2")), recorded()),
-            [],
-        )
-
-    def test_point_to_point_is_not_a_collective(self):
-        text = recorded(entry("all_reduce", 1, record=1), p2p(record=2))
-        self.assertEqual([str(one) for one in hang.collectives(text)], ["all_reduce #1 [4]"])
-        self.assertEqual(hang.collectives(recorded(p2p(record=1))), [])
-
-
-class TestRecorder(unittest.TestCase):
-    def test_invalid_recordings(self):
-        """The result is None: an empty list would mean that the rank has reached no collective."""
-        whole = recorded(entry("all_reduce", 1))
-        for text in ("", "{", "{}", "\0", whole[:-10], whole + "}"):
-            with self.subTest(text=text):
-                self.assertIsNone(hang.collectives(text))
-
-    def test_an_entry_with_gaps(self):
-        (collective,) = hang.collectives('{"entries": [{}]}')
-        self.assertEqual((collective.group, collective.sequence, collective.order), ("?", 0, 0))
-
-    def test_an_entry(self):
-        (collective,) = hang.collectives(recorded(entry("all_reduce", 3, (2, 5), group="7", record=12)))
-        self.assertEqual(collective, hang.Collective("7", 3, "all_reduce", "[2, 5]", 12))
-        self.assertEqual(str(collective), "all_reduce #3 [2, 5]")
-
-    def test_a_barrier_has_no_shape(self):
-        (collective,) = hang.collectives(recorded(entry("barrier", 3, input_sizes=[])))
-        self.assertEqual(str(collective), "barrier #3")
-
-    def test_a_real_recording(self):
-        """Torch's own recordings have the format that is used above."""
-        import torch
-        import torch.distributed as dist
-
-        from torch_testing_ext import _torch
-
-        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-        try:
-            dist.all_reduce(torch.ones(3, 2))
-            dist.broadcast(torch.ones(5), 0)
-            ((_, data), *_) = _torch.recorded_collectives()
-            text = json.dumps({"entries": pickle.loads(data)["entries"]})
-        finally:
-            dist.destroy_process_group()
-        latest = hang.collectives(text)[-2:]  # earlier groups of this process may have left more entries
-        self.assertEqual([str(one) for one in latest], ["all_reduce #1 [3, 2]", "broadcast #2 [5]"])
-
-
 def over(rank, recorder):
     """A persistent rank or a thread that has finished its test."""
     return RankReport(rank, RankEnding.PASSED, recorder=recorder)
@@ -224,49 +56,68 @@ def over(rank, recorder):
 class TestTitle(unittest.TestCase):
     """The first line of a verdict, which all reports show, names the culprit."""
 
-    def title(self, *reports, culprit):
+    def verdict(self, *reports, culprit):
         verdict = judge(reports, True, Case("T.test_x"))
         self.assertEqual((verdict.outcome, verdict.culprit), (Outcome.TIMEOUT, culprit))
-        return verdict.message.partition("\n")[0].partition("; ")[2]
+        return verdict.message
+
+    def title(self, *reports, culprit):
+        return self.verdict(*reports, culprit=culprit).partition("\n")[0].partition("; ")[2]
 
     def test_a_rank_that_lags_behind(self):
         ahead, behind = (
-            running(rank, recorded(*(entry("all_reduce", n) for n in range(1, 3 - rank)))) for rank in (0, 1)
+            running(rank, recorded(*(entry("all_reduce", n) for n in range(2 - rank)), rank=rank)) for rank in (0, 1)
         )
-        self.assertEqual(
-            self.title(ahead, behind, culprit=1),
-            "ranks 0, 1 of 2 still running: rank 1 never reached all_reduce #2 [4]",
-        )
+        message = self.verdict(ahead, behind, culprit=1)
+        self.assertIn("; ranks 0, 1 of 2 still running: rank 1 never reached all_reduce #2 [4]\n", message)
+        self.assertIn("\n=> rank 1 never reached all_reduce #2 [4]\n", f"{message}\n")
 
     def test_ranks_that_disagree(self):
         kinds = ("all_reduce", "all_reduce", "all_gather")
-        reports = [running(rank, recorded(entry(kind, 1))) for rank, kind in enumerate(kinds)]
-        self.assertIn("running: rank 2 is at all_gather #1 [4], ranks 0, 1 are at", self.title(*reports, culprit=2))
+        reports = [
+            running(rank, recorded(entry(kind, 0), groups=((0, 1, 2),), rank=rank)) for rank, kind in enumerate(kinds)
+        ]
+        message = self.verdict(*reports, culprit=2)
+        sentence = (
+            "ranks disagree in call #1 of the default group (ranks 0, 1, 2): rank 2 calls all_gather [4], ranks 0, 1 "
+            "call all_reduce [4]"
+        )
+        self.assertIn(f"running: {sentence}\n", message)
+        self.assertEqual(message.count("=> "), 1)
+        self.assertIn(f"\n=> {sentence}", message)
 
     def test_a_rank_that_is_over(self):
-        self.assertEqual(
-            self.title(over(0, recorded()), running(1, recorded(entry("all_reduce", 1, group="0"))), culprit=0),
-            "rank 1 of 2 still running: rank 0 never reached all_reduce #1 [4]",
-        )
+        waits = running(1, recorded(entry("all_reduce", 0), rank=1))
+        message = self.verdict(over(0, recorded()), waits, culprit=0)
+        sentence = "rank 0 passed without all_reduce #1 [4], in which rank 1 waits"
+        self.assertIn(f"rank 1 of 2 still running: {sentence}\n", message)
+        self.assertEqual(message.count("=> "), 1)
 
     def test_a_rank_that_is_over_and_not_in_the_group(self):
-        title = self.title(over(0, recorded()), running(1, recorded(entry("all_reduce", 1, group="7"))), culprit=1)
-        self.assertEqual(title, "rank 1 of 2 still running")
+        text = recorded(entry("all_reduce", 0, group=1), groups=(ALL, (1,)), rank=1)
+        self.assertEqual(
+            self.title(over(0, recorded()), running(1, text), culprit=1),
+            "rank 1 of 2 still running",
+        )
 
     def test_nothing_known(self):
         self.assertEqual(self.title(running(0, ""), running(1, ""), culprit=0), "ranks 0, 1 of 2 still running")
 
 
 class TestExplain(unittest.TestCase):
+    GROUPS = ((0, 1, 2, 3),)
+
     def test_a_line_for_each_running_rank(self):
+        calls = [entry("all_reduce", 0), entry("all_reduce", 1)]
         reports = [
-            running(0, recorded(entry("all_reduce", 2)), stack((TEST, 12, "test_x"))),
+            running(0, recorded(*calls, groups=self.GROUPS), stack((TEST, 12, "test_x"))),
             RankReport(1, RankEnding.ERROR, 1.0),
-            running(2, recorded(), stack((TEST, 10, "test_x"))),
+            running(2, recorded(groups=self.GROUPS, rank=2), stack((TEST, 10, "test_x"))),
             running(3, "", ""),
         ]
+        (finding,) = differences([read_record(r.rank, r.recorder) for r in reports if r.recorder])
         self.assertEqual(
-            hang.explain(reports, TEST),
+            hang.explain(reports, TEST, [finding]),
             """\
 where the running ranks are:
   rank 0: test_thing.py:12 in test_x; last collective: all_reduce #2 [4]
@@ -274,6 +125,40 @@ where the running ranks are:
   rank 3: place unknown; its collectives are not known (it did not answer)
 => rank 2 never reached all_reduce #2 [4]""",
         )
+
+    def last(self, text):
+        return hang.explain([running(0, text)], TEST, ()).partition("; ")[2]
+
+    def test_the_last_of_all_groups(self):
+        """And a line for each group, in which the calls are counted from 1."""
+        calls = [entry("broadcast", 8, group=1), entry("all_reduce", 7)]
+        first, *lines = self.last(recorded(*calls, groups=(ALL, (0, 1)))).splitlines()
+        self.assertEqual(first, "last collective: broadcast #1 [4]")
+        self.assertEqual(
+            lines,
+            [
+                "    the default group (ranks 0, 1): all_reduce #1 [4]",
+                "    group 1 (ranks 0, 1): broadcast #1 [4]",
+            ],
+        )
+
+    def test_sends_are_no_collectives(self):
+        text = recorded(entry("all_reduce", 1), entry("send 0->1", 2, is_p2p=True))
+        self.assertEqual(self.last(text).splitlines()[0], "last collective: all_reduce #1 [4]")
+        self.assertEqual(self.last(recorded(entry("send 0->1", 2, is_p2p=True))).splitlines()[0], "no collective yet")
+
+    def test_a_barrier_has_no_shape(self):
+        self.assertEqual(self.last(recorded(entry("barrier", 3, input_sizes=[]))), "last collective: barrier #1")
+
+    def test_the_number_is_unknown_if_calls_were_dropped(self):
+        self.assertEqual(self.last(recorded(entry("all_reduce", 3), is_whole=False)), "last collective: all_reduce [4]")
+
+    def test_incomplete_records(self):
+        """They are unknown: an empty list would mean that the rank has reached no collective."""
+        whole = recorded(entry("all_reduce", 1))
+        for text in ("", "{", "{}", "\0", whole[:-10], whole + "}"):
+            with self.subTest(text=text):
+                self.assertEqual(self.last(text), "its collectives are not known (it did not answer)")
 
 
 class TestWhere(unittest.TestCase):

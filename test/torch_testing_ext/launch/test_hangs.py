@@ -98,7 +98,8 @@ class HangTest(TestCase):
     def test_mismatch_on_purpose(self):
         self.hang(
             "kind_may_differ",
-            "=> rank 2 is at all_gather #2 [4], ranks 0, 1, 3 are at all_reduce #2 [4]",
+            "=> ranks disagree in call #2 of the default group (ranks 0, 1, 2, 3): "
+            "rank 2 calls all_gather [4] float32, ranks 0, 1, 3 call all_reduce [4] float32",
             "last collective: all_gather #2 [4]",
             "in kind_differs (dist.all_reduce(torch.ones(4)))",
         )
