@@ -6,7 +6,7 @@ A cluster is another place (runner/cluster/place.py): on each of its nodes, an a
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import Protocol
 
@@ -61,7 +61,6 @@ class LocalPlace:
         options: Options,
         inventory: Inventory,
         leases: Leases,
-        start: Callable[..., UnitHandle] = RunningUnit,
         command: str | None = None,
     ):
         """`command`: reruns a test whose name is appended, if it is not that of the options."""
@@ -69,7 +68,6 @@ class LocalPlace:
         self._options = options
         self._inventory = inventory
         self._leases = leases
-        self._start = start
         self._command = command
         self._ports = ExitStack()  # of NCCL's RAS
         self._port_of: dict[tuple[str | int, ...], int] = {}
@@ -91,7 +89,7 @@ class LocalPlace:
         self, unit: Unit, lease: Lease, listener: LostUnitListener, environ: Mapping[str, str] | None = None
     ) -> UnitHandle:
         """`environ`: further variables for the processes of the unit."""
-        return self._start(
+        return RunningUnit(
             unit,
             lease,
             self._zygote,
