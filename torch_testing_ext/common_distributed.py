@@ -81,7 +81,6 @@ from torch_testing_ext._marks.needs import (
     needs_of as needs_of,
     requires as requires,
 )
-from torch_testing_ext._marks.nodes import multi_node as multi_node
 from torch_testing_ext._marks.platforms import (
     PLATFORM_SUPPORTS_SYMM_MEM as PLATFORM_SUPPORTS_SYMM_MEM,
     core_dumps_disabled as core_dumps_disabled,

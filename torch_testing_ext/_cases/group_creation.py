@@ -5,7 +5,6 @@ sooner than an interpreter, and so would close its connections, and perhaps the 
 
 A rank holds a lock of a file while it creates a group; the kernel releases it if the rank dies. Before a rank exits, it
 waits for the locks of its peers, for the groups that it has created itself: its peers have all begun to create these.
-Ranks on several nodes have no common file: they count in the store of their test how many create a group.
 """
 
 from __future__ import annotations
@@ -18,10 +17,8 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 from torch_testing_ext import _torch
-from torch_testing_ext._torch import node_stores
 
 __rank_frame__ = True
 
@@ -31,13 +28,11 @@ _FIRST_STEP, _LAST_STEP = 0.0005, 0.1
 # Each rank has a byte of its own in the range of each group.
 _MOST_RANKS = 1 << 12
 _MOST_TIMES = 1 << 12
-_POLL = 0.005
 
 _file: Path | None = None
 _rank = 0
 _pid = 0  # of the rank: a process that a test forks may create groups with other processes
 _times: Counter[str] = Counter()  # how often each group's name was used: destroyed groups give it free
-_store: Any = None  # that of all nodes
 _created: list[int] = []  # ranges of the groups that this process has created since it last waited
 
 
@@ -46,13 +41,12 @@ def announce(directory: Path, rank: int) -> None:
 
     A process that is a rank in several tests calls it for each of them.
     """
-    global _file, _rank, _pid, _store
+    global _file, _rank, _pid
     if rank < _MOST_RANKS:
         watches = _pid == os.getpid()
         _file, _rank, _pid = directory / "creating", rank, os.getpid()
         _times.clear()
         _created.clear()
-        _store = None
         if not watches:
             _torch.watch_process_groups(_creating)
 
@@ -64,10 +58,6 @@ def _creating(name: str) -> Iterator[None]:
         return
     group = _range_of(name, _times[name])
     _times[name] += 1
-    if node_stores.is_shared():
-        with _counting(group):
-            yield
-        return
     descriptor = _lock(fcntl.LOCK_EX, group + _rank, 1)  # a peer that looks holds a lock for a moment
     try:
         yield
@@ -76,28 +66,11 @@ def _creating(name: str) -> Iterator[None]:
         _close(descriptor)
 
 
-@contextmanager
-def _counting(group: int) -> Iterator[None]:
-    global _store
-    if _store is None:
-        _store = node_stores.connect()
-    _store.add(f"creating {group}", 1)
-    try:
-        yield
-        _created.append(group)
-    finally:
-        with suppress(Exception):  # the store is gone: the test is being ended
-            _store.add(f"creating {group}", -1)
-
-
 def wait_for_peers() -> None:
     """Before we end the rank or its groups: wait until no peer is creating a group that this rank has created."""
     if os.getpid() != _pid:
         return
     groups, _created[:] = [*_created], []
-    if _store is not None:
-        _wait_for_counts(groups)
-        return
     began = time.monotonic()
     while groups and (waited := time.monotonic() - began) < PATIENCE:
         if _try_lock(groups[-1]):
@@ -105,14 +78,6 @@ def wait_for_peers() -> None:
         else:
             # Longer steps the longer it takes: many ranks that wait must not keep the others from creating the group.
             time.sleep(min(max(_FIRST_STEP, waited / 8), _LAST_STEP))
-
-
-def _wait_for_counts(groups: list[int]) -> None:
-    until = time.monotonic() + PATIENCE
-    with suppress(Exception):  # as above
-        for group in groups:
-            while _store.add(f"creating {group}", 0) and time.monotonic() < until:
-                time.sleep(_POLL)
 
 
 def _range_of(name: str, times: int) -> int:

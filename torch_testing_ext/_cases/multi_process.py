@@ -188,17 +188,11 @@ class MultiProcessTestCase(RankedTestCase):
             debug_rank=chosen.debug_rank,
             skips=_SKIPS,
             sanitize=self._sanitize(),
-            may_span=True,
         )
         with without_our_traceback():
             self._launched = launch.launch(job)
         self.processes = [RankProcess(self._launched, rank) for rank in range(world_size)]
         self.pid_to_pipe = {pid: PipeFromRank(self._launched, rank) for rank, pid in enumerate(self._launched.pids)}
-
-    @classmethod
-    def _starts_ranks_as_usual(cls) -> bool:
-        """Whether this class starts its ranks, not one that overrides how that is done."""
-        return not cls._overrides("_start_processes", "_spawn_processes")
 
     def _begin_in_place(self) -> None:
         """A launcher has started this process as a rank: begin the test together with the others."""
@@ -280,17 +274,12 @@ class MultiProcessTestCase(RankedTestCase):
             if not self._runs_under_unittest():
                 raise
             self._interrupt()
-        verdict = outcome.verdict(self._case_of(run))
+        verdict = outcome.verdict(self._case())
         if note := invocation.verdict_note(outcome.reports, expected, verdict):
             verdict = replace(verdict, message=f"{verdict.message}\n\n{note}")
         if verdict.outcome is launch.Outcome.PASSED:
             self._print_leftovers(outcome.reports)
         return verdict
-
-    def _case_of(self, run: launch.Run) -> launch.Case:
-        case, places = self._case(), run.places()
-        notes = [case.note, f"The ranks ran on several nodes: {places}"] if places else [case.note]
-        return replace(case, note="\n\n".join(filter(None, notes)))
 
     def _expected(self, fn: Callable[[], Any]) -> launch.Expected:
         return launch.Expected(

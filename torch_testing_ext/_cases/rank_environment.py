@@ -8,7 +8,6 @@ from contextlib import contextmanager
 
 from torch_testing_ext._machine.ports import leased_port
 from torch_testing_ext._process import system
-from torch_testing_ext._torch import node_stores
 from torch_testing_ext.launch.launchers import SET_BY_US
 from torch_testing_ext.launch.ras import ADDRESS
 
@@ -44,6 +43,5 @@ def common(world_size: int, port: int) -> dict[str, str]:
 
 def become(rank: int) -> None:
     """In a rank: set those that are its own."""
-    if not node_stores.is_shared():  # else it has found the ranks of other nodes by its own
-        os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank))
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank))
     os.environ[SET_BY_US] = f"{rank}:{os.environ.get('MASTER_PORT', '')}"

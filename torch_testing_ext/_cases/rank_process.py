@@ -41,7 +41,7 @@ class RankProcess:
         return ended.code if ended else None
 
     def is_alive(self) -> bool:
-        return self.exitcode is None and self._run.why_lost(self.rank) is None
+        return self.exitcode is None and not self._run.lost
 
     def join(self, timeout: float | None = None) -> None:
         """Wait for the rank to end."""

@@ -174,15 +174,6 @@ def unpack(data: bytes) -> RawRecord | None:
         return None
 
 
-def shifted(data: bytes, seconds: float) -> bytes:
-    """What a rank has left with its moment on another clock; as it is, if it is incomplete."""
-    try:
-        groups, dumps, errors, folder, at, *rest = pickle.loads(data)
-    except (ValueError, KeyError, TypeError, IndexError, EOFError, AttributeError, pickle.UnpicklingError):
-        return data
-    return pickle.dumps((groups, dumps, errors, folder, at + seconds, *rest))
-
-
 def read_raw(rank: int, data: bytes) -> RankRecord | None:
     """The record of a rank from what it has left."""
     raw = unpack(data)

@@ -53,11 +53,8 @@ def device_count() -> int:
 
 
 def most_ranks() -> int:
-    """Return how many ranks of the running test may use an accelerator, on all of its nodes.
-
-    One each, or more where the user lets ranks share.
-    """
-    return max(device_count() * sharing.ranks_per_device(), int(os.environ.get(sharing.DEVICES_OF_TEST) or 0))
+    """Return how many ranks of a test may use an accelerator: one each, or more where the user lets ranks share."""
+    return device_count() * sharing.ranks_per_device()
 
 
 def ranks_for(needed: int) -> int:

@@ -10,8 +10,6 @@ import os
 RANKS_PER_GPU = "TORCH_TESTING_EXT_RANKS_PER_GPU"
 # Set by run_test.py --gpu-sharing: the bytes of each device that the test may use, as other tests use the rest.
 DEVICE_MEMORY = "TORCH_TESTING_EXT_DEVICE_MEMORY"
-# No setting: set by run_test.py for a test with ranks on several nodes. The number of devices on all of them.
-DEVICES_OF_TEST = "_TORCH_TESTING_EXT_DEVICES"
 
 # From this version on, NCCL lets several ranks of a communicator use one device, if it is told to.
 NCCL_SHARES_SINCE = (2, 30)

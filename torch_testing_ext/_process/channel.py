@@ -6,10 +6,8 @@ import array
 import os
 import socket
 from collections import deque
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from . import messages
@@ -54,11 +52,6 @@ class Channel(Generic[Received]):
             sent = socket.send_fds(self._socket, [line], fds) if fds else 0
             self._socket.sendall(line[sent:])
 
-    def send_line(self, line: str) -> None:
-        """Send a message that is JSON already."""
-        with suppress(BrokenPipeError, ConnectionResetError):
-            self._socket.sendall(line.encode() + b"\n")
-
     def receive(self) -> list[Received]:
         """Wait for data and return the messages that are complete. Raises EOFError when the other end is closed."""
         return self._take(0)
@@ -99,16 +92,6 @@ class Channel(Generic[Received]):
 
     def close(self) -> None:
         self._socket.close()
-
-
-@contextmanager
-def address_of(path: Path) -> Iterator[str]:
-    """An address of the Unix socket at a path, which itself may be too long for one."""
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        yield f"/proc/self/fd/{folder}/{path.name}"
-    finally:
-        os.close(folder)
 
 
 def socket_pair() -> tuple[socket.socket, socket.socket]:

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from torch_testing_ext._collectives import raw
 from torch_testing_ext._process import descriptors
 from torch_testing_ext._process.logs import cut_middle
 
@@ -143,17 +142,6 @@ def _encode(account: RankAccount, longest: int) -> bytes:
     if longest < LONGEST_TEXT:
         fields["imported"] = fields["notes"] = fields["memory"] = fields["warnings"] = ()
     return json.dumps(fields).encode("ascii")
-
-
-def shifted(data: bytes, seconds: float) -> bytes:
-    """The content of an account's file with its times on another clock; as it is, if it is no account."""
-    text, separator, collectives = data.partition(_SEPARATOR)
-    try:
-        fields = json.loads(text)
-        fields.update(started=fields["started"] + seconds, ended=fields["ended"] + seconds)
-    except (ValueError, KeyError, TypeError):
-        return data
-    return json.dumps(fields).encode("ascii") + separator + raw.shifted(collectives, seconds)
 
 
 def read_account(path: Path) -> RankAccount | None:

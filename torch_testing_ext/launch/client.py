@@ -22,15 +22,13 @@ from typing import NoReturn
 from torch_testing_ext._process import fork_safety
 
 from . import settings
-from .blocks import blocks_of
 from .fork_server_client import (
     CannotStart as CannotStart,
     ForkServerClient as ForkServerClient,
     TryAnother as TryAnother,
 )
 from .job import Job, Named
-from .other_nodes import OtherNodes
-from .protocol import Launch, LaunchBlock, OpenStore, Preload, StartMethod
+from .protocol import Launch, Preload, StartMethod
 from .run import Run as Run
 
 
@@ -43,8 +41,6 @@ class Launcher:
         self.server: ForkServerClient | None = None
         # Modules that ranks had to import themselves. A runner preloads them in the process that forks this one.
         self.preload_hints: dict[str, None] = {}
-        self.environ = dict(os.environ)  # at the start of this process
-        self._nodes: OtherNodes | None = None
         self._directory = directory
         self._closes_at_exit = False
         self._wanted = ""  # the setting under which the server was made
@@ -75,9 +71,6 @@ class Launcher:
     def close(self) -> None:
         """End the server and remove the session's files. The next launch makes new ones."""
         self._discard_server()
-        if self._nodes is not None:
-            self._nodes.close()
-            self._nodes = None
         if self._directory is not None:
             shutil.rmtree(self._directory, ignore_errors=True)
             self._directory = None
@@ -101,53 +94,15 @@ class Launcher:
         run = Run(next(self._numbers), job, server)
         server.runs[run.number] = run
         try:
-            if job.may_span and self._other_nodes() is not None:
-                self._spread(run, server)
             server.send(Launch(run.number, pickle.dumps(run.job)))
-            run.wait_until(lambda: run.has_started() or bool(run.lost_groups))
+            run.wait_until(lambda: bool(run.pids))
             if run.lost:
                 raise TryAnother(run.lost)
-            if run.lost_groups:
-                raise CannotStart(f"ranks could not be started: {'; '.join(run.lost_groups.values())}")
-            run.take_pids_elsewhere()
         except BaseException:
             run.end(signal.SIGKILL)
             finish(run)
             raise
         return run
-
-    def _other_nodes(self) -> OtherNodes | None:
-        """The other nodes that this process may start ranks on."""
-        path = os.environ.get(settings.NODES)
-        if path and self._nodes is None:
-            try:
-                self._nodes = OtherNodes(Path(path), self.environ)
-            except FileNotFoundError:
-                return None  # they are for the process that has started this one
-            except (OSError, EOFError) as error:
-                raise CannotStart(f"the other nodes for this test cannot be reached: {error}") from error
-        return self._nodes if path else None
-
-    def _spread(self, run: Run, server: ForkServerClient) -> None:
-        """Start the ranks that have no room here on other nodes, and a store for all."""
-        nodes, job = self._other_nodes(), run.job
-        assert nodes is not None
-        chosen = "GLOO_SOCKET_IFNAME" in os.environ
-        if not blocks_of(job.world_size, nodes.rooms):
-            return
-        if "<locals>" in job.subject.qualname:
-            raise CannotStart(f"{job.subject.qualname} is defined in a function: other nodes do not have this class")
-        server.join(nodes)
-        server.send(OpenStore(run.number))
-        run.wait_until(lambda: run.port is not None)
-        if not run.port:
-            raise TryAnother(run.lost) if run.lost else CannotStart("no store for the ranks of all nodes can be made")
-        run.nodes, run.blocks = nodes, blocks_of(job.world_size, nodes.rooms, run.port, chosen)
-        run.job = replace(job, block=run.blocks[0])
-        changed, gone = nodes.changes(job.context.environ)
-        for block in run.blocks[1:]:
-            there = replace(job, block=block, inherits=False, debug_rank=None)
-            nodes.send(block.group, LaunchBlock(run.number, pickle.dumps(there), changed, gone))
 
     # -- the server
 
@@ -311,8 +266,7 @@ def close() -> None:
 
 def finish(run: Run) -> None:
     """Forget a run that is over."""
-    if run.server.runs.pop(run.number, None) is not None and run.blocks:
-        run.close_store()
+    run.server.runs.pop(run.number, None)
 
 
 _directories: dict[Path, int] = {}  # how many directories of a name this process has made

@@ -33,7 +33,6 @@ from . import rank as rank_process, recording
 from .accounts import AccountFile
 from .job import Job, Named, UnknownName
 from .protocol import (
-    CloseStore,
     Dump,
     Dumped,
     Exited,
@@ -41,9 +40,7 @@ from .protocol import (
     FromServer,
     Hello,
     Launch,
-    LaunchBlock,
     Look,
-    OpenStore,
     Preload,
     Quit,
     Serve,
@@ -54,7 +51,6 @@ from .protocol import (
     ToServer,
     Unable,
 )
-from .rendezvous import Stores
 from .report import Exit, now
 from .starting import StreamedOutput, open_streams, spawn
 
@@ -90,7 +86,6 @@ class ForkServer:
         self._loop = ParentLoop(self._reap_children)
         self._ranks: dict[int, _Rank] = {}  # by pid, until reaped
         self._accounts: list[AccountFile] = []  # while ranks are being started
-        self._stores = Stores(self._loop, self._send)
         self._launches = 0
         self._is_collapsed = False
         self._unsafe: str | None = None  # why this process must not fork more ranks
@@ -124,10 +119,6 @@ class ForkServer:
         match message:
             case Launch():
                 self._launch(message.run, pickle.loads(message.job))
-            case OpenStore(run):
-                self._stores.open(run, self._close_inherited if self._method is not StartMethod.SPAWN else None)
-            case CloseStore(run):
-                self._stores.close(run)
             case SignalGroups(run, number):
                 for one in self._ranks_of(run):
                     signal_group(one.pid, number)
@@ -150,8 +141,8 @@ class ForkServer:
                         self._loop.when_idle(partial(self._preload, name))
             case Quit():
                 self._loop.stop()
-            case Serve() | LaunchBlock():
-                raise AssertionError(f"{type(message).__name__} is not for this server")
+            case Serve():
+                raise AssertionError("a second Serve")
             case _:
                 unexpected(message)
 
@@ -182,7 +173,7 @@ class ForkServer:
         if self._method is not StartMethod.SPAWN:
             if self._launches == 1:
                 self._loop.when_idle(self._warm_up)
-            self._collapse(at_once=len(job.ranks) >= MANY_RANKS)
+            self._collapse(at_once=job.world_size >= MANY_RANKS)
             job.context.apply()  # once, here: each rank inherits it
             recording.prepare_to_sanitize(bool(job.sanitize))
         for thing in (job.body, job.subject):
@@ -204,8 +195,8 @@ class ForkServer:
     def _start_all(self, run: int, job: Job) -> None:
         try:
             # All files first, so that a full disk is noticed before any rank has started.
-            self._accounts.extend(AccountFile.open(job.account(rank)) for rank in job.ranks)
-            for rank, account in zip(job.ranks, self._accounts, strict=True):
+            self._accounts.extend(AccountFile.open(job.account(rank)) for rank in range(job.world_size))
+            for rank, account in enumerate(self._accounts):
                 self._start(run, job, rank, account)
         finally:
             for account in self._accounts:
@@ -238,11 +229,10 @@ class ForkServer:
             if output is not None:
                 self._loop.listen(output.pipe, output.copy)
 
-    def _close_inherited(self, own: AccountFile | None = None) -> None:
-        """In a new rank, or another child: close the descriptors of the server and of other ranks."""
+    def _close_inherited(self, own: AccountFile) -> None:
+        """In a new rank: close the descriptors of the server and of other ranks."""
         self._client.close()
         self._loop.abandon()
-        self._stores.forget()
         for account in self._accounts:
             if account is not own:
                 account.close()
@@ -314,7 +304,7 @@ class ForkServer:
         return descriptions
 
     def _adopted(self) -> list[int]:
-        return [pid for pid in system.children(os.getpid()) if pid not in self._ranks and pid not in self._stores.pids]
+        return [pid for pid in system.children(os.getpid()) if pid not in self._ranks]
 
     # -- work while there is nothing else to do
 

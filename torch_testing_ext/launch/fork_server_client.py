@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -20,20 +19,16 @@ from torch_testing_ext._process.messages import unexpected
 
 from . import fork_server
 from .job import Named
-from .other_nodes import OtherNodes, put
 from .protocol import (
     Dumped,
     Exited,
     Failed,
-    FileOfRun,
     FromServer,
     Hello,
-    NodeLost,
     Quit,
     Serve,
     Started,
     StartMethod,
-    StoreOpened,
     ToServer,
     Unable,
 )
@@ -62,7 +57,6 @@ class ForkServerClient:
         self.loop = EventLoop()
         self._hello: Hello | None = None
         self._reaped = False
-        self._nodes: OtherNodes | None = None
         ours, theirs = socket_pair()
         self._channel: Channel[FromServer] = Channel(ours, FromServer)
         self._popen: subprocess.Popen[bytes] | None = None
@@ -140,57 +134,12 @@ class ForkServerClient:
             case Dumped(run):
                 if run in self.runs:
                     self.runs[run].dumped = True
-            case StoreOpened(run, port):
-                if run in self.runs:
-                    self.runs[run].port = port
             case Unable(_, why):
                 raise TryAnother(why)
             case Failed(_, why):
                 raise CannotStart(f"ranks could not be started: {why}")
-            case FileOfRun():
-                raise AssertionError("the files of this node's ranks are there already")
             case _:
                 unexpected(message)
-
-    # -- the fork servers of other nodes
-
-    def join(self, nodes: OtherNodes) -> None:
-        """Listen to the other nodes, too."""
-        if self._nodes is None:
-            self._nodes = nodes
-            self.loop.listen(nodes.channel, self._receive_from_nodes)
-
-    def _receive_from_nodes(self) -> None:
-        assert self._nodes is not None
-        try:
-            received = self._nodes.receive()
-        except (EOFError, OSError):  # whoever has started this process is gone, or about to end it
-            self.loop.forget(self._nodes.channel)
-            for one in self.runs.values():
-                one.lost_groups.update(dict.fromkeys(one.others, "the connection with the other nodes was lost"))
-            return
-        for group, message, ahead in received:
-            if isinstance(message, NodeLost):
-                for one in self.runs.values():
-                    if group in one.others:
-                        one.lost_groups[group] = f"node {one.blocks[group].node}: {message.why}"
-            elif (run := self.runs.get(getattr(message, "run", -1))) is not None:
-                self._on_node_message(run, group, message, ahead)
-
-    def _on_node_message(self, run: Run, group: int, message: FromServer, ahead: float) -> None:
-        match message:
-            case Started(_, pids):
-                run.pids_elsewhere[group] = pids
-            case Exited(_, rank, exit):
-                run.exits[rank] = replace(exit, at=exit.at + ahead)
-            case Dumped():
-                run.undumped.discard(group)
-            case FileOfRun():
-                put(message, run.job.directory, ahead)
-            case Unable(_, why) | Failed(_, why):
-                raise CannotStart(f"ranks could not be started on node {run.blocks[group].node}: {why}")
-            case _:
-                raise AssertionError(f"{message} from another node")
 
     def give_up(self) -> None:
         """Kill a server that does not answer. Its ranks die with it."""
@@ -204,11 +153,10 @@ class ForkServerClient:
         how = self._reap() if not self._reaped else "ended"
         self.unusable = f"the process that starts the ranks (pid {self.pid}) {why or how}"
         for run in self.runs.values():
-            for rank, pid in run.local_pids.items():
+            for rank, pid in enumerate(run.pids):
                 if rank not in run.exits:
                     with suppress(ProcessLookupError, PermissionError):
                         os.killpg(pid, signal.SIGKILL)
-            run.end_others(signal.SIGKILL)
             run.lost = self.unusable
 
     def _reap(self) -> str:

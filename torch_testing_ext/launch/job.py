@@ -18,8 +18,6 @@ from torch_testing_ext._process import packages
 from torch_testing_ext._process.packages import ModulePlace
 from torch_testing_ext._sanitizer.kinds import SanitizeKind
 
-from .blocks import Block
-
 __rank_frame__ = True
 
 
@@ -185,18 +183,11 @@ class Job:
     skips: Mapping[int, str] = field(default_factory=dict)  # the reason of a rank that exits with such a code
     sanitize: Sanitize | None = None  # None: as the settings say
     differs_in_hash: bool = False  # each rank has a hash seed of its own
-    may_span: bool = False  # its ranks may be on several nodes
-    block: Block | None = None  # those of this node; None if all are on this machine
 
     def call(self, *arguments: Any) -> None:
         """Run the body, in a rank."""
         find = Named.inherited if self.inherits else Named.resolve
         find(self.body)(find(self.subject), *arguments, **self.arguments)
-
-    @property
-    def ranks(self) -> range:
-        """The ranks that run on this machine."""
-        return range(self.world_size) if self.block is None else self.block.ranks
 
     def log(self, rank: int) -> Path:
         return self.directory / f"rank{rank}.log"

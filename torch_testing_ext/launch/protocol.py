@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-from .blocks import Room
 from .job import Named
 from .report import Exit
 
@@ -38,30 +36,6 @@ class Launch:
 
     run: int
     job: bytes
-
-
-@dataclass(frozen=True)
-class LaunchBlock:
-    """Start the block of a pickled job that is for this node; the main process of its test is on another one."""
-
-    run: int
-    job: bytes
-    environ: Mapping[str, str]  # the variables that the main process has changed
-    unset: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class OpenStore:
-    """Serve a store for the ranks of a run, on all nodes. Answered by StoreOpened."""
-
-    run: int
-
-
-@dataclass(frozen=True)
-class CloseStore:
-    """The run is over: end its store."""
-
-    run: int
 
 
 @dataclass(frozen=True)
@@ -111,9 +85,7 @@ class Quit:
     """End, together with everything that the server has started."""
 
 
-ToServer: TypeAlias = (
-    Serve | Launch | LaunchBlock | OpenStore | CloseStore | SignalGroups | SignalRank | Dump | Look | Preload | Quit
-)
+ToServer: TypeAlias = Serve | Launch | SignalGroups | SignalRank | Dump | Look | Preload | Quit
 
 
 @dataclass(frozen=True)
@@ -164,59 +136,4 @@ class Failed:
     why: str
 
 
-@dataclass(frozen=True)
-class StoreOpened:
-    """The store of a run listens at this port; 0 if it could not be made."""
-
-    run: int
-    port: int
-
-
-@dataclass(frozen=True)
-class FileOfRun:
-    """A file that the ranks of another node have written, compressed."""
-
-    run: int
-    name: str
-    data: bytes
-
-
-FromServer: TypeAlias = Hello | Started | Exited | Dumped | Unable | Failed | StoreOpened | FileOfRun
-
-
-# -- between the main process of a test that has ranks on several nodes, and what connects it with the other nodes
-
-
-@dataclass(frozen=True)
-class RoomOfNodes:
-    """The first message to the main process: the nodes, its own first."""
-
-    rooms: tuple[Room, ...]
-
-
-@dataclass(frozen=True)
-class FromNode:
-    """A message of the fork server of another node, as JSON. Its times are of that node: add `ahead` to them."""
-
-    group: int
-    line: str
-    ahead: float
-
-
-@dataclass(frozen=True)
-class NodeLost:
-    """The fork server of another node is gone, with its ranks."""
-
-    group: int
-    why: str
-
-
-@dataclass(frozen=True)
-class ToNode:
-    """A message for the fork server of another node, as JSON."""
-
-    group: int
-    line: str
-
-
-ToMainProcess: TypeAlias = RoomOfNodes | FromNode | NodeLost
+FromServer: TypeAlias = Hello | Started | Exited | Dumped | Unable | Failed

@@ -28,7 +28,6 @@ from . import device_memory, recording
 from .accounts import AccountFile, OwnWarning, RankAccount, RankEnding
 from .causes import cause_in, cause_of
 from .job import Job
-from .rendezvous import meet
 from .report import now
 
 # Exit statuses. PyTorch also uses 10 for a failed test.
@@ -195,11 +194,6 @@ def main() -> NoReturn:
 
 def _run(job: Job, rank: int, report: AccountWriter) -> int:
     """Run the body, leave the collectives and account for how it ended. Returns the exit status."""
-    try:
-        meet(job, rank)
-    except Exception as error:
-        report.failed(error, assertion=False, within="the ranks of other nodes cannot be met: ")
-        return FAILED
     try:
         recording.sanitize(rank, job.sanitize, job.sanitizer_log(rank))
     except Exception as error:

@@ -16,8 +16,6 @@ from torch_testing_ext._sanitizer.kinds import KNOWN as KNOWN_KINDS, SanitizeKin
 from .job import Job, Sanitize
 
 PREFIX = "TORCH_TESTING_EXT_"
-# No setting: set by run_test.py for a test with ranks on several nodes. The path of a socket that leads to the others.
-NODES = f"_{PREFIX}NODES"
 RUNNER_PREFIX = PREFIX + "RUN_"  # options of run_test.py, which reads and checks them itself
 
 

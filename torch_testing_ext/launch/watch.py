@@ -164,9 +164,6 @@ class RankWatcher:
         for rank in self.run.exits.keys() - self.accounts.keys():
             self.accounts[rank] = self.read_account(rank)
             self.on_end(rank)
-        if self.run.lost_groups and not self.has_failed:
-            self.has_failed = True  # nothing more comes from these ranks, and those that are there wait for them
-            self.grace_ends = now() + GRACE_AFTER_DEATH
 
     def read_account(self, rank: int) -> RankAccount | None:
         return read_account(self.run.job.account(rank)) or self._skip_by_exit_code(rank)
@@ -276,7 +273,7 @@ class RankWatcher:
         account = self.accounts[rank]
         if account is not None and account.ending is not RankEnding.PASSED:
             return assemble_report(rank, account, Exit(account.code << 8, now()), self.began, stopped=now())
-        return RankReport(rank, RankEnding.LOST, now() - self.began, now(), summary=self.run.why_lost(rank) or "")
+        return RankReport(rank, RankEnding.LOST, now() - self.began, now(), summary=self.run.lost or "")
 
 
 def _data(path: Path) -> bytes:

@@ -19,32 +19,23 @@ from pathlib import Path
 from typing import NoReturn
 
 from torch_testing_ext._machine.memory import MachineMemory
-from torch_testing_ext._machine.sharing import DEVICES_OF_TEST
-from torch_testing_ext._process import child, messages, signals, system
+from torch_testing_ext._process import child, signals, system
 from torch_testing_ext._process.messages import unexpected
-from torch_testing_ext.launch.protocol import FromNode, FromServer, NodeLost
-from torch_testing_ext.launch.settings import NODES
 
-from .cluster.addresses import own_address
 from .cluster.facts import facts
 from .cluster.inherited import undo_worker
 from .cluster.lines import MessageReader, MessageWriter, NotAMessage
-from .cluster.memory_watch import MeasuredUnit, MemoryWatch, most_share
+from .cluster.memory_watch import MemoryWatch, most_share
 from .cluster.protocol import (
     HEARTBEAT,
     AgentAlive,
     AgentHello,
     AgentWarned,
     AskUnit,
-    BlockEnded,
-    BlockIsGone,
-    BlockTellsUnit,
     CloseFile,
-    EndBlock,
     EndOfUnit,
     EndUnit,
     FindTests,
-    HoldBlock,
     KillUnit,
     NodeCannotRun,
     NodeReady,
@@ -53,22 +44,16 @@ from .cluster.protocol import (
     ResultsOfUnit,
     RunUnit,
     StacksOfUnit,
-    TellBlock,
-    TellUnit,
     TestOfUnitBegan,
     TestOfUnitIsSlow,
     TestsFound,
     ToAgent,
     UnitNotStarted,
-    UnitTellsBlock,
 )
-from .engine.node_link import NodeLink
 from .engine.place import LocalPlace, LostUnitListener
-from .engine.running_block import RunningBlock
 from .engine.running_unit import RunningUnit, UnitHandle
 from .model import Attempt, Test
 from .options.options import CannotRun, Options, UsageError, usable_cores
-from .processes.unit_spec import SpanOfNodes
 from .processes.zygote import Zygote
 from .scheduling.inventory import Inventory, make_inventory
 from .scheduling.leases import Leases
@@ -106,8 +91,6 @@ class Agent(LostUnitListener):
         self._memory = memory
         self._most_memory = most_memory
         self._running: dict[int, RunningUnit] = {}
-        self._blocks: dict[int, RunningBlock] = {}  # of units on other nodes, by the number of the unit
-        self._links: dict[int, NodeLink] = {}  # of units with ranks on other nodes
         self._told: set[str] = set()  # warnings
         self._goes_on = True
         self._early: list[ToAgent] = []  # messages that came while devices were counted
@@ -126,7 +109,7 @@ class Agent(LostUnitListener):
             self._on_message(message)
         if self._prepare.stream:
             self._copy_output()
-        MemoryWatch(loop, self._memory, self._most_memory, self._measured, self._tell)
+        MemoryWatch(loop, self._memory, self._most_memory, lambda: self._running, self._tell)
         while self._goes_on:
             loop.step()
 
@@ -162,7 +145,6 @@ class Agent(LostUnitListener):
                 inventory.fake,
                 options.jobs,
                 self._zygote.torch_version,
-                asked.address or own_address(),
             )
         )
 
@@ -173,16 +155,11 @@ class Agent(LostUnitListener):
     def _copy_output(self) -> None:
         for running in tuple(self._running.values()):
             self._copy_output_of(running)
-        for block in tuple(self._blocks.values()):
-            self._copy_output_of_block(block)
         self._zygote.loop.after(STREAM_INTERVAL, self._copy_output)
 
     def _copy_output_of(self, running: UnitHandle) -> None:
         if self._prepare.stream and (text := running.new_output()):
             self._writer.send(OutputOfUnit(running.unit.number, text))
-
-    def _measured(self) -> dict[int, MeasuredUnit]:
-        return {**self._running, **self._blocks}
 
     def _tell(self, warning: str) -> None:
         """Pass on a warning, once."""
@@ -218,27 +195,8 @@ class Agent(LostUnitListener):
             case AskUnit(number):
                 self._with(number, lambda unit: unit.ask_for_stacks(partial(self._answer, number)))
             case CloseFile(name):
-                used = {
-                    *(one.unit.file for one in self._running.values()),
-                    *(one.file for one in self._blocks.values()),
-                }
-                if name not in used:
+                if all(one.unit.file != name for one in self._running.values()):
                     self._zygote.file(name).close()
-            case HoldBlock():
-                self._hold(message)
-            case EndBlock(number, at_once):
-                if number in self._blocks:
-                    block = self._blocks[number]
-                    block.kill() if at_once else block.end()
-            case TellBlock(number, line):
-                if number in self._blocks:
-                    self._blocks[number].send(line)
-            case TellUnit(number, group, line, ahead):
-                if number in self._links:
-                    self._links[number].send(FromNode(group, line, ahead))
-            case BlockIsGone(number, group, why):
-                if number in self._links:
-                    self._links[number].send(NodeLost(group, why))
             case PrepareNode():
                 raise NotAMessage("a second PrepareNode")
             case _:
@@ -253,7 +211,6 @@ class Agent(LostUnitListener):
         self._writer.send(StacksOfUnit(number, stacks))
 
     def _find(self, message: FindTests) -> None:
-        self._set_span(message)
         found = self._zygote.discover(message.files, message.devices, message.jobs)
         if self._zygote.failure is not None:
             self._writer.send(NodeCannotRun(self._zygote.failure))
@@ -261,62 +218,18 @@ class Agent(LostUnitListener):
         self._told.update(found.warnings)
         self._writer.send(TestsFound(found.tests, found.broken, found.not_run, found.warnings))
 
-    def _set_span(self, message: FindTests | RunUnit | HoldBlock) -> None:
-        """Before a file is opened: which of its tests may have ranks on several nodes."""
-        self._zygote.span = SpanOfNodes(message.together, self._prepare.allow_multi_node)
-
     def _run(self, message: RunUnit) -> None:
         unit = message.unit
         if self._place is None:
             self._writer.send(UnitNotStarted(unit.number, "the node cannot run tests"))
             return
-        self._set_span(message)
         self._zygote.file(unit.file, message.devices)
         try:
-            environ = self._link(message) if message.rooms else {}
-            running = self._place.start(unit, message.lease, self, environ)
+            running = self._place.start(unit, message.lease, self)
             assert isinstance(running, RunningUnit)
             self._running[unit.number] = running
         except OSError as error:
-            self._unlink(unit.number)
             self._writer.send(UnitNotStarted(unit.number, str(error)))
-
-    # -- units on several nodes
-
-    def _link(self, message: RunUnit) -> dict[str, str]:
-        """Let the main process of a unit reach its ranks on other nodes, by these variables."""
-        number, path = message.unit.number, self._zygote.directory / f"nodes{message.unit.number}"
-        pass_on = lambda asked: self._writer.send(UnitTellsBlock(number, asked.group, asked.line))  # noqa: E731
-        self._links[number] = NodeLink(path, message.rooms, self._zygote.loop, pass_on)
-        return {NODES: str(path), **_devices_together(sum(len(part.devices) for part in message.lease.parts))}
-
-    def _unlink(self, number: int) -> None:
-        if number in self._links:
-            self._links.pop(number).close()
-
-    def _hold(self, message: HoldBlock) -> None:
-        if self._place is None:
-            self._writer.send(BlockEnded(message.number, "the node cannot run tests"))
-            return
-        self._set_span(message)
-        self._zygote.file(message.file, message.devices)
-        try:
-            environ = _devices_together(message.leased)
-            self._blocks[message.number] = self._place.hold(message.number, message.file, message.lease, self, environ)
-        except OSError as error:
-            self._writer.send(BlockEnded(message.number, str(error)))
-
-    def block_said(self, block: RunningBlock, message: FromServer) -> None:
-        self._writer.send(BlockTellsUnit(block.number, messages.to_json(message)))
-
-    def block_ended(self, block: RunningBlock, why: str) -> None:
-        self._copy_output_of_block(block)
-        del self._blocks[block.number]
-        self._writer.send(BlockEnded(block.number, why))
-
-    def _copy_output_of_block(self, block: RunningBlock) -> None:
-        if self._prepare.stream and (text := block.new_output()):
-            self._writer.send(OutputOfUnit(block.number, text))
 
     # -- events of running units
 
@@ -336,14 +249,9 @@ class Agent(LostUnitListener):
     def unit_ended(self, running: UnitHandle, attempts: list[Attempt], rest: list[int]) -> None:
         self._copy_output_of(running)
         del self._running[running.unit.number]
-        self._unlink(running.unit.number)
         for warning in self._zygote.warnings:
             self._tell(warning)
         self._writer.send(EndOfUnit(running.unit.number, tuple(attempts), tuple(rest), running.cause))
-
-
-def _devices_together(count: int) -> dict[str, str]:
-    return {DEVICES_OF_TEST: str(count)} if count else {}
 
 
 class _StreamEnded(Exception):

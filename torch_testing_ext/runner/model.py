@@ -85,9 +85,6 @@ class Test:
     line: int = 0
     marks: tuple[str, ...] | None = ()  # the names of its marks of pytest; None if they are not known
     ports: tuple[int, ...] = ()  # fixed ports that its file names: tests with a common one run one by one
-    may_span: bool = False  # its ranks may be on several nodes
-    spans: bool = False  # they have to be: no node has room for all
-    one_node: str = ""  # it is marked as a test of several nodes; why it stays on one
 
     __test__ = False
 
@@ -125,11 +122,6 @@ class Unit:
         return max(test.world_size for test in self.tests)
 
     @property
-    def spans(self) -> bool:
-        """Whether it needs several nodes at once."""
-        return any(test.spans for test in self.tests)
-
-    @property
     def file(self) -> str:
         return self.tests[0].id.file
 
@@ -146,12 +138,6 @@ class Lease:
     shared_by: int = 0  # ranks that share the devices; 0 if each has its own
     over: str = ""  # the backend of ranks that share devices
     memory: int | None = None  # bytes of each device that it may use; None for whole devices
-    others: tuple[Lease, ...] = ()  # on further nodes, for ranks of the same unit
-
-    @property
-    def parts(self) -> tuple[Lease, ...]:
-        """The leases on each node."""
-        return (self, *self.others)
 
 
 @dataclass(frozen=True)

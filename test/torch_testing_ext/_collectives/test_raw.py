@@ -4,7 +4,7 @@ import pickle
 import unittest
 
 from torch_testing_ext._collectives.findings import first_mismatch
-from torch_testing_ext._collectives.raw import RawRecord, agree, pack, read_raw, shifted, unpack
+from torch_testing_ext._collectives.raw import RawRecord, agree, pack, read_raw, unpack
 from torch_testing_ext.common_utils import run_tests
 
 WORLD = ("0", "default_pg", (0, 1))
@@ -93,13 +93,6 @@ class TestComparison(unittest.TestCase):
         whole = left(0, entry(0))
         for end in range(1, len(whole), 7):
             self.assertIsNone(unpack(whole[:end]))
-
-    def test_another_clock(self):
-        """Only the moment changes."""
-        here, there = left(0, entry(0)), left(0, entry(0), at=3.5)
-        self.assertEqual(unpack(shifted(here, 2.5)).at, 3.5)
-        self.assertEqual(pickle.loads(shifted(here, 2.5)), pickle.loads(there))
-        self.assertEqual(shifted(here[:-9], 2.5), here[:-9])
 
 
 class TestWhatCounts(unittest.TestCase):

@@ -16,9 +16,8 @@ import torch.distributed as dist
 from launch_support import Ranks, environ, local_class, nothing_left, outcome_of, timeout, wait_until_gone
 
 from torch_testing_ext import launch
-from torch_testing_ext._machine import accelerators
 from torch_testing_ext.common_utils import TestCase, run_tests
-from torch_testing_ext.launch import client, fork_server, node_server, run
+from torch_testing_ext.launch import client, fork_server, run
 from torch_testing_ext.launch.protocol import StartMethod
 
 
@@ -68,28 +67,6 @@ class Jobs(Ranks):
 
     def sees_directory(self):
         self.assertEqual(os.getcwd(), Path(tempfile.gettempdir()).resolve().as_posix())
-
-
-class TestServerOfAnotherNode(TestCase):
-    def method(self, unsafe):
-        """How it starts ranks if something of this process has been found unsafe."""
-        with (
-            unittest.mock.patch.object(node_server, "NodeServer") as server,
-            unittest.mock.patch.object(node_server.system, "adopt_orphans"),
-            unittest.mock.patch.object(accelerators, "unsafe_to_fork", return_value=unsafe),
-            tempfile.TemporaryDirectory() as folder,
-        ):
-            node_server.serve(unittest.mock.Mock(), Path(folder, "session"))
-        return server.call_args.args[2]
-
-    def test_forks_no_rank_where_an_accelerator_is_in_use(self):
-        self.assertIs(self.method("CUDA is initialised"), StartMethod.SPAWN)
-        with unittest.mock.patch.object(accelerators.fork_safety, "prepare_to_fork", return_value="it runs threads"):
-            self.assertIs(self.method(None), StartMethod.SPAWN)
-        with unittest.mock.patch.multiple(
-            accelerators.fork_safety, prepare_to_fork=lambda: None, check_after_fork=lambda: None
-        ):
-            self.assertIs(self.method(None), StartMethod.FORK_FRESH)
 
 
 class ServerTest(TestCase):

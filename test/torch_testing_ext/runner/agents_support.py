@@ -18,7 +18,7 @@ from torch_testing_ext.runner import events
 from torch_testing_ext.runner.cluster.commands import CommandLauncher
 from torch_testing_ext.runner.cluster.place import ClusterPlace
 from torch_testing_ext.runner.cluster.protocol import PrepareNode
-from torch_testing_ext.runner.engine.engine import Engine
+from torch_testing_ext.runner.engine.local import Engine
 from torch_testing_ext.runner.model import NodeOfRun
 from torch_testing_ext.runner.options.options import Options
 from torch_testing_ext.runner.scheduling.inventory import Inventory
@@ -62,7 +62,6 @@ class Nodes:
             prepare_for(self.root, **prepare),
             self.logs,
             environ_of_nodes(),
-            {name: f"127.0.0.{number}" for number, name in enumerate(names, start=2)},
         )
         self.leases = NodeLeases()
         self.said: list[str] = []
@@ -119,4 +118,4 @@ class Nodes:
     @property
     def is_free(self) -> bool:
         """Whether nothing is leased any more."""
-        return not any(node.held for node in self.leases._nodes.values())
+        return not any(node.leases._held for node in self.leases._nodes.values())

@@ -13,19 +13,16 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 DAEMONS = ("slurmctld", "slurmd", "munged")
-# Ranks that can be on several nodes, and say where they are.
-RANKS = """
-import os, torch.distributed as dist
-from torch_testing_ext.common_distributed import MultiProcessTestCase
-class Ranks(MultiProcessTestCase):
-    world_size = 2
-    def setUp(self):
-        super().setUp()
-        self._spawn_processes()
-    def test_of_two(self):
-        dist.init_process_group("gloo", init_method=f"file://{self.file_name}", rank=self.rank, world_size=2)
-        dist.barrier()
-        print(os.environ["SLURMD_NODENAME"], os.environ["GROUP_RANK"])
+# Two tests that wait for each other, so each has a node of one CPU slot to itself.
+MEET = """
+import os, time, unittest
+class T(unittest.TestCase):
+    def meet(self, own, other):
+        open(own, "w").close()
+        while not os.path.exists(other): time.sleep(0.02)
+        print(os.environ["SLURMD_NODENAME"])
+    def test_0(self): self.meet("met0", "met1")
+    def test_1(self): self.meet("met1", "met0")
 """
 # Says when it has begun, and hangs.
 HANGS = """

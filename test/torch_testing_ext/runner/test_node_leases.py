@@ -101,6 +101,31 @@ class NodeLeasesTest(unittest.TestCase):
         self.assertEqual(started[-1], 0)
         self.assertLessEqual(len(started), PATIENCE * 4 + 4)
 
+    def test_one_that_fits_nowhere_any_more_holds_up_no_other(self):
+        units = [make_unit(0, 3), *(make_unit(number, 1) for number in range(1, 40))]
+        leases, queue = make(units, (3, 1), (2, 1))
+        leases.drop("n0")
+        started = []
+        while (unit := queue.take(leases.free_devices, leases.free_slots)) is not None:
+            started.append(unit.number)
+            leases.give_back(leases.take(unit))
+        self.assertEqual(sorted(started), list(range(1, 40)))
+        self.assertEqual(len(queue), 1)
+        leases.add("new", ("0", "1", "2"), 1)
+        self.assertEqual(take(leases, queue)[0].number, 0)
+
+    def test_a_lease_of_a_node_that_is_back(self):
+        """It was another node of that name: the lease is gone already."""
+        leases, queue = make([make_unit(0, 2)], (2, 1))
+        _, lease = take(leases, queue)
+        leases.drop("n0")
+        leases.add("n0", ("0", "1"), 1)
+        again = leases.take(make_unit(1, 2))
+        leases.give_back(lease)
+        self.assertEqual(leases.free_devices, 0)
+        leases.give_back(again)
+        self.assertEqual(leases.free_devices, 2)
+
     units = st.lists(st.tuples(st.integers(0, 4), st.integers(1, 6), st.floats(0.1, 9.0)), min_size=1, max_size=30)
     nodes = st.lists(st.tuples(st.integers(0, 4), st.integers(1, 4)), min_size=1, max_size=4)
 
@@ -119,107 +144,6 @@ class NodeLeasesTest(unittest.TestCase):
             used = [device for other in beside for device in other.lease.devices]
             slots = [slot for other in beside for slot in other.lease.slots]
             self.assertEqual((len(used), len(slots)), (len(set(used)), len(set(slots))))
-
-
-class SeveralNodesTest(unittest.TestCase):
-    """Units that need several nodes at once."""
-
-    def shares(self, lease):
-        return {part.node: len(part.devices or part.slots) for part in lease.parts}
-
-    def test_evenly_on_as_few_nodes_as_possible(self):
-        for nodes, unit, shares in (
-            (((2, 1), (2, 1)), make_unit(0, 4, spans=True), {"n0": 2, "n1": 2}),
-            (((3, 1), (3, 1)), make_unit(0, 4, spans=True), {"n0": 2, "n1": 2}),
-            (((1, 1), (3, 1)), make_unit(0, 4, spans=True), {"n0": 1, "n1": 3}),
-            (((1, 1), (4, 1), (3, 1)), make_unit(0, 5, spans=True), {"n1": 2, "n2": 3}),
-            (((2, 1), (2, 1), (2, 1)), make_unit(0, 5, spans=True), {"n0": 1, "n1": 2, "n2": 2}),
-            (((0, 2), (0, 2)), make_unit(0, ranks=4, spans=True), {"n0": 2, "n1": 2}),
-            (((2, 1), (4, 1)), make_unit(0, 4, spans=True), {"n1": 4}),  # a node has joined that has room for all
-        ):
-            leases, queue = make([unit], *nodes)
-            taken, lease = take(leases, queue)
-            self.assertEqual(taken, unit)
-            got = self.shares(lease)
-            self.assertEqual((sorted(got), sorted(got.values())), (sorted(shares), sorted(shares.values())), nodes)
-            leases.give_back(lease)
-            for number, (devices, slots) in enumerate(nodes):
-                held = leases._nodes[f"n{number}"]
-                self.assertEqual((held.leases.free_devices, held.leases.free_slots), (devices, slots))
-                self.assertFalse(held.held)
-
-    def test_all_or_nothing(self):
-        leases, queue = make([make_unit(0, 4, spans=True), make_unit(1, 4, spans=True)], (2, 1), (2, 1))
-        narrow = leases.take(make_unit(7, 1))
-        self.assertEqual(take(leases, queue), (None, None))
-        self.assertEqual(sum(len(node.held) for node in leases._nodes.values()), 1)
-        leases.give_back(narrow)
-        first, lease = take(leases, queue)
-        self.assertEqual(take(leases, queue), (None, None))
-        leases.give_back(lease)
-        second, _ = take(leases, queue)
-        self.assertEqual({first.number, second.number}, {0, 1})
-
-    def test_a_starving_unit_keeps_all_the_nodes_that_it_needs(self):
-        leases, queue = make([make_unit(0, 4, spans=True)], (2, 1), (2, 1), (2, 1))
-        held = [leases.take(make_unit(number, 1)) for number in range(100, 106)]
-        beside = []
-        for number in range(1, 100):
-            queue.add(make_unit(number, 1))
-            leases.give_back(held.pop(0))
-            while (unit := queue.take(leases.free_devices, leases.free_slots)) is not None:
-                lease = leases.take(unit)
-                held.append(lease)
-                if unit.number == 0:
-                    break
-                if leases._reserved is not None:
-                    beside.append(lease.node)
-            if unit is not None:
-                break
-        self.assertEqual(unit.number, 0)
-        self.assertLessEqual(number, PATIENCE * 6 + 12)
-        self.assertLessEqual(len(set(beside)), 1)  # the third node goes on meanwhile
-
-    def test_one_that_fits_nowhere_any_more_holds_up_no_other(self):
-        units = [make_unit(0, 4, spans=True), make_unit(1, 2), *(make_unit(number, 1) for number in range(2, 40))]
-        leases, queue = make(units, (2, 1), (2, 1), (1, 1))
-        leases.drop("n0")
-        started = []
-        while (unit := queue.take(leases.free_devices, leases.free_slots)) is not None:
-            started.append(unit.number)
-            leases.give_back(leases.take(unit))
-        self.assertEqual(sorted(started), list(range(1, 40)))
-        self.assertEqual(len(queue), 1)
-        leases.add("new", ("0", "1"), 1)
-        self.assertEqual(take(leases, queue)[0].number, 0)
-
-    def test_a_node_is_lost(self):
-        leases, queue = make([make_unit(0, 4, spans=True)], (2, 1), (2, 1))
-        _, lease = take(leases, queue)
-        leases.drop("n1")
-        leases.add("n1", ("0", "1"), 1)  # it is back before the unit has ended on the other
-        leases.give_back(lease)
-        self.assertEqual(len(self.shares(leases.take(make_unit(1, 4, spans=True)))), 2)
-
-    spanning = st.lists(st.tuples(st.integers(1, 9), st.floats(0.1, 9.0)), min_size=1, max_size=30)
-    nodes = st.lists(st.integers(1, 4), min_size=2, max_size=4)
-
-    @settings(max_examples=200, deadline=None)
-    @given(spanning, nodes)
-    def test_every_unit_starts_once(self, drawn, nodes):
-        """Narrow and wide ones, over one node and over several, end: nothing waits for ever."""
-        units = [
-            make_unit(number, min(wide, sum(nodes)), seconds=seconds, spans=min(wide, sum(nodes)) > max(nodes))
-            for number, (wide, seconds) in enumerate(drawn)
-        ]
-        leases, queue = make(units, *((devices, 1) for devices in nodes))
-        starts = list(forecast(queue, leases, lambda unit: unit.seconds))
-        self.assertEqual(sorted(start.unit.number for start in starts), list(range(len(units))))
-        for one in starts:
-            at_once = [other.lease for other in starts if other.at <= one.at < other.until]
-            used = [(part.node, name) for lease in at_once for part in lease.parts for name in part.devices]
-            self.assertEqual(len(used), len(set(used)))
-            self.assertEqual(sum(len(part.devices) for part in one.lease.parts), one.unit.devices)
 
 
 if __name__ == "__main__":

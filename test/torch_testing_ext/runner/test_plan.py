@@ -51,31 +51,16 @@ class PlanTest(unittest.TestCase):
         self.assertIsNone(made.skipped[1].want)
         self.assertEqual([unit.tests[0].id.method for unit in made.units], ["test_b"])
 
-    def test_tests_that_need_several_nodes(self):
+    def test_a_unit_runs_on_one_node(self):
         nodes = tuple(NodeOfRun(name, ("0", "1"), slots, 2) for name, slots in (("a", 2), ("b", 3)))
         cluster = Inventory(("a:0", "a:1", "b:0", "b:1"), "cuda", nodes=nodes)
-        for needs, spans, skip in (
-            ({"devices": 4, "may_span": True}, True, None),
-            ({"devices": 4}, False, "needs 4 devices, 2 available on one node"),
-            ({"devices": 2, "may_span": True}, False, None),
-            (
-                {"devices": 4, "one_node": "its ranks are threads"},
-                False,
-                "needs 4 devices, 2 available on one node (@multi_node has no effect: its ranks are threads)",
-            ),
-            ({"devices": 5, "may_span": True}, False, "needs 5 devices, 4 available on all nodes"),
-            ({"world_size": 5, "may_span": True}, True, None),
-            ({"world_size": 3, "may_span": True}, False, None),
-            ({"world_size": 6, "may_span": True}, False, None),  # no room anywhere: crowded on one node, as ever
-            ({"world_size": 5}, False, None),
-            ({"devices": 4, "may_span": True, "skip": "for a reason"}, False, "for a reason"),
+        for needs, skip in (
+            ({"devices": 2}, None),
+            ({"devices": 3}, "needs 3 devices, 2 available on one node"),
+            ({"world_size": 5}, None),
         ):
-            made = plan([make_test("test_a", **needs)], cluster, nothing_known)
-            (test,) = made.tests
-            self.assertEqual((test.spans, test.skip), (spans, skip), needs)
-            self.assertEqual([unit.spans for unit in made.units], [spans] if skip is None else [])
-        alone = plan([make_test("test_a", devices=4, may_span=True)], TWO, nothing_known)
-        self.assertEqual([test.skip for test in alone.skipped], ["needs 4 devices, 2 available"])
+            (test,) = plan([make_test("test_a", **needs)], cluster, nothing_known).tests
+            self.assertEqual(test.skip, skip, needs)
 
     def test_a_process_cannot_use_two_mig_instances(self):
         made = plan([make_test("test_a", devices=2)], Inventory(("MIG-a", "MIG-b"), "cuda"), nothing_known)

@@ -7,7 +7,7 @@ import time
 
 from processes_support import is_alive
 from runs_support import RunsCase
-from slurm_support import HANGS, RANKS
+from slurm_support import HANGS
 
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.runner.cluster.slurm import cpus_of_nodes, gpus_of_nodes
@@ -103,19 +103,6 @@ class InAllocationTest(SlurmCase):
         for step in steps:
             self.assertIn("--ntasks-per-node=1", step)
             self.assertIn("--cpus-per-task=3", step)
-
-    def test_ranks_on_both_nodes(self):
-        self.write("test/distributed/test_x.py", RANKS)
-        process = self.start(
-            "--cluster=slurm", "-j1", "--allow-multi-node", "--results=results.json", environ=self.slurm
-        )
-        out = self.finish(process, 0)
-        self.assertEqual(out.splitlines()[-1], "1 passed, 0 failed, 0 skipped")
-        (attempt,) = self.results()["tests"][0]["attempts"]
-        self.assertEqual([rank["output"].split() for rank in attempt["ranks"]], [["node1", "0"], ["node2", "1"]])
-        self.assertEqual(
-            (attempt["node"], attempt["other_nodes"]), ("node1", [{"node": "node2", "devices": [], "slots": [0]}])
-        )
 
     def test_steps_are_not_those_of_the_user(self):
         self.write("job", JOB)

@@ -63,7 +63,6 @@ class _Held:
     serial: int
     cpus: int
     gpus: int
-    address: str = ""
     actor: Any = None
     joined: bool = False
     stream: socket.socket | None = None
@@ -147,7 +146,7 @@ class Bridge:
         free = self._free(nodes)
         for node_id in sorted(free, key=lambda one: (-free[one].get("GPU", 0.0), -free[one].get("CPU", 0.0))):
             if self._is_wanted(node_id) and node_id not in draining:
-                self._hold(node_id, free[node_id], str(nodes[node_id]["NodeManagerAddress"]))
+                self._hold(node_id, free[node_id])
         self._tell(self._waits_for(nodes))
 
     def _draining(self) -> set[str]:
@@ -173,7 +172,7 @@ class Bridge:
         enough = self._request.nodes is not None and len(self._held) >= self._request.nodes
         return node_id not in self._held and not enough and self._losses.get(node_id, 0) < MOST_LOSSES
 
-    def _hold(self, node_id: str, free: dict[str, float], address: str) -> None:
+    def _hold(self, node_id: str, free: dict[str, float]) -> None:
         cpus, gpus = int(free.get("CPU", 0.0)), int(free.get("GPU", 0.0))
         wanted = self._request.gpus_per_node
         if wanted is not None:
@@ -182,7 +181,7 @@ class Bridge:
             gpus = wanted
         if not cpus:
             return
-        held = _Held(self._names[node_id], node_id, next(self._serials), cpus, gpus, address)
+        held = _Held(self._names[node_id], node_id, next(self._serials), cpus, gpus)
         self._held[node_id] = held
         threading.Thread(target=self._serve_node, args=(held,), daemon=True).start()
 
@@ -292,7 +291,7 @@ class Bridge:
         with theirs:
             held.joined = self._any_joined = True
             self.send(
-                NodeJoined(held.name, held.serial, str(facts["root"]), held.cpus, tuple(facts["gpus"]), held.address),
+                NodeJoined(held.name, held.serial, str(facts["root"]), held.cpus, tuple(facts["gpus"])),
                 theirs.fileno(),
             )
         threading.Thread(target=self._copy_to, args=(held, held.stream), daemon=True).start()

@@ -63,7 +63,6 @@ class NodeJoined(WithDescriptors):
     root: str  # of the project, there
     cpus: int
     gpus: tuple[str, ...]  # as Ray names them
-    address: str
 
 
 @dataclass(frozen=True)

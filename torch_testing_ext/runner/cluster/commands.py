@@ -29,7 +29,6 @@ class CommandLauncher:
     prepare: PrepareNode
     folder: Path
     environ: Mapping[str, str]
-    addresses: Mapping[str, str] = field(default_factory=dict)  # of nodes that do not find out their own
     cpus: Mapping[str, int] = field(default_factory=dict)  # that a node gives us, where it may have more
     reserved: Mapping[str, int] = field(default_factory=dict)  # accelerators that a node gives us
     _processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
@@ -52,7 +51,6 @@ class CommandLauncher:
         for name, command in self.commands.items():
             prepare = replace(
                 self.prepare,
-                address=self.addresses.get(name, ""),
                 jobs=self._jobs(name),
                 reserved=self.reserved.get(name, 0),
             )

@@ -23,7 +23,7 @@ LEAST_SHARE = 0.1
 
 
 class MeasuredUnit(Protocol):
-    """What the watch needs of a unit, or of its ranks on this node."""
+    """A unit, as far as the watch needs it."""
 
     def measure_memory(self, answer: Callable[[int], object]) -> None: ...
     def end_for_memory(self, why: str, crowded: bool) -> None: ...

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 from torch_testing_ext._process.loop import EventLoop, Timer
 
 from ..engine.place import LostUnitListener
-from ..model import Lease, Test, Unit
+from ..model import Lease, Unit
 from ..options.options import CannotRun, UsageError
 from ..processes.zygote import Discovery
 from ..scheduling.node_leases import NodeLeases
 from .facts import differences, facts
 from .protocol import HEARTBEAT, AgentHello, FindTests, NodeFacts, NodeReady, PrepareNode, RunUnit, TestsFound
 from .remote import RemoteNode, RemoteUnit
-from .spanning import SpanningUnit, rooms_of
 
 TELL_INTERVAL = 10.0  # seconds between two lines about what the run waits for
 
@@ -189,11 +188,6 @@ class ClusterPlace:
         """The most devices that one process can use."""
         return max((node.most_at_once for node in self.nodes.values()), default=0)
 
-    @property
-    def most_together(self) -> int:
-        """The most devices that the ranks of one test can use, on all nodes."""
-        return sum(node.most_at_once for node in self.nodes.values())
-
     def discover(self, files: tuple[str, ...], jobs: int) -> Discovery:
         """Have the largest node import the files. If it is lost meanwhile, another does."""
         self._found = None
@@ -201,11 +195,10 @@ class ClusterPlace:
         while self._found is None:
             if finder is None or finder.is_lost:
                 finder = self._largest()
-                finder.find_tests(FindTests(files, self.most_at_once, jobs, self.most_together))
+                finder.find_tests(FindTests(files, self.most_at_once, jobs))
             self.loop.step()
         found: TestsFound = self._found
-        useless = marks_without_effect(found.tests) if len(self.nodes) > 1 else ()
-        return Discovery(found.tests, found.broken, found.not_run, (*found.warnings, *useless))
+        return Discovery(found.tests, found.broken, found.not_run, found.warnings)
 
     def _largest(self) -> RemoteNode:
         if not self.nodes:
@@ -277,13 +270,8 @@ class ClusterPlace:
 
     # -- the place of the engine
 
-    def start(self, unit: Unit, lease: Lease, listener: LostUnitListener) -> RemoteUnit | SpanningUnit:
-        nodes = [self._nodes[part.node] for part in lease.parts]
-        request = RunUnit(unit, lease, self.most_at_once, self.most_together)
-        if len(nodes) == 1:
-            return nodes[0].remote.run(request, listener)
-        request = replace(request, rooms=rooms_of(lease, lambda name: self.nodes[name].address))
-        return SpanningUnit(request, [node.remote for node in nodes], listener)
+    def start(self, unit: Unit, lease: Lease, listener: LostUnitListener) -> RemoteUnit:
+        return self._nodes[lease.node].remote.run(RunUnit(unit, lease, self.most_at_once), listener)
 
     def close_file(self, name: str) -> None:
         for node in self._nodes.values():
@@ -303,15 +291,3 @@ class ClusterPlace:
         """Why units that wait fit nowhere."""
         left = f"the {len(self._nodes)} nodes that are left are too small" if self._nodes else "no node is left"
         return f"{left}: {self._lost[-1]}" if self._lost else left
-
-
-def marks_without_effect(tests: Sequence[Test]) -> tuple[str, ...]:
-    """A warning for each reason for which tests with @multi_node stay on one node."""
-    by_reason: dict[str, list[Test]] = {}
-    for test in tests:
-        if test.one_node:
-            by_reason.setdefault(test.one_node, []).append(test)
-    return tuple(
-        f"@multi_node has no effect on {first.id}{f' and {len(more)} more' if more else ''}: {reason}"
-        for reason, (first, *more) in by_reason.items()
-    )

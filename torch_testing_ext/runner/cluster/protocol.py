@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from torch_testing_ext.launch.blocks import Room
-
 from ..engine.unit_log import EndCause
 from ..model import Attempt, Lease, Test, Unit
 from ..options.options import OrderHazard
@@ -38,8 +36,6 @@ class PrepareNode:
     sanitize: str | None = None
     sanitize_order: OrderHazard = OrderHazard.WARN
     shake_seed: int | None = None  # of the first repetition
-    allow_multi_node: bool = False
-    address: str = ""  # of the node, for the others; empty if the agent is to find it out
     reserved: int = 0  # accelerators that Ray or Slurm has reserved there
     undo_worker: bool = False  # the agent was started by a worker of Ray
 
@@ -51,7 +47,6 @@ class FindTests:
     files: tuple[str, ...]
     devices: int  # of the largest node
     jobs: int
-    together: int = 0  # devices of all nodes
 
 
 @dataclass(frozen=True)
@@ -61,55 +56,6 @@ class RunUnit:
     unit: Unit
     lease: Lease
     devices: int  # of the largest node
-    together: int = 0  # devices of all nodes
-    rooms: tuple[Room, ...] = ()  # where its ranks are if it has some on other nodes, too: this node first
-
-
-@dataclass(frozen=True)
-class HoldBlock:
-    """Be ready to start ranks for a unit that runs on another node, on a lease of this one."""
-
-    number: int  # of the unit
-    file: str
-    lease: Lease
-    devices: int  # of the largest node
-    together: int
-    leased: int  # devices of the unit on all nodes
-
-
-@dataclass(frozen=True)
-class EndBlock:
-    """The unit has ended: so do the processes of its block."""
-
-    number: int
-    at_once: bool = False
-
-
-@dataclass(frozen=True)
-class TellBlock:
-    """A message of the unit's main process to the fork server of its block on this node."""
-
-    number: int
-    line: str
-
-
-@dataclass(frozen=True)
-class TellUnit:
-    """A message of the fork server on another node to the main process of a unit on this one."""
-
-    number: int
-    group: int
-    line: str
-    ahead: float  # seconds to add to its times
-
-
-@dataclass(frozen=True)
-class BlockIsGone:
-    """To the node of a unit's main process: the fork server on another node has ended."""
-
-    number: int
-    group: int
-    why: str
 
 
 @dataclass(frozen=True)
@@ -141,20 +87,7 @@ class CloseFile:
     name: str
 
 
-ToAgent: TypeAlias = (
-    PrepareNode
-    | FindTests
-    | RunUnit
-    | EndUnit
-    | KillUnit
-    | AskUnit
-    | CloseFile
-    | HoldBlock
-    | EndBlock
-    | TellBlock
-    | TellUnit
-    | BlockIsGone
-)
+ToAgent: TypeAlias = PrepareNode | FindTests | RunUnit | EndUnit | KillUnit | AskUnit | CloseFile
 
 
 # -- from the agent
@@ -198,7 +131,6 @@ class NodeReady:
     fake: bool
     slots: int
     torch: str
-    address: str = "127.0.0.1"
 
 
 @dataclass(frozen=True)
@@ -285,31 +217,6 @@ class OutputOfUnit:
 
 
 @dataclass(frozen=True)
-class UnitTellsBlock:
-    """A message of a unit's main process on this node to the fork server of one of its blocks."""
-
-    number: int
-    group: int
-    line: str
-
-
-@dataclass(frozen=True)
-class BlockTellsUnit:
-    """A message of the fork server of a block on this node to the main process of its unit."""
-
-    number: int
-    line: str
-
-
-@dataclass(frozen=True)
-class BlockEnded:
-    """No process of a block is left on this node."""
-
-    number: int
-    why: str
-
-
-@dataclass(frozen=True)
 class AgentWarned:
     """A warning for the user."""
 
@@ -329,8 +236,5 @@ FromAgent: TypeAlias = (
     | UnitNotStarted
     | StacksOfUnit
     | OutputOfUnit
-    | UnitTellsBlock
-    | BlockTellsUnit
-    | BlockEnded
     | AgentWarned
 )

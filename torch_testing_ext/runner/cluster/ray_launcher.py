@@ -149,7 +149,6 @@ class RayLauncher:
             jobs=jobs,
             fake_devices=fake,
             reserved=len(node.gpus),
-            address=node.address,
         )
 
     def _how_it_ended(self, name: str) -> str:

@@ -23,15 +23,11 @@ from .protocol import (
     AgentHello,
     AgentWarned,
     AskUnit,
-    BlockEnded,
-    BlockTellsUnit,
     CloseFile,
-    EndBlock,
     EndOfUnit,
     EndUnit,
     FindTests,
     FromAgent,
-    HoldBlock,
     KillUnit,
     NodeCannotRun,
     NodeReady,
@@ -40,13 +36,11 @@ from .protocol import (
     ResultsOfUnit,
     RunUnit,
     StacksOfUnit,
-    TellBlock,
     TestOfUnitBegan,
     TestOfUnitIsSlow,
     TestsFound,
     ToAgent,
     UnitNotStarted,
-    UnitTellsBlock,
 )
 
 
@@ -80,7 +74,6 @@ class RemoteNode:
         self._how_it_ended = how_it_ended
         self._reader: MessageReader[FromAgent] = MessageReader(stream.fileno(), FromAgent, first=AgentHello)
         self._units: dict[int, RemoteUnit] = {}
-        self._blocks: dict[int, RemoteBlock] = {}  # of units on other nodes
         self._missing = 0  # signs of life
         self._offset = float("inf")  # from the node's time.monotonic() to ours
         loop.listen(self._reader, self._receive)
@@ -93,18 +86,11 @@ class RemoteNode:
     def find_tests(self, request: FindTests) -> None:
         self.send(request)
 
-    def run(self, request: RunUnit, listener: LostUnitListener, tell_block: TellBlockOf | None = None) -> RemoteUnit:
-        """`tell_block`: takes messages for the ranks that the unit has on other nodes."""
+    def run(self, request: RunUnit, listener: LostUnitListener) -> RemoteUnit:
         unit = request.unit
-        self._units[unit.number] = RemoteUnit(self, unit, request.lease, listener, tell_block)
+        self._units[unit.number] = RemoteUnit(self, unit, request.lease, listener)
         self.send(request)
         return self._units[unit.number]
-
-    def hold(self, request: HoldBlock, group: int, listener: RemoteBlockListener) -> RemoteBlock:
-        """Have the node be ready for a block of the ranks of a unit on another node."""
-        self._blocks[request.number] = RemoteBlock(self, request.number, group, listener)
-        self.send(request)
-        return self._blocks[request.number]
 
     def close_file(self, name: str) -> None:
         self.send(CloseFile(name))
@@ -117,7 +103,7 @@ class RemoteNode:
 
     @property
     def is_idle(self) -> bool:
-        return not self._units and not self._blocks
+        return not self._units
 
     def tick(self) -> None:
         """Call this once for each sign of life that should have come. Counted, not timed: we may have been stopped."""
@@ -132,12 +118,8 @@ class RemoteNode:
         self.close()
         self._listener.node_lost(self, why)
         units, self._units = self._units, {}
-        blocks, self._blocks = self._blocks, {}
-        lost = f"node {self.name} was lost: {why}"
         for unit in units.values():
-            unit.lose(lost)
-        for block in blocks.values():
-            block.lose(lost)
+            unit.lose(f"node {self.name} was lost: {why}")
 
     def close(self) -> None:
         """End the agent and everything below it."""
@@ -175,14 +157,6 @@ class RemoteNode:
                 self._listener.node_found_tests(self, message)
             case AgentWarned(text):
                 self._listener.node_warned(self, text)
-            case BlockTellsUnit(number, line):
-                if number in self._blocks:
-                    self._blocks[number].said(line)
-            case BlockEnded(number, why):
-                self._block(number).ended(why)
-                del self._blocks[number]
-            case OutputOfUnit(number, text) if number in self._blocks:
-                self._blocks[number].output.append(text)
             case (
                 TestOfUnitBegan()
                 | TestOfUnitIsSlow()
@@ -191,7 +165,6 @@ class RemoteNode:
                 | UnitNotStarted()
                 | StacksOfUnit()
                 | OutputOfUnit()
-                | UnitTellsBlock()
             ):
                 unit = self._units.get(message.number)
                 if unit is None:
@@ -202,11 +175,6 @@ class RemoteNode:
             case _:
                 unexpected(message)
 
-    def _block(self, number: int) -> RemoteBlock:
-        if number not in self._blocks:
-            raise NotAMessage(f"it speaks of ranks of unit {number}, of which it has none")
-        return self._blocks[number]
-
     def _see_clock(self, at: float) -> None:
         """The message that took the least time tells the offset best."""
         self._offset = min(self._offset, time.monotonic() - at)
@@ -214,60 +182,8 @@ class RemoteNode:
     def to_our_time(self, moment: float) -> float:
         return moment + self._offset
 
-    def ahead_of(self, other: RemoteNode) -> float:
-        """What to add to times of this node for those of another."""
-        return self._offset - other._offset
 
-
-class RemoteBlockListener(Protocol):
-    """Receives what happens to the ranks of a unit on another node than its main process."""
-
-    def block_said(self, block: RemoteBlock, line: str) -> None: ...
-    def block_ended(self, block: RemoteBlock, why: str) -> None: ...
-    def block_lost(self, block: RemoteBlock, why: str) -> None: ...
-
-
-class RemoteBlock:
-    """The ranks on one node of a unit whose main process is on another one."""
-
-    def __init__(self, node: RemoteNode, number: int, group: int, listener: RemoteBlockListener):
-        self.node = node
-        self.group = group
-        self.output: list[str] = []
-        self.is_over = False
-        self._number = number
-        self._listener = listener
-
-    def tell(self, line: str) -> None:
-        self.node.send(TellBlock(self._number, line))
-
-    def end(self, at_once: bool) -> None:
-        if not self.is_over:
-            self.node.send(EndBlock(self._number, at_once))
-
-    def said(self, line: str) -> None:
-        self._listener.block_said(self, line)
-
-    def ended(self, why: str) -> None:
-        self.is_over = True
-        self._listener.block_ended(self, why)
-
-    def lose(self, why: str) -> None:
-        self.is_over = True
-        self._listener.block_lost(self, why)
-
-
-TellBlockOf = Callable[[int, str], object]  # a group, and a message
-_OfUnit = (
-    TestOfUnitBegan
-    | TestOfUnitIsSlow
-    | ResultsOfUnit
-    | EndOfUnit
-    | UnitNotStarted
-    | StacksOfUnit
-    | OutputOfUnit
-    | UnitTellsBlock
-)
+_OfUnit = TestOfUnitBegan | TestOfUnitIsSlow | ResultsOfUnit | EndOfUnit | UnitNotStarted | StacksOfUnit | OutputOfUnit
 
 
 class RemoteUnit:
@@ -279,14 +195,12 @@ class RemoteUnit:
         unit: Unit,
         lease: Lease,
         listener: LostUnitListener,
-        tell_block: TellBlockOf | None = None,
     ):
         self.unit = unit
         self.lease = lease
         self.cause = EndCause.ITSELF
         self._node = node
         self._listener = listener
-        self._tell_block = tell_block
         self._index = {test.id: number for number, test in enumerate(unit.tests)}
         self._reported: set[int] = set()  # tests with a result
         self._running = 0
@@ -356,21 +270,14 @@ class RemoteUnit:
                     self._stacks_wanted.popleft()(stacks)
             case OutputOfUnit(_, text):
                 self._output.append(text)
-            case UnitTellsBlock(_, group, line):
-                if self._tell_block is not None:
-                    self._tell_block(group, line)
             case _:
                 unexpected(message)
 
     def lose(self, why: str) -> None:
         """The node is lost."""
         self._answer_all()
-        self._listener.unit_lost(self, self.without_result, why)
-
-    @property
-    def without_result(self) -> list[int]:
-        """The tests that have no result yet."""
-        return [number for number in range(len(self.unit.tests)) if number not in self._reported]
+        without_result = [number for number in range(len(self.unit.tests)) if number not in self._reported]
+        self._listener.unit_lost(self, without_result, why)
 
     def _answer_all(self) -> None:
         while self._stacks_wanted:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..engine.engine import Engine
+from ..engine.local import Engine
 from ..events import Reporters, Warned
 from ..model import NodeOfRun, RunHeader
 from ..options.options import ALL_CPUS, Options
@@ -95,7 +95,6 @@ class ClusterSession(Session):
             sanitize=options.sanitize,
             sanitize_order=options.sanitize_order,
             shake_seed=options.shake_seed,
-            allow_multi_node=options.allow_multi_node,
             undo_worker=options.cluster != SLURM,
         )
 

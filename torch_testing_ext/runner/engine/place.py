@@ -5,22 +5,18 @@ A cluster is another place (runner/cluster/place.py): on each of its nodes, an a
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Protocol
 
 from torch_testing_ext._machine.ports import leased_port
-from torch_testing_ext._machine.sharing import DEVICES_OF_TEST
 from torch_testing_ext._process.loop import EventLoop
-from torch_testing_ext.launch.settings import NODES
 
 from ..model import Lease, Unit
 from ..options.options import Options
 from ..processes.zygote import Zygote
 from ..scheduling.inventory import Inventory, environment_of
 from ..scheduling.leases import Leases
-from .running_block import BlockListener, RunningBlock
 from .running_unit import Limits, RunningUnit, UnitHandle, UnitListener
 
 
@@ -61,6 +57,7 @@ class LocalPlace:
         options: Options,
         inventory: Inventory,
         leases: Leases,
+        start: Callable[..., UnitHandle] = RunningUnit,
         command: str | None = None,
     ):
         """`command`: reruns a test whose name is appended, if it is not that of the options."""
@@ -68,6 +65,7 @@ class LocalPlace:
         self._options = options
         self._inventory = inventory
         self._leases = leases
+        self._start = start
         self._command = command
         self._ports = ExitStack()  # of NCCL's RAS
         self._port_of: dict[tuple[str | int, ...], int] = {}
@@ -85,36 +83,23 @@ class LocalPlace:
             self._port_of[place] = self._ports.enter_context(leased_port())
         return {"NCCL_RAS_ADDR": f"localhost:{self._port_of[place]}"}
 
-    def start(
-        self, unit: Unit, lease: Lease, listener: LostUnitListener, environ: Mapping[str, str] | None = None
-    ) -> UnitHandle:
-        """`environ`: further variables for the processes of the unit."""
-        return RunningUnit(
+    def start(self, unit: Unit, lease: Lease, listener: LostUnitListener) -> UnitHandle:
+        return self._start(
             unit,
             lease,
             self._zygote,
             Limits(self._options.timeout, self._options.slow),
             {
-                # A test with ranks on several nodes may have started this run.
-                **{name: "" for name in (NODES, DEVICES_OF_TEST) if name in os.environ},
                 **environment_of(lease, self._inventory),
                 **self._address_of_ras(lease),
                 **self._leases.environment_of(lease),
                 **self._options.environment_of_sanitizer(unit.repetition),
-                **(environ or {}),
             },
             listener,
             self._options.command_of(unit.repetition, self._command),
             self._options.stream,
             self._leases.locks_of(lease),
         )
-
-    def hold(
-        self, number: int, file: str, lease: Lease, listener: BlockListener, environ: Mapping[str, str]
-    ) -> RunningBlock:
-        """Be ready to start ranks for a unit on another node. Raises OSError."""
-        more = environment_of(lease, self._inventory)
-        return RunningBlock(number, file, self._zygote, {**more, **environ}, listener, self._options.stream)
 
     def close_file(self, name: str) -> None:
         self._zygote.file(name).close()

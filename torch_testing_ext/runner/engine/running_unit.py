@@ -106,9 +106,7 @@ class RunningUnit:
         self._listener = listener
         self._file: FileHandle = zygote.file(unit.file)
         self.spec = self._make_spec(environ, command, stream)
-        self._processes: UnitProcesses[FromWorker] = UnitProcesses(
-            self._file, self.spec, FromWorker, zygote.loop, self, locks
-        )
+        self._processes = UnitProcesses(self._file, self.spec, zygote.loop, self, locks)
         self._log = UnitLog(unit, tuple(str(test.id.dotted) for test in unit.tests), self.spec.commands, self.began)
         self._timers: list[Timer] = []
         self._stacks_wanted: list[Callable[[str], object]] = []

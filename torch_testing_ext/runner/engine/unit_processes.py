@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Protocol
 
 from torch_testing_ext._process.channel import Channel, socket_pair
 from torch_testing_ext._process.logs import read_ends
@@ -15,6 +15,7 @@ from torch_testing_ext._process.messages import unexpected
 from ..processes.protocol import (
     EndWorker,
     FromNanny,
+    FromWorker,
     KillWorker,
     MeasureMemory,
     MemoryMeasured,
@@ -28,36 +29,29 @@ from ..processes.zygote import FileHandle
 # A nanny that takes longer to end its unit is stuck.
 NANNY_PATIENCE = 10.0
 
-Received = TypeVar("Received")
-Heard = TypeVar("Heard", contravariant=True)
 
-
-class ProcessesListener(Protocol[Heard]):
+class ProcessesListener(Protocol):
     """Receives what the processes of a unit say. Nothing comes after their end."""
 
-    def worker_said(self, message: Heard) -> None: ...
+    def worker_said(self, message: FromWorker) -> None: ...
     def stacks_taken(self) -> None: ...
     def processes_ended(self, end: WorkerEnded) -> None: ...
     def processes_lost(self, how: str) -> None:
         """The nanny has ended without a report, and nothing that the unit started is left."""
 
 
-class UnitProcesses(Generic[Received]):
+class UnitProcesses:
     """Starts the processes of a unit, and ends them."""
 
     def __init__(
         self,
         file: FileHandle,
         spec: UnitSpec,
-        receives: Any,
         loop: EventLoop,
-        listener: ProcessesListener[Received],
+        listener: ProcessesListener,
         locks: tuple[int, ...] = (),
     ):
-        """`receives`: the union of the messages of the worker.
-
-        Raises OSError, and leaves nothing behind, if the system refuses what it needs.
-        """
+        """Raises OSError, and leaves nothing behind, if the system refuses what it needs."""
         self._file = file
         self._spec = spec
         self._loop = loop
@@ -74,15 +68,11 @@ class UnitProcesses(Generic[Received]):
             file.start(spec, theirs_of_nanny, theirs_of_worker, self._gone, locks)
             on_failure.pop_all()
         self._nanny: Channel[FromNanny] = Channel(nanny, FromNanny)
-        self._worker: Channel[Received] = Channel(worker, receives)
+        self._worker: Channel[FromWorker] = Channel(worker, FromWorker)
         loop.listen(self._nanny, self._receive_from_nanny)
         loop.listen(self._worker, self._receive_from_worker)
 
     # -- requests
-
-    def send(self, line: str) -> None:
-        """Pass on a message to the worker, which is JSON already. If it is gone, only its end shows it."""
-        self._worker.send_line(line)
 
     def end(self) -> None:
         """Escalate: SIGTERM, then SIGKILL."""
@@ -158,8 +148,8 @@ class UnitProcesses(Generic[Received]):
 
     # -- the end
 
-    def last_messages(self) -> list[Received]:
-        """What the worker has said and nobody has heard yet."""
+    def last_messages(self) -> list[FromWorker]:
+        """Receive the messages of the worker that have not been received yet."""
         return self._worker.receive_available()
 
     def close(self) -> None:

@@ -101,7 +101,7 @@ def _check_cluster(options: Options, sources: Mapping[str, str]) -> None:
     """Raises UsageError for options that contradict --cluster, or need it."""
     if options.cluster is None:
         for field in OPTION_TABLE:
-            if (field.startswith("cluster_") or field == "allow_multi_node") and sources[field] == COMMAND_LINE:
+            if field.startswith("cluster_") and sources[field] == COMMAND_LINE:
                 raise UsageError(f"{OPTION_TABLE[field].flags[0]} needs --cluster")
         return
     if options.gpu_sharing:

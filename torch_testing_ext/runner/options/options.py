@@ -108,7 +108,6 @@ class Options:
     cluster_timeout: float = 300.0
     cluster_root: Path | None = None
     cluster_setup: str | None = None
-    allow_multi_node: bool = False
 
     timeout: float = 300.0
     slow: float = 30.0
@@ -154,7 +153,6 @@ class Options:
         places = (root,) if root is not None and is_checkout(root) else self.drop_in
         words = ["python run_test.py"]
         words += [f"--cluster {shell.quote(self.cluster)}"] if self.cluster is not None else []
-        words += ["--allow-multi-node"] if self.allow_multi_node else []
         words += [f"--drop-in {shell.quote(str(place))}" for place in places]
         words += [f"--sanitize={self.sanitize}"] if self.sanitize is not None else []
         words += ["--sanitize-order=fail"] if self.sanitize_order is OrderHazard.FAIL else []

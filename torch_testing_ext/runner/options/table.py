@@ -258,11 +258,6 @@ OPTION_GROUPS = {
         "cluster_setup": OptionSpec(
             ("--cluster-setup",), str, "shell command to run in the project once on each node", "COMMAND"
         ),
-        "allow_multi_node": OptionSpec(
-            ("--allow-multi-node",),
-            boolean,
-            "place the ranks of a test on several nodes if no node has room for all, also without @multi_node",
-        ),
     },
     "execution": {
         "timeout": OptionSpec(("--timeout",), seconds, "time limit per test, unless @timeout overrides it", "SECONDS"),

@@ -125,7 +125,7 @@ def _send_tests_and_exit(file: LoadedFile, request: OpenFile, channel: Channel[T
         from torch_testing_ext._machine import accelerators
 
         queried = _torch.accelerator_is_in_bad_fork() and accelerators.device_may_exist()
-        tests = file.listing(request.file, request.devices, request.span)
+        tests = file.listing(request.file, request.devices)
         channel.send(FileTests(tests, file.list_not_run(request.file), file.remark(request.file)))
         code = _QUERIED_ACCELERATORS if queried else 0
     except BaseException:

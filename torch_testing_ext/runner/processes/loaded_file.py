@@ -17,10 +17,10 @@ from torch_testing_ext._process import packages
 from torch_testing_ext._process.packages import ModulePlace
 
 from ..model import Test, TestId
-from . import node_span, pytest_style
+from . import pytest_style
 from .protocol import TestNotRun
 from .pytest_style import PytestStyleTest, PytestTest, pytest_style_tests
-from .unit_spec import LoadAs, SpanOfNodes
+from .unit_spec import LoadAs
 
 _FIXTURES = ("setUpClass", "tearDownClass")
 _MODULE_FIXTURES = ("setUpModule", "tearDownModule")
@@ -97,9 +97,9 @@ class LoadedFile:
         not_run += [(names.of_any(one), why) for one, why in shared.not_run]
         return cls(named, {one.name: one.test for one in named}, tuple(not_run), shared.left_out)
 
-    def listing(self, file: str, devices: int, span: SpanOfNodes | None = None) -> tuple[Test, ...]:
+    def listing(self, file: str, devices: int) -> tuple[Test, ...]:
         """All tests and their needs. `devices`: the number of devices of the run, on one node."""
-        return tuple(describe(one, file, devices, span) for one in self.named)
+        return tuple(describe(one, file, devices) for one in self.named)
 
     def list_not_run(self, file: str) -> tuple[TestNotRun, ...]:
         """The tests that are in the file, but cannot be run."""
@@ -305,20 +305,17 @@ def _method_name(test: Any) -> str:
     return own.removeprefix(f"{unittest.util.strclass(type(test))}.") or str(method) or "run"
 
 
-def describe(one: NamedTest, file: str, devices: int, span: SpanOfNodes | None = None) -> Test:
+def describe(one: NamedTest, file: str, devices: int) -> Test:
     test = one.test
     if isinstance(test, PytestTest):
         return _describe_pytest(one, file, devices)
     method = _method(test)
     needs = _needs_of(method, type(test))
     ranks = _world_size(test, needs)
-    may_span = span is not None and node_span.may_span(test, method, span)
     return Test(
         id=TestId(file, one.cls, one.method),
         world_size=ranks,
-        devices=_devices(test, needs, ranks, max(devices, span.devices) if span is not None and may_span else devices),
-        may_span=may_span,
-        one_node=node_span.why_one_node(test, method),
+        devices=_devices(test, needs, ranks, devices),
         of_devices=DeviceNeeds.of_all(need.of_devices for need in needs),
         backend=next((need.backend for need in needs if need.backend), None),
         timeout=_timeout(test),
@@ -350,7 +347,6 @@ def _describe_pytest(one: NamedTest, file: str, devices: int) -> Test:
         skip=case.skip if needs.skip is None else needs.skip,
         marks=needs.marks,
         line=test.line,
-        one_node=node_span.why_one_node_by_pytest(test.item, test.case),
     )
 
 

@@ -11,7 +11,7 @@ from torch_testing_ext._process.channel import WithDescriptors
 from torch_testing_ext._process.exits import describe_exit
 
 from ..model import DeviceMemory, Test, TestOutcome
-from .unit_spec import LoadAs, SpanOfNodes, UnitSpec
+from .unit_spec import LoadAs, UnitSpec
 
 # -- to the zygote and the processes of files, which fork children on request
 
@@ -27,7 +27,6 @@ class OpenFile(WithDescriptors):
     devices: int  # the number of devices of the run
     log: str
     load_as: LoadAs
-    span: SpanOfNodes
 
 
 @dataclass(frozen=True)

@@ -18,14 +18,6 @@ class LoadAs:
 
 
 @dataclass(frozen=True)
-class SpanOfNodes:
-    """Which tests may have ranks on several nodes."""
-
-    devices: int = 0  # those of all nodes; 0 on this machine
-    is_default: bool = False  # all tests that can, not only those that say so
-
-
-@dataclass(frozen=True)
 class UnitSpec:
     """The tests of a unit, their time-outs, and the places of its files."""
 
@@ -39,7 +31,6 @@ class UnitSpec:
     directory: str
     ranks_in: str  # holds a directory for each test that starts ranks
     environ: Mapping[str, str]  # variables that differ from those of the run
-    is_block: bool = False  # it has no tests, but ranks of the tests of another node
 
     @property
     def log(self) -> Path:

@@ -20,8 +20,7 @@ from torch_testing_ext._marks.timeouts import ATTRIBUTE as TIMEOUT
 from torch_testing_ext._process import child, descriptors, fork_safety, messages, signals, system
 from torch_testing_ext._process.channel import Channel
 from torch_testing_ext._process.files import write_atomically
-from torch_testing_ext.launch import client, node_server
-from torch_testing_ext.launch.protocol import ToServer
+from torch_testing_ext.launch import client
 
 from ..model import TestOutcome
 from .protocol import AllOver, Ended, FromWorker, Missing, Nothing, PreloadHints, WorkerBroke
@@ -40,9 +39,6 @@ def run_and_exit(unit: UnitSpec, find: Callable[[], Tests], channel: Channel[Not
     reports = Reports(channel, unit)
     try:
         _prepare(unit, log)
-        if unit.is_block:
-            find()
-            node_server.serve(Channel.on(os.dup(channel.fileno()), ToServer), unit.session)
         code = run(unit, find(), reports.send)
     except BaseException as error:
         _report_error(reports, error)

@@ -40,7 +40,7 @@ from .protocol import (
     StartUnit,
     TestNotRun,
 )
-from .unit_spec import LoadAs, SpanOfNodes, UnitSpec
+from .unit_spec import LoadAs, UnitSpec
 from .warm_up import WarmUp
 from .zygote_client import Gone, ZygoteClient
 
@@ -79,7 +79,6 @@ class Zygote(ZygoteClient):
         """`all_marks`: find tests, too, that pytest's own options deselect by their marks."""
         super().__init__(root, warm_up, drop_in)
         self.all_marks = all_marks
-        self.span = SpanOfNodes()
         self.torch_version = ""  # known when devices have been counted
         self.devices_seen = DevicesCounted(None, 0)  # known when devices have been counted
         self._files: dict[str, FileHandle] = {}
@@ -217,7 +216,6 @@ class FileHandle:
             devices=self._devices,
             log=str(self._log),
             load_as=self.load_as,
-            span=self._zygote.span,
         )
         with theirs:
             self._number = self._zygote.start_child(request, partial(self._end, self._channel), theirs.fileno())

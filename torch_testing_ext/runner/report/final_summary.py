@@ -22,8 +22,8 @@ MOST_UNFINISHED = 10
 def failure_details(attempt: Attempt, layout: ConsoleLayout) -> str:
     """Why a test failed: its message, the end of its output, and the processes that it left running."""
     parts = [layout.message(text.printable(attempt.message).strip("\n"))]
-    if nodes := text.nodes(attempt.lease):
-        parts.append(f"it ran on {nodes}")
+    if node := text.node_of(attempt.lease):
+        parts.append(f"it ran on {node}")
     lines = text.printable(attempt.output[-20_000:]).rstrip().splitlines()[-LAST_LINES:]
     if lines:
         parts.append("last lines of the output of the test's process:\n" + "\n".join(lines))

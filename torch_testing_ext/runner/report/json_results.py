@@ -68,9 +68,6 @@ def _attempt(attempt: Attempt) -> dict[str, Any]:
         else None,
         "slots": attempt.lease.slots,
         "node": attempt.lease.node or None,
-        "other_nodes": [
-            {"node": part.node, "devices": part.devices, "slots": part.slots} for part in attempt.lease.others
-        ],
         "device_memory": asdict(attempt.memory) if attempt.memory is not None else None,
         "output": text.log(attempt.output),
         "ranks": [_rank(one.rank, one.output, one.stacks) for one in attempt.ranks],

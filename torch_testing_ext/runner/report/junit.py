@@ -163,8 +163,8 @@ def _output(one: FinishedTest) -> Iterator[ET.Element]:
 
 
 def _outputs(attempt: Attempt) -> Iterator[ET.Element]:
-    nodes = text.nodes(attempt.lease)
-    parts = [f"ran on {nodes}"] if nodes else []
+    ran_on = text.node_of(attempt.lease)
+    parts = [f"ran on {ran_on}"] if ran_on else []
     parts += [f"{heading}:\n{words}" for heading, words in text.logs(attempt)]
     if attempt.leftovers:
         parts.append(f"left running (now terminated): {'; '.join(attempt.leftovers)}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ..events import RunBegan
 from ..model import Attempt, Lease
@@ -32,8 +32,7 @@ def lanes(history: History) -> list[Lane]:
         for name in _names(attempt.lease):
             attempts[name].append(attempt)
     everything = [*_inventory(history.run), *(span.lease for span in history.spans)]  # nodes may join a run
-    parts = [replace(part, others=()) for lease in everything for part in lease.parts]
-    names = dict.fromkeys((part.node, name) for part in parts for name in _names(part))
+    names = dict.fromkeys((lease.node, name) for lease in everything for name in _names(lease))
     nodes = list(dict.fromkeys(node for node, _ in names))
     grouped = sorted(names, key=lambda one: nodes.index(one[0]))
     return [Lane(name, _is_device(name), tuple(spans[name]), tuple(attempts[name])) for _, name in grouped]
@@ -47,10 +46,9 @@ def _inventory(run: RunBegan) -> list[Lease]:
 
 
 def _names(lease: Lease) -> Iterator[str]:
-    for part in lease.parts:
-        on = f"{part.node} " if part.node else ""
-        yield from (f"{on}gpu {device}" for device in part.devices)
-        yield from (f"{on}cpu {slot}" for slot in part.slots)
+    on = f"{lease.node} " if lease.node else ""
+    yield from (f"{on}gpu {device}" for device in lease.devices)
+    yield from (f"{on}cpu {slot}" for slot in lease.slots)
 
 
 def _is_device(name: str) -> bool:

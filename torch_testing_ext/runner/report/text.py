@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
 
 from torch_testing_ext._machine.sharing import in_words
 from torch_testing_ext._process.logs import cut_middle
@@ -91,18 +90,15 @@ def not_enough_devices(want: str) -> str:
 
 def place(lease: Lease) -> str:
     """Where a unit runs: its devices or, if it has none, its CPU slots."""
-    if lease.others:
-        return " + ".join(place(replace(part, others=())) for part in lease.parts)
     on = f" on {lease.node}" if lease.node else ""
     if lease.devices:
         return f"gpu {', '.join(lease.devices)}{on}{_sharing(lease)}"
     return f"cpu {', '.join(map(str, lease.slots))}{on}" if lease.slots else ""
 
 
-def nodes(lease: Lease) -> str:
-    """The nodes of a cluster that a unit ran on: `node a`, or `nodes a, b`; empty on this machine."""
-    names = [printable(part.node) for part in lease.parts if part.node]
-    return f"node{'s' if len(names) > 1 else ''} {', '.join(names)}" if names else ""
+def node_of(lease: Lease) -> str:
+    """The node of a cluster that a unit ran on, as `node a`; empty on this machine."""
+    return f"node {printable(lease.node)}" if lease.node else ""
 
 
 def memory(attempt: Attempt) -> str:

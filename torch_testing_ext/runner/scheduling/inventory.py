@@ -54,11 +54,6 @@ class Inventory:
         return min(len(self.names), 1) if any(map(is_mig, self.names)) else len(self.names)
 
     @property
-    def most_together(self) -> int:
-        """How many of them the ranks of one test can use, on all nodes."""
-        return sum(node.most_at_once for node in self.nodes)
-
-    @property
     def most_ranks(self) -> int:
         """How many ranks of one test can use devices: several of them may share one, if the user wants that."""
         return self.most_at_once * self.ranks_per_device

@@ -29,15 +29,18 @@ class Leases:
         shared_backend: str = "",
         memory: Mapping[str, int] | None = None,
         gpus: Mapping[str, Gpu] | None = None,
+        node: str = "",
     ):
         """`facts`: of each device, if they are known. `shared_backend`: of ranks that share devices.
 
         `gpus`: what NVML knows about them. `memory`: of each device on which several units may be at once, in bytes.
+        `node`: of a cluster.
         """
         assert len(set(devices)) == len(devices), f"two devices have the same name: {devices}"
         self._devices, self._slots = devices, tuple(range(slots))
         self._held: list[Lease] = []
         self._locks = locks
+        self._node = node
         self._facts = facts
         self._shared_backend = shared_backend
         self._memory = memory or {}
@@ -113,15 +116,11 @@ class Leases:
     def free_slots(self) -> int:
         return len(self._slots) - sum(len(lease.slots) for lease in self._held)
 
-    def take(self, unit: Unit, width: int | None = None) -> Lease:
-        """Leases exactly what the unit needs, which must be free: the queue decides which unit fits.
-
-        `width`: the number of devices, or of slots without any, of a unit that has more on other nodes.
-        """
-        wanted = unit.devices if width is None or not unit.devices else width
-        wanted_slots = slots_of(unit, len(self._slots)) if width is None or unit.devices else width
-        devices = self._choose(unit, wanted)
-        assert devices is not None, f"unit {unit.number} needs {wanted} of {self.free_devices} devices"
+    def take(self, unit: Unit) -> Lease:
+        """Leases exactly what the unit needs, which must be free: the queue decides which unit fits."""
+        wanted_slots = slots_of(unit, len(self._slots))
+        devices = self._choose(unit)
+        assert devices is not None, f"unit {unit.number} needs {unit.devices} of {self.free_devices} devices"
         slots = [slot for slot in self._slots if not any(slot in lease.slots for lease in self._held)]
         lease = Lease(
             devices,
@@ -131,8 +130,9 @@ class Leases:
             shared_by=unit.shared_by,
             over=self._shared_backend if unit.shared_by else "",
             memory=unit.memory if self._can_share(unit, devices) else None,
+            node=self._node,
         )
-        assert len(lease.devices) == wanted, f"unit {unit.number} needs {wanted} of {len(devices)} devices"
+        assert len(lease.devices) == unit.devices, f"unit {unit.number} needs {unit.devices}, not {devices}"
         assert len(lease.slots) == wanted_slots, f"unit {unit.number} does not fit into {slots}"
         self._held.append(lease)
         self._check()
@@ -141,8 +141,9 @@ class Leases:
     def _free(self) -> list[str]:
         return [name for name in self._unheld() if name not in self._elsewhere]
 
-    def _choose(self, unit: Unit, count: int) -> tuple[str, ...] | None:
-        """So many devices that have what the unit needs, and room for it; None if there are none."""
+    def _choose(self, unit: Unit) -> tuple[str, ...] | None:
+        """Choose devices that satisfy the unit; None if too few are free."""
+        count = unit.devices
         shared = [] if unit.memory is None else [name for name in self._memory if self._has_room(name, unit.memory)]
         shared.sort(key=self._room)
         # The fullest first: so whole devices stay free for units that need them.
@@ -193,7 +194,7 @@ class Leases:
 
     def fits(self, unit: Unit) -> bool:
         """Whether there are free devices that have what the unit needs."""
-        return not unit.devices or self._choose(unit, unit.devices) is not None
+        return not unit.devices or self._choose(unit) is not None
 
     def reserve(self, unit: Unit) -> bool:
         """Other units wait until this one fits: no part of this machine is kept for it."""
@@ -212,11 +213,13 @@ class Leases:
     def _ports_of(self, unit: Unit) -> frozenset[int | str]:
         return unit.ports | self._learned.get(unit.file, frozenset())
 
+    def holds(self, lease: Lease) -> bool:
+        return any(one is lease for one in self._held)
+
     def give_back(self, lease: Lease) -> None:
         """Frees a lease. Call it when every process of the unit is gone."""
-        held = [one is lease for one in self._held]
-        assert any(held), f"{lease} is not held"
-        del self._held[held.index(True)]
+        assert self.holds(lease), f"{lease} is not held"
+        self._held = [one for one in self._held if one is not lease]
         if self._locks is not None:
             for name in set(lease.devices) - {name for other in self._held for name in other.devices}:
                 self._locks.release(name)

@@ -64,7 +64,7 @@ def plan(
 
     `memory`: the bytes of each device that a test may need, if several units may share one; None for a whole device.
     """
-    tests = tuple(_with_devices_of(inventory, _spread(test, inventory)) for test in tests)
+    tests = tuple(_with_devices_of(inventory, test) for test in tests)
     groups = list(group_by_fixtures(test for test in tests if test.skip is None))
     numbers = itertools.count()
     units = tuple(
@@ -75,21 +75,9 @@ def plan(
     return Plan(units, tuple(test for test in tests if test.skip is not None))
 
 
-def _spread(test: Test, inventory: Inventory) -> Test:
-    """The test, marked as one that needs several nodes, if it may and only all of them together have room for it."""
-    if not test.may_span or test.skip is not None or len(inventory.nodes) < 2:
-        return test
-    if test.devices:
-        spans = inventory.most_at_once < test.devices <= inventory.most_together
-    else:
-        slots = [node.slots for node in inventory.nodes]
-        spans = max(slots) < test.world_size <= sum(slots)
-    return dataclasses.replace(test, spans=spans)
-
-
 def _with_devices_of(inventory: Inventory, test: Test) -> Test:
     """The test with devices that its ranks share if there are too few; skipped if no devices have what it needs."""
-    if test.skip is not None or test.spans or not test.devices:
+    if test.skip is not None or not test.devices:
         return test
     if test.devices > inventory.most_at_once:
         shares = test.devices <= inventory.most_ranks and test.devices <= test.world_size
@@ -110,10 +98,6 @@ def _skipped_for_devices(test: Test, inventory: Inventory) -> Test:
     available = f"{inventory.most_at_once} available"
     if len(inventory.nodes) > 1:
         available = f"{inventory.most_at_once} available on one node"
-        if test.may_span:
-            available = f"{inventory.most_together} available on all nodes"
-        elif test.one_node:
-            available += f" (@multi_node has no effect: {test.one_node})"
     if inventory.ranks_per_device > 1 and inventory.most_at_once:
         one_rank = f"for {test.world_size} process{'es' if test.world_size > 1 else ''}"
         many = f"for at most {inventory.most_ranks} ranks"

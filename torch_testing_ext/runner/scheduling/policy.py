@@ -35,24 +35,22 @@ def no_preference(unit: Unit) -> int:
 def slots_of(unit: Unit, slots: int) -> int:
     """The number of CPU slots that a unit takes: one per rank, at most all slots; none if its ranks use devices.
 
-    `slots`: those of one node, which are all that a unit can have unless it needs several nodes.
+    `slots`: those of one node, which are all that a unit can have.
     """
-    if unit.devices:
-        return 0
-    return unit.ranks if unit.spans else min(unit.ranks, slots)
+    return 0 if unit.devices else min(unit.ranks, slots)
 
 
 class Nodes(Protocol):
-    """The free resources of several nodes. A unit runs on one of them, or needs several at once."""
+    """The free resources of several nodes, on one of which a unit runs."""
 
     def fits(self, unit: Unit) -> bool:
-        """Whether there is room for the unit now: on one node, or on several for one that needs several."""
+        """Whether there is room for the unit on a node now."""
 
     def may_fit(self, unit: Unit) -> bool:
-        """Whether the nodes are large enough for the unit."""
+        """Whether a node is large enough for the unit."""
 
     def reserve(self, unit: Unit) -> bool:
-        """Keep other units off the nodes that suit this one, until it fits there. False if none are wide enough."""
+        """Keep other units off a node that suits this one, until it fits there. False if none is wide enough."""
 
 
 class Queue:
@@ -200,15 +198,13 @@ class _ResourceQueue:
         return chosen.unit
 
     def _fits(self, one: _Waiting, free: int) -> bool:
-        if self._nodes is None:
-            return one.width <= free
-        return (one.unit.spans or one.width <= free) and self._nodes.fits(one.unit)
+        return one.width <= free and (self._nodes is None or self._nodes.fits(one.unit))
 
     def _may_fit(self, one: _Waiting) -> bool:
         return self._nodes is None or self._nodes.may_fit(one.unit)
 
     def _reserve(self, one: _Waiting) -> bool:
-        """Whether the others may go on, because nodes are kept for this unit."""
+        """Whether the others may go on, because a node is kept for this unit."""
         return self._nodes is not None and self._nodes.reserve(one.unit)
 
     def drop(self, is_hopeless: Callable[[Unit], bool]) -> tuple[Unit, ...]:
@@ -224,9 +220,7 @@ class _ResourceQueue:
 
     def _to_waiting(self, unit: Unit) -> _Waiting:
         width = self._width(unit)
-        assert unit.spans or width <= self._widest, (
-            f"unit {unit.number} needs {width} of {self._widest}: it can never start"
-        )
+        assert width <= self._widest, f"unit {unit.number} needs {width} of {self._widest}: it can never start"
         return _Waiting(unit, width, self._typical if unit.seconds is None else unit.seconds, self._priority(unit))
 
     def _is_overtaken_by(self, one: _Waiting, arrival: _Waiting) -> bool:
