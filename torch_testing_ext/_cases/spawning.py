@@ -165,5 +165,5 @@ def _run(
 
 
 def _is_pytest_skip(error: BaseException) -> bool:
-    skipped = getattr(sys.modules.get("_pytest.outcomes"), "Skipped", None)
-    return skipped is not None and isinstance(error, skipped)
+    pytest = sys.modules.get("pytest")
+    return pytest is not None and isinstance(error, pytest.skip.Exception)

@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from _pytest.debugging import _enter_pdb
 
 from torch_testing_ext import launch
 
-__rank_frame__ = True
+from . import internals
 
-_OF_PYTEST = "pdbinvoke"
+__rank_frame__ = True
 
 
 def rank_of(config: Any, from_environment: int | None, world_size: int) -> int | None:
@@ -26,10 +25,10 @@ def rank_of(config: Any, from_environment: int | None, world_size: int) -> int |
 
 def leave_to_ranks(config: Any) -> None:
     """In the parent: with --pdb, do not stop at a verdict on ranks, whose processes have ended."""
-    plugin = config.pluginmanager.get_plugin(_OF_PYTEST)
+    plugin = config.pluginmanager.get_plugin(internals.DEBUGGER)
     if plugin is not None and not isinstance(plugin, _OnlyOutsideOfRanks):
         config.pluginmanager.unregister(plugin)
-        config.pluginmanager.register(_OnlyOutsideOfRanks(plugin), _OF_PYTEST)
+        config.pluginmanager.register(_OnlyOutsideOfRanks(plugin), internals.DEBUGGER)
 
 
 class _OnlyOutsideOfRanks:
@@ -48,7 +47,7 @@ class _OnlyOutsideOfRanks:
 
 def never_ask(config: Any) -> None:
     """In a rank without the terminal: no debugger of --trace."""
-    if (plugin := config.pluginmanager.get_plugin("pdbtrace")) is not None:
+    if (plugin := config.pluginmanager.get_plugin(internals.TRACE)) is not None:
         config.pluginmanager.unregister(plugin)
 
 
@@ -65,7 +64,7 @@ def look_at(item: Any, error: BaseException) -> bool:
     report = item.ihook.pytest_runtest_makereport(item=item, call=call)
     if report.failed:
         try:
-            _enter_pdb(item, excinfo, report)
+            internals.enter_debugger(item, excinfo, report)
         except pytest.exit.Exception:
             return True
     return False

@@ -11,6 +11,7 @@ import pytest
 
 from torch_testing_ext._cases.distributed_exec import DistributedFixture, DistributedTest
 
+from . import internals
 from .marks import DIST_ENV, NAME, RANKS_CLASS
 
 
@@ -49,11 +50,7 @@ def add_fixtures_of(collector: Any) -> None:
         return
     holder = types.ModuleType("fixtures that run in ranks")
     vars(holder).update(found)
-    manager = collector.session._fixturemanager
-    if "holder" in inspect.signature(manager.parsefactories).parameters:
-        manager.parsefactories(holder=holder, node=collector)
-    else:
-        manager.parsefactories(holder, collector.nodeid)
+    internals.add_fixtures(collector, holder)
 
 
 def _function_of(cls: type[DistributedFixture]) -> Callable[..., object]:

@@ -30,7 +30,7 @@ from torch_testing_ext._process.logs import cut_middle
 from torch_testing_ext.launch import settings
 from torch_testing_ext.launch.job import Sanitize
 
-from . import debugging, in_rank, leases
+from . import debugging, in_rank, internals, leases
 from .marks import COMMAND, RankSpec, rank_side
 
 LONGEST_SECTION = 200_000
@@ -39,11 +39,11 @@ LONGEST_SECTION = 200_000
 def set_up(item: Any, spec: RankSpec) -> None:
     """Before the set-up of a test: skip it if there are too few devices, and leave out the fixtures of ranks."""
     if launched_ranks.where() is not None and (why := launched_ranks.wrong_size(spec.world_size)):
-        raise pytest.skip.Exception(why, _use_item_location=True)
+        raise internals.skip_at_test(why)
     are_fake = spec.devices <= len(settings.read().fake_devices)
     if not are_fake and (skip := needs.devices(spec.devices).unmet()) is not None:
-        error = pytest.skip.Exception(skip.message, _use_item_location=True)
-        error.want = needs.Skipped(skip).want  # type: ignore[attr-defined]
+        error = internals.skip_at_test(skip.message)
+        error.want = needs.Skipped(skip).want
         raise error
     names = tuple(sorted(rank_side(item)))
     item.stash[in_rank.LEFT_OUT] = names
@@ -145,7 +145,7 @@ _REMEDIES = (
 @contextmanager
 def _terminal_for(item: Any, debug_rank: int | None) -> Iterator[None]:
     """Let the rank that is debugged inherit the terminal, and not the files into which pytest captures output."""
-    capture = item.config.pluginmanager.get_plugin("capturemanager") if debug_rank is not None else None
+    capture = internals.capture_manager(item.config) if debug_rank is not None else None
     if capture is None:
         yield
         return
@@ -217,7 +217,7 @@ def _raise(name: str, verdict: launch.Verdict, xfails: Sequence[str | None]) -> 
                 ranked.say(f"{name}: {verdict.message}")
             return
         case launch.Outcome.SKIPPED:
-            raise pytest.skip.Exception(verdict.message, _use_item_location=True)
+            raise internals.skip_at_test(verdict.message)
         case launch.Outcome.FAILED | launch.Outcome.ERROR:
             if xfails and None not in xfails:
                 raise pytest.xfail.Exception(xfails[0] or "")
@@ -262,7 +262,7 @@ def _run_in_place(item: Any, spec: RankSpec) -> None:
 
 
 def _save_captured(item: Any, file: Path) -> None:
-    capture = item.config.pluginmanager.get_plugin("capturemanager")
+    capture = internals.capture_manager(item.config)
     if capture is not None and capture.is_globally_capturing():
         with suppress(OSError):
             file.write_text("".join(capture.read_global_capture()), errors="replace")

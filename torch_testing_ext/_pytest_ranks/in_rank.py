@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from _pytest.skipping import evaluate_xfail_marks, xfailed_key
 
 from torch_testing_ext import _torch, launch
 from torch_testing_ext._cases import group_creation, rank_environment, rank_process
@@ -29,7 +28,7 @@ from torch_testing_ext._cases.multi_process import imported_since
 from torch_testing_ext._machine import environment
 from torch_testing_ext._marks.needs import TEST_SKIPS
 
-from . import debugging, dist_env
+from . import debugging, dist_env, internals
 from .marks import RankSpec
 
 __rank_frame__ = True
@@ -144,9 +143,9 @@ def _run_and_judge(item: Any, account: launch.AccountWriter, judges_again: bool 
     assert current is not None
     with warnings.catch_warnings(record=True) as seen, environment.changed(**dict(current.spec.environ)):
         call = pytest.CallInfo.from_call(lambda: _run_item(item, account), "call")
-    parent_knows_xfail = item.stash.get(xfailed_key, None) is not None
+    parent_knows_xfail = internals.is_marked_xfail(item)
     if not parent_knows_xfail:
-        item.stash[xfailed_key] = evaluate_xfail_marks(item)  # of marks that the test has added
+        internals.read_xfail_marks(item)
     report = item.ihook.pytest_runtest_makereport(item=item, call=call)
     told.xfail = getattr(report, "wasxfail", None) if report.skipped else None
     is_xpass = str(report.longrepr).startswith(XPASS_STRICT) and (parent_knows_xfail or judges_again)
@@ -182,16 +181,16 @@ def _tell(told: Told) -> None:
 
 def _run_item(item: Any, account: launch.AccountWriter) -> None:
     """Set up the fixtures of ranks, run the test, and tear these fixtures down; account for an error at once."""
-    finalizers = item.session._setupstate.stack[item][0]
+    finalizers = internals.finalizers(item)
     of_parent = finalizers[:]  # which runs them; in the ranks of a launcher, this process
     finalizers.clear()
     try:
         for name in _left_out(item):
             del item.funcargs[name]
-        item._request._fillfixtures()
+        internals.fill_fixtures(item)
         type(item).runtest(item)
-        for excinfo in getattr(item, "_excinfo", None) or ():  # unittest's outcome, which has not been raised
-            _account_for(item, excinfo.value, account)
+        for error in internals.kept_errors(item):
+            _account_for(item, error, account)
     except BaseException as error:
         _account_for(item, error, account)
         if current is not None and current.rank == current.debug_rank:
@@ -203,9 +202,8 @@ def _run_item(item: Any, account: launch.AccountWriter) -> None:
 
 
 def _tear_down(item: Any, finalizers: list[Any], account: launch.AccountWriter) -> None:
-    explicit = getattr(item, "_explicit_tearDown", None)  # with --pdb, unittest's tearDown waits for this
-    if explicit is not None:
-        finalizers.append(explicit)
+    if (postponed := internals.postponed_tear_down(item)) is not None:
+        finalizers.append(postponed)
     errors: list[BaseException] = []
     while finalizers:
         try:
@@ -268,17 +266,17 @@ def on_report(report: Any) -> None:
 @contextmanager
 def _own_capture(test: RankTest) -> Iterator[None]:
     """Detach from what pytest captures in the parent: this process has descriptors and files of its own."""
-    manager = test.item.config.pluginmanager.get_plugin("capturemanager")
-    if manager is not None:
-        manager._global_capturing = None
-    plugin = test.item.config.pluginmanager.get_plugin("logging-plugin")
-    if plugin is None:
+    config = test.item.config
+    internals.forget_captured(config)
+    handlers = internals.log_handlers(config)
+    if handlers is None:
         yield
         return
-    logging.getLogger().removeHandler(plugin.log_cli_handler)  # it writes to the terminal of the parent
+    of_terminal, of_report = handlers
+    logging.getLogger().removeHandler(of_terminal)  # which is the parent's
     with open(log_file(test.directory, test.rank), "w", errors="backslashreplace", buffering=1) as file:
-        plugin.report_handler.setStream(file)
+        of_report.setStream(file)
         try:
             yield
         finally:
-            plugin.report_handler.setStream(sys.stderr)  # for what is logged until this process ends
+            of_report.setStream(sys.stderr)  # for what is logged until this process ends

@@ -8,10 +8,11 @@ import sys
 from typing import Any
 
 import pytest
-from _pytest.config import create_terminal_writer
 
 from torch_testing_ext import launch
 from torch_testing_ext.launch import in_place
+
+from . import internals
 
 
 def configure(config: pytest.Config) -> None:
@@ -45,9 +46,8 @@ class _Session:
         self._silence(session.config)
 
     def _silence(self, config: pytest.Config) -> None:
-        reporter: Any = config.pluginmanager.get_plugin("terminalreporter")
-        if self._rank > 0 and reporter is not None:
-            reporter._tw = create_terminal_writer(config, self._text)
+        if self._rank > 0:
+            internals.redirect_terminal(config, self._text)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item: Any, call: Any) -> Any:

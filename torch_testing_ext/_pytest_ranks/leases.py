@@ -22,6 +22,8 @@ from torch_testing_ext._machine.device_locks import DeviceLocks, UnsafeFolder, d
 from torch_testing_ext._machine.visible_devices import by_uuid, identity, masks_for, visible_names
 from torch_testing_ext.launch import settings
 
+from . import internals
+
 # How often to try again, in seconds: a lock cannot be awaited. By chance, so that no two processes keep in step.
 _RETRY_INTERVAL = (0.02, 0.1)
 _PATIENCE = 2.0  # seconds, after which devices are reserved
@@ -92,7 +94,7 @@ def _open_locks(item: Any, identities: Mapping[str, str]) -> DeviceLocks:
 
 def _folder_of_session(config: Any) -> Path:
     """The same for all workers of pytest-xdist."""
-    base = Path(config._tmp_path_factory.getbasetemp())
+    base = internals.temporary_base(config)
     return (base.parent if hasattr(config, "workerinput") else base) / "torch_testing_ext-leases"
 
 

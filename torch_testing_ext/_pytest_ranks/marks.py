@@ -12,6 +12,8 @@ import pytest
 
 from torch_testing_ext._cases.distributed_exec import DistributedExec, DistributedFixture, DistributedTest
 
+from .internals import fixture_definitions, is_parameter
+
 NAME = "world_size"
 DIST_ENV = "dist_env"
 SIGNATURE = "world_size(size, *, backend=None, devices=0, timeout=None, isolated=False)"
@@ -198,7 +200,7 @@ def _has_size_as_argument(item: Any) -> bool:
 def _size_of_argument(item: pytest.Function) -> int:
     parameters = getattr(getattr(item, "callspec", None), "params", {})
     if NAME not in parameters or any(
-        definition.func.__name__ != "get_direct_param_fixture_func" for definition in _definitions(item).get(NAME, ())
+        not is_parameter(definition) for definition in fixture_definitions(item).get(NAME, ())
     ):
         raise BadMark(f"its argument {NAME} is a fixture, whose value is not known at collection. Parametrize it")
     (size,) = sizes_of(pytest.mark.world_size(parameters[NAME]).mark)
@@ -225,7 +227,7 @@ def _check_function(item: pytest.Function) -> None:
 
 def rank_side(item: pytest.Function) -> frozenset[str]:
     """The fixtures of a test that are set up in the ranks: dist_env, what observes the test, and what needs these."""
-    definitions = _definitions(item)
+    definitions = fixture_definitions(item)
     found = {name for name in (DIST_ENV, *OBSERVERS) if name in item.fixturenames}
     while more := {
         name
@@ -238,7 +240,7 @@ def rank_side(item: pytest.Function) -> frozenset[str]:
 
 def _check_fixtures(item: pytest.Function) -> None:
     """Refuse fixtures that outlive the ranks of one test, but need what only ranks have."""
-    definitions = _definitions(item)
+    definitions = fixture_definitions(item)
     for name in sorted(rank_side(item) - {DIST_ENV, *OBSERVERS}):
         for each in definitions[name]:
             if hasattr(each.func, RANKS_CLASS):
@@ -263,7 +265,7 @@ def _check_fixtures(item: pytest.Function) -> None:
 
 def _check_fixtures_in_ranks(item: pytest.Function) -> None:
     """Refuse fixtures that run in ranks of their own, but do not say how."""
-    for those in _definitions(item).values():
+    for those in fixture_definitions(item).values():
         cls = getattr(those[-1].func, RANKS_CLASS, None) if those else None
         if cls is None:
             continue
@@ -288,14 +290,6 @@ def _need_of(name: str, definitions: dict[str, tuple[Any, ...]]) -> str:
         seen |= asked
         todo += sorted(asked)
     return DIST_ENV
-
-
-def _definitions(item: pytest.Function) -> dict[str, tuple[Any, ...]]:
-    """The definitions of each fixture that a test uses: several, if one overrides another."""
-    found: dict[str, tuple[Any, ...]] = {
-        name: tuple(those) for name, those in item._fixtureinfo.name2fixturedefs.items()
-    }
-    return found
 
 
 # -- collection

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from _pytest._code.code import ReprEntryNative, ReprExceptionInfo, ReprFileLocation, ReprTraceback
+from .internals import plain_text
 
 
 def show(report: Any, excinfo: Any, item: Any) -> None:
@@ -16,7 +16,4 @@ def show(report: Any, excinfo: Any, item: Any) -> None:
     if in_test:
         line = in_test[-1].lineno
         message += f"\n\n{path}:{line + 1}: in {in_test[-1].name}"
-    entry = ReprEntryNative([f"{message}\n"])
-    report.longrepr = ReprExceptionInfo(
-        ReprTraceback([entry], None, "native"), ReprFileLocation(path, (line or 0) + 1, first)
-    )
+    report.longrepr = plain_text(message, path, (line or 0) + 1, first)

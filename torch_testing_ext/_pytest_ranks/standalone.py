@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from _pytest.skipping import xfailed_key
 
 from torch_testing_ext import launch
 from torch_testing_ext._cases import launched_ranks, ranked
@@ -26,6 +25,7 @@ from torch_testing_ext._process import system
 from torch_testing_ext._process.exits import describe_exit
 from torch_testing_ext._process.logs import cut_middle
 
+from . import internals
 from .in_rank import XPASS_STRICT
 from .marks import SPEC
 from .standalone_process import PROCESS, Order
@@ -40,7 +40,7 @@ def set_up(item: Any) -> None:
     """Before the set-up of a test: leave all of its fixtures to the new interpreter."""
     if (where := launched_ranks.where()) is not None:
         why = f"a standalone test starts an interpreter of its own, and a launcher has started {where.world_size} ranks"
-        raise pytest.skip.Exception(why, _use_item_location=True)
+        raise internals.skip_at_test(why)
     item.funcargs.update(dict.fromkeys(item.fixturenames))
 
 
@@ -72,7 +72,7 @@ def _limit(item: Any, timeout: float | None) -> float:
 
 def _order(item: Any, directory: Path) -> None:
     node = f"{item.path}::{item.nodeid.partition('::')[2]}"
-    base = item.config._tmp_path_factory.getbasetemp() / f"standalone-{directory.name}"
+    base = internals.temporary_base(item.config) / f"standalone-{directory.name}"
     options = {}
     for name, value in vars(item.config.option).items():
         with suppress(Exception):  # what cannot be sent has no meaning there
@@ -171,7 +171,7 @@ def _judge(item: Any, told: list[dict[str, Any]], code: int | None, how: str) ->
     expected_code = 0
     for report in reports:
         text = str(report.longreprtext)
-        if report.failed and text.startswith(XPASS_STRICT) and item.stash.get(xfailed_key, None) is not None:
+        if report.failed and text.startswith(XPASS_STRICT) and internals.is_marked_xfail(item):
             expected_code = 1  # pytest says the same here, when the test has passed
         elif report.failed:
             crash = getattr(report.longrepr, "reprcrash", None)
@@ -188,4 +188,4 @@ def _judge(item: Any, told: list[dict[str, Any]], code: int | None, how: str) ->
             raise pytest.xfail.Exception(report.wasxfail)
         if report.skipped:
             reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
-            raise pytest.skip.Exception(str(reason).removeprefix("Skipped: "), _use_item_location=True)
+            raise internals.skip_at_test(str(reason).removeprefix("Skipped: "))

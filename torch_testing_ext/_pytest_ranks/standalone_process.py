@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from _pytest.config import Config
 
 from torch_testing_ext._process import system
 
@@ -96,7 +95,9 @@ def main(directory: Path) -> int:
     with open(directory / "reports", "w") as file:
         options = {**order.options, **_NOT_FOR_ONE_TEST, IS_STANDALONE: True}
         options.pop("file_or_dir", None)
-        config: Any = Config.fromdictargs(options, [*(word for name in _PLUGINS for word in ("-p", name)), order.node])
+        config: Any = pytest.Config.fromdictargs(
+            options, [*(word for name in _PLUGINS for word in ("-p", name)), order.node]
+        )
         config.pluginmanager.register(StandaloneReporter(file), "torch_testing_ext standalone reporter")
         return int(config.hook.pytest_cmdline_main(config=config))
 

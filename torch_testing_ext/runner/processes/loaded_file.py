@@ -168,8 +168,8 @@ def _reason_to_skip(error: BaseException) -> str | None:
     """The reason if an exception skips the file: unittest's, or pytest's (`pytest.importorskip`)."""
     if isinstance(error, unittest.SkipTest):
         return str(error)
-    pytest_skip = getattr(sys.modules.get("_pytest.outcomes"), "Skipped", None)
-    if pytest_skip is not None and isinstance(error, pytest_skip) and getattr(error, "allow_module_level", False):
+    pytest = sys.modules.get("pytest")
+    if pytest is not None and isinstance(error, pytest.skip.Exception) and error.allow_module_level:
         return str(error)
     return None
 

@@ -10,20 +10,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from _pytest.unittest import UnitTestCase
 
 from torch_testing_ext._machine.device_facts import DeviceNeeds
 from torch_testing_ext._marks import needs
 from torch_testing_ext._marks.timeouts import ATTRIBUTE as TIMEOUT
+from torch_testing_ext._pytest_ranks.internals import (
+    UNITTEST_FIXTURE,
+    XUNIT_FIXTURES,
+    fixture_definitions,
+    is_of_unittest,
+)
 from torch_testing_ext._pytest_ranks.marks import SPEC
 
 from . import pytest_style
 from .pytest_session import Collection
 from .pytest_style import PytestStyleTest, PytestTest
-
-# Fixtures of pytest itself that stand for setup_module, setup_class and unittest's fixtures.
-_UNITTEST = "_unittest_setUpClass_"
-_XUNIT = ("_xunit_setup_", _UNITTEST)
 
 
 @dataclass(frozen=True)
@@ -40,9 +41,9 @@ def share_out(collection: Collection, tests: list[Any], styled: list[PytestStyle
     """Each test is run by one of them, or cannot be collected, or is left out by pytest's options and hooks."""
     by_pytest = list(_tests_for_pytest(collection, tests))
     moved = {_identity(one.case) for one in by_pytest if one.case is not None}
-    deselected = {(item.cls, _function_name(item)) for item in collection.deselected if _is_of_unittest(item)}
+    deselected = {(item.cls, _function_name(item)) for item in collection.deselected if is_of_unittest(item)}
     by_unittest: list[Any] = []
-    left_out = _names_of(item for item in collection.deselected if not _is_of_unittest(item))
+    left_out = _names_of(item for item in collection.deselected if not is_of_unittest(item))
     missed: list[Any] = []
     for test in tests:
         if _identity(test) in moved:
@@ -93,7 +94,7 @@ def _tests_for_pytest(collection: Collection, by_unittest: Iterable[Any]) -> Ite
     together = _together(items, plugins)
     for number, item in enumerate(items):
         case = None
-        if isinstance(item.parent, UnitTestCase):
+        if is_of_unittest(item):
             case = cases.get((item.cls, _function_name(item)))
             if case is None or not _is_for_pytest(item, plugins):
                 continue
@@ -105,7 +106,7 @@ def _is_for_pytest(item: Any, plugins: frozenset[str]) -> bool:
     """Whether a test of unittest has what only pytest heeds: marks, or fixtures of the project that it uses."""
     if next(item.iter_markers(), None) is not None:
         return True
-    used = (each for definitions in _definitions(item).values() for each in definitions)
+    used = (each for definitions in fixture_definitions(item).values() for each in definitions)
     return any(not _is_xunit(each) and not _is_of(each, plugins) for each in used)
 
 
@@ -126,10 +127,6 @@ def _name(item: Any) -> str:
 def _function_name(item: Any) -> str:
     """Without the names of its parameters."""
     return str(getattr(item, "originalname", None) or item.name)
-
-
-def _is_of_unittest(item: Any) -> bool:
-    return isinstance(item.parent, UnitTestCase)
 
 
 # -- needs
@@ -216,7 +213,7 @@ def _shared_fixtures(item: Any, plugins: frozenset[str]) -> Iterator[_Key]:
 
     Fixtures of pytest and of installed plugins do not count: they are there to be shared by everything.
     """
-    for definitions in _definitions(item).values():
+    for definitions in fixture_definitions(item).values():
         for each in definitions:
             if each.scope == "function" or _is_of(each, plugins) or _does_nothing(each, item.cls):
                 continue
@@ -229,20 +226,15 @@ def _shared_fixtures(item: Any, plugins: frozenset[str]) -> Iterator[_Key]:
 def _label(key: _Key) -> str:
     definition, cls = key
     name = str(definition.argname)
-    if name.startswith(_UNITTEST):
+    if name.startswith(UNITTEST_FIXTURE):
         name = "setUpClass"
-    elif name.startswith(_XUNIT):
+    elif name.startswith(XUNIT_FIXTURES):
         name = definition.func.__name__.removesuffix("_fixture").removeprefix("xunit_")
     return f"{cls}.{name}" if cls else name
 
 
-def _definitions(item: Any) -> dict[str, tuple[Any, ...]]:
-    info = getattr(item, "_fixtureinfo", None)
-    return {name: tuple(those) for name, those in info.name2fixturedefs.items()} if info is not None else {}
-
-
 def _is_xunit(definition: Any) -> bool:
-    return str(definition.argname).startswith(_XUNIT)
+    return str(definition.argname).startswith(XUNIT_FIXTURES)
 
 
 def _is_of(definition: Any, packages: frozenset[str]) -> bool:
@@ -252,7 +244,7 @@ def _is_of(definition: Any, packages: frozenset[str]) -> bool:
 
 def _does_nothing(definition: Any, cls: Any) -> bool:
     """Whether a fixture stands for setUpClass and tearDownClass of a class that has none of its own."""
-    if not str(definition.argname).startswith(_UNITTEST):
+    if not str(definition.argname).startswith(UNITTEST_FIXTURE):
         return False
     return all(
         getattr(getattr(cls, name), "__func__", None) is getattr(unittest.TestCase, name).__func__

@@ -6,7 +6,6 @@ the end of the session, fails the last test.
 
 from __future__ import annotations
 
-import io
 import os
 import sys
 import time
@@ -17,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from _pytest._io import TerminalWriter
 
 from torch_testing_ext import launch
 from torch_testing_ext._marks.timeouts import ATTRIBUTE as TIMEOUT
 from torch_testing_ext._process.logs import cut_middle
+from torch_testing_ext._pytest_ranks.internals import text_of
 from torch_testing_ext._pytest_ranks.marks import COMMAND, SPEC
 
 from ..model import TestOutcome
@@ -227,7 +226,7 @@ class _Told:
         return next((error for each, error in self.errors if each is report), None)
 
     def _problem(self, report: Any) -> tuple[TestOutcome, str]:
-        text = _text(report)
+        text = text_of(report)
         if text.startswith(_XPASS_STRICT):
             reason = text.removeprefix(_XPASS_STRICT).strip()
             return TestOutcome.UNEXPECTED_SUCCESS, f"expected to fail, but passed{f': {reason}' if reason else ''}"
@@ -246,15 +245,6 @@ class _Told:
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longreprtext
         want = getattr(self._error_of(report), "want", None)
         return TestOutcome.SKIPPED, str(reason).removeprefix("Skipped: "), want
-
-
-def _text(report: Any) -> str:
-    """As `longreprtext`, which cuts off the indentation of the first line."""
-    stream = io.StringIO()
-    writer = TerminalWriter(stream)
-    writer.hasmarkup = False
-    report.toterminal(writer)
-    return stream.getvalue().rstrip().lstrip("\n")
 
 
 _WITHIN = {"setup": "in the set-up: ", "teardown": "in the tear-down: "}

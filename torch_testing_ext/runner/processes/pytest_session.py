@@ -23,7 +23,8 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from _pytest.config import ConftestImportFailure, _prepareconfig, create_terminal_writer
+
+from torch_testing_ext._pytest_ranks import internals
 
 from .unit_spec import LoadAs
 
@@ -52,7 +53,6 @@ _OVERRULED: dict[str, Any] = {
     "xmlpath": None,
 }
 _COVERAGE = "_cov"  # of pytest-cov
-_REMEMBERING = ("lfplugin", "nfplugin", "stepwiseplugin")
 _OURS = str(Path(__file__).parents[2]) + os.sep
 _IMPORTLIB = str(Path(importlib.__file__ or "").parent) + os.sep
 _SESSION_HOOKS = ("pytest_sessionstart", "pytest_sessionfinish", "pytest_unconfigure")
@@ -100,8 +100,7 @@ class Collection:
                     self.failures.append(((), explain(error)))
 
     def _begin(self, names: Sequence[str]) -> None:
-        config = _prepareconfig([*names, *_ARGUMENTS], [_Observer(self, self._load_as)])
-        config._do_configure()
+        config = internals.make_config([*names, *_ARGUMENTS], [_Observer(self, self._load_as)])
         _silence(config)
         session = pytest.Session.from_config(config)
         session.exitstatus = pytest.ExitCode.OK
@@ -147,7 +146,7 @@ class Collection:
         """End the session. Returns the exit status, which plugins may have changed."""
         self._session.exitstatus = status
         self.config.hook.pytest_sessionfinish(session=self._session, exitstatus=status)
-        self.config._ensure_unconfigure()
+        internals.unconfigure(self.config)
         return int(self._session.exitstatus)
 
     # -- hooks of the interpreter, which pytest replaces: they are not for tests that unittest runs
@@ -173,14 +172,12 @@ def _silence(config: Any) -> None:
         measured = getattr(sys.modules.get("coverage"), "Coverage", None)
         if measured is not None and (current := measured.current()) is not None:
             current.stop()
-    for name in _REMEMBERING:
+    for name in internals.REMEMBERING:
         if (plugin := manager.get_plugin(name)) is not None:
             manager.unregister(plugin)
-    reporter: Any = manager.get_plugin("terminalreporter")
-    if reporter is not None:
-        reporter._tw = create_terminal_writer(config, io.StringIO())
+    if (reporter := internals.redirect_terminal(config, io.StringIO())) is not None:
         manager.unregister(reporter)
-        manager.register(_SilentReporter(reporter), "terminalreporter")
+        manager.register(_SilentReporter(reporter), internals.TERMINAL)
 
 
 class _SilentReporter:
@@ -212,8 +209,7 @@ class _Observer:
     def pytest_make_collect_report(self, collector: Any) -> Generator[None, Any, Any]:
         report = yield
         own = isinstance(collector, pytest.Module) and _is_same(collector.path, self._collection.path)
-        module = getattr(collector, "_obj", None)
-        if own and isinstance(module, ModuleType):
+        if own and (module := internals.imported_module(collector)) is not None:
             self._collection.module = module
         elif own and report.outcome != "passed":
             error = report.call.excinfo.value
@@ -265,9 +261,9 @@ def explain(error: BaseException) -> str:
         return f"pytest.exit was called: {error}"
     if isinstance(error, pytest.Session.Interrupted):
         return f"pytest was interrupted: {error}"
-    if isinstance(error, ConftestImportFailure):
-        cause = error.__cause__ or getattr(error, "cause", None)
-        title = f"{error.path} cannot be imported"
+    if (failed := internals.failed_conftest(error)) is not None:
+        path, cause = failed
+        title = f"{path} cannot be imported"
         return f"{title}: {explain(cause)}" if cause is not None else title
     tb = error.__traceback__
     while tb is not None and is_internal(tb.tb_frame.f_code.co_filename):

@@ -148,8 +148,11 @@ def _is_excluded(thing: Any) -> bool:
 
 
 def _is_fixture(function: FunctionType) -> bool:
-    """A fixture of pytest before 8.4; since then it is not a function."""
-    return hasattr(function, "_pytestfixturefunction")
+    if "pytest" not in sys.modules:
+        return False
+    from torch_testing_ext._pytest_ranks import internals
+
+    return internals.is_fixture(function)
 
 
 def _is_method(function: FunctionType) -> bool:

@@ -1,0 +1,223 @@
+"""Private names of pytest: each works in the version that is installed, and only one module names them."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from pytest_support import PACKAGE, PytestCase, run_pytest
+
+from torch_testing_ext.common_utils import run_tests
+
+INTERNALS = PACKAGE / "_pytest_ranks" / "internals.py"
+SMOKE = """
+import io, logging, os, re, sys, types, unittest
+from pathlib import Path
+import pytest
+from torch_testing_ext._pytest_ranks import internals
+
+@pytest.fixture
+def value():
+    return 3
+
+@pytest.fixture
+def later():
+    return 4
+
+@pytest.mark.parametrize("number", [1])
+def test_fixtures(request, value, number, later):
+    definitions = internals.fixture_definitions(request.node)
+    assert [each.func.__name__ for each in definitions["value"]] == ["value"]
+    assert internals.is_parameter(definitions["number"][0]) and not internals.is_parameter(definitions["value"][0])
+    del request.node.funcargs["later"]
+    internals.fill_fixtures(request.node)
+    assert request.node.funcargs["later"] == 4
+    assert internals.is_fixture(value_function()) == (pytest.version_tuple < (8, 4))
+
+def value_function():
+    @pytest.fixture
+    def function(): ...
+    return function
+
+def test_added_fixtures(request):
+    holder = types.ModuleType("added")
+    holder.added = pytest.fixture(name="added")(lambda: 5)
+    internals.add_fixtures(request.node.parent, holder)
+    assert request.getfixturevalue("added") == 5
+
+ended = []
+
+def test_finalizers(request):
+    internals.finalizers(request.node).append(lambda: ended.append("by a finalizer"))
+
+def test_finalizers_were_called():
+    assert ended == ["by a finalizer"]
+
+class XunitTest(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls): ...
+
+    @pytest.fixture(autouse=True)
+    def keep(self, request):
+        self.item = request.node
+
+    def test_unittest(self):
+        assert internals.is_of_unittest(self.item) and internals.kept_errors(self.item) == []
+        names = list(internals.fixture_definitions(self.item))
+        assert any(name.startswith(internals.UNITTEST_FIXTURE) for name in names)
+        try:
+            raise ValueError("kept")
+        except ValueError:
+            self.item.addError(self, sys.exc_info())
+        assert [str(error) for error in internals.kept_errors(self.item)] == ["kept"]
+        self.item._excinfo.clear()
+        self.item._explicit_tearDown = "postponed"
+        assert internals.postponed_tear_down(self.item) == "postponed"
+        self.item._explicit_tearDown = None
+
+class TestXunit:
+    def setup_method(self): ...
+
+    def test_of_pytest(self, request):
+        assert not internals.is_of_unittest(request.node) and internals.kept_errors(request.node) == []
+        assert internals.postponed_tear_down(request.node) is None
+        assert any(name.startswith(internals.XUNIT_FIXTURES) for name in internals.fixture_definitions(request.node))
+
+def test_xfail(request):
+    assert not internals.is_marked_xfail(request.node)
+    request.applymarker(pytest.mark.xfail(reason="added"))
+    internals.read_xfail_marks(request.node)
+    assert internals.is_marked_xfail(request.node)
+    assert False
+
+def test_reports(request):
+    raise internals.skip_at_test("at the test")
+
+def fails():
+    assert value is None
+
+def test_texts(request):
+    report = pytest.TestReport.from_item_and_call(request.node, pytest.CallInfo.from_call(fails, "call"))
+    text = internals.text_of(report)
+    assert text.startswith("    def fails") and text.strip() == report.longreprtext
+    report.longrepr = internals.plain_text("the text", "path.py", 3, "the summary")
+    assert report.longreprtext.startswith("the text") and report.longrepr.reprcrash.message == "the summary"
+
+def test_debugger(request, monkeypatch):
+    monkeypatch.setattr("pdb.Pdb.interaction", lambda *_: None)
+    excinfo = call = None
+    try:
+        1 / 0
+    except ZeroDivisionError as error:
+        excinfo = pytest.ExceptionInfo.from_exception(error)
+    call = pytest.CallInfo.from_call(lambda: 1 / 0, "call")
+    internals.enter_debugger(request.node, excinfo, pytest.TestReport.from_item_and_call(request.node, call))
+
+def test_output(request, tmp_path):
+    assert tmp_path.is_relative_to(internals.temporary_base(request.config))
+    manager = internals.capture_manager(request.config)
+    assert manager.is_globally_capturing()
+    print("captured")
+    assert "captured" in manager.read_global_capture()[0]
+    of_terminal, of_report = internals.log_handlers(request.config)
+    of_report.setStream(stream := io.StringIO())
+    logging.error("logged")
+    assert "logged" in stream.getvalue()
+    logging.getLogger().removeHandler(of_terminal)
+    for name in [internals.TERMINAL]:
+        assert request.config.pluginmanager.get_plugin(name) is not None
+    if (pid := os.fork()) == 0:
+        internals.forget_captured(request.config)
+        os._exit("_global_capturing=None" not in repr(manager))
+    assert os.waitpid(pid, 0)[1] == 0
+
+def test_sessions(tmp_path):
+    words = ["--capture=no", "-c", os.devnull, f"--rootdir={tmp_path}", "--pdb", "--trace", "--lf"]
+    words += ["--nf", "--sw"]
+    config = internals.make_config([*words, str(tmp_path)], [])
+    for name in (internals.DEBUGGER, internals.TRACE, internals.TERMINAL, *internals.REMEMBERING):
+        assert config.pluginmanager.get_plugin(name) is not None, name
+    internals.redirect_terminal(config, stream := io.StringIO()).write_line("written")
+    assert "written" in stream.getvalue()
+    path = tmp_path / "test_of_session.py"
+    path.write_text("def test_a(): ...")
+    session = pytest.Session.from_config(config)
+    config.hook.pytest_sessionstart(session=session)
+    module = pytest.Module.from_parent(session, path=path)
+    assert internals.imported_module(module) is None
+    assert module.obj is internals.imported_module(module)
+    internals.unconfigure(config)
+    Path(tmp_path, "conftest.py").write_text("1 / 0")
+    with pytest.raises(Exception) as raised:
+        internals.make_config([*words, str(tmp_path)], [])
+    file, cause = internals.failed_conftest(raised.value)
+    assert (file.name, type(cause)) == ("conftest.py", ZeroDivisionError)
+    assert internals.failed_conftest(ValueError()) is None
+"""
+MODEL = {
+    **dict.fromkeys(["test_fixtures[1]", "test_added_fixtures", "test_finalizers", "test_finalizers_were_called"]),
+    **dict.fromkeys(["XunitTest.test_unittest", "TestXunit.test_of_pytest", "test_texts", "test_debugger"]),
+    **dict.fromkeys(["test_output", "test_sessions"]),
+}
+
+
+def private_names(source: str) -> set[str]:
+    """The private names that internals.py takes from pytest: attributes, imported names and their texts."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Attribute(attr=name) | ast.Constant(value=str(name)):
+                found.add(name)
+            case ast.ImportFrom(module=str(module), names=names) if module.startswith("_pytest"):
+                found.update(alias.name for alias in names)
+    named = {name for name in found if name.isidentifier() and name.startswith("_") and not name.startswith("__")}
+    imported = {name for name in found if name in source and f"import {name}" in source}
+    return named | imported
+
+
+def uses(source: str, private: set[str]) -> Iterator[str]:
+    """The private names of pytest in the source of another module. Attributes of `self` are the module's own."""
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.ImportFrom(module=str(module)) if module.split(".")[0] == "_pytest":
+                yield f"from {module}"
+            case ast.Import(names=names):
+                yield from (alias.name for alias in names if alias.name.split(".")[0] == "_pytest")
+            case ast.Attribute(value=ast.Name(id="self" | "cls")):
+                pass
+            case ast.Attribute(attr=name) | ast.Constant(value=str(name)) if name in private:
+                yield name
+            case ast.Constant(value=str(text)) if text.startswith("_pytest."):
+                yield text
+
+
+class InternalsTest(PytestCase):
+    def test_each_name_works_in_this_version(self) -> None:
+        run = run_pytest({"test_smoke.py": SMOKE})
+        expected = {**dict.fromkeys(MODEL, "passed"), "test_xfail": "xfail", "test_reports": "skipped"}
+        self.assertOutcomes(run, expected)
+        self.assertIn("test_smoke.py:", run.messages["test_reports"])
+
+    def test_the_smoke_file_tries_every_function(self) -> None:
+        functions = {node.name for node in ast.parse(INTERNALS.read_text()).body if isinstance(node, ast.FunctionDef)}
+        self.assertGreater(len(functions), 20)
+        tried = {node.attr for node in ast.walk(ast.parse(SMOKE)) if isinstance(node, ast.Attribute)}
+        self.assertEqual(functions - tried, set())
+
+    def test_no_other_module_names_them(self) -> None:
+        private = private_names(INTERNALS.read_text())
+        self.assertLessEqual({"_setupstate", "_excinfo", "_do_configure"}, private)
+        found = {}
+        for file in PACKAGE.rglob("*.py"):
+            if file != INTERNALS and (names := sorted(set(uses(file.read_text(), private)))):
+                found[str(file.relative_to(PACKAGE))] = names
+        self.assertEqual(found, {})
+
+    def test_planted_names_are_found(self) -> None:
+        private = {"_setupstate", "_excinfo"}
+        source = 'from _pytest.config import Config\nitem._setupstate\nself._excinfo\ngetattr(item, "_excinfo")\n'
+        self.assertEqual(list(uses(source, private)), ["from _pytest.config", "_setupstate", "_excinfo"])
+
+
+if __name__ == "__main__":
+    run_tests()

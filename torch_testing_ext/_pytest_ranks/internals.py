@@ -1,0 +1,184 @@
+"""Every private name of pytest that we use, behind one that says what we use it for. Imports no torch.
+
+Versions 7.4 to 9.2 have each of them, unless its function names fewer. `test_internals.py` tries all with the version
+that is installed.
+"""
+
+from __future__ import annotations
+
+import inspect
+import io
+import types
+from pathlib import Path
+from typing import Any, TextIO
+
+import pytest
+from _pytest._code.code import ReprEntryNative, ReprExceptionInfo, ReprFileLocation, ReprTraceback
+from _pytest._io import TerminalWriter
+from _pytest.config import ConftestImportFailure, _prepareconfig, create_terminal_writer
+from _pytest.debugging import _enter_pdb
+from _pytest.skipping import evaluate_xfail_marks, xfailed_key
+from _pytest.unittest import UnitTestCase
+
+# The fixtures of pytest that stand for setup_module, setup_class and unittest's fixtures begin so.
+UNITTEST_FIXTURE = "_unittest_setUpClass_"
+XUNIT_FIXTURES = ("_xunit_setup_", UNITTEST_FIXTURE)
+# Plugins of pytest by the names that it registers them with.
+DEBUGGER, TRACE, TERMINAL = "pdbinvoke", "pdbtrace", "terminalreporter"
+REMEMBERING = ("lfplugin", "nfplugin", "stepwiseplugin")  # these remember which tests have failed
+
+
+# -- a session
+
+
+def make_config(arguments: list[str], plugins: list[Any]) -> Any:
+    """Read pytest's command line, load plugins and configure them, as pytest.main does first."""
+    config = _prepareconfig(arguments, plugins)
+    config._do_configure()
+    return config
+
+
+def unconfigure(config: Any) -> None:
+    """Undo `make_config`, as pytest.main does last."""
+    config._ensure_unconfigure()
+
+
+def redirect_terminal(config: Any, stream: TextIO) -> Any:
+    """Let pytest's terminal reporter write to a stream; return the reporter, None without one."""
+    reporter: Any = config.pluginmanager.get_plugin(TERMINAL)
+    if reporter is not None:
+        reporter._tw = create_terminal_writer(config, stream)
+    return reporter
+
+
+def temporary_base(config: Any) -> Path:
+    """The folder of this session below which `tmp_path` makes folders."""
+    return Path(config._tmp_path_factory.getbasetemp())
+
+
+def failed_conftest(error: BaseException) -> tuple[Path, BaseException | None] | None:
+    """The conftest.py whose import raised, and the exception; None for any other error."""
+    if not isinstance(error, ConftestImportFailure):
+        return None
+    return error.path, error.__cause__
+
+
+def imported_module(collector: Any) -> types.ModuleType | None:
+    """The module of a collector, if it has been imported: its public name `obj` would import it."""
+    module = getattr(collector, "_obj", None)
+    return module if isinstance(module, types.ModuleType) else None
+
+
+# -- fixtures
+
+
+def fixture_definitions(item: Any) -> dict[str, tuple[Any, ...]]:
+    """The definitions of each fixture that a test uses: several, if one overrides another."""
+    info = getattr(item, "_fixtureinfo", None)
+    return {name: tuple(those) for name, those in info.name2fixturedefs.items()} if info is not None else {}
+
+
+def is_parameter(definition: Any) -> bool:
+    """Whether a definition stands for a parameter of pytest.mark.parametrize."""
+    return bool(definition.func.__name__ == "get_direct_param_fixture_func")
+
+
+def is_fixture(function: Any) -> bool:
+    """Whether a function is a fixture, before 8.4: since then a fixture is not a function."""
+    return hasattr(function, "_pytestfixturefunction")
+
+
+def add_fixtures(collector: Any, holder: types.ModuleType) -> None:
+    """Let the tests of a collector find the fixtures in a module."""
+    manager = collector.session._fixturemanager
+    if "holder" in inspect.signature(manager.parsefactories).parameters:  # since 9.1
+        manager.parsefactories(holder=holder, node=collector)
+    else:
+        manager.parsefactories(holder, collector.nodeid)
+
+
+def fill_fixtures(item: Any) -> None:
+    """Set up the fixtures of a test that are not in its `funcargs` yet."""
+    item._request._fillfixtures()
+
+
+def finalizers(item: Any) -> list[Any]:
+    """The functions that tear a test down, the last first: changing the list changes what pytest calls."""
+    those: list[Any] = item.session._setupstate.stack[item][0]
+    return those
+
+
+# -- tests of unittest
+
+
+def is_of_unittest(item: Any) -> bool:
+    """Whether a test is a method of a unittest.TestCase."""
+    return isinstance(item.parent, UnitTestCase)
+
+
+def kept_errors(item: Any) -> list[BaseException]:
+    """The exceptions of a test of unittest, which pytest keeps instead of raising them."""
+    return [excinfo.value for excinfo in getattr(item, "_excinfo", None) or ()]
+
+
+def postponed_tear_down(item: Any) -> Any:
+    """The `tearDown` of a test of unittest that --pdb postpones; None without one."""
+    return getattr(item, "_explicit_tearDown", None)
+
+
+# -- outcomes
+
+
+def skip_at_test(reason: str) -> Any:
+    """A skip that is reported with the line of the test, and not with the line that raises it."""
+    return pytest.skip.Exception(reason, _use_item_location=True)
+
+
+def is_marked_xfail(item: Any) -> bool:
+    """Whether pytest has found that a test is expected to fail, by a mark that holds."""
+    return item.stash.get(xfailed_key, None) is not None
+
+
+def read_xfail_marks(item: Any) -> None:
+    """Let pytest take notice of marks that a test has added while it ran."""
+    item.stash[xfailed_key] = evaluate_xfail_marks(item)
+
+
+def text_of(report: Any) -> str:
+    """The text of a report as pytest shows it. `longreprtext` cuts off the indentation of the first line."""
+    stream = io.StringIO()
+    writer = TerminalWriter(stream)
+    writer.hasmarkup = False
+    report.toterminal(writer)
+    return stream.getvalue().rstrip().lstrip("\n")
+
+
+def plain_text(text: str, path: str, line: int, summary: str) -> Any:
+    """What a report can show in place of a traceback. `line` counts from 1."""
+    traceback = ReprTraceback([ReprEntryNative([f"{text}\n"])], None, "native")
+    return ReprExceptionInfo(traceback, ReprFileLocation(path, line, summary))
+
+
+# -- debugging, output
+
+
+def enter_debugger(item: Any, excinfo: Any, report: Any) -> None:
+    """Open the debugger of --pdb at an exception. Raises pytest.exit.Exception when the user quits."""
+    _enter_pdb(item, excinfo, report)
+
+
+def capture_manager(config: Any) -> Any:
+    """The plugin that captures output: it can `suspend`, `resume`, and read what it has captured. None without it."""
+    return config.pluginmanager.get_plugin("capturemanager")
+
+
+def forget_captured(config: Any) -> None:
+    """In a forked process: capture no longer into the files of the parent."""
+    if (manager := capture_manager(config)) is not None:
+        manager._global_capturing = None
+
+
+def log_handlers(config: Any) -> tuple[Any, Any] | None:
+    """The handlers by which pytest logs to the terminal and into reports; None without its plugin for logging."""
+    plugin = config.pluginmanager.get_plugin("logging-plugin")
+    return None if plugin is None else (plugin.log_cli_handler, plugin.report_handler)
