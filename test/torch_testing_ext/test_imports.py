@@ -101,7 +101,7 @@ class TestImporting(unittest.TestCase):
     def test_the_runner_imports_no_torch(self):
         """Other processes than the user's import the test files."""
         found = state_after_importing(
-            *(f"torch_testing_ext.runner.{name}" for name in ("cli", "session", "engine.local", "report"))
+            *(f"torch_testing_ext.runner.{name}" for name in ("cli", "session", "engine.engine", "report"))
         )
         self.assertEqual(within("torch", found["modules"]), [])
 

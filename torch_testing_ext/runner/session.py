@@ -43,7 +43,7 @@ from .selection.selection import Selection
 
 if TYPE_CHECKING:
     from .cluster.place import ClusterPlace
-    from .engine.local import Engine
+    from .engine.engine import Engine
     from .engine.memory_return import MemoryReturn
     from .engine.signals_and_keys import Deferred
     from .processes.zygote import Discovery, Zygote
@@ -286,9 +286,11 @@ class Session:
     def _engine(
         self, zygote: Any, work: Work, leases: Any, queue: Queue, reporters: Reporters, header: RunHeader
     ) -> Engine:
-        from .engine.local import Engine
+        from .engine.engine import Engine
+        from .engine.place import LocalPlace
 
-        return Engine(zygote, self._options, work.inventory, leases, queue, reporters, header, self._memory)
+        place = LocalPlace(zygote, self._options, work.inventory, leases)
+        return Engine(place, self._options, work.inventory, leases, queue, reporters, header, self._memory)
 
     def _check_memory(self, zygote: Any, work: Work, reporters: Reporters) -> MemoryReturn | None:
         """What checks that devices get their memory back after each test, if the driver can be asked."""

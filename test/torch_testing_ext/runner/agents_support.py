@@ -18,7 +18,7 @@ from torch_testing_ext.runner import events
 from torch_testing_ext.runner.cluster.commands import CommandLauncher
 from torch_testing_ext.runner.cluster.place import ClusterPlace
 from torch_testing_ext.runner.cluster.protocol import PrepareNode
-from torch_testing_ext.runner.engine.local import Engine
+from torch_testing_ext.runner.engine.engine import Engine
 from torch_testing_ext.runner.model import NodeOfRun
 from torch_testing_ext.runner.options.options import Options
 from torch_testing_ext.runner.scheduling.inventory import Inventory

@@ -15,7 +15,8 @@ from typing import Any
 
 from torch_testing_ext._process import system
 from torch_testing_ext.runner import events
-from torch_testing_ext.runner.engine.local import Engine
+from torch_testing_ext.runner.engine.engine import Engine
+from torch_testing_ext.runner.engine.place import LocalPlace
 from torch_testing_ext.runner.model import Attempt, Summary, Test, TestId
 from torch_testing_ext.runner.options.options import Options
 from torch_testing_ext.runner.processes.warm_up import ALWAYS, WarmUp
@@ -118,7 +119,7 @@ class Project:
         recorder = EventRecorder(react)
         queue = Queue(planned.units, devices, chosen.jobs)
         leases = Leases(inventory.names, chosen.jobs)
-        engine = Engine(self.zygote, chosen, inventory, leases, queue, recorder)
+        engine = Engine(LocalPlace(self.zygote, chosen, inventory, leases), chosen, inventory, leases, queue, recorder)
         summary = engine.run(planned, not_run)
         for file in self.zygote._files.values():
             file.close()  # the process of a file without tests has not ended yet

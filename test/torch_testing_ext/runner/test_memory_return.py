@@ -14,7 +14,7 @@ from torch_testing_ext._machine.nvml import GpuProcess, NvmlError, Usage
 from torch_testing_ext._process.loop import EventLoop
 from torch_testing_ext.launch import device_memory
 from torch_testing_ext.runner import events
-from torch_testing_ext.runner.engine.local import Engine
+from torch_testing_ext.runner.engine.engine import Engine
 from torch_testing_ext.runner.engine.memory_return import (
     MARGIN,
     HeldDevice,
@@ -24,6 +24,7 @@ from torch_testing_ext.runner.engine.memory_return import (
     why_held,
     with_held,
 )
+from torch_testing_ext.runner.engine.place import LocalPlace
 from torch_testing_ext.runner.model import Attempt, DeviceMemory, Lease, TestOutcome
 from torch_testing_ext.runner.options.options import Options
 from torch_testing_ext.runner.report import text
@@ -197,7 +198,8 @@ class QuarantineTest(unittest.TestCase):
         taken = {"GPU-0": 2 * GIB, "GPU-1": 0}
         nvml = FakeNvml(free, free, taken)
         memory = MemoryReturn(project.zygote.loop, nvml, {"0": "GPU-0", "1": "GPU-1"}, patience=0.0)
-        engine = Engine(project.zygote, options, inventory, leases, queue, recorder, memory=memory)
+        place = LocalPlace(project.zygote, options, inventory, leases)
+        engine = Engine(place, options, inventory, leases, queue, recorder, memory=memory)
         summary = engine.run(planned)
         outcomes = {one.test.id.method: one.outcome for one in summary.finished}
         self.assertEqual(

@@ -230,12 +230,12 @@ class OurErrorsTest(WaysOutCase):
         os.mkfifo(self.root / "fifo")
         self.break_by(
             """
-from torch_testing_ext.runner.engine import local
-def test_began(self, running, test, before=local.Engine.test_began):
+from torch_testing_ext.runner.engine import engine
+def test_began(self, running, test, before=engine.Engine.test_began):
     before(self, running, test)
     if test.id.method == "test_c_waits":
         raise RuntimeError("a mistake of ours")
-local.Engine.test_began = test_began
+engine.Engine.test_began = test_began
 """
         )
         run = self.start("-j1", *REPORTS)

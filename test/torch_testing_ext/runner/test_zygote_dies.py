@@ -12,7 +12,7 @@ from processes_support import Project
 
 from torch_testing_ext.common_utils import TestCase, run_tests
 from torch_testing_ext.runner import events
-from torch_testing_ext.runner.engine import local
+from torch_testing_ext.runner.engine import place
 from torch_testing_ext.runner.options.options import CannotRun
 from torch_testing_ext.runner.processes import zygote, zygote_client
 from torch_testing_ext.runner.processes.warm_up import WarmUp
@@ -165,7 +165,7 @@ class RefusedTest(ZygoteCase):
     SOURCE = "import unittest\nclass T(unittest.TestCase):\n    def test_a(self): pass\n    def test_b(self): pass\n"
 
     def test_a_folder(self):
-        start = local.RunningUnit
+        start = place.RunningUnit
         refused = []
 
         def refuse_the_first(unit, *more):
@@ -174,7 +174,7 @@ class RefusedTest(ZygoteCase):
                 raise OSError(errno.ENOSPC, "No space left on device", "unit0")
             return start(unit, *more)
 
-        with mock.patch.object(local, "RunningUnit", refuse_the_first):
+        with mock.patch.object(place, "RunningUnit", refuse_the_first):
             ran = self.project.run(self.project.write(self.SOURCE), jobs=1)
         (first,) = refused
         self.assertEqual(ran.outcomes, {"test_a": "passed", "test_b": "passed", first: "error"})

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..engine.local import Engine
+from ..engine.engine import Engine
 from ..events import Reporters, Warned
 from ..model import NodeOfRun, RunHeader
 from ..options.options import ALL_CPUS, Options

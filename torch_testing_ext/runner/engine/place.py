@@ -5,7 +5,6 @@ A cluster is another place (runner/cluster/place.py): on each of its nodes, an a
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Protocol
 
@@ -57,7 +56,6 @@ class LocalPlace:
         options: Options,
         inventory: Inventory,
         leases: Leases,
-        start: Callable[..., UnitHandle] = RunningUnit,
         command: str | None = None,
     ):
         """`command`: reruns a test whose name is appended, if it is not that of the options."""
@@ -65,7 +63,6 @@ class LocalPlace:
         self._options = options
         self._inventory = inventory
         self._leases = leases
-        self._start = start
         self._command = command
         self._ports = ExitStack()  # of NCCL's RAS
         self._port_of: dict[tuple[str | int, ...], int] = {}
@@ -84,7 +81,7 @@ class LocalPlace:
         return {"NCCL_RAS_ADDR": f"localhost:{self._port_of[place]}"}
 
     def start(self, unit: Unit, lease: Lease, listener: LostUnitListener) -> UnitHandle:
-        return self._start(
+        return RunningUnit(
             unit,
             lease,
             self._zygote,

@@ -1,0 +1,86 @@
+"""Tests which tests run again, and which results are final: as tables, without processes."""
+
+from torch_testing_ext.common_utils import TestCase, run_tests
+from torch_testing_ext.runner.engine.again import Undisturbed
+from torch_testing_ext.runner.engine.attempts import Attempts
+from torch_testing_ext.runner.model import Attempt, Policy, Test, TestId, TestOutcome, Unit
+from torch_testing_ext.runner.scheduling.leases import Leases
+
+PASSED, FAILED, SKIPPED, LEAKED = TestOutcome.PASSED, TestOutcome.FAILED, TestOutcome.SKIPPED, TestOutcome.LEAKED
+A, B = (Test(TestId("test_x.py", "T", name)) for name in ("test_a", "test_b"))
+IN_USE = "RuntimeError: [Errno 98] EADDRINUSE: Address already in use"
+
+
+def attempts(retries=0, policy=None, warn=lambda text: None):
+    return Attempts(policy or Policy(), retries, Undisturbed(Leases((), 2), warn))
+
+
+def run(known, *outcomes, message="", may_retry=True):
+    """Add an attempt with each outcome; the test is retried as long as `known` says so."""
+    retried = []
+    for number, outcome in enumerate(outcomes, 1):
+        attempt = Attempt(A, outcome, message, number=number)
+        retried.append(known.add(attempt, may_retry))
+        if not retried[-1]:
+            known.finish(attempt)
+    return retried
+
+
+class TestAttempts(TestCase):
+    def test_which_attempts_are_retried(self):
+        strict = Policy(fail_leaked=True)
+        for retries, policy, outcomes, retried, result in (
+            (0, Policy(), [PASSED], [False], "passed"),
+            (0, Policy(), [FAILED], [False], "failed"),
+            (2, Policy(), [FAILED, PASSED], [True, False], "flaky"),
+            (2, Policy(), [FAILED, FAILED, FAILED], [True, True, False], "failed"),
+            (1, Policy(), [SKIPPED], [False], "skipped"),
+            (1, Policy(), [LEAKED], [False], "leaked"),
+            (1, strict, [LEAKED, PASSED], [True, False], "flaky"),
+        ):
+            with self.subTest(retries=retries, outcomes=outcomes, policy=policy):
+                known = attempts(retries, policy)
+                self.assertEqual(run(known, *outcomes), retried)
+                (finished,) = known.finished
+                self.assertEqual((finished.outcome.value, len(finished.attempts)), (result, len(outcomes)))
+                self.assertEqual(known.failures, result == "failed")
+
+    def test_no_retry_when_the_run_stops(self):
+        self.assertEqual(run(attempts(retries=3), FAILED, may_retry=False), [False])
+
+    def test_a_port_in_use_is_retried_once_and_alone_whatever_the_retries(self):
+        warnings = []
+        known = attempts(warn=warnings.append)
+        self.assertFalse(known.must_be_alone([A], 0))
+        self.assertEqual(run(known, FAILED, FAILED, message=IN_USE), [True, False])
+        self.assertEqual([known.must_be_alone([one], 0) for one in (A, B)], [True, False])
+        self.assertEqual(len(warnings), 1)
+
+    def test_a_retry_that_never_came_fails_at_the_end(self):
+        known = attempts(retries=1)
+        self.assertEqual(run(known, FAILED), [True])
+        (last,) = tuple(known.cut_short())
+        self.assertEqual(known.finish(last).outcome, FAILED)
+        self.assertEqual((tuple(known.cut_short()), known.failures), ((), 1))
+
+    def test_a_test_runs_again_only_once_after_its_node_was_lost(self):
+        known = attempts()
+        unit = Unit(0, (A, B))
+        self.assertEqual(known.lose(unit, [A], "node a was lost"), ((A,), []))
+        again, twice = known.lose(unit, [A, B], "node b was lost")
+        self.assertEqual((again, [test for test, _ in twice]), ((B,), [A]))
+        self.assertRegex(twice[0][1], "first, node a was lost; then, node b was lost")
+        # Another attempt, or another repetition, of the same test has its own chance.
+        self.assertEqual(known.lose(Unit(1, (A,), attempt=2), [A], "x"), ((A,), []))
+        self.assertEqual(known.lose(Unit(2, (A,), repetition=1), [A], "x"), ((A,), []))
+
+    def test_tests_without_a_result(self):
+        known = attempts()
+        known.leave(Unit(0, (A, B)), [A, B])
+        known.leave(Unit(1, (B,), repetition=1), [B])
+        run(known, PASSED)
+        self.assertEqual(known.unfinished, (B,))
+
+
+if __name__ == "__main__":
+    run_tests()

@@ -1,0 +1,91 @@
+"""The attempts of all tests of a run, and what follows from each: a retry or a final result.
+
+It knows no process, file or clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from ..model import Attempt, Category, FinishedTest, Policy, Test, TestId, Unit
+from .again import Undisturbed
+
+Key = tuple[TestId, int]  # a test and its repetition
+
+
+class Attempts:
+    """Decides which tests run again, and which have their final result."""
+
+    def __init__(self, policy: Policy, retries: int, undisturbed: Undisturbed):
+        self.failures = 0  # final results that count as failures
+        self._policy = policy
+        self._retries = retries
+        self._undisturbed = undisturbed
+        self._attempts: dict[Key, list[Attempt]] = {}
+        self._finished: dict[Key, FinishedTest] = {}
+        self._unfinished: list[tuple[Test, int]] = []  # with their repetition
+        self._lost: dict[tuple[TestId, int, int], str] = {}  # attempts that a node was lost with, and how
+
+    def add(self, attempt: Attempt, may_retry: bool) -> bool:
+        """Take an attempt that has ended. Returns whether the test is to be retried."""
+        self._attempts.setdefault(_key(attempt), []).append(attempt)
+        if not may_retry or self._policy.verdict(attempt.outcome) is not Category.FAILED:
+            return False
+        return self._undisturbed.wants_again(attempt) or attempt.number <= self._retries
+
+    def finish(self, attempt: Attempt) -> FinishedTest:
+        """Make this attempt the last of its test."""
+        finished = FinishedTest(tuple(self._attempts[_key(attempt)]))
+        self._finished[_key(attempt)] = finished
+        self.failures += self.has_failed(finished)
+        return finished
+
+    def has_failed(self, finished: FinishedTest) -> bool:
+        return self._policy.verdict_on(finished) is Category.FAILED
+
+    def must_be_alone(self, tests: Iterable[Test], repetition: int) -> bool:
+        return self._undisturbed.must_be_alone(tests, repetition)
+
+    def must_have_whole_devices(self, tests: Iterable[Test], repetition: int) -> bool:
+        return self._undisturbed.must_have_whole_devices(tests, repetition)
+
+    def lose(self, unit: Unit, tests: Sequence[Test], why: str) -> tuple[tuple[Test, ...], list[tuple[Test, str]]]:
+        """A node was lost with tests of a unit that had no result.
+
+        Returns the tests that run again, as the same attempt, and those that have been lost before, with a message.
+        """
+        before = {test.id: self._lost.get((test.id, unit.repetition, unit.attempt)) for test in tests}
+        again = tuple(test for test in tests if before[test.id] is None)
+        self._lost.update(((test.id, unit.repetition, unit.attempt), why) for test in again)
+        twice = [
+            (test, f"it was lost twice with the node that it ran on: first, {before[test.id]}; then, {why}")
+            for test in tests
+            if before[test.id] is not None
+        ]
+        return again, twice
+
+    def leave(self, unit: Unit, tests: Sequence[Test]) -> None:
+        """Note tests that do not run, or run no further, since the run ends."""
+        self._unfinished += [(test, unit.repetition) for test in tests]
+
+    def cut_short(self) -> Iterator[Attempt]:
+        """The last attempt of each test that was to be retried when the run ended: it has failed."""
+        return (attempts[-1] for key, attempts in self._attempts.items() if key not in self._finished)
+
+    @property
+    def last_repetition(self) -> int:
+        return max(repetition for _, repetition in self._attempts)
+
+    @property
+    def finished(self) -> tuple[FinishedTest, ...]:
+        return tuple(self._finished.values())
+
+    @property
+    def unfinished(self) -> tuple[Test, ...]:
+        """The tests that were left without a result, each once."""
+        left = (test for test, repetition in self._unfinished if (test.id, repetition) not in self._finished)
+        return tuple(dict.fromkeys(left))
+
+
+def _key(attempt: Attempt) -> Key:
+    return attempt.test.id, attempt.repetition
