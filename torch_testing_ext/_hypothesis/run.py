@@ -53,8 +53,9 @@ def _settings_for_ranks(chosen: hypothesis.settings) -> hypothesis.settings:
     because every failure is a PropertyFailure.
     """
     default = hypothesis.settings.get_profile("default").deadline
+    chosen = search.enlarged(chosen)
     return hypothesis.settings(
-        search.enlarged(chosen),
+        chosen,
         deadline=None if chosen.deadline == default else chosen.deadline,
         phases=[phase for phase in chosen.phases if phase is not Phase.explain],
         report_multiple_bugs=False,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 
 import hypothesis
+from hypothesis import Phase
 
 NAME = "search"
 FACTOR = 40
@@ -26,7 +27,11 @@ def choose(name: str) -> None:
 
 
 def enlarged(chosen: hypothesis.settings) -> hypothesis.settings:
-    """Return the settings of a property for a search, if one was chosen; else the same ones."""
+    """Return the settings of a property for a search, if one was chosen; else the same ones.
+
+    A search draws examples also for a property that has only fixed ones otherwise.
+    """
     if os.environ.get(VARIABLE) != NAME:
         return chosen
-    return hypothesis.settings(chosen, max_examples=FACTOR * chosen.max_examples, derandomize=False)
+    phases = {*chosen.phases, Phase.generate, Phase.shrink}
+    return hypothesis.settings(chosen, max_examples=FACTOR * chosen.max_examples, derandomize=False, phases=phases)
