@@ -9,7 +9,7 @@ import tempfile
 import unittest
 from pathlib import Path
 
-from imports_support import (
+from kit.sources import (
     LONGEST_SENTENCE,
     ROW_OF,
     absolute_imports,

@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from multi_process_support import Ranks, outcome_of, ranks_told
+from kit.outcomes import outcome_of
+from kit.ranks import Ranks, ranks_told
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from multi_process_support import Ranks, outcome_and_told, outcome_of, ranks_told
+from kit.outcomes import outcome_of
+from kit.ranks import Ranks, outcome_and_told, ranks_told
 
 from torch_testing_ext.common_distributed import run_subtests
 from torch_testing_ext.common_utils import TestCase, run_tests

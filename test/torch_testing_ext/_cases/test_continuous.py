@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
+import tempfile
 import unittest
 import warnings
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
 import torch.distributed as dist
-from continuous_support import (
+from continuous_subject import (
     WORLD_SIZE,
     InitFails,
     InitSkips,
@@ -23,13 +26,13 @@ from continuous_support import (
     SetUpFails,
     SharesDevices,
     Things,
-    run_class,
 )
-from multi_process_support import outcome_of
+from kit.outcomes import Seen, outcome_of
 
 from torch_testing_ext import launch
+from torch_testing_ext._cases import ranked
 from torch_testing_ext._cases.global_state import GlobalStateWarning
-from torch_testing_ext.common_distributed import TEST_SKIPS, MultiProcContinuousTest
+from torch_testing_ext.common_distributed import TEST_SKIPS, MultiProcContinuousTest, RankError
 from torch_testing_ext.common_utils import (
     TestCase,
     instantiate_parametrized_tests,
@@ -37,6 +40,47 @@ from torch_testing_ext.common_utils import (
     run_tests,
     set_rng_seed,
 )
+
+
+class Ran(NamedTuple):
+    tests: dict[str, Seen]
+    of_class: str  # the error outside of its tests
+    told: list[list[Any]]  # by rank
+    warnings: list[str]
+
+
+def run_class(cls: type[MultiProcContinuousTest], *names: str) -> Ran:
+    """Run these tests as a suite does, with the set-up and tear-down of the class."""
+    outer = unittest.TestResult()
+    seen: dict[str, Seen] = {}
+
+    class Suite(unittest.TestSuite):
+        def run(self, result: Any, debug: bool = False) -> Any:  # tests one by one, so that each outcome is known
+            self._tearDownPreviousClass(None, result)
+            cls.setUpClass()
+            try:
+                for name in names:
+                    seen[name] = outcome_of(cls(name))
+            finally:
+                cls.tearDownClass()
+            return result
+
+    of_class = ""
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        mock.patch.dict(os.environ, TELL=directory),
+        mock.patch.dict(ranked.TIMEOUT_OVERRIDE, hangs_in_one=0.5),
+        warnings.catch_warnings(record=True) as caught,
+    ):
+        warnings.simplefilter("always")
+        try:
+            Suite().run(outer)
+        except RankError as error:
+            of_class = str(error)
+        files = sorted(Path(directory).iterdir())
+        told = [[json.loads(line) for line in file.read_text().splitlines()] for file in files]
+    texts = [str(warning.message) for warning in caught if warning.category is GlobalStateWarning]
+    return Ran(seen, of_class, told, texts)
 
 
 class TestOutcomes(TestCase):
@@ -63,7 +107,7 @@ class TestOutcomes(TestCase):
             (
                 "expects_other_text",
                 "failed",
-                "AssertionError: '0' != '1'(.|\n)*ranks disagree at .*continuous_support.py",
+                "AssertionError: '0' != '1'(.|\n)*ranks disagree at .*continuous_subject.py",
             ),
         ],
         name_fn=lambda name, outcome, message: name,
@@ -92,7 +136,7 @@ class TestOutcomes(TestCase):
         ran = run_class(Things, "prints", "hangs_in_one", "passes")
         message = ran.tests["hangs_in_one"].message
         self.assertRegex(message, r"Things.hangs_in_one timed out after \d+\.\d s; ranks 0, 1, 2 of 3 still running")
-        self.assertRegex(message, r"rank 1: continuous_support.py:\d+ in hangs_in_one \(threading.Event\(\).wait\(\)\)")
+        self.assertRegex(message, r"rank 1: continuous_subject.py:\d+ in hangs_in_one \(threading.Event\(\).wait\(\)\)")
         self.assertRegex(message, "(?s)rank 1's stacks, most recent call first:.*in hangs_in_one")
         self.assertEqual(ran.tests["passes"], ("passed", ""))
 

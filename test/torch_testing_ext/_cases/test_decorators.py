@@ -8,7 +8,8 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
-from multi_process_support import Ranks, outcome_of, ranks_told
+from kit.outcomes import outcome_of
+from kit.ranks import Ranks, ranks_told
 
 from torch_testing_ext import common_distributed as cd
 from torch_testing_ext._machine import accelerators

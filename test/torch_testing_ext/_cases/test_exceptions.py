@@ -4,7 +4,8 @@ import os
 import unittest
 from unittest import mock
 
-from multi_process_support import Ranks, outcome_of
+from kit.outcomes import outcome_of
+from kit.ranks import Ranks
 
 from torch_testing_ext._cases import ranked
 from torch_testing_ext.common_distributed import (

@@ -9,7 +9,8 @@ import unittest
 from pathlib import Path
 
 import torch.distributed as dist
-from multi_process_support import Ranks, outcome_and_told, outcome_of
+from kit.outcomes import outcome_of
+from kit.ranks import Ranks, outcome_and_told
 
 from torch_testing_ext._cases import group_creation
 from torch_testing_ext.common_utils import TestCase, run_tests

@@ -9,7 +9,8 @@ from typing import ClassVar
 from unittest import mock
 
 import torch
-from multi_process_support import Ranks, outcome_and_told, outcome_of, ranks_told
+from kit.outcomes import outcome_of
+from kit.ranks import Ranks, outcome_and_told, ranks_told
 
 from torch_testing_ext import launch
 from torch_testing_ext._cases import ranked

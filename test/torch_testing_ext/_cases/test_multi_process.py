@@ -12,7 +12,8 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
-from multi_process_support import Ranks, outcome_of, ranks_told
+from kit.outcomes import outcome_of
+from kit.ranks import Ranks, ranks_told
 
 from torch_testing_ext._cases import ranked
 from torch_testing_ext.common_distributed import TEST_SKIPS, MultiProcessTestCase, RankError, RankFailure, get_timeout

@@ -10,7 +10,7 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
-from multi_process_support import Seen, outcome_of
+from kit.outcomes import Seen, outcome_of
 
 from torch_testing_ext._cases import ranked
 from torch_testing_ext._threads import ranks

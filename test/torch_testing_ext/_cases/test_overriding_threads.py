@@ -5,7 +5,7 @@ import sys
 from typing import ClassVar
 
 import torch.distributed as dist
-from multi_process_support import outcome_of
+from kit.outcomes import outcome_of
 
 from torch_testing_ext.common_distributed import MultiThreadedTestCase, skip_if_lt_x_gpu
 from torch_testing_ext.common_utils import TestCase, run_tests

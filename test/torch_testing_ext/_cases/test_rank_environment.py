@@ -10,7 +10,7 @@ import unittest
 from unittest import mock
 
 import torch.distributed as dist
-from multi_process_support import OnCpu
+from kit.ranks import OnCpu
 
 from torch_testing_ext.common_distributed import MultiProcessTestCase
 from torch_testing_ext.common_utils import run_tests

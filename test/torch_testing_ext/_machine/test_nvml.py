@@ -12,7 +12,7 @@ import unittest
 from pathlib import Path
 from unittest import mock
 
-from nvml_support import GB, STAND_IN, Device, Machine, NvmlTestCase, environment, uuid
+from kit.nvml import GB, STAND_IN, Device, Machine, NvmlTestCase, environment, uuid
 
 from torch_testing_ext._machine.nvml import (
     ComputeMode,

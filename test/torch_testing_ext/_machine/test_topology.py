@@ -5,7 +5,7 @@ import dataclasses
 import itertools
 import unittest
 
-from nvml_support import linked, uuid
+from kit.nvml import linked, uuid
 
 from torch_testing_ext._machine.nvml import ComputeMode, Gpu, GpuLink, MigInstance
 from torch_testing_ext._machine.topology import best, gpus_by_name, matching, nvlinks, preferred, warnings_of

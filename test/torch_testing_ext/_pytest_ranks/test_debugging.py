@@ -11,7 +11,7 @@ import unittest
 from contextlib import suppress
 from pathlib import Path
 
-from pytest_support import PLUGIN, environment, run_pytest
+from kit.pytest_runs import PLUGIN, environment, run_pytest
 
 from torch_testing_ext.common_utils import run_tests
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
-from pytest_support import PLUGIN, PytestCase, environment, run_pytest
+from kit.pytest_runs import PLUGIN, PytestCase, environment, run_pytest
 
 from torch_testing_ext._machine.device_locks import DeviceLocks
 from torch_testing_ext._pytest_ranks import leases

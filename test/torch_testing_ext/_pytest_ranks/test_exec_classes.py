@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from pytest_support import PytestCase, PytestRun, run_pytest
+from kit.pytest_runs import PytestCase, PytestRun, run_pytest
 
 from torch_testing_ext.common_utils import run_tests
 

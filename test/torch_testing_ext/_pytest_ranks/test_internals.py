@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from pytest_support import PACKAGE, PytestCase, run_pytest
+from kit.pytest_runs import PACKAGE, PytestCase, run_pytest
 
 from torch_testing_ext.common_utils import run_tests
 

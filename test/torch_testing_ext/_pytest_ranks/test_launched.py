@@ -7,7 +7,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from pytest_support import PATIENCE, PytestCase, PytestRun, environment, run_under_torchrun
+from kit.pytest_runs import PATIENCE, PytestCase, PytestRun, environment, run_under_torchrun
 
 from torch_testing_ext.common_utils import run_tests
 

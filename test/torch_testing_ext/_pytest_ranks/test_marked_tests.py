@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from pytest_support import PytestCase, PytestRun, run_pytest
+from kit.pytest_runs import PytestCase, PytestRun, run_pytest
 
 from torch_testing_ext.common_utils import run_tests
 

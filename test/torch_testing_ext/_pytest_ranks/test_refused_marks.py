@@ -7,7 +7,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from pytest_support import PACKAGE, PytestCase, run_pytest
+from kit.pytest_runs import PACKAGE, PytestCase, run_pytest
 
 from torch_testing_ext.common_utils import run_tests
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from pytest_support import PytestCase, run_pytest, run_under_torchrun
+from kit.pytest_runs import PytestCase, run_pytest, run_under_torchrun
 
 from torch_testing_ext.common_utils import run_tests
 

@@ -8,7 +8,7 @@ import tempfile
 import unittest
 from pathlib import Path
 
-from pytest_support import PytestCase, run_pytest
+from kit.pytest_runs import PytestCase, run_pytest
 
 from torch_testing_ext.common_utils import run_tests
 

@@ -5,22 +5,16 @@ The check `nan-check` of benchmarks/gpu/run has a NaN reported under NCCL.
 
 import contextlib
 import os
-import sys
 import unittest
-from pathlib import Path
 from unittest import mock
 
 import torch
 import torch.distributed as dist
+from kit.ranks import OnCpu
 
 from torch_testing_ext._torch import recorder
 from torch_testing_ext.common_distributed import MultiProcessTestCase, sanitize
 from torch_testing_ext.common_utils import run_tests
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "_cases"))
-from multi_process_support import OnCpu
-
-sys.path.pop(0)
 
 CHECK = "TORCH_NCCL_NAN_CHECK"
 

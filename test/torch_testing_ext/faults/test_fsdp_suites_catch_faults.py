@@ -8,10 +8,10 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 from unittest import mock
 
-import faults_support
 import torch
 import torch.distributed as dist
-from faults_support import Case, SuiteFaultsTestCase, case_name, load
+from kit import faults
+from kit.faults import Case, SuiteFaultsTestCase, case_name, load
 from torch.distributed.fsdp import _init_utils
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import RowwiseParallel
@@ -117,7 +117,7 @@ SOUND = [
 ]
 
 
-class Faulty(faults_support.FaultySuites, cases=[*CASES, *SOUND]):
+class Faulty(faults.FaultySuites, cases=[*CASES, *SOUND]):
     pass
 
 

@@ -10,10 +10,10 @@ from datetime import timedelta
 from typing import Any
 from unittest import mock
 
-import faults_support
 import torch
 import torch.distributed as dist
-from faults_support import Case, SuiteFaultsTestCase, case_name, load
+from kit import faults
+from kit.faults import Case, SuiteFaultsTestCase, case_name, load
 from torch.distributed.checkpoint import planner_helpers
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp._fully_shard import _fsdp_collectives as fsdp_collectives
@@ -25,7 +25,7 @@ redistribute = load("tensor/test_redistribute_properties.py")
 c10d = load("test_c10d_properties.py")
 checkpoint = load("checkpoint/test_checkpoint_properties.py")
 fully_shard = load("fsdp/test_fully_shard_properties.py")
-sys.path.append(str(faults_support.SUITES / "tensor"))  # for the support of the suite
+sys.path.append(str(faults.SUITES / "tensor"))  # for the support of the suite
 opinfo = load("tensor/test_dtensor_opinfo_properties.py")
 functional = load("test_functional_collectives_properties.py")
 
@@ -243,7 +243,7 @@ if not functional.OLD:  # it always sorts them
     )
 
 
-class Faulty(faults_support.FaultySuites, cases=CASES):
+class Faulty(faults.FaultySuites, cases=CASES):
     pass
 
 

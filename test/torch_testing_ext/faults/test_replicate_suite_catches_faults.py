@@ -11,9 +11,9 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 from unittest import mock
 
-import faults_support
 import torch.distributed._functional_collectives as functional_collectives
-from faults_support import Case, Fault, SuiteFaultsTestCase, case_name, load, output_is_not_reduced
+from kit import faults
+from kit.faults import Case, Fault, SuiteFaultsTestCase, case_name, load, output_is_not_reduced
 from torch._inductor.fx_passes import ddp_fusion
 
 from torch_testing_ext.common_utils import instantiate_parametrized_tests, parametrize, run_tests
@@ -110,7 +110,7 @@ CASES = [
 SOUND = [in_replicate("test_compile_cpu_no_sync", on_small_net())]
 
 
-class Faulty(faults_support.FaultySuites, cases=[*CASES, *SOUND]):
+class Faulty(faults.FaultySuites, cases=[*CASES, *SOUND]):
     pass
 
 

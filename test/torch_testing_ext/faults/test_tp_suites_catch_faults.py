@@ -10,10 +10,10 @@ from contextlib import AbstractContextManager
 from typing import Any
 from unittest import mock
 
-import faults_support
 import torch
 import torch.distributed as dist
-from faults_support import Case, SuiteFaultsTestCase, case_name, load, output_is_not_reduced
+from kit import faults
+from kit.faults import Case, SuiteFaultsTestCase, case_name, load, output_is_not_reduced
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, input_reshard, loss
 
@@ -160,7 +160,7 @@ SOUND = [
 ]
 
 
-class Faulty(faults_support.FaultySuites, cases=[*CASES, *SOUND]):
+class Faulty(faults.FaultySuites, cases=[*CASES, *SOUND]):
     pass
 
 

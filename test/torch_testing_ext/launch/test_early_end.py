@@ -9,7 +9,10 @@ import unittest
 import unittest.mock
 from pathlib import Path
 
-from launch_support import PACKAGE_PARENT, Ranks, heed_ctrl_c, outcome_of, wait_until_gone, write
+from kit.files import write
+from kit.outcomes import outcome_of
+from kit.processes import ROOT, heed_ctrl_c, wait_until_gone
+from kit.ranks import FourRanks
 
 from torch_testing_ext import launch
 from torch_testing_ext.common_utils import TestCase, run_tests
@@ -66,7 +69,7 @@ class EndTest(TestCase):
         main = subprocess.Popen(
             [sys.executable, "test_it.py"],
             cwd=directory,
-            env={**os.environ, "PYTHONPATH": PACKAGE_PARENT, "TMPDIR": str(temp)},
+            env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(temp)},
             pass_fds=[writing],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -104,7 +107,7 @@ class EndTest(TestCase):
         self.assertEqual([file.name for file in temp.iterdir() if file.name.startswith("torch_testing_ext")], [])
 
 
-class Passes(Ranks):
+class Passes(FourRanks):
     def passes(self):
         pass
 
@@ -144,7 +147,7 @@ def _unshared(command: str, directory: Path) -> str:
     done = subprocess.run(
         ["unshare", "-m", "sh", "-c", command],
         cwd=directory,
-        env={**os.environ, "PYTHONPATH": PACKAGE_PARENT},
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

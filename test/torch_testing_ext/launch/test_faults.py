@@ -13,7 +13,9 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from launch_support import Ranks, nothing_left, outcome_of
+from kit.leftovers import nothing_left
+from kit.outcomes import outcome_of
+from kit.ranks import FourRanks
 
 from torch_testing_ext.common_utils import TestCase, run_tests
 from torch_testing_ext.launch.accounts import AccountFile, RankEnding, read_account
@@ -36,7 +38,7 @@ class _BrokenStream:
         sys.exit(1)
 
 
-class Faults(Ranks):
+class Faults(FourRanks):
     def all_pass(self):
         self.join_group()
         dist.all_reduce(torch.ones(1))

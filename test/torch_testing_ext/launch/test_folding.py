@@ -3,7 +3,7 @@
 import unittest
 from dataclasses import replace
 
-from verdict_support import CASE, failed, passed, raised, stopped, victim, world
+from kit.verdicts import CASE, failed, passed, raised, stopped, victim, world
 
 from torch_testing_ext.launch import folding, judge
 

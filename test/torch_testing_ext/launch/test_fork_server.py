@@ -13,7 +13,11 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from launch_support import Ranks, environ, local_class, nothing_left, outcome_of, timeout, wait_until_gone
+from kit.leftovers import nothing_left
+from kit.outcomes import outcome_of
+from kit.processes import wait_until_gone
+from kit.ranks import FourRanks, local_class
+from kit.settings import environ, timeout
 
 from torch_testing_ext import launch
 from torch_testing_ext.common_utils import TestCase, run_tests
@@ -29,7 +33,7 @@ def fifo_of(test):
 collapsed = []  # what the fork server of TestMemory has collapsed; ranks inherit it
 
 
-class Jobs(Ranks):
+class Jobs(FourRanks):
     def finds_memory_collapsed(self):
         self.assertNotEqual(collapsed, [])
 
@@ -233,14 +237,14 @@ class TestMemory(TestCase):
         self.assertEqual(self.found(), "passed")
 
 
-class Many(Ranks):
+class Many(FourRanks):
     world_size = 32
 
     def passes(self):
         pass
 
 
-class Signalled(Ranks):
+class Signalled(FourRanks):
     world_size = 1
 
     def _spawn_processes(self):

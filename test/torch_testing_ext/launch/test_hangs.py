@@ -5,7 +5,10 @@ import time
 
 import torch
 import torch.distributed as dist
-from launch_support import Ranks, environ, nothing_left, outcome_of, timeout
+from kit.leftovers import nothing_left
+from kit.outcomes import outcome_of
+from kit.ranks import FourRanks
+from kit.settings import environ, timeout
 
 from torch_testing_ext.common_distributed import collectives_may_differ
 from torch_testing_ext.common_utils import TestCase, run_tests
@@ -21,7 +24,7 @@ def _deadlock_in_c():
     libc.pthread_mutex_lock(mutex)
 
 
-class Hangs(Ranks):
+class Hangs(FourRanks):
     def warm(self):
         self.join_group()
 

@@ -4,7 +4,8 @@ import contextlib
 import os
 import signal
 
-from launch_support import Ranks, outcome_of
+from kit.outcomes import outcome_of
+from kit.ranks import FourRanks
 
 from torch_testing_ext import launch
 from torch_testing_ext.common_utils import TestCase, run_tests
@@ -13,7 +14,7 @@ from torch_testing_ext.launch import client
 TIMES = 40
 
 
-class NewRank(Ranks):
+class NewRank(FourRanks):
     world_size = 2
 
     def passes(self):

@@ -9,7 +9,8 @@ import time
 import unittest
 from pathlib import Path
 
-from launch_support import heed_ctrl_c, nothing_left, wait_until_gone
+from kit.leftovers import nothing_left
+from kit.processes import heed_ctrl_c, wait_until_gone
 
 from torch_testing_ext import launch
 from torch_testing_ext.common_utils import run_tests

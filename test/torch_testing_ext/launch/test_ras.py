@@ -11,7 +11,9 @@ import time
 import unittest
 from unittest import mock
 
-from launch_support import Ranks, environ, outcome_of
+from kit.outcomes import outcome_of
+from kit.ranks import FourRanks
+from kit.settings import environ
 
 from torch_testing_ext.launch import ras
 
@@ -102,7 +104,7 @@ class TestAsking(unittest.TestCase):
         self.assertEqual([], asked)
 
 
-class Hangs(Ranks):
+class Hangs(FourRanks):
     world_size = 2
 
     def _timeout(self):

@@ -13,7 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
 
-from launch_support import PACKAGE_PARENT, python, write
+from kit.files import write
+from kit.processes import ROOT, start_python
 
 from torch_testing_ext.common_utils import TestCase, run_tests
 
@@ -62,7 +63,7 @@ class RunningTest(TestCase):
         self.file = write(self.directory, "test_it.py", FILE)
 
     def run_python(self, *arguments, code=0, **environment):
-        main = python(*arguments, cwd=self.directory, **environment)
+        main = start_python(*arguments, cwd=self.directory, **environment)
         printed, _ = main.communicate(timeout=120)
         self.assertEqual(main.returncode, code, printed)
         return printed
@@ -82,7 +83,7 @@ class RunningTest(TestCase):
 
     def test_from_another_directory(self):
         (self.directory / "elsewhere").mkdir()
-        main = python(str(self.file), "-k", "passes", cwd=self.directory / "elsewhere")
+        main = start_python(str(self.file), "-k", "passes", cwd=self.directory / "elsewhere")
         self.assertIn("Ran 1 test", main.communicate(timeout=60)[0])
         self.assertEqual(main.returncode, 0)
 
@@ -223,7 +224,7 @@ class Terminal:
             cwd=directory,
             env={
                 **os.environ,
-                "PYTHONPATH": PACKAGE_PARENT,
+                "PYTHONPATH": str(ROOT),
                 "TORCH_TESTING_EXT_DEBUG_RANK": "1",
                 "DISTRIBUTED_TESTS_DEFAULT_TIMEOUT": "1",
                 "TERM": "dumb",

@@ -7,7 +7,12 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from launch_support import Ranks, environ, local_class, nothing_left, outcome_of, python, write
+from kit.files import write
+from kit.leftovers import nothing_left
+from kit.outcomes import outcome_of
+from kit.processes import start_python
+from kit.ranks import FourRanks, local_class
+from kit.settings import environ
 
 from torch_testing_ext import launch
 from torch_testing_ext.common_utils import TestCase, run_tests
@@ -15,7 +20,7 @@ from torch_testing_ext.launch import client
 from torch_testing_ext.launch.protocol import StartMethod
 
 
-class Reduces(Ranks):
+class Reduces(FourRanks):
     def reduces(self):
         self.join_group()
         dist.all_reduce(torch.ones(1))
@@ -81,7 +86,7 @@ class StartTest(TestCase):
         self.assertIs(client.launcher().server.method, StartMethod.FORK)
 
 
-class Multiplies(Ranks):
+class Multiplies(FourRanks):
     world_size = 2
 
     def multiplies(self):
@@ -95,7 +100,7 @@ class OutputTest(TestCase):
         """Text in the parent's buffers at the fork is written only by the parent."""
         with tempfile.TemporaryDirectory() as directory:
             write(Path(directory), "test_it.py", BUFFERED)
-            main = python("test_it.py", cwd=Path(directory))
+            main = start_python("test_it.py", cwd=Path(directory))
             printed, _ = main.communicate(timeout=60)
         self.assertEqual(printed.count("only once"), 1, printed)
 

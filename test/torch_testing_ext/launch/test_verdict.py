@@ -4,7 +4,7 @@ import itertools
 import signal
 from dataclasses import replace
 
-from verdict_support import (
+from kit.verdicts import (
     ABORTS,
     ANY_CODE,
     CASE,

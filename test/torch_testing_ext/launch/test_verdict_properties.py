@@ -3,7 +3,7 @@
 import re
 
 from hypothesis import HealthCheck, given, settings, strategies as st
-from verdict_support import ABORTS, ANY_CODE, CASE, ONE_OF_EACH, VerdictTestCase, skipped, victim
+from kit.verdicts import ABORTS, ANY_CODE, CASE, ONE_OF_EACH, VerdictTestCase, skipped, victim
 
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.launch import Expected, Outcome, RankEnding

@@ -9,8 +9,8 @@ import subprocess
 import time
 import unittest
 
-from agents_support import AGENT, Nodes, environ_of_nodes, prepare_for
-from processes_support import descendants, is_alive
+from kit.agents import AGENT, Nodes, environ_of_nodes, prepare_for
+from kit.processes import descendants, is_alive
 
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.runner import events

@@ -14,8 +14,8 @@ import time
 import unittest
 from pathlib import Path
 
-from processes_support import descendants, is_alive
-from runs_support import ROOT, RunsCase
+from kit.processes import descendants, is_alive
+from kit.runs import ROOT, RunsCase
 
 from torch_testing_ext._process import system
 from torch_testing_ext.common_utils import run_tests

@@ -9,7 +9,7 @@ import tempfile
 import unittest
 from pathlib import Path
 
-from processes_support import heed_ctrl_c
+from kit.processes import heed_ctrl_c
 
 import torch_testing_ext
 

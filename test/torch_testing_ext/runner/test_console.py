@@ -13,7 +13,7 @@ import unittest
 from dataclasses import replace
 from pathlib import Path
 
-from report_support import Terminal, a_test, attempt, ended, every_outcome, finished_test, ranks, run_events, send
+from kit.invented_runs import Terminal, a_test, attempt, ended, every_outcome, finished_test, ranks, run_events, send
 
 import torch_testing_ext
 from torch_testing_ext.runner.events import (
@@ -279,7 +279,7 @@ class StreamTest(unittest.TestCase):
         script = textwrap.dedent(
             """
             import sys
-            from report_support import *
+            from kit.invented_runs import *
             from torch_testing_ext.runner.options.options import Options
             from torch_testing_ext.runner.report import make_reporters
             send(make_reporters(Options(), sys.stdout, {}), list(run_events(every_outcome())))
@@ -361,7 +361,7 @@ class OnATerminalTest(unittest.TestCase):
         script = textwrap.dedent(
             """
             import os, sys
-            from report_support import *
+            from kit.invented_runs import *
             from torch_testing_ext.runner.options.options import Options
             from torch_testing_ext.runner.report import make_reporters
             reporters = make_reporters(Options(), sys.stdout, os.environ)

@@ -1,6 +1,6 @@
 """The exit code of a run, as a table."""
 
-from report_support import a_test, finished_test
+from kit.invented_runs import a_test, finished_test
 
 from torch_testing_ext.common_utils import TestCase, run_tests
 from torch_testing_ext.runner.model import ExitCode, Summary, TestOutcome, exit_code

@@ -10,7 +10,7 @@ import tempfile
 import unittest
 from pathlib import Path
 
-from decisions_support import make_test
+from kit.invented import make_test
 
 from torch_testing_ext.runner.model import Attempt, TestOutcome, Unit
 from torch_testing_ext.runner.scheduling.leases import Leases

@@ -2,7 +2,7 @@
 
 import textwrap
 
-from processes_support import Project
+from kit.project import Project
 
 from torch_testing_ext.common_utils import TestCase, run_tests
 

@@ -9,9 +9,9 @@ import tempfile
 import unittest
 from pathlib import Path
 
-from decisions_support import finished_test, make_test, make_unit
 from hypothesis import given, settings, strategies as st
-from runs_support import RunsCase
+from kit.invented import finished_test, make_test, make_unit
+from kit.runs import RunsCase
 
 from torch_testing_ext._machine.device_facts import DeviceFacts
 from torch_testing_ext._machine.sharing import CONTEXT, DEVICE_MEMORY

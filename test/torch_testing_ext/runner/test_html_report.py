@@ -7,8 +7,8 @@ import xml.etree.ElementTree as ET
 from dataclasses import replace
 from pathlib import Path
 
-from chromium_support import Browser, needs_chromium
-from report_support import attempt, every_outcome, ranks, run_events, send
+from kit.browser import Browser, needs_chromium
+from kit.invented_runs import attempt, every_outcome, ranks, run_events, send
 
 from torch_testing_ext.runner.events import RunEnded
 from torch_testing_ext.runner.model import (

@@ -3,7 +3,8 @@
 import os
 from unittest import mock
 
-from processes_support import Project, descendants
+from kit.processes import descendants
+from kit.project import Project
 
 from torch_testing_ext.common_utils import TestCase, run_tests
 from torch_testing_ext.runner.processes import zygote

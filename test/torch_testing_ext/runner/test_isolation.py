@@ -3,7 +3,8 @@
 import os
 import re
 
-from processes_support import Project, descendants, is_alive, open_descriptors
+from kit.processes import descendants, is_alive, open_descriptors
+from kit.project import Project
 
 from torch_testing_ext.common_utils import TestCase, run_tests
 from torch_testing_ext.runner import events

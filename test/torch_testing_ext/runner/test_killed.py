@@ -8,7 +8,8 @@ import sys
 import time
 from pathlib import Path
 
-from processes_support import Project, descendants, heed_ctrl_c, is_alive
+from kit.processes import descendants, heed_ctrl_c, is_alive
+from kit.project import Project
 
 import torch_testing_ext
 from torch_testing_ext.common_utils import TestCase, run_tests
@@ -99,7 +100,8 @@ class TestKilled(TestCase):
 DRIVER = """
 import sys
 sys.path.insert(0, {support!r})
-from processes_support import Project, heed_ctrl_c
+from kit.project import Project
+from kit.processes import heed_ctrl_c
 project = Project()
 file = project.write({source!r})
 print(project.root, flush=True)

@@ -3,7 +3,7 @@
 import json
 import unittest
 
-from decisions_support import make_test, make_unit
+from kit.invented import make_test, make_unit
 
 from torch_testing_ext.runner.model import Attempt, TestOutcome
 from torch_testing_ext.runner.report import listing

@@ -3,12 +3,12 @@
 The check `masks` of benchmarks/gpu/run does the same with real devices.
 """
 
-import sys
 import unittest
 from pathlib import Path
 from unittest import mock
 
-from decisions_support import make_unit
+from kit.invented import make_unit
+from kit.nvml import linked, uuid
 
 from torch_testing_ext._machine.nvml import Gpu, MigInstance, NvmlError
 from torch_testing_ext._machine.visible_devices import problem_of_mask
@@ -23,11 +23,6 @@ from torch_testing_ext.runner.scheduling.inventory import (
     with_gpus,
 )
 from torch_testing_ext.runner.scheduling.leases import Leases
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "_machine"))
-from nvml_support import linked, uuid
-
-sys.path.pop(0)
 
 MIG = tuple(
     Gpu(at, uuid(at), mig=True, instances=(MigInstance(f"MIG-{at}a", 1), MigInstance(f"MIG-{at}b", 1)))

@@ -6,8 +6,8 @@ A stand-in answers for NVML. On real devices: the check `memory-back` of benchma
 import os
 import unittest
 
-from decisions_support import make_test
-from processes_support import EventRecorder, Project
+from kit.invented import make_test
+from kit.project import EventRecorder, Project
 
 from torch_testing_ext import launch
 from torch_testing_ext._machine.nvml import GpuProcess, NvmlError, Usage

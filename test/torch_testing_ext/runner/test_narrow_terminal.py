@@ -8,7 +8,7 @@ import struct
 import termios
 import unittest
 
-from report_support import Terminal, a_test, every_outcome, finished_test, run_events
+from kit.invented_runs import Terminal, a_test, every_outcome, finished_test, run_events
 from test_console import printed
 
 from torch_testing_ext.runner.events import TestBegan, TestFinished

@@ -4,8 +4,8 @@ import os
 import sys
 from unittest import TestCase, mock
 
-import needs_support as cases
-from processes_support import Project
+import needs_subject as cases
+from kit.project import Project
 
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.runner import events

@@ -2,8 +2,8 @@
 
 import unittest
 
-from decisions_support import make_unit
 from hypothesis import given, settings, strategies as st
+from kit.invented import make_unit
 
 from torch_testing_ext.runner.scheduling.forecast import forecast
 from torch_testing_ext.runner.scheduling.node_leases import NodeLeases

@@ -7,7 +7,7 @@ import tempfile
 import unittest
 from pathlib import Path
 
-from agents_support import Nodes
+from kit.agents import Nodes
 
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.runner.cluster.memory_watch import MOST_SHARE, most_share

@@ -7,7 +7,7 @@ import unittest
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from junit_support import read_junit
+from kit.junit import read_junit
 from test_project import ROOT, run_test
 
 from torch_testing_ext.runner.model import ExitCode

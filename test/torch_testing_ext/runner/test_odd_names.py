@@ -8,7 +8,7 @@ import tempfile
 import unittest
 from pathlib import Path
 
-from decisions_support import make_test
+from kit.invented import make_test
 
 import torch_testing_ext
 from torch_testing_ext._process import shell

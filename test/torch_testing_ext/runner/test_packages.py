@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from unittest import mock
 
-from processes_support import Project
+from kit.project import Project
 
 import torch_testing_ext
 from torch_testing_ext.common_utils import TestCase, run_tests

@@ -7,8 +7,8 @@ import tempfile
 import unittest
 from pathlib import Path
 
-from decisions_support import finished_test, make_test, make_unit
 from hypothesis import given, strategies as st
+from kit.invented import finished_test, make_test, make_unit
 
 from torch_testing_ext.runner.model import Attempt, FinishedTest, NodeOfRun, Policy, Summary, TestId, TestOutcome
 from torch_testing_ext.runner.options.options import Options, Rerun, ShardSpec

@@ -1,6 +1,6 @@
 """Modules that one unit imports are preloaded for the next units of its file, each in a process of its own."""
 
-from processes_support import Project
+from kit.project import Project
 
 from torch_testing_ext.common_utils import TestCase, run_tests
 

@@ -16,8 +16,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from chromium_support import Browser, needs_chromium
-from junit_support import read_junit
+from kit.browser import Browser, needs_chromium
+from kit.junit import read_junit
 from project_model import ONCE, RETRIES, copy_to, expected, last_line
 
 import torch_testing_ext

@@ -7,9 +7,9 @@ import textwrap
 import unittest
 from typing import Any
 
-from junit_support import read_junit
+from kit.junit import read_junit
+from kit.runs import RunsCase
 from pytest_items_project import FILES
-from runs_support import RunsCase
 
 from torch_testing_ext.runner.model import ExitCode
 

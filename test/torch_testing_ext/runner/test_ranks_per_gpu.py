@@ -7,8 +7,8 @@ benchmarks/gpu/run.
 import dataclasses
 import unittest
 
-from decisions_support import make_test, make_unit
-from runs_support import RunsCase
+from kit.invented import make_test, make_unit
+from kit.runs import RunsCase
 
 from torch_testing_ext._machine.device_facts import DeviceFacts, DeviceNeeds
 from torch_testing_ext._machine.sharing import RANKS_PER_GPU

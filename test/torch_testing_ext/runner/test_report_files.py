@@ -14,9 +14,9 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import junitparser
-from junit_support import Invalid, read_junit, validate
 from junitparser import xunit2
-from report_support import a_test, attempt, ended, every_outcome, finished_test, ranks, run_events, send
+from kit.invented_runs import a_test, attempt, ended, every_outcome, finished_test, ranks, run_events, send
+from kit.junit import Invalid, read_junit, validate
 from test_html_report import history_of
 
 import torch_testing_ext

@@ -15,7 +15,7 @@ from pathlib import Path
 from unittest import mock
 
 import torch
-from junit_support import read_junit
+from kit.junit import read_junit
 from test_project import run_test
 
 import torch_testing_ext

@@ -2,8 +2,8 @@
 
 import unittest
 
-from decisions_support import make_unit
 from hypothesis import given, strategies as st
+from kit.invented import make_unit
 
 from torch_testing_ext.runner.scheduling.leases import Leases
 from torch_testing_ext.runner.scheduling.policy import PATIENCE, Queue

@@ -4,7 +4,7 @@ import tempfile
 import unittest
 from pathlib import Path
 
-from decisions_support import make_test
+from kit.invented import make_test
 
 from torch_testing_ext.runner.model import Test, TestId
 from torch_testing_ext.runner.options.options import Options, UsageError

@@ -8,7 +8,7 @@ import tempfile
 import unittest
 from pathlib import Path
 
-from runs_support import RunsCase
+from kit.runs import RunsCase
 
 from torch_testing_ext._machine.device_locks import (
     LEASED,

@@ -5,9 +5,9 @@ import signal
 import stat
 import time
 
-from processes_support import is_alive
-from runs_support import RunsCase
-from slurm_support import HANGS
+from kit.processes import is_alive
+from kit.runs import RunsCase
+from kit.slurm import HANGS
 
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.runner.cluster.slurm import cpus_of_nodes, gpus_of_nodes

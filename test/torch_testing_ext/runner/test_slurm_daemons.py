@@ -5,9 +5,9 @@ import signal
 import time
 import unittest
 
-from processes_support import is_alive
-from runs_support import RunsCase
-from slurm_support import HANGS, MEET, SmallSlurm, missing_daemons
+from kit.processes import is_alive
+from kit.runs import RunsCase
+from kit.slurm import HANGS, MEET, SmallSlurm, missing_daemons
 
 from torch_testing_ext.common_utils import run_tests
 

@@ -8,8 +8,8 @@ import subprocess
 import sys
 import unittest
 
-from junit_support import read_junit
-from runs_support import REPORTS, RunsCase
+from kit.junit import read_junit
+from kit.runs import REPORTS, RunsCase
 
 PASSES_AND_WAITS = """
 import os, time, unittest

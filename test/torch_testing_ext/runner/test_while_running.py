@@ -7,7 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from processes_support import Project, heed_ctrl_c
+from kit.processes import heed_ctrl_c
+from kit.project import Project
 
 from torch_testing_ext.common_utils import TestCase, run_tests
 from torch_testing_ext.runner import events

@@ -7,15 +7,13 @@ import subprocess
 import sys
 from unittest import mock
 
-import processes_support
-from processes_support import Project
+from kit.project import Project
 
 from torch_testing_ext.common_utils import TestCase, run_tests
 from torch_testing_ext.runner import events
 from torch_testing_ext.runner.engine import place
 from torch_testing_ext.runner.options.options import CannotRun
 from torch_testing_ext.runner.processes import zygote, zygote_client
-from torch_testing_ext.runner.processes.warm_up import WarmUp
 
 # Kills the zygote: the parent of the parent of the nanny.
 KILLERS = """
@@ -128,12 +126,9 @@ class WhileFilesAreImportedTest(ZygoteCase):
 class NotStartedAgainTest(TestCase):
     def setUp(self):
         super().setUp()
-        with mock.patch.object(processes_support, "PRELOADED", ("ends_it", *processes_support.PRELOADED)):
-            self.project = Project.__new__(Project)
-            self.project.root = self.folder()
-            (self.project.root / "ends_it.py").write_text(DIES_LATER.format(marker=str(self.project.root / "marker")))
-            self.project.zygote = zygote.Zygote(self.project.root, WarmUp(processes_support.PRELOADED)).__enter__()
-            self.project._files = 0
+        root = self.folder()
+        (root / "ends_it.py").write_text(DIES_LATER.format(marker=str(root / "marker")))
+        self.project = Project(root, ["ends_it"])
         self.addCleanup(self.project.close)
 
     def folder(self):

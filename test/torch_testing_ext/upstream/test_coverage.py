@@ -10,7 +10,7 @@ from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from unittest import mock
 
-from upstream_support import ROOT, CheckoutCase
+from kit.checkout import ROOT, CheckoutCase
 
 from torch_testing_ext.common_utils import TestCase, instantiate_parametrized_tests, parametrize, run_tests
 from torch_testing_ext.upstream.mapping import installed_torch

@@ -7,7 +7,7 @@ import tempfile
 import textwrap
 from pathlib import Path
 
-from upstream_support import python
+from kit.processes import run_python
 
 from torch_testing_ext.common_utils import TestCase, instantiate_parametrized_tests, parametrize, run_tests, subtest
 
@@ -188,23 +188,23 @@ class DropInTest(TestCase):
         return file
 
     def run_file(self, *words: object, code: int = 0, **environ: str) -> str:
-        done = python("-m", "torch_testing_ext.upstream", "run", *words, **environ)
+        done = run_python("-m", "torch_testing_ext.upstream", "run", *words, **environ)
         output = done.stdout + done.stderr
         self.assertEqual(done.returncode, code, output)
         return output
 
     def test_stand_ins(self) -> None:
-        done = python(self.file(STAND_INS))
+        done = run_python(self.file(STAND_INS))
         self.assertEqual(done.returncode, 0, done.stderr)
 
     @parametrize("before", [False, True])
     def test_other_modules_of_a_package(self, before: bool) -> None:
         """Those that are not mirrored are PyTorch's, also if they were imported before."""
-        done = python(self.file(PACKAGE), *(["before"] if before else []))
+        done = run_python(self.file(PACKAGE), *(["before"] if before else []))
         self.assertEqual(done.returncode, 0, done.stderr)
 
     def test_modules_imported_before(self) -> None:
-        done = python(self.file(ALREADY_IMPORTED))
+        done = run_python(self.file(ALREADY_IMPORTED))
         self.assertEqual(done.returncode, 0, done.stderr)
         for line in (
             "  Plain: our launch, through our DistributedTestBase",
@@ -252,7 +252,7 @@ class DropInTest(TestCase):
     def test_help_imports_no_torch(self) -> None:
         look = "import sys; from torch_testing_ext.upstream.__main__ import main\n"
         look += "try: main(['--help'])\nexcept SystemExit: pass\nprint('torch' in sys.modules, 'libcst' in sys.modules)"
-        done = python("-c", look)
+        done = run_python("-c", look)
         self.assertEqual(done.stdout.splitlines()[-1], "False False", done.stderr)
 
 

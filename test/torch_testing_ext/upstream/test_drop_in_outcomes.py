@@ -7,7 +7,7 @@ import xml.etree.ElementTree as ElementTree
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from upstream_support import python
+from kit.processes import run_python
 
 from torch_testing_ext.common_utils import TestCase, run_tests
 
@@ -20,7 +20,7 @@ def outcomes(*options: str) -> dict[str, tuple[str, str]]:
     with tempfile.TemporaryDirectory() as directory:
         report = Path(directory, "report.xml")
         words = ["-p", "no:cacheprovider", "-q", f"--junitxml={report}", f"--rootdir={directory}", "--noconftest"]
-        done = python("-m", "pytest", *words, *options, SUBJECT)
+        done = run_python("-m", "pytest", *words, *options, SUBJECT)
         if not report.exists():
             raise AssertionError(f"pytest ran no tests:\n{done.stdout}{done.stderr}")
         cases = list(ElementTree.parse(report).iter("testcase"))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from upstream_support import CheckoutCase, python
+from kit.checkout import CheckoutCase
+from kit.processes import run_python
 
 from torch_testing_ext.common_utils import run_tests
 
@@ -55,7 +56,7 @@ class ImportTest(CheckoutCase):
 
     def test_without_libcst_the_error_says_what_to_install(self) -> None:
         code = "import sys; sys.modules['libcst'] = None; from torch_testing_ext.upstream.__main__ import main; "
-        done = python("-c", f"{code}sys.exit(main(['import', 'x.py']))")
+        done = run_python("-c", f"{code}sys.exit(main(['import', 'x.py']))")
         self.assertEqual((done.returncode, done.stdout), (2, ""))
         self.assertIn("this command needs libcst: pip install 'torch-testing-ext[upstream]'", done.stderr)
         self.assertNotIn("Traceback", done.stderr)

@@ -6,8 +6,8 @@ import subprocess
 from pathlib import Path
 from unittest import mock
 
+from kit.checkout import CheckoutCase
 from test_rewriting import FILES
-from upstream_support import CheckoutCase
 
 from torch_testing_ext.common_utils import instantiate_parametrized_tests, parametrize, run_tests, subtest
 from torch_testing_ext.upstream import patching

@@ -11,7 +11,7 @@ import inspect
 import json
 from typing import Any
 
-from upstream_support import python
+from kit.processes import run_python
 
 from torch_testing_ext.common_utils import TestCase, instantiate_parametrized_tests, parametrize, run_tests
 
@@ -63,7 +63,7 @@ print(json.dumps(signatures))
 
 @functools.cache
 def theirs() -> dict[str, dict[str, list[list[Any]] | None]]:
-    done = python("-c", PRINT_SIGNATURES)
+    done = run_python("-c", PRINT_SIGNATURES)
     if done.returncode:
         raise AssertionError(done.stderr)
     signatures: dict[str, dict[str, list[list[Any]] | None]] = json.loads(done.stdout.splitlines()[-1])

@@ -1,4 +1,4 @@
-"""A fake PyTorch checkout, and functions to run the commands on it."""
+"""A fake PyTorch checkout, on which the commands of `upstream` run."""
 
 from __future__ import annotations
 
@@ -6,16 +6,13 @@ import contextlib
 import io
 import os
 import subprocess
-import sys
 import tempfile
 import textwrap
 from pathlib import Path
 
-import torch_testing_ext
+from kit.processes import ROOT as ROOT
 from torch_testing_ext.common_utils import TestCase
 from torch_testing_ext.upstream.__main__ import main
-
-ROOT = Path(torch_testing_ext.__file__).resolve().parents[1]
 
 HELPERS = {
     "common_utils.py": """\
@@ -92,12 +89,3 @@ class CheckoutCase(TestCase):
 
     def apply(self, patch: bytes) -> None:
         subprocess.run(["git", "apply", "-"], cwd=self.pytorch, input=patch, check=True)
-
-
-def python(*words: object, **environ: str) -> subprocess.CompletedProcess[str]:
-    """Run a new interpreter that imports this tree."""
-    outside = ("PYTEST_", "TORCH_TESTING_EXT_")
-    plain = {name: value for name, value in os.environ.items() if not name.startswith(outside)}
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    environ = {**plain, "PYTHONPATH": path, **environ}
-    return subprocess.run([sys.executable, *map(str, words)], env=environ, capture_output=True, text=True, check=False)

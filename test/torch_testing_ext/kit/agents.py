@@ -11,9 +11,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from processes_support import EventRecorder, FinishedRun
-
-import torch_testing_ext
+from kit.processes import ROOT
+from kit.project import EventRecorder, FinishedRun
 from torch_testing_ext.runner import events
 from torch_testing_ext.runner.cluster.commands import CommandLauncher
 from torch_testing_ext.runner.cluster.place import ClusterPlace
@@ -26,7 +25,6 @@ from torch_testing_ext.runner.scheduling.node_leases import NodeLeases
 from torch_testing_ext.runner.scheduling.plan import plan
 from torch_testing_ext.runner.scheduling.policy import Queue
 
-ROOT = Path(torch_testing_ext.__file__).resolve().parents[1]
 AGENT = (sys.executable, "-m", "torch_testing_ext.runner.agent")
 
 

@@ -12,9 +12,8 @@ import unittest
 from pathlib import Path
 from typing import Any
 
-import torch_testing_ext
+from kit.processes import ROOT
 
-ROOT = Path(torch_testing_ext.__file__).resolve().parents[1]
 RUN_TEST = """
 import sys
 from pathlib import Path

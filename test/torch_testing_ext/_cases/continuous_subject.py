@@ -1,4 +1,4 @@
-"""Classes of tests in persistent ranks, and a helper that runs their tests and returns what all of them told."""
+"""Classes of tests in persistent ranks, which test_continuous.py runs."""
 
 from __future__ import annotations
 
@@ -7,21 +7,14 @@ import os
 import random
 import signal
 import sys
-import tempfile
 import threading
 import unittest
-import warnings
-from pathlib import Path
-from typing import Any, NamedTuple
-from unittest import mock
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from multi_process_support import Seen, outcome_of
 
-from torch_testing_ext._cases import ranked
-from torch_testing_ext._cases.global_state import GlobalStateWarning
-from torch_testing_ext.common_distributed import TEST_SKIPS, MultiProcContinuousTest, RankError, skip_if_lt_x_gpu
+from torch_testing_ext.common_distributed import TEST_SKIPS, MultiProcContinuousTest, skip_if_lt_x_gpu
 
 WORLD_SIZE = 3
 
@@ -235,44 +228,3 @@ class SharesDevices(Ranks):
 
     def tells_the_setting(self) -> None:
         self.tell(os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE"))
-
-
-class Ran(NamedTuple):
-    tests: dict[str, Seen]
-    of_class: str  # the error outside of its tests
-    told: list[list[Any]]  # by rank
-    warnings: list[str]
-
-
-def run_class(cls: type[MultiProcContinuousTest], *names: str) -> Ran:
-    """Run these tests as a suite does, with the set-up and tear-down of the class."""
-    outer = unittest.TestResult()
-    seen: dict[str, Seen] = {}
-
-    class Suite(unittest.TestSuite):
-        def run(self, result: Any, debug: bool = False) -> Any:  # tests one by one, so that each outcome is known
-            self._tearDownPreviousClass(None, result)
-            cls.setUpClass()
-            try:
-                for name in names:
-                    seen[name] = outcome_of(cls(name))
-            finally:
-                cls.tearDownClass()
-            return result
-
-    of_class = ""
-    with (
-        tempfile.TemporaryDirectory() as directory,
-        mock.patch.dict(os.environ, TELL=directory),
-        mock.patch.dict(ranked.TIMEOUT_OVERRIDE, hangs_in_one=0.5),
-        warnings.catch_warnings(record=True) as caught,
-    ):
-        warnings.simplefilter("always")
-        try:
-            Suite().run(outer)
-        except RankError as error:
-            of_class = str(error)
-        files = sorted(Path(directory).iterdir())
-        told = [[json.loads(line) for line in file.read_text().splitlines()] for file in files]
-    texts = [str(warning.message) for warning in caught if warning.category is GlobalStateWarning]
-    return Ran(seen, of_class, told, texts)

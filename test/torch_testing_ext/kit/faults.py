@@ -16,7 +16,7 @@ from torch.distributed.tensor.parallel import RowwiseParallel
 
 from torch_testing_ext.common_utils import TestCase
 
-SUITES = Path(__file__).parents[2] / "distributed"
+SUITES = Path(__file__).resolve().parents[2] / "distributed"
 Fault = Callable[[], AbstractContextManager[Any]]
 
 

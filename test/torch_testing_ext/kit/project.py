@@ -1,19 +1,15 @@
-"""Shared by the tests of the runner's processes: a folder with test files, which run in forks of one zygote."""
+"""A folder with test files, which run in forks of one zygote, without a process of run_test.py."""
 
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
-import signal
 import tempfile
 import textwrap
-import unittest
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from torch_testing_ext._process import system
 from torch_testing_ext.runner import events
 from torch_testing_ext.runner.engine.engine import Engine
 from torch_testing_ext.runner.engine.place import LocalPlace
@@ -25,8 +21,6 @@ from torch_testing_ext.runner.scheduling.inventory import Inventory
 from torch_testing_ext.runner.scheduling.leases import Leases
 from torch_testing_ext.runner.scheduling.plan import plan
 from torch_testing_ext.runner.scheduling.policy import Queue
-
-PRELOADED = ALWAYS
 
 
 class EventRecorder:
@@ -73,7 +67,7 @@ class Project:
 
     def __init__(self, root: Path | None = None, preloaded: Sequence[str] = (), drop_in: bool = False) -> None:
         self.root = root or Path(tempfile.mkdtemp(prefix="torch_testing_ext_test_")).resolve()
-        self.zygote = Zygote(self.root, WarmUp((*PRELOADED, *preloaded)), drop_in).__enter__()
+        self.zygote = Zygote(self.root, WarmUp((*ALWAYS, *preloaded)), drop_in).__enter__()
         self._files = 0
 
     @classmethod
@@ -127,27 +121,3 @@ class Project:
             self.zygote.loop.step()
         assert leases.free_slots == chosen.jobs and leases.free_devices == devices, "a lease is still held"
         return FinishedRun(summary, recorder)
-
-
-def descendants(pid: int) -> set[int]:
-    return set(system.descendants(pid))
-
-
-def is_alive(pid: int) -> bool:
-    """Whether the process runs; a zombie does not."""
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    return False
-
-
-def open_descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))
-
-
-def heed_ctrl_c() -> None:
-    """In setUpModule of tests that send Ctrl-C to this process or to a child.
-
-    nohup and the background of a shell start programs, and so their children, with SIGINT ignored.
-    """
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    unittest.addModuleCleanup(signal.signal, signal.SIGINT, before)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from torch_testing_ext._machine.nvml import Gpu, GpuLink
 
-STAND_IN = Path(__file__).parent / "recorded_nvml"
+STAND_IN = Path(__file__).resolve().parent / "recorded_nvml"
 GB = 1 << 30
 
 

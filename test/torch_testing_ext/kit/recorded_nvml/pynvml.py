@@ -1,7 +1,7 @@
 """A stand-in for pynvml, of the package nvidia-ml-py: its functions, answered from a file that a test writes.
 
 The file is read for every call, so that a test can change what the driver says. Its fields are those of
-`nvml_support.Machine`.
+`kit.nvml.Machine`.
 """
 
 import json

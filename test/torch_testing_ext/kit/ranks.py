@@ -1,20 +1,20 @@
-"""Helpers to run one method in ranks, and to get its outcome and a value from each rank."""
+"""Bases of test subjects that run in ranks, and the values that their ranks send."""
 
 import json
 import os
 import tempfile
-import unittest
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from unittest import mock
 
 import torch.distributed as dist
 
+from kit.outcomes import Seen, outcome_of
 from torch_testing_ext.common_distributed import MultiProcContinuousTest, MultiProcessTestCase
 
 
 class Ranks(MultiProcessTestCase):
-    """A base for test subjects, whose methods have names without `test`, so that no loader collects them."""
+    """A base for test subjects, whose methods have names without `test`: `outcome_of` runs them, no loader does."""
 
     world_size = 2
 
@@ -32,6 +32,20 @@ class Ranks(MultiProcessTestCase):
             json.dump(value, file)
 
 
+class FourRanks(Ranks):
+    world_size = 4
+
+
+def local_class() -> type[FourRanks]:
+    """A class that only processes forked from this one can have."""
+
+    class Local(FourRanks):
+        def passes(self):
+            pass
+
+    return Local
+
+
 class OnCpu(MultiProcContinuousTest):
     """A base for persistent ranks that use no accelerator."""
 
@@ -44,26 +58,6 @@ class OnCpu(MultiProcContinuousTest):
     @classmethod
     def device_type(cls) -> str:
         return "cpu"
-
-
-class Seen(NamedTuple):
-    outcome: str  # passed, skipped, failed, error, expected failure, unexpected success
-    message: str
-
-
-def outcome_of(test: unittest.TestCase) -> Seen:
-    """Run one test case, and return its outcome in unittest."""
-    result = unittest.TestResult()
-    test.run(result)
-    for outcome, entries in (
-        ("error", result.errors),
-        ("failed", result.failures),
-        ("skipped", result.skipped),
-        ("expected failure", result.expectedFailures),
-    ):
-        if entries:
-            return Seen(outcome, "\n".join(text for _, text in entries))
-    return Seen("unexpected success" if result.unexpectedSuccesses else "passed", "")
 
 
 def ranks_told(test: MultiProcessTestCase) -> list[Any]:

@@ -1,0 +1,24 @@
+"""Helpers for our own tests: each module is one subject. Each folder of tests has a link to this folder.
+
+| module | contents |
+| --- | --- |
+| `outcomes` | `outcome_of`: runs one unittest test case, and tells its outcome |
+| `ranks` | `Ranks`, `OnCpu`: bases of test subjects that run in ranks; `ranks_told`: the values that their ranks send |
+| `processes` | `run_python`, `start_python`; `is_alive`, `wait_until_gone`, `heed_ctrl_c` |
+| `files` | `write`: a source in a folder |
+| `settings` | another time-out, another environment |
+| `leftovers` | `nothing_left`: no process, file or descriptor more than before |
+| `pytest_runs` | `run_pytest`, `run_under_torchrun`: runs of pytest with our plugin, and their outcomes |
+| `project` | `Project`: a folder with test files that run in forks of one zygote |
+| `runs` | `RunsCase`: runs of run_test.py in a folder, as processes |
+| `agents` | `Nodes`: runs over agents on pretended nodes |
+| `slurm` | `SmallSlurm`: a Slurm of its own |
+| `invented` | tests and units that do not exist |
+| `invented_runs` | the events of runs that did not happen, for the reports |
+| `verdicts` | reports of ranks with every ending |
+| `faults` | suites with a fault in every rank |
+| `nvml` | machines with GPUs that do not exist |
+| `checkout` | `CheckoutCase`: a fake PyTorch checkout |
+| `junit`, `browser` | readers of the reports: the schema of JUnit files, a headless Chromium |
+| `sources` | which module of the package imports which, names and docstrings |
+"""

@@ -1,0 +1,48 @@
+"""Asserts that a test leaves no processes, files and descriptors."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+import types
+import unittest
+from collections.abc import Iterator
+from typing import Any
+
+from torch_testing_ext._process import system
+from torch_testing_ext.launch import client
+from torch_testing_ext.launch.protocol import Dump
+
+
+@contextlib.contextmanager
+def nothing_left(case: unittest.TestCase) -> Iterator[None]:
+    """Assert that there are no more processes, files and descriptors afterwards than before."""
+    _settle()
+    before = _count()
+    yield
+    _settle()
+    case.assertEqual(_count(), before)
+
+
+def _settle() -> None:
+    """Wait until the server has nothing to do: it answers in order, so its answer to a new request comes last."""
+    server = client.launcher().server
+    if server is not None and server.unusable is None:
+        asked: Any = types.SimpleNamespace(dumped=False, alive=[], lost=None)
+        server.runs[-1] = asked
+        server.send(Dump(-1, (), 0.0))
+        while not asked.dumped and server.step(time.monotonic() + 5):
+            pass
+        del server.runs[-1]
+
+
+def _count() -> dict[str, object]:
+    server = client.launcher().server.pid if client.launcher().server else None
+    return {
+        "children of the server": system.children(server) if server else [],
+        "children besides the server": [pid for pid in system.children(os.getpid()) if pid != server],
+        "files": sorted(p.name for p in client.launcher().session_directory().iterdir()),
+        "descriptors": len(os.listdir("/proc/self/fd")),
+        "descriptors of the server": len(os.listdir(f"/proc/{server}/fd")) if server else 0,
+    }

@@ -1,0 +1,75 @@
+"""Starts interpreters that import this tree, and watches processes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+import unittest
+from pathlib import Path
+
+import torch_testing_ext
+from torch_testing_ext._process import system
+
+ROOT = Path(torch_testing_ext.__file__).resolve().parents[1]
+
+
+def run_python(*words: object, **environ: str) -> subprocess.CompletedProcess[str]:
+    """Run a new interpreter to its end. It does not have the settings of this run."""
+    outside = ("PYTEST_", "TORCH_TESTING_EXT_")
+    plain = {name: value for name, value in os.environ.items() if not name.startswith(outside)}
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    environ = {**plain, "PYTHONPATH": path, **environ}
+    return subprocess.run([sys.executable, *map(str, words)], env=environ, capture_output=True, text=True, check=False)
+
+
+def start_python(*arguments: str, cwd: Path, **environ: str) -> subprocess.Popen[str]:
+    """Start a new interpreter, with its output in one pipe."""
+    return subprocess.Popen(
+        [sys.executable, *arguments],
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": str(ROOT), **environ},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def descendants(pid: int) -> set[int]:
+    return set(system.descendants(pid))
+
+
+def is_alive(pid: int) -> bool:
+    """Whether the process runs; a zombie does not."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    return False
+
+
+def wait_until_gone(pids: list[int], seconds: float) -> list[int]:
+    """Wait for the end of processes that are not our children. Returns those that are still running."""
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            fd = os.pidfd_open(pid)
+            try:
+                select.select([fd], [], [], seconds)
+            finally:
+                os.close(fd)
+    return [pid for pid in pids if is_alive(pid)]
+
+
+def open_descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def heed_ctrl_c() -> None:
+    """In setUpModule of tests that send Ctrl-C to this process or to a child.
+
+    nohup and the background of a shell start programs, and so their children, with SIGINT ignored.
+    """
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    unittest.addModuleCleanup(signal.signal, signal.SIGINT, before)
