@@ -32,7 +32,9 @@ _EXEC = "torch_testing_ext._cases.distributed_exec"
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     if _is_launched():
-        from torch_testing_ext.launch import in_place  # noqa: F401  # which keeps a way to the terminal, before capture
+        from torch_testing_ext.launch import this_launch
+
+        this_launch()  # before pytest captures the output
     group = parser.getgroup("torch_testing_ext", "tests that run in ranks (torch_testing_ext)")
     group.addoption(OPTION, action="store_true", help="run PyTorch test files on the classes of torch_testing_ext")
     group.addoption(

@@ -17,34 +17,39 @@ from torch_testing_ext import launch
 from torch_testing_ext._machine import environment
 from torch_testing_ext._marks.needs import TEST_SKIPS, Skipped, TestSkip
 from torch_testing_ext._sanitizer.kinds import SanitizeKind
-from torch_testing_ext.launch import in_place, recording
+from torch_testing_ext.launch import Member, recording, this_launch
 from torch_testing_ext.launch.job import Sanitize
+from torch_testing_ext.launch.sanitizer_logs import log_of
 
 from . import group_creation, rank_process, ranked
 
 __unittest = True
 __rank_frame__ = True
 
+this_launch()  # before a test changes the variables
+
 
 def where() -> launch.Launched | None:
     """What the launcher of this process says of it; None if there is none."""
-    return in_place.launched
+    return this_launch()
 
 
 def size() -> int:
     """The number of ranks that the launcher has started."""
-    assert in_place.launched is not None
-    return in_place.launched.world_size
+    launched = this_launch()
+    assert launched is not None
+    return launched.world_size
 
 
 def is_first() -> bool:
     """Is this process rank 0, which reports for all?"""
-    return in_place.launched is not None and in_place.launched.rank == 0
+    launched = this_launch()
+    return launched is not None and launched.rank == 0
 
 
 def deciding() -> dict[int, tuple[str, ...]]:
     """The ranks that failed the latest test by themselves, with the notes of their accounts."""
-    return in_place.member().deciding
+    return Member.of_this_process().failed
 
 
 def wrong_size(world_size: int) -> str:
@@ -70,7 +75,7 @@ def begin(
         ranked.say_if_nothing_is_recorded()
         sanitize = sanitize or Sanitize()
         _say_if_hashes_are_alike(sanitize)
-        return in_place.member().begin(case, str(directory), timeout, may_differ, sanitize)
+        return Member.of_this_process().begin(case, str(directory), timeout, may_differ, sanitize)
     except launch.WrongRound as error:
         wrong = launch.Verdict(launch.Outcome.ERROR, str(error))
     raise ranked.rank_error(test or unittest.TestCase(), wrong)
@@ -87,14 +92,14 @@ def _say_if_hashes_are_alike(sanitize: Sanitize) -> None:
 
 def refuse(what: str) -> None:
     """Skip what would start ranks in each of the ranks of a launcher."""
-    if in_place.launched is not None:
+    if this_launch() is not None:
         reason = f"{what} starts ranks of its own, and a launcher has started this process as one of {size()}"
         raise Skipped(TestSkip(TEST_SKIPS["generic"].exit_code, reason))
 
 
 def stop_if_asked(result: Any) -> None:
     """Stop a run of unittest if the launcher wants this process to end."""
-    if in_place.is_ending():
+    if Member.is_ending():
         with suppress(AttributeError):
             result.stop()
 
@@ -105,14 +110,14 @@ def run(
     sent_text: Callable[[], str | None] = lambda: None,
 ) -> launch.Verdict:
     """Run `body(rank, account)` here, and return the verdict on all ranks."""
-    member = in_place.member()
+    member = Member.of_this_process()
     account = launch.AccountWriter(None)
     with _variables(together):
         rank_process.prepare_rank(member.rank, member.world_size, patient=False)
         group_creation.announce(Path(together.directory), member.rank)
         group = _GroupOfTest()
         try:
-            recording.sanitize(member.rank, together.sanitize, in_place.log_of(together.directory, member.rank))
+            recording.sanitize(member.rank, together.sanitize, log_of(together.directory, member.rank))
             body(member.rank, account)
         except unittest.SkipTest as skip:
             ranked.account_for_skip(account, skip)
@@ -151,7 +156,12 @@ def _here(verdict: launch.Verdict) -> launch.Verdict:
     """The verdict as this rank shows it: rank 0 reports for all, if it is there."""
     if verdict.outcome is launch.Outcome.PASSED and not is_first():
         return replace(verdict, message="")
-    if is_first() or not verdict.message or verdict.outcome is launch.Outcome.SKIPPED or in_place.member().is_alone:
+    if (
+        is_first()
+        or not verdict.message
+        or verdict.outcome is launch.Outcome.SKIPPED
+        or Member.of_this_process().is_alone
+    ):
         return verdict
     first = verdict.message.partition("\n")[0]
     return replace(verdict, message=f"{first}\n\nRank 0 shows the report of all ranks.")
@@ -160,11 +170,12 @@ def _here(verdict: launch.Verdict) -> launch.Verdict:
 @contextmanager
 def _variables(together: launch.Round) -> Iterator[None]:
     """The variables for `env://`: each test has a port of its own, since a used store would confuse the next group."""
-    assert in_place.launched is not None
+    launched = this_launch()
+    assert launched is not None
     own: dict[str, str | None] = {
-        "RANK": str(in_place.launched.rank),
-        "LOCAL_RANK": os.environ.get("LOCAL_RANK", str(in_place.launched.rank)),
-        "WORLD_SIZE": str(in_place.launched.world_size),
+        "RANK": str(launched.rank),
+        "LOCAL_RANK": os.environ.get("LOCAL_RANK", str(launched.rank)),
+        "WORLD_SIZE": str(launched.world_size),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(together.port),
     }
@@ -188,5 +199,6 @@ class _GroupOfTest:
         if self._exists() and not self._existed:
             import torch.distributed as dist
 
+            group_creation.wait_for_peers()
             gc.collect(1)  # a young exception may refer to a group, which then keeps its connections
             dist.destroy_process_group()

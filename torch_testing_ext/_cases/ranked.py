@@ -25,7 +25,7 @@ from torch_testing_ext._marks.timeouts import timeout_of
 from torch_testing_ext._process import shell
 from torch_testing_ext._process.files import source_file
 from torch_testing_ext._sanitizer.kinds import SanitizeKind
-from torch_testing_ext.launch import in_place, settings
+from torch_testing_ext.launch import settings
 from torch_testing_ext.launch.job import Sanitize
 
 from . import invocation
@@ -209,7 +209,7 @@ class RankedTestCase(TestCase):
 
     def _fork_server_before_set_up(self, body: Callable[..., None]) -> None:
         """Let ranks have the state that this process has before setUp, not after it: new processes lack that too."""
-        if in_place.launched is None and not self._is_rank() and not self._skips_without_set_up():
+        if launch.this_launch() is None and not self._is_rank() and not self._skips_without_set_up():
             subject = launch.Named.of(type(self))
             launch.prepare(launch.Named.of(body), subject, expected_imports(subject.file or ""))
 

@@ -66,8 +66,8 @@ class Recording:
 
             from torch_testing_ext import _torch
             from torch_testing_ext.launch import recording
-            from torch_testing_ext.launch.in_place import log_of
             from torch_testing_ext.launch.job import Sanitize
+            from torch_testing_ext.launch.sanitizer_logs import log_of
         finally:
             sys.path.remove(package)
         if torch.distributed.is_available():

@@ -14,15 +14,15 @@ from pathlib import Path
 
 from torch_testing_ext import launch
 from torch_testing_ext._collectives.findings import Finding, first_mismatch
-from torch_testing_ext._collectives.raw import RawRecord, agree, unpack
+from torch_testing_ext._collectives.raw import RawRecord, unpack
 from torch_testing_ext._collectives.records import list_of
 from torch_testing_ext._process import shell, system
 from torch_testing_ext._process.exits import describe_exit
 from torch_testing_ext._process.logs import cut_middle
 from torch_testing_ext._sanitizer.kinds import SanitizeKind
-from torch_testing_ext.launch.in_place import log_of
 from torch_testing_ext.launch.job import Sanitize
-from torch_testing_ext.launch.sanitizer_logs import Logs, records_of
+from torch_testing_ext.launch.report import add_recorders
+from torch_testing_ext.launch.sanitizer_logs import Logs, log_of, records_of
 
 from . import ranked
 
@@ -101,7 +101,7 @@ class _Left:
     def __init__(self, directory: Path, size: int, sanitize: Sanitize):
         self._ranks = range(size)
         self._note = sanitize.note
-        self._logs = Logs([log_of(str(directory), rank) for rank in self._ranks], sanitize)
+        self._logs = Logs([log_of(directory, rank) for rank in self._ranks], sanitize)
         found = {rank: sorted(directory.glob(f"rank{rank}.*.left")) for rank in self._ranks}
         # Of several processes with the number of a rank, it is not known which is the rank.
         self._unknown = [rank for rank in self._ranks if len(found[rank]) != 1]
@@ -121,12 +121,7 @@ class _Left:
                 "Python did not end there by itself"
             )
         reports = [launch.RankReport(rank, launch.RankEnding.PASSED, seconds, launch.now()) for rank in self._ranks]
-        reports = self._logs.complete(reports, have_passed=True)
-        if not agree(self._left):
-            reports = [
-                replace(report, recorder=raw.text() if raw is not None else "")
-                for report, raw in zip(reports, self._left, strict=True)
-            ]
+        reports = add_recorders(self._logs.complete(reports), self._left)
         return launch.judge(reports, False, launch.Case(script.name, file=str(script), note=self._note))
 
 

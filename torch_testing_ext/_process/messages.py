@@ -99,6 +99,8 @@ def _decoder(kind: Any) -> _Convert | None:
         return base64.b64decode
     if isinstance(kind, type) and issubclass(kind, (enum.Enum, Path)):
         return kind
+    if isinstance(kind, type) and issubclass(kind, tuple) and kind is not tuple:  # a NamedTuple
+        return lambda data: kind(*data)
     return None
 
 

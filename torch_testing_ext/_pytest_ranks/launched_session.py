@@ -10,14 +10,13 @@ from typing import Any
 import pytest
 
 from torch_testing_ext import launch
-from torch_testing_ext.launch import in_place
 
 from . import internals
 
 
 def configure(config: pytest.Config) -> None:
     """Before other plugins are configured: one JUnit file, and no xdist, whose workers would all be the same rank."""
-    where = in_place.launched
+    where = launch.this_launch()
     if where is None:
         return
     if config.getoption("numprocesses", None) or os.environ.get("PYTEST_XDIST_WORKER"):
@@ -55,7 +54,7 @@ class _Session:
         error = call.excinfo.value if call.excinfo is not None else None
         if report.failed and not isinstance(getattr(error, "outcome", None), launch.Outcome):
             self._is_known_to_rank_0 = False
-        if in_place.is_ending():
+        if launch.Member.is_ending():
             item.session.shouldstop = "the launcher has asked this process to end"
         return report
 

@@ -22,14 +22,15 @@ from .client import (
     new_directory as new_directory,
     prepare as prepare,
 )
-from .in_place import Round as Round, WrongRound as WrongRound
+from .hub import WrongRound as WrongRound
 from .inheriting import (
     launch_fresh as launch_fresh,
     launch_from_here as launch_from_here,
     preload_hints as preload_hints,
 )
 from .job import Job as Job, Named as Named, ProcessContext as ProcessContext
-from .launchers import Launched as Launched
+from .launchers import Launched as Launched, this_launch as this_launch
+from .member import Member as Member
 from .persistent_ranks import PersistentRanks as PersistentRanks, Task as Task, tasks as tasks
 from .rank import AccountWriter as AccountWriter, format_error as format_error, summarize as summarize
 from .report import (
@@ -38,6 +39,7 @@ from .report import (
     assemble_report as assemble_report,
     now as now,
 )
+from .rounds import Round as Round
 from .verdict import (
     Case as Case,
     Expected as Expected,

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import NoReturn
 
 # The rank, the number of ranks, and the number of those on this machine.
 _VARIABLES = (
@@ -28,6 +31,7 @@ class Launched:
     world_size: int
     is_one_machine: bool
     key: str  # the same in all ranks of this launch, and in no others of this machine
+    terminal: int = 2  # the descriptor of what was stderr at the start of this process
 
     @classmethod
     def read(cls, environ: Mapping[str, str]) -> Launched | None:
@@ -43,6 +47,34 @@ class Launched:
                     everywhere = environ.get("SLURM_STEP_NUM_NODES", "1") == "1"
                 return cls(int(numbers[0]), int(numbers[1]), everywhere, _key(environ))
         return None
+
+    @property
+    def address(self) -> str:
+        """The Unix socket at which the ranks of this launch meet."""
+        return f"\0torch_testing_ext-{self.key}"
+
+    def say(self, text: str) -> None:
+        """Write to the terminal, whatever captures the output of tests."""
+        with suppress(OSError):
+            os.write(self.terminal, f"\n{text}\n".encode(errors="replace"))
+
+    def abandon(self, why: str) -> NoReturn:
+        """End this process at once: its main thread is in a test that does not return."""
+        if why:
+            self.say(why)
+        os._exit(1)
+
+
+@functools.cache
+def this_launch() -> Launched | None:
+    """What the launcher of this process says of it; None if there is none.
+
+    The first call keeps the answer and a way to the terminal. It has to come before tests change the variables, and
+    before pytest captures the descriptor 2: pytest's plugin and the modules of the test classes make it when they are
+    imported.
+    """
+    found = Launched.read(os.environ)
+    return found and replace(found, terminal=os.dup(found.terminal))
 
 
 def _key(environ: Mapping[str, str]) -> str:

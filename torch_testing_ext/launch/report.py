@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import re
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from torch_testing_ext._collectives.findings import Finding
+from torch_testing_ext._collectives.raw import RawRecord, agree
 from torch_testing_ext._process.exits import describe_exit
 
 from .accounts import OwnWarning, RankAccount, RankEnding
@@ -116,6 +118,20 @@ def assemble_report(
     # The account says otherwise: the rank crashed or hung on its way out. The account is still worth showing.
     earlier = f"the test had {account.ending.value}" + (f": {account.summary}" if account.summary else "")
     return replace(seen, summary=earlier, traceback=account.traceback)
+
+
+def all_passed(reports: Sequence[RankReport]) -> bool:
+    return all(report.ending is RankEnding.PASSED for report in reports)
+
+
+def add_recorders(reports: Sequence[RankReport], left: Sequence[RawRecord | None]) -> list[RankReport]:
+    """Add the collectives that each rank left, unless all ranks passed and issued the same."""
+    if all_passed(reports) and agree(left):
+        return list(reports)
+    return [
+        replace(report, recorder=raw.text() if raw is not None else "")
+        for report, raw in zip(reports, left, strict=True)
+    ]
 
 
 def now() -> float:

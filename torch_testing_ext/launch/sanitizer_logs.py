@@ -17,7 +17,7 @@ from torch_testing_ext._sanitizer.kinds import SanitizeKind
 from torch_testing_ext._sanitizer.log import LogContent, LogReader, is_quiet, show_mismatch, uses_groups
 
 from .job import Sanitize
-from .report import RankReport, now
+from .report import RankReport, all_passed, now
 
 INTERVAL = 0.04
 # Until then, a call that raises for the mismatch has done so.
@@ -25,6 +25,11 @@ CONFIRMATION = 0.04
 # Members that have yet to come would show which ranks are the exception.
 PATIENCE = 0.5
 DEFAULT_OF_GROUPS = 1800.0  # gloo's time-out: nobody who has not chosen another waits for it
+
+
+def log_of(directory: str | Path, rank: int) -> Path:
+    """The log of a rank, if it is sanitized."""
+    return Path(directory, f"rank{rank}.sanitizer")
 
 
 class Logs:
@@ -53,9 +58,9 @@ class Logs:
         """What the ranks have issued so far."""
         return records_of(self.read())
 
-    def complete(self, reports: Sequence[RankReport], have_passed: bool) -> list[RankReport]:
+    def complete(self, reports: Sequence[RankReport]) -> list[RankReport]:
         """The reports with what the logs show. Ranks that have passed and agree are not looked at closer."""
-        headers = self.headers()
+        have_passed, headers = all_passed(reports), self.headers()
         may_be_inverted = SanitizeKind.ORDER in self.sanitize.kinds and uses_groups(headers) > 1
         if have_passed and is_quiet(headers) and not may_be_inverted:
             return list(reports)

@@ -13,14 +13,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from torch_testing_ext._collectives.findings import Finding
-from torch_testing_ext._collectives.raw import agree, unpack
+from torch_testing_ext._collectives.raw import unpack
 from torch_testing_ext._process.logs import tail
 
 from . import client, device_memory, hang, ras
 from .accounts import RankAccount, RankEnding, read_account
 from .client import Run
 from .looks import Looks
-from .report import Exit, RankReport, assemble_report, now
+from .report import Exit, RankReport, add_recorders, all_passed, assemble_report, now
 from .sanitizer_logs import LiveLogs, Logs
 from .verdict import Case, Expected, Verdict, ended, judge
 
@@ -228,17 +228,12 @@ class RankWatcher:
                 self.accounts[rank] = self.read_account(rank)
         known = self.answers.keys() | self.run.exits.keys()
         reports = [self._report(rank) if rank in known else self._lost(rank) for rank in ranks]
-        quiet = all(report.ending is RankEnding.PASSED for report in reports)
+        quiet = all_passed(reports)
         if self.logs:
-            reports = self.logs.complete(reports, quiet)
+            reports = self.logs.complete(reports)
             self.logs.remove()
-        if quiet and agree(left := [unpack(self._left(report.rank)) for report in reports]):
-            return tuple(reports)
         if quiet:
-            return tuple(
-                replace(report, recorder=raw.text() if raw is not None else "")
-                for report, raw in zip(reports, left, strict=True)
-            )
+            return tuple(add_recorders(reports, [unpack(self._left(rank)) for rank in ranks]))
         return tuple(self._with_texts(replace(report, recorder=self._recorder(report.rank))) for report in reports)
 
     def _recorder(self, rank: int) -> str:

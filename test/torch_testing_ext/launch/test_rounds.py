@@ -1,0 +1,189 @@
+"""Tests what the hub of a launch does next, from what the ranks have said, as a table: no process, no clock."""
+
+import unittest
+
+from torch_testing_ext._process import messages
+from torch_testing_ext._sanitizer.kinds import SanitizeKind
+from torch_testing_ext.common_utils import run_tests
+from torch_testing_ext.launch import Case, Cause, Outcome, RankEnding, Round, Verdict
+from torch_testing_ext.launch.accounts import OwnWarning, RankAccount
+from torch_testing_ext.launch.job import Sanitize
+from torch_testing_ext.launch.rounds import (
+    GRACE_AFTER_END,
+    AskForStacks,
+    FromHub,
+    FromRank,
+    NextStep,
+    RankBegins,
+    RankEnds,
+    RankJoined,
+    RankStacks,
+    RoundJudged,
+    RoundRefused,
+    RoundStarts,
+    RoundState,
+)
+from torch_testing_ext.launch.watch import GRACE_AFTER_DEATH
+
+NOTHING = RankStacks("", b"")
+
+
+def begins(name="test_x", timeout=None):
+    return RankBegins(Case(name), "/tmp/x", timeout, False, Sanitize())
+
+
+def account(ending=RankEnding.PASSED, at=10.0):
+    return RankAccount(ending, 0.0, at, "why")
+
+
+class RoundTest(unittest.TestCase):
+    def setUp(self):
+        self.left = {}
+        self.round = RoundState(3, 2, self.left)
+
+    def begin(self, *ranks, timeout=None, now=0.0):
+        for rank in ranks:
+            self.round.on_begin(rank, begins(timeout=timeout), now)
+
+    def run_both(self, timeout=None):
+        self.begin(0, 1, timeout=timeout)
+        self.next(NextStep.START)
+        self.round.start(0.0)
+
+    def end(self, rank, ending=RankEnding.PASSED, at=10.0, number=3):
+        self.round.on_end(rank, RankEnds(number, account(ending, at)))
+
+    def next(self, step, now=0.0):
+        self.assertIs(self.round.next_step(now), step)
+
+    def test_nothing_to_do(self):
+        self.next(NextStep.WAIT, 1e9)
+        self.assertIsNone(self.round.due())
+
+    def test_it_waits_until_all_have_begun(self):
+        self.begin(1)
+        self.next(NextStep.WAIT, 1e9)
+        self.begin(0)
+        self.next(NextStep.START)
+
+    def test_a_rank_that_does_not_come_in_time(self):
+        self.begin(1, timeout=30.0, now=5.0)
+        self.assertEqual(self.round.due(), 35.0)
+        self.next(NextStep.WAIT, 34.9)
+        self.next(NextStep.REFUSE, 35.0)
+        self.assertEqual(self.round.why_refused(35.0), "rank 0 of 2 has not begun test_x in time")
+
+    def test_a_rank_that_left_before(self):
+        self.left[0] = 1.0
+        self.begin(1)
+        self.next(NextStep.REFUSE)
+        self.assertIn("rank 0 of 2 is missing: its process has ended", self.round.why_refused(0.0))
+
+    def test_different_tests(self):
+        self.begin(1)
+        self.round.on_begin(0, begins("test_y"), 0.0)
+        self.next(NextStep.REFUSE)
+        self.assertEqual(
+            self.round.why_refused(0.0),
+            "the ranks of the launcher run different tests: rank 0 runs test_y; rank 1 runs test_x",
+        )
+
+    def test_all_ends(self):
+        self.run_both()
+        self.end(1)
+        self.next(NextStep.WAIT, 1e9)
+        self.end(0)
+        self.next(NextStep.JUDGE)
+
+    def test_an_end_of_an_earlier_round(self):
+        self.run_both()
+        self.end(0, number=2)
+        self.assertEqual(self.round.running, [0, 1])
+
+    def test_the_time_begins_when_all_have_begun(self):
+        self.begin(0, 1, timeout=30.0, now=0.0)
+        self.round.start(20.0)
+        self.assertEqual(self.round.due(), 50.0)
+        self.next(NextStep.WAIT, 49.9)
+        self.next(NextStep.JUDGE, 50.0)
+
+    def test_others_get_time_after_a_failure_or_skip(self):
+        for ending in (RankEnding.FAILED, RankEnding.ERROR, RankEnding.SKIPPED):
+            with self.subTest(ending):
+                self.setUp()
+                self.run_both()
+                self.end(0, ending, at=10.0)
+                self.assertEqual(self.round.due(), 10.0 + GRACE_AFTER_END)
+                self.next(NextStep.WAIT, 10.0)
+                self.next(NextStep.JUDGE, 10.0 + GRACE_AFTER_END)
+
+    def test_a_rank_that_leaves_is_named_soon_and_others_get_time(self):
+        self.run_both()
+        self.left[0] = 10.0
+        self.next(NextStep.WAIT, 10.0)
+        self.next(NextStep.NAME_LOST, 10.0 + GRACE_AFTER_DEATH)
+        self.assertEqual(self.round.lost, [0])
+        self.round.has_named_lost = True
+        self.next(NextStep.WAIT, 10.0 + GRACE_AFTER_DEATH)
+        self.next(NextStep.JUDGE, 10.0 + GRACE_AFTER_END)
+
+    def test_a_rank_that_leaves_after_its_test(self):
+        self.run_both()
+        self.end(0)
+        self.left[0] = 10.0
+        self.assertEqual((self.round.lost, self.round.running), ([], [1]))
+        self.next(NextStep.WAIT, 1e9)
+
+    def test_all_leave(self):
+        self.run_both()
+        self.left.update({0: 10.0, 1: 10.0})
+        self.next(NextStep.JUDGE, 10.0)
+
+    def test_reports(self):
+        self.round = RoundState(3, 3, self.left)
+        self.begin(0, 1, 2)
+        self.round.start(4.0)
+        self.end(0, RankEnding.ERROR, at=10.0)
+        self.left[1] = 5.0
+        ended, lost, running = (self.round.report(rank, 11.0, {2: NOTHING}) for rank in range(3))
+        self.assertEqual((ended.ending, ended.seconds, ended.summary), (RankEnding.ERROR, 6.0, "why"))
+        self.assertEqual((lost.ending, lost.seconds), (RankEnding.LOST, 1.0))
+        self.assertEqual((running.ending, running.seconds), (RankEnding.STOPPED, 7.0))
+
+
+class TestMessages(unittest.TestCase):
+    def test_each_arrives_as_it_was_sent(self):
+        sanitize = Sanitize(frozenset({SanitizeKind.CALLS, SanitizeKind.NAN}), True, 7)
+        warned = OwnWarning("careful", "builtins.UserWarning", "/x.py", 3)
+        full = RankAccount(
+            RankEnding.ERROR,
+            started=1.0,
+            ended=2.0,
+            summary="a",
+            traceback="b",
+            code=10,
+            imported=("torch.fx",),
+            notes=("note",),
+            warnings=(warned,),
+            memory=((0, 1, 2),),
+            collectives=b"\x80x",
+            cause=Cause.LOST_PEER,
+        )
+        sent = (
+            RankJoined(1),
+            RankBegins(Case("T.test_x", "python x", "/x.py"), "/tmp/x", 1.5, True, sanitize),
+            RankEnds(2, full),
+            RankStacks("File", b"\x80"),
+            RoundStarts(Round(2, "/tmp/x", 5000, sanitize)),
+            RoundRefused("why"),
+            AskForStacks(),
+            RoundJudged(Verdict(Outcome.FAILED, "text", 1, None), ((1, ("note",)),), True),
+        )
+        kinds = messages.by_name(FromRank) | messages.by_name(FromHub)
+        self.assertEqual({type(message) for message in sent}, set(kinds.values()))
+        for message in sent:
+            self.assertEqual(messages.from_json(messages.to_json(message), kinds), message)
+
+
+if __name__ == "__main__":
+    run_tests()

@@ -1,0 +1,186 @@
+"""The hub of ranks that a launcher has started: a thread of rank 0 that waits for all ranks and judges each round."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterable
+from contextlib import ExitStack
+from dataclasses import replace
+
+from torch_testing_ext._collectives.raw import unpack
+from torch_testing_ext._machine import ports
+from torch_testing_ext._process.channel import Channel
+from torch_testing_ext._process.loop import EventLoop
+
+from .launchers import Launched
+from .report import add_recorders, now
+from .rounds import (
+    HAS_LEFT,
+    AskForStacks,
+    FromHub,
+    FromRank,
+    NextStep,
+    RankBegins,
+    RankEnds,
+    RankJoined,
+    RankStacks,
+    Round,
+    RoundJudged,
+    RoundRefused,
+    RoundStarts,
+    RoundState,
+)
+from .sanitizer_logs import Logs, log_of
+from .verdict import Expected, failed_by_itself, judge
+
+_STACKS_TIMEOUT = 0.5
+
+
+class WrongRound(RuntimeError):
+    """The ranks cannot run this test together; the message says why."""
+
+
+class Hub(threading.Thread):
+    """Waits for all ranks, judges each round, and tells the verdict."""
+
+    def __init__(self, launched: Launched, own: socket.socket):
+        super().__init__(name="torch_testing_ext hub", daemon=True)
+        self._launched = launched
+        self._world_size = launched.world_size
+        self._listener = socket.socket(socket.AF_UNIX)
+        try:
+            self._listener.bind(launched.address)
+        except OSError as error:
+            raise WrongRound(f"another process is rank 0 of this launch: {error}") from None
+        self._listener.listen(self._world_size)
+        self._loop = EventLoop()
+        self._ranks: dict[int, Channel[FromRank]] = {}
+        self._stacks: dict[int, RankStacks] = {}
+        self._round = RoundState(1, self._world_size, left={})
+        self._lease = ExitStack()  # of the round's port
+        self._own = self._admit(own)
+
+    def forget(self) -> None:
+        """In a forked child: leave the connections to the process that has the hub."""
+        self._listener.close()
+        for channel in (*self._ranks.values(), self._own):
+            channel.close()
+
+    def run(self) -> None:
+        try:
+            self._loop.listen(self._listener, lambda: self._admit(self._listener.accept()[0]))
+            while True:
+                self._loop.step(self._round.due())
+                self._proceed()
+        except BaseException as error:  # without a hub no test can pass
+            self._launched.abandon(f"the verdict on all ranks cannot be made: {error!r}")
+
+    # -- connections
+
+    def _admit(self, sock: socket.socket) -> Channel[FromRank]:
+        channel: Channel[FromRank] = Channel(sock, FromRank)
+        rank: int | None = None
+
+        def receive() -> None:
+            nonlocal rank
+            try:
+                for message in channel.receive():
+                    if isinstance(message, RankJoined):
+                        if message.rank in self._ranks:  # a process that a test has started with our variables
+                            raise EOFError
+                        rank = message.rank
+                        self._ranks[rank] = channel
+                    elif rank is not None:
+                        self._on_message(rank, message)
+            except (EOFError, OSError):
+                self._loop.forget(channel)
+                channel.close()
+                if rank is not None:
+                    self._round.left.setdefault(rank, now())
+
+        self._loop.listen(channel, receive)
+        return channel
+
+    def _on_message(self, rank: int, message: FromRank) -> None:
+        match message:
+            case RankBegins():
+                self._round.on_begin(rank, message, now())
+            case RankEnds():
+                self._round.on_end(rank, message)
+            case RankStacks():
+                self._stacks[rank] = message
+
+    def _tell(self, ranks: Iterable[int], message: FromHub) -> None:
+        for rank in ranks:
+            if rank not in self._round.left:
+                self._ranks[rank].send(message)
+
+    # -- a round
+
+    def _proceed(self) -> None:
+        while (step := self._round.next_step(now())) is not NextStep.WAIT:
+            match step:
+                case NextStep.REFUSE:
+                    begun, why = list(self._round.begun), self._round.why_refused(now())
+                    self._next_round()
+                    self._tell(begun, RoundRefused(why))
+                case NextStep.START:
+                    self._start()
+                case NextStep.NAME_LOST:
+                    self._name_lost()
+                case NextStep.JUDGE:
+                    self._judge()
+
+    def _next_round(self) -> None:
+        self._lease.close()
+        self._round = RoundState(self._round.number + 1, self._world_size, self._round.left)
+
+    def _start(self) -> None:
+        self._round.start(now())
+        first = self._round.begun[0]
+        port = self._lease.enter_context(ports.leased_port())
+        begun = Round(self._round.number, first.directory, port, first.sanitize)
+        self._tell(self._round.begun, RoundStarts(begun))
+
+    def _name_lost(self) -> None:
+        """Say at once which ranks have left: the launcher is about to end the other ranks."""
+        self._round.has_named_lost = True
+        name = self._round.begun[0].case.name
+        for rank in self._round.lost:
+            self._launched.say(f"rank {rank} of {self._world_size} has left in {name}: {HAS_LEFT}")
+
+    def _judge(self) -> None:
+        this = self._round
+        timed_out = this.has_timed_out(now())
+        self._take_stacks(this.running)
+        first, is_deadlocked = this.begun[0], bool(this.running)  # one may have ended because it was asked
+        reports = [this.report(rank, now(), self._stacks) for rank in range(self._world_size)]
+        if logs := Logs([log_of(first.directory, rank) for rank in range(self._world_size)], first.sanitize):
+            reports = logs.complete(reports)
+            logs.remove()
+        reports = add_recorders(reports, [unpack(self._collectives(rank)) for rank in range(self._world_size)])
+        case = replace(first.case, note=first.sanitize.note)
+        verdict = judge(reports, timed_out, case, Expected(may_differ=first.may_differ))
+        if is_deadlocked:
+            # Said at once and once, before any process ends: the launcher ends all of them when it sees the first.
+            self._launched.say(
+                f"{verdict.message}\n\nThe ranks that still run cannot go on: their processes are ended, with rank 0's."
+            )
+        self._next_round()
+        failed = tuple((report.rank, report.notes) for report in reports if failed_by_itself(report))
+        # Rank 0 last: its process has the hub.
+        self._tell(sorted(this.begun, reverse=True), RoundJudged(verdict, failed, is_deadlocked))
+
+    def _take_stacks(self, ranks: list[int]) -> None:
+        self._stacks.clear()
+        self._tell(ranks, AskForStacks())
+        until = now() + _STACKS_TIMEOUT
+        while any(rank not in self._stacks for rank in ranks) and self._loop.step(until):
+            pass
+
+    def _collectives(self, rank: int) -> bytes:
+        """What a rank has issued: as its account says, or as it said with its stacks."""
+        if rank in self._round.accounts:
+            return self._round.accounts[rank].collectives
+        return self._stacks[rank].collectives if rank in self._stacks else b""

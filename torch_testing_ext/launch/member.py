@@ -1,0 +1,198 @@
+"""Tests in processes that a launcher has started, such as torchrun, mpirun or srun: they are the ranks, in place.
+
+The ranks are members of a hub, a thread of rank 0, each by a connection of its own. For each test, a rank begins a
+round, runs the test, and ends the round with its account. The hub waits for all, judges, and tells every rank the same
+verdict. It sees at once when a process ends, by its connection. A rank that does not come to the end of a round, since
+it waits for another, is ended with its process: nothing else ends a collective.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import queue
+import signal
+import socket
+import tempfile
+import threading
+import time
+from contextlib import suppress
+from typing import Any, ClassVar
+
+from torch_testing_ext._process.channel import Channel
+
+from . import hub, recording
+from .accounts import RankAccount
+from .hub import Hub, WrongRound
+from .job import Sanitize
+from .launchers import Launched, this_launch
+from .report import now
+from .rounds import (
+    HAS_LEFT,
+    AskForStacks,
+    FromHub,
+    FromRank,
+    RankBegins,
+    RankEnds,
+    RankJoined,
+    RankStacks,
+    Round,
+    RoundJudged,
+    RoundRefused,
+    RoundStarts,
+)
+from .verdict import Case, Outcome, Verdict
+
+_CONNECT_TIMEOUT = 120.0  # rank 0 may import more than the others before its first test
+_GRACE_AFTER_VERDICT = 0.5  # for a test to return, once the verdict is known
+
+
+class Member:
+    """This process as one of the ranks: begins and ends rounds in the main thread, and hears the hub in another."""
+
+    _current: ClassVar[Member | None] = None
+
+    @classmethod
+    def of_this_process(cls) -> Member:
+        """This process as a rank of its launch. Raises WrongRound."""
+        launched = this_launch()
+        assert launched is not None
+        if not launched.is_one_machine:
+            raise WrongRound("tests in the ranks of a launcher run on one machine; this launch has several")
+        if cls._current is None:
+            cls._current = Member(launched)
+        return cls._current
+
+    @classmethod
+    def is_ending(cls) -> bool:
+        """Has the launcher asked this process to end?"""
+        return cls._current is not None and cls._current._is_ending
+
+    def __init__(self, launched: Launched):
+        self.rank, self.world_size = launched.rank, launched.world_size
+        self._launched = launched
+        self._pid = os.getpid()
+        self._channel: Channel[FromHub] = Channel(_connection(launched), FromHub)
+        self._sending = threading.Lock()
+        os.register_at_fork(after_in_child=self._channel.close)  # the end of this process must close the connection
+        self._send(RankJoined(self.rank))
+        self._inbox: queue.SimpleQueue[RoundStarts | RoundRefused | RoundJudged | None] = queue.SimpleQueue()
+        self._in_test = False
+        self._is_ending = False
+        self.is_alone = False  # without rank 0
+        self.failed: dict[int, tuple[str, ...]] = {}  # the ranks that failed by themselves, with their notes
+        signal.signal(signal.SIGTERM, self._on_sigterm)
+        threading.Thread(target=self._listen, name="torch_testing_ext rank", daemon=True).start()
+
+    def _on_sigterm(self, number: int, frame: Any) -> None:
+        """A launcher ends all ranks when one has died: only after the verdict on their test."""
+        if self._in_test and not self._is_ending:
+            self._is_ending = True
+        else:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            signal.raise_signal(signal.SIGTERM)
+
+    def begin(self, case: Case, directory: str, timeout: float | None, may_differ: bool, sanitize: Sanitize) -> Round:
+        """Wait until every rank begins this test. Raises WrongRound if one begins another test or has left."""
+        self._in_test = True
+        self._send(RankBegins(case, directory, timeout, may_differ, sanitize))
+        answer = self._next()
+        if isinstance(answer, RoundStarts):
+            recording.begin()
+            recording.begin_first_task()
+            return answer.round
+        self._in_test = False
+        raise WrongRound(answer.message if isinstance(answer, RoundRefused) else self._rank_0_was_lost())
+
+    def end(self, of: Round, account: RankAccount) -> Verdict:
+        """Tell how the test ended here, and wait for the verdict on all ranks."""
+        if os.getpid() != self._pid:
+            os._exit(1)  # a child that the test has forked does not speak for the rank
+        self._send(RankEnds(of.number, account))
+        answer = self._next()
+        self._in_test = False
+        if not isinstance(answer, RoundJudged):
+            return Verdict(Outcome.CRASHED, self._rank_0_was_lost(), 0)
+        self.failed = dict(answer.failed)
+        return answer.verdict
+
+    def _send(self, message: FromRank) -> None:
+        with suppress(OSError), self._sending:
+            self._channel.send(message)
+
+    def _next(self) -> RoundStarts | RoundRefused | RoundJudged | None:
+        """The hub's next answer; None if it is gone."""
+        return None if self.is_alone else self._inbox.get()
+
+    def _rank_0_was_lost(self) -> str:
+        return f"rank 0 of {self.world_size} was lost: {HAS_LEFT}"
+
+    # -- the other thread
+
+    def _listen(self) -> None:
+        """Pass on what the hub says. Ends this process if its test does not return although it should."""
+        while not self.is_alone:
+            try:
+                for message in self._channel.receive():
+                    self._on_message(message)
+            except (EOFError, OSError):
+                self.is_alone = True
+                self._inbox.put(None)
+                self._leave_unless_the_test_returns(f"rank {self.rank}: {self._rank_0_was_lost()}")
+
+    def _on_message(self, message: FromHub) -> None:
+        if isinstance(message, AskForStacks):
+            self._send(RankStacks(_stacks(), _collectives()))
+            return
+        self._inbox.put(message)
+        if isinstance(message, RoundJudged) and message.is_deadlocked:
+            self._leave_unless_the_test_returns("")  # the hub has said why
+
+    def _leave_unless_the_test_returns(self, why: str) -> None:
+        until = now() + _GRACE_AFTER_VERDICT
+        while self._in_test and now() < until:
+            time.sleep(0.01)
+        if self._in_test:
+            self._launched.abandon(why)
+
+
+def _connection(launched: Launched) -> socket.socket:
+    """The connection to the hub, which rank 0 makes."""
+    if launched.rank > 0:
+        return _connect(launched.address)
+    ours, theirs = socket.socketpair()
+    own_hub = Hub(launched, theirs)
+    os.register_at_fork(after_in_child=own_hub.forget)
+    own_hub.start()
+    return ours
+
+
+def _connect(address: str) -> socket.socket:
+    until = now() + _CONNECT_TIMEOUT
+    while True:
+        sock = socket.socket(socket.AF_UNIX)
+        try:
+            sock.connect(address)
+            return sock
+        except OSError as error:
+            sock.close()
+            if now() > until:
+                raise WrongRound(
+                    f"rank 0 of this launch was not found within {_CONNECT_TIMEOUT:.0f} s ({error}). The variables "
+                    f"RANK and WORLD_SIZE say that a launcher has started this process; unset them if none has"
+                ) from None
+        time.sleep(0.05)
+
+
+def _stacks() -> str:
+    with tempfile.TemporaryFile("w+") as file:
+        faulthandler.dump_traceback(file, all_threads=True)
+        file.seek(0)
+        threads = file.read().split("\n\n")
+    return "\n\n".join(thread for thread in threads if __file__ not in thread and hub.__file__ not in thread)
+
+
+def _collectives() -> bytes:
+    with suppress(Exception):  # in the middle of a test: better without than no stacks
+        return recording.collectives()
+    return b""

@@ -1,0 +1,220 @@
+"""Rounds: tests that all ranks of a launcher run together. Pure: messages come in, and what to do next comes out."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from . import hang
+from .accounts import RankAccount, RankEnding
+from .job import Sanitize
+from .report import RankReport
+from .verdict import Case, Verdict
+from .watch import GRACE_AFTER_DEATH
+
+# After a rank has ended, the others may need a while: a rank that does not return loses its process, and the session.
+GRACE_AFTER_END = 5.0
+HAS_LEFT = "its process has ended: it was killed, crashed or exited"
+
+
+@dataclass(frozen=True)
+class Round:
+    """One test that all ranks run. `directory` and `port` are for them all."""
+
+    number: int
+    directory: str
+    port: int
+    sanitize: Sanitize
+
+
+# -- what a rank says to the hub
+
+
+@dataclass(frozen=True)
+class RankJoined:
+    """The first message of a connection."""
+
+    rank: int
+
+
+@dataclass(frozen=True)
+class RankBegins:
+    """The rank is about to run this test."""
+
+    case: Case
+    directory: str
+    timeout: float | None
+    may_differ: bool
+    sanitize: Sanitize
+
+
+@dataclass(frozen=True)
+class RankEnds:
+    """The test of this round is over in the rank."""
+
+    number: int
+    account: RankAccount
+
+
+@dataclass(frozen=True)
+class RankStacks:
+    """The rank's stacks, and the collectives that it has issued so far."""
+
+    text: str
+    collectives: bytes
+
+
+FromRank = RankJoined | RankBegins | RankEnds | RankStacks
+
+
+# -- what the hub says to a rank
+
+
+@dataclass(frozen=True)
+class RoundStarts:
+    """All ranks have begun the test."""
+
+    round: Round
+
+
+@dataclass(frozen=True)
+class RoundRefused:
+    """The ranks cannot run this test together."""
+
+    message: str
+
+
+@dataclass(frozen=True)
+class AskForStacks:
+    """The rank is to say where it is."""
+
+
+@dataclass(frozen=True)
+class RoundJudged:
+    """The round is over. `failed`: the ranks that failed by themselves, each with its notes.
+
+    `is_deadlocked`: some ranks cannot go on, and every process whose test does not return ends itself.
+    """
+
+    verdict: Verdict
+    failed: tuple[tuple[int, tuple[str, ...]], ...]
+    is_deadlocked: bool
+
+
+FromHub = RoundStarts | RoundRefused | AskForStacks | RoundJudged
+
+
+# -- the state of a round
+
+
+class NextStep(enum.Enum):
+    """What the hub does next."""
+
+    WAIT = "wait"
+    REFUSE = "refuse"
+    START = "start"
+    NAME_LOST = "name the ranks that have left"
+    JUDGE = "judge"
+
+
+@dataclass
+class RoundState:
+    """What the ranks have said about one round. `left`: when connections of ranks have closed, in any round."""
+
+    number: int
+    world_size: int
+    left: dict[int, float]
+    begun: dict[int, RankBegins] = field(default_factory=dict)
+    accounts: dict[int, RankAccount] = field(default_factory=dict)
+    began: float | None = None  # when all had begun
+    deadline: float | None = None
+    has_named_lost: bool = False
+
+    def on_begin(self, rank: int, message: RankBegins, now: float) -> None:
+        self.begun[rank] = message
+        if self.deadline is None and message.timeout is not None:
+            self.deadline = now + message.timeout
+
+    def on_end(self, rank: int, message: RankEnds) -> None:
+        if message.number == self.number:  # not late, when the verdict is known
+            self.accounts[rank] = message.account
+
+    def start(self, now: float) -> None:
+        timeout = self.begun[0].timeout
+        self.began, self.deadline = now, None if timeout is None else now + timeout
+
+    @property
+    def running(self) -> list[int]:
+        """The ranks that have begun, and neither ended the test nor left."""
+        return [rank for rank in self.begun if rank not in self.accounts and rank not in self.left]
+
+    @property
+    def lost(self) -> list[int]:
+        """The ranks that have left without an account."""
+        return sorted(rank for rank in self.left if rank not in self.accounts)
+
+    def due(self) -> float | None:
+        """When to ask for the next step, whatever happens."""
+        ends = [end for end in (self.deadline, self._grace_ends()) if end is not None]
+        return min(ends, default=None)
+
+    def next_step(self, now: float) -> NextStep:
+        if not self.begun:
+            return NextStep.WAIT
+        if self.began is None:
+            if self.why_refused(now):
+                return NextStep.REFUSE
+            return NextStep.START if len(self.begun) == self.world_size else NextStep.WAIT
+        if not self.running or self.has_timed_out(now):
+            return NextStep.JUDGE
+        grace_ends = self._grace_ends()
+        if grace_ends is None or now < grace_ends:
+            return NextStep.WAIT
+        return NextStep.NAME_LOST if self.lost and not self.has_named_lost else NextStep.JUDGE
+
+    def has_timed_out(self, now: float) -> bool:
+        return self.deadline is not None and now >= self.deadline
+
+    def why_refused(self, now: float) -> str:
+        """Why the ranks cannot run a test together; "" if they can, as far as is known."""
+        names = {rank: message.case.name for rank, message in sorted(self.begun.items())}
+        missing = [rank for rank in range(self.world_size) if rank not in self.begun]
+        if len(set(names.values())) > 1:
+            each = "; ".join(f"rank {rank} runs {name}" for rank, name in names.items())
+            return f"the ranks of the launcher run different tests: {each}"
+        if gone := [rank for rank in missing if rank in self.left]:
+            return f"rank {gone[0]} of {self.world_size} is missing: {HAS_LEFT}"
+        if missing and self.has_timed_out(now):
+            return f"rank {missing[0]} of {self.world_size} has not begun {next(iter(names.values()))} in time"
+        return ""
+
+    def _grace_ends(self) -> float | None:
+        """When the ranks that still run have had the time to see what another rank did."""
+        if self.began is None:
+            return None
+        left = [self.left[rank] for rank in self.lost]
+        if left and not self.has_named_lost:
+            return min(left) + GRACE_AFTER_DEATH
+        ends = [account.ended for account in self.accounts.values() if account.ending is not RankEnding.PASSED]
+        return min((at + GRACE_AFTER_END for at in (*left, *ends)), default=None)
+
+    def report(self, rank: int, now: float, stacks: Mapping[int, RankStacks]) -> RankReport:
+        assert self.began is not None
+        if (account := self.accounts.get(rank)) is not None:
+            return RankReport(
+                rank,
+                account.ending,
+                max(0.0, account.ended - self.began),
+                account.ended,
+                account.code,
+                account.summary,
+                account.traceback,
+                notes=account.notes,
+                cause=account.cause,
+            )
+        if rank in self.left:
+            at = self.left[rank]
+            return RankReport(rank, RankEnding.LOST, max(0.0, at - self.began), at, summary=HAS_LEFT)
+        text = stacks[rank].text if rank in stacks else ""
+        return RankReport(rank, RankEnding.STOPPED, now - self.began, now, stacks=hang.tidy(text))
