@@ -2,11 +2,12 @@
 
     python benchmarks/conformance.py [--record | --recorded] [--drop-in] [--spawn] [--slots N] [FILE ...]
 
-The corpus, conformance/corpus/, consists of test files written for torch.testing._internal; a FILE is one of them,
-without its folder and ending. Ours runs them with rewritten imports, or with --drop-in as they are. PyTorch's side
-takes minutes; with --spawn, where its ranks are new interpreters as its bases have it, an hour. So --record keeps its
-outcomes in conformance/outcomes/, a file for each version of torch, and --recorded compares ours with those. The rules
-and the allowed differences are in conformance/comparing.py. The exit code is 1 for any other difference.
+The corpus, test/torch_testing_ext/conformance/corpus/, consists of test files written for torch.testing._internal; a
+FILE is one of them, without its folder and ending. Ours runs them with rewritten imports, or with --drop-in as they
+are. PyTorch's side takes minutes; with --spawn, where its ranks are new interpreters as its bases have it, an hour. So
+--record keeps its outcomes in outcomes/ beside the corpus, a file for each version of torch, and --recorded compares
+ours with those. The rules and the allowed differences are in comparing.py there. The exit code is 1 for any other
+difference.
 """
 
 from __future__ import annotations
@@ -26,15 +27,15 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE / "conformance"))
+ROOT = Path(__file__).resolve().parents[1]
+CONFORMANCE = ROOT / "test" / "torch_testing_ext" / "conformance"
+sys.path.insert(0, str(CONFORMANCE))
 
 import comparing  # noqa: E402
 import worker  # noqa: E402
 
-ROOT = HERE.parent
-CORPUS = HERE / "conformance" / "corpus"
-OUTCOMES = HERE / "conformance" / "outcomes"
+CORPUS = CONFORMANCE / "corpus"
+OUTCOMES = CONFORMANCE / "outcomes"
 DOCS = ROOT / "docs" / "writing-tests.md"
 NOTES = "notes"  # the corpus's helper
 Results = dict[str, dict[str, Any]]  # by file: what its worker wrote

@@ -7,16 +7,13 @@ import re
 import subprocess
 import sys
 import unittest
-from pathlib import Path
 from typing import Any
 
+import comparing
+import worker
+from kit.processes import ROOT
+
 from torch_testing_ext.common_utils import instantiate_parametrized_tests, parametrize, run_tests, subtest
-
-ROOT = Path(__file__).resolve().parents[3]
-sys.path.insert(0, str(ROOT / "benchmarks" / "conformance"))
-
-import comparing  # noqa: E402
-import worker  # noqa: E402
 
 FEWEST_TESTS = 300
 ALLOWED = comparing.Allowed("a rank other than 0 crashes", "error")
