@@ -28,26 +28,21 @@ from torch_testing_ext._cases.multi_process import imported_since
 from torch_testing_ext._machine import environment
 from torch_testing_ext._marks.needs import TEST_SKIPS
 
-from . import debugging, dist_env, internals
+from . import debugging, dist_env, internals, reports
 from .marks import RankSpec
+from .reports import Ending
 
 __rank_frame__ = True
-
-XPASS_STRICT = "[XPASS(strict)]"
 
 
 class PartFailed(AssertionError):
     """A plugin reports a failure that the test has not raised, as of a subtest. In a rank it ends the test."""
 
     def __init__(self, report: Any):
-        super().__init__(report)
-        self.report = report
-
-    def __str__(self) -> str:
-        crash = getattr(self.report.longrepr, "reprcrash", None)
-        context = getattr(getattr(self.report, "context", None), "kwargs", None)
-        within = f"in subtest {context}: " if context else ""
-        return within + str(getattr(crash, "message", None) or self.report.longreprtext.strip())
+        judged = reports.judge(report)
+        context = getattr(getattr(report, "context", None), "kwargs", None)
+        super().__init__(f"in subtest {context}: {judged.title}" if context else judged.title)
+        self.text = judged.text
 
 
 @dataclass
@@ -147,13 +142,14 @@ def _run_and_judge(item: Any, account: launch.AccountWriter, judges_again: bool 
     if not parent_knows_xfail:
         internals.read_xfail_marks(item)
     report = item.ihook.pytest_runtest_makereport(item=item, call=call)
-    told.xfail = getattr(report, "wasxfail", None) if report.skipped else None
-    is_xpass = str(report.longrepr).startswith(XPASS_STRICT) and (parent_knows_xfail or judges_again)
+    judged = reports.judge(report)
+    told.xfail = judged.reason if judged.ending is Ending.EXPECTED_FAILURE else None
+    is_xpass = judged.ending is Ending.STRICT_XPASS and (parent_knows_xfail or judges_again)
     if report.failed and not is_xpass:
         # Of an error that was raised there is an account already, which is kept.
-        account.failed(PartFailed(report), assertion=True, traceback=report.longreprtext)
-    elif report.skipped and told.xfail is None and account.account is None:
-        _account_for_skip(account, _reason_of(report))
+        account.failed(PartFailed(report), assertion=True, traceback=judged.text)
+    elif judged.ending is Ending.SKIPPED and account.account is None:
+        _account_for_skip(account, judged.reason)
     told.has_quit = current is not None and current.has_quit
     told.properties = item.user_properties[known:]
     told.warnings = [(each.message, each.category, each.filename, each.lineno) for each in seen]
@@ -236,7 +232,7 @@ def _account_for(item: Any, error: BaseException, account: launch.AccountWriter,
         return
     try:
         if isinstance(error, PartFailed):
-            text = error.report.longreprtext
+            text = error.text
         else:
             text = str(item.repr_failure(pytest.ExceptionInfo.from_exception(error)))
     except Exception:
@@ -247,11 +243,6 @@ def _account_for(item: Any, error: BaseException, account: launch.AccountWriter,
 def _account_for_skip(account: launch.AccountWriter, reason: str) -> None:
     generic = TEST_SKIPS["generic"]
     account.skipped(reason or generic.message, generic.exit_code)
-
-
-def _reason_of(report: Any) -> str:
-    reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
-    return str(reason).removeprefix("Skipped: ")
 
 
 def on_report(report: Any) -> None:

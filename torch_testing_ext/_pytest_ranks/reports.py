@@ -1,14 +1,157 @@
-"""How pytest shows a verdict: the message once, since it has everything, and no frames of ours."""
+"""Judges the reports that pytest and its plugins make of a test, for every process in which pytest runs one. Pure.
+
+A rank judges the report of its own call. The parent of a standalone test and a worker of run_test.py judge the reports
+of all phases, the former without the exceptions, which were raised in another process.
+"""
 
 from __future__ import annotations
 
+import enum
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
-from .internals import plain_text
+import pytest
+
+from torch_testing_ext import launch
+
+from .internals import plain_text, text_of
+
+_XPASS_STRICT = "[XPASS(strict)]"
+_XPASS_OF_UNITTEST = "Unexpected success"
+_PHASES = {"setup": "set-up", "call": "call", "teardown": "tear-down"}
+
+
+class Ending(enum.Enum):
+    """How a test ended, by one report or by all."""
+
+    PASSED = "passed"
+    SKIPPED = "skipped"
+    EXPECTED_FAILURE = "expected failure"
+    FAILED = "failed"  # an assertion of the test
+    ERROR = "error"  # any other exception, and every failure of a set-up or tear-down
+    XPASSED = "xpassed"  # passed, against a mark `xfail`
+    STRICT_XPASS = "strict xpass"  # passed, against a strict mark `xfail`: a failure
+    UNEXPECTED_SUCCESS = "unexpected success"  # passed, against unittest's expectedFailure
+    UNFINISHED = "unfinished"  # a phase has no report, or one that is none of passed, failed and skipped
+
+    @property
+    def is_failure(self) -> bool:
+        """Whether a report says so; a test that is unfinished fails for want of one."""
+        return self in (Ending.FAILED, Ending.ERROR, Ending.STRICT_XPASS, Ending.UNEXPECTED_SUCCESS)
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What a report says."""
+
+    ending: Ending
+    reason: str = ""  # of a skip, and of a mark `xfail`
+    title: str = ""  # the first line of a failure
+    text: str = ""  # all that the report of a failure shows
+    phase: str = ""  # "set-up" or "tear-down", if it failed there
+    verdict: launch.Outcome | None = None  # on ranks, if the report is of one
+    need: str | None = None  # which a test that skips has in vain
+
+
+def judge(report: Any, error: BaseException | None = None) -> Judgement:
+    """Judge one report. `error`: the exception that it is of, if this process has it."""
+    if report.failed:
+        return _judge_failure(report, error)
+    if report.skipped and (why := getattr(report, "wasxfail", None)) is not None:
+        return Judgement(Ending.EXPECTED_FAILURE, str(why).removeprefix("reason: "))  # as in 7.4
+    if report.skipped:
+        reason = report.longrepr[2] if isinstance(report.longrepr, (tuple, list)) else report.longreprtext
+        return Judgement(Ending.SKIPPED, str(reason).removeprefix("Skipped: "), need=getattr(error, "want", None))
+    if not report.passed:
+        return Judgement(Ending.UNFINISHED, title=f"pytest reported no end of it, only: {report.outcome}")
+    why = getattr(report, "wasxfail", None)
+    return Judgement(Ending.PASSED) if why is None else Judgement(Ending.XPASSED, str(why))
+
+
+def _judge_failure(report: Any, error: BaseException | None) -> Judgement:
+    text, title = text_of(report), _title(report, error)
+    if text.startswith(_XPASS_STRICT):
+        return Judgement(Ending.STRICT_XPASS, text.removeprefix(_XPASS_STRICT).strip(), title, text)
+    if text.strip() == _XPASS_OF_UNITTEST:
+        return Judgement(Ending.UNEXPECTED_SUCCESS, "", title, text)
+    verdict = getattr(error, "outcome", None)
+    asserts = error is None or isinstance(error, (AssertionError, pytest.fail.Exception))
+    return Judgement(
+        Ending.FAILED if asserts and report.when == "call" else Ending.ERROR,
+        "",
+        title,
+        text,
+        "" if report.when == "call" else _PHASES.get(report.when, ""),
+        verdict if isinstance(verdict, launch.Outcome) else None,
+    )
+
+
+def _title(report: Any, error: BaseException | None) -> str:
+    if error is not None and not isinstance(error, pytest.FixtureLookupError):
+        return launch.summarize(error)
+    lines = report.longreprtext.splitlines()
+    crash = getattr(getattr(report.longrepr, "reprcrash", None), "message", None)
+    errors = (line[1:].strip() for line in lines if line.startswith("E "))
+    first = str(crash or next(errors, "") or "".join(lines[:1]))
+    return first.strip().partition("\n")[0] or "failed"
+
+
+class TestReports:
+    """All reports of one test."""
+
+    __test__ = False  # not a test for pytest to collect
+
+    def __init__(self) -> None:
+        self._errors: list[tuple[Any, BaseException | None]] = []  # by report
+        self._reports: list[Any] = []
+        self._failures: list[Judgement] = []
+        self._phases: dict[str, Any] = {}  # the latest report of each
+
+    def made(self, report: Any, error: BaseException | None) -> None:
+        """Remember the exception that a report is made of. It is added later, unless a plugin keeps it back."""
+        self._errors.append((report, error))
+
+    def add(self, report: Any) -> None:
+        """Add a report that pytest gives to all plugins."""
+        self._reports.append(report)
+        if report.failed:
+            self._failures.append(judge(report, self._error_of(report)))
+        if getattr(report, "context", None) is None:  # a subtest has one, and is no phase
+            self._phases[report.when] = report
+
+    def _error_of(self, report: Any) -> BaseException | None:
+        return next((error for each, error in self._errors if each is report), None)
+
+    def judge(self) -> list[Judgement]:
+        """Judge the test: every failure, or the one thing that all reports say together."""
+        if self._failures:
+            return self._failures
+        if why := self.missing():
+            return [Judgement(Ending.UNFINISHED, title=why)]
+        judged = {when: judge(report, self._error_of(report)) for when, report in self._phases.items()}
+        telling = [judged[when] for when in ("setup", "call") if when in judged and self._phases[when].skipped]
+        telling += [each for each in judged.values() if each.ending is Ending.UNFINISHED]
+        return telling[:1] or [judged["call"]]
+
+    def missing(self) -> str:
+        """Say which phases have no report; "" if none is missing. After a skip, the call may be."""
+        setup, call, teardown = (self._phases.get(when) for when in _PHASES)
+        if teardown is not None and any(report is not None and report.skipped for report in (setup, call)):
+            return ""
+        missing = [name for when, name in _PHASES.items() if when not in self._phases]
+        return f"pytest reported no result of its {' and its '.join(missing)}" if missing else ""
+
+    def sections(self) -> Iterator[tuple[str, str]]:
+        """The titles and texts of captured output, each once: a report repeats those of earlier phases."""
+        yield from dict.fromkeys(section for report in self._reports for section in report.sections)
+
+
+# -- how a verdict is shown
 
 
 def show(report: Any, excinfo: Any, item: Any) -> None:
-    """Let a report show the message of a verdict in place of a traceback, and the line of the test."""
+    """Let a report show the message of a verdict once, since it has everything, and the line of the test."""
     message = str(excinfo.value)
     first = message.partition("\n")[0]
     path, line, _ = report.location

@@ -26,8 +26,8 @@ from torch_testing_ext._process.exits import describe_exit
 from torch_testing_ext._process.logs import cut_middle
 
 from . import internals
-from .in_rank import XPASS_STRICT
 from .marks import SPEC
+from .reports import Ending, TestReports
 from .standalone_process import PROCESS, Order
 
 _LONGEST_SECTION = 200_000
@@ -166,26 +166,21 @@ def _judge(item: Any, told: list[dict[str, Any]], code: int | None, how: str) ->
     """Raise unless the test has passed and all is over: by every report, and by the end of the process."""
     __tracebackhide__ = True
     hook = item.config.hook
-    data = [one["report"] for one in told if one["kind"] == "report"]
-    reports = [hook.pytest_report_from_serializable(config=item.config, data=one) for one in data]
+    reports = TestReports()
+    for one in told:
+        if one["kind"] == "report":
+            reports.add(hook.pytest_report_from_serializable(config=item.config, data=one["report"]))
     expected_code = 0
-    for report in reports:
-        text = str(report.longreprtext)
-        if report.failed and text.startswith(XPASS_STRICT) and internals.is_marked_xfail(item):
+    for judged in reports.judge():
+        if judged.ending is Ending.STRICT_XPASS and internals.is_marked_xfail(item):
             expected_code = 1  # pytest says the same here, when the test has passed
-        elif report.failed:
-            crash = getattr(report.longrepr, "reprcrash", None)
-            first = (getattr(crash, "message", None) or text.strip()).partition("\n")[0]
-            during = {"setup": "in its set-up: ", "teardown": "in its tear-down: "}.get(report.when, "")
-            raise ranked.RankFailure(f"{during}{first}\n\n{text}")
-    is_over = {report.when for report in reports} >= {"setup", "teardown"}
-    was_called = any(report.when == "call" or report.skipped for report in reports)
-    if code != expected_code or not is_over or not was_called:
+        elif judged.ending.is_failure:
+            during = f"in its {judged.phase}: " if judged.phase else ""
+            raise ranked.RankFailure(f"{during}{judged.title}\n\n{judged.text}")
+    if code != expected_code or reports.missing():
         refused = "\n".join(one["text"] for one in told if one["kind"] == "refusal")
         raise ranked.RankError(f"the interpreter of this standalone test {how}\n\n{refused}".strip())
-    for report in reports:
-        if report.skipped and hasattr(report, "wasxfail"):
-            raise pytest.xfail.Exception(report.wasxfail)
-        if report.skipped:
-            reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
-            raise internals.skip_at_test(str(reason).removeprefix("Skipped: "))
+    if judged.ending is Ending.EXPECTED_FAILURE:
+        raise pytest.xfail.Exception(judged.reason)
+    if judged.ending is Ending.SKIPPED:
+        raise internals.skip_at_test(judged.reason)

@@ -134,6 +134,7 @@ class StandaloneTest(PytestCase):
                 self.assertIn(text, run.messages[name].partition("\n")[0])
         self.assertEqual(run.outputs["test_passes[1]"].count("printed there"), 1)
         self.assertEqual(run.outputs["test_passes[1]"].count("written there"), 1)
+        self.assertEqual(run.messages["TestClass.test_skips"].partition("\n")[0], "skipped there")
         self.assertIn("UserWarning: warned there", run.text)
         self.assertNotIn("argparse", str(run.outputs))
         self.assertIn(">       assert value == 2", run.messages["TestClass.test_fails"])

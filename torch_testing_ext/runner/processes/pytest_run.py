@@ -9,19 +9,18 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from torch_testing_ext import launch
 from torch_testing_ext._marks.timeouts import ATTRIBUTE as TIMEOUT
 from torch_testing_ext._process.logs import cut_middle
-from torch_testing_ext._pytest_ranks.internals import text_of
 from torch_testing_ext._pytest_ranks.marks import COMMAND, SPEC
+from torch_testing_ext._pytest_ranks.reports import Ending, Judgement, TestReports
 
 from ..model import TestOutcome
 from .protocol import Began, Ended, FixtureBegan, FixtureEnded, FixtureFailed, FromWorker, NotRun, WorkerBroke
@@ -34,8 +33,6 @@ from .unit_spec import UnitSpec
 __rank_frame__ = True
 
 Send = Callable[[FromWorker], None]
-_XPASS_STRICT = "[XPASS(strict)]"
-_XPASS_OF_UNITTEST = "Unexpected success"
 _END = "the end of pytest's session"
 # Sections of a report that are not in the log of the process, or in those of its ranks.
 _LOG_SECTIONS = ("Captured log", "log of rank")
@@ -105,7 +102,7 @@ class _Loop:
         self._tests = tests
         self._to_runner = send
         self._output = UnitOutput(unit)
-        self._told = _Told()
+        self._reports = TestReports()
         self._begun: set[int] = set()
 
     def _send(self, message: FromWorker) -> None:
@@ -126,11 +123,12 @@ class _Loop:
 
     def _run(self, number: int, item: Any, following: Any) -> None:
         self._prepare(number, item)
-        self._told = _Told()
+        self._reports = TestReports()
         self._begun.add(number)
         self._send(Began(number, time.monotonic(), self._output.length()))
         item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
-        outcome, message, want = self._told.judge()
+        judged = self._reports.judge()
+        outcome, message = _outcome(judged[0]), "\n\n".join(map(_message, judged))
         if outcome not in _NOT_FAILED:
             self.has_failed = True
             self._print_logs()
@@ -139,7 +137,7 @@ class _Loop:
         message = cut_middle(message, LONGEST_MESSAGE)
         output, ranks = self._output.length(), self._output.new_rank_directories()
         memory = self._output.device_memory()
-        self._send(Ended(number, time.monotonic(), outcome, message, want, output, ranks, memory))
+        self._send(Ended(number, time.monotonic(), outcome, message, judged[0].need, output, ranks, memory))
 
     def _prepare(self, number: int, item: Any) -> None:
         """Let the test's ranks, if it has any, know what the run knows."""
@@ -155,8 +153,9 @@ class _Loop:
 
     def _print_logs(self) -> None:
         with suppress(Exception):  # a test may have closed or replaced stderr
-            for title, text in self._told.logs():
-                print(f"----- {title} -----\n{text.rstrip()}", file=sys.stderr)
+            for title, text in self._reports.sections():
+                if title.startswith(_LOG_SECTIONS):
+                    print(f"----- {title} -----\n{text.rstrip()}", file=sys.stderr)
 
     def report_rest(self, stopped: str) -> None:
         """Report that pytest did not run the rest of the tests, or wants to stop after the last one."""
@@ -173,103 +172,42 @@ class _Loop:
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_makereport(self, item: Any, call: Any) -> Generator[None, Any, Any]:
         report = yield
-        self._told.errors.append((report, call.excinfo.value if call.excinfo is not None else None))
+        self._reports.made(report, call.excinfo.value if call.excinfo is not None else None)
         return report
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logreport(self, report: Any) -> None:
-        self._told.add(report)
+        self._reports.add(report)
 
 
 _NOT_FAILED = (TestOutcome.PASSED, TestOutcome.SKIPPED, TestOutcome.EXPECTED_FAILURE)
-_Judgement = tuple[TestOutcome, str, str | None]  # the outcome, the message, and what a test that skips wants
+_OUTCOMES = {
+    Ending.PASSED: TestOutcome.PASSED,
+    Ending.XPASSED: TestOutcome.PASSED,
+    Ending.SKIPPED: TestOutcome.SKIPPED,
+    Ending.EXPECTED_FAILURE: TestOutcome.EXPECTED_FAILURE,
+    Ending.FAILED: TestOutcome.FAILED,
+    Ending.ERROR: TestOutcome.ERROR,
+    Ending.UNFINISHED: TestOutcome.ERROR,
+    Ending.STRICT_XPASS: TestOutcome.UNEXPECTED_SUCCESS,
+    Ending.UNEXPECTED_SUCCESS: TestOutcome.UNEXPECTED_SUCCESS,
+}
 
 
-@dataclass
-class _Told:
-    """What pytest and its plugins have said of one test. Pure."""
-
-    errors: list[tuple[Any, BaseException | None]] = field(default_factory=list)  # by report
-    phases: dict[str, Any] = field(default_factory=dict)  # the latest report of each phase
-    problems: list[tuple[TestOutcome, str]] = field(default_factory=list)
-    reports: list[Any] = field(default_factory=list)
-
-    def add(self, report: Any) -> None:
-        self.reports.append(report)
-        if report.failed:
-            self.problems.append(self._problem(report))
-        if _is_of_part(report):
-            return
-        self.phases[report.when] = report
-
-    def judge(self) -> _Judgement:
-        if self.problems:
-            return self.problems[0][0], "\n\n".join(message for _, message in self.problems), None
-        setup, call, teardown = (self.phases.get(when) for when in ("setup", "call", "teardown"))
-        for report in (setup, call):
-            if report is not None and report.skipped and teardown is not None:
-                return self._skip(report)
-        missing = [when for when, report in (("set-up", setup), ("call", call), ("tear-down", teardown)) if not report]
-        if missing:
-            return TestOutcome.ERROR, f"pytest reported no result of its {' and its '.join(missing)}", None
-        if unknown := sorted({report.outcome for report in self.phases.values() if not _is_known(report)}):
-            return TestOutcome.ERROR, f"pytest reported no end of it, only: {', '.join(unknown)}", None
-        if (why := getattr(call, "wasxfail", None)) is not None:
-            return TestOutcome.PASSED, f"passed, although it is marked xfail (not strict): {why}".rstrip(": "), None
-        return TestOutcome.PASSED, "", None
-
-    def logs(self) -> Iterator[tuple[str, str]]:
-        sections = (section for report in self.reports for section in report.sections)
-        yield from (one for one in dict.fromkeys(sections) if one[0].startswith(_LOG_SECTIONS))
-
-    def _error_of(self, report: Any) -> BaseException | None:
-        return next((error for each, error in self.errors if each is report), None)
-
-    def _problem(self, report: Any) -> tuple[TestOutcome, str]:
-        text = text_of(report)
-        if text.startswith(_XPASS_STRICT):
-            reason = text.removeprefix(_XPASS_STRICT).strip()
-            return TestOutcome.UNEXPECTED_SUCCESS, f"expected to fail, but passed{f': {reason}' if reason else ''}"
-        if text.strip() == _XPASS_OF_UNITTEST:
-            return TestOutcome.UNEXPECTED_SUCCESS, "expected to fail, but passed"
-        error = self._error_of(report)
-        if isinstance(getattr(error, "outcome", None), launch.Outcome):
-            return TestOutcome(error.outcome.value), text  # type: ignore[union-attr]
-        asserts = error is None or isinstance(error, (AssertionError, pytest.fail.Exception))
-        outcome = TestOutcome.FAILED if asserts and report.when == "call" else TestOutcome.ERROR
-        return outcome, f"{_WITHIN.get(report.when, '')}{_title(report, error)}\n\n{text}"
-
-    def _skip(self, report: Any) -> _Judgement:
-        if (why := getattr(report, "wasxfail", None)) is not None:
-            return TestOutcome.EXPECTED_FAILURE, str(why), None
-        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longreprtext
-        want = getattr(self._error_of(report), "want", None)
-        return TestOutcome.SKIPPED, str(reason).removeprefix("Skipped: "), want
+def _outcome(judged: Judgement) -> TestOutcome:
+    return TestOutcome(judged.verdict.value) if judged.verdict is not None else _OUTCOMES[judged.ending]
 
 
-_WITHIN = {"setup": "in the set-up: ", "teardown": "in the tear-down: "}
-
-
-def _is_of_part(report: Any) -> bool:
-    """Whether a report is that of a subtest."""
-    return getattr(report, "context", None) is not None
-
-
-def _is_known(report: Any) -> bool:
-    return report.outcome in ("passed", "failed", "skipped")
-
-
-def _title(report: Any, error: BaseException | None) -> str:
-    """The first line of a message."""
-    if isinstance(error, pytest.FixtureLookupError):
-        return next(
-            (line[1:].strip() for line in report.longreprtext.splitlines() if line.startswith("E ")), str(error)
-        )
-    if error is not None:
-        return launch.summarize(error)
-    crash = getattr(report.longrepr, "reprcrash", None)
-    said = str(getattr(crash, "message", "") or report.longreprtext)
-    return said.strip().partition("\n")[0] or "failed"
+def _message(judged: Judgement) -> str:
+    match judged.ending:
+        case Ending.STRICT_XPASS | Ending.UNEXPECTED_SUCCESS:
+            return f"expected to fail, but passed: {judged.reason}".removesuffix(": ")
+        case Ending.XPASSED:
+            return f"passed, although it is marked xfail (not strict): {judged.reason}".removesuffix(": ")
+        case Ending.FAILED | Ending.ERROR if judged.verdict is None:
+            within = f"in the {judged.phase}: " if judged.phase else ""
+            return f"{within}{judged.title}\n\n{judged.text}"
+    return judged.text or judged.title or judged.reason
 
 
 def _temporary_folder(unit: UnitSpec) -> str:

@@ -1,0 +1,212 @@
+"""How reports of pytest are judged: a table of tests, each judged by the reports that pytest makes of it."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import types
+import unittest
+from pathlib import Path
+
+from kit.pytest_runs import PytestCase, run_pytest
+
+from torch_testing_ext._pytest_ranks.reports import Ending, TestReports
+from torch_testing_ext.common_utils import run_tests
+
+# A plugin that judges each test twice: with the exceptions, as a worker does, and by serialised reports, as a parent.
+PLUGIN = """
+import dataclasses, json, os
+import pytest
+from torch_testing_ext._pytest_ranks.reports import TestReports
+
+found, here, sent = {}, None, None
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_logstart():
+    global here, sent
+    here, sent = TestReports(), TestReports()
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_makereport(item, call):
+    report = yield
+    here.made(report, call.excinfo.value if call.excinfo is not None else None)
+    return report
+
+config = None
+
+def pytest_configure(config):
+    globals()["config"] = config
+
+def pytest_runtest_logreport(report):
+    here.add(report)
+    data = json.loads(json.dumps(config.hook.pytest_report_to_serializable(config=config, report=report)))
+    sent.add(config.hook.pytest_report_from_serializable(config=config, data=data))
+
+def pytest_runtest_logfinish(nodeid):
+    found[nodeid.partition("::")[2]] = [
+        [[each.ending.value, each.reason or each.title, each.phase, each.need, each.verdict and each.verdict.value]
+         for each in one.judge()] for one in (here, sent)
+    ]
+
+def pytest_unconfigure():
+    with open(os.environ["FOUND"], "w") as file:
+        json.dump(found, file)
+"""
+SUBJECT = """
+import unittest
+import pytest
+from torch_testing_ext import launch
+
+def test_passes(): ...
+def test_assertion(): assert 1 == 2
+def test_exception(): raise KeyError("key")
+def test_fail(): pytest.fail("by pytest.fail")
+def test_exits(): raise SystemExit(0)
+def test_skips(): pytest.skip("in the call")
+@pytest.mark.skip(reason="by a mark")
+def test_skipped(): ...
+def test_unittest_skips(): raise unittest.SkipTest("of unittest")
+
+def test_needs():
+    error = pytest.skip.Exception("too few devices")
+    error.want = "2 devices"
+    raise error
+
+@pytest.mark.xfail(reason="it is known")
+def test_xfails(): assert False
+@pytest.mark.xfail
+def test_xfails_without_reason(): assert False
+@pytest.mark.xfail(raises=KeyError)
+def test_xfails_otherwise(): raise ValueError("other")
+def test_calls_xfail(): pytest.xfail("it gives up")
+@pytest.mark.xfail(reason="it is thought")
+def test_xpasses(): ...
+@pytest.mark.xfail(reason="it is sure", strict=True)
+def test_strict_xpass(): ...
+@pytest.mark.xfail(strict=True)
+def test_strict_xpass_without_reason(): ...
+
+@pytest.fixture
+def bad(): raise AssertionError("bad")
+@pytest.fixture
+def worse():
+    yield
+    raise KeyError("worse")
+@pytest.fixture
+def leaves():
+    yield
+    pytest.skip("too late")
+def test_set_up(bad): ...
+def test_tear_down(worse): ...
+def test_both(worse): assert False
+@pytest.mark.xfail(reason="it is sure", strict=True)
+def test_strict_xpass_and_tear_down(worse): ...
+def test_tear_down_skips(leaves): ...
+def test_unknown_fixture(nowhere): ...
+
+def test_ranks():
+    error = RuntimeError("rank 1 of 2 hangs")
+    error.outcome = launch.Outcome.TIMEOUT
+    raise error
+
+class UnittestTest(unittest.TestCase):
+    def test_fails(self): self.fail("of unittest")
+    def test_skips(self): self.skipTest("of unittest")
+    @unittest.expectedFailure
+    def test_expected(self): self.fail("as expected")
+    @unittest.expectedFailure
+    def test_unexpected(self): ...
+"""
+WORSE = ("error", "KeyError: 'worse'", "tear-down")
+# By test: its ending, its reason or else the title of its failure; then the phase, the need, the verdict on ranks.
+MODEL = {
+    "test_passes": [("passed", "")],
+    "test_assertion": [("failed", "AssertionError: assert 1 == 2")],
+    "test_exception": [("error", "KeyError: 'key'")],
+    "test_fail": [("failed", "Failed: by pytest.fail")],
+    "test_exits": [("error", "SystemExit: 0")],
+    "test_skips": [("skipped", "in the call")],
+    "test_skipped": [("skipped", "by a mark")],
+    "test_unittest_skips": [("skipped", "of unittest")],
+    "test_needs": [("skipped", "too few devices", "", "2 devices")],
+    "test_xfails": [("expected failure", "it is known")],
+    "test_xfails_without_reason": [("expected failure", "")],
+    "test_xfails_otherwise": [("error", "ValueError: other")],
+    "test_calls_xfail": [("expected failure", "it gives up")],
+    "test_xpasses": [("xpassed", "it is thought")],
+    "test_strict_xpass": [("strict xpass", "it is sure")],
+    "test_strict_xpass_without_reason": [("strict xpass", "[XPASS(strict)]")],
+    "test_set_up": [("error", "AssertionError: bad", "set-up")],
+    "test_tear_down": [WORSE],
+    "test_both": [("failed", "AssertionError: assert False"), WORSE],
+    "test_strict_xpass_and_tear_down": [("strict xpass", "it is sure")],
+    "test_tear_down_skips": [("passed", "")],
+    "test_unknown_fixture": [("error", "fixture 'nowhere' not found", "set-up")],
+    "test_ranks": [("error", "RuntimeError: rank 1 of 2 hangs", "", None, "timeout")],
+    "UnittestTest::test_fails": [("failed", "AssertionError: of unittest")],
+    "UnittestTest::test_skips": [("skipped", "of unittest")],
+    "UnittestTest::test_expected": [("expected failure", "")],
+    "UnittestTest::test_unexpected": [("unexpected success", "Failed: Unexpected success")],
+}
+# The same in another process, where there are no exceptions: a failure of a call is one of an assertion.
+SENT = MODEL | {
+    "test_assertion": [("failed", "assert 1 == 2")],
+    "test_exception": [("failed", "KeyError: 'key'")],
+    "test_exits": [("failed", "SystemExit: 0")],
+    "test_needs": [("skipped", "too few devices")],
+    "test_xfails_otherwise": [("failed", "ValueError: other")],
+    "test_both": [("failed", "assert False"), WORSE],
+    "test_ranks": [("failed", "rank 1 of 2 hangs")],
+}
+
+
+def filled(
+    ending: str, text: str, phase: str = "", need: str | None = None, verdict: str | None = None
+) -> tuple[str | None, ...]:
+    return ending, text, phase, need, verdict
+
+
+class JudgedReportsTest(PytestCase):
+    def test_a_table(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "found")
+            run = run_pytest({"conftest.py": PLUGIN, "test_x.py": SUBJECT}, FOUND=str(path))
+            found = json.loads(path.read_text())
+        self.assertEqual(set(found), set(MODEL), run.text)
+        for name in MODEL:
+            for model, judged in zip((MODEL, SENT), found[name], strict=True):
+                with self.subTest(test=name, model="SENT" if model is SENT else "MODEL"):
+                    self.assertEqual([tuple(each) for each in judged], [filled(*each) for each in model[name]])
+
+
+def report(when: str, outcome: str) -> types.SimpleNamespace:
+    kinds = {kind: kind == outcome for kind in ("passed", "failed", "skipped")}
+    return types.SimpleNamespace(when=when, outcome=outcome, longrepr=("", 0, "Skipped: why"), sections=[], **kinds)
+
+
+class UnfinishedTest(unittest.TestCase):
+    def test_phases_without_an_end(self) -> None:
+        """Reports that pytest itself never leaves out: a process that dies or a plugin does."""
+        for phases, expected in (
+            ([], "pytest reported no result of its set-up and its call and its tear-down"),
+            ([("setup", "passed"), ("call", "passed")], "pytest reported no result of its tear-down"),
+            ([("setup", "passed"), ("teardown", "passed")], "pytest reported no result of its call"),
+            ([("setup", "skipped")], "pytest reported no result of its call and its tear-down"),
+            ([("setup", "skipped"), ("teardown", "passed")], ""),
+            (
+                [("setup", "passed"), ("call", "rerun"), ("teardown", "passed")],
+                "pytest reported no end of it, only: rerun",
+            ),
+            ([("setup", "passed"), ("call", "rerun"), ("call", "passed"), ("teardown", "passed")], ""),
+        ):
+            with self.subTest(phases=phases):
+                reports = TestReports()
+                for when, outcome in phases:
+                    reports.add(report(when, outcome))
+                (judged,) = reports.judge()
+                self.assertEqual(judged.title, expected)
+                self.assertEqual(judged.ending is Ending.UNFINISHED, bool(expected))
+
+
+if __name__ == "__main__":
+    run_tests()
