@@ -12,7 +12,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import warnings
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -21,19 +20,26 @@ import pytest
 
 from torch_testing_ext import launch
 from torch_testing_ext._cases import launched_ranks, ranked
-from torch_testing_ext._process import system
+from torch_testing_ext._process import messages, system
 from torch_testing_ext._process.exits import describe_exit
 from torch_testing_ext._process.logs import cut_middle
 
-from . import internals
+from . import internals, passed_warnings
 from .marks import SPEC
 from .reports import Ending, TestReports
-from .standalone_process import PROCESS, Order
+from .standalone_process import (
+    PROCESS,
+    FromStandalone,
+    RaisedWarning,
+    SerializedReport,
+    StandaloneRefusal,
+    StandaloneTest,
+)
 
 _LONGEST_SECTION = 200_000
-_PATIENCE_FOR_STACKS = 2.0
-# The time that the ranks of a marked test have beyond their own limit.
-_MORE_THAN_RANKS = 60.0
+_STACKS_TIMEOUT = 2.0
+# For the interpreter of a test in ranks to start and end, beyond the time limit of the ranks.
+_BEYOND_RANKS = 60.0
 
 
 def set_up(item: Any) -> None:
@@ -54,11 +60,11 @@ def run(item: Any, timeout: float | None) -> None:
         )
     directory = launch.new_directory(item.nodeid)
     try:
-        _order(item, directory)
+        _write_test(item, directory)
         code, how, output = _run_process(item, directory, _limit(item, timeout))
-        told = _reports(directory)
-        _show(item, told, output)
-        _judge(item, told, code, how)
+        received = _messages(directory)
+        _show(item, received, output)
+        _judge(item, received, code, how)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
 
@@ -66,11 +72,11 @@ def run(item: Any, timeout: float | None) -> None:
 def _limit(item: Any, timeout: float | None) -> float:
     given = timeout or item.config.getoption("dist_timeout", None) or ranked.TIMEOUT_DEFAULT
     spec = item.stash.get(SPEC, None)
-    of_ranks = (spec.timeout or 0.0) + _MORE_THAN_RANKS if spec is not None else 0.0
+    of_ranks = (spec.timeout or 0.0) + _BEYOND_RANKS if spec is not None else 0.0
     return float(max(given, of_ranks) if timeout is None else given)
 
 
-def _order(item: Any, directory: Path) -> None:
+def _write_test(item: Any, directory: Path) -> None:
     node = f"{item.path}::{item.nodeid.partition('::')[2]}"
     base = internals.temporary_base(item.config) / f"standalone-{directory.name}"
     options = {}
@@ -80,12 +86,12 @@ def _order(item: Any, directory: Path) -> None:
     if item.config.inipath is not None:
         options["inifilename"] = str(item.config.inipath)
     options |= {"rootdir": str(item.config.rootpath), "basetemp": str(base)}
-    order = Order(node, options, list(sys.path), os.getpid())
-    Path(directory, "order").write_bytes(pickle.dumps(order))
+    test = StandaloneTest(node, pickle.dumps(options), tuple(sys.path), os.getpid())
+    Path(directory, "test").write_text(messages.to_json(test))
 
 
 def _environment() -> dict[str, str]:
-    """That of this process; coverage goes on in the new interpreter."""
+    """Return the environment of the new interpreter, in which coverage goes on."""
     coverage = sys.modules.get("coverage")
     measured: Any = getattr(getattr(coverage, "Coverage", None), "current", lambda: None)()
     environ = dict(os.environ)
@@ -95,7 +101,7 @@ def _environment() -> dict[str, str]:
 
 
 def _run_process(item: Any, directory: Path, limit: float) -> tuple[int | None, str, str]:
-    """Its exit code (None: it was ended), how it ended in words, and what it wrote."""
+    """Return the exit code (None: we ended it), how the process ended, in words, and its output."""
     shown = item.config.getoption("capture") == "no"
     with open(directory / "output", "w+", errors="replace") as file:
         process = subprocess.Popen(
@@ -114,7 +120,7 @@ def _run_process(item: Any, directory: Path, limit: float) -> tuple[int | None, 
         except subprocess.TimeoutExpired:
             process.send_signal(signal.SIGABRT)  # faulthandler, which pytest enables, writes the stacks
             with suppress(subprocess.TimeoutExpired):
-                process.wait(_PATIENCE_FOR_STACKS)
+                process.wait(_STACKS_TIMEOUT)
             how = f"was ended after {limit:.1f} s, its time limit"
         finally:
             _end(process)
@@ -123,7 +129,7 @@ def _run_process(item: Any, directory: Path, limit: float) -> tuple[int | None, 
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End what is left of the process and of what it has started."""
+    """End the process, if it still runs, and all processes of its group."""
     for pid in [process.pid, *system.group_members(process.pid)]:
         if pid == process.pid and process.returncode is not None:
             continue
@@ -132,44 +138,38 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def _reports(directory: Path) -> list[dict[str, Any]]:
+def _messages(directory: Path) -> list[FromStandalone]:
+    kinds = messages.by_name(FromStandalone)
     with suppress(OSError):
-        return [json.loads(line) for line in Path(directory, "reports").read_text().splitlines()]
+        complete, _, _ = Path(directory, "messages").read_text().rpartition("\n")
+        return [messages.from_json(line, kinds) for line in complete.splitlines()]
     return []
 
 
 # -- the end
 
 
-def _show(item: Any, told: list[dict[str, Any]], output: str) -> None:
+def _show(item: Any, received: list[FromStandalone], output: str) -> None:
     """Pass on captured output, properties and warnings."""
-    reports = [one["report"] for one in told if one["kind"] == "report"]
-    for latest in reports[-1:]:  # it repeats what those before it have said
+    reports = [json.loads(one.text) for one in received if isinstance(one, SerializedReport)]
+    for latest in reports[-1:]:  # it repeats the sections and properties of those before it
         for title, text in latest.get("sections", ()):
             name, _, when = title.removeprefix("Captured ").rpartition(" ")
             item.add_report_section(when, name, cut_middle(text, _LONGEST_SECTION))
         item.user_properties.extend(tuple(each) for each in latest["user_properties"])
-    for one in told:
-        if one["kind"] == "warning":
-            with suppress(Warning):  # made an error by a filter here
-                warnings.warn_explicit(one["text"], _category(one["category"]), one["file"], one["line"])
+    passed_warnings.warn_again(one.warning for one in received if isinstance(one, RaisedWarning))
     if output.strip():
         item.add_report_section("call", "stdout and stderr of the interpreter", cut_middle(output, _LONGEST_SECTION))
 
 
-def _category(name: str) -> type[Warning]:
-    found = vars(__import__("builtins")).get(name)
-    return found if isinstance(found, type) and issubclass(found, Warning) else UserWarning
-
-
-def _judge(item: Any, told: list[dict[str, Any]], code: int | None, how: str) -> None:
+def _judge(item: Any, received: list[FromStandalone], code: int | None, how: str) -> None:
     """Raise unless the test has passed and all is over: by every report, and by the end of the process."""
     __tracebackhide__ = True
     hook = item.config.hook
     reports = TestReports()
-    for one in told:
-        if one["kind"] == "report":
-            reports.add(hook.pytest_report_from_serializable(config=item.config, data=one["report"]))
+    for one in received:
+        if isinstance(one, SerializedReport):
+            reports.add(hook.pytest_report_from_serializable(config=item.config, data=json.loads(one.text)))
     expected_code = 0
     for judged in reports.judge():
         if judged.ending is Ending.STRICT_XPASS and internals.is_marked_xfail(item):
@@ -178,7 +178,7 @@ def _judge(item: Any, told: list[dict[str, Any]], code: int | None, how: str) ->
             during = f"in its {judged.phase}: " if judged.phase else ""
             raise ranked.RankFailure(f"{during}{judged.title}\n\n{judged.text}")
     if code != expected_code or reports.missing():
-        refused = "\n".join(one["text"] for one in told if one["kind"] == "refusal")
+        refused = "\n".join(one.text for one in received if isinstance(one, StandaloneRefusal))
         raise ranked.RankError(f"the interpreter of this standalone test {how}\n\n{refused}".strip())
     if judged.ending is Ending.EXPECTED_FAILURE:
         raise pytest.xfail.Exception(judged.reason)

@@ -9,11 +9,14 @@ import signal
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import pytest
 
-from torch_testing_ext._process import system
+from torch_testing_ext._process import messages, system
+from torch_testing_ext.launch import OwnWarning
+
+from . import passed_warnings
 
 PROCESS = "torch_testing_ext._pytest_ranks.standalone_process"
 # The option by which our plugin knows that this is the interpreter of the test.
@@ -35,25 +38,49 @@ _NOT_FOR_ONE_TEST: dict[str, Any] = {
 _PLUGINS = ["no:terminal", "no:cacheprovider", "no:rerunfailures"]
 
 
-@dataclass
-class Order:
-    """What to run, and with which options of the parent's session."""
+@dataclass(frozen=True)
+class StandaloneTest:
+    """The test to run, for its interpreter."""
 
     node: str
-    options: dict[str, Any]
-    search_path: list[str]
+    options: bytes  # of the parent's session, pickled: those of plugins may have any type
+    search_path: tuple[str, ...]
     parent: int
 
 
-class StandaloneReporter:
-    """A plugin that writes each report, warning and refusal as a line of JSON."""
+@dataclass(frozen=True)
+class SerializedReport:
+    """A report as pytest serialises it, in JSON."""
 
-    def __init__(self, file: Any):
+    text: str
+
+
+@dataclass(frozen=True)
+class RaisedWarning:
+    """A warning that pytest has recorded."""
+
+    warning: OwnWarning
+
+
+@dataclass(frozen=True)
+class StandaloneRefusal:
+    """The reason why the test was not run."""
+
+    text: str
+
+
+FromStandalone = SerializedReport | RaisedWarning | StandaloneRefusal
+
+
+class StandaloneReporter:
+    """A plugin that writes a message for each report, warning and refusal."""
+
+    def __init__(self, file: TextIO):
         self._file = file
         self._config: Any = None
 
-    def _write(self, **values: Any) -> None:
-        self._file.write(json.dumps(values, default=str) + "\n")
+    def _write(self, message: FromStandalone) -> None:
+        self._file.write(messages.to_json(message) + "\n")
         self._file.flush()
 
     def pytest_configure(self, config: pytest.Config) -> None:
@@ -61,42 +88,36 @@ class StandaloneReporter:
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         data = self._config.hook.pytest_report_to_serializable(config=self._config, report=report)
-        self._write(kind="report", report=data)
+        self._write(SerializedReport(json.dumps(data, default=str)))
 
     def pytest_collectreport(self, report: Any) -> None:
         if report.failed:
-            self._write(kind="refusal", text=report.longreprtext)
+            self._write(StandaloneRefusal(report.longreprtext))
 
     def pytest_warning_recorded(self, warning_message: Any) -> None:
-        self._write(
-            kind="warning",
-            text=str(warning_message.message),
-            category=warning_message.category.__name__,
-            file=warning_message.filename,
-            line=warning_message.lineno,
-        )
+        self._write(RaisedWarning(passed_warnings.pack(warning_message)))
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         if len(session.items) != 1:
             names = ", ".join(item.nodeid for item in session.items) or "none"
-            self._write(kind="refusal", text=f"the new interpreter has collected not this one test, but: {names}")
+            self._write(StandaloneRefusal(f"the new interpreter has collected not this one test, but: {names}"))
             session.items.clear()
 
 
 def main(directory: Path) -> int:
-    """Run the test as ordered; return pytest's exit code."""
-    order = pickle.loads(Path(directory, "order").read_bytes())
-    system.die_with(order.parent, by=signal.SIGKILL)
+    """Run the test that the parent has named; return pytest's exit code."""
+    test = messages.from_json(Path(directory, "test").read_bytes(), messages.by_name(StandaloneTest))
+    system.die_with(test.parent, by=signal.SIGKILL)
     if "COVERAGE_PROCESS_CONFIG" in os.environ:
         import coverage
 
         coverage.process_startup()  # unless a .pth file has done so
-    sys.path[:] = order.search_path
-    with open(directory / "reports", "w") as file:
-        options = {**order.options, **_NOT_FOR_ONE_TEST, IS_STANDALONE: True}
+    sys.path[:] = test.search_path
+    with open(directory / "messages", "w") as file:
+        options = {**pickle.loads(test.options), **_NOT_FOR_ONE_TEST, IS_STANDALONE: True}
         options.pop("file_or_dir", None)
         config: Any = pytest.Config.fromdictargs(
-            options, [*(word for name in _PLUGINS for word in ("-p", name)), order.node]
+            options, [*(word for name in _PLUGINS for word in ("-p", name)), test.node]
         )
         config.pluginmanager.register(StandaloneReporter(file), "torch_testing_ext standalone reporter")
         return int(config.hook.pytest_cmdline_main(config=config))
