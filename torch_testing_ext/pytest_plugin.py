@@ -155,7 +155,7 @@ _EXPLANATIONS = (
 
 @pytest.fixture
 def dist_env() -> Iterator[Any]:
-    """This rank of a test with the mark `world_size`: rank, world_size, local_rank, device, backend, group, store."""
+    """The rank of a test with the mark `world_size`: rank, world_size, local_rank, device, backend, group, store."""
     in_rank = sys.modules.get("torch_testing_ext._pytest_ranks.in_rank")
     if in_rank is None or not in_rank.is_rank():
         pytest.fail(

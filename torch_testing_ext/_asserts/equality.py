@@ -229,7 +229,7 @@ def _same_error(error: Exception, text: str) -> Exception:
 
 
 def _compare(actual: Any, expected: Any, rules: Rules) -> str | None:
-    """What differs between two values that are no containers. The order of the questions is part of the answer."""
+    """Compare two values that are no containers. The order of the questions is part of the answer."""
     pair = (actual, expected)
     if actual is None or expected is None:
         return None if actual is expected else f"None mismatch: {actual} is not {expected}"

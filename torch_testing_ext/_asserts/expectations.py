@@ -97,7 +97,7 @@ class ExpectationRecorder:
 
 
 def compare_ranks(file_name: str, world_size: int) -> str:
-    """In the parent: describe how the ranks disagree, "" if they agree; when accepting, rewrite the source."""
+    """Describe how the ranks disagree, "" if they agree; when accepting, rewrite the source. For the parent."""
     calls = _gather(file_name, world_size)
     disagreements = [text for ranks in calls if (text := _disagreement(ranks))]
     if disagreements or not accepting():

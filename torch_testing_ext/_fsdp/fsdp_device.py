@@ -23,7 +23,7 @@ _chosen: str | None = None
 
 
 class DEVICEInitMode(Enum):
-    """When a test model moves to the device: before FSDP wraps it, after that, or never."""
+    """The time when a test model moves to the device: before FSDP wraps it, after that, or never."""
 
     DEVICE_BEFORE = auto()
     DEVICE_AFTER = auto()

@@ -1,4 +1,4 @@
-"""What happens in a fresh rank of a test of FSDP: a device, a process group, and the test between two barriers."""
+"""Runs a test of FSDP in a fresh rank: with a device, a process group, and between two barriers."""
 
 from __future__ import annotations
 

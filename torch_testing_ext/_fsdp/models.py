@@ -30,7 +30,7 @@ HYBRID = (ShardingStrategy.HYBRID_SHARD, ShardingStrategy._HYBRID_SHARD_ZERO2)
 
 
 class FSDPInitMode(Enum):
-    """How `init` wraps a model. NO_FSDP: not at all. RECURSIVE: some or all of its modules, depending on the model."""
+    """The wrapping of a model by `init`. NO_FSDP: none. RECURSIVE: some or all modules, depending on the model."""
 
     NO_FSDP = auto()
     RECURSIVE = auto()

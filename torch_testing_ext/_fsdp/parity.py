@@ -39,7 +39,7 @@ class FSDPTestMixin:
 
     @classmethod
     def _run(cls: Any, rank: int, test_name: str, file_name: str, pipe: Any, **kwargs: Any) -> None:
-        """For a MultiProcessTestCase that derives from this mixin: run the test in a group, also on the CPU."""
+        """Run a test in a group, also on the CPU, if a MultiProcessTestCase derives from this mixin."""
         self = cls(test_name)
         self.rank = rank
         self.file_name = file_name

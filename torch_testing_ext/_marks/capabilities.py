@@ -1,4 +1,4 @@
-"""What a type of device can do, as a class for it declares, and tests that need some of it."""
+"""The capabilities of a type of device, as a class for it declares them, and tests that need some."""
 
 from __future__ import annotations
 

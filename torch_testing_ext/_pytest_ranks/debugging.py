@@ -24,7 +24,7 @@ def rank_of(config: Any, from_environment: int | None, world_size: int) -> int |
 
 
 def leave_to_ranks(config: Any) -> None:
-    """In the parent: with --pdb, do not stop at a verdict on ranks, whose processes have ended."""
+    """Let --pdb not stop in the parent at a verdict on ranks, whose processes have ended."""
     plugin = config.pluginmanager.get_plugin(internals.DEBUGGER)
     if plugin is not None and not isinstance(plugin, _OnlyOutsideOfRanks):
         config.pluginmanager.unregister(plugin)
@@ -46,13 +46,13 @@ class _OnlyOutsideOfRanks:
 
 
 def never_ask(config: Any) -> None:
-    """In a rank without the terminal: no debugger of --trace."""
+    """Take the debugger of --trace out of a rank without the terminal."""
     if (plugin := config.pluginmanager.get_plugin(internals.TRACE)) is not None:
         config.pluginmanager.unregister(plugin)
 
 
 def look_at(item: Any, error: BaseException) -> bool:
-    """In the rank with the terminal: with --pdb, let the user look at an error where it was raised.
+    """Let the user look at an error where it was raised, with --pdb and in the rank with the terminal.
 
     Returns whether the user has quit, which ends the session.
     """

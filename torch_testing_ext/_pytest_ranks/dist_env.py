@@ -1,4 +1,4 @@
-"""What the fixture `dist_env` gives to a test: this rank, its device, and the process group."""
+"""The value of the fixture `dist_env`: this rank, its device, and the process group."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class DistEnv:
 
 
 def make(spec: RankSpec, directory: Path, rank: int) -> Iterator[DistEnv]:
-    """In a rank: choose the device and make the group. The rank destroys the group when it ends."""
+    """Choose the device of this rank and make the group, which the rank destroys when it ends."""
     local_rank = int(os.environ.get("LOCAL_RANK", rank))
     device = torch.device("cpu")
     if spec.devices and not settings.read().fake_devices:
@@ -50,7 +50,7 @@ def make(spec: RankSpec, directory: Path, rank: int) -> Iterator[DistEnv]:
 
 
 def _backend_for(device: torch.device, spec: RankSpec) -> str:
-    """That of the accelerator, if each rank has one of its own; two ranks on one device need gloo."""
+    """Choose the accelerator's backend if each rank has a device of its own; two ranks on one device need gloo."""
     if spec.devices < spec.world_size or device.type == "cpu":
         return "gloo"
     return shared_devices.backend_of(device.type, spec.world_size)

@@ -1,4 +1,4 @@
-"""How classes with DeepSpeed's names become tests with our mark, and fixtures. Imports no torch."""
+"""Makes tests with our mark, and fixtures, of classes with DeepSpeed's names. Imports no torch."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ __rank_frame__ = True
 
 
 def run(cls: type[DistributedFixture], request: Any, given: dict[str, Any]) -> DistributedFixture:
-    """In the parent. Its class has been checked at collection."""
+    """Start the ranks of a fixture, from pytest's process. Its class has been checked at collection."""
     __tracebackhide__ = True
     settings = settings_of(cls)
     spec = spec_for(cls.world_size, {}, settings)

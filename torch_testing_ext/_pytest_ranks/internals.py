@@ -154,7 +154,7 @@ def text_of(report: Any) -> str:
 
 
 def plain_text(text: str, path: str, line: int, summary: str) -> Any:
-    """What a report can show in place of a traceback. `line` counts from 1."""
+    """Make a text that a report shows in place of a traceback. `line` counts from 1."""
     traceback = ReprTraceback([ReprEntryNative([f"{text}\n"])], None, "native")
     return ReprExceptionInfo(traceback, ReprFileLocation(path, line, summary))
 
@@ -173,7 +173,7 @@ def capture_manager(config: Any) -> Any:
 
 
 def forget_captured(config: Any) -> None:
-    """In a forked process: capture no longer into the files of the parent."""
+    """Capture no longer into the files of the parent: for a process that has been forked off it."""
     if (manager := capture_manager(config)) is not None:
         manager._global_capturing = None
 

@@ -29,7 +29,7 @@ def configure(config: pytest.Config) -> None:
 
 
 class _Session:
-    """What differs in such a session."""
+    """The plugin that adapts a session to its rank."""
 
     def __init__(self, rank: int):
         self._rank = rank

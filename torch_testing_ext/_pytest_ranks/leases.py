@@ -24,9 +24,9 @@ from torch_testing_ext.launch import settings
 
 from . import internals
 
-# How often to try again, in seconds: a lock cannot be awaited. By chance, so that no two processes keep in step.
+# Seconds between attempts: a lock cannot be awaited. Random, so that two processes do not retry in lockstep.
 _RETRY_INTERVAL = (0.02, 0.1)
-_PATIENCE = 2.0  # seconds, after which devices are reserved
+_RESERVE_AFTER = 2.0  # seconds
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class VisibleDevices:
 
 
 def real_devices(ranks: int) -> int:
-    """How many devices a test leases for so many ranks that need one: fewer where they have to share."""
+    """Count the devices to lease for so many ranks that need one: fewer where they have to share."""
     return accelerators.device_count() if shared_devices.are_shared(ranks) else ranks
 
 
@@ -81,7 +81,7 @@ def leased(item: Any, count: int, fake: Sequence[str]) -> Iterator[dict[str, str
 
 
 def _open_locks(item: Any, identities: Mapping[str, str]) -> DeviceLocks:
-    """In the folder of this user; if that cannot be used, in one of this session of pytest."""
+    """Open locks in the folder of this user; if that cannot be used, in one of this session of pytest."""
     chosen = item.config.getoption("dist_lease_folder", None)
     owner = f"pid {os.getpid()}: pytest, {item.nodeid}"
     ancestors = leased_by_ancestors(os.environ)
@@ -93,7 +93,7 @@ def _open_locks(item: Any, identities: Mapping[str, str]) -> DeviceLocks:
 
 
 def _folder_of_session(config: Any) -> Path:
-    """The same for all workers of pytest-xdist."""
+    """Return a folder that all workers of pytest-xdist share."""
     base = internals.temporary_base(config)
     return (base.parent if hasattr(config, "workerinput") else base) / "torch_testing_ext-leases"
 
@@ -102,7 +102,7 @@ def _choose(locks: DeviceLocks, names: Sequence[str], count: int) -> tuple[str, 
     """Lock devices, and wait until there are enough. Only the process with the reservation keeps some meanwhile."""
     began = time.monotonic()
     while True:
-        has_reservation = time.monotonic() - began > _PATIENCE and locks.reserve()
+        has_reservation = time.monotonic() - began > _RESERVE_AFTER and locks.reserve()
         reserved = locks.reserved_by_others()
         got: list[str] = []
         for name in names:

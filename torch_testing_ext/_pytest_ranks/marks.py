@@ -41,7 +41,7 @@ class BadMark(Exception):
 
 @dataclass(frozen=True)
 class RankSpec:
-    """What the mark of a test says."""
+    """The mark `world_size` of a test, checked."""
 
     world_size: int
     backend: str | None = None
@@ -53,7 +53,7 @@ class RankSpec:
 
 @dataclass(frozen=True)
 class ExecSettings:
-    """What the attributes of a DistributedTest or DistributedFixture say."""
+    """The attributes of a DistributedTest or DistributedFixture, checked."""
 
     backend: Any
     timeout: Any
@@ -64,7 +64,7 @@ class ExecSettings:
 
 @dataclass(frozen=True)
 class Standalone:
-    """What the mark `standalone` of a test says."""
+    """The mark `standalone` of a test, checked."""
 
     timeout: float | None = None
 
@@ -130,7 +130,7 @@ def _has_accelerators() -> bool:
 
 
 def settings_of(cls: Any) -> ExecSettings | None:
-    """What the attributes of a class say; None if it is no DistributedTest or DistributedFixture. Raises BadMark."""
+    """Check the attributes of a class; None if it is no DistributedTest or DistributedFixture. Raises BadMark."""
     if not (isinstance(cls, type) and issubclass(cls, DistributedExec)):
         return None
     names = (*_NOT_CALLED, *(() if issubclass(cls, DistributedFixture) else ("run",)))
@@ -166,7 +166,7 @@ def expand(metafunc: pytest.Metafunc) -> None:
 
 
 def spec_of(item: pytest.Function) -> RankSpec | None:
-    """What the mark of a test says; None without a mark. Raises BadMark, also if the test cannot run in ranks."""
+    """Read the mark of a test; None without one. Raises BadMark, also if the test cannot run in ranks."""
     _check_fixtures_in_ranks(item)
     mark = item.get_closest_marker(NAME)
     if mark is None:
@@ -251,7 +251,7 @@ def _check_fixtures(item: pytest.Function) -> None:
             if inspect.iscoroutinefunction(each.func) or inspect.isasyncgenfunction(each.func):
                 raise BadMark(
                     f"its fixture {name!r} is `async` and needs {_need_of(name, definitions)}, which only ranks have: "
-                    f"the event loop is one of the parent. Let the fixture call asyncio.run()"
+                    f"its event loop belongs to the parent process. Call asyncio.run() in the fixture"
                 )
             if each.scope in _WIDER_SCOPES:
                 raise BadMark(
@@ -321,7 +321,7 @@ def _is_isolated(item: pytest.Function) -> bool:
 
 
 def standalone_of(item: pytest.Function) -> Standalone | None:
-    """What the mark `standalone` says; None without it, unless the ranks are isolated. Raises BadMark.
+    """Read the mark `standalone`; None without it, unless the ranks are isolated. Raises BadMark.
 
     Lightning's `RunIf(standalone=True)` is a skipif with that keyword, which skips unless this variable is set.
     """

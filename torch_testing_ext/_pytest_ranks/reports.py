@@ -23,7 +23,7 @@ _PHASES = {"setup": "set-up", "call": "call", "teardown": "tear-down"}
 
 
 class Ending(enum.Enum):
-    """How a test ended, by one report or by all."""
+    """The end of a test, by one report or by all."""
 
     PASSED = "passed"
     SKIPPED = "skipped"
@@ -43,7 +43,7 @@ class Ending(enum.Enum):
 
 @dataclass(frozen=True)
 class Judgement:
-    """What a report says."""
+    """The meaning of a report."""
 
     ending: Ending
     reason: str = ""  # of a skip, and of a mark `xfail`

@@ -100,7 +100,7 @@ class StandIn(ModuleType):
 
     @property
     def __dict__(self) -> dict[str, Any]:  # type: ignore[override]
-        """For mock.patch and dataclasses. It has PyTorch's names only if PyTorch's module is loaded already."""
+        """The namespace for mock.patch and dataclasses; with PyTorch's names only if its module is loaded already."""
         ours, theirs = _import_ours(self.__ours__), originals.loaded.get(self.__name__)
         return _Names(ours, {**(vars(theirs) if theirs else {}), **vars(ours)})
 

@@ -146,12 +146,12 @@ def split(dotted: str, side: Side) -> tuple[str, str] | None:
 
 
 def moved(theirs: str) -> str | None:
-    """Where other versions of torch have this dotted name of PyTorch's; None if it never moved."""
+    """Return this dotted name of PyTorch's as other versions of torch have it; None if it never moved."""
     return next((one.hint(theirs) for one in MOVED if theirs in (one.now, one.before)), None)
 
 
 def instead_of(dotted: str) -> str:
-    """What to use in PyTorch instead of a name of ours."""
+    """Name what to use in PyTorch instead of a name of ours."""
     matching = [name for name in INSTEAD if dotted == name or dotted.startswith(f"{name}.")]
     return INSTEAD[max(matching, key=len)]
 

@@ -1,4 +1,4 @@
-"""In a drop-in run, our TestCase offers the members that only PyTorch's TestCase has.
+"""Gives our TestCase, in a drop-in run, the members that only PyTorch's TestCase has.
 
 They are PyTorch's functions, bound to the test. Which ones exist is read from the source: PyTorch's module is loaded
 only when a test uses one.

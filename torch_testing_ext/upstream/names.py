@@ -12,7 +12,7 @@ from .mapping import OUR_KIT, PACKAGE, THEIR_KIT, UserError, installed_torch, so
 
 
 class NameKind(enum.Enum):
-    """How a module comes by a name."""
+    """The way in which a module comes by a name."""
 
     CLASS = "class"
     FUNCTION = "function"

@@ -49,7 +49,7 @@ class SeriesPatch:
 
 @dataclass(frozen=True)
 class TestRun:
-    """How the test of a patch ended."""
+    """The end of the test of a patch."""
 
     code: int
     ran: int

@@ -22,7 +22,7 @@ from . import mapping, names, originals
 
 @dataclass(frozen=True)
 class LaunchChoice:
-    """Whose launch a class of PyTorch's uses, and the members that ruled out ours."""
+    """Whether a PyTorch class gets our launch; if not, which members prevent it."""
 
     name: str
     base: str

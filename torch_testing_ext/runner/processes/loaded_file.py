@@ -109,7 +109,7 @@ class LoadedFile:
         )
 
     def remark(self, file: str) -> str:
-        """What the user should know about tests that pytest does not collect."""
+        """A remark for the user on tests that pytest does not collect."""
         if self.left_out:
             shown = ", ".join(self.left_out[:3]) + (", ..." if len(self.left_out) > 3 else "")
             return f"pytest leaves out {len(self.left_out)} of the tests in {file}, by its options or hooks: {shown}"
@@ -258,7 +258,7 @@ class _Names:
         self._taken: set[str] = set()
 
     def of_unittest(self, test: Any) -> NamedTest:
-        """As unittest selects tests: by the class's name in the module, and the method."""
+        """Name a test as unittest selects it: by the class's name in the module, and the method."""
         return self._give(self._classes.get(type(test), type(test).__qualname__), _method_name(test), test)
 
     def of_pytest(self, test: PytestStyleTest | PytestTest) -> NamedTest:

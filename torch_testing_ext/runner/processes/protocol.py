@@ -82,7 +82,7 @@ class ChildGone:
 
     @property
     def how(self) -> str:
-        """How it ended, to follow a subject: "exited with code 1"."""
+        """Describe the end, to follow a subject: "exited with code 1"."""
         return self.failure or describe_exit(os.waitstatus_to_exitcode(self.status))
 
 
@@ -200,7 +200,7 @@ class WorkerEnded:
 
 @dataclass(frozen=True)
 class UnitOver:
-    """To the process of a file: the unit with this number is over, and the nanny is free to watch another."""
+    """Sent to the process of a file: the unit with this number is over, and the nanny can watch another."""
 
     number: int
 

@@ -134,7 +134,7 @@ def _function_name(item: Any) -> str:
 
 @dataclass(frozen=True)
 class ItemNeeds:
-    """What the marks and decorators of a test say."""
+    """The needs of a test, by its marks and decorators."""
 
     world_size: int
     devices: int
@@ -177,7 +177,7 @@ _Key = tuple[Any, str]  # the definition of a fixture; the class whose tests sha
 
 
 def _together(items: list[Any], plugins: frozenset[str]) -> dict[int, str]:
-    """By the number of a test, the name of the fixtures that it shares with others: they run in one process."""
+    """Name the fixtures that tests share, by the number of each test: those with one name run in one process."""
     shared = [list(_shared_fixtures(item, plugins)) for item in items]
     groups: list[tuple[set[_Key], list[int]]] = []
     group_of: dict[_Key, tuple[set[_Key], list[int]]] = {}

@@ -59,7 +59,7 @@ _SESSION_HOOKS = ("pytest_sessionstart", "pytest_sessionfinish", "pytest_unconfi
 
 
 class Collection:
-    """What pytest has collected in one file, and the session for it."""
+    """The tests that pytest has collected in one file, and the session for them."""
 
     def __init__(self, path: str, load_as: LoadAs):
         self.path = path
@@ -139,7 +139,7 @@ class Collection:
 
     @property
     def failures_counted(self) -> int:
-        """How many failures the session has counted since the tests began: a plugin may count without a report."""
+        """The number of failures since the tests began: a plugin may count one without a report."""
         return int(self._session.testsfailed) - self._failed_before
 
     def finish(self, status: int = 0) -> int:

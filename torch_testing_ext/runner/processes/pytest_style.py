@@ -73,7 +73,7 @@ def has_marks(test: Any) -> bool:
 
 
 def pytest_style_tests(module: ModuleType, collected: Iterable[Any]) -> list[PytestStyleTest]:
-    """Those that a module defines. `collected`: the tests that unittest has found in it."""
+    """Find the tests for pytest that a module defines. `collected`: the tests that unittest has found in it."""
     if _is_excluded(module):
         return []
     return list(_Finder(module, list(collected)).tests())
@@ -127,7 +127,7 @@ class _Finder:
                 yield from self._methods(f"{name}.{method}", function)
 
     def _is_defined_here(self, name: str, thing: FunctionType | type) -> bool:
-        """By its module, or by the source: a decorator of another module may have replaced a function by its own."""
+        """Decide by the module, or by the source: a decorator of another module may have replaced the function."""
         if thing.__module__ == self._module.__name__:
             return True
         if self._names_in_source is None:

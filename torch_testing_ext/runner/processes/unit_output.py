@@ -1,4 +1,4 @@
-"""What the tests of a unit have written so far: output in the worker's log, and the folders of their ranks."""
+"""The output of a unit's tests so far: the length of the worker's log, and the folders of their ranks."""
 
 from __future__ import annotations
 

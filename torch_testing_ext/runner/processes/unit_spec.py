@@ -11,7 +11,7 @@ from torch_testing_ext._process import messages
 
 @dataclass(frozen=True)
 class LoadAs:
-    """How a test file is loaded."""
+    """The way in which a test file is loaded."""
 
     by_pytest: bool = False  # pytest imports it, even if its source does not look as if it had tests for pytest
     all_marks: bool = False  # it has the tests, too, that pytest's own options deselect by their marks

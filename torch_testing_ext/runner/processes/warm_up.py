@@ -1,4 +1,4 @@
-"""What the zygote does for the test files of a run before it forks: the modules that it imports, and its memory."""
+"""Prepares the zygote for the test files of a run before it forks: the modules that it imports, and its memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MANY = 8  # tests
 
 @dataclass(frozen=True)
 class WarmUp:
-    """What the zygote does. By default, for files that are not known."""
+    """The preparations of the zygote. The default is for files that are not known."""
 
     modules: tuple[str, ...] = (*ALWAYS, _FSDP, _DTENSOR)
     # Its memory: this takes up to half a second, and makes each fork 5 to 15 ms faster, of which a test needs several.
@@ -25,7 +25,7 @@ class WarmUp:
 
 
 def warm_up_for(root: Path, files: Iterable[str]) -> WarmUp:
-    """What pays for these files, given relative to the root.
+    """Choose what saves time for these files, given relative to the root.
 
     What no file uses is not imported: FSDP and DTensor take half as long as torch itself, and dynamo as long again. The
     process of a file that imports more does so itself. Dynamo is imported if half of the files use it: all other files

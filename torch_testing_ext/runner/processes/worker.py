@@ -131,7 +131,7 @@ def run(unit: UnitSpec, found: Tests, send: Callable[[FromWorker], None]) -> int
 
 
 def _limit_device_memory() -> None:
-    """Where other tests use the same device: this process may use no more than its part of it."""
+    """Limit this process to its part of a device that other tests use, too."""
     if sharing.device_memory() is not None:
         from torch_testing_ext._cases import shared_devices
 
