@@ -24,6 +24,7 @@ from torch_testing_ext._marks.sanitizing import kinds_of_test
 from torch_testing_ext._marks.timeouts import timeout_of
 from torch_testing_ext._process import shell
 from torch_testing_ext._process.files import source_file
+from torch_testing_ext._process.user_warnings import warn_user
 from torch_testing_ext._sanitizer.kinds import SanitizeKind
 from torch_testing_ext.launch import settings
 from torch_testing_ext.launch.job import Sanitize
@@ -86,8 +87,8 @@ class RankWarning(UserWarning):
 
 
 def say(text: str) -> None:
-    """Say something on stderr; to pytest, which hides what a test that passes prints, as a warning, too."""
-    print(f"torch_testing_ext: {text}", file=sys.stderr, flush=True)
+    """Warn the user; in pytest, which hides what a test that passes prints, by a warning of Python's, too."""
+    warn_user(text)
     if "_pytest" in sys.modules and "PYTEST_CURRENT_TEST" in os.environ:
         with suppress(RankWarning):  # a filter that makes warnings errors means those of the test
             warnings.warn_explicit(text, RankWarning, "torch_testing_ext", 1)

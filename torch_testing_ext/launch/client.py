@@ -12,7 +12,6 @@ import os
 import pickle
 import shutil
 import signal
-import sys
 import tempfile
 from contextlib import suppress
 from dataclasses import replace
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from torch_testing_ext._process import fork_safety
+from torch_testing_ext._process.user_warnings import warn_user
 
 from . import settings
 from .fork_server_client import (
@@ -44,7 +44,7 @@ class Launcher:
         self._directory = directory
         self._closes_at_exit = False
         self._wanted = ""  # the setting under which the server was made
-        self._printed: set[str] = set()
+        self._warned: set[tuple[str, str]] = set()
         self._in_use = False  # whether this process could not be forked as it uses an accelerator
         self._numbers = itertools.count()
 
@@ -141,15 +141,12 @@ class Launcher:
             if method is not StartMethod.FORK and "<locals>" in subject.qualname:
                 break  # no other interpreter has this class
             if method is StartMethod.SPAWN and reasons:
-                self._print_once(
-                    f"ranks are started as new interpreters, which takes seconds, because {'; '.join(reasons)}"
-                )
+                self._warn_once("ranks are started as new interpreters, which takes seconds", "; ".join(reasons))
             server, unusable = self.try_method(method, subject)
             if server is not None:
                 if method is StartMethod.FORK_FRESH and self._in_use:
-                    self._print_once(
-                        f"ranks are forked from a new interpreter, which takes seconds to start, because {reasons[0]}"
-                    )
+                    slow = "ranks are forked from a new interpreter, which takes seconds to start"
+                    self._warn_once(slow, reasons[0])
                 return server
             reasons.append(f"{_SUBJECT_OF[method]}: {unusable}")
         return _explain_failure(wanted, subject, reasons)
@@ -167,11 +164,10 @@ class Launcher:
             self._in_use = server.accelerator_in_use
         return None, unsafe
 
-    def _print_once(self, text: str) -> None:
-        if text not in self._printed:
-            self._printed.add(text)
-            with suppress(Exception):  # a test may have closed or replaced it
-                print(f"torch_testing_ext: {text}", file=sys.stderr, flush=True)
+    def _warn_once(self, text: str, reason: str) -> None:
+        if (text, reason) not in self._warned:
+            self._warned.add((text, reason))
+            warn_user(text, reason)
 
     # -- preload hints
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from torch_testing_ext._machine.device_facts import NO_NEEDS, DeviceNeeds
 from torch_testing_ext._machine.sharing import CONTEXT
+from torch_testing_ext._process.user_warnings import KitWarning
 
 
 class TestOutcome(enum.Enum):
@@ -181,6 +182,7 @@ class Attempt:
     lease: Lease = field(default_factory=Lease)
     memory: DeviceMemory | None = None  # None if it has used no device, or did not say
     crowded: bool = False  # ended because its node was short of memory, of which other tests had some
+    warnings: tuple[KitWarning, ...] = ()  # about its ranks
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,6 @@ from torch_testing_ext._marks.sanitizing import kinds_of_test, sanitize
 from torch_testing_ext._sanitizer.kinds import ALL, DEFAULT, SanitizeKind, read_kinds
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.launch import settings
-from torch_testing_ext.runner.engine.remarks import remarks_in
 
 ROOT = Path(__file__).parents[3]
 
@@ -105,13 +104,9 @@ class SanitizeOptionsTest(unittest.TestCase):
         for part in (live, summary):
             self.assertEqual(part.count("warning: ranks are slow, because of Thread-"), 1, said)
             self.assertEqual(part.count("warning: it differs"), 1, said)
+            self.assertNotIn("just output", part)
             for name in ("a", "b"):
                 self.assertEqual(part.count(f"warning: test_{name}: something"), 1, said)
-
-    def test_remarks_in_an_output(self):
-        self.assertEqual(remarks_in(""), [])
-        output = "x\ntorch_testing_ext: one\n  more\nother\n  not of it\ntorch_testing_ext: two\ntorch_testing_ext: 3"
-        self.assertEqual(remarks_in(output), ["one\n  more", "two", "3"])
 
     def test_nothing_is_loaded_without_it(self):
         """Neither in the ranks nor in their parent."""
@@ -166,11 +161,13 @@ def test_marked(dist_env):
 """
 TALKATIVE = """
 import unittest, sys
+from torch_testing_ext._process.user_warnings import warn_user
 class T(unittest.TestCase):
     def say(self, number):
-        print(f"torch_testing_ext: ranks are slow, because of Thread-{number}", file=sys.stderr)
-        print("torch_testing_ext: it differs", file=sys.stderr)
-        print(f"torch_testing_ext: {self._testMethodName}: something", file=sys.stderr)
+        warn_user("ranks are slow", f"of Thread-{number}")
+        warn_user("it differs")
+        warn_user(f"{self._testMethodName}: something")
+        print("torch_testing_ext: just output", file=sys.stderr)
     def test_a(self): self.say(1)
     def test_b(self): self.say(2)
 """

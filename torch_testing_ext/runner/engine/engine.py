@@ -38,7 +38,6 @@ from .dispatcher import Dispatcher
 from .live_view import LiveView
 from .memory_return import HeldDevice, MemoryReturn, with_held
 from .place import LostUnitListener, Place
-from .remarks import remarks_in, subject_of
 from .running_unit import UnitHandle
 from .signals_and_keys import signals_and_keys
 from .unit_log import EndCause
@@ -69,7 +68,7 @@ class Engine(LostUnitListener):
         self._view = LiveView(self._running, place.loop, self._report, options.stream)
         self._began = time.monotonic()
         self._warnings: list[str] = []
-        self._remarks: set[str] = set()  # what tests have said of their ranks
+        self._warned: set[str] = set()  # texts of warnings of tests
         self._stopping = False
         self._interrupts = 0
 
@@ -271,17 +270,17 @@ class Engine(LostUnitListener):
     def _finish(self, attempt: Attempt) -> None:
         finished = self._attempts.finish(attempt)
         self._report(TestFinished(finished))
-        self._repeat_remarks(finished)
+        self._show_warnings(finished)
         most, failures = 1 if self._options.until_failure else self._options.max_fail, self._attempts.failures
         if most is not None and failures >= most:
             self._stop(f"{failures} test{'s' if failures > 1 else ''} failed")
 
-    def _repeat_remarks(self, finished: FinishedTest) -> None:
-        """Show the warnings of a test whose output is not shown. Each worker prints them; show them once per run."""
-        for remark in () if self._attempts.has_failed(finished) else remarks_in(finished.last.output):
-            if subject_of(remark) not in self._remarks:
-                self._remarks.add(subject_of(remark))
-                self._warn(remark)
+    def _show_warnings(self, finished: FinishedTest) -> None:
+        """Show the warnings of a test whose output is not shown. Workers have the same ones: show each once."""
+        for warning in () if self._attempts.has_failed(finished) else finished.last.warnings:
+            if warning.text not in self._warned:
+                self._warned.add(warning.text)
+                self._warn(str(warning))
 
     # -- an early end
 

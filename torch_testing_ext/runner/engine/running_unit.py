@@ -316,5 +316,6 @@ class RunningUnit:
             leftovers=result.leftovers,
             lease=self.lease,
             memory=result.memory,
+            warnings=result.warnings,
             crowded=result.crowded,
         )

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from torch_testing_ext._process.exits import describe_exit
 from torch_testing_ext._process.messages import unexpected
+from torch_testing_ext._process.user_warnings import KitWarning
 
 from ..model import COUNTS_AS, Category, DeviceMemory, TestOutcome, Unit
 from ..processes.protocol import (
@@ -67,6 +68,7 @@ class AttemptResult:
     ranks: tuple[str, ...] = ()  # directories of its ranks' files
     leftovers: tuple[str, ...] = ()
     memory: DeviceMemory | None = None
+    warnings: tuple[KitWarning, ...] = ()
     crowded: bool = False
 
 
@@ -194,6 +196,7 @@ class UnitLog:
             (began.printed, ended.printed),
             ended.ranks,
             memory=ended.memory,
+            warnings=ended.warnings,
         )
         return _with_aftermath(result, aftermath.get(test, ()))
 

@@ -9,6 +9,7 @@ from typing import TypeAlias
 from torch_testing_ext._machine.device_facts import DeviceFacts
 from torch_testing_ext._process.channel import WithDescriptors
 from torch_testing_ext._process.exits import describe_exit
+from torch_testing_ext._process.user_warnings import KitWarning
 
 from ..model import DeviceMemory, Test, TestOutcome
 from .unit_spec import LoadAs, UnitSpec
@@ -239,6 +240,7 @@ class Ended:
     printed: int
     ranks: tuple[str, ...]
     memory: DeviceMemory | None = None
+    warnings: tuple[KitWarning, ...] = ()
 
 
 @dataclass(frozen=True)

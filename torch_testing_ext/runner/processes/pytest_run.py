@@ -19,6 +19,7 @@ import pytest
 
 from torch_testing_ext._marks.timeouts import ATTRIBUTE as TIMEOUT
 from torch_testing_ext._process.logs import cut_middle
+from torch_testing_ext._process.user_warnings import take_warnings
 from torch_testing_ext._pytest_ranks.marks import COMMAND, SPEC
 from torch_testing_ext._pytest_ranks.reports import Ending, Judgement, TestReports
 
@@ -137,7 +138,8 @@ class _Loop:
         message = cut_middle(message, LONGEST_MESSAGE)
         output, ranks = self._output.length(), self._output.new_rank_directories()
         memory = self._output.device_memory()
-        self._send(Ended(number, time.monotonic(), outcome, message, judged[0].need, output, ranks, memory))
+        need, warnings = judged[0].need, take_warnings()
+        self._send(Ended(number, time.monotonic(), outcome, message, need, output, ranks, memory, warnings))
 
     def _prepare(self, number: int, item: Any) -> None:
         """Let the test's ranks, if it has any, know what the run knows."""

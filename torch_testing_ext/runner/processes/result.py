@@ -14,6 +14,7 @@ from typing import Any
 from torch_testing_ext import launch
 from torch_testing_ext._cases.fixtures import FixtureSuite, prevented
 from torch_testing_ext._process.logs import cut_middle
+from torch_testing_ext._process.user_warnings import take_warnings
 
 from ..model import TestOutcome
 from .protocol import Began, Ended, FixtureBegan, FixtureEnded, FixtureFailed, FromWorker, NotRun
@@ -162,6 +163,7 @@ class ReportingResult(unittest.TestResult):
                 self._output.length(),
                 self._output.new_rank_directories(),
                 self._output.device_memory(),
+                take_warnings(),
             )
         )
 
