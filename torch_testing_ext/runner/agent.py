@@ -54,7 +54,7 @@ from .engine.place import LocalPlace, LostUnitListener
 from .engine.running_unit import RunningUnit, UnitHandle
 from .model import Attempt, Test
 from .options.options import CannotRun, Options, UsageError, usable_cores
-from .processes.zygote import Zygote
+from .processes.file_processes import FileProcesses
 from .scheduling.inventory import Inventory, make_inventory
 from .scheduling.leases import Leases
 
@@ -65,8 +65,8 @@ WRITE_PATIENCE = 1.0
 RAY_THRESHOLD = "--ray-memory-threshold="
 
 
-class NodeZygote(Zygote):
-    """The zygote of an agent, which ends quickly: whatever has ended the stream may give the node to others."""
+class NodeFileProcesses(FileProcesses):
+    """The processes of an agent, which end quickly: whatever has ended the stream may give the node to others."""
 
     quit_patience = QUIT_PATIENCE
 
@@ -76,7 +76,7 @@ class Agent(LostUnitListener):
 
     def __init__(
         self,
-        zygote: Zygote,
+        files: FileProcesses,
         prepare: PrepareNode,
         reader: MessageReader[ToAgent],
         writer: MessageWriter,
@@ -84,7 +84,7 @@ class Agent(LostUnitListener):
         most_memory: float,
     ):
         """`most_memory`: the share of the memory above which a unit is ended."""
-        self._zygote = zygote
+        self._files = files
         self._prepare = prepare
         self._reader = reader
         self._writer = writer
@@ -98,7 +98,7 @@ class Agent(LostUnitListener):
 
     def serve(self) -> None:
         """Work until the stream ends. Raises NotAMessage if it has anything else than messages."""
-        loop = self._zygote.loop
+        loop = self._files.loop
         loop.listen(self._reader, self._receive)
         self._beat()
         try:
@@ -126,8 +126,8 @@ class Agent(LostUnitListener):
             sanitize_order=asked.sanitize_order,
             shake_seed=asked.shake_seed,
         )
-        kind, count = self._zygote.count_devices()
-        inventory = make_inventory(options, os.environ, kind, count, self._zygote.devices_seen.uuids)
+        kind, count = self._files.count_devices()
+        inventory = make_inventory(options, os.environ, kind, count, self._files.devices_seen.uuids)
         if asked.fake_devices:
             inventory = Inventory(asked.fake_devices, kind, fake=True)
         if len(inventory.names) < asked.reserved:
@@ -136,7 +136,7 @@ class Agent(LostUnitListener):
         if asked.devices is not None:
             inventory = dataclasses.replace(inventory, names=inventory.names[: asked.devices])
         leases = Leases(inventory.names, options.jobs)
-        self._place = LocalPlace(self._zygote, options, inventory, leases, command=asked.command)
+        self._place = LocalPlace(self._files, options, inventory, leases, command=asked.command)
         self._writer.send(
             NodeReady(
                 inventory.kind,
@@ -144,18 +144,18 @@ class Agent(LostUnitListener):
                 inventory.most_at_once,
                 inventory.fake,
                 options.jobs,
-                self._zygote.torch_version,
+                self._files.torch_version,
             )
         )
 
     def _beat(self) -> None:
         self._writer.send(AgentAlive(time.monotonic()))
-        self._zygote.loop.after(HEARTBEAT, self._beat)
+        self._files.loop.after(HEARTBEAT, self._beat)
 
     def _copy_output(self) -> None:
         for running in tuple(self._running.values()):
             self._copy_output_of(running)
-        self._zygote.loop.after(STREAM_INTERVAL, self._copy_output)
+        self._files.loop.after(STREAM_INTERVAL, self._copy_output)
 
     def _copy_output_of(self, running: UnitHandle) -> None:
         if self._prepare.stream and (text := running.new_output()):
@@ -174,7 +174,7 @@ class Agent(LostUnitListener):
             received = self._reader.receive()
         except EOFError:
             self._goes_on = False
-            self._zygote.loop.forget(self._reader)
+            self._files.loop.forget(self._reader)
             raise _StreamEnded from None  # wherever it is: it may be waiting for an import
         for message in received:
             if self._place is None:
@@ -196,7 +196,7 @@ class Agent(LostUnitListener):
                 self._with(number, lambda unit: unit.ask_for_stacks(partial(self._answer, number)))
             case CloseFile(name):
                 if all(one.unit.file != name for one in self._running.values()):
-                    self._zygote.file(name).close()
+                    self._files.file(name).close()
             case PrepareNode():
                 raise NotAMessage("a second PrepareNode")
             case _:
@@ -211,9 +211,9 @@ class Agent(LostUnitListener):
         self._writer.send(StacksOfUnit(number, stacks))
 
     def _find(self, message: FindTests) -> None:
-        found = self._zygote.discover(message.files, message.devices, message.jobs)
-        if self._zygote.failure is not None:
-            self._writer.send(NodeCannotRun(self._zygote.failure))
+        found = self._files.discover(message.files, message.devices, message.jobs)
+        if self._files.failure is not None:
+            self._writer.send(NodeCannotRun(self._files.failure))
             return
         self._told.update(found.warnings)
         self._writer.send(TestsFound(found.tests, found.broken, found.not_run, found.warnings))
@@ -223,7 +223,7 @@ class Agent(LostUnitListener):
         if self._place is None:
             self._writer.send(UnitNotStarted(unit.number, "the node cannot run tests"))
             return
-        self._zygote.file(unit.file, message.devices)
+        self._files.file(unit.file, message.devices)
         try:
             running = self._place.start(unit, message.lease, self)
             assert isinstance(running, RunningUnit)
@@ -249,7 +249,7 @@ class Agent(LostUnitListener):
     def unit_ended(self, running: UnitHandle, attempts: list[Attempt], rest: list[int]) -> None:
         self._copy_output_of(running)
         del self._running[running.unit.number]
-        for warning in self._zygote.warnings:
+        for warning in self._files.warnings:
             self._tell(warning)
         self._writer.send(EndOfUnit(running.unit.number, tuple(attempts), tuple(rest), running.cause))
 
@@ -300,14 +300,14 @@ def _serve(reader: MessageReader[ToAgent], writer: MessageWriter, memory: Machin
     with suppress(OSError):
         os.chdir(root)
     try:
-        zygote = NodeZygote(root, drop_in=prepare.drop_in, all_marks=prepare.all_marks).__enter__()
+        files = NodeFileProcesses(root, drop_in=prepare.drop_in, all_marks=prepare.all_marks).__enter__()
     except CannotRun as error:
         writer.send(NodeCannotRun(str(error)))
         return
     try:
-        Agent(zygote, prepare, reader, writer, memory, most_memory).serve()
+        Agent(files, prepare, reader, writer, memory, most_memory).serve()
     finally:
-        zygote.close()
+        files.close()
 
 
 def _take_over(fd: int, flags: int | None) -> int:

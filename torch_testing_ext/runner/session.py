@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from .engine.engine import Engine
     from .engine.memory_return import MemoryReturn
     from .engine.signals_and_keys import Deferred
-    from .processes.zygote import Discovery, Zygote
+    from .processes.file_processes import Discovery, FileProcesses
 
 
 @dataclass(frozen=True)
@@ -87,16 +87,16 @@ class Session:
             work = self._work(zygote, selection, files, known_files)
         return self._list(work) if self._options.action is Action.LIST else self._dry_run(work)
 
-    def _zygote(self, files: Sequence[str]) -> Zygote | ClusterPlace:
+    def _zygote(self, files: Sequence[str]) -> FileProcesses | ClusterPlace:
         """What will run the tests of these files."""
+        from .processes.file_processes import FileProcesses
         from .processes.warm_up import warm_up_for
-        from .processes.zygote import Zygote
 
         options = self._options
         if options.ranks_per_gpu > 1:
             os.environ[RANKS_PER_GPU] = str(options.ranks_per_gpu)  # the world size of a test may depend on it
         warm_up = warm_up_for(self._root, files)
-        return Zygote(self._root, warm_up, drop_in=bool(options.drop_in), all_marks=bool(options.marks))
+        return FileProcesses(self._root, warm_up, drop_in=bool(options.drop_in), all_marks=bool(options.marks))
 
     # -- from names to work
 

@@ -15,8 +15,8 @@ from torch_testing_ext.runner.engine.engine import Engine
 from torch_testing_ext.runner.engine.place import LocalPlace
 from torch_testing_ext.runner.model import Attempt, Summary, Test, TestId
 from torch_testing_ext.runner.options.options import Options
+from torch_testing_ext.runner.processes.file_processes import FileProcesses
 from torch_testing_ext.runner.processes.warm_up import ALWAYS, WarmUp
-from torch_testing_ext.runner.processes.zygote import Zygote
 from torch_testing_ext.runner.scheduling.inventory import Inventory
 from torch_testing_ext.runner.scheduling.leases import Leases
 from torch_testing_ext.runner.scheduling.plan import plan
@@ -67,7 +67,7 @@ class Project:
 
     def __init__(self, root: Path | None = None, preloaded: Sequence[str] = (), drop_in: bool = False) -> None:
         self.root = root or Path(tempfile.mkdtemp(prefix="torch_testing_ext_test_")).resolve()
-        self.zygote = Zygote(self.root, WarmUp((*ALWAYS, *preloaded)), drop_in).__enter__()
+        self.zygote = FileProcesses(self.root, WarmUp((*ALWAYS, *preloaded)), drop_in).__enter__()
         self._files = 0
 
     @classmethod

@@ -7,7 +7,7 @@ from kit.processes import descendants
 from kit.project import Project
 
 from torch_testing_ext.common_utils import TestCase, run_tests
-from torch_testing_ext.runner.processes import zygote
+from torch_testing_ext.runner.processes import file_handle
 
 FINE = "import unittest\nclass T(unittest.TestCase):\n    def test_fine(self): pass\n"
 
@@ -53,7 +53,7 @@ class TestBroken(TestCase):
             time.sleep(1000)
         """
         before = descendants(os.getpid())
-        with mock.patch.object(zygote, "IMPORT_PATIENCE", 0.3):
+        with mock.patch.object(file_handle, "IMPORT_TIMEOUT", 0.3):
             self.check(source, "took more than")
         left = descendants(os.getpid()) - before
         self.assertEqual([pid for pid in left if b"sleep" in _command(pid)], [])
@@ -128,7 +128,7 @@ class TestSkipped(TestCase):
         )
         PROJECT.zygote.discover([file])
         PROJECT.zygote.file(file).close()
-        planned = PROJECT.zygote.file(file).tests
+        planned = PROJECT.zygote.file(file).contents.tests
         self.assertEqual(len(planned), 1)
         ran = PROJECT.run_tests_of(planned)
         self.assertEqual(ran.outcomes, {"test_a": "error"})

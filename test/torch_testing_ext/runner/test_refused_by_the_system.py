@@ -14,7 +14,7 @@ from torch_testing_ext.runner.engine.running_unit import Limits, RunningUnit, Un
 from torch_testing_ext.runner.engine.unit_log import EndCause
 from torch_testing_ext.runner.model import Lease, Test, TestId, Unit
 from torch_testing_ext.runner.options.options import CannotRun
-from torch_testing_ext.runner.processes import zygote
+from torch_testing_ext.runner.processes import file_handle, file_processes
 from torch_testing_ext.runner.processes.unit_spec import LoadAs, UnitSpec
 
 NO_MORE_FILES = OSError(errno.EMFILE, "Too many open files")
@@ -29,7 +29,7 @@ class RefusedTest(TestCase):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
         self.root = Path(folder.name)
-        self.zygote = zygote.Zygote(self.root)
+        self.zygote = file_processes.FileProcesses(self.root)
         self.zygote.directory = self.root
         self.addCleanup(self.zygote.loop.close)
         self.told: list[str] = []
@@ -45,7 +45,7 @@ class RefusedTest(TestCase):
         refuse = BlockingIOError(errno.EAGAIN, "no more processes")
         with (
             mock.patch.object(subprocess, "Popen", side_effect=refuse),
-            zygote.Zygote(self.root) as made,
+            file_processes.FileProcesses(self.root) as made,
             self.assertRaisesRegex(CannotRun, "cannot be started: .*no more processes"),
         ):
             made.count_devices()
@@ -53,9 +53,9 @@ class RefusedTest(TestCase):
     def test_the_channel_of_a_file(self) -> None:
         """The unit leaves nothing behind, and the next one tries again, instead of waiting for ever."""
         open_before = sorted(os.listdir("/proc/self/fd"))
-        with mock.patch.object(zygote, "socket_pair", side_effect=NO_MORE_FILES), self.assertRaises(OSError):
+        with mock.patch.object(file_handle, "socket_pair", side_effect=NO_MORE_FILES), self.assertRaises(OSError):
             self.start_unit()
-        self.assertEqual(self.zygote.file("test_x.py").state, zygote.FileState.CLOSED)
+        self.assertEqual(self.zygote.file("test_x.py").state, file_handle.FileState.CLOSED)
         self.assertEqual(sorted(os.listdir("/proc/self/fd")), open_before)
         self.assertEqual(os.listdir(self.root), [])
 
@@ -69,8 +69,8 @@ class RefusedTest(TestCase):
 
     def test_a_request_to_a_file(self) -> None:
         file = self.zygote.file("test_x.py")
-        file.state = zygote.FileState.READY
-        file._channel = mock.Mock(**{"send.side_effect": NO_MORE_FILES})
+        file.state = file_handle.FileState.READY
+        file._process = mock.Mock(units={}, **{"channel.send.side_effect": NO_MORE_FILES})
         file.start(spec_of(0), *socket_pair(), self.told.append)
         self.assertEqual(self.told, [])
         self.step()
@@ -79,7 +79,7 @@ class RefusedTest(TestCase):
     def test_a_unit_waits_until_its_file_is_imported_again(self) -> None:
         """The zygote died during the import; before this file, another one is imported again, alone."""
         file = self.zygote.file("test_x.py")
-        file.state = zygote.FileState.SUSPECT
+        file.state = file_handle.FileState.SUSPECT
         ends = socket_pair()
         file.start(spec_of(0), *ends, self.told.append)
         self.step()
@@ -90,7 +90,7 @@ class RefusedTest(TestCase):
 
     def test_the_start_of_a_unit_is_no_time_of_its_test(self) -> None:
         """The test has not begun while its file is imported, so it has not timed out."""
-        self.zygote.file("test_x.py").state = zygote.FileState.SUSPECT  # its units wait
+        self.zygote.file("test_x.py").state = file_handle.FileState.SUSPECT  # its units wait
         unit = self.start_unit(timeout=0.001)
         self.assertFalse(self.zygote.loop.step(time.monotonic() + 0.05), "a timer was due")
         self.assertEqual((unit.cause, unit._stacks_wanted), (EndCause.ITSELF, []))

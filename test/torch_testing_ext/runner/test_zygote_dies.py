@@ -13,7 +13,7 @@ from torch_testing_ext.common_utils import TestCase, run_tests
 from torch_testing_ext.runner import events
 from torch_testing_ext.runner.engine import place
 from torch_testing_ext.runner.options.options import CannotRun
-from torch_testing_ext.runner.processes import zygote, zygote_client
+from torch_testing_ext.runner.processes import file_processes, zygote_client
 
 # Kills the zygote: the parent of the parent of the nanny.
 KILLERS = """
@@ -190,7 +190,7 @@ class RefusedTest(ZygoteCase):
             mock.patch.object(zygote_client.tempfile, "mkdtemp", side_effect=full),
             self.assertRaisesRegex(CannotRun, "no temporary folder can be created: .*No space left"),
         ):
-            zygote.Zygote(self.project.root).__enter__()
+            file_processes.FileProcesses(self.project.root).__enter__()
 
     def test_the_zygote(self):
         with mock.patch.object(subprocess, "Popen", side_effect=BlockingIOError(errno.EAGAIN, "no more processes")):

@@ -8,7 +8,7 @@ from unittest import mock
 from torch_testing_ext._process import system
 from torch_testing_ext.common_utils import TestCase, run_tests
 from torch_testing_ext.runner.options.options import CannotRun
-from torch_testing_ext.runner.processes import zygote, zygote_client
+from torch_testing_ext.runner.processes import file_processes, zygote_client
 from torch_testing_ext.runner.processes.warm_up import WarmUp
 
 
@@ -21,7 +21,7 @@ class ZygoteStartTest(TestCase):
     def count_devices(self, source: str) -> None:
         """Ask a zygote for something, which first imports a module with this source."""
         (self.root / "imported_first.py").write_text(source)
-        with zygote.Zygote(self.root, WarmUp(("imported_first",))) as made:
+        with file_processes.FileProcesses(self.root, WarmUp(("imported_first",))) as made:
             made.count_devices()
 
     def test_an_import_that_never_ends(self) -> None:

@@ -13,7 +13,7 @@ from torch_testing_ext._process.loop import EventLoop, Timer
 from ..engine.place import LostUnitListener
 from ..model import Lease, Unit
 from ..options.options import CannotRun, UsageError
-from ..processes.zygote import Discovery
+from ..processes.file_processes import Discovery
 from ..scheduling.node_leases import NodeLeases
 from .facts import differences, facts
 from .protocol import HEARTBEAT, AgentHello, FindTests, NodeFacts, NodeReady, PrepareNode, RunUnit, TestsFound

@@ -14,7 +14,7 @@ from ..engine.engine import Engine
 from ..events import Reporters, Warned
 from ..model import NodeOfRun, RunHeader
 from ..options.options import ALL_CPUS, Options
-from ..processes.zygote import Discovery
+from ..processes.file_processes import Discovery
 from ..scheduling.inventory import Inventory
 from ..scheduling.node_leases import NodeLeases
 from ..scheduling.plan import priority

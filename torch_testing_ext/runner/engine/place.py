@@ -13,7 +13,7 @@ from torch_testing_ext._process.loop import EventLoop
 
 from ..model import Lease, Unit
 from ..options.options import Options
-from ..processes.zygote import Zygote
+from ..processes.file_processes import FileProcesses
 from ..scheduling.inventory import Inventory, environment_of
 from ..scheduling.leases import Leases
 from .running_unit import Limits, RunningUnit, UnitHandle, UnitListener
@@ -52,14 +52,14 @@ class LocalPlace:
 
     def __init__(
         self,
-        zygote: Zygote,
+        files: FileProcesses,
         options: Options,
         inventory: Inventory,
         leases: Leases,
         command: str | None = None,
     ):
         """`command`: reruns a test whose name is appended, if it is not that of the options."""
-        self._zygote = zygote
+        self._files = files
         self._options = options
         self._inventory = inventory
         self._leases = leases
@@ -69,7 +69,7 @@ class LocalPlace:
 
     @property
     def loop(self) -> EventLoop:
-        return self._zygote.loop
+        return self._files.loop
 
     def _address_of_ras(self, lease: Lease) -> dict[str, str]:
         """Where NCCL tells its status: by default, all jobs of a machine would use the same port."""
@@ -84,7 +84,7 @@ class LocalPlace:
         return RunningUnit(
             unit,
             lease,
-            self._zygote,
+            self._files,
             Limits(self._options.timeout, self._options.slow),
             {
                 **environment_of(lease, self._inventory),
@@ -99,7 +99,7 @@ class LocalPlace:
         )
 
     def close_file(self, name: str) -> None:
-        self._zygote.file(name).close()
+        self._files.file(name).close()
 
     def wait_for_more(self) -> bool:
         return False

@@ -16,6 +16,8 @@ from torch_testing_ext.launch import hang
 from torch_testing_ext.launch.settings import PREFIX
 
 from ..model import Attempt, Lease, Test, Unit
+from ..processes.file_handle import FileHandle
+from ..processes.file_processes import FileProcesses
 from ..processes.protocol import (
     Began,
     FixtureBegan,
@@ -25,7 +27,6 @@ from ..processes.protocol import (
     WorkerEnded,
 )
 from ..processes.unit_spec import UnitSpec
-from ..processes.zygote import FileHandle, Zygote
 from .logs import rank_logs
 from .unit_log import AttemptResult, EndCause, UnitLog, WorkerExit
 from .unit_processes import NANNY_PATIENCE, UnitProcesses
@@ -87,7 +88,7 @@ class RunningUnit:
         self,
         unit: Unit,
         lease: Lease,
-        zygote: Zygote,
+        files: FileProcesses,
         limits: Limits,
         environ: Mapping[str, str],
         listener: UnitListener,
@@ -100,13 +101,13 @@ class RunningUnit:
         self.lease = lease
         self.began = time.monotonic()
         self.cause = EndCause.ITSELF
-        self._zygote = zygote
-        self._loop = zygote.loop
+        self._files = files
+        self._loop = files.loop
         self._limits = limits
         self._listener = listener
-        self._file: FileHandle = zygote.file(unit.file)
+        self._file: FileHandle = files.file(unit.file)
         self.spec = self._make_spec(environ, command, stream)
-        self._processes = UnitProcesses(self._file, self.spec, zygote.loop, self, locks)
+        self._processes = UnitProcesses(self._file, self.spec, files.loop, self, locks)
         self._log = UnitLog(unit, tuple(str(test.id.dotted) for test in unit.tests), self.spec.commands, self.began)
         self._timers: list[Timer] = []
         self._stacks_wanted: list[Callable[[str], object]] = []
@@ -117,7 +118,7 @@ class RunningUnit:
 
     def _make_spec(self, environ: Mapping[str, str], command: str, stream: bool) -> UnitSpec:
         """`command`: the beginning of a command that runs one test; the test's name follows."""
-        directory = self._zygote.directory / f"unit{self.unit.number}"
+        directory = self._files.directory / f"unit{self.unit.number}"
         kept = os.environ.get(LOGS)
         ranks = Path(kept) / directory.name if kept else directory / "ranks"
         directory.mkdir(exist_ok=True)
@@ -125,7 +126,7 @@ class RunningUnit:
             self.unit.number,
             str(self._file.path),
             self._file.load_as,
-            str(self._zygote.root),
+            str(self._files.root),
             tuple(test.id.dotted for test in self.unit.tests),
             tuple(self._limits.of(test) for test in self.unit.tests),
             tuple(f"{command} {shell.name(str(test.id))}" for test in self.unit.tests),
@@ -194,10 +195,10 @@ class RunningUnit:
     def processes_lost(self, how: str) -> None:
         """The nanny has ended, and nothing that the unit started is left."""
         cause, lost = EndCause.LOST, f"the process that watched it {how}"
-        if self._zygote.failure is not None:
-            cause, lost = EndCause.NOT_STARTED, self._zygote.failure
-        elif self._file.broken is not None:
-            cause, lost = EndCause.NOT_STARTED, f"its file could not be imported again: {self._file.broken.message}"
+        if self._files.failure is not None:
+            cause, lost = EndCause.NOT_STARTED, self._files.failure
+        elif (broken := self._file.contents.broken) is not None:
+            cause, lost = EndCause.NOT_STARTED, f"its file could not be imported again: {broken.message}"
         if self.cause is EndCause.INTERRUPTED:
             cause = self.cause
         self._conclude(WorkerExit(cause, time.monotonic(), lost=lost, stacks=self._read_stacks()))

@@ -12,6 +12,7 @@ from torch_testing_ext._process.logs import read_ends
 from torch_testing_ext._process.loop import EventLoop, Timer
 from torch_testing_ext._process.messages import unexpected
 
+from ..processes.file_handle import FileHandle
 from ..processes.protocol import (
     EndWorker,
     FromNanny,
@@ -24,7 +25,6 @@ from ..processes.protocol import (
     WorkerEnded,
 )
 from ..processes.unit_spec import UnitSpec
-from ..processes.zygote import FileHandle
 
 # A nanny that takes longer to end its unit is stuck.
 NANNY_PATIENCE = 10.0
