@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -15,7 +16,7 @@ from torch_testing_ext._process.loop import Timer
 from torch_testing_ext.launch import hang
 from torch_testing_ext.launch.settings import PREFIX
 
-from ..model import Attempt, Lease, Test, Unit
+from ..model import Attempt, Lease, RankLog, Test, Unit
 from ..processes.file_handle import FileHandle
 from ..processes.file_processes import FileProcesses
 from ..processes.protocol import (
@@ -27,7 +28,6 @@ from ..processes.protocol import (
     WorkerEnded,
 )
 from ..processes.unit_spec import UnitSpec
-from .logs import rank_logs
 from .unit_log import AttemptResult, EndCause, UnitLog, WorkerExit
 from .unit_processes import NANNY_PATIENCE, UnitProcesses
 
@@ -37,6 +37,7 @@ BACKSTOP = 10.0
 START_PATIENCE = 180.0
 LOGS = PREFIX + "LOGS"
 STREAM = PREFIX + "STREAM"
+_RANK_FILE = re.compile(r"rank(\d+)\.(log|stacks)$")
 # The process that has written a file of stacks, by the file's name; a rank's file is named after its rank.
 _PROCESS_OF = {"stacks": "the test's process"}
 
@@ -302,7 +303,7 @@ class RunningUnit:
 
     def _attempt(self, result: AttemptResult) -> Attempt:
         """A result with everything that reports need."""
-        ranks = rank_logs(Path(self.spec.ranks, name) for name in result.ranks)
+        ranks = _rank_logs(Path(self.spec.ranks, name) for name in result.ranks)
         return Attempt(
             test=self.unit.tests[result.test],
             outcome=result.outcome,
@@ -320,3 +321,14 @@ class RunningUnit:
             warnings=result.warnings,
             crowded=result.crowded,
         )
+
+
+def _rank_logs(directories: Iterable[Path]) -> tuple[RankLog, ...]:
+    """The logs and stacks of each rank, from all directories with files of ranks of one test."""
+    found: dict[int, dict[str, str]] = {}
+    for directory in directories:
+        for file in sorted(directory.rglob("rank*")):
+            if match := _RANK_FILE.match(file.name):
+                texts = found.setdefault(int(match[1]), {"log": "", "stacks": ""})
+                texts[match[2]] += read_ends(file)
+    return tuple(RankLog(rank, texts["log"], hang.tidy(texts["stacks"])) for rank, texts in sorted(found.items()))

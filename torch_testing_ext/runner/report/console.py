@@ -5,6 +5,7 @@ Each failure is printed once in full: when it happens, or with -q at the end. In
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -16,6 +17,7 @@ from ..events import (
     Output,
     RunBegan,
     RunEnded,
+    Running,
     StatusRequested,
     Stopping,
     TestFinished,
@@ -28,7 +30,6 @@ from ..options.options import Verbosity
 from . import text
 from .final_summary import failure_details, final_summary
 from .layout import ConsoleLayout
-from .snapshot import snapshot
 from .terminal import STYLE_OF, LineWriter, Style, Styler
 
 
@@ -71,7 +72,7 @@ class Console:
                 used_by = "; ".join(map(text.printable, owners)) or "another run"
                 self._say(f"waiting for {text.count(len(devices), 'device')}, used by {used_by}", Style.YELLOW)
             case StatusRequested():
-                self.writer.write(snapshot(event))
+                self.writer.write(running_tests(event))
             case Warned(message):
                 self._warnings.append(message)
                 self._say(f"warning: {text.printable(message)}", Style.YELLOW)
@@ -174,3 +175,17 @@ def opening(run: RunBegan) -> str:
     if run.seed is not None:
         parts.append(f"shuffled with seed {run.seed}")
     return ", ".join(parts)
+
+
+def running_tests(status: StatusRequested) -> str:
+    """The running tests with their times, devices or slots, and stacks."""
+    if not status.running:
+        return "no test is running\n"
+    heading = f"{text.count(len(status.running), 'test')} running:"
+    return "\n".join([heading, *(_running_test(running) for running in status.running)]) + "\n"
+
+
+def _running_test(running: Running) -> str:
+    line = f"  {text.duration(running.seconds):>9}  {running.test.id}  on {text.place(running.lease) or 'no slot'}"
+    stacks = textwrap.indent(text.printable(running.stacks).rstrip(), " " * 6)
+    return f"{line}\n{stacks}" if stacks else line

@@ -12,7 +12,6 @@ from string import Template
 
 from ..model import Attempt, Category, FinishedTest, Summary, TestId, TestOutcome
 from . import text
-from .header import header_facts
 from .recorder import History
 from .timeline import css, names, timeline
 from .tree import node
@@ -91,7 +90,7 @@ class _Page:
 
     def _origin(self) -> ET.Element:
         """Where the run took place, and with which software."""
-        facts = header_facts(self._history.run.header)
+        facts = text.header_facts(self._history.run.header)
         rows = (node("div", node("dt", name), node("dd", value)) for name, value in facts)
         return node("dl", *rows, class_="origin")
 

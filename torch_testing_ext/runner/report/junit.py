@@ -15,7 +15,6 @@ from datetime import datetime, timezone
 
 from ..model import Attempt, Category, FinishedTest, Policy, Summary, Test, TestOutcome
 from . import text
-from .header import header_facts
 from .recorder import History
 from .tree import node
 
@@ -66,6 +65,7 @@ class _Cases:
 
     def suites(self) -> Iterator[ET.Element]:
         header = self._history.run.header
+        facts = text.header_facts(header)
         for file, cases in self._by_file.items():
             yield _suite(
                 file,
@@ -73,9 +73,7 @@ class _Cases:
                 timestamp=_timestamp(self._history.run.clock + self._began.get(file, 0.0)),
                 hostname=header.host or None,
                 file=file,
-                properties=node(
-                    "properties", *(node("property", name=name, value=value) for name, value in header_facts(header))
-                ),
+                properties=node("properties", *(node("property", name=fact, value=value) for fact, value in facts)),
             )
 
 

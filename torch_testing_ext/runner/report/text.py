@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from torch_testing_ext._machine.sharing import in_words
 from torch_testing_ext._process.logs import cut_middle
 
-from ..model import Attempt, FinishedTest, Lease, Summary, TestId, TestOutcome
+from ..model import Attempt, FinishedTest, Lease, RunHeader, Summary, TestId, TestOutcome
 
 # Characters of one log in a file report. TORCH_TESTING_EXT_LOGS keeps complete logs.
 LONGEST_LOG = 200_000
@@ -153,3 +153,17 @@ def outcome_in_words(finished: FinishedTest) -> str:
 def ordinal(number: int) -> str:
     ending = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
     return f"{number}{ending}"
+
+
+def header_facts(header: RunHeader) -> list[tuple[str, str]]:
+    """The known facts about where a run took place, and with which software, each with its name."""
+    changed = " (with uncommitted changes)" if header.uncommitted_changes else ""
+    facts = [
+        ("command", header.command),
+        ("commit", f"{header.commit}{changed}" if header.commit else ""),
+        ("host", header.host),
+        ("torch", header.torch),
+        ("Python", header.python),
+        ("devices", header.devices),
+    ]
+    return [(name, value) for name, value in facts if value]
