@@ -10,7 +10,6 @@ import functools
 import inspect
 import itertools
 import multiprocessing.connection
-import os
 import shutil
 import sys
 import types
@@ -163,7 +162,7 @@ class MultiProcessTestCase(RankedTestCase):
         assert self._directory is not None
         self._start_ranks(self._checked_world_size(), self._directory)
 
-    def _start_ranks(self, world_size: int, directory: Path, environ: dict[str, str] | None = None) -> None:
+    def _start_ranks(self, world_size: int, directory: Path) -> None:
         say_if_nothing_is_recorded()
         chosen = settings.read()
         lease = rank_environment.leased(world_size, keep=True)
@@ -174,7 +173,7 @@ class MultiProcessTestCase(RankedTestCase):
             subject=launch.Named.of(type(self)),
             world_size=world_size,
             directory=directory,
-            context=launch.ProcessContext.here({**addresses, **(environ or {})}),
+            context=launch.ProcessContext.here(addresses),
             arguments={
                 "test_name": self._current_test_name(),
                 "file_name": self.file_name,
@@ -261,15 +260,9 @@ class MultiProcessTestCase(RankedTestCase):
         if self._launched is None:
             setup = f"{type(self).__qualname__}.setUp()"
             raise self._error(f"no ranks were started: {setup} must call self._spawn_processes()")
-        verdict = self._watch(self._launched, fn, self._timeout())
-        if verdict.outcome is launch.Outcome.TIMEOUT and settings.read().explain_hangs:
-            return self._explain_hang(verdict, fn)
-        return verdict
-
-    def _watch(self, run: launch.Run, fn: Callable[[], Any], timeout: float | None) -> launch.Verdict:
         expected = self._expected(fn)
         try:
-            outcome = launch.watch(run, timeout, expected, self._get_timedout_process_traceback)
+            outcome = launch.watch(self._launched, self._timeout(), expected, self._get_timedout_process_traceback)
         except KeyboardInterrupt:
             if not self._runs_under_unittest():
                 raise
@@ -285,19 +278,6 @@ class MultiProcessTestCase(RankedTestCase):
         return launch.Expected(
             fn in self.skip_return_code_checks, self.special_return_code_checks.get(fn), self._collectives_may_differ()
         )
-
-    def _explain_hang(self, verdict: launch.Verdict, fn: Callable[[], Any]) -> launch.Verdict:
-        """Run again under TORCH_DISTRIBUTED_DEBUG=DETAIL, which checks that ranks agree before each collective."""
-        assert self._launched is not None
-        with suppress(OSError):
-            os.unlink(self.file_name)  # otherwise the ranks would find the store of the first run
-        directory = self._launched.job.directory / "detail"
-        directory.mkdir()
-        self._start_ranks(self._launched.job.world_size, directory, {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"})
-        second = self._watch(self._launched, fn, self._timeout())
-        result = second.message or "it passed this time"
-        heading = "Run again under TORCH_DISTRIBUTED_DEBUG=DETAIL:"
-        return launch.Verdict(verdict.outcome, f"{verdict.message}\n\n{heading}\n{result}", verdict.culprit)
 
     def _end_ranks(self) -> None:
         """End the processes that are left of this test, and remove its files."""

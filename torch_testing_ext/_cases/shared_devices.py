@@ -45,22 +45,18 @@ def check_backend(name: str, world_size: int) -> None:
 
 
 def begin(rank: int, world_size: int) -> None:
-    """In a new rank: prepare for devices that it shares with other ranks, or with other tests."""
-    budget = sharing.device_memory()
-    shared = are_shared(world_size)
-    if (not shared and budget is None) or accelerators.accelerator_type() != "cuda":
+    """In a new rank: prepare for devices that it shares with other ranks."""
+    if not are_shared(world_size) or accelerators.accelerator_type() != "cuda":
         return
     devices = accelerators.device_count()
     ranks = sharing.ranks_on_device(rank, world_size, devices)
-    if shared:
-        _share(devices, ranks)
+    _share(devices, ranks)
     own = sharing.device_of(rank, devices)
 
     def at_first_use() -> None:
-        if shared:
-            torch.cuda.set_device(own)
+        torch.cuda.set_device(own)
         total = torch.cuda.get_device_properties(own).total_memory
-        torch.cuda.set_per_process_memory_fraction(sharing.fraction_for(total, ranks, budget), own)
+        torch.cuda.set_per_process_memory_fraction(sharing.fraction_for(total, ranks), own)
 
     _torch.when_cuda_is_first_used(at_first_use)
 

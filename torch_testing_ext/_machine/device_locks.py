@@ -23,7 +23,8 @@ from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-LEASED = "TORCH_TESTING_EXT_LEASED"  # the same as in launch/settings.py: devices that a process's ancestors have leased
+# Set by run_test.py: which devices of this machine the test has leased, for runs that the test starts.
+LEASED = "TORCH_TESTING_EXT_LEASED"
 _RESERVATION = "reservation"
 
 

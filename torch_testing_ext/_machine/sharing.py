@@ -1,4 +1,4 @@
-"""How ranks share accelerators, where a test has more ranks than there are devices. Pure, but for two variables.
+"""How ranks share accelerators, where a test has more ranks than there are devices.
 
 Nothing is shared unless the user asks: by run_test.py --ranks-per-gpu, or by TORCH_TESTING_EXT_RANKS_PER_GPU.
 """
@@ -6,10 +6,9 @@ Nothing is shared unless the user asks: by run_test.py --ranks-per-gpu, or by TO
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 
 RANKS_PER_GPU = "TORCH_TESTING_EXT_RANKS_PER_GPU"
-# Set by run_test.py --gpu-sharing: the bytes of each device that the test may use, as other tests use the rest.
-DEVICE_MEMORY = "TORCH_TESTING_EXT_DEVICE_MEMORY"
 
 # From this version on, NCCL lets several ranks of a communicator use one device, if it is told to.
 NCCL_SHARES_SINCE = (2, 30)
@@ -21,18 +20,12 @@ LEAST = 256 * 2**20
 BLOCKS = 32
 
 
-def ranks_per_device() -> int:
+def ranks_per_device(environ: Mapping[str, str] = os.environ) -> int:
     """Return how many ranks may share an accelerator; 1 unless the user has asked for more."""
-    text = os.environ.get(RANKS_PER_GPU) or "1"
+    text = environ.get(RANKS_PER_GPU) or "1"
     if not text.isdecimal() or int(text) < 1:
-        raise ValueError(f"{RANKS_PER_GPU}={text!r} is not a number of ranks: 1, 2, 3 ...")
+        raise ValueError(f"{RANKS_PER_GPU}={text!r} is not understood; known values: a number of ranks: 1, 2, 3 ...")
     return int(text)
-
-
-def device_memory() -> int | None:
-    """Return the bytes of each device that this test may use; None for all of them."""
-    text = os.environ.get(DEVICE_MEMORY, "")
-    return int(text) if text.isdecimal() else None
 
 
 def device_of(rank: int, devices: int) -> int:
@@ -45,13 +38,9 @@ def ranks_on_device(rank: int, world_size: int, devices: int) -> int:
     return len(range(device_of(rank, devices), world_size, devices))
 
 
-def fraction_for(total: int, ranks: int, budget: int | None = None) -> float:
-    """Return the part of a device's memory that torch's allocator may take in one of the ranks on it.
-
-    `budget`: the bytes that all of these ranks may use together, if other tests use the rest.
-    """
-    each = (total if budget is None else min(budget, total)) // ranks
-    return max(each - CONTEXT, LEAST) / total
+def fraction_for(total: int, ranks: int) -> float:
+    """Return the part of a device's memory that torch's allocator may take in one of the ranks on it."""
+    return max(total // ranks - CONTEXT, LEAST) / total
 
 
 def why_too_many(ranks: int, total: int, device: str) -> str | None:

@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from torch_testing_ext._machine.device_locks import LEASED
+from torch_testing_ext._machine.sharing import RANKS_PER_GPU, ranks_per_device
 from torch_testing_ext._sanitizer.kinds import KNOWN as KNOWN_KINDS, SanitizeKind, kinds_of, read_kinds
 
 from .job import Job, Sanitize
@@ -27,14 +29,10 @@ class Settings:
     logs: Path | None = None
     stream: bool = False
     debug_rank: int | None = None
-    explain_hangs: bool = False
     fake_devices: tuple[str, ...] = ()
-    leased: tuple[str, ...] = ()
     sanitize: frozenset[SanitizeKind] = frozenset()
     fails_for_order: bool = False
     shake: int | None = None
-    ranks_per_gpu: int = 1
-    device_memory: int | None = None
 
     def for_ranks(self, kinds: Iterable[str] = ()) -> Sanitize:
         """What the sanitizer does in the ranks of a test that names these kinds besides those of the settings."""
@@ -67,12 +65,6 @@ def _number(text: str) -> int:
     return int(text)
 
 
-def _count(text: str) -> int:
-    if _number(text) < 1:
-        raise ValueError(text)
-    return int(text)
-
-
 KNOWN_SETTINGS = {
     PREFIX + "START": _Setting(
         "start", "auto, fork, fork-fresh or spawn", _one_of("auto", "fork", "fork-fresh", "spawn")
@@ -80,20 +72,16 @@ KNOWN_SETTINGS = {
     PREFIX + "LOGS": _Setting("logs", "a directory", lambda text: Path(text).expanduser().absolute()),
     PREFIX + "STREAM": _Setting("stream", "0 or 1", _flag),
     PREFIX + "DEBUG_RANK": _Setting("debug_rank", "a rank: 0, 1, 2 ...", _number),
-    PREFIX + "EXPLAIN_HANGS": _Setting("explain_hangs", "0 or 1", _flag),
     PREFIX + "SANITIZE": _Setting(
         "sanitize", f"kinds of checks, separated by commas: {', '.join(KNOWN_KINDS)}", read_kinds
     ),
     PREFIX + "SANITIZE_ORDER": _Setting("fails_for_order", "warn or fail", {"warn": False, "fail": True}.__getitem__),
     PREFIX + "SHAKE": _Setting("shake", "a seed: 0, 1, 2 ...", _number),
-    PREFIX + "RANKS_PER_GPU": _Setting("ranks_per_gpu", "a number of ranks: 1, 2, 3 ...", _count),
     # Set by run_test.py --fake-gpus: the devices that the test would have if they existed.
     PREFIX + "FAKE_DEVICES": _Setting("fake_devices", "numbers: 0,3", lambda text: tuple(text.split(","))),
-    # Set by run_test.py: which devices of this machine the test has leased, for runs that the test starts.
-    PREFIX + "LEASED": _Setting("leased", "names: cuda-0,cuda-1", lambda text: tuple(text.split(","))),
-    # Set by run_test.py --gpu-sharing: the bytes of each device that the test may use.
-    PREFIX + "DEVICE_MEMORY": _Setting("device_memory", "a number of bytes", _count),
 }
+# Those that other modules read.
+KNOWN_NAMES = (*KNOWN_SETTINGS, RANKS_PER_GPU, LEASED)
 
 
 def read(environ: Mapping[str, str] | None = None) -> Settings:
@@ -103,13 +91,16 @@ def read(environ: Mapping[str, str] | None = None) -> Settings:
     for name, text in environ.items():
         if not name.startswith(PREFIX) or name.startswith(RUNNER_PREFIX) or not text:
             continue
+        if name not in KNOWN_NAMES:
+            raise ValueError(f"{name} is not a known setting; known are: {', '.join(KNOWN_NAMES)}")
         if name not in KNOWN_SETTINGS:
-            raise ValueError(f"{name} is not a known setting; known are: {', '.join(KNOWN_SETTINGS)}")
+            continue
         setting = KNOWN_SETTINGS[name]
         try:
             chosen[setting.field] = setting.parse(text)
         except (ValueError, KeyError):
             raise ValueError(f"{name}={text!r} is not understood; known values: {setting.values}") from None
+    ranks_per_device(environ)
     return Settings(**chosen)
 
 

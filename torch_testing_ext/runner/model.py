@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from torch_testing_ext._machine.device_facts import NO_NEEDS, DeviceNeeds
-from torch_testing_ext._machine.sharing import CONTEXT
 from torch_testing_ext._process.user_warnings import KitWarning
 
 
@@ -100,7 +99,6 @@ class Unit:
     attempt: int = 1
     seconds: float | None = None  # expected duration; None if unknown
     alone: bool = False  # runs while no other unit does
-    memory: int | None = None  # bytes of each device, if it needs no whole ones
 
     @property
     def ports(self) -> frozenset[int]:
@@ -138,7 +136,6 @@ class Lease:
     node: str = ""  # of a cluster; empty on this machine
     shared_by: int = 0  # ranks that share the devices; 0 if each has its own
     over: str = ""  # the backend of ranks that share devices
-    memory: int | None = None  # bytes of each device that it may use; None for whole devices
 
 
 @dataclass(frozen=True)
@@ -157,11 +154,6 @@ class DeviceMemory:
     allocated: int  # bytes in tensors
     reserved: int  # bytes that torch's allocators held
     processes: int = 1  # on that device
-
-    @property
-    def needed(self) -> int:
-        """What the test needs of a device, with the contexts of its processes."""
-        return self.reserved + self.processes * CONTEXT
 
 
 @dataclass(frozen=True)

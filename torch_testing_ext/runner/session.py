@@ -33,7 +33,6 @@ from .scheduling.forecast import forecast
 from .scheduling.inventory import Inventory, all_mig_instances, make_inventory, notes_on_sharing, with_gpus
 from .scheduling.leases import Leases
 from .scheduling.node_leases import NodeLeases
-from .scheduling.peak_memory import PeakMemory, memory_to_share
 from .scheduling.plan import Plan, plan, priority, shard, without_result
 from .scheduling.policy import Queue, typical_seconds
 from .scheduling.undeclared import describe_undeclared
@@ -71,7 +70,6 @@ class Session:
         self._root, self._cwd = root, Path.cwd()
         self._warnings: list[str] = []
         self._durations = Durations(options.cache, self._warnings.append)
-        self._peak_memory = PeakMemory(options.cache, self._warnings.append)
         self._last_failed = LastFailed(options.cache, self._warnings.append)
         self._commit = CommitQuery(root)
         self._memory: MemoryReturn | None = None
@@ -148,17 +146,10 @@ class Session:
         tests, broken = self._in_shard([test for test in selected if test.id not in not_run], broken)
         tests = tuple(with_ports(tests, self._root))
         repeat = self._options.repeat or 1
-        planned = plan(self._to_rerun(tests), inventory, self._durations.expected, repeat, self._memory_of)
+        planned = plan(self._to_rerun(tests), inventory, self._durations.expected, repeat)
         if self._options.jobs > 1:
             self._warnings.extend(notes_on_ports(planned.units))
         return Work(planned, broken, inventory, _discovered(discovery))
-
-    def _memory_of(self, test: Test) -> int | None:
-        """The device memory of a test that may share a device with others; None for one that needs whole devices."""
-        if not self._options.gpu_sharing:
-            return None
-        known = self._peak_memory.expected(test)
-        return self._options.memory_per_test if known is None else known
 
     def _in_shard(
         self, tests: Sequence[Test], broken: Sequence[Attempt]
@@ -315,7 +306,7 @@ class Session:
             self._options.jobs,
             priority(self._options, self._last_failed.failed),
             leases.may_run_now,
-            leases if any(unit.of_devices or unit.memory is not None for unit in work.plan.units) else None,
+            leases if any(unit.of_devices for unit in work.plan.units) else None,
         )
 
     def _locks(self, work: Work) -> DeviceLocks | None:
@@ -341,7 +332,6 @@ class Session:
             self._locks(work) if locks else None,
             work.inventory.facts,
             work.inventory.shared_backend,
-            memory_to_share(work.inventory) if self._options.gpu_sharing else None,
             work.inventory.gpus,
         )
 
@@ -349,7 +339,6 @@ class Session:
         """A shard records no durations: that would change how the tests are split for the shards that run after it."""
         if self._options.shard is None:
             self._durations.record(summary.finished)
-            self._peak_memory.record(summary.finished)
         self._last_failed.record(summary, work.discovered)
 
 

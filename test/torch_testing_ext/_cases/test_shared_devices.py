@@ -147,11 +147,6 @@ class BeginTest(OneGpuCase):
         self.begin(0, 1)
         self.assertEqual((self.calls, self.folded), ([], []))
 
-    def test_a_part_of_a_device(self):
-        self.use(*one_gpu(1))
-        self.begin(0, 1, **{sharing.DEVICE_MEMORY: str(8 * GIB)})
-        self.assertEqual(self.calls, [(round((8 * GIB - sharing.CONTEXT) / (80 * GIB), 4), 0)])
-
     def test_nothing_by_default(self):
         self.use(*one_gpu(1))
         self.begin(0, 4)

@@ -42,10 +42,6 @@ class SharingTest(unittest.TestCase):
                 self.assertLessEqual(used, total + 1)
                 self.assertGreater(used, 0.99 * total)
 
-    def test_a_budget_divides_a_part_of_the_device(self):
-        used = 2 * (sharing.fraction_for(80 * GIB, 2, 20 * GIB) * 80 * GIB + sharing.CONTEXT)
-        self.assertAlmostEqual(used / GIB, 20, places=3)
-
     def test_too_many_ranks_for_the_memory(self):
         self.assertIsNone(sharing.why_too_many(4, 80 * GIB, "0"))
         self.assertEqual(
@@ -73,7 +69,7 @@ class SharingTest(unittest.TestCase):
             self.assertEqual(sharing.ranks_per_device(), 1)
             for text in ("0", "-1", "x", "1.5"):
                 sharing.os.environ[sharing.RANKS_PER_GPU] = text
-                with self.assertRaisesRegex(ValueError, f"RANKS_PER_GPU='{text}' is not a number of ranks"):
+                with self.assertRaisesRegex(ValueError, f"RANKS_PER_GPU='{text}' is not understood; known"):
                     sharing.ranks_per_device()
 
     def test_amounts_of_memory(self):

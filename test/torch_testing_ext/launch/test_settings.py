@@ -8,12 +8,12 @@ from unittest import mock
 from torch_testing_ext._sanitizer.kinds import SanitizeKind
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.launch import settings
-from torch_testing_ext.launch.settings import KNOWN_SETTINGS, Settings, read
+from torch_testing_ext.launch.settings import KNOWN_NAMES, Settings, read
 
 
 class TestSettings(unittest.TestCase):
     def test_none(self):
-        self.assertEqual(read({}), Settings("auto", None, False, None, False))
+        self.assertEqual(read({}), Settings("auto", None, False, None))
 
     def test_known(self):
         table = [
@@ -27,29 +27,24 @@ class TestSettings(unittest.TestCase):
             ("STREAM", "0", {"stream": False}),
             ("DEBUG_RANK", "0", {"debug_rank": 0}),
             ("DEBUG_RANK", "12", {"debug_rank": 12}),
-            ("EXPLAIN_HANGS", "1", {"explain_hangs": True}),
-            ("EXPLAIN_HANGS", "0", {"explain_hangs": False}),
             ("SANITIZE", "nan", {"sanitize": frozenset({SanitizeKind.CALLS, SanitizeKind.NAN})}),
             ("SANITIZE_ORDER", "fail", {"fails_for_order": True}),
             ("SHAKE", "12", {"shake": 12}),
-            ("RANKS_PER_GPU", "4", {"ranks_per_gpu": 4}),
-            ("DEVICE_MEMORY", "1073741824", {"device_memory": 2**30}),
+            ("RANKS_PER_GPU", "4", {}),  # for _machine/sharing.py
             ("FAKE_DEVICES", "0,3", {"fake_devices": ("0", "3")}),
-            ("LEASED", "cuda-0,cuda-1", {"leased": ("cuda-0", "cuda-1")}),
+            ("LEASED", "cuda-0,cuda-1", {}),  # for _machine/device_locks.py
         ]
         for name, value, chosen in table:
             with self.subTest(name=name, value=value):
                 self.assertEqual(read({settings.PREFIX + name: value}), Settings(**chosen))
-        self.assertEqual(
-            {settings.PREFIX + name for name, _, _ in table}, set(KNOWN_SETTINGS), "a setting is not tested"
-        )
+        self.assertEqual({settings.PREFIX + name for name, _, _ in table}, set(KNOWN_NAMES), "a setting is not tested")
 
     def test_several(self):
         given = {"TORCH_TESTING_EXT_START": "spawn", "TORCH_TESTING_EXT_STREAM": "1"}
         self.assertEqual(read(given), Settings(start="spawn", stream=True))
 
     def test_empty_is_not_set(self):
-        self.assertEqual(read(dict.fromkeys(KNOWN_SETTINGS, "")), Settings())
+        self.assertEqual(read(dict.fromkeys(KNOWN_NAMES, "")), Settings())
 
     def test_an_unknown_name_lists_the_known(self):
         for name in ("TORCH_TESTING_EXT_STRAT", "TORCH_TESTING_EXT_", "TORCH_TESTING_EXT_start"):
@@ -58,17 +53,16 @@ class TestSettings(unittest.TestCase):
             self.assertEqual(
                 str(caught.exception),
                 f"{name} is not a known setting; known are: TORCH_TESTING_EXT_START, TORCH_TESTING_EXT_LOGS, "
-                "TORCH_TESTING_EXT_STREAM, TORCH_TESTING_EXT_DEBUG_RANK, TORCH_TESTING_EXT_EXPLAIN_HANGS, "
+                "TORCH_TESTING_EXT_STREAM, TORCH_TESTING_EXT_DEBUG_RANK, "
                 "TORCH_TESTING_EXT_SANITIZE, TORCH_TESTING_EXT_SANITIZE_ORDER, TORCH_TESTING_EXT_SHAKE, "
-                "TORCH_TESTING_EXT_RANKS_PER_GPU, TORCH_TESTING_EXT_FAKE_DEVICES, TORCH_TESTING_EXT_LEASED, "
-                "TORCH_TESTING_EXT_DEVICE_MEMORY",
+                "TORCH_TESTING_EXT_FAKE_DEVICES, TORCH_TESTING_EXT_RANKS_PER_GPU, TORCH_TESTING_EXT_LEASED",
             )
 
     def test_an_unknown_value_lists_the_known(self):
         table = [
             ("START", ["forks", "FORK", " fork", "1"], "auto, fork, fork-fresh or spawn"),
             ("STREAM", ["yes", "2", "true", "-1", " 1"], "0 or 1"),
-            ("EXPLAIN_HANGS", ["on"], "0 or 1"),
+            ("RANKS_PER_GPU", ["0", "-1", "many", "1.5"], "a number of ranks: 1, 2, 3 ..."),
             ("DEBUG_RANK", ["-1", "one", "1.0", "0x1", "1,2"], "a rank: 0, 1, 2 ..."),
         ]
         for name, values, known in table:

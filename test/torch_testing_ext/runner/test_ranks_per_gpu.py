@@ -11,8 +11,7 @@ from kit.invented import make_test, make_unit
 from kit.runs import RunsCase
 
 from torch_testing_ext._machine.device_facts import DeviceFacts, DeviceNeeds
-from torch_testing_ext._machine.sharing import RANKS_PER_GPU
-from torch_testing_ext.launch import settings
+from torch_testing_ext._machine.sharing import RANKS_PER_GPU, ranks_per_device
 from torch_testing_ext.runner.model import Lease
 from torch_testing_ext.runner.options.config import read_options
 from torch_testing_ext.runner.options.options import Options, UsageError
@@ -69,8 +68,8 @@ class RanksPerGpuTest(unittest.TestCase):
         self.assertEqual(environment_of(lease, found), {"CUDA_VISIBLE_DEVICES": "0", RANKS_PER_GPU: "4"})
         alone = Lease(("0",))
         self.assertEqual(environment_of(alone, found), {"CUDA_VISIBLE_DEVICES": "0", RANKS_PER_GPU: ""})
-        self.assertEqual(settings.read(environment_of(lease, found)).ranks_per_gpu, 4)
-        self.assertEqual(settings.read(environment_of(alone, found)).ranks_per_gpu, 1)
+        self.assertEqual(ranks_per_device(environment_of(lease, found)), 4)
+        self.assertEqual(ranks_per_device(environment_of(alone, found)), 1)
         self.assertEqual(environment_of(alone, inventory(H100)), {"CUDA_VISIBLE_DEVICES": "0"})
 
     def test_the_run_says_which_backend(self):
@@ -190,7 +189,7 @@ class CommandLineTest(RunsCase):
         for argv, environ, expected in (
             (["--ranks-per-gpu", "0"], {}, "--ranks-per-gpu: '0' is not a whole number of at least 1"),
             (["--ranks-per-gpu", "x"], {}, "'x' is not a whole number"),
-            ([], {RANKS_PER_GPU: "0"}, f"{RANKS_PER_GPU}: '0' is not a whole number of at least 1"),
+            ([], {RANKS_PER_GPU: "0"}, f"{RANKS_PER_GPU}='0' is not understood; known values: a number of ranks: 1, 2"),
             (["--ranks-per-gpu=2", "--cluster=auto"], {}, "--cluster and --ranks-per-gpu cannot be combined"),
         ):
             with self.subTest(argv=argv, environ=environ):

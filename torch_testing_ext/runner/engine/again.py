@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable
 
 from ..model import Attempt, Test, TestId
 from ..scheduling.leases import Leases
 from ..scheduling.node_leases import NodeLeases
 from ..selection.ports import is_collision, ports_in_use
-
-_OUT_OF_MEMORY = re.compile(
-    r"out of memory|OutOfMemoryError|CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED", re.I
-)
 
 
 class Undisturbed:
@@ -22,22 +17,14 @@ class Undisturbed:
         self._leases = leases
         self._warn = warn
         self._collided: set[tuple[TestId, int]] = set()  # tests that found a port in use
-        self._crowded: set[tuple[TestId, int]] = set()  # tests that lacked memory on a shared GPU
         self._squeezed: set[tuple[TestId, int]] = set()  # tests that were ended because their node was short of memory
 
     def must_be_alone(self, tests: Iterable[Test], repetition: int) -> bool:
         return any((test.id, repetition) in self._collided | self._squeezed for test in tests)
 
-    def must_have_whole_devices(self, tests: Iterable[Test], repetition: int) -> bool:
-        return any((test.id, repetition) in self._crowded for test in tests)
-
     def wants_again(self, attempt: Attempt) -> bool:
         """Whether another test may have caused this failure, for the first time."""
-        return (
-            self._is_first_collision(attempt)
-            or self._is_first_lack_of_memory(attempt)
-            or self._is_first_end_for_others(attempt)
-        )
+        return self._is_first_collision(attempt) or self._is_first_end_for_others(attempt)
 
     def _is_first_collision(self, attempt: Attempt) -> bool:
         key = attempt.test.id, attempt.repetition
@@ -53,14 +40,6 @@ class Undisturbed:
         )
         return True
 
-    def _is_first_lack_of_memory(self, attempt: Attempt) -> bool:
-        key = attempt.test.id, attempt.repetition
-        if attempt.lease.memory is None or key in self._crowded or not lacked_memory(attempt):
-            return False
-        self._crowded.add(key)
-        self._warn(f"{attempt.test.id}: it ran out of memory on a GPU that it shared; it runs again with a whole GPU")
-        return True
-
     def _is_first_end_for_others(self, attempt: Attempt) -> bool:
         key = attempt.test.id, attempt.repetition
         if not attempt.crowded or key in self._squeezed:
@@ -71,9 +50,3 @@ class Undisturbed:
             "used, too; it runs again while no other runs"
         )
         return True
-
-
-def lacked_memory(attempt: Attempt) -> bool:
-    """Does a failure say that the device had too little memory?"""
-    texts = (attempt.message, attempt.output, *(rank.output for rank in attempt.ranks))
-    return any(_OUT_OF_MEMORY.search(text) for text in texts)

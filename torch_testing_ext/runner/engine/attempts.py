@@ -46,9 +46,6 @@ class Attempts:
     def must_be_alone(self, tests: Iterable[Test], repetition: int) -> bool:
         return self._undisturbed.must_be_alone(tests, repetition)
 
-    def must_have_whole_devices(self, tests: Iterable[Test], repetition: int) -> bool:
-        return self._undisturbed.must_have_whole_devices(tests, repetition)
-
     def lose(self, unit: Unit, tests: Sequence[Test], why: str) -> tuple[tuple[Test, ...], list[tuple[Test, str]]]:
         """A node was lost with tests of a unit that had no result.
 

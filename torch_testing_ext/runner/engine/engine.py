@@ -198,8 +198,7 @@ class Engine(LostUnitListener):
     def _queue_again(self, unit: Unit, tests: tuple[Test, ...], attempt: int) -> None:
         """Run some tests of a unit in another one."""
         alone = self._attempts.must_be_alone(tests, unit.repetition)
-        memory = None if self._attempts.must_have_whole_devices(tests, unit.repetition) else unit.memory
-        self._dispatcher.add(dataclasses.replace(unit, tests=tests, attempt=attempt, alone=alone, memory=memory))
+        self._dispatcher.add(dataclasses.replace(unit, tests=tests, attempt=attempt, alone=alone))
 
     # -- events of running units
 

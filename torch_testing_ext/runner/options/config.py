@@ -17,7 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
-from torch_testing_ext._machine.sharing import RANKS_PER_GPU
+from torch_testing_ext._machine.sharing import RANKS_PER_GPU, ranks_per_device
 
 from .options import ALL_CPUS, Options, UsageError, is_checkout
 from .suggestions import nearest
@@ -87,8 +87,6 @@ def _complete(options: Options, sources: Mapping[str, str], cwd: Path) -> Option
     if options.shake is not None:
         seed = random.randrange(2**31) if options.shake_seed is None else options.shake_seed
         options = dataclasses.replace(options, repeat=options.shake, shake_seed=seed)
-    if options.memory_per_test is not None and not options.gpu_sharing:
-        raise UsageError("--memory-per-test needs --gpu-sharing")
     _check_cluster(options, sources)
     if options.cluster is not None and sources["jobs"] == DEFAULT:
         options = dataclasses.replace(options, jobs=ALL_CPUS)  # the cores of this machine say nothing about the nodes
@@ -104,8 +102,6 @@ def _check_cluster(options: Options, sources: Mapping[str, str]) -> None:
             if field.startswith("cluster_") and sources[field] == COMMAND_LINE:
                 raise UsageError(f"{OPTION_TABLE[field].flags[0]} needs --cluster")
         return
-    if options.gpu_sharing:
-        raise UsageError("--cluster and --gpu-sharing cannot be combined: tests share the devices of one machine only")
     if options.ranks_per_gpu > 1:
         raise UsageError(
             "--cluster and --ranks-per-gpu cannot be combined: ranks share the devices of one machine only"
@@ -256,11 +252,12 @@ def _environment(environ: Mapping[str, str], cwd: Path) -> Layer:
 
 def _shared_with_python(environ: Mapping[str, str]) -> Layer:
     """The variable that lets ranks share devices also without run_test.py."""
-    if not (text := environ.get(RANKS_PER_GPU)):
+    if not environ.get(RANKS_PER_GPU):
         return Layer({}, {})
-    return Layer(
-        {"ranks_per_gpu": _read("ranks_per_gpu", text, RANKS_PER_GPU, Path())}, {"ranks_per_gpu": RANKS_PER_GPU}
-    )
+    try:
+        return Layer({"ranks_per_gpu": ranks_per_device(environ)}, {"ranks_per_gpu": RANKS_PER_GPU})
+    except ValueError as error:
+        raise UsageError(str(error)) from None
 
 
 def _key(field: str) -> str:

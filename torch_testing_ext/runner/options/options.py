@@ -96,8 +96,6 @@ class Options:
     gpus: Gpus = None
     fake_gpus: int | None = None
     ranks_per_gpu: int = 1
-    gpu_sharing: bool = False
-    memory_per_test: int | None = None
     shared_leases: bool = True
     lease_folder: Path | None = None
 

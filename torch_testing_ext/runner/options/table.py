@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch_testing_ext._machine.sharing import read_bytes
 from torch_testing_ext._sanitizer.kinds import KNOWN, read_kinds
 
 from .options import Action, CountAs, Gpus, OrderHazard, Rerun, ShardSpec, Verbosity
@@ -83,11 +82,6 @@ def kinds(text: str) -> str:
     """Kinds of checks of the sanitizer, separated by commas."""
     read_kinds(text)
     return text
-
-
-def memory(text: str) -> int:
-    """An amount of memory, such as 4GB or 512 MiB."""
-    return read_bytes(text)
 
 
 def path(text: str) -> Path:
@@ -199,17 +193,6 @@ OPTION_GROUPS = {
             count,
             "let up to N ranks share each GPU, for tests that need more of them than there are",
             "N",
-        ),
-        "gpu_sharing": OptionSpec(
-            ("--gpu-sharing",),
-            boolean,
-            "run several tests on one GPU at once, by the memory that each needed in earlier runs",
-        ),
-        "memory_per_test": OptionSpec(
-            ("--memory-per-test",),
-            memory,
-            "with --gpu-sharing: the GPU memory of a test of which it is unknown, such as 4GB (default: a whole GPU)",
-            "SIZE",
         ),
         "shared_leases": OptionSpec(
             ("--shared-leases",), boolean, "use no accelerator that another run of this user on this machine uses"

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from torch_testing_ext import launch
-from torch_testing_ext._machine import sharing
 from torch_testing_ext._marks.timeouts import ATTRIBUTE as TIMEOUT
 from torch_testing_ext._process import child, descriptors, fork_safety, messages, signals, system
 from torch_testing_ext._process.channel import Channel
@@ -109,7 +108,6 @@ def run(unit: UnitSpec, found: Tests, send: Callable[[FromWorker], None]) -> int
     for number, name in enumerate(unit.tests):
         if name not in found:
             send(Missing(number))
-    _limit_device_memory()
     tests = [(number, found[name]) for number, name in enumerate(unit.tests) if name in found]
     before = len(sys.modules)
     if any(isinstance(test, PytestTest) for _, test in tests):  # all of them, or none
@@ -128,14 +126,6 @@ def run(unit: UnitSpec, found: Tests, send: Callable[[FromWorker], None]) -> int
         send(PreloadHints(hints))
     send(AllOver())
     return 0
-
-
-def _limit_device_memory() -> None:
-    """Limit this process to its part of a device that other tests use, too."""
-    if sharing.device_memory() is not None:
-        from torch_testing_ext._cases import shared_devices
-
-        shared_devices.begin(0, 1)
 
 
 def _run_suite(suite: unittest.TestSuite, result: unittest.TestResult) -> None:

@@ -107,9 +107,7 @@ def memory(attempt: Attempt) -> str:
 
 
 def _sharing(lease: Lease) -> str:
-    """`: 4 ranks on 1 GPU over gloo`, or `: 1.5 GiB of it`, for ranks or tests that share devices."""
-    if lease.memory is not None:
-        return f": {in_words(lease.memory)} of it"
+    """`: 4 ranks on 1 GPU over gloo`, for ranks that share devices."""
     if not lease.shared_by:
         return ""
     return f": {lease.shared_by} ranks on {count(len(lease.devices), 'GPU')} over {lease.over}"

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from torch_testing_ext._machine.device_facts import DeviceFacts, renumbered
 from torch_testing_ext._machine.nvml import Gpu
-from torch_testing_ext._machine.sharing import DEVICE_MEMORY, RANKS_PER_GPU, shared_backend, why_too_many
+from torch_testing_ext._machine.sharing import RANKS_PER_GPU, shared_backend, why_too_many
 from torch_testing_ext._machine.topology import gpus_by_name, nvlinks
 from torch_testing_ext._machine.visible_devices import (
     MASKS,
@@ -188,8 +188,6 @@ def environment_of(lease: Lease, inventory: Inventory) -> dict[str, str]:
     # An empty value counts as not set: a test with a device for each rank has them as without the option.
     ranks = str(inventory.ranks_per_device) if lease.shared_by else ""
     sharing = {RANKS_PER_GPU: ranks} if inventory.ranks_per_device > 1 else {}
-    if lease.memory is not None:
-        sharing[DEVICE_MEMORY] = str(lease.memory)
     if inventory.fake:
         hidden = {name: NONE for names in MASKS.values() for name in names} if inventory.kind else {}
         return {**hidden, **sharing, FAKE_DEVICES: ",".join(lease.devices)}

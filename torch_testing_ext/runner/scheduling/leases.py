@@ -13,9 +13,6 @@ from torch_testing_ext._machine.topology import best, preferred
 from ..model import Lease, Unit
 from .policy import slots_of
 
-# Units on one device at the same time: beyond that they only slow each other down.
-MOST_ON_A_DEVICE = 8
-
 
 class Leases:
     """The devices and CPU slots of a run, and which of them are leased. With `locks`, other runs share the devices."""
@@ -27,14 +24,12 @@ class Leases:
         locks: DeviceLocks | None = None,
         facts: Sequence[DeviceFacts] = (),
         shared_backend: str = "",
-        memory: Mapping[str, int] | None = None,
         gpus: Mapping[str, Gpu] | None = None,
         node: str = "",
     ):
         """`facts`: of each device, if they are known. `shared_backend`: of ranks that share devices.
 
-        `gpus`: what NVML knows about them. `memory`: of each device on which several units may be at once, in bytes.
-        `node`: of a cluster.
+        `gpus`: what NVML knows about them. `node`: of a cluster.
         """
         assert len(set(devices)) == len(devices), f"two devices have the same name: {devices}"
         self._devices, self._slots = devices, tuple(range(slots))
@@ -43,7 +38,6 @@ class Leases:
         self._node = node
         self._facts = facts
         self._shared_backend = shared_backend
-        self._memory = memory or {}
         self._gpus = gpus or {}
         self._quarantined: set[str] = set()
         self._elsewhere: tuple[str, ...] = ()  # devices that other runs have leased or reserved
@@ -109,8 +103,7 @@ class Leases:
 
     @property
     def free_devices(self) -> int:
-        """The devices that are free, or on which there is room for another unit that needs little of one."""
-        return len(self._free()) + len([name for name in self._memory if self._has_room(name, 0)])
+        return len(self._free())
 
     @property
     def free_slots(self) -> int:
@@ -129,7 +122,6 @@ class Leases:
             unit.alone,
             shared_by=unit.shared_by,
             over=self._shared_backend if unit.shared_by else "",
-            memory=unit.memory if self._can_share(unit, devices) else None,
             node=self._node,
         )
         assert len(lease.devices) == unit.devices, f"unit {unit.number} needs {unit.devices}, not {devices}"
@@ -143,31 +135,10 @@ class Leases:
 
     def _choose(self, unit: Unit) -> tuple[str, ...] | None:
         """Choose devices that satisfy the unit; None if too few are free."""
+        return self._among(self._free(), unit)
+
+    def _among(self, free: Sequence[str], unit: Unit) -> tuple[str, ...] | None:
         count = unit.devices
-        shared = [] if unit.memory is None else [name for name in self._memory if self._has_room(name, unit.memory)]
-        shared.sort(key=self._room)
-        # The fullest first: so whole devices stay free for units that need them.
-        on_shared = self._among(shared[:count], unit, count) if shared else None
-        return on_shared or self._among([*shared, *self._free()], unit, count)
-
-    def _can_share(self, unit: Unit, devices: Sequence[str]) -> bool:
-        """Whether the unit leaves room for others. One that wants more than a device can share gets it as a whole."""
-        return unit.memory is not None and all(self._memory.get(name, 0) >= unit.memory for name in devices)
-
-    def _room(self, name: str) -> int:
-        """The bytes that are left of a device that several units share."""
-        return self._memory[name] - sum(lease.memory or 0 for lease in self._on(name))
-
-    def _has_room(self, name: str, memory: int) -> bool:
-        """Whether units are on a device that all leave room for another one."""
-        on_it = self._on(name)
-        shares = 0 < len(on_it) < MOST_ON_A_DEVICE and all(lease.memory is not None for lease in on_it)
-        return shares and name not in self._quarantined and self._room(name) >= max(memory, 1)
-
-    def _on(self, name: str) -> list[Lease]:
-        return [lease for lease in self._held if name in lease.devices]
-
-    def _among(self, free: Sequence[str], unit: Unit, count: int) -> tuple[str, ...] | None:
         if len(free) < count:
             return None
         if not unit.of_devices or not self._facts:
@@ -186,7 +157,7 @@ class Leases:
         if not self._quarantined or not unit.devices:
             return True
         left = [name for name in self._devices if name not in self._quarantined]
-        return self._among(left, unit, unit.devices) is not None
+        return self._among(left, unit) is not None
 
     def may_fit(self, unit: Unit) -> bool:
         """Whether the devices that there are now are enough: here they do not become more."""
@@ -221,16 +192,10 @@ class Leases:
         assert self.holds(lease), f"{lease} is not held"
         self._held = [one for one in self._held if one is not lease]
         if self._locks is not None:
-            for name in set(lease.devices) - {name for other in self._held for name in other.devices}:
+            for name in lease.devices:
                 self._locks.release(name)
 
     def _check(self) -> None:
-        whole = [lease for lease in self._held if lease.memory is None]
-        others = [name for lease in self._held if lease.memory is not None for name in lease.devices]
-        for resource, leases in (("devices", whole), ("slots", self._held)):
-            held = [name for lease in leases for name in getattr(lease, resource)]
+        for resource in ("devices", "slots"):
+            held = [name for lease in self._held for name in getattr(lease, resource)]
             assert len(set(held)) == len(held), f"two leases overlap in {resource}: {self._held}"
-        assert not set(others) & {name for lease in whole for name in lease.devices}, (
-            f"a device is not whole: {self._held}"
-        )
-        assert all(self._room(name) >= 0 for name in others), f"a device has too little memory: {self._held}"

@@ -21,7 +21,6 @@ OVERHEAD = 0.05
 NO_RESULT = "run_test.py lost this test: it was planned, and there is no result (an error of run_test.py)"
 
 ExpectedSeconds = Callable[[TestId], float | None]
-ExpectedMemory = Callable[[Test], int | None]
 
 
 @dataclass(frozen=True)
@@ -58,17 +57,13 @@ def plan(
     inventory: Inventory,
     expected: ExpectedSeconds,
     repetitions: int = 1,
-    memory: ExpectedMemory = lambda test: None,
 ) -> Plan:
-    """Groups the tests into units, and skips tests that need more devices than there are.
-
-    `memory`: the bytes of each device that a test may need, if several units may share one; None for a whole device.
-    """
+    """Groups the tests into units, and skips tests that need more devices than there are."""
     tests = tuple(_with_devices_of(inventory, test) for test in tests)
     groups = list(group_by_fixtures(test for test in tests if test.skip is None))
     numbers = itertools.count()
     units = tuple(
-        Unit(next(numbers), tuple(group), repetition, seconds=_seconds(group, expected), memory=_memory(group, memory))
+        Unit(next(numbers), tuple(group), repetition, seconds=_seconds(group, expected))
         for repetition in range(repetitions)
         for group in groups
     )
@@ -111,13 +106,6 @@ def group_by_fixtures(tests: Iterable[Test]) -> Iterator[list[Test]]:
     for test in tests:
         groups.setdefault((test.id.file, test.together) if test.together else test.id, []).append(test)
     return iter(groups.values())
-
-
-def _memory(tests: Sequence[Test], expected: ExpectedMemory) -> int | None:
-    """What a group needs of each device; a test of which that is unknown needs a whole one."""
-    needs = [expected(test) if test.devices and not test.shared_by else None for test in tests]
-    known = [need for need in needs if need is not None]
-    return max(known) if known and len(known) == len(needs) else None
 
 
 def _seconds(tests: Sequence[Test], expected: ExpectedSeconds) -> float | None:
