@@ -65,11 +65,11 @@ from .global_state import (
 from .launch import (
     end_compile_workers,
     fake_process_group,
+    made_groups_before,
     only_gloo,
     register_fake_backend,
     reset_dynamo,
     wait_without_end,
-    warm_up,
 )
 from .local_tensor import (
     for_each_local_rank,
@@ -257,6 +257,7 @@ __all__ = [
     "local_tensor",
     "local_tensor_mode",
     "made_groups",
+    "made_groups_before",
     "make_wrapper_subclass",
     "nccl_version",
     "new_extension_registry",
@@ -309,7 +310,6 @@ __all__ = [
     "tree",
     "values_unknown",
     "wait_without_end",
-    "warm_up",
     "watch_process_groups",
     "when_cuda_is_first_used",
     "without_compiled_autograd",

@@ -228,7 +228,7 @@ def _backends_of(group: Any, setting: str) -> set[str]:
 
 
 def forget_groups() -> None:
-    """Forget all groups, and collectives, that this process has made so far: they belong to a warm-up."""
+    """Forget all groups, and collectives, that this process has made so far: they are not those of its ranks."""
     forget_collectives()
     _groups.clear()
     _numbers.clear()

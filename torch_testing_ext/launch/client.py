@@ -12,6 +12,7 @@ import os
 import pickle
 import shutil
 import signal
+import sys
 import tempfile
 from contextlib import suppress
 from dataclasses import replace
@@ -112,7 +113,7 @@ class Launcher:
             return
         self.preload_hints.update(dict.fromkeys(imports))
         wanted = settings.read().start
-        if StartMethod.FORK in allowed_methods(wanted):
+        if _best_methods(wanted)[0] is StartMethod.FORK:
             self.server, _ = self.try_method(StartMethod.FORK, subject)
             self._wanted = wanted
             if self.server is not None and imports:
@@ -137,9 +138,9 @@ class Launcher:
 
     def _make_server(self, wanted: str, subject: Named) -> ForkServerClient:
         reasons: list[str] = []
-        for method in allowed_methods(wanted):
+        for method in _best_methods(wanted):
             if method is not StartMethod.FORK and "<locals>" in subject.qualname:
-                break  # no other interpreter has this class
+                continue  # no other interpreter has this class
             if method is StartMethod.SPAWN and reasons:
                 self._warn_once("ranks are started as new interpreters, which takes seconds", "; ".join(reasons))
             server, unusable = self.try_method(method, subject)
@@ -195,6 +196,16 @@ _SUBJECT_OF = {
 def allowed_methods(wanted: str) -> tuple[StartMethod, ...]:
     """The start methods to try under a setting, in order."""
     return _METHODS_OF[wanted]
+
+
+def _best_methods(wanted: str) -> tuple[StartMethod, ...]:
+    """The start methods to try here, in order: a process that has made groups is forked only if no other can be."""
+    methods = allowed_methods(wanted)
+    if StartMethod.FORK not in methods or "torch" not in sys.modules:
+        return methods
+    from torch_testing_ext import _torch
+
+    return (StartMethod.FORK_FRESH, StartMethod.FORK, *methods[2:]) if _torch.made_groups_before() else methods
 
 
 def _explain_failure(wanted: str, subject: Named, reasons: list[str]) -> NoReturn:

@@ -171,8 +171,6 @@ class ForkServer:
             raise UnknownName(self._unsafe)  # the client makes another server
         self._launches += 1
         if self._method is not StartMethod.SPAWN:
-            if self._launches == 1:
-                self._loop.when_idle(self._warm_up)
             self._collapse(at_once=job.world_size >= MANY_RANKS)
             job.context.apply()  # once, here: each rank inherits it
             recording.prepare_to_sanitize(bool(job.sanitize))
@@ -307,11 +305,6 @@ class ForkServer:
         return [pid for pid in system.children(os.getpid()) if pid not in self._ranks]
 
     # -- work while there is nothing else to do
-
-    def _warm_up(self) -> None:
-        from torch_testing_ext import _torch
-
-        self._do_safely(_torch.warm_up, "warming up")
 
     def _preload(self, name: str) -> None:
         self._do_safely(partial(importlib.import_module, name), f"importing {name}")

@@ -210,9 +210,7 @@ class TestNobodyUsesIt(FirstUseCase):
             from pathlib import Path
             import torch_testing_ext
             from torch_testing_ext._machine import accelerators
-            from torch_testing_ext import _torch
 
-            _torch.warm_up()
             for module in pkgutil.walk_packages(torch_testing_ext.__path__, "torch_testing_ext."):
                 if not module.name.endswith("__main__") and ".runner" not in module.name:
                     importlib.import_module(module.name)

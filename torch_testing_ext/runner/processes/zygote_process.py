@@ -47,7 +47,6 @@ def _warm_up(modules: Iterable[str], collapse: bool) -> str | None:
     from torch_testing_ext._machine import seeds
 
     seeds.prepare_to_seed()
-    _torch.warm_up()
     _torch.exempt_imported(garbage=2)
     unsafe = fork_safety.prepare_to_fork()
     if collapse and not unsafe:

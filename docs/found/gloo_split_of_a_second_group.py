@@ -1,0 +1,38 @@
+"""gloo: split_group crashes the process, unless it splits the first group that the process has ever made.
+
+gloo numbers the groups of a process in C++. Only of the first one does the backend know that, without a list of ranks,
+the members are all ranks; of a later default group, `split_group` reads from an empty list. A process that is forked
+from one that has made a group goes on counting, so its very first group is affected, too.
+
+Seen on torch 2.13.0; https://github.com/pytorch/pytorch/pull/191949 describes the cause. Found by running PyTorch's
+test_dist2.py in ranks that were forked from a process that had made a group, which ours no longer are.
+
+Run this file: it prints how the process ended, and exits with 1 if it crashed.
+"""
+
+import os
+import sys
+from datetime import timedelta
+
+import torch.distributed as dist
+
+
+def split_a_second_group() -> None:
+    """Make a group, destroy it, make another one, and split that."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    dist.destroy_process_group()
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    assert dist.group.WORLD is not None
+    group = dist.group.WORLD.split_group([0], timedelta(seconds=10))
+    assert group is not None
+    print(f"a group of {group.size()}", flush=True)
+
+
+if __name__ == "__main__":
+    pid = os.fork()
+    if pid == 0:
+        split_a_second_group()
+        os._exit(0)
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    print(f"killed by signal {-code}" if code < 0 else f"exited with {code}")
+    sys.exit(code != 0)

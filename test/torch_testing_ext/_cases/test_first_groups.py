@@ -1,0 +1,85 @@
+"""The first group that a rank makes is the first of its process: gloo counts groups in C++, which forks inherit.
+
+`split_group` of a later default group crashes (docs/found/gloo_split_of_a_second_group.py).
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from multi_process_support import Ranks, outcome_of
+
+from torch_testing_ext.common_utils import TestCase, run_tests
+
+PATIENCE = timedelta(seconds=60)
+
+
+class Groups(Ranks):
+    def splits_and_merges(self):
+        """Into groups of one: on torch 2.13, ranks that connect in split_group may wait in vain, in any process."""
+        self.join_group()
+        parts = [dist.group.WORLD.split_group([rank], PATIENCE) for rank in range(2)]
+        self.assertEqual([part is None for part in parts], [self.rank == 1, self.rank == 0])
+        merged = parts[self.rank].merge_remote_group(dist.HashStore(), 1, PATIENCE)
+        merged.allreduce([tensor := torch.ones(1)]).wait()
+        self.assertEqual((merged.size(), tensor.item()), (1, 1))
+
+
+AFTER_A_GROUP = """
+import unittest
+import torch.distributed as dist
+from test_first_groups import Groups
+from torch_testing_ext import launch
+from torch_testing_ext.common_utils import run_tests
+
+class A(unittest.TestCase):
+    def test_makes_a_group(self):
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        dist.destroy_process_group()
+
+class B(Groups):
+    test_splits_and_merges = Groups.splits_and_merges
+
+    def tearDown(self):
+        print("method:", launch.client.launcher().server.method.value)
+        super().tearDown()
+
+class C(unittest.TestCase):
+    def test_only_this_process_has_the_class(self):
+        class Local(Groups):
+            def passes(self): ...
+
+        launch.close()
+        result = unittest.TestResult()
+        Local("passes").run(result)
+        self.assertTrue(result.wasSuccessful(), result.errors)
+        print("method:", launch.client.launcher().server.method.value)
+
+if __name__ == "__main__":
+    run_tests()
+"""
+
+
+class TestFirstGroups(TestCase):
+    def test_in_ranks(self):
+        self.assertEqual(outcome_of(Groups("splits_and_merges")), ("passed", ""))
+
+    def test_after_the_main_process_has_made_a_group(self):
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder, "test_after_a_group.py")
+            file.write_text(AFTER_A_GROUP)
+            here = Path(__file__).parent
+            environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(here), *sys.path])}
+            done = subprocess.run([sys.executable, str(file)], env=environment, capture_output=True, text=True)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        methods = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("method:")]
+        self.assertEqual(methods, ["fork-fresh", "fork"], done.stdout)
+
+
+if __name__ == "__main__":
+    run_tests()
