@@ -11,6 +11,7 @@ import ctypes
 import os
 import sys
 import threading
+import time
 import warnings
 from contextlib import suppress
 from types import CodeType, FrameType
@@ -22,6 +23,7 @@ _OMP_PAUSE_HARD = 2
 _PLUGINS_WITH_THREADS = ("pytest_rerunfailures", "pytest_timeout")
 # pytest-xdist's workers read what their controller sends in a thread of execnet's, which `threading` does not know.
 _READER_OF_A_WORKER = os.path.join("execnet", "gateway_base.py")
+_ENDING = 1.0  # for a thread that has been joined to leave the process; no event tells of it
 _safe_pid = os.getpid()  # the process that is known not to lack any thread
 
 
@@ -76,13 +78,19 @@ def check_after_fork() -> str | None:
     """Check, right after a fork, whether this process was safe to fork. Returns the reason if it was not, or None.
 
     A second child serves as a probe. Threads that the child has, or gets back when it asks for them, are not missed:
-    torch's pthreadpool notices a fork and starts its threads again.
+    torch's pthreadpool notices a fork and starts its threads again. Nor are threads that end: one that has been joined
+    stays in the process for a moment.
     """
-    count = system.threads() - sum(map(_is_of_plugin, threading.enumerate())) - _readers_of_a_worker()
-    if count <= 1:
+    if _threads_that_count() <= 1:
         return None
-    missing = count - _threads_of_a_child()
+    of_child, until = _threads_of_a_child(), time.monotonic() + _ENDING
+    while (missing := _threads_that_count() - of_child) > 0 and time.monotonic() < until:
+        time.sleep(0.001)
     return f"it runs {missing} native threads that a forked child would miss" if missing > 0 else None
+
+
+def _threads_that_count() -> int:
+    return system.threads() - sum(map(_is_of_plugin, threading.enumerate())) - _readers_of_a_worker()
 
 
 def _threads_of_a_child() -> int:

@@ -35,7 +35,7 @@ def test_another_thread_counts():
 
 
 @unittest.skipUnless(system.CAN_FORK, "ranks are forked on Linux only")
-class ThreadsOfPluginsTest(unittest.TestCase):
+class ThreadsTest(unittest.TestCase):
     """pytest-timeout and pytest-rerunfailures have threads that wait while a test runs."""
 
     def verdicts_with(self, module: str, timer: bool) -> tuple[str | None, str | None]:
@@ -64,6 +64,14 @@ class ThreadsOfPluginsTest(unittest.TestCase):
     def test_others_do(self) -> None:
         for timer in (True, False):
             self.assertIn("it runs other threads", str(self.verdicts_with("pytest_other", timer)[0]))
+
+    def test_one_that_has_been_joined(self) -> None:
+        """It is in the process for a moment longer, in most of these attempts."""
+        for _ in range(30):
+            thread = threading.Thread(target=int)
+            thread.start()
+            thread.join()
+            self.assertEqual((fork_safety.prepare_to_fork(), fork_safety.check_after_fork()), (None, None))
 
     @unittest.skipUnless(importlib.util.find_spec("xdist"), "needs pytest-xdist")
     def test_worker_of_xdist(self) -> None:

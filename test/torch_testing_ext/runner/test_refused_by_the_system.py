@@ -1,7 +1,9 @@
 """What run_test.py does when the system refuses what a unit or a process needs. Starts no zygote."""
 
 import errno
+import gc
 import os
+import socket
 import subprocess
 import tempfile
 import time
@@ -37,6 +39,12 @@ class RefusedTest(TestCase):
     def step(self) -> None:
         self.zygote.loop.step(time.monotonic())
 
+    def ends(self) -> tuple[socket.socket, socket.socket]:
+        pair = socket_pair()
+        for end in pair:
+            self.addCleanup(end.close)
+        return pair
+
     def start_unit(self, timeout: float = 1.0) -> RunningUnit:
         test = Test(TestId("test_x.py", "T", "test_it"))
         return RunningUnit(Unit(0, (test,)), Lease(), self.zygote, Limits(timeout, 60.0), {}, UnitListener(), "command")
@@ -52,6 +60,7 @@ class RefusedTest(TestCase):
 
     def test_the_channel_of_a_file(self) -> None:
         """The unit leaves nothing behind, and the next one tries again, instead of waiting for ever."""
+        gc.collect()  # it closes files that earlier tests have left open
         open_before = sorted(os.listdir("/proc/self/fd"))
         with mock.patch.object(file_handle, "socket_pair", side_effect=NO_MORE_FILES), self.assertRaises(OSError):
             self.start_unit()
@@ -71,7 +80,7 @@ class RefusedTest(TestCase):
         file = self.zygote.file("test_x.py")
         file.state = file_handle.FileState.READY
         file._process = mock.Mock(units={}, **{"channel.send.side_effect": NO_MORE_FILES})
-        file.start(spec_of(0), *socket_pair(), self.told.append)
+        file.start(spec_of(0), *self.ends(), self.told.append)
         self.assertEqual(self.told, [])
         self.step()
         self.assertEqual(self.told, ["could not be started: [Errno 24] Too many open files"])
@@ -80,13 +89,11 @@ class RefusedTest(TestCase):
         """The zygote died during the import; before this file, another one is imported again, alone."""
         file = self.zygote.file("test_x.py")
         file.state = file_handle.FileState.SUSPECT
-        ends = socket_pair()
+        ends = self.ends()
         file.start(spec_of(0), *ends, self.told.append)
         self.step()
         self.assertEqual(self.told, [])
         self.assertEqual([one.unit.number for one in file._waiting], [0])
-        for end in ends:
-            end.close()
 
     def test_the_start_of_a_unit_is_no_time_of_its_test(self) -> None:
         """The test has not begun while its file is imported, so it has not timed out."""
