@@ -84,7 +84,6 @@ class Test:
     want: str | None = None  # if there are not enough devices for it: what it needs ("4 devices")
     line: int = 0
     marks: tuple[str, ...] | None = ()  # the names of its marks of pytest; None if they are not known
-    ports: tuple[int, ...] = ()  # fixed ports that its file names: tests with a common one run one by one
 
     __test__ = False
 
@@ -99,10 +98,6 @@ class Unit:
     attempt: int = 1
     seconds: float | None = None  # expected duration; None if unknown
     alone: bool = False  # runs while no other unit does
-
-    @property
-    def ports(self) -> frozenset[int]:
-        return frozenset().union(*(test.ports for test in self.tests))
 
     @property
     def devices(self) -> int:
@@ -131,7 +126,6 @@ class Lease:
 
     devices: tuple[str, ...] = ()
     slots: tuple[int, ...] = ()
-    ports: frozenset[int | str] = frozenset()  # fixed ports, or a file whose ports are not known
     alone: bool = False
     node: str = ""  # of a cluster; empty on this machine
     shared_by: int = 0  # ranks that share the devices; 0 if each has its own

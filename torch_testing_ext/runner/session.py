@@ -37,7 +37,6 @@ from .scheduling.plan import Plan, plan, priority, shard, without_result
 from .scheduling.policy import Queue, typical_seconds
 from .scheduling.undeclared import describe_undeclared
 from .selection.files import test_files
-from .selection.ports import notes_on_ports, with_ports
 from .selection.selection import Selection
 
 if TYPE_CHECKING:
@@ -144,11 +143,8 @@ class Session:
         selected = selection.tests(known, known_files)
         broken = (*discovery.broken, *(not_run[test.id] for test in selected if test.id in not_run))
         tests, broken = self._in_shard([test for test in selected if test.id not in not_run], broken)
-        tests = tuple(with_ports(tests, self._root))
         repeat = self._options.repeat or 1
         planned = plan(self._to_rerun(tests), inventory, self._durations.expected, repeat)
-        if self._options.jobs > 1:
-            self._warnings.extend(notes_on_ports(planned.units))
         return Work(planned, broken, inventory, _discovered(discovery))
 
     def _in_shard(

@@ -4,7 +4,6 @@ from torch_testing_ext.common_utils import TestCase, run_tests
 from torch_testing_ext.runner.engine.again import Undisturbed
 from torch_testing_ext.runner.engine.attempts import Attempts
 from torch_testing_ext.runner.model import Attempt, Policy, Test, TestId, TestOutcome, Unit
-from torch_testing_ext.runner.scheduling.leases import Leases
 
 PASSED, FAILED, SKIPPED, LEAKED = TestOutcome.PASSED, TestOutcome.FAILED, TestOutcome.SKIPPED, TestOutcome.LEAKED
 A, B = (Test(TestId("test_x.py", "T", name)) for name in ("test_a", "test_b"))
@@ -12,7 +11,7 @@ IN_USE = "RuntimeError: [Errno 98] EADDRINUSE: Address already in use"
 
 
 def attempts(retries=0, policy=None, warn=lambda text: None):
-    return Attempts(policy or Policy(), retries, Undisturbed(Leases((), 2), warn))
+    return Attempts(policy or Policy(), retries, Undisturbed(warn))
 
 
 def run(known, *outcomes, message="", may_retry=True):

@@ -71,16 +71,6 @@ class NodeLeasesTest(unittest.TestCase):
         leases.drop("n0")
         self.assertEqual(len(take(leases, queue)[1].slots), 2)
 
-    def test_ports_are_those_of_a_node(self):
-        leases, _ = make([], (0, 2), (0, 2))
-        unit = make_unit(0)
-        leases.learn_ports(unit.file, frozenset({1234}))
-        first, second = leases.take(unit), leases.take(make_unit(1))
-        self.assertNotEqual(first.node, second.node)
-        self.assertFalse(leases.may_run_now(make_unit(2)))
-        leases.add("new", (), 1)
-        self.assertEqual(leases.take(make_unit(2)).node, "new")
-
     def test_a_starving_unit_keeps_one_node(self):
         """A wide unit among a stream of narrow ones: the other node goes on meanwhile."""
         leases, queue = make([make_unit(0, 2)], (2, 1), (2, 1))

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 
 from ..model import Attempt, Test, TestId
-from ..scheduling.leases import Leases
-from ..scheduling.node_leases import NodeLeases
-from ..selection.ports import is_collision, ports_in_use
+
+_IN_USE = re.compile(r"EADDRINUSE|address already in use", re.IGNORECASE)
+_HOST = r"(?:tcp://[^/:\s]*|localhost|127\.0\.0\.1|0\.0\.0\.0|\[::1?\])"
+_PORT = re.compile(r"\bport[:=]? ?(\d{2,5})\b|" + _HOST + r":(\d{2,5})\b|\('[^']*', (\d{2,5})\)", re.IGNORECASE)
 
 
 class Undisturbed:
-    """Which tests run again while no other test disturbs them."""
+    """Decides which tests run again while no other test runs."""
 
-    def __init__(self, leases: Leases | NodeLeases, warn: Callable[[str], object]):
-        self._leases = leases
+    def __init__(self, warn: Callable[[str], object]):
         self._warn = warn
         self._collided: set[tuple[TestId, int]] = set()  # tests that found a port in use
         self._squeezed: set[tuple[TestId, int]] = set()  # tests that were ended because their node was short of memory
@@ -32,12 +33,8 @@ class Undisturbed:
             return False
         self._collided.add(key)
         ports = ports_in_use(attempt)
-        self._leases.learn_ports(attempt.test.id.file, ports)
         which = f"port {', '.join(map(str, sorted(ports)))}" if ports else "a port"
-        self._warn(
-            f"{attempt.test.id}: {which} was in use (EADDRINUSE); the test runs again while no other runs, and further "
-            "tests of its file run one after the other"
-        )
+        self._warn(f"{attempt.test.id}: {which} was in use (EADDRINUSE); the test runs again while no other runs")
         return True
 
     def _is_first_end_for_others(self, attempt: Attempt) -> bool:
@@ -50,3 +47,18 @@ class Undisturbed:
             "used, too; it runs again while no other runs"
         )
         return True
+
+
+def is_collision(attempt: Attempt) -> bool:
+    """Did this attempt fail because a port was in use?"""
+    return any(_IN_USE.search(text) for text in _texts(attempt))
+
+
+def ports_in_use(attempt: Attempt) -> frozenset[int]:
+    """The ports that were in use, as far as the failure names them."""
+    lines = (line for text in _texts(attempt) for line in text.splitlines() if _IN_USE.search(line))
+    return frozenset(int(next(filter(None, found))) for line in lines for found in _PORT.findall(line))
+
+
+def _texts(attempt: Attempt) -> tuple[str, ...]:
+    return (attempt.message, attempt.output, *(log.output for log in attempt.ranks))

@@ -63,7 +63,7 @@ class Engine(LostUnitListener):
         self._report = reporter.on_event
         self._describe_run = functools.partial(_run_began, options, inventory, header or RunHeader())
         self._dispatcher = Dispatcher(queue, leases, memory or MemoryReturn(place.loop), place.loop)
-        self._attempts = Attempts(options.policy, options.retries, Undisturbed(leases, self._warn))
+        self._attempts = Attempts(options.policy, options.retries, Undisturbed(self._warn))
         self._running: dict[int, UnitHandle] = {}
         self._view = LiveView(self._running, place.loop, self._report, options.stream)
         self._began = time.monotonic()

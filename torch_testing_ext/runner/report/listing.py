@@ -39,7 +39,6 @@ def _needs(test: Test) -> str:
     needs += [test.backend] if test.backend else []
     needs += [f"timeout {test.timeout:g} s"] if test.timeout is not None else []
     needs += [f"with {test.together}"] if test.together else []
-    needs += [f"port {', '.join(map(str, test.ports))}"] if test.ports else []
     return ", ".join(needs)
 
 
@@ -69,7 +68,6 @@ def _as_data(test: Test, seconds: float | None) -> dict[str, Any]:
         "timeout": test.timeout,
         "marks": test.marks,
         "together": test.together,
-        "ports": test.ports,
         "skip": test.skip,
         "want": test.want,
         "expected_seconds": seconds,

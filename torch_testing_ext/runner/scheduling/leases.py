@@ -41,7 +41,6 @@ class Leases:
         self._gpus = gpus or {}
         self._quarantined: set[str] = set()
         self._elsewhere: tuple[str, ...] = ()  # devices that other runs have leased or reserved
-        self._learned: dict[str, frozenset[int | str]] = {}  # ports, by file, that failures have shown
 
     @property
     def elsewhere(self) -> tuple[str, ...]:
@@ -118,8 +117,7 @@ class Leases:
         lease = Lease(
             devices,
             tuple(slots[:wanted_slots]),
-            self._ports_of(unit),
-            unit.alone,
+            alone=unit.alone,
             shared_by=unit.shared_by,
             over=self._shared_backend if unit.shared_by else "",
             node=self._node,
@@ -172,17 +170,8 @@ class Leases:
         return False
 
     def may_run_now(self, unit: Unit) -> bool:
-        """Does the unit not disturb those that run? Two units that use the same fixed port would."""
-        if unit.alone:
-            return not self._held
-        return not any(lease.alone or lease.ports & self._ports_of(unit) for lease in self._held)
-
-    def learn_ports(self, file: str, ports: frozenset[int]) -> None:
-        """A test of this file found a port in use: from now on, its tests run one by one, whichever port it was."""
-        self._learned[file] = self._learned.get(file, frozenset()) | {file} | ports
-
-    def _ports_of(self, unit: Unit) -> frozenset[int | str]:
-        return unit.ports | self._learned.get(unit.file, frozenset())
+        """Whether neither the unit nor one of those that run has to be alone."""
+        return not any(unit.alone or lease.alone for lease in self._held)
 
     def holds(self, lease: Lease) -> bool:
         return any(one is lease for one in self._held)

@@ -22,7 +22,6 @@ class NodeLeases:
     def __init__(self) -> None:
         self._nodes: dict[str, _Node] = {}
         self._reserved: tuple[int, str] | None = None  # the number of a unit, and the node that is kept for it
-        self._learned: list[tuple[str, frozenset[int]]] = []
         self._queue: Queue | None = None
 
     def serve(self, queue: Queue) -> None:
@@ -34,10 +33,7 @@ class NodeLeases:
 
     def add(self, name: str, devices: tuple[str, ...], slots: int) -> None:
         """A node has joined."""
-        leases = Leases(devices, slots, node=name)
-        for file, ports in self._learned:
-            leases.learn_ports(file, ports)
-        self._nodes[name] = _Node(leases, len(devices), slots)
+        self._nodes[name] = _Node(Leases(devices, slots, node=name), len(devices), slots)
         self._resize()
 
     def drop(self, name: str) -> None:
@@ -140,12 +136,6 @@ class NodeLeases:
         node = self._nodes.get(lease.node)
         if node is not None and node.leases.holds(lease):
             node.leases.give_back(lease)
-
-    def learn_ports(self, file: str, ports: frozenset[int]) -> None:
-        """A test of this file found a port in use: from now on, its tests run one by one on each node."""
-        self._learned.append((file, ports))
-        for node in self._nodes.values():
-            node.leases.learn_ports(file, ports)
 
     def quarantine(self, name: str) -> None:
         """The memory of the devices of nodes is not checked."""

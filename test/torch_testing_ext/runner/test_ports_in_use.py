@@ -1,0 +1,145 @@
+"""Tests that find a port in use run once more, while no other test runs."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+from kit.invented import make_test
+
+from torch_testing_ext.runner.engine.again import is_collision, ports_in_use
+from torch_testing_ext.runner.model import Attempt, TestOutcome, Unit
+from torch_testing_ext.runner.scheduling.leases import Leases
+from torch_testing_ext.runner.scheduling.policy import Queue
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+class FailureTest(unittest.TestCase):
+    def attempt(self, message):
+        return Attempt(make_test("test"), TestOutcome.ERROR, message)
+
+    def test_in_use(self):
+        for message, ports in (
+            (
+                "The server socket has failed to listen. port: 29500, useIpv6: false, code: -98, name: EADDRINUSE",
+                {29500},
+            ),
+            ("OSError: [Errno 98] Address already in use", set()),
+            ("error while attempting to bind on address ('127.0.0.1', 8765): address already in use", {8765}),
+        ):
+            with self.subTest(message=message):
+                self.assertTrue(is_collision(self.attempt(f"rank 0 raised: {message}\n\nline 4")))
+                self.assertEqual(ports_in_use(self.attempt(f"rank 0 raised: {message}\n\nline 4")), ports)
+        self.assertFalse(is_collision(self.attempt("Connection refused, port: 29500")))
+
+
+def unit(number, alone=False, seconds=None):
+    return Unit(number, (make_test(f"test_{number}"),), alone=alone, seconds=seconds)
+
+
+class ScheduleTest(unittest.TestCase):
+    def schedule(self, *units, slots=4):
+        self.leases = Leases((), slots)
+        self.queue = Queue(units, 0, slots, may_run_now=self.leases.may_run_now)
+
+    def begin(self):
+        """Start what fits; return the leases by unit."""
+        began = {}
+        while (taken := self.queue.take(0, self.leases.free_slots)) is not None:
+            began[taken.number] = self.leases.take(taken)
+        return began
+
+    def test_alone(self):
+        self.schedule(unit(1, alone=True), unit(2), unit(3))
+        began = self.begin()
+        self.assertEqual(list(began), [1])
+        self.leases.give_back(began[1])
+        self.assertEqual(list(self.begin()), [2, 3])
+
+    def test_alone_waits_for_all(self):
+        self.schedule(unit(1), unit(2, alone=True, seconds=0.1))
+        began = self.begin()
+        self.queue.add(unit(3))
+        self.assertEqual(len(began), 1)
+
+
+HIDES = """
+import os, socket, time, unittest
+from pathlib import Path
+
+holds, failed = Path("holds"), Path("failed")
+
+def wait_for(path):
+    while not path.exists():
+        time.sleep(0.001)
+
+class T(unittest.TestCase):
+    def bind(self):
+        server = socket.socket()
+        self.addCleanup(server.close)
+        server.bind(("localhost", int(os.environ["HIDDEN"])))
+        server.listen()
+
+    def test_first(self):
+        self.bind()
+        holds.touch()
+        wait_for(failed)
+
+    def test_second(self):
+        wait_for(holds)
+        try:
+            self.bind()
+        except OSError:
+            failed.touch()
+            raise
+"""
+ALWAYS = """
+import unittest
+
+class T(unittest.TestCase):
+    def test(self):
+        raise OSError(98, "Address already in use")
+"""
+
+
+class RunTest(unittest.TestCase):
+    def run_files(self, *words, **files):
+        """Run these files at once; return the exit code, what was printed and the results."""
+        with tempfile.TemporaryDirectory() as temporary, socket.socket() as free:
+            directory = Path(temporary).resolve()
+            free.bind(("localhost", 0))
+            port = free.getsockname()[1]
+            free.close()
+            for name, source in files.items():
+                (directory / f"{name}.py").write_text(source.replace("{port}", str(port)))
+            command = [sys.executable, str(ROOT / "run_test.py"), "--cache", "cache", "--drop-in", ".", "-j", "4"]
+            done = subprocess.run(
+                [*command, "--results", "results.json", *words],
+                cwd=directory,
+                env={**os.environ, "PYTHONPATH": str(ROOT), "HIDDEN": str(port)},
+                capture_output=True,
+                text=True,
+            )
+            results = json.loads((directory / "results.json").read_text())
+        return done.returncode, done.stdout + done.stderr, {one["id"]: one for one in results["tests"]}
+
+    def test_a_port_in_use_is_retried_alone(self):
+        code, said, results = self.run_files(test_a=HIDES)
+        first, second = (results[f"test_a.py::T::test_{name}"] for name in ("first", "second"))
+        self.assertEqual((code, first["outcome"], second["outcome"]), (0, "passed", "flaky"), said)
+        self.assertEqual([one["outcome"] for one in second["attempts"]], ["error", "passed"])
+        self.assertIn("test_a.py::T::test_second: a port was in use (EADDRINUSE); the test runs again while no", said)
+
+    def test_one_that_is_in_use_even_alone(self):
+        code, said, results = self.run_files(test_a=ALWAYS)
+        self.assertEqual((code, results["test_a.py::T::test"]["outcome"]), (1, "error"), said)
+        self.assertEqual(len(results["test_a.py::T::test"]["attempts"]), 2)
+
+
+if __name__ == "__main__":
+    unittest.main()
