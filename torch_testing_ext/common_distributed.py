@@ -23,12 +23,14 @@ from torch_testing_ext._cases.ranked import (
     DEFAULT_WORLD_SIZE as DEFAULT_WORLD_SIZE,
     TIMEOUT_DEFAULT as TIMEOUT_DEFAULT,
     TIMEOUT_OVERRIDE as TIMEOUT_OVERRIDE,
-    Interrupted as Interrupted,
-    RankError as RankError,
-    RankFailure as RankFailure,
     get_timeout as get_timeout,
 )
 from torch_testing_ext._cases.test_case import TestCase as TestCase
+from torch_testing_ext._cases.verdicts import (
+    Interrupted as Interrupted,
+    RankError as RankError,
+    RankFailure as RankFailure,
+)
 from torch_testing_ext._fsdp.forward_inputs import (
     SaveForwardInputsModel as SaveForwardInputsModel,
     SaveForwardInputsModule as SaveForwardInputsModule,

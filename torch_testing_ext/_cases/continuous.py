@@ -9,23 +9,20 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-import shutil
-import sys
 import types
 import unittest
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
-from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
 
-from torch_testing_ext import _torch, launch
+from torch_testing_ext import launch
 from torch_testing_ext._asserts import expectations
-from torch_testing_ext._machine import accelerators, seeds, sharing
+from torch_testing_ext._machine import accelerators, sharing
 from torch_testing_ext._machine.backends import NCCL
 from torch_testing_ext._machine.seeds import set_rng_seed
 from torch_testing_ext._marks.needs import Skipped, most_needed
@@ -33,22 +30,16 @@ from torch_testing_ext._marks.sanitizing import kinds_on
 from torch_testing_ext._sanitizer.kinds import SanitizeKind
 from torch_testing_ext.launch import device_memory, settings
 
-from . import global_state, group_creation, launched_ranks, rank_environment
+from . import accounting, global_state, launched_ranks, rank_environment
+from .early_fork import fork_server_for
 from .global_state import GlobalStateWarning
-from .rank_process import RankProcess, leave_process_group, prepare_rank
-from .ranked import (
-    PARENT,
-    RankedTestCase,
-    RankError,
-    account_for_error,
-    account_for_exit,
-    account_for_skip,
-    checked_world_size,
-    raise_verdict,
-    sanitize_with,
-    say_if_nothing_is_recorded,
-    without_our_traceback,
-)
+from .invocation import command_of
+from .jobs import job_for_test
+from .rank_checks import sanitize_with, say_if_nothing_is_recorded
+from .rank_life import run_rank
+from .rank_process import RankProcess
+from .ranked import PARENT, RankedTestCase, checked_world_size, own_cleanups
+from .verdicts import RankError, raise_verdict, with_expectations, without_our_traceback
 
 __unittest = True  # keeps these frames out of unittest's tracebacks
 __rank_frame__ = True  # and out of the tracebacks of ranks
@@ -131,7 +122,7 @@ class MultiProcContinuousTest(RankedTestCase):
         self.rank = cls.rank
         self.world_size = cls.world_size
         set_rng_seed()
-        with self._own_cleanups():
+        with own_cleanups(self):
             getattr(self, name)(**kwargs)
 
     def _replacement_for(self, test: Callable[[], Any]) -> Any:
@@ -189,25 +180,18 @@ class MultiProcContinuousTest(RankedTestCase):
         directory = launch.new_directory(cls.__qualname__)
         cls.rdvz_file = str(directory / "store")
         say_if_nothing_is_recorded()
-        chosen = settings.read()
         lease = rank_environment.leased(world_size, keep=True)
         addresses = lease.__enter__()
         cls.addClassCleanup(lease.__exit__, None, None, None)
-        job = launch.Job(
-            body=launch.Named.of(_run_rank),
-            subject=launch.Named.of(cls),
-            world_size=world_size,
-            directory=directory,
-            context=launch.ProcessContext.here(addresses),
-            arguments={
-                "world_size": world_size,
-                "directory": directory,
-                "rdvz_file": cls.rdvz_file,
-                "seed": seeds.SEED,
-                "patient": chosen.debug_rank is not None,
-            },
-            stream=chosen.stream,
-            debug_rank=chosen.debug_rank,
+        job = job_for_test(
+            _run_rank,
+            world_size,
+            directory,
+            addresses,
+            settings.read(),
+            cls,
+            arguments={"rdvz_file": cls.rdvz_file},
+            fast_exit=bool(cls.fast_exit),
             sanitize=sanitize_with(kinds_on(cls)),
         )
         cls._persistent_ranks = launch.PersistentRanks(job)
@@ -269,12 +253,12 @@ class MultiProcContinuousTest(RankedTestCase):
             verdict = end.verdict(launch.Case(after))
             if verdict.message:
                 cls._failures_of_ranks = [*vars(cls).get("_failures_of_ranks", ()), verdict.message]
-        _clean_up(ranks.directory)
+        launch.discard(ranks.directory)
 
     # -- the parent: a test
 
     def _prepare_ranks(self) -> None:
-        self._fork_server_before_set_up(_run_rank)
+        fork_server_for(self, _run_rank)
 
     def setUp(self) -> None:
         super().setUp()
@@ -297,7 +281,7 @@ class MultiProcContinuousTest(RankedTestCase):
         size = checked_world_size(size, f"{type(self).__qualname__}.world_size")
         self._check_backend()
         directory = launch.new_directory(type(self).__qualname__)
-        self.addCleanup(_clean_up, directory)
+        self.addCleanup(launch.discard, directory)
         self._round = launched_ranks.begin(
             size, self._case(), directory, self._timeout(), self, self._collectives_may_differ(), self._sanitize()
         )
@@ -307,20 +291,19 @@ class MultiProcContinuousTest(RankedTestCase):
         __tracebackhide__ = True
         cls = type(self)
 
-        def body(rank: int, account: launch.AccountWriter) -> None:
-            cls.rank, cls.world_size = rank, size
-            cls._let_ranks_share_devices(size)
-            cls._init_pg(rank, size, str(Path(together.directory, "store")))
+        def body(context: launch.RankContext) -> None:
+            cls.rank, cls.world_size = context.rank, context.world_size
+            cls._let_ranks_share_devices(context.world_size)
+            cls._init_pg(context.rank, context.world_size, str(context.directory / "store"))
             cls._run_test_given_id(self.id())
 
-        size = launched_ranks.size()
         before = cls.rank, cls.world_size
         try:
             verdict = launched_ranks.run(together, body)
         finally:
             cls.rank, cls.world_size = before
         launched_ranks.stop_if_asked(self._result)
-        raise_verdict(self, verdict)
+        raise_verdict(verdict, self.id(), self)
 
     def _start_task(self) -> None:
         ranks = self._running_ranks()
@@ -349,7 +332,8 @@ class MultiProcContinuousTest(RankedTestCase):
                 raise
             self._interrupt()
         verdict = end.verdict(self._case())
-        verdict = self._with_expectations(verdict, str(self._files), len(end.reports))
+        command = command_of(self, self._result)
+        verdict = with_expectations(verdict, str(self._files), len(end.reports), command)
         state_changes = self._state_changes(end.reports)
         if ranks.is_over or state_changes or self.isolated:
             self._dismiss_ranks()
@@ -358,7 +342,7 @@ class MultiProcContinuousTest(RankedTestCase):
                 warnings.warn(text, GlobalStateWarning, stacklevel=2)
         elif state_changes:
             verdict = replace(verdict, message="\n\n".join([verdict.message, *state_changes]))
-        raise_verdict(self, verdict)
+        raise_verdict(verdict, self.id(), self)
 
     def _endless(self) -> float | None:
         """The time-out of collectives that counts as endless: no test waits for the one that it has not chosen."""
@@ -382,63 +366,29 @@ class MultiProcContinuousTest(RankedTestCase):
             self._dismiss_ranks()
 
 
-def _clean_up(directory: Path) -> None:
-    if settings.read().logs is None:
-        shutil.rmtree(directory, ignore_errors=True)
-
-
 # -- a rank
 
 
-def _run_rank(
-    cls: type[MultiProcContinuousTest],
-    rank: int,
-    account: launch.AccountWriter,
-    *,
-    world_size: int,
-    directory: Path,
-    rdvz_file: str,
-    seed: int,
-    patient: bool,
-) -> None:
-    """The body of a rank's process."""
-    seeds.SEED = seed  # a new interpreter has not seen --seed
-    rank_environment.become(rank)
-    prepare_rank(rank, world_size, patient)
-    group_creation.announce(directory, rank)
-    cls.rank, cls.world_size = rank, world_size
-    try:
-        cls._let_ranks_share_devices(world_size)
-        cls._init_pg(rank, world_size, rdvz_file)
-        for task in launch.tasks(directory, rank):
+def _run_rank(context: launch.RankContext, cls: type[MultiProcContinuousTest], rdvz_file: str) -> None:
+    """The body of a rank."""
+
+    def body() -> None:
+        cls.rank, cls.world_size = context.rank, context.world_size
+        cls._let_ranks_share_devices(context.world_size)
+        cls._init_pg(context.rank, context.world_size, rdvz_file)
+        for task in launch.tasks(context.directory, context.rank):
             _run_task(cls, task)
-        leave_process_group(cls.fast_exit)
-    except unittest.SkipTest as skip:
-        sys.exit(account_for_skip(account, skip))
-    except SystemExit as leaving:
-        account_for_exit(account, leaving)
-        raise
-    finally:
-        _torch.end_compile_workers()
-        group_creation.wait_for_peers()
+
+    run_rank(context, body, ends_process=False)
 
 
 def _run_task(cls: type[MultiProcContinuousTest], task: launch.Task) -> None:
     """Run one test, and note the global state that it changed."""
     cls._recorder = expectations.ExpectationRecorder(str(task.path), cls.rank)
     before = global_state.snapshot()
-    account = task.account
     device_memory.forget_that_of_this_process()
-    try:
+    with accounting.recorded(task.account, cls.failureException):
         cls._run_test_given_id(task.name)
-        account.passed()
-    except unittest.SkipTest as skip:
-        account_for_skip(account, skip)
-    except SystemExit as leaving:
-        account_for_exit(account, leaving)
-        if account.account is None:
-            raise
-    except BaseException as error:
-        account_for_error(account, error, cls.failureException)
+        task.account.passed()
     if changes := global_state.changes(before, global_state.snapshot()):
-        account.note(changes)
+        task.account.note(changes)

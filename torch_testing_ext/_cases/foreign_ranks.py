@@ -19,7 +19,6 @@ __unittest = True
 # As long as our own ranks get after one of them has failed.
 GRACE_AFTER_FAILURE = 1.0
 GRACE_AFTER_SIGTERM = 0.2
-ERROR_CODE = 10
 _SKIPS = {skip.exit_code: skip for skip in TEST_SKIPS.values()}
 
 
@@ -119,7 +118,7 @@ class _Watched:
             return RankAccount(RankEnding.PASSED, self.began, at)
         if code in _SKIPS:
             return RankAccount(RankEnding.SKIPPED, self.began, at, _SKIPS[code].message, code=code)
-        if code == ERROR_CODE and (text := self._texts.get(rank)):
+        if code == launch.ERROR_EXIT_CODE and (text := self._texts.get(rank)):
             summary = text.strip().splitlines()[-1]
             return RankAccount(RankEnding.ERROR, self.began, at, summary, text, code, cause=launch.cause_in(summary))
         return None

@@ -21,7 +21,9 @@ from torch_testing_ext.launch import Member, recording, this_launch
 from torch_testing_ext.launch.job import Sanitize
 from torch_testing_ext.launch.sanitizer_logs import log_of
 
-from . import group_creation, rank_process, ranked
+from . import accounting, group_creation, rank_life
+from .rank_checks import say_if_nothing_is_recorded
+from .verdicts import rank_error, say
 
 __unittest = True
 __rank_frame__ = True
@@ -72,13 +74,13 @@ def begin(
     if why := wrong_size(world_size):
         raise Skipped(TestSkip(TEST_SKIPS["small_worldsize"].exit_code, why))
     try:
-        ranked.say_if_nothing_is_recorded()
+        say_if_nothing_is_recorded()
         sanitize = sanitize or Sanitize()
         _say_if_hashes_are_alike(sanitize)
         return Member.of_this_process().begin(case, str(directory), timeout, may_differ, sanitize)
     except launch.WrongRound as error:
         wrong = launch.Verdict(launch.Outcome.ERROR, str(error))
-    raise ranked.rank_error(test or unittest.TestCase(), wrong)
+    raise rank_error(wrong, test)
 
 
 @functools.cache
@@ -87,7 +89,7 @@ def _say_if_hashes_are_alike(sanitize: Sanitize) -> None:
     seed = os.environ.get("PYTHONHASHSEED", "random")
     if SanitizeKind.HASH in sanitize.kinds and seed != "random" and is_first():
         text = f"PYTHONHASHSEED={seed} is set, so all ranks of the launcher have the same order of sets"
-        ranked.say(text)
+        say(text)
 
 
 def refuse(what: str) -> None:
@@ -104,52 +106,31 @@ def stop_if_asked(result: Any) -> None:
             result.stop()
 
 
-def run(
-    together: launch.Round,
-    body: Callable[[int, launch.AccountWriter], None],
-    sent_text: Callable[[], str | None] = lambda: None,
-) -> launch.Verdict:
-    """Run `body(rank, account)` here, and return the verdict on all ranks."""
+def run(together: launch.Round, body: Callable[[launch.RankContext], object]) -> launch.Verdict:
+    """Run `body` here, and return the verdict on all ranks. The process goes on: nothing of it is left to its end."""
     member = Member.of_this_process()
     account = launch.AccountWriter(None)
-    with _variables(together):
-        rank_process.prepare_rank(member.rank, member.world_size, patient=False)
-        group_creation.announce(Path(together.directory), member.rank)
+    context = launch.RankContext(member.rank, member.world_size, Path(together.directory), account, fast_exit=False)
+    with _variables(together), context.entered():
+        rank_life.prepare(context)
         group = _GroupOfTest()
         try:
-            recording.sanitize(member.rank, together.sanitize, log_of(together.directory, member.rank))
-            body(member.rank, account)
-        except unittest.SkipTest as skip:
-            ranked.account_for_skip(account, skip)
+            with accounting.recorded(account):
+                recording.sanitize(member.rank, together.sanitize, log_of(together.directory, member.rank))
+                body(context)
         except SystemExit as leaving:
-            ranked.account_for_exit(account, leaving, sent_text())
-            if account.account is None:
-                account.failed(leaving, assertion=False)
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:
-            ranked.account_for_error(account, error)
-        try:
+            account.failed(leaving, assertion=False)
+        with account.own_errors("in the tear-down of the process group: "):
             group.end()
-        except Exception as error:
-            account.failed(error, assertion=False, within="in the tear-down of the process group: ")
-        try:
+        with account.own_errors():
             recording.end_of_sanitizing()
-        except Exception as error:
-            account.failed(error, assertion=False)
+        collectives = b""
+        with account.own_errors("the collectives of this rank could not be read: "):
+            collectives = recording.collectives(more_follow=True)
         if account.account is None:
             account.passed()
-    return _here(member.end(together, _with_collectives(account)))
-
-
-def _with_collectives(account: launch.AccountWriter) -> launch.RankAccount:
-    try:
-        collectives = recording.collectives(more_follow=True)
-    except Exception as error:
-        account.failed(error, assertion=False, within="the collectives of this rank could not be read: ")
-        collectives = b""
     assert account.account is not None
-    return replace(account.account, collectives=collectives)
+    return _here(member.end(together, replace(account.account, collectives=collectives)))
 
 
 def _here(verdict: launch.Verdict) -> launch.Verdict:

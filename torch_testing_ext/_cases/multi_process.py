@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import functools
 import inspect
-import itertools
 import multiprocessing.connection
-import shutil
 import sys
 import types
-import unittest
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -22,31 +19,25 @@ from typing import Any
 
 import torch
 
-from torch_testing_ext import _torch, launch
+from torch_testing_ext import launch
 from torch_testing_ext._asserts import expectations
-from torch_testing_ext._machine import seeds
 from torch_testing_ext._machine.seeds import set_rng_seed
 from torch_testing_ext._marks.needs import TEST_SKIPS, Skipped, TestSkip
 from torch_testing_ext.launch import settings
 
-from . import foreign_ranks, group_creation, invocation, launched_ranks, rank_environment, rank_process, ranked
-from .rank_process import PipeFromRank, RankProcess, UnstartedRank, leave_process_group, prepare_rank
-from .ranked import (
-    PARENT,
-    RankedTestCase,
-    account_for_error,
-    account_for_exit,
-    account_for_skip,
-    raise_verdict,
-    say_if_nothing_is_recorded,
-    without_our_traceback,
-)
+from . import foreign_ranks, invocation, launched_ranks, rank_environment, ranked
+from .accounting import account_for
+from .early_fork import fork_server_for
+from .jobs import job_for_test
+from .rank_checks import say_if_nothing_is_recorded
+from .rank_life import leave_process_group, run_rank
+from .rank_process import PipeFromRank, PipeToParent, RankEvent, RankProcess, UnstartedRank, account_behind
+from .ranked import PARENT, RankedTestCase, own_cleanups
+from .verdicts import print_leftovers, raise_verdict, with_expectations, without_our_traceback
 
 __unittest = True  # keeps these frames out of unittest's tracebacks: the message is complete
 __rank_frame__ = True  # and out of the tracebacks of ranks
 
-# Importing fewer modules than this in each rank costs less than a preload hint.
-_WORTH_A_HINT = 10
 _SKIPS = {skip.exit_code: skip.message for skip in TEST_SKIPS.values()}
 
 
@@ -60,7 +51,7 @@ class MultiProcessTestCase(RankedTestCase):
     )
 
     MAIN_PROCESS_RANK = PARENT
-    TEST_ERROR_EXIT_CODE = ranked.ERROR_CODE
+    TEST_ERROR_EXIT_CODE = launch.ERROR_EXIT_CODE
     # A rank exits without destroying the gloo groups that it still has, which saves 10 ms a connection.
     fast_exit = True
 
@@ -115,16 +106,14 @@ class MultiProcessTestCase(RankedTestCase):
             if self.rank == self.MAIN_PROCESS_RANK:
                 self._join_processes(fn)
             else:
-                rank_process.test_begins()
-                fn()
-                rank_process.test_returned()
+                _run_in_rank(fn)
 
         return types.MethodType(wrapper, self)
 
     # -- the parent
 
     def _prepare_ranks(self) -> None:
-        self._fork_server_before_set_up(_run_rank)
+        fork_server_for(self, _run_rank)
 
     def setUp(self) -> None:
         super().setUp()
@@ -164,27 +153,21 @@ class MultiProcessTestCase(RankedTestCase):
 
     def _start_ranks(self, world_size: int, directory: Path) -> None:
         say_if_nothing_is_recorded()
-        chosen = settings.read()
         lease = rank_environment.leased(world_size, keep=True)
         addresses = lease.__enter__()
         self.addCleanup(lease.__exit__, None, None, None)
-        job = launch.Job(
-            body=launch.Named.of(_run_rank),
-            subject=launch.Named.of(type(self)),
-            world_size=world_size,
-            directory=directory,
-            context=launch.ProcessContext.here(addresses),
+        job = job_for_test(
+            _run_rank,
+            world_size,
+            directory,
+            addresses,
+            settings.read(),
+            type(self),
             arguments={
                 "test_name": self._current_test_name(),
                 "file_name": self.file_name,
-                "world_size": world_size,
-                "directory": directory,
-                "seed": seeds.SEED,
-                "options": _accepted_by(self._run, {"fake_pg": getattr(self, "fake_pg", False)}),
-                "patient": chosen.debug_rank is not None,
+                "options": self._options_of_run(),
             },
-            stream=chosen.stream,
-            debug_rank=chosen.debug_rank,
             skips=_SKIPS,
             sanitize=self._sanitize(),
         )
@@ -211,15 +194,14 @@ class MultiProcessTestCase(RankedTestCase):
     def _run_in_place(self, together: launch.Round) -> launch.Verdict:
         __tracebackhide__ = True
 
-        def body(rank: int, account: launch.AccountWriter) -> None:
-            pipe = rank_process.begin_rank(account, self._overrides("_run", "run_test"))
-            options = _accepted_by(self._run, {"fake_pg": getattr(self, "fake_pg", False)})
-            self._run(rank, self._current_test_name(), self.file_name, pipe, **options)
+        def body(context: launch.RankContext) -> None:
+            options = self._options_of_run()
+            self._run(context.rank, self._current_test_name(), self.file_name, _pipe_of(context, type(self)), **options)
 
-        verdict = launched_ranks.run(together, body, rank_process.sent_text)
+        verdict = launched_ranks.run(together, body)
         launched_ranks.stop_if_asked(self._result)
         if launched_ranks.is_first():
-            verdict = self._with_expectations(verdict, self.file_name, self._checked_world_size())
+            verdict = self._checked_for_expectations(verdict, self._checked_world_size())
         return verdict
 
     def _join_processes(self, fn: Callable[[], Any]) -> None:
@@ -241,7 +223,7 @@ class MultiProcessTestCase(RankedTestCase):
         else:
             verdict = self._wait_for_verdict(fn)
             assert self._launched is not None
-            self._verdict = self._with_expectations(verdict, self.file_name, self._launched.job.world_size)
+            self._verdict = self._checked_for_expectations(verdict, self._launched.job.world_size)
         self._check_return_codes(fn, launch.now() - began)
 
     def _get_timedout_process_traceback(self) -> None:
@@ -254,7 +236,7 @@ class MultiProcessTestCase(RankedTestCase):
     def _check_return_codes(self, fn: Callable[[], Any], elapsed_time: float) -> None:
         """Raise the exception for the verdict on the ranks, which have ended. An override may judge exit codes."""
         __tracebackhide__ = True
-        raise_verdict(self, self._verdict)
+        raise_verdict(self._verdict, self.id(), self)
 
     def _wait_for_verdict(self, fn: Callable[[], Any]) -> launch.Verdict:
         if self._launched is None:
@@ -271,13 +253,19 @@ class MultiProcessTestCase(RankedTestCase):
         if note := invocation.verdict_note(outcome.reports, expected, verdict):
             verdict = replace(verdict, message=f"{verdict.message}\n\n{note}")
         if verdict.outcome is launch.Outcome.PASSED:
-            self._print_leftovers(outcome.reports)
+            print_leftovers(self._short_name(), outcome.reports)
         return verdict
 
     def _expected(self, fn: Callable[[], Any]) -> launch.Expected:
         return launch.Expected(
             fn in self.skip_return_code_checks, self.special_return_code_checks.get(fn), self._collectives_may_differ()
         )
+
+    def _checked_for_expectations(self, verdict: launch.Verdict, world_size: int) -> launch.Verdict:
+        return with_expectations(verdict, self.file_name, world_size, invocation.command_of(self, self._result))
+
+    def _options_of_run(self) -> dict[str, Any]:
+        return _accepted_by(self._run, {"fake_pg": getattr(self, "fake_pg", False)})
 
     def _end_ranks(self) -> None:
         """End the processes that are left of this test, and remove its files."""
@@ -287,8 +275,8 @@ class MultiProcessTestCase(RankedTestCase):
             foreign_ranks.end(getattr(self, "processes", ()))
         self._launched = None
         self.processes = []
-        if self._directory is not None and settings.read().logs is None:
-            shutil.rmtree(self._directory, ignore_errors=True)
+        if self._directory is not None:
+            launch.discard(self._directory)
 
     # -- a rank
 
@@ -304,25 +292,22 @@ class MultiProcessTestCase(RankedTestCase):
 
         Raise SystemExit if the test does not pass, so that an overriding `_run` does not continue.
         """
-        account = rank_process.account_behind(parent_pipe)
+        account = account_behind(parent_pipe)
         if (file_name := getattr(self, "file_name", None)) is not None:  # an overriding `_run` need not set it
             self._recorder = expectations.ExpectationRecorder(file_name, self.rank)
         set_rng_seed()
         try:
-            with self._own_cleanups():
+            with own_cleanups(self):
                 getattr(self, test_name)()
-        except unittest.SkipTest as skip:
-            sys.exit(account_for_skip(account, skip))
         except Exception as error:
-            account_for_error(account, error, self.failureException)
-            sys.exit(self.TEST_ERROR_EXIT_CODE)
+            sys.exit(account_for(account, error, self.failureException))
         account.finished = True
         if self.destroy_pg_upon_exit:
-            leave_process_group(self.fast_exit)
+            leave_process_group(self.fast_exit and not account.is_provisional)
 
     # -- for a copy of PyTorch's run_test
 
-    Event = rank_process.RankEvent
+    Event = RankEvent
 
     @staticmethod
     def _event_listener(parent_pipe: Any, signal_pipe: Any, rank: int) -> None:
@@ -339,45 +324,35 @@ def _accepted_by(run: Callable[..., None], options: dict[str, Any]) -> dict[str,
 
 
 def _run_rank(
+    context: launch.RankContext,
     cls: type[MultiProcessTestCase],
-    rank: int,
-    account: launch.AccountWriter,
-    *,
     test_name: str,
     file_name: str,
-    world_size: int,
-    directory: Path,
-    seed: int,
     options: dict[str, Any],
-    patient: bool,
 ) -> None:
-    """The body of a rank's process.
+    """The body of a rank.
 
     The parent passes everything that it can find out itself: in a forked rank, every look-up copies memory pages.
     """
-    seeds.SEED = seed  # a new interpreter has not seen --seed
-    rank_environment.become(rank)
-    prepare_rank(rank, world_size, patient)
-    group_creation.announce(directory, rank)
-    pipe = rank_process.begin_rank(account, cls._overrides("_run", "run_test"))
-    imported_before = len(sys.modules)
-    try:
-        cls._run(rank, test_name, file_name, pipe, **options)
-    except unittest.SkipTest as skip:
-        account_for_skip(account, skip)
-    except SystemExit as leaving:
-        account_for_exit(account, leaving, rank_process.sent_text())
-        raise
-    else:
-        account.passed(imported_since(imported_before) if rank == 0 else ())
-    finally:
-        _torch.end_compile_workers()
-        group_creation.wait_for_peers()
+
+    def body() -> None:
+        cls._run(context.rank, test_name, file_name, _pipe_of(context, cls), **options)
+        if context.account.account is not None:  # a skip, whose sys.exit() an overriding `_run` has caught
+            context.account.passed()
+
+    run_rank(context, body, ends_process=False, leaves_groups=False, reports_imports=True)
 
 
-def imported_since(count: int) -> tuple[str, ...]:
-    """Return the modules of torch imported since there were `count` modules, if they are worth a preload hint."""
-    # From the end: reading all names would copy the memory pages that hold them.
-    latest = list(itertools.islice(reversed(sys.modules), max(0, len(sys.modules) - count)))
-    new = tuple(name for name in reversed(latest) if name.startswith("torch."))
-    return new if len(new) >= _WORTH_A_HINT else ()
+def _pipe_of(context: launch.RankContext, cls: type[MultiProcessTestCase]) -> PipeToParent:
+    context.account.is_provisional = cls._overrides("_run", "run_test")
+    return PipeToParent(context.account)
+
+
+def _run_in_rank(test: Callable[[], Any]) -> None:
+    """Run the test method; the account learns when it is over, since code of the class may follow and end the rank."""
+    context = launch.current_context()
+    if context is not None:
+        context.account.test_begins()
+    test()
+    if context is not None:
+        context.account.test_returned()

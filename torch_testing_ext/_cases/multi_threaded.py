@@ -25,15 +25,10 @@ from torch_testing_ext.launch import settings
 from torch_testing_ext.launch.job import Sanitize
 
 from . import ranked
-from .ranked import (
-    DEFAULT_WORLD_SIZE,
-    PARENT,
-    RankedTestCase,
-    RankError,
-    RankFailure,
-    account_for,
-    raise_verdict,
-)
+from .accounting import account_for
+from .rank_checks import sanitize_threads
+from .ranked import DEFAULT_WORLD_SIZE, PARENT, RankedTestCase, own_cleanups
+from .verdicts import RankError, RankFailure, raise_verdict
 
 __unittest = True  # keeps these frames out of unittest's tracebacks
 __rank_frame__ = True  # and out of the tracebacks of ranks
@@ -58,12 +53,12 @@ def spawn_threads_and_init_comms(
                 func(self, *args, **kwargs)
 
         method = getattr(self, getattr(self, "_testMethodName", ""), None)
-        sanitize = ranked.sanitize_threads(kinds_on(func, method, type(self)))
+        sanitize = sanitize_threads(kinds_on(func, method, type(self)))
         threads = RankThreads(world_size, run_rank, account_for, sanitize)
         threads.start()
         case = launch.Case(f"{type(self).__qualname__}.{func.__name__}", file=source_file(func))
         allowed = may_differ(func, method, self)
-        raise_verdict(self, _verdict_on(threads, timeout, case, allowed))
+        raise_verdict(_verdict_on(threads, timeout, case, allowed), self.id() if hasattr(self, "id") else "", self)
 
     return wrapper
 
@@ -189,7 +184,7 @@ class MultiThreadedTestCase(RankedTestCase):
         self.threads = self._started.threads
 
     def _sanitize(self) -> Sanitize:
-        return ranked.sanitize_threads(kinds_of_test(self))
+        return sanitize_threads(kinds_of_test(self))
 
     @classmethod
     def _join_threads(cls, threads: Sequence[Any], fn: Callable[[], Any]) -> None:
@@ -210,7 +205,7 @@ class MultiThreadedTestCase(RankedTestCase):
         """Raise the exception for what the ranks raised. An override may judge that, or pass on a part of it."""
         __tracebackhide__ = True
         if isinstance(failed_ranks, FailedRanks) and failed_ranks.is_complete:
-            raise_verdict(failed_ranks.test, failed_ranks.verdict)
+            raise_verdict(failed_ranks.verdict, failed_ranks.test.id(), failed_ranks.test)
             return
         errors = [error for _, (_, error, _) in failed_ranks if not isinstance(error, unittest.SkipTest)]
         texts = [
@@ -236,7 +231,7 @@ class MultiThreadedTestCase(RankedTestCase):
             with process_group(rank, world_size, type(self).global_store):
                 has_group = True
                 self.perThreadSetUp()
-                with self._own_cleanups():
+                with own_cleanups(self):
                     getattr(self, test_name)()
         except unittest.SkipTest:
             if has_group:

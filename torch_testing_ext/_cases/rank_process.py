@@ -1,4 +1,4 @@
-"""A rank that is a process: its handle in the parent, and the first and last steps in the rank."""
+"""A rank that is a process, with the interface of multiprocessing: its handle in the parent, and their pipe."""
 
 from __future__ import annotations
 
@@ -8,18 +8,9 @@ import signal
 from contextlib import suppress
 from typing import Any
 
-import torch
-import torch.distributed as dist
-
-from torch_testing_ext import _torch, launch
-from torch_testing_ext._machine.seeds import set_rng_seed
-from torch_testing_ext._process import system
-
-from . import group_creation, shared_devices
+from torch_testing_ext import launch
 
 STACKS_PATIENCE = 5.0  # seconds, as PyTorch waits for them
-
-c10d: Any = dist  # its type stubs lack what comes from C++
 
 
 class RankProcess:
@@ -78,7 +69,7 @@ class UnstartedRank:
 
 
 class RankEvent(enum.Enum):
-    """What PyTorch's parent asks of a rank: `MultiProcessTestCase.Event`."""
+    """A request of PyTorch's parent to a rank: `MultiProcessTestCase.Event`."""
 
     GET_TRACEBACK = 1
 
@@ -135,15 +126,15 @@ class PipeToParent:
 
     def __init__(self, account: launch.AccountWriter):
         self.account_writer = account
-        self.sent: list[Any] = []
         self.closed = False
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.account_writer, name)
 
     def send(self, value: Any) -> None:
-        """Keep what an overriding `run_test` sends: the text of an exception, before it exits."""
-        self.sent.append(value)
+        """Keep the text of an exception, which an overriding `run_test` sends before it exits."""
+        if isinstance(value, str):
+            self.account_writer.sent_text = value
 
     def poll(self, timeout: float | None = 0.0) -> bool:
         return False
@@ -165,63 +156,9 @@ class ConnectionAccount(launch.AccountWriter):
             self._connection.send(within + launch.format_error(error))
 
 
-_pipe: PipeToParent | None = None  # in a rank that we have started
-_provisional = False
-
-
-def begin_rank(account: launch.AccountWriter, provisional: bool) -> PipeToParent:
-    """In a new rank. `provisional`: its class overrides what follows the test, which may end the process."""
-    global _pipe, _provisional
-    _pipe, _provisional = PipeToParent(account), provisional
-    return _pipe
-
-
 def account_behind(pipe: Any) -> launch.AccountWriter:
-    """The account to write in a rank whose `run_test` was given this pipe, or one of the test's own making."""
+    """Return the account to write in a rank whose `run_test` was given this pipe, or one of the test's own making."""
     if isinstance(pipe, launch.AccountWriter):
         return pipe
-    return ConnectionAccount(pipe) if _pipe is None else _pipe.account_writer
-
-
-def sent_text() -> str | None:
-    """The last text that an overriding `run_test` has sent to the parent."""
-    texts = [value for value in (_pipe.sent if _pipe else ()) if isinstance(value, str)]
-    return texts[-1] if texts else None
-
-
-def test_begins() -> None:
-    """In a rank: the test method is about to be called."""
-    if _pipe is not None:
-        _pipe.account_writer.finished = False
-        if _provisional:
-            _pipe.account_writer.retract()
-
-
-def test_returned() -> None:
-    """In a rank: the test method itself has returned."""
-    if _pipe is not None:
-        _pipe.account_writer.finished = True
-        if _provisional:
-            _pipe.account_writer.provisionally_passed()
-
-
-def prepare_rank(rank: int, world_size: int, patient: bool) -> None:
-    """In a new rank: reset the state that it must not inherit from its fork parent."""
-    set_rng_seed()
-    threads = max(1, system.cores() // world_size)
-    if "OMP_NUM_THREADS" not in os.environ and torch.get_num_threads() != threads:
-        torch.set_num_threads(threads)
-    if "TORCH_DISTRIBUTED_DEBUG" in os.environ:
-        c10d.set_debug_level_from_env()  # torch reads it only at import, which was before the fork
-    shared_devices.begin(rank, world_size)
-    if patient:
-        _torch.wait_without_end()
-
-
-def leave_process_group(fast: bool) -> None:
-    """Destroy the process groups at a rank's end; with `fast`, leave gloo's groups to the end of the process."""
-    if not dist.is_initialized() or (fast and _torch.only_gloo() and not _provisional):
-        return
-    group_creation.wait_for_peers()
-    with suppress(AssertionError, ValueError):
-        dist.destroy_process_group()
+    context = launch.current_context()
+    return ConnectionAccount(pipe) if context is None else context.account

@@ -7,20 +7,21 @@ import functools
 import json
 import os
 import runpy
-import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from torch_testing_ext import _torch, launch
-from torch_testing_ext.launch import settings
+from torch_testing_ext import launch
 
-from . import group_creation, launched_ranks, rank_environment, rank_process, ranked, under_torchrun
-from .spawning import print_output
+from . import launched_ranks, under_torchrun
+from .accounting import account_for_error
+from .jobs import run_to_end
+from .rank_life import run_rank
+from .ranked import checked_world_size
+from .verdicts import without_our_traceback
 
 __unittest = True
 __rank_frame__ = True
@@ -50,7 +51,7 @@ def run_script(
     collectives are compared at the end only.
     """
     __tracebackhide__ = True
-    size = ranked.checked_world_size(ranks, "ranks")
+    size = checked_world_size(ranks, "ranks")
     launched_ranks.refuse("run_script")
     script = Path(path).absolute()
     if not script.is_file():
@@ -60,66 +61,21 @@ def run_script(
     words = [str(arg) for arg in args]
     if launcher is not None:
         return ScriptRun((under_torchrun.run(script, words, size, env or {}, timeout),))
-    with ranked.without_our_traceback():
-        chosen = settings.read()
-        ranked.say_if_nothing_is_recorded()
-        directory = launch.new_directory(script.name)
-    try:
-        with rank_environment.leased(size) as addresses:
-            run = _start(script, words, size, env or {}, directory, addresses, chosen)
-            limit = None if chosen.debug_rank is not None else timeout or ranked.TIMEOUT_DEFAULT
-            result = launch.watch(run, limit, launch.Expected())
-        verdict = result.verdict(launch.Case(script.name, file=str(script)))
-        outputs = tuple(
-            (directory / f"rank{rank}.log").read_text(errors="replace") for rank in _logged(directory, size)
-        )
-        if verdict.outcome is launch.Outcome.PASSED:
-            print_output(directory, size)
-    finally:
-        if chosen.logs is None:
-            shutil.rmtree(directory, ignore_errors=True)
-    ranked.raise_verdict(None, verdict)
-    return ScriptRun(outputs)
+    case = launch.Case(script.name, file=str(script))
 
+    def start(make_job: Callable[..., launch.Job]) -> launch.Run:
+        __tracebackhide__ = True
+        job = make_job(_run, arguments={"script": str(script)})
+        environ = {**job.context.environ, **(env or {})}
+        there = launch.ProcessContext(environ, os.getcwd(), _search_path(script), (str(script), *words))
+        with without_our_traceback():
+            return launch.launch_fresh(replace(job, context=there))
 
-def _logged(directory: Path, size: int) -> list[int]:
-    return [rank for rank in range(size) if (directory / f"rank{rank}.log").exists()]
-
-
-def _start(
-    script: Path,
-    words: list[str],
-    size: int,
-    env: Mapping[str, str],
-    directory: Path,
-    addresses: dict[str, str],
-    chosen: settings.Settings,
-) -> launch.Run:
-    __tracebackhide__ = True
-    body = launch.Named.of(_run)
-    environ = {**os.environ, **addresses, **env}
-    job = launch.Job(
-        body=body,
-        subject=body,
-        world_size=size,
-        directory=directory,
-        context=launch.ProcessContext(environ, os.getcwd(), _search_path(script), (str(script), *words)),
-        arguments={
-            "script": str(script),
-            "world_size": size,
-            "directory": directory,
-            "patient": chosen.debug_rank is not None,
-        },
-        stream=chosen.stream,
-        debug_rank=chosen.debug_rank,
-        sanitize=ranked.sanitize_with(()),
-    )
-    with ranked.without_our_traceback():
-        return launch.launch_fresh(job)
+    return ScriptRun(run_to_end(case, size, timeout, start, launch.Expected()))
 
 
 def _search_path(script: Path) -> tuple[str, ...]:
-    """As for a new interpreter: what pytest, say, has put before it comes last."""
+    """The sys.path of a new interpreter, then entries that pytest, say, has inserted."""
     usual = _usual_path(sys.executable, os.environ.get("PYTHONPATH", ""))
     return (str(script.parent), *usual, *(entry for entry in sys.path if entry not in usual))
 
@@ -132,34 +88,27 @@ def _usual_path(executable: str, python_path: str) -> tuple[str, ...]:
     return tuple(json.loads(done.stdout.splitlines()[-1]))
 
 
-def _run(
-    subject: Any,
-    rank: int,
-    account: launch.AccountWriter,
-    *,
-    script: str,
-    world_size: int,
-    directory: Path,
-    patient: bool,
-) -> None:
-    """The body of a rank's process."""
-    rank_environment.become(rank)
-    rank_process.prepare_rank(rank, world_size, patient)
-    group_creation.announce(directory, rank)
-    try:
+def _run(context: launch.RankContext, script: str) -> None:
+    """The body of a rank."""
+
+    def body() -> None:
         try:
-            runpy.run_path(script, run_name="__main__")
-        except SystemExit as leaving:
-            if leaving.code not in (None, 0):
-                raise
-        _end_as_an_interpreter()
-        rank_process.leave_process_group(fast=True)
-        account.passed()
-    except Exception as error:
-        ranked.account_for_error(account, error)
-    finally:
-        _torch.end_compile_workers()
-        group_creation.wait_for_peers()
+            _run_as_main(script)
+            _end_as_an_interpreter()
+        except SystemExit:
+            raise
+        except BaseException as error:
+            account_for_error(context.account, error)  # a script cannot skip
+
+    run_rank(context, body)
+
+
+def _run_as_main(script: str) -> None:
+    try:
+        runpy.run_path(script, run_name="__main__")
+    except SystemExit as leaving:
+        if leaving.code not in (None, 0):
+            raise
 
 
 def _end_as_an_interpreter() -> None:

@@ -16,6 +16,7 @@ import sys
 import types
 from collections.abc import Callable
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 
@@ -65,13 +66,13 @@ class Recording:
             import torch.distributed
 
             from torch_testing_ext import _torch
-            from torch_testing_ext.launch import recording
+            from torch_testing_ext.launch import AccountWriter, RankContext, recording
             from torch_testing_ext.launch.job import Sanitize
             from torch_testing_ext.launch.sanitizer_logs import log_of
         finally:
             sys.path.remove(package)
         if torch.distributed.is_available():
-            recording.begin()
+            RankContext(self._rank, int(os.environ["WORLD_SIZE"]), Path(self._folder), AccountWriter(None)).enter()
             _torch.watch_process_groups(lambda name: nullcontext())
             recording.sanitize(self._rank, Sanitize.decode(self._sanitize), log_of(self._folder, self._rank))
             self._is_on = True

@@ -25,6 +25,8 @@ from torch_testing_ext.launch.report import add_recorders
 from torch_testing_ext.launch.sanitizer_logs import Logs, log_of, records_of
 
 from . import ranked
+from .rank_checks import sanitize_with, say_if_nothing_is_recorded
+from .verdicts import RankError, raise_verdict, say, say_once
 
 __unittest = True
 __rank_frame__ = True
@@ -36,10 +38,10 @@ _PATIENCE = 5.0  # of torchrun, from SIGTERM to SIGKILL
 def run(script: Path, words: list[str], size: int, env: Mapping[str, str], timeout: float | None) -> str:
     """Run a script under torchrun; return its output. Raises the verdict on its ranks, unless all pass."""
     __tracebackhide__ = True
-    ranked.say_if_nothing_is_recorded()
-    sanitize = ranked.sanitize_with(())
+    say_if_nothing_is_recorded()
+    sanitize = sanitize_with(())
     if SanitizeKind.HASH in sanitize.kinds:
-        ranked.say_once("ranks that torchrun starts are not checked for: hash")
+        say_once("ranks that torchrun starts are not checked for: hash")
         sanitize = replace(sanitize, kinds=sanitize.kinds - {SanitizeKind.HASH})
     directory = launch.new_directory(script.name)
     began = launch.now()
@@ -50,7 +52,7 @@ def run(script: Path, words: list[str], size: int, env: Mapping[str, str], timeo
             finding = left.mismatch()
             why = f"\n\n{finding.text}" if finding is not None else ""
             again = shell.join(["torchrun", f"--nproc-per-node={size}", str(script), *words])
-            raise ranked.RankError(
+            raise RankError(
                 f"torchrun {how}: {script.name} in {size} ranks\n\n{cut_middle(output, LONGEST_OUTPUT)}{why}\n\n"
                 f"To run it alone:\n  {again}"
             )
@@ -58,7 +60,7 @@ def run(script: Path, words: list[str], size: int, env: Mapping[str, str], timeo
         verdict = left.verdict(script, launch.now() - began)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
-    ranked.raise_verdict(None, verdict)
+    raise_verdict(verdict)
     return output
 
 
@@ -116,7 +118,7 @@ class _Left:
     def verdict(self, script: Path, seconds: float) -> launch.Verdict:
         """The verdict on ranks that have all passed."""
         if self._unknown:
-            ranked.say(
+            say(
                 f"{script.name}: the collectives of {list_of(self._unknown)} were not compared with those of others: "
                 "Python did not end there by itself"
             )

@@ -14,12 +14,13 @@ import torch
 import torch.distributed as dist
 
 from torch_testing_ext import _torch
-from torch_testing_ext._cases import rank_process
+from torch_testing_ext._cases.accounting import account_for
 from torch_testing_ext._cases.continuous import UNSET, MultiProcContinuousTest
 from torch_testing_ext._cases.distributed_base import run_subtests
 from torch_testing_ext._cases.multi_process import MultiProcessTestCase
 from torch_testing_ext._cases.multi_threaded import MultiThreadedTestCase
-from torch_testing_ext._cases.ranked import account_for_skip, checked_world_size
+from torch_testing_ext._cases.rank_process import account_behind
+from torch_testing_ext._cases.ranked import checked_world_size
 from torch_testing_ext._machine import accelerators
 from torch_testing_ext._marks.needs import TEST_SKIPS, Skipped, TestSkip, most_needed, needs_of, too_few_devices
 from torch_testing_ext._utils.stores import FILE_SCHEMA
@@ -87,7 +88,7 @@ class FSDPTest(FSDPTestMixin, MultiProcessTestCase):
         # An override of this method may call it.
         skip = _missing_devices(self, fsdp_device.most_ranks_here())
         if skip is not None:
-            sys.exit(account_for_skip(rank_process.account_behind(pipe), Skipped(skip)))
+            sys.exit(account_for(account_behind(pipe), Skipped(skip)))
         fsdp_device.use(self.device_type)
         in_rank.run_in_group(self, test_name, pipe, bool(kwargs.get("fake_pg")))
 

@@ -20,9 +20,9 @@ from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from torch_testing_ext import _torch
-from torch_testing_ext._cases import rank_process
+from torch_testing_ext._cases.accounting import account_for
 from torch_testing_ext._cases.distributed_base import run_subtests
-from torch_testing_ext._cases.ranked import account_for_skip
+from torch_testing_ext._cases.rank_process import account_behind
 from torch_testing_ext._marks.needs import Skipped, too_few_devices
 
 from . import fsdp_device, in_rank
@@ -45,7 +45,7 @@ class FSDPTestMixin:
         self.file_name = file_name
         if fsdp_device.device_type() != "cpu" and fsdp_device.most_ranks_here() < int(self.world_size):
             skip = Skipped(too_few_devices(int(self.world_size)))
-            sys.exit(account_for_skip(rank_process.account_behind(pipe), skip))
+            sys.exit(account_for(account_behind(pipe), skip))
         in_rank.run_in_group(self, test_name, pipe, bool(kwargs.get("fake_pg")))
 
     def run_subtests(self: Any, *args: Any, **kwargs: Any) -> Any:

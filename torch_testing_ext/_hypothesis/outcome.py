@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 
 from hypothesis.errors import UnsatisfiedAssumption
 
-from torch_testing_ext.launch import Cause, cause_of
-from torch_testing_ext.launch.rank import format_error, summarize
+from torch_testing_ext.launch import Cause, cause_of, format_error, summarize
 
 from .values import NoMoreDraws
 

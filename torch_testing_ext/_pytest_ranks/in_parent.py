@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib
 import os
 import shutil
-import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -22,6 +21,9 @@ import pytest
 from torch_testing_ext import launch
 from torch_testing_ext._cases import invocation, launched_ranks, rank_environment, ranked
 from torch_testing_ext._cases.expected_imports import expected_imports
+from torch_testing_ext._cases.jobs import job_for_test
+from torch_testing_ext._cases.rank_checks import sanitize_with, say_if_nothing_is_recorded
+from torch_testing_ext._cases.verdicts import RankError, print_leftovers, raise_verdict, without_our_traceback
 from torch_testing_ext._marks import needs
 from torch_testing_ext._marks.collectives import may_differ
 from torch_testing_ext._marks.sanitizing import kinds_on
@@ -57,14 +59,14 @@ def run(item: Any, spec: RankSpec) -> None:
     if launched_ranks.where() is not None:
         _run_in_place(item, spec)
         return
-    with ranked.without_our_traceback():
+    with without_our_traceback():
         chosen = settings.read()
-    ranked.say_if_nothing_is_recorded()
+    say_if_nothing_is_recorded()
     chosen = replace(chosen, debug_rank=debugging.rank_of(item.config, chosen.debug_rank, spec.world_size))
     debugging.leave_to_ranks(item.config)
     for name in (*expected_imports(str(item.path)), *launch.preload_hints()):
         importlib.import_module(name)  # here, once: each rank would do it by itself
-    with ranked.without_our_traceback():
+    with without_our_traceback():
         directory = launch.new_directory(item.nodeid)
     try:
         reports, verdict = _run_and_judge(item, spec, directory, chosen)
@@ -74,10 +76,9 @@ def run(item: Any, spec: RankSpec) -> None:
         if any(each.has_quit for each in told.values()):
             item.session.shouldstop = "the user has quit the debugger"
     finally:
-        if chosen.logs is None:
-            shutil.rmtree(directory, ignore_errors=True)
+        launch.discard(directory)
     if verdict.outcome is launch.Outcome.PASSED:
-        _print_leftovers(item, reports)
+        print_leftovers(_name_of(item), reports)
     _raise(_name_of(item), verdict, [told[report.rank].xfail for report in reports if launch.failed_by_itself(report)])
 
 
@@ -85,39 +86,31 @@ def _run_and_judge(
     item: Any, spec: RankSpec, directory: Path, chosen: settings.Settings
 ) -> tuple[Sequence[launch.RankReport], launch.Verdict]:
     __tracebackhide__ = True
-    body = launch.Named.of(in_rank.run)
     case = launch.Case(_name_of(item), _command(item), str(item.path))
-    in_rank.current = in_rank.RankTest(item, spec, directory, debug_rank=chosen.debug_rank)
-    try:
-        with (
-            rank_environment.leased(spec.world_size) as addresses,
-            leases.leased(item, leases.real_devices(spec.devices), chosen.fake_devices) as shown,
-        ):
-            job = launch.Job(
-                body=body,
-                subject=body,
-                world_size=spec.world_size,
-                directory=directory,
-                context=launch.ProcessContext.here({**addresses, **shown}),
-                arguments={"patient": chosen.debug_rank is not None},
-                stream=chosen.stream or (item.config.getoption("capture") == "no" and COMMAND not in item.stash),
-                debug_rank=chosen.debug_rank,
-                sanitize=_sanitize(item),
-            )
-            try:
-                with _terminal_for(item, chosen.debug_rank):
-                    run = launch.launch_from_here(job)
-            except launch.CannotStart as error:
-                raise ranked.RankError(f"{error}\n\n{_REMEDIES}") from None
-            try:
-                expected = launch.Expected(may_differ=_may_differ(item))
-                result = launch.watch(run, _timeout(item, spec, chosen), expected)
-            except pytest.fail.Exception as error:  # by the signal of pytest-timeout
-                raise ranked.RankError(f"{error}\n\n{_ENDED}") from None
-            finally:
-                run.server.close()
-    finally:
-        in_rank.current = None
+    test = in_rank.RankTest(item, spec, debug_rank=chosen.debug_rank)
+    with (
+        rank_environment.leased(spec.world_size) as addresses,
+        leases.leased(item, leases.real_devices(spec.devices), chosen.fake_devices) as shown,
+    ):
+        job = job_for_test(
+            in_rank.run,
+            spec.world_size,
+            directory,
+            {**addresses, **shown},
+            chosen,
+            stream=chosen.stream or (item.config.getoption("capture") == "no" and COMMAND not in item.stash),
+            sanitize=_sanitize(item),
+        )
+        try:
+            with _terminal_for(item, chosen.debug_rank):
+                run = launch.launch_from_here(job, test)
+        except launch.CannotStart as error:
+            raise RankError(f"{error}\n\n{_REMEDIES}") from None
+        try:
+            expected = launch.Expected(may_differ=_may_differ(item))
+            result = launch.watch(run, _timeout(item, spec, chosen), expected)
+        except pytest.fail.Exception as error:  # by the signal of pytest-timeout
+            raise RankError(f"{error}\n\n{_ENDED}") from None
     # Their output is in sections of the report.
     reports = tuple(replace(report, output="") for report in result.reports)
     return reports, replace(result, reports=reports).verdict(case)
@@ -128,7 +121,7 @@ def _may_differ(item: Any) -> bool:
 
 
 def _sanitize(item: Any) -> Sanitize:
-    return ranked.sanitize_with(kinds_on(item.obj, item.cls))
+    return sanitize_with(kinds_on(item.obj, item.cls))
 
 
 _ENDED = (
@@ -201,31 +194,14 @@ def _pass_on(item: Any, told: Any, first: in_rank.Told) -> None:
                 warnings.warn_explicit(message, category, file, line)
 
 
-def _print_leftovers(item: Any, reports: Sequence[launch.RankReport]) -> None:
-    for report in reports:
-        if report.leftovers:
-            left = "; ".join(report.leftovers)
-            print(f"{_name_of(item)}: rank {report.rank} left running (now terminated): {left}", file=sys.stderr)
-
-
 def _raise(name: str, verdict: launch.Verdict, xfails: Sequence[str | None]) -> None:
     """Raise the verdict on a test. `xfails`: of each rank that failed by itself, the reason if that was expected."""
     __tracebackhide__ = True
-    match verdict.outcome:
-        case launch.Outcome.PASSED:
-            if verdict.message:
-                ranked.say(f"{name}: {verdict.message}")
-            return
-        case launch.Outcome.SKIPPED:
-            raise internals.skip_at_test(verdict.message)
-        case launch.Outcome.FAILED | launch.Outcome.ERROR:
-            if xfails and None not in xfails:
-                raise pytest.xfail.Exception(xfails[0] or "")
-    if verdict.outcome is launch.Outcome.FAILED:
-        raise ranked.RankFailure(verdict.message)
-    error = ranked.RankError(verdict.message)
-    error.outcome = verdict.outcome
-    raise error
+    if verdict.outcome is launch.Outcome.SKIPPED:
+        raise internals.skip_at_test(verdict.message)
+    if verdict.outcome in (launch.Outcome.FAILED, launch.Outcome.ERROR) and xfails and None not in xfails:
+        raise pytest.xfail.Exception(xfails[0] or "")
+    raise_verdict(verdict, name)
 
 
 # -- in the ranks of a launcher
@@ -242,14 +218,13 @@ def _run_in_place(item: Any, spec: RankSpec) -> None:
         )
         directory = Path(together.directory)
 
-        def body(rank: int, account: launch.AccountWriter) -> None:
-            in_rank.current = in_rank.RankTest(item, spec, directory, rank, os.getpid())
+        def body(context: launch.RankContext) -> None:
+            context.inherited = in_rank.RankTest(item, spec)
             try:
-                in_rank.run_in_place(item, account)
+                in_rank.run_in_place(item, context.account)
             finally:
-                in_rank.current = None
                 if not launched_ranks.is_first():
-                    _save_captured(item, directory / f"rank{rank}.log")
+                    _save_captured(item, directory / f"rank{context.rank}.log")
 
         verdict = launched_ranks.run(together, body)
         if launched_ranks.is_first():  # the others' files are here, too

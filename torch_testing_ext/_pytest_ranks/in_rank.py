@@ -8,7 +8,6 @@ which has not raised fails the rank.
 from __future__ import annotations
 
 import logging
-import os
 import pickle
 import sys
 import traceback
@@ -22,9 +21,8 @@ from typing import Any
 
 import pytest
 
-from torch_testing_ext import _torch, launch
-from torch_testing_ext._cases import group_creation, rank_environment, rank_process
-from torch_testing_ext._cases.multi_process import imported_since
+from torch_testing_ext import launch
+from torch_testing_ext._cases.rank_life import run_rank
 from torch_testing_ext._machine import environment
 from torch_testing_ext._marks.needs import TEST_SKIPS
 
@@ -57,30 +55,31 @@ class Told:
 
 @dataclass
 class RankTest:
-    """The test that ranks run, as the parent has set it up."""
+    """The test that ranks run, as the parent has set it up: they inherit it."""
 
     item: Any
     spec: RankSpec
-    directory: Path
-    rank: int = -1
-    pid: int = 0  # of the rank: a child that the test forks does not speak for it
     debug_rank: int | None = None  # the rank that has the terminal
     has_quit: bool = False  # the user has quit its debugger
 
 
-# Ranks are forked when this is set.
-current: RankTest | None = None
-
-
 def is_rank() -> bool:
     """Is this process a rank of a marked test?"""
-    return current is not None and current.rank >= 0
+    context = launch.current_context()
+    return context is not None and isinstance(context.inherited, RankTest)
+
+
+def _here() -> tuple[launch.RankContext, RankTest]:
+    """In a rank: its context, and the test that it runs."""
+    context = launch.current_context()
+    assert context is not None
+    return context, context.inherited
 
 
 def make_dist_env() -> Iterator[dist_env.DistEnv]:
     """For the fixture."""
-    assert current is not None
-    return dist_env.make(current.spec, current.directory, current.rank)
+    context, test = _here()
+    return dist_env.make(test.spec, context.directory, context.rank)
 
 
 def told_by(directory: Path, rank: int) -> Told:
@@ -101,25 +100,17 @@ def _told_file(directory: Path, rank: int) -> Path:
     return directory / f"rank{rank}.told"
 
 
-def run(subject: Any, rank: int, account: launch.AccountWriter, *, patient: bool) -> None:
-    """The body of a rank's process."""
-    assert current is not None
-    current.rank, current.pid = rank, os.getpid()
-    rank_environment.become(rank)
-    rank_process.prepare_rank(rank, current.spec.world_size, patient)
-    group_creation.announce(current.directory, rank)
-    imported_before = len(sys.modules)
-    if rank != current.debug_rank:
-        debugging.never_ask(current.item.config)
-    try:
-        with _own_capture(current):
-            _run_and_judge(current.item, account)
-        if account.account is None:
-            rank_process.leave_process_group(fast=True)
-            account.passed(imported_since(imported_before) if rank == 0 else ())
-    finally:
-        _torch.end_compile_workers()
-        group_creation.wait_for_peers()
+def run(context: launch.RankContext) -> None:
+    """The body of a rank."""
+    test: RankTest = context.inherited
+
+    def body() -> None:
+        if context.rank != test.debug_rank:
+            debugging.never_ask(test.item.config)
+        with _own_capture(context):
+            _run_and_judge(test.item, context.account)
+
+    run_rank(context, body, reports_imports=True)
 
 
 def run_in_place(item: Any, account: launch.AccountWriter) -> None:
@@ -135,8 +126,8 @@ def _run_and_judge(item: Any, account: launch.AccountWriter, judges_again: bool 
     """Run the test and let pytest's plugins judge it. `judges_again`: they will in this process, when it is over."""
     told = Told()
     known = len(item.user_properties)
-    assert current is not None
-    with warnings.catch_warnings(record=True) as seen, environment.changed(**dict(current.spec.environ)):
+    _, test = _here()
+    with warnings.catch_warnings(record=True) as seen, environment.changed(**dict(test.spec.environ)):
         call = pytest.CallInfo.from_call(lambda: _run_item(item, account), "call")
     parent_knows_xfail = internals.is_marked_xfail(item)
     if not parent_knows_xfail:
@@ -150,7 +141,7 @@ def _run_and_judge(item: Any, account: launch.AccountWriter, judges_again: bool 
         account.failed(PartFailed(report), assertion=True, traceback=judged.text)
     elif judged.ending is Ending.SKIPPED and account.account is None:
         _account_for_skip(account, judged.reason)
-    told.has_quit = current is not None and current.has_quit
+    told.has_quit = test.has_quit
     told.properties = item.user_properties[known:]
     told.warnings = [(each.message, each.category, each.filename, each.lineno) for each in seen]
     _tell(told)
@@ -160,8 +151,8 @@ def _run_and_judge(item: Any, account: launch.AccountWriter, judges_again: bool 
 
 
 def _tell(told: Told) -> None:
-    assert current is not None
-    if os.getpid() != current.pid:
+    context, _ = _here()
+    if not context.is_here():
         return
     try:
         data = pickle.dumps(told)
@@ -172,7 +163,7 @@ def _tell(told: Told) -> None:
         ]
         told.properties = [(str(name), str(value)) for name, value in told.properties]
         data = pickle.dumps(told)
-    _told_file(current.directory, current.rank).write_bytes(data)
+    _told_file(context.directory, context.rank).write_bytes(data)
 
 
 def _run_item(item: Any, account: launch.AccountWriter) -> None:
@@ -189,8 +180,9 @@ def _run_item(item: Any, account: launch.AccountWriter) -> None:
             _account_for(item, error, account)
     except BaseException as error:
         _account_for(item, error, account)
-        if current is not None and current.rank == current.debug_rank:
-            current.has_quit = debugging.look_at(item, error)
+        context, test = _here()
+        if context.rank == test.debug_rank:
+            test.has_quit = debugging.look_at(item, error)
         raise
     finally:
         _tear_down(item, finalizers, account)
@@ -255,9 +247,9 @@ def on_report(report: Any) -> None:
 
 
 @contextmanager
-def _own_capture(test: RankTest) -> Iterator[None]:
+def _own_capture(context: launch.RankContext) -> Iterator[None]:
     """Detach from what pytest captures in the parent: this process has descriptors and files of its own."""
-    config = test.item.config
+    config = context.inherited.item.config
     internals.forget_captured(config)
     handlers = internals.log_handlers(config)
     if handlers is None:
@@ -265,7 +257,7 @@ def _own_capture(test: RankTest) -> Iterator[None]:
         return
     of_terminal, of_report = handlers
     logging.getLogger().removeHandler(of_terminal)  # which is the parent's
-    with open(log_file(test.directory, test.rank), "w", errors="backslashreplace", buffering=1) as file:
+    with open(log_file(context.directory, context.rank), "w", errors="backslashreplace", buffering=1) as file:
         of_report.setStream(file)
         try:
             yield

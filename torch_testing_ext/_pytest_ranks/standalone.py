@@ -20,6 +20,7 @@ import pytest
 
 from torch_testing_ext import launch
 from torch_testing_ext._cases import launched_ranks, ranked
+from torch_testing_ext._cases.verdicts import RankError, RankFailure
 from torch_testing_ext._process import messages, system
 from torch_testing_ext._process.exits import describe_exit
 from torch_testing_ext._process.logs import cut_middle
@@ -54,7 +55,7 @@ def run(item: Any, timeout: float | None) -> None:
     """Run a test in a new interpreter; raise what it would raise here."""
     __tracebackhide__ = True
     if item.config.option.usepdb or item.config.option.trace:
-        raise ranked.RankError(
+        raise RankError(
             f"a debugger has no terminal in a standalone test. Run pytest -p no:torch_testing_ext.pytest_plugin for it "
             f"alone: {item.nodeid}"
         )
@@ -176,10 +177,10 @@ def _judge(item: Any, received: list[FromStandalone], code: int | None, how: str
             expected_code = 1  # pytest says the same here, when the test has passed
         elif judged.ending.is_failure:
             during = f"in its {judged.phase}: " if judged.phase else ""
-            raise ranked.RankFailure(f"{during}{judged.title}\n\n{judged.text}")
+            raise RankFailure(f"{during}{judged.title}\n\n{judged.text}")
     if code != expected_code or reports.missing():
         refused = "\n".join(one.text for one in received if isinstance(one, StandaloneRefusal))
-        raise ranked.RankError(f"the interpreter of this standalone test {how}\n\n{refused}".strip())
+        raise RankError(f"the interpreter of this standalone test {how}\n\n{refused}".strip())
     if judged.ending is Ending.EXPECTED_FAILURE:
         raise pytest.xfail.Exception(judged.reason)
     if judged.ending is Ending.SKIPPED:

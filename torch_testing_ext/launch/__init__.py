@@ -7,7 +7,9 @@ verdict = judge(result...)        one outcome and one message for all ranks
 ranks = PersistentRanks(Job(...)) ranks that run one task after another
 """
 
+from .account_writer import AccountWriter as AccountWriter, format_error as format_error, summarize as summarize
 from .accounts import (
+    ERROR_EXIT_CODE as ERROR_EXIT_CODE,
     OwnWarning as OwnWarning,
     RankAccount as RankAccount,
     RankEnding as RankEnding,
@@ -18,10 +20,12 @@ from .client import (
     CannotStart as CannotStart,
     Run as Run,
     close as close,
+    discard as discard,
     launch as launch,
     new_directory as new_directory,
     prepare as prepare,
 )
+from .context import RankContext as RankContext, current_context as current_context
 from .hub import WrongRound as WrongRound
 from .inheriting import (
     launch_fresh as launch_fresh,
@@ -32,7 +36,6 @@ from .job import Job as Job, Named as Named, ProcessContext as ProcessContext
 from .launchers import Launched as Launched, this_launch as this_launch
 from .member import Member as Member
 from .persistent_ranks import PersistentRanks as PersistentRanks, Task as Task, tasks as tasks
-from .rank import AccountWriter as AccountWriter, format_error as format_error, summarize as summarize
 from .report import (
     Exit as Exit,
     RankReport as RankReport,

@@ -15,6 +15,8 @@ from torch_testing_ext._process.logs import cut_middle
 
 from .causes import Cause
 
+# The exit status of a rank whose test raised; PyTorch's TEST_ERROR_EXIT_CODE.
+ERROR_EXIT_CODE = 10
 # Disk space reserved for each rank before it starts, so that a rank that fills the disk can still report it.
 RESERVED = 16 * 1024
 LONGEST_TEXT = 2_000_000

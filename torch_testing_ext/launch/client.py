@@ -17,7 +17,7 @@ import tempfile
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from torch_testing_ext._process import fork_safety
 from torch_testing_ext._process.user_warnings import warn_user
@@ -81,12 +81,12 @@ class Launcher:
         job = settings.complete(job)
         wanted = settings.wanted_start(job)
         try:
-            return self.launch_on(self._get_server(job.subject, wanted), job)
+            return self.launch_on(self._get_server(job.names[-1], wanted), job)
         except TryAnother:
             self._discard_server()
         _empty(job.directory)  # ranks of the failed attempt may have left files there, a rendezvous store for one
         try:
-            return self.launch_on(self._get_server(job.subject, wanted), job)
+            return self.launch_on(self._get_server(job.names[-1], wanted), job)
         except TryAnother as why:
             raise CannotStart(f"two attempts to start the ranks failed: {why}") from None
 
@@ -152,11 +152,13 @@ class Launcher:
             reasons.append(f"{_SUBJECT_OF[method]}: {unusable}")
         return _explain_failure(wanted, subject, reasons)
 
-    def try_method(self, method: StartMethod, subject: Named) -> tuple[ForkServerClient | None, str]:
+    def try_method(
+        self, method: StartMethod, subject: Named, inherited: Any = None
+    ) -> tuple[ForkServerClient | None, str]:
         unsafe = (fork_safety.was_forked() or fork_safety.prepare_to_fork()) if method is StartMethod.FORK else None
         if unsafe is not None:
             return None, unsafe
-        server = ForkServerClient(method, subject, self.session_directory())
+        server = ForkServerClient(method, subject, self.session_directory(), inherited)
         unsafe = server.wait_until_ready()
         if unsafe is None:
             return server, ""
@@ -174,8 +176,8 @@ class Launcher:
 
     def add_preload_hints(self, run: Run, modules: tuple[str, ...]) -> None:
         """Have modules that the ranks of this run had to import themselves preloaded for the next ranks."""
-        if modules:
-            self.preload_hints.update(dict.fromkeys(modules))
+        self.preload_hints.update(dict.fromkeys(modules))
+        if modules and not run.owns_server:
             run.server.send(Preload(modules))
 
 
@@ -272,8 +274,10 @@ def close() -> None:
 
 
 def finish(run: Run) -> None:
-    """Forget a run that is over."""
+    """Forget a run that is over, and end a server that has started no other."""
     run.server.runs.pop(run.number, None)
+    if run.owns_server:
+        run.server.close()
 
 
 _directories: dict[Path, int] = {}  # how many directories of a name this process has made
@@ -297,3 +301,9 @@ def new_directory(name: str) -> Path:
     except OSError as error:
         raise CannotStart(f"no directory for the files of ranks can be created: {error}") from error
     raise AssertionError
+
+
+def discard(directory: Path) -> None:
+    """Remove the directory of a run, unless the user keeps the files."""
+    if settings.read().logs is None:
+        shutil.rmtree(directory, ignore_errors=True)

@@ -20,7 +20,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from torch_testing_ext._process import child, reaping, system
 from torch_testing_ext._process.channel import Channel
@@ -30,6 +30,7 @@ from torch_testing_ext._process.parent_loop import ParentLoop
 from torch_testing_ext._process.signals import signal_group
 
 from . import rank as rank_process, recording
+from .account_writer import summarize
 from .accounts import AccountFile
 from .job import Job, Named, UnknownName
 from .protocol import (
@@ -74,11 +75,14 @@ class _Rank:
 class ForkServer:
     """Starts ranks on request, and reports their ends."""
 
-    def __init__(self, client: Channel[ToServer], directory: Path, method: StartMethod, parent: int):
+    def __init__(
+        self, client: Channel[ToServer], directory: Path, method: StartMethod, parent: int, inherited: Any = None
+    ):
         """`directory` belongs to the session of the client, whose pid is `parent`.
 
-        The server removes it if the client ends without having removed it.
+        The server removes it if the client ends without having removed it. `inherited` is for the contexts of ranks.
         """
+        self._inherited = inherited
         self._client = client
         self._directory = directory
         self._method = method
@@ -174,7 +178,7 @@ class ForkServer:
             self._collapse(at_once=job.world_size >= MANY_RANKS)
             job.context.apply()  # once, here: each rank inherits it
             recording.prepare_to_sanitize(bool(job.sanitize))
-        for thing in (job.body, job.subject):
+        for thing in job.names:
             if self._method is StartMethod.FORK:
                 thing.inherited()
             elif self._method is StartMethod.FORK_FRESH:
@@ -219,7 +223,7 @@ class ForkServer:
                 def run_rank() -> NoReturn:
                     ours.close()
                     self._close_inherited(account)
-                    rank_process.run_and_exit(job, rank, account, theirs, stream)
+                    rank_process.run_and_exit(job, rank, account, theirs, stream, self._inherited)
 
                 pid = child.fork_child(run_rank)
             failed.pop_all()
@@ -313,8 +317,10 @@ class ForkServer:
         """Do work that may leave threads behind. If it does, this process forks no more ranks."""
         from torch_testing_ext._machine import accelerators
 
-        with suppress(Exception):
+        try:
             work()
+        except Exception as error:
+            print(f"torch_testing_ext: {doing} failed: {summarize(error)}", file=sys.stderr, flush=True)
         if why := accelerators.check_to_fork():
             self._loop.drop_idle()
             self._unsafe = f"{doing} left the process unsafe to fork: {why}"
@@ -345,14 +351,19 @@ def main() -> NoReturn:
 
 
 def begin(
-    client: Channel[ToServer], directory: Path, method: StartMethod, parent: int, subject: Named | None = None
+    client: Channel[ToServer],
+    directory: Path,
+    method: StartMethod,
+    parent: int,
+    subject: Named | None = None,
+    inherited: Any = None,
 ) -> NoReturn:
     """Serve, in this process's own session. The first message is Hello: whether this process is safe to fork."""
     try:
         system.adopt_orphans()
         unsafe = None if method is StartMethod.SPAWN else _become_fork_server(method, subject)
         client.send(Hello(unsafe, in_use=unsafe is not None and unsafe == _accelerator_in_use()))
-        ForkServer(client, directory, method, parent).serve()
+        ForkServer(client, directory, method, parent, inherited).serve()
     except BaseException:
         traceback.print_exc()
     finally:

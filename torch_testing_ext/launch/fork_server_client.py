@@ -8,7 +8,7 @@ import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from torch_testing_ext._machine import ports
 from torch_testing_ext._process import child, fork_safety, interpreter, reaping
@@ -50,7 +50,8 @@ class TryAnother(Exception):
 class ForkServerClient:
     """A fork server as this process sees it."""
 
-    def __init__(self, method: StartMethod, subject: Named, directory: Path):
+    def __init__(self, method: StartMethod, subject: Named, directory: Path, inherited: Any = None):
+        """`inherited` is for the contexts of ranks that are forked off this process."""
         self.method = method
         self.unusable: str | None = None  # why it must not be used for another run
         self.runs: dict[int, Run] = {}
@@ -62,12 +63,12 @@ class ForkServerClient:
         self._popen: subprocess.Popen[bytes] | None = None
         with theirs:
             if method is StartMethod.FORK:
-                self.pid = self._fork(Channel(theirs, ToServer), directory)
+                self.pid = self._fork(Channel(theirs, ToServer), directory, inherited)
             else:
                 self.pid = self._spawn(theirs.fileno(), directory, subject)
         self.loop.listen(self._channel, self._receive)
 
-    def _fork(self, theirs: Channel[ToServer], directory: Path) -> int:
+    def _fork(self, theirs: Channel[ToServer], directory: Path, inherited: Any) -> int:
         for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
             with suppress(Exception):
                 stream.flush()  # type: ignore[union-attr] # or both processes would write the buffered text
@@ -76,7 +77,7 @@ class ForkServerClient:
         def serve() -> NoReturn:
             self._channel.close()
             ports.forget_leases()
-            fork_server.begin(theirs, directory, StartMethod.FORK, parent)
+            fork_server.begin(theirs, directory, StartMethod.FORK, parent, inherited=inherited)
 
         return child.fork_child(serve, killed_by=signal.SIGTERM)  # not SIGKILL: there may be ranks to end first
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 from . import client, settings
 from .job import Job, Named
@@ -11,8 +12,10 @@ from .protocol import StartMethod
 START = "TORCH_TESTING_EXT_START"
 
 
-def launch_from_here(job: Job) -> client.Run:
-    """Start the ranks of a job, forked from this process as it is now. `run.server.close()` ends their fork server.
+def launch_from_here(job: Job, inherited: Any = None) -> client.Run:
+    """Start the ranks of a job, forked from this process as it is now. Their fork server ends with them.
+
+    `inherited` is an object of this process that they get in their contexts.
 
     Raises CannotStart if it is not safe to fork, or if the setting wants another start method.
     """
@@ -24,13 +27,15 @@ def launch_from_here(job: Job) -> client.Run:
             + ("but --sanitize=hash needs new interpreters" if job.differs_in_hash else f"but {START}={wanted}")
         )
     launcher = client.launcher()
-    server, unusable = launcher.try_method(StartMethod.FORK, job.subject)
+    server, unusable = launcher.try_method(StartMethod.FORK, job.names[-1], inherited)
     if server is None:
         raise client.CannotStart(
             f"these ranks inherit what this process has set up, so they have to be forked, which is unsafe: {unusable}"
         )
     try:
-        return launcher.launch_on(server, job)
+        run = launcher.launch_on(server, job)
+        run.owns_server = True
+        return run
     except client.TryAnother as why:
         server.close()
         raise client.CannotStart(f"the ranks could not be started: {why}") from None
@@ -42,10 +47,12 @@ def launch_from_here(job: Job) -> client.Run:
 class FreshLauncher(client.Launcher):
     """Starts ranks that have nothing of this process: their fork server is a new interpreter, which serves them all."""
 
-    def try_method(self, method: StartMethod, subject: Named) -> tuple[client.ForkServerClient | None, str]:
+    def try_method(
+        self, method: StartMethod, subject: Named, inherited: Any = None
+    ) -> tuple[client.ForkServerClient | None, str]:
         if method is StartMethod.FORK:
             return None, "these ranks inherit nothing"
-        return super().try_method(method, subject)
+        return super().try_method(method, subject, inherited)
 
 
 _fresh = FreshLauncher()

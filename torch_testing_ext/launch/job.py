@@ -18,6 +18,9 @@ from torch_testing_ext._process import packages
 from torch_testing_ext._process.packages import ModulePlace
 from torch_testing_ext._sanitizer.kinds import SanitizeKind
 
+from .account_writer import AccountWriter
+from .context import RankContext
+
 __rank_frame__ = True
 
 
@@ -169,14 +172,16 @@ class Sanitize:
 
 @dataclass(frozen=True)
 class Job:
-    """`body(subject, rank, report, **arguments)` in each of `world_size` ranks."""
+    """`body(context, **arguments)` in each of `world_size` ranks, or `body(context, subject, **arguments)`."""
 
     body: Named
-    subject: Named
     world_size: int
     directory: Path  # logs, accounts and stacks of the ranks
     context: ProcessContext
+    subject: Named | None = None  # the class of the test
     arguments: Mapping[str, Any] = field(default_factory=dict)
+    seed: int | None = None
+    fast_exit: bool = True
     inherits: bool = True  # the ranks descend from the process that made this job
     stream: bool = False
     debug_rank: int | None = None
@@ -184,10 +189,28 @@ class Job:
     sanitize: Sanitize | None = None  # None: as the settings say
     differs_in_hash: bool = False  # each rank has a hash seed of its own
 
-    def call(self, *arguments: Any) -> None:
+    @property
+    def names(self) -> tuple[Named, ...]:
+        """The things that the process which starts the ranks must know: the subject last, if there is one."""
+        return (self.body,) if self.subject is None else (self.body, self.subject)
+
+    def context_of(self, rank: int, account: AccountWriter, inherited: Any = None) -> RankContext:
+        """Make the context of a rank, in its process."""
+        return RankContext(
+            rank,
+            self.world_size,
+            self.directory,
+            account,
+            self.seed,
+            self.fast_exit,
+            is_debugged=self.debug_rank is not None,
+            inherited=inherited,
+        )
+
+    def call(self, context: RankContext) -> None:
         """Run the body, in a rank."""
-        find = Named.inherited if self.inherits else Named.resolve
-        find(self.body)(find(self.subject), *arguments, **self.arguments)
+        body, *subject = map(Named.inherited if self.inherits else Named.resolve, self.names)
+        body(context, *subject, **self.arguments)
 
     def log(self, rank: int) -> Path:
         return self.directory / f"rank{rank}.log"

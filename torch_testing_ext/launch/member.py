@@ -98,7 +98,6 @@ class Member:
         self._send(RankBegins(case, directory, timeout, may_differ, sanitize))
         answer = self._next()
         if isinstance(answer, RoundStarts):
-            recording.begin()
             recording.begin_first_task()
             return answer.round
         self._in_test = False

@@ -11,7 +11,7 @@ import os
 import struct
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,9 +19,9 @@ from torch_testing_ext._collectives.findings import first_mismatch, is_uneven
 from torch_testing_ext._collectives.raw import agree, unpack
 
 from . import client, device_memory, recording, settings
+from .account_writer import AccountWriter
 from .accounts import AccountFile, RankAccount, RankEnding, read_account
 from .job import Job, Sanitize
-from .rank import AccountWriter
 from .report import Exit, now
 from .sanitizer_logs import Logs
 from .verdict import Expected
@@ -55,15 +55,6 @@ def _log(directory: Path, rank: int, number: int) -> Path:
     return directory / f"rank{rank}.sanitizer{number}"
 
 
-@contextmanager
-def _own_errors(writer: AccountWriter) -> Iterator[None]:
-    """Make an error of ours one of the test."""
-    try:
-        yield
-    except Exception as error:
-        writer.failed(error, assertion=False)
-
-
 # -- a rank's side
 
 
@@ -91,7 +82,7 @@ def tasks(directory: Path, rank: int) -> Iterator[Task]:
             try:
                 recording.sanitize(rank, Sanitize.decode(wanted), _log(directory, rank, int(number)))
                 yield Task(name, writer, directory / f"task{number}")
-                with _own_errors(writer):
+                with writer.own_errors():
                     recording.end_of_sanitizing()
                 writer.attach(recording.collectives(more_follow=True))
             finally:

@@ -15,156 +15,42 @@ import signal
 import socket
 import sys
 import traceback
-from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from torch_testing_ext._process import child, descriptors, signals, system
-from torch_testing_ext._process.logs import cut_middle
+from torch_testing_ext._process import child, signals, system
 
-from . import device_memory, recording
-from .accounts import AccountFile, OwnWarning, RankAccount, RankEnding
-from .causes import cause_in, cause_of
+from . import recording
+from .account_writer import AccountWriter
+from .accounts import ERROR_EXIT_CODE, AccountFile
+from .context import RankContext
 from .job import Job
-from .report import now
-
-# Exit statuses. PyTorch also uses 10 for a failed test.
-PASSED, FAILED = 0, 10
-# Characters of a summary. The traceback has all of the exception.
-LONGEST_SUMMARY = 2_000
 
 __rank_frame__ = True
 __first_frames__ = ("_run", "_answer")
 
-# The parent's requests to a rank, and the rank's answers: one byte each. A look has no answer but its file.
+# The parent's requests to a rank, and the rank's answers: one byte each. A rank answers ASK_COLLECTIVES by writing
+# its look file.
 ASK_RECORDER, RECORDER_DONE = b"R", b"r"
 ASK_COLLECTIVES = b"C"
 STACKS_DONE = bytes([system.DUMP_STACKS])
 
 
-class AccountWriter:
-    """Writes how the test of a rank ends: a failure at once, a pass only when everything is over."""
+def run_and_exit(
+    job: Job, rank: int, file: AccountFile, link: socket.socket, stream: int | None, inherited: Any = None
+) -> NoReturn:
+    """Run a rank and exit. `stream`: the descriptor for stdout and stderr; None keeps the current ones.
 
-    def __init__(self, file: AccountFile | None):
-        """Without a file the account is kept only in memory: a rank that is a thread needs no file."""
-        self._file = file
-        self._pid = os.getpid()
-        self._warnings: list[OwnWarning] = []
-        self.started = now()
-        self.account: RankAccount | None = None
-        self.finished = False  # the test itself is over; only clean-up follows
-
-    def failed(self, error: BaseException, assertion: bool, within: str = "", traceback: str | None = None) -> None:
-        """Record that the test raised `error`. `assertion`: is it a failed assertion? `within` begins the summary.
-
-        `traceback`: the text that shows where it was raised, if a test framework has a better one.
-        """
-        ending = RankEnding.FAILED if assertion else RankEnding.ERROR
-        text = format_error(error) if traceback is None else traceback
-        summary = within + summarize(error)
-        self._record(RankAccount(ending, self.started, now(), summary, text, FAILED, cause=cause_of(error)))
-
-    def failed_with(self, summary: str, traceback: str) -> None:
-        """Record an exception of which only the texts are known."""
-        cause = cause_in(summary)
-        self._record(RankAccount(RankEnding.ERROR, self.started, now(), summary, traceback, FAILED, cause=cause))
-
-    def provisionally_passed(self) -> None:
-        """Write a pass that counts if the rank now ends by os._exit(0), and is overwritten if it ends otherwise."""
-        if self.account is None:
-            self._put(RankAccount(RankEnding.PASSED, self.started, now()))
-
-    def retract(self) -> None:
-        """Remove a provisional pass: the test runs again."""
-        if self.account is None and self._file is not None and os.getpid() == self._pid:
-            self._file.clear()
-
-    def skipped(self, reason: str, code: int) -> None:
-        self._record(RankAccount(RankEnding.SKIPPED, self.started, now(), reason, code=code))
-
-    def passed(self, imported: tuple[str, ...] = ()) -> None:
-        self._record(RankAccount(RankEnding.PASSED, self.started, now(), imported=imported))
-
-    def note(self, notes: Sequence[str]) -> None:
-        """Add notes to the account that has been written."""
-        assert self.account is not None
-        self._write(replace(self.account, notes=(*self.account.notes, *notes)))
-
-    def warn(self, warnings: Sequence[OwnWarning]) -> None:
-        """Add warnings to the account, whether it has been written or not."""
-        self._warnings += warnings
-        if self.account is not None:
-            self._write(replace(self.account, warnings=tuple(self._warnings)))
-
-    def attach(self, collectives: bytes) -> None:
-        """Add what the rank has issued to the account that has been written. On a full disk it is not compared."""
-        if not collectives or self.account is None or self._file is None or os.getpid() != self._pid:
-            return
-        if self._file.is_open():
-            with suppress(OSError):
-                self._file.attach(collectives)
-
-    def _record(self, account: RankAccount) -> None:
-        """Keep the first failure: a later one, in clean-up, follows from it or matters less."""
-        if self.account is None or not self.account.ending.is_failure:
-            memory, warnings = device_memory.of_this_process(), tuple(self._warnings)
-            self._write(replace(account, memory=memory, warnings=warnings))
-
-    def _write(self, account: RankAccount) -> None:
-        self.account = account
-        self._put(account)
-
-    def _put(self, account: RankAccount) -> None:
-        # A child that the test forked must not write to the rank's account.
-        if self._file is None or os.getpid() != self._pid:
-            return
-        if not self._file.is_open():
-            self._file.reopen()
-            self.account = account = _closed_descriptors(account)
-        self._file.write(account)
-
-
-def _closed_descriptors(account: RankAccount) -> RankAccount:
-    """The account of a rank whose test has closed the file of the account; what else went wrong may follow from it."""
-    earlier = "\n".join(text for text in (account.summary, account.traceback) if text)
-    return RankAccount(
-        RankEnding.ERROR, account.started, account.ended, descriptors.CLOSED, earlier, FAILED, imported=account.imported
-    )
-
-
-def summarize(error: BaseException) -> str:
-    """Type and first line of an exception, also of one whose str() fails."""
-    name = type(error).__name__
-    try:
-        text = str(error)
-    except Exception as worse:
-        return f"{name} (its str() raised {type(worse).__name__})"
-    first = cut_middle(text.strip().partition("\n")[0], LONGEST_SUMMARY)
-    return f"{name}: {first}" if first else name
-
-
-def format_error(error: BaseException) -> str:
-    """The traceback as text, without the frames of this module."""
-    tb = error.__traceback__
-    while tb is not None and "__rank_frame__" in tb.tb_frame.f_globals:
-        tb = tb.tb_next
-    try:
-        return "".join(traceback.format_exception(type(error), error, tb))
-    except Exception:
-        # Formatting failed (a custom __str__, __repr__ or __cause__): the frames alone are still useful.
-        return "".join(traceback.format_tb(tb)) + summarize(error) + "\n"
-
-
-def run_and_exit(job: Job, rank: int, account: AccountFile, link: socket.socket, stream: int | None) -> NoReturn:
-    """Run a rank and exit. `stream`: the descriptor for stdout and stderr; None keeps the current ones."""
-    code = FAILED
+    `inherited` is for its context.
+    """
+    code = ERROR_EXIT_CODE
     try:
         child.detach(stream)
-        recording.begin()
+        context = job.context_of(rank, AccountWriter(file), inherited)
+        context.enter()
         _listen(job, rank, link)
-        code = _run(job, rank, AccountWriter(account))
+        code = _run(job, context)
     except BaseException:
         traceback.print_exc()
     finally:
@@ -192,43 +78,41 @@ def main() -> NoReturn:
     run_and_exit(job, rank, AccountFile(account_fd, job.account(rank)), socket.socket(fileno=link_fd), stream)
 
 
-def _run(job: Job, rank: int, report: AccountWriter) -> int:
+def _run(job: Job, context: RankContext) -> int:
     """Run the body, leave the collectives and account for how it ended. Returns the exit status."""
-    try:
+    account, rank = context.account, context.rank
+    with account.own_errors("the sanitizer could not begin: "):
         recording.sanitize(rank, job.sanitize, job.sanitizer_log(rank))
-    except Exception as error:
-        report.failed(error, assertion=False, within="the sanitizer could not begin: ")
-        return FAILED
-    code = _run_body(job, rank, report)
-    try:
+    if account.account is not None:
+        return account.account.code
+    code = _run_body(job, context)
+    with account.own_errors():
         recording.end_of_sanitizing()
-    except Exception as error:
-        report.failed(error, assertion=False)
-    try:
-        report.attach(recording.collectives())
-    except Exception as error:
-        report.failed(error, assertion=False, within="the collectives of this rank could not be read: ")
-    return report.account.code if report.account is not None and not code else code
+    with account.own_errors("the collectives of this rank could not be read: "):
+        account.attach(recording.collectives())
+    return account.account.code if account.account is not None and not code else code
 
 
-def _run_body(job: Job, rank: int, report: AccountWriter) -> int:
+def _run_body(job: Job, context: RankContext) -> int:
+    """Run the body, which accounts for its test. A sys.exit(), or an error outside the test, ends here."""
+    account = context.account
     try:
-        job.call(rank, report)
+        job.call(context)
     except SystemExit as leaving:
-        return _exit_status(leaving, report)
+        return _exit_status(leaving, account)
     except BaseException as error:
-        report.failed(error, assertion=isinstance(error, AssertionError))
-        return FAILED
-    if report.account is None:
-        report.passed()
-    assert report.account is not None
-    return report.account.code
+        account.failed(error, assertion=isinstance(error, AssertionError))
+        return ERROR_EXIT_CODE
+    if account.account is None:
+        account.passed()
+    assert account.account is not None
+    return account.account.code
 
 
-def _exit_status(leaving: SystemExit, report: AccountWriter) -> int:
+def _exit_status(leaving: SystemExit, account: AccountWriter) -> int:
     """The exit status after sys.exit(). Without an account the rank exited before its test finished."""
-    if report.account is not None:
-        return report.account.code
+    if account.account is not None:
+        return account.account.code
     if leaving.code is None:
         return 0
     if isinstance(leaving.code, int):

@@ -14,6 +14,7 @@ from types import CodeType, ModuleType
 from torch_testing_ext._collectives.blocked import RankState, ThreadState
 from torch_testing_ext._collectives.raw import pack
 
+from .context import context_here
 from .job import Sanitize
 from .report import now
 
@@ -21,14 +22,6 @@ __rank_frame__ = True
 
 # The deepest stack that is compared between two looks.
 _MOST_FRAMES = 30
-
-_pid = 0  # of the rank: a process that its test forks leaves nothing
-
-
-def begin() -> None:
-    """In a new rank, before its test."""
-    global _pid
-    _pid = os.getpid()
 
 
 def begin_first_task() -> None:
@@ -63,7 +56,7 @@ def end_of_sanitizing() -> None:
 def collectives(more_follow: bool = False) -> bytes:
     """At the end of a test: the collectives of this rank; b"" if it has made no process group."""
     torch = _torch_with_groups()
-    if torch is None or os.getpid() != _pid:
+    if torch is None or context_here() is None:  # a process that a test forks leaves nothing
         return b""
     return _packed(torch, torch.take_collectives() if more_follow else torch.recorded_collectives(), now())
 
@@ -108,7 +101,7 @@ def _packed(
 
 
 def _state(torch: ModuleType) -> RankState | None:
-    """What the threads of this process do, without the one that asks; None if the system does not show it."""
+    """The state of the threads of this process, without the one that asks; None if the system does not show it."""
     stack, calling, others = _stacks()
     try:
         threads = tuple(_thread(int(name)) for name in os.listdir("/proc/self/task") if int(name) != _own_number())

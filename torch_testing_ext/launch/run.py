@@ -40,6 +40,7 @@ class Run:
     exits: dict[int, Exit] = field(default_factory=dict)
     dumped: bool = False
     lost: str | None = None  # why the server is gone; None while it is there
+    owns_server: bool = False  # the server ends with this run
 
     @property
     def alive(self) -> list[int]:

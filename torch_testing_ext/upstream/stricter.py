@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torch_testing_ext.launch import Expected, Outcome, RankEnding, RankReport, Verdict
+from torch_testing_ext.launch import ERROR_EXIT_CODE, Expected, Outcome, RankEnding, RankReport, Verdict
 
-# The exit code of a rank whose test raised. PyTorch's base fails if any rank has it.
-ERROR_CODE = 10
 SKIP_CODES = frozenset(range(72, 90))
 
 
@@ -25,7 +23,7 @@ def outcome_of_pytorch(reports: Sequence[RankReport], expected: Expected) -> Out
     """The outcome that PyTorch's MultiProcessTestCase gives a test whose ranks end like this."""
     if any(report.ending in (RankEnding.STOPPED, RankEnding.LOST) for report in reports):
         return Outcome.TIMEOUT  # PyTorch waits for such a rank
-    if any(report.code == ERROR_CODE for report in reports):
+    if any(report.code == ERROR_EXIT_CODE for report in reports):
         return Outcome.ERROR
     if expected.any_code:
         return Outcome.PASSED

@@ -13,8 +13,9 @@ from kit.outcomes import outcome_of
 from kit.ranks import Ranks, outcome_and_told
 
 from torch_testing_ext._cases import group_creation
+from torch_testing_ext._cases.group_creation import GroupCreation
 from torch_testing_ext.common_utils import TestCase, run_tests
-from torch_testing_ext.launch import read_account
+from torch_testing_ext.launch import AccountWriter, RankContext, read_account
 
 # A rank that does not wait exits much sooner after it has written its account.
 A_WHILE = 0.5
@@ -161,23 +162,19 @@ class TestWaiting(TestCase):
         super().setUp()
         directory = tempfile.TemporaryDirectory()
         self.addCleanup(directory.cleanup)
-        for name in ("_file", "_pid"):
-            self.addCleanup(setattr, group_creation, name, getattr(group_creation, name))
-        self.addCleanup(group_creation._times.clear)
-        self.addCleanup(group_creation._created.clear)
-        group_creation._file = Path(directory.name, "creating")
-        group_creation._pid = os.getpid()
+        self.file = Path(directory.name, "creating")
+        self.groups = GroupCreation(self.file, rank=0)
 
     def start_peer(self, name, times=1):
         """A child that creates a group until it is told to end, or dies."""
         (ready, started), (stop, end) = os.pipe(), os.pipe()
         pid = os.fork()
         if pid == 0:
-            group_creation._rank, group_creation._pid = 1, os.getpid()
+            peer = GroupCreation(self.file, rank=1)
             for _ in range(times - 1):
-                with group_creation._creating(name):
+                with peer.creating(name):
                     pass
-            with group_creation._creating(name):
+            with peer.creating(name):
                 os.write(started, b"1")
                 os.close(end)
                 os.read(stop, 1)
@@ -187,11 +184,11 @@ class TestWaiting(TestCase):
         return pid, end
 
     def create(self, name):
-        with group_creation._creating(name):
+        with self.groups.creating(name):
             pass
 
     def waits(self) -> bool:
-        return any(not group_creation._try_lock(group) for group in group_creation._created)
+        return any(not self.groups.is_complete(group) for group in self.groups.created)
 
     def test_for_the_groups_that_it_has_created(self):
         pid, end = self.start_peer("one")
@@ -201,7 +198,7 @@ class TestWaiting(TestCase):
         self.create("one")
         self.assertTrue(self.waits())
         os.close(end)
-        group_creation.wait_for_peers()
+        self.groups.wait_for_peers()
         os.waitpid(pid, 0)
         self.assertFalse(self.waits())
 
@@ -220,7 +217,9 @@ class TestWaiting(TestCase):
         pid = os.fork()
         if pid == 0:
             os.close(end)
-            group_creation._lock(fcntl.LOCK_SH, group_creation._range_of("one", 0), group_creation._MOST_RANKS)
+            GroupCreation(self.file, rank=1).lock(
+                fcntl.LOCK_SH, group_creation._range_of("one", 0), group_creation._MOST_RANKS
+            )
             os.write(started, b"1")
             os.read(stop, 1)
             os._exit(0)
@@ -229,7 +228,7 @@ class TestWaiting(TestCase):
         threading.Timer(0.1, os.close, (end,)).start()
         self.create("one")
         os.waitpid(pid, 0)
-        self.assertEqual(len(group_creation._created), 1)
+        self.assertEqual(len(self.groups.created), 1)
 
     def test_not_for_one_that_died(self):
         pid, _ = self.start_peer("one")
@@ -239,20 +238,22 @@ class TestWaiting(TestCase):
         self.assertFalse(self.waits())
 
     def test_not_in_a_process_that_a_test_forked(self):
-        """It has the rank's number, but may create the group with the rank itself."""
-        with group_creation._creating("one"):
+        """It has the rank's context, but may create the group with the rank itself."""
+        context = RankContext(0, 2, self.file.parent, AccountWriter(None))
+        context.group_creation = self.groups
+        with context.entered(), group_creation._creating("one"):
             pid = os.fork()
             if pid == 0:
                 with group_creation._creating("one"):
                     group_creation.wait_for_peers()
                 os._exit(0)
             self.assertEqual(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), 0)
-        self.assertEqual(len(group_creation._created), 1)
+        self.assertEqual(len(self.groups.created), 1)
 
     def test_not_where_files_cannot_be_locked(self):
-        group_creation._file = Path("/nowhere/creating")
+        self.groups = GroupCreation(Path("/nowhere/creating"), rank=0)
         self.create("one")
-        group_creation.wait_for_peers()
+        self.groups.wait_for_peers()
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import unittest
 from pathlib import Path
 from unittest import mock
 
-from torch_testing_ext._cases import ranked
+from torch_testing_ext._cases import verdicts
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.ranks import run_script
 
@@ -67,7 +67,7 @@ class UnderTorchrunTest(unittest.TestCase):
             script = Path(os.path.realpath(folder), "train.py")
             script.write_text(source)
             script.with_name("beside.py").touch()
-            ranked.say_once.cache_clear()
+            verdicts.say_once.cache_clear()
             said = io.StringIO()
             with (
                 mock.patch.dict(os.environ, TORCH_TESTING_EXT_SANITIZE=sanitize),
@@ -84,7 +84,7 @@ class UnderTorchrunTest(unittest.TestCase):
 
     def test_a_mismatch(self):
         error, said = self.run_script(DTYPE)
-        self.assertIsInstance(error, ranked.RankFailure)
+        self.assertIsInstance(error, verdicts.RankFailure)
         place = "in call #2 of the default group (ranks 0, 1)"
         calls = "rank 0 calls all_reduce [4] float32, rank 1 calls all_reduce [4] int32"
         self.assertIn("train.py, ", str(error))
@@ -94,7 +94,7 @@ class UnderTorchrunTest(unittest.TestCase):
 
     def test_the_sanitizer(self):
         error, said = self.run_script(OPERATION, sanitize="waits,hash")
-        self.assertIsInstance(error, ranked.RankFailure)
+        self.assertIsInstance(error, verdicts.RankFailure)
         self.assertIn("rank 0 calls all_reduce [4] float32 sum, rank 1 calls all_reduce [4] float32 max", str(error))
         self.assertEqual(said, "torch_testing_ext: ranks that torchrun starts are not checked for: hash\n")
 

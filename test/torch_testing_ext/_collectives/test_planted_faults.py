@@ -9,7 +9,7 @@ import torch.distributed as dist
 from planted import FAULTS, WORLD_SIZE
 
 from torch_testing_ext._cases import ranked
-from torch_testing_ext._cases.ranked import RankFailure
+from torch_testing_ext._cases.verdicts import RankFailure
 from torch_testing_ext.common_distributed import MultiProcContinuousTest, MultiProcessTestCase, MultiThreadedTestCase
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.ranks import spawn

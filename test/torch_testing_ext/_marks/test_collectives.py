@@ -6,7 +6,7 @@ import unittest
 from unittest import mock
 
 from torch_testing_ext import _torch
-from torch_testing_ext._cases import ranked
+from torch_testing_ext._cases import rank_checks
 from torch_testing_ext._marks.collectives import may_differ
 from torch_testing_ext.common_distributed import collectives_may_differ
 from torch_testing_ext.common_utils import run_tests
@@ -38,11 +38,11 @@ class MayDifferTest(unittest.TestCase):
 
 class NothingRecordedTest(unittest.TestCase):
     def said(self):
-        ranked.say_if_nothing_is_recorded.cache_clear()
-        self.addCleanup(ranked.say_if_nothing_is_recorded.cache_clear)
+        rank_checks.say_if_nothing_is_recorded.cache_clear()
+        self.addCleanup(rank_checks.say_if_nothing_is_recorded.cache_clear)
         with contextlib.redirect_stderr(io.StringIO()) as err:
-            ranked.say_if_nothing_is_recorded()
-            ranked.say_if_nothing_is_recorded()
+            rank_checks.say_if_nothing_is_recorded()
+            rank_checks.say_if_nothing_is_recorded()
         return err.getvalue()
 
     def test_recorder_without_room(self):

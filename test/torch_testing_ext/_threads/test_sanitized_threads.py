@@ -9,7 +9,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
-from torch_testing_ext._cases import ranked
+from torch_testing_ext._cases import verdicts
 from torch_testing_ext._sanitizer import checks
 from torch_testing_ext.common_distributed import (
     MultiThreadedTestCase,
@@ -126,7 +126,7 @@ class Decorated(unittest.TestCase):
 class SanitizedThreadsTest(unittest.TestCase):
     def run_one(self, test):
         result, said = unittest.TestResult(), io.StringIO()
-        ranked.say_once.cache_clear()
+        verdicts.say_once.cache_clear()
         with contextlib.redirect_stderr(said):
             test.run(result)
         return [text for _, text in result.errors + result.failures], said.getvalue()

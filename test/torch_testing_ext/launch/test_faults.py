@@ -18,8 +18,8 @@ from kit.outcomes import outcome_of
 from kit.ranks import FourRanks
 
 from torch_testing_ext.common_utils import TestCase, run_tests
+from torch_testing_ext.launch.account_writer import AccountWriter
 from torch_testing_ext.launch.accounts import AccountFile, RankEnding, read_account
-from torch_testing_ext.launch.rank import AccountWriter
 
 
 class Unprintable(Exception):

@@ -24,13 +24,10 @@ def setUpModule() -> None:
     heed_ctrl_c()
 
 
-class Subject:
-    pass
-
-
-def run_tasks(subject: type, rank: int, report: launch.AccountWriter, *, directory: Path) -> None:
+def run_tasks(context: launch.RankContext) -> None:
     """Run tasks named after a function here: `fail` on all ranks, or `fail of 1` on rank 1 alone."""
-    for task in launch.tasks(directory, rank):
+    rank = context.rank
+    for task in launch.tasks(context.directory, rank):
         function, _, only = task.name.partition(" of ")
         if not only or int(only) == rank:
             globals()[function](rank, task)
@@ -85,11 +82,9 @@ class PersistentRanksTest(unittest.TestCase):
         directory = launch.new_directory("persistent")
         job = launch.Job(
             body=launch.Named.of(run_tasks),
-            subject=launch.Named.of(Subject),
             world_size=WORLD_SIZE,
             directory=directory,
             context=launch.ProcessContext.here({"PARENT": str(os.getpid())}),
-            arguments={"directory": directory},
         )
         made = launch.PersistentRanks(job)
         self.addCleanup(made.end)

@@ -1,0 +1,95 @@
+"""The exception of a rank becomes the account of its end: here, and nowhere else."""
+
+from __future__ import annotations
+
+import sys
+import unittest
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch_testing_ext import launch
+from torch_testing_ext._marks.needs import TEST_SKIPS
+from torch_testing_ext.launch import ERROR_EXIT_CODE
+
+__unittest = True
+__rank_frame__ = True  # keeps these frames out of the tracebacks of ranks
+
+_SKIP_BY_CODE = {skip.exit_code: skip for skip in TEST_SKIPS.values()}
+
+
+@contextmanager
+def recorded(
+    account: launch.AccountWriter, failure: type[BaseException] = AssertionError, ends_process: bool = False
+) -> Iterator[None]:
+    """Record the exception that ends this block. Ctrl-C, and a sys.exit() that says nothing about the test, go on.
+
+    `failure` is the type of a failed assertion. With `ends_process`, sys.exit() is not the end of a test of unittest,
+    whose exit code may mean a skip, but of this process.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt) or (ends_process and isinstance(error, SystemExit)):
+            raise
+        account_for(account, error, failure)
+        if account.account is None:
+            raise
+
+
+def account_for(
+    account: launch.AccountWriter, error: BaseException, failure: type[BaseException] = AssertionError
+) -> int:
+    """Record an exception that the body of a rank raised. Return the exit code of a process that ends by it."""
+    match error:
+        case unittest.SkipTest():
+            return _account_for_skip(account, str(error), getattr(error, "exit_code", None))
+        case SystemExit(code=code):
+            _account_for_exit(account, code)
+            return code if isinstance(code, int) else int(code is not None)
+        case _ if _is_skip_of_pytest(error):
+            return _account_for_skip(account, str(error))
+        case _:
+            account_for_error(account, error, failure)
+            return ERROR_EXIT_CODE
+
+
+def account_for_error(
+    account: launch.AccountWriter, error: BaseException, failure: type[BaseException] = AssertionError
+) -> None:
+    """Record an exception, whatever its type, with the subtests in which it was raised."""
+    within = "".join(f"in subtest {described}: " for described in subtests_of(error))
+    account.failed(error, isinstance(error, failure), within)
+
+
+def _account_for_skip(account: launch.AccountWriter, reason: str, code: int | None = None) -> int:
+    code = TEST_SKIPS["generic"].exit_code if code is None else code
+    account.skipped(reason or TEST_SKIPS["generic"].message, code)
+    return code
+
+
+def _account_for_exit(account: launch.AccountWriter, code: Any) -> None:
+    """Record a sys.exit() of a test: with the exit code of a skip, it is a skip."""
+    if account.account is not None:
+        return
+    if code in _SKIP_BY_CODE:
+        account.skipped(_SKIP_BY_CODE[code].message, code)
+    elif code == ERROR_EXIT_CODE and account.sent_text is not None:
+        account.failed_with((account.sent_text.strip() or "an exception").splitlines()[-1], account.sent_text)
+    elif account.finished and not code:
+        account.passed()  # an overriding `_run` may exit after its test
+
+
+def _is_skip_of_pytest(error: BaseException) -> bool:
+    pytest = sys.modules.get("pytest")
+    return pytest is not None and isinstance(error, pytest.skip.Exception)
+
+
+def subtests_of(error: BaseException) -> list[str]:
+    """Return the subtests in which an exception was raised, outermost first.
+
+    They are an attribute and not part of the message: some types do not allow changes of theirs, and a test may still
+    read the message.
+    """
+    subtests: list[str] = error.__dict__.setdefault("_torch_testing_ext_subtests", [])
+    return subtests

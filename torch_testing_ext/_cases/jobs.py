@@ -1,0 +1,93 @@
+"""The job of a test for its ranks; and whole runs of ranks that no test case waits for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from torch_testing_ext import launch
+from torch_testing_ext._machine import seeds
+from torch_testing_ext.launch import settings
+
+from . import rank_environment, ranked
+from .rank_checks import sanitize_with, say_if_nothing_is_recorded
+from .verdicts import raise_verdict, without_our_traceback
+
+__unittest = True
+__rank_frame__ = True
+
+
+def job_for_test(
+    body: Callable[..., object],
+    world_size: int,
+    directory: Path,
+    environ: Mapping[str, str],
+    chosen: settings.Settings,
+    subject: type | None = None,
+    **others: Any,
+) -> launch.Job:
+    """Make the job of ranks that run `body` in the state of this process, with these variables besides its own.
+
+    `subject` is the class of the test, which the body gets; `others` are further fields of the job.
+    """
+    fields: dict[str, Any] = {
+        "body": launch.Named.of(body),
+        "subject": None if subject is None else launch.Named.of(subject),
+        "world_size": world_size,
+        "directory": directory,
+        "context": launch.ProcessContext.here(environ),
+        "seed": seeds.SEED,
+        "stream": chosen.stream,
+        "debug_rank": chosen.debug_rank,
+    }
+    return launch.Job(**{**fields, **others})
+
+
+def run_to_end(
+    case: launch.Case,
+    world_size: int,
+    timeout: float | None,
+    start: Callable[[Callable[..., launch.Job]], launch.Run],
+    expected: launch.Expected,
+    sanitize: Iterable[str] = (),
+) -> tuple[str, ...]:
+    """Run ranks, raise their verdict unless they pass, and return what each has printed.
+
+    `start(make_job)` starts them with the job that `make_job(body, ...)` makes. `sanitize`: kinds of checks.
+    """
+    __tracebackhide__ = True
+    with without_our_traceback():
+        chosen = settings.read()
+        say_if_nothing_is_recorded()
+        checks = sanitize_with(sanitize)
+        directory = launch.new_directory(case.name)
+    try:
+        with rank_environment.leased(world_size) as addresses:
+
+            def make_job(body: Callable[..., object], **others: Any) -> launch.Job:
+                return job_for_test(body, world_size, directory, addresses, chosen, sanitize=checks, **others)
+
+            limit = None if chosen.debug_rank is not None else timeout or ranked.TIMEOUT_DEFAULT
+            verdict = launch.watch(start(make_job), limit, expected).verdict(case)
+        outputs = tuple(_output(directory, rank) for rank in range(world_size))
+        if verdict.outcome is launch.Outcome.PASSED:
+            _print(outputs)
+    finally:
+        launch.discard(directory)
+    raise_verdict(verdict)
+    return outputs
+
+
+def _output(directory: Path, rank: int) -> str:
+    """Read what a rank has printed; nothing if it is debugged, since it has the terminal."""
+    with suppress(OSError):
+        return (directory / f"rank{rank}.log").read_text(errors="replace")
+    return ""
+
+
+def _print(outputs: Iterable[str]) -> None:
+    for rank, output in enumerate(outputs):
+        for line in output.splitlines():
+            print(f"[rank{rank}] {line}")

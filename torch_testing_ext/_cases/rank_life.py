@@ -1,0 +1,89 @@
+"""One life of a rank that is a process: prepare, announce, body, account, leave, wait for the peers."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from torch_testing_ext import _torch
+from torch_testing_ext._machine import seeds
+from torch_testing_ext._process import system
+from torch_testing_ext.launch import RankContext
+
+from . import accounting, group_creation, rank_environment, shared_devices
+
+__rank_frame__ = True
+
+c10d: Any = dist  # its type stubs lack what comes from C++
+# Importing fewer modules than this in each rank costs less than a preload hint.
+_WORTH_A_HINT = 10
+
+
+def run_rank(
+    context: RankContext,
+    body: Callable[[], object],
+    *,
+    ends_process: bool = True,
+    leaves_groups: bool = True,
+    reports_imports: bool = False,
+) -> None:
+    """Run `body` as all there is to do in this rank, and account for how it ends.
+
+    A body may write the account itself; returning without one means that it has passed. `ends_process` is false where
+    sys.exit() ends only a test of unittest, whose exit code may mean a skip. `leaves_groups` is false where the body
+    decides about the process groups that are left. With `reports_imports`, rank 0 says which modules of torch it had
+    to import, so that later ranks can inherit them.
+    """
+    rank_environment.become(context.rank)
+    prepare(context)
+    count = len(sys.modules)
+    try:
+        with accounting.recorded(context.account, ends_process=ends_process):
+            body()
+            if context.account.account is None:
+                if leaves_groups:
+                    leave_process_group(context.fast_exit)
+                context.account.passed(_imported_since(count) if reports_imports and context.rank == 0 else ())
+    finally:
+        _torch.end_compile_workers()
+        group_creation.wait_for_peers()
+
+
+def prepare(context: RankContext) -> None:
+    """Reset the state that a rank must not inherit, and let its peers know from now on while it creates groups."""
+    if context.seed is not None:
+        seeds.SEED = context.seed  # a new interpreter has not seen --seed
+    seeds.set_rng_seed()
+    threads = max(1, system.cores() // context.world_size)
+    if "OMP_NUM_THREADS" not in os.environ and torch.get_num_threads() != threads:
+        torch.set_num_threads(threads)
+    if "TORCH_DISTRIBUTED_DEBUG" in os.environ:
+        c10d.set_debug_level_from_env()  # torch reads it only at import, which was before the fork
+    shared_devices.begin(context.rank, context.world_size)
+    if context.is_debugged:
+        _torch.wait_without_end()
+    group_creation.announce(context)
+
+
+def leave_process_group(fast: bool) -> None:
+    """Destroy the process groups at a rank's end; with `fast`, leave gloo's groups to the end of the process."""
+    if not dist.is_initialized() or (fast and _torch.only_gloo()):
+        return
+    group_creation.wait_for_peers()
+    with suppress(AssertionError, ValueError):
+        dist.destroy_process_group()
+
+
+def _imported_since(count: int) -> tuple[str, ...]:
+    """Return the modules of torch imported since there were `count` modules, if they are worth a preload hint."""
+    # From the end: reading all names would copy the memory pages that hold them.
+    latest = list(itertools.islice(reversed(sys.modules), max(0, len(sys.modules) - count)))
+    new = tuple(name for name in reversed(latest) if name.startswith("torch."))
+    return new if len(new) >= _WORTH_A_HINT else ()

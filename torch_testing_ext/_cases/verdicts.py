@@ -1,0 +1,108 @@
+"""The verdict on ranks as this process tells it: an exception for a failure, a line on stderr for the rest."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import unittest
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+
+from torch_testing_ext import launch
+from torch_testing_ext._asserts import expectations
+from torch_testing_ext._marks.needs import TEST_SKIPS, Skipped, TestSkip
+from torch_testing_ext._process.user_warnings import warn_user
+
+__unittest = True  # keeps these frames out of unittest's tracebacks: the message is complete
+__rank_frame__ = True
+
+
+# PyTorch's bases raise RuntimeError for an exception in a rank, even for a failed assertion, and AssertionError for an
+# exit code. Ours derive from both, for tests that catch either. To unittest, a RankError is still an error: see below.
+class RankError(RuntimeError, AssertionError):
+    """A rank raised, crashed, hung or got lost. The message covers all ranks."""
+
+    outcome = launch.Outcome.ERROR
+
+
+class RankFailure(AssertionError, RuntimeError):
+    """An assertion failed in a rank, or the ranks disagree. The message covers all ranks."""
+
+    outcome = launch.Outcome.FAILED
+
+
+class Interrupted(Exception):
+    """Ctrl-C was pressed while ranks were running; they have been ended."""
+
+
+class RankWarning(UserWarning):
+    """Something to know although the test passes."""
+
+
+def rank_error(verdict: launch.Verdict, test: unittest.TestCase | None = None) -> RankError:
+    """Make the exception for a verdict that is an error; `test` is the one that will raise it."""
+    error = RankError(verdict.message)
+    error.outcome = verdict.outcome
+    if test is not None and test.failureException is AssertionError:
+        # To unittest, an exception that derives from this is a failure, any other an error.
+        test.failureException = RankFailure
+    return error
+
+
+def raise_verdict(verdict: launch.Verdict, name: str = "", test: unittest.TestCase | None = None) -> None:
+    """Raise the exception for the verdict on `test`, or on ranks that have no test case, unless they passed.
+
+    `name` begins what is said of ranks that passed.
+    """
+    __tracebackhide__ = True
+    match verdict.outcome:
+        case launch.Outcome.PASSED:
+            if verdict.message:
+                say(f"{name}: {verdict.message}" if name else verdict.message)
+        case launch.Outcome.SKIPPED:
+            raise Skipped(TestSkip(verdict.code or TEST_SKIPS["generic"].exit_code, verdict.message))
+        case launch.Outcome.FAILED:
+            raise RankFailure(verdict.message)
+        case _:
+            raise rank_error(verdict, test)
+
+
+def with_expectations(verdict: launch.Verdict, path: str, world_size: int, command: str) -> launch.Verdict:
+    """Fail ranks that disagree about an expectation; when accepting, rewrite the source."""
+    passed = verdict.outcome is launch.Outcome.PASSED
+    disagreement = expectations.compare_ranks(path, world_size)
+    if not disagreement:
+        return verdict
+    if passed:
+        return launch.Verdict(launch.Outcome.FAILED, f"{disagreement}\n\nTo run it alone:\n  {command}")
+    return launch.Verdict(verdict.outcome, f"{verdict.message}\n\n{disagreement}", verdict.culprit)
+
+
+def print_leftovers(name: str, reports: Iterable[launch.RankReport]) -> None:
+    """Name the processes that ranks have left running although the test passed."""
+    for report in reports:
+        if report.leftovers:
+            left = "; ".join(report.leftovers)
+            print(f"{name}: rank {report.rank} left running (now terminated): {left}", file=sys.stderr)
+
+
+def say(text: str) -> None:
+    """Warn the user; in pytest, which hides what a test that passes prints, by a warning of Python's, too."""
+    warn_user(text)
+    if "_pytest" in sys.modules and "PYTEST_CURRENT_TEST" in os.environ:
+        with suppress(RankWarning):  # a filter that makes warnings errors means those of the test
+            warnings.warn_explicit(text, RankWarning, "torch_testing_ext", 1)
+
+
+say_once = functools.cache(say)
+
+
+@contextmanager
+def without_our_traceback() -> Iterator[None]:
+    """Hide our frames from errors that the user can fix."""
+    try:
+        yield
+    except (ValueError, launch.CannotStart) as error:
+        raise error.with_traceback(None) from None

@@ -1,0 +1,153 @@
+"""The writer of an account: a rank records its failure at once, and its pass when everything is over."""
+
+from __future__ import annotations
+
+import os
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+
+from torch_testing_ext._process import descriptors
+from torch_testing_ext._process.logs import cut_middle
+
+from . import device_memory
+from .accounts import ERROR_EXIT_CODE, AccountFile, OwnWarning, RankAccount, RankEnding
+from .causes import cause_in, cause_of
+from .report import now
+
+__rank_frame__ = True
+
+# Characters of a summary. The traceback has all of the exception.
+LONGEST_SUMMARY = 2_000
+
+
+class AccountWriter:
+    """Writes how the test of a rank ends: a failure at once, a pass only when everything is over."""
+
+    def __init__(self, file: AccountFile | None):
+        """Without a file the account is kept only in memory: a rank that is a thread needs no file."""
+        self._file = file
+        self._pid = os.getpid()
+        self._warnings: list[OwnWarning] = []
+        self.started = now()
+        self.account: RankAccount | None = None
+        self.finished = False  # the test itself is over; only clean-up follows
+        self.is_provisional = False  # the class overrides code that follows the test and may end the process
+        self.sent_text: str | None = None  # the text of an exception that an overriding `run_test` has sent
+
+    def failed(self, error: BaseException, assertion: bool, within: str = "", traceback: str | None = None) -> None:
+        """Record that the test raised `error`. `assertion`: is it a failed assertion? `within` begins the summary.
+
+        `traceback`: the text that shows where it was raised, if a test framework has a better one.
+        """
+        ending = RankEnding.FAILED if assertion else RankEnding.ERROR
+        text = format_error(error) if traceback is None else traceback
+        summary = within + summarize(error)
+        self._record(RankAccount(ending, self.started, now(), summary, text, ERROR_EXIT_CODE, cause=cause_of(error)))
+
+    def failed_with(self, summary: str, traceback: str) -> None:
+        """Record an exception of which only the texts are known."""
+        account = RankAccount(RankEnding.ERROR, self.started, now(), summary, traceback, ERROR_EXIT_CODE)
+        self._record(replace(account, cause=cause_in(summary)))
+
+    def test_begins(self) -> None:
+        """The test method is about to be called. It may run again: then the provisional pass does not count."""
+        self.finished = False
+        if self.is_provisional and self.account is None and self._file is not None and os.getpid() == self._pid:
+            self._file.clear()
+
+    def test_returned(self) -> None:
+        """The test method itself has returned: if the code that follows it calls os._exit(0), the rank has passed."""
+        self.finished = True
+        if self.is_provisional and self.account is None:
+            self._put(RankAccount(RankEnding.PASSED, self.started, now()))
+
+    def skipped(self, reason: str, code: int) -> None:
+        self._record(RankAccount(RankEnding.SKIPPED, self.started, now(), reason, code=code))
+
+    def passed(self, imported: tuple[str, ...] = ()) -> None:
+        self._record(RankAccount(RankEnding.PASSED, self.started, now(), imported=imported))
+
+    def note(self, notes: Sequence[str]) -> None:
+        """Add notes to the account that has been written."""
+        assert self.account is not None
+        self._write(replace(self.account, notes=(*self.account.notes, *notes)))
+
+    def warn(self, warnings: Sequence[OwnWarning]) -> None:
+        """Add warnings to the account, whether it has been written or not."""
+        self._warnings += warnings
+        if self.account is not None:
+            self._write(replace(self.account, warnings=tuple(self._warnings)))
+
+    @contextmanager
+    def own_errors(self, within: str = "") -> Iterator[None]:
+        """Make an error of ours one of the test. `within` begins its summary."""
+        try:
+            yield
+        except Exception as error:
+            self.failed(error, assertion=False, within=within)
+
+    def attach(self, collectives: bytes) -> None:
+        """Add what the rank has issued to the account that has been written. On a full disk it is not compared."""
+        if not collectives or self.account is None or self._file is None or os.getpid() != self._pid:
+            return
+        if self._file.is_open():
+            with suppress(OSError):
+                self._file.attach(collectives)
+
+    def _record(self, account: RankAccount) -> None:
+        """Keep the first failure: a later one, in clean-up, follows from it or matters less."""
+        if self.account is None or not self.account.ending.is_failure:
+            memory, warnings = device_memory.of_this_process(), tuple(self._warnings)
+            self._write(replace(account, memory=memory, warnings=warnings))
+
+    def _write(self, account: RankAccount) -> None:
+        self.account = account
+        self._put(account)
+
+    def _put(self, account: RankAccount) -> None:
+        # A child that the test forked must not write to the rank's account.
+        if self._file is None or os.getpid() != self._pid:
+            return
+        if not self._file.is_open():
+            self._file.reopen()
+            self.account = account = _closed_descriptors(account)
+        self._file.write(account)
+
+
+def _closed_descriptors(account: RankAccount) -> RankAccount:
+    """The account of a test that has closed this file's descriptor. Earlier errors become its traceback."""
+    earlier = "\n".join(text for text in (account.summary, account.traceback) if text)
+    return RankAccount(
+        RankEnding.ERROR,
+        account.started,
+        account.ended,
+        descriptors.CLOSED,
+        earlier,
+        ERROR_EXIT_CODE,
+        imported=account.imported,
+    )
+
+
+def summarize(error: BaseException) -> str:
+    """Type and first line of an exception, also of one whose str() fails."""
+    name = type(error).__name__
+    try:
+        text = str(error)
+    except Exception as worse:
+        return f"{name} (its str() raised {type(worse).__name__})"
+    first = cut_middle(text.strip().partition("\n")[0], LONGEST_SUMMARY)
+    return f"{name}: {first}" if first else name
+
+
+def format_error(error: BaseException) -> str:
+    """The traceback as text, without the frames of this module."""
+    tb = error.__traceback__
+    while tb is not None and "__rank_frame__" in tb.tb_frame.f_globals:
+        tb = tb.tb_next
+    try:
+        return "".join(traceback.format_exception(type(error), error, tb))
+    except Exception:
+        # Formatting failed (a custom __str__, __repr__ or __cause__): the frames alone are still useful.
+        return "".join(traceback.format_tb(tb)) + summarize(error) + "\n"

@@ -1,0 +1,62 @@
+"""The context of a rank: everything that its process has to know of the run, made by the launch layer for the body."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .account_writer import AccountWriter
+
+__rank_frame__ = True
+
+
+@dataclass
+class RankContext:
+    """One rank of a run. A persistent rank runs many bodies in one context."""
+
+    rank: int
+    world_size: int
+    directory: Path  # the files of the run, the same for all ranks
+    account: AccountWriter
+    seed: int | None = None  # of torch, random and NumPy; None: as in this process
+    fast_exit: bool = True  # gloo's groups end with the process
+    is_debugged: bool = False  # the user debugs one of the ranks: no wait has a time-out
+    inherited: Any = None  # the object that the launching process has handed to the ranks that it forks
+    group_creation: Any = None  # the groups that it creates: see _cases/group_creation.py
+    pid: int = field(default_factory=os.getpid)
+
+    def is_here(self) -> bool:
+        """Is this process the rank, and not one that its test has forked?"""
+        return os.getpid() == self.pid
+
+    def enter(self) -> None:
+        """Make this the context of the process, until it ends."""
+        global _current
+        _current = self
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        """Make this the context of the process for a while: a launcher's process is a rank in each of its tests."""
+        global _current
+        before, _current = _current, self
+        try:
+            yield
+        finally:
+            _current = before
+
+
+_current: RankContext | None = None
+
+
+def current_context() -> RankContext | None:
+    """Return the context of the rank that this process is, or that has forked it; None if there is none."""
+    return _current
+
+
+def context_here() -> RankContext | None:
+    """Return the context of the rank that this process is; None also in a process that a rank's test has forked."""
+    return _current if _current is not None and _current.is_here() else None
