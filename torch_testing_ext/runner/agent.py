@@ -56,7 +56,6 @@ from .model import Attempt, Test
 from .options.options import CannotRun, Options, UsageError, usable_cores
 from .processes.file_processes import FileProcesses
 from .scheduling.inventory import Inventory, make_inventory
-from .scheduling.leases import Leases
 
 STREAM_INTERVAL = 0.05
 # When the stream has ended: how long the zygote, which may be importing torch, has before it is killed.
@@ -135,8 +134,7 @@ class Agent(LostUnitListener):
             self._tell(counts)
         if asked.devices is not None:
             inventory = dataclasses.replace(inventory, names=inventory.names[: asked.devices])
-        leases = Leases(inventory.names, options.jobs)
-        self._place = LocalPlace(self._files, options, inventory, leases, command=asked.command)
+        self._place = LocalPlace(self._files, options, inventory, command=asked.command)
         self._writer.send(
             NodeReady(
                 inventory.kind,

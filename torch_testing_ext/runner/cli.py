@@ -76,14 +76,9 @@ def _execute(configured: ConfiguredOptions, root: Path) -> int:
     if configured.options.action is Action.SHOW_CONFIG:
         print(config.show(configured))
         return ExitCode.PASSED
-    from .session import Session
+    from . import session
 
     for number in (signal.SIGTERM, signal.SIGHUP):  # they interrupt like Ctrl-C
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, signal.default_int_handler)
-    root = configured.options.drop_in_root or root
-    if configured.options.cluster is not None:
-        from .cluster.session import ClusterSession
-
-        return ClusterSession(configured.options, root).run()
-    return Session(configured.options, root).run()
+    return session.run(configured.options, configured.options.drop_in_root or root)

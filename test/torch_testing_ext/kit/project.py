@@ -113,7 +113,7 @@ class Project:
         recorder = EventRecorder(react)
         queue = Queue(planned.units, devices, chosen.jobs)
         leases = Leases(inventory.names, chosen.jobs)
-        engine = Engine(LocalPlace(self.zygote, chosen, inventory, leases), chosen, inventory, leases, queue, recorder)
+        engine = Engine(LocalPlace(self.zygote, chosen, inventory), chosen, inventory, leases, queue, recorder)
         summary = engine.run(planned, not_run)
         for file in self.zygote._files.values():
             file.close()  # the process of a file without tests has not ended yet

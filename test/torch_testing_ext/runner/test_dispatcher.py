@@ -23,7 +23,8 @@ class TestDispatcher(TestCase):
     def dispatcher(self, *units, devices=2, slots=1):
         self.leases = Leases(tuple(map(str, range(devices))), slots)
         queue = Queue(units, devices, slots, may_run_now=self.leases.may_run_now)
-        made = Dispatcher(queue, self.leases, MemoryReturn(self.loop), self.loop)
+        self.memory = MemoryReturn(self.loop)
+        made = Dispatcher(queue, self.leases, self.memory, self.loop)
         made.begin(units)
         return made
 
@@ -57,8 +58,8 @@ class TestDispatcher(TestCase):
     def test_a_device_that_is_held_is_not_leased_again(self):
         dispatcher = self.dispatcher(unit(0, 1), unit(1, 2), unit(2, 1))
         self.assertEqual(dispatcher.drop_hopeless()[0], ())
-        held = unit(3, 1)
-        dispatcher.give_back(self.leases.take(held), (HeldDevice("0", "is in use"),))
+        self.memory.held = (HeldDevice("0", "is in use"),)
+        self.leases.quarantine("0")
         hopeless, why = dispatcher.drop_hopeless()
         self.assertEqual([one.number for one in hopeless], [1])
         self.assertEqual(why, "too few devices are left: device 0 is in use")

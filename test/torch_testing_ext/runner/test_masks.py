@@ -4,7 +4,6 @@ The check `masks` of benchmarks/gpu/run does the same with real devices.
 """
 
 import unittest
-from pathlib import Path
 from unittest import mock
 
 from kit.invented import make_unit
@@ -12,7 +11,7 @@ from kit.nvml import linked, uuid
 
 from torch_testing_ext._machine.nvml import Gpu, MigInstance, NvmlError
 from torch_testing_ext._machine.visible_devices import problem_of_mask
-from torch_testing_ext.runner import session
+from torch_testing_ext.runner import site
 from torch_testing_ext.runner.model import Lease
 from torch_testing_ext.runner.options.options import CannotRun, Options, UsageError
 from torch_testing_ext.runner.scheduling.inventory import (
@@ -181,21 +180,19 @@ class TestLeases(unittest.TestCase):
         self.assertEqual([("0", "2"), ("1", "3")], taken)
 
 
-class TestSession(unittest.TestCase):
+class TestFindingDevices(unittest.TestCase):
     """Covered on a GPU by the check `masks`."""
 
     def discover(self, kind, count, gpus=(), error=None, **environ):
-        run = session.Session(Options(), Path.cwd())
-        zygote = mock.Mock()
-        zygote.count_devices.return_value = kind, count
-        zygote.devices_seen = mock.Mock(uuids=(), facts=(), nccl=())
+        files = mock.Mock()
+        files.count_devices.return_value = kind, count
+        files.devices_seen = mock.Mock(uuids=(), facts=(), nccl=())
         with (
-            mock.patch.object(session, "may_have_nvidia_gpus", lambda: True),
-            mock.patch.object(session, "open_nvml", side_effect=error, return_value=mock.Mock(gpus=lambda: gpus)),
+            mock.patch.object(site, "may_have_nvidia_gpus", lambda: True),
+            mock.patch.object(site, "open_nvml", side_effect=error, return_value=mock.Mock(gpus=lambda: gpus)),
             mock.patch.dict("os.environ", environ, clear=True),
         ):
-            inventory, _ = run._discover(zygote, [])
-        return inventory, run._warnings
+            return site.find_devices(files, Options())
 
     def test_a_mask_that_names_a_device_that_is_not_there(self):
         """Covered on a GPU by the check `masks`."""
@@ -210,7 +207,7 @@ class TestSession(unittest.TestCase):
     def test_without_nvml(self):
         """Covered on a GPU by the check `masks`, if nvidia-ml-py is not installed."""
         inventory, warnings = self.discover("cuda", 2, error=NvmlError("not installed"))
-        self.assertEqual((("0", "1"), {}, []), (inventory.names, inventory.gpus, warnings))
+        self.assertEqual((("0", "1"), {}, ()), (inventory.names, inventory.gpus, warnings))
 
     def test_mig_without_a_mask(self):
         """Covered on a GPU in MIG mode by the check `masks`."""

@@ -197,8 +197,10 @@ class QuarantineTest(unittest.TestCase):
         free = {"GPU-0": 0, "GPU-1": 0}
         taken = {"GPU-0": 2 * GIB, "GPU-1": 0}
         nvml = FakeNvml(free, free, taken)
-        memory = MemoryReturn(project.zygote.loop, nvml, {"0": "GPU-0", "1": "GPU-1"}, patience=0.0)
-        place = LocalPlace(project.zygote, options, inventory, leases)
+        memory = MemoryReturn(
+            project.zygote.loop, nvml, {"0": "GPU-0", "1": "GPU-1"}, patience=0.0, quarantine=leases.quarantine
+        )
+        place = LocalPlace(project.zygote, options, inventory)
         engine = Engine(place, options, inventory, leases, queue, recorder, memory=memory)
         summary = engine.run(planned)
         outcomes = {one.test.id.method: one.outcome for one in summary.finished}

@@ -17,7 +17,9 @@ from torch_testing_ext._machine.device_locks import (
     default_folder,
     leased_by_ancestors,
 )
+from torch_testing_ext._process.loop import EventLoop
 from torch_testing_ext.launch import settings
+from torch_testing_ext.runner.engine.other_runs import OtherRuns
 from torch_testing_ext.runner.options.options import Options
 from torch_testing_ext.runner.scheduling.inventory import make_inventory
 from torch_testing_ext.runner.scheduling.leases import Leases
@@ -243,9 +245,9 @@ class DeviceLocksTest(unittest.TestCase):
         waits, inside = self.locks("a", "b"), self.locks("a", "b", ancestors=("a",))
         self.assertTrue(waits.reserve())
         self.assertEqual(inside.reserved_by_others(), {"nb"})
-        leases = Leases(("na",), 1, inside)
-        with leases.choosing(wanted=True, urgent=False):
-            self.assertEqual((leases.elsewhere, leases.free_devices), ((), 1))
+        leases = Leases(("na",), 1)
+        with OtherRuns(inside, leases).choosing(wanted=True):
+            self.assertEqual(leases.free_devices, 1)
 
     def test_stale_files_and_odd_names(self):
         for identity in "cuda-GPU-12/../34", "é" * 300, "MIG-GPU-aa/1/0", "..":
@@ -280,20 +282,30 @@ class DeviceLocksTest(unittest.TestCase):
     # -- fairness
 
     def test_who_reserves_gets_what_becomes_free(self):
-        narrow, wide = self.locks("a", "b"), self.locks("a", "b")
-        leases = {"narrow": Leases(("na", "nb"), 1, narrow), "wide": Leases(("na", "nb"), 1, wide)}
-        narrow.acquire("na")
-        with leases["wide"].choosing(wanted=True, urgent=True):
-            self.assertEqual(leases["wide"].free_devices, 1)
-        narrow.release("na")
-        with leases["narrow"].choosing(wanted=True, urgent=False):
-            self.assertEqual(leases["narrow"].free_devices, 0)
-        with leases["wide"].choosing(wanted=True, urgent=True):
-            self.assertEqual(leases["wide"].free_devices, 2)
-        with leases["wide"].choosing(wanted=False, urgent=False):
+        """As soon as it has waited for long."""
+        locks = self.locks("a", "b")
+        narrow, wide = (Leases(("na", "nb"), 1) for _ in range(2))
+        other = OtherRuns(locks, narrow)
+        waiting = OtherRuns(self.locks("a", "b"), wide, reserve_after=-1.0)
+        loop = EventLoop()
+        self.addCleanup(loop.close)
+        locks.acquire("na")
+        for _ in range(2):  # the second time, it has waited
+            with waiting.choosing(wanted=True):
+                self.assertEqual(wide.free_devices, 1)
+            waiting.wait(True, loop)
+        self.assertTrue(waiting.are_awaited)
+        locks.release("na")
+        with other.choosing(wanted=True):
+            self.assertEqual(narrow.free_devices, 0)
+        with waiting.choosing(wanted=True):
+            self.assertEqual(wide.free_devices, 2)
+        waiting.wait(True, loop)
+        self.assertFalse(waiting.are_awaited)
+        with waiting.choosing(wanted=False):
             pass
-        with leases["narrow"].choosing(wanted=True, urgent=False):
-            self.assertEqual(leases["narrow"].free_devices, 2)
+        with other.choosing(wanted=True):
+            self.assertEqual(narrow.free_devices, 2)
 
     def test_a_reservation_concerns_its_own_devices(self):
         one, other, same = self.locks("a"), self.locks("b"), self.locks("a", "b")

@@ -4,51 +4,31 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import random
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from contextlib import nullcontext
 
-from torch_testing_ext._process.loop import EventLoop, Timer
+from torch_testing_ext._process.loop import EventLoop
 
 from ..events import WaitingForDevices
 from ..model import Lease, Unit
-from ..scheduling.leases import Leases
-from ..scheduling.node_leases import NodeLeases
+from ..scheduling.leases import RunLeases
 from ..scheduling.policy import Queue
 from .memory_return import HeldDevice, MemoryReturn
-
-# While other runs have the devices: how often to try again, in seconds. Random, so that two runs do not retry in
-# lockstep.
-RETRY_INTERVAL = (0.05, 0.2)
-TELL_AFTER = 0.5  # seconds of waiting
-RESERVE_AFTER = 2.0  # seconds of waiting
-
-
-@dataclass
-class _Wait:
-    """How long a unit has waited for devices that other runs have."""
-
-    since: float = field(default_factory=time.monotonic)
-    retry: Timer | None = None
-    reported: tuple[str, ...] | None = None  # the other runs that the user knows of
-
-    @property
-    def seconds(self) -> float:
-        return time.monotonic() - self.since
+from .other_runs import OtherRuns
 
 
 class Dispatcher:
     """The units of a run that have not ended, and their leases."""
 
-    def __init__(self, queue: Queue, leases: Leases | NodeLeases, memory: MemoryReturn, loop: EventLoop):
+    def __init__(
+        self, queue: Queue, leases: RunLeases, memory: MemoryReturn, loop: EventLoop, others: OtherRuns | None = None
+    ):
         self._queue = queue
         self._leases = leases
         self._memory = memory
         self._loop = loop
-        self._held: tuple[HeldDevice, ...] = ()
-        self._wait: _Wait | None = None
+        self._others = others
         self._left: Counter[str] = Counter()  # units of each file that have not ended
         self._numbers = itertools.count()
 
@@ -80,8 +60,8 @@ class Dispatcher:
 
     def drop_hopeless(self) -> tuple[tuple[Unit, ...], str]:
         """Remove and return the units for which too few devices are left, and why."""
-        units = self._queue.drop(lambda unit: not self._leases.can_ever_fit(unit)) if self._held else ()
-        return units, f"too few devices are left: {'; '.join(map(str, self._held))}"
+        units = self._queue.drop(lambda unit: not self._leases.may_fit(unit)) if self._memory.held else ()
+        return units, f"too few devices are left: {'; '.join(map(str, self._memory.held))}"
 
     @property
     def has_units(self) -> bool:
@@ -91,7 +71,7 @@ class Dispatcher:
     @property
     def is_waiting(self) -> bool:
         """Whether something other than a running unit is to come: memory of a lease, or devices of other runs."""
-        return self.awaits_memory or self._wait is not None
+        return self.awaits_memory or (self._others is not None and self._others.are_awaited)
 
     @property
     def awaits_memory(self) -> bool:
@@ -103,49 +83,34 @@ class Dispatcher:
         """Start each unit that fits now."""
         started = True
         while started:
-            waited = self._wait.seconds if self._wait is not None else 0.0
-            with self._leases.choosing(self._queue.wants_devices, urgent=waited > RESERVE_AFTER):
+            with self._others.choosing(self._queue.wants_devices) if self._others is not None else nullcontext():
                 started = self._start_next(start)
 
     def _start_next(self, start: Callable[[Unit, Lease], None]) -> bool:
         unit = self._queue.take(self._leases.free_devices, self._leases.free_slots)
         if unit is None:
             return False
-        if unit.devices:
-            self._wait = None
         lease = self._leases.take(unit)
         self._memory.leased(lease.devices)
         start(unit, lease)
         return True
 
     def wait_for_others(self) -> WaitingForDevices | None:
-        """If devices are missing because other runs have them, try again in a moment: a lock cannot be awaited.
-
-        Returns what the user has to know.
-        """
-        if not (self._queue.wants_devices and self._leases.elsewhere):
-            self._wait = None
-            return None
-        if self._wait is None:
-            self._wait = _Wait()
-        if self._wait.retry is None or self._wait.retry.at <= time.monotonic():
-            # It is enough to wake the loop: whatever happens, units are dispatched then.
-            self._wait.retry = self._loop.after(random.uniform(*RETRY_INTERVAL), lambda: None)
-        if (owners := self._leases.owners()) == self._wait.reported or self._wait.seconds <= TELL_AFTER:
-            return None
-        self._wait.reported = owners
-        return WaitingForDevices(self._leases.elsewhere, owners)
+        """If other runs have the devices that are missing, try again in a moment. Returns what the user has to know."""
+        return self._others.wait(self._queue.wants_devices, self._loop) if self._others is not None else None
 
     def when_back(self, lease: Lease, then: Callable[[tuple[HeldDevice, ...]], None]) -> None:
         """The processes of a lease have ended: call `then` when memory is back, with the devices that keep some."""
         self._memory.when_back(lease.devices, then)
 
-    def give_back(self, lease: Lease, held: tuple[HeldDevice, ...] = ()) -> None:
-        """End a lease. Devices that are `held` are not leased again."""
+    def give_back(self, lease: Lease) -> None:
         self._leases.give_back(lease)
-        for one in held:
-            self._leases.quarantine(one.name)
-        self._held += held
+        if self._others is not None:
+            self._others.give_back(lease)
+
+    def close(self) -> None:
+        """No lease is taken any more."""
+        self._memory.close()
 
     def give_up(self) -> None:
         """The run ends: wait for no memory any more."""

@@ -28,8 +28,7 @@ from ..events import (
 from ..model import Attempt, FinishedTest, Lease, RunHeader, Summary, Test, TestOutcome, Unit
 from ..options.options import Options
 from ..scheduling.inventory import Inventory
-from ..scheduling.leases import Leases
-from ..scheduling.node_leases import NodeLeases
+from ..scheduling.leases import RunLeases
 from ..scheduling.plan import Plan
 from ..scheduling.policy import Queue
 from .again import Undisturbed
@@ -37,6 +36,7 @@ from .attempts import Attempts
 from .dispatcher import Dispatcher
 from .live_view import LiveView
 from .memory_return import HeldDevice, MemoryReturn, with_held
+from .other_runs import OtherRuns
 from .place import LostUnitListener, Place
 from .running_unit import UnitHandle
 from .signals_and_keys import signals_and_keys
@@ -51,18 +51,19 @@ class Engine(LostUnitListener):
         place: Place,
         options: Options,
         inventory: Inventory,
-        leases: Leases | NodeLeases,
+        leases: RunLeases,
         queue: Queue,
         reporter: Reporter,
         header: RunHeader | None = None,
         memory: MemoryReturn | None = None,
+        others: OtherRuns | None = None,
     ):
-        """`memory`: that of the devices of this machine, if it is checked."""
+        """`memory`: that of the devices of this machine, if it is checked. `others`: with which it shares these."""
         self._place = place
         self._options = options
         self._report = reporter.on_event
         self._describe_run = functools.partial(_run_began, options, inventory, header or RunHeader())
-        self._dispatcher = Dispatcher(queue, leases, memory or MemoryReturn(place.loop), place.loop)
+        self._dispatcher = Dispatcher(queue, leases, memory or MemoryReturn(place.loop), place.loop, others)
         self._attempts = Attempts(options.policy, options.retries, Undisturbed(self._warn))
         self._running: dict[int, UnitHandle] = {}
         self._view = LiveView(self._running, place.loop, self._report, options.stream)
@@ -99,6 +100,7 @@ class Engine(LostUnitListener):
         except Exception:
             error = traceback.format_exc()
             self._abandon()
+        self._dispatcher.close()
         for attempt in tuple(self._attempts.cut_short()):
             self._finish(attempt)
         return Summary(
@@ -185,7 +187,7 @@ class Engine(LostUnitListener):
         )
 
     def _give_back(self, unit: Unit, lease: Lease, held: tuple[HeldDevice, ...] = ()) -> None:
-        self._dispatcher.give_back(lease, held)
+        self._dispatcher.give_back(lease)
         for one in held:
             self._warn(f"{one}; it is not used again in this run")
         self._report(UnitEnded(unit, lease, self._now()))

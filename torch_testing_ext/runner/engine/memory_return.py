@@ -53,13 +53,19 @@ class MemoryReturn:
         uuids: Mapping[str, str] | None = None,
         warn: Callable[[str], object] = lambda text: None,
         patience: float = PATIENCE,
+        quarantine: Callable[[str], object] = lambda name: None,
     ):
-        """`uuids`: of each device, as NVML gives them, by the device's name in this run."""
+        """`uuids`: of each device, as NVML gives them, by the device's name in this run.
+
+        `quarantine` is called with the name of each device that is held.
+        """
         self._loop = loop
         self._nvml = nvml
         self._uuids = uuids or {}
         self._warn = warn
         self._patience = patience
+        self._quarantine = quarantine
+        self.held: tuple[HeldDevice, ...] = ()  # devices that are not used again in this run
         self._baseline: dict[str, Usage] = {}
         self._users: Counter[str] = Counter()  # leases of each device
         self._waiting: list[_Waiting] = []
@@ -95,6 +101,9 @@ class MemoryReturn:
             self._loop.after(INTERVAL, lambda: self._look_again(waiting))
             return
         self._waiting.remove(waiting)
+        for one in held:
+            self._quarantine(one.name)
+        self.held += held
         waiting.then(held)
 
     def give_up(self) -> None:

@@ -15,7 +15,7 @@ from ..model import Lease, Unit
 from ..options.options import Options
 from ..processes.file_processes import FileProcesses
 from ..scheduling.inventory import Inventory, environment_of
-from ..scheduling.leases import Leases
+from .other_runs import OtherRuns
 from .running_unit import Limits, RunningUnit, UnitHandle, UnitListener
 
 
@@ -55,14 +55,14 @@ class LocalPlace:
         files: FileProcesses,
         options: Options,
         inventory: Inventory,
-        leases: Leases,
+        others: OtherRuns | None = None,
         command: str | None = None,
     ):
         """`command`: reruns a test whose name is appended, if it is not that of the options."""
         self._files = files
         self._options = options
         self._inventory = inventory
-        self._leases = leases
+        self._others = others
         self._command = command
         self._ports = ExitStack()  # of NCCL's RAS
         self._port_of: dict[tuple[str | int, ...], int] = {}
@@ -89,13 +89,13 @@ class LocalPlace:
             {
                 **environment_of(lease, self._inventory),
                 **self._address_of_ras(lease),
-                **self._leases.environment_of(lease),
+                **(self._others.environment_of(lease) if self._others is not None else {}),
                 **self._options.environment_of_sanitizer(unit.repetition),
             },
             listener,
             self._options.command_of(unit.repetition, self._command),
             self._options.stream,
-            self._leases.locks_of(lease),
+            self._others.locks_of(lease) if self._others is not None else (),
         )
 
     def close_file(self, name: str) -> None:

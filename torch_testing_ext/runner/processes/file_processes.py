@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,9 +38,16 @@ class Discovery:
 class FileProcesses(ZygoteClient):
     """The processes of test files, and the zygote above them: `with FileProcesses(root) as files:`."""
 
-    def __init__(self, root: Path, warm_up: WarmUp | None = None, drop_in: bool = False, all_marks: bool = False):
+    def __init__(
+        self,
+        root: Path,
+        warm_up: WarmUp | None = None,
+        drop_in: bool = False,
+        all_marks: bool = False,
+        environ: Mapping[str, str] | None = None,
+    ):
         """`all_marks`: find tests, too, that pytest's own options deselect by their marks."""
-        super().__init__(root, warm_up, drop_in)
+        super().__init__(root, warm_up, drop_in, environ)
         self._load_as = LoadAs(all_marks=all_marks)
         self.torch_version = ""  # known when devices have been counted
         self.devices_seen = DevicesCounted(None, 0)  # known when devices have been counted

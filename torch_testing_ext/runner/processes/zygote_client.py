@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -44,8 +44,18 @@ class ZygoteClient:
 
     quit_patience = QUIT_PATIENCE
 
-    def __init__(self, root: Path, warm_up: WarmUp | None = None, drop_in: bool = False):
-        """`drop_in`: the root is a PyTorch checkout, whose tests get our classes under PyTorch's names."""
+    def __init__(
+        self,
+        root: Path,
+        warm_up: WarmUp | None = None,
+        drop_in: bool = False,
+        environ: Mapping[str, str] | None = None,
+    ):
+        """`drop_in`: the root is a PyTorch checkout, whose tests get our classes under PyTorch's names.
+
+        `environ`: variables that all processes of the run get besides those of this process.
+        """
+        self._environ = environ or {}
         self.root = root
         self._drop_in = drop_in
         self.loop = EventLoop()
@@ -100,7 +110,12 @@ class ZygoteClient:
             try:
                 with self._log.open("ab") as log:
                     self._process = subprocess.Popen(
-                        command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=[theirs.fileno()]
+                        command,
+                        stdin=subprocess.DEVNULL,
+                        stdout=log,
+                        stderr=log,
+                        pass_fds=[theirs.fileno()],
+                        env={**os.environ, **self._environ},
                     )
             except OSError as error:
                 self._fail(f"the process that imports torch for all tests cannot be started: {error}")

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from ..model import Lease, Unit
-from .leases import Leases
-from .node_leases import NodeLeases
+from .leases import RunLeases
 from .policy import Queue
 
 
@@ -22,7 +21,7 @@ class PlannedStart:
     until: float
 
 
-def forecast(queue: Queue, leases: Leases | NodeLeases, seconds_of: Callable[[Unit], float]) -> Iterator[PlannedStart]:
+def forecast(queue: Queue, leases: RunLeases, seconds_of: Callable[[Unit], float]) -> Iterator[PlannedStart]:
     """Simulates the queue: yields the units in the order in which they start."""
     now = 0.0
     running: list[tuple[float, int, Lease]] = []

@@ -1,12 +1,11 @@
-"""Hands out devices and CPU slots to units. Nothing is handed out twice at the same time."""
+"""Hands out devices and CPU slots to units. Nothing is handed out twice at the same time. Knows no file."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
 
 from torch_testing_ext._machine.device_facts import DeviceFacts, groups
-from torch_testing_ext._machine.device_locks import DeviceLocks
 from torch_testing_ext._machine.nvml import Gpu
 from torch_testing_ext._machine.topology import best, preferred
 
@@ -14,14 +13,30 @@ from ..model import Lease, Unit
 from .policy import slots_of
 
 
+class RunLeases(Protocol):
+    """The leases of a run: those of this machine, or of the nodes of a cluster."""
+
+    @property
+    def free_devices(self) -> int: ...
+    @property
+    def free_slots(self) -> int: ...
+    def may_run_now(self, unit: Unit) -> bool:
+        """Whether the unit does not disturb those that run."""
+
+    def may_fit(self, unit: Unit) -> bool:
+        """Whether there is enough for the unit when others have ended."""
+
+    def take(self, unit: Unit) -> Lease: ...
+    def give_back(self, lease: Lease) -> None: ...
+
+
 class Leases:
-    """The devices and CPU slots of a run, and which of them are leased. With `locks`, other runs share the devices."""
+    """The devices and CPU slots of a machine, and which of them are leased."""
 
     def __init__(
         self,
         devices: tuple[str, ...],
         slots: int,
-        locks: DeviceLocks | None = None,
         facts: Sequence[DeviceFacts] = (),
         shared_backend: str = "",
         gpus: Mapping[str, Gpu] | None = None,
@@ -34,69 +49,19 @@ class Leases:
         assert len(set(devices)) == len(devices), f"two devices have the same name: {devices}"
         self._devices, self._slots = devices, tuple(range(slots))
         self._held: list[Lease] = []
-        self._locks = locks
         self._node = node
         self._facts = facts
         self._shared_backend = shared_backend
         self._gpus = gpus or {}
         self._quarantined: set[str] = set()
-        self._elsewhere: tuple[str, ...] = ()  # devices that other runs have leased or reserved
+        self._withheld: frozenset[str] = frozenset()
 
-    @property
-    def elsewhere(self) -> tuple[str, ...]:
-        """The devices that other runs had when this run tried to get them last."""
-        return self._elsewhere
+    def withhold(self, names: Iterable[str]) -> None:
+        """Lease none of these devices, and any other again: other runs have them."""
+        self._withheld = frozenset(names)
 
-    @contextmanager
-    def choosing(self, wanted: bool, urgent: bool) -> Iterator[None]:
-        """The time in which units are started: until its end, other runs cannot take the free devices.
-
-        `wanted`: whether any unit waits for devices. `urgent`: keep free devices, and have other runs leave theirs,
-        until a unit that waits for them has started.
-        """
-        if self._locks is None:
-            yield
-            return
-        free = self._unheld()
-        reserved = self._locks.reserved_by_others() if wanted else frozenset()
-        self._elsewhere = tuple(n for n in free if wanted and (n in reserved or not self._locks.acquire(n)))
-        before = len(self._held)
-        try:
-            yield
-        finally:
-            self._end_choice(before, urgent)
-
-    def _end_choice(self, before: int, urgent: bool) -> None:
-        assert self._locks is not None
-        if len(self._held) > before and any(lease.devices for lease in self._held[before:]):
-            self._locks.end_reservation()  # it has got what it was for
-        elif urgent and self._elsewhere and self._locks.reserve():
-            return
-        else:
-            self._locks.end_reservation()
-        for name in self._unheld():
-            self._locks.release(name)
-
-    def locks_of(self, lease: Lease) -> tuple[int, ...]:
-        """The descriptors that keep the devices of a lease locked."""
-        return self._locks.descriptors(lease.devices) if self._locks is not None else ()
-
-    def environment_of(self, lease: Lease) -> dict[str, str]:
-        """The environment variables of a leaseholder, for runs that it starts."""
-        return self._locks.leased(lease.devices) if self._locks is not None and lease.devices else {}
-
-    def owners(self) -> tuple[str, ...]:
-        """The runs that have the devices which are elsewhere, in words."""
-        if self._locks is None:
-            return ()
-        return tuple(dict.fromkeys(filter(None, map(self._locks.owner_of, self._elsewhere))))
-
-    def close(self) -> None:
-        """Leave all devices to other runs. Call it when no process of this run is left."""
-        if self._locks is not None:
-            self._locks.close()
-
-    def _unheld(self) -> list[str]:
+    def unheld(self) -> list[str]:
+        """The devices that this run could lease, if no other run had them."""
         held = {name for lease in self._held for name in lease.devices} | self._quarantined
         return [name for name in self._devices if name not in held]
 
@@ -129,7 +94,7 @@ class Leases:
         return lease
 
     def _free(self) -> list[str]:
-        return [name for name in self._unheld() if name not in self._elsewhere]
+        return [name for name in self.unheld() if name not in self._withheld]
 
     def _choose(self, unit: Unit) -> tuple[str, ...] | None:
         """Choose devices that satisfy the unit; None if too few are free."""
@@ -147,19 +112,15 @@ class Leases:
         return best(named, free, count, self._gpus)
 
     def quarantine(self, name: str) -> None:
-        """Lease a device no more in this run."""
+        """Never lease a device again in this run."""
         self._quarantined.add(name)
 
-    def can_ever_fit(self, unit: Unit) -> bool:
+    def may_fit(self, unit: Unit) -> bool:
         """Whether there are devices that the unit can get when others have ended."""
         if not self._quarantined or not unit.devices:
             return True
         left = [name for name in self._devices if name not in self._quarantined]
         return self._among(left, unit) is not None
-
-    def may_fit(self, unit: Unit) -> bool:
-        """Whether the devices that there are now are enough: here they do not become more."""
-        return self.can_ever_fit(unit)
 
     def fits(self, unit: Unit) -> bool:
         """Whether there are free devices that have what the unit needs."""
@@ -180,9 +141,6 @@ class Leases:
         """Frees a lease. Call it when every process of the unit is gone."""
         assert self.holds(lease), f"{lease} is not held"
         self._held = [one for one in self._held if one is not lease]
-        if self._locks is not None:
-            for name in lease.devices:
-                self._locks.release(name)
 
     def _check(self) -> None:
         for resource in ("devices", "slots"):

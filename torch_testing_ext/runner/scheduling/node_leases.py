@@ -7,7 +7,6 @@ free as a whole; among equal ones, a node that has the unit's file open already.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 from ..model import Lease, Unit
 from .leases import Leases
@@ -16,8 +15,6 @@ from .policy import Queue, slots_of
 
 class NodeLeases:
     """The devices and CPU slots of all nodes, and which of them are leased."""
-
-    elsewhere: tuple[str, ...] = ()  # what other users of the cluster have is not ours to lease
 
     def __init__(self) -> None:
         self._nodes: dict[str, _Node] = {}
@@ -78,15 +75,6 @@ class NodeLeases:
 
     # -- what the engine and the queue ask
 
-    @contextmanager
-    def choosing(self, wanted: bool, urgent: bool) -> Iterator[None]:
-        """The time in which units are started."""
-        yield
-
-    def owners(self) -> tuple[str, ...]:
-        """The other runs that this one waits for, in words: none is known."""
-        return ()
-
     @property
     def free_devices(self) -> int:
         """The most devices that are free on one node."""
@@ -136,16 +124,6 @@ class NodeLeases:
         node = self._nodes.get(lease.node)
         if node is not None and node.leases.holds(lease):
             node.leases.give_back(lease)
-
-    def quarantine(self, name: str) -> None:
-        """The memory of the devices of nodes is not checked."""
-
-    def can_ever_fit(self, unit: Unit) -> bool:
-        """Nodes may come."""
-        return True
-
-    def close(self) -> None:
-        """There is nothing to leave to others."""
 
     def _width(self, unit: Unit) -> int:
         return unit.devices or slots_of(unit, self.most_slots)

@@ -1,25 +1,23 @@
-"""One run on the nodes of a cluster: like a run on this machine, but tests are found and run by agents."""
+"""The nodes of a cluster as the site of a run."""
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import sys
 import tempfile
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from types import TracebackType
 
 from ..engine.engine import Engine
-from ..events import Reporters, Warned
+from ..events import Reporter, Warned
 from ..model import NodeOfRun, RunHeader
 from ..options.options import ALL_CPUS, Options
-from ..processes.file_processes import Discovery
 from ..scheduling.inventory import Inventory
 from ..scheduling.node_leases import NodeLeases
-from ..scheduling.plan import priority
-from ..scheduling.policy import Queue
-from ..session import Session, Work
+from ..scheduling.policy import Priority, Queue
+from ..site import Found, Work
 from .bridge_protocol import Connect
 from .environment import environment_for_nodes
 from .place import ClusterPlace, NodeLauncher
@@ -30,24 +28,37 @@ from .shipping import pack
 from .slurm import SLURM, slurm_launcher
 
 
-class ClusterSession(Session):
-    """One invocation of run_test.py with --cluster."""
+class ClusterSite:
+    """The nodes of a cluster, where tests are found and run by agents."""
 
     def __init__(self, options: Options, root: Path):
-        super().__init__(dataclasses.replace(options, jobs=1), root)  # known when the nodes are
-        self._jobs = None if options.jobs == ALL_CPUS else options.jobs
-        self._node_leases = NodeLeases()
+        self._options = options
+        self._root = root
+        self._leases = NodeLeases()
+        self._owner = ExitStack()
+        self._warnings: list[str] = []  # about what is packed for the nodes
 
-    def run(self) -> int:
-        """Does what the options say, and returns the exit code."""
-        with tempfile.TemporaryDirectory(prefix="torch_testing_ext_run_", ignore_cleanup_errors=True) as folder:
-            self._folder = Path(folder)
-            return super().run()
+    def __enter__(self) -> ClusterSite:
+        with self._owner as owner:
+            folder = tempfile.TemporaryDirectory(prefix="torch_testing_ext_run_", ignore_cleanup_errors=True)
+            self._folder = Path(owner.enter_context(folder))
+            place = ClusterPlace(self._launcher(), self._leases, self._options.cluster_timeout, _say, lambda text: None)
+            self._place = owner.enter_context(place)
+            self._owner = owner.pop_all()
+        return self
 
-    def _zygote(self, files: Sequence[str]) -> ClusterPlace:
-        return ClusterPlace(
-            self._launcher(), self._node_leases, self._options.cluster_timeout, _say, self._warnings.append
-        )
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._owner.__exit__(kind, error, traceback)
+
+    @property
+    def torch_version(self) -> str:
+        return self._place.torch_version
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        return (*self._warnings, *self._place.warnings)
 
     def _launcher(self) -> NodeLauncher:
         assert self._options.cluster is not None
@@ -84,7 +95,7 @@ class ClusterSession(Session):
             root=str(options.cluster_root or self._root),
             drop_in=bool(options.drop_in),
             all_marks=bool(options.marks),
-            jobs=self._jobs,
+            jobs=None if options.jobs == ALL_CPUS else options.jobs,
             devices=options.cluster_gpus_per_node,
             fake_devices=(),
             timeout=options.timeout,
@@ -98,8 +109,8 @@ class ClusterSession(Session):
             undo_worker=options.cluster != SLURM,
         )
 
-    def _discover(self, zygote: Any, files: Sequence[str]) -> tuple[Inventory, Discovery]:
-        place: ClusterPlace = zygote
+    def discover(self, files: Sequence[str]) -> Found:
+        place = self._place
         place.wait_for_nodes()
         nodes = tuple(
             NodeOfRun(name, node.devices, node.slots, node.most_at_once) for name, node in place.nodes.items()
@@ -111,30 +122,22 @@ class ClusterSession(Session):
             any(one.fake for one in ready),
             nodes=nodes,
         )
-        self._options = dataclasses.replace(self._options, jobs=sum(node.slots for node in nodes))
-        return inventory, place.discover(tuple(files), max(node.slots for node in nodes))
+        discovery = place.discover(tuple(files), max(node.slots for node in nodes))
+        return Found(inventory, sum(node.slots for node in nodes), discovery)
 
-    def _leases(self, work: Work, locks: bool) -> NodeLeases:
-        return self._node_leases
-
-    def _queue(self, work: Work, leases: NodeLeases) -> Queue:
-        queue = Queue(
-            work.plan.units,
-            leases.most_devices,
-            leases.most_slots,
-            priority(self._options, self._last_failed.failed),
-            leases.may_run_now,
-            leases,
-        )
+    def schedule(self, work: Work, first: Priority) -> tuple[Queue, NodeLeases]:
+        leases = self._leases
+        most = leases.most_devices, leases.most_slots
+        queue = Queue(work.plan.units, *most, first, leases.may_run_now, leases)
         leases.serve(queue)
-        return queue
+        return queue, leases
 
-    def _engine(
-        self, zygote: Any, work: Work, leases: Any, queue: Queue, reporters: Reporters, header: RunHeader
-    ) -> Engine:
-        place: ClusterPlace = zygote
-        place.warn = lambda text: reporters.on_event(Warned(text))
-        return Engine(place, self._options, work.inventory, leases, queue, reporters, header)
+    def engine(
+        self, work: Work, first: Priority, reporter: Reporter, header: RunHeader
+    ) -> tuple[Engine, tuple[str, ...]]:
+        queue, leases = self.schedule(work, first)
+        self._place.warn = lambda text: reporter.on_event(Warned(text))
+        return Engine(self._place, work.options, work.inventory, leases, queue, reporter, header), ()
 
 
 def _say(text: str) -> None:

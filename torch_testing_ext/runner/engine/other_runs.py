@@ -1,0 +1,109 @@
+"""Other runs on this machine that use the same devices: locks of files keep the leases of all of them apart."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from torch_testing_ext._machine.device_locks import DeviceLocks
+from torch_testing_ext._process.loop import EventLoop, Timer
+
+from ..events import WaitingForDevices
+from ..model import Lease
+from ..scheduling.leases import Leases
+
+# While other runs have the devices: how often to try again, in seconds. Random, so that two runs do not retry in
+# lockstep.
+RETRY_INTERVAL = (0.05, 0.2)
+REPORT_AFTER = 0.5  # seconds of waiting
+RESERVE_AFTER = 2.0  # seconds of waiting
+
+
+@dataclass
+class _Wait:
+    """How long a unit has waited for devices that other runs have."""
+
+    since: float = field(default_factory=time.monotonic)
+    retry: Timer | None = None
+    reported: tuple[str, ...] | None = None  # the other runs that the user knows of
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self.since
+
+
+class OtherRuns:
+    """Keeps devices that this run leases from other runs, and its leases off devices that these have."""
+
+    def __init__(self, locks: DeviceLocks, leases: Leases, reserve_after: float = RESERVE_AFTER):
+        """`reserve_after`: seconds of waiting after which devices are reserved."""
+        self._locks = locks
+        self._leases = leases
+        self._reserve_after = reserve_after
+        self._elsewhere: tuple[str, ...] = ()  # devices that other runs had when this run tried to get them last
+        self._wait: _Wait | None = None
+
+    @contextmanager
+    def choosing(self, wanted: bool) -> Iterator[None]:
+        """The time in which a unit is started: until its end, other runs cannot take the free devices.
+
+        `wanted`: whether any unit waits for devices. If one has waited for long, the run keeps free devices, and has
+        other runs leave theirs, until a unit that uses devices has started.
+        """
+        free = self._leases.unheld()
+        reserved = self._locks.reserved_by_others() if wanted else frozenset()
+        self._elsewhere = tuple(n for n in free if wanted and (n in reserved or not self._locks.acquire(n)))
+        self._leases.withhold(self._elsewhere)
+        try:
+            yield
+        finally:
+            self._end_choice(started=len(self._leases.unheld()) < len(free))
+
+    def _end_choice(self, started: bool) -> None:
+        """`started`: whether a unit has got devices, so that the reservation has served its purpose."""
+        is_urgent = self._wait is not None and self._wait.seconds > self._reserve_after
+        if started:
+            self._wait = None
+        elif is_urgent and self._elsewhere and self._locks.reserve():
+            return
+        self._locks.end_reservation()
+        for name in self._leases.unheld():
+            self._locks.release(name)
+
+    def give_back(self, lease: Lease) -> None:
+        for name in lease.devices:
+            self._locks.release(name)
+
+    def locks_of(self, lease: Lease) -> tuple[int, ...]:
+        """The descriptors that keep the devices of a lease locked."""
+        return self._locks.descriptors(lease.devices)
+
+    def environment_of(self, lease: Lease) -> dict[str, str]:
+        """The environment variables of a leaseholder, for runs that it starts."""
+        return self._locks.leased(lease.devices) if lease.devices else {}
+
+    @property
+    def are_awaited(self) -> bool:
+        return self._wait is not None
+
+    def wait(self, wanted: bool, loop: EventLoop) -> WaitingForDevices | None:
+        """If devices are missing because other runs have them, try again in a moment: a lock cannot be awaited.
+
+        Returns what the user has to know. `wanted`: whether any unit waits for devices.
+        """
+        if not (wanted and self._elsewhere):
+            self._wait = None
+            return None
+        if self._wait is None:
+            self._wait = _Wait()
+        if self._wait.retry is None or self._wait.retry.at <= time.monotonic():
+            # It is enough to wake the loop: whatever happens, units are dispatched then.
+            self._wait.retry = loop.after(random.uniform(*RETRY_INTERVAL), lambda: None)
+        owners = tuple(dict.fromkeys(filter(None, map(self._locks.owner_of, self._elsewhere))))
+        if owners == self._wait.reported or self._wait.seconds <= REPORT_AFTER:
+            return None
+        self._wait.reported = owners
+        return WaitingForDevices(self._elsewhere, owners)

@@ -1,0 +1,215 @@
+"""Where a run takes place: on this machine, or on the nodes of a cluster (cluster/site.py)."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from torch_testing_ext._machine.device_locks import DeviceLocks, UnsafeFolder, default_folder, leased_by_ancestors
+from torch_testing_ext._machine.nvml import Gpu, NvmlError, may_have_nvidia_gpus, open_nvml
+from torch_testing_ext._machine.sharing import RANKS_PER_GPU
+from torch_testing_ext._machine.topology import matching, warnings_of
+from torch_testing_ext._machine.visible_devices import problem_of_mask
+
+from .events import Reporter, Warned
+from .model import Attempt, RunHeader, Test, TestId
+from .options.options import CannotRun, Options, UsageError
+from .scheduling.inventory import Inventory, all_mig_instances, make_inventory, notes_on_sharing, with_gpus
+from .scheduling.leases import Leases, RunLeases
+from .scheduling.plan import Plan
+from .scheduling.policy import Priority, Queue
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from .engine.engine import Engine
+    from .engine.memory_return import MemoryReturn
+    from .processes.file_processes import Discovery, FileProcesses
+
+Entered = TypeVar("Entered")
+
+
+@dataclass(frozen=True)
+class Found:
+    """The devices, slots and tests that a site has."""
+
+    inventory: Inventory
+    slots: int
+    discovery: Discovery
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Work:
+    """The result of discovery and planning, to run or to list."""
+
+    options: Options  # with the number of slots
+    plan: Plan
+    broken: tuple[Attempt, ...]  # files that cannot be imported, and tests that cannot be run
+    inventory: Inventory
+    discovered: tuple[TestId, ...]  # all tests of the imported files, selected or not
+    warnings: tuple[str, ...]
+
+    @property
+    def tests(self) -> tuple[Test, ...]:
+        return (*self.plan.tests, *(attempt.test for attempt in self.broken))
+
+
+class Site(Protocol):
+    """Finds devices and tests, and makes the engine that runs these: `with site: ...`."""
+
+    @property
+    def torch_version(self) -> str: ...
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """The warnings about files and nodes so far."""
+
+    def __enter__(self: Entered) -> Entered: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None: ...
+    def discover(self, files: Sequence[str]) -> Found: ...
+    def schedule(self, work: Work, first: Priority) -> tuple[Queue, RunLeases]:
+        """A queue and leases for a forecast, which nothing else sees."""
+
+    def engine(
+        self, work: Work, first: Priority, reporter: Reporter, header: RunHeader
+    ) -> tuple[Engine, tuple[str, ...]]:
+        """The engine that runs the work, and warnings."""
+
+
+class LocalSite:
+    """This machine."""
+
+    def __init__(self, options: Options, root: Path, files: Sequence[str]):
+        from .processes.file_processes import FileProcesses
+        from .processes.warm_up import warm_up_for
+
+        self._options = options
+        # The world size of a test may depend on it.
+        shared = {RANKS_PER_GPU: str(options.ranks_per_gpu)} if options.ranks_per_gpu > 1 else {}
+        warm_up, drop_in, all_marks = warm_up_for(root, files), bool(options.drop_in), bool(options.marks)
+        self._files = FileProcesses(root, warm_up, drop_in, all_marks, shared)
+
+    def __enter__(self) -> LocalSite:
+        self._files.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._files.close()
+
+    @property
+    def torch_version(self) -> str:
+        return self._files.torch_version
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        return self._files.warnings
+
+    def discover(self, files: Sequence[str]) -> Found:
+        inventory, warnings = find_devices(self._files, self._options)
+        discovery = self._files.discover(files, inventory.most_ranks, self._options.jobs)
+        return Found(inventory, self._options.jobs, discovery, warnings)
+
+    def schedule(self, work: Work, first: Priority) -> tuple[Queue, Leases]:
+        inventory, slots = work.inventory, work.options.jobs
+        leases = Leases(inventory.names, slots, inventory.facts, inventory.shared_backend, inventory.gpus)
+        have_needs = any(unit.of_devices for unit in work.plan.units)
+        queue = Queue(
+            work.plan.units, len(inventory.names), slots, first, leases.may_run_now, leases if have_needs else None
+        )
+        return queue, leases
+
+    def engine(
+        self, work: Work, first: Priority, reporter: Reporter, header: RunHeader
+    ) -> tuple[Engine, tuple[str, ...]]:
+        from .engine.engine import Engine
+        from .engine.other_runs import OtherRuns
+        from .engine.place import LocalPlace
+
+        queue, leases = self.schedule(work, first)
+        warnings: tuple[str, ...] = ()
+        others, memory = None, None
+        if any(unit.devices for unit in work.plan.units):
+            locks, without_locks = _device_locks(work)
+            others = OtherRuns(locks, leases) if locks is not None else None
+            memory, without_memory = self._memory_return(work, leases, reporter)
+            warnings = (*without_locks, *without_memory)
+        place = LocalPlace(self._files, work.options, work.inventory, others)
+        engine = Engine(place, work.options, work.inventory, leases, queue, reporter, header, memory, others)
+        return engine, warnings
+
+    def _memory_return(
+        self, work: Work, leases: Leases, reporter: Reporter
+    ) -> tuple[MemoryReturn | None, tuple[str, ...]]:
+        """Create the memory check, if NVML is available; else a warning."""
+        from .engine.memory_return import MemoryReturn, uuids_for
+
+        inventory = work.inventory
+        if inventory.kind != "cuda" or inventory.fake:
+            return None, ()
+        try:
+            nvml = open_nvml()
+            uuids = uuids_for(inventory.identities, inventory.names, nvml.usage())
+        except NvmlError as error:
+            return None, (f"device memory is not checked between tests: {error}",)
+        warn = lambda text: reporter.on_event(Warned(text))  # noqa: E731
+        return MemoryReturn(self._files.loop, nvml, uuids, warn, quarantine=leases.quarantine), ()
+
+
+def find_devices(files: FileProcesses, options: Options) -> tuple[Inventory, tuple[str, ...]]:
+    """The devices of this machine that the run may use, and warnings about them."""
+    kind, count = files.count_devices()
+    seen = files.devices_seen
+    gpus = _ask_nvml(kind, options)
+    known = (lambda name: _is_there(name, gpus)) if gpus else None
+    if options.fake_gpus is None and (why := problem_of_mask(os.environ, kind, count, known)):
+        raise UsageError(why)
+    mig = all_mig_instances(os.environ, kind, gpus)
+    kind, count = kind or ("cuda" if mig else None), max(count, len(mig))
+    inventory = make_inventory(options, os.environ, kind, count, seen.uuids, seen.facts, seen.nccl, mig)
+    inventory = with_gpus(inventory, gpus, os.environ)
+    return inventory, (*warnings_of(inventory.gpus), *notes_on_sharing(inventory, seen.nccl))
+
+
+def _ask_nvml(kind: str | None, options: Options) -> tuple[Gpu, ...]:
+    """All GPUs of this machine, as NVML knows them; none if it cannot be asked, or need not be."""
+    if kind not in (None, "cuda") or options.fake_gpus is not None or not may_have_nvidia_gpus():
+        return ()
+    try:
+        nvml = open_nvml()
+    except NvmlError as error:
+        if "has not answered" in str(error):
+            raise CannotRun(str(error)) from None
+        return ()
+    gpus = nvml.gpus()
+    nvml.close()
+    return gpus
+
+
+def _is_there(name: str, gpus: Sequence[Gpu]) -> bool:
+    return int(name) < len(gpus) if name.isdecimal() else bool(matching(name, gpus))
+
+
+def _device_locks(work: Work) -> tuple[DeviceLocks | None, tuple[str, ...]]:
+    """Create the locks that keep devices from other runs; None, and a warning, if that fails."""
+    options, inventory = work.options, work.inventory
+    if not options.shared_leases:
+        return None, ()
+    try:
+        locks = DeviceLocks(
+            options.lease_folder or default_folder(),
+            {name: inventory.identity_of(name) for name in inventory.names},
+            f"pid {os.getpid()}: {shlex.join(sys.orig_argv)}",
+            leased_by_ancestors(os.environ),
+        )
+    except (OSError, UnsafeFolder) as error:
+        return None, (f"other runs may use the same devices at the same time: {error}",)
+    return locks, ()
