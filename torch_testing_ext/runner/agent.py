@@ -59,15 +59,15 @@ from .scheduling.inventory import Inventory, make_inventory
 
 STREAM_INTERVAL = 0.05
 # When the stream has ended: how long the zygote, which may be importing torch, has before it is killed.
-QUIT_PATIENCE = 0.5
-WRITE_PATIENCE = 1.0
+QUIT_TIMEOUT = 0.5
+WRITE_TIMEOUT = 1.0
 RAY_THRESHOLD = "--ray-memory-threshold="
 
 
 class NodeFileProcesses(FileProcesses):
     """The processes of an agent, which end quickly: whatever has ended the stream may give the node to others."""
 
-    quit_patience = QUIT_PATIENCE
+    quit_timeout = QUIT_TIMEOUT
 
 
 class Agent(LostUnitListener):
@@ -90,7 +90,7 @@ class Agent(LostUnitListener):
         self._memory = memory
         self._most_memory = most_memory
         self._running: dict[int, RunningUnit] = {}
-        self._told: set[str] = set()  # warnings
+        self._sent_warnings: set[str] = set()
         self._goes_on = True
         self._early: list[ToAgent] = []  # messages that came while devices were counted
         self._place: LocalPlace | None = None
@@ -108,7 +108,7 @@ class Agent(LostUnitListener):
             self._on_message(message)
         if self._prepare.stream:
             self._copy_output()
-        MemoryWatch(loop, self._memory, self._most_memory, lambda: self._running, self._tell)
+        MemoryWatch(loop, self._memory, self._most_memory, lambda: self._running, self._warn)
         while self._goes_on:
             loop.step()
 
@@ -131,7 +131,7 @@ class Agent(LostUnitListener):
             inventory = Inventory(asked.fake_devices, kind, fake=True)
         if len(inventory.names) < asked.reserved:
             counts = f"{asked.reserved} accelerators are reserved there, and torch sees {len(inventory.names)}"
-            self._tell(counts)
+            self._warn(counts)
         if asked.devices is not None:
             inventory = dataclasses.replace(inventory, names=inventory.names[: asked.devices])
         self._place = LocalPlace(self._files, options, inventory, command=asked.command)
@@ -159,10 +159,10 @@ class Agent(LostUnitListener):
         if self._prepare.stream and (text := running.new_output()):
             self._writer.send(OutputOfUnit(running.unit.number, text))
 
-    def _tell(self, warning: str) -> None:
+    def _warn(self, warning: str) -> None:
         """Pass on a warning, once."""
-        if warning not in self._told:
-            self._told.add(warning)
+        if warning not in self._sent_warnings:
+            self._sent_warnings.add(warning)
             self._writer.send(AgentWarned(warning))
 
     # -- requests
@@ -213,7 +213,7 @@ class Agent(LostUnitListener):
         if self._files.failure is not None:
             self._writer.send(NodeCannotRun(self._files.failure))
             return
-        self._told.update(found.warnings)
+        self._sent_warnings.update(found.warnings)
         self._writer.send(TestsFound(found.tests, found.broken, found.not_run, found.warnings))
 
     def _run(self, message: RunUnit) -> None:
@@ -248,7 +248,7 @@ class Agent(LostUnitListener):
         self._copy_output_of(running)
         del self._running[running.unit.number]
         for warning in self._files.warnings:
-            self._tell(warning)
+            self._warn(warning)
         self._writer.send(EndOfUnit(running.unit.number, tuple(attempts), tuple(rest), running.cause))
 
 
@@ -280,7 +280,7 @@ def serve(memory: MachineMemory) -> int:
         print(f"the agent of this node ends: on its stdin, {error}", file=sys.stderr)
         return 1
     finally:
-        writer.finish(WRITE_PATIENCE)
+        writer.finish(WRITE_TIMEOUT)
 
 
 def _serve(reader: MessageReader[ToAgent], writer: MessageWriter, memory: MachineMemory, most_memory: float) -> None:

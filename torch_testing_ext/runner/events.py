@@ -31,7 +31,7 @@ class RunBegan:
 
     @property
     def results(self) -> int:
-        """How many results to expect. A test that is in no unit does not run, so it is not repeated either."""
+        """The number of results to expect. A test that is in no unit does not run, so it is not repeated either."""
         planned = {test.id for unit in self.units for test in unit.tests}
         return sum(len(unit.tests) for unit in self.units) + sum(test.id not in planned for test in self.tests)
 

@@ -16,7 +16,7 @@ from .model import RunHeader
 from .scheduling.inventory import Inventory
 
 # A repository on a slow file system does not delay the run for longer.
-GIT_PATIENCE = 5.0
+GIT_TIMEOUT = 5.0
 NVIDIA_MODELS = Path("/proc/driver/nvidia/gpus")
 
 
@@ -56,7 +56,7 @@ class CommitQuery:
         if self._git is None:
             return "", False
         try:
-            said, _ = self._git.communicate(timeout=GIT_PATIENCE)
+            said, _ = self._git.communicate(timeout=GIT_TIMEOUT)
         except subprocess.TimeoutExpired:
             return "", False
         commit, dirty, _ = said.strip().partition("-dirty") if self._git.returncode == 0 else ("", "", "")

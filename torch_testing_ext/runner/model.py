@@ -11,7 +11,7 @@ from torch_testing_ext._process.user_warnings import KitWarning
 
 
 class TestOutcome(enum.Enum):
-    """How one test ended."""
+    """The end of one test."""
 
     __test__ = False  # not a test for pytest to collect
 
@@ -28,7 +28,7 @@ class TestOutcome(enum.Enum):
 
 
 class Category(enum.Enum):
-    """What an outcome counts as in the last line of the report."""
+    """The meaning of an outcome in the last line of the report."""
 
     PASSED = "passed"
     FAILED = "failed"
@@ -205,20 +205,20 @@ class FinishedTest:
 
 @dataclass(frozen=True)
 class Policy:
-    """Which outcomes count as failures in addition to the usual ones."""
+    """The outcomes that count as failures in addition to the usual ones."""
 
     fail_flaky: bool = False
     fail_leaked: bool = False
 
     def verdict(self, outcome: TestOutcome) -> Category:
-        """What the outcome of one attempt counts as."""
+        """The category of the outcome of one attempt."""
         failing = (outcome is TestOutcome.FLAKY and self.fail_flaky) or (
             outcome is TestOutcome.LEAKED and self.fail_leaked
         )
         return Category.FAILED if failing else COUNTS_AS[outcome]
 
     def verdict_on(self, finished: FinishedTest) -> Category:
-        """What a test counts as. The last attempt of a flaky test may be a failure of its own, by leaking."""
+        """The category of a test. The last attempt of a flaky test may be a failure of its own, by leaking."""
         verdicts = {self.verdict(finished.outcome), self.verdict(finished.last.outcome)}
         return Category.FAILED if Category.FAILED in verdicts else self.verdict(finished.outcome)
 
@@ -235,7 +235,7 @@ class NodeOfRun:
 
 @dataclass(frozen=True)
 class RunHeader:
-    """Where a run took place, and with which software. A fact that could not be found out is empty."""
+    """The place and the software of a run. A fact that could not be found out is empty."""
 
     command: str = ""  # as it was typed
     commit: str = ""  # of the tested project

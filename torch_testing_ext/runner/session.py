@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Chosen:
-    """What the user chose by names: files, and a selection of their tests."""
+    """The files that the user chose by names, and the selection of their tests."""
 
     selection: Selection
     files: tuple[str, ...]
@@ -52,7 +52,7 @@ class Chosen:
 
 
 class EarlierRuns:
-    """What earlier runs have left for this one. Files that cannot be read or written cause warnings."""
+    """Data that earlier runs have left for this one. Files that cannot be read or written cause warnings."""
 
     def __init__(self, options: Options):
         self.warnings: list[str] = []

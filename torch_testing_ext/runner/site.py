@@ -1,4 +1,4 @@
-"""Where a run takes place: on this machine, or on the nodes of a cluster (cluster/site.py)."""
+"""The site of a run: this machine, or the nodes of a cluster (cluster/site.py)."""
 
 from __future__ import annotations
 

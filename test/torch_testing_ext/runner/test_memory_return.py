@@ -63,11 +63,11 @@ class MemoryReturnTest(unittest.TestCase):
         self.addCleanup(self.loop.close)
         self.warnings = []
 
-    def after_lease(self, *answers, patience=60.0, names=("a",)):
+    def after_lease(self, *answers, timeout=60.0, names=("a",)):
         """The answers to a lease of these devices that has ended. The first answer of NVML is the baseline."""
         nvml = FakeNvml(*answers)
         uuids = {"a": "GPU-a", "b": "GPU-b"}
-        memory = MemoryReturn(self.loop, nvml, uuids, self.warnings.append, patience)
+        memory = MemoryReturn(self.loop, nvml, uuids, self.warnings.append, timeout)
         found = []
         memory.leased(names)
         memory.when_back(names, found.append)
@@ -86,7 +86,7 @@ class MemoryReturnTest(unittest.TestCase):
 
     def test_never_back(self):
         after = Usage(3 * GIB, (GpuProcess(1), GpuProcess(2**22 + 7)))
-        (held,), _ = self.after_lease({"GPU-a": Usage(GIB, (GpuProcess(1),))}, {"GPU-a": after}, patience=0.0)
+        (held,), _ = self.after_lease({"GPU-a": Usage(GIB, (GpuProcess(1),))}, {"GPU-a": after}, timeout=0.0)
         self.assertEqual(
             str(held),
             "device a still had 2.0 GiB more in use than before, held by pid 4194311 (not a process that can be seen "
@@ -95,7 +95,7 @@ class MemoryReturnTest(unittest.TestCase):
 
     def test_only_the_device_that_is_held(self):
         before, after = {"GPU-a": 0, "GPU-b": 0}, {"GPU-a": 0, "GPU-b": GIB}
-        (held,), _ = self.after_lease(before, after, patience=0.0, names=("a", "b"))
+        (held,), _ = self.after_lease(before, after, timeout=0.0, names=("a", "b"))
         self.assertEqual(held.name, "b")
 
     def test_nvml_fails_in_between(self):
@@ -118,7 +118,7 @@ class MemoryReturnTest(unittest.TestCase):
 
     def test_the_last_of_several_units_on_a_device_counts(self):
         nvml = FakeNvml({"GPU-a": 0}, {"GPU-a": GIB})
-        memory, found = MemoryReturn(self.loop, nvml, {"a": "GPU-a"}, patience=0.0), []
+        memory, found = MemoryReturn(self.loop, nvml, {"a": "GPU-a"}, timeout=0.0), []
         memory.leased(("a",))
         memory.leased(("a",))
         self.assertEqual(nvml.asked, 1)
@@ -198,7 +198,7 @@ class QuarantineTest(unittest.TestCase):
         taken = {"GPU-0": 2 * GIB, "GPU-1": 0}
         nvml = FakeNvml(free, free, taken)
         memory = MemoryReturn(
-            project.zygote.loop, nvml, {"0": "GPU-0", "1": "GPU-1"}, patience=0.0, quarantine=leases.quarantine
+            project.zygote.loop, nvml, {"0": "GPU-0", "1": "GPU-1"}, timeout=0.0, quarantine=leases.quarantine
         )
         place = LocalPlace(project.zygote, options, inventory)
         engine = Engine(place, options, inventory, leases, queue, recorder, memory=memory)

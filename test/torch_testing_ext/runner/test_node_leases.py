@@ -7,7 +7,7 @@ from kit.invented import make_unit
 
 from torch_testing_ext.runner.scheduling.forecast import forecast
 from torch_testing_ext.runner.scheduling.node_leases import NodeLeases
-from torch_testing_ext.runner.scheduling.policy import PATIENCE, Queue
+from torch_testing_ext.runner.scheduling.policy import MOST_OVERTAKEN, Queue
 
 
 def make(units, *nodes):
@@ -89,7 +89,7 @@ class NodeLeasesTest(unittest.TestCase):
             held.append(lease)
         self.assertTrue(reserved)
         self.assertEqual(started[-1], 0)
-        self.assertLessEqual(len(started), PATIENCE * 4 + 4)
+        self.assertLessEqual(len(started), MOST_OVERTAKEN * 4 + 4)
 
     def test_one_that_fits_nowhere_any_more_holds_up_no_other(self):
         units = [make_unit(0, 3), *(make_unit(number, 1) for number in range(1, 40))]

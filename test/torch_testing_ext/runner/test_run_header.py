@@ -99,7 +99,7 @@ class CommitTest(unittest.TestCase):
         program.chmod(0o700)
         with (
             mock.patch.dict(os.environ, PATH=f"{self.folder}:{os.environ['PATH']}"),
-            mock.patch.object(header, "GIT_PATIENCE", 0.0),
+            mock.patch.object(header, "GIT_TIMEOUT", 0.0),
             CommitQuery(self.folder) as query,
         ):
             self.assertEqual(query.answer(), ("", False))

@@ -6,7 +6,7 @@ from hypothesis import given, strategies as st
 from kit.invented import make_unit
 
 from torch_testing_ext.runner.scheduling.leases import Leases
-from torch_testing_ext.runner.scheduling.policy import PATIENCE, Queue
+from torch_testing_ext.runner.scheduling.policy import MOST_OVERTAKEN, Queue
 
 
 def taken(queue, devices, slots=1):
@@ -75,7 +75,7 @@ class StarvationTest(unittest.TestCase):
             queue.add(make_unit(number, 1))
             if queue.take(1, 1) is None:
                 break
-        self.assertEqual(number, PATIENCE * 2 + 1)
+        self.assertEqual(number, MOST_OVERTAKEN * 2 + 1)
         self.assertEqual(queue.take(2, 1).number, 0)
 
     def test_small_in_a_stream_of_large(self):
@@ -84,7 +84,7 @@ class StarvationTest(unittest.TestCase):
         for number in range(1, 100):
             queue.add(make_unit(number, 2))
             started.append(queue.take(2, 1).number)
-        self.assertEqual(started.index(0), PATIENCE * 2)
+        self.assertEqual(started.index(0), MOST_OVERTAKEN * 2)
 
 
 class LeasesTest(unittest.TestCase):
@@ -171,8 +171,8 @@ class ArrivalsTest(unittest.TestCase):
         victim = make_unit(-1, data.draw(wide), seconds=data.draw(st.floats(0, 10)))
         queue = Queue([*(make_unit(-2 - n, width) for n, width in enumerate(before)), victim], devices, 1)
         leases, running = Leases(tuple(map(str, range(devices))), 1), []
-        patience = PATIENCE * devices
-        bound = (len(before) + patience + 1) * (patience + 1)  # units that may start before it, each as patient as it
+        most = MOST_OVERTAKEN * devices
+        bound = (len(before) + most + 1) * (most + 1)  # units that may start before it, each overtaken as often as it
         for number in range(bound + 1):
             while (unit := queue.take(leases.free_devices, 1)) is None:
                 leases.give_back(running.pop(data.draw(st.integers(0, len(running) - 1))))

@@ -28,8 +28,8 @@ class ZygoteStartTest(TestCase):
         children = system.children(os.getpid())
         source = "import threading\nprint('before the wait', flush=True)\nthreading.Event().wait()\n"
         with (
-            mock.patch.object(zygote_client, "START_PATIENCE", 1.0),
-            mock.patch.object(zygote_client, "QUIT_PATIENCE", 0.1),
+            mock.patch.object(zygote_client, "START_TIMEOUT", 1.0),
+            mock.patch.object(zygote_client, "QUIT_TIMEOUT", 0.1),
             self.assertRaisesRegex(CannotRun, r"was not ready after 1 s\. Its output:\nbefore the wait"),
         ):
             self.count_devices(source)

@@ -20,8 +20,8 @@ from torch_testing_ext._process.tether import tethered
 
 from .place import JoiningNode, NodeLauncher
 
-END_PATIENCE = 5.0  # seconds that salloc has to give the nodes back, which it tells the controller
-KILL_PATIENCE = 2.0
+END_TIMEOUT = 5.0  # seconds that salloc has to give the nodes back, which it tells the controller
+KILL_TIMEOUT = 2.0
 _CHUNK = 1 << 16
 # The environment of the allocation, between empty entries. What is printed before it is not for us.
 _HOLD = "printf '\\0\\0'; env -0; printf '\\0'; exec cat >/dev/null"
@@ -101,7 +101,7 @@ class AllocatingLauncher:
     def _see_end(self) -> None:
         """Nothing holds the allocation any more, if there was one: its agents end by themselves."""
         if self._launcher is None and self._process is not None:
-            said = tail(self._log, lines=3) or describe_exit(_wait(self._process, KILL_PATIENCE))
+            said = tail(self._log, lines=3) or describe_exit(_wait(self._process, KILL_TIMEOUT))
             self._failure = f"{shlex.join(self.words)} has allocated nothing: {said}"
 
     def release(self, name: str) -> None:
@@ -119,10 +119,10 @@ class AllocatingLauncher:
         self._stream.close()
         if self._launcher is None:
             process.terminate()  # it has not begun its command, whose end it would wait for
-        code = _wait(process, END_PATIENCE)
+        code = _wait(process, END_TIMEOUT)
         if code is None:
             process.terminate()
-            code = _wait(process, KILL_PATIENCE)
+            code = _wait(process, KILL_TIMEOUT)
         if code is None:
             process.kill()
             code = process.wait()
@@ -137,7 +137,7 @@ class AllocatingLauncher:
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 env=dict(self.environ),
-                timeout=END_PATIENCE,
+                timeout=END_TIMEOUT,
             )
 
 

@@ -42,10 +42,10 @@ from .bridge_protocol import (
 from .inherited import OF_WORKER
 
 POLL = 1.0  # seconds between two looks at the nodes of the cluster
-PROBE_PATIENCE = 5.0
-PENDING_PATIENCE = 20.0  # an actor that has not started by then lost a race for its resources
-ANSWER_PATIENCE = 15.0  # an actor that does not answer a poll is lost
-END_PATIENCE = 4.0
+PROBE_TIMEOUT = 5.0
+PENDING_TIMEOUT = 20.0  # an actor that has not started by then lost a race for its resources
+ANSWER_TIMEOUT = 15.0  # an actor that does not answer a poll is lost
+END_TIMEOUT = 4.0
 KEEP_INTERVAL = 3.0  # seconds after which an actor is told that it is still needed
 MOST_LOSSES = 2  # how often an agent may be lost on a node before the node is left alone
 _CLIENT = "ray://"
@@ -158,7 +158,7 @@ class Bridge:
             return set()
 
     def _free(self, nodes: dict[str, Any]) -> dict[str, dict[str, float]]:
-        """What is free on each node; in a version of Ray that does not say, all that it has."""
+        """The free resources of each node; in a version of Ray that does not say, all resources."""
         try:
             from ray._private import state
 
@@ -270,7 +270,7 @@ class Bridge:
             max_concurrency=8,
         ).remote(["-m", "torch_testing_ext.runner.agent", "--die-with-parent"], masks, list(OF_WORKER))
         try:
-            self._ray.get(held.actor.pid.remote(), timeout=PENDING_PATIENCE)
+            self._ray.get(held.actor.pid.remote(), timeout=PENDING_TIMEOUT)
         except self._ray.exceptions.GetTimeoutError:
             return ""  # somebody else was faster; another look shows what is free then
         request = self._request
@@ -309,12 +309,12 @@ class Bridge:
     def _copy_from(self, held: _Held) -> str:
         """Copy what the agent says, until it ends. Returns how it ended; nothing if run_test.py has ended it."""
         assert held.stream is not None
-        while (data := self._ray.get(held.actor.receive.remote(1.0), timeout=ANSWER_PATIENCE)) is not None:
+        while (data := self._ray.get(held.actor.receive.remote(1.0), timeout=ANSWER_TIMEOUT)) is not None:
             if not self._pass_on(held, held.stream, data):
                 return ""
             if held.over.is_set():
                 return ""
-        return str(self._ray.get(held.actor.how_it_ended.remote(), timeout=ANSWER_PATIENCE))
+        return str(self._ray.get(held.actor.how_it_ended.remote(), timeout=ANSWER_TIMEOUT))
 
     def _pass_on(self, held: _Held, stream: socket.socket, data: bytes) -> bool:
         """Pass bytes to run_test.py, which may be slow or stopped. Returns False if it has closed the stream."""
@@ -324,7 +324,7 @@ class Bridge:
                 if select.select([], [stream], [], KEEP_INTERVAL)[1]:
                     view = view[stream.send(view, socket.MSG_DONTWAIT) :]
                 else:
-                    self._ray.get(held.actor.keep.remote(), timeout=ANSWER_PATIENCE)
+                    self._ray.get(held.actor.keep.remote(), timeout=ANSWER_TIMEOUT)
         except BlockingIOError:
             return self._pass_on(held, stream, bytes(view))
         except (OSError, ValueError):
@@ -335,7 +335,7 @@ class Bridge:
         """Copy what run_test.py says: one call at a time, since calls to a threaded actor may overtake each other."""
         with suppress(Exception):  # whatever it is, the other direction finds it out
             while data := stream.recv(ray_actor.CHUNK):
-                self._ray.get(held.actor.send.remote(data), timeout=ANSWER_PATIENCE)
+                self._ray.get(held.actor.send.remote(data), timeout=ANSWER_TIMEOUT)
         held.over.set()
         self._end(held)
 
@@ -345,7 +345,7 @@ class Bridge:
         if actor is None:
             return
         with suppress(Exception):
-            self._ray.get(actor.stop.remote(), timeout=END_PATIENCE)
+            self._ray.get(actor.stop.remote(), timeout=END_TIMEOUT)
         self.kill(actor)
 
     def kill(self, actor: Any) -> None:
@@ -360,7 +360,7 @@ class Bridge:
             one.over.set()
             thread.start()
         for thread in threads:
-            thread.join(END_PATIENCE)
+            thread.join(END_TIMEOUT)
 
     def kill_all(self) -> None:
         for held in list(self._held.values()):
@@ -381,7 +381,7 @@ def describe(error: Exception) -> str:
         case "ObjectStoreFullError" | "OutOfDiskError":
             return "the object store of Ray has no room for the project: use --cluster-root, or start Ray with more"
         case "GetTimeoutError":
-            return f"its actor has not answered for {ANSWER_PATIENCE:.0f} s"
+            return f"its actor has not answered for {ANSWER_TIMEOUT:.0f} s"
         case "ConnectionError" if "any running Ray instance" in first:
             return "none runs on this machine, and RAY_ADDRESS names none"
         case name if name in _OF_ACTORS:
@@ -396,7 +396,7 @@ def probe(address: str) -> str:
         return ""
     host, _, port = address.removeprefix(_CLIENT).rpartition(":")
     try:
-        socket.create_connection((host, int(port)), PROBE_PATIENCE).close()
+        socket.create_connection((host, int(port)), PROBE_TIMEOUT).close()
     except OSError as error:
         return f"no Ray cluster answers at {address}: a connection to {host}, port {port} failed: {error}"
     return ""
@@ -445,7 +445,7 @@ def main() -> NoReturn:
         bridge.serve()
     except Exception as error:
         bridge.send(CannotConnect(f"the Ray cluster at {request.address} is gone: {describe(error)}"))
-    threading.Timer(2 * END_PATIENCE, os._exit, (0,)).start()
+    threading.Timer(2 * END_TIMEOUT, os._exit, (0,)).start()
     bridge.close()
     with suppress(Exception):
         ray.shutdown()

@@ -49,7 +49,7 @@ class CannotConnect:
 
 @dataclass(frozen=True)
 class BridgeWaits:
-    """What the bridge waits for, in words; empty for nothing."""
+    """The thing that the bridge waits for, in words; empty for nothing."""
 
     text: str
 

@@ -18,7 +18,7 @@ from torch_testing_ext._process.loop import EventLoop
 from .place import JoiningNode
 from .protocol import PrepareNode
 
-END_PATIENCE = 2.0  # seconds that a command may take to end after its stdin
+END_TIMEOUT = 2.0  # seconds that a command may take to end after its stdin
 
 
 @dataclass
@@ -81,7 +81,7 @@ class CommandLauncher:
         if process is None:
             return "it was given back"
         try:
-            how = f"its agent {describe_exit(process.wait(END_PATIENCE))}"
+            how = f"its agent {describe_exit(process.wait(END_TIMEOUT))}"
         except subprocess.TimeoutExpired:
             how = "its agent closed the connection"
         said = tail(self._log(name), lines=5)
@@ -102,7 +102,7 @@ class CommandLauncher:
 def _end(process: subprocess.Popen[bytes]) -> None:
     for end in process.terminate, process.kill:
         with suppress(subprocess.TimeoutExpired):
-            process.wait(END_PATIENCE)
+            process.wait(END_TIMEOUT)
             return
         end()
     process.wait()

@@ -1,4 +1,4 @@
-"""Which environment variables of run_test.py the tests on other machines get."""
+"""The environment variables of run_test.py that tests on other machines get."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _PREFIXES_OF_MACHINE = (
 
 
 def environment_for_nodes(environ: Mapping[str, str]) -> dict[str, str]:
-    """What a test may read to decide what it does: everything but what describes this machine."""
+    """Return the variables that a test may read to decide what it does: all but those that describe this machine."""
     return fields_of(
         {
             name: value

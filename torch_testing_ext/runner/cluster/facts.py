@@ -1,4 +1,4 @@
-"""What has to be the same on all machines of a run, found out without importing torch."""
+"""Facts that must be the same on all machines of a run, found out without importing torch."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _NAMES = {
 
 @functools.cache
 def facts() -> NodeFacts:
-    """Those of this machine."""
+    """Return the NodeFacts of this machine."""
     torch = _torch_version()
     return NodeFacts(
         _package(),
@@ -69,7 +69,7 @@ def _torch_version() -> dict[str, str]:
 
 
 def differences(here: NodeFacts, nodes: Mapping[str, NodeFacts]) -> list[str]:
-    """What differs: node, fact, and its values here and there."""
+    """Return the differences: node, fact, and its values here and there."""
     return [
         f"  {node}: {_NAMES[field.name]} is {getattr(there, field.name) or 'none'}, "
         f"here {getattr(here, field.name) or 'none'}"

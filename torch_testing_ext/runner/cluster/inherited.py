@@ -1,4 +1,4 @@
-"""What a process that a worker of Ray starts inherits, and must undo, so that tests run as they do elsewhere."""
+"""Undoes what a process inherits from a worker of Ray that starts it, so that tests run as they do elsewhere."""
 
 from __future__ import annotations
 

@@ -84,10 +84,10 @@ class MessageWriter:
         """A message that is not urgent may wait for the next one: each piece of the stream costs a call of Ray."""
         self._lines.put((to_line(message), urgent))
 
-    def finish(self, patience: float) -> None:
-        """Write what waits, for at most `patience` seconds."""
+    def finish(self, timeout: float) -> None:
+        """Write what waits, for at most `timeout` seconds."""
         self._lines.put(None)
-        self._thread.join(patience)
+        self._thread.join(timeout)
 
     def _run(self) -> None:
         # If the reader is gone, only reading shows it.

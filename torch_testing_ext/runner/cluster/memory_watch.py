@@ -13,7 +13,7 @@ from torch_testing_ext._machine.sharing import in_words
 from torch_testing_ext._process.loop import EventLoop
 
 INTERVAL = 0.2
-MEASURE_PATIENCE = 1.0
+MEASURE_TIMEOUT = 1.0
 # Of the node's memory: above it, a unit is ended. Ray ends the agent at 0.95, the kernel somebody at 1.
 MOST_SHARE = 0.9
 # Below that of Ray, if Ray has been given another one: by how much.
@@ -87,7 +87,7 @@ class _Measurement:
         self._answer = answer
         self._count = len(units)
         self._found: dict[int, int] = {}
-        self._timer = loop.after(MEASURE_PATIENCE, self._finish)
+        self._timer = loop.after(MEASURE_TIMEOUT, self._finish)
         for number, unit in units.items():
             unit.measure_memory(lambda used, number=number: self._add(number, used))  # type: ignore[misc]
 

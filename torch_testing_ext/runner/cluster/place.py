@@ -41,7 +41,7 @@ class NodeLauncher(Protocol):
 
     @property
     def waits_for(self) -> str:
-        """What it waits for, in words; empty if no further node is on its way."""
+        """The thing that it waits for, in words; empty if no further node is on its way."""
 
     @property
     def failure(self) -> str:
@@ -49,7 +49,7 @@ class NodeLauncher(Protocol):
 
     @property
     def expected(self) -> int:
-        """How many nodes the run should begin with; 0 for those that are free at the start."""
+        """The number of nodes that the run should begin with; 0 for those that are free at the start."""
 
     def open(
         self,

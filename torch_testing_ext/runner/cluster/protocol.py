@@ -95,7 +95,7 @@ ToAgent: TypeAlias = PrepareNode | FindTests | RunUnit | EndUnit | KillUnit | As
 
 @dataclass(frozen=True)
 class NodeFacts:
-    """What has to be the same everywhere, because outcomes and messages depend on it."""
+    """Facts that must be the same everywhere, because outcomes and messages depend on them."""
 
     package: str  # version and digest of torch_testing_ext
     torch: str

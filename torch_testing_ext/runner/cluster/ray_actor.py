@@ -23,7 +23,7 @@ import threading
 import time
 
 LEASE = 15.0  # seconds without a poll
-START_PATIENCE = 1800.0
+START_TIMEOUT = 1800.0
 CHUNK = 1 << 20
 SETUP_LINES = 20
 MOST_KEPT = 4  # projects on a node
@@ -40,7 +40,7 @@ class AgentActor:
         self._hide = hide
         self._set_by_worker = set_by_worker
         self._process: subprocess.Popen[bytes] | None = None
-        self._polled = time.monotonic() + START_PATIENCE  # the project may be large, and take a while to come
+        self._polled = time.monotonic() + START_TIMEOUT  # the project may be large, and take a while to come
         self._raylet = int(os.environ.get("RAY_RAYLET_PID", "0"))
         self._folder = ""
         self._kept: bytes | None = None  # the project, from an earlier run
@@ -69,7 +69,7 @@ class AgentActor:
 
         `archive`: None if the node has the project with this key, or shares its folder.
         """
-        self._polled = time.monotonic() + START_PATIENCE  # a set-up may take a while
+        self._polled = time.monotonic() + START_TIMEOUT  # a set-up may take a while
         try:
             self._make_folder()
             if archive is not None:
@@ -180,11 +180,11 @@ class AgentActor:
         except (OSError, ValueError):
             pass  # its end shows in `receive`
 
-    def receive(self, patience: float) -> bytes | None:
-        """What the agent has written, after at most `patience` seconds; None after its end."""
+    def receive(self, timeout: float) -> bytes | None:
+        """The new output of the agent, after at most `timeout` seconds; None after its end."""
         assert self._process is not None and self._process.stdout is not None
-        self._polled = time.monotonic() + patience
-        if not select.select([self._process.stdout], [], [], patience)[0]:
+        self._polled = time.monotonic() + timeout
+        if not select.select([self._process.stdout], [], [], timeout)[0]:
             return b""
         self._polled = time.monotonic()
         return os.read(self._process.stdout.fileno(), CHUNK) or None

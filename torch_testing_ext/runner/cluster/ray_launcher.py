@@ -34,11 +34,11 @@ from .bridge_protocol import (
 from .place import ClusterError, JoiningNode
 from .protocol import PrepareNode
 
-IMPORT_PATIENCE = 60.0
+IMPORT_TIMEOUT = 60.0
 # From the start of the bridge, but at least so much of it after it has imported ray.
-CONNECT_PATIENCE = 9.0
-LEAST_CONNECT_PATIENCE = 7.0
-END_PATIENCE = 10.0
+CONNECT_TIMEOUT = 9.0
+LEAST_CONNECT_TIMEOUT = 7.0
+END_TIMEOUT = 10.0
 _ORIGIN = re.compile(r"^\[[^]]*\] (?:\S+:\d+: )?")  # of a line in a log of Ray: time, process and place in its source
 INSTALL = "pip install 'torch-testing-ext[ray]'"
 
@@ -89,14 +89,14 @@ class RayLauncher:
                 env=_environment(os.environ),
                 start_new_session=True,
             )
-        self._deadline: Timer = loop.after(IMPORT_PATIENCE, partial(self._give_up, "importing ray", IMPORT_PATIENCE))
+        self._deadline: Timer = loop.after(IMPORT_TIMEOUT, partial(self._give_up, "importing ray", IMPORT_TIMEOUT))
         loop.listen(self._channel, self._receive)
         self._channel.send(self.request)
 
-    def _give_up(self, what: str, patience: float) -> None:
+    def _give_up(self, what: str, timeout: float) -> None:
         lines = tail(self.log, 2).splitlines()
         said = f"; Ray says: {_ORIGIN.sub('', lines[-1])}" if lines else ""
-        self.failure = f"--cluster {self.request.address}: {what} took more than {patience:.0f} s{said}"
+        self.failure = f"--cluster {self.request.address}: {what} took more than {timeout:.0f} s{said}"
 
     def _receive(self) -> None:
         try:
@@ -114,8 +114,8 @@ class RayLauncher:
         match message:
             case RayImported():
                 self._deadline.cancel()
-                patience = max(LEAST_CONNECT_PATIENCE, CONNECT_PATIENCE - (time.monotonic() - self._started))
-                self._deadline = self._loop.after(patience, partial(self._give_up, "connecting to Ray", patience))
+                timeout = max(LEAST_CONNECT_TIMEOUT, CONNECT_TIMEOUT - (time.monotonic() - self._started))
+                self._deadline = self._loop.after(timeout, partial(self._give_up, "connecting to Ray", timeout))
             case CannotConnect(why):
                 self._deadline.cancel()
                 self.failure = why
@@ -152,7 +152,7 @@ class RayLauncher:
         )
 
     def _how_it_ended(self, name: str) -> str:
-        """What the bridge says about an agent whose stream has ended; it says so before it closes the stream."""
+        """The bridge's words about an agent whose stream has ended; they come before it closes the stream."""
         while name not in self._gone and wait_readable(self._channel, 0.0):
             before = self.failure
             self._receive()
@@ -173,7 +173,7 @@ class RayLauncher:
         if process is None:
             return
         try:
-            process.wait(END_PATIENCE if self._is_connected else 0.1)  # until then it holds nothing
+            process.wait(END_TIMEOUT if self._is_connected else 0.1)  # until then it holds nothing
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()

@@ -231,7 +231,7 @@ class RemoteUnit:
 
     @property
     def seconds(self) -> float:
-        """How long the current test has been running."""
+        """The time that the current test has been running."""
         return time.monotonic() - self._began
 
     def new_output(self) -> str:

@@ -99,7 +99,7 @@ def cpus_of_nodes(text: str) -> list[int]:
 
 
 def _gpus_by_node(job: str) -> dict[str, int]:
-    """How many GPUs the allocation has on each node; empty if it has none, or Slurm cannot tell."""
+    """The number of GPUs of the allocation on each node; empty if it has none, or Slurm does not say."""
     if not job:
         return {}
     done = subprocess.run(

@@ -19,7 +19,7 @@ from torch_testing_ext._process.loop import EventLoop
 
 from ..model import COUNTS_AS, Attempt, Category, TestOutcome
 
-PATIENCE = 10.0
+TIMEOUT = 10.0
 INTERVAL = 0.2
 # A process that uses CUDA has more than this; what the driver keeps for itself is less.
 MARGIN = 128 * 2**20
@@ -52,7 +52,7 @@ class MemoryReturn:
         nvml: Nvml | None = None,
         uuids: Mapping[str, str] | None = None,
         warn: Callable[[str], object] = lambda text: None,
-        patience: float = PATIENCE,
+        timeout: float = TIMEOUT,
         quarantine: Callable[[str], object] = lambda name: None,
     ):
         """`uuids`: of each device, as NVML gives them, by the device's name in this run.
@@ -63,7 +63,7 @@ class MemoryReturn:
         self._nvml = nvml
         self._uuids = uuids or {}
         self._warn = warn
-        self._patience = patience
+        self._timeout = timeout
         self._quarantine = quarantine
         self.held: tuple[HeldDevice, ...] = ()  # devices that are not used again in this run
         self._baseline: dict[str, Usage] = {}
@@ -89,7 +89,7 @@ class MemoryReturn:
         if not last or not (held := self._held(last)):
             then(())
             return
-        waiting = _Waiting(tuple(one.name for one in held), then, time.monotonic() + self._patience)
+        waiting = _Waiting(tuple(one.name for one in held), then, time.monotonic() + self._timeout)
         self._waiting.append(waiting)
         self._loop.after(INTERVAL, lambda: self._look_again(waiting))
 
@@ -123,11 +123,11 @@ class MemoryReturn:
             return ()
         found = ((name, why_held(self._baseline[name], usage[name])) for name in names if name in usage)
         return tuple(
-            HeldDevice(name, f"{why} {self._patience:g} s after its test had ended") for name, why in found if why
+            HeldDevice(name, f"{why} {self._timeout:g} s after its test had ended") for name, why in found if why
         )
 
     def _usage(self) -> Mapping[str, Usage] | None:
-        """What is in use of each device, by its name in this run; None if NVML does not say."""
+        """The use of each device, by its name in this run; None if NVML does not say."""
         if self._nvml is None:
             return None
         try:

@@ -24,7 +24,7 @@ RESERVE_AFTER = 2.0  # seconds of waiting
 
 @dataclass
 class _Wait:
-    """How long a unit has waited for devices that other runs have."""
+    """The wait of a unit for devices that other runs have."""
 
     since: float = field(default_factory=time.monotonic)
     retry: Timer | None = None

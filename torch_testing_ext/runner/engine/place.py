@@ -1,4 +1,4 @@
-"""Where units run: the seam between the engine, which decides, and the processes below it. LocalPlace is this machine.
+"""The place where units run: the seam between the engine, which decides, and the processes. LocalPlace is this machine.
 
 A cluster is another place (runner/cluster/place.py): on each of its nodes, an agent has a LocalPlace of its own.
 """
@@ -72,7 +72,7 @@ class LocalPlace:
         return self._files.loop
 
     def _address_of_ras(self, lease: Lease) -> dict[str, str]:
-        """Where NCCL tells its status: by default, all jobs of a machine would use the same port."""
+        """The address of NCCL's status: by default, all jobs of a machine would use the same port."""
         if not lease.devices:
             return {}
         place: tuple[str | int, ...] = (*lease.devices[:1], *lease.slots[:1])  # which only one unit has at a time

@@ -29,12 +29,12 @@ from ..processes.protocol import (
 )
 from ..processes.unit_spec import UnitSpec
 from .unit_log import AttemptResult, EndCause, UnitLog, WorkerExit
-from .unit_processes import NANNY_PATIENCE, UnitProcesses
+from .unit_processes import NANNY_TIMEOUT, UnitProcesses
 
 # The launch layer explains a hang of ranks best, so it times out first: its dumps, escalation and verdict take a while.
 BACKSTOP = 10.0
 # The first test may begin only when its file has been imported, here or in its own process: no time of the test.
-START_PATIENCE = 180.0
+START_TIMEOUT = 180.0
 LOGS = PREFIX + "LOGS"
 STREAM = PREFIX + "STREAM"
 _RANK_FILE = re.compile(r"rank(\d+)\.(log|stacks)$")
@@ -44,7 +44,7 @@ _PROCESS_OF = {"stacks": "the test's process"}
 
 @dataclass(frozen=True)
 class Limits:
-    """How long tests may take."""
+    """The time limits of tests."""
 
     timeout: float
     slow: float
@@ -115,7 +115,7 @@ class RunningUnit:
         self._stacks_seen: dict[Path, int] = {}
         self._ended_for = ""  # why it was ended for the memory of the node
         self._was_crowded = False
-        self._arm(0, START_PATIENCE)
+        self._arm(0, START_TIMEOUT)
 
     def _make_spec(self, environ: Mapping[str, str], command: str, stream: bool) -> UnitSpec:
         """`command`: the beginning of a command that runs one test; the test's name follows."""
@@ -174,7 +174,7 @@ class RunningUnit:
 
     @property
     def seconds(self) -> float:
-        """How long the current test has been running."""
+        """The time that the current test has been running."""
         test = self._log.running
         began = self.began if test is None else self._log.began[test].at
         return time.monotonic() - began
@@ -217,7 +217,7 @@ class RunningUnit:
     def _conclude(self, end: WorkerExit) -> None:
         self._disarm()
         self.stacks_taken()
-        for message in (*self._processes.last_messages(), *self._last_words()):
+        for message in (*self._processes.last_messages(), *self._message_left_in_file()):
             self._log.add(message)
             match message:
                 case Began(test):
@@ -229,8 +229,8 @@ class RunningUnit:
         self._listener.unit_ended(self, self._attempts(results), rest)
         self._processes.remove_files()
 
-    def _last_words(self) -> list[FromWorker]:
-        """The message that a worker could only leave in a file."""
+    def _message_left_in_file(self) -> list[FromWorker]:
+        """Read the message that a worker could only leave in a file."""
         if not self.spec.broke.exists():
             return []
         return [messages.from_json(self.spec.broke.read_text(), messages.by_name(WorkerBroke))]
@@ -268,7 +268,7 @@ class RunningUnit:
 
     def _on_timeout(self) -> None:
         self.ask_for_stacks(lambda stacks: self.end(EndCause.DEADLINE))
-        self._timers.append(self._loop.after(NANNY_PATIENCE, lambda: self.end(EndCause.DEADLINE)))
+        self._timers.append(self._loop.after(NANNY_TIMEOUT, lambda: self.end(EndCause.DEADLINE)))
 
     # -- stacks and output
 

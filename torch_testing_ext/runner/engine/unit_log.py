@@ -43,7 +43,7 @@ class EndCause(enum.Enum):
 
 @dataclass(frozen=True)
 class WorkerExit:
-    """How a unit's worker ended."""
+    """The end of a unit's worker."""
 
     cause: EndCause
     at: float
@@ -56,7 +56,7 @@ class WorkerExit:
 
 @dataclass(frozen=True)
 class AttemptResult:
-    """How one test of a unit ended. Times are those of time.monotonic()."""
+    """The end of one test of a unit. Times are those of time.monotonic()."""
 
     test: int
     outcome: TestOutcome

@@ -27,7 +27,7 @@ from ..processes.protocol import (
 from ..processes.unit_spec import UnitSpec
 
 # A nanny that takes longer to end its unit is stuck.
-NANNY_PATIENCE = 10.0
+NANNY_TIMEOUT = 10.0
 
 
 class ProcessesListener(Protocol):
@@ -85,7 +85,7 @@ class UnitProcesses:
 
     def _expect_end(self) -> None:
         if self._backstop is None and not self._over:
-            self._backstop = self._loop.after(NANNY_PATIENCE, lambda: self._file.kill(self._spec.number))
+            self._backstop = self._loop.after(NANNY_TIMEOUT, lambda: self._file.kill(self._spec.number))
 
     def take_stacks(self) -> None:
         self._nanny.send(TakeStacks())

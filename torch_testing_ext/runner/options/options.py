@@ -21,7 +21,7 @@ class CannotRun(RuntimeError):
 
 
 class Rerun(enum.Enum):
-    """How to use the failures of earlier runs."""
+    """The use of the failures of earlier runs."""
 
     NOTHING = "nothing"
     LAST_FAILED = "last-failed"  # run only these tests
@@ -29,7 +29,7 @@ class Rerun(enum.Enum):
 
 
 class Action(enum.Enum):
-    """What run_test.py does with the selected tests."""
+    """The work of run_test.py on the selected tests."""
 
     RUN = "run"
     LIST = "list"
@@ -38,7 +38,7 @@ class Action(enum.Enum):
 
 
 class Verbosity(enum.Enum):
-    """How much the console report says."""
+    """The detail of the console report."""
 
     QUIET = "quiet"
     NORMAL = "normal"
@@ -53,7 +53,7 @@ class CountAs(enum.Enum):
 
 
 class OrderHazard(enum.Enum):
-    """What becomes of a test whose ranks issued collectives in opposite orders, and passed."""
+    """The outcome of a test whose ranks issued collectives in opposite orders, and passed."""
 
     WARN = "warn"
     FAIL = "fail"

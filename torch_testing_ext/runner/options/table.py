@@ -116,7 +116,7 @@ class ValueFlag:
 
 @dataclass(frozen=True)
 class OptionSpec:
-    """How one option is written on the command line and in the configuration."""
+    """One option, as it is written on the command line and in the configuration."""
 
     flags: tuple[str, ...]
     read: Callable[[str], Any]
@@ -174,7 +174,7 @@ OPTION_GROUPS = {
                     ("--failed-first", "--ff"), Rerun.FAILED_FIRST, "run tests that failed in their last run first"
                 ),
             ),
-            key="again",
+            key="rerun",
         ),
     },
     "resources": {

@@ -171,7 +171,7 @@ class FileProcess(ForkParent[ToFile]):
     def _start(self, message: StartUnit) -> None:
         """Give the unit to a nanny that is free, or to a new one."""
         for pid in tuple(self._nannies):
-            self._hear(pid)
+            self._receive_from(pid)
         try:
             if self._free:
                 self._give(message, self._free.pop())
@@ -185,7 +185,7 @@ class FileProcess(ForkParent[ToFile]):
         try:
             self._nannies[pid].send(message, *message.fds)
         except OSError:
-            self._dismiss(pid)  # it may have received the half of it
+            self._dismiss(pid)  # it may have received part of the message
             raise
         self._children[pid] = message.number
 
@@ -206,12 +206,12 @@ class FileProcess(ForkParent[ToFile]):
         finally:
             requests.close()
         self._nannies[pid] = channel
-        self._loop.listen(channel, partial(self._hear, pid))
+        self._loop.listen(channel, partial(self._receive_from, pid))
 
     def _run_worker(self, unit: UnitSpec, channel: Channel[Nothing], log: int) -> NoReturn:
         worker.run_and_exit(unit, lambda: self._file.tests, channel, log)
 
-    def _hear(self, pid: int) -> None:
+    def _receive_from(self, pid: int) -> None:
         """Take a nanny's report that it is free."""
         if pid not in self._nannies:
             return
@@ -222,7 +222,7 @@ class FileProcess(ForkParent[ToFile]):
 
     def _dismiss(self, pid: int) -> None:
         """Give a nanny no other unit: it exits when its own is over."""
-        self._hear(pid)
+        self._receive_from(pid)
         if (channel := self._nannies.pop(pid, None)) is not None:
             self._loop.forget(channel)
             channel.close()

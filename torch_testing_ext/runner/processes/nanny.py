@@ -44,7 +44,7 @@ GRACE_AFTER_SIGTERM = 0.2
 GRACE_FOR_ORPHANS = 1.0
 # A helper process that exits right after its test is not a leak.
 GRACE_FOR_HELPERS = 0.1
-PATIENCE_FOR_STACKS = 1.0
+STACKS_TIMEOUT = 1.0
 # Stacks are complete when their files have not grown for this long: no process reports that it has written them.
 _QUIET = 0.05
 
@@ -179,8 +179,8 @@ class Nanny:
         if not system.children(os.getpid()):
             return ()
         exited = self._status is not None and os.WIFEXITED(self._status)
-        patience = GRACE_FOR_HELPERS if exited else GRACE_FOR_ORPHANS
-        reaping.wait_until_gone(system.children(os.getpid()), patience)
+        timeout = GRACE_FOR_HELPERS if exited else GRACE_FOR_ORPHANS
+        reaping.wait_until_gone(system.children(os.getpid()), timeout)
         left = system.children(os.getpid())
         descriptions = tuple(describe(pid) for pid in left)
         for pid in left:
@@ -200,7 +200,7 @@ class Nanny:
         self._channel.send(StacksTaken(len(asked)))
 
     def _let_them_write(self) -> None:
-        deadline, sizes = time.monotonic() + PATIENCE_FOR_STACKS, None
+        deadline, sizes = time.monotonic() + STACKS_TIMEOUT, None
         while sizes != (sizes := self._sizes_of_stacks()) and time.monotonic() < deadline:
             time.sleep(_QUIET)
 

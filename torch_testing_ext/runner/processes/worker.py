@@ -134,7 +134,7 @@ def _run_suite(suite: unittest.TestSuite, result: unittest.TestResult) -> None:
 
 
 def _run_by_pytest(unit: UnitSpec, tests: list[tuple[int, Any]], send: Callable[[FromWorker], None]) -> bool:
-    """Another first frame."""
+    """Run the unit by pytest. A function of its own, so that stacks begin here."""
     from . import pytest_run
 
     return pytest_run.run(unit, tests, send)

@@ -29,8 +29,8 @@ from ..options.options import CannotRun
 from .protocol import ChildGone, FromZygote, Kill, ZygoteReady
 from .warm_up import WarmUp
 
-START_PATIENCE = 300.0
-QUIT_PATIENCE = 5.0
+START_TIMEOUT = 300.0
+QUIT_TIMEOUT = 5.0
 # How often in a row the zygote may die. It has died in a row if no child has ended by itself in between.
 MOST_DEATHS = 20
 MOST_FAILED_STARTS = 3  # in a row, of a zygote that was ready before
@@ -42,7 +42,7 @@ Self = TypeVar("Self", bound="ZygoteClient")
 class ZygoteClient:
     """The client of the zygote, from which all processes of the run descend."""
 
-    quit_patience = QUIT_PATIENCE
+    quit_timeout = QUIT_TIMEOUT
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class ZygoteClient:
 
     def close(self) -> None:
         """End all processes of the run."""
-        self._end_process(self.quit_patience)
+        self._end_process(self.quit_timeout)
         reaping.end_children(self._known)
         self.loop.close()
         shutil.rmtree(self.directory, ignore_errors=True)
@@ -120,10 +120,10 @@ class ZygoteClient:
             except OSError as error:
                 self._fail(f"the process that imports torch for all tests cannot be started: {error}")
                 return
-        self._deadline = self.loop.after(START_PATIENCE, self._give_up)
+        self._deadline = self.loop.after(START_TIMEOUT, self._give_up)
         self.loop.listen(self._channel, self._receive)
 
-    def _end_process(self, patience: float) -> int | None:
+    def _end_process(self, timeout: float) -> int | None:
         """Ends the process: each process below ends everything that it started when its channel closes."""
         self.loop.forget(self._channel)
         self._channel.close()
@@ -131,7 +131,7 @@ class ZygoteClient:
         if process is None:
             return None
         try:
-            return process.wait(patience)
+            return process.wait(timeout)
         except subprocess.TimeoutExpired:
             process.kill()
             return process.wait()
@@ -142,7 +142,7 @@ class ZygoteClient:
 
     def _give_up(self) -> None:
         self._fail(
-            f"the process that imports torch for all tests was not ready after {START_PATIENCE:.0f} s. "
+            f"the process that imports torch for all tests was not ready after {START_TIMEOUT:.0f} s. "
             f"Its output:\n{tail(self._log)}"
         )
 
@@ -174,7 +174,7 @@ class ZygoteClient:
     def _lose(self) -> None:
         """Handle the death of the zygote: end the processes that its children left, and restart it."""
         self._deadline.cancel()
-        code = self._end_process(self.quit_patience)
+        code = self._end_process(self.quit_timeout)
         reaping.end_children(self._known)
         how = describe_exit(code)
         self._deaths += 1
@@ -193,7 +193,7 @@ class ZygoteClient:
         """Start no child any more: everything that waits for one, or asks for one, is told that it is gone."""
         self.failure = why
         self._deadline.cancel()
-        self._end_process(self.quit_patience)
+        self._end_process(self.quit_timeout)
         reaping.end_children(self._known)
         lost, self._gone = self._gone, {}
         for gone in lost.values():

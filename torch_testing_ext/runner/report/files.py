@@ -31,7 +31,7 @@ class Files:
                 raise errors[0]
 
     def _write(self, path: Path, render: Render, history: History) -> Exception | None:
-        """Returns an error of ours, which no other report suffers from."""
+        """Returns our own error, if any, so that the other reports are still written."""
         try:
             write_atomically(path, render(history))
         except OSError as error:

@@ -89,7 +89,7 @@ class _Page:
         return node("header", node("div", left, theme, class_="title"), self._origin())
 
     def _origin(self) -> ET.Element:
-        """Where the run took place, and with which software."""
+        """The place and the software of the run."""
         facts = text.header_facts(self._history.run.header)
         rows = (node("div", node("dt", name), node("dd", value)) for name, value in facts)
         return node("dl", *rows, class_="origin")

@@ -1,4 +1,4 @@
-"""The journal of a run: its events as they come, one line of JSON each, so that no way out loses a finished result.
+"""The journal of a run: its events as they come, one line of JSON each, so that results survive any end of the run.
 
 A reporter writes it; `read` makes the events again, from which all reports follow. The last line may be torn: the run
 was killed while it was written. A run without a last event was interrupted: the tests without a result did not finish.

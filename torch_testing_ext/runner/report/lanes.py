@@ -1,4 +1,4 @@
-"""What ran where, and when: one lane per device and per CPU slot, for the timeline and the trace. Pure."""
+"""Lanes of units, one per device and per CPU slot, for the timeline and the trace. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the console report fits its terminal: the width of texts, rules and rows. Pure."""
+"""The layout of the console report in its terminal: the width of texts, rules and rows. Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LONGEST_LINE = 2_000
 
 @dataclass(frozen=True)
 class ConsoleLayout:
-    """How the report fits the place where it is shown."""
+    """The space that the report has, where it is shown."""
 
     columns: int | None = None  # of the terminal; None if there is none
     complete: str = ""  # the report file that has all of a message, if there is one

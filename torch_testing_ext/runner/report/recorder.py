@@ -10,7 +10,7 @@ from ..model import Attempt, Lease, Summary, Unit
 
 @dataclass(frozen=True)
 class Span:
-    """When a unit held its lease."""
+    """The time in which a unit held its lease."""
 
     unit: Unit
     lease: Lease

@@ -89,7 +89,7 @@ def not_enough_devices(want: str) -> str:
 
 
 def place(lease: Lease) -> str:
-    """Where a unit runs: its devices or, if it has none, its CPU slots."""
+    """The devices of a unit or, if it has none, its CPU slots, in words."""
     on = f" on {lease.node}" if lease.node else ""
     if lease.devices:
         return f"gpu {', '.join(lease.devices)}{on}{_sharing(lease)}"

@@ -1,1 +1,1 @@
-"""Which unit runs next, and on which devices: plan, schedule, leases, inventory, and data recorded by earlier runs."""
+"""Choice of the next unit and of its devices: plan, schedule, leases, inventory, and data recorded by earlier runs."""

@@ -1,4 +1,4 @@
-"""How long tests took and which of them failed in earlier runs."""
+"""The durations and the failures of tests in earlier runs."""
 
 from __future__ import annotations
 

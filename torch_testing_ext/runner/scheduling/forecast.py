@@ -13,7 +13,7 @@ from .policy import Queue
 
 @dataclass(frozen=True)
 class PlannedStart:
-    """When a unit would start and end, and with which lease."""
+    """The expected start and end of a unit, and its lease."""
 
     unit: Unit
     lease: Lease

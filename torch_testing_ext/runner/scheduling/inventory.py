@@ -1,4 +1,4 @@
-"""Which accelerators a run may lease, and how to restrict a process to its lease. Pure: torch is asked elsewhere."""
+"""The accelerators that a run may lease, and the environment that restricts a process to its lease. Pure."""
 
 from __future__ import annotations
 
@@ -43,19 +43,19 @@ class Inventory:
     shared_backend: str = ""  # of ranks that share devices
 
     def identity_of(self, name: str) -> str:
-        """What identifies a device on this machine: its UUID if it is known, else its kind and its number."""
+        """The identity of a device on this machine: its UUID if it is known, else its kind and its number."""
         return identity("fake" if self.fake else self.kind, name, self.identities)
 
     @property
     def most_at_once(self) -> int:
-        """How many of them one process can use. CUDA shows a process at most one MIG instance of those in its mask."""
+        """The number of them that one process can use: with CUDA, at most one MIG instance of those in its mask."""
         if self.nodes:
             return max(node.most_at_once for node in self.nodes)
         return min(len(self.names), 1) if any(map(is_mig, self.names)) else len(self.names)
 
     @property
     def most_ranks(self) -> int:
-        """How many ranks of one test can use devices: several of them may share one, if the user wants that."""
+        """The most ranks of one test that can use devices: several may share one, if the user wants that."""
         return self.most_at_once * self.ranks_per_device
 
 
@@ -169,7 +169,7 @@ def all_mig_instances(environ: Mapping[str, str], kind: str | None, gpus: Sequen
 
 
 def notes_on_sharing(inventory: Inventory, nccl: tuple[int, ...]) -> list[str]:
-    """What the user should know before ranks share devices."""
+    """Warnings for the user before ranks share devices."""
     if inventory.ranks_per_device == 1:
         return []
     version = ".".join(map(str, nccl)) or "of this torch"

@@ -74,7 +74,7 @@ class Leases:
         return len(self._slots) - sum(len(lease.slots) for lease in self._held)
 
     def take(self, unit: Unit) -> Lease:
-        """Leases exactly what the unit needs, which must be free: the queue decides which unit fits."""
+        """Lease exactly what the unit needs, which must be free: the queue decides which unit fits."""
         wanted_slots = slots_of(unit, len(self._slots))
         devices = self._choose(unit)
         assert devices is not None, f"unit {unit.number} needs {unit.devices} of {self.free_devices} devices"

@@ -148,7 +148,7 @@ def _by_durations(groups: list[list[Test]], known: list[float | None], part: Sha
 
 
 def priority(options: Options, failed: Callable[[TestId], bool]) -> Priority:
-    """Which units start before others regardless of their size, by --shuffle or --failed-first."""
+    """The units that start before others regardless of their size, by --shuffle or --failed-first."""
     if options.shuffle:
         return lambda unit: _random_place(options.seed, unit)
     if options.rerun is Rerun.FAILED_FIRST:

@@ -18,7 +18,7 @@ from ..model import Unit
 
 # How often a waiting unit can be overtaken, per device or slot of the machine: rarely enough that it starts soon, often
 # enough that free resources are not idle meanwhile.
-PATIENCE = 2
+MOST_OVERTAKEN = 2
 # A sum that is kept up to date collects rounding errors.
 _ROUNDING = 0.999
 UNKNOWN = 1.0  # seconds; used if the duration of no unit is known, so that all units are equal
@@ -153,7 +153,7 @@ class _ResourceQueue:
         self._nodes = nodes
         self._widest = size  # that may be added: as wide as the largest node that has been there
         self._size = size  # of all nodes together
-        self._patience = PATIENCE * size
+        self._most_overtaken = MOST_OVERTAKEN * size
         self._waiting = sorted((self._to_waiting(unit) for unit in units), key=lambda one: one.key)
         self._work = sum(one.area for one in self._waiting)
         self._longest_ever = max((one.seconds for one in self._waiting), default=0.0)
@@ -163,7 +163,7 @@ class _ResourceQueue:
 
     def resize(self, largest: int, total: int) -> None:
         self._widest = max(self._widest, largest)
-        self._size, self._patience = total, PATIENCE * total
+        self._size, self._most_overtaken = total, MOST_OVERTAKEN * total
         for one in self._waiting:
             one.width = self._width(one.unit)
         self._work = sum(one.area for one in self._waiting)
@@ -187,7 +187,7 @@ class _ResourceQueue:
         if first is None:
             return None
         fits = self._fits(first, free)
-        if not fits and first.overtaken >= self._patience and not self._reserve(first):
+        if not fits and first.overtaken >= self._most_overtaken and not self._reserve(first):
             return None
         chosen = first if fits else next((one for one in ready if self._fits(one, free)), None)
         if chosen is None:
@@ -224,7 +224,7 @@ class _ResourceQueue:
         return _Waiting(unit, width, self._typical if unit.seconds is None else unit.seconds, self._priority(unit))
 
     def _is_overtaken_by(self, one: _Waiting, arrival: _Waiting) -> bool:
-        return arrival.key < one.key and one.overtaken < self._patience
+        return arrival.key < one.key and one.overtaken < self._most_overtaken
 
     def _insert(self, place: int, one: _Waiting) -> None:
         for pushed_back in self._waiting[place:]:
@@ -238,6 +238,6 @@ class _ResourceQueue:
         first = self._waiting[0]
         longest = max((one for one in self._waiting if one.priority == first.priority), key=lambda one: one.seconds)
         work = sum(one.area for one in self._waiting)
-        if longest is not first and longest.seconds * self._size >= work and first.overtaken < self._patience:
+        if longest is not first and longest.seconds * self._size >= work and first.overtaken < self._most_overtaken:
             self._waiting.remove(longest)
             self._insert(0, longest)

@@ -1,1 +1,1 @@
-"""Which files and tests the user selected."""
+"""The files and tests that the user selected."""

@@ -19,7 +19,7 @@ from .files import split_name
 
 
 class _Closeness(enum.IntEnum):
-    """How a name matches a file; smaller is closer."""
+    """The closeness of a name to a file; smaller is closer."""
 
     PATH = 0  # the file itself, or a folder that contains it
     PART = 1  # consecutive whole parts of its path
@@ -54,7 +54,7 @@ def _from_root(path: str, root: Path, cwd: Path) -> str:
 
 @dataclass(frozen=True)
 class Selection:
-    """What the user selected, applied in two steps: to files before they are imported, to tests afterwards."""
+    """The selection of the user, applied in two steps: to files before they are imported, to tests afterwards."""
 
     included: tuple[_Name, ...]
     excluded: tuple[_Name, ...]
@@ -160,7 +160,7 @@ def _predicate(name: _Name, known: Sequence[Test], files: Sequence[str], or_unkn
 
 
 def _parts_of(test: TestId) -> tuple[str, ...]:
-    """What the user may write after the file: the class, the test, or both."""
+    """The names that the user may write after the file: the class, the test, or both."""
     return (test.cls, test.method, f"{test.cls}::{test.method}") if test.cls else (test.method,)
 
 
