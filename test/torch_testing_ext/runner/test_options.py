@@ -145,13 +145,13 @@ class LayersTest(OptionsCase):
         self.assertEqual((options.flaky, options.verbosity), (CountAs.FAIL, Verbosity.QUIET))
         self.assertFalse(self.options("--no-shuffle").shuffle)
 
-    def test_rerun_has_its_own_key(self):
+    def test_a_setting_of_several_flags(self):
         self.write("setup.cfg", "[torch_testing_ext]\nrerun = failed-first\n")
         self.assertIs(self.options().rerun, Rerun.FAILED_FIRST)
-        environ = {"TORCH_TESTING_EXT_RUN_AGAIN": "last-failed"}
+        environ = {"TORCH_TESTING_EXT_RUN_RERUN": "last-failed"}
         self.assertIs(self.options(environ=environ).rerun, Rerun.LAST_FAILED)
         self.assertRegex(show(self.configure()), r"(?m)^rerun = failed-first +\(setup.cfg\)$")
-        self.assertRefused("RUN_RERUN is not", environ={"TORCH_TESTING_EXT_RUN_RERUN": "last-failed"})
+        self.assertRefused("RUN_AGAIN is not", environ={"TORCH_TESTING_EXT_RUN_AGAIN": "last-failed"})
 
     @unittest.skipIf(sys.version_info < (3, 11), "Python can read TOML since 3.11")
     def test_toml_types(self):

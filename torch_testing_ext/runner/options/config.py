@@ -159,7 +159,7 @@ def show(configured: ConfiguredOptions) -> str:
     """The value and the source of every option, one per line."""
     lines = []
     for field in OPTION_TABLE:
-        lines.append((f"{_key(field)} = {_shown(getattr(configured.options, field))}", configured.sources[field]))
+        lines.append((f"{field} = {_shown(getattr(configured.options, field))}", configured.sources[field]))
     width = max(len(text) for text, _ in lines)
     return "\n".join(f"{text:{width}}  ({source})" for text, source in lines)
 
@@ -227,7 +227,7 @@ def _as_text(value: Any) -> str:
 
 
 def _from_file(section: Mapping[str, str], file: Path, root: Path) -> Layer:
-    known = {_key(field).replace("_", "-"): field for field, spec in OPTION_TABLE.items() if spec.configurable}
+    known = {field.replace("_", "-"): field for field, spec in OPTION_TABLE.items() if spec.configurable}
     values = {}
     for key, text in section.items():
         name = key.replace("_", "-")
@@ -238,7 +238,7 @@ def _from_file(section: Mapping[str, str], file: Path, root: Path) -> Layer:
 
 
 def _environment(environ: Mapping[str, str], cwd: Path) -> Layer:
-    known = {PREFIX + _key(field).upper(): field for field, spec in OPTION_TABLE.items() if spec.configurable}
+    known = {PREFIX + field.upper(): field for field, spec in OPTION_TABLE.items() if spec.configurable}
     values, sources = {}, {}
     for name, text in environ.items():
         if not name.startswith(PREFIX) or not text:
@@ -258,11 +258,6 @@ def _shared_with_python(environ: Mapping[str, str]) -> Layer:
         return Layer({"ranks_per_gpu": ranks_per_device(environ)}, {"ranks_per_gpu": RANKS_PER_GPU})
     except ValueError as error:
         raise UsageError(str(error)) from None
-
-
-def _key(field: str) -> str:
-    """The name of an option in configuration files, the environment and --show-config."""
-    return OPTION_TABLE[field].key or field
 
 
 def _read(field: str, text: str, source: str, base: Path) -> Any:

@@ -126,7 +126,6 @@ class OptionSpec:
     several: bool = False  # each time with several values
     values: tuple[ValueFlag, ...] = ()
     configurable: bool = True  # also in configuration files and the environment
-    key: str = ""  # its name there, if it is not the name of the field
     alone: str = ""  # the value that the flag alone means
 
 
@@ -174,7 +173,6 @@ OPTION_GROUPS = {
                     ("--failed-first", "--ff"), Rerun.FAILED_FIRST, "run tests that failed in their last run first"
                 ),
             ),
-            key="rerun",
         ),
     },
     "resources": {

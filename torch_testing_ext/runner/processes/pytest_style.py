@@ -65,7 +65,7 @@ def looks_like_pytest(path: str) -> bool:
 
 def has_marks(test: Any) -> bool:
     """Whether a test of unittest has marks of pytest, which unittest does not heed."""
-    if "pytest" not in sys.modules:
+    if sys.modules.get("pytest") is None:  # not imported, or not installed
         return False
     method = getattr(type(test), getattr(test, "_testMethodName", ""), None)
     module = sys.modules.get(type(test).__module__)
@@ -148,7 +148,7 @@ def _is_excluded(thing: Any) -> bool:
 
 
 def _is_fixture(function: FunctionType) -> bool:
-    if "pytest" not in sys.modules:
+    if sys.modules.get("pytest") is None:  # not imported, or not installed
         return False
     from torch_testing_ext._pytest_ranks import internals
 
