@@ -167,7 +167,7 @@ class Attempt:
     leftovers: tuple[str, ...] = ()  # processes that outlived the test and were terminated
     lease: Lease = field(default_factory=Lease)
     memory: DeviceMemory | None = None  # None if it has used no device, or did not say
-    crowded: bool = False  # ended because its node was short of memory, of which other tests had some
+    evicted: bool = False  # ended because its node was short of memory, of which other tests had some
     warnings: tuple[KitWarning, ...] = ()  # about its ranks
 
 

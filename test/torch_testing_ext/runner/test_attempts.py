@@ -1,7 +1,6 @@
 """Tests which tests run again, and which results are final: as tables, without processes."""
 
 from torch_testing_ext.common_utils import TestCase, run_tests
-from torch_testing_ext.runner.engine.again import Undisturbed
 from torch_testing_ext.runner.engine.attempts import Attempts
 from torch_testing_ext.runner.model import Attempt, Policy, Test, TestId, TestOutcome, Unit
 
@@ -10,16 +9,19 @@ A, B = (Test(TestId("test_x.py", "T", name)) for name in ("test_a", "test_b"))
 IN_USE = "RuntimeError: [Errno 98] EADDRINUSE: Address already in use"
 
 
-def attempts(retries=0, policy=None, warn=lambda text: None):
-    return Attempts(policy or Policy(), retries, Undisturbed(warn))
+def attempts(retries=0, policy=None):
+    return Attempts(policy or Policy(), retries)
 
 
-def run(known, *outcomes, message="", may_retry=True):
+def run(known, *outcomes, message="", may_retry=True, warnings=None, **more):
     """Add an attempt with each outcome; the test is retried as long as `known` says so."""
     retried = []
     for number, outcome in enumerate(outcomes, 1):
-        attempt = Attempt(A, outcome, message, number=number)
-        retried.append(known.add(attempt, may_retry))
+        attempt = Attempt(A, outcome, message, number=number, **more)
+        retry, warning = known.add(attempt, may_retry)
+        retried.append(retry)
+        if warning:
+            warnings.append(warning)
         if not retried[-1]:
             known.finish(attempt)
     return retried
@@ -47,13 +49,19 @@ class TestAttempts(TestCase):
     def test_no_retry_when_the_run_stops(self):
         self.assertEqual(run(attempts(retries=3), FAILED, may_retry=False), [False])
 
-    def test_a_port_in_use_is_retried_once_and_alone_whatever_the_retries(self):
-        warnings = []
-        known = attempts(warn=warnings.append)
-        self.assertFalse(known.must_be_alone([A], 0))
-        self.assertEqual(run(known, FAILED, FAILED, message=IN_USE), [True, False])
-        self.assertEqual([known.must_be_alone([one], 0) for one in (A, B)], [True, False])
-        self.assertEqual(len(warnings), 1)
+    def test_a_failure_that_others_may_have_caused_is_retried_once_and_alone_whatever_the_retries(self):
+        for message, evicted, warning in (
+            (IN_USE, False, "a port was in use"),
+            ("killed", True, "it was ended because node  was short of memory"),
+        ):
+            with self.subTest(warning):
+                warnings, known = [], attempts()
+                self.assertFalse(known.must_be_alone([A], 0))
+                retried = run(known, FAILED, FAILED, message=message, warnings=warnings, evicted=evicted)
+                self.assertEqual(retried, [True, False])
+                self.assertEqual([known.must_be_alone([one], 0) for one in (A, B)], [True, False])
+                (text,) = warnings
+                self.assertTrue(text.startswith(f"{A.id}: {warning}"), text)
 
     def test_a_retry_that_never_came_fails_at_the_end(self):
         known = attempts(retries=1)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from kit.invented import make_test
 
-from torch_testing_ext.runner.engine.again import is_collision, ports_in_use
+from torch_testing_ext.runner.engine.attempts import is_collision, ports_in_use
 from torch_testing_ext.runner.model import Attempt, TestOutcome, Unit
 from torch_testing_ext.runner.scheduling.leases import Leases
 from torch_testing_ext.runner.scheduling.policy import Queue

@@ -18,7 +18,7 @@ from torch_testing_ext.runner.processes.protocol import (
 )
 
 FINE = WorkerExit(EndCause.ITSELF, at=9.0, code=0)
-SQUEEZED = WorkerExit(EndCause.MEMORY, at=9.0, code=-9, lost="the node was at 91 %", crowded=True)
+EVICTED = WorkerExit(EndCause.MEMORY, at=9.0, code=-9, lost="the node was at 91 %", evicted=True)
 
 
 def began(test):
@@ -72,11 +72,11 @@ class TestOneTest(TestCase):
             ((), late, "timeout"),
             (running, WorkerExit(EndCause.LOST, 9.0, lost="its watcher died"), "crashed"),
             ((), WorkerExit(EndCause.LOST, 9.0, lost="its watcher died"), "crashed"),
-            (running, SQUEEZED, "crashed"),
-            ((), SQUEEZED, "crashed"),
-            (over, SQUEEZED, "crashed"),
-            ((began(0), ended(0)), SQUEEZED, "crashed"),
-            (over, replace(SQUEEZED, code=0), "passed"),
+            (running, EVICTED, "crashed"),
+            ((), EVICTED, "crashed"),
+            (over, EVICTED, "crashed"),
+            ((began(0), ended(0)), EVICTED, "crashed"),
+            (over, replace(EVICTED, code=0), "passed"),
             ((), FINE, "crashed"),
             ((AllOver(),), FINE, "error"),
             ((*running, WorkerBroke("KeyboardInterrupt", at=2.0)), WorkerExit(EndCause.ITSELF, 9.0, 1), "error"),
@@ -105,14 +105,14 @@ class TestOneTest(TestCase):
         """Only the test that was hit runs again: it is the one that is marked."""
         log = log_of(began(0), ended(0), began(1), tests=3)
         (handed_out,) = log.certain()
-        (hit,), rest = log.finish(SQUEEZED)
-        self.assertEqual((hit.test, hit.crowded, rest), (1, True, [2]))
+        (hit,), rest = log.finish(EVICTED)
+        self.assertEqual((hit.test, hit.evicted, rest), (1, True, [2]))
         self.assertIn("it was ended 7.0 s into T.test_1: the node was at 91 %", hit.message)
-        self.assertFalse(handed_out.crowded)
-        (alone,), _ = log_of(began(0)).finish(replace(SQUEEZED, crowded=False))
-        self.assertFalse(alone.crowded)
-        (passed,), _ = log_of(began(0), ended(0), AllOver()).finish(replace(SQUEEZED, code=0))
-        self.assertFalse(passed.crowded)
+        self.assertFalse(handed_out.evicted)
+        (alone,), _ = log_of(began(0)).finish(replace(EVICTED, evicted=False))
+        self.assertFalse(alone.evicted)
+        (passed,), _ = log_of(began(0), ended(0), AllOver()).finish(replace(EVICTED, code=0))
+        self.assertFalse(passed.evicted)
 
     def test_an_interrupted_test_has_no_outcome(self):
         self.assertEqual(outcomes(log_of(began(0)), WorkerExit(EndCause.INTERRUPTED, 9.0, -15)), ({}, []))

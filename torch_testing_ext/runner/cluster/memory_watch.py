@@ -26,7 +26,7 @@ class MeasuredUnit(Protocol):
     """A unit, as far as the watch needs it."""
 
     def measure_memory(self, answer: Callable[[int], object]) -> None: ...
-    def end_for_memory(self, why: str, crowded: bool) -> None: ...
+    def end_for_memory(self, why: str, for_others: bool) -> None: ...
 
 
 class MemoryWatch:
@@ -73,9 +73,9 @@ class MemoryWatch:
         fattest = max(units, key=lambda number: found[number])
         self._ended = units[fattest]
         size = in_words(found[fattest])
-        crowded = len(units) > 1
-        which = f"of the {len(units)} units there, this one used most" if crowded else "this unit used"
-        self._ended.end_for_memory(f"the node was at {use}; {which}: {size}", crowded)
+        for_others = len(units) > 1
+        which = f"of the {len(units)} units there, this one used most" if for_others else "this unit used"
+        self._ended.end_for_memory(f"the node was at {use}; {which}: {size}", for_others)
 
 
 class _Measurement:

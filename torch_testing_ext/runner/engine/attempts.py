@@ -5,33 +5,41 @@ It knows no process, file or clock.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from ..model import Attempt, Category, FinishedTest, Policy, Test, TestId, Unit
-from .again import Undisturbed
 
 Key = tuple[TestId, int]  # a test and its repetition
+
+_IN_USE = re.compile(r"EADDRINUSE|address already in use", re.IGNORECASE)
+_HOST = r"(?:tcp://[^/:\s]*|localhost|127\.0\.0\.1|0\.0\.0\.0|\[::1?\])"
+_PORT = re.compile(r"\bport[:=]? ?(\d{2,5})\b|" + _HOST + r":(\d{2,5})\b|\('[^']*', (\d{2,5})\)", re.IGNORECASE)
 
 
 class Attempts:
     """Decides which tests run again, and which have their final result."""
 
-    def __init__(self, policy: Policy, retries: int, undisturbed: Undisturbed):
+    def __init__(self, policy: Policy, retries: int):
         self.failures = 0  # final results that count as failures
         self._policy = policy
         self._retries = retries
-        self._undisturbed = undisturbed
+        self._alone: set[Key] = set()  # tests that run again while no other test runs
         self._attempts: dict[Key, list[Attempt]] = {}
         self._finished: dict[Key, FinishedTest] = {}
         self._unfinished: list[tuple[Test, int]] = []  # with their repetition
         self._lost: dict[tuple[TestId, int, int], str] = {}  # attempts that a node was lost with, and how
 
-    def add(self, attempt: Attempt, may_retry: bool) -> bool:
-        """Take an attempt that has ended. Returns whether the test is to be retried."""
+    def add(self, attempt: Attempt, may_retry: bool) -> tuple[bool, str]:
+        """Take an attempt that has ended. Returns whether the test is to be retried, and a warning."""
         self._attempts.setdefault(_key(attempt), []).append(attempt)
         if not may_retry or self._policy.verdict(attempt.outcome) is not Category.FAILED:
-            return False
-        return self._undisturbed.wants_again(attempt) or attempt.number <= self._retries
+            return False, ""
+        # Another test may have caused the failure: this one runs again, once, whatever --retries says.
+        if _key(attempt) not in self._alone and (why := why_to_run_alone(attempt)):
+            self._alone.add(_key(attempt))
+            return True, f"{attempt.test.id}: {why}"
+        return attempt.number <= self._retries, ""
 
     def finish(self, attempt: Attempt) -> FinishedTest:
         """Make this attempt the last of its test."""
@@ -44,7 +52,7 @@ class Attempts:
         return self._policy.verdict_on(finished) is Category.FAILED
 
     def must_be_alone(self, tests: Iterable[Test], repetition: int) -> bool:
-        return self._undisturbed.must_be_alone(tests, repetition)
+        return any((test.id, repetition) in self._alone for test in tests)
 
     def lose(self, unit: Unit, tests: Sequence[Test], why: str) -> tuple[tuple[Test, ...], list[tuple[Test, str]]]:
         """A node was lost with tests of a unit that had no result.
@@ -86,3 +94,32 @@ class Attempts:
 
 def _key(attempt: Attempt) -> Key:
     return attempt.test.id, attempt.repetition
+
+
+def why_to_run_alone(attempt: Attempt) -> str:
+    """How another test may have caused this failure, in words; empty if none can."""
+    if is_collision(attempt):
+        ports = ports_in_use(attempt)
+        which = f"port {', '.join(map(str, sorted(ports)))}" if ports else "a port"
+        return f"{which} was in use (EADDRINUSE); the test runs again while no other runs"
+    if attempt.evicted:
+        return (
+            f"it was ended because node {attempt.lease.node} was short of memory, which other tests used, too; "
+            "it runs again while no other runs"
+        )
+    return ""
+
+
+def is_collision(attempt: Attempt) -> bool:
+    """Did this attempt fail because a port was in use?"""
+    return any(_IN_USE.search(text) for text in _texts(attempt))
+
+
+def ports_in_use(attempt: Attempt) -> frozenset[int]:
+    """The ports that were in use, as far as the failure names them."""
+    lines = (line for text in _texts(attempt) for line in text.splitlines() if _IN_USE.search(line))
+    return frozenset(int(next(filter(None, found))) for line in lines for found in _PORT.findall(line))
+
+
+def _texts(attempt: Attempt) -> tuple[str, ...]:
+    return (attempt.message, attempt.output, *(log.output for log in attempt.ranks))

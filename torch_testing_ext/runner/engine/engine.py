@@ -31,7 +31,6 @@ from ..scheduling.inventory import Inventory
 from ..scheduling.leases import RunLeases
 from ..scheduling.plan import Plan
 from ..scheduling.policy import Queue
-from .again import Undisturbed
 from .attempts import Attempts
 from .dispatcher import Dispatcher
 from .live_view import LiveView
@@ -64,7 +63,7 @@ class Engine(LostUnitListener):
         self._report = reporter.on_event
         self._describe_run = functools.partial(_run_began, options, inventory, header or RunHeader())
         self._dispatcher = Dispatcher(queue, leases, memory or MemoryReturn(place.loop), place.loop, others)
-        self._attempts = Attempts(options.policy, options.retries, Undisturbed(self._warn))
+        self._attempts = Attempts(options.policy, options.retries)
         self._running: dict[int, UnitHandle] = {}
         self._view = LiveView(self._running, place.loop, self._report, options.stream)
         self._began = time.monotonic()
@@ -262,7 +261,9 @@ class Engine(LostUnitListener):
 
     def _take(self, attempt: Attempt, may_retry: bool = True) -> bool:
         """Take an attempt into account. Returns whether the test is to be retried."""
-        retry = self._attempts.add(attempt, may_retry and not self._stopping)
+        retry, warning = self._attempts.add(attempt, may_retry and not self._stopping)
+        if warning:
+            self._warn(warning)
         self._report(AttemptEnded(attempt, retry))
         if not retry:
             self._finish(attempt)

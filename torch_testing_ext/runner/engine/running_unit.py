@@ -114,7 +114,7 @@ class RunningUnit:
         self._stacks_wanted: list[Callable[[str], object]] = []
         self._stacks_seen: dict[Path, int] = {}
         self._ended_for = ""  # why it was ended for the memory of the node
-        self._was_crowded = False
+        self._evicted = False
         self._arm(0, START_TIMEOUT)
 
     def _make_spec(self, environ: Mapping[str, str], command: str, stream: bool) -> UnitSpec:
@@ -149,10 +149,10 @@ class RunningUnit:
         self.cause = EndCause.INTERRUPTED
         self._processes.kill()
 
-    def end_for_memory(self, why: str, crowded: bool) -> None:
-        """End it at once, since the node's memory is nearly used up. `crowded`: other units have some of it, too."""
+    def end_for_memory(self, why: str, for_others: bool) -> None:
+        """End it at once, since the node's memory is nearly used up. `for_others`: they have some of it, too."""
         if self.cause is EndCause.ITSELF:
-            self.cause, self._ended_for, self._was_crowded = EndCause.MEMORY, why, crowded
+            self.cause, self._ended_for, self._evicted = EndCause.MEMORY, why, for_others
             self._disarm()
             self._processes.kill()
 
@@ -212,7 +212,7 @@ class RunningUnit:
     def processes_ended(self, end: WorkerEnded) -> None:
         code = os.waitstatus_to_exitcode(end.status)
         stacks = self._read_stacks()
-        self._conclude(WorkerExit(self.cause, end.at, code, end.leftovers, stacks, self._ended_for, self._was_crowded))
+        self._conclude(WorkerExit(self.cause, end.at, code, end.leftovers, stacks, self._ended_for, self._evicted))
 
     def _conclude(self, end: WorkerExit) -> None:
         self._disarm()
@@ -319,7 +319,7 @@ class RunningUnit:
             lease=self.lease,
             memory=result.memory,
             warnings=result.warnings,
-            crowded=result.crowded,
+            evicted=result.evicted,
         )
 
 

@@ -51,7 +51,7 @@ class WorkerExit:
     leftovers: tuple[str, ...] = ()
     stacks: str = ""  # where it was, if known
     lost: str = ""  # how the process that watched it died, or why it was not started, or was ended
-    crowded: bool = False  # ended because memory was short, of which other units had some
+    evicted: bool = False  # ended because memory was short, of which other units had some
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class AttemptResult:
     leftovers: tuple[str, ...] = ()
     memory: DeviceMemory | None = None
     warnings: tuple[KitWarning, ...] = ()
-    crowded: bool = False
+    evicted: bool = False
 
 
 Failure = tuple[TestOutcome, str]
@@ -297,8 +297,8 @@ class UnitLog:
         if end.leftovers and last.outcome is TestOutcome.PASSED and end.cause is EndCause.ITSELF:
             left = "\n".join(f"  {name}" for name in end.leftovers)
             last = replace(last, outcome=TestOutcome.LEAKED, message=f"left running (now terminated):\n{left}")
-        crowded = end.crowded and COUNTS_AS[last.outcome] is Category.FAILED
-        return [*others, replace(last, leftovers=end.leftovers, crowded=crowded)]
+        evicted = end.evicted and COUNTS_AS[last.outcome] is Category.FAILED
+        return [*others, replace(last, leftovers=end.leftovers, evicted=evicted)]
 
 
 def _left_out(one: NotRun) -> AttemptResult:
