@@ -22,6 +22,7 @@ from .events import AttemptEnded, Reporters, RunBegan, RunEnded, TestFinished, W
 from .header import CommitQuery, make_header
 from .model import Attempt, ExitCode, FinishedTest, Summary, Test, TestId, TestOutcome, exit_code
 from .options.options import Action, CannotRun, Options, Rerun, UsageError
+from .run_site import LocalSite, RunSite, Work
 from .scheduling.durations import Durations, LastFailed
 from .scheduling.forecast import forecast
 from .scheduling.inventory import Inventory
@@ -30,7 +31,6 @@ from .scheduling.policy import Priority, typical_seconds
 from .scheduling.undeclared import describe_undeclared
 from .selection.files import test_files
 from .selection.selection import Selection
-from .site import LocalSite, Site, Work
 
 if TYPE_CHECKING:
     from .engine.signals_and_keys import Deferred
@@ -92,10 +92,10 @@ def _seed(options: Options) -> int | None:
     return random.randrange(2**32) if options.shuffle and options.seed is None else options.seed
 
 
-def _open_site(options: Options, root: Path, files: Sequence[str]) -> Site:
+def _open_site(options: Options, root: Path, files: Sequence[str]) -> RunSite:
     if options.cluster is None:
         return LocalSite(options, root, files)
-    from .cluster.site import ClusterSite
+    from .cluster.cluster_site import ClusterSite
 
     return ClusterSite(options, root)
 
@@ -107,7 +107,7 @@ def _first(work: Work, earlier: EarlierRuns) -> Priority:
 # -- from names to work
 
 
-def find_work(options: Options, chosen: Chosen, earlier: EarlierRuns, site: Site) -> Work:
+def find_work(options: Options, chosen: Chosen, earlier: EarlierRuns, site: RunSite) -> Work:
     """Import the files, and plan the tests that are selected."""
     found = site.discover(chosen.files)
     discovery, options = found.discovery, dataclasses.replace(options, jobs=found.slots)
@@ -167,7 +167,7 @@ def _list(work: Work, earlier: EarlierRuns) -> None:
         print("\n".join(listing.as_text(work.plan.tests, work.broken)))
 
 
-def _dry_run(work: Work, site: Site, first: Priority) -> None:
+def _dry_run(work: Work, site: RunSite, first: Priority) -> None:
     from .report import listing
 
     typical = typical_seconds(work.plan.units)
@@ -208,7 +208,7 @@ def _reporters(options: Options) -> Reporters:
 
 
 def _run_work(
-    work: Work, site: Site, earlier: EarlierRuns, commit: CommitQuery, reporters: Reporters, deferred: Deferred
+    work: Work, site: RunSite, earlier: EarlierRuns, commit: CommitQuery, reporters: Reporters, deferred: Deferred
 ) -> Summary:
     header = make_header(commit, work.inventory, site.torch_version)
     engine, late = site.engine(work, _first(work, earlier), reporters, header)

@@ -11,7 +11,7 @@ from kit.nvml import linked, uuid
 
 from torch_testing_ext._machine.nvml import Gpu, MigInstance, NvmlError
 from torch_testing_ext._machine.visible_devices import problem_of_mask
-from torch_testing_ext.runner import site
+from torch_testing_ext.runner import run_site
 from torch_testing_ext.runner.model import Lease
 from torch_testing_ext.runner.options.options import CannotRun, Options, UsageError
 from torch_testing_ext.runner.scheduling.inventory import (
@@ -188,11 +188,11 @@ class TestFindingDevices(unittest.TestCase):
         files.count_devices.return_value = kind, count
         files.devices_seen = mock.Mock(uuids=(), facts=(), nccl=())
         with (
-            mock.patch.object(site, "may_have_nvidia_gpus", lambda: True),
-            mock.patch.object(site, "open_nvml", side_effect=error, return_value=mock.Mock(gpus=lambda: gpus)),
+            mock.patch.object(run_site, "may_have_nvidia_gpus", lambda: True),
+            mock.patch.object(run_site, "open_nvml", side_effect=error, return_value=mock.Mock(gpus=lambda: gpus)),
             mock.patch.dict("os.environ", environ, clear=True),
         ):
-            return site.find_devices(files, Options())
+            return run_site.find_devices(files, Options())
 
     def test_a_mask_that_names_a_device_that_is_not_there(self):
         """Covered on a GPU by the check `masks`."""

@@ -1,4 +1,4 @@
-"""The site of a run: this machine, or the nodes of a cluster (cluster/site.py)."""
+"""The site of a run: this machine, or the nodes of a cluster (cluster/cluster_site.py)."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Work:
         return (*self.plan.tests, *(attempt.test for attempt in self.broken))
 
 
-class Site(Protocol):
+class RunSite(Protocol):
     """Finds devices and tests, and makes the engine that runs these: `with site: ...`."""
 
     @property

@@ -14,10 +14,10 @@ from ..engine.engine import Engine
 from ..events import Reporter, Warned
 from ..model import NodeOfRun, RunHeader
 from ..options.options import ALL_CPUS, Options
+from ..run_site import Found, Work
 from ..scheduling.inventory import Inventory
 from ..scheduling.node_leases import NodeLeases
 from ..scheduling.policy import Priority, Queue
-from ..site import Found, Work
 from .bridge_protocol import Connect
 from .environment import environment_for_nodes
 from .place import ClusterPlace, NodeLauncher
