@@ -49,9 +49,11 @@ def is_first() -> bool:
     return launched is not None and launched.rank == 0
 
 
-def deciding() -> dict[int, tuple[str, ...]]:
-    """The ranks that failed the latest test by themselves, with the notes of their accounts."""
-    return Member.of_this_process().failed
+def judged() -> launch.RoundJudged:
+    """Return the verdict on the latest test of this process, and the accounts of its ranks."""
+    judged = Member.of_this_process().judged
+    assert judged is not None
+    return judged
 
 
 def wrong_size(world_size: int) -> str:

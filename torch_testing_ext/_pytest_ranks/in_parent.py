@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib
 import os
 import shutil
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -32,7 +31,7 @@ from torch_testing_ext._process.logs import cut_middle
 from torch_testing_ext.launch import settings
 from torch_testing_ext.launch.job import Sanitize
 
-from . import debugging, in_rank, internals, leases
+from . import debugging, in_rank, internals, leases, passed_warnings
 from .marks import COMMAND, RankSpec, rank_side
 
 LONGEST_SECTION = 200_000
@@ -70,16 +69,17 @@ def run(item: Any, spec: RankSpec) -> None:
         directory = launch.new_directory(item.nodeid)
     try:
         reports, verdict = _run_and_judge(item, spec, directory, chosen)
-        told = {report.rank: in_rank.told_by(directory, report.rank) for report in reports}
+        extras = [in_rank.read_extras(report) for report in reports]
         _add_sections(item, directory, spec)
-        _pass_on(item, told.values(), told[0])
-        if any(each.has_quit for each in told.values()):
+        _pass_on(item, reports)
+        if any(each.has_quit for each in extras):
             item.session.shouldstop = "the user has quit the debugger"
     finally:
         launch.discard(directory)
     if verdict.outcome is launch.Outcome.PASSED:
         print_leftovers(_name_of(item), reports)
-    _raise(_name_of(item), verdict, [told[report.rank].xfail for report in reports if launch.failed_by_itself(report)])
+    failed = [launch.failed_by_itself(report) for report in reports]
+    _raise(_name_of(item), verdict, [each.xfail for each, counts in zip(extras, failed, strict=True) if counts])
 
 
 def _run_and_judge(
@@ -182,16 +182,10 @@ def _add_sections(item: Any, directory: Path, spec: RankSpec) -> None:
                     item.add_report_section("call", f"{kind} of rank {rank}", cut_middle(text, LONGEST_SECTION))
 
 
-def _pass_on(item: Any, told: Any, first: in_rank.Told) -> None:
+def _pass_on(item: Any, ranks: Sequence[launch.RankReport | launch.RankAccount | None]) -> None:
     """Report the warnings of all ranks, each once, and the properties that rank 0 has recorded."""
-    item.user_properties.extend(first.properties)
-    seen = set()
-    for message, category, file, line in (each for one in told for each in one.warnings):
-        key = str(message), category, file, line
-        if key not in seen:
-            seen.add(key)
-            with suppress(Warning):  # made an error by a filter here, but not in the rank
-                warnings.warn_explicit(message, category, file, line)
+    item.user_properties.extend(in_rank.read_extras(ranks[0]).properties)
+    passed_warnings.warn_again(each for one in ranks if one is not None for each in one.warnings)
 
 
 def _raise(name: str, verdict: launch.Verdict, xfails: Sequence[str | None]) -> None:
@@ -227,13 +221,13 @@ def _run_in_place(item: Any, spec: RankSpec) -> None:
                     _save_captured(item, directory / f"rank{context.rank}.log")
 
         verdict = launched_ranks.run(together, body)
+        judged = launched_ranks.judged()
         if launched_ranks.is_first():  # the others' files are here, too
-            told = [in_rank.told_by(directory, rank) for rank in range(spec.world_size)]
             _add_sections(item, directory, spec)
-            _pass_on(item, told, told[0])
+            _pass_on(item, judged.accounts)
     finally:
         shutil.rmtree(own, ignore_errors=True)
-    _raise(_name_of(item), verdict, [notes[-1] if notes else None for notes in launched_ranks.deciding().values()])
+    _raise(_name_of(item), verdict, [in_rank.read_extras(judged.accounts[rank]).xfail for rank in judged.failed])
 
 
 def _save_captured(item: Any, file: Path) -> None:

@@ -1,4 +1,4 @@
-"""The rank's side of a marked test: it finishes the set-up, runs the test, and tells how it ended.
+"""The rank's side of a marked test: it finishes the set-up, runs the test, and accounts for how it ended.
 
 A rank is forked when the test is about to be called. It has everything that was set up by then, the collected items
 and pytest's plugins among it. These judge the test in the rank as they would without ranks: a plugin that fails a test
@@ -8,14 +8,13 @@ which has not raised fails the rank.
 from __future__ import annotations
 
 import logging
-import pickle
 import sys
 import traceback
 import unittest
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +24,9 @@ from torch_testing_ext import launch
 from torch_testing_ext._cases.rank_life import run_rank
 from torch_testing_ext._machine import environment
 from torch_testing_ext._marks.needs import TEST_SKIPS
+from torch_testing_ext._process import messages
 
-from . import debugging, dist_env, internals, reports
+from . import debugging, dist_env, internals, passed_warnings, reports
 from .marks import RankSpec
 from .reports import Ending
 
@@ -43,14 +43,13 @@ class PartFailed(AssertionError):
         self.text = judged.text
 
 
-@dataclass
-class Told:
-    """What a rank tells its parent besides how the test ended."""
+@dataclass(frozen=True)
+class RankExtras:
+    """The part of a rank's account that only pytest understands."""
 
     xfail: str | None = None  # the reason, if its failure was expected
     has_quit: bool = False  # the user has quit the debugger
-    properties: list[tuple[str, object]] = field(default_factory=list)  # of the report
-    warnings: list[tuple[Any, Any, str, int]] = field(default_factory=list)  # message, category, file, line
+    properties: tuple[tuple[str, Any], ...] = ()  # of the report
 
 
 @dataclass
@@ -70,25 +69,22 @@ def is_rank() -> bool:
 
 
 def _here() -> tuple[launch.RankContext, RankTest]:
-    """In a rank: its context, and the test that it runs."""
+    """Return the context of this rank, and the test that it runs."""
     context = launch.current_context()
     assert context is not None
     return context, context.inherited
 
 
 def make_dist_env() -> Iterator[dist_env.DistEnv]:
-    """For the fixture."""
+    """Make the value of the fixture `dist_env`."""
     context, test = _here()
     return dist_env.make(test.spec, context.directory, context.rank)
 
 
-def told_by(directory: Path, rank: int) -> Told:
-    """In the parent: what a rank has told; nothing if it died before."""
-    try:
-        told: Told = pickle.loads(_told_file(directory, rank).read_bytes())
-    except (OSError, EOFError, pickle.UnpicklingError):
-        return Told()
-    return told
+def read_extras(of: launch.RankReport | launch.RankAccount | None) -> RankExtras:
+    """Read the extras in a rank's account or report; none if the rank died before it wrote them."""
+    kinds = messages.by_name(RankExtras)
+    return messages.from_json(of.extras, kinds) if of is not None and of.extras else RankExtras()
 
 
 def log_file(directory: Path, rank: int) -> Path:
@@ -96,12 +92,8 @@ def log_file(directory: Path, rank: int) -> Path:
     return directory / f"rank{rank}.logging"
 
 
-def _told_file(directory: Path, rank: int) -> Path:
-    return directory / f"rank{rank}.told"
-
-
 def run(context: launch.RankContext) -> None:
-    """The body of a rank."""
+    """Run the test as the body of a rank."""
     test: RankTest = context.inherited
 
     def body() -> None:
@@ -115,16 +107,13 @@ def run(context: launch.RankContext) -> None:
 
 def run_in_place(item: Any, account: launch.AccountWriter) -> None:
     """Run the test in a process that a launcher has started as a rank."""
-    told = _run_and_judge(item, account, judges_again=True)
+    _run_and_judge(item, account, judges_again=True)
     # Whatever refers to a group keeps its connections open, and with them the peers that wait for this rank.
     item.funcargs.clear()
-    if told.xfail is not None and account.account is not None:
-        account.note([told.xfail])
 
 
-def _run_and_judge(item: Any, account: launch.AccountWriter, judges_again: bool = False) -> Told:
+def _run_and_judge(item: Any, account: launch.AccountWriter, judges_again: bool = False) -> None:
     """Run the test and let pytest's plugins judge it. `judges_again`: they will in this process, when it is over."""
-    told = Told()
     known = len(item.user_properties)
     _, test = _here()
     with warnings.catch_warnings(record=True) as seen, environment.changed(**dict(test.spec.environ)):
@@ -134,36 +123,23 @@ def _run_and_judge(item: Any, account: launch.AccountWriter, judges_again: bool 
         internals.read_xfail_marks(item)
     report = item.ihook.pytest_runtest_makereport(item=item, call=call)
     judged = reports.judge(report)
-    told.xfail = judged.reason if judged.ending is Ending.EXPECTED_FAILURE else None
     is_xpass = judged.ending is Ending.STRICT_XPASS and (parent_knows_xfail or judges_again)
     if report.failed and not is_xpass:
         # Of an error that was raised there is an account already, which is kept.
         account.failed(PartFailed(report), assertion=True, traceback=judged.text)
     elif judged.ending is Ending.SKIPPED and account.account is None:
         _account_for_skip(account, judged.reason)
-    told.has_quit = test.has_quit
-    told.properties = item.user_properties[known:]
-    told.warnings = [(each.message, each.category, each.filename, each.lineno) for each in seen]
-    _tell(told)
+    xfail = judged.reason if judged.ending is Ending.EXPECTED_FAILURE else None
+    properties = tuple((str(name), _plain(value)) for name, value in item.user_properties[known:])
+    extras = RankExtras(xfail, test.has_quit, properties)
+    account.add(map(passed_warnings.pack, seen), messages.to_json(extras))
     if call.excinfo is not None:
         traceback.clear_frames(call.excinfo.tb)
-    return told
 
 
-def _tell(told: Told) -> None:
-    context, _ = _here()
-    if not context.is_here():
-        return
-    try:
-        data = pickle.dumps(told)
-    except Exception:  # some values cannot be sent: their texts can
-        told.warnings = [
-            (UserWarning(f"{each.__name__}: {text}"), UserWarning, file, line)
-            for text, each, file, line in told.warnings
-        ]
-        told.properties = [(str(name), str(value)) for name, value in told.properties]
-        data = pickle.dumps(told)
-    _told_file(context.directory, context.rank).write_bytes(data)
+def _plain(value: Any) -> Any:
+    """Return a value that JSON can hold: a report file has the text of any other."""
+    return value if value is None or type(value) in (str, int, float, bool) else str(value)
 
 
 def _run_item(item: Any, account: launch.AccountWriter) -> None:
@@ -238,7 +214,7 @@ def _account_for_skip(account: launch.AccountWriter, reason: str) -> None:
 
 
 def on_report(report: Any) -> None:
-    """In a rank: fail by a report that a part of the test makes of its own, since no one here collects it."""
+    """Fail a rank by a report that a part of the test makes of its own, since nothing here collects it."""
     if report.failed:
         raise PartFailed(report)
 

@@ -42,7 +42,7 @@ from .report import (
     assemble_report as assemble_report,
     now as now,
 )
-from .rounds import Round as Round
+from .rounds import Round as Round, RoundJudged as RoundJudged
 from .verdict import (
     Case as Case,
     Expected as Expected,

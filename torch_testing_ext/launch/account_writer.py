@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 
@@ -29,7 +29,8 @@ class AccountWriter:
         """Without a file the account is kept only in memory: a rank that is a thread needs no file."""
         self._file = file
         self._pid = os.getpid()
-        self._warnings: list[OwnWarning] = []
+        self._warnings: tuple[OwnWarning, ...] = ()
+        self._extras = ""
         self.started = now()
         self.account: RankAccount | None = None
         self.finished = False  # the test itself is over; only clean-up follows
@@ -74,11 +75,12 @@ class AccountWriter:
         assert self.account is not None
         self._write(replace(self.account, notes=(*self.account.notes, *notes)))
 
-    def warn(self, warnings: Sequence[OwnWarning]) -> None:
-        """Add warnings to the account, whether it has been written or not."""
-        self._warnings += warnings
+    def add(self, warnings: Iterable[OwnWarning], extras: str = "") -> None:
+        """Add warnings to the account, whether it has been written or not, and set its extras."""
+        self._warnings += tuple(warnings)
+        self._extras = extras or self._extras
         if self.account is not None:
-            self._write(replace(self.account, warnings=tuple(self._warnings)))
+            self._write(replace(self.account, warnings=self._warnings, extras=self._extras))
 
     @contextmanager
     def own_errors(self, within: str = "") -> Iterator[None]:
@@ -99,8 +101,8 @@ class AccountWriter:
     def _record(self, account: RankAccount) -> None:
         """Keep the first failure: a later one, in clean-up, follows from it or matters less."""
         if self.account is None or not self.account.ending.is_failure:
-            memory, warnings = device_memory.of_this_process(), tuple(self._warnings)
-            self._write(replace(account, memory=memory, warnings=warnings))
+            memory = device_memory.of_this_process()
+            self._write(replace(account, memory=memory, warnings=self._warnings, extras=self._extras))
 
     def _write(self, account: RankAccount) -> None:
         self.account = account

@@ -67,6 +67,7 @@ class RankAccount:
     notes: tuple[str, ...] = ()  # additional remarks
     memory: tuple[tuple[int, int, int], ...] = ()  # the most that it has had on each device: see device_memory.py
     warnings: tuple[OwnWarning, ...] = ()
+    extras: str = ""  # for the test framework of the parent, from its part in the rank
     collectives: bytes = b""  # what the rank has issued, as `_collectives.raw` packs it
     cause: Cause = Cause.OWN  # of an error
 
@@ -143,6 +144,7 @@ def _encode(account: RankAccount, longest: int) -> bytes:
     del fields["collectives"]
     if longest < LONGEST_TEXT:
         fields["imported"] = fields["notes"] = fields["memory"] = fields["warnings"] = ()
+        fields["extras"] = ""
     return json.dumps(fields).encode("ascii")
 
 

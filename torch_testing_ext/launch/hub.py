@@ -168,9 +168,10 @@ class Hub(threading.Thread):
                 f"{verdict.message}\n\nThe ranks that still run cannot go on: their processes are ended, with rank 0's."
             )
         self._next_round()
-        failed = tuple((report.rank, report.notes) for report in reports if failed_by_itself(report))
+        failed = tuple(report.rank for report in reports if failed_by_itself(report))
+        judged = RoundJudged(verdict, failed, this.short_accounts(), is_deadlocked)
         # Rank 0 last: its process has the hub.
-        self._tell(sorted(this.begun, reverse=True), RoundJudged(verdict, failed, is_deadlocked))
+        self._tell(sorted(this.begun, reverse=True), judged)
 
     def _take_stacks(self, ranks: list[int]) -> None:
         self._stacks.clear()

@@ -80,7 +80,7 @@ class Member:
         self._in_test = False
         self._is_ending = False
         self.is_alone = False  # without rank 0
-        self.failed: dict[int, tuple[str, ...]] = {}  # the ranks that failed by themselves, with their notes
+        self.judged: RoundJudged | None = None  # the latest round
         signal.signal(signal.SIGTERM, self._on_sigterm)
         threading.Thread(target=self._listen, name="torch_testing_ext rank", daemon=True).start()
 
@@ -111,8 +111,8 @@ class Member:
         answer = self._next()
         self._in_test = False
         if not isinstance(answer, RoundJudged):
-            return Verdict(Outcome.CRASHED, self._rank_0_was_lost(), 0)
-        self.failed = dict(answer.failed)
+            answer = RoundJudged(Verdict(Outcome.CRASHED, self._rank_0_was_lost(), 0), (), (), False)
+        self.judged = answer
         return answer.verdict
 
     def _send(self, message: FromRank) -> None:

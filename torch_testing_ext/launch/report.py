@@ -52,6 +52,7 @@ class RankReport:
     found: tuple[Finding, ...] = ()  # what the sanitizer has found in this rank
     cause: Cause = Cause.OWN  # of an error
     warnings: tuple[OwnWarning, ...] = ()
+    extras: str = ""  # for the test framework of the parent, from its part in the rank
 
     def line(self) -> str:
         """How this rank ended, in one line, without its number."""
@@ -97,10 +98,10 @@ def assemble_report(
     code = exit.code
     started = account.started if account else began
     ending = RankEnding.STOPPED if stopped is not None else RankEnding.KILLED if code < 0 else RankEnding.EXITED
-    memory = account.memory if account is not None else ()
-    seen = RankReport(rank, ending, exit.at - started, exit.at, code, leftovers=exit.leftovers, memory=memory)
+    seen = RankReport(rank, ending, exit.at - started, exit.at, code, leftovers=exit.leftovers)
     if account is None:
         return seen  # also for a rank that exited by itself after SIGTERM: it would not have ended otherwise
+    seen = replace(seen, memory=account.memory, warnings=account.warnings, extras=account.extras)
     in_time = stopped is None or account.ended <= stopped
     if in_time and (code == account.code or (stopped is not None and account.ending.is_failure)):
         return replace(
@@ -113,7 +114,6 @@ def assemble_report(
             traceback=account.traceback,
             imported=account.imported,
             notes=account.notes,
-            warnings=account.warnings,
         )
     # The account says otherwise: the rank crashed or hung on its way out. The account is still worth showing.
     earlier = f"the test had {account.ending.value}" + (f": {account.summary}" if account.summary else "")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from . import hang
 from .accounts import RankAccount, RankEnding
@@ -92,13 +92,15 @@ class AskForStacks:
 
 @dataclass(frozen=True)
 class RoundJudged:
-    """The round is over. `failed`: the ranks that failed by themselves, each with its notes.
+    """The round is over. `failed`: the ranks that failed by themselves.
 
+    `accounts`: of all ranks, without tracebacks and collectives; None for a rank that left none.
     `is_deadlocked`: some ranks cannot go on, and every process whose test does not return ends itself.
     """
 
     verdict: Verdict
-    failed: tuple[tuple[int, tuple[str, ...]], ...]
+    failed: tuple[int, ...]
+    accounts: tuple[RankAccount | None, ...]
     is_deadlocked: bool
 
 
@@ -198,6 +200,11 @@ class RoundState:
             return min(left) + GRACE_AFTER_DEATH
         ends = [account.ended for account in self.accounts.values() if account.ending is not RankEnding.PASSED]
         return min((at + GRACE_AFTER_END for at in (*left, *ends)), default=None)
+
+    def short_accounts(self) -> tuple[RankAccount | None, ...]:
+        """Return the accounts of all ranks without tracebacks and collectives, which only the verdict needs."""
+        found = (self.accounts.get(rank) for rank in range(self.world_size))
+        return tuple(one and replace(one, traceback="", collectives=b"") for one in found)
 
     def report(self, rank: int, now: float, stacks: Mapping[int, RankStacks]) -> RankReport:
         assert self.began is not None

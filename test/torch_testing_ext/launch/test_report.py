@@ -53,13 +53,14 @@ class TestAccount(InDirectory):
         """And the report: a failure of the test keeps those that came before it."""
         early, late = (OwnWarning(text, "builtins.UserWarning", "a.py", 3) for text in ("early", "late"))
         writer = AccountWriter(self.open_account())
-        writer.warn([early])
+        writer.add([early], "extras")
         writer.failed(ValueError("no"), assertion=False)
-        writer.warn([late])
+        writer.add([late])
         account = read_account(self.file)
-        self.assertEqual(account.warnings, (early, late))
-        report = assemble_report(0, account, Exit(account.code << 8, account.ended), 0.0, None)
-        self.assertEqual((report.ending, report.warnings), (RankEnding.ERROR, (early, late)))
+        self.assertEqual((account.warnings, account.extras), ((early, late), "extras"))
+        for status, ending in ((account.code << 8, RankEnding.ERROR), (9, RankEnding.KILLED)):
+            report = assemble_report(0, account, Exit(status, account.ended), 0.0, None)
+            self.assertEqual((report.ending, report.warnings, report.extras), (ending, (early, late), "extras"))
 
     def test_texts_of_all_kinds(self):
         for text in ("", "\0", "\x1b[1m", "na\u00efve \u4e16\u754c \U0001f600", "\ud800 alone", "a\r\nb\u2028c", '"\\'):

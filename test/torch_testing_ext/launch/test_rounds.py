@@ -165,6 +165,7 @@ class TestMessages(unittest.TestCase):
             imported=("torch.fx",),
             notes=("note",),
             warnings=(warned,),
+            extras="{}",
             memory=((0, 1, 2),),
             collectives=b"\x80x",
             cause=Cause.LOST_PEER,
@@ -177,7 +178,7 @@ class TestMessages(unittest.TestCase):
             RoundStarts(Round(2, "/tmp/x", 5000, sanitize)),
             RoundRefused("why"),
             AskForStacks(),
-            RoundJudged(Verdict(Outcome.FAILED, "text", 1, None), ((1, ("note",)),), True),
+            RoundJudged(Verdict(Outcome.FAILED, "text", 1, None), (1,), (full, None), True),
         )
         kinds = messages.by_name(FromRank) | messages.by_name(FromHub)
         self.assertEqual({type(message) for message in sent}, set(kinds.values()))
