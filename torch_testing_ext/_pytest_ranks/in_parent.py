@@ -33,12 +33,11 @@ from torch_testing_ext.launch.job import Sanitize
 
 from . import debugging, in_rank, internals, leases, passed_warnings
 from .marks import COMMAND, RankSpec, rank_side
-
-LONGEST_SECTION = 200_000
+from .reports import LONGEST_SECTION
 
 
 def set_up(item: Any, spec: RankSpec) -> None:
-    """Before the set-up of a test: skip it if there are too few devices, and leave out the fixtures of ranks."""
+    """Prepare the set-up of a test: skip it if there are too few devices, and leave out the fixtures of ranks."""
     if launched_ranks.where() is not None and (why := launched_ranks.wrong_size(spec.world_size)):
         raise internals.skip_at_test(why)
     are_fake = spec.devices <= len(settings.read().fake_devices)
@@ -90,7 +89,7 @@ def _run_and_judge(
     test = in_rank.RankTest(item, spec, debug_rank=chosen.debug_rank)
     with (
         rank_environment.leased(spec.world_size) as addresses,
-        leases.leased(item, leases.real_devices(spec.devices), chosen.fake_devices) as shown,
+        leases.leased(item, spec.devices, chosen.fake_devices) as shown,
     ):
         job = job_for_test(
             in_rank.run,

@@ -15,7 +15,7 @@ from . import internals
 
 
 def configure(config: pytest.Config) -> None:
-    """Before other plugins are configured: one JUnit file, and no xdist, whose workers would all be the same rank."""
+    """Allow one JUnit file, and no xdist, whose workers would all be the same rank. Called before other plugins."""
     where = launch.this_launch()
     if where is None:
         return

@@ -12,7 +12,6 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,55 +28,34 @@ _RETRY_INTERVAL = (0.02, 0.1)
 _RESERVE_AFTER = 2.0  # seconds
 
 
-@dataclass(frozen=True)
-class VisibleDevices:
-    """The devices that this process may use."""
-
-    names: tuple[str, ...]
-    kind: str | None = None
-    fake: bool = False
-    uuids: Mapping[str, str] = field(default_factory=dict)
-
-    @classmethod
-    def here(cls, fake: Sequence[str]) -> VisibleDevices:
-        """`fake`: devices that do not exist, in place of those that do."""
-        if fake:
-            return cls(tuple(fake), "fake", fake=True)
-        kind = accelerators.runtime()
-        if kind is None:
-            return cls(())
-        names = visible_names(os.environ, kind, accelerators.device_count())
-        return cls(names, kind, uuids=by_uuid(names, accelerators.device_uuids()))
-
-    def environment_of(self, leased: Sequence[str]) -> dict[str, str]:
-        """The variables that show only these devices."""
-        if self.fake:
-            return {settings.PREFIX + "FAKE_DEVICES": ",".join(leased)}
-        return {} if set(leased) == set(self.names) else masks_for(leased, self.kind)
-
-
-def real_devices(ranks: int) -> int:
-    """Count the devices to lease for so many ranks that need one: fewer where they have to share."""
-    return accelerators.device_count() if shared_devices.are_shared(ranks) else ranks
-
-
 @contextmanager
-def leased(item: Any, count: int, fake: Sequence[str]) -> Iterator[dict[str, str]]:
-    """Lease `count` devices for a test, as soon as they are free. Yields the environment variables of its ranks.
+def leased(item: Any, ranks: int, fake: Sequence[str]) -> Iterator[dict[str, str]]:
+    """Lease devices for these ranks of a test, as soon as they are free. Yields the environment variables of its ranks.
 
-    No process of the test may be left when the lease ends.
+    No process of the test may be left when the lease ends. `fake`: names of devices in place of those that exist.
     """
+    count = accelerators.device_count() if shared_devices.are_shared(ranks) else ranks
     if not count:
         yield {}
         return
-    devices = VisibleDevices.here(fake)
-    identities = {name: identity(devices.kind, name, devices.uuids) for name in devices.names}
-    locks = _open_locks(item, identities)
+    kind, names, uuids = ("fake", tuple(fake), {}) if fake else _visible_devices()
+    locks = _open_locks(item, {name: identity(kind, name, uuids) for name in names})
     try:
-        chosen = _choose(locks, devices.names, count)
-        yield {**devices.environment_of(chosen), **locks.leased(chosen)}
+        chosen = _choose(locks, names, count)
+        if fake:
+            shown = {settings.PREFIX + "FAKE_DEVICES": ",".join(chosen)}
+        else:
+            shown = {} if set(chosen) == set(names) else masks_for(chosen, kind)
+        yield {**shown, **locks.leased(chosen)}
     finally:
         locks.close()
+
+
+def _visible_devices() -> tuple[str | None, tuple[str, ...], Mapping[str, str]]:
+    """The kind, the names and the UUIDs of the devices that this process may use."""
+    kind = accelerators.runtime()
+    names = visible_names(os.environ, kind, accelerators.device_count()) if kind is not None else ()
+    return kind, names, by_uuid(names, accelerators.device_uuids() if names else ())
 
 
 def _open_locks(item: Any, identities: Mapping[str, str]) -> DeviceLocks:

@@ -19,6 +19,7 @@ from .internals import plain_text, text_of
 
 _XPASS_STRICT = "[XPASS(strict)]"
 _XPASS_OF_UNITTEST = "Unexpected success"
+LONGEST_SECTION = 200_000  # characters of output that are added to a report
 _PHASES = {"setup": "set-up", "call": "call", "teardown": "tear-down"}
 
 

@@ -27,7 +27,7 @@ from torch_testing_ext._process.logs import cut_middle
 
 from . import internals, passed_warnings
 from .marks import SPEC
-from .reports import Ending, TestReports
+from .reports import LONGEST_SECTION, Ending, TestReports
 from .standalone_process import (
     PROCESS,
     FromStandalone,
@@ -37,14 +37,13 @@ from .standalone_process import (
     StandaloneTest,
 )
 
-_LONGEST_SECTION = 200_000
 _STACKS_TIMEOUT = 2.0
 # For the interpreter of a test in ranks to start and end, beyond the time limit of the ranks.
 _BEYOND_RANKS = 60.0
 
 
 def set_up(item: Any) -> None:
-    """Before the set-up of a test: leave all of its fixtures to the new interpreter."""
+    """Prepare the set-up of a test: leave all of its fixtures to the new interpreter."""
     if (where := launched_ranks.where()) is not None:
         why = f"a standalone test starts an interpreter of its own, and a launcher has started {where.world_size} ranks"
         raise internals.skip_at_test(why)
@@ -156,11 +155,11 @@ def _show(item: Any, received: list[FromStandalone], output: str) -> None:
     for latest in reports[-1:]:  # it repeats the sections and properties of those before it
         for title, text in latest.get("sections", ()):
             name, _, when = title.removeprefix("Captured ").rpartition(" ")
-            item.add_report_section(when, name, cut_middle(text, _LONGEST_SECTION))
+            item.add_report_section(when, name, cut_middle(text, LONGEST_SECTION))
         item.user_properties.extend(tuple(each) for each in latest["user_properties"])
     passed_warnings.warn_again(one.warning for one in received if isinstance(one, RaisedWarning))
     if output.strip():
-        item.add_report_section("call", "stdout and stderr of the interpreter", cut_middle(output, _LONGEST_SECTION))
+        item.add_report_section("call", "stdout and stderr of the interpreter", cut_middle(output, LONGEST_SECTION))
 
 
 def _judge(item: Any, received: list[FromStandalone], code: int | None, how: str) -> None:
