@@ -12,11 +12,14 @@ from torch_testing_ext.common_utils import run_tests
 
 SUBJECT = """
 import logging, os, signal, sys, threading, unittest, warnings
+from pathlib import Path
 import pytest, torch
 import torch.distributed as dist
 
 def rank():
     return int(os.environ["RANK"])
+
+class OwnWarning(UserWarning): ...
 
 def until_killed():
     threading.Event().wait()
@@ -42,12 +45,20 @@ class TestPasses:
         with pytest.raises(ZeroDivisionError):
             dist_env.rank / 0
 
-    def test_tells(self, record_property):
+    @pytest.fixture
+    def properties(self, request):
+        yield
+        assert request.node.user_properties == [("key", "value of 0"), ("number", 3), ("path", "/x")]
+
+    def test_tells(self, properties, record_property):
         print("printed", rank())
         print("complained", rank(), file=sys.stderr)
         logging.warning("logged %d", rank())
         warnings.warn("warned")
+        warnings.warn(OwnWarning("own"))
         record_property("key", f"value of {rank()}")
+        record_property("number", 3)
+        record_property("path", Path("/x"))
 
     @pytest.mark.parametrize("number", [1, 2])
     def test_parametrized(self, number, capsys, caplog, recwarn):
@@ -309,6 +320,7 @@ class MarkedTestsTest(PytestCase):
             for text in (f"printed {rank}\n", f"complained {rank}\n", f"logged {rank}\n"):
                 self.assertEqual(output.count(text), 1, output)
         self.assertEqual(self.run_of_subject.text.count("UserWarning: warned"), 1)
+        self.assertEqual(self.run_of_subject.text.count(" OwnWarning: own"), 1)
         self.assertNotIn("UserWarning: observed", self.run_of_subject.text)
 
 
