@@ -193,7 +193,8 @@ def show(world: int, results: dict[str, Any]) -> None:
 
 def peak_memory() -> list[tuple[str, float]]:
     """Peak memory in MiB besides a step's inputs, computed from the graph: weights kept whole, or gathered again."""
-    from torch_testing_ext._spmd.run.memory import peak_bytes
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "test" / "torch_testing_ext"))
+    from kit.graph_memory import peak_bytes
 
     found = []
     for title, reshard in (("kept from forward to backward", False), ("gathered again in backward", True)):

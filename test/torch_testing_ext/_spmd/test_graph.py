@@ -9,10 +9,10 @@ from contextlib import redirect_stdout
 
 import torch
 import torch.distributed as dist
+from kit.graph_memory import peak_bytes
 from spmd_training import MLP, Case, Normed, normal_batch, step, to_device, train_both
 from torch import nn
 
-from torch_testing_ext._spmd.run.memory import peak_bytes
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.distributed._spmd import DataParallel, Override, compile
 from torch_testing_ext.distributed._tensor.common_dtensor import DTensorContinuousTestBase

@@ -1,4 +1,4 @@
-"""The peak memory of a graph's values, computed from the graph alone."""
+"""`peak_bytes`: the peak memory of a graph's values, computed from the graph alone."""
 
 from __future__ import annotations
 
