@@ -157,9 +157,9 @@ def _variables(together: launch.Round) -> Iterator[None]:
     assert launched is not None
     own: dict[str, str | None] = {
         "RANK": str(launched.rank),
-        "LOCAL_RANK": os.environ.get("LOCAL_RANK", str(launched.rank)),
+        "LOCAL_RANK": str(launched.local_rank),
         "WORLD_SIZE": str(launched.world_size),
-        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_ADDR": together.address,
         "MASTER_PORT": str(together.port),
     }
     if "TORCHELASTIC_USE_AGENT_STORE" in os.environ:

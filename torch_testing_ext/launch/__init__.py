@@ -26,7 +26,6 @@ from .client import (
     prepare as prepare,
 )
 from .context import RankContext as RankContext, current_context as current_context
-from .hub import WrongRound as WrongRound
 from .inheriting import (
     launch_fresh as launch_fresh,
     launch_from_here as launch_from_here,
@@ -34,6 +33,7 @@ from .inheriting import (
 )
 from .job import Job as Job, Named as Named, ProcessContext as ProcessContext
 from .launchers import Launched as Launched, this_launch as this_launch
+from .meeting import WrongRound as WrongRound
 from .member import Member as Member
 from .persistent_ranks import PersistentRanks as PersistentRanks, Task as Task, tasks as tasks
 from .report import (

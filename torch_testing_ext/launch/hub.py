@@ -13,6 +13,8 @@ from torch_testing_ext._machine import ports
 from torch_testing_ext._process.channel import Channel
 from torch_testing_ext._process.loop import EventLoop
 
+from . import meeting
+from .accounts import RankAccount
 from .launchers import Launched
 from .report import add_recorders, now
 from .rounds import (
@@ -37,10 +39,6 @@ from .verdict import Expected, failed_by_itself, judge
 _STACKS_TIMEOUT = 0.5
 
 
-class WrongRound(RuntimeError):
-    """The ranks cannot run this test together; the message says why."""
-
-
 class Hub(threading.Thread):
     """Waits for all ranks, judges each round, and tells the verdict."""
 
@@ -48,12 +46,7 @@ class Hub(threading.Thread):
         super().__init__(name="torch_testing_ext hub", daemon=True)
         self._launched = launched
         self._world_size = launched.world_size
-        self._listener = socket.socket(socket.AF_UNIX)
-        try:
-            self._listener.bind(launched.address)
-        except OSError as error:
-            raise WrongRound(f"another process is rank 0 of this launch: {error}") from None
-        self._listener.listen(self._world_size)
+        self._listener, self.address, self._store = meeting.listen(launched)
         self._loop = EventLoop()
         self._ranks: dict[int, Channel[FromRank]] = {}
         self._stacks: dict[int, RankStacks] = {}
@@ -87,7 +80,8 @@ class Hub(threading.Thread):
             try:
                 for message in channel.receive():
                     if isinstance(message, RankJoined):
-                        if message.rank in self._ranks:  # a process that a test has started with our variables
+                        # A process that a test has started with our variables, or one that is no rank of this launch.
+                        if message.rank in self._ranks or message.token != self.address.token:
                             raise EOFError
                         rank = message.rank
                         self._ranks[rank] = channel
@@ -106,10 +100,17 @@ class Hub(threading.Thread):
         match message:
             case RankBegins():
                 self._round.on_begin(rank, message, now())
-            case RankEnds():
-                self._round.on_end(rank, message)
+            case RankEnds(number, account):
+                self._round.on_end(rank, RankEnds(number, self._by_our_clock(account)))
             case RankStacks():
                 self._stacks[rank] = message
+
+    def _by_our_clock(self, account: RankAccount) -> RankAccount:
+        """Return an account whose times may be of another machine with times of this one: it ended just now."""
+        if self._launched.is_one_machine:
+            return account
+        ahead = now() - account.ended
+        return replace(account, started=account.started + ahead, ended=account.ended + ahead)
 
     def _tell(self, ranks: Iterable[int], message: FromHub) -> None:
         for rank in ranks:
@@ -140,7 +141,7 @@ class Hub(threading.Thread):
         self._round.start(now())
         first = self._round.begun[0]
         port = self._lease.enter_context(ports.leased_port())
-        begun = Round(self._round.number, first.directory, port, first.sanitize)
+        begun = Round(self._round.number, first.directory, self.address.host, port, first.sanitize)
         self._tell(self._round.begun, RoundStarts(begun))
 
     def _name_lost(self) -> None:

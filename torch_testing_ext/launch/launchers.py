@@ -11,13 +11,13 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import NoReturn
 
-# The rank, the number of ranks, and the number of those on this machine.
+# The rank, the number of ranks, the number of those on this machine, and the rank among them.
 _VARIABLES = (
-    ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"),
-    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"),
-    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS"),
+    ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "LOCAL_RANK"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
+    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS", "MPI_LOCALRANKID"),
     # Of srun. A batch script has SLURM_PROCID too, but is one process.
-    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", ""),
+    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "", "SLURM_LOCALID"),
 )
 # In the ranks that we start, and in their children: the values of RANK and MASTER_PORT that are ours.
 SET_BY_US = "_TORCH_TESTING_EXT_RANK"
@@ -30,6 +30,7 @@ class Launched:
     rank: int
     world_size: int
     is_one_machine: bool
+    local_rank: int
     key: str  # the same in all ranks of this launch, and in no others of this machine
     terminal: int = 2  # the descriptor of what was stderr at the start of this process
 
@@ -38,14 +39,15 @@ class Launched:
         # A process that a rank of ours has started is no rank. A launcher in it sets variables of its own.
         if environ.get(SET_BY_US) == f"{environ.get('RANK')}:{environ.get('MASTER_PORT', '')}":
             return None
-        for rank, size, local in _VARIABLES:
+        for rank, size, local, local_rank in _VARIABLES:
             numbers = [environ.get(name, "") for name in (rank, size)]
             # One process, as in an interactive step of Slurm, can start ranks of its own.
             if all(number.isdecimal() for number in numbers) and int(numbers[0]) < int(numbers[1]) > 1:
                 everywhere = environ.get(local, numbers[1]) == numbers[1]
                 if rank.startswith("SLURM"):
                     everywhere = environ.get("SLURM_STEP_NUM_NODES", "1") == "1"
-                return cls(int(numbers[0]), int(numbers[1]), everywhere, _key(environ))
+                own = environ.get("LOCAL_RANK") or environ.get(local_rank) or numbers[0]
+                return cls(int(numbers[0]), int(numbers[1]), everywhere, int(own), _key(environ))
         return None
 
     @property

@@ -17,15 +17,17 @@ import tempfile
 import threading
 import time
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from torch_testing_ext._process.channel import Channel
 
 from . import hub, recording
 from .accounts import RankAccount
-from .hub import Hub, WrongRound
+from .hub import Hub
 from .job import Sanitize
 from .launchers import Launched, this_launch
+from .meeting import HubAddress, WrongRound, connect
 from .report import now
 from .rounds import (
     HAS_LEFT,
@@ -43,7 +45,6 @@ from .rounds import (
 )
 from .verdict import Case, Outcome, Verdict
 
-_CONNECT_TIMEOUT = 120.0  # rank 0 may import more than the others before its first test
 _GRACE_AFTER_VERDICT = 0.5  # for a test to return, once the verdict is known
 
 
@@ -57,8 +58,6 @@ class Member:
         """This process as a rank of its launch. Raises WrongRound."""
         launched = this_launch()
         assert launched is not None
-        if not launched.is_one_machine:
-            raise WrongRound("tests in the ranks of a launcher run on one machine; this launch has several")
         if cls._current is None:
             cls._current = Member(launched)
         return cls._current
@@ -72,10 +71,11 @@ class Member:
         self.rank, self.world_size = launched.rank, launched.world_size
         self._launched = launched
         self._pid = os.getpid()
-        self._channel: Channel[FromHub] = Channel(_connection(launched), FromHub)
+        connection, address = _connection(launched)
+        self._channel: Channel[FromHub] = Channel(connection, FromHub)
         self._sending = threading.Lock()
         os.register_at_fork(after_in_child=self._channel.close)  # the end of this process must close the connection
-        self._send(RankJoined(self.rank))
+        self._send(RankJoined(self.rank, address.token))
         self._inbox: queue.SimpleQueue[RoundStarts | RoundRefused | RoundJudged | None] = queue.SimpleQueue()
         self._in_test = False
         self._is_ending = False
@@ -99,7 +99,9 @@ class Member:
         answer = self._next()
         if isinstance(answer, RoundStarts):
             recording.begin_first_task()
-            return answer.round
+            if os.path.isdir(answer.round.directory):
+                return answer.round
+            return replace(answer.round, directory=directory)  # another machine, which does not have rank 0's
         self._in_test = False
         raise WrongRound(answer.message if isinstance(answer, RoundRefused) else self._rank_0_was_lost())
 
@@ -155,32 +157,15 @@ class Member:
             self._launched.abandon(why)
 
 
-def _connection(launched: Launched) -> socket.socket:
-    """The connection to the hub, which rank 0 makes."""
+def _connection(launched: Launched) -> tuple[socket.socket, HubAddress]:
+    """Return the connection to the hub, which rank 0 makes, and its address."""
     if launched.rank > 0:
-        return _connect(launched.address)
+        return connect(launched)
     ours, theirs = socket.socketpair()
     own_hub = Hub(launched, theirs)
     os.register_at_fork(after_in_child=own_hub.forget)
     own_hub.start()
-    return ours
-
-
-def _connect(address: str) -> socket.socket:
-    until = now() + _CONNECT_TIMEOUT
-    while True:
-        sock = socket.socket(socket.AF_UNIX)
-        try:
-            sock.connect(address)
-            return sock
-        except OSError as error:
-            sock.close()
-            if now() > until:
-                raise WrongRound(
-                    f"rank 0 of this launch was not found within {_CONNECT_TIMEOUT:.0f} s ({error}). The variables "
-                    f"RANK and WORLD_SIZE say that a launcher has started this process; unset them if none has"
-                ) from None
-        time.sleep(0.05)
+    return ours, own_hub.address
 
 
 def _stacks() -> str:

@@ -20,10 +20,11 @@ HAS_LEFT = "its process has ended: it was killed, crashed or exited"
 
 @dataclass(frozen=True)
 class Round:
-    """One test that all ranks run. `directory` and `port` are for them all."""
+    """One test that all ranks run. `directory`, `address` and `port` are for them all."""
 
     number: int
     directory: str
+    address: str  # of the machine of rank 0
     port: int
     sanitize: Sanitize
 
@@ -33,9 +34,10 @@ class Round:
 
 @dataclass(frozen=True)
 class RankJoined:
-    """The first message of a connection."""
+    """The first message of a connection. `token`: see meeting.py."""
 
     rank: int
+    token: str
 
 
 @dataclass(frozen=True)

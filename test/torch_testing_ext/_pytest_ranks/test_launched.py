@@ -7,8 +7,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-from kit.pytest_runs import PATIENCE, PytestCase, PytestRun, environment, run_under_torchrun
+from kit.pytest_runs import PATIENCE, PytestCase, PytestRun, environment, run_under_torchrun, run_under_two_agents
 
+from torch_testing_ext._machine.ports import leased_port
 from torch_testing_ext.common_utils import run_tests
 
 HEAD = """
@@ -218,6 +219,27 @@ class LaunchedTest(PytestCase):
         self.assertIn("pytest in rank 1:\n", run.errors)
         self.assertIn("plain test in rank 1", run.errors)
 
+    def test_every_outcome_in_ranks_of_two_agents(self) -> None:
+        """As on two machines: the hub listens on TCP, and its address is in the launcher's store."""
+        run = run_under_two_agents(self.folder, SUBJECT)
+        self.assertOutcomes(run, {name: outcome for name, (outcome, _) in MODEL.items()})
+        for name, (_, text) in MODEL.items():
+            with self.subTest(test=name):
+                self.assertIn(text, run.messages[name].partition("\n")[0])
+        self.assertIn("plain test in rank 1", run.errors)
+
+    def test_a_rank_of_another_agent_dies(self) -> None:
+        source = """
+@pytest.mark.world_size(2)
+def test_dies(dist_env):
+    if rank():
+        os.kill(os.getpid(), signal.SIGKILL)
+    dist.barrier()
+"""
+        run = run_under_two_agents(self.folder, HEAD + source)
+        self.assertOutcomes(run, {"test_dies": "failed"})
+        self.assertIn("rank 1 of 2 was lost", run.messages["test_dies"])
+
     def test_a_rank_that_dies_is_named_and_the_session_ends(self) -> None:
         source = """
 @pytest.mark.world_size(2)
@@ -263,9 +285,21 @@ class T(DistributedTestBase):
         self.assertEqual(self.rank, 0)
 """
         Path(self.folder, "test_x.py").write_text(HEAD + source)
+        lease = leased_port()
+        port = lease.__enter__()
+        self.addCleanup(lease.__exit__, None, None, None)
         variables = (
             lambda rank: {"OMPI_COMM_WORLD_RANK": rank, "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"},
             lambda rank: {"SLURM_PROCID": rank, "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NUM_NODES": "1"},
+            # Of a step on two machines, whose user has set where the ranks meet.
+            lambda rank: {
+                "SLURM_PROCID": rank,
+                "SLURM_STEP_NUM_TASKS": "2",
+                "SLURM_STEP_NUM_NODES": "2",
+                "SLURM_LOCALID": "0",
+                "MASTER_ADDR": "localhost",
+                "MASTER_PORT": str(port),
+            },
         )
         for of_rank in variables:
             processes = [

@@ -9,10 +9,12 @@ import tempfile
 import unittest
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch_testing_ext
+from torch_testing_ext._machine.ports import leased_port
 
 PACKAGE = Path(torch_testing_ext.__file__).parent
 PLUGIN = ("-p", "torch_testing_ext.pytest_plugin")
@@ -87,6 +89,35 @@ def run_under_torchrun(folder: Path, source: str, *options: str, **more: str) ->
         timeout=PATIENCE,
     )
     run = PytestRun(done.returncode, done.stdout, done.stderr)
+    for case in ElementTree.parse(report).iter("testcase") if report.exists() else ():
+        name, outcome, message = outcome_of(case)
+        run.outcomes[name], run.messages[name] = outcome, message
+    return run
+
+
+def run_under_two_agents(folder: Path, source: str, *options: str) -> PytestRun:
+    """Run pytest in two ranks, each of an agent of torchrun of its own, as on two machines."""
+    Path(folder, "test_x.py").write_text(source)
+    report = Path(folder, "report.xml")
+    words = [*PLUGIN, "-p", "no:cacheprovider", f"--rootdir={folder}", f"--junitxml={report}"]
+    with leased_port() as port:
+        agent = ["-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1", "--rdzv-backend=c10d"]
+        agent += [f"--rdzv-endpoint=localhost:{port}", "--rdzv-id=two_agents"]
+        processes = [
+            subprocess.Popen(
+                [sys.executable, *agent, "-m", "pytest", *words, "-o", "junit_family=xunit1", *options, "test_x.py"],
+                cwd=folder,
+                env=environment(),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for _ in range(2)
+        ]
+        with ThreadPoolExecutor(2) as pool:  # a full pipe of one would block both
+            texts = list(pool.map(lambda process: process.communicate(timeout=PATIENCE), processes))
+    text, errors = ("\n".join(parts) for parts in zip(*texts, strict=True))
+    run = PytestRun(max(abs(process.returncode) for process in processes), text, errors)
     for case in ElementTree.parse(report).iter("testcase") if report.exists() else ():
         name, outcome, message = outcome_of(case)
         run.outcomes[name], run.messages[name] = outcome, message

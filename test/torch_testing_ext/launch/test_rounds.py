@@ -171,11 +171,11 @@ class TestMessages(unittest.TestCase):
             cause=Cause.LOST_PEER,
         )
         sent = (
-            RankJoined(1),
+            RankJoined(1, "token"),
             RankBegins(Case("T.test_x", "python x", "/x.py"), "/tmp/x", 1.5, True, sanitize),
             RankEnds(2, full),
             RankStacks("File", b"\x80"),
-            RoundStarts(Round(2, "/tmp/x", 5000, sanitize)),
+            RoundStarts(Round(2, "/tmp/x", "127.0.0.1", 5000, sanitize)),
             RoundRefused("why"),
             AskForStacks(),
             RoundJudged(Verdict(Outcome.FAILED, "text", 1, None), (1,), (full, None), True),
