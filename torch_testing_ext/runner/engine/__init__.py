@@ -1,1 +1,1 @@
-"""Running the units of a plan on this machine."""
+"""Running the units of a plan, on this machine or on the nodes of a cluster."""
