@@ -91,7 +91,7 @@ class DeviceTypeTestBase(TestCase):
 
     @classmethod
     def get_capabilities(cls) -> dict[str, bool]:
-        """What the device can do, for `requires_capabilities`."""
+        """Return the capabilities of the device, for `requires_capabilities`."""
         return {name: bool(check()) for name, check in cls._capabilities().items()}
 
     @classmethod

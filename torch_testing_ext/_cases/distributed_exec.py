@@ -11,7 +11,7 @@ import pytest
 
 
 class DistributedExec:
-    """What a test class and a fixture of ranks have in common: how many ranks, and what they begin with."""
+    """The common part of a test class and a fixture of ranks: how many ranks, and what they begin with."""
 
     world_size: ClassVar[Any] = 2
     # Of the process group: by default that of the accelerators, gloo without any.

@@ -1,4 +1,4 @@
-"""Which modules the ranks of a test file will import by themselves, told by the names that the file uses.
+"""The modules that the ranks of a test file will import by themselves, told by the names that the file uses.
 
 Without this, each rank of the first test imports them, which takes seconds, and the fork server afterwards once more.
 """

@@ -32,7 +32,7 @@ this_launch()  # before a test changes the variables
 
 
 def where() -> launch.Launched | None:
-    """What the launcher of this process says of it; None if there is none."""
+    """Describe this process as its launcher does; None if no launcher has started it."""
     return this_launch()
 
 

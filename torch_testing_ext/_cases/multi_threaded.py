@@ -80,7 +80,7 @@ def _told() -> Iterator[tuple[int, ExcInfo]]:
 
 
 class FailedRanks(list[tuple[int, ExcInfo]]):
-    """What the ranks of a test raised, each with its rank, and the verdict that follows from all of it."""
+    """The exceptions of the ranks of a test, and the verdict that follows from them."""
 
     def __init__(self, test: unittest.TestCase, ranks: RankThreads, verdict: launch.Verdict):
         super().__init__(sorted(ranks.errors.items()))

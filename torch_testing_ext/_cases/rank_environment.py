@@ -17,7 +17,7 @@ _INHERITED_PORT = os.environ.get("MASTER_PORT")
 
 @contextmanager
 def leased(world_size: int, keep: bool = False) -> Iterator[dict[str, str]]:
-    """Those that are the same in all ranks of a test. Their ports belong to nobody else while the `with` lasts.
+    """Yield the variables common to all ranks of a test. Their ports belong to nobody else while the `with` lasts.
 
     `keep`: leave a MASTER_PORT that the test has set before its ranks start.
     """
@@ -33,7 +33,7 @@ def leased(world_size: int, keep: bool = False) -> Iterator[dict[str, str]]:
 
 
 def common(world_size: int, port: int) -> dict[str, str]:
-    """Those that are the same in all ranks. `port`: where rank 0 may listen."""
+    """Return the variables common to all ranks. `port`: where rank 0 may listen."""
     size = str(world_size)
     own = {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     # Otherwise `env://` would look for the store of a launcher that has started this process.
@@ -42,6 +42,6 @@ def common(world_size: int, port: int) -> dict[str, str]:
 
 
 def become(rank: int) -> None:
-    """In a rank: set those that are its own."""
+    """Set the variables of this rank alone."""
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank))
     os.environ[SET_BY_US] = f"{rank}:{os.environ.get('MASTER_PORT', '')}"

@@ -34,7 +34,7 @@ __rank_frame__ = True  # and out of the tracebacks of ranks
 
 
 def _number(text: str) -> float:
-    """An int if it is one, as in PyTorch."""
+    """Convert to an int if it is one, as in PyTorch."""
     value = float(text)
     return int(value) if value.is_integer() else value
 
@@ -98,7 +98,7 @@ class RankedTestCase(TestCase):
         """Called before the test's setUp."""
 
     def _known_skip(self) -> TestSkip | None:
-        """The reason for which the ranks would all skip, if that is certain: then none need be started."""
+        """Return the skip of all ranks, if it is certain: then none need be started."""
         if self._decides_about_skips():
             return None
         return first_unmet(getattr(self, self._name_in_ranks(), None))
@@ -143,7 +143,7 @@ class RankedTestCase(TestCase):
         return may_differ(getattr(self, self._testMethodName, None), self)
 
     def _sanitize(self) -> Sanitize:
-        """What the sanitizer does in the ranks of this test."""
+        """Choose the sanitizer's checks for the ranks of this test."""
         return sanitize_with(kinds_of_test(self))
 
     def _short_name(self) -> str:
@@ -159,7 +159,7 @@ class RankedTestCase(TestCase):
         ignore_comments: bool = False,
         ignore_empty_lines: bool = False,
     ) -> None:
-        """As in TestCase; a rank that is a process also records its text for the parent, in `_recorder`."""
+        """Do as TestCase; a rank that is a process also records its text for the parent, in `_recorder`."""
         if self._recorder is not None:
             got = clean_expected(actual, ignore_comments, ignore_empty_lines)
             wanted = clean_expected(expect, ignore_comments, ignore_empty_lines)
@@ -167,7 +167,7 @@ class RankedTestCase(TestCase):
         super().assertExpectedInline(actual, expect, skip + 1, ignore_comments, ignore_empty_lines)
 
     def assertExpected(self, s: str, subname: str | None = None) -> None:
-        """As in TestCase; a rank that is a process also records its text for the parent, in `_recorder`."""
+        """Do as TestCase; a rank that is a process also records its text for the parent, in `_recorder`."""
         if self._recorder is not None:
             file = str(expectations.file_of(self, subname))
             self._recorder.record(expectations.Record(file, expectations.WHOLE_FILE, 1, s, ""))

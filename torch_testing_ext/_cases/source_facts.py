@@ -1,4 +1,4 @@
-"""What the source of a test file says before it is imported: the parts of torch that it uses, its number of tests.
+"""Facts that the source of a test file tells before its import: the parts of torch that it uses, its number of tests.
 
 Never imports torch.
 """
@@ -24,7 +24,7 @@ _GENERATES = re.compile(r"\binstantiate_\w+_tests\b|\bparametriz|\bsetattr\(|\bl
 
 @dataclass(frozen=True)
 class SourceFacts:
-    """What the source of a file says."""
+    """Facts that the source of a file tells."""
 
     fsdp: bool = False
     dtensor: bool = False

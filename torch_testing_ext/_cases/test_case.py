@@ -249,7 +249,7 @@ class TestCase(expecttest.TestCase):
         self.assertTrue(any(re.match(regex, text) for text in texts), f"{regex!r} matches none of {texts}")
 
     def assertLogs(self, logger: Any = None, level: Any = None) -> Any:
-        """As in unittest, with torch's logger as the default."""
+        """Do as unittest, with torch's logger as the default."""
         return super().assertLogs(logger or logging.getLogger("torch"), level)
 
     def assertNoLogs(self, logger: Any = None, level: Any = None) -> Any:

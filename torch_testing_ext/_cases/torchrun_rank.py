@@ -44,7 +44,7 @@ class _AfterTorch(importlib.abc.MetaPathFinder):
 
 
 class Recording:
-    """What this rank leaves in a folder for the process that has started torchrun."""
+    """The files that this rank leaves in a folder for the process that has started torchrun."""
 
     def __init__(self, folder: str, sanitize: str):
         self._folder = folder

@@ -73,7 +73,7 @@ def _output_of(
     directory: Path,
     sanitize: Sanitize,
 ) -> tuple[str, str]:
-    """What torchrun and its ranks have written, and how torchrun ended."""
+    """Run torchrun; return its output, with that of its ranks, and how it ended."""
     launched_by = ("TORCHELASTIC_", "MASTER_", "GROUP_", "ROLE_", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
     environ = {name: value for name, value in os.environ.items() if not name.startswith(launched_by)}
     for name in ("RANK", "WORLD_SIZE"):
@@ -98,7 +98,7 @@ def _output_of(
 
 
 class _Left:
-    """What the ranks have left in the folder. A rank that did not come to Python's exit has left nothing."""
+    """The files that ranks have left in the folder. A rank that did not come to Python's exit has left nothing."""
 
     def __init__(self, directory: Path, size: int, sanitize: Sanitize):
         self._ranks = range(size)

@@ -1,8 +1,8 @@
 """Starts, watches, ends and judges ranks. Depends on processes, files and signals, not on a test framework.
 
-run = launch(Job(...))            start the ranks, in milliseconds
+run = launch(Job(...))            start the ranks, in milliseconds; each runs a body in its RankContext
 result = watch(run, ...)          watch them until all have ended
-verdict = judge(result...)        one outcome and one message for all ranks
+verdict = result.verdict(Case())  judge them: one outcome and one message for all ranks
 
 ranks = PersistentRanks(Job(...)) ranks that run one task after another
 """

@@ -28,7 +28,7 @@ _END = _SEPARATOR + b"\n"  # and no collectives
 
 
 class RankEnding(enum.Enum):
-    """How a rank ended."""
+    """The end of a rank."""
 
     PASSED = "passed"
     SKIPPED = "skipped"

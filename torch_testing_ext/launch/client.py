@@ -26,7 +26,7 @@ from . import settings
 from .fork_server_client import (
     CannotStart as CannotStart,
     ForkServerClient as ForkServerClient,
-    TryAnother as TryAnother,
+    ServerUnfit as ServerUnfit,
 )
 from .job import Job, Named
 from .protocol import Launch, Preload, StartMethod
@@ -82,12 +82,12 @@ class Launcher:
         wanted = settings.wanted_start(job)
         try:
             return self.launch_on(self._get_server(job.names[-1], wanted), job)
-        except TryAnother:
+        except ServerUnfit:
             self._discard_server()
         _empty(job.directory)  # ranks of the failed attempt may have left files there, a rendezvous store for one
         try:
             return self.launch_on(self._get_server(job.names[-1], wanted), job)
-        except TryAnother as why:
+        except ServerUnfit as why:
             raise CannotStart(f"two attempts to start the ranks failed: {why}") from None
 
     def launch_on(self, server: ForkServerClient, job: Job) -> Run:
@@ -98,7 +98,7 @@ class Launcher:
             server.send(Launch(run.number, pickle.dumps(run.job)))
             run.wait_until(lambda: bool(run.pids))
             if run.lost:
-                raise TryAnother(run.lost)
+                raise ServerUnfit(run.lost)
         except BaseException:
             run.end(signal.SIGKILL)
             finish(run)

@@ -25,7 +25,7 @@ class DevicePeak:
 
 
 def of_this_process() -> Peaks:
-    """What this process has had so far, if it has used CUDA."""
+    """Return the most that this process has had so far, if it has used CUDA."""
     torch = sys.modules.get("torch_testing_ext._torch")
     with suppress(Exception):  # a figure for a report: nothing depends on it
         if torch is not None:

@@ -1,6 +1,6 @@
 """The fork server: the process that starts ranks and waits for them.
 
-One thread, one loop, no timers. It is the parent of all ranks and adopts the processes that they leave behind, so that
+One thread, one loop. It is the parent of all ranks and adopts the processes that they leave behind, so that
 it can end them all, and it does so when its client is gone. If no process is safe to fork, the fork server is a plain
 interpreter that starts each rank as another interpreter.
 """
@@ -37,20 +37,20 @@ from .protocol import (
     Dump,
     Dumped,
     Exited,
-    Failed,
     FromServer,
     Hello,
     Launch,
     Look,
+    NeedsNewServer,
     Preload,
     Quit,
     Serve,
     SignalGroups,
     SignalRank,
     Started,
+    StartFailed,
     StartMethod,
     ToServer,
-    Unable,
 )
 from .report import Exit, now
 from .starting import StreamedOutput, open_streams, spawn
@@ -164,11 +164,11 @@ class ForkServer:
             self._prepare_for(job)
             self._start_all(run, job)
         except UnknownName as why:
-            self._send(Unable(run, str(why)))
+            self._send(NeedsNewServer(run, str(why)))
         except OSError as error:
             for one in self._ranks_of(run):
                 signal_group(one.pid, signal.SIGKILL)
-            self._send(Failed(run, f"{type(error).__name__}: {error}"))
+            self._send(StartFailed(run, f"{type(error).__name__}: {error}"))
 
     def _prepare_for(self, job: Job) -> None:
         if self._unsafe:

@@ -22,15 +22,15 @@ from .job import Named
 from .protocol import (
     Dumped,
     Exited,
-    Failed,
     FromServer,
     Hello,
+    NeedsNewServer,
     Quit,
     Serve,
     Started,
+    StartFailed,
     StartMethod,
     ToServer,
-    Unable,
 )
 from .report import now
 from .run import ANSWER_PATIENCE, Run
@@ -43,7 +43,7 @@ class CannotStart(RuntimeError):
     """Ranks could not be started; the message gives the reason and the remedy."""
 
 
-class TryAnother(Exception):
+class ServerUnfit(Exception):
     """This server is gone, or does not have the class that is to be run; a new server would do."""
 
 
@@ -115,7 +115,7 @@ class ForkServerClient:
                 self._on_message(message)
         except (EOFError, OSError):
             self._lose()
-        except (TryAnother, CannotStart):
+        except (ServerUnfit, CannotStart):
             raise
         except BaseException:
             self.give_up()  # interrupted: messages may be lost
@@ -135,9 +135,9 @@ class ForkServerClient:
             case Dumped(run):
                 if run in self.runs:
                     self.runs[run].dumped = True
-            case Unable(_, why):
-                raise TryAnother(why)
-            case Failed(_, why):
+            case NeedsNewServer(_, why):
+                raise ServerUnfit(why)
+            case StartFailed(_, why):
                 raise CannotStart(f"ranks could not be started: {why}")
             case _:
                 unexpected(message)

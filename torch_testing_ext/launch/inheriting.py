@@ -36,7 +36,7 @@ def launch_from_here(job: Job, inherited: Any = None) -> client.Run:
         run = launcher.launch_on(server, job)
         run.owns_server = True
         return run
-    except client.TryAnother as why:
+    except client.ServerUnfit as why:
         server.close()
         raise client.CannotStart(f"the ranks could not be started: {why}") from None
     except BaseException:

@@ -141,7 +141,7 @@ class ProcessContext:
 
 @dataclass(frozen=True)
 class Sanitize:
-    """What the sanitizer does in the ranks of a job; without kinds and seed, there is none."""
+    """The work of the sanitizer in the ranks of a job; without kinds and seed, there is none."""
 
     kinds: frozenset[SanitizeKind] = frozenset()
     fails_for_order: bool = False
@@ -163,7 +163,7 @@ class Sanitize:
 
     @property
     def note(self) -> str:
-        """What must be known to run a test again that has failed; "" without delays."""
+        """Say how to run a test again with the same delays; "" without delays."""
         if self.shake is None:
             return ""
         again = f"--shake-seed {self.shake}, or TORCH_TESTING_EXT_SHAKE={self.shake}"
@@ -229,5 +229,5 @@ class Job:
         return self.directory / f"rank{rank}.sanitizer"
 
     def look(self, rank: int) -> Path:
-        """What the rank answers while its test runs."""
+        """The answer of the rank to a look, while its test runs."""
         return self.directory / f"rank{rank}.look"

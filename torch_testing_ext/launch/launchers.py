@@ -1,4 +1,4 @@
-"""What launchers such as torchrun, mpirun and srun say of a process that they have started as one of several ranks."""
+"""The place of this process among the ranks that a launcher has started: torchrun, mpirun, srun or another."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SET_BY_US = "_TORCH_TESTING_EXT_RANK"
 
 @dataclass(frozen=True)
 class Launched:
-    """What the launcher says of this process."""
+    """The description of this process by its launcher."""
 
     rank: int
     world_size: int
@@ -69,7 +69,7 @@ class Launched:
 
 @functools.cache
 def this_launch() -> Launched | None:
-    """What the launcher of this process says of it; None if there is none.
+    """Describe this process as its launcher does; None if no launcher has started it.
 
     The first call keeps the answer and a way to the terminal. It has to come before tests change the variables, and
     before pytest captures the descriptor 2: pytest's plugin and the modules of the test classes make it when they are

@@ -12,7 +12,7 @@ from .report import Exit
 
 
 class StartMethod(enum.Enum):
-    """How ranks start."""
+    """The way in which ranks start."""
 
     FORK = "fork"  # forked from a fork server that is forked from the main process
     FORK_FRESH = "fork-fresh"  # forked from a fork server that is a new interpreter and has imported the test module
@@ -32,7 +32,7 @@ class Serve:
 
 @dataclass(frozen=True)
 class Launch:
-    """Start all ranks of a pickled job. Answered by Started, Unable or Failed."""
+    """Start all ranks of a pickled job. Answered by Started, NeedsNewServer or StartFailed."""
 
     run: int
     job: bytes
@@ -121,7 +121,7 @@ class Dumped:
 
 
 @dataclass(frozen=True)
-class Unable:
+class NeedsNewServer:
     """This server cannot start the job, but a new one could."""
 
     run: int
@@ -129,11 +129,11 @@ class Unable:
 
 
 @dataclass(frozen=True)
-class Failed:
+class StartFailed:
     """The ranks of a run could not be started."""
 
     run: int
     why: str
 
 
-FromServer: TypeAlias = Hello | Started | Exited | Dumped | Unable | Failed
+FromServer: TypeAlias = Hello | Started | Exited | Dumped | NeedsNewServer | StartFailed

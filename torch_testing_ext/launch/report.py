@@ -26,7 +26,7 @@ class Exit:
 
     @property
     def code(self) -> int:
-        """As subprocess and multiprocessing give it: negative for a signal."""
+        """Return the exit code as subprocess and multiprocessing give it: negative for a signal."""
         return os.waitstatus_to_exitcode(self.status)
 
 
@@ -55,7 +55,7 @@ class RankReport:
     extras: str = ""  # for the test framework of the parent, from its part in the rank
 
     def line(self) -> str:
-        """How this rank ended, in one line, without its number."""
+        """Describe the end of this rank in one line, without its number."""
         after = f"after {self.seconds:.2f} s"
         match self.ending:
             case RankEnding.PASSED:

@@ -35,7 +35,7 @@ class Settings:
     shake: int | None = None
 
     def for_ranks(self, kinds: Iterable[str] = ()) -> Sanitize:
-        """What the sanitizer does in the ranks of a test that names these kinds besides those of the settings."""
+        """Choose the checks for ranks whose test names these kinds, besides those of the settings."""
         return Sanitize(self.sanitize | kinds_of(kinds), self.fails_for_order, self.shake)
 
 
@@ -118,5 +118,5 @@ def complete(job: Job) -> Job:
 
 
 def wanted_start(job: Job) -> str:
-    """How the ranks of a complete job are to be started, as the setting says: only new interpreters differ in hash."""
+    """Return the start method that the setting wants for a complete job: only new interpreters differ in hash."""
     return "spawn" if job.differs_in_hash else read().start

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from typing import ClassVar
 from unittest import mock
@@ -13,7 +14,7 @@ from kit.outcomes import outcome_of
 from kit.ranks import Ranks, outcome_and_told, ranks_told
 
 from torch_testing_ext import launch
-from torch_testing_ext._cases import ranked
+from torch_testing_ext._cases import early_fork, ranked
 from torch_testing_ext._cases.expected_imports import expected_imports
 from torch_testing_ext._cases.multi_process import _run_rank
 from torch_testing_ext.common_distributed import (
@@ -124,9 +125,28 @@ class WithoutFileName(Ranks):
     def passes(self): ...
 
 
+class HasBadNeed(Ranks):
+    error: ClassVar[Exception]
+
+    def _known_skip(self):
+        raise self.error
+
+    def passes(self): ...
+
+
 class Imports(Ranks):
     def tells(self):
         self.tell("tabnanny" in sys.modules)
+
+
+class TestBadNeeds(TestCase):
+    def test_only_one_that_reads_what_set_up_sets_may_skip(self):
+        """Any other error is one of the need: it is raised again, and shown, when the ranks are to start."""
+        for error, may_skip in ((AttributeError("no processes yet"), True), (ValueError("a bug"), False)):
+            with mock.patch.object(HasBadNeed, "error", error, create=True):
+                self.assertEqual(early_fork._skips_without_set_up(HasBadNeed("passes")), may_skip)
+                seen = outcome_of(HasBadNeed("passes"))
+                self.assertEqual((seen.outcome, str(error) in seen.message), ("error", True), seen.message)
 
 
 class TestState(TestCase):
@@ -230,6 +250,17 @@ class TestExpectedImports(TestCase):
 
         with mock.patch.object(Run, "wait_until", resume_and_wait):
             self.assertEqual(ranks_told(Imports("tells")), [True] * 2)
+
+    def test_a_preload_that_fails_is_named(self):
+        """Each rank then imports the module itself, and its test says more if that fails, too."""
+        launch.close()
+        self.addCleanup(launch.close)
+        self.addCleanup(launch.client.launcher().preload_hints.pop, "no_such_module", None)
+        with tempfile.TemporaryFile("w+") as stderr, mock.patch.object(sys, "stderr", stderr):
+            launch.prepare(launch.Named.of(_run_rank), launch.Named.of(Imports), ("no_such_module",))
+            self.assertEqual(ranks_told(Imports("tells")), [False] * 2)
+            stderr.seek(0)
+            self.assertIn("importing no_such_module failed: ModuleNotFoundError: No module named", stderr.read())
 
     def test_ranks_of_a_plain_test_import_nothing_themselves(self):
         """An import costs every rank of every test; this one has the file and the class in no file at all."""

@@ -10,6 +10,7 @@ import unittest
 from pathlib import Path
 from unittest import mock
 
+import pytest
 import torch
 import torch.distributed as dist
 from kit.outcomes import outcome_of
@@ -53,6 +54,9 @@ class Things(Ranks):
 
     def skips_by_method(self):
         self.skipTest("not today")
+
+    def skips_by_pytest(self):
+        pytest.skip("not today")
 
     @unittest.skip("never")
     def is_skipped(self):
@@ -209,6 +213,7 @@ class TestOutcomes(TestCase):
     def test_skip(self):
         self.assertEqual(self.check("skips", "skipped"), "not today")
         self.assertEqual(self.check("skips_by_method", "skipped"), "not today")
+        self.assertEqual(self.check("skips_by_pytest", "skipped"), "not today")
 
     def test_skip_by_unittest_starts_nothing(self):
         with mock.patch("torch_testing_ext.launch.launch") as launch:
