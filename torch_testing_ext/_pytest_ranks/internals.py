@@ -25,7 +25,8 @@ UNITTEST_FIXTURE = "_unittest_setUpClass_"
 XUNIT_FIXTURES = ("_xunit_setup_", UNITTEST_FIXTURE)
 # Plugins of pytest by the names that it registers them with.
 DEBUGGER, TRACE, TERMINAL = "pdbinvoke", "pdbtrace", "terminalreporter"
-REMEMBERING = ("lfplugin", "nfplugin", "stepwiseplugin")  # these remember which tests have failed
+# These remember which tests have failed. In 7.4, "stepwise" also forgets that, in a file.
+REMEMBERING = ("lfplugin", "nfplugin", "stepwiseplugin", "stepwise")
 
 
 # -- a session

@@ -248,7 +248,8 @@ def _check_fixtures(item: pytest.Function) -> None:
                     f"its fixture {name!r} runs in ranks of its own and needs {_need_of(name, definitions)}, which "
                     f"only the ranks of the test have. They have a process group unless init_distributed is False"
                 )
-            if inspect.iscoroutinefunction(each.func) or inspect.isasyncgenfunction(each.func):
+            function = inspect.unwrap(each.func)  # older releases of pytest-asyncio replace it
+            if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
                 raise BadMark(
                     f"its fixture {name!r} is `async` and needs {_need_of(name, definitions)}, which only ranks have: "
                     f"its event loop belongs to the parent process. Call asyncio.run() in the fixture"

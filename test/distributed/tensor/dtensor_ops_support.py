@@ -215,8 +215,6 @@ def _chunks(size, ranks):
 
 # -- known refusals and wrong results
 
-FIRST_UNKNOWN = (2, 16)  # the first version of torch that we have not looked at: what it has repaired is no failure
-
 
 class ExpectedResult(enum.Enum):
     """The result that torch must have for an operation."""

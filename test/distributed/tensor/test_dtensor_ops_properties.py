@@ -1,14 +1,13 @@
 """op(dtensor).full_tensor() == op(full), for any layout of the arguments.
 
 dtensor_ops_support.py lists what torch refuses, by operation, layout and version. Torch must refuse exactly that, with
-the listed messages. If a version newer than any we know refuses less, it prints a warning.
+the listed messages.
 """
 
 import re
 
 import torch
 from dtensor_ops_support import (
-    FIRST_UNKNOWN,
     OF_TWO,
     POINTWISE,
     REDUCTIONS,
@@ -20,7 +19,6 @@ from dtensor_ops_support import (
 )
 from hypothesis import strategies as st
 
-from torch_testing_ext._process.user_warnings import warn_user
 from torch_testing_ext.common_distributed import MultiProcessTestCase
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.hypothesis_utils import (
@@ -95,10 +93,7 @@ class TestOps(MultiProcessTestCase):
             if expected is ExpectedResult.ANSWER or not re.search(f"{message}|{LOST_PEER}", str(error)):
                 raise
             reject()  # possibly only in this rank: then the others are interrupted
-        if expected is ExpectedResult.REFUSAL:
-            news = f"torch no longer refuses {name}: end its entry in the table"
-            self.assertGreaterEqual(torch.__version__, FIRST_UNKNOWN, news)
-            warn_user(news)
+        self.assertIsNot(expected, ExpectedResult.REFUSAL, "torch no longer refuses this: remove it from the table")
         self.assertEqual(got, op(*full_ones))
 
     @settings(PROFILE, suppress_health_check=[HealthCheck.filter_too_much])

@@ -7,6 +7,7 @@ import textwrap
 import unittest
 from typing import Any
 
+import pytest
 from kit.junit import read_junit
 from kit.runs import RunsCase
 from pytest_items_project import FILES
@@ -14,6 +15,8 @@ from pytest_items_project import FILES
 from torch_testing_ext.runner.model import ExitCode
 
 FAILURE, ERROR, PASSED, SKIPPED = "failed", "error", "passed", "skipped"
+# pytest has subtests since 9.
+SUBTESTS = (FAILURE, "assert 1 != 1") if hasattr(pytest, "Subtests") else (ERROR, "fixture 'subtests' not found")
 # By file and test: the outcome, and parts of the message.
 MODEL: dict[str, dict[str, tuple[str, ...]]] = {
     "test_plain.py": {
@@ -57,7 +60,7 @@ MODEL: dict[str, dict[str, tuple[str, ...]]] = {
         "test_no_fixture": (ERROR, "in the set-up: fixture 'nothing_of_this_name' not found\n"),
         "test_fixture_skips": (SKIPPED, "by a fixture"),
         "test_session_fixture_hangs_late": ("timeout", "timed out after", "in wait", "in hangs_late"),
-        "test_subtests": (FAILURE, "assert 1 != 1"),
+        "test_subtests": SUBTESTS,
     },
     "test_shared.py": {
         **dict.fromkeys(("test_model_1", "test_model_2", "test_server", "test_alone"), (PASSED,)),
