@@ -34,7 +34,7 @@ MINUTES = 8.75
 # Seconds that are kept for each of the checks that follow: one that takes its whole limit must not cost all of theirs.
 KEPT_FOR_EACH = 12.0
 PROBE_LIMIT = 90.0
-END_PATIENCE = 5.0
+END_TIMEOUT = 5.0
 LONGEST_TAIL = 6000
 PR_SET_CHILD_SUBREAPER = 36
 
@@ -324,7 +324,7 @@ def adopt_orphans() -> None:
 
 def end_everything(process: subprocess.Popen[bytes]) -> None:
     """End a check, and everything that it has started: children of this process now, or below one."""
-    until = time.monotonic() + END_PATIENCE
+    until = time.monotonic() + END_TIMEOUT
     while time.monotonic() < until:
         if process.poll() is None:
             process.kill()

@@ -48,7 +48,7 @@ _FileStore: Any = dist.FileStore  # type: ignore[attr-defined, unused-ignore]  #
 
 UNSET = -2
 _SHARES_DEVICES = tuple(name for name in NCCL if name != "nccl-legacy")
-PATIENCE_TO_LEAVE = 10.0  # seconds for idle ranks to exit
+LEAVE_TIMEOUT = 10.0  # seconds for idle ranks to exit
 
 
 class MultiProcContinuousTest(RankedTestCase):
@@ -248,7 +248,7 @@ class MultiProcContinuousTest(RankedTestCase):
             return
         cls._persistent_ranks, cls.processes = None, []
         if not ranks.is_over:
-            end = ranks.dismiss(PATIENCE_TO_LEAVE)
+            end = ranks.dismiss(LEAVE_TIMEOUT)
             after = f"{cls.__qualname__} (after {ranks.last})" if ranks.last else cls.__qualname__
             verdict = end.verdict(launch.Case(after))
             if verdict.message:

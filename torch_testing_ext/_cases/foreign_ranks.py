@@ -12,13 +12,11 @@ from typing import Any
 
 from torch_testing_ext import launch
 from torch_testing_ext._marks.needs import TEST_SKIPS
+from torch_testing_ext._process import grace
 from torch_testing_ext.launch import RankAccount, RankEnding, RankReport
 
 __unittest = True
 
-# As long as our own ranks get after one of them has failed.
-GRACE_AFTER_FAILURE = 1.0
-GRACE_AFTER_SIGTERM = 0.2
 _SKIPS = {skip.exit_code: skip for skip in TEST_SKIPS.values()}
 
 
@@ -49,7 +47,7 @@ def end(processes: Sequence[Any]) -> None:
     for process in living:
         process.terminate()
     for process in living:
-        process.join(GRACE_AFTER_SIGTERM)
+        process.join(grace.AFTER_SIGTERM)
         if process.is_alive():
             process.kill()
             process.join()
@@ -80,8 +78,8 @@ class _Watched:
                 return until == deadline
             self._read_pipes()
             if self._take_ends():
-                grace = launch.now() + GRACE_AFTER_FAILURE
-                until = grace if until is None else min(until, grace)
+                ends = launch.now() + grace.AFTER_FAILURE
+                until = ends if until is None else min(until, ends)
         return False
 
     def _take_ends(self) -> bool:

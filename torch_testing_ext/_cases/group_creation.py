@@ -26,7 +26,7 @@ from torch_testing_ext.launch.context import context_here
 __rank_frame__ = True
 
 # A peer that takes longer does not connect: it waits for a rank that will not come.
-PATIENCE = 20.0
+PEERS_TIMEOUT = 20.0
 _FIRST_STEP, _LAST_STEP = 0.0005, 0.1
 # Each rank has a byte of its own in the range of each group.
 _MOST_RANKS = 1 << 12
@@ -87,7 +87,7 @@ class GroupCreation:
         """Wait until no peer is creating a group that this rank has created."""
         groups, self.created = self.created, []
         began = time.monotonic()
-        while groups and (waited := time.monotonic() - began) < PATIENCE:
+        while groups and (waited := time.monotonic() - began) < PEERS_TIMEOUT:
             if self.is_complete(groups[-1]):
                 groups.pop()
             else:

@@ -66,8 +66,8 @@ def spawn_threads_and_init_comms(
 def _verdict_on(
     threads: RankThreads, timeout: float | None, case: launch.Case, may_differ: bool = False
 ) -> launch.Verdict:
-    patient = settings.read().debug_rank is not None
-    reports, timed_out = threads.join(None if patient else timeout, _told)
+    no_timeouts = settings.read().debug_rank is not None
+    reports, timed_out = threads.join(None if no_timeouts else timeout, _told)
     case = replace(case, note=threads.note)
     return launch.judge(reports, timed_out, case, launch.Expected(may_differ=may_differ), threads.finding)
 

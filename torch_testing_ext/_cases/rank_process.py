@@ -10,7 +10,7 @@ from typing import Any
 
 from torch_testing_ext import launch
 
-STACKS_PATIENCE = 5.0  # seconds, as PyTorch waits for them
+STACKS_TIMEOUT = 5.0  # seconds, as PyTorch waits for them
 
 
 class RankProcess:
@@ -110,7 +110,7 @@ class PipeFromRank:
 
     def send(self, value: Any) -> None:
         if value is RankEvent.GET_TRACEBACK and self._rank in self._run.alive:
-            self._run.dump(STACKS_PATIENCE, [self._rank])
+            self._run.dump(STACKS_TIMEOUT, [self._rank])
             file = self._run.job.stacks(self._rank)
             with suppress(OSError):
                 if text := file.read_text(errors="replace"):

@@ -32,7 +32,7 @@ __unittest = True
 __rank_frame__ = True
 
 LONGEST_OUTPUT = 20_000
-_PATIENCE = 5.0  # of torchrun, from SIGTERM to SIGKILL
+_END_TIMEOUT = 5.0  # of torchrun, from SIGTERM to SIGKILL
 
 
 def run(script: Path, words: list[str], size: int, env: Mapping[str, str], timeout: float | None) -> str:
@@ -132,7 +132,7 @@ def _end(process: subprocess.Popen[bytes]) -> str:
     started = set(system.descendants(process.pid))
     process.terminate()
     try:
-        output = process.communicate(timeout=_PATIENCE)[0]
+        output = process.communicate(timeout=_END_TIMEOUT)[0]
     except subprocess.TimeoutExpired:
         started.update(system.descendants(process.pid))
         for pid in started:

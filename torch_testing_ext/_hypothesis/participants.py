@@ -22,7 +22,7 @@ from .watchdog import Watchdog
 __rank_frame__ = True
 
 # A rank that is still in an example this long after its waits were interrupted waits for something else.
-PATIENCE = 15.0
+INTERRUPT_TIMEOUT = 15.0
 
 # The kinds of messages that rank 0 sends.
 EXAMPLE, DRAWN, NO_MORE, RECREATE, END = "example", "drawn", "no more draws", "recreate groups", "end"
@@ -187,8 +187,8 @@ class Leader(Participant):
 
     def _receive_from(self, rank: int, describe_it: Callable[[], str]) -> Any:
         link = self.links[rank]
-        while not link.has_message(PATIENCE / 10):
-            if self.watchdog.seconds_since_interrupt(self.number) > PATIENCE:
+        while not link.has_message(INTERRUPT_TIMEOUT / 10):
+            if self.watchdog.seconds_since_interrupt(self.number) > INTERRUPT_TIMEOUT:
                 self._raise_stuck(rank, describe_it)
         try:
             return _unpickled(link.main.recv_bytes())
@@ -205,7 +205,7 @@ class Leader(Participant):
         stuck = [rank for rank, link in self.links.items() if rank >= first and not link.has_message(0)]
         raise Abandoned(
             f"{name_ranks(stuck)} could not be interrupted, as only waits on the network can be; the other ranks left "
-            f"{PATIENCE:.0f} s ago; nothing was shrunk {self._where(describe_it())}"
+            f"{INTERRUPT_TIMEOUT:.0f} s ago; nothing was shrunk {self._where(describe_it())}"
         )
 
     def finish(self, result: PropertyResult) -> None:

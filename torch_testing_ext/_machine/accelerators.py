@@ -38,7 +38,7 @@ MASKS = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", 
 # A driver that initialises many devices takes seconds; a child that needs longer than this is stuck.
 FORK_TIMEOUT = 60.0
 _INTERPRETER_TIMEOUT = 120.0  # it imports torch before it asks
-_KILL_PATIENCE = 2.0
+_KILL_TIMEOUT = 2.0
 # The exit code of a forked child that cannot ask, because its parent has already initialised the driver.
 EXIT_BAD_FORK = 3
 
@@ -284,7 +284,7 @@ def _ask_forked(question: str) -> Any:
         text = pipe.read() if ready else b""
     if not ready:
         os.kill(pid, signal.SIGKILL)
-        if reaping.has_ended(pid, _KILL_PATIENCE):  # one that the driver blocks ends when the driver answers
+        if reaping.has_ended(pid, _KILL_TIMEOUT):  # one that the driver blocks ends when the driver answers
             reaping.wait_for_exit(pid)
         raise _no_answer()
     if reaping.wait_for_exit(pid) == EXIT_BAD_FORK:

@@ -26,7 +26,7 @@ from torch_testing_ext._process.channel import Channel, socket_pair
 from torch_testing_ext._process.loop import wait_readable
 
 # Without persistence mode, the driver initialises the GPUs again for each first client: seconds on large machines.
-PATIENCE = 30.0
+ANSWER_TIMEOUT = 30.0
 
 
 class NvmlError(Exception):
@@ -112,9 +112,9 @@ def may_have_nvidia_gpus(dev: Path = Path("/dev")) -> bool:
     return any(dev.glob("nvidia[0-9]*")) or any((dev / name).exists() for name in ("nvidiactl", "dxg"))
 
 
-def open_nvml(patience: float = PATIENCE) -> Nvml:
+def open_nvml(timeout: float = ANSWER_TIMEOUT) -> Nvml:
     """Start asking. Raises NvmlError if the library, the driver or the Python package is missing or fails."""
-    opened = NvmlProcess(patience)
+    opened = NvmlProcess(timeout)
     try:
         opened.gpus()
     except NvmlError:
@@ -164,8 +164,8 @@ Answer = Gpus | Usages | NoAnswer
 class NvmlProcess:
     """Asks NVML in a process of its own, which ends when this object is closed or this process ends."""
 
-    def __init__(self, patience: float = PATIENCE, path: Sequence[str] | None = None):
-        self._patience = patience
+    def __init__(self, timeout: float = ANSWER_TIMEOUT, path: Sequence[str] | None = None):
+        self._timeout = timeout
         own, other = socket_pair()
         with other:
             self._channel: Channel[Answer] = Channel(own, Answer)
@@ -209,12 +209,12 @@ class NvmlProcess:
         return answer
 
     def _receive(self) -> Answer:
-        until = time.monotonic() + self._patience
+        until = time.monotonic() + self._timeout
         received: list[Answer] = []
         while not received:
             if not wait_readable(self._channel, until):
                 self._end()
-                return NoAnswer(f"the NVIDIA driver has not answered NVML within {self._patience:g} s")
+                return NoAnswer(f"the NVIDIA driver has not answered NVML within {self._timeout:g} s")
             try:
                 received = self._channel.receive()
             except EOFError:

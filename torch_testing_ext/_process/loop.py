@@ -62,7 +62,7 @@ class EventLoop:
 
     def step(self, until: float | None = None) -> bool:
         """Wait for the next event and call back. Returns False if the time `until` came first."""
-        ready = self._selector.select(self._patience(until))
+        ready = self._selector.select(self._seconds_until(until))
         for key, _ in ready:
             # A callback before this one may have stopped listening to the descriptor.
             if self._selector.get_map().get(key.fd) is key:
@@ -73,7 +73,7 @@ class EventLoop:
             return True
         return happened
 
-    def _patience(self, until: float | None) -> float | None:
+    def _seconds_until(self, until: float | None) -> float | None:
         if self._idle:
             return 0.0
         self._timers = [timer for timer in self._timers if not timer.cancelled]

@@ -28,18 +28,18 @@ def wait_for_exit(pid: int) -> int | None:
         return None
 
 
-def has_ended(pid: int, patience: float) -> bool:
-    """Wait at most `patience` seconds for a process to end, without reaping it."""
+def has_ended(pid: int, timeout: float) -> bool:
+    """Wait at most `timeout` seconds for a process to end, without reaping it."""
     gone = os.pidfd_open(pid)
     try:
-        return wait_readable(gone, time.monotonic() + patience)
+        return wait_readable(gone, time.monotonic() + timeout)
     finally:
         os.close(gone)
 
 
-def wait_until_gone(pids: list[int], patience: float = 1.0) -> None:
-    """Wait at most `patience` seconds until processes that were killed have ended, and reap those that are children."""
-    deadline = time.monotonic() + patience
+def wait_until_gone(pids: list[int], timeout: float = 1.0) -> None:
+    """Wait at most `timeout` seconds until processes that were killed have ended, and reap those that are children."""
+    deadline = time.monotonic() + timeout
     for pid in pids:
         with suppress(OSError, AttributeError):  # it is gone already, or this system has no pidfd_open
             has_ended(pid, deadline - time.monotonic())

@@ -21,6 +21,7 @@ import torch.distributed as dist
 from torch_testing_ext import _torch, launch
 from torch_testing_ext._collectives.findings import Finding, describe_stuck, finding_of_rank, stuck, waits
 from torch_testing_ext._collectives.records import read_record
+from torch_testing_ext._process import grace
 from torch_testing_ext._sanitizer.kinds import SanitizeKind
 from torch_testing_ext.launch import RankEnding, RankReport, hang, now
 from torch_testing_ext.launch.job import Sanitize
@@ -29,11 +30,11 @@ from .group import ThreadLocalWorld, _install_threaded_pg, _uninstall_threaded_p
 
 __rank_frame__ = True  # keeps these frames out of the tracebacks of ranks
 
-# How long the other ranks may run on after a failure. Those that wait for the failed rank in a collective end at once;
+# The other ranks may run on after a failure. Those that wait for the failed rank in a collective end at once;
 # a rank that computes cannot be ended, so it gets the chance to finish.
-GRACE_AFTER_FAILURE = 5.0
+GRACE_AFTER_FAILURE = grace.AFTER_FAILURE_FOR_GOOD
 # How long a thread may take to end after its account, or after it is asked to stop.
-PATIENCE = 0.5
+END_TIMEOUT = 0.5
 
 
 _HashStore: Any = dist.HashStore  # type: ignore[attr-defined, unused-ignore]  # from C++
@@ -214,7 +215,7 @@ class RankThreads:
         self._sharding_lock.__exit__(None, None, None)
 
     def _all_gone(self) -> bool:
-        until = now() + PATIENCE
+        until = now() + END_TIMEOUT
         for thread in self.threads:
             thread.join(max(0.0, until - now()))
         return not any(thread.is_alive() for thread in self.threads)

@@ -247,7 +247,7 @@ class ForkServer:
 
     def _dump(self, message: Dump) -> None:
         """Waits until the deadline at most: a rank that holds the GIL in C never sends its flight recorder."""
-        deadline = now() + message.patience
+        deadline = now() + message.timeout
         chosen = self._ranks_of(message.run, message.ranks)
         for one in chosen:
             signal_group(one.pid, signal.SIGCONT)  # a stopped process does not answer

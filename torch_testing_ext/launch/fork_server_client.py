@@ -33,10 +33,10 @@ from .protocol import (
     ToServer,
 )
 from .report import now
-from .run import ANSWER_PATIENCE, Run
+from .run import ANSWER_TIMEOUT, Run
 
-_QUIT_PATIENCE = 5.0
-_HELLO_PATIENCE = 120.0  # a new interpreter imports torch and the test module before it answers
+_QUIT_TIMEOUT = 5.0
+_HELLO_TIMEOUT = 120.0  # a new interpreter imports torch and the test module before it answers
 
 
 class CannotStart(RuntimeError):
@@ -89,10 +89,10 @@ class ForkServerClient:
 
     def wait_until_ready(self) -> str | None:
         """Wait until it is ready. Returns the reason if it cannot serve, or None."""
-        until = now() + _HELLO_PATIENCE
+        until = now() + _HELLO_TIMEOUT
         while self._hello is None and self.unusable is None:
             if not self.step(until):
-                return f"it was not ready after {_HELLO_PATIENCE:.0f} s"
+                return f"it was not ready after {_HELLO_TIMEOUT:.0f} s"
         if self._hello is None:
             return "it ended while it was getting ready (its error is printed above)"
         return self._hello.unsafe or (fork_safety.check_after_fork() if self.method is StartMethod.FORK else None)
@@ -146,7 +146,7 @@ class ForkServerClient:
         """Kill a server that does not answer. Its ranks die with it."""
         with suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
-        self._lose(f"did not answer for {ANSWER_PATIENCE:.0f} s")
+        self._lose(f"did not answer for {ANSWER_TIMEOUT:.0f} s")
 
     def _lose(self, why: str = "") -> None:
         """Handle the loss of the server. The kernel kills its ranks, and this process kills their groups."""
@@ -178,7 +178,7 @@ class ForkServerClient:
     def _wait_until_disconnected(self) -> None:
         """Wait until the server closes its end. One that is stuck in an import is killed; its ranks die with it."""
         self.loop.forget(self._channel)
-        loop, until, disconnected = EventLoop(), now() + _QUIT_PATIENCE, False
+        loop, until, disconnected = EventLoop(), now() + _QUIT_TIMEOUT, False
 
         def drain() -> None:
             nonlocal disconnected

@@ -30,9 +30,9 @@ FACTOR_IF_BUSY = 3.0  # by which the time until all ranks are asked is longer if
 _FEWEST = 2  # ranks that may disagree
 DEFAULT_OF_GROUPS = 1800.0  # gloo's time-out: nobody who has not chosen another waits for it
 # Ranks answer in milliseconds, unless they hold the GIL or the machine is loaded. While their fork server imports for
-# later ranks, none is asked yet: so the patience with the last ones begins when one has answered.
-FIRST_READ, LONGEST_PAUSE, READ_PATIENCE = 0.03, 0.25, 1.0
-PATIENCE_WITHOUT_ANSWER = 10.0
+# later ranks, none is asked yet: so the time-out of the last ones begins when one has answered.
+FIRST_READ, LONGEST_PAUSE, READ_TIMEOUT = 0.03, 0.25, 1.0
+ANSWER_TIMEOUT = 10.0
 
 
 class Looks:
@@ -106,7 +106,7 @@ class Looks:
         records = {rank: record for rank in asked if (record := self._answer_of(rank)) is not None}
         if records and self._answered is None:
             self._answered = now()
-        until = self._asked + PATIENCE_WITHOUT_ANSWER if self._answered is None else self._answered + READ_PATIENCE
+        until = self._asked + ANSWER_TIMEOUT if self._answered is None else self._answered + READ_TIMEOUT
         if len(records) < len(asked) and now() < until:
             self._pause = min(2 * self._pause, LONGEST_PAUSE)
             self.due = now() + self._pause

@@ -173,11 +173,11 @@ class PersistentRanks:
         """The ranks that have reported the current task as done."""
         return self._done
 
-    def dismiss(self, patience: float) -> WatchResult:
-        """Have all ranks exit, and end those that do not within `patience` seconds."""
+    def dismiss(self, timeout: float) -> WatchResult:
+        """Have all ranks exit, and end those that do not within `timeout` seconds."""
         self._send(f"{_LEAVE}")
         try:
-            return watch(self.run, now() - self.run.began + patience, Expected())
+            return watch(self.run, now() - self.run.began + timeout, Expected())
         finally:
             self._close()
 

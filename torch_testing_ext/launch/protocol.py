@@ -57,11 +57,11 @@ class SignalRank:
 
 @dataclass(frozen=True)
 class Dump:
-    """Have ranks write their stacks and flight recorders. Answered by Dumped, at the latest after `patience`."""
+    """Have ranks write their stacks and flight recorders. Answered by Dumped, at the latest after `timeout`."""
 
     run: int
     ranks: tuple[int, ...]
-    patience: float
+    timeout: float
 
 
 @dataclass(frozen=True)

@@ -14,18 +14,18 @@ from .report import now
 ADDRESS = "NCCL_RAS_ADDR"  # of each job that runs at the same time on a machine, "host:port"
 _QUESTION = b"verbose status\n"
 # NCCL gives processes that do not answer 5 s, and says then which ones these are.
-PATIENCE = 8.0
+ANSWER_TIMEOUT = 8.0
 _MOST = 20_000  # characters that a report shows
 
 
-def ask(environ: Mapping[str, str], patience: float = PATIENCE) -> str:
+def ask(environ: Mapping[str, str], timeout: float = ANSWER_TIMEOUT) -> str:
     """NCCL's status of the job with this environment; "" if nobody answers at an address that is the job's own."""
     host, _, port = environ.get(ADDRESS, "").rpartition(":")
     if not host or not port.isdecimal() or environ.get("NCCL_RAS_ENABLE") == "0":
         return ""
-    until = now() + patience
+    until = now() + timeout
     answer = b""
-    with suppress(OSError), socket.create_connection((host.strip("[]"), int(port)), timeout=patience) as connection:
+    with suppress(OSError), socket.create_connection((host.strip("[]"), int(port)), timeout=timeout) as connection:
         connection.sendall(_QUESTION)
         while (left := until - now()) > 0 and len(answer) < _MOST:
             connection.settimeout(left)

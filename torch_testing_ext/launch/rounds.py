@@ -6,15 +6,14 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from torch_testing_ext._process import grace
+
 from . import hang
 from .accounts import RankAccount, RankEnding
 from .job import Sanitize
 from .report import RankReport
 from .verdict import Case, Verdict
-from .watch import GRACE_AFTER_DEATH
 
-# After a rank has ended, the others may need a while: a rank that does not return loses its process, and the session.
-GRACE_AFTER_END = 5.0
 HAS_LEFT = "its process has ended: it was killed, crashed or exited"
 
 
@@ -199,9 +198,9 @@ class RoundState:
             return None
         left = [self.left[rank] for rank in self.lost]
         if left and not self.has_named_lost:
-            return min(left) + GRACE_AFTER_DEATH
+            return min(left) + grace.AFTER_DEATH
         ends = [account.ended for account in self.accounts.values() if account.ending is not RankEnding.PASSED]
-        return min((at + GRACE_AFTER_END for at in (*left, *ends)), default=None)
+        return min((at + grace.AFTER_FAILURE_FOR_GOOD for at in (*left, *ends)), default=None)
 
     def short_accounts(self) -> tuple[RankAccount | None, ...]:
         """Return the accounts of all ranks without tracebacks and collectives, which only the verdict needs."""

@@ -13,7 +13,7 @@ from .protocol import Dump, Look, SignalGroups, SignalRank, ToServer
 from .report import Exit, now
 
 # A server answers in milliseconds unless it is importing a module. A server that is stuck must not block this process.
-ANSWER_PATIENCE = 30.0
+ANSWER_TIMEOUT = 30.0
 
 
 class RankServer(Protocol):
@@ -59,19 +59,19 @@ class Run:
         """Signal one rank and no other process."""
         self.server.send(SignalRank(self.number, rank, number))
 
-    def dump(self, patience: float, ranks: Iterable[int] | None = None) -> None:
+    def dump(self, timeout: float, ranks: Iterable[int] | None = None) -> None:
         """Have these ranks, or all that are still running, write their stacks and flight recorders."""
         self.dumped = False
-        self.server.send(Dump(self.number, tuple(self.alive if ranks is None else ranks), patience))
-        self.wait_until(lambda: self.dumped, patience)
+        self.server.send(Dump(self.number, tuple(self.alive if ranks is None else ranks), timeout))
+        self.wait_until(lambda: self.dumped, timeout)
 
     def look(self, ranks: Iterable[int]) -> None:
         """Ask these ranks, which are still running, for their collectives. They write these when they get to it."""
         self.server.send(Look(self.number, tuple(ranks)))
 
-    def wait_until(self, done: Callable[[], bool], patience: float = 0.0) -> None:
+    def wait_until(self, done: Callable[[], bool], timeout: float = 0.0) -> None:
         """Wait until `done`, which a working server achieves at once; give up a server that is stuck."""
-        until = now() + patience + ANSWER_PATIENCE
+        until = now() + timeout + ANSWER_TIMEOUT
         while not done() and not self.lost:
             if not self.wait_for_event(until):
                 self.server.give_up()

@@ -23,7 +23,7 @@ INTERVAL = 0.04
 # Until then, a call that raises for the mismatch has done so.
 CONFIRMATION = 0.04
 # Members that have yet to come would show which ranks are the exception.
-PATIENCE = 0.5
+CONFIRM_TIMEOUT = 0.5
 DEFAULT_OF_GROUPS = 1800.0  # gloo's time-out: nobody who has not chosen another waits for it
 
 
@@ -115,7 +115,7 @@ class LiveLogs:
         found = self._mismatch(list(records.values()))
         if found is not None and self._candidate is not None and found.sentence == self._candidate.sentence:
             is_complete = not set(found.awaited).intersection(pending)
-            if is_complete or now() > self._since + PATIENCE:
+            if is_complete or now() > self._since + CONFIRM_TIMEOUT:
                 return found
         if self._candidate is None:
             self._since = now()

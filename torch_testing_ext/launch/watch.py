@@ -14,6 +14,7 @@ from pathlib import Path
 
 from torch_testing_ext._collectives.findings import Finding
 from torch_testing_ext._collectives.raw import unpack
+from torch_testing_ext._process import grace
 from torch_testing_ext._process.logs import tail
 
 from . import client, device_memory, hang, ras
@@ -23,17 +24,6 @@ from .looks import Looks
 from .report import Exit, RankReport, add_recorders, all_passed, assemble_report, now
 from .sanitizer_logs import LiveLogs, Logs
 from .verdict import Case, Expected, Verdict, ended, judge
-
-# Peers of a dead rank fail within 0.02 s; on a loaded machine, ten times that. A death must be reported within 1 s.
-GRACE_AFTER_DEATH = 0.4
-# Other ranks may be about to fail for reasons of their own, which are worth reporting together with the first.
-GRACE_AFTER_FAILURE = 1.0
-# One rank has skipped, others run: they may skip too, or wait for it in vain.
-GRACE_AFTER_SKIP = 5.0
-GRACE_AFTER_SIGTERM = 0.2
-# A few milliseconds are enough; a rank that holds the GIL in C writes its stacks, but never its flight recorder.
-DUMP_PATIENCE = 1.0
-DUMP_PATIENCE_AFTER_DEATH = 0.3
 
 
 @dataclass(frozen=True)
@@ -100,7 +90,7 @@ class RankWatcher:
         self.answers: dict[int, Exit] = {}  # of persistent ranks that have finished their task
         self.stopped: dict[int, float] = {}  # when we began to end them
         self.grace_ends: float | None = None
-        self.dump_patience = DUMP_PATIENCE
+        self.stacks_grace = grace.FOR_STACKS
         self.finding: Finding | None = None
         self.nccl = ""
         self.has_failed = False  # a rank has failed: the others end soon
@@ -180,19 +170,19 @@ class RankWatcher:
         """Start a grace period if the end of this rank keeps the others from ending."""
         report = self._report(rank)
         if report.ending is RankEnding.SKIPPED and not self.expected.codes_are_open:
-            self._grant(report, GRACE_AFTER_SKIP)
+            self._grant(report, grace.AFTER_SKIP)
         elif self.expected.decides(report):
             self.has_failed = True
             died = report.ending in (RankEnding.KILLED, RankEnding.EXITED)
-            self.dump_patience = DUMP_PATIENCE_AFTER_DEATH if died else DUMP_PATIENCE
-            self._grant(report, GRACE_AFTER_DEATH if died else GRACE_AFTER_FAILURE)
+            self.stacks_grace = grace.FOR_STACKS_AFTER_DEATH if died else grace.FOR_STACKS
+            self._grant(report, grace.AFTER_DEATH if died else grace.AFTER_FAILURE)
 
     def _grant(self, report: RankReport, seconds: float) -> None:
         end = self._exit(report.rank).at + seconds
         self.grace_ends = end if self.grace_ends is None else min(self.grace_ends, end)
 
     def take_stacks(self) -> None:
-        self.run.dump(self.dump_patience, self.asked_for_stacks())
+        self.run.dump(self.stacks_grace, self.asked_for_stacks())
 
     def ask_nccl(self, timed_out: bool) -> None:
         """Ask NCCL about ranks that hang, while they are there. It takes no time where they have not used NCCL."""
@@ -209,7 +199,7 @@ class RankWatcher:
         self.stopped.update(dict.fromkeys(self.pending, began))
         if self.run.alive:
             self.run.end(signal.SIGTERM)
-            while self.run.alive and self.run.wait_for_event(began + GRACE_AFTER_SIGTERM):
+            while self.run.alive and self.run.wait_for_event(began + grace.AFTER_SIGTERM):
                 pass
         if self.run.alive:
             self.run.end(signal.SIGKILL)

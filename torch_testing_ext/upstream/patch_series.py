@@ -25,7 +25,7 @@ _NAME = re.compile(r"(?P<number>\d{4})-(?P<slug>[a-z0-9-]+?)(\.torch-(?P<torch>\
 _RAN = re.compile(r"^Ran (\d+) tests?\b", re.MULTILINE)
 _SUBJECT = re.compile(r"^Subject: (.*(?:\n[ \t].*)*)", re.MULTILINE)
 _GIT = ("git", "-c", "core.autocrlf=false", "apply", "--whitespace=nowarn")
-TEST_PATIENCE = 900.0
+TEST_TIMEOUT = 900.0
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ class PatchedTorch:
                 stderr=subprocess.STDOUT,
                 text=True,
                 errors="replace",
-                timeout=TEST_PATIENCE,
+                timeout=TEST_TIMEOUT,
                 check=False,
             )
         counts = _RAN.findall(ran.stdout)

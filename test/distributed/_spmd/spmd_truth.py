@@ -28,7 +28,7 @@ from torch_testing_ext.distributed._spmd import DataParallel, SPMDError, compile
 # All programs compute in float64. So a difference is a fault, and not rounding that an optimizer amplifies.
 TOLERANCE = 1e-6
 # A rank that another one waits for this long hangs.
-PATIENCE = datetime.timedelta(seconds=30)
+TIMEOUT = datetime.timedelta(seconds=30)
 
 RIGHT, REFUSED, WRONG, ERROR, HANG, INVALID = "right", "refused", "wrong", "error", "hang", "invalid"
 
@@ -324,7 +324,7 @@ def check(program: TrainingProgram, verify: str | None = None) -> TrainingOutcom
     torch.set_default_dtype(torch.float64)
     world = dist.group.WORLD
     if world not in _status_groups:
-        _status_groups[world] = dist.new_group(timeout=PATIENCE)
+        _status_groups[world] = dist.new_group(timeout=TIMEOUT)
     return _Check(program, verify, _status_groups[world]).run()
 
 

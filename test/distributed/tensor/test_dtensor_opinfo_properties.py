@@ -31,7 +31,7 @@ PROFILE = settings(
 )
 ANSWERED = "answered"
 # For a rank to answer or refuse once another has refused. The watchdog of a property gives a rank 15 seconds.
-PATIENCE = timedelta(seconds=10)
+LISTING_TIMEOUT = timedelta(seconds=10)
 
 
 def in_every_run(prop):
@@ -60,7 +60,7 @@ class TestOpInfo(MultiProcessTestCase):
 
     def ending_of(self, rank, mine):
         try:
-            self.store.wait([f"{self.examples}/{rank}"], PATIENCE)
+            self.store.wait([f"{self.examples}/{rank}"], LISTING_TIMEOUT)
         except RuntimeError:
             raise AssertionError(f"rank {rank} has not ended its call; this rank: {mine}") from None
         return self.store.get(f"{self.examples}/{rank}").decode()

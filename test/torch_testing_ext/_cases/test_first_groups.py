@@ -16,16 +16,16 @@ from multi_process_support import Ranks, outcome_of
 
 from torch_testing_ext.common_utils import TestCase, run_tests
 
-PATIENCE = timedelta(seconds=60)
+TIMEOUT = timedelta(seconds=60)
 
 
 class Groups(Ranks):
     def splits_and_merges(self):
         """Into groups of one: on torch 2.13, ranks that connect in split_group may wait in vain, in any process."""
         self.join_group()
-        parts = [dist.group.WORLD.split_group([rank], PATIENCE) for rank in range(2)]
+        parts = [dist.group.WORLD.split_group([rank], TIMEOUT) for rank in range(2)]
         self.assertEqual([part is None for part in parts], [self.rank == 1, self.rank == 0])
-        merged = parts[self.rank].merge_remote_group(dist.HashStore(), 1, PATIENCE)
+        merged = parts[self.rank].merge_remote_group(dist.HashStore(), 1, TIMEOUT)
         merged.allreduce([tensor := torch.ones(1)]).wait()
         self.assertEqual((merged.size(), tensor.item()), (1, 1))
 

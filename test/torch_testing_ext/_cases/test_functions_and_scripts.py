@@ -20,7 +20,7 @@ from torch_testing_ext.common_distributed import collectives_may_differ
 from torch_testing_ext.common_utils import TestCase, run_tests
 from torch_testing_ext.ranks import run_script, spawn
 
-PATIENCE = 60
+TIMEOUT = 60
 
 
 def join_group():
@@ -88,7 +88,7 @@ class SpawnTest(TestCase):
         with self.assertRaisesRegex(AssertionError, "ranks disagree in call #1"):
             spawn(disagree, 2)
         with self.assertRaisesRegex(AssertionError, "s after its start: rank 0 waits in group"):
-            spawn(wait_for_each_other, 2, timeout=PATIENCE)  # although rank 0 serves a TCPStore
+            spawn(wait_for_each_other, 2, timeout=TIMEOUT)  # although rank 0 serves a TCPStore
         spawn(collectives_may_differ("to test the mark")(disagree), 2)
 
     def test_all_ranks_skip(self):

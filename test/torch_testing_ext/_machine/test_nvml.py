@@ -30,10 +30,10 @@ from torch_testing_ext._machine.nvml import (
 class TestNvml(NvmlTestCase):
     """Every test covers without a GPU what the checks `masks` and `topology` of benchmarks/gpu/run do with one."""
 
-    def open(self, machine, patience=30.0):
+    def open(self, machine, timeout=30.0):
         machine.write(self.file)
         with mock.patch.dict(os.environ, environment(self.file)):
-            nvml = NvmlProcess(patience, [str(STAND_IN), *sys.path])
+            nvml = NvmlProcess(timeout, [str(STAND_IN), *sys.path])
         self.addCleanup(nvml.close)
         return nvml
 
@@ -118,7 +118,7 @@ class TestNvml(NvmlTestCase):
         """No check of benchmarks/gpu/run stops the driver."""
         for function in ("nvmlInit", "nvmlDeviceGetMemoryInfo"):
             with self.subTest(function):
-                nvml = self.open(Machine([Device(uuid(0))], hangs_in=function), patience=1.0)
+                nvml = self.open(Machine([Device(uuid(0))], hangs_in=function), timeout=1.0)
                 with self.assertRaisesRegex(NvmlError, "has not answered NVML within 1 s"):
                     nvml.usage()
                 with self.assertRaisesRegex(NvmlError, "has not answered"):  # at once: it is not asked again

@@ -7,7 +7,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from kit.pytest_runs import PATIENCE, PytestCase, PytestRun, environment, run_under_torchrun, run_under_two_agents
+from kit.pytest_runs import RUN_TIMEOUT, PytestCase, PytestRun, environment, run_under_torchrun, run_under_two_agents
 
 from torch_testing_ext._machine.ports import leased_port
 from torch_testing_ext.common_utils import run_tests
@@ -313,7 +313,7 @@ class T(DistributedTestBase):
                 )
                 for rank in range(2)
             ]
-            texts = [process.communicate(timeout=PATIENCE)[1] for process in processes]
+            texts = [process.communicate(timeout=RUN_TIMEOUT)[1] for process in processes]
             self.assertEqual([process.returncode for process in processes], [1, 1], texts)
             for text in texts:
                 self.assertIn("FAILED (failures=1)", text)

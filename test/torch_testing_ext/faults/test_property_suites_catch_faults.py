@@ -116,7 +116,7 @@ def one_rank_refuses() -> Iterator[None]:
 
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(DTensor, "full_tensor", refuse_in_one))
-        stack.enter_context(mock.patch.object(opinfo, "PATIENCE", timedelta(seconds=1)))
+        stack.enter_context(mock.patch.object(opinfo, "LISTING_TIMEOUT", timedelta(seconds=1)))
         yield
 
 

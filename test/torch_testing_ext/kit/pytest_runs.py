@@ -19,7 +19,7 @@ from torch_testing_ext._machine.ports import leased_port
 PACKAGE = Path(torch_testing_ext.__file__).parent
 PLUGIN = ("-p", "torch_testing_ext.pytest_plugin")
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
-PATIENCE = 300
+RUN_TIMEOUT = 300
 # A run of our own tests may have set these.
 _NOT_INHERITED = (
     *("TORCH_TESTING_EXT_", "PYTEST_", "COV_"),
@@ -64,7 +64,7 @@ def run_pytest(
             env=environment(**more),
             capture_output=True,
             text=True,
-            timeout=PATIENCE,
+            timeout=RUN_TIMEOUT,
         )
         cases = list(ElementTree.parse(report).iter("testcase")) if report.exists() else []
     run = PytestRun(done.returncode, done.stdout, done.stderr)
@@ -86,7 +86,7 @@ def run_under_torchrun(folder: Path, source: str, *options: str, **more: str) ->
         env=environment(**more),
         capture_output=True,
         text=True,
-        timeout=PATIENCE,
+        timeout=RUN_TIMEOUT,
     )
     run = PytestRun(done.returncode, done.stdout, done.stderr)
     for case in ElementTree.parse(report).iter("testcase") if report.exists() else ():
@@ -115,7 +115,7 @@ def run_under_two_agents(folder: Path, source: str, *options: str) -> PytestRun:
             for _ in range(2)
         ]
         with ThreadPoolExecutor(2) as pool:  # a full pipe of one would block both
-            texts = list(pool.map(lambda process: process.communicate(timeout=PATIENCE), processes))
+            texts = list(pool.map(lambda process: process.communicate(timeout=RUN_TIMEOUT), processes))
     text, errors = ("\n".join(parts) for parts in zip(*texts, strict=True))
     run = PytestRun(max(abs(process.returncode) for process in processes), text, errors)
     for case in ElementTree.parse(report).iter("testcase") if report.exists() else ():

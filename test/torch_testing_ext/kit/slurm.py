@@ -35,7 +35,7 @@ class T(unittest.TestCase):
         signal.pause()
 """
 _SBIN = "/usr/sbin:/sbin"
-_PATIENCE = 60.0
+_START_TIMEOUT = 60.0
 _CONFIGURATION = """
 ClusterName=test
 SlurmctldHost={host}(127.0.0.1)
@@ -144,7 +144,7 @@ class SmallSlurm:
 
     def _wait(self, what: str, happened: object) -> None:
         assert callable(happened)
-        end = time.monotonic() + _PATIENCE
+        end = time.monotonic() + _START_TIMEOUT
         while not happened():
             ended = [process.args for process in self._processes if process.poll() is not None]
             if ended or time.monotonic() > end:

@@ -162,7 +162,7 @@ class RobustnessTest(TestCase):
             self.assertEqual(outcome_of(Jobs("reduces")).outcome, "passed")
 
     def test_a_server_that_does_not_answer(self):
-        with unittest.mock.patch.object(run, "ANSWER_PATIENCE", 0.5), timeout(1):
+        with unittest.mock.patch.object(run, "ANSWER_TIMEOUT", 0.5), timeout(1):
             seen = outcome_of(Jobs("stops_its_server"))
         self.assertEqual(seen.outcome, "error")
         self.assertIn("did not answer for", seen.message)

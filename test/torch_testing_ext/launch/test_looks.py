@@ -131,7 +131,7 @@ class TestLooks(unittest.TestCase):
         all_answer = self.asked(lambda rank, time: True, 30.0)
         found = self.asked(lambda rank, time: True, 30.0, answers=lambda rank, time: rank == 0)
         self.assertGreater(len(found), 3)
-        self.assertLess(found[1][0], all_answer[1][0] + looks.READ_PATIENCE + looks.LONGEST_PAUSE + 0.01)
+        self.assertLess(found[1][0], all_answer[1][0] + looks.READ_TIMEOUT + looks.LONGEST_PAUSE + 0.01)
 
     def test_ranks_that_never_answer(self):
         found = self.asked(lambda rank, time: True, 60.0, answers=lambda rank, time: False)

@@ -2,14 +2,13 @@
 
 import unittest
 
-from torch_testing_ext._process import messages
+from torch_testing_ext._process import grace, messages
 from torch_testing_ext._sanitizer.kinds import SanitizeKind
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.launch import Case, Cause, Outcome, RankEnding, Round, Verdict
 from torch_testing_ext.launch.accounts import OwnWarning, RankAccount
 from torch_testing_ext.launch.job import Sanitize
 from torch_testing_ext.launch.rounds import (
-    GRACE_AFTER_END,
     AskForStacks,
     FromHub,
     FromRank,
@@ -23,7 +22,6 @@ from torch_testing_ext.launch.rounds import (
     RoundStarts,
     RoundState,
 )
-from torch_testing_ext.launch.watch import GRACE_AFTER_DEATH
 
 NOTHING = RankStacks("", b"")
 
@@ -113,19 +111,19 @@ class RoundTest(unittest.TestCase):
                 self.setUp()
                 self.run_both()
                 self.end(0, ending, at=10.0)
-                self.assertEqual(self.round.due(), 10.0 + GRACE_AFTER_END)
+                self.assertEqual(self.round.due(), 10.0 + grace.AFTER_FAILURE_FOR_GOOD)
                 self.next(NextStep.WAIT, 10.0)
-                self.next(NextStep.JUDGE, 10.0 + GRACE_AFTER_END)
+                self.next(NextStep.JUDGE, 10.0 + grace.AFTER_FAILURE_FOR_GOOD)
 
     def test_a_rank_that_leaves_is_named_soon_and_others_get_time(self):
         self.run_both()
         self.left[0] = 10.0
         self.next(NextStep.WAIT, 10.0)
-        self.next(NextStep.NAME_LOST, 10.0 + GRACE_AFTER_DEATH)
+        self.next(NextStep.NAME_LOST, 10.0 + grace.AFTER_DEATH)
         self.assertEqual(self.round.lost, [0])
         self.round.has_named_lost = True
-        self.next(NextStep.WAIT, 10.0 + GRACE_AFTER_DEATH)
-        self.next(NextStep.JUDGE, 10.0 + GRACE_AFTER_END)
+        self.next(NextStep.WAIT, 10.0 + grace.AFTER_DEATH)
+        self.next(NextStep.JUDGE, 10.0 + grace.AFTER_FAILURE_FOR_GOOD)
 
     def test_a_rank_that_leaves_after_its_test(self):
         self.run_both()

@@ -155,7 +155,7 @@ class TestTearDowns(TestCase):
             import torch.distributed as dist
             from torch_testing_ext.common_distributed import MultiProcContinuousTest
             from torch_testing_ext._cases import continuous
-            continuous.PATIENCE_TO_LEAVE = 1.0
+            continuous.LEAVE_TIMEOUT = 1.0
             class Base(MultiProcContinuousTest):
                 world_size = 2
                 fast_exit = False

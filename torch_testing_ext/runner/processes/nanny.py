@@ -16,7 +16,7 @@ from contextlib import suppress
 from typing import NoReturn
 
 from torch_testing_ext._machine.memory import memory_of
-from torch_testing_ext._process import child, reaping, system
+from torch_testing_ext._process import child, grace, reaping, system
 from torch_testing_ext._process.channel import Channel
 from torch_testing_ext._process.messages import unexpected
 from torch_testing_ext._process.parent_loop import ParentLoop
@@ -38,8 +38,6 @@ from .protocol import (
 )
 from .unit_spec import UnitSpec
 
-# How long the worker, and then its leftovers, may take to exit after SIGTERM.
-GRACE_AFTER_SIGTERM = 0.2
 # If a worker was killed, its ranks are not ended by it but by the fork server.
 GRACE_FOR_ORPHANS = 1.0
 # A helper process that exits right after its test is not a leak.
@@ -171,7 +169,7 @@ class Nanny:
             return
         signal_group(self._worker, signal.SIGCONT)  # a stopped process does not handle SIGTERM
         signal_group(self._worker, signal.SIGTERM)
-        if not reaping.has_ended(self._worker, GRACE_AFTER_SIGTERM):
+        if not reaping.has_ended(self._worker, grace.AFTER_SIGTERM):
             signal_group(self._worker, signal.SIGKILL)
 
     def _end_leftovers(self) -> tuple[str, ...]:
@@ -185,7 +183,7 @@ class Nanny:
         descriptions = tuple(describe(pid) for pid in left)
         for pid in left:
             signal_group(pid, signal.SIGTERM)
-        reaping.wait_until_gone(left, GRACE_AFTER_SIGTERM)
+        reaping.wait_until_gone(left, grace.AFTER_SIGTERM)
         reaping.end_children()
         return descriptions
 

@@ -1,0 +1,18 @@
+"""Grace periods: how long others may go on after an event, in seconds. One number for each situation.
+
+docs/launch.md lists those after the end of a rank. A time-out for an answer is beside what waits for it.
+"""
+
+# Peers of a dead rank fail within 0.02 s; on a loaded machine, ten times that. A death must be reported within 1 s.
+AFTER_DEATH = 0.4
+# Other ranks may be about to fail for reasons of their own, which are worth reporting together with the first.
+AFTER_FAILURE = 1.0
+# Threads cannot be ended, and processes of a launcher cannot be replaced, so more tests fail than this one.
+AFTER_FAILURE_FOR_GOOD = 5.0
+# One rank has skipped, others run: they may skip too, or wait for it in vain.
+AFTER_SKIP = 5.0
+# Before SIGKILL.
+AFTER_SIGTERM = 0.2
+# A few milliseconds are enough; a rank that holds the GIL in C writes its stacks, but never its flight recorder.
+FOR_STACKS = 1.0
+FOR_STACKS_AFTER_DEATH = 0.3
