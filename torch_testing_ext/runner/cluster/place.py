@@ -16,7 +16,17 @@ from ..options.options import CannotRun, UsageError
 from ..processes.file_processes import Discovery
 from ..scheduling.node_leases import NodeLeases
 from .facts import differences, facts
-from .protocol import HEARTBEAT, AgentHello, FindTests, NodeFacts, NodeReady, PrepareNode, RunUnit, TestsFound
+from .protocol import (
+    HEARTBEAT,
+    AgentHello,
+    CloseFile,
+    FindTests,
+    NodeFacts,
+    NodeReady,
+    PrepareNode,
+    RunUnit,
+    TestsFound,
+)
 from .remote import RemoteNode, RemoteUnit
 
 TELL_INTERVAL = 10.0  # seconds between two lines about what the run waits for
@@ -195,7 +205,7 @@ class ClusterPlace:
         while self._found is None:
             if finder is None or finder.is_lost:
                 finder = self._largest()
-                finder.find_tests(FindTests(files, self.most_at_once, jobs))
+                finder.send(FindTests(files, self.most_at_once, jobs))
             self.loop.step()
         found: TestsFound = self._found
         return Discovery(found.tests, found.broken, found.not_run, found.warnings)
@@ -213,7 +223,7 @@ class ClusterPlace:
             self._nodes[joining.name].remote.lose("its agent was started again")
         node = RemoteNode(joining.name, joining.stream, self.loop, self, joining.how_it_ended)
         self._nodes[joining.name] = _Node(node)
-        node.prepare(joining.prepare)
+        node.send(joining.prepare)
 
     def _refuse(self, why: str, is_node: bool) -> None:
         """A node cannot start an agent: an error before the run, a warning later, since it goes on without.
@@ -275,7 +285,7 @@ class ClusterPlace:
 
     def close_file(self, name: str) -> None:
         for node in self._nodes.values():
-            node.remote.close_file(name)
+            node.remote.send(CloseFile(name))
 
     def wait_for_more(self) -> bool:
         """No unit runs, and none that waits fits: nodes may come for a while."""

@@ -23,16 +23,13 @@ from .protocol import (
     AgentHello,
     AgentWarned,
     AskUnit,
-    CloseFile,
     EndOfUnit,
     EndUnit,
-    FindTests,
     FromAgent,
     KillUnit,
     NodeCannotRun,
     NodeReady,
     OutputOfUnit,
-    PrepareNode,
     ResultsOfUnit,
     RunUnit,
     StacksOfUnit,
@@ -80,20 +77,11 @@ class RemoteNode:
 
     # -- requests
 
-    def prepare(self, request: PrepareNode) -> None:
-        self.send(request)
-
-    def find_tests(self, request: FindTests) -> None:
-        self.send(request)
-
     def run(self, request: RunUnit, listener: LostUnitListener) -> RemoteUnit:
         unit = request.unit
         self._units[unit.number] = RemoteUnit(self, unit, request.lease, listener)
         self.send(request)
         return self._units[unit.number]
-
-    def close_file(self, name: str) -> None:
-        self.send(CloseFile(name))
 
     def send(self, message: ToAgent) -> None:
         """Send a message. If the agent is gone, only receiving shows it."""
