@@ -61,7 +61,7 @@ class DocsTest(unittest.TestCase):
     def test_settings_are_known_and_documented(self):
         named = {name for page in PAGES for name in SETTING.findall(page.read_text(encoding="utf-8"))}
         known = {name for name in named if not name.startswith(settings.RUNNER_PREFIX)}
-        self.assertEqual(known, set(settings.KNOWN_SETTINGS))
+        self.assertEqual(known, set(settings.KNOWN_NAMES))
 
     def test_runner_commands_parse(self):
         """run_test.py accepts the command lines in the pages; no tests run."""
