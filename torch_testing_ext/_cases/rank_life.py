@@ -66,6 +66,7 @@ def prepare(context: RankContext) -> None:
         torch.set_num_threads(threads)
     if "TORCH_DISTRIBUTED_DEBUG" in os.environ:
         c10d.set_debug_level_from_env()  # torch reads it only at import, which was before the fork
+    _torch.stop_noting()
     shared_devices.begin(context.rank, context.world_size)
     if context.is_debugged:
         _torch.wait_without_end()

@@ -40,7 +40,7 @@ from .dtensor import (
     is_local_tensor,
 )
 from .errors import says_peer_is_lost, says_wait_timed_out
-from .first_use import first_use
+from .first_use import first_use, stop_noting
 from .fsdp import (
     all_gather_name,
     compiled_autograd,
@@ -296,6 +296,7 @@ __all__ = [
     "set_world",
     "shard_order",
     "show_class_of_fakes",
+    "stop_noting",
     "storage_key",
     "stream_extension_class",
     "strict_dynamo",

@@ -46,6 +46,12 @@ def note_first_use() -> None:
             setattr(torch._C, name, _noting(name, original))
 
 
+def stop_noting() -> None:
+    """Put the functions of torch back. Ranks have nothing to note: nobody forks them."""
+    for name, original in _originals.items():
+        setattr(torch._C, name, original)
+
+
 def first_use() -> str | None:
     """What used an accelerator first, as "CUDA is initialised in test_x.py:12"; None if nothing is known to have."""
     return _noted
@@ -63,8 +69,7 @@ def _noting(name: str, original: Any) -> Any:
 def _note(name: str, frame: FrameType | None) -> None:
     global _noted
     _noted = _noted or f"{_ENTRANCES[name]}{_place(frame)}"
-    for one, original in _originals.items():
-        setattr(torch._C, one, original)
+    stop_noting()
 
 
 def _place(frame: FrameType | None) -> str:

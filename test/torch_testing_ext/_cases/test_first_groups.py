@@ -12,7 +12,8 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from multi_process_support import Ranks, outcome_of
+from kit.outcomes import outcome_of
+from kit.ranks import Ranks
 
 from torch_testing_ext.common_utils import TestCase, run_tests
 
@@ -74,7 +75,7 @@ class TestFirstGroups(TestCase):
             file = Path(folder, "test_after_a_group.py")
             file.write_text(AFTER_A_GROUP)
             here = Path(__file__).parent
-            environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(here), *sys.path])}
+            environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(here), str(here.parent), *sys.path])}
             done = subprocess.run([sys.executable, str(file)], env=environment, capture_output=True, text=True)
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         methods = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("method:")]

@@ -1,6 +1,6 @@
 """Nobody has made a group in the processes from which run_test.py forks ranks: gloo counts groups in C++."""
 
-from processes_support import Project
+from kit.project import Project
 
 from torch_testing_ext.common_utils import TestCase, run_tests
 
