@@ -26,7 +26,7 @@ from torch_testing_ext._machine import accelerators, sharing
 from torch_testing_ext._machine.backends import NCCL
 from torch_testing_ext._machine.seeds import set_rng_seed
 from torch_testing_ext._marks.needs import Skipped, most_needed
-from torch_testing_ext._marks.sanitizing import kinds_on
+from torch_testing_ext._marks.settings_of_tests import kinds_on
 from torch_testing_ext._sanitizer.kinds import SanitizeKind
 from torch_testing_ext.launch import device_memory, settings
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from torch_testing_ext import launch
-from torch_testing_ext._marks.collectives import may_differ
-from torch_testing_ext._marks.sanitizing import kinds_on
+from torch_testing_ext._marks.settings_of_tests import may_differ
+from torch_testing_ext._marks.settings_of_tests import kinds_on
 
 from . import launched_ranks
 from .jobs import run_to_end

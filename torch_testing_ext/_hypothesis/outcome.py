@@ -1,4 +1,4 @@
-"""How an example ended in one rank, how it ended in all of them, and the text that reports it. Pure."""
+"""The end of an example in one rank, its end in all of them, and the text that reports it. Pure."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class ExampleKind(enum.Enum):
 
 @dataclass(frozen=True)
 class ExampleOutcome:
-    """How an example ended in one rank."""
+    """The end of an example in one rank."""
 
     kind: ExampleKind
     summary: str = ""
@@ -55,7 +55,7 @@ def outcome_of_error(error: BaseException, interrupted: bool) -> ExampleOutcome:
 
 @dataclass(frozen=True)
 class JudgedExample:
-    """How one example ended in all ranks together."""
+    """The end of one example in all ranks together."""
 
     kind: ExampleKind
     outcomes: tuple[ExampleOutcome, ...]

@@ -49,7 +49,7 @@ class Abandoned(BaseException):
 
 @dataclass(frozen=True)
 class PropertyResult:
-    """How the whole property ended, as rank 0 reports it to the others."""
+    """The end of the whole property, as rank 0 reports it to the others."""
 
     culprits: tuple[int, ...] = ()  # the ranks that failed in the smallest example; the first one reports it
     report: str = ""

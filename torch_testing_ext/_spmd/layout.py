@@ -12,7 +12,7 @@ from torch.distributed.tensor.placement_types import Placement
 
 @dataclass(frozen=True)
 class Layout:
-    """How one parameter is laid out, from the point of view of one rank."""
+    """The layout of one parameter, from the point of view of one rank."""
 
     shape: torch.Size
     sharded: bool

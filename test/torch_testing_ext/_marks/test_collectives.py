@@ -7,7 +7,7 @@ from unittest import mock
 
 from torch_testing_ext import _torch
 from torch_testing_ext._cases import rank_checks
-from torch_testing_ext._marks.collectives import may_differ
+from torch_testing_ext._marks.settings_of_tests import may_differ
 from torch_testing_ext.common_distributed import collectives_may_differ
 from torch_testing_ext.common_utils import run_tests
 

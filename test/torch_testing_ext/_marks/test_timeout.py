@@ -1,6 +1,6 @@
 """@timeout: the time limit of a test."""
 
-from torch_testing_ext._marks.timeouts import timeout_of
+from torch_testing_ext._marks.settings_of_tests import timeout_of
 from torch_testing_ext.common_distributed import MultiProcessTestCase
 from torch_testing_ext.common_utils import TestCase, run_tests, timeout
 

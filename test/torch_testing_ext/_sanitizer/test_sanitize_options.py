@@ -7,7 +7,7 @@ import tempfile
 import unittest
 from pathlib import Path
 
-from torch_testing_ext._marks.sanitizing import kinds_of_test, sanitize
+from torch_testing_ext._marks.settings_of_tests import kinds_of_test, sanitize
 from torch_testing_ext._sanitizer.kinds import ALL, DEFAULT, SanitizeKind, read_kinds
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.launch import settings

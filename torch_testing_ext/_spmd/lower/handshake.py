@@ -43,7 +43,7 @@ def look_at_all(flags: torch.Tensor) -> None:
 
 @dataclass
 class Handshake:
-    """What identifies a program to other ranks, and the collectives that precede its look at the flags.
+    """The identity of a program for other ranks, and the collectives that precede its look at the flags.
 
     signature: its collectives; updates: what it changes of the things that all ranks share.
 
@@ -59,7 +59,7 @@ class Handshake:
 
     @property
     def facts(self) -> dict[str, list[str]]:
-        """What must be the same on all ranks, by title."""
+        """The facts that must be the same on all ranks, by title."""
         return {"collectives": list(self.signature), "updates": list(self.updates)}
 
     def decline(self) -> None:

@@ -1,4 +1,4 @@
-"""Which operations work on shards row by row, and how partial results of the others combine over ranks."""
+"""Rules for operations: those that work on shards row by row, and how others combine partial results over ranks."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def norm_order(node: fx.Node) -> float:
 
 
 def reduction_kind(node: fx.Node, ndim: int) -> PartialValue | None:
-    """How the results of a reduction of all elements combine over ranks, or None if it keeps some dimension."""
+    """The way to combine the results of a reduction over ranks, or None if it keeps some dimension."""
     name, arguments = op_name(node), arguments_by_name(node)
     dims = arguments.get("dim")
     if dims is not None and dims != []:

@@ -1,4 +1,4 @@
-"""Which values of a graph may differ between ranks, and the refusal of those that would reach the model's state.
+"""The values of a graph that may differ between ranks, and the refusal of those that would reach the model's state.
 
 Parameters, optimizer states and reduced gradients are the same on all ranks. Inputs and random numbers are a rank's
 own, and so is everything computed from them, until a collective over all ranks reduces it. A rank's own value in a

@@ -1,4 +1,4 @@
-"""What a program does to parameters, gradients and optimizer states, in words that ranks can compare.
+"""The changes that a program makes to parameters, gradients and optimizer states, in words that ranks can compare.
 
 Ranks may run different programs, for example for batches of other sizes, as long as they make the same changes to what
 all of them share. The operations that lead to these changes are followed back to averaged gradients, settings and the

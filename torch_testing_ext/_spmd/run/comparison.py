@@ -27,7 +27,7 @@ _NOISE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 1e-2, torch
 
 @dataclass
 class StepRecord:
-    """What one run of a step left behind. Tensors of the model and its optimizers are those of this rank."""
+    """The values that one run of a step left behind. Tensors of the model and its optimizers are those of this rank."""
 
     result: list[Any]
     params: list[Any] = field(default_factory=list)

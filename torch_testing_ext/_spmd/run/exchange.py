@@ -1,4 +1,4 @@
-"""When ranks tell each other at the start of a call whether they have a program that has not been verified.
+"""Decides whether ranks tell each other, at the start of a call, of programs that have not been verified.
 
 Ranks trace independently, but verify together. While programs are new, ranks exchange in every call. After some calls
 in which no rank had a new one they do so ever more rarely, so that the exchange costs next to nothing. All ranks make

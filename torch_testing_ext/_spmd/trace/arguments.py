@@ -101,7 +101,7 @@ def attributes_of_record(value: Any) -> dict[str, Any]:
 
 
 def _comparable(context: Any) -> Any:
-    """What pytree keeps of a node besides its items, as something that supports comparison and hashing."""
+    """The data that pytree keeps of a node besides its items, as something that supports comparison and hashing."""
     try:
         hash(context)
     except TypeError:
@@ -132,7 +132,7 @@ def _keys_of(leaves: list[Any]) -> list[Any]:
 
 
 def _marks(tensor: torch.Tensor) -> Any:
-    """What few tensors have: names of attributes that users gave it, the lazy conjugation of complex numbers."""
+    """Rare properties of a tensor: names of attributes that users gave it, the lazy conjugation of complex numbers."""
     return (*tensor.__dict__, tensor.is_conj()) if tensor.__dict__ or tensor.is_complex() else None
 
 

@@ -1,4 +1,4 @@
-"""What code may read: the names of globals and attributes in the code objects that ran during a trace."""
+"""The names that code may read: those of globals and attributes in the code objects that ran during a trace."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ _PROMPTS = ("<stdin>", "<string>", "<ipython", "<doctest")
 
 @functools.lru_cache(maxsize=4096)
 def kind_of_file(filename: str) -> str:
-    """Whose code a file holds: the "user"'s, an installed "library"'s, or the "system"'s (torch, Python, this package).
+    """The owner of the code in a file: "user", "library" if installed, or "system" (torch, Python, this package).
 
     A module of the standard library is of the system: it is part of what a step means, not of what it reads.
     """
@@ -71,7 +71,7 @@ def kind_of_file(filename: str) -> str:
 
 
 def kind_of_code(code: CodeType, module_globals: dict[str, Any]) -> str:
-    """Whose code this is. Generated methods, as of dataclasses, belong to the module of their class."""
+    """The owner of this code. Generated methods, as of dataclasses, belong to the module of their class."""
     if code.co_filename == "<string>":
         return kind_of_file(module_globals.get("__file__") or "<string>") if "__name__" in module_globals else "system"
     return kind_of_file(code.co_filename)
@@ -149,7 +149,7 @@ class Names:
         return before != (len(self.known), self.all)
 
     def select(self, attributes: Any) -> list[str]:
-        """Those of the keys of `attributes` that may be read."""
+        """The keys of `attributes` that may be read."""
         if self.all:
             return [name for name in attributes if isinstance(name, str)]
         return [name for name in attributes if name in self.known]

@@ -1,4 +1,4 @@
-"""What objects hold that no attribute shows: the bytes of arrays and buffers, the state of random generators."""
+"""The contents of objects that no attribute shows: the bytes of arrays and buffers, the state of random generators."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ class Labels:
 
 @dataclass
 class ReadRoots:
-    """Where a step's reading of Python objects starts.
+    """An object at which a step starts to read Python objects.
 
     roots: the step itself, opaque arguments, modules and optimizers, by the text that names them in errors.
     codes: the code of users and libraries that ran, with its globals.

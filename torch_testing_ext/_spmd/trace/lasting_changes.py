@@ -33,7 +33,7 @@ def refuse_changed_arguments(before: tuple[list[Any], list[Any]], after: tuple[l
 
 
 def write_counts(fakes: list[torch.Tensor]) -> list[int]:
-    """How often each tensor has been written to."""
+    """The number of writes to each tensor."""
     with disable_torch_function():
         return [fake._version for fake in fakes]
 

@@ -253,7 +253,7 @@ _Reader = Callable[[Reach, Any, str], _Read]
 
 
 def _reader_of(value: Any, kind: type) -> _Reader | None:
-    """How to read an object of this type, or None if it is opaque: compared by its identity, or as bytes."""
+    """The way to read an object of this type, or None if it is opaque: compared by its identity, or as bytes."""
     if isinstance(value, _BYTES):
         return None
     if isinstance(value, _ITEMS):
@@ -428,7 +428,7 @@ def _read_weak_reference(reach: Reach, value: Any, path: str) -> _Read:
 
 
 def contents_of_cache(function: Any) -> tuple[int, int]:
-    """What tells whether a functools cache has changed: its misses, and the number of its entries."""
+    """The counts that change with a functools cache: its misses, and the number of its entries."""
     info = function.cache_info()
     return info.misses, info.currsize
 

@@ -1,4 +1,4 @@
-"""What a step returns: tensors in containers that each call can build for itself, and plain values."""
+"""The results of a step: tensors in containers that each call can build for itself, and plain values."""
 
 from __future__ import annotations
 

@@ -39,14 +39,14 @@ class TensorAttribute:
     name: str
 
     def value(self) -> Any:
-        """What the attribute holds, or `absent`."""
+        """The value of the attribute, or `absent`."""
         state = self.labels.state
         refs = state.params if self.kind == "param" else state.buffers
         return own_attribute(refs[self.index].value, self.name)
 
 
 def own_attribute(tensor: torch.Tensor, name: str) -> Any:
-    """What a tensor holds under a name that a user gave it, or `absent`."""
+    """The value of a tensor's attribute that a user named, or `absent`."""
     if isinstance(tensor, DTensor) and name in _OF_DTENSOR:
         return absent
     return tensor.__dict__.get(name, absent)

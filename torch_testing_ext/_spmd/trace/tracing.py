@@ -81,7 +81,7 @@ class InputSource:
 
 @dataclass(frozen=True)
 class Recipe:
-    """How to obtain one value after a run: graph output number `output`, the object of `source`, or `constant`."""
+    """The source of one value after a run: graph output number `output`, the object of `source`, or `constant`."""
 
     output: int | None = None
     source: InputSource | None = None
@@ -102,7 +102,7 @@ class NewState:
 
 @dataclass
 class StepEffects:
-    """What a step returns, and the gradients, optimizer states and buffers that it changes."""
+    """The results of a step, and the gradients, optimizer states and buffers that it changes."""
 
     result: list[Recipe] = field(default_factory=list)
     result_structure: Any = None  # the result without its leaves
@@ -127,7 +127,7 @@ class TracedStep:
 
 @dataclass
 class TraceRequest:
-    """What to trace: the step, its flattened arguments, its state, and the layouts of its parameters."""
+    """The task of one trace: the step, its flattened arguments, its state, and the layouts of its parameters."""
 
     step: Callable[..., Any]
     leaves: list[Any]

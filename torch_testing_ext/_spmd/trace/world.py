@@ -1,4 +1,4 @@
-"""What lies outside of the program that runs a step: clocks, files, the system's randomness, processes.
+"""The world outside of the program that runs a step: clocks, files, the system's randomness, processes.
 
 Nothing tells a later call that such a thing has changed, and a traced program would keep its first value. Therefore
 code of the step that asks for it is refused. Environment variables and torch's settings are guarded instead.
@@ -86,7 +86,7 @@ _ASKING_FOR_OTHERS = re.compile(
 
 
 def outside_read(function: Any) -> str | None:
-    """What a function in C that is about to be called reads from outside of the program, if anything."""
+    """Names the part of the outside world that a function in C is about to read, if any."""
     owner = getattr(function, "__self__", None)
     if isinstance(owner, type):
         dated = issubclass(owner, datetime.date) and function.__name__ in _DATES
@@ -123,7 +123,7 @@ def hidden_read(function: Any, opaque: dict[int, str]) -> str | None:
 
 
 def outside_read_in_python(frame: FrameType) -> str | None:
-    """What a function in Python that has just been called reads from outside of the program, if anything."""
+    """Names the part of the outside world that a function in Python, just called, reads, if any."""
     if frame.f_code is random.Random.seed.__code__ and frame.f_locals.get("a") is None:
         return "the operating system's randomness (an unseeded random.Random)"
     return _WORLD_CODES.get(frame.f_code)

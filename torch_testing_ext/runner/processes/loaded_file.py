@@ -427,7 +427,7 @@ def _certain_needs_of(test: Any) -> tuple[Any, ...]:
 
 def _timeout(test: Any) -> float | None:
     from torch_testing_ext._cases import ranked
-    from torch_testing_ext._marks.timeouts import timeout_of
+    from torch_testing_ext._marks.settings_of_tests import timeout_of
 
     if not isinstance(test, unittest.TestCase):
         return None

@@ -13,7 +13,7 @@ import pytest
 
 from torch_testing_ext._machine.device_facts import DeviceNeeds
 from torch_testing_ext._marks import needs
-from torch_testing_ext._marks.timeouts import ATTRIBUTE as TIMEOUT
+from torch_testing_ext._marks.settings_of_tests import TIMEOUT
 from torch_testing_ext._pytest_ranks.internals import (
     UNITTEST_FIXTURE,
     XUNIT_FIXTURES,

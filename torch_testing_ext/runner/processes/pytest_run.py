@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from torch_testing_ext._marks.timeouts import ATTRIBUTE as TIMEOUT
+from torch_testing_ext._marks.settings_of_tests import TIMEOUT
 from torch_testing_ext._process.logs import cut_middle
 from torch_testing_ext._process.user_warnings import take_warnings
 from torch_testing_ext._pytest_ranks.marks import COMMAND, SPEC

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from torch_testing_ext import launch
-from torch_testing_ext._marks.timeouts import ATTRIBUTE as TIMEOUT
+from torch_testing_ext._marks.settings_of_tests import TIMEOUT
 from torch_testing_ext._process import child, descriptors, fork_safety, messages, signals, system
 from torch_testing_ext._process.channel import Channel
 from torch_testing_ext._process.files import write_atomically
