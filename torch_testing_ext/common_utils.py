@@ -66,6 +66,7 @@ from torch_testing_ext._marks.parametrized import (
     subtest as subtest,
     swap as swap,
 )
+from torch_testing_ext._marks.settings_of_tests import timeout as timeout
 from torch_testing_ext._marks.skips import (
     lazy_skip_if as lazy_skip_if,
     markDynamoStrictTest as markDynamoStrictTest,

@@ -1,12 +1,15 @@
-"""Which GPUs belong together, by NVLink and by NUMA node, and what of them NVML warns of. Pure."""
+"""The GPUs that belong together, by NVLink and by NUMA node. Pure, except for `with_nvlinks`, which asks NVML."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import replace
 
-from .nvml import ComputeMode, Gpu
+from .device_facts import DeviceFacts
+from .nvml import ComputeMode, Gpu, Nvml, NvmlError, open_nvml
 from .visible_devices import bare_uuid
 
 # Among more groups than these, the first devices are taken: eight of sixteen are 12,870.
@@ -98,8 +101,26 @@ def nvlinks(names: Sequence[str], gpus: Mapping[str, Gpu]) -> list[tuple[int, ..
     ]
 
 
+def with_nvlinks(
+    facts: Sequence[DeviceFacts], uuids: Sequence[str], open_it: Callable[[], Nvml] = open_nvml
+) -> tuple[DeviceFacts, ...]:
+    """The facts with the numbers of the devices that NVLink connects each to; as they are, where NVML does not say.
+
+    `uuids`: of each device, as torch gives them, without the prefix that NVML's have.
+    """
+    if len(uuids) != len(facts) or len(facts) < 2:
+        return tuple(facts)
+    try:
+        with closing(open_it()) as nvml:
+            gpus = nvml.gpus()
+    except NvmlError:
+        return tuple(facts)
+    linked = nvlinks(uuids, gpus_by_name(uuids, {}, gpus, {}))
+    return tuple(replace(one, nvlinks=numbers) for one, numbers in zip(facts, linked, strict=True))
+
+
 def warnings_of(gpus: Mapping[str, Gpu]) -> list[str]:
-    """What the user should know about the devices of a run, by name."""
+    """Warnings about the devices of a run, by name."""
     found = []
     for mode, what in (
         (

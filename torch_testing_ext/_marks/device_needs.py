@@ -60,6 +60,6 @@ def _facts(wanted: DeviceNeeds) -> tuple[DeviceFacts, ...]:
     facts = accelerators.device_facts()
     if not wanted.nvlink:
         return facts
-    from torch_testing_ext._machine import links  # NVML's part is a tenth of the kit's import
+    from torch_testing_ext._machine import topology  # NVML's part is a tenth of the kit's import
 
-    return links.with_nvlinks(facts, accelerators.device_uuids())
+    return topology.with_nvlinks(facts, accelerators.device_uuids())

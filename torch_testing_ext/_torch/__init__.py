@@ -23,7 +23,6 @@ from .comparing import (
     compare_tensors,
     script_container_types,
 )
-from .compiler import DYNAMO, INDUCTOR, forget_compiled, strict_dynamo, without_compiled_autograd
 from .cuda import (
     caching_allocator_is_enabled,
     cupti_version,
@@ -55,13 +54,6 @@ from .fsdp import (
     reduce_scatter_name,
     replicated_parameters,
 )
-from .garbage import exempt_imported, postpone_collection
-from .global_state import (
-    pop_torch_function_mode,
-    set_torch_function_state,
-    torch_function_modes,
-    torch_function_state,
-)
 from .launch import (
     end_compile_workers,
     fake_process_group,
@@ -79,6 +71,19 @@ from .local_tensor import (
     local_tensor_mode,
     record_autograd,
     without_local_tensors,
+)
+from .process_state import (
+    DYNAMO,
+    INDUCTOR,
+    exempt_imported,
+    forget_compiled,
+    pop_torch_function_mode,
+    postpone_collection,
+    set_torch_function_state,
+    strict_dynamo,
+    torch_function_modes,
+    torch_function_state,
+    without_compiled_autograd,
 )
 from .properties import (
     abort_process_groups,

@@ -9,8 +9,8 @@ from unittest import mock
 
 from torch_testing_ext._machine import accelerators
 from torch_testing_ext._machine.device_facts import DeviceFacts
-from torch_testing_ext._machine.links import with_nvlinks
 from torch_testing_ext._machine.nvml import Gpu, GpuLink, NvmlError
+from torch_testing_ext._machine.topology import with_nvlinks
 from torch_testing_ext._marks.needs import Skipped, needs_of
 from torch_testing_ext.common_distributed import (
     requires_memory,
