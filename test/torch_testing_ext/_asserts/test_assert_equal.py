@@ -3,15 +3,13 @@
 import dataclasses
 import functools
 import json
-import os
-import subprocess
-import sys
 import unittest
 from pathlib import Path
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from kit.processes import output_of_python
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from torch_testing_ext._asserts import equality
@@ -22,10 +20,7 @@ CASES = Path(__file__).with_name("equality_cases.py")
 
 
 def compare_with_pytorch():
-    environment = dict(os.environ, PYTHONPATH=os.pathsep.join(path or os.getcwd() for path in sys.path))
-    done = subprocess.run([sys.executable, str(CASES)], capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    return json.loads(output_of_python(CASES))
 
 
 # For these, PyTorch raises an error (it sorts keys that have no order, and lists values without items), or

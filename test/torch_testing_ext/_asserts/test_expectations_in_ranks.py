@@ -1,10 +1,10 @@
 """assertExpectedInline and assertExpected in ranks: comparing, rewriting, and ranks that disagree."""
 
-import os
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
+
+from kit.processes import run_python
 
 from torch_testing_ext.common_distributed import MultiProcessTestCase, RankFailure
 from torch_testing_ext.common_utils import TestCase, run_tests
@@ -47,12 +47,8 @@ ACCEPTED = ('"""\\\nx\ny\nz"""', '"""\\\none\ntwo\nthree"""', '"""b"""', '"""onl
 
 
 class TestAccept(TestCase):
-    def run_subject(self, file: Path, *arguments: str, **environ: str) -> subprocess.CompletedProcess:
-        return self.run_python(str(file), *arguments, **environ)
-
-    def run_python(self, *arguments: str, **environ: str) -> subprocess.CompletedProcess:
-        environ = {**os.environ, "EXPECTTEST_ACCEPT": "", "PYTHONPATH": os.pathsep.join(sys.path), **environ}
-        return subprocess.run([sys.executable, *arguments], env=environ, capture_output=True, text=True, timeout=120)
+    def run_subject(self, *words: object, **environ: str) -> subprocess.CompletedProcess:
+        return run_python(*words, **{"EXPECTTEST_ACCEPT": "", **environ})
 
     def write(self, disagree: bool) -> Path:
         directory = tempfile.TemporaryDirectory()
@@ -89,8 +85,8 @@ class TestAccept(TestCase):
     def test_under_pytest(self):
         file = self.write(disagree=False)
         arguments = ("-m", "pytest", "-q", "-p", "no:cacheprovider", str(file))
-        self.check_accepted(file, self.run_python(*arguments, EXPECTTEST_ACCEPT="1"))
-        again = self.run_python(*arguments)
+        self.check_accepted(file, self.run_subject(*arguments, EXPECTTEST_ACCEPT="1"))
+        again = self.run_subject(*arguments)
         self.assertEqual(again.returncode, 0, again.stdout)
 
     def test_spawned_ranks(self):

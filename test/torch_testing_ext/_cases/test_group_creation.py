@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 from kit.outcomes import outcome_of
+from kit.processes import is_alive
 from kit.ranks import Ranks, outcome_and_told
 
 from torch_testing_ext._cases import group_creation
@@ -111,14 +112,6 @@ class InFull(FourRanks):
 def wait_for(condition) -> None:
     while not condition():
         time.sleep(0.001)
-
-
-def is_alive(pid: int) -> bool:
-    """A rank that has exited is a zombie until its fork server waits for it."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
-    except OSError:
-        return False
 
 
 @unittest.skipUnless(Path("/proc/self/stat").exists(), "reads the state of a process from /proc")

@@ -11,6 +11,8 @@ import textwrap
 import traceback
 from pathlib import Path
 
+from kit.processes import run_python
+
 from torch_testing_ext.common_utils import TestCase, instantiate_parametrized_tests, parametrize, run_tests
 
 SCRIPT = """
@@ -98,9 +100,7 @@ class ScriptTestCase(TestCase):
         return file.read()
 
     def run_interpreter(self, *arguments):
-        path = os.pathsep.join(path or os.getcwd() for path in sys.path)
-        command = [sys.executable, str(self.script), *arguments]
-        return subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path})
+        return run_python(self.script, *arguments)
 
 
 class TestOutcomes(ScriptTestCase):
@@ -254,13 +254,7 @@ class TestEarlyEnds(ScriptTestCase):
         command = (
             "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); os.execv(sys.argv[1], sys.argv[1:])"
         )
-        path = os.pathsep.join(path or os.getcwd() for path in sys.path)
-        done = subprocess.run(
-            [sys.executable, "-c", command, sys.executable, str(self.script), "--subprocess"],
-            capture_output=True,
-            text=True,
-            env={**os.environ, "PYTHONPATH": path},
-        )
+        done = run_python("-c", command, sys.executable, self.script, "--subprocess")
         self.assertEqual(done.returncode, 1, done.stderr)
         self.assertIn("Ran 2 tests, each in a process of its own: 1 failed.", done.stderr)
 

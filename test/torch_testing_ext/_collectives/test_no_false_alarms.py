@@ -16,26 +16,17 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
+from kit import ranks
 
 from torch_testing_ext._cases import ranked
-from torch_testing_ext.common_distributed import MultiProcessTestCase, collectives_may_differ
+from torch_testing_ext.common_distributed import collectives_may_differ
 from torch_testing_ext.common_utils import run_tests
 
 LOOKS = 3
 
 
-class Ranks(MultiProcessTestCase):
-    """Subclasses of no loader: the methods have no `test` in their names."""
-
+class Ranks(ranks.Ranks):
     world_size = 3
-
-    def setUp(self):
-        super().setUp()
-        self._spawn_processes()
-
-    def join(self, **options):
-        store = dist.FileStore(self.file_name, self.world_size)
-        dist.init_process_group("gloo", store=store, rank=self.rank, world_size=self.world_size, **options)
 
     def looks(self):
         """Wait until the parent has looked at this rank a few times. Sleeps in between: no thread must be needed."""
@@ -49,14 +40,14 @@ class Ranks(MultiProcessTestCase):
     # -- slow peers
 
     def a_sleeping_rank(self):
-        self.join()
+        self.join_group()
         if self.rank == 0:
             self.looks()
         dist.all_reduce(torch.ones(3))
 
     def a_sleeping_rank_in_a_chain(self):
         """Rank 0 waits for rank 1, which waits for rank 2 in another group, which sleeps."""
-        self.join()
+        self.join_group()
         first, second = dist.new_group([0, 1]), dist.new_group([1, 2])
         if self.rank == 2:
             self.looks()
@@ -66,7 +57,7 @@ class Ranks(MultiProcessTestCase):
             dist.all_reduce(torch.ones(3), group=first)
 
     def a_busy_rank(self):
-        self.join()
+        self.join_group()
         if self.rank == 0:
             deadline = time.process_time() + 2
             while time.process_time() < deadline:
@@ -75,7 +66,7 @@ class Ranks(MultiProcessTestCase):
 
     def a_rank_that_was_stopped(self):
         """As by a debugger: it does not answer."""
-        self.join()
+        self.join_group()
         pids = Path(self.file_name).with_name("pid")
         if self.rank == 0:
             pids.write_text(str(os.getpid()))
@@ -86,7 +77,7 @@ class Ranks(MultiProcessTestCase):
         dist.all_reduce(torch.ones(3))
 
     def a_wait_at_the_store(self):
-        self.join()
+        self.join_group()
         store = dist.distributed_c10d._get_default_store()
         if self.rank == 0:
             self.looks()
@@ -102,7 +93,7 @@ class Ranks(MultiProcessTestCase):
 
     def _crossed(self, between):
         """Ranks 0 and 1 issue a collective each that the other issues only after `between`."""
-        self.join()
+        self.join_group()
         groups = dist.new_group([0, 1]), dist.new_group([0, 1])
         if self.rank == 2:
             return
@@ -160,7 +151,7 @@ class Ranks(MultiProcessTestCase):
 
     def crossed_with_a_thread_that_goes_on(self):
         """The main thread waits in a collective; another thread issues the missing one."""
-        self.join()
+        self.join_group()
         groups = dist.new_group([0, 1]), dist.new_group([0, 1])
         if self.rank == 2:
             return
@@ -176,7 +167,7 @@ class Ranks(MultiProcessTestCase):
         thread.join()
 
     def crossed_until_the_timeout_of_the_groups(self):
-        self.join()
+        self.join_group()
         groups = [dist.new_group([0, 1], timeout=timedelta(seconds=4)) for _ in range(2)]
         if self.rank == 2:
             return
@@ -186,18 +177,18 @@ class Ranks(MultiProcessTestCase):
     # -- collectives that may differ
 
     def shapes_of_equal_size(self):
-        self.join()
+        self.join_group()
         dist.all_reduce(torch.ones(2, 2) if self.rank else torch.ones(4))
 
     def splits(self):
-        self.join()
+        self.join_group()
         # Rank r sends r + 1 elements to each.
         mine = torch.full((self.world_size * (self.rank + 1),), float(self.rank))
         outputs = [each + 1 for each in range(self.world_size)]
         dist.all_to_all_single(torch.empty(sum(outputs)), mine, outputs, [self.rank + 1] * self.world_size)
 
     def sends_between_collectives(self):
-        self.join()
+        self.join_group()
         if self.rank == 0:
             dist.send(torch.ones(4), 1)
         elif self.rank == 1:
@@ -220,18 +211,18 @@ class Ranks(MultiProcessTestCase):
             dist.destroy_process_group()
 
     def subgroups(self):
-        self.join()
+        self.join_group()
         group, _ = dist.new_subgroups_by_enumeration([[0, 2], [1]])
         dist.all_reduce(torch.ones(3 if self.rank == 1 else 4), group=group)
 
     def more_than_the_recorder_keeps(self):
-        self.join()
+        self.join_group()
         for _ in range(2100):
             dist.all_reduce(torch.ones(1))
 
     def an_error_that_is_expected(self):
         """Collectives that do not match, which the groups' time-out ends, and a test that expects that."""
-        self.join(timeout=timedelta(seconds=3))
+        self.join_group(timeout=timedelta(seconds=3))
         with self.assertRaises(RuntimeError):
             if self.rank == 1:
                 dist.barrier()
@@ -240,7 +231,7 @@ class Ranks(MultiProcessTestCase):
 
     def groups_that_nobody_noted(self):
         """Groups made without `torch.distributed`, of which only rank 0 uses one, have no name."""
-        self.join()
+        self.join_group()
         if self.rank == 0:
             alone = dist.ProcessGroupGloo(dist.HashStore(), 0, 1, timedelta(seconds=60))
             alone.allreduce([torch.ones(7)]).wait()
@@ -248,7 +239,7 @@ class Ranks(MultiProcessTestCase):
 
     def patched_modules(self):
         """What a test leaves replaced does not disturb the record."""
-        self.join()
+        self.join_group()
         dist.all_reduce(torch.ones(4))
         if self.rank == 0:
             broken = mock.Mock(side_effect=AssertionError("must not be called"))
@@ -257,7 +248,7 @@ class Ranks(MultiProcessTestCase):
 
     @collectives_may_differ("tests the decorator")
     def on_purpose(self):
-        self.join()
+        self.join_group()
         dist.all_reduce(torch.ones(4, dtype=torch.int32 if self.rank == 1 else torch.float32))
 
 

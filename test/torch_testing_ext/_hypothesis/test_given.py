@@ -3,7 +3,6 @@
 import importlib
 import os
 import re
-import subprocess
 import sys
 import tempfile
 import unittest
@@ -13,8 +12,10 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 from hypothesis import strategies as st
+from kit.processes import output_of_python
+from kit.ranks import Ranks
 
-from torch_testing_ext.common_distributed import MultiProcessTestCase, MultiThreadedTestCase
+from torch_testing_ext.common_distributed import MultiThreadedTestCase
 from torch_testing_ext.common_utils import TestCase, run_tests
 from torch_testing_ext.distributed._tensor.common_dtensor import DTensorContinuousTestBase, DTensorTestBase, with_comms
 from torch_testing_ext.hypothesis_utils import (
@@ -61,14 +62,6 @@ class TestWithComms(DTensorTestBase):
     @given(n=st.integers(0, 9))
     def test_given_without_with_comms(self, n):
         self.assertEqual(total(self.rank + n), 6 + 4 * n)
-
-
-class Ranks(MultiProcessTestCase):
-    world_size = 2
-
-    def setUp(self):
-        super().setUp()
-        self._spawn_processes()
 
 
 class TestExamplesOfTheSeed(Ranks):
@@ -249,11 +242,7 @@ class TestExamples(TestCase):
             ],
         ):
             with self.subTest(runner=runner):
-                path = os.pathsep.join(path or os.getcwd() for path in sys.path)
-                done = subprocess.run(
-                    [sys.executable, *runner], env={**os.environ, "PYTHONPATH": path}, capture_output=True
-                )
-                self.assertEqual(done.returncode, 0, done.stdout.decode() + done.stderr.decode())
+                output_of_python(*runner)
 
 
 class TestSpawned(TestCase):

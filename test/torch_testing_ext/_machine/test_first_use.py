@@ -7,36 +7,27 @@ import os
 import subprocess
 import sys
 import tempfile
-import textwrap
 import unittest
 from pathlib import Path
 
-import torch_testing_ext
+from kit.files import FolderCase
+from kit.processes import ROOT
 
-ROOT = Path(torch_testing_ext.__file__).resolve().parents[1]
 HERE = Path(__file__).parent
 
 
-class FirstUseCase(unittest.TestCase):
+class FirstUseCase(FolderCase):
     """Runs code in an interpreter that has the fake. Covered on a GPU by the check `fork-survives`."""
-
-    def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = Path(folder.name)
-
-    def write(self, name, text):
-        (self.folder / name).write_text(textwrap.dedent(text))
 
     def run_python(self, *words, code=0, **environ):
         path = os.pathsep.join(map(str, (ROOT, HERE)))
-        used = self.folder / "used.txt"
+        used = self.root / "used.txt"
         used.unlink(missing_ok=True)
         environment = {key: value for key, value in os.environ.items() if key != "PYTORCH_NVML_BASED_CUDA_CHECK"}
         environment.update({"PYTHONPATH": path, "FAKE_CUDA_USED": str(used), **environ})
         process = subprocess.Popen(
             [sys.executable, *words],
-            cwd=self.folder,
+            cwd=self.root,
             env=environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -82,7 +73,7 @@ class TestNamed(FirstUseCase):
         return self.run_python(*words, **more)
 
     def line_of(self, text):
-        lines = (self.folder / "test_it.py").read_text().splitlines()
+        lines = (self.root / "test_it.py").read_text().splitlines()
         return next(number for number, line in enumerate(lines, 1) if text in line)
 
     def test_each_way_to_use_it(self):

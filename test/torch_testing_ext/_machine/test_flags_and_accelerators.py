@@ -12,6 +12,7 @@ from pathlib import Path
 from unittest import mock
 
 import torch
+from kit.processes import output_of_python
 
 from torch_testing_ext import _torch, common_utils
 from torch_testing_ext._machine import accelerators, flags
@@ -21,15 +22,7 @@ from torch_testing_ext.common_utils import TestCase, instantiate_parametrized_te
 
 def run_python(code, **environment):
     """Run code in a new interpreter, and parse its output as JSON."""
-    path = os.pathsep.join(path or os.getcwd() for path in sys.path)
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": path, **environment},
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    return json.loads(output_of_python("-c", code, **environment))
 
 
 class TestImport(TestCase):

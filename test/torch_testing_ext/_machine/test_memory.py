@@ -3,9 +3,9 @@
 import os
 import subprocess
 import sys
-import tempfile
 import unittest
-from pathlib import Path
+
+from kit.files import FolderCase
 
 from torch_testing_ext._machine.memory import MachineMemory, MemoryUse, memory_of
 from torch_testing_ext.common_utils import run_tests
@@ -15,20 +15,10 @@ V1 = "12:cpu,cpuacct:/x\n4:memory:/job/step\n0::/\n"
 LIMIT, USAGE = "memory.limit_in_bytes", "memory.usage_in_bytes"
 
 
-class TestMachineMemory(unittest.TestCase):
-    def setUp(self):
-        folder = tempfile.TemporaryDirectory(prefix="torch_testing_ext_test_")
-        self.addCleanup(folder.cleanup)
-        self.root = Path(folder.name)
-
-    def write(self, path, text):
-        file = self.root / path
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(str(text))
-
+class TestMachineMemory(FolderCase):
     def write_group(self, folder, **numbers):
         for name, text in numbers.items():
-            self.write(f"sys/fs/cgroup/{folder}/memory.{name}", text)
+            self.write(f"sys/fs/cgroup/{folder}/memory.{name}", str(text))
 
     def check(self, used, limit):
         self.assertEqual(MachineMemory(self.root).use(), MemoryUse(used, limit))

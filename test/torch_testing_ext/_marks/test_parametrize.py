@@ -2,11 +2,10 @@
 
 import inspect
 import json
-import os
-import subprocess
-import sys
 import unittest
 from pathlib import Path
+
+from kit.processes import output_of_python
 
 from torch_testing_ext.common_utils import (
     TestCase,
@@ -23,10 +22,7 @@ CASES = Path(__file__).with_name("parametrize_cases.py")
 
 
 def describe_with(kit):
-    environment = dict(os.environ, PYTHONPATH=os.pathsep.join(path or os.getcwd() for path in sys.path))
-    done = subprocess.run([sys.executable, str(CASES), kit], capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    return json.loads(output_of_python(CASES, kit))
 
 
 def names(cls):

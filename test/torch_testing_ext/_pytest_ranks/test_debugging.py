@@ -11,7 +11,8 @@ import unittest
 from contextlib import suppress
 from pathlib import Path
 
-from kit.pytest_runs import PLUGIN, environment, run_pytest
+from kit.processes import clean_environ
+from kit.pytest_runs import PLUGIN, run_pytest
 
 from torch_testing_ext.common_utils import run_tests
 
@@ -39,7 +40,7 @@ class DebuggingTest(unittest.TestCase):
             command = [sys.executable, "-m", "pytest", *PLUGIN, "-p", "no:cacheprovider", "-q", *words]
             os.write(ours, typed.encode())
             streams = {"stdin": theirs, "stdout": theirs, "stderr": theirs}
-            process = subprocess.Popen(command, cwd=folder, env=environment(), start_new_session=True, **streams)
+            process = subprocess.Popen(command, cwd=folder, env=clean_environ(), start_new_session=True, **streams)
             os.close(theirs)
             text = b""
             with suppress(OSError):  # when no process has the terminal any more

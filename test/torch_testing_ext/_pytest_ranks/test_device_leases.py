@@ -11,7 +11,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
-from kit.pytest_runs import PLUGIN, PytestCase, environment, run_pytest
+from kit.processes import clean_environ
+from kit.pytest_runs import PLUGIN, PytestCase, run_pytest
 
 from torch_testing_ext._machine.device_locks import DeviceLocks
 from torch_testing_ext._pytest_ranks import leases
@@ -107,7 +108,7 @@ class DeviceLeasesTest(PytestCase):
         process = subprocess.Popen(
             [*words, f"--rootdir={root}", f"--dist-lease-folder={root}/leases", name],
             cwd=root,
-            env=environment(**{FAKE: "a"}),
+            env=clean_environ(**{FAKE: "a"}),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

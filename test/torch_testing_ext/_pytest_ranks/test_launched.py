@@ -306,7 +306,7 @@ class T(DistributedTestBase):
                 subprocess.Popen(
                     [sys.executable, "-m", "unittest", "test_x"],
                     cwd=self.folder,
-                    env=environment(**of_rank(str(rank))),
+                    env=clean_environ(**of_rank(str(rank))),
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.PIPE,
                     text=True,

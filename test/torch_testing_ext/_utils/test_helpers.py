@@ -2,13 +2,13 @@
 
 import gc
 import os
-import subprocess
 import sys
 import unittest
 import warnings
 from unittest import mock
 
 import torch
+from kit.processes import output_of_python
 
 from torch_testing_ext import common_utils
 from torch_testing_ext.common_utils import (
@@ -193,8 +193,7 @@ class TestSmallHelpers(TestCase):
             changed = [number for number in numbers if signal.getsignal(number) != before[number]]
             sys.exit(f"changed: {changed}" if changed else 0)
         """
-        path = os.pathsep.join(path or os.getcwd() for path in sys.path)
-        subprocess.run([sys.executable, "-c", source], check=True, env={**os.environ, "PYTHONPATH": path})
+        output_of_python("-c", source)
 
 
 if __name__ == "__main__":

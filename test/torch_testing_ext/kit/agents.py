@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
 import tempfile
-import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from kit.processes import ROOT
+from kit.files import write
+from kit.processes import clean_environ
 from kit.project import EventRecorder, FinishedRun
 from torch_testing_ext.runner import events
 from torch_testing_ext.runner.cluster.commands import CommandLauncher
@@ -26,11 +25,6 @@ from torch_testing_ext.runner.scheduling.plan import plan
 from torch_testing_ext.runner.scheduling.policy import Queue
 
 AGENT = (sys.executable, "-m", "torch_testing_ext.runner.agent")
-
-
-def environ_of_nodes() -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("TORCH_TESTING_EXT_")}
-    return {**kept, "PYTHONPATH": str(ROOT)}
 
 
 def prepare_for(root: Path, **more: Any) -> PrepareNode:
@@ -59,7 +53,7 @@ class Nodes:
             dict.fromkeys(names, command),
             prepare_for(self.root, **prepare),
             self.logs,
-            environ_of_nodes(),
+            clean_environ(),
         )
         self.leases = NodeLeases()
         self.said: list[str] = []
@@ -82,7 +76,7 @@ class Nodes:
     def write(self, source: str, name: str = "") -> str:
         self._files += 1
         name = name or f"test_{self._files}.py"
-        (self.root / name).write_text(textwrap.dedent(source))
+        write(self.root, name, source)
         return name
 
     def pid(self, name: str) -> int:

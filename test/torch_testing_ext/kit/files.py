@@ -1,6 +1,8 @@
-"""Writes the sources of tests."""
+"""Folders and sources of tests."""
 
+import tempfile
 import textwrap
+import unittest
 from pathlib import Path
 
 
@@ -8,5 +10,18 @@ def write(directory: Path, name: str, source: str) -> Path:
     """Write a source without its common indentation, with the folders that its name needs."""
     file = directory / name
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(textwrap.dedent(source))
+    file.write_text(textwrap.dedent(source), encoding="utf-8")
     return file
+
+
+class FolderCase(unittest.TestCase):
+    """A test case with an empty folder, `self.root`."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        folder = tempfile.TemporaryDirectory(prefix="torch_testing_ext_test_")
+        self.addCleanup(folder.cleanup)
+        self.root = Path(folder.name).resolve()
+
+    def write(self, name: str, source: str = "") -> Path:
+        return write(self.root, name, source)

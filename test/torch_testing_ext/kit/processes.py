@@ -17,13 +17,31 @@ from torch_testing_ext._process import system
 ROOT = Path(torch_testing_ext.__file__).resolve().parents[1]
 
 
+# A run of our own tests may have set these.
+_NOT_INHERITED = (
+    *("TORCH_TESTING_EXT_", "PYTEST_", "COV_"),
+    *("RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "TORCHELASTIC_", "SLURM_", "OMPI_", "PMI_"),
+)
+
+
+def clean_environ(**more: str) -> dict[str, str]:
+    """The environment for another interpreter, which imports this tree and has no settings of this run."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(_NOT_INHERITED)}
+    return {**clean, "PYTHONPATH": str(ROOT), **more}
+
+
 def run_python(*words: object, **environ: str) -> subprocess.CompletedProcess[str]:
-    """Run a new interpreter to its end. It does not have the settings of this run."""
-    outside = ("PYTEST_", "TORCH_TESTING_EXT_")
-    plain = {name: value for name, value in os.environ.items() if not name.startswith(outside)}
+    """Run a new interpreter to its end."""
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    environ = {**plain, "PYTHONPATH": path, **environ}
+    environ = clean_environ(**{"PYTHONPATH": path, **environ})
     return subprocess.run([sys.executable, *map(str, words)], env=environ, capture_output=True, text=True, check=False)
+
+
+def output_of_python(*words: object, **environ: str) -> str:
+    """The stdout of a new interpreter, which has to exit with code 0."""
+    done = run_python(*words, **environ)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
 
 
 def start_python(*arguments: str, cwd: Path, **environ: str) -> subprocess.Popen[str]:

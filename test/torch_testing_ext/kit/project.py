@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import shutil
 import tempfile
-import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from kit.files import write
 from torch_testing_ext.runner import events
 from torch_testing_ext.runner.engine.engine import Engine
 from torch_testing_ext.runner.engine.place import LocalPlace
@@ -87,7 +87,7 @@ class Project:
     def write(self, source: str, name: str = "") -> str:
         self._files += 1
         name = name or f"test_{self._files}.py"
-        (self.root / name).write_text(textwrap.dedent(source))
+        write(self.root, name, source)
         return name
 
     def run(

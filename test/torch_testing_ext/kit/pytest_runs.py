@@ -16,15 +16,10 @@ from pathlib import Path
 import torch_testing_ext
 from torch_testing_ext._machine.ports import leased_port
 
-PACKAGE = Path(torch_testing_ext.__file__).parent
+PACKAGE = ROOT / "torch_testing_ext"
 PLUGIN = ("-p", "torch_testing_ext.pytest_plugin")
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
 RUN_TIMEOUT = 300
-# A run of our own tests may have set these.
-_NOT_INHERITED = (
-    *("TORCH_TESTING_EXT_", "PYTEST_", "COV_"),
-    *("RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "TORCHELASTIC_", "SLURM_", "OMPI_", "PMI_"),
-)
 
 
 @dataclass(frozen=True)
@@ -37,12 +32,6 @@ class PytestRun:
     outcomes: dict[str, str] = field(default_factory=dict)  # passed, failed, error, skipped or xfail; by test
     messages: dict[str, str] = field(default_factory=dict)  # by test
     outputs: dict[str, str] = field(default_factory=dict)  # system-out and system-err; by test
-
-
-def environment(**more: str) -> dict[str, str]:
-    """The environment for another interpreter, which imports the package that this one has."""
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(_NOT_INHERITED)}
-    return {**clean, "PYTHONPATH": str(PACKAGE.parent), **more}
 
 
 def run_pytest(
@@ -61,7 +50,7 @@ def run_pytest(
         done = subprocess.run(
             [sys.executable, "-m", "pytest", *plugin, *words, *options],
             cwd=where,
-            env=environment(**more),
+            env=clean_environ(**more),
             capture_output=True,
             text=True,
             timeout=RUN_TIMEOUT,
@@ -69,7 +58,7 @@ def run_pytest(
         cases = list(ElementTree.parse(report).iter("testcase")) if report.exists() else []
     run = PytestRun(done.returncode, done.stdout, done.stderr)
     for case in cases:
-        name, outcome, message = outcome_of(case)
+        name, outcome, message = _result_of(case)
         run.outcomes[name], run.messages[name] = outcome, message
         run.outputs[name] = "".join(each.text or "" for each in case if each.tag.startswith("system-"))
     return run
@@ -83,14 +72,14 @@ def run_under_torchrun(folder: Path, source: str, *options: str, **more: str) ->
     done = subprocess.run(
         [sys.executable, *TORCHRUN, "-m", "pytest", *words, "-o", "junit_family=xunit1", *options, "test_x.py"],
         cwd=folder,
-        env=environment(**more),
+        env=clean_environ(**more),
         capture_output=True,
         text=True,
         timeout=RUN_TIMEOUT,
     )
     run = PytestRun(done.returncode, done.stdout, done.stderr)
     for case in ElementTree.parse(report).iter("testcase") if report.exists() else ():
-        name, outcome, message = outcome_of(case)
+        name, outcome, message = _result_of(case)
         run.outcomes[name], run.messages[name] = outcome, message
     return run
 

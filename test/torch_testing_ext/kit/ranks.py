@@ -22,9 +22,9 @@ class Ranks(MultiProcessTestCase):
         super().setUp()
         self._spawn_processes()
 
-    def join_group(self):
+    def join_group(self, **options: Any) -> None:
         store = dist.FileStore(self.file_name, self.world_size)
-        dist.init_process_group("gloo", store=store, rank=self.rank, world_size=self.world_size)
+        dist.init_process_group("gloo", store=store, rank=self.rank, world_size=self.world_size, **options)
 
     def tell(self, value: Any) -> None:
         """In a rank: send a value to the parent, where `ranks_told` returns it. Once per rank."""

@@ -7,12 +7,11 @@ import os
 import select
 import subprocess
 import sys
-import tempfile
-import unittest
 from pathlib import Path
 from typing import Any
 
-from kit.processes import ROOT
+from kit.files import FolderCase
+from kit.processes import ROOT as ROOT, clean_environ
 
 RUN_TEST = """
 import sys
@@ -32,29 +31,21 @@ def _end(process: subprocess.Popen[str]) -> None:
             pipe.close()
 
 
-class RunsCase(unittest.TestCase):
+class RunsCase(FolderCase):
     """A project with a run_test.py, and a folder for temporary files."""
 
     def setUp(self) -> None:
-        folder = tempfile.TemporaryDirectory(prefix="torch_testing_ext_test_")
-        self.addCleanup(folder.cleanup)
-        self.root = Path(folder.name)
+        super().setUp()
         self.temporary = self.root / "tmp"
         self.temporary.mkdir()
         self.write("run_test.py", RUN_TEST.format(before=""))
-
-    def write(self, name: str, text: str) -> None:
-        file = self.root / name
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text, encoding="utf-8")
 
     def break_by(self, code: str) -> None:
         """Have run_test.py execute this code before it starts."""
         self.write("run_test.py", RUN_TEST.format(before=code))
 
     def start(self, *argv: str, **more: Any) -> subprocess.Popen[str]:
-        environ = {name: value for name, value in os.environ.items() if not name.startswith("TORCH_TESTING_EXT_")}
-        environ.update({"PYTHONPATH": str(ROOT), "TMPDIR": str(self.temporary), **more.pop("environ", {})})
+        environ = clean_environ(**{"TMPDIR": str(self.temporary), **more.pop("environ", {})})
         more = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **more}
         process = subprocess.Popen(
             [*more.pop("before", ()), sys.executable, "run_test.py", *argv],

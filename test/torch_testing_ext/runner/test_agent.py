@@ -9,8 +9,8 @@ import subprocess
 import time
 import unittest
 
-from kit.agents import AGENT, Nodes, environ_of_nodes, prepare_for
-from kit.processes import descendants, is_alive
+from kit.agents import AGENT, Nodes, prepare_for
+from kit.processes import clean_environ, descendants, is_alive
 
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.runner import events
@@ -303,7 +303,7 @@ class StreamTest(unittest.TestCase):
         self.addCleanup(ours.close)
         with theirs, self.errors.open("wb") as errors:
             self.agent = subprocess.Popen(
-                AGENT, stdin=theirs, stdout=theirs, stderr=errors, env=environ_of_nodes(), start_new_session=True
+                AGENT, stdin=theirs, stdout=theirs, stderr=errors, env=clean_environ(), start_new_session=True
             )
         self.addCleanup(self.agent.wait)
         self.addCleanup(self.agent.kill)

@@ -3,23 +3,11 @@
 import json
 import os
 import signal
-import subprocess
-import sys
-import tempfile
 import unittest
-from pathlib import Path
 
 from kit.processes import heed_ctrl_c
+from kit.runs import RunsCase
 
-import torch_testing_ext
-
-ROOT = Path(torch_testing_ext.__file__).resolve().parents[1]
-RUN_TEST = """
-import sys
-from pathlib import Path
-from torch_testing_ext.runner.cli import main
-sys.exit(main(sys.argv[1:], Path(__file__).resolve().parent))
-"""
 HANDLERS = """
 import os, signal, unittest
 from torch_testing_ext.common_distributed import MultiProcessTestCase
@@ -83,34 +71,7 @@ instantiate_parametrized_tests(LeasedTest)
 """
 
 
-class CommandLineCase(unittest.TestCase):
-    def setUp(self):
-        directory = tempfile.TemporaryDirectory()
-        self.addCleanup(directory.cleanup)
-        self.root = Path(directory.name)
-        self.write("run_test.py", RUN_TEST)
-
-    def write(self, name, text):
-        file = self.root / name
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text, encoding="utf-8")
-
-    def start(self, *argv):
-        environ = {name: value for name, value in os.environ.items() if not name.startswith("TORCH_TESTING_EXT_")}
-        return subprocess.Popen(
-            [sys.executable, "run_test.py", *argv],
-            cwd=self.root,
-            env={**environ, "PYTHONPATH": str(ROOT)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-
-    def finish(self, process, *codes):
-        out, err = process.communicate()
-        self.assertIn(process.returncode, codes, out + err)
-        return out
-
+class CommandLineCase(RunsCase):
     def ran(self, *argv):
         """The tests for which a run has results."""
         self.finish(self.start("--results", "results.json", *argv), 0, 1)

@@ -4,18 +4,16 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 import unittest
-from pathlib import Path
 
+from kit.files import FolderCase
 from kit.invented import make_test
+from kit.processes import ROOT, clean_environ
 
-import torch_testing_ext
 from torch_testing_ext._process import shell
 from torch_testing_ext.runner.options.options import Options
 from torch_testing_ext.runner.selection.selection import Selection
 
-ROOT = Path(torch_testing_ext.__file__).resolve().parents[1]
 NOT_UTF8 = os.fsdecode(b"\xff\xfe")
 FOLDERS = (
     "/".join(["long" * 15] * 5),
@@ -58,11 +56,9 @@ class T(unittest.TestCase):
 """
 
 
-class OddNamesCase(unittest.TestCase):
+class OddNamesCase(FolderCase):
     def setUp(self):
-        directory = tempfile.TemporaryDirectory(prefix="torch_testing_ext_test_")
-        self.addCleanup(directory.cleanup)
-        self.root = Path(directory.name).resolve()
+        super().setUp()
         (self.root / "run_test.py").write_bytes((ROOT / "run_test.py").read_bytes())
         python = self.root / "bin/python"
         python.parent.mkdir()
@@ -70,15 +66,12 @@ class OddNamesCase(unittest.TestCase):
         python.chmod(0o755)
 
     def write(self, name, source=SOURCE):
-        file = self.root / name
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(source, encoding="utf-8")
+        return super().write(name, source)
 
     def bash(self, command, code=1):
         """The output of a command in the project's folder. The console is strict about what it can encode."""
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith("TORCH_TESTING_EXT_")}
         path = f"{self.root / 'bin'}:{os.environ['PATH']}"
-        environ = {**inherited, "PATH": path, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "utf-8:strict"}
+        environ = clean_environ(PATH=path, PYTHONIOENCODING="utf-8:strict")
         done = subprocess.run(
             ["bash", "-c", command], cwd=self.root, env=environ, stdin=subprocess.DEVNULL, capture_output=True
         )

@@ -5,12 +5,11 @@ import dataclasses
 import io
 import re
 import sys
-import tempfile
 import unittest
 import unittest.mock
-from pathlib import Path
 
-import torch_testing_ext
+from kit.files import FolderCase
+
 from torch_testing_ext.launch import settings
 from torch_testing_ext.runner.options.config import PREFIX, read_options, show
 from torch_testing_ext.runner.options.options import (
@@ -24,23 +23,13 @@ from torch_testing_ext.runner.options.options import (
 )
 from torch_testing_ext.runner.options.table import OPTION_TABLE
 
-ROOT = Path(torch_testing_ext.__file__).resolve().parents[1]
 
-
-class OptionsCase(unittest.TestCase):
-    def setUp(self):
-        directory = tempfile.TemporaryDirectory()
-        self.addCleanup(directory.cleanup)
-        self.root = Path(directory.name)
-
+class OptionsCase(FolderCase):
     def configure(self, *argv, environ=None, cwd=None):
         return read_options(argv, environ or {}, self.root, cwd or self.root)
 
     def options(self, *argv, **more):
         return self.configure(*argv, **more).options
-
-    def write(self, name, text):
-        (self.root / name).write_text(text, encoding="utf-8")
 
     def assertRefused(self, pattern, *argv, **more):
         with self.assertRaisesRegex(UsageError, pattern):

@@ -1,9 +1,9 @@
 """The series of patches for PyTorch: which patch is for which torch, and when a patch counts as proven."""
 
-import tempfile
-import textwrap
 import unittest
 from pathlib import Path
+
+from kit.files import FolderCase
 
 from torch_testing_ext.upstream import patch_series
 from torch_testing_ext.upstream.__main__ import main
@@ -64,29 +64,21 @@ class RealSeriesTest(unittest.TestCase):
                     self.assertNotEqual(patch.subject, patch.slug)
 
 
-class FakeSeriesTest(unittest.TestCase):
+class FakeSeriesTest(FolderCase):
     """Series for a package that only looks like torch."""
 
     def setUp(self) -> None:
-        directory = tempfile.TemporaryDirectory()
-        self.addCleanup(directory.cleanup)
-        self.root = Path(directory.name)
+        super().setUp()
         self.package = self.root / "site" / "torch"
-        self._write("site/torch/version.py", "__version__ = '2.99.0+cpu'\n")
-        self._write("site/torch/__init__.py", "")
-        self._write("site/torch/other.py", "")
-        self._write("site/torch/deep/__init__.py", "")
-        self._write("site/torch/deep/module.py", "ANSWER = 41\n")
-
-    def _write(self, name: str, content: str) -> Path:
-        path = self.root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(textwrap.dedent(content))
-        return path
+        self.write("site/torch/version.py", "__version__ = '2.99.0+cpu'\n")
+        self.write("site/torch/__init__.py", "")
+        self.write("site/torch/other.py", "")
+        self.write("site/torch/deep/__init__.py", "")
+        self.write("site/torch/deep/module.py", "ANSWER = 41\n")
 
     def _series(self, body: str, patch: str = PATCH) -> tuple[patch_series.SeriesPatch, ...]:
-        self._write("patches/0001-answer.patch", patch)
-        self._write("patches/tests/test_answer.py", TEST.format(body=body))
+        self.write("patches/0001-answer.patch", patch)
+        self.write("patches/tests/test_answer.py", TEST.format(body=body))
         return patch_series.load(self.root / "patches", "2.99")
 
     def _check(self, body: str, patch: str = PATCH) -> list[tuple[str, bool]]:
@@ -106,7 +98,7 @@ class FakeSeriesTest(unittest.TestCase):
 
     def test_a_test_that_cannot_run_proves_nothing(self) -> None:
         patches = self._series("self.assertEqual(module.ANSWER, 42)")
-        self._write("patches/tests/test_answer.py", "import a_module_that_does_not_exist\n")
+        self.write("patches/tests/test_answer.py", "import a_module_that_does_not_exist\n")
         lines = list(patch_series.check(patches, patches, self.package))
         self.assertEqual([good for _, good in lines], [False, False])
         self.assertIn("could not run before the patch", lines[0][0])
@@ -130,19 +122,19 @@ class FakeSeriesTest(unittest.TestCase):
 
     def test_versions(self) -> None:
         for name in ("0001-one.torch-2.99.patch", "0001-one.torch-2.98.patch", "0002-two.torch-2.98.patch"):
-            self._write(f"patches/{name}", PATCH)
+            self.write(f"patches/{name}", PATCH)
         series = self.root / "patches"
         self.assertEqual(
             [patch.file.name for patch in patch_series.load(series, "2.99")], ["0001-one.torch-2.99.patch"]
         )
         self.assertEqual(patch_series.others(series, "2.99"), ("two",))
         self.assertEqual(patch_series.load(series, "2.99")[0].subject, "Answer rightly")
-        self._write("patches/0001-one.patch", PATCH)
+        self.write("patches/0001-one.patch", PATCH)
         with self.assertRaisesRegex(UserError, "are both for torch 2.99"):
             patch_series.load(series, "2.99")
 
     def test_a_file_with_another_name_is_an_error(self) -> None:
-        self._write("patches/my.patch", PATCH)
+        self.write("patches/my.patch", PATCH)
         with self.assertRaisesRegex(UserError, "a patch is named"):
             patch_series.load(self.root / "patches", "2.99")
 

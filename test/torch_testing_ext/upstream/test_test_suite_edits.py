@@ -11,6 +11,8 @@ import tempfile
 import unittest
 from pathlib import Path
 
+from kit.files import write
+
 from torch_testing_ext.upstream import patch_series
 from torch_testing_ext.upstream.mapping import UserError
 
@@ -129,13 +131,7 @@ class EditsTest(unittest.TestCase):
         self.addCleanup(directory.cleanup)
         self.checkout = Path(directory.name) / "pytorch"
         for name, source in FILES.items():
-            self._write(name, source)
-
-    def _write(self, name: str, source: str) -> Path:
-        path = self.checkout / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(source)
-        return path
+            write(self.checkout, name, source)
 
     def _patch(self, edit) -> tuple[Path, str]:
         file = self.checkout.parent / f"{edit.path.stem}.patch"
@@ -183,10 +179,10 @@ class EditsTest(unittest.TestCase):
 
     def test_a_file_of_another_shape_is_an_error_and_changes_nothing(self) -> None:
         edit = render.load()[0]
-        self._write(str(edit.file), COMPILER.replace("class ReplicateTest", "class OtherTest"))
+        write(self.checkout, str(edit.file), COMPILER.replace("class ReplicateTest", "class OtherTest"))
         with self.assertRaisesRegex(UserError, "0 definitions of ReplicateTest"):
             edit.patch(self.checkout)
-        self._write(str(edit.file), COMPILER.replace("if not no_sync", "if sync"))
+        write(self.checkout, str(edit.file), COMPILER.replace("if not no_sync", "if sync"))
         with self.assertRaisesRegex(UserError, "must match 1 times"):
             edit.patch(self.checkout)
 
