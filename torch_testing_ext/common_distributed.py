@@ -42,7 +42,6 @@ from torch_testing_ext._machine.ports import (
     retry_on_connect_failures as retry_on_connect_failures,
 )
 from torch_testing_ext._machine.settable import share as _share
-from torch_testing_ext._marks.settings_of_tests import collectives_may_differ as collectives_may_differ
 from torch_testing_ext._marks.device_needs import (
     requires_memory as requires_memory,
     requires_nvlink as requires_nvlink,
@@ -95,7 +94,10 @@ from torch_testing_ext._marks.platforms import (
     sm_is_or_higher_than as sm_is_or_higher_than,
     tp_transports as tp_transports,
 )
-from torch_testing_ext._marks.settings_of_tests import sanitize as sanitize
+from torch_testing_ext._marks.settings_of_tests import (
+    collectives_may_differ as collectives_may_differ,
+    sanitize as sanitize,
+)
 from torch_testing_ext._marks.skips import (
     skip_but_pass_in_sandcastle as skip_but_pass_in_sandcastle,
     skip_but_pass_in_sandcastle_if as skip_but_pass_in_sandcastle_if,

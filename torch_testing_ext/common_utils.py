@@ -123,7 +123,6 @@ from torch_testing_ext._marks.skips import (
     xfailIfTorchDynamo as xfailIfTorchDynamo,
     xfailIfWindows as xfailIfWindows,
 )
-from torch_testing_ext._marks.settings_of_tests import timeout as timeout
 from torch_testing_ext._utils.backend_settings import (
     recover_orig_fp32_precision as recover_orig_fp32_precision,
     setBlasBackendsToDefaultFinally as setBlasBackendsToDefaultFinally,

@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from torch_testing_ext import launch
-from torch_testing_ext._marks.settings_of_tests import may_differ
-from torch_testing_ext._marks.settings_of_tests import kinds_on
+from torch_testing_ext._marks.settings_of_tests import kinds_on, may_differ
 
 from . import launched_ranks
 from .jobs import run_to_end

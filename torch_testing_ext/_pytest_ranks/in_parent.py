@@ -24,8 +24,7 @@ from torch_testing_ext._cases.jobs import job_for_test
 from torch_testing_ext._cases.rank_checks import sanitize_with, say_if_nothing_is_recorded
 from torch_testing_ext._cases.verdicts import RankError, print_leftovers, raise_verdict, without_our_traceback
 from torch_testing_ext._marks import needs
-from torch_testing_ext._marks.settings_of_tests import may_differ
-from torch_testing_ext._marks.settings_of_tests import kinds_on
+from torch_testing_ext._marks.settings_of_tests import kinds_on, may_differ
 from torch_testing_ext._process import shell
 from torch_testing_ext._process.logs import cut_middle
 from torch_testing_ext.launch import settings

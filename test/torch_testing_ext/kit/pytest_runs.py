@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import torch_testing_ext
+from kit.processes import ROOT, clean_environ
 from torch_testing_ext._machine.ports import leased_port
 
 PACKAGE = ROOT / "torch_testing_ext"
@@ -96,7 +96,7 @@ def run_under_two_agents(folder: Path, source: str, *options: str) -> PytestRun:
             subprocess.Popen(
                 [sys.executable, *agent, "-m", "pytest", *words, "-o", "junit_family=xunit1", *options, "test_x.py"],
                 cwd=folder,
-                env=environment(),
+                env=clean_environ(),
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,
@@ -108,12 +108,12 @@ def run_under_two_agents(folder: Path, source: str, *options: str) -> PytestRun:
     text, errors = ("\n".join(parts) for parts in zip(*texts, strict=True))
     run = PytestRun(max(abs(process.returncode) for process in processes), text, errors)
     for case in ElementTree.parse(report).iter("testcase") if report.exists() else ():
-        name, outcome, message = outcome_of(case)
+        name, outcome, message = _result_of(case)
         run.outcomes[name], run.messages[name] = outcome, message
     return run
 
 
-def outcome_of(case: ElementTree.Element) -> tuple[str, str, str]:
+def _result_of(case: ElementTree.Element) -> tuple[str, str, str]:
     """The name of a test in a JUnit file, its outcome, and its message."""
     cls = str(case.get("classname")).partition(".")[2]
     return (f"{cls}.{case.get('name')}" if cls else str(case.get("name")), *_outcome(case))
