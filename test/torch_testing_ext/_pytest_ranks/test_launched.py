@@ -7,7 +7,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from kit.pytest_runs import RUN_TIMEOUT, PytestCase, PytestRun, environment, run_under_torchrun, run_under_two_agents
+from kit.processes import clean_environ
+from kit.pytest_runs import RUN_TIMEOUT, PytestCase, PytestRun, run_under_torchrun, run_under_two_agents
 
 from torch_testing_ext._machine.ports import leased_port
 from torch_testing_ext.common_utils import run_tests
