@@ -238,7 +238,7 @@ class DeviceLocksTest(unittest.TestCase):
         outer.acquire("nb")
         self.assertFalse(inner.acquire("nb"))
         self.assertEqual(inner.leased(["nb"]), {LEASED: "a,b"})
-        self.assertIn(LEASED, settings.KNOWN_SETTINGS)
+        self.assertIn(LEASED, settings.KNOWN_NAMES)
 
     def test_a_reservation_does_not_concern_the_devices_of_ancestors(self):
         """A run inside a test would wait for the run that has the reservation, which waits for the test."""
