@@ -7,7 +7,6 @@ can take turns.
 """
 
 import importlib
-import mmap
 import os
 import sys
 import tempfile
@@ -23,7 +22,6 @@ TORCH = "torch.testing._internal"
 CONTINUOUS = "MultiProcContinuousTest"
 OUR_CONTINUOUS = "our MultiProcContinuousTest"
 FORK = "fork"
-FLOOR = "floor"
 
 KIT, _, DESTROYS = os.environ["KIT"].partition(",")
 RANKS = int(os.environ.get("RANKS", "4"))
@@ -35,37 +33,6 @@ PAUSE_DIRECTORY = Path(os.environ.get("PAUSE_DIRECTORY", "/nonexistent"))
 
 def init_group(rank: int, store) -> None:
     dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS)
-
-
-class SharedMemory(dist.Store):
-    """The cheapest store: each rank's address has a place in memory that the ranks share."""
-
-    PLACE = 4096
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.memory = mmap.mmap(-1, self.PLACE * RANKS)
-
-    def set(self, key: str, value: bytes) -> None:
-        at = self._place(key)
-        self.memory[at + 4 : at + 4 + len(value)] = value
-        self.memory[at : at + 4] = len(value).to_bytes(4, "little")
-
-    def get(self, key: str) -> bytes:
-        at = self._place(key)
-        while not (size := int.from_bytes(self.memory[at : at + 4], "little")):
-            time.sleep(20e-6)
-        return self.memory[at + 4 : at + 4 + size]
-
-    def wait(self, keys: list[str], *_: object) -> None:
-        for key in keys:
-            self.get(key)
-
-    def has_extended_api(self) -> bool:
-        return False
-
-    def _place(self, key: str) -> int:
-        return int(key.rpartition("/")[2]) * self.PLACE
 
 
 def check_all_reduce(rank: int) -> None:
@@ -88,16 +55,16 @@ def init_and_check(self) -> None:
         dist.destroy_process_group()
 
 
-if KIT in (FORK, FLOOR):
+if KIT == FORK:
 
-    def fork_rank(rank: int, make_store) -> int:
+    def fork_rank(rank: int, file: str) -> int:
         pid = os.fork()
         if pid == 0:
             code = 1
             try:
-                init_group(rank, make_store())
+                init_group(rank, dist.FileStore(file, RANKS))
                 check_all_reduce(rank)
-                if KIT == FORK:
+                if DESTROYS:
                     dist.destroy_process_group()
                 code = 0
             finally:
@@ -105,11 +72,9 @@ if KIT in (FORK, FLOOR):
         return pid
 
     def test(self) -> None:
-        """The plain loop that forks ranks by hand; the floor is the same without any wait of a store or at the end."""
-        shared = SharedMemory()
+        """The floor: a plain loop that forks ranks by hand, which do the same work."""
         with tempfile.TemporaryDirectory() as directory:
-            make_store = (lambda: shared) if KIT == FLOOR else (lambda: dist.FileStore(f"{directory}/store", RANKS))
-            pids = [fork_rank(rank, make_store) for rank in range(RANKS)]
+            pids = [fork_rank(rank, f"{directory}/store") for rank in range(RANKS)]
             assert [os.waitpid(pid, 0)[1] for pid in pids] == [0] * RANKS
 
     Subject = type("Subject", (unittest.TestCase,), {})
