@@ -169,3 +169,16 @@ def fault_of_docstring(docstring: str | None) -> str | None:
 def shadowing_modules(modules: Collection[str], known: Collection[str]) -> list[str]:
     """The modules whose own name is one of `known`; the mirror is exempt, since PyTorch chose its names."""
     return [module for module in modules if module.rpartition(".")[2] in known and folder_of(module) != MIRROR]
+
+
+# "Whether" is a question with an answer; these are clauses without a main one.
+_HEADLESS = {"What", "Those", "Who", "Whose", "How", "Which", "Where", "When", "As"}
+
+
+def headless_docstrings(source: str) -> Iterator[tuple[int, str]]:
+    """The line and the first line of each docstring that begins with a clause instead of a verb or a noun."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            docstring = ast.get_docstring(node) or ""
+            if docstring and docstring.split()[0].rstrip(",:.") in _HEADLESS:
+                yield node.body[0].lineno, docstring.splitlines()[0]
