@@ -36,7 +36,7 @@ class ThreadState:
 
 @dataclass(frozen=True)
 class RankState:
-    """What the threads of a rank do at a moment.
+    """The work of a rank's threads at a moment.
 
     `frames` are those of the main thread, innermost first, and `calls` is the method that the innermost one calls, if
     it calls one. `others` counts the further threads that run Python, `p2p` says whether point-to-point operations have

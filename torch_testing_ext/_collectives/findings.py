@@ -15,7 +15,7 @@ _WIDEST_COLUMN = 60
 
 
 class FindingKind(enum.Enum):
-    """What is wrong with the collectives of a test."""
+    """A fault in the collectives of a test."""
 
     MISMATCH = "mismatch"
     DEADLOCK = "deadlock"
@@ -273,7 +273,7 @@ def _left_alone(stuck: Mapping[int, Wait], ended: Mapping[int, str]) -> tuple[st
 
 
 def left_alone_sentence(gone: Sequence[int], ended: Mapping[int, str], wait: Wait, waiting: Sequence[int]) -> str:
-    """Who ended without the collective in which others wait."""
+    """Names the ranks that ended without the collective in which others wait."""
     how = ended[gone[0]]
     verb = "waits" if len(waiting) == 1 else "wait"
     if wait.call.is_p2p:
@@ -409,7 +409,7 @@ def first_unmatched(records: Sequence[RankRecord]) -> Finding | None:
 
 
 def finding_of_rank(rank: int, note: Mapping[str, Any]) -> Finding:
-    """What a rank has found by itself and written into its log."""
+    """A fault that a rank has found by itself and written into its log."""
     site = Site(*note["site"]) if note.get("site") else None
     where = f" ({site})" if site else ""
     kind = FindingKind(note["kind"])

@@ -1,4 +1,4 @@
-"""What a rank notes about one collective, send or receive: everything that its peers must agree with."""
+"""The notes of a rank about one collective, send or receive: everything that its peers must agree with."""
 
 from __future__ import annotations
 

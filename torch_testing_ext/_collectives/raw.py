@@ -1,4 +1,4 @@
-"""What a rank leaves at the end of its test: the recorders' own pickles, which cost it least, and its groups.
+"""The remains of a rank at the end of its test: the recorders' own pickles, which cost it least, and its groups.
 
 The parent reads them. Ranks that agree are compared as they are; only of ranks that do not, a text is made.
 """
@@ -35,14 +35,14 @@ def pack(
     sequences: Mapping[str, tuple[int, int]] | None = None,
     creating: tuple[Any, ...] | None = None,
 ) -> bytes:
-    """What a rank leaves: its groups, as the fields of a GroupRecord and the time of their making; the dumps of its
+    """The remains of a rank: its groups, as the fields of a GroupRecord and the time of their making; the dumps of its
     recorders; when a function of torch.distributed has raised; torch's folder; the moment; what its threads do; the
     sequence numbers of its groups, None if unknown; and the group that it is making, as the others."""
     return pickle.dumps((groups, dumps, errors, folder, at, state and state.to_json(), sequences, creating))
 
 
 class RawRecord:
-    """What a rank has left, read. `is_whole`: no recorder has dropped entries that count."""
+    """The remains of a rank, read. `is_whole`: no recorder has dropped entries that count."""
 
     def __init__(self, data: bytes):
         listed, dumps, self._errors, self._folder, self.at, state, sequences, creating = pickle.loads(data)
@@ -94,7 +94,7 @@ class RawRecord:
         return numbers[at - 1] if at else None
 
     def calls(self) -> dict[GroupKey, list[tuple[Any, ...]]]:
-        """What was issued in each group, as far as it is compared without looking closer."""
+        """A digest of the operations in each group, as far as they are compared without a closer look."""
         keys = keys_of(self.groups)
         found: dict[GroupKey, list[tuple[Any, ...]]] = {}
         for entry, number in zip(self._entries, self._numbers, strict=True):
@@ -167,7 +167,7 @@ def keys_of(groups: Sequence[GroupRecord]) -> list[GroupKey]:
 
 
 def unpack(data: bytes) -> RawRecord | None:
-    """What a rank has left; None if that is nothing, or incomplete."""
+    """Reads the remains of a rank; None if there is nothing, or not all."""
     try:
         return RawRecord(data) if data else None
     except (ValueError, KeyError, TypeError, IndexError, EOFError, AttributeError, pickle.UnpicklingError):

@@ -110,7 +110,7 @@ class Call:
 
     @property
     def agreement_of_message(self) -> tuple[Any, ...]:
-        """What a receive must have in common with the send of its message: the numbers of elements, and their types."""
+        """The values that a receive shares with the send of its message: the numbers of elements, and their types."""
         return self.agreement[1:]
 
     @property
@@ -120,7 +120,7 @@ class Call:
 
 @dataclass(frozen=True)
 class RankRecord:
-    """What a rank has issued, and in which groups. `is_whole`: the flight recorder has not dropped any of it."""
+    """The operations of a rank, and its groups. `is_whole`: the flight recorder has not dropped any of it."""
 
     rank: int
     groups: Mapping[GroupKey, GroupRecord]
@@ -139,7 +139,7 @@ _CALLS_UNTIL_ERROR = 2
 
 
 def raised_for(calls: Sequence[tuple[int, int]], errors: Sequence[int]) -> set[int]:
-    """Which calls of a group, each a time and a number, an error may have come from: the latest before each error."""
+    """The calls of a group that an error may have come from, each a time and a number: the latest before each error."""
     ordered = sorted(calls)
     times = [time for time, _ in ordered]
     found: set[int] = set()

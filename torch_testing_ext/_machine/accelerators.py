@@ -210,7 +210,7 @@ def ask_facts() -> list[dict[str, Any]]:
 
 
 def ask_cuda_libraries() -> dict[str, Any]:
-    """What only a few tests ask: each answer may import a library, or ask the driver for a feature."""
+    """Facts that only a few tests ask for: each answer may import a library, or ask the driver for a feature."""
     if not torch.cuda.is_available():
         return {}
     backends: Any = torch.backends

@@ -1,4 +1,4 @@
-"""What the first CUDA or ROCm device can do, and the versions of CUDA and ROCm, for conditions of tests.
+"""The abilities of the first CUDA or ROCm device, and the versions of CUDA and ROCm, for conditions of tests.
 
 A condition is a `LazyVal`: reading its name asks no device. Its first use asks for the device's properties in another
 process if this one has not initialised CUDA, so that it can still be forked into ranks.

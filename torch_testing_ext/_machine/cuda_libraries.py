@@ -1,4 +1,4 @@
-"""What CUDA's and ROCm's libraries and drivers can do beyond the first device's architecture, for conditions of tests.
+"""Abilities of CUDA's and ROCm's libraries and drivers beyond the first device's architecture, for tests' conditions.
 
 As in `cuda.py`, a condition asks when it is first used, and another process answers.
 """

@@ -1,4 +1,4 @@
-"""What is known of a device before a test uses it, and what tests may need of it. Pure."""
+"""Facts about a device before a test uses it, and the needs that tests may have of it. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MOST_GROUPS = 50_000
 
 @dataclass(frozen=True)
 class DeviceFacts:
-    """What stays the same about one device."""
+    """Facts about one device that do not change."""
 
     name: str = ""  # the model
     memory: int = 0  # in bytes; 0 if unknown
@@ -26,7 +26,7 @@ class DeviceFacts:
 
 @dataclass(frozen=True)
 class DeviceNeeds:
-    """What a test needs of each device that it uses, besides their number."""
+    """The needs of a test of each device that it uses, besides their number."""
 
     memory: int = 0  # in bytes
     capability: tuple[int, int] = (0, 0)
@@ -43,7 +43,7 @@ class DeviceNeeds:
 
     @classmethod
     def of_all(cls, needs: Iterable[DeviceNeeds]) -> DeviceNeeds:
-        """What meets all of these meets each of them."""
+        """Joins needs: a device that meets the result meets each of them."""
         found = list(needs)
         return cls(
             max((one.memory for one in found), default=0),

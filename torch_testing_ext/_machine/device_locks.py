@@ -73,7 +73,7 @@ class DeviceLocks:
             self._files[name].unlock()
 
     def descriptors(self, names: Iterable[str]) -> tuple[int, ...]:
-        """What keeps devices locked, for the process that owns everything that uses them."""
+        """The descriptors that keep devices locked, for the process that owns everything that uses them."""
         return tuple(self._files[name].fd for name in names if name in self._locked)
 
     def leased(self, names: Iterable[str]) -> dict[str, str]:
@@ -81,7 +81,7 @@ class DeviceLocks:
         return {LEASED: ",".join(sorted({*self._ancestors, *(self._identities[name] for name in names)}))}
 
     def owner_of(self, name: str) -> str:
-        """Which run has locked a device, in words; empty if it does not say."""
+        """Names the run that has locked a device, in words; empty if it does not say."""
         return self._files[name].text().strip()
 
     # -- the reservation

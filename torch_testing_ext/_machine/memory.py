@@ -1,4 +1,4 @@
-"""How much of this machine's memory is in use, and by which processes."""
+"""The use of this machine's memory, in all and by process."""
 
 from __future__ import annotations
 

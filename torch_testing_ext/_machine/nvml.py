@@ -1,4 +1,4 @@
-"""What NVML, NVIDIA's management library, knows about the GPUs of this machine: memory, processes, links, MIG.
+"""Facts from NVML, NVIDIA's management library, about the GPUs of this machine: memory, processes, links, MIG.
 
 A process of its own asks the library. A driver that does not answer blocks that process, never this one. Asking NVML
 creates no CUDA context and ignores CUDA_VISIBLE_DEVICES. The package `nvidia-ml-py` (the extra `gpu`) is needed.
@@ -34,7 +34,7 @@ class NvmlError(Exception):
 
 
 class ComputeMode(Enum):
-    """Which processes may use a GPU."""
+    """The processes that may use a GPU."""
 
     DEFAULT = "default"
     EXCLUSIVE_PROCESS = "exclusive process"  # one process at a time
@@ -51,7 +51,7 @@ class MigInstance:
 
 @dataclass(frozen=True)
 class GpuLink:
-    """How one GPU reaches another."""
+    """The connection of one GPU to another."""
 
     nvlink: bool = False  # by NVLink, directly or through switches
     peer_access: bool = False  # it can read the other's memory
@@ -62,7 +62,7 @@ class GpuLink:
 
 @dataclass(frozen=True)
 class Gpu:
-    """What stays the same about one GPU."""
+    """Facts about one GPU that do not change."""
 
     index: int  # NVML's: in the order of the PCI bus, without regard to masks
     uuid: str  # "GPU-..."
@@ -87,7 +87,7 @@ class GpuProcess:
 
 @dataclass(frozen=True)
 class Usage:
-    """What is in use now of one GPU or MIG instance."""
+    """The current use of one GPU or MIG instance."""
 
     memory: int | None = None  # in bytes; None if the GPU does not answer
     processes: tuple[GpuProcess, ...] = ()
@@ -95,7 +95,7 @@ class Usage:
 
 
 class Nvml(Protocol):
-    """What can be asked. Both raise NvmlError if there is no answer."""
+    """The questions to NVML. Both raise NvmlError if there is no answer."""
 
     def gpus(self) -> tuple[Gpu, ...]:
         """All GPUs of the machine that this user can see, in NVML's order."""
@@ -145,7 +145,7 @@ class Gpus:
 
 @dataclass(frozen=True)
 class Usages:
-    """What is in use, by UUID."""
+    """The current use of each device, by UUID."""
 
     by_uuid: Mapping[str, Usage]
 

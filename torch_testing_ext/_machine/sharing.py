@@ -1,4 +1,4 @@
-"""How ranks share accelerators, where a test has more ranks than there are devices.
+"""Rules by which ranks share accelerators, where a test has more ranks than there are devices.
 
 Nothing is shared unless the user asks: by run_test.py --ranks-per-gpu, or by TORCH_TESTING_EXT_RANKS_PER_GPU.
 """

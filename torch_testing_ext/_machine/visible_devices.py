@@ -33,13 +33,13 @@ def visible_names(environ: Mapping[str, str], kind: str, count: int) -> tuple[st
 
 
 def by_uuid(names: Sequence[str], uuids: Sequence[str]) -> dict[str, str]:
-    """What identifies each device, by name; empty if the UUIDs do not."""
+    """The identity of each device, by name; empty if the UUIDs tell none."""
     known = len(names) == len(uuids) == len(set(uuids)) and not any(map(is_mig, names))
     return dict(zip(names, uuids, strict=True)) if known else {}
 
 
 def identity(kind: str | None, name: str, uuids: Mapping[str, str]) -> str:
-    """What identifies a device on this machine: its UUID if it is known, else its number, each with its kind."""
+    """The identity of a device on this machine: its UUID if it is known, else its number, each with its kind."""
     return f"{kind}-{uuids.get(name, name)}"
 
 

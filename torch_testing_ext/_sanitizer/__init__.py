@@ -1,1 +1,1 @@
-"""What `--sanitize` adds to a rank: a log of all that it issues, and checks of the tensors."""
+"""The additions of `--sanitize` to a rank: a log of all that it issues, and checks of the tensors."""

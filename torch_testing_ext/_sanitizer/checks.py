@@ -63,7 +63,7 @@ def _is_root(spec: OpSpec, args: tuple[Any, ...], group: Any) -> bool:
 
 
 def describe_non_finite(tensor: torch.Tensor) -> str:
-    """How many elements of a tensor are NaN or infinite, for a sentence; "" if none is."""
+    """Counts the elements of a tensor that are NaN or infinite, for a sentence; "" if none is."""
     found = hook.non_finite(tensor)
     if found is None:
         return ""

@@ -1,4 +1,4 @@
-"""Which line was the first to use an accelerator in this process, after which it is not safe to fork.
+"""Finds the line that first used an accelerator in this process, after which it is not safe to fork.
 
 torch's Python functions, and C++ through them, start CUDA and XPU by a few functions of `torch._C`. Until the first of
 them is called, each is replaced by a function that notes its caller.
@@ -53,7 +53,7 @@ def stop_noting() -> None:
 
 
 def first_use() -> str | None:
-    """What used an accelerator first, as "CUDA is initialised in test_x.py:12"; None if nothing is known to have."""
+    """The first use of an accelerator, as "CUDA is initialised in test_x.py:12"; None if nothing is known to have."""
     return _noted
 
 

@@ -31,7 +31,7 @@ _AROUND_MODES = (os.path.join("torch", "_compile.py"), os.path.join("_dynamo", "
 
 @dataclass(frozen=True)
 class OpSpec:
-    """What the arguments of an operation mean: the places of those that matter, None for those that it has not.
+    """The meaning of an operation's arguments: the places of those that matter, None for those that it has not.
 
     `inputs` and `outputs` may be tensors, lists or lists of lists; where an operation works in place they are the same.
     """
@@ -359,7 +359,7 @@ def _tensors(value: Any) -> list[torch.Tensor]:
 
 
 def non_finite(tensor: torch.Tensor) -> tuple[int, int] | None:
-    """How many NaN and infinities a tensor has; None if it has none. `_AutoDispatchBelowAutograd`: 2.11 to 2.15."""
+    """Counts the NaN and infinities of a tensor; None if it has none. `_AutoDispatchBelowAutograd`: 2.11 to 2.15."""
     if not (tensor.is_floating_point() or tensor.is_complex()) or tensor.layout is not torch.strided or tensor.is_meta:
         return None
     if tensor.is_cuda and torch.cuda.is_current_stream_capturing():

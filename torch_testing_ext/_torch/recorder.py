@@ -118,7 +118,7 @@ class MadeGroup:
 
     @property
     def fields(self) -> tuple[str, str, tuple[int, ...], int, str, int]:
-        """What a rank leaves of it."""
+        """The part of it that a rank leaves."""
         return self.name, self.description, self.members, self.index, self.world, self.made_at
 
 
@@ -161,7 +161,7 @@ def on_error_of_collectives(call: Callable[[], None] | None) -> None:
 
 
 def errors_of_collectives() -> list[int]:
-    """When functions of torch.distributed have raised in this process, in nanoseconds since 1970."""
+    """The times at which functions of torch.distributed have raised in this process, in nanoseconds since 1970."""
     return list(_errors)
 
 
@@ -175,7 +175,7 @@ def recorded_collectives() -> list[tuple[int, bytes]]:
 
 
 def take_collectives() -> list[tuple[int, bytes]]:
-    """As `recorded_collectives`, but without earlier entries; none of these will count again."""
+    """Like `recorded_collectives`, but without earlier entries; none of these will count again."""
     taken = []
     for recorder in _recorders:
         first = recorder.first
@@ -325,7 +325,7 @@ def _described(arguments: dict[str, Any], backend: str, began: int) -> MadeGroup
 
 
 def _world_of(store: Any) -> str:
-    """What ranks of one world know alike about their store. `_underlying_non_prefix_store`: 2.11 to 2.15."""
+    """The part of their store that ranks of one world know alike. `_underlying_non_prefix_store`: 2.11 to 2.15."""
     from torch._C import _distributed_c10d as stores
 
     if isinstance(store, stores.PrefixStore):

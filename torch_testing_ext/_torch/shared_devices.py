@@ -1,4 +1,4 @@
-"""What ranks that share CUDA devices need of torch, and the memory that they have had."""
+"""Functions of torch for ranks that share CUDA devices, and the memory that they have had."""
 
 from __future__ import annotations
 

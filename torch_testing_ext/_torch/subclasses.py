@@ -1,4 +1,4 @@
-"""What a tensor subclass that wraps other tensors needs from torch."""
+"""Functions of torch for a tensor subclass that wraps other tensors."""
 
 from __future__ import annotations
 

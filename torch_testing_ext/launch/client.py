@@ -50,7 +50,7 @@ class Launcher:
         self._numbers = itertools.count()
 
     def session_directory(self) -> Path:
-        """Where this process keeps the files of its runs. Removed at exit, or by the fork server if we are killed."""
+        """The directory of this process's runs. Removed at exit, or by the fork server if we are killed."""
         if self._directory is None:
             try:
                 self._directory = Path(tempfile.mkdtemp(prefix="torch_testing_ext_"))

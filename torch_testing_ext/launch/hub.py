@@ -182,7 +182,7 @@ class Hub(threading.Thread):
             pass
 
     def _collectives(self, rank: int) -> bytes:
-        """What a rank has issued: as its account says, or as it said with its stacks."""
+        """The operations that a rank has issued: from its account, or sent with its stacks."""
         if rank in self._round.accounts:
             return self._round.accounts[rank].collectives
         return self._stacks[rank].collectives if rank in self._stacks else b""

@@ -26,7 +26,7 @@ class Idleness:
         self._before = None
 
     def idle(self, pids: Sequence[int]) -> set[int] | None:
-        """Which of these processes have not computed since the last call? None if there was none long enough ago.
+        """Finds the processes that have not computed since the last call; None if there was none long enough ago.
 
         Where the system shows no CPU time, they count as idle.
         """

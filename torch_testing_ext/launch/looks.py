@@ -181,7 +181,7 @@ class Looks:
         return None
 
     def _from_logs(self, running: Mapping[int, RankRecord]) -> tuple[dict[int, RankRecord], dict[int, RankRecord]]:
-        """What the logs say about the ranks that have answered, with the state of these, and of all others.
+        """Findings of the logs about the ranks that have answered, with the state of these, and of all others.
 
         A log has sends and receives, too: that a rank has issued some does not speak against a proof.
         """

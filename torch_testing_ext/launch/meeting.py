@@ -1,4 +1,4 @@
-"""How the ranks of a launcher find their hub: by a Unix socket, or by TCP if they are on several machines.
+"""The meeting of a launcher's ranks and their hub: by a Unix socket, or by TCP if they are on several machines.
 
 On several machines, rank 0 leaves the address of the hub in the launcher's store, with a token: the hub hears only
 connections that begin with it.
@@ -27,7 +27,7 @@ class WrongRound(RuntimeError):
 
 @dataclass(frozen=True)
 class HubAddress:
-    """Where the hub listens. `host`: by which ranks reach the machine of rank 0; `port`: 0 for a Unix socket."""
+    """The hub's address. `host`: by which ranks reach the machine of rank 0; `port`: 0 for a Unix socket."""
 
     host: str = "127.0.0.1"
     port: int = 0

@@ -112,7 +112,7 @@ FromHub = RoundStarts | RoundRefused | AskForStacks | RoundJudged
 
 
 class NextStep(enum.Enum):
-    """What the hub does next."""
+    """The next step of the hub."""
 
     WAIT = "wait"
     REFUSE = "refuse"
@@ -123,7 +123,7 @@ class NextStep(enum.Enum):
 
 @dataclass
 class RoundState:
-    """What the ranks have said about one round. `left`: when connections of ranks have closed, in any round."""
+    """The messages of the ranks about one round. `left`: when connections of ranks have closed, in any round."""
 
     number: int
     world_size: int
@@ -158,7 +158,7 @@ class RoundState:
         return sorted(rank for rank in self.left if rank not in self.accounts)
 
     def due(self) -> float | None:
-        """When to ask for the next step, whatever happens."""
+        """The time to ask for the next step, whatever happens."""
         ends = [end for end in (self.deadline, self._grace_ends()) if end is not None]
         return min(ends, default=None)
 
@@ -193,7 +193,7 @@ class RoundState:
         return ""
 
     def _grace_ends(self) -> float | None:
-        """When the ranks that still run have had the time to see what another rank did."""
+        """The time at which the ranks that still run have had a chance to see what another rank did."""
         if self.began is None:
             return None
         left = [self.left[rank] for rank in self.lost]

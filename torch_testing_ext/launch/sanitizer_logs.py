@@ -55,7 +55,7 @@ class Logs:
         return {rank: content for rank, content in contents.items() if content is not None}
 
     def records(self) -> dict[int, RankRecord]:
-        """What the ranks have issued so far."""
+        """The operations that the ranks have issued so far."""
         return records_of(self.read())
 
     def complete(self, reports: Sequence[RankReport]) -> list[RankReport]:

@@ -33,7 +33,7 @@ LONGEST_OUTPUT = 6_000
 
 
 class Outcome(enum.Enum):
-    """How a test on ranks ended."""
+    """The outcome of a test on ranks."""
 
     PASSED = "passed"
     SKIPPED = "skipped"
@@ -45,7 +45,7 @@ class Outcome(enum.Enum):
 
 @dataclass(frozen=True)
 class Expected:
-    """What a test has declared: exit codes, and whether its ranks may issue different collectives.
+    """The declarations of a test: exit codes, and whether its ranks may issue different collectives.
 
     `code`: the exit code that rank 0 must have.
     """
@@ -138,13 +138,13 @@ def _found_by_sanitizer(reports: Sequence[RankReport], case: Case, expected: Exp
 
 
 def ended(report: RankReport) -> str:
-    """How a rank ended, as a verb for a sentence."""
+    """Describes the end of a rank, as a verb for a sentence."""
     verbs = {RankEnding.ERROR: "raised", RankEnding.KILLED: "was killed", RankEnding.LOST: "was lost"}
     return verbs.get(report.ending, report.ending.value)
 
 
 def _not_compared(reports: Sequence[RankReport]) -> str:
-    """What is to be said about ranks that passed with collectives that could not be compared."""
+    """Notes on ranks that passed with collectives that could not be compared."""
     lost = [record.rank for record in _records(reports) if not record.is_whole]
     keeper = "the sanitizer's log" if any(r.issued for r in reports) else "torch's recorder"
     return (
@@ -162,7 +162,7 @@ def _mismatch(reports: Sequence[RankReport], expected: Expected, unless_raised: 
 
 
 def _records(reports: Sequence[RankReport]) -> list[RankRecord]:
-    """What the ranks have issued, from their logs if they were sanitized."""
+    """The operations of the ranks, from their logs if they were sanitized."""
     texts = {r.rank: r.issued for r in reports if r.issued} or {r.rank: r.recorder for r in reports}
     return [record for rank, text in texts.items() if (record := read_record(rank, text)) is not None]
 
@@ -224,12 +224,12 @@ def _timed_out(reports: Sequence[RankReport], running: list[RankReport], case: C
 
 
 def _differences(reports: Sequence[RankReport]) -> list[Finding]:
-    """What the collectives show about ranks that still ran, if any did."""
+    """The finding in the collectives about ranks that still ran, if any did."""
     return differences(_records(reports)) if any(r.ending is RankEnding.STOPPED for r in reports) else []
 
 
 def _suspicion(reports: Sequence[RankReport], running: list[RankReport], expected: Expected) -> Finding | None:
-    """What ranks that still ran seem to wait for, where that is more than one collective of one group."""
+    """The cause for which ranks that still ran seem to wait, where it is more than one collective of one group."""
     records = _records(reports)
     gone = {r.rank: ended(r) for r in reports if r not in running}
     waiting = {rank: calls for rank, calls in waits(records).items() if rank not in gone}

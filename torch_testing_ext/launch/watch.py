@@ -28,7 +28,7 @@ from .verdict import Case, Expected, Verdict, ended, judge
 
 @dataclass(frozen=True)
 class WatchResult:
-    """How all ranks of a run ended, whether the run timed out, and how many seconds it took."""
+    """The end of all ranks of a run, whether it timed out, and its seconds."""
 
     reports: tuple[RankReport, ...]
     timed_out: bool
@@ -159,7 +159,7 @@ class RankWatcher:
         return read_account(self.run.job.account(rank)) or self._skip_by_exit_code(rank)
 
     def _skip_by_exit_code(self, rank: int) -> RankAccount | None:
-        """What a rank says that has left by os._exit with the exit code of a skip."""
+        """The account of a rank that has left by os._exit with the exit code of a skip."""
         exit = self.run.exits.get(rank)
         reason = None if exit is None else self.run.job.skips.get(exit.code)
         if exit is None or reason is None:

@@ -97,7 +97,7 @@ def _key(attempt: Attempt) -> Key:
 
 
 def why_to_run_alone(attempt: Attempt) -> str:
-    """How another test may have caused this failure, in words; empty if none can."""
+    """Says how another test may have caused this failure; empty if none can."""
     if is_collision(attempt):
         ports = ports_in_use(attempt)
         which = f"port {', '.join(map(str, sorted(ports)))}" if ports else "a port"

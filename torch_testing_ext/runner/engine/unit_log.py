@@ -251,7 +251,7 @@ class UnitLog:
                 return TestOutcome.CRASHED, f"the test's process {describe_exit(end.code)} {into}"
 
     def _explain_after(self, end: WorkerExit) -> tuple[TestOutcome, str]:
-        """As `_explain`, for a worker that ended within a tear-down, or while nothing was running."""
+        """Explains, as `_explain` does, a worker that ended within a tear-down, or while nothing was running."""
         if self.fixture is not None:
             outcome, title = self._explain(self.fixture.name, end, end.at - self.fixture.at)
         else:
