@@ -30,11 +30,11 @@ MOST_PERCENT, MOST_MS = 2.0, 1.0
 MOST_US = 25.0
 
 WITHOUT = """
-from torch_testing_ext.launch import looks, recording
+from torch_testing_ext.launch import probes, recording
 recording.collectives = lambda more_follow=False: b""
-looks.FIRST_LOOK = 1e9
+probes.FIRST_PROBE = 1e9
 """
-WITH = "from torch_testing_ext.launch import looks, recording\n"  # the same imports
+WITH = "from torch_testing_ext.launch import probes, recording\n"  # the same imports
 
 # Times one test of 4 ranks for each line that it reads.
 SUBJECT = """

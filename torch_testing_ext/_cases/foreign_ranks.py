@@ -7,12 +7,13 @@ its pipe the exception.
 from __future__ import annotations
 
 import multiprocessing.connection
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch_testing_ext import launch
 from torch_testing_ext._marks.needs import TEST_SKIPS
-from torch_testing_ext._process import grace
+from torch_testing_ext._process import grace, reaping
 from torch_testing_ext.launch import RankAccount, RankEnding, RankReport
 
 __unittest = True
@@ -44,13 +45,21 @@ def verdict(
 def end(processes: Sequence[Any]) -> None:
     """End the processes that are left: SIGTERM, then SIGKILL."""
     living = [process for process in processes if process.is_alive()]
+
+    def have_ended(seconds: float) -> bool:
+        until = launch.now() + seconds
+        for process in living:
+            process.join(max(0.0, until - launch.now()))
+        return not any(process.is_alive() for process in living)
+
+    def send(number: int) -> None:
+        for process in living:
+            if process.is_alive():
+                os.kill(process.pid, number)
+
+    reaping.escalate(have_ended, send, after_sigterm=grace.AFTER_SIGTERM)
     for process in living:
-        process.terminate()
-    for process in living:
-        process.join(grace.AFTER_SIGTERM)
-        if process.is_alive():
-            process.kill()
-            process.join()
+        process.join()
 
 
 class _Watched:

@@ -16,7 +16,7 @@ from torch_testing_ext import launch
 from torch_testing_ext._collectives.findings import Finding, first_mismatch
 from torch_testing_ext._collectives.raw import RawRecord, unpack
 from torch_testing_ext._collectives.records import list_of
-from torch_testing_ext._process import shell, system
+from torch_testing_ext._process import reaping, shell, system
 from torch_testing_ext._process.exits import describe_exit
 from torch_testing_ext._process.logs import cut_middle
 from torch_testing_ext._sanitizer.kinds import SanitizeKind
@@ -32,7 +32,7 @@ __unittest = True
 __rank_frame__ = True
 
 LONGEST_OUTPUT = 20_000
-_END_TIMEOUT = 5.0  # of torchrun, from SIGTERM to SIGKILL
+_END_TIMEOUT = 5.0
 
 
 def run(script: Path, words: list[str], size: int, env: Mapping[str, str], timeout: float | None) -> str:
@@ -129,15 +129,20 @@ class _Left:
 
 def _end(process: subprocess.Popen[bytes]) -> str:
     """End torchrun, which ends its workers; then what is left of it and of them, which have sessions of their own."""
-    started = set(system.descendants(process.pid))
-    process.terminate()
-    try:
-        output = process.communicate(timeout=_END_TIMEOUT)[0]
-    except subprocess.TimeoutExpired:
+    started: set[int] = set()
+    output = b""
+
+    def has_ended(seconds: float) -> bool:
+        nonlocal output
         started.update(system.descendants(process.pid))
-        for pid in started:
+        with suppress(subprocess.TimeoutExpired):
+            output = process.communicate(timeout=seconds)[0]
+        return process.returncode is not None
+
+    reaping.escalate(has_ended, process.send_signal, after_sigterm=_END_TIMEOUT)
+    if process.returncode is None:
+        for pid in started.union(system.descendants(process.pid)):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        process.kill()
         output = process.communicate()[0]
     return output.decode(errors="replace")

@@ -1,4 +1,4 @@
-"""Whether a rank waits for its peers and for nothing else, from two looks at its threads.
+"""Whether a rank waits for its peers and for nothing else, from two probes of its threads.
 
 A wait that another thread, a timer or another kind of peer may end is not proof: it only raises suspicion.
 """
@@ -25,7 +25,7 @@ _FUTEX_PRIVATE = 0x80  # other processes cannot end the wait
 
 @dataclass(frozen=True)
 class ThreadState:
-    """A native thread as the kernel shows it. `ran`: the time that it has spent running, to compare two looks."""
+    """A native thread as the kernel shows it. `ran`: the time that it has spent running, to compare two probes."""
 
     number: int
     name: str
@@ -36,7 +36,7 @@ class ThreadState:
 
 @dataclass(frozen=True)
 class RankState:
-    """The work of a rank's threads at a moment.
+    """The threads of a rank at a moment.
 
     `frames` are those of the main thread, innermost first, and `calls` is the method that the innermost one calls, if
     it calls one. `others` counts the further threads that run Python, `p2p` says whether point-to-point operations have
@@ -67,7 +67,7 @@ class RankState:
 
 
 def why_not_blocked(first: RankState | None, second: RankState | None) -> str | None:
-    """None if the rank waits in torch, as far as two looks can tell for ever; else what speaks against it."""
+    """Say why a rank is not known to wait in torch for ever, from two probes; None if it is."""
     if first is None or second is None:
         return "it did not say what it does"
     earlier = {thread.number: thread for thread in first.threads}

@@ -9,7 +9,7 @@ from .records import GroupRecord, RankRecord, list_of
 
 
 def suspected_creation(records: Sequence[RankRecord]) -> Finding | None:
-    """The cause for which a rank that makes a group seems to wait: members that make another one, or none."""
+    """Suspect the members for which a rank that makes a group waits: they make another one, or none."""
     making = {one.rank: one.creating for one in records if one.creating is not None and not one.creating.is_default}
     for group in making.values():
         others = [(record.rank, each) for record in records for each in _of_that_name(record, group)]

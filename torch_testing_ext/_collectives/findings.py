@@ -1,4 +1,4 @@
-"""Findings about collectives: ranks that disagree, ranks that wait for each other for ever, ranks left alone."""
+"""Findings about collectives: ranks that disagree, ranks in a deadlock, ranks left alone."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _WIDEST_COLUMN = 60
 
 
 class FindingKind(enum.Enum):
-    """A fault in the collectives of a test."""
+    """A kind of fault in the collectives of a test."""
 
     MISMATCH = "mismatch"
     DEADLOCK = "deadlock"
@@ -219,7 +219,7 @@ def _waits_for_messages(records: Sequence[RankRecord]) -> list[Wait]:
     return [Wait(one.rank, one.group, one.call, one.missing, one.call.peer is None) for one in unpaired(records)]
 
 
-def stuck(waiting: Mapping[int, Sequence[Wait]], ended: Mapping[int, str]) -> dict[int, Wait]:
+def deadlocked(waiting: Mapping[int, Sequence[Wait]], ended: Mapping[int, str]) -> dict[int, Wait]:
     """The ranks that cannot go on if each waits for one of its collectives, with the one that keeps it from going on.
 
     `ended`: the ranks that issue nothing any more. A rank may go on as long as one of its collectives lacks no member,
@@ -227,45 +227,45 @@ def stuck(waiting: Mapping[int, Sequence[Wait]], ended: Mapping[int, str]) -> di
     """
     left = dict(waiting)
     while True:
-        hopeless = {rank: [_is_hopeless(wait, left, ended) for wait in calls] for rank, calls in left.items()}
-        free = [rank for rank, found in hopeless.items() if not all(found)]
+        endless = {rank: [_never_ends(wait, left, ended) for wait in calls] for rank, calls in left.items()}
+        free = [rank for rank, found in endless.items() if not all(found)]
         if not free:
             return {rank: calls[-1] for rank, calls in left.items()}
         for rank in free:
             del left[rank]
 
 
-def _is_hopeless(wait: Wait, left: Mapping[int, object], ended: Mapping[int, str]) -> bool:
+def _never_ends(wait: Wait, left: Mapping[int, object], ended: Mapping[int, str]) -> bool:
     never = (member in left or member in ended for member in wait.missing)
     return all(never) if wait.any_of else any(never)
 
 
-def describe_stuck(stuck: Mapping[int, Wait], ended: Mapping[int, str], suspected: bool = False) -> Finding:
+def describe_deadlock(deadlocked: Mapping[int, Wait], ended: Mapping[int, str], suspected: bool = False) -> Finding:
     """The finding about ranks that cannot go on: left alone by a rank that has ended, or in a cycle."""
     lines = tuple(
         f"rank {rank}: waits in {wait.group.title} ({wait.title}) for {list_of(wait.missing)}{_at(wait.call)}"
-        for rank, wait in sorted(stuck.items())
+        for rank, wait in sorted(deadlocked.items())
     )
-    lonely = _left_alone(stuck, ended)
-    if lonely is not None:
-        return Finding(FindingKind.LEFT_ALONE, lonely[0], lines, lonely[1])
-    cycle = _cycle(stuck)
+    left = _left_alone(deadlocked, ended)
+    if left is not None:
+        return Finding(FindingKind.LEFT_ALONE, left[0], lines, left[1])
+    cycle = _cycle(deadlocked)
     parts = []
     for at, rank in enumerate(cycle):
-        wait, then = stuck[rank], cycle[(at + 1) % len(cycle)]
+        wait, then = deadlocked[rank], cycle[(at + 1) % len(cycle)]
         subject = f"rank {rank}" if at == 0 else "which"
         parts.append(f"{subject} waits in {wait.group.title} ({wait.name}, {wait.call.line}) for rank {then}")
     sentence = ", ".join(parts)
     return Finding(FindingKind.DEADLOCK, f"suspected: {sentence}" if suspected else sentence, lines, tuple(cycle))
 
 
-def _left_alone(stuck: Mapping[int, Wait], ended: Mapping[int, str]) -> tuple[str, tuple[int, ...]] | None:
-    for _, wait in sorted(stuck.items()):
+def _left_alone(deadlocked: Mapping[int, Wait], ended: Mapping[int, str]) -> tuple[str, tuple[int, ...]] | None:
+    for _, wait in sorted(deadlocked.items()):
         gone = tuple(rank for rank in wait.missing if rank in ended)
         if gone:
             same = [
                 rank
-                for rank, other in stuck.items()
+                for rank, other in deadlocked.items()
                 if other.group.key == wait.group.key and other.call.place == wait.call.place
             ]
             return left_alone_sentence(gone, ended, wait, same), gone
@@ -273,7 +273,7 @@ def _left_alone(stuck: Mapping[int, Wait], ended: Mapping[int, str]) -> tuple[st
 
 
 def left_alone_sentence(gone: Sequence[int], ended: Mapping[int, str], wait: Wait, waiting: Sequence[int]) -> str:
-    """Names the ranks that ended without the collective in which others wait."""
+    """Name the ranks that ended without the collective that others wait in."""
     how = ended[gone[0]]
     verb = "waits" if len(waiting) == 1 else "wait"
     if wait.call.is_p2p:
@@ -282,13 +282,13 @@ def left_alone_sentence(gone: Sequence[int], ended: Mapping[int, str], wait: Wai
     return f"{list_of(gone)} {how} without {wait.call}{_of_group(wait.group)}, in which {list_of(waiting)} {verb}"
 
 
-def _cycle(stuck: Mapping[int, Wait]) -> list[int]:
+def _cycle(deadlocked: Mapping[int, Wait]) -> list[int]:
     """Follow each rank to the first that it waits for until one comes again."""
     path: list[int] = []
-    rank = min(stuck)
+    rank = min(deadlocked)
     while rank not in path:
         path.append(rank)
-        rank = next(member for member in stuck[rank].missing if member in stuck)
+        rank = next(member for member in deadlocked[rank].missing if member in deadlocked)
     return path[path.index(rank) :]
 
 
@@ -409,7 +409,7 @@ def first_unmatched(records: Sequence[RankRecord]) -> Finding | None:
 
 
 def finding_of_rank(rank: int, note: Mapping[str, Any]) -> Finding:
-    """A fault that a rank has found by itself and written into its log."""
+    """The finding that a rank has written into its log."""
     site = Site(*note["site"]) if note.get("site") else None
     where = f" ({site})" if site else ""
     kind = FindingKind(note["kind"])

@@ -1,4 +1,4 @@
-"""The notes of a rank about one collective, send or receive: everything that its peers must agree with."""
+"""A rank's note of one collective, send or receive: everything that its peers must agree with."""
 
 from __future__ import annotations
 

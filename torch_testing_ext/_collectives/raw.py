@@ -1,4 +1,4 @@
-"""The remains of a rank at the end of its test: the recorders' own pickles, which cost it least, and its groups.
+"""The record that a rank leaves at the end of a test: the recorders' own pickles, which cost it least, and its groups.
 
 The parent reads them. Ranks that agree are compared as they are; only of ranks that do not, a text is made.
 """
@@ -18,7 +18,7 @@ from .records import GroupKey, GroupRecord, RankRecord, make_record, raised_for,
 # Of the deprecated functions of torch.distributed.
 _DECORATORS = "/typing_extensions.py"
 
-# What is kept of an entry besides its group, the line of its call and whether it raised.
+# The fields that are kept of an entry, with its group, the line of its call and whether it raised.
 _KEPT = (
     *("record_id", "process_group", "collective_seq_id", "profiling_name", "retired", "state", "timeout_ms", "is_p2p"),
     *("input_sizes", "input_dtypes", "output_sizes", "output_dtypes"),
@@ -35,14 +35,14 @@ def pack(
     sequences: Mapping[str, tuple[int, int]] | None = None,
     creating: tuple[Any, ...] | None = None,
 ) -> bytes:
-    """The remains of a rank: its groups, as the fields of a GroupRecord and the time of their making; the dumps of its
-    recorders; when a function of torch.distributed has raised; torch's folder; the moment; what its threads do; the
-    sequence numbers of its groups, None if unknown; and the group that it is making, as the others."""
+    """Pack the record of a rank: its groups, as the fields of a GroupRecord and the time of their making; the dumps of
+    its recorders; when a function of torch.distributed has raised; torch's folder; the moment; the state of its
+    threads; the sequence numbers of its groups, None if unknown; and the group that it is making, as the others."""
     return pickle.dumps((groups, dumps, errors, folder, at, state and state.to_json(), sequences, creating))
 
 
 class RawRecord:
-    """The remains of a rank, read. `is_whole`: no recorder has dropped entries that count."""
+    """The record that a rank has left, read. `is_whole`: no recorder has dropped entries that count."""
 
     def __init__(self, data: bytes):
         listed, dumps, self._errors, self._folder, self.at, state, sequences, creating = pickle.loads(data)
@@ -94,7 +94,7 @@ class RawRecord:
         return numbers[at - 1] if at else None
 
     def calls(self) -> dict[GroupKey, list[tuple[Any, ...]]]:
-        """A digest of the operations in each group, as far as they are compared without a closer look."""
+        """The calls in each group, with the properties that can be compared cheaply."""
         keys = keys_of(self.groups)
         found: dict[GroupKey, list[tuple[Any, ...]]] = {}
         for entry, number in zip(self._entries, self._numbers, strict=True):
@@ -167,7 +167,7 @@ def keys_of(groups: Sequence[GroupRecord]) -> list[GroupKey]:
 
 
 def unpack(data: bytes) -> RawRecord | None:
-    """Reads the remains of a rank; None if there is nothing, or not all."""
+    """Read the record that a rank has left; None if there is none, or it is incomplete."""
     try:
         return RawRecord(data) if data else None
     except (ValueError, KeyError, TypeError, IndexError, EOFError, AttributeError, pickle.UnpicklingError):

@@ -110,7 +110,7 @@ class Call:
 
     @property
     def agreement_of_message(self) -> tuple[Any, ...]:
-        """The values that a receive shares with the send of its message: the numbers of elements, and their types."""
+        """The properties that a receive must share with the send of its message: numbers and types of elements."""
         return self.agreement[1:]
 
     @property
@@ -120,7 +120,7 @@ class Call:
 
 @dataclass(frozen=True)
 class RankRecord:
-    """The operations of a rank, and its groups. `is_whole`: the flight recorder has not dropped any of it."""
+    """All that a rank has issued, by group. `is_whole`: the flight recorder has not dropped any of it."""
 
     rank: int
     groups: Mapping[GroupKey, GroupRecord]
@@ -139,7 +139,7 @@ _CALLS_UNTIL_ERROR = 2
 
 
 def raised_for(calls: Sequence[tuple[int, int]], errors: Sequence[int]) -> set[int]:
-    """The calls of a group that an error may have come from, each a time and a number: the latest before each error."""
+    """Find the calls, each a time and a number, from which an error may have come: the latest before each error."""
     ordered = sorted(calls)
     times = [time for time, _ in ordered]
     found: set[int] = set()

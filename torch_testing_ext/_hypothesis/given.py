@@ -61,7 +61,7 @@ def _is_rank(test: Any) -> bool:
 
 
 def _base_of(test: Any) -> str:
-    """The name of the base of ours that runs the ranks of a test."""
+    """The name of our base that runs the ranks of a test."""
     return next(cls.__name__ for cls in type(test).__mro__ if RankedTestCase in cls.__bases__)
 
 

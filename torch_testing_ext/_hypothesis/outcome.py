@@ -1,4 +1,4 @@
-"""The end of an example in one rank, its end in all of them, and the text that reports it. Pure."""
+"""The end of an example, in one rank and in all of them, and the text that reports it. Pure."""
 
 from __future__ import annotations
 
@@ -116,6 +116,16 @@ class JudgedExample:
         return "\n".join(
             note if ranks == everyone else f"{name_ranks(ranks)}: {note}" for note, ranks in ranks_by_note.items()
         )
+
+
+@dataclass(frozen=True)
+class PropertyResult:
+    """The end of the whole property, as rank 0 reports it to the others."""
+
+    culprits: tuple[int, ...] = ()  # the ranks that failed in the smallest example; the first one reports it
+    report: str = ""
+    skips: Mapping[int, str] = field(default_factory=dict)  # the reason of each rank that skipped
+    lost: bool = False  # a rank has died or is stuck, and the report says which
 
 
 def judge_example(outcomes: Sequence[ExampleOutcome]) -> JudgedExample:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import functools
 import pickle
 from collections.abc import Callable, Mapping
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, NoReturn
 
 import hypothesis
@@ -15,17 +14,33 @@ from hypothesis.errors import StopTest
 
 from . import internals, values
 from .groups import Groups
-from .links import Link, PeerLost
-from .outcome import ExampleKind, ExampleOutcome, JudgedExample, judge_example, name_ranks, outcome_of_error
+from .links import (
+    DrawnValue,
+    ExampleEnds,
+    GroupsRecreated,
+    Link,
+    MainMessage,
+    NoMoreValues,
+    PeerLost,
+    PropertyEnds,
+    RecreateGroups,
+    RunExample,
+)
+from .outcome import (
+    ExampleKind,
+    ExampleOutcome,
+    JudgedExample,
+    PropertyResult,
+    judge_example,
+    name_ranks,
+    outcome_of_error,
+)
 from .watchdog import Watchdog
 
 __rank_frame__ = True
 
 # A rank that is still in an example this long after its waits were interrupted waits for something else.
 INTERRUPT_TIMEOUT = 15.0
-
-# The kinds of messages that rank 0 sends.
-EXAMPLE, DRAWN, NO_MORE, RECREATE, END = "example", "drawn", "no more draws", "recreate groups", "end"
 
 # The test's method, bound to its `self`; it gets the drawn values as keywords.
 Body = functools.partial[None]
@@ -45,16 +60,6 @@ class PropertyFailure(AssertionError):
 
 class Abandoned(BaseException):
     """The ranks cannot continue together. Not an Exception, or Hypothesis would try to shrink it."""
-
-
-@dataclass(frozen=True)
-class PropertyResult:
-    """The end of the whole property, as rank 0 reports it to the others."""
-
-    culprits: tuple[int, ...] = ()  # the ranks that failed in the smallest example; the first one reports it
-    report: str = ""
-    skips: Mapping[int, str] = field(default_factory=dict)  # the reason of each rank that skipped
-    lost: bool = False  # a rank has died or is stuck, and the report says which
 
 
 class Observations:
@@ -98,7 +103,7 @@ class Participant:
             outcome = outcome_of_error(error, interrupted)
         else:
             self.watchdog.leave()
-            outcome = PASSED
+            outcome = ExampleOutcome(ExampleKind.PASSED)
         return replace(outcome, notes=tuple(observations.notes), scores=observations.scores)
 
 
@@ -122,10 +127,10 @@ class Leader(Participant):
         self.watchdog.begin(self.number)
         describe_it = functools.partial(describe, body, drawn)
         interactive = {name: value for name, value in drawn.items() if isinstance(value, st.DataObject)}
-        self._send_bytes(_pickled_example(self.number, drawn, list(interactive), body), describe_it)
+        self._send(_example(self.number, drawn, tuple(interactive), body), describe_it)
         mine = {**drawn, **{name: values.LeadersData(value, self._send_draw) for name, value in interactive.items()}}
         outcome = self._perform_mine(body, mine, bool(interactive))
-        judged = judge_example([outcome, *self._receive_from_all(describe_it)])
+        judged = judge_example([outcome, *self._outcomes(describe_it)])
         self.watchdog.finish()
         self._conclude_example(judged, describe_it)
 
@@ -134,13 +139,13 @@ class Leader(Participant):
             outcome = self.perform(body, drawn)
         except StopTest:
             self.watchdog.report_left(self.number)
-            self._send((NO_MORE,), str)
+            self._send(NoMoreValues())
             self._receive_from_all(self.describe_current)
             self.watchdog.finish()
             self.needs_new_groups = True
             raise
         if interactive:
-            self._send((NO_MORE,), str)
+            self._send(NoMoreValues())
         if outcome.ends_example:
             self.watchdog.report_left(self.number)
         return outcome
@@ -162,36 +167,35 @@ class Leader(Participant):
     def recreate_groups(self) -> None:
         """Replace the groups in all ranks: the last example may have left the old ones in any state."""
         self.groups.destroy()
-        self._send((RECREATE,), str)
+        self._send(RecreateGroups())
         self.groups.create()
         self._receive_from_all(str)  # otherwise this rank could end before the others have connected to it
         self.needs_new_groups = False
 
     def _send_draw(self, value: Any) -> None:
-        self._send((DRAWN, pickle.dumps(value)), str)
+        self._send(DrawnValue(pickle.dumps(value)))
 
-    def _send(self, message: Any, describe_it: Callable[[], str]) -> None:
-        self._send_bytes(pickle.dumps(message), describe_it)
-
-    def _send_bytes(self, data: bytes, describe_it: Callable[[], str]) -> None:
+    def _send(self, message: MainMessage, describe_it: Callable[[], str] = str) -> None:
         for rank, link in self.links.items():
-            try:
-                link.main.send_bytes(data)
-            except OSError:
+            link.send(message)
+            if link.is_lost:  # at once: to wait for it in a collective takes long
                 self._raise_lost(rank, describe_it)
 
-    def _receive_from_all(self, describe_it: Callable[[], str]) -> list[Any]:
+    def _outcomes(self, describe_it: Callable[[], str]) -> list[ExampleOutcome]:
+        return [one.outcome for one in self._receive_from_all(describe_it) if isinstance(one, ExampleEnds)]
+
+    def _receive_from_all(self, describe_it: Callable[[], str]) -> list[MainMessage]:
         """Receive one message from each rank in turn. If one is lost, the ranks before it are interrupted, so that they
         do not delay its discovery."""
         return [self._receive_from(rank, describe_it) for rank in self.links]
 
-    def _receive_from(self, rank: int, describe_it: Callable[[], str]) -> Any:
+    def _receive_from(self, rank: int, describe_it: Callable[[], str]) -> MainMessage:
         link = self.links[rank]
         while not link.has_message(INTERRUPT_TIMEOUT / 10):
             if self.watchdog.seconds_since_interrupt(self.number) > INTERRUPT_TIMEOUT:
                 self._raise_stuck(rank, describe_it)
         try:
-            return _unpickled(link.main.recv_bytes())
+            return link.receive()
         except (EOFError, OSError):
             self._raise_lost(rank, describe_it)
 
@@ -215,10 +219,9 @@ class Leader(Participant):
         """
         first = result.culprits[0] if result.culprits else 0
         for rank in sorted(self.links, key=lambda rank: rank != first):
-            with suppress(EOFError, OSError):
-                self.links[rank].main.send_bytes(pickle.dumps((END, result)))
-                if rank == first:
-                    self.links[rank].main.recv_bytes()  # returns when the rank has exited
+            self.links[rank].send(PropertyEnds(result))
+            if rank == first:
+                self.links[rank].wait_until_gone()
 
 
 class Follower(Participant):
@@ -227,46 +230,42 @@ class Follower(Participant):
     def follow(self, body: Body) -> PropertyResult:
         """Run examples until rank 0 sends the result, and return it."""
         while True:
-            kind, *details = self._receive()
-            if kind == EXAMPLE:
-                self._run_example(body, *details)
-            elif kind == RECREATE:
-                self.groups.destroy()
-                self.groups.create()
-                self._reply(None)
-            elif kind == END:
-                return self._await_turn(details[0])
+            match self._receive():
+                case RunExample() as example:
+                    self._run_example(body, example)
+                case RecreateGroups():
+                    self.groups.destroy()
+                    self.groups.create()
+                    self.links[0].send(GroupsRecreated())
+                case PropertyEnds(result):
+                    return self._await_turn(result)
 
     def _await_turn(self, result: PropertyResult) -> PropertyResult:
         if result.culprits and result.culprits[0] == 0:
-            with suppress(EOFError, OSError):
-                self.links[0].main.recv_bytes()  # rank 0 reports first: this returns when it has exited
+            self.links[0].wait_until_gone()  # rank 0 reports first
         return result
 
-    def _run_example(self, body: Body, number: int, drawn: dict[str, Any], interactive: list[str]) -> None:
-        self.number = number
-        self.watchdog.begin(number)
-        drawn.update({name: values.FollowersData(self._receive_draw, self.rank) for name in interactive})
+    def _run_example(self, body: Body, example: RunExample) -> None:
+        self.number = example.number
+        self.watchdog.begin(self.number)
+        drawn: dict[str, Any] = pickle.loads(example.drawn)
+        drawn.update({name: values.FollowersData(self._receive_draw, self.rank) for name in example.interactive})
         with internals.next_example():
             outcome = self.perform(body, drawn)
         if outcome.ends_example:
-            self.watchdog.report_left(number)
-        self._reply(outcome)
+            self.watchdog.report_left(self.number)
+        self.links[0].send(ExampleEnds(outcome))
 
-    def _reply(self, message: Any) -> None:
-        with suppress(OSError):  # rank 0 has exited: the next receive reports that
-            self.links[0].main.send_bytes(_PICKLED_PASSED if message == PASSED else pickle.dumps(message))
-
-    def _receive(self) -> Any:
+    def _receive(self) -> MainMessage:
         try:
-            return pickle.loads(self.links[0].main.recv_bytes())
+            return self.links[0].receive()
         except (EOFError, OSError):
             raise PeerLost("rank 0 was lost") from None
 
     def _receive_draw(self) -> Any:
-        kind, *details = self._receive()
-        if kind == DRAWN:
-            return pickle.loads(details[0])
+        message = self._receive()
+        if isinstance(message, DrawnValue):
+            return pickle.loads(message.value)
         raise values.NoMoreDraws("rank 0 makes no more draws in this example: it failed, or the ranks draw differently")
 
 
@@ -274,19 +273,10 @@ def _fail(judged: JudgedExample) -> NoReturn:
     raise PropertyFailure(judged.describe(), judged)
 
 
-# By far the most frequent reply, so it is pickled once and not unpickled.
-PASSED = ExampleOutcome(ExampleKind.PASSED)
-_PICKLED_PASSED = pickle.dumps(PASSED)
-
-
-def _unpickled(data: bytes) -> Any:
-    return PASSED if data == _PICKLED_PASSED else pickle.loads(data)
-
-
-def _pickled_example(number: int, drawn: Mapping[str, Any], interactive: list[str], body: Body) -> bytes:
+def _example(number: int, drawn: Mapping[str, Any], interactive: tuple[str, ...], body: Body) -> RunExample:
     sent = {name: value for name, value in drawn.items() if name not in interactive}
     try:
-        return pickle.dumps((EXAMPLE, number, sent, interactive))
+        return RunExample(number, pickle.dumps(sent), interactive)
     except Exception as error:
         culprit = next((name for name, value in sent.items() if not _can_be_pickled(value)), "?")
         raise Abandoned(

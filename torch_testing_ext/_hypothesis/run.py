@@ -18,9 +18,9 @@ from hypothesis.errors import Flaky
 from . import internals, search
 from .connections import Connections
 from .groups import Groups
-from .links import PeerLost, connect_ranks
-from .outcome import ExampleKind
-from .participants import Abandoned, Body, Follower, Leader, Participant, PropertyFailure, PropertyResult
+from .links import PeerLost, PeerLostElsewhere, connect_ranks
+from .outcome import ExampleKind, PropertyResult
+from .participants import Abandoned, Body, Follower, Leader, Participant, PropertyFailure
 from .watchdog import Watchdog
 
 __unittest = True
@@ -190,16 +190,16 @@ def _peer_lost(follower: Follower) -> Exception:
     """Rank 1 reports the example. The other ranks raise an error that the verdict takes for a consequence."""
     if follower.rank == 1:
         return PeerLost(f"rank 0 was lost in this example: {follower.describe_current()}")
-    return PeerLost("rank 0 was lost: connection closed by peer")
+    return PeerLostElsewhere("rank 0 was lost: connection closed by peer")
 
 
 def _conclude(participant: Participant, result: PropertyResult) -> None:
     """End the test in this rank as the result demands: pass, skip or raise."""
     if result.lost:
         time.sleep(_SURVIVOR_DELAY)
-        raise PeerLost(
-            result.report if participant.rank == 0 else "a rank was lost: connection closed by peer"
-        ) from None
+        if participant.rank == 0:
+            raise PeerLost(result.report) from None
+        raise PeerLostElsewhere("a rank was lost: connection closed by peer") from None
     if participant.rank in result.skips:
         raise unittest.SkipTest(result.skips[participant.rank])
     if participant.rank not in result.culprits:

@@ -12,9 +12,14 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from multiprocessing.connection import Connection, Pipe, wait
+from functools import partial
+from typing import Any
+
+from torch_testing_ext._process.channel import Channel, socket_pair
+from torch_testing_ext._process.loop import EventLoop
 
 from .connections import Connections
+from .links import ExampleLeft, InterruptExample, StopWatching, WatchdogMessage
 
 # Other ranks usually leave the same example by themselves a moment later, and their own outcome says more than an
 # interrupted wait.
@@ -33,8 +38,14 @@ class Watchdog:
     it. The watchdogs of the other ranks obey. `peers` are the connections to the other watchdogs.
     """
 
-    def __init__(self, peers: dict[int, Connection], is_leader: bool, connections: Connections, deadline: float | None):
-        self._peers = dict(peers)
+    def __init__(
+        self,
+        peers: dict[int, Channel[WatchdogMessage]],
+        is_leader: bool,
+        connections: Connections,
+        deadline: float | None,
+    ):
+        self._peers = peers
         self._is_leader = is_leader
         self._deadline = deadline
         self._connections = connections
@@ -49,8 +60,12 @@ class Watchdog:
         self.interrupted = -1  # the last example that was interrupted
         self.current = -1  # the last example that began
         self._finished = True
-        self._own_receiver, self._own_sender = Pipe(duplex=False)
+        self._own, received = (Channel[WatchdogMessage](sock, WatchdogMessage) for sock in socket_pair())
         self._closing = False
+        self._loop = EventLoop()
+        for source in (received, *peers.values()):
+            self._loop.listen(source, partial(self._receive, source))
+        self._ends: tuple[Any, ...] = (self._own, received, self._loop)
         self._thread = threading.Thread(target=self._listen, name="watchdog", daemon=True)
         self._thread.start()
 
@@ -88,27 +103,24 @@ class Watchdog:
     def report_left(self, example: int) -> None:
         """Report that this rank left the example early, so that the others do not wait for it."""
         if self._is_leader:
-            self._own_sender.send(("left", example))
+            self._own.send(ExampleLeft(example))
             return
-        with suppress(KeyError, OSError):  # rank 0 is gone, and its end has interrupted all ranks already
-            self._peers[0].send(("left", example))
+        with suppress(OSError):  # rank 0 is gone, and its end has interrupted all ranks already
+            self._peers[0].send(ExampleLeft(example))
 
     def close(self) -> None:
         """Stop the thread."""
         self._closing = True
-        with suppress(OSError):
-            self._own_sender.send(("close", -1))
+        self._own.send(StopWatching())
         self._thread.join()
-        self._own_receiver.close()
-        self._own_sender.close()
+        for each in self._ends:
+            each.close()
 
     # -- the watchdog's thread
 
     def _listen(self) -> None:
         while not self._closing:
-            for source in wait([self._own_receiver, *self._peers.values()], self._seconds_to_wait()):
-                assert isinstance(source, Connection)
-                self._receive(source)
+            self._loop.step(time.monotonic() + self._seconds_to_wait())
             self._check_times()
 
     def _seconds_to_wait(self) -> float:
@@ -121,17 +133,18 @@ class Watchdog:
         with self._lock:
             return self._inside is not None and self.interrupted == self._inside
 
-    def _receive(self, source: Connection) -> None:
+    def _receive(self, source: Channel[WatchdogMessage]) -> None:
         try:
-            kind, example = source.recv()
+            received = source.receive()
         except (EOFError, OSError):
             # That rank is gone, so this example is over for all. The main thread detects the loss by itself.
-            self._peers = {rank: peer for rank, peer in self._peers.items() if peer is not source}
-            kind, example = ("left" if self._is_leader else "interrupt"), self.current
-        if kind == "interrupt":
-            self._interrupt(example)
-        elif kind == "left":
-            self._note_left(example)
+            self._loop.forget(source)
+            received = [ExampleLeft(self.current) if self._is_leader else InterruptExample(self.current)]
+        for message in received:
+            if isinstance(message, InterruptExample):
+                self._interrupt(message.number)
+            elif isinstance(message, ExampleLeft):
+                self._note_left(message.number)
 
     def _note_left(self, example: int) -> None:
         if self._left is None or example > self._left:
@@ -162,7 +175,7 @@ class Watchdog:
             return
         for peer in self._peers.values():
             with suppress(OSError):
-                peer.send(("interrupt", example))
+                peer.send(InterruptExample(example))
         self._interrupt(example)
 
     def _interrupt(self, example: int) -> None:

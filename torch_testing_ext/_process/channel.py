@@ -33,7 +33,7 @@ class Channel(Generic[Received]):
     def __init__(self, sock: socket.socket, receives: Any):
         self._socket = sock
         self._kinds = messages.by_name(receives)
-        self._unread = b""
+        self._lines = messages.LineBuffer()
         self._fds: deque[int] = deque()
 
     @classmethod
@@ -47,7 +47,7 @@ class Channel(Generic[Received]):
     def send(self, message: Any, *fds: int) -> None:
         """Send a message. If the other end is gone, only receiving shows it."""
         message = replace(message, fds=fds) if fds else message
-        line = messages.to_json(message).encode() + b"\n"
+        line = messages.to_line(message)
         with suppress(BrokenPipeError, ConnectionResetError):
             sent = socket.send_fds(self._socket, [line], fds) if fds else 0
             self._socket.sendall(line[sent:])
@@ -75,8 +75,7 @@ class Channel(Generic[Received]):
                 self._take_fds(content)
         if not data:
             raise EOFError
-        *lines, self._unread = (self._unread + data).split(b"\n")
-        return [self._with_fds(messages.from_json(line, self._kinds)) for line in lines]
+        return [self._with_fds(messages.from_json(line, self._kinds)) for line in self._lines.add(data)]
 
     def _take_fds(self, content: bytes) -> None:
         fds = array.array("i", content[: len(content) // _FD_SIZE * _FD_SIZE])

@@ -1,4 +1,4 @@
-"""The beginning and the exit of a process that we start: session, signals, output, exit."""
+"""The beginning and exit of a process that we start: session, signals, output, exit."""
 
 from __future__ import annotations
 

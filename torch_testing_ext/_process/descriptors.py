@@ -1,4 +1,4 @@
-"""Descriptors that a process needs and that a test may close: os.closerange() asks nobody."""
+"""File descriptors that the harness needs, and that a test may close by os.closerange()."""
 
 from __future__ import annotations
 

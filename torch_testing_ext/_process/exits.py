@@ -14,7 +14,7 @@ def signal_name(number: int) -> str:
 
 
 def describe_exit(code: int | None, when: str = "") -> str:
-    """Describes the end of a process, as a predicate: `was killed by SIGKILL 0.3 s into test_x (out of memory?)`.
+    """Describe the end of a process as a predicate: `was killed by SIGKILL 0.3 s into test_x (out of memory?)`.
 
     `code` is negative for a signal, and None if the exit status is unknown. `when` begins with a space.
     """

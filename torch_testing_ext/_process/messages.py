@@ -31,6 +31,28 @@ def from_json(line: str | bytes, kinds: Mapping[str, type]) -> Any:
     return decode(kinds[kind], data)
 
 
+def to_line(message: Any) -> bytes:
+    """A message as it goes through a stream of bytes."""
+    return to_json(message).encode() + b"\n"
+
+
+class LineBuffer:
+    """Splits a stream of bytes into lines, however it is cut into pieces."""
+
+    def __init__(self) -> None:
+        self._unread: list[bytes] = []
+
+    def add(self, data: bytes) -> list[bytes]:
+        """Add a piece, and return the lines that are complete now."""
+        head, newline, rest = data.rpartition(b"\n")
+        if not newline:
+            self._unread.append(data)
+            return []
+        whole = b"".join([*self._unread, head])
+        self._unread = [rest] if rest else []
+        return whole.split(b"\n")
+
+
 def by_name(union: Any) -> dict[str, type]:
     """The types of a union, or a single type, by name."""
     return {kind.__name__: kind for kind in typing.get_args(union) or (union,)}
@@ -83,7 +105,7 @@ def _encoder(kind: type) -> _Convert:
 
 @functools.cache
 def _decoder(kind: Any) -> _Convert | None:
-    """None if such a value is in JSON what it is here."""
+    """Find the decoder of a type; None if such a value is the same in JSON."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
         return _of_optional(next(one for one in arguments if one is not type(None)))
@@ -92,7 +114,8 @@ def _decoder(kind: Any) -> _Convert | None:
     if origin is frozenset:
         return lambda data: frozenset(decode(arguments[0], item) for item in data)
     if isinstance(origin, type) and issubclass(origin, Mapping):
-        return lambda data: {key: decode(arguments[1], item) for key, item in data.items()}
+        key_of = int if arguments[0] is int else str
+        return lambda data: {key_of(key): decode(arguments[1], item) for key, item in data.items()}
     if dataclasses.is_dataclass(kind):
         return _of_dataclass(typing.cast(type, kind))
     if kind is bytes:

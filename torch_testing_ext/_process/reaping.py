@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import time
-from collections.abc import Container, Iterator
+from collections.abc import Callable, Container, Iterator
 from contextlib import suppress
+from typing import Any
 
 from . import system
 from .loop import wait_readable
@@ -45,6 +47,35 @@ def wait_until_gone(pids: list[int], timeout: float = 1.0) -> None:
             has_ended(pid, deadline - time.monotonic())
         with suppress(ChildProcessError):
             os.waitpid(pid, os.WNOHANG)
+
+
+def escalate(
+    have_ended: Callable[[float], bool],
+    send: Callable[[int], object],
+    *,
+    by_itself: float = 0.0,
+    after_sigterm: float,
+) -> None:
+    """End processes: SIGTERM to those that do not end by themselves in so many seconds, and SIGKILL after some more.
+
+    `have_ended` waits for them at most that long; `send` sends them a signal.
+    """
+    for seconds, number in ((by_itself, signal.SIGTERM), (after_sigterm, signal.SIGKILL)):
+        if have_ended(seconds):
+            return
+        send(number)
+
+
+def end(process: subprocess.Popen[Any], *, by_itself: float = 0.0, after_sigterm: float) -> int:
+    """End a process in this way. Returns its exit code."""
+
+    def has_ended(seconds: float) -> bool:
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(seconds)
+        return process.returncode is not None
+
+    escalate(has_ended, process.send_signal, by_itself=by_itself, after_sigterm=after_sigterm)
+    return process.wait()
 
 
 def end_children(kept: Container[int] = ()) -> list[str]:

@@ -1,1 +1,1 @@
-"""The additions of `--sanitize` to a rank: a log of all that it issues, and checks of the tensors."""
+"""Parts of a rank under `--sanitize`: a log of all that it issues, and checks of the tensors."""

@@ -63,7 +63,7 @@ def _is_root(spec: OpSpec, args: tuple[Any, ...], group: Any) -> bool:
 
 
 def describe_non_finite(tensor: torch.Tensor) -> str:
-    """Counts the elements of a tensor that are NaN or infinite, for a sentence; "" if none is."""
+    """Count the elements of a tensor that are NaN or infinite, for a sentence; "" if none is."""
     found = hook.non_finite(tensor)
     if found is None:
         return ""

@@ -129,7 +129,7 @@ class LogWriter:
 
 @dataclass
 class LogContent:
-    """The content of a rank's log so far. `entries` are in the format of `read_record`."""
+    """All that a rank has written so far. `entries` are in the format of `read_record`."""
 
     groups: list[GroupRecord] = field(default_factory=list)
     entries: list[dict[str, Any]] = field(default_factory=list)

@@ -197,7 +197,7 @@ def _spans_of(tensors: Sequence[torch.Tensor]) -> list[_Span]:
 
 
 def _spans(spec: OpSpec, args: tuple[Any, ...]) -> tuple[list[_Span], list[_Span]]:
-    """The memory of the outputs of an operation, and of the inputs that are no outputs."""
+    """Locate the outputs of an operation, and the inputs that are no outputs."""
     inputs = [] if spec.inputs is None else _spans_of(list(tensors_of(args[spec.inputs])))
     outputs = [] if spec.outputs is None else _spans_of(list(tensors_of(args[spec.outputs])))
     if spec.kind == "broadcast" and spec.root is not None and args[spec.root] == hook.group_of(spec, args).rank():
@@ -206,7 +206,7 @@ def _spans(spec: OpSpec, args: tuple[Any, ...]) -> tuple[list[_Span], list[_Span
 
 
 def _use_of(found: _OpenWork, read: list[torch.Tensor], written: list[torch.Tensor]) -> str:
-    """Describes how an operation uses a buffer that is in flight: "" if it does not, or only reads an input."""
+    """Describe how an operation uses a buffer that is in flight: "" if it does not, or only reads an input."""
     if any(_overlap(_span(tensor), [*found.outputs, *found.inputs]) for tensor in written):
         return "written"
     return "read" if any(_overlap(_span(tensor), found.outputs) for tensor in read) else ""

@@ -17,7 +17,7 @@ def tensors_of(arguments: Any) -> Iterator[torch.Tensor]:
 
 
 def agreement(kind: str, arguments: Any, options: Mapping[str, Any]) -> dict[str, Any]:
-    """More values that must be alike in a sanitized collective: reduce operation, root, and the sizes for each peer."""
+    """Further properties that must agree in a sanitized collective: reduce operation, root, sizes for each peer."""
     op, root = options.get("op"), options.get("root")
     name = None if op is None else str(getattr(op, "op", op)).rpartition(".")[2].lower()
     details = [*([name] if name else []), *([f"root {root}"] if root is not None else [])]

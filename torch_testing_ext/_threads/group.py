@@ -202,7 +202,7 @@ class _Collective:
 
 
 class Rendezvous:
-    """The place in which the threads of one group wait for each other, for one collective after another."""
+    """The meeting point of the threads of one group, for one collective after another."""
 
     def __init__(self, world: ThreadLocalWorld, name: str, ranks: tuple[int, ...]):
         self._world = world

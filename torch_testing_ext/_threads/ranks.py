@@ -19,7 +19,7 @@ from typing import Any
 import torch.distributed as dist
 
 from torch_testing_ext import _torch, launch
-from torch_testing_ext._collectives.findings import Finding, describe_stuck, finding_of_rank, stuck, waits
+from torch_testing_ext._collectives.findings import Finding, deadlocked, describe_deadlock, finding_of_rank, waits
 from torch_testing_ext._collectives.records import read_record
 from torch_testing_ext._process import grace
 from torch_testing_ext._sanitizer.kinds import SanitizeKind
@@ -175,8 +175,8 @@ class RankThreads:
             return None
         ranks = range(len(self.threads))
         records = [record for rank in ranks if (record := read_record(rank, self._world.text_of(rank))) is not None]
-        found = stuck({rank: calls for rank, calls in waits(records).items() if rank not in ended}, {})
-        return describe_stuck(found, {}) if found else None
+        found = deadlocked({rank: calls for rank, calls in waits(records).items() if rank not in ended}, {})
+        return describe_deadlock(found, {}) if found else None
 
     def _grace_ends(self) -> float | None:
         accounts = {rank: self._accounts[rank].account for rank in self._exits}

@@ -40,9 +40,9 @@ from .protocol import (
     FromServer,
     Hello,
     Launch,
-    Look,
     NeedsNewServer,
     Preload,
+    Probe,
     Quit,
     Serve,
     SignalGroups,
@@ -131,7 +131,7 @@ class ForkServer:
                     os.kill(one.pid, number)
             case Dump():
                 self._dump(message)
-            case Look(run, ranks):
+            case Probe(run, ranks):
                 for one in self._ranks_of(run, ranks):
                     with suppress(OSError):  # it has ended, or has not answered many requests
                         one.link.send(rank_process.ASK_COLLECTIVES)

@@ -182,7 +182,7 @@ class Hub(threading.Thread):
             pass
 
     def _collectives(self, rank: int) -> bytes:
-        """The operations that a rank has issued: from its account, or sent with its stacks."""
+        """The collectives of a rank: from its account, or from its answer with its stacks."""
         if rank in self._round.accounts:
             return self._round.accounts[rank].collectives
         return self._stacks[rank].collectives if rank in self._stacks else b""

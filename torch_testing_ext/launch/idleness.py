@@ -1,13 +1,11 @@
-"""Whether ranks compute, as the kernel shows it: that costs much less than to ask them for their collectives."""
+"""The CPU time of ranks, as the kernel shows it: that costs much less than to ask them for their collectives."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from torch_testing_ext._process import system
-
-from .report import now
 
 INTERVAL = 0.15
 # The system counts CPU time in steps of 0.01 s. Threads that serve connections use a little all the time.
@@ -15,25 +13,26 @@ _STEP, _SHARE = 0.015, 0.02
 
 
 class Idleness:
-    """Tells from two looks at the CPU time of processes whether these are idle."""
+    """Tells whether processes are idle, from their CPU time at two moments."""
 
-    def __init__(self) -> None:
+    def __init__(self, cpu_seconds: Callable[[int], float | None] = system.cpu_seconds) -> None:
+        self._cpu_seconds = cpu_seconds
         self._at = 0.0
         self._before: dict[int, float | None] | None = None
 
     def forget(self) -> None:
-        """Begin again: what was seen is of another time."""
+        """Begin again."""
         self._before = None
 
-    def idle(self, pids: Sequence[int]) -> set[int] | None:
-        """Finds the processes that have not computed since the last call; None if there was none long enough ago.
+    def idle(self, pids: Sequence[int], now: float) -> set[int] | None:
+        """Return those of these processes that have not computed since the last call; None if that was too recent.
 
         Where the system shows no CPU time, they count as idle.
         """
-        if self._before is not None and now() < self._at + INTERVAL:
+        if self._before is not None and now < self._at + INTERVAL:
             return None
-        before, elapsed, self._at = self._before, now() - self._at, now()
-        self._before = found = {pid: system.cpu_seconds(pid) for pid in pids}
+        before, elapsed, self._at = self._before, now - self._at, now
+        self._before = found = {pid: self._cpu_seconds(pid) for pid in pids}
         if before is None:
             return None
         most = _STEP + _SHARE * elapsed

@@ -228,6 +228,6 @@ class Job:
         """The log of all that the rank issues, if it is sanitized."""
         return self.directory / f"rank{rank}.sanitizer"
 
-    def look(self, rank: int) -> Path:
-        """The answer of the rank to a look, while its test runs."""
-        return self.directory / f"rank{rank}.look"
+    def probe(self, rank: int) -> Path:
+        """The answer of the rank to a probe, while its test runs."""
+        return self.directory / f"rank{rank}.probe"

@@ -36,7 +36,7 @@ class Launched:
 
     @classmethod
     def read(cls, environ: Mapping[str, str]) -> Launched | None:
-        # A process that a rank of ours has started is no rank. A launcher in it sets variables of its own.
+        # A process that one of our ranks has started is no rank. A launcher in it sets variables of its own.
         if environ.get(SET_BY_US) == f"{environ.get('RANK')}:{environ.get('MASTER_PORT', '')}":
             return None
         for rank, size, local, local_rank in _VARIABLES:
@@ -80,7 +80,7 @@ def this_launch() -> Launched | None:
 
 
 def _key(environ: Mapping[str, str]) -> str:
-    """By the launcher's rendezvous; without one, by the process that has started all ranks of this machine."""
+    """Derive the key from the launcher's rendezvous; without one, from the process that has started all ranks."""
     names = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
     known = [environ.get(name, "") for name in names] if environ.get("MASTER_PORT") else [str(os.getppid())]
     text = json.dumps([os.getuid(), *known])

@@ -8,7 +8,6 @@ current one are ignored. If a task goes wrong, all ranks are ended, because the 
 from __future__ import annotations
 
 import os
-import struct
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
@@ -17,6 +16,7 @@ from pathlib import Path
 
 from torch_testing_ext._collectives.findings import first_mismatch, is_uneven
 from torch_testing_ext._collectives.raw import agree, unpack
+from torch_testing_ext._process import messages
 
 from . import client, device_memory, recording, settings
 from .account_writer import AccountWriter
@@ -27,8 +27,33 @@ from .sanitizer_logs import Logs
 from .verdict import Expected
 from .watch import RankWatcher, WatchResult, watch
 
-_DONE = struct.Struct("=II")  # rank, number of the task. Short enough to be written atomically.
-_LEAVE = 0  # not the number of any task
+_CHUNK = 1 << 14
+
+
+@dataclass(frozen=True)
+class RunTask:
+    """The next task of a rank."""
+
+    number: int
+    name: str
+    sanitize: Sanitize
+
+
+@dataclass(frozen=True)
+class NoMoreTasks:
+    """The rank is to exit."""
+
+
+@dataclass(frozen=True)
+class TaskDone:
+    """The answer of a rank, short enough to be written into the common pipe atomically."""
+
+    rank: int
+    number: int
+
+
+_TO_RANK = messages.by_name(RunTask | NoMoreTasks)
+_TO_PARENT = messages.by_name(TaskDone)
 
 
 def _pipe(directory: Path, name: str) -> Path:
@@ -73,22 +98,22 @@ def tasks(directory: Path, rank: int) -> Iterator[Task]:
     recording.begin_first_task()
     with open(_tasks_pipe(directory, rank)) as lines:
         for line in lines:
-            number, _, rest = line.rstrip("\n").partition(" ")
-            if int(number) == _LEAVE:
+            task = messages.from_json(line, _TO_RANK)
+            if isinstance(task, NoMoreTasks):
                 return
-            wanted, _, name = rest.partition(" ")
-            file = AccountFile.open(_account(directory, rank, int(number)))
+            number = task.number
+            file = AccountFile.open(_account(directory, rank, number))
             writer = AccountWriter(file)
             try:
-                recording.sanitize(rank, Sanitize.decode(wanted), _log(directory, rank, int(number)))
-                yield Task(name, writer, directory / f"task{number}")
+                recording.sanitize(rank, task.sanitize, _log(directory, rank, number))
+                yield Task(task.name, writer, directory / f"task{number}")
                 with writer.own_errors():
                     recording.end_of_sanitizing()
                 writer.attach(recording.collectives(more_follow=True))
             finally:
                 file.close()
             with suppress(OSError):  # the test has closed it; its account says so
-                os.write(done, _DONE.pack(rank, int(number)))
+                os.write(done, messages.to_line(TaskDone(rank, number)))
             if writer.account is not None and writer.account.ending.is_failure:
                 sys.exit(writer.account.code)  # peers that wait in a collective see the lost connection
 
@@ -107,6 +132,7 @@ class PersistentRanks:
         # Also open for reading: so opening does not wait for the rank, and writing to one that is gone does not raise.
         self._pipes = [os.open(_tasks_pipe(self.directory, rank), os.O_RDWR | os.O_CLOEXEC) for rank in self._ranks()]
         self._done_pipe = os.open(_done_pipe(self.directory), os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        self._answers = messages.LineBuffer()
         self._done: set[int] = set()  # ranks that have finished the current task
         self.run.server.loop.listen(self._done_pipe, self._receive)
         self.number = 0
@@ -131,12 +157,12 @@ class PersistentRanks:
         self._done.clear()
         self._began = now()
         self._written = [_size(self.run.job.log(rank)) for rank in self._ranks()]
-        self._send(f"{self.number} {self.sanitize.encode()} {task}")
+        self._send(RunTask(self.number, task, self.sanitize))
         return self.directory / f"task{self.number}"
 
-    def _send(self, line: str) -> None:
+    def _send(self, message: RunTask | NoMoreTasks) -> None:
         for pipe in self._pipes:
-            os.write(pipe, f"{line}\n".encode())
+            os.write(pipe, messages.to_line(message))
 
     def watch(
         self, timeout: float | None, expected: Expected | None = None, endless: float | None = None
@@ -166,8 +192,9 @@ class PersistentRanks:
 
     def _receive(self) -> None:
         with suppress(BlockingIOError):
-            while data := os.read(self._done_pipe, 512 * _DONE.size):
-                self._done |= {rank for rank, number in _DONE.iter_unpack(data) if number == self.number}
+            while data := os.read(self._done_pipe, _CHUNK):
+                answers = [messages.from_json(line, _TO_PARENT) for line in self._answers.add(data)]
+                self._done |= {answer.rank for answer in answers if answer.number == self.number}
 
     def done(self) -> set[int]:
         """The ranks that have reported the current task as done."""
@@ -175,7 +202,7 @@ class PersistentRanks:
 
     def dismiss(self, timeout: float) -> WatchResult:
         """Have all ranks exit, and end those that do not within `timeout` seconds."""
-        self._send(f"{_LEAVE}")
+        self._send(NoMoreTasks())
         try:
             return watch(self.run, now() - self.run.began + timeout, Expected())
         finally:

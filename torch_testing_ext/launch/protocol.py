@@ -65,7 +65,7 @@ class Dump:
 
 
 @dataclass(frozen=True)
-class Look:
+class Probe:
     """Have ranks of a run write their collectives and the state of their threads. There is no answer."""
 
     run: int
@@ -85,7 +85,7 @@ class Quit:
     """End, together with everything that the server has started."""
 
 
-ToServer: TypeAlias = Serve | Launch | SignalGroups | SignalRank | Dump | Look | Preload | Quit
+ToServer: TypeAlias = Serve | Launch | SignalGroups | SignalRank | Dump | Probe | Preload | Quit
 
 
 @dataclass(frozen=True)

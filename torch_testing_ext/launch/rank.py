@@ -31,7 +31,7 @@ __rank_frame__ = True
 __first_frames__ = ("_run", "_answer")
 
 # The parent's requests to a rank, and the rank's answers: one byte each. A rank answers ASK_COLLECTIVES by writing
-# its look file.
+# its probe file.
 ASK_RECORDER, RECORDER_DONE = b"R", b"r"
 ASK_COLLECTIVES = b"C"
 STACKS_DONE = bytes([system.DUMP_STACKS])
@@ -137,10 +137,10 @@ def _listen(job: Job, rank: int, link: socket.socket) -> None:
     faulthandler.register(system.DUMP_STACKS, file=stacks, all_threads=True, chain=True)
     signals.unblock()
     # Not a threading.Thread: a test that counts or joins threads should not see it.
-    _thread.start_new_thread(_answer, (job.recorder(rank), job.look(rank), link))
+    _thread.start_new_thread(_answer, (job.recorder(rank), job.probe(rank), link))
 
 
-def _answer(target: Path, look: Path, link: socket.socket) -> None:
+def _answer(target: Path, probe: Path, link: socket.socket) -> None:
     # Poll here, so that this thread's stack has only this function. select() refuses descriptors above 1023.
     poll = select.poll()
     poll.register(link, select.POLLIN)
@@ -156,7 +156,7 @@ def _answer(target: Path, look: Path, link: socket.socket) -> None:
             return  # the process that started this rank is gone
         if ASK_COLLECTIVES in asked:
             with suppress(Exception):
-                recording.answer(look, with_state=True)
+                recording.answer(probe, with_state=True)
         if ASK_RECORDER in asked:
             with suppress(Exception):
                 recording.answer(target, with_state=False)

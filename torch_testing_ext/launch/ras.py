@@ -1,4 +1,4 @@
-"""NCCL's own account of a job: the answer of its RAS subsystem, which listens in the processes that use NCCL.
+"""NCCL's own status of a job: the answer of its RAS subsystem, which listens in the processes that use NCCL.
 
 A line of text over TCP is the question; the answer is a text that ends with the connection. NCCL has had it since 2.24.
 """

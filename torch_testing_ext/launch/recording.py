@@ -20,7 +20,7 @@ from .report import now
 
 __rank_frame__ = True
 
-# The deepest stack that is compared between two looks.
+# The deepest stack that is compared between two probes.
 _MOST_FRAMES = 30
 
 

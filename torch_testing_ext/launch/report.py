@@ -43,7 +43,7 @@ class RankReport:
     traceback: str = ""
     output: str = ""  # the last lines that it printed
     stacks: str = ""  # taken while it was still running
-    recorder: str = ""  # the collectives that it left, or that it told while it was still running
+    recorder: str = ""  # the collectives that it left, or that it reported while it was still running
     leftovers: tuple[str, ...] = ()
     imported: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()

@@ -158,7 +158,7 @@ class RoundState:
         return sorted(rank for rank in self.left if rank not in self.accounts)
 
     def due(self) -> float | None:
-        """The time to ask for the next step, whatever happens."""
+        """The moment at which to ask for the next step, whatever happens."""
         ends = [end for end in (self.deadline, self._grace_ends()) if end is not None]
         return min(ends, default=None)
 
@@ -193,7 +193,7 @@ class RoundState:
         return ""
 
     def _grace_ends(self) -> float | None:
-        """The time at which the ranks that still run have had a chance to see what another rank did."""
+        """The moment at which the ranks that still run have had the time to see what another rank did."""
         if self.began is None:
             return None
         left = [self.left[rank] for rank in self.lost]

@@ -9,7 +9,7 @@ from typing import Protocol
 from torch_testing_ext._process.loop import EventLoop
 
 from .job import Job
-from .protocol import Dump, Look, SignalGroups, SignalRank, ToServer
+from .protocol import Dump, Probe, SignalGroups, SignalRank, ToServer
 from .report import Exit, now
 
 # A server answers in milliseconds unless it is importing a module. A server that is stuck must not block this process.
@@ -65,9 +65,9 @@ class Run:
         self.server.send(Dump(self.number, tuple(self.alive if ranks is None else ranks), timeout))
         self.wait_until(lambda: self.dumped, timeout)
 
-    def look(self, ranks: Iterable[int]) -> None:
+    def probe(self, ranks: Iterable[int]) -> None:
         """Ask these ranks, which are still running, for their collectives. They write these when they get to it."""
-        self.server.send(Look(self.number, tuple(ranks)))
+        self.server.send(Probe(self.number, tuple(ranks)))
 
     def wait_until(self, done: Callable[[], bool], timeout: float = 0.0) -> None:
         """Wait until `done`, which a working server achieves at once; give up a server that is stuck."""

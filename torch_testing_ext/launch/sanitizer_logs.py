@@ -1,7 +1,7 @@
 """The parent's side of the sanitizer: reads the logs of the ranks of a test, while they run and at the end.
 
-A look at the headers costs nothing that counts. The logs are read only when the ranks have stopped issuing anything, or
-have issued different things.
+Comparing headers costs next to nothing. The logs are read only when the ranks have stopped issuing anything, or have
+issued different things.
 """
 
 from __future__ import annotations
@@ -10,21 +10,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from torch_testing_ext._collectives.findings import Finding, finding_of_rank, first_mismatch, stuck, waits
+from torch_testing_ext._collectives.findings import Finding, deadlocked, finding_of_rank, first_mismatch, waits
 from torch_testing_ext._collectives.order import first_inversion
+from torch_testing_ext._collectives.proof import DEFAULT_OF_GROUPS, ProofRules
 from torch_testing_ext._collectives.records import RankRecord, read_record
 from torch_testing_ext._sanitizer.kinds import SanitizeKind
 from torch_testing_ext._sanitizer.log import LogContent, LogReader, is_quiet, show_mismatch, uses_groups
 
 from .job import Sanitize
-from .report import RankReport, all_passed, now
+from .report import RankReport, all_passed
 
 INTERVAL = 0.04
 # Until then, a call that raises for the mismatch has done so.
 CONFIRMATION = 0.04
 # Members that have yet to come would show which ranks are the exception.
-CONFIRM_TIMEOUT = 0.5
-DEFAULT_OF_GROUPS = 1800.0  # gloo's time-out: nobody who has not chosen another waits for it
+AWAITED_TIMEOUT = 0.5
 
 
 def log_of(directory: str | Path, rank: int) -> Path:
@@ -55,7 +55,7 @@ class Logs:
         return {rank: content for rank, content in contents.items() if content is not None}
 
     def records(self) -> dict[int, RankRecord]:
-        """The operations that the ranks have issued so far."""
+        """The records of the ranks so far."""
         return records_of(self.read())
 
     def complete(self, reports: Sequence[RankReport]) -> list[RankReport]:
@@ -86,26 +86,25 @@ def records_of(contents: Mapping[int, LogContent]) -> dict[int, RankRecord]:
 
 
 class LiveLogs:
-    """Looks at the logs again and again while the ranks run.
+    """Reads the logs again and again while the ranks run.
 
-    A mismatch counts if it is still there at the next look, and nothing has raised for it.
+    A mismatch counts if it is still there at the next step, and nothing has raised for it.
     """
 
-    def __init__(self, logs: Logs, endless: float, may_differ: bool):
+    def __init__(self, logs: Logs, rules: ProofRules, now: float):
         self._logs = logs
-        self._endless = endless
-        self._may_differ = may_differ
+        self._rules = rules
         self._before: list[bytes] = []
         self._judged: list[bytes] = []
         self._candidate: Finding | None = None
         self._since = 0.0  # when there was a candidate first
         self._suspects: frozenset[tuple[int, int]] = frozenset()
-        self.suspects_anew = False  # ranks seem to wait for each other, which they did not when last asked
-        self.due = now() + INTERVAL
+        self.has_new_suspects = False  # at the last step: ranks seem to wait for each other, as they did not before
+        self.due = now + INTERVAL
 
-    def step(self, pending: Sequence[int], ended: Mapping[int, str]) -> Finding | None:
+    def step(self, now: float, pending: Sequence[int], ended: Mapping[int, str]) -> Finding | None:
         """A mismatch, once it is certain. `ended`: how each rank that has ended did so."""
-        self.due = now() + INTERVAL
+        self.due, self.has_new_suspects = now + INTERVAL, False
         headers = self._logs.headers()
         has_stopped, self._before = headers == self._before, headers
         if self._candidate is None and (headers == self._judged or not (has_stopped or show_mismatch(headers))):
@@ -115,30 +114,30 @@ class LiveLogs:
         found = self._mismatch(list(records.values()))
         if found is not None and self._candidate is not None and found.sentence == self._candidate.sentence:
             is_complete = not set(found.awaited).intersection(pending)
-            if is_complete or now() > self._since + CONFIRM_TIMEOUT:
+            if is_complete or now > self._since + AWAITED_TIMEOUT:
                 return found
         if self._candidate is None:
-            self._since = now()
+            self._since = now
         self._candidate = found
         if found is not None:
-            self.due = now() + CONFIRMATION
+            self.due = now + CONFIRMATION
         elif has_stopped:
             self._suspect(records, pending, ended)
         return None
 
     def _mismatch(self, records: Sequence[RankRecord]) -> Finding | None:
-        if self._may_differ or not self._is_endless(records):
+        if self._rules.may_differ or not self._is_endless(records):
             return None
         return first_mismatch(records, unless_raised=True)
 
     def _is_endless(self, records: Sequence[RankRecord]) -> bool:
         """A test of a group's own time-out goes on by itself: its end shows what a mismatch means."""
         latest = (calls[-1] for record in records for calls in record.calls.values())
-        return all(call.timeout >= min(self._endless, DEFAULT_OF_GROUPS) for call in latest)
+        return all(call.timeout >= min(self._rules.endless, DEFAULT_OF_GROUPS) for call in latest)
 
     def _suspect(self, records: Mapping[int, RankRecord], pending: Sequence[int], ended: Mapping[int, str]) -> None:
         waiting = {rank: calls for rank, calls in waits(list(records.values())).items() if rank in pending}
-        found = stuck(waiting, ended)
+        found = deadlocked(waiting, ended)
         suspects = frozenset((rank, wait.call.order) for rank, wait in found.items())
-        self.suspects_anew = bool(suspects) and suspects != self._suspects
+        self.has_new_suspects = bool(suspects) and suspects != self._suspects
         self._suspects = suspects

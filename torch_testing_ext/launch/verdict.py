@@ -11,13 +11,13 @@ from torch_testing_ext._collectives.creation import suspected_creation
 from torch_testing_ext._collectives.findings import (
     Finding,
     FindingKind,
-    describe_stuck,
+    deadlocked,
+    describe_deadlock,
     differences,
     first_left_alone,
     first_mismatch,
     first_uneven,
     first_unmatched,
-    stuck,
     waits,
 )
 from torch_testing_ext._collectives.records import RankRecord, all_agree, list_of, read_record
@@ -67,10 +67,10 @@ class Expected:
 
 @dataclass(frozen=True)
 class Case:
-    """The test that is judged. `again`: the command that runs it alone; `file`: its source file."""
+    """The test that is judged. `rerun_command`: it runs the test alone; `file`: its source file."""
 
     name: str
-    again: str = ""
+    rerun_command: str = ""
     file: str = ""
     note: str = ""  # what else must be known to run it again
 
@@ -122,7 +122,7 @@ def judge(
 
 
 def _found_by_sanitizer(reports: Sequence[RankReport], case: Case, expected: Expected) -> Verdict:
-    """The verdict on ranks that have passed, and that agree as far as all must."""
+    """Judge ranks that passed with matching collectives: sanitizer findings and unmatched calls."""
     found = sorted((one for r in reports for one in r.found if not one.is_hazard), key=lambda one: _GRAVITY(one.kind))
     if not found and not expected.may_differ and any(r.issued for r in reports):
         unmatched = first_unmatched(_records(reports))
@@ -138,13 +138,13 @@ def _found_by_sanitizer(reports: Sequence[RankReport], case: Case, expected: Exp
 
 
 def ended(report: RankReport) -> str:
-    """Describes the end of a rank, as a verb for a sentence."""
+    """Describe the end of a rank as a verb for a sentence."""
     verbs = {RankEnding.ERROR: "raised", RankEnding.KILLED: "was killed", RankEnding.LOST: "was lost"}
     return verbs.get(report.ending, report.ending.value)
 
 
 def _not_compared(reports: Sequence[RankReport]) -> str:
-    """Notes on ranks that passed with collectives that could not be compared."""
+    """Warn about ranks whose collectives could not be compared."""
     lost = [record.rank for record in _records(reports) if not record.is_whole]
     keeper = "the sanitizer's log" if any(r.issued for r in reports) else "torch's recorder"
     return (
@@ -162,7 +162,7 @@ def _mismatch(reports: Sequence[RankReport], expected: Expected, unless_raised: 
 
 
 def _records(reports: Sequence[RankReport]) -> list[RankRecord]:
-    """The operations of the ranks, from their logs if they were sanitized."""
+    """The records of the ranks, from their logs if they were sanitized."""
     texts = {r.rank: r.issued for r in reports if r.issued} or {r.rank: r.recorder for r in reports}
     return [record for rank, text in texts.items() if (record := read_record(rank, text)) is not None]
 
@@ -224,18 +224,18 @@ def _timed_out(reports: Sequence[RankReport], running: list[RankReport], case: C
 
 
 def _differences(reports: Sequence[RankReport]) -> list[Finding]:
-    """The finding in the collectives about ranks that still ran, if any did."""
+    """Explain ranks that still ran, if any did, by their collectives."""
     return differences(_records(reports)) if any(r.ending is RankEnding.STOPPED for r in reports) else []
 
 
 def _suspicion(reports: Sequence[RankReport], running: list[RankReport], expected: Expected) -> Finding | None:
-    """The cause for which ranks that still ran seem to wait, where it is more than one collective of one group."""
+    """Suspect a deadlock of ranks that still ran, over more than one collective of one group."""
     records = _records(reports)
     gone = {r.rank: ended(r) for r in reports if r not in running}
     waiting = {rank: calls for rank, calls in waits(records).items() if rank not in gone}
-    found = stuck(waiting, gone)
+    found = deadlocked(waiting, gone)
     if found:
-        return describe_stuck(found, gone, suspected=True)
+        return describe_deadlock(found, gone, suspected=True)
     return suspected_creation([one for r in reports if (one := read_record(r.rank, r.recorder)) is not None])
 
 
@@ -301,8 +301,8 @@ def _compose(
     parts += [_leftovers(r) for r in reports if r.leftovers]
     parts += [_stacks(r) for r in reports if r.stacks]
     parts += [case.note] if case.note else []
-    if case.again:
-        parts.append(f"To run it alone:\n  {case.again}")
+    if case.rerun_command:
+        parts.append(f"To run it alone:\n  {case.rerun_command}")
     return "\n\n".join(parts)
 
 

@@ -7,28 +7,28 @@ another grace period by SIGKILL.
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from torch_testing_ext._collectives.findings import Finding
+from torch_testing_ext._collectives.proof import ProofRules
 from torch_testing_ext._collectives.raw import unpack
-from torch_testing_ext._process import grace
+from torch_testing_ext._process import grace, reaping
 from torch_testing_ext._process.logs import tail
 
 from . import client, device_memory, hang, ras
 from .accounts import RankAccount, RankEnding, read_account
 from .client import Run
-from .looks import Looks
+from .detector import Detector
 from .report import Exit, RankReport, add_recorders, all_passed, assemble_report, now
-from .sanitizer_logs import LiveLogs, Logs
+from .sanitizer_logs import Logs
 from .verdict import Case, Expected, Verdict, ended, judge
 
 
 @dataclass(frozen=True)
 class WatchResult:
-    """The end of all ranks of a run, whether it timed out, and its seconds."""
+    """The end of a run: the reports of all ranks, whether it timed out, and how many seconds it took."""
 
     reports: tuple[RankReport, ...]
     timed_out: bool
@@ -51,7 +51,7 @@ def watch(
 ) -> WatchResult:
     """Watch a run until it has ended. At the time-out, `on_timeout` is called before the running ranks are ended.
 
-    Without a time-out, as in a debugger, nobody looks at the ranks meanwhile.
+    Without a time-out, as in a debugger, the ranks are not probed.
     """
     watched = RankWatcher(run, expected, run.began)
     try:
@@ -63,7 +63,7 @@ def watch(
             watched.take_stacks()
             watched.ask_nccl(timed_out)
     finally:
-        # Also after Ctrl-C or an error of ours.
+        # Also after Ctrl-C, or an error in this package.
         watched.end_all()
         client.finish(run)
     reports = watched.reports()
@@ -79,6 +79,29 @@ def end(run: Run) -> None:
     client.finish(run)
 
 
+@dataclass
+class Grace:
+    """The time that ranks get which still run after others have ended."""
+
+    expected: Expected
+    ends: float | None = None
+    has_failed: bool = False  # a rank has failed: the others end soon
+    stacks_timeout: float = grace.FOR_STACKS
+
+    def on_end(self, report: RankReport, at: float) -> None:
+        """Begin a grace period if the end of this rank keeps the others from ending."""
+        if report.ending is RankEnding.SKIPPED and not self.expected.codes_are_open:
+            self._grant(at + grace.AFTER_SKIP)
+        elif self.expected.decides(report):
+            self.has_failed = True
+            died = report.ending in (RankEnding.KILLED, RankEnding.EXITED)
+            self.stacks_timeout = grace.FOR_STACKS_AFTER_DEATH if died else grace.FOR_STACKS
+            self._grant(at + (grace.AFTER_DEATH if died else grace.AFTER_FAILURE))
+
+    def _grant(self, end: float) -> None:
+        self.ends = end if self.ends is None else min(self.ends, end)
+
+
 class RankWatcher:
     """Watches the ranks of a run and keeps what is known about each, since the time `began`."""
 
@@ -89,11 +112,9 @@ class RankWatcher:
         self.accounts: dict[int, RankAccount | None] = {}
         self.answers: dict[int, Exit] = {}  # of persistent ranks that have finished their task
         self.stopped: dict[int, float] = {}  # when we began to end them
-        self.grace_ends: float | None = None
-        self.stacks_grace = grace.FOR_STACKS
+        self.grace = Grace(expected)
         self.finding: Finding | None = None
         self.nccl = ""
-        self.has_failed = False  # a rank has failed: the others end soon
         job = run.job
         self.logs = Logs([job.sanitizer_log(rank) for rank in range(job.world_size)], job.sanitize)
 
@@ -106,45 +127,31 @@ class RankWatcher:
         """Wait until no rank is pending, a grace period is over or the time is up. Returns whether it is.
 
         It also ends with a `finding` about the collectives. `endless`: the time-out of those that do not end by
-        themselves; unless given, it is that of the test.
+        themselves; unless given, it is that of the test. Without a time-out, ranks are not probed.
         """
         deadline = None if timeout is None else self.began + timeout
-        looks, live = self._lookers(timeout, endless)
+        detector = None if timeout is None else self._detector(endless or timeout)
         self.take_endings()
         while self.pending:
-            look = min((one.due for one in (looks, live) if one is not None and not self.has_failed), default=None)
-            ends = [end for end in (deadline, self.grace_ends, look) if end is not None]
+            probe = None if detector is None or self.grace.has_failed else detector.due
+            ends = [end for end in (deadline, self.grace.ends, probe) if end is not None]
             if self.run.wait_for_event(min(ends, default=None)):
                 known = len(self.accounts)
                 self.take_endings()
-                if looks is not None and len(self.accounts) > known:
-                    looks.on_news()
-            elif looks is not None and look is not None and look == min(ends):
-                self.finding = self._look(looks, live)
+                if detector is not None and len(self.accounts) > known:
+                    detector.on_news(now())
+            elif detector is not None and probe == min(ends):
+                self.finding = detector.step(now(), self.pending, self._ended())
                 if self.finding is not None:
                     return False
             else:
-                return self.grace_ends is None or (deadline is not None and deadline <= self.grace_ends)
+                return self.grace.ends is None or (deadline is not None and deadline <= self.grace.ends)
         return False
 
-    def _lookers(self, timeout: float | None, endless: float | None) -> tuple[Looks | None, LiveLogs | None]:
-        if timeout is None:
-            return None, None
-        looks = Looks(self.run, endless or timeout, self.expected.may_differ, self.logs)
+    def _detector(self, endless: float) -> Detector:
         # With DETAIL, torch compares the calls itself, and a test may expect its error.
         is_checked = self.run.job.context.environ.get("TORCH_DISTRIBUTED_DEBUG", "").upper() == "DETAIL"
-        may_differ = self.expected.may_differ or is_checked
-        live = LiveLogs(self.logs, endless or timeout, may_differ) if self.logs else None
-        return looks, live
-
-    def _look(self, looks: Looks, live: LiveLogs | None) -> Finding | None:
-        if live is None or looks.due <= live.due:
-            return looks.step(self.pending, self._ended())
-        finding = live.step(self.pending, {rank: how for rank, (how, _) in self._ended().items()})
-        if live.suspects_anew:
-            live.suspects_anew = False
-            looks.hurry()
-        return finding
+        return Detector(self.run, ProofRules(endless, self.expected.may_differ), is_checked, self.logs, now())
 
     def _ended(self) -> dict[int, tuple[str, bytes]]:
         """For each rank that has ended: how, and the collectives that it left."""
@@ -154,6 +161,9 @@ class RankWatcher:
         for rank in self.run.exits.keys() - self.accounts.keys():
             self.accounts[rank] = self.read_account(rank)
             self.on_end(rank)
+
+    def on_end(self, rank: int) -> None:
+        self.grace.on_end(self._report(rank), self._exit(rank).at)
 
     def read_account(self, rank: int) -> RankAccount | None:
         return read_account(self.run.job.account(rank)) or self._skip_by_exit_code(rank)
@@ -166,23 +176,8 @@ class RankWatcher:
             return None
         return RankAccount(RankEnding.SKIPPED, self.began, exit.at, reason, code=exit.code)
 
-    def on_end(self, rank: int) -> None:
-        """Start a grace period if the end of this rank keeps the others from ending."""
-        report = self._report(rank)
-        if report.ending is RankEnding.SKIPPED and not self.expected.codes_are_open:
-            self._grant(report, grace.AFTER_SKIP)
-        elif self.expected.decides(report):
-            self.has_failed = True
-            died = report.ending in (RankEnding.KILLED, RankEnding.EXITED)
-            self.stacks_grace = grace.FOR_STACKS_AFTER_DEATH if died else grace.FOR_STACKS
-            self._grant(report, grace.AFTER_DEATH if died else grace.AFTER_FAILURE)
-
-    def _grant(self, report: RankReport, seconds: float) -> None:
-        end = self._exit(report.rank).at + seconds
-        self.grace_ends = end if self.grace_ends is None else min(self.grace_ends, end)
-
     def take_stacks(self) -> None:
-        self.run.dump(self.stacks_grace, self.asked_for_stacks())
+        self.run.dump(self.grace.stacks_timeout, self.asked_for_stacks())
 
     def ask_nccl(self, timed_out: bool) -> None:
         """Ask NCCL about ranks that hang, while they are there. It takes no time where they have not used NCCL."""
@@ -195,15 +190,15 @@ class RankWatcher:
 
     def end_all(self) -> None:
         """Escalate: SIGTERM, a grace period, SIGKILL. A rank that is pending now counts as stopped, however it ends."""
-        began = now()
-        self.stopped.update(dict.fromkeys(self.pending, began))
-        if self.run.alive:
-            self.run.end(signal.SIGTERM)
-            while self.run.alive and self.run.wait_for_event(began + grace.AFTER_SIGTERM):
-                pass
-        if self.run.alive:
-            self.run.end(signal.SIGKILL)
-            self.run.wait_until(lambda: not self.run.alive)
+        self.stopped.update(dict.fromkeys(self.pending, now()))
+        reaping.escalate(self._have_ended, self.run.end, after_sigterm=grace.AFTER_SIGTERM)
+        self.run.wait_until(lambda: not self.run.alive)
+
+    def _have_ended(self, seconds: float) -> bool:
+        until = now() + seconds
+        while self.run.alive and self.run.wait_for_event(until):
+            pass
+        return not self.run.alive
 
     def _exit(self, rank: int) -> Exit:
         return self.answers.get(rank) or self.run.exits[rank]
@@ -227,13 +222,15 @@ class RankWatcher:
         return tuple(self._with_texts(replace(report, recorder=self._recorder(report.rank))) for report in reports)
 
     def _recorder(self, rank: int) -> str:
-        """The collectives that a rank left, or told when it was asked."""
+        """The collectives that a rank left, or reported when it was asked."""
         if (left := unpack(self._left(rank))) is not None:
             return left.text()
-        for file in (self.run.job.recorder(rank), self.run.job.look(rank)):
-            told = unpack(_data(file))
-            if told is not None and told.at >= self.began:  # persistent ranks have answered during earlier tests
-                return told.text()
+        for file in (self.run.job.recorder(rank), self.run.job.probe(rank)):
+            reported = unpack(_data(file))
+            if (
+                reported is not None and reported.at >= self.began
+            ):  # persistent ranks have answered during earlier tests
+                return reported.text()
         return ""
 
     def _left(self, rank: int) -> bytes:

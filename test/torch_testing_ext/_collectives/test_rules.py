@@ -6,13 +6,14 @@ from dataclasses import replace
 from torch_testing_ext._collectives.blocked import RankState, ThreadState, why_not_blocked
 from torch_testing_ext._collectives.findings import (
     FindingKind,
-    describe_stuck,
+    deadlocked,
+    describe_deadlock,
     differences,
     first_left_alone,
     first_mismatch,
-    stuck,
     waits,
 )
+from torch_testing_ext._collectives.proof import Evidence, ProofRules, conclude
 from torch_testing_ext._collectives.records import GroupRecord, all_agree, read_record, shared_groups, text_of
 from torch_testing_ext.common_utils import run_tests
 
@@ -187,12 +188,12 @@ def pairs(rank):
     return [group(rank), *(group(rank, members, name, name) for name, members in made if rank in members)]
 
 
-class TestStuck(unittest.TestCase):
+class TestDeadlocked(unittest.TestCase):
     def found(self, *of_ranks, ended=(), groups=pairs):
         records = world(*of_ranks, groups=groups)
         gone = dict.fromkeys(ended, "passed")
-        left = stuck({rank: calls for rank, calls in waits(records).items() if rank not in gone}, gone)
-        return describe_stuck(left, gone) if left else None
+        left = deadlocked({rank: calls for rank, calls in waits(records).items() if rank not in gone}, gone)
+        return describe_deadlock(left, gone) if left else None
 
     def test_opposite_orders(self):
         found = self.found([entry(0, 1, over=False)], [entry(1, 2, over=False)], [])
@@ -211,7 +212,7 @@ class TestStuck(unittest.TestCase):
         self.assertEqual(found.sentence, "rank 1 passed without all_reduce #1 [4] of group dp, in which rank 0 waits")
         self.assertEqual((found.kind, found.ranks), (FindingKind.LEFT_ALONE, (1,)))
 
-    def test_waiting_for_a_rank_that_is_stuck(self):
+    def test_waiting_for_a_rank_that_is_deadlocked(self):
         """Rank 2 is not in the cycle, but behind it."""
         found = self.found([entry(0, 1, over=False)], [entry(1, 2, over=False)], [entry(2, 0, over=False)])
         self.assertEqual(found.ranks, (0, 1))
@@ -390,6 +391,78 @@ class TestBlocked(unittest.TestCase):
         import json
 
         self.assertEqual(RankState.from_json(json.loads(json.dumps(BLOCKED.to_json()))), BLOCKED)
+
+
+class TestProof(unittest.TestCase):
+    """What follows from one probe after another."""
+
+    NOTHING = Evidence()
+
+    def probe(self, before, *of_ranks, ended=(), rules=None, groups=pairs, state=BLOCKED):
+        """What a probe shows whose answers are these entries. Ranks of `ended` have passed, and left theirs."""
+        records = {record.rank: replace(record, state=state) for record in world(*of_ranks, groups=groups)}
+        running = {rank: record for rank, record in records.items() if rank not in ended}
+        left = {rank: records[rank] for rank in ended}
+        return conclude(before, running, left, dict.fromkeys(ended, "passed"), rules or ProofRules(endless=60.0))
+
+    def test_ranks_that_go_on(self):
+        after = self.probe(self.NOTHING, [entry(0, 1)], [entry(0, 1)], [])
+        self.assertEqual((after.finding, after.is_suspicious), (None, False))
+
+    def test_a_mismatch_needs_a_second_probe(self):
+        calls = [entry(0, 0)], [entry(0, 0, "barrier")], []
+        first = self.probe(self.NOTHING, *calls, groups=None)
+        self.assertEqual((first.finding, first.is_suspicious), (None, True))
+        second = self.probe(first.evidence, *calls, groups=None)
+        self.assertEqual(second.finding.kind, FindingKind.MISMATCH)
+
+    def test_a_mismatch_is_certain_if_no_rank_is_yet_to_come(self):
+        calls = [entry(0, 0)], [entry(0, 0, "barrier")]
+        for third, ended in (([entry(0, 0)], ()), ([], (2,))):
+            found = self.probe(self.NOTHING, *calls, third, ended=ended, groups=None).finding
+            self.assertEqual(found.kind, FindingKind.MISMATCH)
+
+    def test_a_mismatch_that_a_test_allows(self):
+        calls = [entry(0, 0)], [entry(0, 0, "barrier")], [entry(0, 0)]
+        self.assertIsNone(
+            self.probe(self.NOTHING, *calls, groups=None, rules=ProofRules(60.0, may_differ=True)).finding
+        )
+
+    def test_a_mismatch_in_a_group_with_a_short_timeout(self):
+        """It ends by itself: its end shows what it means."""
+        short = {"timeout_ms": 1_000, "over": False}
+        calls = [entry(0, 0, **short)], [entry(0, 0, "barrier", **short)], [entry(0, 0, **short)]
+        self.assertIsNone(self.probe(self.NOTHING, *calls, groups=None).finding)
+
+    DEADLOCK = [entry(0, 1, over=False)], [entry(1, 2, over=False)], []
+
+    def test_a_deadlock_needs_two_probes_that_show_the_same(self):
+        first = self.probe(self.NOTHING, *self.DEADLOCK)
+        self.assertEqual((first.finding, first.is_suspicious), (None, True))
+        self.assertEqual(self.probe(first.evidence, *self.DEADLOCK).finding.kind, FindingKind.DEADLOCK)
+
+    def test_ranks_that_moved_on_meanwhile(self):
+        first = self.probe(self.NOTHING, *self.DEADLOCK)
+        moved = [entry(0, 1), entry(3, 1, over=False)], [entry(0, 1), entry(1, 2, over=False)], []
+        second = self.probe(first.evidence, *moved)
+        self.assertEqual((second.finding, second.is_suspicious), (None, True))
+
+    def test_ranks_that_may_be_woken(self):
+        """The second probe shows the same, but proves nothing: a third one need not come soon."""
+        woken = replace(BLOCKED, timers=True)
+        first = self.probe(self.NOTHING, *self.DEADLOCK, state=woken)
+        second = self.probe(first.evidence, *self.DEADLOCK, state=woken)
+        self.assertEqual((second.finding, second.is_suspicious), (None, False))
+
+    def test_waits_that_end_before_the_test(self):
+        first = self.probe(self.NOTHING, *self.DEADLOCK, rules=ProofRules(endless=3600.0))
+        self.assertEqual((first.finding, first.is_suspicious), (None, False))
+
+    def test_a_rank_that_has_ended(self):
+        calls = [entry(0, 1, over=False)], [], []
+        first = self.probe(self.NOTHING, *calls, ended=(1,))
+        found = self.probe(first.evidence, *calls, ended=(1,)).finding
+        self.assertEqual((found.kind, found.ranks), (FindingKind.LEFT_ALONE, (1,)))
 
 
 if __name__ == "__main__":

@@ -73,6 +73,16 @@ EVERYTHING = Everything(
 )
 
 
+class TestLineBuffer(unittest.TestCase):
+    def test_any_pieces(self) -> None:
+        stream = b"one\n\ntwo\nthree"
+        for size in range(1, len(stream) + 1):
+            lines = messages.LineBuffer()
+            found = [line for at in range(0, len(stream), size) for line in lines.add(stream[at : at + size])]
+            self.assertEqual(found, [b"one", b"", b"two"], size)
+            self.assertEqual(lines.add(b"!\n"), [b"three!"])
+
+
 class TestMessages(unittest.TestCase):
     def test_round_trip(self) -> None:
         line = messages.to_json(EVERYTHING)

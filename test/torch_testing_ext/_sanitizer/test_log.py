@@ -6,7 +6,7 @@ import unittest
 from pathlib import Path
 from unittest import mock
 
-from torch_testing_ext._collectives.findings import first_left_alone, first_mismatch, first_unmatched, stuck, waits
+from torch_testing_ext._collectives.findings import deadlocked, first_left_alone, first_mismatch, first_unmatched, waits
 from torch_testing_ext._collectives.issued import Issued
 from torch_testing_ext._collectives.order import first_inversion
 from torch_testing_ext._collectives.records import GroupRecord, read_record
@@ -188,8 +188,8 @@ class LogTest(unittest.TestCase):
         ranks[0].issue("recv", inputs=(), outputs=(FLOATS,))
         waiting = waits([rank.record for rank in ranks])
         self.assertEqual(waiting[0][0].missing, (1, 2))
-        self.assertEqual(stuck(waiting, {1: "passed"}), {})
-        self.assertEqual(list(stuck(waiting, {1: "passed", 2: "passed"})), [0])
+        self.assertEqual(deadlocked(waiting, {1: "passed"}), {})
+        self.assertEqual(list(deadlocked(waiting, {1: "passed", 2: "passed"})), [0])
         ranks[2].issue("send", peer=0)
         self.assertEqual(waits([rank.record for rank in ranks]), {})
 

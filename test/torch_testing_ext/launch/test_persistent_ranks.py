@@ -13,6 +13,7 @@ from kit.leftovers import nothing_left
 from kit.processes import heed_ctrl_c, wait_until_gone
 
 from torch_testing_ext import launch
+from torch_testing_ext._process.messages import to_line
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.launch import RankEnding, now, persistent_ranks
 from torch_testing_ext.launch.watch import WatchResult
@@ -156,7 +157,7 @@ class PersistentRanksTest(unittest.TestCase):
         self.ranks.start("wait_for_ever of 1")
         for number in (self.ranks.number - 1, self.ranks.number + 1):
             with open(self.ranks.directory / "done", "wb", buffering=0) as pipe:
-                pipe.write(persistent_ranks._DONE.pack(1, number))
+                pipe.write(to_line(persistent_ranks.TaskDone(1, number)))
         self.assertEqual(
             [report.ending for report in self.watch_briefly().reports], [RankEnding.PASSED, RankEnding.STOPPED]
         )
@@ -164,7 +165,7 @@ class PersistentRanksTest(unittest.TestCase):
     def test_an_answer_without_an_account_is_ignored(self) -> None:
         self.ranks.start("wait_for_ever of 1")
         with open(self.ranks.directory / "done", "wb", buffering=0) as pipe:
-            pipe.write(persistent_ranks._DONE.pack(1, self.ranks.number))
+            pipe.write(to_line(persistent_ranks.TaskDone(1, self.ranks.number)))
         self.assertEqual(
             [report.ending for report in self.watch_briefly().reports], [RankEnding.PASSED, RankEnding.STOPPED]
         )
@@ -188,7 +189,7 @@ class PersistentRanksTest(unittest.TestCase):
 
     def test_dismissed_in_the_middle_of_a_task(self) -> None:
         self.ranks.start("wait_for_ever of 1")
-        self.ranks._send(f"{persistent_ranks._LEAVE}")
+        self.ranks._send(persistent_ranks.NoMoreTasks())
         while 0 not in self.ranks.run.exits:
             self.ranks.run.wait_for_event()
         end = self.ranks.dismiss(0.0)

@@ -12,10 +12,11 @@ import unittest
 from kit.agents import AGENT, Nodes, prepare_for
 from kit.processes import clean_environ, descendants, is_alive
 
+from torch_testing_ext._process.messages import to_line
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.runner import events
 from torch_testing_ext.runner.cluster.facts import facts
-from torch_testing_ext.runner.cluster.lines import MessageReader, NotAMessage, to_line
+from torch_testing_ext.runner.cluster.lines import MessageReader, NotAMessage
 from torch_testing_ext.runner.cluster.place import ClusterError
 from torch_testing_ext.runner.cluster.protocol import (
     AgentHello,

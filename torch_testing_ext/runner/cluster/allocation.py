@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from torch_testing_ext._process import reaping
 from torch_testing_ext._process.channel import socket_pair
 from torch_testing_ext._process.exits import describe_exit
 from torch_testing_ext._process.logs import tail
@@ -117,16 +118,9 @@ class AllocatingLauncher:
             return
         self._loop.forget(self._stream)
         self._stream.close()
-        if self._launcher is None:
-            process.terminate()  # it has not begun its command, whose end it would wait for
-        code = _wait(process, END_TIMEOUT)
-        if code is None:
-            process.terminate()
-            code = _wait(process, KILL_TIMEOUT)
-        if code is None:
-            process.kill()
-            code = process.wait()
-        if code < 0:
+        # Before it has begun its command, it would wait for the end of that.
+        by_itself = 0.0 if self._launcher is None else END_TIMEOUT
+        if reaping.end(process, by_itself=by_itself, after_sigterm=END_TIMEOUT) < 0:
             self._cancel()
 
     def _cancel(self) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from socket import socket
 
+from torch_testing_ext._process import reaping
 from torch_testing_ext._process.channel import socket_pair
 from torch_testing_ext._process.exits import describe_exit
 from torch_testing_ext._process.logs import tail
@@ -100,9 +100,4 @@ class CommandLauncher:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    for end in process.terminate, process.kill:
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(END_TIMEOUT)
-            return
-        end()
-    process.wait()
+    reaping.end(process, by_itself=END_TIMEOUT, after_sigterm=END_TIMEOUT)

@@ -31,7 +31,7 @@ class MessageReader(Generic[Received]):
         self._fd = fd
         self._kinds = messages.by_name(receives)
         self._first = first
-        self._unread: list[bytes] = []
+        self._lines = messages.LineBuffer()
         self.ignored: list[str] = []  # the lines before the first message
 
     def fileno(self) -> int:
@@ -48,13 +48,7 @@ class MessageReader(Generic[Received]):
             data = b""
         if not data:
             raise EOFError
-        head, newline, rest = data.rpartition(b"\n")
-        if not newline:
-            self._unread.append(data)
-            return []
-        whole = b"".join([*self._unread, head])
-        self._unread = [rest] if rest else []
-        return list(self._messages(whole.split(b"\n")))
+        return list(self._messages(self._lines.add(data)))
 
     def _messages(self, lines: list[bytes]) -> Iterator[Received]:
         for line in lines:
@@ -82,7 +76,7 @@ class MessageWriter:
 
     def send(self, message: Any, urgent: bool = True) -> None:
         """A message that is not urgent may wait for the next one: each piece of the stream costs a call of Ray."""
-        self._lines.put((to_line(message), urgent))
+        self._lines.put((messages.to_line(message), urgent))
 
     def finish(self, timeout: float) -> None:
         """Write what waits, for at most `timeout` seconds."""
@@ -115,10 +109,6 @@ class MessageWriter:
                 elif until is None:
                     until = time.monotonic() + _LINGER
         return lines, True
-
-
-def to_line(message: Any) -> bytes:
-    return messages.to_json(message).encode() + b"\n"
 
 
 def fields_of(value: Mapping[str, str]) -> dict[str, str]:

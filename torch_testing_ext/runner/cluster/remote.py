@@ -11,12 +11,12 @@ from contextlib import suppress
 from typing import Protocol
 
 from torch_testing_ext._process.loop import EventLoop
-from torch_testing_ext._process.messages import unexpected
+from torch_testing_ext._process.messages import to_line, unexpected
 
 from ..engine.place import LostUnitListener
 from ..engine.unit_log import EndCause
 from ..model import Attempt, Lease, Test, TestOutcome, Unit
-from .lines import MessageReader, NotAMessage, to_line
+from .lines import MessageReader, NotAMessage
 from .protocol import (
     MOST_MISSING,
     AgentAlive,

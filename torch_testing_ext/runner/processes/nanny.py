@@ -42,7 +42,7 @@ from .unit_spec import UnitSpec
 GRACE_FOR_ORPHANS = 1.0
 # A helper process that exits right after its test is not a leak.
 GRACE_FOR_HELPERS = 0.1
-STACKS_TIMEOUT = 1.0
+grace.FOR_STACKS = 1.0
 # Stacks are complete when their files have not grown for this long: no process reports that it has written them.
 _QUIET = 0.05
 
@@ -168,9 +168,11 @@ class Nanny:
         if self._status is not None:
             return
         signal_group(self._worker, signal.SIGCONT)  # a stopped process does not handle SIGTERM
-        signal_group(self._worker, signal.SIGTERM)
-        if not reaping.has_ended(self._worker, grace.AFTER_SIGTERM):
-            signal_group(self._worker, signal.SIGKILL)
+        reaping.escalate(
+            lambda seconds: reaping.has_ended(self._worker, seconds),
+            lambda number: signal_group(self._worker, number),
+            after_sigterm=grace.AFTER_SIGTERM,
+        )
 
     def _end_leftovers(self) -> tuple[str, ...]:
         """End the processes that are still running. Returns descriptions of those that should have ended themselves."""
@@ -198,7 +200,7 @@ class Nanny:
         self._channel.send(StacksTaken(len(asked)))
 
     def _let_them_write(self) -> None:
-        deadline, sizes = time.monotonic() + STACKS_TIMEOUT, None
+        deadline, sizes = time.monotonic() + grace.FOR_STACKS, None
         while sizes != (sizes := self._sizes_of_stacks()) and time.monotonic() < deadline:
             time.sleep(_QUIET)
 

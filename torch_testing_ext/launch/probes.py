@@ -1,0 +1,215 @@
+"""Probes of ranks that have run for a while without news: each rank is asked for its collectives.
+
+The ranks write them; nothing waits for the answers. A probe costs ranks and parent some milliseconds. While a rank
+computes, the others may well wait for it: then it is seldom asked. Those that are idle meanwhile are asked as often as
+ever, since two of them may disagree.
+
+The states are pure: each says when it is due, and the time is a parameter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from torch_testing_ext._collectives.findings import Finding
+from torch_testing_ext._collectives.proof import Evidence, ProofRules, conclude
+from torch_testing_ext._collectives.raw import read_raw
+from torch_testing_ext._collectives.records import RankRecord
+
+from .client import Run
+from .idleness import INTERVAL, Idleness
+from .sanitizer_logs import Logs
+
+FIRST_PROBE = 1.0  # seconds without news
+CONFIRMATION = 0.25
+GROWTH, LONGEST = 1.6, 20.0
+FACTOR_IF_BUSY = 3.0  # by which the time until all ranks are asked is longer if one computes
+_FEWEST = 2  # ranks that may disagree
+# Ranks answer in milliseconds, unless they hold the GIL or the machine is loaded. While their fork server imports for
+# later ranks, none is asked yet: so the time for the last ones begins when one has answered.
+FIRST_READ, LONGEST_PAUSE, ANSWER_TIMEOUT = 0.03, 0.25, 1.0
+FIRST_ANSWER_TIMEOUT = 10.0
+
+
+@dataclass(frozen=True)
+class Pace:
+    """The time until idle ranks are asked and until all are, in seconds, and when all are at the latest."""
+
+    of_idle: float
+    of_all: float
+    latest: float
+
+    @classmethod
+    def first(cls, now: float) -> Pace:
+        return cls(FIRST_PROBE, FIRST_PROBE, now + FACTOR_IF_BUSY * FIRST_PROBE)
+
+    def again(self) -> Pace:
+        return replace(self, of_idle=FIRST_PROBE, of_all=FIRST_PROBE)
+
+    def slower(self, now: float, were_all_asked: bool) -> Pace:
+        """The pace after a probe that has found nothing."""
+        of_idle, of_all = (min(seconds * GROWTH, LONGEST) for seconds in (self.of_idle, self.of_all))
+        if not were_all_asked:
+            return replace(self, of_idle=of_idle)
+        return Pace(of_idle, of_all, now + FACTOR_IF_BUSY * of_all)
+
+    @property
+    def between(self) -> float:
+        """The time between two looks at whether ranks are idle."""
+        return max(INTERVAL, self.of_idle / 4)
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """No rank is asked before `due`; then those that are idle, or all at the latest moment of the pace."""
+
+    pace: Pace
+    due: float
+
+    @classmethod
+    def begin(cls, pace: Pace, now: float) -> Waiting:
+        return cls(pace, min(now + pace.of_idle - pace.between, pace.latest))
+
+    def later(self, now: float) -> Waiting:
+        """Too few ranks are idle: look again."""
+        return replace(self, due=min(now + self.pace.between, self.pace.latest))
+
+
+@dataclass(frozen=True)
+class Confirming:
+    """The same ranks are asked once more at `due`, whatever they do."""
+
+    pace: Pace
+    due: float
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The ranks have been asked, and their answers are read at `due`."""
+
+    pace: Pace
+    due: float
+    ranks: tuple[int, ...]
+    since: float
+    pause: float = FIRST_READ
+    first_answer: float | None = None
+
+    @classmethod
+    def begin(cls, pace: Pace, now: float, ranks: Sequence[int]) -> Asked:
+        return cls(pace, now + FIRST_READ, tuple(ranks), now)
+
+    def read(self, now: float, answered: int, pending: int) -> Asked | None:
+        """The state if the ranks that have yet to answer get more time; None if the probe is over."""
+        first = now if answered and self.first_answer is None else self.first_answer
+        until = self.since + FIRST_ANSWER_TIMEOUT if first is None else first + ANSWER_TIMEOUT
+        if answered == pending or now >= until:
+            return None
+        pause = min(2 * self.pause, LONGEST_PAUSE)
+        return replace(self, due=now + pause, pause=pause, first_answer=first)
+
+
+class Prober:
+    """Probes the ranks of a run again and again, at growing intervals."""
+
+    def __init__(self, run: Run, rules: ProofRules, logs: Logs, now: float, idleness: Idleness | None = None):
+        self._run = run
+        self._rules = rules
+        self._logs = logs
+        self._idleness = idleness or Idleness()
+        self._evidence = Evidence()
+        self._state: Waiting | Confirming | Asked = Waiting.begin(Pace.first(now), now)
+
+    @property
+    def due(self) -> float:
+        """The moment at which `step` is to be called next."""
+        return self._state.due
+
+    def on_news(self, now: float) -> None:
+        """Something has happened in the run: wait a while before the next probe."""
+        if not isinstance(self._state, Asked):
+            self._wait(Pace.first(now), now)
+
+    def probe_now(self, now: float) -> None:
+        """Probe all ranks at once: their logs suggest that they wait for each other."""
+        if not isinstance(self._state, Asked):
+            self._state = Confirming(self._state.pace.again(), now, tuple(range(self._run.job.world_size)))
+
+    def step(self, now: float, pending: Sequence[int], ended: Mapping[int, tuple[str, bytes]]) -> Finding | None:
+        """Ask, or read the answers. `ended`: for each rank that has ended, how, and what it has left."""
+        if now < self.due:
+            return None
+        if isinstance(self._state, Asked):
+            return self._read(self._state, now, pending, ended)
+        ranks = self._ranks_to_ask(self._state, now, pending)
+        if ranks:
+            # Before the request: this process may be interrupted after it, until all have answered.
+            self._state = Asked.begin(self._state.pace, now, ranks)
+            self._run.probe(ranks)
+        return None
+
+    def _ranks_to_ask(self, state: Waiting | Confirming, now: float, pending: Sequence[int]) -> list[int]:
+        """The ranks to be asked now; if none, it is known when to try again."""
+        if isinstance(state, Confirming):
+            if found := [rank for rank in pending if rank in state.ranks]:
+                return found
+            state = Waiting(state.pace, state.due)
+        if now >= state.pace.latest:
+            return list(pending)
+        idle = self._idleness.idle([self._run.pids[rank] for rank in pending], now)
+        found = [rank for rank in pending if idle is not None and self._run.pids[rank] in idle]
+        if len(found) >= min(_FEWEST, len(pending)):
+            return found
+        self._state = state.later(now)
+        return []
+
+    def _read(
+        self, state: Asked, now: float, pending: Sequence[int], ended: Mapping[int, tuple[str, bytes]]
+    ) -> Finding | None:
+        asked = [rank for rank in state.ranks if rank in pending]
+        running = {rank: record for rank in asked if (record := self._answer_of(rank, state.since)) is not None}
+        if (longer := state.read(now, len(running), len(asked))) is not None:
+            self._state = longer
+            return None
+        left: Mapping[int, RankRecord | None] = {rank: read_raw(rank, data) for rank, (_, data) in ended.items()}
+        if self._logs:
+            running, left = self._from_logs(running)
+        conclusion = conclude(
+            self._evidence, running, left, {rank: how for rank, (how, _) in ended.items()}, self._rules
+        )
+        self._evidence = conclusion.evidence
+        if conclusion.is_suspicious:
+            self._state = Confirming(state.pace, now + CONFIRMATION, state.ranks)
+        else:
+            self._wait(state.pace.slower(now, were_all_asked=len(asked) == len(pending)), now)
+        return conclusion.finding
+
+    def _wait(self, pace: Pace, now: float) -> None:
+        self._state = Waiting.begin(pace, now)
+        self._idleness.forget()
+
+    def _answer_of(self, rank: int, since: float) -> RankRecord | None:
+        record = read_raw(rank, _data(self._run.job.probe(rank)))
+        return record if record is not None and record.at >= since else None
+
+    def _from_logs(self, running: Mapping[int, RankRecord]) -> tuple[dict[int, RankRecord], dict[int, RankRecord]]:
+        """The records of the logs: of the ranks that have answered, with their state, and of all others.
+
+        A log has sends and receives, too: that a rank has issued some does not speak against a proof.
+        """
+        records = self._logs.records()
+        seen = {}
+        for rank, answer in running.items():
+            state = answer.state and replace(answer.state, p2p=False)
+            if rank in records:
+                seen[rank] = replace(records[rank], state=state, at=answer.at)
+        return seen, {rank: record for rank, record in records.items() if rank not in running}
+
+
+def _data(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError:
+        return b""
