@@ -66,9 +66,9 @@ def _value_of(name: str, source: Path) -> str:
 # -- the record
 
 
-def recorded() -> Kits:
+def recorded(file: Path = RECORD) -> Kits:
     """The recorded kits, the oldest version first."""
-    data = json.loads(RECORD.read_text(encoding="utf-8"))
+    data = json.loads(file.read_text(encoding="utf-8"))
     kits: dict[str, dict[str, frozenset[str]]] = {version: {} for version in data["torch"]}
     for module, parts in data["modules"].items():
         for version, kit in kits.items():
@@ -78,9 +78,9 @@ def recorded() -> Kits:
     return kits
 
 
-def record(kits: Kits) -> None:
+def record(kits: Kits, file: Path = RECORD) -> None:
     """Add these kits to the record, or replace those of the same versions."""
-    RECORD.write_text(_as_json({**recorded(), **kits}), encoding="utf-8")
+    file.write_text(_as_json({**recorded(file), **kits}), encoding="utf-8")
 
 
 def _as_json(kits: Kits) -> str:

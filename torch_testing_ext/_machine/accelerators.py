@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -256,10 +256,10 @@ QUESTIONS: dict[str, Callable[[], Any]] = {
 # -- ways to ask them
 
 
-def device_may_exist(dev: Path = Path("/dev")) -> bool:
+def device_may_exist(dev: Path = Path("/dev"), environ: Mapping[str, str] = os.environ) -> bool:
     """Could this torch find a device on this machine? False only where that is certain."""
     if torch.version.cuda is not None or torch.version.hip is not None:
-        if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
+        if environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
             return False
         if any(dev.glob("nvidia[0-9]*")) or any((dev / name).exists() for name in ("nvidiactl", "dxg", "kfd")):
             return True
@@ -272,7 +272,7 @@ def _may_fork() -> bool:
     return hasattr(os, "fork") and threading.active_count() == 1
 
 
-def _ask_forked(question: str) -> Any:
+def _ask_forked(question: str, timeout: float = FORK_TIMEOUT) -> Any:
     """Let a forked child ask; None where it gave no answer."""
     receive, send = os.pipe()
     pid = fork_safety.fork()  # even with native threads in idle pools (OpenBLAS): the child takes none of their locks
@@ -280,7 +280,7 @@ def _ask_forked(question: str) -> Any:
         _answer_and_exit(question, send)
     os.close(send)
     with os.fdopen(receive, "rb") as pipe:
-        ready = wait_readable(pipe, time.monotonic() + FORK_TIMEOUT)
+        ready = wait_readable(pipe, time.monotonic() + timeout)
         text = pipe.read() if ready else b""
     if not ready:
         os.kill(pid, signal.SIGKILL)

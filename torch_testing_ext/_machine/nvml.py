@@ -164,7 +164,12 @@ Answer = Gpus | Usages | NoAnswer
 class NvmlProcess:
     """Asks NVML in a process of its own, which ends when this object is closed or this process ends."""
 
-    def __init__(self, timeout: float = ANSWER_TIMEOUT, path: Sequence[str] | None = None):
+    def __init__(
+        self,
+        timeout: float = ANSWER_TIMEOUT,
+        path: Sequence[str] | None = None,
+        environ: Mapping[str, str] | None = None,
+    ):
         self._timeout = timeout
         own, other = socket_pair()
         with other:
@@ -172,6 +177,7 @@ class NvmlProcess:
             words = [str(other.fileno()), str(os.getpid())]
             self._process = subprocess.Popen(
                 interpreter.command("_machine.nvml_process", sys.path if path is None else path, *words),
+                env=environ,
                 pass_fds=[other.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,

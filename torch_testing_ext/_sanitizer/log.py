@@ -43,7 +43,8 @@ _now_ns = time.time_ns  # taken before a test could replace it
 class LogWriter:
     """The rank's side. It keeps no descriptor, so that no test can close one."""
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Path, most: int = MOST_RECORDS):
+        self._most = most
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
             # A page that a full disk cannot back would end the rank by SIGBUS.
@@ -94,7 +95,7 @@ class LogWriter:
     def _add(self, group: int, flags: int, what: int, site: int) -> int:
         with self._lock:
             number = self._count
-            if number >= MOST_RECORDS:
+            if number >= self._most:
                 self._numbers[_LOST] += 1
                 return -1
             self._count = number + 1  # first: a signal's handler may add another in between

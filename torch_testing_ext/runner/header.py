@@ -8,6 +8,7 @@ import shlex
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -23,8 +24,10 @@ NVIDIA_MODELS = Path("/proc/driver/nvidia/gpus")
 class CommitQuery:
     """Asks git for the commit of a folder, while the run prepares: `with CommitQuery(root) as query: ...`."""
 
-    def __init__(self, root: Path):
-        self._root = root
+    def __init__(self, root: Path, environ: Mapping[str, str] = os.environ, timeout: float = GIT_TIMEOUT):
+        self._root, self._timeout = root, timeout
+        # A git command that the user runs meanwhile has priority.
+        self._environ = {**environ, "GIT_OPTIONAL_LOCKS": "0"}
         self._git: subprocess.Popen[str] | None = None
 
     def __enter__(self) -> CommitQuery:
@@ -37,10 +40,7 @@ class CommitQuery:
                 stderr=subprocess.DEVNULL,
                 text=True,
                 errors="replace",
-                env={
-                    **os.environ,
-                    "GIT_OPTIONAL_LOCKS": "0",
-                },  # a git command that the user runs meanwhile has priority
+                env=self._environ,
             )
         return self
 
@@ -56,7 +56,7 @@ class CommitQuery:
         if self._git is None:
             return "", False
         try:
-            said, _ = self._git.communicate(timeout=GIT_TIMEOUT)
+            said, _ = self._git.communicate(timeout=self._timeout)
         except subprocess.TimeoutExpired:
             return "", False
         commit, dirty, _ = said.strip().partition("-dirty") if self._git.returncode == 0 else ("", "", "")

@@ -166,8 +166,8 @@ class TestDevices(TestCase):
         accelerators._answer.cache_clear()
 
     def pretend(self, **answers):
-        """Simulate the answers of a driver in another process."""
-        questions = {name: lambda value=value: value for name, value in answers.items()}
+        """Simulate the answers of a driver in another process: values, or functions that give them there."""
+        questions = {name: value if callable(value) else (lambda value=value: value) for name, value in answers.items()}
         for owner, target, value in (
             (accelerators, "device_may_exist", lambda: True),
             (accelerators, "QUESTIONS", questions),
@@ -195,9 +195,8 @@ class TestDevices(TestCase):
         popen.assert_not_called()
 
     def test_this_process_is_not_the_one_that_asks(self):
-        self.pretend()
-        with mock.patch.dict(accelerators.QUESTIONS, {"ask_devices": lambda: ("cuda", os.getpid())}):
-            self.assertNotEqual(accelerators.device_count(), os.getpid())
+        self.pretend(ask_devices=lambda: ("cuda", os.getpid()))
+        self.assertNotEqual(accelerators.device_count(), os.getpid())
 
     def test_asked_once_for_each_mask(self):
         self.pretend(ask_devices=("cuda", 3))
@@ -218,11 +217,8 @@ class TestDevices(TestCase):
 
     def test_a_process_that_has_asked_before_asks_again(self):
         parent = os.getpid()
-        self.pretend()
-        with (
-            mock.patch.object(_torch, "accelerator_is_in_bad_fork", lambda: os.getpid() != parent),
-            mock.patch.dict(accelerators.QUESTIONS, {"ask_devices": lambda: ("cuda", os.getpid())}),
-        ):
+        self.pretend(ask_devices=lambda: ("cuda", os.getpid()))
+        with mock.patch.object(_torch, "accelerator_is_in_bad_fork", lambda: os.getpid() != parent):
             self.assertEqual(accelerators.device_count(), parent)
 
     def test_a_forked_child_of_a_process_that_has_asked_starts_an_interpreter(self):
@@ -251,20 +247,15 @@ class TestDevices(TestCase):
             thread.join()
 
     def test_a_child_that_hangs_is_ended(self):
-        self.pretend()
+        self.pretend(ask_devices=signal.pause)
         before = system.children(os.getpid())
-        with (
-            mock.patch.object(accelerators, "FORK_TIMEOUT", 0.2),
-            mock.patch.dict(accelerators.QUESTIONS, {"ask_devices": signal.pause}),
-            self.assertRaisesRegex(accelerators.DriverDoesNotAnswer, "has not answered within a minute"),
-        ):
-            accelerators._ask_forked("ask_devices")
+        with self.assertRaisesRegex(accelerators.DriverDoesNotAnswer, "has not answered within a minute"):
+            accelerators._ask_forked("ask_devices", timeout=0.2)
         self.assertEqual(system.children(os.getpid()), before)
 
     def test_a_child_that_dies_gives_no_answer(self):
-        self.pretend()
-        with mock.patch.dict(accelerators.QUESTIONS, {"ask_devices": lambda: os.kill(os.getpid(), signal.SIGKILL)}):
-            self.assertIsNone(accelerators._ask_forked("ask_devices"))
+        self.pretend(ask_devices=lambda: os.kill(os.getpid(), signal.SIGKILL))
+        self.assertIsNone(accelerators._ask_forked("ask_devices"))
 
     def test_a_new_interpreter_answers(self):
         kind, count = accelerators._ask_new_interpreter("ask_devices")
@@ -292,11 +283,10 @@ class TestDeviceNodes(TestCase):
             mock.patch.object(torch.version, "cuda", cuda),
             mock.patch.object(torch.version, "hip", hip),
             mock.patch.object(_torch, "other_accelerator_is_built", lambda: False),
-            mock.patch.dict(os.environ, environment),
         ):
             for node in nodes:
                 (Path(dev) / node).touch()
-            return accelerators.device_may_exist(Path(dev))
+            return accelerators.device_may_exist(Path(dev), environment)
 
     def test_a_build_without_accelerators_has_none_whatever_the_machine(self):
         self.assertFalse(self.may_exist("nvidiactl", "nvidia0", "kfd"))

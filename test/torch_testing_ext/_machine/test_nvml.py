@@ -10,7 +10,6 @@ import signal
 import sys
 import unittest
 from pathlib import Path
-from unittest import mock
 
 from kit.nvml import GB, STAND_IN, Device, Machine, NvmlTestCase, environment, uuid
 
@@ -32,8 +31,7 @@ class TestNvml(NvmlTestCase):
 
     def open(self, machine, timeout=30.0):
         machine.write(self.file)
-        with mock.patch.dict(os.environ, environment(self.file)):
-            nvml = NvmlProcess(timeout, [str(STAND_IN), *sys.path])
+        nvml = NvmlProcess(timeout, [str(STAND_IN), *sys.path], {**os.environ, **environment(self.file)})
         self.addCleanup(nvml.close)
         return nvml
 

@@ -4,7 +4,6 @@ import json
 import tempfile
 import unittest
 from pathlib import Path
-from unittest import mock
 
 from torch_testing_ext._collectives.findings import deadlocked, first_left_alone, first_mismatch, first_unmatched, waits
 from torch_testing_ext._collectives.issued import Issued
@@ -20,9 +19,9 @@ FLOATS = ((4,), "float32")
 class Rank:
     """A rank that writes a log, in this process."""
 
-    def __init__(self, folder, number, groups, size=None):
+    def __init__(self, folder, number, groups, most=log.MOST_RECORDS):
         self.number = number
-        self.writer = LogWriter(Path(folder, f"rank{number}"))
+        self.writer = LogWriter(Path(folder, f"rank{number}"), most)
         self.reader = LogReader(Path(folder, f"rank{number}"))
         self.line = 0
         for name, members in groups.items():
@@ -54,8 +53,8 @@ class LogTest(unittest.TestCase):
         self.addCleanup(folder.cleanup)
         self.folder = folder.name
 
-    def ranks(self, count=2, **groups):
-        ranks = [Rank(self.folder, number, groups or {"g": list(range(count))}) for number in range(count)]
+    def ranks(self, count=2, most=log.MOST_RECORDS, **groups):
+        ranks = [Rank(self.folder, number, groups or {"g": list(range(count))}, most) for number in range(count)]
         for rank in ranks:
             self.addCleanup(rank.reader.close)
         return ranks
@@ -134,10 +133,9 @@ class LogTest(unittest.TestCase):
         self.assertFalse(show_mismatch([rank.header for rank in ranks]))
 
     def test_a_full_log_says_so(self):
-        (rank,) = self.ranks(1)
-        with mock.patch.object(log, "MOST_RECORDS", 3):
-            for _ in range(3):
-                rank.issue("all_reduce")
+        (rank,) = self.ranks(1, most=3)
+        for _ in range(3):
+            rank.issue("all_reduce")
         self.assertFalse(rank.reader.read().is_whole)
         self.assertFalse(is_quiet([rank.header]))
 

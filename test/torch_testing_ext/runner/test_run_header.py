@@ -12,14 +12,12 @@ import tempfile
 import unittest
 from collections import Counter
 from pathlib import Path
-from unittest import mock
 
 import torch
 from kit.junit import read_junit
 from test_project import run_test
 
 import torch_testing_ext
-from torch_testing_ext.runner import header
 from torch_testing_ext.runner.header import CommitQuery, describe_devices, nvidia_models
 from torch_testing_ext.runner.scheduling.inventory import Inventory
 
@@ -63,8 +61,8 @@ class CommitTest(unittest.TestCase):
         git(self.folder, "commit", "-q", "-m", "one")
         return git(self.folder, "rev-parse", "HEAD")
 
-    def answer(self, folder=None):
-        with CommitQuery(folder or self.folder) as query:
+    def answer(self, folder=None, **environ):
+        with CommitQuery(folder or self.folder, {**os.environ, **environ}) as query:
             return query.answer()
 
     def test_a_commit(self):
@@ -82,26 +80,20 @@ class CommitTest(unittest.TestCase):
         self.assertEqual(self.answer(), (commit, False))
 
     def test_no_repository(self):
-        with mock.patch.dict(os.environ, GIT_CEILING_DIRECTORIES=str(self.folder.parent)):
-            self.assertEqual(self.answer(), ("", False))
+        self.assertEqual(self.answer(GIT_CEILING_DIRECTORIES=str(self.folder.parent)), ("", False))
 
     def test_no_commit_yet(self):
         git(self.folder, "init", "-q")
         self.assertEqual(self.answer(), ("", False))
 
     def test_no_git(self):
-        with mock.patch.dict(os.environ, PATH=str(self.folder)):
-            self.assertEqual(self.answer(), ("", False))
+        self.assertEqual(self.answer(PATH=str(self.folder)), ("", False))
 
     def test_a_git_that_hangs(self):
         program = self.folder / "git"
         program.write_text("#!/bin/sh\nexec sleep 1000\n")
         program.chmod(0o700)
-        with (
-            mock.patch.dict(os.environ, PATH=f"{self.folder}:{os.environ['PATH']}"),
-            mock.patch.object(header, "GIT_TIMEOUT", 0.0),
-            CommitQuery(self.folder) as query,
-        ):
+        with CommitQuery(self.folder, {**os.environ, "PATH": f"{self.folder}:{os.environ['PATH']}"}, 0.0) as query:
             self.assertEqual(query.answer(), ("", False))
             process = query._git
         self.assertEqual(process.returncode, -9)

@@ -8,7 +8,6 @@ import sys
 import tempfile
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
-from unittest import mock
 
 from kit.checkout import ROOT, CheckoutCase
 
@@ -158,15 +157,15 @@ class CoverageTest(TestCase):
     def test_a_record_is_read_as_it_was_written(self) -> None:
         kits = kit_names.recorded()
         with tempfile.TemporaryDirectory() as directory:
-            with mock.patch.object(kit_names, "RECORD", Path(directory, "names.json")):
-                kit_names.RECORD.write_text('{"torch": [], "modules": {}}')
-                for version in reversed(kit_names.in_order(kits)):
-                    kit_names.record({version: kits[version]})
-                self.assertEqual(kit_names.recorded(), kits)
-                again = kit_names.RECORD.read_text()
-                kit_names.record({"2.13": kits["2.13"]})
-                self.assertEqual(kit_names.RECORD.read_text(), again)
-            self.assertEqual(Path(directory, "names.json").read_text(), kit_names.RECORD.read_text())
+            file = Path(directory, "names.json")
+            file.write_text('{"torch": [], "modules": {}}')
+            for version in reversed(kit_names.in_order(kits)):
+                kit_names.record({version: kits[version]}, file)
+            self.assertEqual(kit_names.recorded(file), kits)
+            again = file.read_text()
+            kit_names.record({"2.13": kits["2.13"]}, file)
+            self.assertEqual(file.read_text(), again)
+            self.assertEqual(again, kit_names.RECORD.read_text())
 
     def test_an_edited_page_is_outdated(self) -> None:
         measured = [coverage.ModuleCoverage("m", "o", here=["a"], lacking=["b"], refused={"c": "why"})]
