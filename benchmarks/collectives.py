@@ -65,7 +65,7 @@ import contextlib, sys, tempfile, time
 from pathlib import Path
 import torch, torch.distributed as dist
 from torch_testing_ext import _torch
-from torch_testing_ext._sanitizer import in_rank
+from torch_testing_ext._sanitizer import sanitized_rank
 from torch_testing_ext._sanitizer.kinds import read_kinds
 _torch.watch_process_groups(lambda name: contextlib.nullcontext())
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
@@ -76,13 +76,13 @@ for turn in range(12):
         with tempfile.TemporaryDirectory() as folder:
             if word != "off":
                 in_rank.prepare(True)
-                in_rank.begin(0, read_kinds(word), None, Path(folder, "log"))
+                sanitized_rank.begin(0, read_kinds(word), None, Path(folder, "log"))
             for part in range(3):
                 began = time.thread_time()
                 for _ in range(500):
                     dist.all_reduce(mine)
                 best[word] = min(best[word], (time.thread_time() - began) / 500)
-            in_rank.finish()
+            sanitized_rank.finish()
             in_rank.prepare(False)
 for word, seconds in best.items():
     print(word, 1e6 * seconds)

@@ -13,7 +13,6 @@ from torch_testing_ext._cases.distributed_base import (
     DistributedTestBase as DistributedTestBase,
     run_subtests as run_subtests,
 )
-from torch_testing_ext._cases.global_state import GlobalStateWarning as GlobalStateWarning
 from torch_testing_ext._cases.multi_process import MultiProcessTestCase as MultiProcessTestCase
 from torch_testing_ext._cases.multi_threaded import (
     MultiThreadedTestCase as MultiThreadedTestCase,
@@ -25,6 +24,7 @@ from torch_testing_ext._cases.ranked import (
     TIMEOUT_OVERRIDE as TIMEOUT_OVERRIDE,
     get_timeout as get_timeout,
 )
+from torch_testing_ext._cases.state_left_changed import GlobalStateWarning as GlobalStateWarning
 from torch_testing_ext._cases.test_case import TestCase as TestCase
 from torch_testing_ext._cases.verdicts import (
     Interrupted as Interrupted,

@@ -11,7 +11,7 @@ from torch_testing_ext._cases.distributed_base import run_subtests as run_subtes
 from torch_testing_ext._cases.multi_process import MultiProcessTestCase as MultiProcessTestCase
 from torch_testing_ext._cases.multi_threaded import MultiThreadedTestCase as MultiThreadedTestCase
 from torch_testing_ext._fsdp import fsdp_device as _fsdp_device
-from torch_testing_ext._fsdp.bases import (
+from torch_testing_ext._fsdp.fsdp_bases import (
     FSDPTest as FSDPTest,
     FSDPTestContinuous as FSDPTestContinuous,
     FSDPTestMultiThread as FSDPTestMultiThread,
@@ -19,6 +19,17 @@ from torch_testing_ext._fsdp.bases import (
 )
 from torch_testing_ext._fsdp.fsdp_device import DEVICEInitMode as DEVICEInitMode
 from torch_testing_ext._fsdp.fully_shard_models import MLP as MLP, DoubleLinear as DoubleLinear, MLPStack as MLPStack
+from torch_testing_ext._fsdp.model_state import (
+    _assert_module_states as _assert_module_states,
+    _broadcast_state_dict as _broadcast_state_dict,
+    _get_state_dict as _get_state_dict,
+    _maybe_wrap_fsdp as _maybe_wrap_fsdp,
+    _move_to_device as _move_to_device,
+    _zero_model as _zero_model,
+    check_sharded_parity as check_sharded_parity,
+    get_full_params as get_full_params,
+    subtest_name as subtest_name,
+)
 from torch_testing_ext._fsdp.models import (
     AlwaysWrapNestedWrappedModule as AlwaysWrapNestedWrappedModule,
     DummyDDP as DummyDDP,
@@ -48,17 +59,6 @@ from torch_testing_ext._fsdp.patches import (
     patch_reshard as patch_reshard,
     patch_unshard as patch_unshard,
     reduce_scatter_with_assert as reduce_scatter_with_assert,
-)
-from torch_testing_ext._fsdp.state import (
-    _assert_module_states as _assert_module_states,
-    _broadcast_state_dict as _broadcast_state_dict,
-    _get_state_dict as _get_state_dict,
-    _maybe_wrap_fsdp as _maybe_wrap_fsdp,
-    _move_to_device as _move_to_device,
-    _zero_model as _zero_model,
-    check_sharded_parity as check_sharded_parity,
-    get_full_params as get_full_params,
-    subtest_name as subtest_name,
 )
 from torch_testing_ext._machine import flags as _flags
 from torch_testing_ext._machine.seeds import set_rng_seed as set_rng_seed

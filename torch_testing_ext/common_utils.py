@@ -154,7 +154,7 @@ from torch_testing_ext._utils.helpers import (
     raise_on_run_directly as raise_on_run_directly,
     to_gpu as to_gpu,
 )
-from torch_testing_ext._utils.running import (
+from torch_testing_ext._utils.retries import (
     SwapTensorsGuard as SwapTensorsGuard,
     find_library_location as find_library_location,
     retry as retry,

@@ -17,6 +17,7 @@ from hypothesis import (
 )
 from hypothesis.strategies import data as data
 
+from torch_testing_ext._hypothesis.example_values import Blueprint as Blueprint
 from torch_testing_ext._hypothesis.given import given as given, note as note, target as target
 from torch_testing_ext._hypothesis.participants import PropertyFailure as PropertyFailure
 from torch_testing_ext._hypothesis.strategies.meshes import (
@@ -40,4 +41,3 @@ from torch_testing_ext._hypothesis.strategies.programs import (
     collective_programs as collective_programs,
 )
 from torch_testing_ext._hypothesis.strategies.tensors import dtypes as dtypes, shapes as shapes, tensors as tensors
-from torch_testing_ext._hypothesis.values import Blueprint as Blueprint

@@ -156,7 +156,7 @@ _EXPLANATIONS = (
 @pytest.fixture
 def dist_env() -> Iterator[Any]:
     """The rank of a test with the mark `world_size`: rank, world_size, local_rank, device, backend, group, store."""
-    in_rank = sys.modules.get("torch_testing_ext._pytest_ranks.in_rank")
+    in_rank = sys.modules.get("torch_testing_ext._pytest_ranks.item_in_rank")
     if in_rank is None or not in_rank.is_rank():
         pytest.fail(
             "dist_env was asked for by request.getfixturevalue, outside of ranks. Name it as an argument of the test "
@@ -267,6 +267,6 @@ def pytest_runtest_makereport(item: Any, call: Any) -> Generator[None, Any, Any]
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_logreport(report: Any) -> None:
-    in_rank = sys.modules.get("torch_testing_ext._pytest_ranks.in_rank")
+    in_rank = sys.modules.get("torch_testing_ext._pytest_ranks.item_in_rank")
     if in_rank is not None and in_rank.is_rank():
         in_rank.on_report(report)

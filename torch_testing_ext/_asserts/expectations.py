@@ -21,7 +21,7 @@ from pathlib import Path
 
 import expecttest
 
-from torch_testing_ext._process.files import source_file
+from torch_testing_ext._process.whole_files import source_file
 
 __unittest = True
 __rank_frame__ = True

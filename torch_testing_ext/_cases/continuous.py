@@ -30,15 +30,15 @@ from torch_testing_ext._marks.settings_of_tests import kinds_on
 from torch_testing_ext._sanitizer.kinds import SanitizeKind
 from torch_testing_ext.launch import device_memory, settings
 
-from . import accounting, global_state, launched_ranks, rank_environment
+from . import accounting, launched_ranks, rank_environment, state_left_changed
 from .early_fork import fork_server_for
-from .global_state import GlobalStateWarning
 from .invocation import command_of
 from .jobs import job_for_test
 from .rank_checks import sanitize_with, say_if_nothing_is_recorded
 from .rank_life import run_rank
 from .rank_process import RankProcess
 from .ranked import PARENT, RankedTestCase, checked_world_size, own_cleanups
+from .state_left_changed import GlobalStateWarning
 from .verdicts import RankError, raise_verdict, with_expectations, without_our_traceback
 
 __unittest = True  # keeps these frames out of unittest's tracebacks
@@ -385,10 +385,10 @@ def _run_rank(context: launch.RankContext, cls: type[MultiProcContinuousTest], r
 def _run_task(cls: type[MultiProcContinuousTest], task: launch.Task) -> None:
     """Run one test, and note the global state that it changed."""
     cls._recorder = expectations.ExpectationRecorder(str(task.path), cls.rank)
-    before = global_state.snapshot()
+    before = state_left_changed.snapshot()
     device_memory.forget_that_of_this_process()
     with accounting.recorded(task.account, cls.failureException):
         cls._run_test_given_id(task.name)
         task.account.passed()
-    if changes := global_state.changes(before, global_state.snapshot()):
+    if changes := state_left_changed.changes(before, state_left_changed.snapshot()):
         task.account.note(changes)

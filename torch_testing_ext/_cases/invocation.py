@@ -14,7 +14,7 @@ from typing import Any
 
 from torch_testing_ext import launch
 from torch_testing_ext._process import shell
-from torch_testing_ext._process.files import source_file
+from torch_testing_ext._process.whole_files import source_file
 
 python_arguments: list[str] = []  # between `python` and the file
 pytest_arguments: list[str] = []  # between `pytest` and the test

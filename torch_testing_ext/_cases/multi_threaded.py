@@ -18,8 +18,8 @@ from typing import Any, ClassVar
 from torch_testing_ext import launch
 from torch_testing_ext._marks.needs import Skipped, TestSkip
 from torch_testing_ext._marks.settings_of_tests import kinds_of_test, kinds_on, may_differ
-from torch_testing_ext._process.files import source_file
-from torch_testing_ext._threads.ranks import ExcInfo, RankThreads, process_group
+from torch_testing_ext._process.whole_files import source_file
+from torch_testing_ext._threads.thread_ranks import ExcInfo, RankThreads, process_group
 from torch_testing_ext.launch import settings
 from torch_testing_ext.launch.job import Sanitize
 

@@ -17,7 +17,7 @@ from torch_testing_ext import launch
 from torch_testing_ext._asserts import expectations
 from torch_testing_ext._marks.needs import TestSkip, first_unmet, is_ours
 from torch_testing_ext._marks.settings_of_tests import kinds_of_test, may_differ, timeout_of
-from torch_testing_ext._process.files import source_file
+from torch_testing_ext._process.whole_files import source_file
 from torch_testing_ext.launch import settings
 from torch_testing_ext.launch.job import Sanitize
 

@@ -21,7 +21,7 @@ from torch_testing_ext._process.exits import describe_exit
 from torch_testing_ext._process.logs import cut_middle
 from torch_testing_ext._sanitizer.kinds import SanitizeKind
 from torch_testing_ext.launch.job import Sanitize
-from torch_testing_ext.launch.report import add_recorders
+from torch_testing_ext.launch.rank_report import add_recorders
 from torch_testing_ext.launch.sanitizer_logs import Logs, log_of, records_of
 
 from . import ranked

@@ -5,15 +5,15 @@ every rank runs the test's body and reports its outcome; rank 0 combines the out
 Hypothesis. A rank that leaves an example early would leave others waiting in a collective: their waits are
 interrupted, and all ranks replace their process groups before the next example.
 
-    given.py         `given`, `note` and `target`, as the tests use them
-    run.py           a whole property test in a rank, from connecting to the report
-    participants.py  the two roles: Leader (rank 0) and Follower
-    outcome.py       how an example ended in one rank, and in all of them. Pure.
-    values.py        the values that rank 0 sends, and how each rank turns them into arguments
-    links.py         messages between the ranks, without a process group
-    connections.py   the network connections of a rank, and how to cut them
-    watchdog.py      when to cut: it interrupts collectives that will never end
-    groups.py        the process group under test, and its replacement
-    internals.py     the undocumented parts of Hypothesis that we use
-    strategies/      strategies for tensors, meshes, placements, groups, programs of collectives
+    given.py                 `given`, `note` and `target`, as the tests use them
+    property_run.py          a whole property test in a rank, from connecting to the report
+    participants.py          the two roles: Leader (rank 0) and Follower
+    outcome.py               how an example ended in one rank, and in all of them. Pure.
+    example_values.py        the values that rank 0 sends, and how each rank turns them into arguments
+    links.py                 messages between the ranks, without a process group
+    connections.py           the network connections of a rank, and how to cut them
+    watchdog.py              when to cut: it interrupts collectives that will never end
+    groups.py                the process group under test, and its replacement
+    hypothesis_internals.py  the undocumented parts of Hypothesis that we use
+    strategies/              strategies for tensors, meshes, placements, groups, programs of collectives
 """

@@ -12,10 +12,10 @@ import hypothesis
 from torch_testing_ext._cases.multi_process import MultiProcessTestCase
 from torch_testing_ext._cases.ranked import RankedTestCase
 
-from . import internals
+from . import hypothesis_internals
+from .example_values import for_rank
 from .participants import Leader, Participant
-from .run import run
-from .values import for_rank
+from .property_run import run
 
 __unittest = True
 __rank_frame__ = True
@@ -40,7 +40,7 @@ def given(*positional: Any, **named: Any) -> Callable[[Callable[..., None]], Cal
 
         @functools.wraps(prop)
         def test(*args: Any, **kwargs: Any) -> None:
-            internals.copy_decorations(test, prop)
+            hypothesis_internals.copy_decorations(test, prop)
             if args and _is_rank(args[0]):
                 run(args[0], prop, functools.partial(body, args[0]))
             elif args and isinstance(args[0], RankedTestCase) and not isinstance(args[0], MultiProcessTestCase):

@@ -11,7 +11,7 @@ from hypothesis.errors import UnsatisfiedAssumption
 
 from torch_testing_ext.launch import Cause, cause_of, format_error, summarize
 
-from .values import NoMoreDraws
+from .example_values import NoMoreDraws
 
 
 class ExampleKind(enum.Enum):

@@ -12,7 +12,7 @@ import hypothesis
 from hypothesis import strategies as st
 from hypothesis.errors import StopTest
 
-from . import internals, values
+from . import example_values, hypothesis_internals
 from .groups import Groups
 from .links import (
     DrawnValue,
@@ -95,7 +95,7 @@ class Participant:
         self.describe_current = functools.partial(describe, body, drawn)
         self.watchdog.enter(self.number, self.describe_current)
         try:
-            body(**{name: values.for_rank(value, self.rank) for name, value in drawn.items()})
+            body(**{name: example_values.for_rank(value, self.rank) for name, value in drawn.items()})
         except BaseException as error:  # torch's CheckpointException is no Exception
             interrupted = self.watchdog.leave()
             if isinstance(error, _NOT_OF_THE_EXAMPLE):
@@ -128,7 +128,10 @@ class Leader(Participant):
         describe_it = functools.partial(describe, body, drawn)
         interactive = {name: value for name, value in drawn.items() if isinstance(value, st.DataObject)}
         self._send(_example(self.number, drawn, tuple(interactive), body), describe_it)
-        mine = {**drawn, **{name: values.LeadersData(value, self._send_draw) for name, value in interactive.items()}}
+        mine = {
+            **drawn,
+            **{name: example_values.LeadersData(value, self._send_draw) for name, value in interactive.items()},
+        }
         outcome = self._perform_mine(body, mine, bool(interactive))
         judged = judge_example([outcome, *self._outcomes(describe_it)])
         self.watchdog.finish()
@@ -249,8 +252,10 @@ class Follower(Participant):
         self.number = example.number
         self.watchdog.begin(self.number)
         drawn: dict[str, Any] = pickle.loads(example.drawn)
-        drawn.update({name: values.FollowersData(self._receive_draw, self.rank) for name in example.interactive})
-        with internals.next_example():
+        drawn.update(
+            {name: example_values.FollowersData(self._receive_draw, self.rank) for name in example.interactive}
+        )
+        with hypothesis_internals.next_example():
             outcome = self.perform(body, drawn)
         if outcome.ends_example:
             self.watchdog.report_left(self.number)
@@ -266,7 +271,9 @@ class Follower(Participant):
         message = self._receive()
         if isinstance(message, DrawnValue):
             return pickle.loads(message.value)
-        raise values.NoMoreDraws("rank 0 makes no more draws in this example: it failed, or the ranks draw differently")
+        raise example_values.NoMoreDraws(
+            "rank 0 makes no more draws in this example: it failed, or the ranks draw differently"
+        )
 
 
 def _fail(judged: JudgedExample) -> NoReturn:

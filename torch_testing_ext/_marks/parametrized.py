@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from torch_testing_ext._utils.running import wrapSwapTensorsTest
+from torch_testing_ext._utils.retries import wrapSwapTensorsTest
 
 __unittest = True  # keeps these frames out of unittest's tracebacks
 

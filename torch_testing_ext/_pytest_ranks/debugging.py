@@ -8,7 +8,7 @@ import pytest
 
 from torch_testing_ext import launch
 
-from . import internals
+from . import pytest_internals
 
 __rank_frame__ = True
 
@@ -25,10 +25,10 @@ def rank_of(config: Any, from_environment: int | None, world_size: int) -> int |
 
 def leave_to_ranks(config: Any) -> None:
     """Let --pdb not stop in the parent at a verdict on ranks, whose processes have ended."""
-    plugin = config.pluginmanager.get_plugin(internals.DEBUGGER)
+    plugin = config.pluginmanager.get_plugin(pytest_internals.DEBUGGER)
     if plugin is not None and not isinstance(plugin, _OnlyOutsideOfRanks):
         config.pluginmanager.unregister(plugin)
-        config.pluginmanager.register(_OnlyOutsideOfRanks(plugin), internals.DEBUGGER)
+        config.pluginmanager.register(_OnlyOutsideOfRanks(plugin), pytest_internals.DEBUGGER)
 
 
 class _OnlyOutsideOfRanks:
@@ -47,7 +47,7 @@ class _OnlyOutsideOfRanks:
 
 def never_ask(config: Any) -> None:
     """Take the debugger of --trace out of a rank without the terminal."""
-    if (plugin := config.pluginmanager.get_plugin(internals.TRACE)) is not None:
+    if (plugin := config.pluginmanager.get_plugin(pytest_internals.TRACE)) is not None:
         config.pluginmanager.unregister(plugin)
 
 
@@ -64,7 +64,7 @@ def look_at(item: Any, error: BaseException) -> bool:
     report = item.ihook.pytest_runtest_makereport(item=item, call=call)
     if report.failed:
         try:
-            internals.enter_debugger(item, excinfo, report)
+            pytest_internals.enter_debugger(item, excinfo, report)
         except pytest.exit.Exception:
             return True
     return False

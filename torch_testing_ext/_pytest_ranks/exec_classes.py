@@ -11,7 +11,7 @@ import pytest
 
 from torch_testing_ext._cases.distributed_exec import DistributedFixture, DistributedTest
 
-from . import internals
+from . import pytest_internals
 from .marks import DIST_ENV, NAME, RANKS_CLASS
 
 
@@ -50,7 +50,7 @@ def add_fixtures_of(collector: Any) -> None:
         return
     holder = types.ModuleType("fixtures that run in ranks")
     vars(holder).update(found)
-    internals.add_fixtures(collector, holder)
+    pytest_internals.add_fixtures(collector, holder)
 
 
 def _function_of(cls: type[DistributedFixture]) -> Callable[..., object]:

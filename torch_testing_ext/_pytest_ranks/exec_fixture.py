@@ -14,7 +14,7 @@ from torch_testing_ext._cases.distributed_exec import DistributedFixture
 from torch_testing_ext._machine import environment
 from torch_testing_ext._marks import needs
 from torch_testing_ext._marks.settings_of_tests import kinds_on, may_differ
-from torch_testing_ext._process.files import source_file
+from torch_testing_ext._process.whole_files import source_file
 
 from . import dist_env
 from .marks import RankSpec, settings_of, spec_for

@@ -30,7 +30,7 @@ from torch_testing_ext._process.logs import cut_middle
 from torch_testing_ext.launch import settings
 from torch_testing_ext.launch.job import Sanitize
 
-from . import debugging, in_rank, internals, leases, passed_warnings
+from . import debugging, device_leases, item_in_rank, passed_warnings, pytest_internals
 from .marks import COMMAND, RankSpec, rank_side
 from .reports import LONGEST_SECTION
 
@@ -38,14 +38,14 @@ from .reports import LONGEST_SECTION
 def set_up(item: Any, spec: RankSpec) -> None:
     """Prepare the set-up of a test: skip it if there are too few devices, and leave out the fixtures of ranks."""
     if launched_ranks.where() is not None and (why := launched_ranks.wrong_size(spec.world_size)):
-        raise internals.skip_at_test(why)
+        raise pytest_internals.skip_at_test(why)
     are_fake = spec.devices <= len(settings.read().fake_devices)
     if not are_fake and (skip := needs.devices(spec.devices).unmet()) is not None:
-        error = internals.skip_at_test(skip.message)
+        error = pytest_internals.skip_at_test(skip.message)
         error.want = needs.Skipped(skip).want
         raise error
     names = tuple(sorted(rank_side(item)))
-    item.stash[in_rank.LEFT_OUT] = names
+    item.stash[item_in_rank.LEFT_OUT] = names
     # pytest sets up what is not there yet.
     item.funcargs.update(dict.fromkeys(names))
 
@@ -67,7 +67,7 @@ def run(item: Any, spec: RankSpec) -> None:
         directory = launch.new_directory(item.nodeid)
     try:
         reports, verdict = _run_and_judge(item, spec, directory, chosen)
-        extras = [in_rank.read_extras(report) for report in reports]
+        extras = [item_in_rank.read_extras(report) for report in reports]
         _add_sections(item, directory, spec)
         _pass_on(item, reports)
         if any(each.has_quit for each in extras):
@@ -85,13 +85,13 @@ def _run_and_judge(
 ) -> tuple[Sequence[launch.RankReport], launch.Verdict]:
     __tracebackhide__ = True
     case = launch.Case(_name_of(item), _command(item), str(item.path))
-    test = in_rank.RankTest(item, spec, debug_rank=chosen.debug_rank)
+    test = item_in_rank.RankTest(item, spec, debug_rank=chosen.debug_rank)
     with (
         rank_environment.leased(spec.world_size) as addresses,
-        leases.leased(item, spec.devices, chosen.fake_devices) as shown,
+        device_leases.leased(item, spec.devices, chosen.fake_devices) as shown,
     ):
         job = job_for_test(
-            in_rank.run,
+            item_in_rank.run,
             spec.world_size,
             directory,
             {**addresses, **shown},
@@ -136,7 +136,7 @@ _REMEDIES = (
 @contextmanager
 def _terminal_for(item: Any, debug_rank: int | None) -> Iterator[None]:
     """Let the rank that is debugged inherit the terminal, and not the files into which pytest captures output."""
-    capture = internals.capture_manager(item.config) if debug_rank is not None else None
+    capture = pytest_internals.capture_manager(item.config) if debug_rank is not None else None
     if capture is None:
         yield
         return
@@ -173,7 +173,7 @@ def _command(item: Any) -> str:
 
 def _add_sections(item: Any, directory: Path, spec: RankSpec) -> None:
     for rank in range(spec.world_size):
-        kinds = (("stdout and stderr", directory / f"rank{rank}.log"), ("log", in_rank.log_file(directory, rank)))
+        kinds = (("stdout and stderr", directory / f"rank{rank}.log"), ("log", item_in_rank.log_file(directory, rank)))
         for kind, file in kinds:
             with suppress(OSError):
                 if text := file.read_text(errors="replace"):
@@ -182,7 +182,7 @@ def _add_sections(item: Any, directory: Path, spec: RankSpec) -> None:
 
 def _pass_on(item: Any, ranks: Sequence[launch.RankReport | launch.RankAccount | None]) -> None:
     """Report the warnings of all ranks, each once, and the properties that rank 0 has recorded."""
-    item.user_properties.extend(in_rank.read_extras(ranks[0]).properties)
+    item.user_properties.extend(item_in_rank.read_extras(ranks[0]).properties)
     passed_warnings.warn_again(each for one in ranks if one is not None for each in one.warnings)
 
 
@@ -190,7 +190,7 @@ def _raise(name: str, verdict: launch.Verdict, xfails: Sequence[str | None]) -> 
     """Raise the verdict on a test. `xfails`: of each rank that failed by itself, the reason if that was expected."""
     __tracebackhide__ = True
     if verdict.outcome is launch.Outcome.SKIPPED:
-        raise internals.skip_at_test(verdict.message)
+        raise pytest_internals.skip_at_test(verdict.message)
     if verdict.outcome in (launch.Outcome.FAILED, launch.Outcome.ERROR) and xfails and None not in xfails:
         raise pytest.xfail.Exception(xfails[0] or "")
     raise_verdict(verdict, name)
@@ -211,9 +211,9 @@ def _run_in_place(item: Any, spec: RankSpec) -> None:
         directory = Path(together.directory)
 
         def body(context: launch.RankContext) -> None:
-            context.inherited = in_rank.RankTest(item, spec)
+            context.inherited = item_in_rank.RankTest(item, spec)
             try:
-                in_rank.run_in_place(item, context.account)
+                item_in_rank.run_in_place(item, context.account)
             finally:
                 if not launched_ranks.is_first():
                     _save_captured(item, directory / f"rank{context.rank}.log")
@@ -225,11 +225,11 @@ def _run_in_place(item: Any, spec: RankSpec) -> None:
             _pass_on(item, judged.accounts)
     finally:
         shutil.rmtree(own, ignore_errors=True)
-    _raise(_name_of(item), verdict, [in_rank.read_extras(judged.accounts[rank]).xfail for rank in judged.failed])
+    _raise(_name_of(item), verdict, [item_in_rank.read_extras(judged.accounts[rank]).xfail for rank in judged.failed])
 
 
 def _save_captured(item: Any, file: Path) -> None:
-    capture = internals.capture_manager(item.config)
+    capture = pytest_internals.capture_manager(item.config)
     if capture is not None and capture.is_globally_capturing():
         with suppress(OSError):
             file.write_text("".join(capture.read_global_capture()), errors="replace")

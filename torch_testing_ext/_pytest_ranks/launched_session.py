@@ -11,7 +11,7 @@ import pytest
 
 from torch_testing_ext import launch
 
-from . import internals
+from . import pytest_internals
 
 
 def configure(config: pytest.Config) -> None:
@@ -46,7 +46,7 @@ class _Session:
 
     def _silence(self, config: pytest.Config) -> None:
         if self._rank > 0:
-            internals.redirect_terminal(config, self._text)
+            pytest_internals.redirect_terminal(config, self._text)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item: Any, call: Any) -> Any:

@@ -12,7 +12,7 @@ import pytest
 
 from torch_testing_ext._cases.distributed_exec import DistributedExec, DistributedFixture, DistributedTest
 
-from .internals import fixture_definitions, is_parameter
+from .pytest_internals import fixture_definitions, is_parameter
 
 NAME = "world_size"
 DIST_ENV = "dist_env"

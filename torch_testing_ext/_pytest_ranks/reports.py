@@ -15,7 +15,7 @@ import pytest
 
 from torch_testing_ext import launch
 
-from .internals import plain_text, text_of
+from .pytest_internals import plain_text, text_of
 
 _XPASS_STRICT = "[XPASS(strict)]"
 _XPASS_OF_UNITTEST = "Unexpected success"

@@ -25,7 +25,7 @@ from torch_testing_ext._process import messages, system
 from torch_testing_ext._process.exits import describe_exit
 from torch_testing_ext._process.logs import cut_middle
 
-from . import internals, passed_warnings
+from . import passed_warnings, pytest_internals
 from .marks import SPEC
 from .reports import LONGEST_SECTION, Ending, TestReports
 from .standalone_process import (
@@ -46,7 +46,7 @@ def set_up(item: Any) -> None:
     """Prepare the set-up of a test: leave all of its fixtures to the new interpreter."""
     if (where := launched_ranks.where()) is not None:
         why = f"a standalone test starts an interpreter of its own, and a launcher has started {where.world_size} ranks"
-        raise internals.skip_at_test(why)
+        raise pytest_internals.skip_at_test(why)
     item.funcargs.update(dict.fromkeys(item.fixturenames))
 
 
@@ -78,7 +78,7 @@ def _limit(item: Any, timeout: float | None) -> float:
 
 def _write_test(item: Any, directory: Path) -> None:
     node = f"{item.path}::{item.nodeid.partition('::')[2]}"
-    base = internals.temporary_base(item.config) / f"standalone-{directory.name}"
+    base = pytest_internals.temporary_base(item.config) / f"standalone-{directory.name}"
     options = {}
     for name, value in vars(item.config.option).items():
         with suppress(Exception):  # what cannot be sent has no meaning there
@@ -172,7 +172,7 @@ def _judge(item: Any, received: list[FromStandalone], code: int | None, how: str
             reports.add(hook.pytest_report_from_serializable(config=item.config, data=json.loads(one.text)))
     expected_code = 0
     for judged in reports.judge():
-        if judged.ending is Ending.STRICT_XPASS and internals.is_marked_xfail(item):
+        if judged.ending is Ending.STRICT_XPASS and pytest_internals.is_marked_xfail(item):
             expected_code = 1  # pytest says the same here, when the test has passed
         elif judged.ending.is_failure:
             during = f"in its {judged.phase}: " if judged.phase else ""
@@ -183,4 +183,4 @@ def _judge(item: Any, received: list[FromStandalone], code: int | None, how: str
     if judged.ending is Ending.EXPECTED_FAILURE:
         raise pytest.xfail.Exception(judged.reason)
     if judged.ending is Ending.SKIPPED:
-        raise internals.skip_at_test(judged.reason)
+        raise pytest_internals.skip_at_test(judged.reason)

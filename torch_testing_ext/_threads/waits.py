@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from torch_testing_ext._sanitizer.checks import shown
-from torch_testing_ext._sanitizer.works import WaitCheck
+from torch_testing_ext._sanitizer.watched_works import WaitCheck
 from torch_testing_ext._torch import hook
 
 __rank_frame__ = True  # keeps these frames out of the tracebacks of ranks

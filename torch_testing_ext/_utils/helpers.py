@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 import torch
 
 from torch_testing_ext._machine.flags import flag
-from torch_testing_ext._process.files import source_file
+from torch_testing_ext._process.whole_files import source_file
 
 # -- tensors
 

@@ -36,7 +36,7 @@ from .launchers import Launched as Launched, this_launch as this_launch
 from .meeting import WrongRound as WrongRound
 from .member import Member as Member
 from .persistent_ranks import PersistentRanks as PersistentRanks, Task as Task, tasks as tasks
-from .report import (
+from .rank_report import (
     Exit as Exit,
     RankReport as RankReport,
     assemble_report as assemble_report,

@@ -14,7 +14,7 @@ from torch_testing_ext._process.logs import cut_middle
 from . import device_memory
 from .accounts import ERROR_EXIT_CODE, AccountFile, OwnWarning, RankAccount, RankEnding
 from .causes import cause_in, cause_of
-from .report import now
+from .rank_report import now
 
 __rank_frame__ = True
 

@@ -28,8 +28,8 @@ from .fork_server_client import (
     ForkServerClient as ForkServerClient,
     ServerUnfit as ServerUnfit,
 )
+from .fork_server_messages import Launch, Preload, StartMethod
 from .job import Job, Named
-from .protocol import Launch, Preload, StartMethod
 from .run import Run as Run
 
 

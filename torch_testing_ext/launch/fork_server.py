@@ -32,8 +32,7 @@ from torch_testing_ext._process.signals import signal_group
 from . import rank as rank_process, recording
 from .account_writer import summarize
 from .accounts import AccountFile
-from .job import Job, Named, UnknownName
-from .protocol import (
+from .fork_server_messages import (
     Dump,
     Dumped,
     Exited,
@@ -52,7 +51,8 @@ from .protocol import (
     StartMethod,
     ToServer,
 )
-from .report import Exit, now
+from .job import Job, Named, UnknownName
+from .rank_report import Exit, now
 from .starting import StreamedOutput, open_streams, spawn
 
 # It pays to collapse memory into huge pages, since a fork then copies far fewer page tables: while the server is idle

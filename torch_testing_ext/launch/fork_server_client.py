@@ -18,8 +18,7 @@ from torch_testing_ext._process.loop import EventLoop
 from torch_testing_ext._process.messages import unexpected
 
 from . import fork_server
-from .job import Named
-from .protocol import (
+from .fork_server_messages import (
     Dumped,
     Exited,
     FromServer,
@@ -32,7 +31,8 @@ from .protocol import (
     StartMethod,
     ToServer,
 )
-from .report import now
+from .job import Named
+from .rank_report import now
 from .run import ANSWER_TIMEOUT, Run
 
 _QUIT_TIMEOUT = 5.0

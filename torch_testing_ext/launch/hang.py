@@ -12,7 +12,7 @@ from torch_testing_ext._collectives.records import Call, RankRecord, list_of, re
 
 from .accounts import RankEnding
 from .frames import markers_of
-from .report import RankReport
+from .rank_report import RankReport
 
 _FRAME = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+) in (?P<function>.+)$')
 _PACKAGE = str(Path(__file__).parents[1])

@@ -16,7 +16,7 @@ from torch_testing_ext._process.loop import EventLoop
 from . import meeting
 from .accounts import RankAccount
 from .launchers import Launched
-from .report import add_recorders, now
+from .rank_report import add_recorders, now
 from .rounds import (
     HAS_LEFT,
     AskForStacks,

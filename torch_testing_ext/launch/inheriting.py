@@ -6,8 +6,8 @@ import os
 from typing import Any
 
 from . import client, settings
+from .fork_server_messages import StartMethod
 from .job import Job, Named
-from .protocol import StartMethod
 
 START = "TORCH_TESTING_EXT_START"
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .launchers import Launched
-from .report import now
+from .rank_report import now
 
 CONNECT_TIMEOUT = 120.0  # rank 0 may import more than the others before its first test
 _STEP = 0.05

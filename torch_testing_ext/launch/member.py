@@ -28,7 +28,7 @@ from .hub import Hub
 from .job import Sanitize
 from .launchers import Launched, this_launch
 from .meeting import HubAddress, WrongRound, connect
-from .report import now
+from .rank_report import now
 from .rounds import (
     HAS_LEFT,
     AskForStacks,

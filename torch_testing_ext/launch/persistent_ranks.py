@@ -22,7 +22,7 @@ from . import client, device_memory, recording, settings
 from .account_writer import AccountWriter
 from .accounts import AccountFile, RankAccount, RankEnding, read_account
 from .job import Job, Sanitize
-from .report import Exit, now
+from .rank_report import Exit, now
 from .sanitizer_logs import Logs
 from .verdict import Expected
 from .watch import RankWatcher, WatchResult, watch

@@ -9,7 +9,7 @@ import socket
 from collections.abc import Mapping
 from contextlib import suppress
 
-from .report import now
+from .rank_report import now
 
 ADDRESS = "NCCL_RAS_ADDR"  # of each job that runs at the same time on a machine, "host:port"
 _QUESTION = b"verbose status\n"

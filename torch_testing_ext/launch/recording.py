@@ -16,7 +16,7 @@ from torch_testing_ext._collectives.raw import pack
 
 from .context import context_here
 from .job import Sanitize
-from .report import now
+from .rank_report import now
 
 __rank_frame__ = True
 
@@ -32,25 +32,25 @@ def begin_first_task() -> None:
 
 def prepare_to_sanitize(wanted: bool) -> None:
     """In a process that forks ranks: let them inherit the hook, or remove it."""
-    if wanted or "torch_testing_ext._sanitizer.in_rank" in sys.modules:
-        from torch_testing_ext._sanitizer import in_rank
+    if wanted or "torch_testing_ext._sanitizer.sanitized_rank" in sys.modules:
+        from torch_testing_ext._sanitizer import sanitized_rank
 
-        in_rank.prepare(wanted)
+        sanitized_rank.prepare(wanted)
 
 
 def sanitize(rank: int, wanted: Sanitize | None, log: Path) -> None:
     """A test begins in this rank."""
     prepare_to_sanitize(bool(wanted))
     if wanted:
-        from torch_testing_ext._sanitizer import in_rank
+        from torch_testing_ext._sanitizer import sanitized_rank
 
-        in_rank.begin(rank, wanted.kinds, wanted.shake, log)
+        sanitized_rank.begin(rank, wanted.kinds, wanted.shake, log)
 
 
 def end_of_sanitizing() -> None:
     """The test of this rank has returned. Raises what the sanitizer has failed with."""
-    if (in_rank := sys.modules.get("torch_testing_ext._sanitizer.in_rank")) is not None:
-        in_rank.finish()
+    if (sanitized_rank := sys.modules.get("torch_testing_ext._sanitizer.sanitized_rank")) is not None:
+        sanitized_rank.finish()
 
 
 def collectives(more_follow: bool = False) -> bytes:
@@ -67,10 +67,10 @@ def answer(target: Path, with_state: bool) -> None:
 
     at = now()
     state = _state(_torch) if with_state else None
-    in_rank = sys.modules.get("torch_testing_ext._sanitizer.in_rank")
-    if state is not None and in_rank is not None and in_rank.is_active():
+    sanitized_rank = sys.modules.get("torch_testing_ext._sanitizer.sanitized_rank")
+    if state is not None and sanitized_rank is not None and sanitized_rank.is_active():
         # The parent reads the log; the first dump of a recorder takes half a second.
-        state = replace(state, timers=state.timers or in_rank.has_shorter_timeouts())
+        state = replace(state, timers=state.timers or sanitized_rank.has_shorter_timeouts())
         data = _packed(_torch, [], at, state, {})
     else:
         sequences = _sequences(_torch) if with_state else None  # before the dump: a later one would look like a gap

@@ -11,7 +11,7 @@ from torch_testing_ext._process import grace
 from . import hang
 from .accounts import RankAccount, RankEnding
 from .job import Sanitize
-from .report import RankReport
+from .rank_report import RankReport
 from .verdict import Case, Verdict
 
 HAS_LEFT = "its process has ended: it was killed, crashed or exited"

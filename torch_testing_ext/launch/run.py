@@ -8,9 +8,9 @@ from typing import Protocol
 
 from torch_testing_ext._process.loop import EventLoop
 
+from .fork_server_messages import Dump, Probe, SignalGroups, SignalRank, ToServer
 from .job import Job
-from .protocol import Dump, Probe, SignalGroups, SignalRank, ToServer
-from .report import Exit, now
+from .rank_report import Exit, now
 
 # A server answers in milliseconds unless it is importing a module. A server that is stuck must not block this process.
 ANSWER_TIMEOUT = 30.0

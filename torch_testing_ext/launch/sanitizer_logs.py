@@ -18,7 +18,7 @@ from torch_testing_ext._sanitizer.kinds import SanitizeKind
 from torch_testing_ext._sanitizer.log import LogContent, LogReader, is_quiet, show_mismatch, uses_groups
 
 from .job import Sanitize
-from .report import RankReport, all_passed
+from .rank_report import RankReport, all_passed
 
 INTERVAL = 0.04
 # Until then, a call that raises for the mismatch has done so.

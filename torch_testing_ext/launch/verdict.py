@@ -27,7 +27,7 @@ from torch_testing_ext._process.logs import cut_middle
 from . import folding, hang
 from .accounts import RankEnding
 from .causes import Cause
-from .report import RankReport
+from .rank_report import RankReport
 
 LONGEST_OUTPUT = 6_000
 

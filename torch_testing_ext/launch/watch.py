@@ -21,7 +21,7 @@ from . import client, device_memory, hang, ras
 from .accounts import RankAccount, RankEnding, read_account
 from .client import Run
 from .detector import Detector
-from .report import Exit, RankReport, add_recorders, all_passed, assemble_report, now
+from .rank_report import Exit, RankReport, add_recorders, all_passed, assemble_report, now
 from .sanitizer_logs import Logs
 from .verdict import Case, Expected, Verdict, ended, judge
 

@@ -22,11 +22,7 @@ from torch_testing_ext._machine.memory import MachineMemory
 from torch_testing_ext._process import child, signals, system
 from torch_testing_ext._process.messages import unexpected
 
-from .cluster.facts import facts
-from .cluster.inherited import undo_worker
-from .cluster.lines import MessageReader, MessageWriter, NotAMessage
-from .cluster.memory_watch import MemoryWatch, most_share
-from .cluster.protocol import (
+from .cluster.agent_messages import (
     HEARTBEAT,
     AgentAlive,
     AgentHello,
@@ -50,6 +46,10 @@ from .cluster.protocol import (
     ToAgent,
     UnitNotStarted,
 )
+from .cluster.facts import facts
+from .cluster.inherited import undo_worker
+from .cluster.lines import MessageReader, MessageWriter, NotAMessage
+from .cluster.memory_watch import MemoryWatch, most_share
 from .engine.place import LocalPlace, LostUnitListener
 from .engine.running_unit import RunningUnit, UnitHandle
 from .model import Attempt, Test

@@ -29,7 +29,7 @@ from .scheduling.inventory import Inventory
 from .scheduling.plan import plan, priority, shard, without_result
 from .scheduling.policy import Priority, typical_seconds
 from .scheduling.undeclared import describe_undeclared
-from .selection.files import test_files
+from .selection.discovery import test_files
 from .selection.selection import Selection
 
 if TYPE_CHECKING:

@@ -85,9 +85,9 @@ def _add_patches(patches: argparse.ArgumentParser) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from . import running
+    from . import run_file
 
-    running.run(options.path, options.arguments, options.explain)
+    run_file.run(options.path, options.arguments, options.explain)
     return 0
 
 

@@ -31,7 +31,7 @@ from kit.outcomes import Seen, outcome_of
 
 from torch_testing_ext import launch
 from torch_testing_ext._cases import ranked
-from torch_testing_ext._cases.global_state import GlobalStateWarning
+from torch_testing_ext._cases.state_left_changed import GlobalStateWarning
 from torch_testing_ext.common_distributed import TEST_SKIPS, MultiProcContinuousTest, RankError
 from torch_testing_ext.common_utils import (
     TestCase,

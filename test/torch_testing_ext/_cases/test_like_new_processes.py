@@ -26,7 +26,7 @@ from torch_testing_ext.common_distributed import (
 )
 from torch_testing_ext.common_utils import TemporaryDirectoryName, TestCase, run_tests
 from torch_testing_ext.launch.client import Run
-from torch_testing_ext.launch.protocol import Preload
+from torch_testing_ext.launch.fork_server_messages import Preload
 
 GLOBAL = {"set by": "nobody"}
 

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from kit.outcomes import Seen, outcome_of
 
 from torch_testing_ext._cases import ranked
-from torch_testing_ext._threads import ranks
+from torch_testing_ext._threads import thread_ranks
 from torch_testing_ext.common_distributed import (
     TEST_SKIPS,
     MultiThreadedTestCase,
@@ -263,7 +263,7 @@ class TestThreadsThemselves(ThreadsTest):
             self.assertRegex(run(OwnSetUp("passes")).message, "rank 1 of 3 raised .*RuntimeError: failed in test")
 
     def test_error_in_setting_up_the_group(self) -> None:
-        with mock.patch.object(ranks.dist, "init_process_group", side_effect=OSError("no group")):
+        with mock.patch.object(thread_ranks.dist, "init_process_group", side_effect=OSError("no group")):
             self.assertRegex(run(Things("passes")).message, "raised .*OSError: no group")
 
     def test_threads_end_if_set_up_fails_later(self) -> None:
@@ -295,7 +295,7 @@ class TestHangs(ThreadsTest):
         self.assertIn("=> rank 1 never reached all_reduce #2 [4]", seen.message)
         for rank in range(3):
             self.assertRegex(seen.message, f"(?s)rank {rank}'s stacks, most recent call first:.*in hangs_in_one")
-        self.assertNotIn("_threads/ranks.py", seen.message)
+        self.assertNotIn("_threads/thread_ranks.py", seen.message)
 
     def test_the_next_test_is_not_disturbed(self) -> None:
         """Not even by a thread that outlives its own test."""
@@ -313,7 +313,7 @@ class TestHangs(ThreadsTest):
         self.assertEqual([thread for thread in threading.enumerate() if thread.name.startswith("rank ")], [])
 
     def test_a_failure_does_not_wait_for_the_deadline(self) -> None:
-        with mock.patch.object(ranks, "GRACE_AFTER_FAILURE", 0.2):
+        with mock.patch.object(thread_ranks, "GRACE_AFTER_FAILURE", 0.2):
             seen = run(Things("fails_while_another_hangs"))
         self.assertRegex(seen.message, "rank 2 of 3 failed .*as told")
         self.assertRegex(seen.message, r"rank 1: still running after \d+\.\d+ s")

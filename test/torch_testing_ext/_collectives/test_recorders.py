@@ -16,7 +16,7 @@ import torch
 
 from torch_testing_ext._collectives.findings import first_mismatch, waits
 from torch_testing_ext._collectives.raw import pack, read_raw
-from torch_testing_ext._torch import recorder
+from torch_testing_ext._torch import flight_recorder
 
 
 def entry(number, name, at, state="completed", retired=True, **more):
@@ -136,11 +136,11 @@ class TestAsked(unittest.TestCase):
         )
         with (
             mock.patch.object(torch._C, "_distributed_c10d", module),
-            mock.patch.object(recorder, "_recorders", [recorder.FlightRecorder(recorder._GLOO)]),
+            mock.patch.object(flight_recorder, "_recorders", [flight_recorder.FlightRecorder(flight_recorder._GLOO)]),
         ):
             for each in backends:
-                recorder._use_recorders(each)
-            recorder.recorded_collectives()
+                flight_recorder._use_recorders(each)
+            flight_recorder.recorded_collectives()
         return asked
 
     def test_gloo_alone(self):
@@ -165,9 +165,9 @@ class TestAsked(unittest.TestCase):
             def _get_backend(self, device):
                 return types.SimpleNamespace(name=lambda: "gloo" if device.type == "cpu" else "nccl2")
 
-        self.assertEqual({"nccl", "nccl2"}, recorder._backends_of(Group(), "cpu:gloo,cuda:nccl"))
-        self.assertEqual({"mine"}, recorder._backends_of(object(), "Mine"))
-        self.assertEqual(set(), recorder._backends_of(object(), "gloo"))
+        self.assertEqual({"nccl", "nccl2"}, flight_recorder._backends_of(Group(), "cpu:gloo,cuda:nccl"))
+        self.assertEqual({"mine"}, flight_recorder._backends_of(object(), "Mine"))
+        self.assertEqual(set(), flight_recorder._backends_of(object(), "gloo"))
 
     def test_a_real_recorder_of_another_backend(self):
         """torch 2.15 records those by a hook. Covered on a GPU by the check `hang-explained`."""

@@ -425,12 +425,12 @@ class Broken(MultiProcessTestCase):
         dist.init_process_group("gloo", store=store, rank=self.rank, world_size=self.world_size)
 
     def break_recorder(self):
-        from torch_testing_ext._sanitizer import recorder
+        from torch_testing_ext._sanitizer import call_recorder
 
         # Compiled with the name of the module, as if the fault were there.
         names = {}
-        exec(compile("def site(self): raise ZeroDivisionError('no site')", recorder.__file__, "exec"), names)
-        recorder.CallRecorder.site = names["site"]
+        exec(compile("def site(self): raise ZeroDivisionError('no site')", call_recorder.__file__, "exec"), names)
+        call_recorder.CallRecorder.site = names["site"]
 
     def failing_recorder(self):
         self.join()
@@ -445,18 +445,18 @@ class Broken(MultiProcessTestCase):
 
     def handler_that_raises(self):
         """As a handler of a signal would, in the middle of the recorder."""
-        from torch_testing_ext._sanitizer import recorder
+        from torch_testing_ext._sanitizer import call_recorder
 
         self.join()
-        site = recorder.CallRecorder.site
+        site = call_recorder.CallRecorder.site
 
         def interrupted(_):
             raise TimeoutError("of the test")
 
-        recorder.CallRecorder.site = interrupted
+        call_recorder.CallRecorder.site = interrupted
         with self.assertRaisesRegex(TimeoutError, "of the test"):
             dist.all_reduce(ones())
-        recorder.CallRecorder.site = site
+        call_recorder.CallRecorder.site = site
         dist.barrier()
 
 

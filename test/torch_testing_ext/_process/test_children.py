@@ -13,7 +13,7 @@ import unittest
 from pathlib import Path
 from unittest import mock
 
-from torch_testing_ext._process import child, files, logs, reaping, signals, system
+from torch_testing_ext._process import child, logs, reaping, signals, system, whole_files
 from torch_testing_ext._process.exits import describe_exit, signal_name
 from torch_testing_ext._process.loop import EventLoop, wait_readable
 from torch_testing_ext._process.signals import SignalReader
@@ -247,7 +247,7 @@ class TestFiles(unittest.TestCase):
     def test_written_completely(self) -> None:
         file = self.folder / "new" / "file"
         for text in ("first", "second"):
-            files.write_atomically(file, text)
+            whole_files.write_atomically(file, text)
             self.assertEqual(file.read_text(), text)
         self.assertEqual(list(file.parent.iterdir()), [file])
 
@@ -255,13 +255,13 @@ class TestFiles(unittest.TestCase):
         file = self.folder / "file"
         file.write_text("old")
         with mock.patch("os.replace", side_effect=OSError("full")), self.assertRaisesRegex(OSError, "full"):
-            files.write_atomically(file, "new")
+            whole_files.write_atomically(file, "new")
         self.assertEqual((file.read_text(), list(self.folder.iterdir())), ("old", [file]))
 
     def test_with_the_usual_permissions(self) -> None:
         before = os.umask(0o027)
         try:
-            files.write_atomically(self.folder / "file", "text")
+            whole_files.write_atomically(self.folder / "file", "text")
         finally:
             os.umask(before)
         self.assertEqual((self.folder / "file").stat().st_mode & 0o777, 0o640)
@@ -270,7 +270,7 @@ class TestFiles(unittest.TestCase):
         pipe = self.folder / "pipe"
         os.mkfifo(pipe)
         reading = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
-        files.write_atomically(pipe, "text")
+        whole_files.write_atomically(pipe, "text")
         self.assertEqual(os.read(reading, 99), b"text")
         os.close(reading)
 

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from kit.ranks import OnCpu
 
-from torch_testing_ext._torch import recorder
+from torch_testing_ext._torch import flight_recorder
 from torch_testing_ext.common_distributed import MultiProcessTestCase, sanitize
 from torch_testing_ext.common_utils import run_tests
 
@@ -71,7 +71,7 @@ class TestGroups(unittest.TestCase):
 
     def seen(self, backend, **environ):
         with mock.patch.dict(os.environ, environ):
-            with recorder._nan_check(backend):
+            with flight_recorder._nan_check(backend):
                 seen = os.environ.get("TORCH_DIST_NAN_CHECK")
             after = os.environ.get("TORCH_DIST_NAN_CHECK")
         return seen, after
@@ -99,12 +99,12 @@ class TestGroups(unittest.TestCase):
         with (
             mock.patch.object(dist.distributed_c10d, "_new_process_group_helper", creating),
             mock.patch.object(dist.distributed_c10d, "_update_default_pg", update),
-            mock.patch.object(recorder, "_ErrorHandler"),
+            mock.patch.object(flight_recorder, "_ErrorHandler"),
             mock.patch("torch.distributed.c10d_logger._c10d_logger"),
             mock.patch.dict(os.environ, {CHECK: "1"}),
-            mock.patch.object(recorder.inspect, "signature", return_value=_signature(create)),
+            mock.patch.object(flight_recorder.inspect, "signature", return_value=_signature(create)),
         ):
-            recorder.watch_process_groups(lambda name: contextlib.nullcontext())
+            flight_recorder.watch_process_groups(lambda name: contextlib.nullcontext())
             with contextlib.suppress(RuntimeError):
                 dist.distributed_c10d._new_process_group_helper(2, 0, [], "nccl", None, "0")
         self.assertEqual(["1"], seen)

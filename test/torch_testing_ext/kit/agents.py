@@ -13,9 +13,9 @@ from kit.files import write
 from kit.processes import clean_environ
 from kit.project import EventRecorder, FinishedRun
 from torch_testing_ext.runner import events
+from torch_testing_ext.runner.cluster.agent_messages import PrepareNode
+from torch_testing_ext.runner.cluster.cluster_place import ClusterPlace
 from torch_testing_ext.runner.cluster.commands import CommandLauncher
-from torch_testing_ext.runner.cluster.place import ClusterPlace
-from torch_testing_ext.runner.cluster.protocol import PrepareNode
 from torch_testing_ext.runner.engine.engine import Engine
 from torch_testing_ext.runner.model import NodeOfRun
 from torch_testing_ext.runner.options.options import Options

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch_testing_ext._process import system
 from torch_testing_ext.launch import client
-from torch_testing_ext.launch.protocol import Dump
+from torch_testing_ext.launch.fork_server_messages import Dump
 
 
 @contextlib.contextmanager

@@ -146,6 +146,15 @@ def shared_class_names(sources: Mapping[str, str]) -> dict[str, list[str]]:
     return {name: where for name, where in modules.items() if len(where) > 1}
 
 
+def shared_basenames(modules: Mapping[str, Path]) -> dict[str, list[str]]:
+    """The basenames that several files have, with their modules: all but `__init__` and `__main__`."""
+    found: dict[str, list[str]] = {}
+    for module, file in modules.items():
+        if file.stem not in ("__init__", "__main__"):
+            found.setdefault(file.stem, []).append(module)
+    return {name: where for name, where in found.items() if len(where) > 1}
+
+
 def poor_docstrings(module: str, source: str) -> dict[str, str]:
     """What is wrong with the docstrings of a module and its public classes, by dotted name."""
     tree = ast.parse(source)

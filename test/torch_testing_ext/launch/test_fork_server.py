@@ -22,7 +22,7 @@ from kit.settings import environ, timeout
 from torch_testing_ext import launch
 from torch_testing_ext.common_utils import TestCase, run_tests
 from torch_testing_ext.launch import client, fork_server, run
-from torch_testing_ext.launch.protocol import StartMethod
+from torch_testing_ext.launch.fork_server_messages import StartMethod
 
 
 def fifo_of(test):

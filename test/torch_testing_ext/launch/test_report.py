@@ -20,7 +20,7 @@ from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.launch import RankEnding, RankReport
 from torch_testing_ext.launch.account_writer import AccountWriter
 from torch_testing_ext.launch.accounts import LONGEST_TEXT, RESERVED, AccountFile, OwnWarning, RankAccount, read_account
-from torch_testing_ext.launch.report import Exit, assemble_report
+from torch_testing_ext.launch.rank_report import Exit, assemble_report
 
 HAS_MOUNT_NAMESPACES = sys.platform.startswith("linux") and os.geteuid() == 0 and shutil.which("unshare") is not None
 

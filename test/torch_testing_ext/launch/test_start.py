@@ -17,7 +17,7 @@ from kit.settings import environ
 from torch_testing_ext import launch
 from torch_testing_ext.common_utils import TestCase, run_tests
 from torch_testing_ext.launch import client
-from torch_testing_ext.launch.protocol import StartMethod
+from torch_testing_ext.launch.fork_server_messages import StartMethod
 
 
 class Reduces(FourRanks):

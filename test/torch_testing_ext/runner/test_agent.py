@@ -15,16 +15,16 @@ from kit.processes import clean_environ, descendants, is_alive
 from torch_testing_ext._process.messages import to_line
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.runner import events
-from torch_testing_ext.runner.cluster.facts import facts
-from torch_testing_ext.runner.cluster.lines import MessageReader, NotAMessage
-from torch_testing_ext.runner.cluster.place import ClusterError
-from torch_testing_ext.runner.cluster.protocol import (
+from torch_testing_ext.runner.cluster.agent_messages import (
     AgentHello,
     FromAgent,
     NodeReady,
     RunUnit,
     TestOfUnitBegan,
 )
+from torch_testing_ext.runner.cluster.cluster_place import ClusterError
+from torch_testing_ext.runner.cluster.facts import facts
+from torch_testing_ext.runner.cluster.lines import MessageReader, NotAMessage
 from torch_testing_ext.runner.model import Lease, Test, TestId, Unit
 from torch_testing_ext.runner.options.options import OrderHazard
 

@@ -22,7 +22,7 @@ from torch_testing_ext.runner.model import (
     TestOutcome,
 )
 from torch_testing_ext.runner.report import html_page, timeline
-from torch_testing_ext.runner.report.recorder import Recorder
+from torch_testing_ext.runner.report.history import Recorder
 from torch_testing_ext.runner.report.text import printable
 
 

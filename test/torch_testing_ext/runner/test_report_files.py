@@ -20,7 +20,7 @@ from kit.junit import Invalid, read_junit, validate
 from test_html_report import history_of
 
 import torch_testing_ext
-from torch_testing_ext._process.files import write_atomically
+from torch_testing_ext._process.whole_files import write_atomically
 from torch_testing_ext.runner.events import RunBegan, UnitBegan, UnitEnded
 from torch_testing_ext.runner.model import (
     Attempt,
@@ -36,7 +36,7 @@ from torch_testing_ext.runner.model import (
 )
 from torch_testing_ext.runner.options.options import Options
 from torch_testing_ext.runner.report import json_results, junit, make_reporters, perfetto
-from torch_testing_ext.runner.report.recorder import Recorder
+from torch_testing_ext.runner.report.history import Recorder
 
 ROOT = Path(torch_testing_ext.__file__).parents[1]
 
@@ -333,7 +333,7 @@ class WritingTest(unittest.TestCase):
             """
             import resource, signal, sys
             from pathlib import Path
-            from torch_testing_ext._process.files import write_atomically
+            from torch_testing_ext._process.whole_files import write_atomically
             signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
             resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
             try:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from torch_testing_ext.common_utils import TestCase, run_tests
 from torch_testing_ext.runner.engine.unit_log import EndCause, UnitLog, WorkerExit
 from torch_testing_ext.runner.model import Test, TestId, TestOutcome, Unit
-from torch_testing_ext.runner.processes.protocol import (
+from torch_testing_ext.runner.processes.worker_messages import (
     AllOver,
     Began,
     Ended,

@@ -12,9 +12,9 @@ import torch.distributed as dist
 from hypothesis import strategies as st
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from ..example_values import Blueprint, PerRank
 from ..groups import cached
 from ..participants import Participant
-from ..values import Blueprint, PerRank
 
 T = TypeVar("T")
 NAMES = ("x", "y", "z")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from torch_testing_ext import _torch
 
-from ..values import Blueprint
+from ..example_values import Blueprint
 from .meshes import MeshPlan, device_meshes
 from .tensors import shapes, tensors
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..layout import Layout
+from ..param_layout import Layout
 from .graphs import call
 
 aten = torch.ops.aten

@@ -8,8 +8,8 @@ import torch
 from torch import fx
 
 from ..trace.markers import GRAD_SYNC, SCATTER_GRAD
-from ..trace.state import StepState
 from ..trace.tracing import InputSource
+from ..trace.train_state import StepState
 from .buckets import Bucket, CollectiveOptions, aten, c10d, pack, split_by_sizes, wait_for
 from .cleaning import placeholders
 from .graphs import call, nbytes, storages, writes

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from torch import fx
 
-from ..layout import Layout
+from ..param_layout import Layout
 from ..trace.markers import GATHER
 from .buckets import Bucket, CollectiveOptions, finish_all_gather, start_all_gather
 from .graphs import is_view, nbytes, operand, param_of, refresh, storages, writes

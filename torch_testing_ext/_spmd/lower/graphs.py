@@ -11,7 +11,7 @@ from torch import fx
 
 from torch_testing_ext._torch import python_dispatcher, storage_key, tree
 
-from ..trace.watch import draws, written_arguments
+from ..trace.trace_modes import draws, written_arguments
 
 _tree = tree()
 # Random operations must keep their order, so the generator counts as a storage that each of them reads and writes.

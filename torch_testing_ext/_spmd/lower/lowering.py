@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..layout import Layout
+from ..param_layout import Layout
 from ..trace.distribute import is_step_count, layout_owner
-from ..trace.state import StateEntry, StepState
 from ..trace.tracing import InputSource, TracedStep
+from ..trace.train_state import StateEntry, StepState
 from .buckets import Bucket, CollectiveOptions
 from .buffers import share_written_buffers
 from .cleaning import clean, placeholders, remove_dead_code

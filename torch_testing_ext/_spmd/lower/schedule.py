@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from torch import fx
 
-from ..layout import Layout
+from ..param_layout import Layout
 from ..trace.markers import GRAD_SYNC, SCATTER_GRAD
 from .buckets import (
     Bucket,

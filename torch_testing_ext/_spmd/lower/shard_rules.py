@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..layout import Layout
+from ..param_layout import Layout
 from .graphs import is_operation
 
 aten = torch.ops.aten

@@ -23,11 +23,11 @@ from torch import fx
 
 from torch_testing_ext._torch import storage_key, tree
 
-from ..errors import SPMDError
-from ..layout import Layout
+from ..param_layout import Layout
+from ..spmd_errors import SPMDError
 from ..trace.markers import GATHER, GRAD_SYNC, SCATTER_GRAD
+from ..trace.trace_modes import written_arguments
 from ..trace.tracing import InputSource
-from ..trace.watch import written_arguments
 from .buckets import c10d
 from .graphs import call, is_operation, is_view, operand, param_of, writes
 from .shard_rules import (

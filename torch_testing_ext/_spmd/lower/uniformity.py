@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..errors import SPMDError
+from ..spmd_errors import SPMDError
 from ..trace.markers import GRAD_SYNC
-from ..trace.state import StateEntry, StepState
 from ..trace.tracing import InputSource, TracedStep
+from ..trace.train_state import StateEntry, StepState
 from .buckets import CollectiveOptions
 from .cleaning import placeholders
 from .graphs import is_operation, storages, writes

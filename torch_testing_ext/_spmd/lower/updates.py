@@ -15,8 +15,8 @@ import torch
 from torch import fx
 
 from ..trace.markers import GRAD_SYNC
-from ..trace.state import StateEntry, StepState
 from ..trace.tracing import InputSource, TracedStep
+from ..trace.train_state import StateEntry, StepState
 from .cleaning import placeholders
 from .graphs import is_operation, param_of, storages, writes
 from .uniformity import LocalValues, state_storages

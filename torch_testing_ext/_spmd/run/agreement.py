@@ -10,7 +10,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from ..errors import SPMDError
+from ..spmd_errors import SPMDError
 
 
 @dataclass

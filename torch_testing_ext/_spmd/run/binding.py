@@ -14,10 +14,10 @@ from torch.distributed.tensor import DTensor
 
 from torch_testing_ext._torch import disable_torch_function, local_tensor, tree
 
-from ..layout import Layout
-from ..trace.arguments import is_plain
-from ..trace.state import StateEntry, StepState
+from ..param_layout import Layout
+from ..trace.call_arguments import is_plain
 from ..trace.tracing import InputSource
+from ..trace.train_state import StateEntry, StepState
 
 _tree = tree()
 _TRAINING = attrgetter("training")

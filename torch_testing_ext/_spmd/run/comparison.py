@@ -10,9 +10,9 @@ from torch.distributed.tensor import DTensor
 
 from torch_testing_ext._torch import tree
 
-from ..layout import Layout
+from ..param_layout import Layout
 from ..trace.results import leaves_of
-from ..trace.state import StepState
+from ..trace.train_state import StepState
 from .snapshot import local_part
 
 _tree = tree()

@@ -20,8 +20,8 @@ from torch.distributed.tensor import DTensor
 from torch_testing_ext._torch import at_end_of_backward, tree
 
 from ..trace.distribute import broadcast_, put_parameter
-from ..trace.state import StepState
 from ..trace.substitution import reinstated
+from ..trace.train_state import StepState
 from .snapshot import ModuleContents
 
 _tree = tree()

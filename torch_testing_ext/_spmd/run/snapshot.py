@@ -13,8 +13,8 @@ from torch.distributed.tensor import DTensor
 
 from torch_testing_ext._torch import local_tensor, tree
 
-from ..trace.state import StepState
 from ..trace.substitution import reinstate
+from ..trace.train_state import StepState
 
 _tree = tree()
 

@@ -21,27 +21,27 @@ from torch_testing_ext._torch import (
     tree,
 )
 
-from ..errors import SPMDError
-from ..layout import Layout
 from ..lower.direct import write_to_buckets
 from ..lower.executable import make_executable
 from ..lower.handshake import Handshake, make_handshake
 from ..lower.lowering import LoweredProgram
-from ..parallel_mode import ParallelMode
-from ..trace.arguments import call_signature, flatten_arguments, signature_without_batch_sizes, validate_inputs
+from ..parallel_modes import ParallelMode
+from ..param_layout import Layout
+from ..spmd_errors import SPMDError
+from ..trace.call_arguments import call_signature, flatten_arguments, signature_without_batch_sizes, validate_inputs
 from ..trace.distribute import distribute, install_distributed
 from ..trace.forms import trace_step
 from ..trace.override import Override, overriding
-from ..trace.state import StepState, collect_state
 from ..trace.tracing import TraceRequest
+from ..trace.train_state import StepState, collect_state
 from .agreement import Proposal, agree
 from .binding import Binding
+from .call_plan import CallPlan
 from .eager import Predecessors
 from .exchange import ExchangeSchedule
 from .gloo_exit import let_gloo_finish
 from .lockstep import lockstep_of
-from .plan import CallPlan
-from .report import StepReport, count_collectives
+from .program_summary import StepReport, count_collectives
 from .snapshot import StateSnapshot
 from .verify import Verification, VerifyMode, too_large
 

@@ -13,11 +13,11 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 
-from ..errors import SPMDError
-from ..trace.state import StepState
+from ..spmd_errors import SPMDError
+from ..trace.train_state import StepState
+from .call_plan import CallPlan
 from .comparison import Comparison, StepRecord, record
 from .eager import EagerCopy, Predecessors
-from .plan import CallPlan
 from .snapshot import RandomState, StateSnapshot, TensorValues
 
 VerifyMode = Literal["first", "always", "off"]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from types import CodeType
 from typing import Any
 
-from ..errors import is_user_file
+from ..spmd_errors import is_user_file
 
 _PATHS = sysconfig.get_paths()
 _STANDARD = tuple({_PATHS["stdlib"], _PATHS["platstdlib"]})

@@ -17,9 +17,9 @@ from torch.distributed.tensor import DTensor
 
 from torch_testing_ext._torch import tree
 
-from ..layout import Layout
-from .state import StateEntry, StepState
+from ..param_layout import Layout
 from .substitution import supersede
+from .train_state import StateEntry, StepState
 
 _tree = tree()
 _CHUNK_BYTES = 64 * 1024 * 1024

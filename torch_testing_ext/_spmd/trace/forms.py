@@ -12,7 +12,7 @@ import torch
 
 from torch_testing_ext._torch import data_dependent_errors
 
-from ..errors import SPMDError, user_line_of
+from ..spmd_errors import SPMDError, user_line_of
 from .refusals import NumberAsText
 from .tracing import Trace, TracedStep, TraceRequest
 

@@ -21,14 +21,14 @@ import torch
 
 from torch_testing_ext._torch import is_fake
 
-from ..errors import SPMDError
+from ..spmd_errors import SPMDError
 from .codes import Names, kind_of_file, reads_of
 from .contents import content_of
 from .observer import Observer
 from .reach import Node, Reach, cells_of, contents_of_cache
-from .state import StepState
 from .substitution import Superseded
 from .tensor_attributes import TensorAttribute
+from .train_state import StepState
 
 _VALUES = methodcaller("values")
 _BASES = attrgetter("__mro__")

@@ -8,9 +8,9 @@ import torch
 
 from torch_testing_ext._torch import disable_torch_function, storage_key
 
-from ..errors import SPMDError
-from .arguments import flatten_arguments
-from .state import StateEntry, StepState, TensorRef
+from ..spmd_errors import SPMDError
+from .call_arguments import flatten_arguments
+from .train_state import StateEntry, StepState, TensorRef
 
 
 def structure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], list[Any]]:

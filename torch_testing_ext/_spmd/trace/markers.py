@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from ..errors import SPMDError
-from .watch import TraceWatch
+from ..spmd_errors import SPMDError
+from .trace_modes import TraceWatch
 
 _new_library: Any = torch.library.Library  # untyped in torch
 _library = _new_library("torch_testing_ext_spmd", "FRAGMENT")

@@ -25,7 +25,7 @@ import torch
 
 from torch_testing_ext._torch import disable_torch_function, show_class_of_fakes
 
-from ..errors import SPMDError, user_line
+from ..spmd_errors import SPMDError, user_line
 from .codes import Names, kind_of_code, reads_of
 from .contents import content_of, generator_state, put_content
 from .reach import Node, Reach, cells_of

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import fx, nn
 
-from .state import StepState
+from .train_state import StepState
 
 
 class Override(ABC):

@@ -30,7 +30,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.weak import WeakIdKeyDictionary
 
-from ..errors import SPMDError
+from ..spmd_errors import SPMDError
 from .codes import Names, is_standard, kind_of_file, standard_module
 from .contents import content_of, generator_state, is_array
 from .tensor_attributes import TensorAttribute, absent

@@ -13,8 +13,8 @@ from torch.overrides import TorchFunctionMode
 
 from torch_testing_ext._torch import data_dependent_errors, is_fake, object_collectives_call
 
-from ..errors import SPMDError, is_own_file, is_user_file, user_line
-from .watch import TraceWatch, collective_error
+from ..spmd_errors import SPMDError, is_own_file, is_user_file, user_line
+from .trace_modes import TraceWatch, collective_error
 
 _ARRAYS: set[Any] = {torch.Tensor.numpy, torch.Tensor.__array__}
 _MEMORY: set[Any] = {

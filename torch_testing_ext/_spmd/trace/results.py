@@ -16,8 +16,8 @@ from torch.optim import Optimizer
 
 from torch_testing_ext._torch import is_fake
 
-from ..errors import SPMDError
-from .arguments import attributes_of_record, flatten_arguments, is_record, rebuild_arguments
+from ..spmd_errors import SPMDError
+from .call_arguments import attributes_of_record, flatten_arguments, is_record, rebuild_arguments
 
 # Nobody can change these, and they contain no tensors.
 _CONSTANTS = (

@@ -17,7 +17,7 @@ import torch
 
 from torch_testing_ext._torch import fixed_size
 
-from ..errors import is_user_file
+from ..spmd_errors import is_user_file
 from .codes import kind_of_file
 
 

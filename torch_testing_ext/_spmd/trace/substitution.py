@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 
 from torch_testing_ext._torch import disable_torch_function, is_fake, storage_key, without_dispatch
 
-from ..errors import SPMDError, user_line
+from ..spmd_errors import SPMDError, user_line
 
 _HOOKS = {torch.Tensor.register_hook, torch.Tensor.register_post_accumulate_grad_hook}
 

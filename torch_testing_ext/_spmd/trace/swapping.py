@@ -11,8 +11,8 @@ from torch import nn
 
 from torch_testing_ext._torch import is_fake, tree
 
-from ..errors import SPMDError
-from .state import StepState
+from ..spmd_errors import SPMDError
+from .train_state import StepState
 
 _tree = tree()
 _REGISTRIES = ("_parameters", "_buffers", "_modules")

@@ -17,9 +17,9 @@ from torch.distributed.tensor import DTensor
 
 from torch_testing_ext._torch import fakes_lacking_attributes
 
-from ..errors import SPMDError, user_line
+from ..spmd_errors import SPMDError, user_line
 from .codes import kind_of_code
-from .state import StepState
+from .train_state import StepState
 
 absent = object()
 _OF_TORCH = ("_sizes_capsule", "_strides_capsule")  # of symbolic sizes

@@ -35,9 +35,9 @@ from torch_testing_ext._torch import (
     tree,
 )
 
-from ..errors import SPMDError, raised_by_user, recording_errors
-from ..layout import Layout
-from .arguments import first_of_same, is_plain, rebuild_arguments
+from ..param_layout import Layout
+from ..spmd_errors import SPMDError, raised_by_user, recording_errors
+from .call_arguments import first_of_same, is_plain, rebuild_arguments
 from .distribute import layout_owner, put_parameter
 from .guards import Labels, ReadGuards, guard_reads
 from .lasting_changes import (
@@ -57,11 +57,11 @@ from .observer import Observer
 from .refusals import UserCodeMode, refusing_object_collectives, refusing_values_as_text
 from .results import leaves_of, refuse_opaque
 from .sizes import SizeGuards, sizes_as_numbers
-from .state import StateEntry, StepState
 from .substitution import Substitution, only_optimizers
 from .swapping import recurrent_without_mkldnn, restoring
 from .tensor_attributes import TensorAttributes
-from .watch import TraceWatch
+from .trace_modes import TraceWatch
+from .train_state import StateEntry, StepState
 
 import_tracer()
 _tree = tree()

@@ -1,3 +1,3 @@
 """`compile`, under the name of torch.distributed._spmd.api."""
 
-from torch_testing_ext._spmd.api import compile as compile
+from torch_testing_ext._spmd.compiling import compile as compile

@@ -15,7 +15,7 @@ from torch_testing_ext._cases.distributed_base import run_subtests as run_subtes
 from torch_testing_ext._cases.multi_process import MultiProcessTestCase as MultiProcessTestCase
 from torch_testing_ext._cases.multi_threaded import MultiThreadedTestCase as MultiThreadedTestCase
 from torch_testing_ext._dtensor import devices_used as _devices_used
-from torch_testing_ext._dtensor.bases import (
+from torch_testing_ext._dtensor.dtensor_bases import (
     DTensorContinuousTestBase as DTensorContinuousTestBase,
     DTensorOpTestBase as DTensorOpTestBase,
     DTensorTestBase as DTensorTestBase,
@@ -35,9 +35,9 @@ from torch_testing_ext._marks.needs import TEST_SKIPS as TEST_SKIPS
 if _typing.TYPE_CHECKING:
     from torch_testing_ext._dtensor.converter import *
     from torch_testing_ext._dtensor.experts import *
-    from torch_testing_ext._dtensor.local_tensor import *
+    from torch_testing_ext._dtensor.local_tensor_bases import *
     from torch_testing_ext._dtensor.mlp import *
-    from torch_testing_ext._dtensor.shard_order import *
+    from torch_testing_ext._dtensor.ordered_shards import *
     from torch_testing_ext._dtensor.sharding_rules import *
     from torch_testing_ext._dtensor.transformer import *
     from torch_testing_ext._utils.fake_group import FakeStore as FakeStore

@@ -19,7 +19,7 @@ from torch_testing_ext._process.logs import tail
 from torch_testing_ext._process.loop import EventLoop
 from torch_testing_ext._process.tether import tethered
 
-from .place import JoiningNode, NodeLauncher
+from .cluster_place import JoiningNode, NodeLauncher
 
 END_TIMEOUT = 5.0  # seconds that salloc has to give the nodes back, which it tells the controller
 KILL_TIMEOUT = 2.0

@@ -18,10 +18,10 @@ from ..run_site import Found, Work
 from ..scheduling.inventory import Inventory
 from ..scheduling.node_leases import NodeLeases
 from ..scheduling.policy import Priority, Queue
+from .agent_messages import PrepareNode
 from .bridge_protocol import Connect
-from .environment import environment_for_nodes
-from .place import ClusterPlace, NodeLauncher
-from .protocol import PrepareNode
+from .cluster_place import ClusterPlace, NodeLauncher
+from .node_environment import environment_for_nodes
 from .ray_actor import digest_of
 from .ray_launcher import RayLauncher
 from .shipping import pack

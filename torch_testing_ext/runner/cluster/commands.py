@@ -15,8 +15,8 @@ from torch_testing_ext._process.exits import describe_exit
 from torch_testing_ext._process.logs import tail
 from torch_testing_ext._process.loop import EventLoop
 
-from .place import JoiningNode
-from .protocol import PrepareNode
+from .agent_messages import PrepareNode
+from .cluster_place import JoiningNode
 
 END_TIMEOUT = 2.0  # seconds that a command may take to end after its stdin
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch_testing_ext
 
-from .protocol import NodeFacts
+from .agent_messages import NodeFacts
 
 MISSING = "not installed"
 _NAMES = {

@@ -20,6 +20,7 @@ from torch_testing_ext._process.logs import tail
 from torch_testing_ext._process.loop import EventLoop, Timer, wait_readable
 from torch_testing_ext._process.messages import unexpected
 
+from .agent_messages import PrepareNode
 from .bridge_protocol import (
     BridgeWaits,
     CannotConnect,
@@ -31,8 +32,7 @@ from .bridge_protocol import (
     RayImported,
     ReleaseNode,
 )
-from .place import ClusterError, JoiningNode
-from .protocol import PrepareNode
+from .cluster_place import ClusterError, JoiningNode
 
 IMPORT_TIMEOUT = 60.0
 # From the start of the bridge, but at least so much of it after it has imported ray.

@@ -16,8 +16,7 @@ from torch_testing_ext._process.messages import to_line, unexpected
 from ..engine.place import LostUnitListener
 from ..engine.unit_log import EndCause
 from ..model import Attempt, Lease, Test, TestOutcome, Unit
-from .lines import MessageReader, NotAMessage
-from .protocol import (
+from .agent_messages import (
     MOST_MISSING,
     AgentAlive,
     AgentHello,
@@ -39,6 +38,7 @@ from .protocol import (
     ToAgent,
     UnitNotStarted,
 )
+from .lines import MessageReader, NotAMessage
 
 
 class NodeListener(Protocol):

@@ -13,10 +13,10 @@ from pathlib import Path
 from torch_testing_ext._process import interpreter
 
 from ..options.options import Options
+from .agent_messages import PrepareNode
 from .allocation import AllocatingLauncher
+from .cluster_place import ClusterError, NodeLauncher
 from .commands import CommandLauncher
-from .place import ClusterError, NodeLauncher
-from .protocol import PrepareNode
 
 SLURM = "slurm"
 PROGRAMS = ("scontrol", "srun")

@@ -19,7 +19,8 @@ from torch_testing_ext.launch.settings import PREFIX
 from ..model import Attempt, Lease, RankLog, Test, Unit
 from ..processes.file_handle import FileHandle
 from ..processes.file_processes import FileProcesses
-from ..processes.protocol import (
+from ..processes.unit_spec import UnitSpec
+from ..processes.worker_messages import (
     Began,
     FixtureBegan,
     FromWorker,
@@ -27,7 +28,6 @@ from ..processes.protocol import (
     WorkerBroke,
     WorkerEnded,
 )
-from ..processes.unit_spec import UnitSpec
 from .unit_log import AttemptResult, EndCause, UnitLog, WorkerExit
 from .unit_processes import NANNY_TIMEOUT, UnitProcesses
 

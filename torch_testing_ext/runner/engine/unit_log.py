@@ -15,7 +15,7 @@ from torch_testing_ext._process.messages import unexpected
 from torch_testing_ext._process.user_warnings import KitWarning
 
 from ..model import COUNTS_AS, Category, DeviceMemory, TestOutcome, Unit
-from ..processes.protocol import (
+from ..processes.worker_messages import (
     AllOver,
     Began,
     Ended,

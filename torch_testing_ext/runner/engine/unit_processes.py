@@ -13,7 +13,8 @@ from torch_testing_ext._process.loop import EventLoop, Timer
 from torch_testing_ext._process.messages import unexpected
 
 from ..processes.file_handle import FileHandle
-from ..processes.protocol import (
+from ..processes.unit_spec import UnitSpec
+from ..processes.worker_messages import (
     EndWorker,
     FromNanny,
     FromWorker,
@@ -24,7 +25,6 @@ from ..processes.protocol import (
     TakeStacks,
     WorkerEnded,
 )
-from ..processes.unit_spec import UnitSpec
 
 # A nanny that takes longer to end its unit is stuck.
 NANNY_TIMEOUT = 10.0

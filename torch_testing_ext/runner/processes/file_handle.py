@@ -19,7 +19,8 @@ from torch_testing_ext._process.loop import Timer
 from torch_testing_ext._process.messages import unexpected
 
 from ..model import Attempt, Test, TestId, TestOutcome
-from .protocol import (
+from .unit_spec import LoadAs, UnitSpec
+from .worker_messages import (
     ChildGone,
     FileBroken,
     FileNeedsPytest,
@@ -34,7 +35,6 @@ from .protocol import (
     StartUnit,
     TestNotRun,
 )
-from .unit_spec import LoadAs, UnitSpec
 from .zygote_client import Gone, ZygoteClient
 
 IMPORT_TIMEOUT = 120.0

@@ -24,7 +24,8 @@ from torch_testing_ext._process.messages import unexpected
 from . import nanny, worker
 from .fork_parent import ForkParent, close_all
 from .loaded_file import FileSkips, LoadedFile, NeedsPytest, how_to_import
-from .protocol import (
+from .unit_spec import UnitSpec
+from .worker_messages import (
     ChildGone,
     FileBroken,
     FileNeedsPytest,
@@ -40,7 +41,6 @@ from .protocol import (
     ToFile,
     UnitOver,
 )
-from .unit_spec import UnitSpec
 
 # The exit code of a child that has queried accelerators while it listed the tests.
 _QUERIED_ACCELERATORS = 3

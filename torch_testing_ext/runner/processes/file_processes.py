@@ -16,9 +16,9 @@ from torch_testing_ext._process.logs import tail
 from ..model import Attempt, Test
 from ..options.options import CannotRun
 from .file_handle import FileHandle, FileState
-from .protocol import CountDevices, DevicesCounted
 from .unit_spec import LoadAs
 from .warm_up import WarmUp
+from .worker_messages import CountDevices, DevicesCounted
 from .zygote_client import ZygoteClient
 
 COUNT_TIMEOUT = 200.0  # longer than each of the ways to ask the driver takes

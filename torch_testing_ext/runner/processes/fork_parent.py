@@ -17,7 +17,7 @@ from torch_testing_ext._process.channel import Channel
 from torch_testing_ext._process.parent_loop import ParentLoop
 from torch_testing_ext._process.signals import signal_group
 
-from .protocol import ChildGone, Kill
+from .worker_messages import ChildGone, Kill
 
 Received = TypeVar("Received")
 

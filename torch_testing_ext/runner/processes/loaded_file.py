@@ -18,9 +18,9 @@ from torch_testing_ext._process.packages import ModulePlace
 
 from ..model import Test, TestId
 from . import pytest_style
-from .protocol import TestNotRun
 from .pytest_style import PytestStyleTest, PytestTest, pytest_style_tests
 from .unit_spec import LoadAs
+from .worker_messages import TestNotRun
 
 _FIXTURES = ("setUpClass", "tearDownClass")
 _MODULE_FIXTURES = ("setUpModule", "tearDownModule")

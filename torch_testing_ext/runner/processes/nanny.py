@@ -22,7 +22,8 @@ from torch_testing_ext._process.messages import unexpected
 from torch_testing_ext._process.parent_loop import ParentLoop
 from torch_testing_ext._process.signals import signal_group
 
-from .protocol import (
+from .unit_spec import UnitSpec
+from .worker_messages import (
     EndWorker,
     KillWorker,
     MeasureMemory,
@@ -36,7 +37,6 @@ from .protocol import (
     WorkerBroke,
     WorkerEnded,
 )
-from .unit_spec import UnitSpec
 
 # If a worker was killed, its ranks are not ended by it but by the fork server.
 GRACE_FOR_ORPHANS = 1.0

@@ -14,13 +14,13 @@ import pytest
 from torch_testing_ext._machine.device_facts import DeviceNeeds
 from torch_testing_ext._marks import needs
 from torch_testing_ext._marks.settings_of_tests import TIMEOUT
-from torch_testing_ext._pytest_ranks.internals import (
+from torch_testing_ext._pytest_ranks.marks import SPEC
+from torch_testing_ext._pytest_ranks.pytest_internals import (
     UNITTEST_FIXTURE,
     XUNIT_FIXTURES,
     fixture_definitions,
     is_of_unittest,
 )
-from torch_testing_ext._pytest_ranks.marks import SPEC
 
 from . import pytest_style
 from .pytest_session import Collection

@@ -24,12 +24,12 @@ from torch_testing_ext._pytest_ranks.marks import COMMAND, SPEC
 from torch_testing_ext._pytest_ranks.reports import Ending, Judgement, TestReports
 
 from ..model import TestOutcome
-from .protocol import Began, Ended, FixtureBegan, FixtureEnded, FixtureFailed, FromWorker, NotRun, WorkerBroke
 from .pytest_session import Collection, explain
 from .pytest_style import PytestTest
 from .result import LONGEST_MESSAGE
 from .unit_output import UnitOutput
 from .unit_spec import UnitSpec
+from .worker_messages import Began, Ended, FixtureBegan, FixtureEnded, FixtureFailed, FromWorker, NotRun, WorkerBroke
 
 __rank_frame__ = True
 

@@ -24,7 +24,7 @@ from typing import Any
 
 import pytest
 
-from torch_testing_ext._pytest_ranks import internals
+from torch_testing_ext._pytest_ranks import pytest_internals
 
 from .unit_spec import LoadAs
 
@@ -100,7 +100,7 @@ class Collection:
                     self.failures.append(((), explain(error)))
 
     def _begin(self, names: Sequence[str]) -> None:
-        config = internals.make_config([*names, *_ARGUMENTS], [_Observer(self, self._load_as)])
+        config = pytest_internals.make_config([*names, *_ARGUMENTS], [_Observer(self, self._load_as)])
         _silence(config)
         session = pytest.Session.from_config(config)
         session.exitstatus = pytest.ExitCode.OK
@@ -146,7 +146,7 @@ class Collection:
         """End the session. Returns the exit status, which plugins may have changed."""
         self._session.exitstatus = status
         self.config.hook.pytest_sessionfinish(session=self._session, exitstatus=status)
-        internals.unconfigure(self.config)
+        pytest_internals.unconfigure(self.config)
         return int(self._session.exitstatus)
 
     # -- hooks of the interpreter, which pytest replaces: they are not for tests that unittest runs
@@ -172,12 +172,12 @@ def _silence(config: Any) -> None:
         measured = getattr(sys.modules.get("coverage"), "Coverage", None)
         if measured is not None and (current := measured.current()) is not None:
             current.stop()
-    for name in internals.REMEMBERING:
+    for name in pytest_internals.REMEMBERING:
         if (plugin := manager.get_plugin(name)) is not None:
             manager.unregister(plugin)
-    if (reporter := internals.redirect_terminal(config, io.StringIO())) is not None:
+    if (reporter := pytest_internals.redirect_terminal(config, io.StringIO())) is not None:
         manager.unregister(reporter)
-        manager.register(_SilentReporter(reporter), internals.TERMINAL)
+        manager.register(_SilentReporter(reporter), pytest_internals.TERMINAL)
 
 
 class _SilentReporter:
@@ -209,7 +209,7 @@ class _Observer:
     def pytest_make_collect_report(self, collector: Any) -> Generator[None, Any, Any]:
         report = yield
         own = isinstance(collector, pytest.Module) and _is_same(collector.path, self._collection.path)
-        if own and (module := internals.imported_module(collector)) is not None:
+        if own and (module := pytest_internals.imported_module(collector)) is not None:
             self._collection.module = module
         elif own and report.outcome != "passed":
             error = report.call.excinfo.value
@@ -261,7 +261,7 @@ def explain(error: BaseException) -> str:
         return f"pytest.exit was called: {error}"
     if isinstance(error, pytest.Session.Interrupted):
         return f"pytest was interrupted: {error}"
-    if (failed := internals.failed_conftest(error)) is not None:
+    if (failed := pytest_internals.failed_conftest(error)) is not None:
         path, cause = failed
         title = f"{path} cannot be imported"
         return f"{title}: {explain(cause)}" if cause is not None else title

@@ -150,9 +150,9 @@ def _is_excluded(thing: Any) -> bool:
 def _is_fixture(function: FunctionType) -> bool:
     if sys.modules.get("pytest") is None:  # not imported, or not installed
         return False
-    from torch_testing_ext._pytest_ranks import internals
+    from torch_testing_ext._pytest_ranks import pytest_internals
 
-    return internals.is_fixture(function)
+    return pytest_internals.is_fixture(function)
 
 
 def _is_method(function: FunctionType) -> bool:

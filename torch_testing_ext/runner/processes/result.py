@@ -17,9 +17,9 @@ from torch_testing_ext._process.logs import cut_middle
 from torch_testing_ext._process.user_warnings import take_warnings
 
 from ..model import TestOutcome
-from .protocol import Began, Ended, FixtureBegan, FixtureEnded, FixtureFailed, FromWorker, NotRun
 from .unit_output import UnitOutput
 from .unit_spec import UnitSpec
+from .worker_messages import Began, Ended, FixtureBegan, FixtureEnded, FixtureFailed, FromWorker, NotRun
 
 __unittest = True  # keeps these frames out of unittest's tracebacks
 

@@ -18,14 +18,14 @@ from torch_testing_ext import launch
 from torch_testing_ext._marks.settings_of_tests import TIMEOUT
 from torch_testing_ext._process import child, descriptors, fork_safety, messages, signals, system
 from torch_testing_ext._process.channel import Channel
-from torch_testing_ext._process.files import write_atomically
+from torch_testing_ext._process.whole_files import write_atomically
 from torch_testing_ext.launch import client
 
 from ..model import TestOutcome
-from .protocol import AllOver, Ended, FromWorker, Missing, Nothing, PreloadHints, WorkerBroke
 from .pytest_style import PytestTest
 from .result import ReportingResult, ReportingSuite
 from .unit_spec import UnitSpec
+from .worker_messages import AllOver, Ended, FromWorker, Missing, Nothing, PreloadHints, WorkerBroke
 
 __first_frames__ = ("_run_suite", "_run_by_pytest")
 

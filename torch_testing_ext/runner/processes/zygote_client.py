@@ -26,8 +26,8 @@ from torch_testing_ext._process.loop import EventLoop, Timer
 from torch_testing_ext._process.messages import unexpected
 
 from ..options.options import CannotRun
-from .protocol import ChildGone, FromZygote, Kill, ZygoteReady
 from .warm_up import WarmUp
+from .worker_messages import ChildGone, FromZygote, Kill, ZygoteReady
 
 START_TIMEOUT = 300.0
 QUIT_TIMEOUT = 5.0

@@ -18,7 +18,17 @@ from torch_testing_ext._process.messages import unexpected
 
 from . import file_process, nanny
 from .fork_parent import ForkParent
-from .protocol import CountDevices, DevicesCounted, Kill, Nothing, OpenFile, StartUnit, ToFile, ToZygote, ZygoteReady
+from .worker_messages import (
+    CountDevices,
+    DevicesCounted,
+    Kill,
+    Nothing,
+    OpenFile,
+    StartUnit,
+    ToFile,
+    ToZygote,
+    ZygoteReady,
+)
 
 
 def main() -> NoReturn:

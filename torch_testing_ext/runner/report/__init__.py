@@ -18,9 +18,9 @@ from ..options.options import Options, Verbosity
 from ..scheduling.remembered import make_cache_folder
 from . import html_page, journal, json_results, junit, perfetto
 from .console import Console
-from .files import Files, Render
 from .github import GitHub
 from .layout import ConsoleLayout
+from .report_files import Files, Render
 from .terminal import LineWriter, TerminalStream, columns, is_terminal, make_styler
 
 if TYPE_CHECKING:

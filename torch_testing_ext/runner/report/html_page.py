@@ -12,7 +12,7 @@ from string import Template
 
 from ..model import Attempt, Category, FinishedTest, Summary, TestId, TestOutcome
 from . import text
-from .recorder import History
+from .history import History
 from .timeline import css, names, timeline
 from .tree import node
 

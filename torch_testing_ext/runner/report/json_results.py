@@ -12,7 +12,7 @@ from typing import Any
 
 from ..model import Attempt, Category, FinishedTest
 from . import text
-from .recorder import History
+from .history import History
 
 
 def render(history: History) -> str:

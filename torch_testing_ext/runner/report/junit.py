@@ -15,7 +15,7 @@ from datetime import datetime, timezone
 
 from ..model import Attempt, Category, FinishedTest, Policy, Summary, Test, TestOutcome
 from . import text
-from .recorder import History
+from .history import History
 from .tree import node
 
 # Outcomes that are a `failure` in JUnit XML; all others that do not pass are an `error`.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ..events import RunBegan
 from ..model import Attempt, Lease
-from .recorder import History, Span
+from .history import History, Span
 
 
 @dataclass(frozen=True)

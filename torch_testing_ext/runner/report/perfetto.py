@@ -8,8 +8,8 @@ from typing import Any
 
 from ..model import Attempt
 from . import text
+from .history import History, Span
 from .lanes import Lane, lanes
-from .recorder import History, Span
 
 DEVICES, SLOTS = 1, 2  # lanes are threads of these two processes
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from torch_testing_ext._process.files import write_atomically
+from torch_testing_ext._process.whole_files import write_atomically
 
 FORMAT = "torch_testing_ext 1"
 Warn = Callable[[str], None]

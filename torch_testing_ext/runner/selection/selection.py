@@ -15,7 +15,7 @@ from ..model import Test, TestId
 from ..options.options import Options, UsageError
 from ..options.suggestions import nearest
 from . import expressions
-from .files import split_name
+from .discovery import split_name
 
 
 class _Closeness(enum.IntEnum):

@@ -8,11 +8,11 @@ from pathlib import Path
 from torch_testing_ext import _torch
 from torch_testing_ext._torch import hook
 
+from .call_recorder import CallRecorder
 from .checks import Check, Delays, NanCheck, Poison
 from .kinds import SanitizeKind
 from .log import LogWriter
-from .recorder import CallRecorder
-from .works import WaitCheck
+from .watched_works import WaitCheck
 
 
 class RecorderError(RuntimeError):

@@ -7,10 +7,10 @@ from typing import Any, Literal, get_args
 
 from torch import fx
 
-from .errors import SPMDError
-from .parallel_mode import DataParallel, ParallelMode
+from .parallel_modes import DataParallel, ParallelMode
 from .run.step import CompiledStep
 from .run.verify import VerifyMode
+from .spmd_errors import SPMDError
 from .trace.override import Override
 
 Backend = Literal["fx", "inductor"]

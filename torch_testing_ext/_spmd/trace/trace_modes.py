@@ -21,7 +21,7 @@ from torch_testing_ext._torch import (
     values_unknown,
 )
 
-from ..errors import SPMDError, user_line
+from ..spmd_errors import SPMDError, user_line
 
 _tree = tree()
 aten = torch.ops.aten

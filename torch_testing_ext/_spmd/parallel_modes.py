@@ -10,12 +10,12 @@ import torch
 from torch import fx
 from torch.distributed.tensor import DTensor, Shard
 
-from .errors import SPMDError
-from .layout import Layout
 from .lower.buckets import CollectiveOptions
 from .lower.lowering import LoweredProgram, lower
-from .trace.state import StateEntry, StepState
+from .param_layout import Layout
+from .spmd_errors import SPMDError
 from .trace.tracing import TracedStep
+from .trace.train_state import StateEntry, StepState
 
 DataParallelStyle = Literal["replicate", "fully_shard", "default"]
 

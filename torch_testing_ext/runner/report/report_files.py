@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from torch_testing_ext._process.files import write_atomically
+from torch_testing_ext._process.whole_files import write_atomically
 
 from ..events import Event, RunEnded
-from .recorder import History, Recorder
+from .history import History, Recorder
 
 Render = Callable[[History], str]
 

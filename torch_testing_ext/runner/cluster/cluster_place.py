@@ -15,8 +15,7 @@ from ..model import Lease, Unit
 from ..options.options import CannotRun, UsageError
 from ..processes.file_processes import Discovery
 from ..scheduling.node_leases import NodeLeases
-from .facts import differences, facts
-from .protocol import (
+from .agent_messages import (
     HEARTBEAT,
     AgentHello,
     CloseFile,
@@ -27,6 +26,7 @@ from .protocol import (
     RunUnit,
     TestsFound,
 )
+from .facts import differences, facts
 from .remote import RemoteNode, RemoteUnit
 
 TELL_INTERVAL = 10.0  # seconds between two lines about what the run waits for

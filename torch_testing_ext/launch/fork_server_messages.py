@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from .job import Named
-from .report import Exit
+from .rank_report import Exit
 
 
 class StartMethod(enum.Enum):

@@ -21,7 +21,7 @@ from torch_testing_ext._machine.device_locks import DeviceLocks, UnsafeFolder, d
 from torch_testing_ext._machine.visible_devices import by_uuid, identity, masks_for, visible_names
 from torch_testing_ext.launch import settings
 
-from . import internals
+from . import pytest_internals
 
 # Seconds between attempts: a lock cannot be awaited. Random, so that two processes do not retry in lockstep.
 _RETRY_INTERVAL = (0.02, 0.1)
@@ -72,7 +72,7 @@ def _open_locks(item: Any, identities: Mapping[str, str]) -> DeviceLocks:
 
 def _folder_of_session(config: Any) -> Path:
     """Return a folder that all workers of pytest-xdist share."""
-    base = internals.temporary_base(config)
+    base = pytest_internals.temporary_base(config)
     return (base.parent if hasattr(config, "workerinput") else base) / "torch_testing_ext-leases"
 
 

@@ -26,7 +26,7 @@ from torch_testing_ext._machine import environment
 from torch_testing_ext._marks.needs import TEST_SKIPS
 from torch_testing_ext._process import messages
 
-from . import debugging, dist_env, internals, passed_warnings, reports
+from . import debugging, dist_env, passed_warnings, pytest_internals, reports
 from .marks import RankSpec
 from .reports import Ending
 
@@ -118,9 +118,9 @@ def _run_and_judge(item: Any, account: launch.AccountWriter, judges_again: bool 
     _, test = _here()
     with warnings.catch_warnings(record=True) as seen, environment.changed(**dict(test.spec.environ)):
         call = pytest.CallInfo.from_call(lambda: _run_item(item, account), "call")
-    parent_knows_xfail = internals.is_marked_xfail(item)
+    parent_knows_xfail = pytest_internals.is_marked_xfail(item)
     if not parent_knows_xfail:
-        internals.read_xfail_marks(item)
+        pytest_internals.read_xfail_marks(item)
     report = item.ihook.pytest_runtest_makereport(item=item, call=call)
     judged = reports.judge(report)
     is_xpass = judged.ending is Ending.STRICT_XPASS and (parent_knows_xfail or judges_again)
@@ -144,15 +144,15 @@ def _plain(value: Any) -> Any:
 
 def _run_item(item: Any, account: launch.AccountWriter) -> None:
     """Set up the fixtures of ranks, run the test, and tear these fixtures down; account for an error at once."""
-    finalizers = internals.finalizers(item)
+    finalizers = pytest_internals.finalizers(item)
     of_parent = finalizers[:]  # which runs them; in the ranks of a launcher, this process
     finalizers.clear()
     try:
         for name in _left_out(item):
             del item.funcargs[name]
-        internals.fill_fixtures(item)
+        pytest_internals.fill_fixtures(item)
         type(item).runtest(item)
-        for error in internals.kept_errors(item):
+        for error in pytest_internals.kept_errors(item):
             _account_for(item, error, account)
     except BaseException as error:
         _account_for(item, error, account)
@@ -166,7 +166,7 @@ def _run_item(item: Any, account: launch.AccountWriter) -> None:
 
 
 def _tear_down(item: Any, finalizers: list[Any], account: launch.AccountWriter) -> None:
-    if (postponed := internals.postponed_tear_down(item)) is not None:
+    if (postponed := pytest_internals.postponed_tear_down(item)) is not None:
         finalizers.append(postponed)
     errors: list[BaseException] = []
     while finalizers:
@@ -226,8 +226,8 @@ def on_report(report: Any) -> None:
 def _own_capture(context: launch.RankContext) -> Iterator[None]:
     """Detach from what pytest captures in the parent: this process has descriptors and files of its own."""
     config = context.inherited.item.config
-    internals.forget_captured(config)
-    handlers = internals.log_handlers(config)
+    pytest_internals.forget_captured(config)
+    handlers = pytest_internals.log_handlers(config)
     if handlers is None:
         yield
         return

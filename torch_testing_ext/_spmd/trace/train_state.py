@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from torch_testing_ext._torch import tree
 
-from ..errors import SPMDError
+from ..spmd_errors import SPMDError
 
 _tree = tree()
 

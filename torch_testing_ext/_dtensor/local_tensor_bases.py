@@ -17,8 +17,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch_testing_ext import _torch
 from torch_testing_ext._cases.continuous import UNSET
 
-from .bases import DTensorContinuousTestBase, DTensorOpTestBase, DTensorTestBase
 from .devices_used import num_devices
+from .dtensor_bases import DTensorContinuousTestBase, DTensorOpTestBase, DTensorTestBase
 
 
 class _SimulatedRanks:

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from hypothesis import Phase
 from hypothesis.errors import Flaky
 
-from . import internals, search
+from . import hypothesis_internals, search
 from .connections import Connections
 from .groups import Groups
 from .links import PeerLost, PeerLostElsewhere, connect_ranks
@@ -34,11 +34,11 @@ _SURVIVOR_DELAY = 0.1
 
 def run(test: Any, prop: Callable[..., None], body: Body) -> None:
     """Run a property in this rank. `prop` is the body after `hypothesis.given`."""
-    chosen = _settings_for_ranks(internals.settings_of(prop))
+    chosen = _settings_for_ranks(hypothesis_internals.settings_of(prop))
     deadline = chosen.deadline.total_seconds() if isinstance(chosen.deadline, timedelta) else None
     with _participant(test, deadline) as participant:
         if isinstance(participant, Leader):
-            internals.set_settings(prop, hypothesis.settings(chosen, deadline=None))
+            hypothesis_internals.set_settings(prop, hypothesis.settings(chosen, deadline=None))
             _lead(participant, test, prop)
         else:
             assert isinstance(participant, Follower)
@@ -104,11 +104,11 @@ def _backend(test: Any) -> str:
 
 
 def _lead(leader: Leader, test: Any, prop: Callable[..., None]) -> None:
-    seed = internals.choose_seed(prop)
+    seed = hypothesis_internals.choose_seed(prop)
     lines: list[str] = []
     result = PropertyResult()
     try:
-        with internals.capture_reports(lines), internals.examples_of_the_seed():
+        with hypothesis_internals.capture_reports(lines), hypothesis_internals.examples_of_the_seed():
             prop(test)
         if leader.needs_new_groups:
             leader.recreate_groups()  # for the rest of the test
@@ -179,7 +179,7 @@ def _without_self(lines: list[str]) -> list[str]:
 
 def _follow(follower: Follower, body: Body) -> None:
     try:
-        result = internals.run_in_example(functools.partial(follower.follow, body))
+        result = hypothesis_internals.run_in_example(functools.partial(follower.follow, body))
     except PeerLost:
         time.sleep(_SURVIVOR_DELAY)
         raise _peer_lost(follower) from None
