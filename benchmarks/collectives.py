@@ -75,7 +75,7 @@ for turn in range(12):
     for word in best:
         with tempfile.TemporaryDirectory() as folder:
             if word != "off":
-                in_rank.prepare(True)
+                sanitized_rank.prepare(True)
                 sanitized_rank.begin(0, read_kinds(word), None, Path(folder, "log"))
             for part in range(3):
                 began = time.thread_time()
@@ -83,7 +83,7 @@ for turn in range(12):
                     dist.all_reduce(mine)
                 best[word] = min(best[word], (time.thread_time() - began) / 500)
             sanitized_rank.finish()
-            in_rank.prepare(False)
+            sanitized_rank.prepare(False)
 for word, seconds in best.items():
     print(word, 1e6 * seconds)
 """

@@ -14,7 +14,7 @@ SMOKE = """
 import io, logging, os, re, sys, types, unittest
 from pathlib import Path
 import pytest
-from torch_testing_ext._pytest_ranks import pytest_internals
+from torch_testing_ext._pytest_ranks import pytest_internals as internals
 
 @pytest.fixture
 def value():
@@ -26,13 +26,13 @@ def later():
 
 @pytest.mark.parametrize("number", [1])
 def test_fixtures(request, value, number, later):
-    definitions = pytest_internals.fixture_definitions(request.node)
+    definitions = internals.fixture_definitions(request.node)
     assert [each.func.__name__ for each in definitions["value"]] == ["value"]
-    assert pytest_internals.is_parameter(definitions["number"][0]) and not pytest_internals.is_parameter(definitions["value"][0])
+    assert internals.is_parameter(definitions["number"][0]) and not internals.is_parameter(definitions["value"][0])
     del request.node.funcargs["later"]
-    pytest_internals.fill_fixtures(request.node)
+    internals.fill_fixtures(request.node)
     assert request.node.funcargs["later"] == 4
-    assert pytest_internals.is_fixture(value_function()) == (pytest.version_tuple < (8, 4))
+    assert internals.is_fixture(value_function()) == (pytest.version_tuple < (8, 4))
 
 def value_function():
     @pytest.fixture
@@ -42,13 +42,13 @@ def value_function():
 def test_added_fixtures(request):
     holder = types.ModuleType("added")
     holder.added = pytest.fixture(name="added")(lambda: 5)
-    pytest_internals.add_fixtures(request.node.parent, holder)
+    internals.add_fixtures(request.node.parent, holder)
     assert request.getfixturevalue("added") == 5
 
 ended = []
 
 def test_finalizers(request):
-    pytest_internals.finalizers(request.node).append(lambda: ended.append("by a finalizer"))
+    internals.finalizers(request.node).append(lambda: ended.append("by a finalizer"))
 
 def test_finalizers_were_called():
     assert ended == ["by a finalizer"]
@@ -62,45 +62,45 @@ class XunitTest(unittest.TestCase):
         self.item = request.node
 
     def test_unittest(self):
-        assert pytest_internals.is_of_unittest(self.item) and pytest_internals.kept_errors(self.item) == []
-        names = list(pytest_internals.fixture_definitions(self.item))
-        assert any(name.startswith(pytest_internals.UNITTEST_FIXTURE) for name in names)
+        assert internals.is_of_unittest(self.item) and internals.kept_errors(self.item) == []
+        names = list(internals.fixture_definitions(self.item))
+        assert any(name.startswith(internals.UNITTEST_FIXTURE) for name in names)
         try:
             raise ValueError("kept")
         except ValueError:
             self.item.addError(self, sys.exc_info())
-        assert [str(error) for error in pytest_internals.kept_errors(self.item)] == ["kept"]
+        assert [str(error) for error in internals.kept_errors(self.item)] == ["kept"]
         self.item._excinfo.clear()
         self.item._explicit_tearDown = "postponed"
-        assert pytest_internals.postponed_tear_down(self.item) == "postponed"
+        assert internals.postponed_tear_down(self.item) == "postponed"
         self.item._explicit_tearDown = None
 
 class TestXunit:
     def setup_method(self): ...
 
     def test_of_pytest(self, request):
-        assert not pytest_internals.is_of_unittest(request.node) and pytest_internals.kept_errors(request.node) == []
-        assert pytest_internals.postponed_tear_down(request.node) is None
-        assert any(name.startswith(pytest_internals.XUNIT_FIXTURES) for name in pytest_internals.fixture_definitions(request.node))
+        assert not internals.is_of_unittest(request.node) and internals.kept_errors(request.node) == []
+        assert internals.postponed_tear_down(request.node) is None
+        assert any(name.startswith(internals.XUNIT_FIXTURES) for name in internals.fixture_definitions(request.node))
 
 def test_xfail(request):
-    assert not pytest_internals.is_marked_xfail(request.node)
+    assert not internals.is_marked_xfail(request.node)
     request.applymarker(pytest.mark.xfail(reason="added"))
-    pytest_internals.read_xfail_marks(request.node)
-    assert pytest_internals.is_marked_xfail(request.node)
+    internals.read_xfail_marks(request.node)
+    assert internals.is_marked_xfail(request.node)
     assert False
 
 def test_reports(request):
-    raise pytest_internals.skip_at_test("at the test")
+    raise internals.skip_at_test("at the test")
 
 def fails():
     assert value is None
 
 def test_texts(request):
     report = pytest.TestReport.from_item_and_call(request.node, pytest.CallInfo.from_call(fails, "call"))
-    text = pytest_internals.text_of(report)
+    text = internals.text_of(report)
     assert text.startswith("    def fails") and text.strip() == report.longreprtext
-    report.longrepr = pytest_internals.plain_text("the text", "path.py", 3, "the summary")
+    report.longrepr = internals.plain_text("the text", "path.py", 3, "the summary")
     assert report.longreprtext.startswith("the text") and report.longrepr.reprcrash.message == "the summary"
 
 def test_debugger(request, monkeypatch):
@@ -111,48 +111,48 @@ def test_debugger(request, monkeypatch):
     except ZeroDivisionError as error:
         excinfo = pytest.ExceptionInfo.from_exception(error)
     call = pytest.CallInfo.from_call(lambda: 1 / 0, "call")
-    pytest_internals.enter_debugger(request.node, excinfo, pytest.TestReport.from_item_and_call(request.node, call))
+    internals.enter_debugger(request.node, excinfo, pytest.TestReport.from_item_and_call(request.node, call))
 
 def test_output(request, tmp_path):
-    assert tmp_path.is_relative_to(pytest_internals.temporary_base(request.config))
-    manager = pytest_internals.capture_manager(request.config)
+    assert tmp_path.is_relative_to(internals.temporary_base(request.config))
+    manager = internals.capture_manager(request.config)
     assert manager.is_globally_capturing()
     print("captured")
     assert "captured" in manager.read_global_capture()[0]
-    of_terminal, of_report = pytest_internals.log_handlers(request.config)
+    of_terminal, of_report = internals.log_handlers(request.config)
     of_report.setStream(stream := io.StringIO())
     logging.error("logged")
     assert "logged" in stream.getvalue()
     logging.getLogger().removeHandler(of_terminal)
-    for name in [pytest_internals.TERMINAL]:
+    for name in [internals.TERMINAL]:
         assert request.config.pluginmanager.get_plugin(name) is not None
     if (pid := os.fork()) == 0:
-        pytest_internals.forget_captured(request.config)
+        internals.forget_captured(request.config)
         os._exit("_global_capturing=None" not in repr(manager))
     assert os.waitpid(pid, 0)[1] == 0
 
 def test_sessions(tmp_path):
     words = ["--capture=no", "-c", os.devnull, f"--rootdir={tmp_path}", "--pdb", "--trace", "--lf"]
     words += ["--nf", "--sw"]
-    config = pytest_internals.make_config([*words, str(tmp_path)], [])
-    for name in (pytest_internals.DEBUGGER, pytest_internals.TRACE, pytest_internals.TERMINAL, *pytest_internals.REMEMBERING):
+    config = internals.make_config([*words, str(tmp_path)], [])
+    for name in (internals.DEBUGGER, internals.TRACE, internals.TERMINAL, *internals.REMEMBERING):
         assert config.pluginmanager.get_plugin(name) is not None, name
-    pytest_internals.redirect_terminal(config, stream := io.StringIO()).write_line("written")
+    internals.redirect_terminal(config, stream := io.StringIO()).write_line("written")
     assert "written" in stream.getvalue()
     path = tmp_path / "test_of_session.py"
     path.write_text("def test_a(): ...")
     session = pytest.Session.from_config(config)
     config.hook.pytest_sessionstart(session=session)
     module = pytest.Module.from_parent(session, path=path)
-    assert pytest_internals.imported_module(module) is None
-    assert module.obj is pytest_internals.imported_module(module)
-    pytest_internals.unconfigure(config)
+    assert internals.imported_module(module) is None
+    assert module.obj is internals.imported_module(module)
+    internals.unconfigure(config)
     Path(tmp_path, "conftest.py").write_text("1 / 0")
     with pytest.raises(Exception) as raised:
-        pytest_internals.make_config([*words, str(tmp_path)], [])
-    file, cause = pytest_internals.failed_conftest(raised.value)
+        internals.make_config([*words, str(tmp_path)], [])
+    file, cause = internals.failed_conftest(raised.value)
     assert (file.name, type(cause)) == ("conftest.py", ZeroDivisionError)
-    assert pytest_internals.failed_conftest(ValueError()) is None
+    assert internals.failed_conftest(ValueError()) is None
 """
 MODEL = {
     **dict.fromkeys(["test_fixtures[1]", "test_added_fixtures", "test_finalizers", "test_finalizers_were_called"]),
