@@ -179,6 +179,7 @@ def _run(options: Options, root: Path, chosen: Chosen, earlier: EarlierRuns) -> 
     """Runs the tests. Whatever ends the run, its reports have all results so far, and say what ended it."""
     from .engine.signals_and_keys import Deferred
 
+    site: RunSite | None = None
     reporters: Reporters | None = None
     with ExitStack() as owner:
         commit = CommitQuery(root)
@@ -193,7 +194,8 @@ def _run(options: Options, root: Path, chosen: Chosen, earlier: EarlierRuns) -> 
         except (Exception, KeyboardInterrupt) as error:
             deferred = owner.enter_context(Deferred())
             reporters = reporters or _reporters(options)
-            summary = _without_work(options, chosen.files, commit, error, reporters, tuple(earlier.warnings))
+            warnings = _each_once(earlier.warnings, () if site is None else site.warnings)
+            summary = _without_work(options, chosen.files, commit, error, reporters, warnings)
         else:
             summary = _run_work(work, site, earlier, commit, reporters, deferred)
         reporters.on_event(RunEnded(summary))

@@ -285,11 +285,13 @@ console.Console._test_finished = broken
         self.break_by(
             "from torch_testing_ext.runner import session\n"
             "def plan(*a, **k): raise LookupError('a mistake in the plan')\nsession.plan = plan\n"
+            "session.LocalSite.warnings = ('what the site found before',)\n"
         )
         out = self.finish(self.start(*REPORTS), 3)
         self.assertEqual(out.splitlines()[-1], "0 passed, 1 failed, 0 skipped")
         self.assertEqual(self.outcomes(), {FILE: "error"})
         self.assertIn("a mistake in the plan", (self.root / "x.xml").read_text())
+        self.assertEqual(self.results()["warnings"], ["what the site found before"])
 
     def test_a_zygote_that_cannot_start(self):
         self.write(FILE, SIMPLE)

@@ -101,6 +101,16 @@ class WhileFilesAreImportedTest(ZygoteCase):
         ran = self.project.run(a, b)
         self.assertEqual(ran.outcomes, {"test_z_is_fine": "passed", "test_y_is_fine": "passed"})
 
+    def test_files_that_skip_themselves_then(self):
+        marker, fifo = self.project.root / "marker", self.project.root / "fifo"
+        os.mkfifo(fifo)
+        skip = f"if os.path.exists({str(marker)!r}): raise unittest.SkipTest('the second time')\n"
+        kill = f"open({str(marker)!r}, 'w').close(); os.kill(parent_of(os.getpid()), signal.SIGKILL); signal.pause()\n"
+        helpers = KILLERS.partition("class")[0] + skip
+        a = self.project.write(helpers + f"open({str(fifo)!r}).read(); " + kill)
+        b = self.project.write(helpers + f"open({str(fifo)!r}, 'w'); signal.pause()\n")
+        self.assertEqual(self.project.run(a, b).outcomes, {a: "skipped", b: "skipped"})
+
     def test_a_file_that_cannot_be_imported_again_fails_all_its_tests(self):
         marker = self.project.root / "marker"
         file = self.project.write(

@@ -220,6 +220,7 @@ class FileHandle:
             return
         self._become(FileEvent.SKIPPED)
         self.contents = FileContents(tests=(Test(TestId(self.name), skip=reason, want=want),))
+        self._end_import()
 
     def _become_unsafe(self, why: str) -> None:
         self._become(FileEvent.UNSAFE)

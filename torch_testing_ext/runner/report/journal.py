@@ -33,7 +33,7 @@ from ..events import (
 from ..model import Attempt, FinishedTest, Policy, Summary, Test, TestId
 from ..options.options import Options
 
-FORMAT = "torch_testing_ext journal 1"
+FORMAT = "torch_testing_ext journal 2"
 NAME = "journal.jsonl"
 KEPT = 10  # journals of earlier runs in a folder
 
