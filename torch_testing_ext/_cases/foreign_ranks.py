@@ -9,6 +9,7 @@ from __future__ import annotations
 import multiprocessing.connection
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from torch_testing_ext import launch
@@ -55,7 +56,8 @@ def end(processes: Sequence[Any]) -> None:
     def send(number: int) -> None:
         for process in living:
             if process.is_alive():
-                os.kill(process.pid, number)
+                with suppress(ProcessLookupError):  # it is not a child of this process, and has just ended
+                    os.kill(process.pid, number)
 
     reaping.escalate(have_ended, send, after_sigterm=grace.AFTER_SIGTERM)
     for process in living:

@@ -145,7 +145,7 @@ class Launcher:
                 self._warn_once("ranks are started as new interpreters, which takes seconds", "; ".join(reasons))
             server, unusable = self.try_method(method, subject)
             if server is not None:
-                if method is StartMethod.FORK_FRESH and self._in_use:
+                if method is StartMethod.FORK_FRESH and self._in_use and reasons:
                     slow = "ranks are forked from a new interpreter, which takes seconds to start"
                     self._warn_once(slow, reasons[0])
                 return server

@@ -64,8 +64,10 @@ def watch(
             watched.ask_nccl(timed_out)
     finally:
         # Also after Ctrl-C, or an error in this package.
-        watched.end_all()
-        client.finish(run)
+        try:
+            watched.end_all()
+        finally:
+            client.finish(run)
     reports = watched.reports()
     device_memory.note(reports)
     client.launcher().add_preload_hints(run, max((r.imported for r in reports), key=len, default=()))

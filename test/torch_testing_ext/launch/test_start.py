@@ -4,6 +4,7 @@ import contextlib
 import io
 import tempfile
 from pathlib import Path
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -56,6 +57,14 @@ class StartTest(TestCase):
             self.assertIs(client.launcher().server.method, StartMethod.SPAWN)
         self.assertEqual(outcome_of(Reduces("reduces")).outcome, "passed")
         self.assertIs(client.launcher().server.method, StartMethod.FORK)
+
+    def test_a_process_that_used_an_accelerator_and_has_made_groups(self):
+        launcher = client.Launcher()
+        self.addCleanup(launcher.close)
+        launcher._in_use = True  # as found earlier
+        named = launch.Named.of(client.close)  # of a module that any interpreter can import
+        with mock.patch("torch_testing_ext._torch.made_groups_before", lambda: True):
+            self.assertIs(launcher._make_server("auto", named).method, StartMethod.FORK_FRESH)
 
     def test_another_thread_requires_a_new_interpreter(self):
         import threading

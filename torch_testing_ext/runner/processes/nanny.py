@@ -42,7 +42,6 @@ from .worker_messages import (
 GRACE_FOR_ORPHANS = 1.0
 # A helper process that exits right after its test is not a leak.
 GRACE_FOR_HELPERS = 0.1
-grace.FOR_STACKS = 1.0
 # Stacks are complete when their files have not grown for this long: no process reports that it has written them.
 _QUIET = 0.05
 
