@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -40,6 +40,9 @@ from .rank_process import RankProcess
 from .ranked import PARENT, RankedTestCase, checked_world_size, own_cleanups
 from .state_left_changed import GlobalStateWarning
 from .verdicts import RankError, raise_verdict, with_expectations, without_our_traceback
+
+if TYPE_CHECKING:
+    from torch_testing_ext.launch.rounds import Round
 
 __unittest = True  # keeps these frames out of unittest's tracebacks
 __rank_frame__ = True  # and out of the tracebacks of ranks
@@ -72,7 +75,7 @@ class MultiProcContinuousTest(RankedTestCase):
     isolated: bool = False
     fast_exit = True  # see MultiProcessTestCase
 
-    _round: launch.Round | None = None  # in the ranks of a launcher
+    _round: Round | None = None  # in the ranks of a launcher
 
     # Read through `vars(cls)`: each class has its own and must not inherit them.
     _persistent_ranks: ClassVar[launch.PersistentRanks | None] = None
@@ -286,7 +289,7 @@ class MultiProcContinuousTest(RankedTestCase):
             size, self._case(), directory, self._timeout(), self, self._collectives_may_differ(), self._sanitize()
         )
 
-    def _run_in_place(self, together: launch.Round) -> None:
+    def _run_in_place(self, together: Round) -> None:
         """Run the test with a group of its own: nothing replaces a process whose group a failure has broken."""
         __tracebackhide__ = True
         cls = type(self)

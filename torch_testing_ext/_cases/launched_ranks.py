@@ -11,19 +11,23 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch_testing_ext import launch
 from torch_testing_ext._machine import environment
 from torch_testing_ext._marks.needs import TEST_SKIPS, Skipped, TestSkip
 from torch_testing_ext._sanitizer.kinds import SanitizeKind
-from torch_testing_ext.launch import Member, recording, this_launch
+from torch_testing_ext.launch import recording, this_launch
 from torch_testing_ext.launch.job import Sanitize
 from torch_testing_ext.launch.sanitizer_logs import log_of
 
 from . import accounting, group_creation, rank_life
 from .rank_checks import say_if_nothing_is_recorded
 from .verdicts import rank_error, say
+
+if TYPE_CHECKING:  # few processes are started by a launcher: the others import nothing of this
+    from torch_testing_ext.launch.member import Member
+    from torch_testing_ext.launch.rounds import Round, RoundJudged
 
 __unittest = True
 __rank_frame__ = True
@@ -49,11 +53,17 @@ def is_first() -> bool:
     return launched is not None and launched.rank == 0
 
 
-def judged() -> launch.RoundJudged:
+def judged() -> RoundJudged:
     """Return the verdict on the latest test of this process, and the accounts of its ranks."""
-    judged = Member.of_this_process().judged
+    judged = _member().of_this_process().judged
     assert judged is not None
     return judged
+
+
+def _member() -> type[Member]:
+    from torch_testing_ext.launch.member import Member
+
+    return Member
 
 
 def wrong_size(world_size: int) -> str:
@@ -70,17 +80,19 @@ def begin(
     test: unittest.TestCase | None = None,
     may_differ: bool = False,
     sanitize: Sanitize | None = None,
-) -> launch.Round:
+) -> Round:
     """Begin a test together with all ranks, or raise why that is not possible. Skips a test of another world size."""
     __tracebackhide__ = True
+    from torch_testing_ext.launch.meeting import WrongRound
+
     if why := wrong_size(world_size):
         raise Skipped(TestSkip(TEST_SKIPS["small_worldsize"].exit_code, why))
     try:
         say_if_nothing_is_recorded()
         sanitize = sanitize or Sanitize()
         _say_if_hashes_are_alike(sanitize)
-        return Member.of_this_process().begin(case, str(directory), timeout, may_differ, sanitize)
-    except launch.WrongRound as error:
+        return _member().of_this_process().begin(case, str(directory), timeout, may_differ, sanitize)
+    except WrongRound as error:
         wrong = launch.Verdict(launch.Outcome.ERROR, str(error))
     raise rank_error(wrong, test)
 
@@ -103,14 +115,14 @@ def refuse(what: str) -> None:
 
 def stop_if_asked(result: Any) -> None:
     """Stop a run of unittest if the launcher wants this process to end."""
-    if Member.is_ending():
+    if _member().is_ending():
         with suppress(AttributeError):
             result.stop()
 
 
-def run(together: launch.Round, body: Callable[[launch.RankContext], object]) -> launch.Verdict:
+def run(together: Round, body: Callable[[launch.RankContext], object]) -> launch.Verdict:
     """Run `body` here, and return the verdict on all ranks. The process goes on: nothing of it is left to its end."""
-    member = Member.of_this_process()
+    member = _member().of_this_process()
     account = launch.AccountWriter(None)
     context = launch.RankContext(member.rank, member.world_size, Path(together.directory), account, fast_exit=False)
     with _variables(together), context.entered():
@@ -143,7 +155,7 @@ def _here(verdict: launch.Verdict) -> launch.Verdict:
         is_first()
         or not verdict.message
         or verdict.outcome is launch.Outcome.SKIPPED
-        or Member.of_this_process().is_alone
+        or _member().of_this_process().is_alone
     ):
         return verdict
     first = verdict.message.partition("\n")[0]
@@ -151,7 +163,7 @@ def _here(verdict: launch.Verdict) -> launch.Verdict:
 
 
 @contextmanager
-def _variables(together: launch.Round) -> Iterator[None]:
+def _variables(together: Round) -> Iterator[None]:
     """The variables for `env://`: each test has a port of its own, since a used store would confuse the next group."""
     launched = this_launch()
     assert launched is not None

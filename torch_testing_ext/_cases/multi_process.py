@@ -15,7 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -34,6 +34,9 @@ from .rank_life import leave_process_group, run_rank
 from .rank_process import PipeFromRank, PipeToParent, RankEvent, RankProcess, UnstartedRank, account_behind
 from .ranked import PARENT, RankedTestCase, own_cleanups
 from .verdicts import print_leftovers, raise_verdict, with_expectations, without_our_traceback
+
+if TYPE_CHECKING:
+    from torch_testing_ext.launch.rounds import Round
 
 __unittest = True  # keeps these frames out of unittest's tracebacks: the message is complete
 __rank_frame__ = True  # and out of the tracebacks of ranks
@@ -67,7 +70,7 @@ class MultiProcessTestCase(RankedTestCase):
     def __init__(self, method_name: str = "runTest", methodName: str = "runTest") -> None:
         super().__init__(method_name, methodName)
         self._launched: launch.Run | None = None
-        self._round: launch.Round | None = None
+        self._round: Round | None = None
         self._directory: Path | None = None
         self._skip: TestSkip | None = None
         self._verdict = launch.Verdict(launch.Outcome.PASSED)
@@ -191,7 +194,7 @@ class MultiProcessTestCase(RankedTestCase):
         )
         self.file_name = str(Path(self._round.directory, "store"))
 
-    def _run_in_place(self, together: launch.Round) -> launch.Verdict:
+    def _run_in_place(self, together: Round) -> launch.Verdict:
         __tracebackhide__ = True
 
         def body(context: launch.RankContext) -> None:

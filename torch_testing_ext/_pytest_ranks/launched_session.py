@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from torch_testing_ext import launch
+from torch_testing_ext.launch.member import Member
 
 from . import pytest_internals
 
@@ -54,7 +55,7 @@ class _Session:
         error = call.excinfo.value if call.excinfo is not None else None
         if report.failed and not isinstance(getattr(error, "outcome", None), launch.Outcome):
             self._is_known_to_rank_0 = False
-        if launch.Member.is_ending():
+        if Member.is_ending():
             item.session.shouldstop = "the launcher has asked this process to end"
         return report
 

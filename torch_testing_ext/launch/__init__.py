@@ -33,8 +33,6 @@ from .inheriting import (
 )
 from .job import Job as Job, Named as Named, ProcessContext as ProcessContext
 from .launchers import Launched as Launched, this_launch as this_launch
-from .meeting import WrongRound as WrongRound
-from .member import Member as Member
 from .persistent_ranks import PersistentRanks as PersistentRanks, Task as Task, tasks as tasks
 from .rank_report import (
     Exit as Exit,
@@ -42,7 +40,6 @@ from .rank_report import (
     assemble_report as assemble_report,
     now as now,
 )
-from .rounds import Round as Round, RoundJudged as RoundJudged
 from .verdict import (
     Case as Case,
     Expected as Expected,

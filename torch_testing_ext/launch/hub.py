@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Iterable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 
 from torch_testing_ext._collectives.raw import unpack
@@ -115,7 +115,8 @@ class Hub(threading.Thread):
     def _tell(self, ranks: Iterable[int], message: FromHub) -> None:
         for rank in ranks:
             if rank not in self._round.left:
-                self._ranks[rank].send(message)
+                with suppress(OSError):  # the end of the connection says that the rank has left
+                    self._ranks[rank].send(message)
 
     # -- a round
 

@@ -5,7 +5,7 @@ import unittest
 from torch_testing_ext._process import grace, messages
 from torch_testing_ext._sanitizer.kinds import SanitizeKind
 from torch_testing_ext.common_utils import run_tests
-from torch_testing_ext.launch import Case, Cause, Outcome, RankEnding, Round, Verdict
+from torch_testing_ext.launch import Case, Cause, Outcome, RankEnding, Verdict
 from torch_testing_ext.launch.accounts import OwnWarning, RankAccount
 from torch_testing_ext.launch.job import Sanitize
 from torch_testing_ext.launch.rounds import (
@@ -17,6 +17,7 @@ from torch_testing_ext.launch.rounds import (
     RankEnds,
     RankJoined,
     RankStacks,
+    Round,
     RoundJudged,
     RoundRefused,
     RoundStarts,

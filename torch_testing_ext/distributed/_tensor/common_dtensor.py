@@ -51,7 +51,7 @@ if _typing.TYPE_CHECKING:
 _LAZY = {
     "converter": ("DTensorConverter",),
     "experts": ("ExpertLayer", "ExpertParallel", "ExpertParallelWithTP", "Experts", "TensorParallelForExpert"),
-    "local_tensor": (
+    "local_tensor_bases": (
         "LocalDTensorContinuousTestBase",
         "LocalDTensorOpTestBase",
         "LocalDTensorTestBase",
@@ -62,7 +62,7 @@ _LAZY = {
         "reduce_local_int",
     ),
     "mlp": ("MLPModule", "MLPStacked", "RMSNormPython"),
-    "shard_order": (
+    "ordered_shards": (
         "generate_shard_orders",
         "make_full_tensor",
         "patched_distribute_tensor",
