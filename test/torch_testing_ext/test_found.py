@@ -27,7 +27,7 @@ FIXED_IN = {
     "fill_of_a_partial_sum": None,
     "flatten_of_a_dim_sharded_twice": None,
     "gloo_second_wait": None,
-    "gloo_split_of_a_second_group": None,
+    "gloo_split_of_a_second_group": (2, 14),
     "item_of_a_partial_sum": None,
     "item_of_a_rank_without_elements": None,
     "local_synchronization_and_group_names": None,
