@@ -2,6 +2,9 @@
 
 import os
 import signal
+from unittest import mock
+
+import pytest
 
 
 def pytest_configure():
@@ -9,8 +12,23 @@ def pytest_configure():
     # Whoever starts pytest in the background may ignore these, and what tests start would inherit that.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    for ignored in (signal.SIGHUP, signal.SIGQUIT):
+        if signal.getsignal(ignored) is signal.SIG_IGN:
+            signal.signal(ignored, signal.SIG_DFL)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _groups_of_other_files_do_not_count():
+    """Each file is written as a program of its own: groups of other files do not change how its ranks are started."""
+    import torch.distributed  # noqa: F401
+
+    from torch_testing_ext import _torch
+
+    if not _torch.made_groups_before():
+        yield
+        return
+    with mock.patch("torch_testing_ext._torch.made_groups_before", lambda: False):
+        yield
 
 
 def pytest_unconfigure(config):

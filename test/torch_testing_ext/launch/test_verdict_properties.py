@@ -55,7 +55,7 @@ class TestProperties(VerdictTestCase):
         verdict = self.judge(*reports, timed_out=timed_out, expected=expected)
         if verdict.outcome in (Outcome.PASSED, Outcome.SKIPPED):
             return
-        self.assertIn(CASE.again, verdict.message)
+        self.assertIn(CASE.rerun_command, verdict.message)
         found = re.findall(r"^  ranks ([\d, -]+) failed alike after [^:]*: (.*)$", verdict.message, re.MULTILINE)
         folded = {rank: why for ranks, why in found for rank in read_numbers(ranks)}
         for rank, report in enumerate(reports):
