@@ -29,8 +29,8 @@ class Ranks(ranks.Ranks):
     world_size = 3
 
     def looks(self):
-        """Wait until the parent has looked at this rank a few times. Sleeps in between: no thread must be needed."""
-        file = Path(self.file_name).with_name(f"rank{self.rank}.look")
+        """Wait until the parent has probed this rank a few times. Sleeps in between: no thread must be needed."""
+        file = Path(self.file_name).with_name(f"rank{self.rank}.probe")
         seen = set()
         while len(seen) < LOOKS:
             if file.exists():
