@@ -64,7 +64,9 @@ class StartTest(TestCase):
         launcher._in_use = True  # as found earlier
         named = launch.Named.of(client.close)  # of a module that any interpreter can import
         with mock.patch("torch_testing_ext._torch.made_groups_before", lambda: True):
-            self.assertIs(launcher._make_server("auto", named).method, StartMethod.FORK_FRESH)
+            server = launcher._make_server("auto", named)
+        self.addCleanup(server.close)
+        self.assertIs(server.method, StartMethod.FORK_FRESH)
 
     def test_another_thread_requires_a_new_interpreter(self):
         import threading
