@@ -22,11 +22,12 @@ def _groups_of_other_files_do_not_count():
     """Each file is written as a program of its own: groups of other files do not change how its ranks are started."""
     import torch.distributed  # noqa: F401
 
-    from torch_testing_ext import _torch
+    from torch_testing_ext import _torch, launch
 
     if not _torch.made_groups_before():
         yield
         return
+    launch.close()  # a fork server that was started for other files, perhaps in a new interpreter
     with mock.patch("torch_testing_ext._torch.made_groups_before", lambda: False):
         yield
 

@@ -38,7 +38,7 @@ class Ending(enum.Enum):
 
     @property
     def is_failure(self) -> bool:
-        """Whether a report says so; a test that is unfinished fails for want of one."""
+        """Whether a report says so; a test that is unfinished fails without one."""
         return self in (Ending.FAILED, Ending.ERROR, Ending.STRICT_XPASS, Ending.UNEXPECTED_SUCCESS)
 
 
