@@ -25,6 +25,7 @@ RANKS, ELEMENTS = 3, 2
 
 def find_largest(rank: int, file: str) -> str:
     dist.init_process_group("gloo", store=dist.FileStore(file, RANKS), rank=rank, world_size=RANKS)
+    dist.barrier()  # no rank leaves before all have connected
     mesh = init_device_mesh("cpu", (RANKS,))
     sharded = distribute_tensor(torch.ones(ELEMENTS), mesh, [Shard(0)], src_data_rank=None)
     try:

@@ -23,6 +23,7 @@ RANKS, ROWS = 3, 4
 
 def look_up(rank: int, file: str) -> str:
     dist.init_process_group("gloo", store=dist.FileStore(file, RANKS), rank=rank, world_size=RANKS)
+    dist.barrier()  # no rank leaves before all have connected
     mesh = init_device_mesh("cpu", (RANKS,))
     weight = distribute_tensor(torch.ones(ROWS, 2), mesh, [Shard(0)], src_data_rank=None)
     tokens = distribute_tensor(torch.zeros(1, dtype=torch.long), mesh, [Replicate()], src_data_rank=None)

@@ -24,6 +24,7 @@ RANKS, ROWS = 4, 5
 
 def transform(rank: int, file: str) -> str:
     dist.init_process_group("gloo", store=dist.FileStore(file, RANKS), rank=rank, world_size=RANKS)
+    dist.barrier()  # no rank leaves before all have connected
     mesh = init_device_mesh("cpu", (RANKS,))
     sharded = distribute_tensor(torch.ones(ROWS, 4), mesh, [Shard(0)], src_data_rank=None)
     try:

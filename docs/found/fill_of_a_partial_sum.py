@@ -22,6 +22,7 @@ from torch.distributed.tensor import DTensor, Partial
 def fill(rank: int, file: str) -> tuple[float, float]:
     """Return the result for a DTensor and for a plain tensor."""
     dist.init_process_group("gloo", store=dist.FileStore(file, 2), rank=rank, world_size=2)
+    dist.barrier()  # no rank leaves before all have connected
     mesh = init_device_mesh("cpu", (2,))
     partial = DTensor.from_local(torch.tensor(5.0), mesh, [Partial()])
     try:

@@ -21,6 +21,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 def item(rank: int, file: str) -> tuple[float | str, float]:
     """Return the result, or the error, for a DTensor, and the result for a plain tensor."""
     dist.init_process_group("gloo", store=dist.FileStore(file, 2), rank=rank, world_size=2)
+    dist.barrier()  # no rank leaves before all have connected
     mesh = init_device_mesh("cpu", (2,))
     full = torch.tensor([3.0])
     sharded = distribute_tensor(full, mesh, [Shard(0)], src_data_rank=None)

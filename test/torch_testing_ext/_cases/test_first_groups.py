@@ -12,7 +12,6 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from kit.outcomes import outcome_of
 from kit.ranks import Ranks
 
 from torch_testing_ext.common_utils import TestCase, run_tests
@@ -31,26 +30,30 @@ class Groups(Ranks):
         self.assertEqual((merged.size(), tensor.item()), (1, 1))
 
 
-AFTER_A_GROUP = """
+# A program of its own: in a process of pytest, other files may have made groups.
+PROGRAM = """
 import unittest
 import torch.distributed as dist
 from test_first_groups import Groups
 from torch_testing_ext import launch
 from torch_testing_ext.common_utils import run_tests
 
-class A(unittest.TestCase):
-    def test_makes_a_group(self):
-        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-        dist.destroy_process_group()
-
-class B(Groups):
+class A(Groups):
     test_splits_and_merges = Groups.splits_and_merges
 
     def tearDown(self):
         print("method:", launch.client.launcher().server.method.value)
         super().tearDown()
 
-class C(unittest.TestCase):
+class B(unittest.TestCase):
+    def test_makes_a_group(self):
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        dist.destroy_process_group()
+        launch.close()  # the server of A was started before
+
+class C(A): ...
+
+class D(unittest.TestCase):
     def test_only_this_process_has_the_class(self):
         class Local(Groups):
             def passes(self): ...
@@ -67,19 +70,16 @@ if __name__ == "__main__":
 
 
 class TestFirstGroups(TestCase):
-    def test_in_ranks(self):
-        self.assertEqual(outcome_of(Groups("splits_and_merges")), ("passed", ""))
-
-    def test_after_the_main_process_has_made_a_group(self):
+    def test_before_and_after_the_main_process_makes_a_group(self):
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder, "test_after_a_group.py")
-            file.write_text(AFTER_A_GROUP)
+            file.write_text(PROGRAM)
             here = Path(__file__).parent
             environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(here), str(here.parent), *sys.path])}
             done = subprocess.run([sys.executable, str(file)], env=environment, capture_output=True, text=True)
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         methods = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("method:")]
-        self.assertEqual(methods, ["fork-fresh", "fork"], done.stdout)
+        self.assertEqual(methods, ["fork", "fork-fresh", "fork"], done.stdout)
 
 
 if __name__ == "__main__":
