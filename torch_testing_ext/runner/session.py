@@ -23,12 +23,11 @@ from .header import CommitQuery, make_header
 from .model import Attempt, ExitCode, FinishedTest, Summary, Test, TestId, TestOutcome, exit_code
 from .options.options import Action, CannotRun, Options, Rerun, UsageError
 from .run_site import LocalSite, RunSite, Work
-from .scheduling.durations import Durations, LastFailed
+from .scheduling.earlier_runs import EarlierRuns
 from .scheduling.forecast import forecast
 from .scheduling.inventory import Inventory
-from .scheduling.plan import plan, priority, shard, without_result
+from .scheduling.plan import describe_undeclared, plan, priority, shard, without_result
 from .scheduling.policy import Priority, typical_seconds
-from .scheduling.undeclared import describe_undeclared
 from .selection.discovery import test_files
 from .selection.selection import Selection
 
@@ -49,22 +48,6 @@ class Chosen:
     def of(cls, options: Options, root: Path, cwd: Path) -> Chosen:
         selection, known = Selection.of(options, root, cwd), test_files(options, root, cwd)
         return cls(selection, selection.files(known), known)
-
-
-class EarlierRuns:
-    """Data that earlier runs have left for this one. Files that cannot be read or written cause warnings."""
-
-    def __init__(self, options: Options):
-        self.warnings: list[str] = []
-        self.durations = Durations(options.cache, self.warnings.append)
-        self.last_failed = LastFailed(options.cache, self.warnings.append)
-        self._is_shard = options.shard is not None
-
-    def record(self, summary: Summary, work: Work) -> None:
-        """A shard records no durations: that would change how the tests are split for the shards that run after it."""
-        if not self._is_shard:
-            self.durations.record(summary.finished)
-        self.last_failed.record(summary, work.discovered)
 
 
 def run(options: Options, root: Path) -> int:
@@ -224,7 +207,7 @@ def _run_work(
         reporters.on_event(TestFinished(lost))
         summary = dataclasses.replace(summary, finished=(*summary.finished, lost))
     try:
-        earlier.record(summary, work)
+        earlier.record(summary, work.discovered)
     except Exception:
         summary = dataclasses.replace(summary, error=summary.error or traceback.format_exc())
     undeclared = describe_undeclared(summary.finished) if work.inventory.names and not work.inventory.fake else None

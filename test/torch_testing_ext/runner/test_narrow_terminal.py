@@ -15,9 +15,9 @@ from torch_testing_ext.runner.events import TestBegan, TestFinished
 from torch_testing_ext.runner.model import Lease, TestOutcome, Unit
 from torch_testing_ext.runner.options.options import Verbosity
 from torch_testing_ext.runner.report import terminal
-from torch_testing_ext.runner.report.estimate import Estimate
 from torch_testing_ext.runner.report.layout import ConsoleLayout, cut, width
 from torch_testing_ext.runner.report.terminal import TerminalStream
+from torch_testing_ext.runner.scheduling.forecast import Estimate
 
 
 class NarrowTerminalTest(unittest.TestCase):

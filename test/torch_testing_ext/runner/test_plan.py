@@ -12,10 +12,9 @@ from kit.invented import finished_test, make_test, make_unit
 
 from torch_testing_ext.runner.model import Attempt, FinishedTest, NodeOfRun, Policy, Summary, TestId, TestOutcome
 from torch_testing_ext.runner.options.options import Options, Rerun, ShardSpec
-from torch_testing_ext.runner.scheduling.durations import Durations, LastFailed
+from torch_testing_ext.runner.scheduling.earlier_runs import Durations, LastFailed, Remembered
 from torch_testing_ext.runner.scheduling.inventory import Inventory
 from torch_testing_ext.runner.scheduling.plan import plan, priority, shard, without_result
-from torch_testing_ext.runner.scheduling.remembered import Remembered
 
 TWO = Inventory(("0", "1"), "cuda")
 

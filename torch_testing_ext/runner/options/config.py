@@ -19,8 +19,7 @@ from typing import Any, NoReturn
 
 from torch_testing_ext._machine.sharing import RANKS_PER_GPU, ranks_per_device
 
-from .options import ALL_CPUS, Options, UsageError, is_checkout
-from .suggestions import nearest
+from .options import ALL_CPUS, Options, UsageError, is_checkout, nearest
 from .table import OPTION_GROUPS, OPTION_TABLE, OptionSpec, boolean
 
 SECTION = "torch_testing_ext"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 import enum
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,9 +13,20 @@ from torch_testing_ext._process import shell
 
 from ..model import Policy
 
+NEAR = 0.5  # similarity as difflib measures it; 1 means equal
+
 
 class UsageError(ValueError):
     """A mistake in the command line or the configuration; nothing runs."""
+
+
+def nearest(name: str, known: Iterable[str], most: int = 3) -> str:
+    """` Did you mean: a, b?`; the nearest known names if none is similar."""
+    names = sorted(set(known))
+    if near := difflib.get_close_matches(name, names, n=most, cutoff=NEAR):
+        return f" Did you mean: {', '.join(near)}?"
+    nearest_names = difflib.get_close_matches(name, names, n=most, cutoff=0.0)
+    return f" Nearest known: {', '.join(nearest_names)}." if nearest_names else ""
 
 
 class CannotRun(RuntimeError):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TextIO
 from ..events import Reporter, Reporters, Warned
 from ..model import Policy
 from ..options.options import Options, Verbosity
-from ..scheduling.remembered import make_cache_folder
+from ..scheduling.earlier_runs import make_cache_folder
 from . import html_page, journal, json_results, junit, perfetto
 from .console import Console
 from .github import GitHub

@@ -16,8 +16,8 @@ from rich.text import Text
 
 from ..events import AttemptEnded, Event, RunBegan, RunEnded, TestBegan, TestFinished, UnitEnded
 from ..model import Category, Lease, Policy, Test, TestId
+from ..scheduling.forecast import Estimate
 from . import text
-from .estimate import Estimate
 from .layout import ConsoleLayout
 from .terminal import TerminalStream
 

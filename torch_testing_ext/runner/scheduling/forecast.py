@@ -1,14 +1,17 @@
-"""Predicts when each unit starts, and with which lease, if all take as long as expected. Pure; no process, no clock."""
+"""Predicts a run from the expected durations of its units: the start of each, and the time left. Pure; no clock."""
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ..model import Lease, Unit
 from .leases import RunLeases
-from .policy import Queue
+from .policy import Queue, typical_seconds
+
+# Earlier estimates would vary too much.
+SECONDS_BEFORE_ESTIMATE = 2.0
 
 
 @dataclass(frozen=True)
@@ -34,3 +37,28 @@ def forecast(queue: Queue, leases: RunLeases, seconds_of: Callable[[Unit], float
         if running:
             now, _, lease = heapq.heappop(running)
             leases.give_back(lease)
+
+
+@dataclass
+class Estimate:
+    """Measures work in expected seconds, and extrapolates from the observed speed."""
+
+    units: Sequence[Unit]
+    _done: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._typical = typical_seconds(self.units)
+        self._total = sum(map(self._work, self.units))
+
+    def _work(self, unit: Unit) -> float:
+        return self._typical if unit.seconds is None else unit.seconds
+
+    def done(self, unit: Unit) -> None:
+        """Call this when a unit has ended."""
+        self._done += self._work(unit)
+
+    def left(self, now: float) -> float | None:
+        """Seconds until the end of the run, or None if it is too early to say."""
+        if now < SECONDS_BEFORE_ESTIMATE or not self._done:
+            return None
+        return max(0.0, self._total - self._done) * now / self._done

@@ -1,10 +1,11 @@
-"""Turns the selected tests into units to run and tests to skip, and splits tests into shards. Pure."""
+"""Turns selected tests into units to run and tests to skip, splits tests into shards, and checks results. Pure."""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
 import itertools
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -19,6 +20,10 @@ from .policy import Priority, no_preference
 OVERHEAD = 0.05
 
 NO_RESULT = "run_test.py lost this test: it was planned, and there is no result (an error of run_test.py)"
+
+_ABOUT_DEVICES = re.compile(r"\b(cuda|gpus?|accelerators?|nccl|xpu|rocm|hip)\b", re.IGNORECASE)
+_MOST = 3  # names in the warning
+_NO_RESULT = (TestOutcome.SKIPPED, TestOutcome.ERROR, TestOutcome.FAILED)
 
 ExpectedSeconds = Callable[[TestId], float | None]
 
@@ -35,21 +40,6 @@ class Plan:
         """All tests, each once even if it is repeated."""
         first = (test for unit in self.units if unit.repetition == 0 for test in unit.tests)
         return tuple(sorted((*first, *self.skipped), key=lambda test: (test.id.file, test.line, test.id)))
-
-
-def without_result(plan: Plan, summary: Summary) -> tuple[FinishedTest, ...]:
-    """An error for each test of a plan that has no result, although the run was neither stopped nor interrupted.
-
-    No way is known to lose a test; one that is lost must not be taken for one that has passed.
-    """
-    known = {(one.test.id, one.last.repetition) for one in summary.finished}
-    unfinished = {test.id for test in summary.unfinished}
-    planned = [(test, unit.repetition) for unit in plan.units for test in unit.tests]
-    return tuple(
-        FinishedTest((Attempt(test, TestOutcome.ERROR, NO_RESULT, repetition=repetition),))
-        for test, repetition in (*planned, *((test, 0) for test in plan.skipped))
-        if (test.id, repetition) not in known and test.id not in unfinished
-    )
 
 
 def plan(
@@ -159,3 +149,45 @@ def priority(options: Options, failed: Callable[[TestId], bool]) -> Priority:
 def _random_place(seed: int | None, unit: Unit) -> bytes:
     """A sort key that depends only on the seed and the unit, so that leaving out a test does not reorder the others."""
     return hashlib.sha256(f"{seed} {unit.repetition} {unit.tests[0].id}".encode()).digest()
+
+
+# -- checks of the results
+
+
+def without_result(plan: Plan, summary: Summary) -> tuple[FinishedTest, ...]:
+    """An error for each test of a plan that has no result, although the run was neither stopped nor interrupted.
+
+    No way is known to lose a test; one that is lost must not be taken for one that has passed.
+    """
+    known = {(one.test.id, one.last.repetition) for one in summary.finished}
+    unfinished = {test.id for test in summary.unfinished}
+    planned = [(test, unit.repetition) for unit in plan.units for test in unit.tests]
+    return tuple(
+        FinishedTest((Attempt(test, TestOutcome.ERROR, NO_RESULT, repetition=repetition),))
+        for test, repetition in (*planned, *((test, 0) for test in plan.skipped))
+        if (test.id, repetition) not in known and test.id not in unfinished
+    )
+
+
+def describe_undeclared(finished: Iterable[FinishedTest]) -> str | None:
+    """The warning about tests that leased no device, and then were skipped or failed with words about devices."""
+    names = list(dict.fromkeys(str(one.test.id) for one in finished if _may_lack_a_device(one)))
+    if not names:
+        return None
+    more = f" and {len(names) - _MOST} more" if len(names) > _MOST else ""
+    tests = "1 test" if len(names) == 1 else f"{len(names)} tests"
+    return (
+        f"{tests} may need devices, but declared none and so saw none (declare them, for example by "
+        f"@skip_if_lt_x_gpu(1)): {', '.join(names[:_MOST])}{more}"
+    )
+
+
+def _may_lack_a_device(one: FinishedTest) -> bool:
+    skipped_before = one.last.want is not None or one.test.skip is not None
+    return (
+        one.outcome in _NO_RESULT
+        and not one.test.devices
+        and not skipped_before
+        and bool(one.test.id.method)
+        and bool(_ABOUT_DEVICES.search(one.last.message))
+    )

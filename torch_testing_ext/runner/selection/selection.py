@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from ..model import Test, TestId
-from ..options.options import Options, UsageError
-from ..options.suggestions import nearest
+from ..options.options import Options, UsageError, nearest
 from . import expressions
 from .discovery import split_name
 

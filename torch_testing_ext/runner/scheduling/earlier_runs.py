@@ -1,0 +1,152 @@
+"""Data that one run keeps for the next, durations and failures: JSON files, which two runs may update at the same time.
+
+Nothing here can fail a run: a file that cannot be read or written causes a warning and counts as empty.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from torch_testing_ext._process.whole_files import write_atomically
+
+from ..model import FinishedTest, Summary, TestId, TestOutcome
+from ..options.options import Options
+
+FORMAT = "torch_testing_ext 1"
+# Outcomes whose duration is representative.
+REPRESENTATIVE = (TestOutcome.PASSED, TestOutcome.EXPECTED_FAILURE)
+Warn = Callable[[str], None]
+
+
+class EarlierRuns:
+    """Data that earlier runs have left for this one. Files that cannot be read or written cause warnings."""
+
+    def __init__(self, options: Options):
+        self.warnings: list[str] = []
+        self.durations = Durations(options.cache, self.warnings.append)
+        self.last_failed = LastFailed(options.cache, self.warnings.append)
+        self._is_shard = options.shard is not None
+
+    def record(self, summary: Summary, discovered: Iterable[TestId]) -> None:
+        """A shard records no durations: that would change how the tests are split for the shards that run after it."""
+        if not self._is_shard:
+            self.durations.record(summary.finished)
+        self.last_failed.record(summary, discovered)
+
+
+class Remembered:
+    """A JSON file with one value per test."""
+
+    def __init__(self, folder: Path, name: str, is_value: Callable[[Any], bool], warn: Warn):
+        self._file, self._is_value, self._warn = folder / f"{name}.json", is_value, warn
+
+    def load(self) -> dict[str, Any]:
+        """The value of each test; empty if the file is missing or invalid."""
+        try:
+            return self._checked(json.loads(self._file.read_text(encoding="utf-8")))
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError, RecursionError) as error:
+            self._warn(f"{self._file} is ignored: {error or type(error).__name__}")
+            return {}
+
+    def update(self, change: Callable[[dict[str, Any]], None]) -> None:
+        """Applies `change` to the current content, which another run may have updated meanwhile, in one step."""
+        try:
+            with self._locked():
+                values = self.load()
+                change(values)
+                write_atomically(
+                    self._file, json.dumps({"format": FORMAT, "tests": dict(sorted(values.items()))}, indent=0)
+                )
+        except OSError as error:
+            self._warn(f"{self._file} was not updated: {error}")
+
+    def _checked(self, content: Any) -> dict[str, Any]:
+        if not isinstance(content, dict) or content.get("format") != FORMAT:
+            raise ValueError(f"its format is not {FORMAT!r}")
+        tests = content.get("tests")
+        if not isinstance(tests, dict) or not all(map(self._is_value, tests.values())):
+            raise ValueError("its values for tests are invalid")
+        return tests
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Locks a separate file, since the file itself is replaced. The lock ends with the process that holds it."""
+        make_cache_folder(self._file.parent)
+        with self._file.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+
+def make_cache_folder(folder: Path) -> None:
+    """Creates the folder with a .gitignore that hides it from git."""
+    if not folder.is_dir():
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / ".gitignore").write_text("*\n", encoding="utf-8")
+
+
+class Durations:
+    """The recorded durations of tests. What a run records takes effect in the next run."""
+
+    def __init__(self, folder: Path, warn: Warn):
+        self._remembered = Remembered(folder, "durations", _is_seconds, warn)
+        self._seconds: Mapping[str, float] = self._remembered.load()
+
+    def expected(self, test: TestId) -> float | None:
+        """The seconds that a test is expected to take; None if unknown."""
+        return self._seconds.get(str(test))
+
+    def record(self, finished: Iterable[FinishedTest]) -> None:
+        """Stores the durations of these tests for later runs."""
+        took = {str(one.test.id): one.last.seconds for one in finished if one.last.outcome in REPRESENTATIVE}
+        if took:
+            self._remembered.update(lambda seconds: _blend(seconds, took))
+
+
+def _is_seconds(value: Any) -> bool:
+    return type(value) in (int, float) and 0 <= value < math.inf
+
+
+def _blend(seconds: dict[str, Any], took: Mapping[str, float]) -> None:
+    """Stores the mean of the old and the new duration, so that a single slow run neither dominates nor persists."""
+    for test, now in took.items():
+        seconds[test] = round((seconds.get(test, now) + now) / 2, 3)
+
+
+class LastFailed:
+    """The tests that failed in their last run."""
+
+    def __init__(self, folder: Path, warn: Warn):
+        self._remembered = Remembered(folder, "failed", lambda value: value is True, warn)
+        self._failed = frozenset(self._remembered.load())
+
+    def __bool__(self) -> bool:
+        return bool(self._failed)
+
+    def failed(self, test: TestId) -> bool:
+        """Whether the test failed. If its file could not be imported, all tests of the file count as failed."""
+        return str(test) in self._failed or test.file in self._failed
+
+    def record(self, summary: Summary, discovered: Iterable[TestId]) -> None:
+        """`discovered` are all tests of the imported files: other tests of these files no longer exist."""
+        discovered = frozenset(discovered)
+        files = {test.file for test in discovered}
+        failed = {str(one.test.id) for one in summary.failures}
+        finished = {str(one.test.id) for one in summary.finished}
+        existing = {str(test) for test in discovered}
+
+        def change(known: dict[str, Any]) -> None:
+            for test in list(known):
+                if test in finished or (test.partition("::")[0] in files and test not in existing):
+                    del known[test]
+            known.update(dict.fromkeys(failed, True))
+
+        if finished:
+            self._remembered.update(change)
