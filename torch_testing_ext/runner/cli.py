@@ -10,12 +10,14 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from .model import ExitCode
+from .model import ExitCode, exit_code
 from .options import config
 from .options.config import ConfiguredOptions
-from .options.options import Action, CannotRun, UsageError
+from .options.options import Action, CannotRun, Options, UsageError
+from .options.table import OPTION_TABLE
 
-REPORT = "report"  # the first argument of the command that makes reports from a journal
+REPORT = "report"  # the first argument of the command that makes reports from a journal, also of a run that was killed
+APPLICABLE_TO_REPORT = ("names", "junit", "report", "trace", "results", "durations", "cache")
 
 
 def main(argv: Sequence[str], root: Path) -> int:
@@ -66,12 +68,6 @@ def _discard_stdout() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _make_reports(configured: ConfiguredOptions) -> int:
-    from . import report_command
-
-    return report_command.make_reports(configured)
-
-
 def _execute(configured: ConfiguredOptions, root: Path) -> int:
     if configured.options.action is Action.SHOW_CONFIG:
         print(config.show(configured))
@@ -82,3 +78,35 @@ def _execute(configured: ConfiguredOptions, root: Path) -> int:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, signal.default_int_handler)
     return session.run(configured.options, configured.options.drop_in_root or root)
+
+
+# -- run_test.py report
+
+
+def _make_reports(configured: ConfiguredOptions) -> int:
+    """Makes the reports that the options name, and prints the summary. Returns the exit code of the run."""
+    from .report import journal, remake_reports
+    from .session import exit_code_with
+
+    _reject_other_options(configured)
+    options = configured.options
+    try:
+        run = journal.read(journal.find(_place_of_journal(options)))
+    except journal.JournalError as error:
+        raise UsageError(str(error)) from None
+    reporters = remake_reports(options, sys.stdout, os.environ, run)
+    return exit_code_with(reporters, exit_code(run.summary, run.header.allow_all_skipped))
+
+
+def _reject_other_options(configured: ConfiguredOptions) -> None:
+    given = [field for field, source in configured.sources.items() if source == config.COMMAND_LINE]
+    for field in given:
+        if field not in APPLICABLE_TO_REPORT:
+            flags = OPTION_TABLE[field].flags or tuple(n for flag in OPTION_TABLE[field].values for n in flag.names)
+            raise UsageError(f"report: {flags[0]} does not apply to a run that is over")
+
+
+def _place_of_journal(options: Options) -> Path:
+    if len(options.names) > 1:
+        raise UsageError("report: name one journal, or the folder of one run")
+    return Path.cwd() / options.names[0] if options.names else options.cache

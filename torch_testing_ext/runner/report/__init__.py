@@ -6,6 +6,7 @@ written causes a warning, and the outcome and exit code of the run remain.
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 from collections.abc import Mapping
 from functools import partial
@@ -19,8 +20,8 @@ from ..scheduling.earlier_runs import make_cache_folder
 from . import html_page, journal, json_results, junit, perfetto
 from .console import Console
 from .github import GitHub
+from .history import Files, Render
 from .layout import ConsoleLayout
-from .report_files import Files, Render
 from .terminal import LineWriter, TerminalStream, columns, is_terminal, make_styler
 
 if TYPE_CHECKING:
@@ -29,7 +30,9 @@ if TYPE_CHECKING:
 
 def make_reporters(options: Options, stream: TextIO, environ: Mapping[str, str]) -> Reporters:
     """All reporters of a run. The console is the last, so that the warnings of others appear above its last line."""
-    console, shown = _make_console(options, stream, environ)
+    terminal = TerminalStream(stream)
+    live = _live(terminal, options.policy) if is_terminal(stream, environ) else None
+    console = _make_console(live or terminal, options, stream, environ, options.policy, options.command)
 
     def warn(message: str) -> None:
         console.on_event(Warned(message))
@@ -39,22 +42,14 @@ def make_reporters(options: Options, stream: TextIO, environ: Mapping[str, str])
     others: list[Reporter] = [kept, Files(_file_reports(options), warn)]
     if environ.get("GITHUB_ACTIONS") == "true":
         others.append(GitHub(console.writer))
-    return Reporters([*others, *shown])
+    return Reporters([*others, *([live] if live else []), console])
 
 
 def remake_reports(options: Options, stream: TextIO, environ: Mapping[str, str], run: journal.RecordedRun) -> Reporters:
     """Makes the reports of a run that is over, and prints its summary."""
     command, policy = run.header.command, run.header.policy
-    terminal = TerminalStream(stream)
-    console = Console(
-        terminal,
-        make_styler(stream, environ),
-        Verbosity.QUIET,
-        options.durations,
-        policy,
-        command,
-        partial(_layout, options, stream, environ),
-    )
+    options = dataclasses.replace(options, verbosity=Verbosity.QUIET)
+    console = _make_console(TerminalStream(stream), options, stream, environ, policy, command)
     renderers = _file_reports(options, command)
     reporters = Reporters([Files(renderers, warn=lambda message: console.on_event(Warned(message)))])
     for event in run.events:
@@ -72,21 +67,11 @@ def _place_of_journal(options: Options) -> Path:
     return journal.place_of_new(folder)
 
 
-def _make_console(options: Options, stream: TextIO, environ: Mapping[str, str]) -> tuple[Console, list[Reporter]]:
-    """The console report, and all reporters that show it."""
-    terminal = TerminalStream(stream)
-    live = _live(terminal, options.policy) if is_terminal(stream, environ) else None
-    writer: LineWriter = live or terminal
-    console = Console(
-        writer,
-        make_styler(stream, environ),
-        options.verbosity,
-        options.durations,
-        options.policy,
-        options.command,
-        partial(_layout, options, stream, environ),
-    )
-    return console, [*([live] if live else []), console]
+def _make_console(
+    writer: LineWriter, options: Options, stream: TextIO, environ: Mapping[str, str], policy: Policy, command: str
+) -> Console:
+    styler, layout = make_styler(stream, environ), partial(_layout, options, stream, environ)
+    return Console(writer, styler, options.verbosity, options.durations, policy, command, layout)
 
 
 def _layout(options: Options, stream: TextIO, environ: Mapping[str, str]) -> ConsoleLayout:

@@ -1,8 +1,13 @@
-"""Records the events of a run for the reports that are written at its end."""
+"""Records the events of a run, for the reports that are made at its end, and writes those that are files."""
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
+
+from torch_testing_ext._process.whole_files import write_atomically
 
 from ..events import AttemptEnded, Event, RunBegan, RunEnded, UnitBegan, UnitEnded
 from ..model import Attempt, Lease, Summary, Unit
@@ -63,3 +68,83 @@ class Recorder:
 
 def _key(unit: Unit) -> tuple[int, int, int]:
     return unit.number, unit.repetition, unit.attempt
+
+
+# -- files
+
+Render = Callable[[History], str]
+
+
+@dataclass
+class Files:
+    """Records a run and writes all file reports at its end. A report that cannot be written causes a warning."""
+
+    renderers: dict[Path, Render]
+    warn: Callable[[str], None]
+    _recorder: Recorder = field(default_factory=Recorder)
+
+    def on_event(self, event: Event) -> None:
+        self._recorder.on_event(event)
+        if isinstance(event, RunEnded):
+            history = self._recorder.history(event)
+            errors = [error for path, render in self.renderers.items() if (error := self._write(path, render, history))]
+            if errors:
+                raise errors[0]
+
+    def _write(self, path: Path, render: Render, history: History) -> Exception | None:
+        """Returns our own error, if any, so that the other reports are still written."""
+        try:
+            write_atomically(path, render(history))
+        except OSError as error:
+            self.warn(f"{path} could not be written ({error}); the outcome of the run is not affected")
+        except Exception as error:
+            self.warn(f"{path} could not be written: internal error: {type(error).__name__}: {error}")
+            return error
+        return None
+
+
+# -- lanes, for the timeline and the trace
+
+
+@dataclass(frozen=True)
+class Lane:
+    """A device or CPU slot, and what ran on it."""
+
+    name: str  # "gpu 3", "cpu 0"
+    is_device: bool
+    spans: tuple[Span, ...]
+    attempts: tuple[Attempt, ...]
+
+
+def lanes(history: History) -> list[Lane]:
+    """All lanes of the inventory, also those on which nothing ran: idle devices should be visible."""
+    spans: dict[str, list[Span]] = defaultdict(list)
+    attempts: dict[str, list[Attempt]] = defaultdict(list)
+    for span in history.spans:
+        for name in _names(span.lease):
+            spans[name].append(span)
+    for attempt in history.attempts:
+        for name in _names(attempt.lease):
+            attempts[name].append(attempt)
+    everything = [*_inventory(history.run), *(span.lease for span in history.spans)]  # nodes may join a run
+    names = dict.fromkeys((lease.node, name) for lease in everything for name in _names(lease))
+    nodes = list(dict.fromkeys(node for node, _ in names))
+    grouped = sorted(names, key=lambda one: nodes.index(one[0]))
+    return [Lane(name, _is_device(name), tuple(spans[name]), tuple(attempts[name])) for _, name in grouped]
+
+
+def _inventory(run: RunBegan) -> list[Lease]:
+    """All that a run may lease: of this machine, or of each node."""
+    if run.nodes:
+        return [Lease(node.devices, tuple(range(node.slots)), node=node.name) for node in run.nodes]
+    return [Lease(run.devices, tuple(range(run.slots)))]
+
+
+def _names(lease: Lease) -> Iterator[str]:
+    on = f"{lease.node} " if lease.node else ""
+    yield from (f"{on}gpu {device}" for device in lease.devices)
+    yield from (f"{on}cpu {slot}" for slot in lease.slots)
+
+
+def _is_device(name: str) -> bool:
+    return name.rpartition(" ")[0].endswith("gpu")

@@ -8,8 +8,7 @@ from typing import Any
 
 from ..model import Attempt
 from . import text
-from .history import History, Span
-from .lanes import Lane, lanes
+from .history import History, Lane, Span, lanes
 
 DEVICES, SLOTS = 1, 2  # lanes are threads of these two processes
 

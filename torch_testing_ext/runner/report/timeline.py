@@ -10,8 +10,7 @@ from collections.abc import Iterator
 
 from ..model import Attempt, TestId
 from . import text
-from .history import History
-from .lanes import Lane, lanes
+from .history import History, Lane, lanes
 from .tree import node
 
 LANE, BAR, AXIS = 22, 14, 24  # heights in pixels
