@@ -66,6 +66,7 @@ class Recording:
             import torch.distributed
 
             from torch_testing_ext import _torch
+            from torch_testing_ext._process import messages
             from torch_testing_ext.launch import AccountWriter, RankContext, recording
             from torch_testing_ext.launch.job import Sanitize
             from torch_testing_ext.launch.sanitizer_logs import log_of
@@ -74,7 +75,8 @@ class Recording:
         if torch.distributed.is_available():
             RankContext(self._rank, int(os.environ["WORLD_SIZE"]), Path(self._folder), AccountWriter(None)).enter()
             _torch.watch_process_groups(lambda name: nullcontext())
-            recording.sanitize(self._rank, Sanitize.decode(self._sanitize), log_of(self._folder, self._rank))
+            sanitize = messages.from_json(self._sanitize, messages.by_name(Sanitize))
+            recording.sanitize(self._rank, sanitize, log_of(self._folder, self._rank))
             self._is_on = True
 
     def _leave(self) -> None:

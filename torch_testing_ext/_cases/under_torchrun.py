@@ -16,7 +16,7 @@ from torch_testing_ext import launch
 from torch_testing_ext._collectives.findings import Finding, first_mismatch
 from torch_testing_ext._collectives.raw import RawRecord, unpack
 from torch_testing_ext._collectives.records import list_of
-from torch_testing_ext._process import reaping, shell, system
+from torch_testing_ext._process import messages, reaping, shell, system
 from torch_testing_ext._process.exits import describe_exit
 from torch_testing_ext._process.logs import cut_middle
 from torch_testing_ext._sanitizer.kinds import SanitizeKind
@@ -79,22 +79,36 @@ def _output_of(
     for name in ("RANK", "WORLD_SIZE"):
         environ.pop(name, None)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={size}"]
-    wrapper = [str(Path(__file__).with_name("torchrun_rank.py")), str(directory), sanitize.encode()]
-    process = subprocess.Popen(
-        [*command, *wrapper, str(script), *words],
-        env={**environ, **system.for_gloo(), **env},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )
+    wrapper = [str(Path(__file__).with_name("torchrun_rank.py")), str(directory), messages.to_json(sanitize)]
+    log = directory / "output"
+    with log.open("ab") as output:
+        process = subprocess.Popen(
+            [*command, *wrapper, str(script), *words],
+            env={**environ, **system.for_gloo(), **env},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
     try:
-        return process.communicate(timeout=limit)[0].decode(errors="replace"), describe_exit(process.returncode)
+        how = describe_exit(process.wait(limit))
     except subprocess.TimeoutExpired:
-        return _end(process), f"was ended after {limit:.1f} s, its time limit"
+        _end(process)
+        how = f"was ended after {limit:.1f} s, its time limit"
     except BaseException:
         _end(process)
         raise
+    return log.read_text(errors="replace"), how
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End torchrun, which ends its workers; then what is left of it and of them, which have sessions of their own."""
+    workers = system.descendants(process.pid)
+    reaping.end(process, after_sigterm=_END_TIMEOUT)
+    started_since = [pid for worker in workers for pid in system.descendants(worker)]
+    for pid in (*workers, *started_since):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 class _Left:
@@ -125,24 +139,3 @@ class _Left:
         reports = [launch.RankReport(rank, launch.RankEnding.PASSED, seconds, launch.now()) for rank in self._ranks]
         reports = add_recorders(self._logs.complete(reports), self._left)
         return launch.judge(reports, False, launch.Case(script.name, file=str(script), note=self._note))
-
-
-def _end(process: subprocess.Popen[bytes]) -> str:
-    """End torchrun, which ends its workers; then what is left of it and of them, which have sessions of their own."""
-    started: set[int] = set()
-    output = b""
-
-    def has_ended(seconds: float) -> bool:
-        nonlocal output
-        started.update(system.descendants(process.pid))
-        with suppress(subprocess.TimeoutExpired):
-            output = process.communicate(timeout=seconds)[0]
-        return process.returncode is not None
-
-    reaping.escalate(has_ended, process.send_signal, after_sigterm=_END_TIMEOUT)
-    if process.returncode is None:
-        for pid in started.union(system.descendants(process.pid)):
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        output = process.communicate()[0]
-    return output.decode(errors="replace")

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import enum
 import errno
-import json
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from torch_testing_ext._process import descriptors
+from torch_testing_ext._process import descriptors, messages
 from torch_testing_ext._process.logs import cut_middle
 
 from .causes import Cause
@@ -70,6 +69,9 @@ class RankAccount:
     extras: str = ""  # for the test framework of the parent, from its part in the rank
     collectives: bytes = b""  # what the rank has issued, as `_collectives.raw` packs it
     cause: Cause = Cause.OWN  # of an error
+
+
+_KINDS = messages.by_name(RankAccount)
 
 
 class AccountFile:
@@ -137,31 +139,22 @@ class AccountFile:
 
 
 def _encode(account: RankAccount, longest: int) -> bytes:
-    fields = dict(vars(account))
-    fields["ending"], fields["cause"] = account.ending.value, account.cause.value
-    fields["summary"] = cut_middle(account.summary, longest // 4)
-    fields["traceback"] = cut_middle(account.traceback, longest)
-    del fields["collectives"]
+    summary, traceback = cut_middle(account.summary, longest // 4), cut_middle(account.traceback, longest)
+    account = replace(account, summary=summary, traceback=traceback, collectives=b"")
     if longest < LONGEST_TEXT:
-        fields["imported"] = fields["notes"] = fields["memory"] = fields["warnings"] = ()
-        fields["extras"] = ""
-    return json.dumps(fields).encode("ascii")
+        account = replace(account, imported=(), notes=(), memory=(), warnings=(), extras="")
+    return messages.to_json(account).encode("ascii")
 
 
 def read_account(path: Path) -> RankAccount | None:
-    """The account that a rank left, or None if there is none or it is incomplete."""
+    """Return the account that a rank left, or None if there is none or it is incomplete."""
     try:
         text, separator, collectives = path.read_bytes().partition(_SEPARATOR)
-        fields = json.loads(text)
+        account: RankAccount = messages.from_json(text, _KINDS)
     except (OSError, ValueError):
         return None
     if collectives.startswith(_END[1:]):
         collectives = b""
     if separator and collectives and not collectives.startswith(_PICKLE):
         return None  # incomplete
-    fields["ending"], fields["cause"] = RankEnding(fields["ending"]), Cause(fields["cause"])
-    for name in ("imported", "notes"):
-        fields[name] = tuple(fields[name])
-    fields["memory"] = tuple(map(tuple, fields["memory"]))
-    fields["warnings"] = tuple(OwnWarning(*one) for one in fields["warnings"])
-    return RankAccount(**fields, collectives=collectives)
+    return replace(account, collectives=collectives)

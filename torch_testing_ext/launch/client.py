@@ -159,7 +159,11 @@ class Launcher:
         if unsafe is not None:
             return None, unsafe
         server = ForkServerClient(method, subject, self.session_directory(), inherited)
-        unsafe = server.wait_until_ready()
+        try:
+            unsafe = server.wait_until_ready()
+        except BaseException:  # Ctrl-C
+            server.close()
+            raise
         if unsafe is None:
             return server, ""
         server.close()

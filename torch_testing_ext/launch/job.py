@@ -150,17 +150,6 @@ class Sanitize:
     def __bool__(self) -> bool:
         return bool(self.kinds) or self.shake is not None
 
-    def encode(self) -> str:
-        """All of it as a word."""
-        kinds = ",".join(sorted(kind.value for kind in self.kinds))
-        return f"{kinds}/{'' if self.shake is None else self.shake}/{int(self.fails_for_order)}"
-
-    @classmethod
-    def decode(cls, word: str) -> Sanitize:
-        kinds, shake, fails = word.split("/")
-        chosen = frozenset(SanitizeKind(name) for name in kinds.split(",") if name)
-        return cls(chosen, fails == "1", int(shake) if shake else None)
-
     @property
     def note(self) -> str:
         """Say how to run a test again with the same delays; "" without delays."""

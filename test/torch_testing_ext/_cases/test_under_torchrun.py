@@ -3,12 +3,16 @@
 import contextlib
 import io
 import os
+import subprocess
+import sys
 import tempfile
 import unittest
 from pathlib import Path
 from unittest import mock
 
-from torch_testing_ext._cases import verdicts
+from kit.processes import wait_until_gone
+
+from torch_testing_ext._cases import under_torchrun, verdicts
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.ranks import run_script
 
@@ -59,6 +63,51 @@ dist.destroy_process_group()
 if os.environ["RANK"] == "1":
     os._exit(0)
 """
+
+# Ends when it is asked to, as torchrun does; its worker stays, and starts another process only then.
+LEAVES_ITS_WORKER = """
+import os, signal, subprocess, sys
+
+own = {"text": True, "start_new_session": True}
+worker = subprocess.Popen([sys.executable, "-c", sys.argv[1]], stdout=subprocess.PIPE, **own)
+
+
+def end(*_):
+    worker.terminate()
+    print(worker.pid, worker.stdout.readline(), flush=True)
+    os._exit(0)
+
+
+signal.signal(signal.SIGTERM, end)
+print(worker.stdout.readline(), flush=True)
+while True:
+    signal.pause()
+"""
+WORKER = """
+import signal, subprocess, sys
+
+
+def start(*_):
+    print(subprocess.Popen(["sleep", "1000"], start_new_session=True).pid, flush=True)
+
+
+signal.signal(signal.SIGTERM, start)
+print("ready", flush=True)
+while True:
+    signal.pause()
+"""
+
+
+class EndTest(unittest.TestCase):
+    def test_what_a_worker_starts_while_torchrun_ends(self):
+        command = [sys.executable, "-c", LEAVES_ITS_WORKER, WORKER]
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+            self.assertEqual(process.stdout.readline(), b"ready\n")
+            process.stdout.readline()
+            under_torchrun._end(process)
+            left = [int(pid) for pid in process.stdout.read().split()]
+        self.assertEqual(len(left), 2)
+        self.assertEqual(wait_until_gone(left, 10), [])
 
 
 class UnderTorchrunTest(unittest.TestCase):

@@ -1,6 +1,5 @@
 """Tests the account that a rank writes, how it is read, and its combination with the exit status in a report."""
 
-import json
 import os
 import resource
 import shutil
@@ -14,6 +13,7 @@ from pathlib import Path
 from unittest import mock
 
 import torch_testing_ext
+from torch_testing_ext._process import messages
 from torch_testing_ext._process.exits import signal_name
 from torch_testing_ext._process.logs import cut_middle, tail
 from torch_testing_ext.common_utils import run_tests
@@ -136,7 +136,7 @@ class TestAccount(InDirectory):
         return True
 
     def test_invalid_accounts(self):
-        whole = json.dumps({"ending": "passed", "started": 0, "ended": 1, "imported": []}).encode()
+        whole = messages.to_json(RankAccount(RankEnding.PASSED, 0.0, 1.0)).encode()
         for content in (b"", b"\0" * 100, whole[:-1], whole + b"\0\0", b"\0" + whole[1:], b"\xff"):
             with self.subTest(content=content):
                 self.file.write_bytes(content)

@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import signal
 import tempfile
 from pathlib import Path
 from unittest import mock
@@ -25,6 +26,15 @@ class Reduces(FourRanks):
     def reduces(self):
         self.join_group()
         dist.all_reduce(torch.ones(1))
+
+
+INTERRUPTS = """
+import os, signal
+from pathlib import Path
+
+Path(__file__).with_suffix(".pid").write_text(str(os.getpid()))
+os.kill(os.getppid(), signal.SIGUSR1)
+"""
 
 
 class StartTest(TestCase):
@@ -67,6 +77,19 @@ class StartTest(TestCase):
             server = launcher._make_server("auto", named)
         self.addCleanup(server.close)
         self.assertIs(server.method, StartMethod.FORK_FRESH)
+
+    def test_ctrl_c_while_the_server_starts(self):
+        def interrupt(number, frame):
+            raise KeyboardInterrupt
+
+        self.addCleanup(signal.signal, signal.SIGUSR1, signal.signal(signal.SIGUSR1, interrupt))
+        with tempfile.TemporaryDirectory() as folder:
+            file = write(Path(folder), "subject.py", INTERRUPTS)
+            subject = launch.Named("subject", "T", str(file), -1)
+            with self.assertRaises(KeyboardInterrupt):
+                client.launcher().try_method(StartMethod.FORK_FRESH, subject)
+            pid = file.with_suffix(".pid").read_text()
+            self.assertFalse(Path("/proc", pid).exists(), "the server has not been ended and reaped")
 
     def test_another_thread_requires_a_new_interpreter(self):
         import threading
