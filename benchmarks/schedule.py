@@ -60,8 +60,9 @@ def lower_bound(units: Iterable[Unit], devices: int) -> float:
 def ours(units: list[Unit], devices: int, guess: Callable[[float], float | None]) -> float:
     """The makespan if the queue expects `guess(seconds)` for a unit that takes `seconds`."""
     truth = {unit.number: unit.seconds or 0.0 for unit in units}
-    queue = Queue([replace(unit, seconds=guess(truth[unit.number])) for unit in units], devices, slots=1)
-    starts = forecast(queue, Leases(tuple(map(str, range(devices))), 1), lambda unit: truth[unit.number])
+    leases = Leases(tuple(map(str, range(devices))), 1)
+    queue = Queue([replace(unit, seconds=guess(truth[unit.number])) for unit in units], leases)
+    starts = forecast(queue, leases, lambda unit: truth[unit.number])
     return max(start.until for start in starts)
 
 
@@ -70,8 +71,7 @@ def on_nodes(units: list[Unit], nodes: int, devices: int) -> float:
     leases = NodeLeases()
     for number in range(nodes):
         leases.add(f"node{number}", tuple(map(str, range(devices))), 1)
-    queue = Queue(units, devices, 1, may_run_now=leases.may_run_now, nodes=leases)
-    leases.serve(queue)
+    queue = Queue(units, leases)
     return max(start.until for start in forecast(queue, leases, lambda unit: unit.seconds or 0.0))
 
 

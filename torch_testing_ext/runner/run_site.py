@@ -20,9 +20,9 @@ from .events import Reporter, Warned
 from .model import Attempt, RunHeader, Test, TestId
 from .options.options import CannotRun, Options, UsageError
 from .scheduling.inventory import Inventory, all_mig_instances, make_inventory, notes_on_sharing, with_gpus
-from .scheduling.leases import Leases, RunLeases
+from .scheduling.leases import Leases
 from .scheduling.plan import Plan
-from .scheduling.policy import Priority, Queue
+from .scheduling.policy import Priority, Queue, RunLeases
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -119,13 +119,9 @@ class LocalSite:
         return Found(inventory, self._options.jobs, discovery, warnings)
 
     def schedule(self, work: Work, first: Priority) -> tuple[Queue, Leases]:
-        inventory, slots = work.inventory, work.options.jobs
-        leases = Leases(inventory.names, slots, inventory.facts, inventory.shared_backend, inventory.gpus)
-        have_needs = any(unit.of_devices for unit in work.plan.units)
-        queue = Queue(
-            work.plan.units, len(inventory.names), slots, first, leases.may_run_now, leases if have_needs else None
-        )
-        return queue, leases
+        inventory = work.inventory
+        leases = Leases(inventory.names, work.options.jobs, inventory.facts, inventory.shared_backend, inventory.gpus)
+        return Queue(work.plan.units, leases, first), leases
 
     def engine(
         self, work: Work, first: Priority, reporter: Reporter, header: RunHeader

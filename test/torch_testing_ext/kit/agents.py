@@ -95,14 +95,7 @@ class Nodes:
         )
         planned = plan(found.tests, inventory, lambda test: None, chosen.repeat or 1)
         recorder = EventRecorder(react)
-        queue = Queue(
-            planned.units,
-            self.leases.most_devices,
-            self.leases.most_slots,
-            may_run_now=self.leases.may_run_now,
-            nodes=self.leases,
-        )
-        self.leases.serve(queue)
+        queue = Queue(planned.units, self.leases)
         engine = Engine(self.place, chosen, inventory, self.leases, queue, recorder)
         summary = engine.run(planned, (*found.broken, *found.not_run))
         return FinishedRun(summary, recorder)

@@ -111,8 +111,8 @@ class Project:
         chosen = Options(**{"jobs": 2, "timeout": 60.0, **options})
         planned = plan(tests, inventory, lambda test: None, chosen.repeat or 1)
         recorder = EventRecorder(react)
-        queue = Queue(planned.units, devices, chosen.jobs)
         leases = Leases(inventory.names, chosen.jobs)
+        queue = Queue(planned.units, leases)
         engine = Engine(LocalPlace(self.zygote, chosen, inventory), chosen, inventory, leases, queue, recorder)
         summary = engine.run(planned, not_run)
         for file in self.zygote._files.values():

@@ -22,7 +22,7 @@ class TestDispatcher(TestCase):
 
     def dispatcher(self, *units, devices=2, slots=1):
         self.leases = Leases(tuple(map(str, range(devices))), slots)
-        queue = Queue(units, devices, slots, may_run_now=self.leases.may_run_now)
+        queue = Queue(units, self.leases)
         self.memory = MemoryReturn(self.loop)
         made = Dispatcher(queue, self.leases, self.memory, self.loop)
         made.begin(units)

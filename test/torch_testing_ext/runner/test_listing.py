@@ -55,7 +55,8 @@ class ListingTest(unittest.TestCase):
 class ForecastTest(unittest.TestCase):
     def test_units_start_when_their_resources_are_free(self):
         units = [make_unit(0, 2, seconds=3.0), make_unit(1, 1, seconds=2.0), make_unit(2, 1, seconds=4.0), make_unit(3)]
-        starts = list(forecast(Queue(units, 2, 1), Leases(("a", "b"), 1), lambda unit: unit.seconds or 0.5))
+        leases = Leases(("a", "b"), 1)
+        starts = list(forecast(Queue(units, leases), leases, lambda unit: unit.seconds or 0.5))
         self.assertEqual(
             {start.unit.number: (start.at, start.until, start.lease.devices) for start in starts},
             {0: (0.0, 3.0, ("a", "b")), 2: (3.0, 7.0, ("a",)), 1: (3.0, 5.0, ("b",)), 3: (0.0, 0.5, ())},

@@ -192,8 +192,8 @@ class QuarantineTest(unittest.TestCase):
         recorder = EventRecorder()
         options = Options(jobs=1, timeout=60.0)
         # The unit with two devices starts last: otherwise it would be over before a device is held.
-        queue = Queue(planned.units, 2, 1, priority=lambda unit: unit.number)
         leases = Leases(inventory.names, 1)
+        queue = Queue(planned.units, leases, priority=lambda unit: unit.number)
         free = {"GPU-0": 0, "GPU-1": 0}
         taken = {"GPU-0": 2 * GIB, "GPU-1": 0}
         nvml = FakeNvml(free, free, taken)

@@ -15,9 +15,7 @@ def make(units, *nodes):
     leases = NodeLeases()
     for number, (devices, slots) in enumerate(nodes):
         leases.add(f"n{number}", tuple(map(str, range(devices))), slots)
-    queue = Queue(units, leases.most_devices, leases.most_slots, may_run_now=leases.may_run_now, nodes=leases)
-    leases.serve(queue)
-    return leases, queue
+    return leases, Queue(units, leases)
 
 
 def take(leases, queue):

@@ -45,7 +45,7 @@ def unit(number, alone=False, seconds=None):
 class ScheduleTest(unittest.TestCase):
     def schedule(self, *units, slots=4):
         self.leases = Leases((), slots)
-        self.queue = Queue(units, 0, slots, may_run_now=self.leases.may_run_now)
+        self.queue = Queue(units, self.leases)
 
     def begin(self):
         """Start what fits; return the leases by unit."""

@@ -139,7 +139,7 @@ class NeedsOfDevicesTest(unittest.TestCase):
         ]
         other = make_unit(3, devices=1, seconds=1.0)
         leases = Leases(found.names, 4, facts=found.facts)
-        queue = Queue([*needy, other], 2, 4, may_run_now=leases.may_run_now, nodes=leases)
+        queue = Queue([*needy, other], leases)
         began = []
         while (unit := queue.take(leases.free_devices, leases.free_slots)) is not None:
             began.append((unit.number, leases.take(unit).devices))

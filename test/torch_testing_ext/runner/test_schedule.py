@@ -9,6 +9,15 @@ from torch_testing_ext.runner.scheduling.leases import Leases
 from torch_testing_ext.runner.scheduling.policy import MOST_OVERTAKEN, Queue
 
 
+def leases_of(devices, slots):
+    return Leases(tuple(map(str, range(devices))), slots)
+
+
+def make_queue(units, devices, slots, **more):
+    """A queue for a machine of which all is free: the arguments of `take` say what is meant to be free."""
+    return Queue(units, leases_of(devices, slots), **more)
+
+
 def taken(queue, devices, slots=1):
     """The numbers of the units in the order in which they start, if each ends before the next starts."""
     numbers = []
@@ -19,49 +28,52 @@ def taken(queue, devices, slots=1):
 
 class OrderTest(unittest.TestCase):
     def test_longest_first(self):
-        queue = Queue([make_unit(number, devices=1, seconds=seconds) for number, seconds in enumerate([2, 9, 5])], 1, 1)
+        queue = make_queue(
+            [make_unit(number, devices=1, seconds=seconds) for number, seconds in enumerate([2, 9, 5])], 1, 1
+        )
         self.assertEqual(taken(queue, 1), [1, 2, 0])
 
     def test_widest_before_longest(self):
         units = [make_unit(0, 1, seconds=9), make_unit(1, 4, seconds=5), make_unit(2, 2, seconds=7)]
         filler = [make_unit(number, 1, seconds=8) for number in range(3, 9)]
-        self.assertEqual(taken(Queue([*units, *filler], 4, 1), 4)[:3], [1, 2, 0])
+        self.assertEqual(taken(make_queue([*units, *filler], 4, 1), 4)[:3], [1, 2, 0])
 
     def test_a_unit_as_long_as_all_others_goes_first(self):
         units = [make_unit(0, 4, seconds=1), make_unit(1, 1, seconds=100), make_unit(2, 2, seconds=2)]
-        self.assertEqual(taken(Queue(units, 4, 1), 4)[0], 1)
+        self.assertEqual(taken(make_queue(units, 4, 1), 4)[0], 1)
 
     def test_unknown_counts_as_typical(self):
         units = [make_unit(number, 1, seconds=seconds) for number, seconds in enumerate([1, 5, None, 6, 7])]
-        self.assertEqual(taken(Queue(units, 1, 1), 1), [4, 3, 2, 1, 0])
+        self.assertEqual(taken(make_queue(units, 1, 1), 1), [4, 3, 2, 1, 0])
 
     def test_equal_units_keep_their_order(self):
-        self.assertEqual(taken(Queue([make_unit(number) for number in range(5)], 0, 1), 0), [0, 1, 2, 3, 4])
+        self.assertEqual(taken(make_queue([make_unit(number) for number in range(5)], 0, 1), 0), [0, 1, 2, 3, 4])
 
     def test_priority_goes_before_size(self):
         units = [make_unit(0, 4, seconds=9), make_unit(1, 1, seconds=100), make_unit(2, 2, seconds=2)]
-        self.assertEqual(taken(Queue(units, 4, 1, priority=lambda unit: -unit.number), 4), [2, 1, 0])
+        self.assertEqual(taken(make_queue(units, 4, 1, priority=lambda unit: -unit.number), 4), [2, 1, 0])
 
     def test_too_few_free_resources(self):
-        queue = Queue([make_unit(0, 2), make_unit(1, ranks=2)], 2, 2)
+        queue = make_queue([make_unit(0, 2), make_unit(1, ranks=2)], 2, 2)
         self.assertIsNone(queue.take(1, 1))
         self.assertEqual(len(queue), 2)
 
     def test_small_units_fill_gaps(self):
-        queue = Queue([make_unit(0, 4), make_unit(1, 1)], 4, 1)
+        queue = make_queue([make_unit(0, 4), make_unit(1, 1)], 4, 1)
         self.assertEqual(queue.take(2, 0).number, 1)
 
     def test_cpu_and_devices_do_not_wait_for_each_other(self):
-        queue = Queue([make_unit(0, 4), make_unit(1, ranks=4)], 4, 4)
+        queue = make_queue([make_unit(0, 4), make_unit(1, ranks=4)], 4, 4)
         self.assertEqual(queue.take(0, 4).number, 1)
         self.assertEqual(queue.take(4, 0).number, 0)
 
     def test_more_ranks_than_slots_take_them_all(self):
-        queue, leases = Queue([make_unit(0, ranks=40)], 0, 2), Leases((), 2)
+        leases = Leases((), 2)
+        queue = Queue([make_unit(0, ranks=40)], leases)
         self.assertEqual(leases.take(queue.take(0, 2)).slots, (0, 1))
 
     def test_clear(self):
-        queue = Queue([make_unit(0, 1), make_unit(1)], 1, 1)
+        queue = make_queue([make_unit(0, 1), make_unit(1)], 1, 1)
         self.assertEqual({unit.number for unit in queue.clear()}, {0, 1})
         self.assertEqual(len(queue), 0)
         self.assertIsNone(queue.take(1, 1))
@@ -70,7 +82,7 @@ class OrderTest(unittest.TestCase):
 class StarvationTest(unittest.TestCase):
     def test_large_in_a_stream_of_small(self):
         """One device is never free while small units keep arriving; finally the large one holds them back."""
-        queue = Queue([make_unit(0, 2)], 2, 1)
+        queue = make_queue([make_unit(0, 2)], 2, 1)
         for number in range(1, 100):
             queue.add(make_unit(number, 1))
             if queue.take(1, 1) is None:
@@ -79,7 +91,7 @@ class StarvationTest(unittest.TestCase):
         self.assertEqual(queue.take(2, 1).number, 0)
 
     def test_small_in_a_stream_of_large(self):
-        queue = Queue([make_unit(0, 1)], 2, 1)
+        queue = make_queue([make_unit(0, 1)], 2, 1)
         started = []
         for number in range(1, 100):
             queue.add(make_unit(number, 2))
@@ -137,7 +149,8 @@ class ArrivalsTest(unittest.TestCase):
     def test_leases_never_overlap_and_all_units_run(self, machine, data):
         devices, slots, waiting, arriving = machine
         names = tuple(f"device{number}" for number in range(devices))
-        queue, leases = Queue(waiting, devices, slots), Leases(names, slots)
+        leases = Leases(names, slots)
+        queue = Queue(waiting, leases)
         expected, started = {unit.number for unit in (*waiting, *arriving)}, []
         running = []
         while len(queue) or running or arriving:
@@ -169,8 +182,8 @@ class ArrivalsTest(unittest.TestCase):
         wide = st.integers(1, devices)
         before = data.draw(st.lists(wide, max_size=6))
         victim = make_unit(-1, data.draw(wide), seconds=data.draw(st.floats(0, 10)))
-        queue = Queue([*(make_unit(-2 - n, width) for n, width in enumerate(before)), victim], devices, 1)
-        leases, running = Leases(tuple(map(str, range(devices))), 1), []
+        leases, running = leases_of(devices, 1), []
+        queue = Queue([*(make_unit(-2 - n, width) for n, width in enumerate(before)), victim], leases)
         most = MOST_OVERTAKEN * devices
         bound = (len(before) + most + 1) * (most + 1)  # units that may start before it, each overtaken as often as it
         for number in range(bound + 1):

@@ -126,11 +126,7 @@ class ClusterSite:
         return Found(inventory, sum(node.slots for node in nodes), discovery)
 
     def schedule(self, work: Work, first: Priority) -> tuple[Queue, NodeLeases]:
-        leases = self._leases
-        most = leases.most_devices, leases.most_slots
-        queue = Queue(work.plan.units, *most, first, leases.may_run_now, leases)
-        leases.serve(queue)
-        return queue, leases
+        return Queue(work.plan.units, self._leases, first), self._leases
 
     def engine(
         self, work: Work, first: Priority, reporter: Reporter, header: RunHeader

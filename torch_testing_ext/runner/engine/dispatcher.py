@@ -12,8 +12,7 @@ from torch_testing_ext._process.loop import EventLoop
 
 from ..events import WaitingForDevices
 from ..model import Lease, Unit
-from ..scheduling.leases import RunLeases
-from ..scheduling.policy import Queue
+from ..scheduling.policy import Queue, RunLeases
 from .memory_return import HeldDevice, MemoryReturn
 from .other_runs import OtherRuns
 

@@ -28,9 +28,8 @@ from ..events import (
 from ..model import Attempt, FinishedTest, Lease, RunHeader, Summary, Test, TestOutcome, Unit
 from ..options.options import Options
 from ..scheduling.inventory import Inventory
-from ..scheduling.leases import RunLeases
 from ..scheduling.plan import Plan
-from ..scheduling.policy import Queue
+from ..scheduling.policy import Queue, RunLeases
 from .attempts import Attempts
 from .dispatcher import Dispatcher
 from .live_view import LiveView

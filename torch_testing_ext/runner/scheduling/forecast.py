@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ..model import Lease, Unit
-from .leases import RunLeases
-from .policy import Queue, typical_seconds
+from .policy import Queue, RunLeases, typical_seconds
 
 # Earlier estimates would vary too much.
 SECONDS_BEFORE_ESTIMATE = 2.0

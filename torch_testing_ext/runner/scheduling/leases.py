@@ -3,31 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol
 
 from torch_testing_ext._machine.device_facts import DeviceFacts, groups
 from torch_testing_ext._machine.nvml import Gpu
 from torch_testing_ext._machine.topology import best, preferred
 
 from ..model import Lease, Unit
-from .policy import slots_of
-
-
-class RunLeases(Protocol):
-    """The leases of a run: those of this machine, or of the nodes of a cluster."""
-
-    @property
-    def free_devices(self) -> int: ...
-    @property
-    def free_slots(self) -> int: ...
-    def may_run_now(self, unit: Unit) -> bool:
-        """Whether the unit does not disturb those that run."""
-
-    def may_fit(self, unit: Unit) -> bool:
-        """Whether there is enough for the unit when others have ended."""
-
-    def take(self, unit: Unit) -> Lease: ...
-    def give_back(self, lease: Lease) -> None: ...
+from .policy import Size, slots_of
 
 
 class Leases:
@@ -64,6 +46,14 @@ class Leases:
         """The devices that this run could lease, if no other run had them."""
         held = {name for lease in self._held for name in lease.devices} | self._quarantined
         return [name for name in self._devices if name not in held]
+
+    @property
+    def devices(self) -> Size:
+        return Size(len(self._devices), len(self._devices))
+
+    @property
+    def slots(self) -> Size:
+        return Size(len(self._slots), len(self._slots))
 
     @property
     def free_devices(self) -> int:
@@ -123,8 +113,8 @@ class Leases:
         return self._among(left, unit) is not None
 
     def fits(self, unit: Unit) -> bool:
-        """Whether there are free devices that have what the unit needs."""
-        return not unit.devices or self._choose(unit) is not None
+        """Whether the free devices, which are enough, have what the unit needs."""
+        return not unit.of_devices or self._choose(unit) is not None
 
     def reserve(self, unit: Unit) -> bool:
         """Other units wait until this one fits: no part of this machine is kept for it."""

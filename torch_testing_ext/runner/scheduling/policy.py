@@ -12,9 +12,9 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
-from ..model import Unit
+from ..model import Lease, Unit
 
 # How often a waiting unit can be overtaken, per device or slot of the machine: rarely enough that it starts soon, often
 # enough that free resources are not idle meanwhile.
@@ -24,7 +24,6 @@ _ROUNDING = 0.999
 UNKNOWN = 1.0  # seconds; used if the duration of no unit is known, so that all units are equal
 
 Priority = Callable[[Unit], Any]
-MayRun = Callable[[Unit], bool]
 
 
 def no_preference(unit: Unit) -> int:
@@ -40,52 +39,54 @@ def slots_of(unit: Unit, slots: int) -> int:
     return 0 if unit.devices else min(unit.ranks, slots)
 
 
-class Nodes(Protocol):
-    """The free resources of several nodes, on one of which a unit runs."""
+class Size(NamedTuple):
+    """The number of devices or slots of the largest machine of a run, and of all."""
+
+    largest: int
+    total: int
+
+
+class RunLeases(Protocol):
+    """The resources of a run, of which it leases some to each unit: those of this machine, or of a cluster's nodes."""
+
+    @property
+    def devices(self) -> Size: ...
+    @property
+    def slots(self) -> Size: ...
+    @property
+    def free_devices(self) -> int:
+        """The most devices that are free on one machine."""
+
+    @property
+    def free_slots(self) -> int:
+        """The most CPU slots that are free on one machine."""
+
+    def may_run_now(self, unit: Unit) -> bool:
+        """Whether the unit can run beside those that run, whatever resources are free."""
 
     def fits(self, unit: Unit) -> bool:
-        """Whether there is room for the unit on a node now."""
+        """Whether the free resources, which are enough, have what the unit needs, in one place."""
 
     def may_fit(self, unit: Unit) -> bool:
-        """Whether a node is large enough for the unit."""
+        """Whether there is enough for the unit when others have ended."""
 
     def reserve(self, unit: Unit) -> bool:
-        """Keep other units off a node that suits this one, until it fits there. False if none is wide enough."""
+        """Keep other units off a node that suits this one, until it fits there. False if none is kept."""
+
+    def take(self, unit: Unit) -> Lease: ...
+    def give_back(self, lease: Lease) -> None: ...
 
 
 class Queue:
     """The units that wait. Units with a smaller `priority` start before others regardless of size."""
 
-    def __init__(
-        self,
-        units: Iterable[Unit],
-        devices: int,
-        slots: int,
-        priority: Priority = no_preference,
-        may_run_now: MayRun = lambda unit: True,
-        nodes: Nodes | None = None,
-    ):
-        """`devices`, `slots`: of this machine, or of the largest of `nodes`; `resize` says how many all nodes have.
-
-        `may_run_now`: can a unit run beside those that run, whatever resources are free?
-        """
+    def __init__(self, units: Iterable[Unit], leases: RunLeases, priority: Priority = no_preference):
         units = tuple(units)
-        self._may_run_now = may_run_now
         typical = typical_seconds(units)
         on_devices = [unit for unit in units if unit.devices]
         on_slots = [unit for unit in units if not unit.devices]
-        self._slots = slots
-        self._on_devices = _ResourceQueue(on_devices, devices, lambda unit: unit.devices, priority, typical, nodes)
-        self._on_slots = _ResourceQueue(on_slots, slots, self._slots_of, priority, typical, nodes)
-
-    def _slots_of(self, unit: Unit) -> int:
-        return slots_of(unit, self._slots)
-
-    def resize(self, devices: int, slots: int, all_devices: int, all_slots: int) -> None:
-        """Nodes have come or gone: those of the largest node, and of all nodes together."""
-        self._slots = slots
-        self._on_devices.resize(devices, all_devices)
-        self._on_slots.resize(slots, all_slots)
+        self._on_devices = _ResourceQueue(on_devices, lambda: leases.devices, priority, typical, leases)
+        self._on_slots = _ResourceQueue(on_slots, lambda: leases.slots, priority, typical, leases)
 
     def __len__(self) -> int:
         return len(self._on_devices) + len(self._on_slots)
@@ -100,8 +101,7 @@ class Queue:
 
     def take(self, free_devices: int, free_slots: int) -> Unit | None:
         """Removes and returns the unit to start now; None if another unit has to end first."""
-        may_run = self._may_run_now
-        return self._on_devices.take(free_devices, may_run) or self._on_slots.take(free_slots, may_run)
+        return self._on_devices.take(free_devices) or self._on_slots.take(free_slots)
 
     def drop(self, is_hopeless: Callable[[Unit], bool]) -> tuple[Unit, ...]:
         """Removes and returns the units that can never start."""
@@ -141,19 +141,12 @@ class _ResourceQueue:
     """The units that wait for one resource, in the order in which they should start."""
 
     def __init__(
-        self,
-        units: list[Unit],
-        size: int,
-        width: Callable[[Unit], int],
-        priority: Priority,
-        typical: float,
-        nodes: Nodes | None,
+        self, units: list[Unit], size: Callable[[], Size], priority: Priority, typical: float, leases: RunLeases
     ):
-        self._width, self._priority, self._typical = width, priority, typical
-        self._nodes = nodes
-        self._widest = size  # that may be added: as wide as the largest node that has been there
-        self._size = size  # of all nodes together
-        self._most_overtaken = MOST_OVERTAKEN * size
+        """`size`: of the resource, which changes when nodes come or go."""
+        self._find_size, self._priority, self._typical, self._leases = size, priority, typical, leases
+        self._size = size()
+        self._widest = self._size.largest  # that may be added: as wide as the largest node that has been there
         self._waiting = sorted((self._to_waiting(unit) for unit in units), key=lambda one: one.key)
         self._work = sum(one.area for one in self._waiting)
         self._longest_ever = max((one.seconds for one in self._waiting), default=0.0)
@@ -161,14 +154,24 @@ class _ResourceQueue:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def resize(self, largest: int, total: int) -> None:
-        self._widest = max(self._widest, largest)
-        self._size, self._most_overtaken = total, MOST_OVERTAKEN * total
-        for one in self._waiting:
-            one.width = self._width(one.unit)
-        self._work = sum(one.area for one in self._waiting)
+    @property
+    def _most_overtaken(self) -> int:
+        return MOST_OVERTAKEN * self._size.total
+
+    def _width(self, unit: Unit) -> int:
+        return unit.devices or slots_of(unit, self._size.largest)
+
+    def _resize(self) -> None:
+        size = self._find_size()
+        if size != self._size:
+            self._size = size
+            self._widest = max(self._widest, size.largest)
+            for one in self._waiting:
+                one.width = self._width(one.unit)
+            self._work = sum(one.area for one in self._waiting)
 
     def add(self, unit: Unit) -> None:
+        self._resize()
         arrival = self._to_waiting(unit)
         place = len(self._waiting)
         while place and self._is_overtaken_by(self._waiting[place - 1], arrival):
@@ -177,17 +180,19 @@ class _ResourceQueue:
         self._longest_ever = max(self._longest_ever, arrival.seconds)
         self._insert(place, arrival)
 
-    def take(self, free: int, may_run_now: MayRun) -> Unit | None:
+    def take(self, free: int) -> Unit | None:
+        self._resize()
         if not self._waiting or not free:
             return None
         self._promote_longest()
         # A unit that may not run now waits for another to end, or for a larger node: it does not hold up the others.
-        ready = (one for one in self._waiting if may_run_now(one.unit) and self._may_fit(one))
+        leases = self._leases
+        ready = (one for one in self._waiting if leases.may_run_now(one.unit) and leases.may_fit(one.unit))
         first = next(ready, None)
         if first is None:
             return None
         fits = self._fits(first, free)
-        if not fits and first.overtaken >= self._most_overtaken and not self._reserve(first):
+        if not fits and first.overtaken >= self._most_overtaken and not leases.reserve(first.unit):
             return None
         chosen = first if fits else next((one for one in ready if self._fits(one, free)), None)
         if chosen is None:
@@ -198,14 +203,7 @@ class _ResourceQueue:
         return chosen.unit
 
     def _fits(self, one: _Waiting, free: int) -> bool:
-        return one.width <= free and (self._nodes is None or self._nodes.fits(one.unit))
-
-    def _may_fit(self, one: _Waiting) -> bool:
-        return self._nodes is None or self._nodes.may_fit(one.unit)
-
-    def _reserve(self, one: _Waiting) -> bool:
-        """Whether the others may go on, because a node is kept for this unit."""
-        return self._nodes is not None and self._nodes.reserve(one.unit)
+        return one.width <= free and self._leases.fits(one.unit)
 
     def drop(self, is_hopeless: Callable[[Unit], bool]) -> tuple[Unit, ...]:
         dropped = [one for one in self._waiting if is_hopeless(one.unit)]
@@ -233,11 +231,15 @@ class _ResourceQueue:
 
     def _promote_longest(self) -> None:
         """Moves a unit to the front if it takes as long as all waiting units on the whole machine."""
-        if self._longest_ever * self._size < self._work * _ROUNDING:
+        if self._longest_ever * self._size.total < self._work * _ROUNDING:
             return  # without a look at each of thousands of short tests
         first = self._waiting[0]
         longest = max((one for one in self._waiting if one.priority == first.priority), key=lambda one: one.seconds)
         work = sum(one.area for one in self._waiting)
-        if longest is not first and longest.seconds * self._size >= work and first.overtaken < self._most_overtaken:
+        if (
+            longest is not first
+            and longest.seconds * self._size.total >= work
+            and first.overtaken < self._most_overtaken
+        ):
             self._waiting.remove(longest)
             self._insert(0, longest)
