@@ -67,7 +67,7 @@ import torch, torch.distributed as dist
 from torch_testing_ext import _torch
 from torch_testing_ext._sanitizer import sanitized_rank
 from torch_testing_ext._sanitizer.kinds import read_kinds
-_torch.watch_process_groups(lambda name: contextlib.nullcontext())
+_torch.flight_recorder.watch_process_groups(lambda name: contextlib.nullcontext())
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 mine = torch.ones(4)
 best = dict.fromkeys(sys.argv[1:], 1.0)

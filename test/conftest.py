@@ -24,11 +24,11 @@ def _groups_of_other_files_do_not_count():
 
     from torch_testing_ext import _torch, launch
 
-    if not _torch.made_groups_before():
+    if not _torch.launch.made_groups_before():
         yield
         return
     launch.close()  # a fork server that was started for other files, perhaps in a new interpreter
-    with mock.patch("torch_testing_ext._torch.made_groups_before", lambda: False):
+    with mock.patch("torch_testing_ext._torch.launch.made_groups_before", lambda: False):
         yield
 
 

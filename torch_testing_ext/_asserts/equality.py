@@ -164,7 +164,7 @@ def _sorted_if_possible(keys: list[Any]) -> list[Any]:
 
 
 def _is_sequence(value: Any) -> bool:
-    script_list, _ = _torch.script_container_types()
+    script_list, _ = _torch.comparing.script_container_types()
     kinds = (
         Sequence,
         torch.nn.Sequential,
@@ -177,7 +177,7 @@ def _is_sequence(value: Any) -> bool:
 
 
 def _is_mapping(value: Any) -> bool:
-    _, script_dict = _torch.script_container_types()
+    _, script_dict = _torch.comparing.script_container_types()
     return isinstance(value, (Mapping, torch.nn.ModuleDict, torch.nn.ParameterDict, script_dict))
 
 
@@ -394,7 +394,7 @@ def _compare_tensors(actual: torch.Tensor, expected: torch.Tensor, rules: Rules)
         if ours != theirs:
             return f"The values for attribute 'is_coalesced()' do not match: {ours} != {theirs}."
     try:
-        _torch.compare_tensors(
+        _torch.comparing.compare_tensors(
             actual,
             expected,
             rtol=rules.rtol,

@@ -196,7 +196,7 @@ def _dtype_suffix(dtype: Any) -> str:
 
 
 def _type_name(device_type: str) -> str:
-    return _torch.extension_device_type() if device_type == _PRIVATEUSE1 else device_type
+    return _torch.built_with.extension_device_type() if device_type == _PRIVATEUSE1 else device_type
 
 
 # -- the types of device
@@ -304,7 +304,7 @@ class PrivateUse1TestBase(_IndexedTestBase):
     @classmethod
     def setUpClass(cls) -> None:
         # A test's class, not this base, becomes one of the extension's type: PyTorch changes the base.
-        name = _torch.extension_device_type()
+        name = _torch.built_with.extension_device_type()
         cls.device_type = name
         module = getattr(torch, name)
         may_ask = getattr(module, "is_initialized", lambda: True)()
@@ -312,7 +312,7 @@ class PrivateUse1TestBase(_IndexedTestBase):
 
     @classmethod
     def _device_count(cls) -> int:
-        return int(getattr(torch, _torch.extension_device_type()).device_count())
+        return int(getattr(torch, _torch.built_with.extension_device_type()).device_count())
 
 
 def get_device_type_test_bases() -> list[type[DeviceTypeTestBase]]:
@@ -327,7 +327,7 @@ def get_device_type_test_bases() -> list[type[DeviceTypeTestBase]]:
 
 def is_privateuse1_backend_available() -> bool:
     """Is there a device of an extension?"""
-    module = getattr(torch, _torch.extension_device_type(), None)
+    module = getattr(torch, _torch.built_with.extension_device_type(), None)
     return bool(module is not None and module.is_available())
 
 
@@ -362,7 +362,7 @@ def _types(given: str | Collection[str] | None) -> set[str]:
 
 def _generic_name(device_type: str) -> str:
     """The device of an extension is always called privateuse1 here."""
-    return _PRIVATEUSE1 if device_type == _torch.extension_device_type() else device_type
+    return _PRIVATEUSE1 if device_type == _torch.built_with.extension_device_type() else device_type
 
 
 def get_desired_device_type_test_bases(

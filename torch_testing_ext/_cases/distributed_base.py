@@ -81,7 +81,7 @@ def run_subtests(
     for values in itertools.product(*subtest_config.values()):
         chosen = dict(zip(names, values, strict=True))
         with cls_inst.subTest(**chosen):
-            _torch.reset_dynamo()
+            _torch.launch.reset_dynamo()
             test_fn(*test_args, **test_kwargs, **chosen)
-            _torch.reset_dynamo()
+            _torch.launch.reset_dynamo()
         dist.barrier()

@@ -32,7 +32,7 @@ class DynamoDistributedSingleProcTestCase(TestCase):
     def setUpClass(cls) -> None:
         super().setUpClass()
         cls._exit_stack = ExitStack()
-        cls._exit_stack.enter_context(_torch.strict_dynamo())
+        cls._exit_stack.enter_context(_torch.process_state.strict_dynamo())
         kind = accelerators.accelerator_type() or "cpu"
         cls.rank = 0
         cls.device = f"{kind}:{cls.rank}"
@@ -49,10 +49,10 @@ class DynamoDistributedSingleProcTestCase(TestCase):
 
     def setUp(self) -> None:
         super().setUp()
-        _torch.forget_compiled()
+        _torch.process_state.forget_compiled()
 
     def tearDown(self) -> None:
-        _torch.forget_compiled()
+        _torch.process_state.forget_compiled()
         super().tearDown()
 
 
@@ -68,5 +68,5 @@ class DynamoDistributedMultiProcTestCase(DistributedTestBase):
 
     @classmethod
     def _run(cls, rank: int, test_name: str, file_name: str, pipe: Any, **kwargs: Any) -> None:
-        _torch.forget_compiled()
+        _torch.process_state.forget_compiled()
         super()._run(rank, test_name, file_name, pipe, **kwargs)

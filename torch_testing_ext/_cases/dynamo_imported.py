@@ -6,4 +6,4 @@ import importlib
 
 from torch_testing_ext import _torch
 
-importlib.import_module(_torch.DYNAMO)
+importlib.import_module(_torch.process_state.DYNAMO)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 
-from torch_testing_ext._torch import DYNAMO, INDUCTOR
+from torch_testing_ext._torch.process_state import DYNAMO, INDUCTOR
 
 from .source_facts import facts_of
 

@@ -42,7 +42,7 @@ def announce(context: RankContext) -> None:
 
 @functools.cache
 def _watch() -> None:
-    _torch.watch_process_groups(_creating)
+    _torch.flight_recorder.watch_process_groups(_creating)
 
 
 def _creating(name: str) -> AbstractContextManager[None]:

@@ -18,7 +18,7 @@ _NOT_OF_THREADS = (SanitizeKind.HASH,)  # they share the hash seed of their inte
 @functools.cache
 def say_if_nothing_is_recorded() -> None:
     """Say once if the collectives of ranks cannot be compared."""
-    if not _torch.has_flight_recorder():
+    if not _torch.flight_recorder.has_flight_recorder():
         text = "torch records no collectives here (TORCH_FR_BUFFER_SIZE=0, or this torch has no flight recorder)"
         left_out = "mismatches are not found, and hangs last until the time-out"
         say(f"{text}: {left_out}")

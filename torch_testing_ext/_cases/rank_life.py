@@ -52,7 +52,7 @@ def run_rank(
                     leave_process_group(context.fast_exit)
                 context.account.passed(_imported_since(count) if reports_imports and context.rank == 0 else ())
     finally:
-        _torch.end_compile_workers()
+        _torch.launch.end_compile_workers()
         group_creation.wait_for_peers()
 
 
@@ -66,16 +66,16 @@ def prepare(context: RankContext) -> None:
         torch.set_num_threads(threads)
     if "TORCH_DISTRIBUTED_DEBUG" in os.environ:
         c10d.set_debug_level_from_env()  # torch reads it only at import, which was before the fork
-    _torch.stop_noting()
+    _torch.first_use.stop_noting()
     shared_devices.begin(context.rank, context.world_size)
     if context.is_debugged:
-        _torch.wait_without_end()
+        _torch.launch.wait_without_end()
     group_creation.announce(context)
 
 
 def leave_process_group(fast: bool) -> None:
     """Destroy the process groups at a rank's end; with `fast`, leave gloo's groups to the end of the process."""
-    if not dist.is_initialized() or (fast and _torch.only_gloo()):
+    if not dist.is_initialized() or (fast and _torch.launch.only_gloo()):
         return
     group_creation.wait_for_peers()
     with suppress(AssertionError, ValueError):

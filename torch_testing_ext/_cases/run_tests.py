@@ -46,7 +46,7 @@ def run_tests(argv: Sequence[str] | None = None) -> None:
     if options.showlocals:
         rest.insert(1, "--locals")
     signals.keep_exit_codes()
-    _torch.exempt_imported()
+    _torch.process_state.exempt_imported()
     streams = sys.stdout, sys.stderr
     _Runner.guard = ExitGuard()
     _Runner.guard.install()

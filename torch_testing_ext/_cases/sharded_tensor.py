@@ -51,7 +51,7 @@ class ShardedTensorTestBase(MultiProcessTestCase):
     def init_rpc(self) -> None:
         """Start RPC, in which worker N owns device N if there are devices."""
         options = rpc.TensorPipeRpcBackendOptions(
-            init_method=f"file://{self.file_name}", **_torch.rpc_transports(tp_transports())
+            init_method=f"file://{self.file_name}", **_torch.subclasses.rpc_transports(tp_transports())
         )
         for rank in range(self.world_size if accelerators.device_count() else 0):
             options.set_device_map(f"worker{rank}", {rank: self.rank, self.rank: rank})

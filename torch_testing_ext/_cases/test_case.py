@@ -57,8 +57,8 @@ class TestCase(expecttest.TestCase):
         self._invariants_before = _sparse_invariants.is_enabled()
         _sparse_invariants.enable()
         self._grad_before = torch.is_grad_enabled()
-        self._modes_before = _torch.torch_function_modes()
-        self._state_before = _torch.torch_function_state()
+        self._modes_before = _torch.process_state.torch_function_modes()
+        self._state_before = _torch.process_state.torch_function_state()
 
     def tearDown(self) -> None:
         if self._invariants_before is False:
@@ -77,16 +77,16 @@ class TestCase(expecttest.TestCase):
 
     def _check_torch_function(self) -> None:
         """Remove a leaked mode (a default device is one), which would change every later test, and fail this one."""
-        leaked = _torch.torch_function_modes() - self._modes_before
+        leaked = _torch.process_state.torch_function_modes() - self._modes_before
         for _ in range(leaked):
-            _torch.pop_torch_function_mode()
+            _torch.process_state.pop_torch_function_mode()
         if leaked:
             raise AssertionError(
                 f"the test left {leaked} torch function mode(s) on (torch.set_default_device sets one)"
             )
-        state = _torch.torch_function_state()
+        state = _torch.process_state.torch_function_state()
         if state != self._state_before:
-            _torch.set_torch_function_state(self._state_before)
+            _torch.process_state.set_torch_function_state(self._state_before)
             raise AssertionError(f"the test left __torch_function__ in the state {state}; it was {self._state_before}")
 
     # -- equality

@@ -74,7 +74,7 @@ class Recording:
             sys.path.remove(package)
         if torch.distributed.is_available():
             RankContext(self._rank, int(os.environ["WORLD_SIZE"]), Path(self._folder), AccountWriter(None)).enter()
-            _torch.watch_process_groups(lambda name: nullcontext())
+            _torch.flight_recorder.watch_process_groups(lambda name: nullcontext())
             sanitize = messages.from_json(self._sanitize, messages.by_name(Sanitize))
             recording.sanitize(self._rank, sanitize, log_of(self._folder, self._rank))
             self._is_on = True

@@ -48,7 +48,7 @@ class DTensorConverter:
             or t.is_neg()
             or t.is_conj()
             or t.device.type in ("lazy", "meta")
-            or _torch.is_functional_tensor(t)
+            or _torch.dtensor.is_functional_tensor(t)
         )
         return not unsupported
 
@@ -77,7 +77,7 @@ class DTensorConverter:
         if not is_tensor_like(t):
             raise RuntimeError(f"only a tensor can become a DTensor, not a {type(t).__name__}")
         # It is undefined what a DTensor of another subclass is, so those are left unchanged.
-        plain = type(t) in (torch.Tensor, nn.Parameter) or _torch.is_local_tensor(t)
+        plain = type(t) in (torch.Tensor, nn.Parameter) or _torch.dtensor.is_local_tensor(t)
         if not plain or not self.is_supported_tensor(t):
             self.miss += 1
             return t

@@ -225,7 +225,7 @@ class DTensorContinuousTestBase(DTensorTestMixin, MultiProcContinuousTest):  # t
 def _check_known(backend: str) -> None:
     for name in names_in(backend):
         if name == "fake":
-            _torch.register_fake_backend()
+            _torch.launch.register_fake_backend()
         # torch registers some of its backends when it is asked for them.
         if not dist.is_backend_available(name) and name not in dist.Backend.backend_list:
             known = ", ".join(sorted(set(dist.Backend.backend_list) - {"undefined"}))

@@ -109,7 +109,7 @@ class ExpertParallelWithTP(ParallelStyle):
         self.ep_mesh = ep_mesh
         self.tp_mesh = tp_mesh
         self.tp_layout = tp_layout or Replicate()
-        self.ep_tp_mesh = _torch.concatenate_meshes([ep_mesh, tp_mesh])
+        self.ep_tp_mesh = _torch.dtensor.concatenate_meshes([ep_mesh, tp_mesh])
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         ep_mesh, tp_mesh, tp_layout = self.ep_mesh, self.tp_mesh, self.tp_layout

@@ -27,7 +27,7 @@ def generate_shard_orders(mesh: DeviceMesh, tensor_rank: int) -> Iterator[ShardO
             for cuts in itertools.combinations(range(1, mesh.ndim), count - 1):
                 runs = [order[start:end] for start, end in itertools.pairwise((0, *cuts, mesh.ndim))]
                 for dims in itertools.combinations(range(tensor_rank), count):
-                    yield _torch.shard_order(dict(zip(dims, runs, strict=True)))
+                    yield _torch.dtensor.shard_order(dict(zip(dims, runs, strict=True)))
 
 
 def shard_order_to_placement(shard_order: ShardOrder | None, mesh: DeviceMesh) -> tuple[Placement, ...]:
@@ -50,7 +50,7 @@ def redistribute(
     after.shard_order = shard_order or ()
     if after == before:
         return dtensor_input
-    local = _torch.redistribute_local(dtensor_input.to_local(), before, after, use_graph_based_transform)
+    local = _torch.dtensor.redistribute_local(dtensor_input.to_local(), before, after, use_graph_based_transform)
     redistributed = DTensor.from_local(local, device_mesh)
     redistributed._spec = deepcopy(after)
     return redistributed
@@ -67,7 +67,7 @@ def patched_distribute_tensor(
     """Call `distribute_tensor` with a shard order."""
     chosen = shard_order_to_placement(shard_order, device_mesh) if placements is None else tuple(placements)
     distributed = distribute_tensor(input_tensor, device_mesh, chosen, src_data_rank=src_data_rank)
-    _torch.take_placements_literally(distributed._spec)
+    _torch.dtensor.take_placements_literally(distributed._spec)
     return redistribute(distributed, device_mesh, chosen, shard_order, use_graph_based_transform)
 
 

@@ -109,5 +109,5 @@ def _run_backward(op: Callable[..., Any], arguments: tuple[tuple[Any, ...], dict
 @contextmanager
 def op_strategy_context(op_overload: Any, strategy_func: Callable[..., Any], schema_info: Any = None) -> Iterator[None]:
     """Replace the strategy of an operation for the length of a `with`."""
-    with _torch.replaced_op_strategy(op_overload, strategy_func, schema_info):
+    with _torch.dtensor.replaced_op_strategy(op_overload, strategy_func, schema_info):
         yield

@@ -157,9 +157,9 @@ class FSDPTestContinuous(FSDPTestMixin, MultiProcContinuousTest):
 
     @classmethod
     def _run_test_given_id(cls, test_id: str, **kwargs: Any) -> None:
-        _torch.reset_dynamo()
+        _torch.launch.reset_dynamo()
         super()._run_test_given_id(test_id, **kwargs)
-        _torch.reset_dynamo()
+        _torch.launch.reset_dynamo()
 
     def _known_skip(self) -> TestSkip | None:
         if self._decides_about_skips():
@@ -189,10 +189,10 @@ class FSDPTestMultiThread(MultiThreadedTestCase):
         return run_subtests(self, *args, **kwargs)
 
     def perThreadSetUp(self) -> None:
-        _torch.reset_dynamo()
+        _torch.launch.reset_dynamo()
 
     def perThreadTearDown(self) -> None:
-        _torch.reset_dynamo()
+        _torch.launch.reset_dynamo()
 
 
 def _may_use_cpu(test: Any) -> bool:

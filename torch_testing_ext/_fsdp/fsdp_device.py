@@ -90,6 +90,6 @@ def delay(milliseconds: float) -> None:
     if milliseconds <= 0 or device_type() == "cpu":
         return
     if device_type() == "cuda":
-        _torch.cuda_spin(milliseconds)
+        _torch.fsdp.cuda_spin(milliseconds)
     else:
         time.sleep(milliseconds / 1000)

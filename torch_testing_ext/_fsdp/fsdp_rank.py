@@ -21,10 +21,10 @@ def run_in_group(test: Any, test_name: str, pipe: Any, fake: bool) -> None:
     _init_process_group(test, fake)
     # No rank may skip and exit while others still connect to it or need its answers.
     _barrier(device)
-    _torch.reset_dynamo()
+    _torch.launch.reset_dynamo()
     set_rng_seed()
     test.run_test(test_name, pipe)
-    _torch.reset_dynamo()
+    _torch.launch.reset_dynamo()
     _barrier(device)
     dist.destroy_process_group()
 

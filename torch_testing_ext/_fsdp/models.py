@@ -309,7 +309,7 @@ class ModuleWithDelay(FSDPTestModel):
         return loss
 
     def run_backward(self, loss: torch.Tensor) -> None:
-        name = _torch.reduce_scatter_name()
+        name = _torch.fsdp.reduce_scatter_name()
         reduce_scatter = getattr(dist, name)
 
         def late(*args: Any, **kwargs: Any) -> Any:
@@ -397,7 +397,7 @@ class MixtureOfExperts(NestedWrappedModule):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         delayed: AbstractContextManager[None] = nullcontext()
         if self.delay_before_free_ms > 0 and self.wrap_fsdp:
-            delayed = _torch.fsdp_reshard_preceded_by(lambda: device.delay(self.delay_before_free_ms))
+            delayed = _torch.fsdp.reshard_preceded_by(lambda: device.delay(self.delay_before_free_ms))
         with delayed:
             output: torch.Tensor = self.module(x)
             return output

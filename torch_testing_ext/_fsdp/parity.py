@@ -96,7 +96,7 @@ class FSDPTestMixin:
                 if use_pure_fp16 or (mixed_precision and not is_fsdp):
                     batch = _halved(batch)
                 output = model(*batch)
-                if offloaded and not _torch.fsdp_keeps_parameters_after_forward(model):
+                if offloaded and not _torch.fsdp.keeps_parameters_after_forward(model):
                     self._assert_on_cpu(model, "after the forward")
                 loss = module.get_loss(batch, output).to(loss_device)
             loss = scaler.scale(loss)
@@ -109,7 +109,7 @@ class FSDPTestMixin:
             if save_model:
                 _save_zero_and_load(model)
         if is_fsdp:
-            self.assertTrue(_torch.fsdp_is_idle(model), "FSDP believes that it is still training")
+            self.assertTrue(_torch.fsdp.is_idle(model), "FSDP believes that it is still training")
         last: torch.Tensor = loss.detach()
         return last
 

@@ -34,11 +34,11 @@ def _replaced(owner: Any, name: str, replacement: Any) -> Iterator[None]:
 
 
 def patch_all_gather(new_all_gather_into_tensor: AnyFunction) -> contextlib.AbstractContextManager[None]:
-    return _replaced(dist, _torch.all_gather_name(), new_all_gather_into_tensor)
+    return _replaced(dist, _torch.fsdp.all_gather_name(), new_all_gather_into_tensor)
 
 
 def patch_reduce_scatter(new_reduce_scatter_tensor: AnyFunction) -> contextlib.AbstractContextManager[None]:
-    return _replaced(dist, _torch.reduce_scatter_name(), new_reduce_scatter_tensor)
+    return _replaced(dist, _torch.fsdp.reduce_scatter_name(), new_reduce_scatter_tensor)
 
 
 def patch_all_reduce(new_all_reduce: AnyFunction) -> contextlib.AbstractContextManager[None]:
@@ -46,28 +46,28 @@ def patch_all_reduce(new_all_reduce: AnyFunction) -> contextlib.AbstractContextM
 
 
 def patch_foreach_all_gather(new_foreach_all_gather: AnyFunction) -> contextlib.AbstractContextManager[None]:
-    return _replaced(_torch.fsdp_param_group_module(), "foreach_all_gather", new_foreach_all_gather)
+    return _replaced(_torch.fsdp.param_group_module(), "foreach_all_gather", new_foreach_all_gather)
 
 
 def patch_foreach_reduce(new_foreach_reduce: AnyFunction) -> contextlib.AbstractContextManager[None]:
-    return _replaced(_torch.fsdp_param_group_module(), "foreach_reduce", new_foreach_reduce)
+    return _replaced(_torch.fsdp.param_group_module(), "foreach_reduce", new_foreach_reduce)
 
 
 def patch_unshard(new_unshard: AnyFunction) -> contextlib.AbstractContextManager[None]:
-    return _replaced(_torch.fsdp_param_group_module().FSDPParamGroup, "unshard", new_unshard)
+    return _replaced(_torch.fsdp.param_group_module().FSDPParamGroup, "unshard", new_unshard)
 
 
 def patch_reshard(new_reshard: AnyFunction) -> contextlib.AbstractContextManager[None]:
-    return _replaced(_torch.fsdp_param_group_module().FSDPParamGroup, "reshard", new_reshard)
+    return _replaced(_torch.fsdp.param_group_module().FSDPParamGroup, "reshard", new_reshard)
 
 
 def patch_post_backward(new_post_backward: AnyFunction) -> contextlib.AbstractContextManager[None]:
-    return _replaced(_torch.fsdp_param_group_module().FSDPParamGroup, "post_backward", new_post_backward)
+    return _replaced(_torch.fsdp.param_group_module().FSDPParamGroup, "post_backward", new_post_backward)
 
 
 @contextlib.contextmanager
 def patch_register_post_backward_hook_backward(new_backward: AnyFunction) -> Iterator[None]:
-    with _replaced(_torch.fsdp_param_group_module().RegisterPostBackwardFunction, "backward", new_backward):
+    with _replaced(_torch.fsdp.param_group_module().RegisterPostBackwardFunction, "backward", new_backward):
         yield
 
 
@@ -99,7 +99,7 @@ def compiled_fsdp_test(compile_compute_on_module: type | None = None) -> Callabl
             for mode in FullyShardMode:
                 if mode is FullyShardMode.EAGER:
                     test(*args, **kwargs)
-                elif _torch.has_triton():
+                elif _torch.fsdp.has_triton():
                     with _compiling_fully_shard(test, compile_compute_on_module):
                         test(*args, **kwargs)
                 else:
@@ -126,7 +126,7 @@ def _compiling_fully_shard(test: AnyFunction, only: type | None) -> Iterator[Non
     names["fully_shard"] = shard_and_compile
     try:
         # Ranks share the machine, so each compiles in its own process.
-        with _torch.compiling_in_this_process():
+        with _torch.fsdp.compiling_in_this_process():
             yield
     finally:
         dist.barrier()

@@ -28,8 +28,8 @@ class Connections:
 
     def cut(self, include_busy: bool) -> None:
         """Make every wait on the network fail. `include_busy`: also cut connections that still have data to read."""
-        if not _torch.only_gloo():
-            _torch.abort_process_groups()
+        if not _torch.launch.only_gloo():
+            _torch.launch.abort_process_groups()
         for inode, connection in _open_connections():
             if inode in self._excluded or inode in self._held or (_has_unread(connection) and not include_busy):
                 continue

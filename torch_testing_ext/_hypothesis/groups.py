@@ -63,7 +63,7 @@ class Groups:
                 dist.destroy_process_group()  # the test's own group: no rank waits in it
             return
         self._connections.cut(include_busy=True)  # so that gloo has no peer to wait for while it is destroyed
-        _torch.forget_meshes()
+        _torch.dtensor.forget_meshes()
         if dist.is_initialized():
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")

@@ -124,9 +124,9 @@ def _answer(question: str, masks: tuple[str | None, ...]) -> Any:
     """Ask once for each combination of masks."""
     if not device_may_exist():
         return NO_DEVICE
-    if _torch.accelerator_is_initialised():
+    if _torch.built_with.accelerator_is_initialised():
         return QUESTIONS[question]()
-    answer = _ask_forked(question) if _may_fork() and not _torch.accelerator_is_in_bad_fork() else None
+    answer = _ask_forked(question) if _may_fork() and not _torch.built_with.accelerator_is_in_bad_fork() else None
     return _ask_new_interpreter(question) if answer is None else answer
 
 
@@ -134,9 +134,9 @@ def unsafe_to_fork() -> str | None:
     """Why ranks that are forked from this process, or from the one it was forked from, could use no accelerator."""
     if not device_may_exist():
         return None
-    if (first := _torch.first_use()) is not None:
+    if (first := _torch.first_use.first_use()) is not None:
         return first
-    if _torch.accelerator_is_initialised() or _torch.accelerator_is_in_bad_fork():
+    if _torch.built_with.accelerator_is_initialised() or _torch.built_with.accelerator_is_in_bad_fork():
         return "an accelerator is initialised"
     opened = system.has_opened(*_OPEN_WHEN_IN_USE)
     return f"a library has initialised an accelerator ({opened} is open)" if opened else None
@@ -215,13 +215,13 @@ def ask_cuda_libraries() -> dict[str, Any]:
         return {}
     backends: Any = torch.backends
     return {
-        "multicast": _answered(_torch.has_multicast),
-        "green_contexts": _answered(_torch.supports_green_contexts),
-        "workqueues": _answered(_torch.supports_workqueues),
+        "multicast": _answered(_torch.built_with.has_multicast),
+        "green_contexts": _answered(_torch.cuda_state.supports_green_contexts),
+        "workqueues": _answered(_torch.cuda_state.supports_workqueues),
         "graph_tools_id": _answered(_graph_nodes_have_tools_ids),
         "ck_sdpa": _answered(lambda: backends.cuda.is_ck_sdpa_available()),
         "cusparselt": _answered(lambda: backends.cusparselt.is_available() and backends.cusparselt.version()),
-        "hipblaslt": _answered(_torch.hipblaslt_version),
+        "hipblaslt": _answered(_torch.cuda_state.hipblaslt_version),
     }
 
 
@@ -265,7 +265,7 @@ def device_may_exist(dev: Path = Path("/dev"), environ: Mapping[str, str] = os.e
             return True
         if sys.platform == "win32":
             return True
-    return _torch.other_accelerator_is_built()
+    return _torch.built_with.other_accelerator_is_built()
 
 
 def _may_fork() -> bool:
@@ -296,7 +296,7 @@ def _answer_and_exit(question: str, send: int) -> NoReturn:
     """In the forked child: write the answer and exit without running the parent's exit handlers."""
     code = 0
     try:
-        if _torch.accelerator_is_in_bad_fork():
+        if _torch.built_with.accelerator_is_in_bad_fork():
             code = EXIT_BAD_FORK
         else:
             write_answer(question, send)

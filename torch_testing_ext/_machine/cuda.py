@@ -88,7 +88,7 @@ def answering_for_torch() -> Iterator[None]:
     if accelerators.accelerator_type() != "cuda":
         yield
         return
-    with _torch.describing_device(capability(), accelerators.cuda_properties().get("arch", "")):
+    with _torch.cuda_state.describing_device(capability(), accelerators.cuda_properties().get("arch", "")):
         yield
 
 
@@ -127,7 +127,7 @@ IS_SM12X = _exactly(lambda found: found[0] == 12)
 IS_THOR = _exactly(lambda found: found == ((11, 0) if cuda_version()[0] >= 13 else (10, 1)))
 IS_JETSON = LazyVal(lambda: flag("TEST_CUDA") and (capability() in ((7, 2), (8, 7)) or bool(IS_THOR)))
 
-CUDA_ALREADY_INITIALIZED_ON_IMPORT = _torch.accelerator_is_initialised()
+CUDA_ALREADY_INITIALIZED_ON_IMPORT = _torch.built_with.accelerator_is_initialised()
 ROCM_VERSION = LazyVal(lambda: rocm_version()[:2])
 TEST_CUDNN = LazyVal(
     lambda: bool(flag("TEST_CUDA") and (_on_rocm() or accelerators.cuda_properties()["accepts_cudnn"]))

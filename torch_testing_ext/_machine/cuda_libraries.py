@@ -52,13 +52,13 @@ def rocm_mx_swizzle(mat_dtype: Any) -> bool:
 
 def has_cupti() -> bool:
     """Is CUPTI usable from Python?"""
-    return not flag("TEST_WITH_ROCM") and _torch.has_cupti()
+    return not flag("TEST_WITH_ROCM") and _torch.cuda_state.has_cupti()
 
 
 PLATFORM_SUPPORTS_CK_SDPA = LazyVal(evaluate_platform_supports_ck_sdpa)
 PLATFORM_SUPPORTS_GREEN_CONTEXT = LazyVal(evaluate_platform_supports_green_context)
 PLATFORM_SUPPORTS_WORKQUEUE_CONFIG = LazyVal(evaluate_platform_supports_workqueue_config)
-TEST_CUPTI_V13_3 = LazyVal(lambda: has_cupti() and _torch.cupti_version() >= 130300)
+TEST_CUPTI_V13_3 = LazyVal(lambda: has_cupti() and _torch.cuda_state.cupti_version() >= 130300)
 TEST_CUDA_GRAPH_TOOLS_ID = LazyVal(lambda: _supports("graph_tools_id"))
 BF16X9_API_SUPPORTED = LazyVal(lambda: flag("TEST_CUDA") and not flag("TEST_WITH_ROCM") and cuda_version() >= (12, 9))
 BF16X9_SUPPORTED = LazyVal(lambda: bool(BF16X9_API_SUPPORTED) and capability() in ((10, 0), (10, 3)))

@@ -66,7 +66,7 @@ def _is_jetson() -> bool:
 
 
 def _has_acl() -> bool:
-    return _has_onednn() and _torch.onednn_uses_arm_compute_library()
+    return _has_onednn() and _torch.built_with.onednn_uses_arm_compute_library()
 
 
 def _has_onednn() -> bool:
@@ -114,7 +114,7 @@ def _is_apple_m1() -> bool:
 
 
 def _cpu_has(capability: str) -> Flag:
-    return lambda: bool(_torch.cpu_capabilities().get(capability, False))
+    return lambda: bool(_torch.built_with.cpu_capabilities().get(capability, False))
 
 
 def _macos_version() -> float:
@@ -135,12 +135,12 @@ _FLAGS: dict[str, Flag] = {
     "IS_APPLE_M1": _is_apple_m1,
     "IS_AVX512_VNNI_SUPPORTED": _cpu_has("avx512_vnni"),
     "IS_CPU_EXT_SVE_SUPPORTED": _cpu_has("sve"),
-    "IS_CPU_CAPABILITY_SVE": lambda: _torch.cpu_kernels() in ("SVE128", "SVE256"),
-    "IS_CPU_CAPABILITY_SVE256": lambda: _torch.cpu_kernels() == "SVE256",
+    "IS_CPU_CAPABILITY_SVE": lambda: _torch.built_with.cpu_kernels() in ("SVE128", "SVE256"),
+    "IS_CPU_CAPABILITY_SVE256": lambda: _torch.built_with.cpu_kernels() == "SVE256",
     "IS_FILESYSTEM_UTF8_ENCODING": lambda: sys.getfilesystemencoding() == "utf-8",
     "IS_CI": lambda: bool(os.environ.get("CI")),
     "IS_SANDCASTLE": _switch("SANDCASTLE", implied_by=lambda: os.environ.get("TW_JOB_USER") == "sandcastle"),
-    "IS_FBCODE": _switch("PYTORCH_TEST_FBCODE", implied_by=lambda: _torch.is_internal_build()),
+    "IS_FBCODE": _switch("PYTORCH_TEST_FBCODE", implied_by=lambda: _torch.built_with.is_internal_build()),
     "IS_REMOTE_GPU": _switch("PYTORCH_TEST_REMOTE_GPU"),
     "IN_RE_WORKER": lambda: "INSIDE_RE_WORKER" in os.environ,
     "DISABLE_RUNNING_SCRIPT_CHK": _switch("PYTORCH_DISABLE_RUNNING_SCRIPT_CHK"),
@@ -155,8 +155,8 @@ _FLAGS: dict[str, Flag] = {
     "TEST_HPU": _accelerator("hpu"),
     "TEST_MPS": lambda: torch.backends.mps.is_available(),
     "TEST_MTIA": _accelerator("mtia"),
-    "TEST_PRIVATEUSE1": lambda: _accelerator(_torch.extension_device_type())(),
-    "TEST_PRIVATEUSE1_DEVICE_TYPE": lambda: _torch.extension_device_type(),
+    "TEST_PRIVATEUSE1": lambda: _accelerator(_torch.built_with.extension_device_type())(),
+    "TEST_PRIVATEUSE1_DEVICE_TYPE": lambda: _torch.built_with.extension_device_type(),
     "TEST_CUDA_GRAPH": _has_cuda_graphs,
     "TEST_CUDA_CUDSS": _has_cuda_build_of("TEST_CUDA"),
     "TEST_CUDA_GRAPH_CONDITIONAL_NODES": _has_cuda_build_of("TEST_CUDA_GRAPH"),

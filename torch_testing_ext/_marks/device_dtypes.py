@@ -76,7 +76,7 @@ class dtypesIfPRIVATEUSE1(dtypes):
     """Replaces the dtypes on the device of an extension."""
 
     def __init__(self, *args: Any) -> None:
-        super().__init__(*args, device_type=_torch.extension_device_type())
+        super().__init__(*args, device_type=_torch.built_with.extension_device_type())
 
 
 tol = namedtuple("tol", ["atol", "rtol"])

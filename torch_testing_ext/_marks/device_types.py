@@ -29,7 +29,7 @@ _SANITIZER_FACTOR = 10
 
 def native_devices() -> tuple[str, ...]:
     """The types of device that PyTorch itself implements, and the one that an extension has registered."""
-    return ("cpu", "cuda", "xpu", "meta", "mps", "mtia", _torch.extension_device_type())
+    return ("cpu", "cuda", "xpu", "meta", "mps", "mtia", _torch.built_with.extension_device_type())
 
 
 def _matches(device_type: str, target: Target | None) -> bool:
@@ -140,7 +140,7 @@ class skipPRIVATEUSE1If(skipIf):
     """Skips the test on the device of an extension where the condition holds."""
 
     def __init__(self, dep: bool | str, reason: str) -> None:
-        super().__init__(dep, reason, device_type=_torch.extension_device_type())
+        super().__init__(dep, reason, device_type=_torch.built_with.extension_device_type())
 
 
 def skipLazy(fn: Any) -> Any:
@@ -227,7 +227,7 @@ def onlyHPU(fn: Any) -> Any:
 
 
 def onlyPRIVATEUSE1(fn: Any) -> Any:
-    device_type = _torch.extension_device_type()
+    device_type = _torch.built_with.extension_device_type()
     if getattr(torch, device_type, None) is None:
         return unittest.skip(f"Skip as torch has no module of {device_type}")(fn)
     return onlyOn(device_type)(fn)
@@ -243,7 +243,7 @@ def onlyAccelerator(fn: Any) -> Any:
 
 def onlyCUDAAndPRIVATEUSE1(fn: Any) -> Any:
     return _skip_unless(
-        lambda test: test.device_type in ("cuda", _torch.extension_device_type()),
+        lambda test: test.device_type in ("cuda", _torch.built_with.extension_device_type()),
         lambda test: f"onlyCUDAAndPRIVATEUSE1: doesn't run on {test.device_type}",
     )(fn)
 
@@ -442,7 +442,7 @@ def disableMkldnn(fn: Any) -> Any:
 
 
 def skipCPUIfNoLapack(fn: Any) -> Any:
-    return skipCPUIf(not _torch.has_lapack(), "PyTorch compiled without Lapack")(fn)
+    return skipCPUIf(not _torch.built_with.has_lapack(), "PyTorch compiled without Lapack")(fn)
 
 
 def skipCPUIfNoMkl(fn: Any) -> Any:

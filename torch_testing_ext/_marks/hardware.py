@@ -131,7 +131,7 @@ def xfailIfNoAcceleratorTriton(test_func: Any) -> Any:
     @functools.wraps(test_func)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         device = kwargs.get("device", kwargs.get("devices", getattr(args[0], "device_type", None) if args else None))
-        if _torch.has_triton():
+        if _torch.fsdp.has_triton():
             return test_func(*args, **kwargs)
         if not str(device).split(":")[0] == "cpu":
             raise unittest.SkipTest(f"Triton not available (device={device!r})")

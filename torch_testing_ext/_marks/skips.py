@@ -176,11 +176,11 @@ def requires_accelerator(fn: Any) -> Any:
 def skipIfCachingAllocatorDisabled(fn: Any) -> Any:
     """Skip where CUDA's allocator does not cache: the environment or the process turned that off."""
     reason = "requires the CUDA/HIP caching allocator (current allocator is uncached)"
-    return lazy_skip_if(lambda: flag("TEST_CUDA") and not _torch.caching_allocator_is_enabled(), reason)(fn)
+    return lazy_skip_if(lambda: flag("TEST_CUDA") and not _torch.cuda_state.caching_allocator_is_enabled(), reason)(fn)
 
 
 def skipIfNoLapack(fn: Any) -> Any:
-    return lazy_skip_if(lambda: not _torch.has_lapack(), "PyTorch compiled without Lapack")(fn)
+    return lazy_skip_if(lambda: not _torch.built_with.has_lapack(), "PyTorch compiled without Lapack")(fn)
 
 
 def skipIfNoXNNPACK(fn: Any) -> Any:

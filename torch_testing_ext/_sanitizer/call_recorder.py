@@ -103,16 +103,16 @@ class CallRecorder:
     def _look_up(self, group: Any) -> tuple[int, int, float | None]:
         """The number of a group among those that the rank has made, its size, and its time-out."""
         self.note_groups()
-        number = _torch.number_of_group(group)
-        if number is None or _torch.made_groups()[number].backend in _NOT_COMPARED:
+        number = _torch.flight_recorder.number_of_group(group)
+        if number is None or _torch.flight_recorder.made_groups()[number].backend in _NOT_COMPARED:
             return NO_GROUP, 0, None
-        made = _torch.made_groups()[number]
+        made = _torch.flight_recorder.made_groups()[number]
         return number, len(made.members), hook.timeout_of_group(group)
 
     def note_groups(self) -> None:
         """Write down the groups that have been made since the last time."""
         with self._lock:
-            made = _torch.made_groups()
+            made = _torch.flight_recorder.made_groups()
             for one in made[self._known_groups :]:
                 self._log.add_group(GroupRecord(one.name, one.description, one.members, one.index, one.world))
             self._known_groups = len(made)
@@ -167,7 +167,7 @@ class CallRecorder:
 
     @staticmethod
     def _torchs(file: str) -> bool:
-        return bool(_torch.is_of_torch(file))
+        return bool(_torch.flight_recorder.is_of_torch(file))
 
 
 def signature(value: Any) -> tuple[Any, ...]:

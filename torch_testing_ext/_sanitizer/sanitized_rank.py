@@ -42,7 +42,7 @@ class RankSanitizer:
     def begin(self) -> None:
         hook.install()
         hook.listen(self._recorder)
-        _torch.on_error_of_collectives(self._log.error_now)
+        _torch.flight_recorder.on_error_of_collectives(self._log.error_now)
         hook.watch_waits(self._on_wait, self._log.error_now)
         if self._waits is not None and self._watches_uses:
             self._waits.watch_uses()
@@ -63,7 +63,7 @@ class RankSanitizer:
             return
         hook.listen(None)
         hook.watch_waits(None, None)
-        _torch.on_error_of_collectives(None)
+        _torch.flight_recorder.on_error_of_collectives(None)
         self._recorder.note_groups()
         for check in self._checks:
             check.finish()
@@ -103,7 +103,7 @@ def has_shorter_timeouts() -> bool:
 def _leave_child_alone() -> None:
     """A process that a test forks shares the memory of the log: it must not write there."""
     hook.listen(None)
-    _torch.on_error_of_collectives(None)
+    _torch.flight_recorder.on_error_of_collectives(None)
     hook.watch_waits(None, None)
 
 

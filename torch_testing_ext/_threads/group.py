@@ -66,7 +66,7 @@ class WorldData:
     comms: list[Any] = field(default_factory=list)
 
 
-class ThreadLocalWorld(_torch.world_class()):  # type: ignore[misc]
+class ThreadLocalWorld(_torch.threads.world_class()):  # type: ignore[misc]
     """Replaces c10d's world: holds a WorldData for each thread, and the state that the threads share."""
 
     def __init__(self) -> None:
@@ -175,18 +175,18 @@ def _install_threaded_pg() -> ThreadLocalWorld:
     assert not _before, "a threaded world is installed already"
     world = ThreadLocalWorld()
     # PyTorch's own kit registers a backend under the same name; a process may have imported both.
-    _before.append((_torch.get_world(), _torch.backend_plugin("threaded")))
-    _torch.set_backend_plugin("threaded", _PLUGIN)
-    _torch.set_world(world)
-    _torch.isolate_threads(True)
+    _before.append((_torch.threads.get_world(), _torch.threads.backend_plugin("threaded")))
+    _torch.threads.set_backend_plugin("threaded", _PLUGIN)
+    _torch.threads.set_world(world)
+    _torch.threads.isolate_threads(True)
     return world
 
 
 def _uninstall_threaded_pg() -> None:
     world, plugin = _before.pop()
-    _torch.set_world(world)
-    _torch.set_backend_plugin("threaded", plugin)
-    _torch.isolate_threads(False)
+    _torch.threads.set_world(world)
+    _torch.threads.set_backend_plugin("threaded", plugin)
+    _torch.threads.isolate_threads(False)
 
 
 # -- rendezvous
@@ -341,7 +341,7 @@ def site_of_call() -> tuple[str, int, str] | None:
     frame = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
-        if not file.startswith(_OURS) and not _torch.is_of_torch(file):
+        if not file.startswith(_OURS) and not _torch.flight_recorder.is_of_torch(file):
             return file, frame.f_lineno, frame.f_code.co_name
         frame = frame.f_back  # type: ignore[assignment]
     return None
@@ -395,7 +395,7 @@ class ProcessLocalGroup(_ProcessGroup):  # type: ignore[misc, unused-ignore]
         waits = self._rendezvous.waits_of(self._rank)
         with nullcontext() if waits is None else waits.issuing():
             self._rendezvous.take_part(self._rank, kind, arguments, partial(work, **options), options)
-        done = _torch.finished_work(arguments)
+        done = _torch.threads.finished_work(arguments)
         if waits is not None:
             outputs, inputs = written_and_read(self._rank, kind, arguments, options)
             waits.issued(done, kind, outputs, inputs, _issuer())
@@ -487,7 +487,7 @@ def _create_threaded_pg(opts: Any, _: Any) -> ProcessLocalGroup:
     ranks = tuple(opts.global_ranks_in_group) or tuple(range(opts.group_size))
     group = ProcessLocalGroup(opts.group_rank, opts.group_size)
     group._name = opts.group_id
-    world = _torch.get_world()
+    world = _torch.threads.get_world()
     group._rendezvous = world.rendezvous(opts.group_id, ranks)
     description = "" if opts.global_ranks_in_group else "default_pg"
     record = GroupRecord(opts.group_id, description, ranks, opts.group_rank)
@@ -496,4 +496,4 @@ def _create_threaded_pg(opts: Any, _: Any) -> ProcessLocalGroup:
 
 
 dist.Backend.register_backend("threaded", _create_threaded_pg, extended_api=True, devices=["cpu", "cuda", "xpu"])
-_PLUGIN = _torch.backend_plugin("threaded")
+_PLUGIN = _torch.threads.backend_plugin("threaded")

@@ -72,7 +72,7 @@ class RankThreads:
         self.began = now()
         self._body = body
         self._account_for = account_for
-        self._sharding_lock = _torch.one_sharding_at_a_time()
+        self._sharding_lock = _torch.threads.one_sharding_at_a_time()
         self._sharding_lock.__enter__()
         self._world: ThreadLocalWorld = _install_threaded_pg()
         self.note = ""  # what must be known to run a test again

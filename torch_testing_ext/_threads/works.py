@@ -26,7 +26,7 @@ def flatten_list(lst: Any) -> list[Any]:
 
 def ret_work(ret: Any) -> dist.Work:
     """Return a finished work with this result."""
-    return _torch.finished_work(ret)
+    return _torch.threads.finished_work(ret)
 
 
 def binop_reduce(tensors: Sequence[torch.Tensor], op: Callable[..., Any]) -> torch.Tensor:

@@ -53,7 +53,7 @@ def reduce_scatter_name() -> str:
     return "reduce_scatter_single" if hasattr(dist, "reduce_scatter_single") else "reduce_scatter_tensor"
 
 
-def fsdp_param_group_module() -> ModuleType:
+def param_group_module() -> ModuleType:
     """Return FSDP2's module of FSDPParamGroup, RegisterPostBackwardFunction and the foreach_* functions: since 2.7."""
     from torch.distributed.fsdp._fully_shard import _fsdp_param_group
 
@@ -61,7 +61,7 @@ def fsdp_param_group_module() -> ModuleType:
 
 
 @contextlib.contextmanager
-def fsdp_reshard_preceded_by(action: Callable[[], None]) -> Iterator[None]:
+def reshard_preceded_by(action: Callable[[], None]) -> Iterator[None]:
     """Within this context, FSDP1 calls `action` each time before it frees unsharded parameters.
 
     `torch.distributed.fsdp._runtime_utils._reshard`: all.
@@ -78,14 +78,14 @@ def fsdp_reshard_preceded_by(action: Callable[[], None]) -> Iterator[None]:
         yield
 
 
-def fsdp_is_idle(model: Any) -> bool:
+def is_idle(model: Any) -> bool:
     """Is this FSDP1 module between steps? `TrainingState`: all."""
     from torch.distributed.fsdp._common_utils import TrainingState
 
     return model.training_state is TrainingState.IDLE
 
 
-def fsdp_keeps_parameters_after_forward(model: Any) -> bool:
+def keeps_parameters_after_forward(model: Any) -> bool:
     """Does this FSDP1 module's sharding strategy leave parameters unsharded until the backward? All."""
     from torch.distributed.fsdp._init_utils import NO_RESHARD_AFTER_FORWARD_STRATEGIES
 
@@ -93,7 +93,7 @@ def fsdp_keeps_parameters_after_forward(model: Any) -> bool:
 
 
 @contextlib.contextmanager
-def fsdp_syncs_on_cpu() -> Iterator[None]:
+def syncs_on_cpu() -> Iterator[None]:
     """Within this context, FSDP1 accepts `sync_module_states=True` for modules on the CPU too.
 
     It refuses them because NCCL cannot broadcast their tensors, but gloo can. The check is the function

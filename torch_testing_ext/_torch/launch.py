@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import sys
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -34,8 +36,6 @@ def wait_without_end() -> None:
 
     `_get_default_timeout`, all versions.
     """
-    from datetime import timedelta
-
     import torch.distributed as dist
 
     dist.distributed_c10d._get_default_timeout = lambda backend: timedelta(days=1)
@@ -79,3 +79,29 @@ def register_fake_backend() -> None:
         return create(common.group_rank, common.group_size, options)
 
     dist.Backend.register_backend("fake", make, extended_api=True, devices=["cpu", "cuda", "hpu", "xpu"])
+
+
+def abort_process_groups() -> None:
+    """Abort all process groups of this process, including the collectives that run in them.
+
+    `_abort_process_group`: 2.6 to 2.15. Backends without an abort (gloo) stay as they are.
+    """
+    import torch.distributed as dist
+
+    dist.distributed_c10d._abort_process_group()
+
+
+def launcher_store(rank: int, timeout: float) -> Any:
+    """Return the store at MASTER_ADDR and MASTER_PORT: torchrun's agent has one; otherwise, rank 0 makes it."""
+    import torch.distributed as dist
+
+    c10d: Any = dist  # its type stubs lack what comes from C++
+    has_one = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    store = c10d.TCPStore(
+        os.environ["MASTER_ADDR"],
+        int(os.environ["MASTER_PORT"]),
+        is_master=rank == 0 and not has_one,
+        wait_for_workers=False,
+        timeout=timedelta(seconds=timeout),
+    )
+    return c10d.PrefixStore("torch_testing_ext", store)

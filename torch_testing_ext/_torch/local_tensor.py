@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -45,13 +44,6 @@ def for_each_local_rank(func: Callable[..., Any]) -> Callable[..., Any]:
     from torch.distributed._local_tensor import maybe_run_for_local_tensor
 
     return maybe_run_for_local_tensor(func)
-
-
-def forget_dtensor_rng() -> None:
-    """Let the next random DTensor create a tracker for its own mesh. `_random._rng_tracker`, all versions."""
-    random: Any = sys.modules.get("torch.distributed.tensor._random")
-    if random is not None:
-        random._rng_tracker = None
 
 
 def record_autograd(enabled: bool) -> None:

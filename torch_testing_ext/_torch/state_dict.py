@@ -1,4 +1,4 @@
-"""Helpers to compare the state dicts of sharded models with those of unsharded ones."""
+"""Helpers to compare the state dicts of sharded models with those of unsharded ones, and to store them."""
 
 from __future__ import annotations
 
@@ -31,3 +31,17 @@ def on_state_dict(module: nn.Module, saved: Any, loading: Any) -> None:
     hooks: Any = module  # whose registration methods are untyped in torch
     hooks._register_state_dict_hook(saved)
     hooks._register_load_state_dict_pre_hook(loading, with_module=True)
+
+
+def stream_extension_class() -> Any:
+    """Return the base of extensions that change the bytes. `StreamTransformExtension`: 2.11 to 2.15."""
+    from torch.distributed.checkpoint._extension import StreamTransformExtension
+
+    return StreamTransformExtension
+
+
+def new_extension_registry() -> Any:
+    """Return a table of extensions with those of torch. `torch.distributed.checkpoint._extension`: 2.11 to 2.15."""
+    from torch.distributed.checkpoint._extension import ExtensionRegistry
+
+    return ExtensionRegistry()

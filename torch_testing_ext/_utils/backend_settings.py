@@ -207,7 +207,7 @@ def _restoring(preferred: str, afterwards: Callable[[], None] = lambda: None) ->
 
 def _forget_workspaces() -> None:
     if _backends.cuda.is_built():
-        _torch.forget_blas_workspaces()
+        _torch.cuda_state.forget_blas_workspaces()
 
 
 setLinalgBackendsToDefaultFinally = _restoring("preferred_linalg_library")

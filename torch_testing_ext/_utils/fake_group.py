@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from torch_testing_ext import _torch
 
-FakeProcessGroup = _torch.fake_process_group()
+FakeProcessGroup = _torch.launch.fake_process_group()
 _Store: Any = dist.Store  # type: ignore[attr-defined, unused-ignore]  # missing in the stubs of some versions
 
 
@@ -17,4 +17,4 @@ class FakeStore(_Store):  # type: ignore[misc, unused-ignore]
     """A store that keeps nothing, for `init_process_group(backend="fake", store=FakeStore(), ...)`."""
 
 
-_torch.register_fake_backend()
+_torch.launch.register_fake_backend()

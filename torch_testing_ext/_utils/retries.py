@@ -166,7 +166,7 @@ def runWithoutCompiledAutograd(
     def decorate(fn: Callable[..., Any]) -> Callable[..., None]:
         @functools.wraps(fn)
         def wrapper(*args: Any, **kwargs: Any) -> None:
-            with _torch.without_compiled_autograd():
+            with _torch.process_state.without_compiled_autograd():
                 fn(*args, **kwargs)
 
         return wrapper

@@ -37,10 +37,12 @@ class TwoTensor(torch.Tensor):
                 )
         size = a.size() if outer_size is None else outer_size
         stride = a.stride() if outer_stride is None else outer_stride
-        made: TwoTensor = _torch.make_wrapper_subclass(cls, a, size, stride, bool(requires_grad or a.requires_grad))
+        made: TwoTensor = _torch.subclasses.make_wrapper_subclass(
+            cls, a, size, stride, bool(requires_grad or a.requires_grad)
+        )
         return made
 
-    @_torch.exportable_constructor
+    @_torch.subclasses.exportable_constructor
     def __init__(
         self, a: Any, b: Any, outer_size: Any = None, outer_stride: Any = None, *, requires_grad: Any = None
     ) -> None:
@@ -69,7 +71,7 @@ class TwoTensor(torch.Tensor):
             cls(one, other) if isinstance(one, torch.Tensor) else one
             for one, other in zip(leaves, pytree.tree_leaves(second), strict=True)
         ]
-        return _torch.correct_aliasing(func, args, kwargs, pytree.tree_unflatten(both, spec))
+        return _torch.subclasses.correct_aliasing(func, args, kwargs, pytree.tree_unflatten(both, spec))
 
     def get_elem_a(self) -> torch.Tensor:
         return self.a
@@ -82,7 +84,7 @@ def _run(func: Any, part: str, args: Any, kwargs: Any) -> Any:
     return func(*unwrap(args), **unwrap(kwargs))
 
 
-_DispatchMode: Any = _torch.dispatch_mode_class()
+_DispatchMode: Any = _torch.spmd.dispatch_mode_class()
 
 
 class TwoTensorMode(_DispatchMode):  # type: ignore[misc, unused-ignore]
@@ -90,4 +92,4 @@ class TwoTensorMode(_DispatchMode):  # type: ignore[misc, unused-ignore]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        return TwoTensor(out, out.clone()) if _torch.is_tensor_constructor(func) else out
+        return TwoTensor(out, out.clone()) if _torch.subclasses.is_tensor_constructor(func) else out

@@ -42,6 +42,6 @@ def cause_in(summary: str) -> Cause:
         return Cause.OWN
     from torch_testing_ext import _torch
 
-    if _torch.says_peer_is_lost(summary):
+    if _torch.errors.says_peer_is_lost(summary):
         return Cause.LOST_PEER
-    return Cause.TIMED_OUT if _torch.says_wait_timed_out(summary) else Cause.OWN
+    return Cause.TIMED_OUT if _torch.errors.says_wait_timed_out(summary) else Cause.OWN

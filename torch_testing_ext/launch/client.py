@@ -211,7 +211,7 @@ def _best_methods(wanted: str) -> tuple[StartMethod, ...]:
         return methods
     from torch_testing_ext import _torch
 
-    return (StartMethod.FORK_FRESH, StartMethod.FORK, *methods[2:]) if _torch.made_groups_before() else methods
+    return (StartMethod.FORK_FRESH, StartMethod.FORK, *methods[2:]) if _torch.launch.made_groups_before() else methods
 
 
 def _explain_failure(wanted: str, subject: Named, reasons: list[str]) -> NoReturn:

@@ -26,19 +26,19 @@ class DevicePeak:
 
 def of_this_process() -> Peaks:
     """Return the most that this process has had so far, if it has used CUDA."""
-    torch = sys.modules.get("torch_testing_ext._torch")
+    cuda = sys.modules.get("torch_testing_ext._torch.cuda_sharing")
     with suppress(Exception):  # a figure for a report: nothing depends on it
-        if torch is not None:
-            return tuple((device, *peak) for device, peak in torch.peak_memory().items())
+        if cuda is not None:
+            return tuple((device, *peak) for device, peak in cuda.peak_memory().items())
     return ()
 
 
 def forget_that_of_this_process() -> None:
     """Let `of_this_process` start again: another test begins."""
-    torch = sys.modules.get("torch_testing_ext._torch")
+    cuda = sys.modules.get("torch_testing_ext._torch.cuda_sharing")
     with suppress(Exception):
-        if torch is not None:
-            torch.forget_peak_memory()
+        if cuda is not None:
+            cuda.forget_peak_memory()
 
 
 _noted: list[Peaks] = []

@@ -379,8 +379,8 @@ def _become_fork_server(method: StartMethod, subject: Named | None) -> str | Non
         assert subject is not None
         subject.resolve()
     seeds.prepare_to_seed()
-    _torch.forget_groups()
-    _torch.exempt_imported(garbage=None)
+    _torch.flight_recorder.forget_groups()
+    _torch.process_state.exempt_imported(garbage=None)
     # After a fork of the client, it is the client that looks at the threads which this process lacks.
     return accelerators.check_to_fork() if method is StartMethod.FORK_FRESH else accelerators.unsafe_to_fork()
 

@@ -100,7 +100,7 @@ def _not_found(error: Exception) -> WrongRound:
 
 
 def _store(launched: Launched) -> Any:
-    from torch_testing_ext._torch import launcher_store
+    from torch_testing_ext import _torch
 
     if not (os.environ.get("MASTER_ADDR") and os.environ.get("MASTER_PORT")):
         raise WrongRound(
@@ -108,7 +108,7 @@ def _store(launched: Launched) -> Any:
             "with srun or mpirun, set them to the machine of rank 0 and a port that is free there"
         )
     try:
-        return launcher_store.connect(launched.rank, CONNECT_TIMEOUT)
+        return _torch.launch.launcher_store(launched.rank, CONNECT_TIMEOUT)
     except RuntimeError as error:
         raise _not_found(error) from None
 

@@ -26,8 +26,8 @@ _MOST_FRAMES = 30
 
 def begin_first_task() -> None:
     """In a persistent rank: its first test begins, in which earlier collectives do not count."""
-    if (torch := _torch_with_groups()) is not None:
-        torch.forget_collectives()
+    if (recorder := _recorder_with_groups()) is not None:
+        recorder.forget_collectives()
 
 
 def prepare_to_sanitize(wanted: bool) -> None:
@@ -55,52 +55,56 @@ def end_of_sanitizing() -> None:
 
 def collectives(more_follow: bool = False) -> bytes:
     """At the end of a test: the collectives of this rank; b"" if it has made no process group."""
-    torch = _torch_with_groups()
-    if torch is None or context_here() is None:  # a process that a test forks leaves nothing
+    recorder = _recorder_with_groups()
+    if recorder is None or context_here() is None:  # a process that a test forks leaves nothing
         return b""
-    return _packed(torch, torch.take_collectives() if more_follow else torch.recorded_collectives(), now())
+    return _packed(recorder, recorder.take_collectives() if more_follow else recorder.recorded_collectives(), now())
 
 
 def answer(target: Path, with_state: bool) -> None:
     """While the test runs: write the collectives that this rank has issued so far, and what its threads do."""
-    from torch_testing_ext import _torch
+    from torch_testing_ext._torch import flight_recorder
 
     at = now()
-    state = _state(_torch) if with_state else None
+    state = _state(flight_recorder) if with_state else None
     sanitized_rank = sys.modules.get("torch_testing_ext._sanitizer.sanitized_rank")
     if state is not None and sanitized_rank is not None and sanitized_rank.is_active():
         # The parent reads the log; the first dump of a recorder takes half a second.
         state = replace(state, timers=state.timers or sanitized_rank.has_shorter_timeouts())
-        data = _packed(_torch, [], at, state, {})
+        data = _packed(flight_recorder, [], at, state, {})
     else:
-        sequences = _sequences(_torch) if with_state else None  # before the dump: a later one would look like a gap
-        data = _packed(_torch, _torch.recorded_collectives(), at, state, sequences)
+        sequences = (
+            _sequences(flight_recorder) if with_state else None
+        )  # before the dump: a later one would look like a gap
+        data = _packed(flight_recorder, flight_recorder.recorded_collectives(), at, state, sequences)
     # The parent may read at any time.
     unfinished = target.with_name(f"{target.name}.new")
     unfinished.write_bytes(data)
     os.replace(unfinished, target)
 
 
-def _torch_with_groups() -> ModuleType | None:
-    """Our module of torch's private names, if this process has made a process group."""
-    torch = sys.modules.get("torch_testing_ext._torch")
-    return torch if torch is not None and torch.made_groups() else None
+def _recorder_with_groups() -> ModuleType | None:
+    """`_torch.flight_recorder`, if this process has made a process group."""
+    recorder = sys.modules.get("torch_testing_ext._torch.flight_recorder")
+    return recorder if recorder is not None and recorder.made_groups() else None
 
 
 def _packed(
-    torch: ModuleType,
+    recorder: ModuleType,
     dumps: list[tuple[int, bytes]],
     at: float,
     state: RankState | None = None,
     sequences: dict[str, tuple[int, int]] | None = None,
 ) -> bytes:
-    groups = [one.fields for one in torch.made_groups()]
-    creating = torch.group_in_creation()
+    groups = [one.fields for one in recorder.made_groups()]
+    creating = recorder.group_in_creation()
     being_made = None if creating is None else creating.fields
-    return pack(groups, dumps, torch.errors_of_collectives(), torch.TORCH_FOLDER, at, state, sequences, being_made)
+    return pack(
+        groups, dumps, recorder.errors_of_collectives(), recorder.TORCH_FOLDER, at, state, sequences, being_made
+    )
 
 
-def _state(torch: ModuleType) -> RankState | None:
+def _state(recorder: ModuleType) -> RankState | None:
     """The state of the threads of this process, without the one that asks; None if the system does not show it."""
     stack, calling, others = _stacks()
     try:
@@ -112,7 +116,7 @@ def _state(torch: ModuleType) -> RankState | None:
         main=os.getpid(),
         threads=threads,
         frames=stack,
-        in_torch=bool(stack) and torch.is_of_torch(stack[0][0]),
+        in_torch=bool(stack) and recorder.is_of_torch(stack[0][0]),
         calls=_method_called(*calling) if calling is not None else "",
         others=others,
         p2p=False,  # the parent finds that
@@ -177,9 +181,9 @@ def _method_called(code: CodeType, last: int) -> str:
     return name
 
 
-def _sequences(torch: ModuleType) -> dict[str, tuple[int, int]] | None:
+def _sequences(recorder: ModuleType) -> dict[str, tuple[int, int]] | None:
     try:
-        found: dict[str, tuple[int, int]] = torch.sequence_numbers()
+        found: dict[str, tuple[int, int]] = recorder.sequence_numbers()
     except Exception:
         return None  # a backend without sequence numbers
     return found

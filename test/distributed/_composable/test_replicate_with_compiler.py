@@ -55,7 +55,7 @@ needs_cpp_compiler = unittest.skipUnless(shutil.which(CXX), f"inductor needs a C
 
 
 def needs_two_gpus(test: Callable) -> Callable:
-    needs_triton = lazy_skip_if(lambda: not _torch.has_triton(), "inductor needs Triton, and support for it here")
+    needs_triton = lazy_skip_if(lambda: not _torch.fsdp.has_triton(), "inductor needs Triton, and support for it here")
     return skip_if_rocm_multiprocess(skip_if_lt_x_gpu(2)(needs_triton(test)))
 
 
@@ -100,7 +100,7 @@ def compile_backward(dynamic: bool = True) -> contextlib.AbstractContextManager[
     compile_graph = functools.partial(
         torch.compile, backend=BACKEND, fullgraph=True, dynamic=None if dynamic else False
     )
-    return _torch.compiled_autograd(compile_graph, dynamic=dynamic)
+    return _torch.fsdp.compiled_autograd(compile_graph, dynamic=dynamic)
 
 
 class CompilerTestCase(MultiProcessTestCase):
@@ -351,7 +351,9 @@ class DDP_TP_Test(CompilerTestCase):
     @needs_cpp_compiler
     def test_ddp_tp(self):
         """With static shapes this works; PyTorch's test only asserts that it fails."""
-        device_type = accelerator() if accelerators.device_count() >= self.world_size and _torch.has_triton() else "cpu"
+        device_type = (
+            accelerator() if accelerators.device_count() >= self.world_size and _torch.fsdp.has_triton() else "cpu"
+        )
         self.start(device_type)
         mesh = init_device_mesh(device_type, (2, 2), mesh_dim_names=("dp", "tp"))
         torch.manual_seed(0)
@@ -371,7 +373,7 @@ class DDP_TP_Test(CompilerTestCase):
             compiled(batch).sum().backward()
         net(torch.cat(batches).to(device_type)).sum().div(2).backward()
         self.assertGreater(counters["compiled_autograd"]["captures"], 0, "no backward was compiled")
-        eager_params, params = map(_torch.replicated_parameters, nets)
+        eager_params, params = map(_torch.fsdp.replicated_parameters, nets)
         for name, whole in net.named_parameters():
             where = f"gradient of {name}, rank {self.rank}"
             grad = params[name].grad

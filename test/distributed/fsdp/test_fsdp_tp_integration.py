@@ -219,7 +219,7 @@ class TestTPFSDPIntegration(FSDPTest):
         for name in ("param", "buf"):
             self.assertFalse(self._equal_over_dp(getattr(model, name), mesh), f"{name} before")
         # FSDP1 refuses to sync modules on the CPU, which NCCL does not support; gloo does.
-        with _torch.fsdp_syncs_on_cpu() if self.device_type == "cpu" else nullcontext():
+        with _torch.fsdp.syncs_on_cpu() if self.device_type == "cpu" else nullcontext():
             fsdp_model = FSDP(model, device_mesh=mesh["dp"], sync_module_states=True, device_id=self.device)
         with FSDP.summon_full_params(fsdp_model):
             for name in ("param", "buf"):

@@ -39,7 +39,7 @@ PATCHES = """
 import sys
 import torch
 from torch_testing_ext import _torch
-prepare = _torch.stop_noting
+prepare = _torch.first_use.stop_noting
 
 def patched():
     prepare()
@@ -51,7 +51,7 @@ def patched():
     os.environ["PATCHED"] = "1"
     torch.library.define("patched::op", "(Tensor x) -> Tensor")
 
-_torch.stop_noting = patched
+_torch.first_use.stop_noting = patched
 """
 PATCHED = {
     *("torch.distributed.all_reduce", "torch.get_default_dtype()", "torch._C._get_mkldnn_enabled()", "sys.meta_path"),

@@ -188,7 +188,7 @@ class TestFakeGroup(TestCase):
     def test_registering_it_again(self):
         from torch_testing_ext import _torch
 
-        _torch.register_fake_backend()
+        _torch.launch.register_fake_backend()
         self.start(rank=0, world_size=2)
 
 

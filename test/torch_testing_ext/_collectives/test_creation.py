@@ -62,21 +62,21 @@ class CreationTest(MultiProcessTestCase):
     def test_a_rank_leaves_what_it_makes(self):
         store = dist.FileStore(self.file_name, self.world_size)
         dist.init_process_group("gloo", store=store, rank=self.rank, world_size=self.world_size)
-        self.assertIsNone(_torch.group_in_creation())
+        self.assertIsNone(_torch.flight_recorder.group_in_creation())
         if self.rank == 1:
             store.wait(["begun"])
             dist.new_group([0, 1])
         else:
             thread = threading.Thread(target=dist.new_group, args=([0, 1],))
             thread.start()
-            while _torch.group_in_creation() is None:
+            while _torch.flight_recorder.group_in_creation() is None:
                 pass
             left = recording.collectives()
             store.set("begun", "")
             thread.join()
             for read in (read_raw(0, left), read_record(0, unpack(left).text())):
                 self.assertEqual(read.creating.members, (0, 1))
-        self.assertIsNone(_torch.group_in_creation())
+        self.assertIsNone(_torch.flight_recorder.group_in_creation())
         self.assertIsNone(unpack(recording.collectives()).record(self.rank).creating)
 
 

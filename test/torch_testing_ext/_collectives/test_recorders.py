@@ -194,10 +194,11 @@ class TestAsked(unittest.TestCase):
                     return Done()
 
             dist.Backend.register_backend("mine", Mine, devices=["cpu"])
-            _torch.watch_process_groups(lambda name: contextlib.nullcontext())
+            _torch.flight_recorder.watch_process_groups(lambda name: contextlib.nullcontext())
             dist.init_process_group("mine", store=dist.HashStore(), rank=0, world_size=1)
             dist.all_reduce(torch.ones(4))
-            dumps = [pickle.loads(data).get("entries", []) for _, data in _torch.recorded_collectives() if data]
+            recorded = _torch.flight_recorder.recorded_collectives()
+            dumps = [pickle.loads(data).get("entries", []) for _, data in recorded if data]
             names = ("profiling_name", "state", "retired")
             print([tuple(entry[name] for name in names) for entries in dumps for entry in entries])
         """

@@ -248,7 +248,7 @@ class StateTest(FSDPTest):
         for triton, runs in ((False, [False]), (True, [False, True])):
             seen: list[bool] = []
             test = compiled_fsdp_test(compile_compute_on_module=MLP)(shard_and_note)
-            with mock.patch.object(_torch, "has_triton", lambda answer=triton: answer), warnings.catch_warnings():
+            with mock.patch.object(_torch.fsdp, "has_triton", lambda answer=triton: answer), warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 test(self, seen)
             self.assertEqual(seen, runs)
@@ -259,7 +259,7 @@ class StateTest(FSDPTest):
         def fail(self):
             raise KeyError("meant to be")
 
-        with mock.patch.object(_torch, "has_triton", lambda: True), self.assertRaises(KeyError):
+        with mock.patch.object(_torch.fsdp, "has_triton", lambda: True), self.assertRaises(KeyError):
             compiled_fsdp_test()(fail)(self)
         self.assertIs(fully_shard, torch.distributed.fsdp.fully_shard)
 
@@ -312,10 +312,10 @@ class FullyShardTest(FSDPTest):
             fully_shard(layer, mesh=mesh)
         fully_shard(model, mesh=mesh)
         originals = {
-            "patch_all_gather": getattr(dist, _torch.all_gather_name()),
-            "patch_reduce_scatter": getattr(dist, _torch.reduce_scatter_name()),
+            "patch_all_gather": getattr(dist, _torch.fsdp.all_gather_name()),
+            "patch_reduce_scatter": getattr(dist, _torch.fsdp.reduce_scatter_name()),
         }
-        groups = _torch.fsdp_param_group_module()
+        groups = _torch.fsdp.param_group_module()
         for name in ("unshard", "reshard", "post_backward"):
             originals[f"patch_{name}"] = getattr(groups.FSDPParamGroup, name)
         originals["patch_register_post_backward_hook_backward"] = groups.RegisterPostBackwardFunction.backward
@@ -324,7 +324,7 @@ class FullyShardTest(FSDPTest):
         for name, original in originals.items():
             self.assertGreater(self._calls_seen(name, original, model), 0, name)
         self.assertEqual(self._calls_seen("patch_all_reduce", dist.all_reduce, model), 0)
-        self.assertIs(getattr(dist, _torch.all_gather_name()), originals["patch_all_gather"])
+        self.assertIs(getattr(dist, _torch.fsdp.all_gather_name()), originals["patch_all_gather"])
 
     def _calls_seen(self, patch, original, model):
         calls = []
@@ -353,7 +353,7 @@ class FullyShardTest(FSDPTest):
         reduce_scatter = functools.partial(
             reduce_scatter_with_assert,
             self,
-            getattr(dist, _torch.reduce_scatter_name()),
+            getattr(dist, _torch.fsdp.reduce_scatter_name()),
             lambda output: sizes.append(output.numel()),
         )
         with patch_reduce_scatter(reduce_scatter):

@@ -83,7 +83,7 @@ class TestNamed(FirstUseCase):
             "uses.py",
             """
             import fake_cuda, os, torch
-            from torch_testing_ext._torch import first_use as noted
+            from torch_testing_ext._torch.first_use import first_use as noted
             from torch_testing_ext._machine import accelerators
             import helper
 
@@ -181,7 +181,7 @@ class TestNobodyUsesIt(FirstUseCase):
             import fake_cuda
             import torch
             counted = torch.cuda.device_count(), torch.cuda.is_available()
-            from torch_testing_ext._torch import first_use
+            from torch_testing_ext._torch.first_use import first_use
 
             def test_it():
                 assert first_use() is None and counted == (4, True)
@@ -225,7 +225,7 @@ class TestNobodyUsesIt(FirstUseCase):
             import fake_cuda
             from torch_testing_ext import common_cuda, common_device_type
             from torch_testing_ext._machine.lazy import LazyVal
-            from torch_testing_ext._torch import first_use
+            from torch_testing_ext._torch.first_use import first_use
 
             lazy = {name: bool(value) for name, value in vars(common_cuda).items() if isinstance(value, LazyVal)}
             for name in common_cuda._COMPUTED:
@@ -251,7 +251,7 @@ class TestNobodyUsesIt(FirstUseCase):
             import fake_cuda
             import torch
             from torch_testing_ext import common_cuda as cuda, common_distributed as dist, common_utils as utils
-            from torch_testing_ext._torch import first_use
+            from torch_testing_ext._torch.first_use import first_use
 
             def test(self):
                 ran.append(self)
@@ -279,7 +279,7 @@ class TestNobodyUsesIt(FirstUseCase):
             import fake_cuda
             import torch
             from torch_testing_ext._machine.cuda import answering_for_torch
-            from torch_testing_ext._torch import first_use
+            from torch_testing_ext._torch.first_use import first_use
 
             asking = torch.cuda.current_device, torch.cuda.get_device_capability, torch.cuda.get_device_properties
             with answering_for_torch():

@@ -172,7 +172,7 @@ class TestDevices(TestCase):
             (accelerators, "device_may_exist", lambda: True),
             (accelerators, "QUESTIONS", questions),
             # An earlier test in this process may have asked CUDA; the parent would then answer for its child.
-            (_torch, "accelerator_is_in_bad_fork", lambda: False),
+            (_torch.built_with, "accelerator_is_in_bad_fork", lambda: False),
         ):
             patch = mock.patch.object(owner, target, value)
             patch.start()
@@ -209,7 +209,7 @@ class TestDevices(TestCase):
     def test_asked_directly_where_a_context_exists_already(self):
         self.pretend(ask_devices=("cuda", 2))
         with (
-            mock.patch.object(_torch, "accelerator_is_initialised", lambda: True),
+            mock.patch.object(_torch.built_with, "accelerator_is_initialised", lambda: True),
             mock.patch.object(os, "fork") as fork,
         ):
             self.assertEqual(accelerators.device_count(), 2)
@@ -218,13 +218,13 @@ class TestDevices(TestCase):
     def test_a_process_that_has_asked_before_asks_again(self):
         parent = os.getpid()
         self.pretend(ask_devices=lambda: ("cuda", os.getpid()))
-        with mock.patch.object(_torch, "accelerator_is_in_bad_fork", lambda: os.getpid() != parent):
+        with mock.patch.object(_torch.built_with, "accelerator_is_in_bad_fork", lambda: os.getpid() != parent):
             self.assertEqual(accelerators.device_count(), parent)
 
     def test_a_forked_child_of_a_process_that_has_asked_starts_an_interpreter(self):
         self.pretend(ask_devices=("cuda", 0))
         with (
-            mock.patch.object(_torch, "accelerator_is_in_bad_fork", lambda: True),
+            mock.patch.object(_torch.built_with, "accelerator_is_in_bad_fork", lambda: True),
             mock.patch.object(accelerators, "_ask_new_interpreter", return_value=["cuda", 4]) as ask,
         ):
             self.assertEqual(accelerators.device_count(), 4)
@@ -282,7 +282,7 @@ class TestDeviceNodes(TestCase):
             tempfile.TemporaryDirectory() as dev,
             mock.patch.object(torch.version, "cuda", cuda),
             mock.patch.object(torch.version, "hip", hip),
-            mock.patch.object(_torch, "other_accelerator_is_built", lambda: False),
+            mock.patch.object(_torch.built_with, "other_accelerator_is_built", lambda: False),
         ):
             for node in nodes:
                 (Path(dev) / node).touch()
@@ -305,7 +305,7 @@ class TestDeviceNodes(TestCase):
         self.assertTrue(self.may_exist("nvidia0", cuda="12.8", CUDA_VISIBLE_DEVICES="0"))
 
     def test_other_accelerators_are_asked_for(self):
-        with mock.patch.object(_torch, "other_accelerator_is_built", lambda: True):
+        with mock.patch.object(_torch.built_with, "other_accelerator_is_built", lambda: True):
             self.assertTrue(accelerators.device_may_exist(Path("/nonexistent")))
 
 

@@ -51,7 +51,7 @@ class NothingRecordedTest(unittest.TestCase):
         self.assertEqual(text.count("torch records no collectives here"), 1)
 
     def test_torch_without_recorder(self):
-        with mock.patch.object(_torch, "has_flight_recorder", lambda: False):
+        with mock.patch.object(_torch.flight_recorder, "has_flight_recorder", lambda: False):
             self.assertIn("mismatches are not found", self.said())
 
     def test_this_torch(self):

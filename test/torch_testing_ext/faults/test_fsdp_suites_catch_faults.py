@@ -42,7 +42,7 @@ def gradients_are_not_averaged() -> AbstractContextManager[Any]:
         group = kwargs.get("group") or next(arg for arg in args if isinstance(arg, dist.ProcessGroup))
         output.copy_(input.chunk(group.size())[group.rank()])
 
-    return mock.patch.object(dist, _torch.reduce_scatter_name(), keep_own)
+    return mock.patch.object(dist, _torch.fsdp.reduce_scatter_name(), keep_own)
 
 
 def only_first_optimizer_steps() -> AbstractContextManager[Any]:

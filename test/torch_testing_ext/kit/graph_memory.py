@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from torch_testing_ext._torch import storage_key, tree
+from torch_testing_ext._torch.spmd import storage_key, tree
 
 _tree = tree()
 

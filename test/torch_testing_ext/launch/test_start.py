@@ -73,7 +73,7 @@ class StartTest(TestCase):
         self.addCleanup(launcher.close)
         launcher._in_use = True  # as found earlier
         named = launch.Named.of(client.close)  # of a module that any interpreter can import
-        with mock.patch("torch_testing_ext._torch.made_groups_before", lambda: True):
+        with mock.patch("torch_testing_ext._torch.launch.made_groups_before", lambda: True):
             server = launcher._make_server("auto", named)
         self.addCleanup(server.close)
         self.assertIs(server.method, StartMethod.FORK_FRESH)

@@ -18,10 +18,10 @@ class T(MultiProcessTestCase):
         self._spawn_processes()
 
     def test_split(self):
-        self.assertFalse(_torch.made_groups_before())
+        self.assertFalse(_torch.launch.made_groups_before())
         store = dist.FileStore(self.file_name, 2)
         dist.init_process_group("gloo", store=store, rank=self.rank, world_size=2)
-        self.assertTrue(_torch.made_groups_before())
+        self.assertTrue(_torch.launch.made_groups_before())
         part = dist.group.WORLD.split_group([self.rank], datetime.timedelta(seconds=60))
         self.assertEqual(part.size(), 1)
 """

@@ -66,7 +66,7 @@ def in_order(chosen: Sequence[Placement], order: Sequence[int], sizes: Sequence[
         return math.prod(sizes[i] for i in before if i > mesh_dim and chosen[i] == chosen[mesh_dim])
 
     return tuple(
-        _torch.strided_shard(placement.dim, factor)  # type: ignore[attr-defined]  # it is a Shard
+        _torch.dtensor.strided_shard(placement.dim, factor)  # type: ignore[attr-defined]  # it is a Shard
         if placement.is_shard() and (factor := earlier_to_the_right(mesh_dim)) > 1
         else placement
         for mesh_dim, placement in enumerate(chosen)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from torch_testing_ext._torch import raw_operation
+from torch_testing_ext._torch.spmd import raw_operation
 
 aten = torch.ops.aten
 

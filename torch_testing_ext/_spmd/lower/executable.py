@@ -9,7 +9,7 @@ import torch
 from torch.func import functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from torch_testing_ext._torch import inductor_compile, inductor_decompositions, python_dispatcher
+from torch_testing_ext._torch.spmd import inductor_compile, inductor_decompositions, python_dispatcher
 
 from .cleaning import placeholders, remove_dead_code
 from .emit import emit

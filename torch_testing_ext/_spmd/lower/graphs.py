@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from torch_testing_ext._torch import python_dispatcher, storage_key, tree
+from torch_testing_ext._torch.spmd import python_dispatcher, storage_key, tree
 
 from ..trace.trace_modes import draws, written_arguments
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from torch_testing_ext._torch import storage_key
+from torch_testing_ext._torch.spmd import storage_key
 
 from .buckets import Bucket, aten, c10d, is_packed
 from .graphs import refresh, storages

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from torch_testing_ext._torch import storage_key, tree
+from torch_testing_ext._torch.spmd import storage_key, tree
 
 from ..param_layout import Layout
 from ..spmd_errors import SPMDError

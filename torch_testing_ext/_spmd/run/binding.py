@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
-from torch_testing_ext._torch import disable_torch_function, local_tensor, tree
+from torch_testing_ext._torch.spmd import disable_torch_function, local_tensor, tree
 
 from ..param_layout import Layout
 from ..trace.call_arguments import is_plain

@@ -10,7 +10,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from torch_testing_ext._torch import (
+from torch_testing_ext._torch.spmd import (
     below_autograd,
     disable_torch_function,
     local_tensor,

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
-from torch_testing_ext._torch import tree
+from torch_testing_ext._torch.spmd import tree
 
 from ..param_layout import Layout
 from ..trace.results import leaves_of

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from torch_testing_ext._torch import at_end_of_backward, tree
+from torch_testing_ext._torch.spmd import at_end_of_backward, tree
 
 from ..trace.distribute import broadcast_, put_parameter
 from ..trace.substitution import reinstated

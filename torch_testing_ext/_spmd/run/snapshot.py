@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from torch_testing_ext._torch import local_tensor, tree
+from torch_testing_ext._torch.spmd import local_tensor, tree
 
 from ..trace.substitution import reinstate
 from ..trace.train_state import StepState

@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from torch_testing_ext._torch import (
+from torch_testing_ext._torch.spmd import (
     disable_torch_function,
     global_module_hooks,
     kernel_choices,

@@ -15,7 +15,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from torch_testing_ext._torch import tree
+from torch_testing_ext._torch.spmd import tree
 
 from ..param_layout import Layout
 from .substitution import supersede

@@ -10,7 +10,7 @@ import traceback
 
 import torch
 
-from torch_testing_ext._torch import data_dependent_errors
+from torch_testing_ext._torch.spmd import data_dependent_errors
 
 from ..spmd_errors import SPMDError, user_line_of
 from .refusals import NumberAsText

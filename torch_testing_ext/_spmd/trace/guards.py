@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from torch_testing_ext._torch import is_fake
+from torch_testing_ext._torch.spmd import is_fake
 
 from ..spmd_errors import SPMDError
 from .codes import Names, kind_of_file, reads_of

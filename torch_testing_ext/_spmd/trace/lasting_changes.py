@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from torch_testing_ext._torch import disable_torch_function, storage_key
+from torch_testing_ext._torch.spmd import disable_torch_function, storage_key
 
 from ..spmd_errors import SPMDError
 from .call_arguments import flatten_arguments

@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from torch_testing_ext._torch import disable_torch_function, show_class_of_fakes
+from torch_testing_ext._torch.spmd import disable_torch_function, show_class_of_fakes
 
 from ..spmd_errors import SPMDError, user_line
 from .codes import Names, kind_of_code, reads_of

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from torch_testing_ext._torch import data_dependent_errors, is_fake, object_collectives_call
+from torch_testing_ext._torch.spmd import data_dependent_errors, is_fake, object_collectives_call
 
 from ..spmd_errors import SPMDError, is_own_file, is_user_file, user_line
 from .trace_modes import TraceWatch, collective_error

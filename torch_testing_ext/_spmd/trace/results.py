@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from torch_testing_ext._torch import is_fake
+from torch_testing_ext._torch.spmd import is_fake
 
 from ..spmd_errors import SPMDError
 from .call_arguments import attributes_of_record, flatten_arguments, is_record, rebuild_arguments

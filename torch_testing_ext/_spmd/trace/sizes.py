@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from torch_testing_ext._torch import fixed_size
+from torch_testing_ext._torch.spmd import fixed_size
 
 from ..spmd_errors import is_user_file
 from .codes import kind_of_file

@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.overrides import TorchFunctionMode
 
-from torch_testing_ext._torch import disable_torch_function, is_fake, storage_key, without_dispatch
+from torch_testing_ext._torch.spmd import disable_torch_function, is_fake, storage_key, without_dispatch
 
 from ..spmd_errors import SPMDError, user_line
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from torch_testing_ext._torch import is_fake, tree
+from torch_testing_ext._torch.spmd import is_fake, tree
 
 from ..spmd_errors import SPMDError
 from .train_state import StepState

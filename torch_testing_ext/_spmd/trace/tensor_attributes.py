@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
-from torch_testing_ext._torch import fakes_lacking_attributes
+from torch_testing_ext._torch.spmd import fakes_lacking_attributes
 
 from ..spmd_errors import SPMDError, user_line
 from .codes import kind_of_code

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
-from torch_testing_ext._torch import (
+from torch_testing_ext._torch.spmd import (
     disable_torch_function,
     dispatch_mode_class,
     inside_backward,

@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.optim import Optimizer
 
-from torch_testing_ext._torch import (
+from torch_testing_ext._torch.spmd import (
     compiled_functions_run_eagerly,
     disable_torch_function,
     fake_like,

@@ -14,7 +14,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from torch_testing_ext._torch import tree
+from torch_testing_ext._torch.spmd import tree
 
 from ..spmd_errors import SPMDError
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from torch_testing_ext._torch import is_fake, show_class_of_fakes
+from torch_testing_ext._torch.spmd import is_fake, show_class_of_fakes
 
 from .codes import kind_of_file
 

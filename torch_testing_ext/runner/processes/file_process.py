@@ -72,7 +72,7 @@ def run_and_exit(request: OpenFile, channel: Channel[ToFile]) -> NoReturn:
     expectations.history = Path(request.log).with_name(f"expected{os.getpid()}.json")
     from torch_testing_ext import _torch
 
-    _torch.exempt_imported(garbage=2)
+    _torch.process_state.exempt_imported(garbage=2)
     unsafe = _list_tests(file, request, channel)
     channel.send(FileReady(unsafe))
     if unsafe is None:
@@ -124,7 +124,7 @@ def _send_tests_and_exit(file: LoadedFile, request: OpenFile, channel: Channel[T
         from torch_testing_ext import _torch
         from torch_testing_ext._machine import accelerators
 
-        queried = _torch.accelerator_is_in_bad_fork() and accelerators.device_may_exist()
+        queried = _torch.built_with.accelerator_is_in_bad_fork() and accelerators.device_may_exist()
         tests = file.listing(request.file, request.devices)
         channel.send(FileTests(tests, file.list_not_run(request.file), file.remark(request.file)))
         code = _QUERIED_ACCELERATORS if queried else 0

@@ -162,6 +162,6 @@ def _leave(code: int) -> NoReturn:
 
 
 def _end_compile_workers() -> None:
-    module: Any = sys.modules.get("torch_testing_ext._torch")
+    module: Any = sys.modules.get("torch_testing_ext._torch.launch")
     if module is not None:
         module.end_compile_workers()

@@ -57,7 +57,7 @@ def _warm_up(modules: Iterable[str], collapse: bool) -> str | None:
     from torch_testing_ext._machine import seeds
 
     seeds.prepare_to_seed()
-    _torch.exempt_imported(garbage=2)
+    _torch.process_state.exempt_imported(garbage=2)
     unsafe = fork_safety.prepare_to_fork()
     if collapse and not unsafe:
         system.collapse_all()
@@ -117,5 +117,9 @@ def _count_devices(channel: Channel[Nothing]) -> NoReturn:
         os._exit(0)
     uuids = tuple(accelerators.ask_uuids()) if count else ()
     facts = facts_from(accelerators.ask_facts()) if count else ()
-    channel.send(DevicesCounted(kind, count, torch.__version__, uuids, facts, _torch.nccl_version() if count else ()))
+    channel.send(
+        DevicesCounted(
+            kind, count, torch.__version__, uuids, facts, _torch.cuda_sharing.nccl_version() if count else ()
+        )
+    )
     os._exit(0)
