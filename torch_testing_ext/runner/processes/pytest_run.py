@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -18,22 +18,18 @@ from typing import Any
 import pytest
 
 from torch_testing_ext._marks.settings_of_tests import TIMEOUT
-from torch_testing_ext._process.logs import cut_middle
-from torch_testing_ext._process.user_warnings import take_warnings
 from torch_testing_ext._pytest_ranks.marks import COMMAND, SPEC
 from torch_testing_ext._pytest_ranks.reports import Ending, Judgement, TestReports
 
-from ..model import TestOutcome
+from ..model import COUNTS_AS, Category, TestOutcome
 from .pytest_session import Collection, explain
 from .pytest_style import PytestTest
-from .result import LONGEST_MESSAGE
-from .unit_output import UnitOutput
+from .unit_reports import Send, UnitReports
 from .unit_spec import UnitSpec
-from .worker_messages import Began, Ended, FixtureBegan, FixtureEnded, FixtureFailed, FromWorker, NotRun, WorkerBroke
+from .worker_messages import FromWorker, WorkerBroke
 
 __rank_frame__ = True
 
-Send = Callable[[FromWorker], None]
 _END = "the end of pytest's session"
 # Sections of a report that are not in the log of the process, or in those of its ranks.
 _LOG_SECTIONS = ("Captured log", "log of rank")
@@ -45,7 +41,7 @@ def run(unit: UnitSpec, tests: Sequence[tuple[int, PytestTest]], send: Send) -> 
     found: list[tuple[int, Any]] = [(number, test.item) for number, test in tests]
     if collection.is_for_listing:
         collection = collection.again(item.nodeid for _, item in found)
-        found = _find_again(collection, tests, send)
+        found = _find_again(collection, tests, UnitReports(unit, send))
     if not found:
         return True
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", _temporary_folder(unit))
@@ -59,12 +55,14 @@ def run(unit: UnitSpec, tests: Sequence[tuple[int, PytestTest]], send: Send) -> 
         return False
     loop.report_rest(collection.wants_to_stop)
     if collection.failures_counted and not loop.has_failed:
-        send(FixtureFailed("a plugin of pytest has counted a failure that it did not report"))
-    _finish(collection, loop, send)
+        loop.reports.fixture_failed("a plugin of pytest has counted a failure that it did not report")
+    _finish(collection, loop)
     return True
 
 
-def _find_again(collection: Collection, tests: Sequence[tuple[int, PytestTest]], send: Send) -> list[tuple[int, Any]]:
+def _find_again(
+    collection: Collection, tests: Sequence[tuple[int, PytestTest]], reports: UnitReports
+) -> list[tuple[int, Any]]:
     """The items of a new session. What it lacks, it reports."""
     items = {item.nodeid: item for item in collection.items}
     failures = "\n\n".join(text for _, text in collection.failures) or "its new session has not collected it"
@@ -74,23 +72,22 @@ def _find_again(collection: Collection, tests: Sequence[tuple[int, PytestTest]],
         if item is not None:
             found.append((number, item))
         else:
-            why = f"not run: pytest cannot collect it: {failures}"
-            send(NotRun(number, time.monotonic(), TestOutcome.ERROR, why, None))
+            reports.not_run(number, TestOutcome.ERROR, f"not run: pytest cannot collect it: {failures}")
     return found
 
 
-def _finish(collection: Collection, loop: _Loop, send: Send) -> None:
+def _finish(collection: Collection, loop: _Loop) -> None:
     """End the session. What goes wrong there fails the last test."""
-    send(FixtureBegan(_END, time.monotonic(), ()))
+    loop.reports.fixture_began(_END)
     status = pytest.ExitCode.TESTS_FAILED if loop.has_failed else pytest.ExitCode.OK
     try:
         changed = collection.finish(status)
     except BaseException as error:
-        send(FixtureFailed(cut_middle(f"{_END}: {explain(error)}", LONGEST_MESSAGE)))
+        loop.reports.fixture_failed(f"{_END}: {explain(error)}")
     else:
         if changed not in (status, pytest.ExitCode.OK):
-            send(FixtureFailed(f"{_END}: a hook has changed the exit status to {changed}"))
-    send(FixtureEnded())
+            loop.reports.fixture_failed(f"{_END}: a hook has changed the exit status to {changed}")
+    loop.reports.fixture_ended()
 
 
 class _Loop:
@@ -99,11 +96,10 @@ class _Loop:
     def __init__(self, unit: UnitSpec, tests: Sequence[tuple[int, Any]], send: Send):
         self.has_failed = False
         self.cannot_send: BaseException | None = None  # the error
-        self._unit = unit
+        self.reports = UnitReports(unit, self._send)
         self._tests = tests
         self._to_runner = send
-        self._output = UnitOutput(unit)
-        self._reports = TestReports()
+        self._of_test = TestReports()
         self._begun: set[int] = set()
 
     def _send(self, message: FromWorker) -> None:
@@ -124,29 +120,22 @@ class _Loop:
 
     def _run(self, number: int, item: Any, following: Any) -> None:
         self._prepare(number, item)
-        self._reports = TestReports()
+        self._of_test = TestReports()
         self._begun.add(number)
-        self._send(Began(number, time.monotonic(), self._output.length()))
+        self.reports.test_began(number)
         item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
-        judged = self._reports.judge()
+        judged = self._of_test.judge()
         outcome, message = _outcome(judged[0]), "\n\n".join(map(_message, judged))
-        if outcome not in _NOT_FAILED:
+        if COUNTS_AS[outcome] is Category.FAILED:
             self.has_failed = True
             self._print_logs()
-            if (command := self._unit.commands[number]) not in message:
-                message += f"\n\nTo run it alone:\n  {command}"
-        message = cut_middle(message, LONGEST_MESSAGE)
-        output, ranks = self._output.length(), self._output.new_rank_directories()
-        memory = self._output.device_memory()
-        need, warnings = judged[0].need, take_warnings()
-        self._send(Ended(number, time.monotonic(), outcome, message, need, output, ranks, memory, warnings))
+        self.reports.test_ended(number, outcome, message, judged[0].need)
 
     def _prepare(self, number: int, item: Any) -> None:
         """Let the test's ranks, if it has any, know what the run knows."""
-        self._output.begin_test()
-        item.stash[COMMAND] = command = self._unit.commands[number]
+        item.stash[COMMAND] = command = self.reports.unit.commands[number]
         item.command_of = lambda test: command  # for test cases, whose result object it is
-        seconds = self._unit.timeouts[number]
+        seconds = self.reports.unit.timeouts[number]
         if (spec := item.stash.get(SPEC, None)) is not None:
             item.stash[SPEC] = replace(spec, timeout=seconds)
         if getattr(item, "cls", None) is not None:
@@ -155,7 +144,7 @@ class _Loop:
 
     def _print_logs(self) -> None:
         with suppress(Exception):  # a test may have closed or replaced stderr
-            for title, text in self._reports.sections():
+            for title, text in self._of_test.sections():
                 if title.startswith(_LOG_SECTIONS):
                     print(f"----- {title} -----\n{text.rstrip()}", file=sys.stderr)
 
@@ -163,26 +152,25 @@ class _Loop:
         """Report that pytest did not run the rest of the tests, or wants to stop after the last one."""
         why = f"pytest was asked to stop: {stopped}" if stopped else ""
         if why:
-            self._send(FixtureFailed(why))
+            self.reports.fixture_failed(why)
         for number, _ in self._tests:
             if number not in self._begun:
                 text = f"pytest did not run it{f': {why}' if why else ''}"
-                self._send(NotRun(number, time.monotonic(), TestOutcome.ERROR, text, None))
+                self.reports.not_run(number, TestOutcome.ERROR, text)
 
     # -- what the other plugins say
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_makereport(self, item: Any, call: Any) -> Generator[None, Any, Any]:
         report = yield
-        self._reports.made(report, call.excinfo.value if call.excinfo is not None else None)
+        self._of_test.made(report, call.excinfo.value if call.excinfo is not None else None)
         return report
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logreport(self, report: Any) -> None:
-        self._reports.add(report)
+        self._of_test.add(report)
 
 
-_NOT_FAILED = (TestOutcome.PASSED, TestOutcome.SKIPPED, TestOutcome.EXPECTED_FAILURE)
 _OUTCOMES = {
     Ending.PASSED: TestOutcome.PASSED,
     Ending.XPASSED: TestOutcome.PASSED,

@@ -6,30 +6,21 @@ Runs in the worker. Combines the calls that unittest makes for one test into one
 from __future__ import annotations
 
 import sys
-import time
 import unittest
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from torch_testing_ext import launch
 from torch_testing_ext._cases.fixtures import FixtureSuite, prevented
-from torch_testing_ext._process.logs import cut_middle
-from torch_testing_ext._process.user_warnings import take_warnings
 
 from ..model import TestOutcome
-from .unit_output import UnitOutput
+from .unit_reports import Send, UnitReports
 from .unit_spec import UnitSpec
-from .worker_messages import Began, Ended, FixtureBegan, FixtureEnded, FixtureFailed, FromWorker, NotRun
 
 __unittest = True  # keeps these frames out of unittest's tracebacks
 
-# The files of a run have a message of this length whole. Readers of XML refuse texts beyond ten million bytes.
-LONGEST_MESSAGE = 4_000_000
-
 # If one test has several outcomes, the first of these counts; any other outcome comes before all of these.
 _GRAVEST_FIRST = (TestOutcome.UNEXPECTED_SUCCESS, TestOutcome.EXPECTED_FAILURE, TestOutcome.SKIPPED, TestOutcome.PASSED)
-
-Send = Callable[[FromWorker], None]
 
 
 class ReportingSuite(FixtureSuite):
@@ -52,15 +43,55 @@ class ReportingSuite(FixtureSuite):
             yield test
 
     def fixture_began(self, name: str, owner: Any, result: Any) -> None:
-        result.fixture_began(name, owner)
+        result.fixtures.began(name, owner)
 
     def fixture_ended(self, name: str, result: Any) -> None:
-        result.fixture_ended()
+        result.fixtures.ended()
 
     def _handleClassSetUp(self, test: Any, result: Any) -> None:
         super()._handleClassSetUp(test, result)
         if prevented(test, result):
             result.not_run(test)
+
+
+class _Fixtures:
+    """Reports class and module fixtures, and knows why the latest set-up prevents tests."""
+
+    def __init__(self, tests: Sequence[tuple[int, Any]], reports: UnitReports):
+        self._tests = tests
+        self._reports = reports
+        self._sets_up = False  # the fixture that is running is a set-up
+        self._problems: list[tuple[TestOutcome, str, str | None]] = []  # of the latest set-up: outcome, message, want
+
+    def began(self, name: str, owner: Any) -> None:
+        self._sets_up = name.startswith("setUp")
+        needed_by: tuple[int, ...] = ()
+        if self._sets_up:
+            self._problems = []
+            needed_by = tuple(number for number, test in self._tests if owner in (type(test), type(test).__module__))
+        self._reports.fixture_began(name, needed_by)
+
+    def ended(self) -> None:
+        self._sets_up = False
+        self._reports.fixture_ended()
+
+    def skipped(self, reason: str, want: str | None) -> None:
+        if self._sets_up:
+            self._problems.append((TestOutcome.SKIPPED, reason, want))
+        # A tear-down that skips skips nothing: its tests are over.
+
+    def failed(self, message: str) -> None:
+        if self._sets_up:
+            self._problems.append((TestOutcome.ERROR, message, None))
+        else:
+            self._reports.fixture_failed(message)
+
+    @property
+    def problem(self) -> tuple[TestOutcome, str, str | None]:
+        """The outcome of a test that the latest set-up prevents, with a message, and the need that is not met."""
+        failed = [problem for problem in self._problems if problem[0] is not TestOutcome.SKIPPED]
+        none = (TestOutcome.ERROR, "unittest left it out, as if its set-up had failed", None)
+        return next(iter(failed or self._problems), none)
 
 
 class ReportingResult(unittest.TestResult):
@@ -72,63 +103,29 @@ class ReportingResult(unittest.TestResult):
     def __init__(self, unit: UnitSpec, tests: Sequence[tuple[int, Any]], send: Send):
         """`tests`: with their numbers in the unit."""
         super().__init__()
-        self._unit = unit
-        self._tests = tests
-        self._send = send
+        self._reports = UnitReports(unit, send)
+        self.fixtures = _Fixtures(tests, self._reports)
         self._number = -1  # of the test that is announced
         self._test: Any = None
         self._has_begun = False
         self._depth = 0  # how many runs have begun and not ended
         self._reported = 0  # how many outcomes had been reported when the run began
-        self._output = UnitOutput(unit)
-        self._began = time.monotonic()
         self._outcomes: list[TestOutcome] = []
         self._messages: list[str] = []
         self._want: str | None = None
-        self._sets_up = False  # the fixture that is running is a set-up
-        self._problems: list[tuple[TestOutcome, str, str | None]] = []  # of the latest set-up: outcome, message, want
 
     def command_of(self, test: unittest.TestCase) -> str:
         """The command that runs a test alone."""
-        return self._unit.commands[self._number]
+        return self._reports.unit.commands[self._number]
 
     def expect(self, number: int, test: Any) -> None:
         """Announce the test that runs next."""
         self._number, self._test, self._has_begun, self._depth = number, test, False, 0
         self._outcomes, self._messages, self._want = [], [], None
 
-    # -- class and module fixtures
-
-    def fixture_began(self, name: str, owner: Any) -> None:
-        self._sets_up = name.startswith("setUp")
-        if self._sets_up:
-            self._problems = []
-        self._send(FixtureBegan(name, time.monotonic(), self._needed_by(owner) if self._sets_up else ()))
-
-    def _needed_by(self, owner: Any) -> tuple[int, ...]:
-        return tuple(number for number, test in self._tests if owner in (type(test), type(test).__module__))
-
-    def fixture_ended(self) -> None:
-        self._sets_up = False
-        self._send(FixtureEnded())
-
     def not_run(self, test: unittest.TestCase) -> None:
         """unittest leaves out a test; the latest set-up is the reason."""
-        failed = [problem for problem in self._problems if problem[0] is not TestOutcome.SKIPPED]
-        none = (TestOutcome.ERROR, "unittest left it out, as if its set-up had failed", None)
-        outcome, message, want = next(iter(failed or self._problems), none)
-        self._send(NotRun(self._number, time.monotonic(), outcome, message, want))
-
-    def _fixture_skipped(self, reason: str, want: str | None) -> None:
-        if self._sets_up:
-            self._problems.append((TestOutcome.SKIPPED, reason, want))
-        # A tear-down that skips skips nothing: its tests are over.
-
-    def _fixture_failed(self, message: str) -> None:
-        if self._sets_up:
-            self._problems.append((TestOutcome.ERROR, message, None))
-        else:
-            self._send(FixtureFailed(cut_middle(message, LONGEST_MESSAGE)))
+        self._reports.not_run(self._number, *self.fixtures.problem)
 
     # -- one test, from its beginning to its end
 
@@ -138,9 +135,8 @@ class ReportingResult(unittest.TestResult):
         if self._depth == 1:
             self._reported = len(self._outcomes)
         if not self._has_begun:
-            self._has_begun, self._began = True, time.monotonic()
-            self._output.begin_test()
-            self._send(Began(self._number, self._began, self._output.length()))
+            self._has_begun = True
+            self._reports.test_began(self._number)
 
     def stopTest(self, test: unittest.TestCase) -> None:
         super().stopTest(test)
@@ -149,23 +145,7 @@ class ReportingResult(unittest.TestResult):
             return
         if len(self._outcomes) == self._reported and sys.exc_info()[1] is not None:
             self._failed(test, sys.exc_info(), TestOutcome.ERROR)  # KeyboardInterrupt: unittest does not catch it
-        outcome = self._outcome()
-        message = "\n\n".join(self._messages)
-        if message and outcome is not TestOutcome.SKIPPED and outcome is not TestOutcome.EXPECTED_FAILURE:
-            message += self._to_run_it_alone(test)
-        self._send(
-            Ended(
-                self._number,
-                time.monotonic(),
-                outcome,
-                cut_middle(message, LONGEST_MESSAGE),
-                self._want,
-                self._output.length(),
-                self._output.new_rank_directories(),
-                self._output.device_memory(),
-                take_warnings(),
-            )
-        )
+        self._reports.test_ended(self._number, self._outcome(), "\n\n".join(self._messages), self._want)
 
     def _outcome(self) -> TestOutcome:
         if len(self._outcomes) == self._reported:
@@ -173,10 +153,6 @@ class ReportingResult(unittest.TestResult):
             self._messages.append("unittest did not report how this test ended")
         grave = [outcome for outcome in self._outcomes if outcome not in _GRAVEST_FIRST]
         return grave[0] if grave else min(self._outcomes, key=_GRAVEST_FIRST.index)
-
-    def _to_run_it_alone(self, test: unittest.TestCase) -> str:
-        command = self.command_of(test)
-        return "" if command in self._messages[0] else f"\n\nTo run it alone:\n  {command}"
 
     # -- calls by unittest
 
@@ -188,7 +164,7 @@ class ReportingResult(unittest.TestResult):
 
     def addError(self, test: unittest.TestCase, err: Any) -> None:
         if self._is_fixture(test):
-            self._fixture_failed(f"{test.id()}: {self._describe(test, err)}")
+            self.fixtures.failed(f"{test.id()}: {self._describe(test, err)}")
             return
         self._failed(test, err, TestOutcome.ERROR)
 
@@ -196,7 +172,7 @@ class ReportingResult(unittest.TestResult):
         # unittest passes only the text of the exception, but calls this while it handles it.
         want = getattr(sys.exc_info()[1], "want", None)
         if self._is_fixture(test):
-            self._fixture_skipped(reason, want)
+            self.fixtures.skipped(reason, want)
             return
         self._outcomes.append(TestOutcome.SKIPPED)
         self._messages.append(reason)

@@ -1,0 +1,88 @@
+"""A worker's reports about the tests and fixtures of its unit, whether unittest or pytest runs them."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+from torch_testing_ext._process.logs import cut_middle
+from torch_testing_ext._process.user_warnings import take_warnings
+from torch_testing_ext.launch import device_memory
+
+from ..model import COUNTS_AS, Category, DeviceMemory, TestOutcome
+from .unit_spec import UnitSpec
+from .worker_messages import Began, Ended, FixtureBegan, FixtureEnded, FixtureFailed, FromWorker, NotRun
+
+# The files of a run have a message of this length whole. Readers of XML refuse texts beyond ten million bytes.
+LONGEST_MESSAGE = 4_000_000
+
+Send = Callable[[FromWorker], None]
+
+
+class UnitReports:
+    """Reports what begins and ends in the unit that this process runs, with its output so far."""
+
+    def __init__(self, unit: UnitSpec, send: Send):
+        self.unit = unit
+        self._send = send
+        self._ranks_seen: set[str] = set()
+
+    def test_began(self, number: int) -> None:
+        device_memory.forget()
+        self._send(Began(number, time.monotonic(), self._length_of_log()))
+
+    def test_ended(self, number: int, outcome: TestOutcome, message: str, want: str | None) -> None:
+        """A failure names the command that runs the test alone."""
+        command = self.unit.commands[number]
+        if COUNTS_AS[outcome] is Category.FAILED and message and command not in message:
+            message += f"\n\nTo run it alone:\n  {command}"
+        self._send(
+            Ended(
+                number,
+                time.monotonic(),
+                outcome,
+                cut_middle(message, LONGEST_MESSAGE),
+                want,
+                self._length_of_log(),
+                self._new_rank_directories(),
+                _most_device_memory(),
+                take_warnings(),
+            )
+        )
+
+    def not_run(self, number: int, outcome: TestOutcome, message: str, want: str | None = None) -> None:
+        self._send(NotRun(number, time.monotonic(), outcome, message, want))
+
+    def fixture_began(self, name: str, needed_by: tuple[int, ...] = ()) -> None:
+        """`needed_by`: the tests that cannot run without it."""
+        self._send(FixtureBegan(name, time.monotonic(), needed_by))
+
+    def fixture_ended(self) -> None:
+        self._send(FixtureEnded())
+
+    def fixture_failed(self, message: str) -> None:
+        """A tear-down has failed, or anything else after a test."""
+        self._send(FixtureFailed(cut_middle(message, LONGEST_MESSAGE)))
+
+    def _length_of_log(self) -> int:
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(Exception):  # a test may have closed or replaced them: that is no failure
+                stream.flush()
+        return self.unit.log.stat().st_size
+
+    def _new_rank_directories(self) -> tuple[str, ...]:
+        """The directories with the files of the ranks that were started since the last call."""
+        new: list[str] = []
+        with suppress(FileNotFoundError):  # made by the first test that starts ranks
+            new = sorted(set(os.listdir(self.unit.ranks)) - self._ranks_seen)
+        self._ranks_seen.update(new)
+        return tuple(new)
+
+
+def _most_device_memory() -> DeviceMemory | None:
+    """The most device memory that the test has had, in its ranks and in this process."""
+    peak = device_memory.take()
+    return None if peak is None else DeviceMemory(peak.allocated, peak.reserved, peak.processes)
