@@ -8,7 +8,7 @@ import sys
 import unittest
 import unittest.util
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
 
@@ -329,24 +329,18 @@ def _describe_pytest(one: NamedTest, file: str, devices: int) -> Test:
     """A test that pytest runs; if unittest would run it, too, both may say what it needs."""
     from . import pytest_items
 
-    test = one.test
-    needs = pytest_items.needs_of(test.item, devices)
-    case = (
-        describe(NamedTest(one.cls, one.method, test.case), file, devices)
-        if test.case is not None
-        else Test(TestId(file))
-    )
-    return Test(
-        id=TestId(file, one.cls, one.method),
-        world_size=max(needs.world_size, case.world_size),
-        devices=max(needs.devices, case.devices),
-        of_devices=DeviceNeeds.of_all([needs.of_devices, case.of_devices]),
-        backend=needs.backend or case.backend,
-        timeout=needs.timeout or case.timeout,
-        together=test.together,
-        skip=case.skip if needs.skip is None else needs.skip,
-        marks=needs.marks,
-        line=test.line,
+    found = pytest_items.describe(one.test, TestId(file, one.cls, one.method), devices)
+    if one.test.case is None:
+        return found
+    case = describe(NamedTest(one.cls, one.method, one.test.case), file, devices)
+    return replace(
+        found,
+        world_size=max(found.world_size, case.world_size),
+        devices=max(found.devices, case.devices),
+        of_devices=DeviceNeeds.of_all([found.of_devices, case.of_devices]),
+        backend=found.backend or case.backend,
+        timeout=found.timeout or case.timeout,
+        skip=case.skip if found.skip is None else found.skip,
     )
 
 

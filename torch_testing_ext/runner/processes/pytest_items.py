@@ -22,6 +22,7 @@ from torch_testing_ext._pytest_ranks.pytest_internals import (
     is_of_unittest,
 )
 
+from ..model import Test, TestId
 from . import pytest_style
 from .pytest_session import Collection
 from .pytest_style import PytestStyleTest, PytestTest
@@ -132,36 +133,26 @@ def _function_name(item: Any) -> str:
 # -- needs
 
 
-@dataclass(frozen=True)
-class ItemNeeds:
-    """The needs of a test, by its marks and decorators."""
-
-    world_size: int
-    devices: int
-    of_devices: DeviceNeeds
-    backend: str | None
-    timeout: float | None
-    skip: str | None
-    marks: tuple[str, ...]
-
-
-def needs_of(item: Any, available: int) -> ItemNeeds:
-    """`available`: the number of devices of the run."""
+def describe(test: PytestTest, name: TestId, available: int) -> Test:
+    """A test with its needs, by its marks and decorators. `available`: the number of devices of the run."""
+    item = test.item
     spec = item.stash.get(SPEC, None)
     function, cls = getattr(item, "function", None), getattr(item, "cls", None)
     declared = [need for owner in (function, cls) for need in needs.needs_of(owner)]
     devices = needs.declared(declared, available)
     timeout = getattr(function, TIMEOUT, None) or getattr(cls, TIMEOUT, None)
-    marks = tuple(sorted({mark.name for mark in item.iter_markers()}))
     skip = item.get_closest_marker("skip")
-    return ItemNeeds(
+    return Test(
+        name,
         world_size=spec.world_size if spec is not None else 1,
         devices=max(devices, spec.devices if spec is not None else 0),
         of_devices=DeviceNeeds.of_all(need.of_devices for need in declared),
         backend=spec.backend if spec is not None else None,
         timeout=timeout if spec is None else spec.timeout or timeout or item.config.getoption("dist_timeout", None),
+        together=test.together,
         skip=_reason(skip) if skip is not None else None,
-        marks=marks,
+        marks=tuple(sorted({mark.name for mark in item.iter_markers()})),
+        line=test.line,
     )
 
 
