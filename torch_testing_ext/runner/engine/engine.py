@@ -14,28 +14,25 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 
 from ..events import (
-    AttemptEnded,
     Reporter,
     RunBegan,
     Stopping,
     TestBegan,
-    TestFinished,
     TestIsSlow,
     UnitBegan,
     UnitEnded,
-    Warned,
 )
-from ..model import Attempt, FinishedTest, Lease, RunHeader, Summary, Test, TestOutcome, Unit
+from ..model import Attempt, Lease, RunHeader, Summary, Test, TestOutcome, Unit
 from ..options.options import Options
 from ..scheduling.inventory import Inventory
 from ..scheduling.plan import Plan
 from ..scheduling.policy import Queue, RunLeases
-from .attempts import Attempts
 from .dispatcher import Dispatcher
 from .live_view import LiveView
 from .memory_return import HeldDevice, MemoryReturn, with_held
 from .other_runs import OtherRuns
 from .place import LostUnitListener, Place
+from .results import Results
 from .running_unit import UnitHandle
 from .signals_and_keys import signals_and_keys
 from .unit_log import EndCause
@@ -62,12 +59,10 @@ class Engine(LostUnitListener):
         self._report = reporter.on_event
         self._describe_run = functools.partial(_run_began, options, inventory, header or RunHeader())
         self._dispatcher = Dispatcher(queue, leases, memory or MemoryReturn(place.loop), place.loop, others)
-        self._attempts = Attempts(options.policy, options.retries)
+        self._results = Results(options, self._report, self._stop)
         self._running: dict[int, UnitHandle] = {}
         self._view = LiveView(self._running, place.loop, self._report, options.stream)
         self._began = time.monotonic()
-        self._warnings: list[str] = []
-        self._warned: set[str] = set()  # texts of warnings of tests
         self._stopping = False
         self._interrupts = 0
 
@@ -85,7 +80,7 @@ class Engine(LostUnitListener):
         try:
             self._report(self._describe_run(plan, broken))
             for attempt in (*broken, *map(_skipped, plan.skipped)):
-                self._take(attempt, may_retry=False)
+                self._results.take(attempt, may_retry=False)
             with (
                 signals_and_keys(self._place.loop, self._interrupt, self._view.show_status),
                 self._view.showing_output(),
@@ -99,40 +94,26 @@ class Engine(LostUnitListener):
             error = traceback.format_exc()
             self._abandon()
         self._dispatcher.close()
-        for attempt in tuple(self._attempts.cut_short()):
-            self._finish(attempt)
-        return Summary(
-            self._attempts.finished,
-            self._now(),
-            self._options.policy,
-            self._interrupts > 0,
-            self._attempts.unfinished,
-            tuple(self._warnings),
-            error,
-        )
+        return self._results.summary(self._now(), self._interrupts > 0, error)
 
     def _now(self) -> float:
         return time.monotonic() - self._began
-
-    def _warn(self, text: str) -> None:
-        self._warnings.append(text)
-        self._report(Warned(text))
 
     # -- units
 
     def _run_all(self, plan: Plan) -> None:
         self._dispatch()
-        while self._running or self._dispatcher.is_waiting or self._may_go_on():
+        while (
+            self._running
+            or self._dispatcher.is_waiting
+            or (self._dispatcher.has_units and self._place.wait_for_more())  # for nodes that may come
+        ):
             self._place.loop.step()
             self._dispatch()
             idle = not (self._running or self._dispatcher.awaits_memory or self._dispatcher.has_units)
             if idle and self._options.endless and not self._stopping:
                 self._repeat(plan)
         self._fail_waiting()
-
-    def _may_go_on(self) -> bool:
-        """Nothing runs: whether units wait for nodes that may come."""
-        return self._dispatcher.has_units and self._place.wait_for_more()
 
     def _fail_waiting(self) -> None:
         """Fail the units that wait in vain."""
@@ -143,7 +124,7 @@ class Engine(LostUnitListener):
                 self._fail_unit(unit, Lease(), self._place.shortage)
 
     def _repeat(self, plan: Plan) -> None:
-        repetition = self._attempts.last_repetition + 1
+        repetition = self._results.attempts.last_repetition + 1
         for unit in plan.units:
             if unit.repetition == 0:
                 self._dispatcher.add(dataclasses.replace(unit, repetition=repetition))
@@ -170,24 +151,19 @@ class Engine(LostUnitListener):
 
     def _fail_unit(self, unit: Unit, lease: Lease, why: str) -> None:
         message = f"it was not run: {why}"
-        self._take_all(unit, [self._attempt(unit, lease, test, TestOutcome.ERROR, message) for test in unit.tests])
+        self._fail(unit, lease, TestOutcome.ERROR, [(test, message) for test in unit.tests])
 
-    def _attempt(self, unit: Unit, lease: Lease, test: Test, outcome: TestOutcome, message: str) -> Attempt:
-        """An attempt that no process reports."""
-        return Attempt(
-            test,
-            outcome,
-            message,
-            began=self._now(),
-            repetition=unit.repetition,
-            number=unit.attempt,
-            lease=lease,
+    def _fail(self, unit: Unit, lease: Lease, outcome: TestOutcome, failed: Iterable[tuple[Test, str]]) -> None:
+        """Take results of tests, each with its message, that no process reports."""
+        attempt = functools.partial(
+            Attempt, began=self._now(), repetition=unit.repetition, number=unit.attempt, lease=lease
         )
+        self._take_all(unit, [attempt(test, outcome, message) for test, message in failed])
 
     def _give_back(self, unit: Unit, lease: Lease, held: tuple[HeldDevice, ...] = ()) -> None:
         self._dispatcher.give_back(lease)
         for one in held:
-            self._warn(f"{one}; it is not used again in this run")
+            self._results.warn(f"{one}; it is not used again in this run")
         self._report(UnitEnded(unit, lease, self._now()))
 
     def _end(self, unit: Unit) -> None:
@@ -197,7 +173,7 @@ class Engine(LostUnitListener):
 
     def _queue_again(self, unit: Unit, tests: tuple[Test, ...], attempt: int) -> None:
         """Run some tests of a unit in another one."""
-        alone = self._attempts.must_be_alone(tests, unit.repetition)
+        alone = self._results.attempts.must_be_alone(tests, unit.repetition)
         self._dispatcher.add(dataclasses.replace(unit, tests=tests, attempt=attempt, alone=alone))
 
     # -- events of running units
@@ -227,9 +203,9 @@ class Engine(LostUnitListener):
         self._give_back(unit, running.lease, held)
         tests = tuple(unit.tests[number] for number in rest)
         if running.cause is EndCause.INTERRUPTED:
-            self._attempts.leave(unit, unit.tests)
+            self._results.attempts.leave(unit, unit.tests)
         elif self._stopping:
-            self._attempts.leave(unit, tests)
+            self._results.attempts.leave(unit, tests)
         elif tests:
             self._queue_again(unit, tests, unit.attempt)
         self._end(unit)
@@ -241,47 +217,18 @@ class Engine(LostUnitListener):
         self._give_back(unit, lease)
         tests = tuple(unit.tests[number] for number in rest)
         if self._stopping or running.cause is EndCause.INTERRUPTED:
-            self._attempts.leave(unit, tests)
+            self._results.attempts.leave(unit, tests)
         else:
-            again, lost_twice = self._attempts.lose(unit, tests, why)
+            again, lost_twice = self._results.lose(unit, tests, why)
             if again:
                 self._queue_again(unit, again, unit.attempt)
-                self._warn(f"{why}: {_names_of(again)} again, as the same attempt")
-            crashed = TestOutcome.CRASHED
-            self._take_all(unit, [self._attempt(unit, lease, test, crashed, text) for test, text in lost_twice])
+            self._fail(unit, lease, TestOutcome.CRASHED, lost_twice)
         self._end(unit)
 
-    # -- attempts
-
     def _take_all(self, unit: Unit, attempts: Iterable[Attempt]) -> None:
-        retried = tuple([attempt.test for attempt in attempts if self._take(attempt)])
+        retried = tuple([one.test for one in attempts if self._results.take(one, may_retry=not self._stopping)])
         if retried:
             self._queue_again(unit, retried, unit.attempt + 1)
-
-    def _take(self, attempt: Attempt, may_retry: bool = True) -> bool:
-        """Take an attempt into account. Returns whether the test is to be retried."""
-        retry, warning = self._attempts.add(attempt, may_retry and not self._stopping)
-        if warning:
-            self._warn(warning)
-        self._report(AttemptEnded(attempt, retry))
-        if not retry:
-            self._finish(attempt)
-        return retry
-
-    def _finish(self, attempt: Attempt) -> None:
-        finished = self._attempts.finish(attempt)
-        self._report(TestFinished(finished))
-        self._show_warnings(finished)
-        most, failures = 1 if self._options.until_failure else self._options.max_fail, self._attempts.failures
-        if most is not None and failures >= most:
-            self._stop(f"{failures} test{'s' if failures > 1 else ''} failed")
-
-    def _show_warnings(self, finished: FinishedTest) -> None:
-        """Show the warnings of a test whose output is not shown. Workers have the same ones: show each once."""
-        for warning in () if self._attempts.has_failed(finished) else finished.last.warnings:
-            if warning.text not in self._warned:
-                self._warned.add(warning.text)
-                self._warn(str(warning))
 
     # -- an early end
 
@@ -293,7 +240,7 @@ class Engine(LostUnitListener):
 
     def _leave_waiting(self) -> None:
         for unit in self._dispatcher.clear():
-            self._attempts.leave(unit, unit.tests)
+            self._results.attempts.leave(unit, unit.tests)
 
     def _interrupt(self, reason: str) -> None:
         """The first time, escalate for all running units (SIGTERM, then SIGKILL); the second time, kill them."""
@@ -315,7 +262,7 @@ class Engine(LostUnitListener):
         running = tuple(self._running.values())
         self._running.clear()
         for one in running:
-            self._attempts.leave(one.unit, one.unit.tests)
+            self._results.attempts.leave(one.unit, one.unit.tests)
             with suppress(Exception):  # the exception may be one about this unit's results
                 self.results(one, one.abandon())
 
@@ -335,12 +282,6 @@ def _run_began(
         header=header,
         nodes=inventory.nodes,
     )
-
-
-def _names_of(tests: Sequence[Test]) -> str:
-    """`test_x.py::T::test_a runs`, or for several tests `test_x.py::T::test_a and 3 more run`."""
-    more = len(tests) - 1
-    return f"{tests[0].id} and {more} more run" if more else f"{tests[0].id} runs"
 
 
 def _skipped(test: Test) -> Attempt:
