@@ -17,6 +17,19 @@ def cut_middle(text: str, longest: int) -> str:
     return f"{text[:half]}{edge}... {len(text) - 2 * half} characters cut here ...{edge}{text[-half:]}"
 
 
+def content_of(path: Path) -> bytes:
+    """Return the bytes of a file; none if it cannot be read."""
+    try:
+        return path.read_bytes()
+    except (OSError, ValueError):
+        return b""
+
+
+def text_of(path: Path) -> str:
+    """Return the text of a file; none if it cannot be read."""
+    return content_of(path).decode("utf-8", errors="replace")
+
+
 def tail(path: Path, lines: int = 20, longest: int = 8_000, start: int = 0) -> str:
     """The last lines of a log from `start` on, without reading all of it."""
     try:

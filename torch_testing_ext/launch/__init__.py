@@ -22,15 +22,13 @@ from .client import (
     close as close,
     discard as discard,
     launch as launch,
+    launch_fresh as launch_fresh,
+    launch_from_here as launch_from_here,
     new_directory as new_directory,
+    preload_hints as preload_hints,
     prepare as prepare,
 )
 from .context import RankContext as RankContext, current_context as current_context
-from .inheriting import (
-    launch_fresh as launch_fresh,
-    launch_from_here as launch_from_here,
-    preload_hints as preload_hints,
-)
 from .job import Job as Job, Named as Named, ProcessContext as ProcessContext
 from .launchers import Launched as Launched, this_launch as this_launch
 from .persistent_ranks import PersistentRanks as PersistentRanks, Task as Task, tasks as tasks

@@ -1,5 +1,7 @@
 """The parent's side: one fork server for this process, made when first needed, and its runs.
 
+Ranks may also inherit what this process has set up by now (`launch_from_here`), or nothing of it (`launch_fresh`).
+
 The fork server is forked from this process if that is safe (nothing is imported twice); else it is a new interpreter
 that imports the test module; else each rank is a new interpreter. TORCH_TESTING_EXT_START overrides the choice.
 """
@@ -14,6 +16,7 @@ import shutil
 import signal
 import sys
 import tempfile
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -36,13 +39,18 @@ from .run import Run as Run
 class Launcher:
     """Starts the ranks of this process: it owns the fork server, and the directory that holds the files of its runs."""
 
-    def __init__(self, directory: Path | None = None):
-        """`directory` belongs to this process alone and is removed when it ends; None makes one when needed."""
+    def __init__(self, directory: Path | None = None, hints: Iterable[str] = (), inherits: bool = True):
+        """`directory` belongs to this process alone and is removed when it ends; None makes one when needed.
+
+        `hints`: modules to preload. Unless it `inherits`, the ranks have nothing of this process: their fork server is
+        a new interpreter.
+        """
         self.owner = os.getpid()
         self.server: ForkServerClient | None = None
         # Modules that ranks had to import themselves. A runner preloads them in the process that forks this one.
-        self.preload_hints: dict[str, None] = {}
+        self.preload_hints = dict.fromkeys(hints)
         self._directory = directory
+        self._inherits = inherits
         self._closes_at_exit = False
         self._wanted = ""  # the setting under which the server was made
         self._warned: set[tuple[str, str]] = set()
@@ -155,6 +163,8 @@ class Launcher:
     def try_method(
         self, method: StartMethod, subject: Named, inherited: Any = None
     ) -> tuple[ForkServerClient | None, str]:
+        if method is StartMethod.FORK and not self._inherits:
+            return None, "these ranks inherit nothing"
         unsafe = (fork_safety.was_forked() or fork_safety.prepare_to_fork()) if method is StartMethod.FORK else None
         if unsafe is not None:
             return None, unsafe
@@ -231,34 +241,72 @@ def _empty(directory: Path) -> None:
             entry.unlink()
 
 
-# -- the launcher of this process
+# -- the launchers of this process
 
-_current = Launcher()
+_launchers: dict[bool, Launcher] = {}  # by whether their ranks inherit
 
 
-def launcher() -> Launcher:
-    """The launcher of this process.
+def launcher(inherits: bool = True) -> Launcher:
+    """Return the launcher of this process for ranks that inherit from it, or for those that do not.
 
     A child that a test forked has a copy of its parent's launcher, but not the processes: it gets its own launcher.
     """
-    global _current
-    if _current.owner != os.getpid():
-        inherited, _current = _current, Launcher()
-        _current.preload_hints = inherited.preload_hints
-    return _current
+    found = _launchers.get(inherits)
+    if found is None or found.owner != os.getpid():
+        hints = found.preload_hints if found is not None else ()
+        found = _launchers[inherits] = Launcher(hints=hints, inherits=inherits)
+    return found
 
 
 def work_in(directory: Path) -> None:
     """Keep the files of this process's runs in `directory`, which holds nothing else and is removed with them."""
-    global _current
-    hints = _current.preload_hints
-    _current = Launcher(directory)
-    _current.preload_hints = hints
+    _launchers[True] = Launcher(directory, launcher().preload_hints)
 
 
 def launch(job: Job) -> Run:
     """Start the ranks of a job. Raises CannotStart."""
     return launcher().launch(job)
+
+
+def launch_fresh(job: Job) -> Run:
+    """Start the ranks of a job in the state of a new interpreter, which imports torch once. Raises CannotStart."""
+    return launcher(inherits=False).launch(job)
+
+
+def launch_from_here(job: Job, inherited: Any = None) -> Run:
+    """Start the ranks of a job, forked from this process as it is now. Their fork server ends with them.
+
+    `inherited` is an object of this process that they get in their contexts.
+
+    Raises CannotStart if it is not safe to fork, or if the setting wants another start method.
+    """
+    job = settings.complete(job)
+    wanted = settings.wanted_start(job)
+    if StartMethod.FORK not in allowed_methods(wanted):
+        raise CannotStart(
+            "these ranks inherit what this process has set up, so they have to be forked, "
+            + (
+                "but --sanitize=hash needs new interpreters"
+                if job.differs_in_hash
+                else f"but TORCH_TESTING_EXT_START={wanted}"
+            )
+        )
+    own = launcher()
+    server, unusable = own.try_method(StartMethod.FORK, job.names[-1], inherited)
+    if server is None:
+        raise CannotStart(
+            f"these ranks inherit what this process has set up, so they have to be forked, which is unsafe: {unusable}"
+        )
+    try:
+        run = own.launch_on(server, job)
+        run.owns_server = True
+        return run
+    except ServerUnfit as why:
+        server.close()
+        raise CannotStart(f"the ranks could not be started: {why}") from None
+    except BaseException:
+        server.close()
+        raise
 
 
 def prepare(body: Named, subject: Named, imports: tuple[str, ...] = ()) -> None:
@@ -273,8 +321,12 @@ def prepare(body: Named, subject: Named, imports: tuple[str, ...] = ()) -> None:
 
 def close() -> None:
     """End the fork server and its ranks, and remove their files. The next launch makes new ones."""
-    if _current.owner == os.getpid():
-        _current.close()
+    launcher().close()
+
+
+def preload_hints() -> tuple[str, ...]:
+    """Return the modules of torch that earlier ranks of this process had to import by themselves."""
+    return tuple(launcher().preload_hints)
 
 
 def finish(run: Run) -> None:

@@ -1,20 +1,40 @@
-"""Shows where hung ranks are, from their stacks and their collectives. Pure."""
+"""Shows where hung ranks are, from their stacks and their collectives.
+
+Markers in modules tell which frames of a stack belong to the harness and not to a test:
+
+    __rank_frame__ = True                    no frame of this module belongs to the test
+    __first_frames__ = ("_run", "_answer")   below these functions lies the stack of the process that forked this one
+    __unittest = True                        unittest's own marker: its frames, and those of ours that tracebacks omit
+
+The frames of pytest, and of the plugin system below it, are like those of unittest. The markers are read from the
+source: the process that shows a stack may not have imported the modules in it.
+"""
 
 from __future__ import annotations
 
+import ast
+import functools
 import itertools
+import os
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from torch_testing_ext._collectives.findings import Finding
 from torch_testing_ext._collectives.records import Call, RankRecord, list_of, read_record
+from torch_testing_ext._process.logs import text_of
 
 from .accounts import RankEnding
-from .frames import markers_of
 from .rank_report import RankReport
 
 _FRAME = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+) in (?P<function>.+)$')
+_HARNESS = re.compile(r"^__rank_frame__ = True\b", re.MULTILINE)
+_UNITTEST = re.compile(r"^__unittest = True\b", re.MULTILINE)
+# Not all modules of unittest have its marker.
+_UNITTEST_FOLDER = os.path.join(os.path.dirname(os.__file__), "unittest", "")
+_PYTEST_FOLDER = re.compile(r"/(?:_pytest|pluggy)/")
+_FIRST = re.compile(r"^__first_frames__ = (\(.*\))", re.MULTILINE)
 _PACKAGE = str(Path(__file__).parents[1])
 
 
@@ -90,7 +110,7 @@ def tidy(stacks: str) -> str:
 
 def _is_first_frame(line: str) -> bool:
     frame = _FRAME.match(line)
-    return frame is not None and frame["function"] in markers_of(frame["file"]).first_frames
+    return frame is not None and frame["function"] in _markers_of(frame["file"]).first_frames
 
 
 def _without_callers(frames: Sequence[str], is_caller: Callable[[str], bool]) -> list[str]:
@@ -103,12 +123,12 @@ def _without_callers(frames: Sequence[str], is_caller: Callable[[str], bool]) ->
 
 def _is_harness(line: str) -> bool:
     frame = _FRAME.match(line)
-    return frame is not None and markers_of(frame["file"]).harness
+    return frame is not None and _markers_of(frame["file"]).harness
 
 
 def _is_harness_or_unittest(line: str) -> bool:
     frame = _FRAME.match(line)
-    return frame is not None and (markers_of(frame["file"]).harness or markers_of(frame["file"]).unittest)
+    return frame is not None and (_markers_of(frame["file"]).harness or _markers_of(frame["file"]).unittest)
 
 
 def _is_library(file: str) -> bool:
@@ -116,8 +136,23 @@ def _is_library(file: str) -> bool:
 
 
 def _source(frame: dict[str, str]) -> str:
-    try:
-        text = Path(frame["file"]).read_text(errors="replace").splitlines()[int(frame["line"]) - 1].strip()
-    except (OSError, IndexError):
-        return ""
-    return f" ({text})"
+    lines, number = text_of(Path(frame["file"])).splitlines(), int(frame["line"])
+    return f" ({lines[number - 1].strip()})" if number <= len(lines) else ""
+
+
+@dataclass(frozen=True)
+class _Markers:
+    """The markers of one module."""
+
+    harness: bool
+    unittest: bool
+    first_frames: frozenset[str]
+
+
+@functools.cache
+def _markers_of(file: str) -> _Markers:
+    """The markers in a source file; none if it cannot be read."""
+    source = text_of(Path(file))
+    first = _FIRST.search(source)
+    is_unittest = file.startswith(_UNITTEST_FOLDER) or bool(_UNITTEST.search(source) or _PYTEST_FOLDER.search(file))
+    return _Markers(bool(_HARNESS.search(source)), is_unittest, frozenset(ast.literal_eval(first[1]) if first else ()))

@@ -6,13 +6,14 @@ connections that begin with it.
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 import socket
 import time
 from dataclasses import dataclass
 from typing import Any
+
+from torch_testing_ext._process import messages
 
 from .launchers import Launched
 from .rank_report import now
@@ -51,7 +52,7 @@ def listen(launched: Launched) -> tuple[socket.socket, HubAddress, Any]:
         store = _store(launched)
         listener = socket.create_server(("", 0))
         address = HubAddress(_own_host(), listener.getsockname()[1], secrets.token_hex(16))
-        store.set(launched.key, json.dumps([address.host, address.port, address.token]))
+        store.set(launched.key, messages.to_json(address))
     listener.listen(launched.world_size)
     return listener, address, store
 
@@ -87,7 +88,8 @@ def _connect_once(launched: Launched, address: HubAddress) -> socket.socket:
 def _published(launched: Launched) -> HubAddress:
     store = _store(launched)
     try:
-        return HubAddress(*json.loads(store.get(launched.key)))
+        found: HubAddress = messages.from_json(store.get(launched.key), messages.by_name(HubAddress))
+        return found
     except RuntimeError as error:  # torch's DistStoreError is one
         raise _not_found(error) from None
 

@@ -244,9 +244,9 @@ class _TaskWatcher(RankWatcher):
         of_task = read_account(_account(self._ranks.directory, rank, self._ranks.number))
         return of_task or super().read_account(rank)
 
-    def asked_for_stacks(self) -> list[int]:
-        """All: a rank that has finished the task may be the one that the others wait for."""
-        return self.run.alive
+    def take_stacks(self) -> None:
+        """Take those of all ranks: one that has finished the task may be the one that the others wait for."""
+        self.run.dump(self.grace.stacks_timeout)
 
     def agreed(self) -> bool:
         """Have all ranks passed, or all skipped?"""

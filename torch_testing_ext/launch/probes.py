@@ -1,27 +1,32 @@
-"""Probes of ranks that have run for a while without news: each rank is asked for its collectives.
+"""Finds ranks that disagree or wait for each other while they run: by probes, and in the logs of sanitized ranks.
 
-The ranks write them; nothing waits for the answers. A probe costs ranks and parent some milliseconds. While a rank
-computes, the others may well wait for it: then it is seldom asked. Those that are idle meanwhile are asked as often as
-ever, since two of them may disagree.
+Ranks that have run for a while without news are asked for their collectives. They write these; nothing waits for the
+answers. A probe costs ranks and parent some milliseconds. While a rank computes, the others may well wait for it: then
+it is seldom asked. Those that are idle meanwhile are asked as often as ever, since two of them may disagree.
 
 The states are pure: each says when it is due, and the time is a parameter.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from torch_testing_ext._collectives.findings import Finding
 from torch_testing_ext._collectives.proof import Evidence, ProofRules, conclude
 from torch_testing_ext._collectives.raw import read_raw
 from torch_testing_ext._collectives.records import RankRecord
+from torch_testing_ext._process import system
+from torch_testing_ext._process.logs import content_of
 
 from .client import Run
-from .idleness import INTERVAL, Idleness
-from .sanitizer_logs import Logs
+from .sanitizer_logs import LiveLogs, Logs
 
+# Between two looks at the CPU time of ranks, which costs much less than to ask them.
+IDLE_INTERVAL = 0.15
+# The system counts CPU time in steps of 0.01 s. Threads that serve connections use a little all the time.
+_STEP, _SHARE = 0.015, 0.02
 FIRST_PROBE = 1.0  # seconds without news
 CONFIRMATION = 0.25
 GROWTH, LONGEST = 1.6, 20.0
@@ -58,7 +63,7 @@ class Pace:
     @property
     def between(self) -> float:
         """The time between two looks at whether ranks are idle."""
-        return max(INTERVAL, self.of_idle / 4)
+        return max(IDLE_INTERVAL, self.of_idle / 4)
 
 
 @dataclass(frozen=True)
@@ -109,6 +114,39 @@ class Asked:
             return None
         pause = min(2 * self.pause, LONGEST_PAUSE)
         return replace(self, due=now + pause, pause=pause, first_answer=first)
+
+
+class Idleness:
+    """Tells whether processes are idle, from their CPU time at two moments."""
+
+    def __init__(self, cpu_seconds: Callable[[int], float | None] = system.cpu_seconds) -> None:
+        self._cpu_seconds = cpu_seconds
+        self._at = 0.0
+        self._before: dict[int, float | None] | None = None
+
+    def forget(self) -> None:
+        """Begin again."""
+        self._before = None
+
+    def idle(self, pids: Sequence[int], now: float) -> set[int] | None:
+        """Return those of these processes that have not computed since the last call; None if that was too recent.
+
+        Where the system shows no CPU time, they count as idle.
+        """
+        if self._before is not None and now < self._at + IDLE_INTERVAL:
+            return None
+        before, elapsed, self._at = self._before, now - self._at, now
+        self._before = found = {pid: self._cpu_seconds(pid) for pid in pids}
+        if before is None:
+            return None
+        most = _STEP + _SHARE * elapsed
+        return {pid for pid, seconds in found.items() if not _has_used_more(most, before.get(pid), seconds)}
+
+
+def _has_used_more(most: float, before: float | None, after: float | None) -> bool:
+    if before is None or after is None:
+        return False
+    return math.isinf(before) or math.isinf(after) or after - before > most
 
 
 class Prober:
@@ -191,7 +229,7 @@ class Prober:
         self._idleness.forget()
 
     def _answer_of(self, rank: int, since: float) -> RankRecord | None:
-        record = read_raw(rank, _data(self._run.job.probe(rank)))
+        record = read_raw(rank, content_of(self._run.job.probe(rank)))
         return record if record is not None and record.at >= since else None
 
     def _from_logs(self, running: Mapping[int, RankRecord]) -> tuple[dict[int, RankRecord], dict[int, RankRecord]]:
@@ -208,8 +246,29 @@ class Prober:
         return seen, {rank: record for rank, record in records.items() if rank not in running}
 
 
-def _data(file: Path) -> bytes:
-    try:
-        return file.read_bytes()
-    except OSError:
-        return b""
+class Detector:
+    """Reads the logs often, which costs the ranks nothing, and probes the ranks seldom."""
+
+    def __init__(self, run: Run, rules: ProofRules, is_checked: bool, logs: Logs, now: float):
+        """`is_checked`: torch compares the calls itself."""
+        self._prober = Prober(run, rules, logs, now)
+        in_logs = replace(rules, may_differ=rules.may_differ or is_checked)
+        self._live = LiveLogs(logs, in_logs, now) if logs else None
+
+    @property
+    def due(self) -> float:
+        """The moment at which `step` is to be called next."""
+        return self._prober.due if self._live is None else min(self._prober.due, self._live.due)
+
+    def on_news(self, now: float) -> None:
+        """A rank has ended: the others may end soon."""
+        self._prober.on_news(now)
+
+    def step(self, now: float, pending: Sequence[int], ended: Mapping[int, tuple[str, bytes]]) -> Finding | None:
+        """Look for a fault now. `ended`: for each rank that has ended, how, and what it has left."""
+        if self._live is None or self._prober.due <= self._live.due:
+            return self._prober.step(now, pending, ended)
+        finding = self._live.step(now, pending, {rank: how for rank, (how, _) in ended.items()})
+        if self._live.has_new_suspects:
+            self._prober.probe_now(now)
+        return finding

@@ -9,18 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 from torch_testing_ext._collectives.findings import Finding
 from torch_testing_ext._collectives.proof import ProofRules
 from torch_testing_ext._collectives.raw import unpack
 from torch_testing_ext._process import grace, reaping
-from torch_testing_ext._process.logs import tail
+from torch_testing_ext._process.logs import content_of, tail, text_of
 
 from . import client, device_memory, hang, ras
 from .accounts import RankAccount, RankEnding, read_account
 from .client import Run
-from .detector import Detector
+from .probes import Detector
 from .rank_report import Exit, RankReport, add_recorders, all_passed, assemble_report, now
 from .sanitizer_logs import Logs
 from .verdict import Case, Expected, Verdict, ended, judge
@@ -168,27 +167,20 @@ class RankWatcher:
         self.grace.on_end(self._report(rank), self._exit(rank).at)
 
     def read_account(self, rank: int) -> RankAccount | None:
-        return read_account(self.run.job.account(rank)) or self._skip_by_exit_code(rank)
-
-    def _skip_by_exit_code(self, rank: int) -> RankAccount | None:
-        """The account of a rank that has left by os._exit with the exit code of a skip."""
-        exit = self.run.exits.get(rank)
-        reason = None if exit is None else self.run.job.skips.get(exit.code)
-        if exit is None or reason is None:
-            return None
-        return RankAccount(RankEnding.SKIPPED, self.began, exit.at, reason, code=exit.code)
+        """The rank's account; for one that has left by os._exit with the exit code of a skip, that of a skip."""
+        account, exit = read_account(self.run.job.account(rank)), self.run.exits.get(rank)
+        if account is not None or exit is None or exit.code not in self.run.job.skips:
+            return account
+        return RankAccount(RankEnding.SKIPPED, self.began, exit.at, self.run.job.skips[exit.code], code=exit.code)
 
     def take_stacks(self) -> None:
-        self.run.dump(self.grace.stacks_timeout, self.asked_for_stacks())
+        """Take the stacks and the flight recorders of the ranks that are pending."""
+        self.run.dump(self.grace.stacks_timeout, self.pending)
 
     def ask_nccl(self, timed_out: bool) -> None:
         """Ask NCCL about ranks that hang, while they are there. It takes no time where they have not used NCCL."""
         if timed_out or self.finding is not None:
             self.nccl = ras.ask(self.run.job.context.environ)
-
-    def asked_for_stacks(self) -> list[int]:
-        """The ranks whose stacks and flight recorders are taken."""
-        return self.pending
 
     def end_all(self) -> None:
         """Escalate: SIGTERM, a grace period, SIGKILL. A rank that is pending now counts as stopped, however it ends."""
@@ -228,7 +220,7 @@ class RankWatcher:
         if (left := unpack(self._left(rank))) is not None:
             return left.text()
         for file in (self.run.job.recorder(rank), self.run.job.probe(rank)):
-            reported = unpack(_data(file))
+            reported = unpack(content_of(file))
             if (
                 reported is not None and reported.at >= self.began
             ):  # persistent ranks have answered during earlier tests
@@ -250,7 +242,7 @@ class RankWatcher:
         output = tail(job.log(rank), start=self.log_start(rank))
         if report.ending not in (RankEnding.STOPPED, RankEnding.KILLED):
             return replace(report, output=output)
-        return replace(report, output=output, stacks=hang.tidy(_text(job.stacks(rank))))
+        return replace(report, output=output, stacks=hang.tidy(text_of(job.stacks(rank))))
 
     def _lost(self, rank: int) -> RankReport:
         """The report if the server died. The rank's account still counts, except for a pass: it may not be final."""
@@ -258,17 +250,3 @@ class RankWatcher:
         if account is not None and account.ending is not RankEnding.PASSED:
             return assemble_report(rank, account, Exit(account.code << 8, now()), self.began, stopped=now())
         return RankReport(rank, RankEnding.LOST, now() - self.began, now(), summary=self.run.lost or "")
-
-
-def _data(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError:
-        return b""
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(errors="replace")
-    except OSError:
-        return ""

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from torch_testing_ext._collectives.proof import ProofRules
 from torch_testing_ext._collectives.raw import pack
 from torch_testing_ext.common_utils import run_tests
-from torch_testing_ext.launch import idleness, probes
+from torch_testing_ext.launch import probes
 from torch_testing_ext.launch.job import Sanitize
 from torch_testing_ext.launch.probes import Asked, Confirming, Pace, Prober, Waiting
 from torch_testing_ext.launch.sanitizer_logs import Logs
@@ -30,17 +30,17 @@ class TestIdleness(unittest.TestCase):
         return process.pid
 
     def look(self, watched, *pids):
-        self.now += idleness.INTERVAL
+        self.now += probes.IDLE_INTERVAL
         return watched.idle(pids, self.now)
 
     def test_a_process_that_waits(self):
-        pid, watched = self.start("input()"), idleness.Idleness()
+        pid, watched = self.start("input()"), probes.Idleness()
         self.assertIsNone(self.look(watched, pid))
         while not self.look(watched, pid):  # until it has come to its wait
             pass
 
     def test_a_process_that_computes(self):
-        waiting, computing, watched = self.start("input()"), self.start("while True: pass"), idleness.Idleness()
+        waiting, computing, watched = self.start("input()"), self.start("while True: pass"), probes.Idleness()
         self.assertIsNone(self.look(watched, waiting, computing))
         for _ in range(3):
             self.assertNotIn(computing, self.look(watched, waiting, computing))
@@ -48,7 +48,7 @@ class TestIdleness(unittest.TestCase):
             pass
 
     def test_what_was_seen_before_is_forgotten(self):
-        pid, watched = self.start("input()"), idleness.Idleness()
+        pid, watched = self.start("input()"), probes.Idleness()
         self.look(watched, pid)
         self.assertIsNone(watched.idle([pid], self.now))  # too early
         watched.forget()
@@ -56,7 +56,7 @@ class TestIdleness(unittest.TestCase):
         self.assertIsNotNone(self.look(watched, pid))
 
     def test_a_system_that_shows_nothing(self):
-        watched = idleness.Idleness(lambda pid: None)
+        watched = probes.Idleness(lambda pid: None)
         self.assertIsNone(self.look(watched, 1))
         self.assertEqual(self.look(watched, 1), {1})
 
@@ -128,7 +128,7 @@ class Ranks:
         return self._cpu[pid]
 
     def prober(self):
-        return Prober(self, ProofRules(1e9), Logs([], Sanitize()), self.time, idleness.Idleness(self.cpu_seconds))
+        return Prober(self, ProofRules(1e9), Logs([], Sanitize()), self.time, probes.Idleness(self.cpu_seconds))
 
 
 class TestProber(unittest.TestCase):
