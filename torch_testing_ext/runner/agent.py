@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import platform
 import signal
 import sys
 import time
@@ -47,9 +46,9 @@ from .cluster.agent_messages import (
     UnitNotStarted,
 )
 from .cluster.facts import facts
-from .cluster.inherited import undo_worker
 from .cluster.lines import MessageReader, MessageWriter, NotAMessage
 from .cluster.memory_watch import MemoryWatch, most_share
+from .cluster.node_environment import undo_worker
 from .engine.place import LocalPlace, LostUnitListener
 from .engine.running_unit import RunningUnit, UnitHandle
 from .model import Attempt, Test
@@ -270,7 +269,7 @@ def serve(memory: MachineMemory) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is for run_test.py, which tells the agents
     reader: MessageReader[ToAgent] = MessageReader(_take_over(0, os.O_RDONLY), ToAgent)
     writer = MessageWriter(_take_over(1, None))
-    writer.send(AgentHello(facts(), platform.node(), os.getpid(), time.monotonic()))
+    writer.send(AgentHello(facts(), os.getpid(), time.monotonic()))
     try:
         _serve(reader, writer, memory, most_share(*of_ray))
         return 0

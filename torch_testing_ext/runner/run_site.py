@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from types import TracebackType
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol
 
 from torch_testing_ext._machine.device_locks import DeviceLocks, UnsafeFolder, default_folder, leased_by_ancestors
 from torch_testing_ext._machine.nvml import Gpu, NvmlError, may_have_nvidia_gpus, open_nvml
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from .engine.engine import Engine
     from .engine.memory_return import MemoryReturn
     from .processes.file_processes import Discovery, FileProcesses
-
-Entered = TypeVar("Entered")
 
 
 @dataclass(frozen=True)
@@ -61,7 +59,7 @@ class Work:
 
 
 class RunSite(Protocol):
-    """Finds devices and tests, and makes the engine that runs these: `with site: ...`."""
+    """Finds devices and tests, and makes the engine that runs these."""
 
     @property
     def torch_version(self) -> str: ...
@@ -69,10 +67,6 @@ class RunSite(Protocol):
     def warnings(self) -> tuple[str, ...]:
         """The warnings about files and nodes so far."""
 
-    def __enter__(self: Entered) -> Entered: ...
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None: ...
     def discover(self, files: Sequence[str]) -> Found: ...
     def schedule(self, work: Work, first: Priority) -> tuple[Queue, RunLeases]:
         """A queue and leases for a forecast, which nothing else sees."""
@@ -83,27 +77,25 @@ class RunSite(Protocol):
         """The engine that runs the work, and warnings."""
 
 
+@contextmanager
+def on_this_machine(options: Options, root: Path, files: Sequence[str]) -> Iterator[LocalSite]:
+    """This machine, with a zygote that gets ready for the files."""
+    from .processes.file_processes import FileProcesses
+    from .processes.warm_up import warm_up_for
+
+    # The world size of a test may depend on it.
+    shared = {RANKS_PER_GPU: str(options.ranks_per_gpu)} if options.ranks_per_gpu > 1 else {}
+    warm_up, drop_in, all_marks = warm_up_for(root, files), bool(options.drop_in), bool(options.marks)
+    with FileProcesses(root, warm_up, drop_in, all_marks, shared) as processes:
+        yield LocalSite(options, processes)
+
+
 class LocalSite:
     """This machine."""
 
-    def __init__(self, options: Options, root: Path, files: Sequence[str]):
-        from .processes.file_processes import FileProcesses
-        from .processes.warm_up import warm_up_for
-
+    def __init__(self, options: Options, files: FileProcesses):
         self._options = options
-        # The world size of a test may depend on it.
-        shared = {RANKS_PER_GPU: str(options.ranks_per_gpu)} if options.ranks_per_gpu > 1 else {}
-        warm_up, drop_in, all_marks = warm_up_for(root, files), bool(options.drop_in), bool(options.marks)
-        self._files = FileProcesses(root, warm_up, drop_in, all_marks, shared)
-
-    def __enter__(self) -> LocalSite:
-        self._files.__enter__()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._files.close()
+        self._files = files
 
     @property
     def torch_version(self) -> str:

@@ -13,7 +13,7 @@ import sys
 import time
 import traceback
 from collections.abc import Iterable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,7 +22,7 @@ from .events import AttemptEnded, Reporters, RunBegan, RunEnded, TestFinished, W
 from .header import CommitQuery, make_header
 from .model import Attempt, ExitCode, FinishedTest, Summary, Test, TestId, TestOutcome, exit_code
 from .options.options import Action, CannotRun, Options, Rerun, UsageError
-from .run_site import LocalSite, RunSite, Work
+from .run_site import RunSite, Work, on_this_machine
 from .scheduling.earlier_runs import EarlierRuns
 from .scheduling.forecast import forecast
 from .scheduling.inventory import Inventory
@@ -75,12 +75,12 @@ def _seed(options: Options) -> int | None:
     return random.randrange(2**32) if options.shuffle and options.seed is None else options.seed
 
 
-def _open_site(options: Options, root: Path, files: Sequence[str]) -> RunSite:
+def _open_site(options: Options, root: Path, files: Sequence[str]) -> AbstractContextManager[RunSite]:
     if options.cluster is None:
-        return LocalSite(options, root, files)
-    from .cluster.cluster_site import ClusterSite
+        return on_this_machine(options, root, files)
+    from .cluster.cluster_site import on_cluster
 
-    return ClusterSite(options, root)
+    return on_cluster(options, root)
 
 
 def _first(work: Work, earlier: EarlierRuns) -> Priority:

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import time
 import unittest
+from dataclasses import replace
 
 from kit.agents import AGENT, Nodes, prepare_for
 from kit.processes import clean_environ, descendants, is_alive
@@ -407,7 +408,7 @@ class LinesTest(unittest.TestCase):
         self.assertRaises(EOFError, reader.receive)
         return received, reader
 
-    HELLO = AgentHello(facts(), "host ä", 1, 2.5)
+    HELLO = AgentHello(replace(facts(), platform="ä"), 1, 2.5)
 
     def test_pieces(self):
         line = to_line(self.HELLO)

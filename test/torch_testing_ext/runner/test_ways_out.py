@@ -283,9 +283,9 @@ console.Console._test_finished = broken
     def test_before_the_first_test(self):
         self.write(FILE, SIMPLE)
         self.break_by(
-            "from torch_testing_ext.runner import session\n"
+            "from torch_testing_ext.runner import run_site, session\n"
             "def plan(*a, **k): raise LookupError('a mistake in the plan')\nsession.plan = plan\n"
-            "session.LocalSite.warnings = ('what the site found before',)\n"
+            "run_site.LocalSite.warnings = ('what the site found before',)\n"
         )
         out = self.finish(self.start(*REPORTS), 3)
         self.assertEqual(out.splitlines()[-1], "0 passed, 1 failed, 0 skipped")

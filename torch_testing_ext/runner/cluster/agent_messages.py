@@ -109,7 +109,6 @@ class AgentHello:
     """The agent runs. The first message from it; before it, a login shell may have printed anything."""
 
     facts: NodeFacts
-    host: str
     pid: int
     at: float
 
@@ -223,18 +222,7 @@ class AgentWarned:
     text: str
 
 
-FromAgent: TypeAlias = (
-    AgentHello
-    | AgentAlive
-    | NodeReady
-    | NodeCannotRun
-    | TestsFound
-    | TestOfUnitBegan
-    | TestOfUnitIsSlow
-    | ResultsOfUnit
-    | EndOfUnit
-    | UnitNotStarted
-    | StacksOfUnit
-    | OutputOfUnit
-    | AgentWarned
+FromUnit: TypeAlias = (
+    TestOfUnitBegan | TestOfUnitIsSlow | ResultsOfUnit | EndOfUnit | UnitNotStarted | StacksOfUnit | OutputOfUnit
 )
+FromAgent: TypeAlias = AgentHello | AgentAlive | NodeReady | NodeCannotRun | TestsFound | FromUnit | AgentWarned

@@ -19,7 +19,7 @@ from torch_testing_ext._process.logs import tail
 from torch_testing_ext._process.loop import EventLoop
 from torch_testing_ext._process.tether import tethered
 
-from .cluster_place import JoiningNode, NodeLauncher
+from .cluster_place import LauncherListener, NodeLauncher
 
 END_TIMEOUT = 5.0  # seconds that salloc has to give the nodes back, which it tells the controller
 KILL_TIMEOUT = 2.0
@@ -62,14 +62,8 @@ class AllocatingLauncher:
     def _log(self) -> Path:
         return self.folder / "salloc.log"
 
-    def open(
-        self,
-        loop: EventLoop,
-        join: Callable[[JoiningNode], object],
-        drain: Callable[[str], object],
-        refuse: Callable[[str, bool], object],
-    ) -> None:
-        self._loop, self._join, self._drain, self._refuse = loop, join, drain, refuse
+    def open(self, loop: EventLoop, listener: LauncherListener) -> None:
+        self._loop, self._listener = loop, listener
         self._stream, theirs = socket_pair()
         command = [*self.words, f"--job-name={self._name}", "sh", "-c", _HOLD]
         with theirs, self._log.open("wb") as log:
@@ -97,7 +91,7 @@ class AllocatingLauncher:
         if begun and ended:
             pairs = (os.fsdecode(entry).partition("=") for entry in entries.split(b"\0"))
             self._launcher = self.steps({name: value for name, _, value in pairs})
-            self._launcher.open(self._loop, self._join, self._drain, self._refuse)
+            self._launcher.open(self._loop, self._listener)
 
     def _see_end(self) -> None:
         """Nothing holds the allocation any more, if there was one: its agents end by themselves."""

@@ -39,7 +39,6 @@ from .bridge_protocol import (
     ReleaseNode,
     ToBridge,
 )
-from .inherited import OF_WORKER
 
 POLL = 1.0  # seconds between two looks at the nodes of the cluster
 PROBE_TIMEOUT = 5.0
@@ -268,7 +267,7 @@ class Bridge:
             scheduling_strategy=strategy,
             max_restarts=0,
             max_concurrency=8,
-        ).remote(["-m", "torch_testing_ext.runner.agent", "--die-with-parent"], masks, list(OF_WORKER))
+        ).remote(["-m", "torch_testing_ext.runner.agent", "--die-with-parent"], masks)
         try:
             self._ray.get(held.actor.pid.remote(), timeout=PENDING_TIMEOUT)
         except self._ray.exceptions.GetTimeoutError:

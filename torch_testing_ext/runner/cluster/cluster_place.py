@@ -46,6 +46,19 @@ class JoiningNode:
     how_it_ended: Callable[[], str]
 
 
+class LauncherListener(Protocol):
+    """Receives what a launcher says about nodes."""
+
+    def join(self, joining: JoiningNode) -> None:
+        """An agent has been started."""
+
+    def drain(self, name: str) -> None:
+        """A node is to be left."""
+
+    def refuse(self, why: str, is_node: bool) -> None:
+        """No agent can start on a node. `is_node`: the node was lost just then, and the run begins without it."""
+
+
 class NodeLauncher(Protocol):
     """Starts agents on nodes, as they become free, and carries their bytes."""
 
@@ -61,18 +74,8 @@ class NodeLauncher(Protocol):
     def expected(self) -> int:
         """The number of nodes that the run should begin with; 0 for those that are free at the start."""
 
-    def open(
-        self,
-        loop: EventLoop,
-        join: Callable[[JoiningNode], object],
-        drain: Callable[[str], object],
-        refuse: Callable[[str, bool], object],
-    ) -> None:
-        """Begin to start agents.
-
-        `join` is called for each; `drain` when a node is to be left, with its name; `refuse` when no agent can start
-        on a node, with the reason.
-        """
+    def open(self, loop: EventLoop, listener: LauncherListener) -> None:
+        """Begin to start agents."""
 
     def release(self, name: str) -> None:
         """A node is lost or not needed any more."""
@@ -119,7 +122,7 @@ class ClusterPlace:
         self._has_begun = False  # from here on, a node that differs is left out
 
     def __enter__(self) -> ClusterPlace:
-        self._launcher.open(self.loop, self._join, self._drain, self._refuse)
+        self._launcher.open(self.loop, self)
         self._tick()
         return self
 
@@ -218,18 +221,15 @@ class ClusterPlace:
 
     # -- what happens to nodes
 
-    def _join(self, joining: JoiningNode) -> None:
+    def join(self, joining: JoiningNode) -> None:
         if joining.name in self._nodes:
             self._nodes[joining.name].remote.lose("its agent was started again")
         node = RemoteNode(joining.name, joining.stream, self.loop, self, joining.how_it_ended)
         self._nodes[joining.name] = _Node(node)
         node.send(joining.prepare)
 
-    def _refuse(self, why: str, is_node: bool) -> None:
-        """A node cannot start an agent: an error before the run, a warning later, since it goes on without.
-
-        `is_node`: the node was lost just then, and the run begins without it.
-        """
+    def refuse(self, why: str, is_node: bool) -> None:
+        """An error before the run, unless the node was lost, and a warning later, since it goes on without."""
         if self._has_begun or is_node:
             self._lost.append(why)
             self.warnings.append(why)
@@ -237,7 +237,7 @@ class ClusterPlace:
         else:
             self._refused = self._refused or why
 
-    def _drain(self, name: str) -> None:
+    def drain(self, name: str) -> None:
         if name in self._nodes:
             self.leases.drain(name)
             self._draining.add(name)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
-import tempfile
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
+from tempfile import TemporaryDirectory
 
 from ..engine.engine import Engine
 from ..events import Reporter, Warned
@@ -28,29 +27,24 @@ from .shipping import pack
 from .slurm import SLURM, slurm_launcher
 
 
+@contextmanager
+def on_cluster(options: Options, root: Path) -> Iterator[ClusterSite]:
+    """The nodes of the cluster that the options name, where agents are started."""
+    warnings: list[str] = []  # about what is packed for the nodes
+    leases = NodeLeases()
+    with TemporaryDirectory(prefix="torch_testing_ext_run_", ignore_cleanup_errors=True) as name:
+        launcher = _launcher(options, root, Path(name), warnings)
+        with ClusterPlace(launcher, leases, options.cluster_timeout, _say, lambda text: None) as place:
+            yield ClusterSite(place, leases, warnings)
+
+
 class ClusterSite:
     """The nodes of a cluster, where tests are found and run by agents."""
 
-    def __init__(self, options: Options, root: Path):
-        self._options = options
-        self._root = root
-        self._leases = NodeLeases()
-        self._owner = ExitStack()
-        self._warnings: list[str] = []  # about what is packed for the nodes
-
-    def __enter__(self) -> ClusterSite:
-        with self._owner as owner:
-            folder = tempfile.TemporaryDirectory(prefix="torch_testing_ext_run_", ignore_cleanup_errors=True)
-            self._folder = Path(owner.enter_context(folder))
-            place = ClusterPlace(self._launcher(), self._leases, self._options.cluster_timeout, _say, lambda text: None)
-            self._place = owner.enter_context(place)
-            self._owner = owner.pop_all()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._owner.__exit__(kind, error, traceback)
+    def __init__(self, place: ClusterPlace, leases: NodeLeases, warnings: Sequence[str]):
+        self._place = place
+        self._leases = leases
+        self._warnings = warnings
 
     @property
     def torch_version(self) -> str:
@@ -59,55 +53,6 @@ class ClusterSite:
     @property
     def warnings(self) -> tuple[str, ...]:
         return (*self._warnings, *self._place.warnings)
-
-    def _launcher(self) -> NodeLauncher:
-        assert self._options.cluster is not None
-        if self._options.cluster == SLURM:
-            return slurm_launcher(self._options, self._root, self._prepare(), self._folder, os.environ)
-        return RayLauncher(
-            self._connect(self._options.cluster),
-            self._prepare(),
-            self._folder / "ray.log",
-            self._options.cluster_fake_gpus,
-        )
-
-    def _connect(self, address: str) -> Connect:
-        shared = self._options.cluster_root
-        archive = self._folder / "project.tar"
-        if shared is None:
-            self._warnings += pack(self._root, archive)
-        return Connect(
-            address=address,
-            nodes=self._options.cluster_nodes,
-            gpus_per_node=self._options.cluster_gpus_per_node,
-            folder=str(self._folder),
-            archive="" if shared is not None else str(archive),
-            root=str(shared or ""),
-            digest=digest_of(str(self._root)) if shared is not None else "",
-            setup=self._options.cluster_setup or "",
-            environ=environment_for_nodes(os.environ),
-            on_path=not self._options.drop_in,
-        )
-
-    def _prepare(self) -> PrepareNode:
-        options = self._options
-        return PrepareNode(
-            root=str(options.cluster_root or self._root),
-            drop_in=bool(options.drop_in),
-            all_marks=bool(options.marks),
-            jobs=None if options.jobs == ALL_CPUS else options.jobs,
-            devices=options.cluster_gpus_per_node,
-            fake_devices=(),
-            timeout=options.timeout,
-            slow=options.slow,
-            stream=options.stream,
-            command=options.command,
-            environ=environment_for_nodes(os.environ),
-            sanitize=options.sanitize,
-            sanitize_order=options.sanitize_order,
-            shake_seed=options.shake_seed,
-            undo_worker=options.cluster != SLURM,
-        )
 
     def discover(self, files: Sequence[str]) -> Found:
         place = self._place
@@ -134,6 +79,46 @@ class ClusterSite:
         queue, leases = self.schedule(work, first)
         self._place.warn = lambda text: reporter.on_event(Warned(text))
         return Engine(self._place, work.options, work.inventory, leases, queue, reporter, header), ()
+
+
+def _launcher(options: Options, root: Path, folder: Path, warnings: list[str]) -> NodeLauncher:
+    address, shared, environ = options.cluster, options.cluster_root, environment_for_nodes(os.environ)
+    assert address is not None
+    prepare = PrepareNode(
+        root=str(shared or root),
+        drop_in=bool(options.drop_in),
+        all_marks=bool(options.marks),
+        jobs=None if options.jobs == ALL_CPUS else options.jobs,
+        devices=options.cluster_gpus_per_node,
+        fake_devices=(),
+        timeout=options.timeout,
+        slow=options.slow,
+        stream=options.stream,
+        command=options.command,
+        environ=environ,
+        sanitize=options.sanitize,
+        sanitize_order=options.sanitize_order,
+        shake_seed=options.shake_seed,
+        undo_worker=address != SLURM,
+    )
+    if address == SLURM:
+        return slurm_launcher(options, root, prepare, folder, os.environ)
+    archive = folder / "project.tar"
+    if shared is None:
+        warnings += pack(root, archive)
+    connect = Connect(
+        address=address,
+        nodes=options.cluster_nodes,
+        gpus_per_node=options.cluster_gpus_per_node,
+        folder=str(folder),
+        archive="" if shared is not None else str(archive),
+        root=str(shared or ""),
+        digest=digest_of(str(root)) if shared is not None else "",
+        setup=options.cluster_setup or "",
+        environ=environ,
+        on_path=not options.drop_in,
+    )
+    return RayLauncher(connect, prepare, folder / "ray.log", options.cluster_fake_gpus)
 
 
 def _say(text: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -16,7 +16,7 @@ from torch_testing_ext._process.logs import tail
 from torch_testing_ext._process.loop import EventLoop
 
 from .agent_messages import PrepareNode
-from .cluster_place import JoiningNode
+from .cluster_place import JoiningNode, LauncherListener
 
 END_TIMEOUT = 2.0  # seconds that a command may take to end after its stdin
 
@@ -41,20 +41,14 @@ class CommandLauncher:
         """All nodes are there from the start: when the last has gone, none will come."""
         return "" if self._processes else "no node is left"
 
-    def open(
-        self,
-        loop: EventLoop,
-        join: Callable[[JoiningNode], object],
-        drain: Callable[[str], object],
-        refuse: Callable[[str, bool], object],
-    ) -> None:
+    def open(self, loop: EventLoop, listener: LauncherListener) -> None:
         for name, command in self.commands.items():
             prepare = replace(
                 self.prepare,
                 jobs=self._jobs(name),
                 reserved=self.reserved.get(name, 0),
             )
-            join(JoiningNode(name, self._start(name, command), prepare, partial(self._how_it_ended, name)))
+            listener.join(JoiningNode(name, self._start(name, command), prepare, partial(self._how_it_ended, name)))
 
     def _jobs(self, name: str) -> int | None:
         limits = [limit for limit in (self.cpus.get(name), self.prepare.jobs) if limit is not None]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import importlib.metadata
 import importlib.util
 import platform
@@ -16,6 +15,7 @@ from pathlib import Path
 import torch_testing_ext
 
 from .agent_messages import NodeFacts
+from .ray_actor import digest_of
 
 MISSING = "not installed"
 _NAMES = {
@@ -45,16 +45,8 @@ def _package() -> str:
         version = importlib.metadata.version("torch-testing-ext")
     except importlib.metadata.PackageNotFoundError:
         version = "not installed as a package"
-    return f"{version}, sources {_digest(Path(torch_testing_ext.__file__).parent)}"
-
-
-def _digest(folder: Path) -> str:
-    """Tells sources apart: a version under development has one number for many states."""
-    found = hashlib.sha256()
-    for file in sorted(folder.rglob("*.py")):
-        found.update(f"{file.relative_to(folder)}\0".encode())
-        found.update(file.read_bytes())
-    return found.hexdigest()[:12]
+    # A version under development has one number for many states.
+    return f"{version}, sources {digest_of(str(Path(torch_testing_ext.__file__).parent))[:12]}"
 
 
 def _torch_version() -> dict[str, str]:

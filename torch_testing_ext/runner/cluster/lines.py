@@ -6,7 +6,7 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
@@ -109,16 +109,3 @@ class MessageWriter:
                 elif until is None:
                     until = time.monotonic() + _LINGER
         return lines, True
-
-
-def fields_of(value: Mapping[str, str]) -> dict[str, str]:
-    """A mapping whose texts can be written as UTF-8: an environment may hold other bytes."""
-    return {name: text for name, text in value.items() if _is_text(name) and _is_text(text)}
-
-
-def _is_text(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

@@ -6,6 +6,7 @@ Ray would end the agent, whoever has the memory, and with it all units of the no
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Protocol
 
 from torch_testing_ext._machine.memory import MachineMemory, MemoryUse
@@ -48,19 +49,31 @@ class MemoryWatch:
         self._warn = warn
         self._ended: MeasuredUnit | None = None
         self._has_warned = False
-        self._look()
+        self._timer = loop.after(0.0, self._look)
 
     def _look(self) -> None:
         use = self._memory.use()
         units = self._units()
         ending = any(unit is self._ended for unit in units.values())
         if use is None or use.share < self._most_share or ending or not units:
-            self._loop.after(INTERVAL, self._look)
+            self._timer = self._loop.after(INTERVAL, self._look)
             return
-        _Measurement(self._loop, units, lambda found: self._relieve(use, found))
+        found: dict[int, int] = {}
+        measuring = self._timer = self._loop.after(MEASURE_TIMEOUT, lambda: self._relieve(use, found))
+        count = len(units)
+
+        def add(number: int, used: int) -> None:
+            found[number] = used
+            if len(found) == count and self._timer is measuring:
+                measuring.cancel()
+                self._relieve(use, found)
+
+        for number, unit in units.items():
+            unit.measure_memory(partial(add, number))
 
     def _relieve(self, use: MemoryUse, found: Mapping[int, int]) -> None:
-        self._loop.after(INTERVAL, self._look)
+        """All units have said how much they use, or some in time: end the one that uses most."""
+        self._timer = self._loop.after(INTERVAL, self._look)
         units = {number: unit for number, unit in self._units().items() if number in found}
         if not units:
             return
@@ -76,31 +89,6 @@ class MemoryWatch:
         for_others = len(units) > 1
         which = f"of the {len(units)} units there, this one used most" if for_others else "this unit used"
         self._ended.end_for_memory(f"the node was at {use}; {which}: {size}", for_others)
-
-
-class _Measurement:
-    """Asks all units at once, and answers when all have answered, or some after a while."""
-
-    def __init__(
-        self, loop: EventLoop, units: Mapping[int, MeasuredUnit], answer: Callable[[Mapping[int, int]], object]
-    ):
-        self._answer = answer
-        self._count = len(units)
-        self._found: dict[int, int] = {}
-        self._timer = loop.after(MEASURE_TIMEOUT, self._finish)
-        for number, unit in units.items():
-            unit.measure_memory(lambda used, number=number: self._add(number, used))  # type: ignore[misc]
-
-    def _add(self, number: int, used: int) -> None:
-        self._found[number] = used
-        if len(self._found) == self._count:
-            self._finish()
-
-    def _finish(self) -> None:
-        if self._count:
-            self._count = 0
-            self._timer.cancel()
-            self._answer(self._found)
 
 
 def most_share(of_ray: str = "") -> float:

@@ -14,7 +14,6 @@ import io
 import os
 import select
 import shutil
-import socket
 import subprocess
 import sys
 import tarfile
@@ -22,6 +21,8 @@ import tempfile
 import threading
 import time
 
+# Set by Ray for its workers alone. OMP_NUM_THREADS is one for each CPU of the actor; tests decide for themselves.
+OF_WORKER = ("OMP_NUM_THREADS", "PYTHONBREAKPOINT", "SPT_NOENV")
 LEASE = 15.0  # seconds without a poll
 START_TIMEOUT = 1800.0
 CHUNK = 1 << 20
@@ -33,12 +34,11 @@ STALE = 3600.0  # seconds after which a project that is still being written will
 class AgentActor:
     """Starts an agent on its node, and passes bytes to it and from it."""
 
-    def __init__(self, words: list[str], hide: list[str], set_by_worker: list[str]):
+    def __init__(self, words: list[str], hide: list[str]):
         """`words`: the arguments of the agent's interpreter. `hide`: variables that mask accelerators."""
         threshold = os.environ.get("RAY_memory_usage_threshold")  # noqa: SIM112
         self._words = [*words, f"--ray-memory-threshold={threshold}"] if threshold else words
         self._hide = hide
-        self._set_by_worker = set_by_worker
         self._process: subprocess.Popen[bytes] | None = None
         self._polled = time.monotonic() + START_TIMEOUT  # the project may be large, and take a while to come
         self._raylet = int(os.environ.get("RAY_RAYLET_PID", "0"))
@@ -96,7 +96,7 @@ class AgentActor:
         import ray
 
         gpus = ray.get_runtime_context().get_accelerator_ids().get("GPU", [])
-        return {"root": root, "gpus": [str(gpu) for gpu in gpus], "host": socket.gethostname()}
+        return {"root": root, "gpus": [str(gpu) for gpu in gpus]}
 
     def _make_folder(self) -> None:
         """A folder of this run, which is locked. Those of runs that were killed are removed."""
@@ -112,9 +112,7 @@ class AgentActor:
 
     def _environment(self, root: str, environ: dict[str, str]) -> dict[str, str]:
         kept = {
-            name: value
-            for name, value in os.environ.items()
-            if name not in self._set_by_worker and not name.startswith("RAY_")
+            name: value for name, value in os.environ.items() if name not in OF_WORKER and not name.startswith("RAY_")
         }
         if not any(os.environ.get(name) for name in self._hide):
             # An actor without GPUs gets no mask from Ray: it would see all GPUs, also those of others.

@@ -8,12 +8,13 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from socket import socket
 
+from torch_testing_ext._process import reaping
 from torch_testing_ext._process.channel import Channel, socket_pair
 from torch_testing_ext._process.exits import describe_exit
 from torch_testing_ext._process.logs import tail
@@ -32,13 +33,14 @@ from .bridge_protocol import (
     RayImported,
     ReleaseNode,
 )
-from .cluster_place import ClusterError, JoiningNode
+from .cluster_place import ClusterError, JoiningNode, LauncherListener
 
 IMPORT_TIMEOUT = 60.0
 # From the start of the bridge, but at least so much of it after it has imported ray.
 CONNECT_TIMEOUT = 9.0
 LEAST_CONNECT_TIMEOUT = 7.0
 END_TIMEOUT = 10.0
+SIGTERM_TIMEOUT = 2.0  # the bridge, which may be in a call of Ray, ends in 1.5 s
 _ORIGIN = re.compile(r"^\[[^]]*\] (?:\S+:\d+: )?")  # of a line in a log of Ray: time, process and place in its source
 INSTALL = "pip install 'torch-testing-ext[ray]'"
 
@@ -67,14 +69,8 @@ class RayLauncher:
     def expected(self) -> int:
         return self.request.nodes or 0
 
-    def open(
-        self,
-        loop: EventLoop,
-        join: Callable[[JoiningNode], object],
-        drain: Callable[[str], object],
-        refuse: Callable[[str, bool], object],
-    ) -> None:
-        self._loop, self._join, self._drain, self._refuse = loop, join, drain, refuse
+    def open(self, loop: EventLoop, listener: LauncherListener) -> None:
+        self._loop, self._listener = loop, listener
         self._started = time.monotonic()
         ours, theirs = socket_pair()
         self._channel: Channel[FromBridge] = Channel(ours, FromBridge)
@@ -126,16 +122,16 @@ class RayLauncher:
             case NodeJoined(name, fds=(fd,)):
                 self._gone.pop(name, None)
                 how_it_ended = partial(self._how_it_ended, name)
-                self._join(JoiningNode(name, socket(fileno=fd), self._prepare_for(message), how_it_ended))
+                self._listener.join(JoiningNode(name, socket(fileno=fd), self._prepare_for(message), how_it_ended))
                 self._serials[name] = message.serial  # not before: the agent that was there may be released now
             case NodeJoined():
                 raise AssertionError(f"{message} has no descriptor for its stream")
             case NodeGone(name, why, is_node):
                 self._gone[name] = why
                 if name not in self._joined:
-                    self._refuse(f"node {name} cannot run tests: {why}", is_node)
+                    self._listener.refuse(f"node {name} cannot run tests: {why}", is_node)
             case NodeDrains(name):
-                self._drain(name)
+                self._listener.drain(name)
             case _:
                 unexpected(message)
 
@@ -172,11 +168,8 @@ class RayLauncher:
         process, self._process = self._process, None
         if process is None:
             return
-        try:
-            process.wait(END_TIMEOUT if self._is_connected else 0.1)  # until then it holds nothing
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        by_itself = END_TIMEOUT if self._is_connected else 0.1  # until then it holds nothing
+        reaping.end(process, by_itself=by_itself, after_sigterm=SIGTERM_TIMEOUT)
 
 
 def _environment(environ: Mapping[str, str]) -> dict[str, str]:

@@ -25,6 +25,7 @@ from .agent_messages import (
     EndOfUnit,
     EndUnit,
     FromAgent,
+    FromUnit,
     KillUnit,
     NodeCannotRun,
     NodeReady,
@@ -145,23 +146,13 @@ class RemoteNode:
                 self._listener.node_found_tests(self, message)
             case AgentWarned(text):
                 self._listener.node_warned(self, text)
-            case (
-                TestOfUnitBegan()
-                | TestOfUnitIsSlow()
-                | ResultsOfUnit()
-                | EndOfUnit()
-                | UnitNotStarted()
-                | StacksOfUnit()
-                | OutputOfUnit()
-            ):
+            case _:
                 unit = self._units.get(message.number)
                 if unit is None:
                     raise NotAMessage(f"{message!r} is about a unit that is not there")
                 if isinstance(message, (EndOfUnit, UnitNotStarted)):
                     del self._units[message.number]
                 unit.on_message(message)
-            case _:
-                unexpected(message)
 
     def _see_clock(self, at: float) -> None:
         """The message that took the least time tells the offset best."""
@@ -169,9 +160,6 @@ class RemoteNode:
 
     def to_our_time(self, moment: float) -> float:
         return moment + self._offset
-
-
-_OfUnit = TestOfUnitBegan | TestOfUnitIsSlow | ResultsOfUnit | EndOfUnit | UnitNotStarted | StacksOfUnit | OutputOfUnit
 
 
 class RemoteUnit:
@@ -233,7 +221,7 @@ class RemoteUnit:
 
     # -- what the agent says
 
-    def on_message(self, message: _OfUnit) -> None:
+    def on_message(self, message: FromUnit) -> None:
         match message:
             case TestOfUnitBegan(_, test, at):
                 self._running, self._began = self._checked(test), self._node.to_our_time(at)
