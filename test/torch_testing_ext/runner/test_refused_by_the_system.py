@@ -100,7 +100,7 @@ class RefusedTest(TestCase):
         self.zygote.file("test_x.py").state = file_handle.FileState.SUSPECT  # its units wait
         unit = self.start_unit(timeout=0.001)
         self.assertFalse(self.zygote.loop.step(time.monotonic() + 0.05), "a timer was due")
-        self.assertEqual((unit.cause, unit._stacks_wanted), (EndCause.ITSELF, []))
+        self.assertEqual((unit.cause, unit._processes._stacks_wanted), (EndCause.ITSELF, []))
         unit._processes.close()
 
 

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import os
-import re
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from torch_testing_ext._process import messages, shell
-from torch_testing_ext._process.logs import read_ends
+from torch_testing_ext._process import shell
 from torch_testing_ext._process.loop import Timer
-from torch_testing_ext.launch import hang
 from torch_testing_ext.launch.settings import PREFIX
 
-from ..model import Attempt, Lease, RankLog, Test, Unit
+from ..model import Attempt, Lease, Test, Unit
 from ..processes.file_handle import FileHandle
 from ..processes.file_processes import FileProcesses
 from ..processes.unit_spec import UnitSpec
@@ -25,7 +22,6 @@ from ..processes.worker_messages import (
     FixtureBegan,
     FromWorker,
     PreloadHints,
-    WorkerBroke,
     WorkerEnded,
 )
 from .unit_log import AttemptResult, EndCause, UnitLog, WorkerExit
@@ -37,9 +33,6 @@ BACKSTOP = 10.0
 START_TIMEOUT = 180.0
 LOGS = PREFIX + "LOGS"
 STREAM = PREFIX + "STREAM"
-_RANK_FILE = re.compile(r"rank(\d+)\.(log|stacks)$")
-# The process that has written a file of stacks, by the file's name; a rank's file is named after its rank.
-_PROCESS_OF = {"stacks": "the test's process"}
 
 
 @dataclass(frozen=True)
@@ -51,6 +44,10 @@ class Limits:
 
     def of(self, test: Test) -> float:
         return test.timeout or self.timeout
+
+    def deadline(self, test: Test) -> float:
+        """The time after which the unit is ended, if its launch layer has not ended the test before."""
+        return self.of(test) + (BACKSTOP if test.world_size > 1 else 0.0)
 
 
 class UnitHandle(Protocol):
@@ -103,16 +100,13 @@ class RunningUnit:
         self.began = time.monotonic()
         self.cause = EndCause.ITSELF
         self._files = files
-        self._loop = files.loop
         self._limits = limits
         self._listener = listener
         self._file: FileHandle = files.file(unit.file)
-        self.spec = self._make_spec(environ, command, stream)
-        self._processes = UnitProcesses(self._file, self.spec, files.loop, self, locks)
-        self._log = UnitLog(unit, tuple(str(test.id.dotted) for test in unit.tests), self.spec.commands, self.began)
+        spec = self._make_spec(environ, command, stream)
+        self._processes = UnitProcesses(self._file, spec, files.loop, self, locks)
+        self._log = UnitLog(unit, spec.tests, spec.commands, self.began)
         self._timers: list[Timer] = []
-        self._stacks_wanted: list[Callable[[str], object]] = []
-        self._stacks_seen: dict[Path, int] = {}
         self._ended_for = ""  # why it was ended for the memory of the node
         self._evicted = False
         self._arm(0, START_TIMEOUT)
@@ -160,11 +154,11 @@ class RunningUnit:
         self._processes.measure_memory(answer)
 
     def ask_for_stacks(self, answer: Callable[[str], object]) -> None:
-        self._stacks_wanted.append(answer)
-        if self._processes.nanny_is_gone:
-            self.stacks_taken()
-        else:
-            self._processes.take_stacks()
+        self._processes.ask_for_stacks(answer)
+
+    def new_output(self) -> str:
+        """The output since the last call."""
+        return self._processes.files.new_output()
 
     @property
     def test(self) -> Test:
@@ -189,7 +183,8 @@ class RunningUnit:
                 self._listener.test_began(self, self.unit.tests[test])
                 self._arm(test)
             case FixtureBegan():
-                self._arm_for_fixture()
+                # A class or module fixture may take as long as the longest test of the unit.
+                self._set_deadline(max(map(self._limits.deadline, self.unit.tests)))
             case PreloadHints(modules):
                 self._file.add_preload_hints(modules)
 
@@ -202,7 +197,7 @@ class RunningUnit:
             cause, lost = EndCause.NOT_STARTED, f"its file could not be imported again: {broken.message}"
         if self.cause is EndCause.INTERRUPTED:
             cause = self.cause
-        self._conclude(WorkerExit(cause, time.monotonic(), lost=lost, stacks=self._read_stacks()))
+        self._conclude(WorkerExit(cause, time.monotonic(), lost=lost, stacks=self._processes.files.stacks()))
 
     def abandon(self) -> list[Attempt]:
         """The results so far that were not handed out, when the engine no longer runs."""
@@ -211,13 +206,13 @@ class RunningUnit:
 
     def processes_ended(self, end: WorkerEnded) -> None:
         code = os.waitstatus_to_exitcode(end.status)
-        stacks = self._read_stacks()
+        stacks = self._processes.files.stacks()
         self._conclude(WorkerExit(self.cause, end.at, code, end.leftovers, stacks, self._ended_for, self._evicted))
 
     def _conclude(self, end: WorkerExit) -> None:
         self._disarm()
-        self.stacks_taken()
-        for message in (*self._processes.last_messages(), *self._message_left_in_file()):
+        self._processes.stacks_taken()
+        for message in self._processes.last_messages():
             self._log.add(message)
             match message:
                 case Began(test):
@@ -227,13 +222,7 @@ class RunningUnit:
         self._processes.close()
         results, rest = self._log.finish(end)
         self._listener.unit_ended(self, self._attempts(results), rest)
-        self._processes.remove_files()
-
-    def _message_left_in_file(self) -> list[FromWorker]:
-        """Read the message that a worker could only leave in a file."""
-        if not self.spec.broke.exists():
-            return []
-        return [messages.from_json(self.spec.broke.read_text(), messages.by_name(WorkerBroke))]
+        self._processes.files.remove()
 
     # -- deadlines
 
@@ -243,22 +232,15 @@ class RunningUnit:
         `least`: the shortest time that counts as too long.
         """
         test = self.unit.tests[number]
-        self._set_deadline(max(least, self._limit(test)))
+        self._set_deadline(max(least, self._limits.deadline(test)))
         if self.cause is EndCause.ITSELF:
             slow = lambda: self._listener.test_is_slow(self, test, self.seconds)  # noqa: E731
-            self._timers.append(self._loop.after(self._limits.slow, slow))
-
-    def _arm_for_fixture(self) -> None:
-        """Set the deadline of a class or module fixture: it may take as long as the longest test of the unit."""
-        self._set_deadline(max(map(self._limit, self.unit.tests)))
-
-    def _limit(self, test: Test) -> float:
-        return self._limits.of(test) + (BACKSTOP if test.world_size > 1 else 0.0)
+            self._timers.append(self._files.loop.after(self._limits.slow, slow))
 
     def _set_deadline(self, seconds: float) -> None:
         if self.cause is EndCause.ITSELF:
             self._disarm()
-            self._timers = [self._loop.after(seconds, self._on_timeout)]
+            self._timers = [self._files.loop.after(seconds, self._on_timeout)]
 
     def _disarm(self) -> None:
         """Cancel the deadlines."""
@@ -268,42 +250,16 @@ class RunningUnit:
 
     def _on_timeout(self) -> None:
         self.ask_for_stacks(lambda stacks: self.end(EndCause.DEADLINE))
-        self._timers.append(self._loop.after(NANNY_TIMEOUT, lambda: self.end(EndCause.DEADLINE)))
+        self._timers.append(self._files.loop.after(NANNY_TIMEOUT, lambda: self.end(EndCause.DEADLINE)))
 
-    # -- stacks and output
-
-    def stacks_taken(self) -> None:
-        wanted, self._stacks_wanted = self._stacks_wanted, []
-        if wanted:
-            stacks = self._all_stacks()
-            for answer in wanted:
-                answer(stacks)
-
-    def _all_stacks(self) -> str:
-        """The stacks that its process and its ranks have written since the last call."""
-        files = [self.spec.stacks, *sorted(self.spec.ranks.glob("*/rank*.stacks"))]
-        return "\n\n".join(
-            f"{_PROCESS_OF.get(file.stem, file.stem)}:\n{new}" for file in files if (new := self._new_stacks(file))
-        )
-
-    def _new_stacks(self, file: Path) -> str:
-        size = file.stat().st_size if file.exists() else 0
-        seen, self._stacks_seen[file] = self._stacks_seen.get(file, 0), size
-        return hang.tidy(read_ends(file, seen, size))
-
-    def new_output(self) -> str:
-        """The output since the last call."""
-        return self._processes.new_output()
-
-    def _read_stacks(self) -> str:
-        return hang.tidy(read_ends(self.spec.stacks))
+    # -- results
 
     def _attempts(self, results: list[AttemptResult]) -> list[Attempt]:
         return [self._attempt(result) for result in results]
 
     def _attempt(self, result: AttemptResult) -> Attempt:
         """A result with everything that reports need."""
-        ranks = _rank_logs(Path(self.spec.ranks, name) for name in result.ranks)
+        files = self._processes.files
         return Attempt(
             test=self.unit.tests[result.test],
             outcome=result.outcome,
@@ -313,22 +269,11 @@ class RunningUnit:
             repetition=self.unit.repetition,
             number=self.unit.attempt,
             want=result.want,
-            output=read_ends(self.spec.log, *result.log),
-            ranks=ranks,
+            output=files.output(*result.log),
+            ranks=files.rank_logs(result.ranks),
             leftovers=result.leftovers,
             lease=self.lease,
             memory=result.memory,
             warnings=result.warnings,
             evicted=result.evicted,
         )
-
-
-def _rank_logs(directories: Iterable[Path]) -> tuple[RankLog, ...]:
-    """The logs and stacks of each rank, from all directories with files of ranks of one test."""
-    found: dict[int, dict[str, str]] = {}
-    for directory in directories:
-        for file in sorted(directory.rglob("rank*")):
-            if match := _RANK_FILE.match(file.name):
-                texts = found.setdefault(int(match[1]), {"log": "", "stacks": ""})
-                texts[match[2]] += read_ends(file)
-    return tuple(RankLog(rank, texts["log"], hang.tidy(texts["stacks"])) for rank, texts in sorted(found.items()))
