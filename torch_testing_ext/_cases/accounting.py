@@ -9,13 +9,11 @@ from contextlib import contextmanager
 from typing import Any
 
 from torch_testing_ext import launch
-from torch_testing_ext._marks.needs import TEST_SKIPS
+from torch_testing_ext._marks.needs import SKIP_BY_CODE, TEST_SKIPS
 from torch_testing_ext.launch import ERROR_EXIT_CODE
 
 __unittest = True
 __rank_frame__ = True  # keeps these frames out of the tracebacks of ranks
-
-_SKIP_BY_CODE = {skip.exit_code: skip for skip in TEST_SKIPS.values()}
 
 
 @contextmanager
@@ -72,8 +70,8 @@ def _account_for_exit(account: launch.AccountWriter, code: Any) -> None:
     """Record a sys.exit() of a test: with the exit code of a skip, it is a skip."""
     if account.account is not None:
         return
-    if code in _SKIP_BY_CODE:
-        account.skipped(_SKIP_BY_CODE[code].message, code)
+    if code in SKIP_BY_CODE:
+        account.skipped(SKIP_BY_CODE[code].message, code)
     elif code == ERROR_EXIT_CODE and account.sent_text is not None:
         account.failed_with((account.sent_text.strip() or "an exception").splitlines()[-1], account.sent_text)
     elif account.finished and not code:

@@ -28,18 +28,16 @@ from torch_testing_ext._machine.seeds import set_rng_seed
 from torch_testing_ext._marks.needs import Skipped, most_needed
 from torch_testing_ext._marks.settings_of_tests import kinds_on
 from torch_testing_ext._sanitizer.kinds import SanitizeKind
-from torch_testing_ext.launch import device_memory, settings
+from torch_testing_ext.launch import device_memory
 
-from . import accounting, launched_ranks, rank_environment, state_left_changed
-from .early_fork import fork_server_for
-from .invocation import command_of
-from .jobs import job_for_test
-from .rank_checks import sanitize_with, say_if_nothing_is_recorded
+from . import accounting, launched_ranks, state_left_changed
+from .process_case import ProcessRanksTestCase
+from .rank_checks import sanitize_with
 from .rank_life import run_rank
 from .rank_process import RankProcess
-from .ranked import PARENT, RankedTestCase, checked_world_size, own_cleanups
+from .ranked import PARENT, checked_world_size, own_cleanups
 from .state_left_changed import GlobalStateWarning
-from .verdicts import RankError, raise_verdict, with_expectations, without_our_traceback
+from .verdicts import RankError, raise_verdict, without_our_traceback
 
 if TYPE_CHECKING:
     from torch_testing_ext.launch.rounds import Round
@@ -54,7 +52,7 @@ _SHARES_DEVICES = tuple(name for name in NCCL if name != "nccl-legacy")
 LEAVE_TIMEOUT = 10.0  # seconds for idle ranks to exit
 
 
-class MultiProcContinuousTest(RankedTestCase):
+class MultiProcContinuousTest(ProcessRanksTestCase):
     """A test case whose tests run in the same ranks, which have a process group before the first test.
 
     `setUp` and `tearDown` run in the parent, the test methods in every rank. `world_size` defaults to the number of
@@ -62,30 +60,22 @@ class MultiProcContinuousTest(RankedTestCase):
     """
 
     _DECIDES_ABOUT_SKIPS = (
-        *RankedTestCase._DECIDES_ABOUT_SKIPS,
+        *ProcessRanksTestCase._DECIDES_ABOUT_SKIPS,
         *("_init_pg", "_run_test_given_id", "_worker_run_main_wait"),
     )
 
-    MAIN_PROCESS_RANK = PARENT
     world_size: Any = UNSET
     rank: int = UNSET
     rdvz_file: str | None = None
     timeout: timedelta = timedelta(seconds=120)  # of the process group
     poison_pill: bool = False  # a class that sets it skips the rest of its tests
     isolated: bool = False
-    fast_exit = True  # see MultiProcessTestCase
-
-    _round: Round | None = None  # in the ranks of a launcher
 
     # Read through `vars(cls)`: each class has its own and must not inherit them.
     _persistent_ranks: ClassVar[launch.PersistentRanks | None] = None
     _failures_of_ranks: ClassVar[list[str]] = []
     _ends_by_cleanup: ClassVar[bool] = False
     processes: ClassVar[list[RankProcess]] = []
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        launch.Named.of(cls)  # so that a fork server that starts later can find the class
 
     # -- for subclasses to override
 
@@ -182,17 +172,11 @@ class MultiProcContinuousTest(RankedTestCase):
             cls.addClassCleanup(cls._end_class)  # a subclass's tearDownClass may raise, or not call super()
         directory = launch.new_directory(cls.__qualname__)
         cls.rdvz_file = str(directory / "store")
-        say_if_nothing_is_recorded()
-        lease = rank_environment.leased(world_size, keep=True)
-        addresses = lease.__enter__()
-        cls.addClassCleanup(lease.__exit__, None, None, None)
-        job = job_for_test(
+        job = cls._job(
             _run_rank,
             world_size,
             directory,
-            addresses,
-            settings.read(),
-            cls,
+            cls.addClassCleanup,
             arguments={"rdvz_file": cls.rdvz_file},
             fast_exit=bool(cls.fast_exit),
             sanitize=sanitize_with(kinds_on(cls)),
@@ -260,9 +244,6 @@ class MultiProcContinuousTest(RankedTestCase):
 
     # -- the parent: a test
 
-    def _prepare_ranks(self) -> None:
-        fork_server_for(self, _run_rank)
-
     def setUp(self) -> None:
         super().setUp()
         self.rank = self.MAIN_PROCESS_RANK
@@ -271,7 +252,7 @@ class MultiProcContinuousTest(RankedTestCase):
         skip = self._known_skip()
         if skip is not None:
             raise Skipped(skip)
-        if launched_ranks.where() is not None:
+        if launch.this_launch() is not None:
             self._begin_in_place()
             return
         with without_our_traceback():
@@ -285,9 +266,7 @@ class MultiProcContinuousTest(RankedTestCase):
         self._check_backend()
         directory = launch.new_directory(type(self).__qualname__)
         self.addCleanup(launch.discard, directory)
-        self._round = launched_ranks.begin(
-            size, self._case(), directory, self._timeout(), self, self._collectives_may_differ(), self._sanitize()
-        )
+        self._round = self._begin_round(size, directory)
 
     def _run_in_place(self, together: Round) -> None:
         """Run the test with a group of its own: nothing replaces a process whose group a failure has broken."""
@@ -328,15 +307,9 @@ class MultiProcContinuousTest(RankedTestCase):
             return
         ranks = self._running_ranks()
         expected = launch.Expected(may_differ=self._collectives_may_differ())
-        try:
+        with self._interruptible():
             end = ranks.watch(self._timeout(), expected, self._endless())
-        except KeyboardInterrupt:
-            if not self._runs_under_unittest():
-                raise
-            self._interrupt()
-        verdict = end.verdict(self._case())
-        command = command_of(self, self._result)
-        verdict = with_expectations(verdict, str(self._files), len(end.reports), command)
+        verdict = self._with_expectations(end.verdict(self._case()), str(self._files), len(end.reports))
         state_changes = self._state_changes(end.reports)
         if ranks.is_over or state_changes or self.isolated:
             self._dismiss_ranks()
@@ -383,6 +356,9 @@ def _run_rank(context: launch.RankContext, cls: type[MultiProcContinuousTest], r
             _run_task(cls, task)
 
     run_rank(context, body, ends_process=False)
+
+
+launch.Named.of(_run_rank)
 
 
 def _run_task(cls: type[MultiProcContinuousTest], task: launch.Task) -> None:

@@ -13,13 +13,11 @@ from contextlib import suppress
 from typing import Any
 
 from torch_testing_ext import launch
-from torch_testing_ext._marks.needs import TEST_SKIPS
+from torch_testing_ext._marks.needs import SKIP_BY_CODE
 from torch_testing_ext._process import grace, reaping
 from torch_testing_ext.launch import RankAccount, RankEnding, RankReport
 
 __unittest = True
-
-_SKIPS = {skip.exit_code: skip for skip in TEST_SKIPS.values()}
 
 
 def verdict(
@@ -125,8 +123,8 @@ class _Watched:
     def _account(self, rank: int, code: int | None, at: float) -> RankAccount | None:
         if code == 0:
             return RankAccount(RankEnding.PASSED, self.began, at)
-        if code in _SKIPS:
-            return RankAccount(RankEnding.SKIPPED, self.began, at, _SKIPS[code].message, code=code)
+        if code in SKIP_BY_CODE:
+            return RankAccount(RankEnding.SKIPPED, self.began, at, SKIP_BY_CODE[code].message, code=code)
         if code == launch.ERROR_EXIT_CODE and (text := self._texts.get(rank)):
             summary = text.strip().splitlines()[-1]
             return RankAccount(RankEnding.ERROR, self.began, at, summary, text, code, cause=launch.cause_in(summary))

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from torch_testing_ext import launch
 from torch_testing_ext._machine import seeds
+from torch_testing_ext._process.logs import text_of
 from torch_testing_ext.launch import settings
 
 from . import rank_environment, ranked
-from .rank_checks import sanitize_with, say_if_nothing_is_recorded
+from .rank_checks import sanitize_with
 from .verdicts import raise_verdict, without_our_traceback
 
 __unittest = True
@@ -60,7 +60,6 @@ def run_to_end(
     __tracebackhide__ = True
     with without_our_traceback():
         chosen = settings.read()
-        say_if_nothing_is_recorded()
         checks = sanitize_with(sanitize)
         directory = launch.new_directory(case.name)
     try:
@@ -71,20 +70,14 @@ def run_to_end(
 
             limit = None if chosen.debug_rank is not None else timeout or ranked.TIMEOUT_DEFAULT
             verdict = launch.watch(start(make_job), limit, expected).verdict(case)
-        outputs = tuple(_output(directory, rank) for rank in range(world_size))
+        # A rank that is debugged has the terminal, and no file.
+        outputs = tuple(text_of(directory / f"rank{rank}.log") for rank in range(world_size))
         if verdict.outcome is launch.Outcome.PASSED:
             _print(outputs)
     finally:
         launch.discard(directory)
     raise_verdict(verdict)
     return outputs
-
-
-def _output(directory: Path, rank: int) -> str:
-    """Read what a rank has printed; nothing if it is debugged, since it has the terminal."""
-    with suppress(OSError):
-        return (directory / f"rank{rank}.log").read_text(errors="replace")
-    return ""
 
 
 def _print(outputs: Iterable[str]) -> None:

@@ -22,7 +22,6 @@ from torch_testing_ext.launch.job import Sanitize
 from torch_testing_ext.launch.sanitizer_logs import log_of
 
 from . import accounting, group_creation, rank_life
-from .rank_checks import say_if_nothing_is_recorded
 from .verdicts import rank_error, say
 
 if TYPE_CHECKING:  # few processes are started by a launcher: the others import nothing of this
@@ -33,11 +32,6 @@ __unittest = True
 __rank_frame__ = True
 
 this_launch()  # before a test changes the variables
-
-
-def where() -> launch.Launched | None:
-    """Describe this process as its launcher does; None if no launcher has started it."""
-    return this_launch()
 
 
 def size() -> int:
@@ -88,7 +82,6 @@ def begin(
     if why := wrong_size(world_size):
         raise Skipped(TestSkip(TEST_SKIPS["small_worldsize"].exit_code, why))
     try:
-        say_if_nothing_is_recorded()
         sanitize = sanitize or Sanitize()
         _say_if_hashes_are_alike(sanitize)
         return _member().of_this_process().begin(case, str(directory), timeout, may_differ, sanitize)

@@ -22,18 +22,15 @@ import torch
 from torch_testing_ext import launch
 from torch_testing_ext._asserts import expectations
 from torch_testing_ext._machine.seeds import set_rng_seed
-from torch_testing_ext._marks.needs import TEST_SKIPS, Skipped, TestSkip
-from torch_testing_ext.launch import settings
+from torch_testing_ext._marks.needs import SKIP_BY_CODE, Skipped, TestSkip
 
-from . import foreign_ranks, invocation, launched_ranks, rank_environment, ranked
+from . import foreign_ranks, invocation, launched_ranks, ranked
 from .accounting import account_for
-from .early_fork import fork_server_for
-from .jobs import job_for_test
-from .rank_checks import say_if_nothing_is_recorded
+from .process_case import ProcessRanksTestCase
 from .rank_life import leave_process_group, run_rank
 from .rank_process import PipeFromRank, PipeToParent, RankEvent, RankProcess, UnstartedRank, account_behind
-from .ranked import PARENT, RankedTestCase, own_cleanups
-from .verdicts import print_leftovers, raise_verdict, with_expectations, without_our_traceback
+from .ranked import own_cleanups
+from .verdicts import print_leftovers, raise_verdict, without_our_traceback
 
 if TYPE_CHECKING:
     from torch_testing_ext.launch.rounds import Round
@@ -41,36 +38,26 @@ if TYPE_CHECKING:
 __unittest = True  # keeps these frames out of unittest's tracebacks: the message is complete
 __rank_frame__ = True  # and out of the tracebacks of ranks
 
-_SKIPS = {skip.exit_code: skip.message for skip in TEST_SKIPS.values()}
 
-
-class MultiProcessTestCase(RankedTestCase):
+class MultiProcessTestCase(ProcessRanksTestCase):
     """A test case whose test methods run in fresh processes, one for each rank; `setUp` must start them."""
 
     _DECIDES_ABOUT_SKIPS = (
-        *RankedTestCase._DECIDES_ABOUT_SKIPS,
+        *ProcessRanksTestCase._DECIDES_ABOUT_SKIPS,
         *("_run", "run_test", "join_or_run", "init_pg"),
         *("_start_processes", "_join_processes", "_check_return_codes"),
     )
 
-    MAIN_PROCESS_RANK = PARENT
     TEST_ERROR_EXIT_CODE = launch.ERROR_EXIT_CODE
-    # A rank exits without destroying the gloo groups that it still has, which saves 10 ms a connection.
-    fast_exit = True
 
     # Set by setUp: ranks have only `file_name`.
     file_name: str
     processes: list[Any]
     pid_to_pipe: dict[int, Any]
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        launch.Named.of(cls)  # so that a fork server that starts later can find the class
-
     def __init__(self, method_name: str = "runTest", methodName: str = "runTest") -> None:
         super().__init__(method_name, methodName)
         self._launched: launch.Run | None = None
-        self._round: Round | None = None
         self._directory: Path | None = None
         self._skip: TestSkip | None = None
         self._verdict = launch.Verdict(launch.Outcome.PASSED)
@@ -115,9 +102,6 @@ class MultiProcessTestCase(RankedTestCase):
 
     # -- the parent
 
-    def _prepare_ranks(self) -> None:
-        fork_server_for(self, _run_rank)
-
     def setUp(self) -> None:
         super().setUp()
         self.special_return_code_checks: dict[Any, int] = {}
@@ -141,8 +125,9 @@ class MultiProcessTestCase(RankedTestCase):
         if self._directory is None:
             raise self._error(f"{type(self).__qualname__}.setUp() must call super().setUp() first")
         self._skip = self._known_skip()
-        if self._skip is None and launched_ranks.where() is not None:
-            self._begin_in_place()
+        if self._skip is None and launch.this_launch() is not None:
+            self._round = self._begin_round(self._checked_world_size(), self._directory)
+            self.file_name = str(Path(self._round.directory, "store"))
         elif self._skip is None:
             self._start_processes(torch.multiprocessing.get_context("spawn").Process)
         else:
@@ -155,44 +140,23 @@ class MultiProcessTestCase(RankedTestCase):
         self._start_ranks(self._checked_world_size(), self._directory)
 
     def _start_ranks(self, world_size: int, directory: Path) -> None:
-        say_if_nothing_is_recorded()
-        lease = rank_environment.leased(world_size, keep=True)
-        addresses = lease.__enter__()
-        self.addCleanup(lease.__exit__, None, None, None)
-        job = job_for_test(
+        job = self._job(
             _run_rank,
             world_size,
             directory,
-            addresses,
-            settings.read(),
-            type(self),
+            self.addCleanup,
             arguments={
                 "test_name": self._current_test_name(),
                 "file_name": self.file_name,
                 "options": self._options_of_run(),
             },
-            skips=_SKIPS,
+            skips={code: skip.message for code, skip in SKIP_BY_CODE.items()},
             sanitize=self._sanitize(),
         )
         with without_our_traceback():
             self._launched = launch.launch(job)
         self.processes = [RankProcess(self._launched, rank) for rank in range(world_size)]
         self.pid_to_pipe = {pid: PipeFromRank(self._launched, rank) for rank, pid in enumerate(self._launched.pids)}
-
-    def _begin_in_place(self) -> None:
-        """A launcher has started this process as a rank: begin the test together with the others."""
-        assert self._directory is not None
-        size = self._checked_world_size()
-        self._round = launched_ranks.begin(
-            size,
-            self._case(),
-            self._directory,
-            self._timeout(),
-            self,
-            self._collectives_may_differ(),
-            self._sanitize(),
-        )
-        self.file_name = str(Path(self._round.directory, "store"))
 
     def _run_in_place(self, together: Round) -> launch.Verdict:
         __tracebackhide__ = True
@@ -204,7 +168,7 @@ class MultiProcessTestCase(RankedTestCase):
         verdict = launched_ranks.run(together, body)
         launched_ranks.stop_if_asked(self._result)
         if launched_ranks.is_first():
-            verdict = self._checked_for_expectations(verdict, self._checked_world_size())
+            verdict = self._with_expectations(verdict, self.file_name, self._checked_world_size())
         return verdict
 
     def _join_processes(self, fn: Callable[[], Any]) -> None:
@@ -226,7 +190,7 @@ class MultiProcessTestCase(RankedTestCase):
         else:
             verdict = self._wait_for_verdict(fn)
             assert self._launched is not None
-            self._verdict = self._checked_for_expectations(verdict, self._launched.job.world_size)
+            self._verdict = self._with_expectations(verdict, self.file_name, self._launched.job.world_size)
         self._check_return_codes(fn, launch.now() - began)
 
     def _get_timedout_process_traceback(self) -> None:
@@ -246,12 +210,8 @@ class MultiProcessTestCase(RankedTestCase):
             setup = f"{type(self).__qualname__}.setUp()"
             raise self._error(f"no ranks were started: {setup} must call self._spawn_processes()")
         expected = self._expected(fn)
-        try:
+        with self._interruptible():
             outcome = launch.watch(self._launched, self._timeout(), expected, self._get_timedout_process_traceback)
-        except KeyboardInterrupt:
-            if not self._runs_under_unittest():
-                raise
-            self._interrupt()
         verdict = outcome.verdict(self._case())
         if note := invocation.verdict_note(outcome.reports, expected, verdict):
             verdict = replace(verdict, message=f"{verdict.message}\n\n{note}")
@@ -263,9 +223,6 @@ class MultiProcessTestCase(RankedTestCase):
         return launch.Expected(
             fn in self.skip_return_code_checks, self.special_return_code_checks.get(fn), self._collectives_may_differ()
         )
-
-    def _checked_for_expectations(self, verdict: launch.Verdict, world_size: int) -> launch.Verdict:
-        return with_expectations(verdict, self.file_name, world_size, invocation.command_of(self, self._result))
 
     def _options_of_run(self) -> dict[str, Any]:
         return _accepted_by(self._run, {"fake_pg": getattr(self, "fake_pg", False)})
@@ -344,6 +301,9 @@ def _run_rank(
             context.account.passed()
 
     run_rank(context, body, ends_process=False, leaves_groups=False, reports_imports=True)
+
+
+launch.Named.of(_run_rank)
 
 
 def _pipe_of(context: launch.RankContext, cls: type[MultiProcessTestCase]) -> PipeToParent:

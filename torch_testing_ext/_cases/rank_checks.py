@@ -37,7 +37,11 @@ def why_not_sanitized() -> str | None:
 
 
 def sanitize_with(kinds: Iterable[str]) -> Sanitize:
-    """Choose the sanitizer's checks for the ranks of a test that names these kinds; none if there can be none."""
+    """Choose the sanitizer's checks for the ranks of a test that names these kinds; none if there can be none.
+
+    Says once if their collectives cannot be compared.
+    """
+    say_if_nothing_is_recorded()
     chosen = settings.read().for_ranks(kinds)
     return Sanitize() if chosen and why_not_sanitized() is not None else chosen
 

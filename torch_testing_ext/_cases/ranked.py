@@ -11,7 +11,7 @@ import os
 import unittest
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar
 
 from torch_testing_ext import launch
 from torch_testing_ext._asserts import expectations
@@ -25,7 +25,7 @@ from .accounting import subtests_of
 from .invocation import command_of
 from .rank_checks import sanitize_with
 from .test_case import TestCase, clean_expected
-from .verdicts import Interrupted, RankError, rank_error
+from .verdicts import RankError, rank_error
 
 __unittest = True  # keeps these frames out of unittest's tracebacks: the message is complete
 __rank_frame__ = True  # and out of the tracebacks of ranks
@@ -120,16 +120,6 @@ class RankedTestCase(TestCase):
 
     def _checked_world_size(self) -> int:
         return checked_world_size(self.world_size, f"{type(self).__qualname__}.world_size")  # type: ignore[attr-defined]
-
-    def _interrupt(self) -> NoReturn:
-        """Stop the run so that unittest still prints its summary."""
-        self._result.stop()
-        self._result.interrupted = True
-        raise Interrupted(f"{self._short_name()} was interrupted; its ranks have been ended") from None
-
-    def _runs_under_unittest(self) -> bool:
-        """False under pytest, whose result object is not a unittest.TestResult."""
-        return isinstance(self._result, unittest.TestResult)
 
     def _case(self) -> launch.Case:
         return launch.Case(self._short_name(), command_of(self, self._result), source_file(type(self)))

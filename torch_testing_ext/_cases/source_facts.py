@@ -9,6 +9,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from torch_testing_ext._process.logs import text_of
+
 # The first use of these imports dynamo. A file that only mentions one loses the time of that one import.
 _DYNAMO = re.compile(
     r"\b(?:DistributedDataParallel|FullyShardedDataParallel|fully_shard|parallelize_module"
@@ -35,11 +37,8 @@ class SourceFacts:
 
 
 def facts_of(file: str) -> SourceFacts:
-    """Of a file that cannot be read, nothing is known."""
-    try:
-        source = Path(file).read_text(errors="replace")
-    except OSError:
-        return SourceFacts()
+    """Return what a file tells: nothing, if it cannot be read."""
+    source = text_of(Path(file))
     uses_dynamo = bool(_DYNAMO.search(source))
     return SourceFacts(
         fsdp=bool(_FSDP.search(source)),

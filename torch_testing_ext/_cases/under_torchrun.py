@@ -25,7 +25,7 @@ from torch_testing_ext.launch.rank_report import add_recorders
 from torch_testing_ext.launch.sanitizer_logs import Logs, log_of, records_of
 
 from . import ranked
-from .rank_checks import sanitize_with, say_if_nothing_is_recorded
+from .rank_checks import sanitize_with
 from .verdicts import RankError, raise_verdict, say, say_once
 
 __unittest = True
@@ -38,7 +38,6 @@ _END_TIMEOUT = 5.0
 def run(script: Path, words: list[str], size: int, env: Mapping[str, str], timeout: float | None) -> str:
     """Run a script under torchrun; return its output. Raises the verdict on its ranks, unless all pass."""
     __tracebackhide__ = True
-    say_if_nothing_is_recorded()
     sanitize = sanitize_with(())
     if SanitizeKind.HASH in sanitize.kinds:
         say_once("ranks that torchrun starts are not checked for: hash")

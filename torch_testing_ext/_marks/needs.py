@@ -49,6 +49,7 @@ TEST_SKIPS: dict[str, TestSkip] = {
     **{f"multi-device-{n}": _devices_skip(n, code) for n, code in _DEVICE_CODES.items()},
     **{f"multi-gpu-{n}": _devices_skip(n, code) for n, code in _DEVICE_CODES.items()},
 }
+SKIP_BY_CODE = {skip.exit_code: skip for skip in TEST_SKIPS.values()}
 
 
 def too_few_devices(count: int) -> TestSkip:

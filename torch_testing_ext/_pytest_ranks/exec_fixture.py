@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from torch_testing_ext import launch
-from torch_testing_ext._cases import launched_ranks, spawning
+from torch_testing_ext._cases import spawning
 from torch_testing_ext._cases.distributed_exec import DistributedFixture
 from torch_testing_ext._machine import environment
 from torch_testing_ext._marks import needs
@@ -27,7 +27,7 @@ def run(cls: type[DistributedFixture], request: Any, given: dict[str, Any]) -> D
     __tracebackhide__ = True
     settings = settings_of(cls)
     spec = spec_for(cls.world_size, {}, settings)
-    if (where := launched_ranks.where()) is not None:
+    if (where := launch.this_launch()) is not None:
         pytest.skip(f"{cls.__name__} starts ranks of its own, and a launcher has started {where.world_size}")
     if spec.devices and (skip := needs.devices(spec.devices).unmet()) is not None:
         pytest.skip(f"{cls.__name__}: {skip.message}")

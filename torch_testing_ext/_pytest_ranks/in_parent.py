@@ -19,9 +19,9 @@ import pytest
 
 from torch_testing_ext import launch
 from torch_testing_ext._cases import invocation, launched_ranks, rank_environment, ranked
-from torch_testing_ext._cases.expected_imports import expected_imports
 from torch_testing_ext._cases.jobs import job_for_test
-from torch_testing_ext._cases.rank_checks import sanitize_with, say_if_nothing_is_recorded
+from torch_testing_ext._cases.process_case import expected_imports
+from torch_testing_ext._cases.rank_checks import sanitize_with
 from torch_testing_ext._cases.verdicts import RankError, print_leftovers, raise_verdict, without_our_traceback
 from torch_testing_ext._marks import needs
 from torch_testing_ext._marks.settings_of_tests import kinds_on, may_differ
@@ -37,7 +37,7 @@ from .reports import LONGEST_SECTION
 
 def set_up(item: Any, spec: RankSpec) -> None:
     """Prepare the set-up of a test: skip it if there are too few devices, and leave out the fixtures of ranks."""
-    if launched_ranks.where() is not None and (why := launched_ranks.wrong_size(spec.world_size)):
+    if launch.this_launch() is not None and (why := launched_ranks.wrong_size(spec.world_size)):
         raise pytest_internals.skip_at_test(why)
     are_fake = spec.devices <= len(settings.read().fake_devices)
     if not are_fake and (skip := needs.devices(spec.devices).unmet()) is not None:
@@ -53,12 +53,11 @@ def set_up(item: Any, spec: RankSpec) -> None:
 def run(item: Any, spec: RankSpec) -> None:
     """Run a test in ranks; raise what it would raise without them, for all of them together."""
     __tracebackhide__ = True
-    if launched_ranks.where() is not None:
+    if launch.this_launch() is not None:
         _run_in_place(item, spec)
         return
     with without_our_traceback():
         chosen = settings.read()
-    say_if_nothing_is_recorded()
     chosen = replace(chosen, debug_rank=debugging.rank_of(item.config, chosen.debug_rank, spec.world_size))
     debugging.leave_to_ranks(item.config)
     for name in (*expected_imports(str(item.path)), *launch.preload_hints()):

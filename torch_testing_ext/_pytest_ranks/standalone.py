@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from torch_testing_ext import launch
-from torch_testing_ext._cases import launched_ranks, ranked
+from torch_testing_ext._cases import ranked
 from torch_testing_ext._cases.verdicts import RankError, RankFailure
 from torch_testing_ext._process import messages, system
 from torch_testing_ext._process.exits import describe_exit
@@ -44,7 +44,7 @@ _BEYOND_RANKS = 60.0
 
 def set_up(item: Any) -> None:
     """Prepare the set-up of a test: leave all of its fixtures to the new interpreter."""
-    if (where := launched_ranks.where()) is not None:
+    if (where := launch.this_launch()) is not None:
         why = f"a standalone test starts an interpreter of its own, and a launcher has started {where.world_size} ranks"
         raise pytest_internals.skip_at_test(why)
     item.funcargs.update(dict.fromkeys(item.fixturenames))

@@ -309,11 +309,11 @@ def launch_from_here(job: Job, inherited: Any = None) -> Run:
         raise
 
 
-def prepare(body: Named, subject: Named, imports: tuple[str, ...] = ()) -> None:
+def prepare(subject: Named, imports: tuple[str, ...] = ()) -> None:
     """Fork the fork server now, if that is possible: the ranks of such a job have the state of the process as it is.
 
     Does nothing where there is one, or where ranks have to be started in another way. A server only knows things that
-    were named before it was forked, as the first two arguments are. `imports`: modules that the ranks will need.
+    were named before it was forked. `imports`: modules that the ranks will need.
     """
     with suppress(CannotStart):  # the launch will say why
         launcher().prepare(subject, imports)

@@ -14,9 +14,8 @@ from kit.outcomes import outcome_of
 from kit.ranks import Ranks, outcome_and_told, ranks_told
 
 from torch_testing_ext import launch
-from torch_testing_ext._cases import early_fork, ranked
-from torch_testing_ext._cases.expected_imports import expected_imports
-from torch_testing_ext._cases.multi_process import _run_rank
+from torch_testing_ext._cases import process_case, ranked
+from torch_testing_ext._cases.process_case import expected_imports
 from torch_testing_ext.common_distributed import (
     TEST_SKIPS,
     MultiProcContinuousTest,
@@ -144,7 +143,7 @@ class TestBadNeeds(TestCase):
         """Any other error is one of the need: it is raised again, and shown, when the ranks are to start."""
         for error, may_skip in ((AttributeError("no processes yet"), True), (ValueError("a bug"), False)):
             with mock.patch.object(HasBadNeed, "error", error, create=True):
-                self.assertEqual(early_fork._skips_without_set_up(HasBadNeed("passes")), may_skip)
+                self.assertEqual(process_case._skips_without_set_up(HasBadNeed("passes")), may_skip)
                 seen = outcome_of(HasBadNeed("passes"))
                 self.assertEqual((seen.outcome, str(error) in seen.message), ("error", True), seen.message)
 
@@ -224,21 +223,21 @@ class TestExpectedImports(TestCase):
     def test_ranks_find_them(self):
         launch.close()
         self.addCleanup(launch.close)
-        launch.prepare(launch.Named.of(_run_rank), launch.Named.of(Imports), ("tabnanny",))
+        launch.prepare(launch.Named.of(Imports), ("tabnanny",))
         self.assertEqual(ranks_told(Imports("tells")), [True] * 2)
         self.assertNotIn("tabnanny", sys.modules)
 
     def test_they_are_hints(self):
         launch.close()
         self.addCleanup(launch.close)
-        launch.prepare(launch.Named.of(_run_rank), launch.Named.of(Imports), ("tabnanny",))
+        launch.prepare(launch.Named.of(Imports), ("tabnanny",))
         self.addCleanup(launch.client.launcher().preload_hints.pop, "tabnanny", None)
         self.assertIn("tabnanny", launch.preload_hints())
 
     def test_also_if_the_launch_comes_before_the_import(self):
         launch.close()
         self.addCleanup(launch.close)
-        launch.prepare(launch.Named.of(_run_rank), launch.Named.of(Imports))
+        launch.prepare(launch.Named.of(Imports))
         server = launch.client.launcher().server
         os.kill(server.pid, signal.SIGSTOP)
         server.send(Preload(("tabnanny",), at_once=True))
@@ -257,7 +256,7 @@ class TestExpectedImports(TestCase):
         self.addCleanup(launch.close)
         self.addCleanup(launch.client.launcher().preload_hints.pop, "no_such_module", None)
         with tempfile.TemporaryFile("w+") as stderr, mock.patch.object(sys, "stderr", stderr):
-            launch.prepare(launch.Named.of(_run_rank), launch.Named.of(Imports), ("no_such_module",))
+            launch.prepare(launch.Named.of(Imports), ("no_such_module",))
             self.assertEqual(ranks_told(Imports("tells")), [False] * 2)
             stderr.seek(0)
             self.assertIn("importing no_such_module failed: ModuleNotFoundError: No module named", stderr.read())

@@ -45,13 +45,13 @@ class TestEnvironment(MultiProcessTestCase):
 
     def test_a_process_that_a_rank_starts_is_not_taken_for_a_rank(self):
         """No GPU is involved."""
-        code = "from torch_testing_ext._cases import launched_ranks; print(launched_ranks.where())"
+        code = "from torch_testing_ext._cases import launched_ranks; print(launched_ranks.this_launch())"
         run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
         self.assertEqual("None", run.stdout.strip(), run.stderr)
 
     def test_a_launcher_in_a_rank_is_seen(self):
         """No GPU is involved."""
-        code = "from torch_testing_ext._cases import launched_ranks; print(launched_ranks.where().rank)"
+        code = "from torch_testing_ext._cases import launched_ranks; print(launched_ranks.this_launch().rank)"
         variables = {**os.environ, "RANK": str(self.rank), "WORLD_SIZE": "2", "MASTER_PORT": "1234"}
         run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=variables)
         self.assertEqual(str(self.rank), run.stdout.strip(), run.stderr)

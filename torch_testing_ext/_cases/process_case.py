@@ -1,0 +1,110 @@
+"""The common base of tests whose ranks are processes, fresh or persistent.
+
+The fork server of a test is forked before its setUp: ranks get the state that this process has then, not later. New
+processes lack what setUp leaves in the parent, so ranks must lack it, too.
+"""
+
+from __future__ import annotations
+
+import functools
+import unittest
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch_testing_ext import launch
+from torch_testing_ext._torch.process_state import DYNAMO, INDUCTOR
+from torch_testing_ext.launch import settings
+
+from . import launched_ranks, rank_environment
+from .invocation import command_of
+from .jobs import job_for_test
+from .ranked import PARENT, RankedTestCase
+from .source_facts import facts_of
+from .verdicts import Interrupted, with_expectations
+
+if TYPE_CHECKING:
+    from torch_testing_ext.launch.rounds import Round
+
+__unittest = True  # keeps these frames out of unittest's tracebacks: the message is complete
+__rank_frame__ = True  # and out of the tracebacks of ranks
+
+
+class ProcessRanksTestCase(RankedTestCase):
+    """A test case whose ranks are processes of ours, or those of a launcher, in which the tests run in place."""
+
+    MAIN_PROCESS_RANK = PARENT
+    # A rank exits without destroying the gloo groups that it still has, which saves 10 ms a connection.
+    fast_exit = True
+
+    _round: Round | None = None  # in the ranks of a launcher
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        launch.Named.of(cls)  # so that a fork server that starts later can find the class
+
+    def _prepare_ranks(self) -> None:
+        """Fork the server for the ranks of this test, unless it will start none."""
+        if launch.this_launch() is None and not self._is_rank() and not _skips_without_set_up(self):
+            subject = launch.Named.of(type(self))
+            launch.prepare(subject, expected_imports(subject.file or ""))
+
+    @classmethod
+    def _job(
+        cls,
+        body: Callable[..., None],
+        world_size: int,
+        directory: Path,
+        add_cleanup: Callable[..., Any],
+        **others: Any,
+    ) -> launch.Job:
+        """Make the job of the ranks. Their ports are leased until the clean-up."""
+        lease = rank_environment.leased(world_size, keep=True)
+        addresses = lease.__enter__()
+        add_cleanup(lease.__exit__, None, None, None)
+        return job_for_test(body, world_size, directory, addresses, settings.read(), cls, **others)
+
+    def _begin_round(self, world_size: int, directory: Path) -> Round:
+        """Begin the test in a process that a launcher has started as a rank, together with the others."""
+        may_differ, sanitize = self._collectives_may_differ(), self._sanitize()
+        return launched_ranks.begin(world_size, self._case(), directory, self._timeout(), self, may_differ, sanitize)
+
+    @contextmanager
+    def _interruptible(self) -> Iterator[None]:
+        """Let Ctrl-C stop the run so that unittest still prints its summary."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            if not isinstance(self._result, unittest.TestResult):  # that of pytest
+                raise
+            self._result.stop()
+            self._result.interrupted = True  # type: ignore[attr-defined]
+            raise Interrupted(f"{self._short_name()} was interrupted; its ranks have been ended") from None
+
+    def _with_expectations(self, verdict: launch.Verdict, path: str, world_size: int) -> launch.Verdict:
+        return with_expectations(verdict, path, world_size, command_of(self, self._result))
+
+
+def _skips_without_set_up(test: RankedTestCase) -> bool:
+    method = getattr(test, test._testMethodName, None)
+    if any(getattr(one, "__unittest_skip__", False) for one in (type(test), method)):
+        return True
+    try:
+        return test._known_skip() is not None
+    except AttributeError:
+        return True  # a need that reads what setUp has yet to set: it may skip
+    except Exception:
+        return False  # raised again, and then shown, when setUp starts the ranks
+
+
+@functools.cache
+def expected_imports(file: str) -> tuple[str, ...]:
+    """Return the modules that the ranks of a test file will import by themselves, told by the names in the file.
+
+    Without this, each rank of the first test imports them, which takes seconds, and the fork server once more.
+    """
+    facts = facts_of(file)
+    if not facts.dynamo:
+        return ()
+    return (DYNAMO, INDUCTOR) if facts.inductor else (DYNAMO,)
