@@ -9,6 +9,7 @@ import unittest
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 
 from torch_testing_ext import launch
 from torch_testing_ext._asserts import expectations
@@ -25,12 +26,14 @@ class RankError(RuntimeError, AssertionError):
     """A rank raised, crashed, hung or got lost. The message covers all ranks."""
 
     outcome = launch.Outcome.ERROR
+    cause_of_failure = launch.Cause.OWN
 
 
 class RankFailure(AssertionError, RuntimeError):
     """An assertion failed in a rank, or the ranks disagree. The message covers all ranks."""
 
     outcome = launch.Outcome.FAILED
+    cause_of_failure = launch.Cause.OWN
 
 
 class Interrupted(Exception):
@@ -44,7 +47,7 @@ class RankWarning(UserWarning):
 def rank_error(verdict: launch.Verdict, test: unittest.TestCase | None = None) -> RankError:
     """Make the exception for a verdict that is an error; `test` is the one that will raise it."""
     error = RankError(verdict.message)
-    error.outcome = verdict.outcome
+    error.outcome, error.cause_of_failure = verdict.outcome, verdict.cause
     if test is not None and test.failureException is AssertionError:
         # To unittest, an exception that derives from this is a failure, any other an error.
         test.failureException = RankFailure
@@ -64,7 +67,9 @@ def raise_verdict(verdict: launch.Verdict, name: str = "", test: unittest.TestCa
         case launch.Outcome.SKIPPED:
             raise Skipped(TestSkip(verdict.code or TEST_SKIPS["generic"].exit_code, verdict.message))
         case launch.Outcome.FAILED:
-            raise RankFailure(verdict.message)
+            failure = RankFailure(verdict.message)
+            failure.cause_of_failure = verdict.cause
+            raise failure
         case _:
             raise rank_error(verdict, test)
 
@@ -77,7 +82,7 @@ def with_expectations(verdict: launch.Verdict, path: str, world_size: int, comma
         return verdict
     if passed:
         return launch.Verdict(launch.Outcome.FAILED, f"{disagreement}\n\nTo run it alone:\n  {command}")
-    return launch.Verdict(verdict.outcome, f"{verdict.message}\n\n{disagreement}", verdict.culprit)
+    return replace(verdict, message=f"{verdict.message}\n\n{disagreement}")
 
 
 def print_leftovers(name: str, reports: Iterable[launch.RankReport]) -> None:

@@ -53,6 +53,7 @@ class Judgement:
     phase: str = ""  # "set-up" or "tear-down", if it failed there
     verdict: launch.Outcome | None = None  # on ranks, if the report is of one
     need: str | None = None  # which a test that skips has in vain
+    cause: launch.Cause = launch.Cause.OWN  # of a failure
 
 
 def judge(report: Any, error: BaseException | None = None) -> Judgement:
@@ -85,6 +86,7 @@ def _judge_failure(report: Any, error: BaseException | None) -> Judgement:
         text,
         "" if report.when == "call" else _PHASES.get(report.when, ""),
         verdict if isinstance(verdict, launch.Outcome) else None,
+        cause=launch.cause_in(title) if error is None else launch.cause_of(error),
     )
 
 

@@ -19,6 +19,7 @@ _LOST_PEER = re.compile(
 )
 # gloo's waits, TCPStore, HashStore ("Wait timeout")
 _GAVE_UP = re.compile(r"timed out waiting|timed out after .* waiting|wait timeout", re.IGNORECASE)
+_PORT_IN_USE = re.compile(r"EADDRINUSE|address already in use", re.IGNORECASE)
 
 
 def says_peer_is_lost(message: str) -> bool:
@@ -29,3 +30,8 @@ def says_peer_is_lost(message: str) -> bool:
 def says_wait_timed_out(message: str) -> bool:
     """Tell whether a collective or a store gave up waiting for other ranks. torch 2.11 to 2.15."""
     return bool(_GAVE_UP.search(message))
+
+
+def says_port_is_in_use(message: str) -> bool:
+    """Tell whether a store or a backend could not listen, since a port is in use. torch 2.11 to 2.15."""
+    return bool(_PORT_IN_USE.search(message))

@@ -1,24 +1,49 @@
-"""Whether a rank failed by itself or because of its peers, told from the exception where it is caught."""
+"""The cause of a failure: the test itself, its peers or another process. The exception tells it, where it is caught."""
 
 from __future__ import annotations
 
 import enum
 import errno
 import sys
+from collections.abc import Iterator
 
 
 class Cause(enum.Enum):
-    """The cause of an exception, as far as it decides which rank is the culprit."""
+    """The cause of an exception, as far as it decides which rank is the culprit, or whether the test runs again."""
 
     OWN = "own"
     LOST_PEER = "lost peer"  # another rank has ended
     TIMED_OUT = "timed out"  # other ranks have not come to a collective
+    PORT_IN_USE = "port in use"  # by another process, which may be another test
+
+    @property
+    def is_of_peers(self) -> bool:
+        """Does the exception follow from what other ranks do?"""
+        return self in (Cause.LOST_PEER, Cause.TIMED_OUT)
 
 
 _OF_LOST_CONNECTIONS = (errno.ECONNRESET, errno.ECONNREFUSED, errno.ECONNABORTED, errno.EPIPE)
+_CAUSE_BY_ERRNO = {**dict.fromkeys(_OF_LOST_CONNECTIONS, Cause.LOST_PEER), errno.EADDRINUSE: Cause.PORT_IN_USE}
 
 
 def cause_of(error: BaseException) -> Cause:
+    """Classify an exception. A port in use is also the cause of those that are raised for its error."""
+    if any(_cause_of_one(one) is Cause.PORT_IN_USE for one in _led_to(error)):
+        return Cause.PORT_IN_USE
+    return _cause_of_one(error)
+
+
+def _led_to(error: BaseException) -> Iterator[BaseException]:
+    """Yield an exception and those that it was raised for, as a traceback shows them."""
+    current: BaseException | None = error
+    seen: set[int] = set()
+    while current is not None and id(current) not in seen:
+        seen.add(id(current))
+        yield current
+        current = current.__cause__ or (None if current.__suppress_context__ else current.__context__)
+
+
+def _cause_of_one(error: BaseException) -> Cause:
     """Classify an exception by its type and errno; where torch uses one type for everything, by its first line.
 
     An exception of this package says its cause itself, as `cause_of_failure`.
@@ -27,7 +52,7 @@ def cause_of(error: BaseException) -> Cause:
     if isinstance(declared, Cause):
         return declared
     if isinstance(error, OSError) and error.errno is not None:
-        return Cause.LOST_PEER if error.errno in _OF_LOST_CONNECTIONS else Cause.OWN
+        return _CAUSE_BY_ERRNO.get(error.errno, Cause.OWN)
     if isinstance(error, (RuntimeError, OSError)):
         try:
             return cause_in(str(error).strip().partition("\n")[0])
@@ -42,6 +67,8 @@ def cause_in(summary: str) -> Cause:
         return Cause.OWN
     from torch_testing_ext import _torch
 
+    if _torch.errors.says_port_is_in_use(summary):
+        return Cause.PORT_IN_USE
     if _torch.errors.says_peer_is_lost(summary):
         return Cause.LOST_PEER
     return Cause.TIMED_OUT if _torch.errors.says_wait_timed_out(summary) else Cause.OWN

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import signal
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch_testing_ext._collectives.creation import suspected_creation
 from torch_testing_ext._collectives.findings import (
@@ -83,6 +83,7 @@ class Verdict:
     message: str = ""
     culprit: int | None = None
     code: int | None = None  # the exit code of all ranks, if they skipped
+    cause: Cause = Cause.OWN  # of a failure; peers are among the ranks, so it is never theirs
 
 
 # Of several findings, the first of these decides.
@@ -97,7 +98,14 @@ def judge(
     finding: Finding | None = None,
 ) -> Verdict:
     """The verdict on a test, from the reports of all its ranks, and the finding for which they were ended, if any."""
-    expected = expected or Expected()
+    verdict = _judge(reports, timed_out, case, expected or Expected(), finding)
+    in_use = any(report.cause is Cause.PORT_IN_USE for report in reports)
+    return replace(verdict, cause=Cause.PORT_IN_USE) if in_use else verdict
+
+
+def _judge(
+    reports: Sequence[RankReport], timed_out: bool, case: Case, expected: Expected, finding: Finding | None
+) -> Verdict:
     if finding is not None:
         return _found(reports, finding, case)
     running = [r for r in reports if r.ending is RankEnding.STOPPED]
@@ -179,7 +187,7 @@ def _left_alone(reports: Sequence[RankReport]) -> Finding | None:
 
 
 def _lost_a_peer(report: RankReport) -> bool:
-    return report.ending is RankEnding.ERROR and report.cause is not Cause.OWN
+    return report.ending is RankEnding.ERROR and report.cause.is_of_peers
 
 
 def _found(reports: Sequence[RankReport], finding: Finding, case: Case) -> Verdict:

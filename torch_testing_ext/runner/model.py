@@ -169,6 +169,7 @@ class Attempt:
     memory: DeviceMemory | None = None  # None if it has used no device, or did not say
     evicted: bool = False  # ended because its node was short of memory, of which other tests had some
     warnings: tuple[KitWarning, ...] = ()  # about its ranks
+    port_in_use: bool = False  # an exception says so
 
 
 @dataclass(frozen=True)

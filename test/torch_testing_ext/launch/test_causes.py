@@ -20,6 +20,7 @@ OF_TORCH = {
     "failed to recv, got 0 bytes": Cause.LOST_PEER,
     "recvValue failed on SocketImpl(fd=5)": Cause.LOST_PEER,
     "Timed out waiting 1000ms for recv operation to complete": Cause.TIMED_OUT,
+    "The server socket has failed to listen. port: 29500, code: -98, name: EADDRINUSE": Cause.PORT_IN_USE,
     "shapes do not match": Cause.OWN,
     "NCCL is not available": Cause.OWN,
     "": Cause.OWN,
@@ -54,6 +55,21 @@ class TestCauses(unittest.TestCase):
         with socket.socket() as bound, socket.socket() as other:
             bound.bind(("127.0.0.1", 0))  # it does not listen
             self.assertIs(cause_of(raised_by(lambda: other.connect(bound.getsockname()))), Cause.LOST_PEER)
+
+    def test_a_port_in_use(self):
+        with socket.socket() as first, socket.socket() as second:
+            first.bind(("127.0.0.1", 0))
+            first.listen()
+            port = first.getsockname()[1]
+            errors = [raised_by(lambda: second.bind(("127.0.0.1", port)))]
+            errors += [raised_by(lambda: dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False))]
+        for error in errors:
+            self.assertIs(cause_of(error), Cause.PORT_IN_USE)
+
+            def wrapped(error=error):
+                raise ValueError("no server") from error
+
+            self.assertIs(cause_of(raised_by(wrapped)), Cause.PORT_IN_USE)
 
     def test_a_broken_pipe(self):
         reading, writing = os.pipe()

@@ -2,11 +2,10 @@
 
 from torch_testing_ext.common_utils import TestCase, run_tests
 from torch_testing_ext.runner.engine.attempts import Attempts
-from torch_testing_ext.runner.model import Attempt, Policy, Test, TestId, TestOutcome, Unit
+from torch_testing_ext.runner.model import Attempt, Policy, RankLog, Test, TestId, TestOutcome, Unit
 
 PASSED, FAILED, SKIPPED, LEAKED = TestOutcome.PASSED, TestOutcome.FAILED, TestOutcome.SKIPPED, TestOutcome.LEAKED
 A, B = (Test(TestId("test_x.py", "T", name)) for name in ("test_a", "test_b"))
-IN_USE = "RuntimeError: [Errno 98] EADDRINUSE: Address already in use"
 
 
 def attempts(retries=0, policy=None):
@@ -50,14 +49,17 @@ class TestAttempts(TestCase):
         self.assertEqual(run(attempts(retries=3), FAILED, may_retry=False), [False])
 
     def test_a_failure_that_others_may_have_caused_is_retried_once_and_alone_whatever_the_retries(self):
-        for message, evicted, warning in (
-            (IN_USE, False, "a port was in use"),
-            ("killed", True, "it was ended because node  was short of memory"),
+        for known_cause, warning in (
+            ({"port_in_use": True}, "a port was in use"),
+            # Of a process that the test has started itself.
+            ({"output": "RuntimeError: [Errno 98] EADDRINUSE: Address already in use"}, "a port was in use"),
+            ({"ranks": (RankLog(0, "bind: address already in use", ""),)}, "a port was in use"),
+            ({"evicted": True}, "it was ended because node  was short of memory"),
         ):
-            with self.subTest(warning):
+            with self.subTest(known_cause):
                 warnings, known = [], attempts()
                 self.assertFalse(known.must_be_alone([A], 0))
-                retried = run(known, FAILED, FAILED, message=message, warnings=warnings, evicted=evicted)
+                retried = run(known, FAILED, FAILED, warnings=warnings, **known_cause)
                 self.assertEqual(retried, [True, False])
                 self.assertEqual([known.must_be_alone([one], 0) for one in (A, B)], [True, False])
                 (text,) = warnings

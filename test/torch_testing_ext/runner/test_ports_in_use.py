@@ -11,31 +11,11 @@ from pathlib import Path
 
 from kit.invented import make_test
 
-from torch_testing_ext.runner.engine.attempts import is_collision, ports_in_use
-from torch_testing_ext.runner.model import Attempt, TestOutcome, Unit
+from torch_testing_ext.runner.model import Unit
 from torch_testing_ext.runner.scheduling.leases import Leases
 from torch_testing_ext.runner.scheduling.policy import Queue
 
 ROOT = Path(__file__).resolve().parents[3]
-
-
-class FailureTest(unittest.TestCase):
-    def attempt(self, message):
-        return Attempt(make_test("test"), TestOutcome.ERROR, message)
-
-    def test_in_use(self):
-        for message, ports in (
-            (
-                "The server socket has failed to listen. port: 29500, useIpv6: false, code: -98, name: EADDRINUSE",
-                {29500},
-            ),
-            ("OSError: [Errno 98] Address already in use", set()),
-            ("error while attempting to bind on address ('127.0.0.1', 8765): address already in use", {8765}),
-        ):
-            with self.subTest(message=message):
-                self.assertTrue(is_collision(self.attempt(f"rank 0 raised: {message}\n\nline 4")))
-                self.assertEqual(ports_in_use(self.attempt(f"rank 0 raised: {message}\n\nline 4")), ports)
-        self.assertFalse(is_collision(self.attempt("Connection refused, port: 29500")))
 
 
 def unit(number, alone=False, seconds=None):
@@ -105,6 +85,42 @@ class T(unittest.TestCase):
     def test(self):
         raise OSError(98, "Address already in use")
 """
+# Nothing is printed: the exception alone tells it, or that of a rank, in words of another language.
+FIRST_TIME = """
+import errno, unittest
+from pathlib import Path
+
+import pytest
+
+from torch_testing_ext.common_distributed import MultiProcessTestCase
+
+def bind(name):
+    if not Path(name).exists():
+        Path(name).touch()
+        raise RuntimeError("no server") from OSError(errno.EADDRINUSE, "Adresse wird bereits verwendet")
+
+class Fixture(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        bind("fixture")
+
+    def test(self): ...
+
+class Ranks(MultiProcessTestCase):
+    world_size = 2
+
+    def setUp(self):
+        super().setUp()
+        self._spawn_processes()
+
+    def test(self):
+        if self.rank == 1:
+            bind("rank")
+
+@pytest.mark.world_size(2)
+def test_marked():
+    bind("marked")
+"""
 
 
 class RunTest(unittest.TestCase):
@@ -134,6 +150,13 @@ class RunTest(unittest.TestCase):
         self.assertEqual((code, first["outcome"], second["outcome"]), (0, "passed", "flaky"), said)
         self.assertEqual([one["outcome"] for one in second["attempts"]], ["error", "passed"])
         self.assertIn("test_a.py::T::test_second: a port was in use (EADDRINUSE); the test runs again while no", said)
+
+    def test_the_exception_tells_it(self):
+        code, said, results = self.run_files(test_a=FIRST_TIME)
+        self.assertEqual({one["outcome"] for one in results.values()}, {"flaky"}, said)
+        self.assertEqual((code, len(results)), (0, 3), said)
+        for test in results:
+            self.assertIn(f"{test}: a port was in use (EADDRINUSE)", said)
 
     def test_one_that_is_in_use_even_alone(self):
         code, said, results = self.run_files(test_a=ALWAYS)

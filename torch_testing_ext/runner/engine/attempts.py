@@ -12,9 +12,8 @@ from ..model import Attempt, Category, FinishedTest, Policy, Test, TestId, Unit
 
 Key = tuple[TestId, int]  # a test and its repetition
 
+# As torch and the system write it: for processes that a test starts itself, of which only the output is known.
 _IN_USE = re.compile(r"EADDRINUSE|address already in use", re.IGNORECASE)
-_HOST = r"(?:tcp://[^/:\s]*|localhost|127\.0\.0\.1|0\.0\.0\.0|\[::1?\])"
-_PORT = re.compile(r"\bport[:=]? ?(\d{2,5})\b|" + _HOST + r":(\d{2,5})\b|\('[^']*', (\d{2,5})\)", re.IGNORECASE)
 
 
 class Attempts:
@@ -99,9 +98,7 @@ def _key(attempt: Attempt) -> Key:
 def why_to_run_alone(attempt: Attempt) -> str:
     """Says how another test may have caused this failure; empty if none can."""
     if is_collision(attempt):
-        ports = ports_in_use(attempt)
-        which = f"port {', '.join(map(str, sorted(ports)))}" if ports else "a port"
-        return f"{which} was in use (EADDRINUSE); the test runs again while no other runs"
+        return "a port was in use (EADDRINUSE); the test runs again while no other runs"
     if attempt.evicted:
         return (
             f"it was ended because node {attempt.lease.node} was short of memory, which other tests used, too; "
@@ -112,14 +109,5 @@ def why_to_run_alone(attempt: Attempt) -> str:
 
 def is_collision(attempt: Attempt) -> bool:
     """Did this attempt fail because a port was in use?"""
-    return any(_IN_USE.search(text) for text in _texts(attempt))
-
-
-def ports_in_use(attempt: Attempt) -> frozenset[int]:
-    """The ports that were in use, as far as the failure names them."""
-    lines = (line for text in _texts(attempt) for line in text.splitlines() if _IN_USE.search(line))
-    return frozenset(int(next(filter(None, found))) for line in lines for found in _PORT.findall(line))
-
-
-def _texts(attempt: Attempt) -> tuple[str, ...]:
-    return (attempt.message, attempt.output, *(log.output for log in attempt.ranks))
+    printed = (attempt.output, *(log.output for log in attempt.ranks))
+    return attempt.port_in_use or any(_IN_USE.search(text) for text in printed)

@@ -276,4 +276,5 @@ class RunningUnit:
             memory=result.memory,
             warnings=result.warnings,
             evicted=result.evicted,
+            port_in_use=result.port_in_use,
         )

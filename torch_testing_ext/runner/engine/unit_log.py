@@ -70,6 +70,7 @@ class AttemptResult:
     memory: DeviceMemory | None = None
     warnings: tuple[KitWarning, ...] = ()
     evicted: bool = False
+    port_in_use: bool = False
 
 
 Failure = tuple[TestOutcome, str]
@@ -197,6 +198,7 @@ class UnitLog:
             ended.ranks,
             memory=ended.memory,
             warnings=ended.warnings,
+            port_in_use=ended.port_in_use,
         )
         return _with_aftermath(result, aftermath.get(test, ()))
 
@@ -302,7 +304,7 @@ class UnitLog:
 
 
 def _left_out(one: NotRun) -> AttemptResult:
-    return AttemptResult(one.test, one.outcome, one.message, one.at, one.at, one.want)
+    return AttemptResult(one.test, one.outcome, one.message, one.at, one.at, one.want, port_in_use=one.port_in_use)
 
 
 def _with_failure(aftermath: Aftermath, test: int | None, failure: Failure) -> Aftermath:

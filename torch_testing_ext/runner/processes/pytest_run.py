@@ -129,6 +129,8 @@ class _Loop:
         if COUNTS_AS[outcome] is Category.FAILED:
             self.has_failed = True
             self._print_logs()
+        for one in judged:
+            self.reports.note_cause(one.cause)
         self.reports.test_ended(number, outcome, message, judged[0].need)
 
     def _prepare(self, number: int, item: Any) -> None:

@@ -164,6 +164,7 @@ class ReportingResult(unittest.TestResult):
 
     def addError(self, test: unittest.TestCase, err: Any) -> None:
         if self._is_fixture(test):
+            self._reports.note_cause(launch.cause_of(err[1]))
             self.fixtures.failed(f"{test.id()}: {self._describe(test, err)}")
             return
         self._failed(test, err, TestOutcome.ERROR)
@@ -200,6 +201,7 @@ class ReportingResult(unittest.TestResult):
         of_ranks = getattr(err[1], "outcome", None)
         self._outcomes.append(TestOutcome(of_ranks.value) if isinstance(of_ranks, launch.Outcome) else outcome)
         self._messages.append(within + self._describe(test, err))
+        self._reports.note_cause(launch.cause_of(err[1]))
 
     def _describe(self, test: unittest.TestCase, err: Any) -> str:
         if isinstance(getattr(err[1], "outcome", None), launch.Outcome):

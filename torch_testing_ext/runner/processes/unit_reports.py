@@ -10,7 +10,7 @@ from contextlib import suppress
 
 from torch_testing_ext._process.logs import cut_middle
 from torch_testing_ext._process.user_warnings import take_warnings
-from torch_testing_ext.launch import device_memory
+from torch_testing_ext.launch import Cause, device_memory
 
 from ..model import COUNTS_AS, Category, DeviceMemory, TestOutcome
 from .unit_spec import UnitSpec
@@ -29,10 +29,16 @@ class UnitReports:
         self.unit = unit
         self._send = send
         self._ranks_seen: set[str] = set()
+        self._port_in_use = False
 
     def test_began(self, number: int) -> None:
         device_memory.forget()
+        self._port_in_use = False
         self._send(Began(number, time.monotonic(), self._length_of_log()))
+
+    def note_cause(self, cause: Cause) -> None:
+        """Note the cause of a failure of the test or fixture that is running."""
+        self._port_in_use |= cause is Cause.PORT_IN_USE
 
     def test_ended(self, number: int, outcome: TestOutcome, message: str, want: str | None) -> None:
         """A failure names the command that runs the test alone."""
@@ -50,14 +56,16 @@ class UnitReports:
                 self._new_rank_directories(),
                 _most_device_memory(),
                 take_warnings(),
+                self._port_in_use,
             )
         )
 
     def not_run(self, number: int, outcome: TestOutcome, message: str, want: str | None = None) -> None:
-        self._send(NotRun(number, time.monotonic(), outcome, message, want))
+        self._send(NotRun(number, time.monotonic(), outcome, message, want, self._port_in_use))
 
     def fixture_began(self, name: str, needed_by: tuple[int, ...] = ()) -> None:
         """`needed_by`: the tests that cannot run without it."""
+        self._port_in_use = False
         self._send(FixtureBegan(name, time.monotonic(), needed_by))
 
     def fixture_ended(self) -> None:

@@ -241,6 +241,7 @@ class Ended:
     ranks: tuple[str, ...]
     memory: DeviceMemory | None = None
     warnings: tuple[KitWarning, ...] = ()
+    port_in_use: bool = False  # which has led to the failure
 
 
 @dataclass(frozen=True)
@@ -259,6 +260,7 @@ class NotRun:
     outcome: TestOutcome
     message: str
     want: str | None
+    port_in_use: bool = False
 
 
 @dataclass(frozen=True)
