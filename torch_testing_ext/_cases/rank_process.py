@@ -129,6 +129,8 @@ class PipeToParent:
         self.closed = False
 
     def __getattr__(self, name: str) -> Any:
+        if name == "account_writer":  # of a copy that has no attributes yet
+            raise AttributeError(name)
         return getattr(self.account_writer, name)
 
     def send(self, value: Any) -> None:

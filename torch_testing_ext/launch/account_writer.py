@@ -13,7 +13,7 @@ from torch_testing_ext._process.logs import cut_middle
 
 from . import device_memory
 from .accounts import ERROR_EXIT_CODE, AccountFile, OwnWarning, RankAccount, RankEnding
-from .causes import cause_in, cause_of
+from .causes import Cause, cause_in, cause_of
 from .rank_report import now
 
 __rank_frame__ = True
@@ -121,14 +121,13 @@ class AccountWriter:
 def _closed_descriptors(account: RankAccount) -> RankAccount:
     """The account of a test that has closed this file's descriptor. Earlier errors become its traceback."""
     earlier = "\n".join(text for text in (account.summary, account.traceback) if text)
-    return RankAccount(
-        RankEnding.ERROR,
-        account.started,
-        account.ended,
-        descriptors.CLOSED,
-        earlier,
-        ERROR_EXIT_CODE,
-        imported=account.imported,
+    return replace(
+        account,
+        ending=RankEnding.ERROR,
+        summary=descriptors.CLOSED,
+        traceback=earlier,
+        code=ERROR_EXIT_CODE,
+        cause=Cause.OWN,
     )
 
 

@@ -1,5 +1,6 @@
 """What a class overrides wins, as with PyTorch's bases: no decision is taken before it, or without it."""
 
+import copy
 import functools
 import multiprocessing
 import os
@@ -18,12 +19,14 @@ from kit.outcomes import outcome_of
 from kit.ranks import Ranks, outcome_and_told, ranks_told
 
 from torch_testing_ext._cases import ranked
+from torch_testing_ext._cases.rank_process import PipeToParent
 from torch_testing_ext.common_distributed import (
     TEST_SKIPS,
     MultiProcessTestCase,
     skip_if_lt_x_gpu,
 )
 from torch_testing_ext.common_utils import TestCase, run_tests
+from torch_testing_ext.launch import AccountWriter
 
 
 class Things(Ranks):
@@ -390,6 +393,15 @@ class TestAtTheTimeOut(TestCase):
         seen = self.at_the_time_out(test)
         self.assertRegex(seen.message, "timed out after .*; rank 1 of 2 still running")
         self.assertEqual(test.running, [False, True])
+
+
+class PipeToParentTest(TestCase):
+    def test_a_copy(self):
+        """An overriding class may keep one."""
+        account = AccountWriter(None)
+        copied = copy.copy(PipeToParent(account))
+        copied.send("an error")
+        self.assertEqual((copied.sent_text, account.sent_text), ("an error", "an error"))
 
 
 if __name__ == "__main__":

@@ -62,6 +62,19 @@ class TestAccount(InDirectory):
             report = assemble_report(0, account, Exit(status, account.ended), 0.0, None)
             self.assertEqual((report.ending, report.warnings, report.extras), (ending, (early, late), "extras"))
 
+    def test_a_closed_descriptor_costs_no_warning(self):
+        early, late = (OwnWarning(text, "builtins.UserWarning", "test_x.py", 3) for text in ("early", "late"))
+        file = self.open_account()
+        writer = AccountWriter(file)
+        writer.add([early])
+        writer.failed(ValueError("no"), assertion=False)
+        os.close(file.fd)
+        writer.add([late], "extras")
+        account = read_account(self.file)
+        self.assertIn("closed file descriptors", account.summary)
+        self.assertIn("ValueError: no", account.traceback)
+        self.assertEqual((account.warnings, account.extras), ((early, late), "extras"))
+
     def test_texts_of_all_kinds(self):
         for text in ("", "\0", "\x1b[1m", "na\u00efve \u4e16\u754c \U0001f600", "\ud800 alone", "a\r\nb\u2028c", '"\\'):
             with self.subTest(text=text):
