@@ -12,11 +12,11 @@ import select
 import socket
 import time
 from collections import deque
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import TypeVar
 
-from torch_testing_ext._process.channel import Channel
+from torch_testing_ext._process.channel import Channel, WithDescriptors, socket_pair
 from torch_testing_ext.launch import Cause
 
 from .outcome import ExampleOutcome, PropertyResult
@@ -39,8 +39,8 @@ class PeerLostElsewhere(PeerLost):
 
 
 @dataclass(frozen=True)
-class LinkOpened:
-    """The first message of a connection."""
+class LinkOpened(WithDescriptors):
+    """The first message of a link. It carries the end of rank 0 of the connection between the watchdogs."""
 
     rank: int
 
@@ -114,9 +114,7 @@ class StopWatching:
     """The watchdog is to end."""
 
 
-WatchdogMessage = LinkOpened | ExampleLeft | InterruptExample | StopWatching
-
-M = TypeVar("M")
+WatchdogMessage = ExampleLeft | InterruptExample | StopWatching
 
 
 class Link:
@@ -167,58 +165,52 @@ def connect_ranks(file_name: str, rank: int, world_size: int) -> dict[int, Link]
     """Return the links of this rank: rank 0 gets one to every other rank, and every other rank gets one to rank 0."""
     if world_size == 1:
         return {}
-    with _SocketAddress(file_name + ".ranks") as main, _SocketAddress(file_name + ".watchdogs") as watchdog:
-        if rank > 0:
-            return {0: Link(_connect(main, rank, MainMessage), _connect(watchdog, rank, WatchdogMessage))}
-        with _listen(main, world_size) as for_main, _listen(watchdog, world_size) as for_watchdogs:
-            mains: dict[int, Channel[MainMessage]] = _accept(for_main, world_size, MainMessage)
-            watchdogs: dict[int, Channel[WatchdogMessage]] = _accept(for_watchdogs, world_size, WatchdogMessage)
-        return {rank: Link(mains[rank], watchdogs[rank]) for rank in range(1, world_size)}
+    with _address_of(f"{file_name}.ranks") as address:
+        return {0: _connect(address, rank)} if rank > 0 else _accept(address, world_size)
 
 
-class _SocketAddress:
+@contextmanager
+def _address_of(path: str) -> Iterator[str]:
     """The address of a Unix socket at a path: through a descriptor of its directory if the path is too long."""
-
-    def __init__(self, path: str):
-        self.path = path
-        self.directory: int | None = None
-
-    def __enter__(self) -> str:
-        if len(os.fsencode(self.path)) <= _LONGEST_PATH:
-            return self.path
-        head, tail = os.path.split(self.path)
-        self.directory = os.open(head, os.O_RDONLY)
-        return f"/proc/self/fd/{self.directory}/{tail}"
-
-    def __exit__(self, *exc: object) -> None:
-        if self.directory is not None:
-            os.close(self.directory)
+    if len(os.fsencode(path)) <= _LONGEST_PATH:
+        yield path
+        return
+    head, tail = os.path.split(path)
+    directory = os.open(head, os.O_RDONLY)
+    try:
+        yield f"/proc/self/fd/{directory}/{tail}"
+    finally:
+        os.close(directory)
 
 
-def _listen(address: str, world_size: int) -> socket.socket:
+def _accept(address: str, world_size: int) -> dict[int, Link]:
+    """Return the links to all other ranks. None of them sends more than its first message before rank 0 does."""
     with suppress(FileNotFoundError):
         os.unlink(address)  # left by an earlier property of the same test
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind(address)
-    listener.listen(world_size)
-    return listener
+    found: dict[int, Link] = {}
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(address)
+        listener.listen(world_size)
+        while len(found) < world_size - 1:
+            main: Channel[MainMessage] = Channel(listener.accept()[0], MainMessage)
+            opened: list[MainMessage] = []
+            while not opened:
+                opened = main.receive()
+            assert isinstance(opened[0], LinkOpened)
+            found[opened[0].rank] = Link(main, Channel.on(opened[0].fds[0], WatchdogMessage))
+    os.unlink(address)
+    return dict(sorted(found.items()))  # outcomes are received in this order, and told apart by it
 
 
-def _accept(listener: socket.socket, world_size: int, receives: object) -> dict[int, Channel[M]]:
-    """The connections of all other ranks. None of them sends more than its first message before rank 0 does."""
-    found: dict[int, Channel[M]] = {}
-    while len(found) < world_size - 1:
-        channel: Channel[M] = Channel(listener.accept()[0], receives)
-        opened: list[M] = []
-        while not opened:
-            opened = channel.receive()
-        assert isinstance(opened[0], LinkOpened)
-        found[opened[0].rank] = channel
-    os.unlink(listener.getsockname())
-    return found
+def _connect(address: str, rank: int) -> Link:
+    main: Channel[MainMessage] = Channel(_connected(address), MainMessage)
+    mine, of_rank_0 = socket_pair()
+    with of_rank_0:
+        main.send(LinkOpened(rank), of_rank_0.fileno())
+    return Link(main, Channel(mine, WatchdogMessage))
 
 
-def _connect(address: str, rank: int, receives: object) -> Channel[M]:
+def _connected(address: str) -> socket.socket:
     until = time.monotonic() + _CONNECT_TIMEOUT
     while True:
         sock = socket.socket(socket.AF_UNIX)
@@ -230,6 +222,4 @@ def _connect(address: str, rank: int, receives: object) -> Channel[M]:
                 raise
             time.sleep(0.001)  # rank 0 does not listen yet
         else:
-            channel: Channel[M] = Channel(sock, receives)
-            channel.send(LinkOpened(rank))
-            return channel
+            return sock
