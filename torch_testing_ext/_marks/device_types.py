@@ -143,28 +143,12 @@ class skipPRIVATEUSE1If(skipIf):
         super().__init__(dep, reason, device_type=_torch.built_with.extension_device_type())
 
 
-def skipLazy(fn: Any) -> Any:
-    return skipLazyIf(True, "test doesn't work with lazy tensors")(fn)
-
-
-def skipMeta(fn: Any) -> Any:
-    return skipMetaIf(True, "test doesn't work with meta tensors")(fn)
-
-
-def skipXLA(fn: Any) -> Any:
-    return skipXLAIf(True, "Marked as skipped for XLA")(fn)
-
-
-def skipMPS(fn: Any) -> Any:
-    return skipMPSIf(True, "test doesn't work on MPS backend")(fn)
-
-
-def skipHPU(fn: Any) -> Any:
-    return skipHPUIf(True, "test doesn't work on HPU backend")(fn)
-
-
-def skipXPU(fn: Any) -> Any:
-    return skipXPUIf(True, "test doesn't work on XPU backend")(fn)
+skipLazy = skipLazyIf(True, "test doesn't work with lazy tensors")
+skipMeta = skipMetaIf(True, "test doesn't work with meta tensors")
+skipXLA = skipXLAIf(True, "Marked as skipped for XLA")
+skipMPS = skipMPSIf(True, "test doesn't work on MPS backend")
+skipHPU = skipHPUIf(True, "test doesn't work on HPU backend")
+skipXPU = skipXPUIf(True, "test doesn't work on XPU backend")
 
 
 def skipPRIVATEUSE1(fn: Any) -> Any:
@@ -182,10 +166,9 @@ def skipCUDAIfRocm(func: Any = None, *, msg: str = "test doesn't currently work 
     return decorate if func is None else decorate(func)
 
 
-def skipCUDAIfNotRocm(fn: Any) -> Any:
-    return _skip_unless(
-        lambda test: test.device_type != "cuda" or bool(flag("TEST_WITH_ROCM")), lambda test: "test requires ROCm"
-    )(fn)
+skipCUDAIfNotRocm = _skip_unless(
+    lambda test: test.device_type != "cuda" or bool(flag("TEST_WITH_ROCM")), lambda test: "test requires ROCm"
+)
 
 
 # -- where a test runs
@@ -206,24 +189,11 @@ class onlyOn:
         return _skip_unless(runs_on, lambda test: f"Only runs on {self.device_type}")(fn)
 
 
-def onlyCPU(fn: Any) -> Any:
-    return onlyOn("cpu")(fn)
-
-
-def onlyCUDA(fn: Any) -> Any:
-    return onlyOn("cuda")(fn)
-
-
-def onlyMPS(fn: Any) -> Any:
-    return onlyOn("mps")(fn)
-
-
-def onlyXPU(fn: Any) -> Any:
-    return onlyOn("xpu")(fn)
-
-
-def onlyHPU(fn: Any) -> Any:
-    return onlyOn("hpu")(fn)
+onlyCPU = onlyOn("cpu")
+onlyCUDA = onlyOn("cuda")
+onlyMPS = onlyOn("mps")
+onlyXPU = onlyOn("xpu")
+onlyHPU = onlyOn("hpu")
 
 
 def onlyPRIVATEUSE1(fn: Any) -> Any:
@@ -233,27 +203,20 @@ def onlyPRIVATEUSE1(fn: Any) -> Any:
     return onlyOn(device_type)(fn)
 
 
-def onlyAccelerator(fn: Any) -> Any:
-    """Run the test on accelerators only: neither on CPU nor on the meta device."""
-    return _skip_unless(
-        lambda test: test.device_type not in ("cpu", "meta"),
-        lambda test: "onlyAccelerator: doesn't run on CPU or meta devices",
-    )(fn)
-
-
-def onlyCUDAAndPRIVATEUSE1(fn: Any) -> Any:
-    return _skip_unless(
-        lambda test: test.device_type in ("cuda", _torch.built_with.extension_device_type()),
-        lambda test: f"onlyCUDAAndPRIVATEUSE1: doesn't run on {test.device_type}",
-    )(fn)
-
-
-def onlyNativeDeviceTypes(fn: Any) -> Any:
-    """Run the test on the types of device that PyTorch itself implements only."""
-    return _skip_unless(
-        lambda test: test.device_type in native_devices(),
-        lambda test: f"onlyNativeDeviceTypes: doesn't run on {test.device_type}",
-    )(fn)
+# Run the test on accelerators only: neither on CPU nor on the meta device.
+onlyAccelerator = _skip_unless(
+    lambda test: test.device_type not in ("cpu", "meta"),
+    lambda test: "onlyAccelerator: doesn't run on CPU or meta devices",
+)
+onlyCUDAAndPRIVATEUSE1 = _skip_unless(
+    lambda test: test.device_type in ("cuda", _torch.built_with.extension_device_type()),
+    lambda test: f"onlyCUDAAndPRIVATEUSE1: doesn't run on {test.device_type}",
+)
+# Run the test on the types of device that PyTorch itself implements only.
+onlyNativeDeviceTypes = _skip_unless(
+    lambda test: test.device_type in native_devices(),
+    lambda test: f"onlyNativeDeviceTypes: doesn't run on {test.device_type}",
+)
 
 
 def onlyNativeDeviceTypesAnd(devices: Iterable[str] | None = None) -> Decorator:
@@ -378,20 +341,15 @@ class expectedFailure:
         return self.device_type in (None, device_type) and self.dtype in (None, dtype)
 
 
-def expectedFailureCPU(fn: Any) -> Any:
-    return expectedFailure("cpu")(fn)
-
-
-def expectedFailureCUDA(fn: Any) -> Any:
-    return expectedFailure("cuda")(fn)
+expectedFailureCPU = expectedFailure("cpu")
+expectedFailureCUDA = expectedFailure("cuda")
 
 
 def expectedFailureIfRocm(fn: Any) -> Any:
     return expectedFailureCUDA(fn) if flag("TEST_WITH_ROCM") else fn
 
 
-def expectedFailureXPU(fn: Any) -> Any:
-    return expectedFailure("xpu")(fn)
+expectedFailureXPU = expectedFailure("xpu")
 
 
 def expectedFailureMeta(fn: Any) -> Any:
@@ -400,16 +358,9 @@ def expectedFailureMeta(fn: Any) -> Any:
     )
 
 
-def expectedFailureXLA(fn: Any) -> Any:
-    return expectedFailure("xla")(fn)
-
-
-def expectedFailureHPU(fn: Any) -> Any:
-    return expectedFailure("hpu")(fn)
-
-
-def expectedFailureMPS(fn: Any) -> Any:
-    return expectedFailure("mps")(fn)
+expectedFailureXLA = expectedFailure("xla")
+expectedFailureHPU = expectedFailure("hpu")
+expectedFailureMPS = expectedFailure("mps")
 
 
 # -- backends of an operation
@@ -453,9 +404,5 @@ def skipCPUIfNoMkldnn(fn: Any) -> Any:
     return skipCPUIf(not _backends.mkldnn.is_available(), "PyTorch is built without mkldnn support")(fn)
 
 
-def skipCUDAIfNoCudnn(fn: Any) -> Any:
-    return skipCUDAIf("no_cudnn", "cuDNN not available")(fn)
-
-
-def skipCUDAIfNoMagma(fn: Any) -> Any:
-    return skipCUDAIf("no_magma", "no MAGMA library detected")(fn)
+skipCUDAIfNoCudnn = skipCUDAIf("no_cudnn", "cuDNN not available")
+skipCUDAIfNoMagma = skipCUDAIf("no_magma", "no MAGMA library detected")

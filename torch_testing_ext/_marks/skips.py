@@ -66,16 +66,9 @@ def skipIfWindows(func: Any = None, *, msg: str = "test doesn't currently work o
     return _bare_or_called(func, _skip_by("IS_WINDOWS", f"skipIfWindows: {msg}"))
 
 
-def skipIfHpu(fn: Any) -> Any:
-    return _skip_by("TEST_HPU", "test doesn't currently work with HPU")(fn)
-
-
-def skipIfMPS(fn: Any) -> Any:
-    return _skip_by("TEST_MPS", "test doesn't currently work with MPS")(fn)
-
-
-def skipIfNoXPU(fn: Any) -> Any:
-    return _skip_by("TEST_XPU", "test needs PyTorch with XPU", unless=True)(fn)
+skipIfHpu = _skip_by("TEST_HPU", "test doesn't currently work with HPU")
+skipIfMPS = _skip_by("TEST_MPS", "test doesn't currently work with MPS")
+skipIfNoXPU = _skip_by("TEST_XPU", "test needs PyTorch with XPU", unless=True)
 
 
 # -- decided when the test is defined, as in PyTorch: then neither the test nor its setUp runs
@@ -165,8 +158,7 @@ def _marked(name: str, target: Any) -> Any:
 # -- decided when the test runs
 
 
-def runOnRocm(fn: Any) -> Any:
-    return _skip_by("TEST_WITH_ROCM", "test currently only works on the ROCm stack", unless=True)(fn)
+runOnRocm = _skip_by("TEST_WITH_ROCM", "test currently only works on the ROCm stack", unless=True)
 
 
 def requires_accelerator(fn: Any) -> Any:
@@ -179,8 +171,7 @@ def skipIfCachingAllocatorDisabled(fn: Any) -> Any:
     return lazy_skip_if(lambda: flag("TEST_CUDA") and not _torch.cuda_state.caching_allocator_is_enabled(), reason)(fn)
 
 
-def skipIfNoLapack(fn: Any) -> Any:
-    return lazy_skip_if(lambda: not _torch.built_with.has_lapack(), "PyTorch compiled without Lapack")(fn)
+skipIfNoLapack = lazy_skip_if(lambda: not _torch.built_with.has_lapack(), "PyTorch compiled without Lapack")
 
 
 def skipIfNoXNNPACK(fn: Any) -> Any:
@@ -188,12 +179,8 @@ def skipIfNoXNNPACK(fn: Any) -> Any:
     return lazy_skip_if(lambda: not importlib.import_module("torch.backends.xnnpack").enabled, reason)(fn)
 
 
-def skipIfCrossRef(fn: Any) -> Any:
-    return _skip_by("TEST_WITH_CROSSREF", "test doesn't currently work with crossref")(fn)
-
-
-def skipIfNoSciPy(fn: Any) -> Any:
-    return _skip_by("TEST_SCIPY", "test requires SciPy, but SciPy was not found", unless=True)(fn)
+skipIfCrossRef = _skip_by("TEST_WITH_CROSSREF", "test doesn't currently work with crossref")
+skipIfNoSciPy = _skip_by("TEST_SCIPY", "test requires SciPy, but SciPy was not found", unless=True)
 
 
 def skipIfTorchDynamo(msg: str = "test doesn't currently work with dynamo") -> Decorator:
@@ -233,8 +220,7 @@ def skipIfPythonVersionMismatch(predicate: Callable[[int, int, int], bool]) -> D
     return lazy_skip_if(lambda: not predicate(*sys.version_info[:3]), "Python version mismatch")
 
 
-def skip_if_pytest(fn: Any) -> Any:
-    return lazy_skip_if(lambda: "PYTEST_CURRENT_TEST" in os.environ, "does not work under pytest")(fn)
+skip_if_pytest = lazy_skip_if(lambda: "PYTEST_CURRENT_TEST" in os.environ, "does not work under pytest")
 
 
 def slowTest(fn: Any) -> Any:
