@@ -26,7 +26,7 @@ def are_shared(world_size: int) -> bool:
 
 def backend() -> str:
     """Return the backend of ranks that share CUDA devices."""
-    return sharing.shared_backend(_torch.cuda_sharing.nccl_version(), torch.version.hip is not None)
+    return sharing.shared_backend(_torch.cuda_state.nccl_version(), torch.version.hip is not None)
 
 
 def backend_of(kind: str, world_size: int) -> str:
@@ -39,7 +39,7 @@ def backend_of(kind: str, world_size: int) -> str:
 def check_backend(name: str, world_size: int) -> None:
     """Skip a test that names NCCL itself, where its ranks share devices and NCCL does not allow that."""
     if uses_nccl(name) and are_shared(world_size) and backend() != "nccl":
-        version = ".".join(map(str, _torch.cuda_sharing.nccl_version())) or "of this torch"
+        version = ".".join(map(str, _torch.cuda_state.nccl_version())) or "of this torch"
         why = f"NCCL {version} does not let {world_size} ranks share {accelerators.device_count()} GPU(s)"
         raise Skipped(TestSkip(TEST_SKIPS["generic"].exit_code, why))
 
@@ -58,7 +58,7 @@ def begin(rank: int, world_size: int) -> None:
         total = torch.cuda.get_device_properties(own).total_memory
         torch.cuda.set_per_process_memory_fraction(sharing.fraction_for(total, ranks), own)
 
-    _torch.cuda_sharing.when_cuda_is_first_used(at_first_use)
+    _torch.cuda_state.when_cuda_is_first_used(at_first_use)
 
 
 def _share(devices: int, ranks: int) -> None:
@@ -70,4 +70,4 @@ def _share(devices: int, ranks: int) -> None:
     else:
         names: Any = dist.Backend.default_device_backend_map
         names["cuda"] = chosen  # for groups whose backend is left to torch
-    _torch.cuda_sharing.fold_device_numbers(devices)
+    _torch.cuda_state.fold_device_numbers(devices)

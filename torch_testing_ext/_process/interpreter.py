@@ -1,10 +1,14 @@
-"""The command that starts a new interpreter to run a module of this package."""
+"""Commands that start a new interpreter: for a module of this package, and a program that ends with this process."""
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+
+from . import signals, system
 
 # Code that each of these interpreters runs before it imports any test, and passes on to those that it starts.
 RUN_FIRST: list[str] = []
@@ -21,3 +25,17 @@ def command(module: str, path: Sequence[object], *words: str) -> list[str]:
     code = "; ".join(["import sys", f"sys.path[:] = {entries!r}", *RUN_FIRST, run])
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
     return [sys.executable, *flags, "-c", code, *words]
+
+
+def tethered(words: Sequence[str]) -> list[str]:
+    """The command that runs `words`, which get SIGTERM when this process ends, however it does."""
+    return command("_process.interpreter", sys.path, str(os.getpid()), *words)
+
+
+def main() -> None:
+    """Become a tethered program: `PARENT COMMAND...` as words."""
+    parent, *words = sys.argv[1:]
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # whatever was inherited: an ignored signal survives exec
+    signals.unblock()
+    system.die_with(int(parent), signal.SIGTERM)
+    os.execvp(words[0], words)

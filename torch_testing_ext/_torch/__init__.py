@@ -7,7 +7,6 @@ At module level, it imports nothing beyond `import torch, torch.distributed`.
 from . import (
     built_with as built_with,
     comparing as comparing,
-    cuda_sharing as cuda_sharing,
     cuda_state as cuda_state,
     dtensor as dtensor,
     errors as errors,

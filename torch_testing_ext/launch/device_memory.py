@@ -26,7 +26,7 @@ class DevicePeak:
 
 def of_this_process() -> Peaks:
     """Return the most that this process has had so far, if it has used CUDA."""
-    cuda = sys.modules.get("torch_testing_ext._torch.cuda_sharing")
+    cuda = sys.modules.get("torch_testing_ext._torch.cuda_state")
     with suppress(Exception):  # a figure for a report: nothing depends on it
         if cuda is not None:
             return tuple((device, *peak) for device, peak in cuda.peak_memory().items())
@@ -35,7 +35,7 @@ def of_this_process() -> Peaks:
 
 def forget_that_of_this_process() -> None:
     """Let `of_this_process` start again: another test begins."""
-    cuda = sys.modules.get("torch_testing_ext._torch.cuda_sharing")
+    cuda = sys.modules.get("torch_testing_ext._torch.cuda_state")
     with suppress(Exception):
         if cuda is not None:
             cuda.forget_peak_memory()

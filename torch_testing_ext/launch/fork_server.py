@@ -24,9 +24,8 @@ from typing import Any, NoReturn
 
 from torch_testing_ext._process import child, reaping, system
 from torch_testing_ext._process.channel import Channel
-from torch_testing_ext._process.loop import EventLoop
+from torch_testing_ext._process.loop import EventLoop, ParentLoop
 from torch_testing_ext._process.messages import unexpected
-from torch_testing_ext._process.parent_loop import ParentLoop
 from torch_testing_ext._process.signals import signal_group
 
 from . import rank as rank_process, recording

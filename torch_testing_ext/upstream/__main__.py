@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import runpy
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
-from .mapping import UserError
+from .mapping import UserError, installed_torch
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -84,11 +86,25 @@ def _add_patches(patches: argparse.ArgumentParser) -> None:
 # Each command imports its module only when it runs, so that --help and errors appear at once.
 
 
-def _run(options: argparse.Namespace) -> int:
-    from . import run_file
+def _run(options: argparse.Namespace) -> NoReturn:
+    """Run the file as `python FILE` would, with our test kit in place of PyTorch's. Exits as the file does."""
+    from torch_testing_ext._cases import invocation
 
-    run_file.run(options.path, options.arguments, options.explain)
-    return 0
+    from . import drop_in
+
+    path: Path = options.path
+    if not path.is_file():
+        raise UserError(f"{path} does not exist; name a test file, as in: run test/distributed/test_store.py -v")
+    drop_in.install()
+    invocation.python_arguments = ["-m", "torch_testing_ext.upstream", "run"]
+    sys.argv[:] = [str(path), *options.arguments]
+    sys.path.insert(0, str(path.resolve().parent))
+    try:
+        runpy.run_path(str(path), run_name="__main__")
+    finally:
+        if options.explain:
+            print(drop_in.explain(), file=sys.stderr)
+    raise UserError(f"{path} ran no tests: it does not call run_tests() at its end. Run it with pytest instead")
 
 
 def _import(options: argparse.Namespace) -> int:
@@ -137,7 +153,7 @@ def _patch(options: argparse.Namespace) -> int:
 def _patches(options: argparse.Namespace) -> int:
     from . import patch_series
 
-    package = patch_series.installed()
+    package = installed_torch() / "torch"
     version = patch_series.version_of(package)
     patches = patch_series.load(options.series, version)
     wanted = [patch for patch in patches if not options.names or any(name in patch.file.name for name in options.names)]

@@ -21,7 +21,7 @@ from typing import Any
 from torch_testing_ext._cases import invocation
 from torch_testing_ext._process import interpreter
 
-from . import mapping, members, names, originals, rebase, stricter
+from . import mapping, names, originals, rebase, stricter
 
 
 def install() -> None:
@@ -133,7 +133,7 @@ def _is_own(name: str) -> bool:
 def _import_ours(name: str) -> ModuleType:
     module = importlib.import_module(name)
     if hasattr(module, "TestCase"):
-        members.add_missing(module.TestCase)
+        originals.add_missing_members(module.TestCase)
     return module
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import places
+from . import checkouts
 from .mapping import PACKAGE, Side, UserError, module_on, moved, source_of
 from .rewriting import STAR, RewrittenFile, Use, only_of_their_side, rewrite
 
@@ -42,7 +42,7 @@ def _has(use: Use) -> bool:
 
 def import_files(files: Sequence[Path], to: Path, force: bool = False) -> list[ImportedFile]:
     """Write the rewritten files below `to`: all of them, or none if one cannot be written."""
-    imported = [ImportedFile(file, to / places.below_tests(file), _rewritten(file)) for file in files]
+    imported = [ImportedFile(file, to / checkouts.below_tests(file), _rewritten(file)) for file in files]
     for file in imported:
         differs = file.target.exists() and file.target.read_bytes() != file.rewritten.source
         if differs and not force:
@@ -54,4 +54,4 @@ def import_files(files: Sequence[Path], to: Path, force: bool = False) -> list[I
 
 
 def _rewritten(file: Path) -> RewrittenFile:
-    return rewrite(places.read(file), Side.OURS, file)
+    return rewrite(checkouts.read(file), Side.OURS, file)

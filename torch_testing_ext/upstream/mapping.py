@@ -166,5 +166,5 @@ def installed_torch() -> Path:
     """The directory that contains the installed torch. Does not import it."""
     found = importlib.util.find_spec("torch")
     if found is None or found.origin is None:
-        raise UserError("torch is not installed for this Python; name a PyTorch checkout instead")
+        raise UserError("torch is not installed for this Python")
     return Path(found.origin).parents[1]

@@ -1,17 +1,24 @@
-"""PyTorch's own modules in a drop-in run, loaded next to the stand-ins that have their names.
+"""PyTorch's own modules in a drop-in run, loaded next to their stand-ins, and members of its TestCase.
 
 A module is loaded only when one of its names is needed, since loading takes seconds and may touch the accelerator. The
-names that were needed are recorded for --explain.
+names that were needed are recorded for --explain. Our TestCase gets the members that only PyTorch's has: PyTorch's
+functions, bound to the test. Which ones exist is read from the source, and loads nothing.
 """
 
 from __future__ import annotations
 
+import ast
+import functools
 import importlib
 import importlib.machinery
 import importlib.util
+import inspect
 import sys
 from collections.abc import Callable
 from types import ModuleType
+from typing import Any
+
+from . import mapping, names
 
 loaded: dict[str, ModuleType] = {}
 requested: dict[str, set[str]] = {}
@@ -58,3 +65,48 @@ def _caller() -> str:
 
 def _name_of(module_globals: dict[str, object]) -> str:
     return str(module_globals.get("__name__", ""))
+
+
+# -- members of PyTorch's TestCase
+
+HOME = f"{mapping.THEIR_KIT}.common_utils"
+
+
+def add_missing_members(ours: type) -> None:
+    """Give our TestCase the members that only PyTorch's has. Safe to call again."""
+    if hasattr(ours, "__getattr__"):
+        return
+
+    def __getattr__(self: Any, name: str) -> Any:
+        if name not in _members_of_theirs():
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        found = inspect.getattr_static(load(HOME).TestCase, name)
+        record(HOME, f"TestCase.{name}")
+        return found.__get__(self, type(self)) if hasattr(found, "__get__") else found
+
+    ours.__getattr__ = __getattr__  # type: ignore[attr-defined]
+    for name, value in _constants_of_theirs().items():
+        if not hasattr(ours, name):
+            setattr(ours, name, value)  # also looked up on the class, where __getattr__ does not apply
+
+
+@functools.cache
+def _their_class() -> ast.ClassDef:
+    found = names.find_class(names.find_source(HOME), "TestCase")
+    assert found is not None
+    return found
+
+
+@functools.cache
+def _members_of_theirs() -> frozenset[str]:
+    return frozenset(names.defined_by(_their_class()))
+
+
+def _constants_of_theirs() -> dict[str, Any]:
+    return {
+        target.id: node.value.value
+        for node in _their_class().body
+        if isinstance(node, (ast.Assign, ast.AnnAssign)) and isinstance(node.value, ast.Constant)
+        for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
+        if isinstance(target, ast.Name)
+    }

@@ -6,7 +6,6 @@ torch that consists of links, except for the files that the patches change: site
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import shutil
@@ -18,13 +17,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from . import checkouts
 from .mapping import UserError
 
 # A patch without a version is for every torch that has a series; one with a version only for that torch.
 _NAME = re.compile(r"(?P<number>\d{4})-(?P<slug>[a-z0-9-]+?)(\.torch-(?P<torch>\d+\.\d+))?\.patch")
 _RAN = re.compile(r"^Ran (\d+) tests?\b", re.MULTILINE)
 _SUBJECT = re.compile(r"^Subject: (.*(?:\n[ \t].*)*)", re.MULTILINE)
-_GIT = ("git", "-c", "core.autocrlf=false", "apply", "--whitespace=nowarn")
 TEST_TIMEOUT = 900.0
 
 
@@ -90,14 +89,6 @@ def others(directory: Path, version: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(match["slug"] for match in matches if match and match["slug"] not in have))
 
 
-def installed() -> Path:
-    """The directory of the installed package torch. Does not import it."""
-    spec = importlib.util.find_spec("torch")
-    if spec is None or spec.origin is None:
-        raise UserError("torch is not installed")
-    return Path(spec.origin).parent
-
-
 def version_of(package: Path) -> str:
     """The major and minor version of a torch package, such as "2.13"."""
     found = re.search(r"__version__ = '(\d+\.\d+)", (package / "version.py").read_text())
@@ -156,15 +147,11 @@ class PatchedTorch:
 
 
 def git(words: Sequence[str], directory: Path) -> str:
-    """Run `git apply` in a directory, which does not count as part of a repository above it."""
-    alone = {**os.environ, "GIT_CEILING_DIRECTORIES": str(directory.resolve().parent)}
-    try:
-        done = subprocess.run([*_GIT, *words], cwd=directory, env=alone, capture_output=True, text=True, check=False)
-    except FileNotFoundError:
-        raise UserError("this command needs git, which is not on PATH") from None
+    """Run `git apply` in a directory."""
+    done = checkouts.run_git(["apply", "--whitespace=nowarn", *words], directory)
     if done.returncode != 0:
-        raise UserError(f"{words[-1]} does not apply:\n{done.stderr.strip()}")
-    return done.stdout
+        raise UserError(f"{words[-1]} does not apply:\n{done.stderr.decode(errors='replace').strip()}")
+    return done.stdout.decode()
 
 
 def files_of(patch: SeriesPatch) -> Iterator[Path]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,12 +15,10 @@ from email.header import Header
 from email.utils import formatdate
 from pathlib import Path
 
-from . import names, places
+from . import checkouts, names
 from .mapping import THEIR_KIT, Side, UserError, instead_of, module_on, moved, source_of
 from .rewriting import STAR, Use, only_of_their_side, rewrite
 
-# The user's git configuration must not affect the patch.
-GIT = ("git", "-c", "core.autocrlf=false", "-c", "core.attributesFile=")
 DIFF = ("diff", "--src-prefix=a/", "--dst-prefix=b/", "--no-color", "--no-ext-diff", "--no-textconv", "--no-relative")
 
 
@@ -51,15 +48,15 @@ class OutgoingFile:
 
 def prepare(file: Path, checkout: Path) -> OutgoingFile:
     """Rewrite a file for the checkout, and collect the names that the checkout lacks."""
-    rewritten = rewrite(places.read(file), Side.THEIRS, file)
+    rewritten = rewrite(checkouts.read(file), Side.THEIRS, file)
     unmapped = set(only_of_their_side(rewritten.uses, Side.THEIRS))
     refused = tuple(
         Refusal(file, use.line, _our_name(use))
         for use in rewritten.uses
         if use in unmapped or not _exists(use, checkout)
     )
-    notes = (*rewritten.notes, *_convention_notes(rewritten.source, checkout / places.TESTS / places.below_tests(file)))
-    path = places.TESTS / places.below_tests(file)
+    path = checkouts.TESTS / checkouts.below_tests(file)
+    notes = (*rewritten.notes, *_convention_notes(rewritten.source, checkout / path))
     return OutgoingFile(path, rewritten.source, refused, tuple(f"{file}: {note}" for note in notes))
 
 
@@ -82,7 +79,7 @@ def common_files(ours: Path, checkout: Path) -> list[Path]:
     """Our test files that also exist in the checkout."""
     if not ours.is_dir():
         raise UserError(f"{ours} is not a directory; name the files to send")
-    there = checkout / places.TESTS
+    there = checkout / checkouts.TESTS
     return [file for file in sorted(ours.rglob("*.py")) if (there / file.relative_to(ours)).is_file()]
 
 
@@ -130,12 +127,7 @@ def _check_applies(patch: bytes, checkout: Path) -> None:
 
 
 def _git(words: Sequence[str], directory: str | Path, stdin: bytes = b"", ok: tuple[int, ...] = (0,)) -> bytes:
-    # A directory that is not a repository must not count as part of a repository above it.
-    alone = {**os.environ, "GIT_CEILING_DIRECTORIES": str(Path(directory).resolve().parent)}
-    try:
-        done = subprocess.run([*GIT, *words], cwd=directory, input=stdin, capture_output=True, env=alone, check=False)
-    except FileNotFoundError:
-        raise UserError("this command needs git, which is not on PATH") from None
+    done = checkouts.run_git(words, Path(directory), stdin)
     if done.returncode not in ok:
         message = done.stderr.decode(errors="replace").strip()
         raise UserError(f"git {words[0]} exited with code {done.returncode} in {directory}:\n{message}")

@@ -34,7 +34,7 @@ def one_gpu(ranks, nccl=(2, 28, 9)):
     return (
         mock.patch.dict(os.environ, {sharing.RANKS_PER_GPU: str(ranks)}),
         mock.patch.multiple(accelerators, device_count=lambda: 1, accelerator_type=lambda: "cuda"),
-        mock.patch.object(_torch.cuda_sharing, "nccl_version", lambda: nccl),
+        mock.patch.object(_torch.cuda_state, "nccl_version", lambda: nccl),
     )
 
 
@@ -88,7 +88,7 @@ class InRanksTest(OneGpuCase):
             *one_gpu(4),
             mock.patch.object(torch.cuda, "set_device", set_device),
             mock.patch.object(torch.accelerator, "set_device_index", lambda index: calls.append(("index", index))),
-            mock.patch.object(_torch.cuda_sharing, "when_cuda_is_first_used", lambda call: None),
+            mock.patch.object(_torch.cuda_state, "when_cuda_is_first_used", lambda call: None),
         )
         result = unittest.TestResult()
         Example("test_shared").run(result)
@@ -120,8 +120,8 @@ class BeginTest(OneGpuCase):
         self.folded = []
         self.use(
             mock.patch.object(torch, "cuda", cuda),
-            mock.patch.object(_torch.cuda_sharing, "when_cuda_is_first_used", lambda call: call()),
-            mock.patch.object(_torch.cuda_sharing, "fold_device_numbers", self.folded.append),
+            mock.patch.object(_torch.cuda_state, "when_cuda_is_first_used", lambda call: call()),
+            mock.patch.object(_torch.cuda_state, "fold_device_numbers", self.folded.append),
             mock.patch.dict(dist.Backend.default_device_backend_map),
             mock.patch.dict(os.environ, environ),
         )

@@ -248,7 +248,7 @@ PEAKS = """
     from torch_testing_ext import _torch
     from torch_testing_ext.common_distributed import MultiProcContinuousTest, MultiProcessTestCase
 
-    _torch.cuda_sharing.peak_memory = lambda: {0: (2**29, 2**30)}
+    _torch.cuda_state.peak_memory = lambda: {0: (2**29, 2**30)}
 
     class Fresh(MultiProcessTestCase):
         world_size = 2

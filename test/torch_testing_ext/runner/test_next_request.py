@@ -3,7 +3,7 @@
 import os
 
 from torch_testing_ext._process.channel import Channel, socket_pair
-from torch_testing_ext._process.parent_loop import ParentLoop
+from torch_testing_ext._process.loop import ParentLoop
 from torch_testing_ext.common_utils import TestCase, run_tests
 from torch_testing_ext.runner.processes import nanny
 from torch_testing_ext.runner.processes.unit_spec import LoadAs, UnitSpec

@@ -7,7 +7,7 @@ from kit.files import FolderCase
 
 from torch_testing_ext.upstream import patch_series
 from torch_testing_ext.upstream.__main__ import main
-from torch_testing_ext.upstream.mapping import UserError
+from torch_testing_ext.upstream.mapping import UserError, installed_torch
 
 SERIES = Path(__file__).parents[3] / "patches"
 PATCH = """\
@@ -48,7 +48,7 @@ class RealSeriesTest(unittest.TestCase):
     """The patches in this repository."""
 
     def test_the_series_applies_to_the_installed_torch(self) -> None:
-        package = patch_series.installed()
+        package = installed_torch() / "torch"
         patches = patch_series.load(SERIES, patch_series.version_of(package))
         self.assertGreater(len(patches), 4)
         with patch_series.patched_torch(patches, package) as torch:

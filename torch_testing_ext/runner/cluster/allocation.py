@@ -15,9 +15,9 @@ from pathlib import Path
 from torch_testing_ext._process import reaping
 from torch_testing_ext._process.channel import socket_pair
 from torch_testing_ext._process.exits import describe_exit
+from torch_testing_ext._process.interpreter import tethered
 from torch_testing_ext._process.logs import tail
 from torch_testing_ext._process.loop import EventLoop
-from torch_testing_ext._process.tether import tethered
 
 from .cluster_place import LauncherListener, NodeLauncher
 

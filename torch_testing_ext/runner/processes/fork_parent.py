@@ -14,7 +14,7 @@ from typing import Any, Generic, NoReturn, TypeVar
 
 from torch_testing_ext._process import child, reaping, signals, system
 from torch_testing_ext._process.channel import Channel
-from torch_testing_ext._process.parent_loop import ParentLoop
+from torch_testing_ext._process.loop import ParentLoop
 from torch_testing_ext._process.signals import signal_group
 
 from .worker_messages import ChildGone, Kill

@@ -18,8 +18,8 @@ from typing import NoReturn
 from torch_testing_ext._machine.memory import memory_of
 from torch_testing_ext._process import child, grace, reaping, system
 from torch_testing_ext._process.channel import Channel
+from torch_testing_ext._process.loop import ParentLoop
 from torch_testing_ext._process.messages import unexpected
-from torch_testing_ext._process.parent_loop import ParentLoop
 from torch_testing_ext._process.signals import signal_group
 
 from .unit_spec import UnitSpec

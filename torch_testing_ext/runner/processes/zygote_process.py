@@ -118,8 +118,6 @@ def _count_devices(channel: Channel[Nothing]) -> NoReturn:
     uuids = tuple(accelerators.ask_uuids()) if count else ()
     facts = facts_from(accelerators.ask_facts()) if count else ()
     channel.send(
-        DevicesCounted(
-            kind, count, torch.__version__, uuids, facts, _torch.cuda_sharing.nccl_version() if count else ()
-        )
+        DevicesCounted(kind, count, torch.__version__, uuids, facts, _torch.cuda_state.nccl_version() if count else ())
     )
     os._exit(0)
