@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from torch_testing_ext import _torch
 from torch_testing_ext._cases import shared_devices
 from torch_testing_ext._machine import accelerators, sharing
 from torch_testing_ext._machine.settable import ComputedNames
+from torch_testing_ext._marks import hardware
 
 _chosen: str | None = None
 
@@ -90,6 +90,6 @@ def delay(milliseconds: float) -> None:
     if milliseconds <= 0 or device_type() == "cpu":
         return
     if device_type() == "cuda":
-        _torch.fsdp.cuda_spin(milliseconds)
+        hardware.device_sleep("cuda", int(milliseconds * hardware.get_cycles_per_ms()))
     else:
         time.sleep(milliseconds / 1000)

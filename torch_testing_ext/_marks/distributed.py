@@ -123,12 +123,8 @@ def _unless_mpi(skip: Callable[[int], bool], name: str) -> Need:
     return Need(unmet)
 
 
-def skip_if_small_worldsize(func: F) -> F:
-    return requires(_unless_mpi(lambda size: size < 8, "small_worldsize"))(func)
-
-
-def skip_if_odd_worldsize(func: F) -> F:
-    return requires(_unless_mpi(lambda size: size % 2 == 1, "odd_worldsize"))(func)
+skip_if_small_worldsize = requires(_unless_mpi(lambda size: size < 8, "small_worldsize"))
+skip_if_odd_worldsize = requires(_unless_mpi(lambda size: size % 2 == 1, "odd_worldsize"))
 
 
 # -- backends. These decorate classes as well as functions, so they use unittest's own skip.

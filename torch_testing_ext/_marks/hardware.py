@@ -15,7 +15,7 @@ from torch_testing_ext import _torch
 from torch_testing_ext._machine import accelerators, cuda
 from torch_testing_ext._machine.flags import flag
 
-from .skips import Decorator, lazy_skip_if, skip_but_pass_in_sandcastle_if, xfailIf
+from .skips import Decorator, lazy_skip_if, skip_but_pass_in_sandcastle_if, xfail_where
 
 MI350_ARCH = ("gfx950",)
 MI300_ARCH = ("gfx942",)
@@ -88,7 +88,7 @@ def skipIfWindowsXPU(func: Any = None, *, msg: str = "test doesn't currently wor
 
 
 def _xfail_on_cuda_if(condition: Callable[[], Any]) -> Decorator:
-    return lambda func: xfailIf(torch.version.hip is None and bool(condition()))(func)
+    return xfail_where(lambda: torch.version.hip is None and bool(condition()))
 
 
 xfailIfSM89 = _xfail_on_cuda_if(lambda: cuda.IS_SM89)
@@ -97,15 +97,8 @@ xfailIfSM90 = _xfail_on_cuda_if(lambda: cuda.IS_SM90)
 xfailIfSM100OrLater = _xfail_on_cuda_if(lambda: cuda.SM100OrLater)
 xfailIfSM120OrLater = _xfail_on_cuda_if(lambda: cuda.SM120OrLater)
 xfailIfSM12X = _xfail_on_cuda_if(lambda: cuda.IS_SM12X)
-
-
-def xfailCUDAIfSM89OrLaterOnWindows(test_fn: Any) -> Any:
-    return xfailIf(flag("IS_WINDOWS") and bool(cuda.SM89OrLater))(test_fn)
-
-
-def xfailIfDistributedNotSupported(func: Any) -> Any:
-    return xfailIf(flag("IS_MACOS") or bool(cuda.IS_JETSON))(func)
-
+xfailCUDAIfSM89OrLaterOnWindows = xfail_where(lambda: flag("IS_WINDOWS") and bool(cuda.SM89OrLater))
+xfailIfDistributedNotSupported = xfail_where(lambda: flag("IS_MACOS") or bool(cuda.IS_JETSON))
 
 TRITON_PTXAS_VERSION = (12, 8)
 

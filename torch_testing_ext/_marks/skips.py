@@ -271,40 +271,20 @@ def xfailIf(condition: Any) -> Decorator:
     return lambda func: unittest.expectedFailure(func) if condition else func
 
 
-def xfailIfLinux(func: Any) -> Any:
-    return xfailIf(flags.IS_LINUX and not flags.TEST_WITH_ROCM and not flags.IS_FBCODE)(func)
+def xfail_where(condition: Callable[[], Any]) -> Decorator:
+    """`xfailIf` with a condition that is computed when a test is decorated."""
+    return lambda func: xfailIf(condition())(func)
 
 
-def xfailIfTorchDynamo(func: Any) -> Any:
-    return xfailIf(flags.TEST_WITH_TORCHDYNAMO)(func)
-
-
-def xfailIfROCm(func: Any) -> Any:
-    return xfailIf(flags.TEST_WITH_ROCM)(func)
-
-
-def xfailIfWindows(func: Any) -> Any:
-    return xfailIf(flags.IS_WINDOWS)(func)
-
-
-def xfailIfPy312Plus(func: Any) -> Any:
-    return xfailIf(sys.version_info >= (3, 12))(func)
-
-
-def xfailIfPy314Plus(func: Any) -> Any:
-    return xfailIf(sys.version_info >= (3, 14))(func)
-
-
-def xfailIfPy313AndEarlier(func: Any) -> Any:
-    return xfailIf(sys.version_info < (3, 14))(func)
-
-
-def xfailIfACL(func: Any) -> Any:
-    return xfailIf(flags.TEST_ACL)(func)
-
-
-def xfailIfS390X(func: Any) -> Any:
-    return xfailIf(flags.IS_S390X)(func)
+xfailIfLinux = xfail_where(lambda: flags.IS_LINUX and not flags.TEST_WITH_ROCM and not flags.IS_FBCODE)
+xfailIfTorchDynamo = xfail_where(lambda: flags.TEST_WITH_TORCHDYNAMO)
+xfailIfROCm = xfail_where(lambda: flags.TEST_WITH_ROCM)
+xfailIfWindows = xfail_where(lambda: flags.IS_WINDOWS)
+xfailIfPy312Plus = xfailIf(sys.version_info >= (3, 12))
+xfailIfPy314Plus = xfailIf(sys.version_info >= (3, 14))
+xfailIfPy313AndEarlier = xfailIf(sys.version_info < (3, 14))
+xfailIfACL = xfail_where(lambda: flags.TEST_ACL)
+xfailIfS390X = xfail_where(lambda: flags.IS_S390X)
 
 
 def xfail_inherited_tests(tests: Iterable[str]) -> Decorator:

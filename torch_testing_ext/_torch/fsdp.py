@@ -3,33 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 from unittest import mock
-
-import torch
-
-
-def cuda_spin(milliseconds: float) -> None:
-    """Make the current CUDA stream wait for about this time, without blocking the host. `torch.cuda._sleep`: all."""
-    cuda: Any = torch.cuda  # untyped in torch
-    cuda._sleep(int(milliseconds * _cuda_cycles_per_ms()))
-
-
-@functools.cache
-def _cuda_cycles_per_ms() -> float:
-    cuda: Any = torch.cuda  # untyped in torch
-    cycles = 1_000_000
-    begin, end = cuda.Event(enable_timing=True), cuda.Event(enable_timing=True)
-    for _ in range(2):  # the first round loads the kernel
-        begin.record()
-        cuda._sleep(cycles)
-        end.record()
-        end.synchronize()
-    elapsed: float = begin.elapsed_time(end)
-    return cycles / elapsed
 
 
 def has_triton() -> bool:
