@@ -10,6 +10,7 @@ from typing import Any
 import hypothesis
 
 from torch_testing_ext._cases.multi_process import MultiProcessTestCase
+from torch_testing_ext._cases.process_case import ProcessRanksTestCase
 from torch_testing_ext._cases.ranked import RankedTestCase
 
 from . import hypothesis_internals
@@ -62,7 +63,8 @@ def _is_rank(test: Any) -> bool:
 
 def _base_of(test: Any) -> str:
     """The name of our base that runs the ranks of a test."""
-    return next(cls.__name__ for cls in type(test).__mro__ if RankedTestCase in cls.__bases__)
+    common = {RankedTestCase, ProcessRanksTestCase}
+    return next(cls.__name__ for cls in type(test).__mro__ if common.intersection(cls.__bases__))
 
 
 def note(value: object) -> None:
