@@ -81,7 +81,7 @@ class RunSite(Protocol):
 def on_this_machine(options: Options, root: Path, files: Sequence[str]) -> Iterator[LocalSite]:
     """This machine, with a zygote that gets ready for the files."""
     from .processes.file_processes import FileProcesses
-    from .processes.warm_up import warm_up_for
+    from .processes.zygote_client import warm_up_for
 
     # The world size of a test may depend on it.
     shared = {RANKS_PER_GPU: str(options.ranks_per_gpu)} if options.ranks_per_gpu > 1 else {}

@@ -16,7 +16,7 @@ from torch_testing_ext.runner.engine.place import LocalPlace
 from torch_testing_ext.runner.model import Attempt, Summary, Test, TestId
 from torch_testing_ext.runner.options.options import Options
 from torch_testing_ext.runner.processes.file_processes import FileProcesses
-from torch_testing_ext.runner.processes.warm_up import ALWAYS, WarmUp
+from torch_testing_ext.runner.processes.zygote_client import ALWAYS, WarmUp
 from torch_testing_ext.runner.scheduling.inventory import Inventory
 from torch_testing_ext.runner.scheduling.leases import Leases
 from torch_testing_ext.runner.scheduling.plan import plan

@@ -6,8 +6,7 @@ from torch_testing_ext._process.channel import Channel, socket_pair
 from torch_testing_ext._process.loop import ParentLoop
 from torch_testing_ext.common_utils import TestCase, run_tests
 from torch_testing_ext.runner.processes import nanny
-from torch_testing_ext.runner.processes.unit_spec import LoadAs, UnitSpec
-from torch_testing_ext.runner.processes.worker_messages import StartUnit
+from torch_testing_ext.runner.processes.worker_messages import LoadAs, StartUnit, UnitSpec
 
 
 class RequestInPiecesTest(TestCase):

@@ -17,7 +17,7 @@ from torch_testing_ext.runner.engine.unit_log import EndCause
 from torch_testing_ext.runner.model import Lease, Test, TestId, Unit
 from torch_testing_ext.runner.options.options import CannotRun
 from torch_testing_ext.runner.processes import file_handle, file_processes
-from torch_testing_ext.runner.processes.unit_spec import LoadAs, UnitSpec
+from torch_testing_ext.runner.processes.worker_messages import LoadAs, UnitSpec
 
 NO_MORE_FILES = OSError(errno.EMFILE, "Too many open files")
 

@@ -79,7 +79,7 @@ class TestOneTest(TestCase):
             (over, replace(EVICTED, code=0), "passed"),
             ((), FINE, "crashed"),
             ((AllOver(),), FINE, "error"),
-            ((*running, WorkerBroke("KeyboardInterrupt", at=2.0)), WorkerExit(EndCause.ITSELF, 9.0, 1), "error"),
+            ((*running, WorkerBroke("KeyboardInterrupt")), WorkerExit(EndCause.ITSELF, 9.0, 1), "error"),
             ((Missing(0), AllOver()), FINE, "error"),
             # After its end: the process of a test that passed must exit properly, too.
             (over, killed, "crashed"),
@@ -88,7 +88,7 @@ class TestOneTest(TestCase):
             ((began(0), ended(0)), FINE, "crashed"),
             ((began(0), ended(0)), late, "timeout"),
             ((began(0), ended(0)), WorkerExit(EndCause.LOST, 9.0, lost="its watcher died"), "crashed"),
-            ((began(0), ended(0), WorkerBroke("an error of ours", at=2.0)), FINE, "error"),
+            ((began(0), ended(0), WorkerBroke("an error of ours")), FINE, "error"),
             # Its end is known, although nobody watched its process exit.
             (over, WorkerExit(EndCause.LOST, 9.0, lost="its watcher died"), "passed"),
             (over, WorkerExit(EndCause.ITSELF, 9.0, 0, ("pid 7: sleep",)), "leaked"),

@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 from torch_testing_ext.common_utils import TestCase, run_tests
-from torch_testing_ext.runner.processes.warm_up import WarmUp, warm_up_for
+from torch_testing_ext.runner.processes.zygote_client import WarmUp, warm_up_for
 
 PLAIN = """
 import unittest

@@ -9,7 +9,7 @@ from torch_testing_ext._process import system
 from torch_testing_ext.common_utils import TestCase, run_tests
 from torch_testing_ext.runner.options.options import CannotRun
 from torch_testing_ext.runner.processes import file_processes, zygote_client
-from torch_testing_ext.runner.processes.warm_up import WarmUp
+from torch_testing_ext.runner.processes.zygote_client import WarmUp
 
 
 class ZygoteStartTest(TestCase):

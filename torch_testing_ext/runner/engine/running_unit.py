@@ -16,14 +16,7 @@ from torch_testing_ext.launch.settings import PREFIX
 from ..model import Attempt, Lease, Test, Unit
 from ..processes.file_handle import FileHandle
 from ..processes.file_processes import FileProcesses
-from ..processes.unit_spec import UnitSpec
-from ..processes.worker_messages import (
-    Began,
-    FixtureBegan,
-    FromWorker,
-    PreloadHints,
-    WorkerEnded,
-)
+from ..processes.worker_messages import Began, FixtureBegan, FromWorker, PreloadHints, UnitSpec, WorkerEnded
 from .unit_log import AttemptResult, EndCause, UnitLog, WorkerExit
 from .unit_processes import NANNY_TIMEOUT, UnitProcesses
 

@@ -18,7 +18,6 @@ from torch_testing_ext.launch import hang
 
 from ..model import RankLog
 from ..processes.file_handle import FileHandle
-from ..processes.unit_spec import UnitSpec
 from ..processes.worker_messages import (
     EndWorker,
     FromNanny,
@@ -28,6 +27,7 @@ from ..processes.worker_messages import (
     MemoryMeasured,
     StacksTaken,
     TakeStacks,
+    UnitSpec,
     WorkerBroke,
     WorkerEnded,
 )

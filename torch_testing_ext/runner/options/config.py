@@ -27,6 +27,7 @@ SECTION = "torch_testing_ext"
 PREFIX = "TORCH_TESTING_EXT_RUN_"
 DEFAULT = "default"
 COMMAND_LINE = "command line"
+Layer = dict[str, tuple[Any, str]]  # the options that one source sets: by field, the value and its exact source
 EXIT_CODES = """\
 reports of an earlier run, also of one that was killed:
   run_test.py report [JOURNAL] [--junit FILE] [--html FILE] [--trace FILE] [--results FILE]
@@ -39,14 +40,6 @@ exit codes:
   4  usage error: nothing was run
   5  nothing was selected
   6  everything selected was skipped: not enough devices"""
-
-
-@dataclass(frozen=True)
-class Layer:
-    """The options that one source sets."""
-
-    values: Mapping[str, Any]  # by field
-    sources: Mapping[str, str]  # of each field: the exact source of its value
 
 
 @dataclass(frozen=True)
@@ -70,11 +63,9 @@ def read_options(argv: Sequence[str], environ: Mapping[str, str], root: Path, cw
         _environment(environ, cwd),
         _command_line(argv, cwd),
     )
-    values: dict[str, Any] = {}
-    sources: dict[str, str] = {}
-    for layer in layers:
-        values.update(layer.values)
-        sources.update(layer.sources)
+    found = {field: setting for layer in layers for field, setting in layer.items()}
+    values = {field: value for field, (value, _) in found.items()}
+    sources = {field: source for field, (_, source) in found.items()}
     return ConfiguredOptions(_complete(Options(**values), sources, cwd), sources)
 
 
@@ -176,8 +167,7 @@ def _shown(value: Any) -> str:
 
 def _defaults(root: Path) -> Layer:
     options = Options()
-    values = {field: _resolved(getattr(options, field), root) for field in OPTION_TABLE}
-    return Layer(values, dict.fromkeys(values, DEFAULT))
+    return {field: (_resolved(getattr(options, field), root), DEFAULT) for field in OPTION_TABLE}
 
 
 def _setup_cfg(root: Path) -> Layer:
@@ -198,7 +188,7 @@ def _pyproject(root: Path) -> Layer:
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{file} cannot be read: {error}") from None
     if f"tool.{SECTION}" not in text:
-        return Layer({}, {})
+        return {}
     toml = _toml_reader(file)
     try:
         section = toml.loads(text).get("tool", {}).get(SECTION, {})
@@ -227,34 +217,33 @@ def _as_text(value: Any) -> str:
 
 def _from_file(section: Mapping[str, str], file: Path, root: Path) -> Layer:
     known = {field.replace("_", "-"): field for field, spec in OPTION_TABLE.items() if spec.configurable}
-    values = {}
+    layer = {}
     for key, text in section.items():
         name = key.replace("_", "-")
         if name not in known:
             raise UsageError(f"{file}: {key} is not an option of [{SECTION}].{nearest(name, known)}")
-        values[known[name]] = _read(known[name], text, f"{file}: {key}", root)
-    return Layer(values, dict.fromkeys(values, file.name))
+        layer[known[name]] = _read(known[name], text, f"{file}: {key}", root), file.name
+    return layer
 
 
 def _environment(environ: Mapping[str, str], cwd: Path) -> Layer:
     known = {PREFIX + field.upper(): field for field, spec in OPTION_TABLE.items() if spec.configurable}
-    values, sources = {}, {}
+    layer = {}
     for name, text in environ.items():
         if not name.startswith(PREFIX) or not text:
             continue
         if name not in known:
             raise UsageError(f"{name} is not an environment variable of run_test.py.{nearest(name, known)}")
-        values[known[name]] = _read(known[name], text, name, cwd)
-        sources[known[name]] = name
-    return Layer(values, sources)
+        layer[known[name]] = _read(known[name], text, name, cwd), name
+    return layer
 
 
 def _shared_with_python(environ: Mapping[str, str]) -> Layer:
     """The variable that lets ranks share devices also without run_test.py."""
     if not environ.get(RANKS_PER_GPU):
-        return Layer({}, {})
+        return {}
     try:
-        return Layer({"ranks_per_gpu": ranks_per_device(environ)}, {"ranks_per_gpu": RANKS_PER_GPU})
+        return {"ranks_per_gpu": (ranks_per_device(environ), RANKS_PER_GPU)}
     except ValueError as error:
         raise UsageError(str(error)) from None
 
@@ -288,8 +277,7 @@ def _command_line(argv: Sequence[str], cwd: Path) -> Layer:
     given, unknown = _parser().parse_known_intermixed_args(_with_values(argv))
     if unknown:
         raise UsageError(f"{unknown[0]} is not an option.{nearest(unknown[0], _flags())} (--help lists all options)")
-    values = {field: _resolved(_frozen(value), cwd) for field, value in vars(given).items()}
-    return Layer(values, dict.fromkeys(values, COMMAND_LINE))
+    return {field: (_resolved(_frozen(value), cwd), COMMAND_LINE) for field, value in vars(given).items()}
 
 
 def _with_values(argv: Sequence[str]) -> list[str]:

@@ -19,7 +19,6 @@ from torch_testing_ext._process.loop import Timer
 from torch_testing_ext._process.messages import unexpected
 
 from ..model import Attempt, Test, TestId, TestOutcome
-from .unit_spec import LoadAs, UnitSpec
 from .worker_messages import (
     ChildGone,
     FileBroken,
@@ -30,10 +29,11 @@ from .worker_messages import (
     FileUnsafe,
     FromFile,
     Kill,
+    LoadAs,
     OpenFile,
     PreloadModules,
     StartUnit,
-    TestNotRun,
+    UnitSpec,
 )
 from .zygote_client import Gone, ZygoteClient
 
@@ -205,12 +205,12 @@ class FileHandle:
             case _:
                 unexpected(message)
 
-    def _take_tests(self, tests: tuple[Test, ...], not_run: tuple[TestNotRun, ...], remark: str) -> None:
+    def _take_tests(self, tests: tuple[Test, ...], not_run: tuple[Attempt, ...], remark: str) -> None:
         nothing = "" if tests or not_run else f"{self.name} has no tests: unittest finds none in it"
         self.contents = dataclasses.replace(
             self.contents,
             tests=tests,
-            not_run=tuple(Attempt(one.test, TestOutcome.ERROR, one.why) for one in not_run),
+            not_run=not_run,
             remark=remark or nothing,
         )
 

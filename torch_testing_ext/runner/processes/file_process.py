@@ -24,7 +24,6 @@ from torch_testing_ext._process.messages import unexpected
 from . import nanny, worker
 from .fork_parent import ForkParent, close_all
 from .loaded_file import FileSkips, LoadedFile, NeedsPytest, how_to_import
-from .unit_spec import UnitSpec
 from .worker_messages import (
     ChildGone,
     FileBroken,
@@ -40,6 +39,7 @@ from .worker_messages import (
     StartUnit,
     ToFile,
     UnitOver,
+    UnitSpec,
 )
 
 # The exit code of a child that has queried accelerators while it listed the tests.

@@ -16,10 +16,8 @@ from torch_testing_ext._process.logs import tail
 from ..model import Attempt, Test
 from ..options.options import CannotRun
 from .file_handle import FileHandle, FileState
-from .unit_spec import LoadAs
-from .warm_up import WarmUp
-from .worker_messages import CountDevices, DevicesCounted
-from .zygote_client import ZygoteClient
+from .worker_messages import CountDevices, DevicesCounted, LoadAs
+from .zygote_client import WarmUp, ZygoteClient
 
 COUNT_TIMEOUT = 200.0  # longer than each of the ways to ask the driver takes
 MOST_OPEN = 32  # processes of files that wait for their first unit

@@ -16,11 +16,10 @@ from torch_testing_ext._machine.device_facts import DeviceNeeds
 from torch_testing_ext._process import packages
 from torch_testing_ext._process.packages import ModulePlace
 
-from ..model import Test, TestId
+from ..model import Attempt, Test, TestId, TestOutcome
 from . import pytest_style
 from .pytest_style import PytestStyleTest, PytestTest, pytest_style_tests
-from .unit_spec import LoadAs
-from .worker_messages import TestNotRun
+from .worker_messages import LoadAs
 
 _FIXTURES = ("setUpClass", "tearDownClass")
 _MODULE_FIXTURES = ("setUpModule", "tearDownModule")
@@ -101,12 +100,13 @@ class LoadedFile:
         """All tests and their needs. `devices`: the number of devices of the run, on one node."""
         return tuple(describe(one, file, devices) for one in self.named)
 
-    def list_not_run(self, file: str) -> tuple[TestNotRun, ...]:
-        """The tests that are in the file, but cannot be run."""
-        return tuple(
-            TestNotRun(Test(TestId(file, one.cls, one.method), marks=None, line=getattr(one.test, "line", 0)), why)
-            for one, why in self.not_run
-        )
+    def list_not_run(self, file: str) -> tuple[Attempt, ...]:
+        """An error for each test that is in the file, but cannot be run."""
+        found = []
+        for one, why in self.not_run:
+            test = Test(TestId(file, one.cls, one.method), marks=None, line=getattr(one.test, "line", 0))
+            found.append(Attempt(test, TestOutcome.ERROR, why))
+        return tuple(found)
 
     def remark(self, file: str) -> str:
         """A remark for the user on tests that pytest does not collect."""

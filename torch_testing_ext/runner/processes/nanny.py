@@ -22,7 +22,6 @@ from torch_testing_ext._process.loop import ParentLoop
 from torch_testing_ext._process.messages import unexpected
 from torch_testing_ext._process.signals import signal_group
 
-from .unit_spec import UnitSpec
 from .worker_messages import (
     EndWorker,
     KillWorker,
@@ -34,6 +33,7 @@ from .worker_messages import (
     TakeStacks,
     ToNanny,
     UnitOver,
+    UnitSpec,
     WorkerBroke,
     WorkerEnded,
 )
@@ -123,9 +123,7 @@ class Nanny:
         try:
             log = os.open(self._unit.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            self._worker_channel.send(
-                WorkerBroke(f"the log of its process cannot be created: {error}", time.monotonic())
-            )
+            self._worker_channel.send(WorkerBroke(f"the log of its process cannot be created: {error}"))
             os._exit(1)
         self._start(self._unit, self._worker_channel, log)
 
@@ -196,7 +194,7 @@ class Nanny:
                 os.kill(pid, signal.SIGCONT)
                 os.kill(pid, system.DUMP_STACKS)
         self._let_them_write()
-        self._channel.send(StacksTaken(len(asked)))
+        self._channel.send(StacksTaken())
 
     def _let_them_write(self) -> None:
         deadline, sizes = time.monotonic() + grace.FOR_STACKS, None

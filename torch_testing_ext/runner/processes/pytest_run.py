@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from collections.abc import Generator, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -25,8 +24,7 @@ from ..model import COUNTS_AS, Category, TestOutcome
 from .pytest_session import Collection, explain
 from .pytest_style import PytestTest
 from .unit_reports import Send, UnitReports
-from .unit_spec import UnitSpec
-from .worker_messages import FromWorker, WorkerBroke
+from .worker_messages import FromWorker, UnitSpec, WorkerBroke
 
 __rank_frame__ = True
 
@@ -51,7 +49,7 @@ def run(unit: UnitSpec, tests: Sequence[tuple[int, PytestTest]], send: Send) -> 
     except BaseException as error:
         if loop.cannot_send is not None:
             raise loop.cannot_send from None
-        send(WorkerBroke(explain(error), time.monotonic()))
+        send(WorkerBroke(explain(error)))
         return False
     loop.report_rest(collection.wants_to_stop)
     if collection.failures_counted and not loop.has_failed:

@@ -26,7 +26,7 @@ import pytest
 
 from torch_testing_ext._pytest_ranks import pytest_internals
 
-from .unit_spec import LoadAs
+from .worker_messages import LoadAs
 
 __rank_frame__ = True
 

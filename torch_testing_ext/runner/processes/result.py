@@ -15,7 +15,7 @@ from torch_testing_ext._cases.fixtures import FixtureSuite, prevented
 
 from ..model import TestOutcome
 from .unit_reports import Send, UnitReports
-from .unit_spec import UnitSpec
+from .worker_messages import UnitSpec
 
 __unittest = True  # keeps these frames out of unittest's tracebacks
 

@@ -13,8 +13,7 @@ from torch_testing_ext._process.user_warnings import take_warnings
 from torch_testing_ext.launch import Cause, device_memory
 
 from ..model import COUNTS_AS, Category, DeviceMemory, TestOutcome
-from .unit_spec import UnitSpec
-from .worker_messages import Began, Ended, FixtureBegan, FixtureEnded, FixtureFailed, FromWorker, NotRun
+from .worker_messages import Began, Ended, FixtureBegan, FixtureEnded, FixtureFailed, FromWorker, NotRun, UnitSpec
 
 # The files of a run have a message of this length whole. Readers of XML refuse texts beyond ten million bytes.
 LONGEST_MESSAGE = 4_000_000

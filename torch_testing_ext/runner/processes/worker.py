@@ -6,7 +6,6 @@ import faulthandler
 import itertools
 import os
 import sys
-import time
 import traceback
 import unittest
 from collections.abc import Callable, Mapping
@@ -24,8 +23,7 @@ from torch_testing_ext.launch import client
 from ..model import TestOutcome
 from .pytest_style import PytestTest
 from .result import ReportingResult, ReportingSuite
-from .unit_spec import UnitSpec
-from .worker_messages import AllOver, Ended, FromWorker, Missing, Nothing, PreloadHints, WorkerBroke
+from .worker_messages import AllOver, Ended, FromWorker, Missing, Nothing, PreloadHints, UnitSpec, WorkerBroke
 
 __first_frames__ = ("_run_suite", "_run_by_pytest")
 
@@ -143,10 +141,10 @@ def _run_by_pytest(unit: UnitSpec, tests: list[tuple[int, Any]], send: Callable[
 def _report_error(reports: Reports, error: BaseException) -> None:
     """Report an exception that unittest let through: KeyboardInterrupt, or an error of ours."""
     if isinstance(error, DescriptorsClosed):
-        reports.send_by_file(WorkerBroke(str(error), time.monotonic()))
+        reports.send_by_file(WorkerBroke(str(error)))
         return
     text = "".join(traceback.format_exception(error))
-    message = WorkerBroke(f"{launch.summarize(error)}\n\n{text}", time.monotonic())
+    message = WorkerBroke(f"{launch.summarize(error)}\n\n{text}")
     try:
         reports.send(message)
     except (OSError, DescriptorsClosed):

@@ -1,4 +1,4 @@
-"""The zygote as a process, seen from run_test.py: how it is started, restarted and ended, and how it starts children.
+"""The zygote, seen from run_test.py: its imports, its start, restart and end, and how it starts children.
 
 A zygote that dies is restarted at once; the processes that it started die with it. When it cannot be started any more,
 everything that asks for a child is told the reason. Never imports torch.
@@ -12,12 +12,14 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
+from torch_testing_ext._cases.source_facts import facts_of
 from torch_testing_ext._process import interpreter, reaping, system
 from torch_testing_ext._process.channel import Channel, socket_pair
 from torch_testing_ext._process.exits import describe_exit
@@ -26,7 +28,6 @@ from torch_testing_ext._process.loop import EventLoop, Timer
 from torch_testing_ext._process.messages import unexpected
 
 from ..options.options import CannotRun
-from .warm_up import WarmUp
 from .worker_messages import ChildGone, FromZygote, Kill, ZygoteReady
 
 START_TIMEOUT = 300.0
@@ -35,8 +36,42 @@ QUIT_TIMEOUT = 5.0
 MOST_DEATHS = 20
 MOST_FAILED_STARTS = 3  # in a row, of a zygote that was ready before
 
+ALWAYS = ("torch", "torch.distributed", "torch_testing_ext.common_distributed")
+_FSDP = "torch_testing_ext.common_fsdp"
+_DTENSOR = "torch_testing_ext.distributed._tensor.common_dtensor"
+_DYNAMO = "torch_testing_ext._cases.dynamo_imported"
+_MANY = 8  # tests
+
 Gone = Callable[[str], object]  # called when a child has ended, with a description of how it ended
 Self = TypeVar("Self", bound="ZygoteClient")
+
+
+@dataclass(frozen=True)
+class WarmUp:
+    """The preparations of the zygote. The default is for files that are not known."""
+
+    modules: tuple[str, ...] = (*ALWAYS, _FSDP, _DTENSOR)
+    # Its memory: this takes up to half a second, and makes each fork 5 to 15 ms faster, of which a test needs several.
+    collapse: bool = True
+
+
+def warm_up_for(root: Path, files: Iterable[str]) -> WarmUp:
+    """Choose what saves time for these files, given relative to the root.
+
+    What no file uses is not imported: FSDP and DTensor take half as long as torch itself, and dynamo as long again. The
+    process of a file that imports more does so itself. Dynamo is imported if half of the files use it: all other files
+    would wait for it, and each process that is forked gets larger by a tenth.
+    """
+    facts = [facts_of(str(root / name)) for name in files]
+    modules = [*ALWAYS]
+    if any(one.fsdp for one in facts):
+        modules.append(_FSDP)
+    if any(one.dtensor for one in facts):
+        modules.append(_DTENSOR)
+    if facts and 2 * sum(one.dynamo for one in facts) >= len(facts):
+        modules.append(_DYNAMO)
+    are_many = any(one.generates for one in facts) or sum(one.tests for one in facts) >= _MANY
+    return WarmUp(tuple(modules), are_many)
 
 
 class ZygoteClient:
