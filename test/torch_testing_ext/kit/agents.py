@@ -87,7 +87,7 @@ class Nodes:
         found = self.place.discover(files, 2)
         chosen = Options(**{"jobs": 2, "timeout": 60.0, **options})
         most = self.place.most_at_once
-        here = self.place.nodes.items()
+        here = self.place.nodes.ready.items()
         inventory = Inventory(
             tuple(map(str, range(most))),
             fake=True,

@@ -23,7 +23,7 @@ from torch_testing_ext.runner.cluster.agent_messages import (
     RunUnit,
     TestOfUnitBegan,
 )
-from torch_testing_ext.runner.cluster.cluster_place import ClusterError
+from torch_testing_ext.runner.cluster.cluster_nodes import ClusterError
 from torch_testing_ext.runner.cluster.facts import facts
 from torch_testing_ext.runner.cluster.lines import MessageReader, NotAMessage
 from torch_testing_ext.runner.model import Lease, Test, TestId, Unit
@@ -230,7 +230,7 @@ class LostNodesTest(unittest.TestCase):
 
     def test_garbage_of_an_agent(self):
         with Nodes("a") as nodes:
-            (node,) = nodes.place._nodes.values()
+            (node,) = nodes.place.nodes._nodes.values()
             ours, theirs = socket.socketpair()
             with ours, theirs:
                 node.remote._reader._fd = theirs.fileno()
@@ -245,7 +245,7 @@ class LostNodesTest(unittest.TestCase):
             agent = nodes.pid("a")
             os.kill(agent, signal.SIGSTOP)
             try:
-                (node,) = (node.remote for name, node in nodes.place._nodes.items() if name == "a")
+                (node,) = (node.remote for name, node in nodes.place.nodes._nodes.items() if name == "a")
                 for _ in range(100):
                     node.tick()
             finally:

@@ -19,7 +19,7 @@ from torch_testing_ext._process.interpreter import tethered
 from torch_testing_ext._process.logs import tail
 from torch_testing_ext._process.loop import EventLoop
 
-from .cluster_place import LauncherListener, NodeLauncher
+from .cluster_nodes import LauncherListener, NodeLauncher
 
 END_TIMEOUT = 5.0  # seconds that salloc has to give the nodes back, which it tells the controller
 KILL_TIMEOUT = 2.0

@@ -19,7 +19,8 @@ from ..scheduling.node_leases import NodeLeases
 from ..scheduling.policy import Priority, Queue
 from .agent_messages import PrepareNode
 from .bridge_protocol import Connect
-from .cluster_place import ClusterPlace, NodeLauncher
+from .cluster_nodes import NodeLauncher
+from .cluster_place import ClusterPlace
 from .node_environment import environment_for_nodes
 from .ray_actor import digest_of
 from .ray_launcher import RayLauncher
@@ -45,22 +46,20 @@ class ClusterSite:
         self._place = place
         self._leases = leases
         self._warnings = warnings
-
-    @property
-    def torch_version(self) -> str:
-        return self._place.torch_version
+        self.torch_version = ""  # known when the nodes are ready
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        return (*self._warnings, *self._place.warnings)
+        return (*self._warnings, *self._place.nodes.warnings)
 
     def discover(self, files: Sequence[str]) -> Found:
         place = self._place
         place.wait_for_nodes()
         nodes = tuple(
-            NodeOfRun(name, node.devices, node.slots, node.most_at_once) for name, node in place.nodes.items()
+            NodeOfRun(name, node.devices, node.slots, node.most_at_once) for name, node in place.nodes.ready.items()
         )
-        ready = tuple(place.nodes.values())
+        ready = tuple(place.nodes.ready.values())
+        self.torch_version = ready[0].torch
         inventory = Inventory(
             tuple(f"{node.name}:{device}" for node in nodes for device in node.devices),
             next((one.kind for one in ready if one.kind), None),
@@ -77,7 +76,7 @@ class ClusterSite:
         self, work: Work, first: Priority, reporter: Reporter, header: RunHeader
     ) -> tuple[Engine, tuple[str, ...]]:
         queue, leases = self.schedule(work, first)
-        self._place.warn = lambda text: reporter.on_event(Warned(text))
+        self._place.nodes.warn = lambda text: reporter.on_event(Warned(text))
         return Engine(self._place, work.options, work.inventory, leases, queue, reporter, header), ()
 
 

@@ -16,7 +16,7 @@ from torch_testing_ext._process.logs import tail
 from torch_testing_ext._process.loop import EventLoop
 
 from .agent_messages import PrepareNode
-from .cluster_place import JoiningNode, LauncherListener
+from .cluster_nodes import JoiningNode, LauncherListener
 
 END_TIMEOUT = 2.0  # seconds that a command may take to end after its stdin
 

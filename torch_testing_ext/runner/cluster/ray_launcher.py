@@ -33,7 +33,7 @@ from .bridge_protocol import (
     RayImported,
     ReleaseNode,
 )
-from .cluster_place import ClusterError, JoiningNode, LauncherListener
+from .cluster_nodes import ClusterError, JoiningNode, LauncherListener
 
 IMPORT_TIMEOUT = 60.0
 # From the start of the bridge, but at least so much of it after it has imported ray.

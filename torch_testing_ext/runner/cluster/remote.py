@@ -47,7 +47,6 @@ class NodeListener(Protocol):
 
     def node_said_hello(self, node: RemoteNode, hello: AgentHello) -> None: ...
     def node_is_ready(self, node: RemoteNode, ready: NodeReady) -> None: ...
-    def node_found_tests(self, node: RemoteNode, found: TestsFound) -> None: ...
     def node_warned(self, node: RemoteNode, text: str) -> None: ...
     def node_lost(self, node: RemoteNode, why: str) -> None: ...
 
@@ -66,6 +65,7 @@ class RemoteNode:
         """`how_it_ended` is asked when the stream has ended."""
         self.name = name
         self.is_lost = False
+        self.found: TestsFound | None = None
         self._stream = stream
         self._loop = loop
         self._listener = listener
@@ -143,7 +143,7 @@ class RemoteNode:
             case NodeCannotRun(why):
                 self.lose(why)
             case TestsFound():
-                self._listener.node_found_tests(self, message)
+                self.found = message
             case AgentWarned(text):
                 self._listener.node_warned(self, text)
             case _:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from .cluster_place import ClusterError
+from .cluster_nodes import ClusterError
 
 LARGEST = 2 << 30  # bytes; a project beyond this size is not meant to be sent
 MOST_NAMED = 3

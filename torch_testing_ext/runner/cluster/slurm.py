@@ -15,7 +15,7 @@ from torch_testing_ext._process import interpreter
 from ..options.options import Options
 from .agent_messages import PrepareNode
 from .allocation import AllocatingLauncher
-from .cluster_place import ClusterError, NodeLauncher
+from .cluster_nodes import ClusterError, NodeLauncher
 from .commands import CommandLauncher
 
 SLURM = "slurm"
