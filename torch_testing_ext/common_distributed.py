@@ -102,7 +102,6 @@ from torch_testing_ext._marks.skips import (
     skip_but_pass_in_sandcastle as skip_but_pass_in_sandcastle,
     skip_but_pass_in_sandcastle_if as skip_but_pass_in_sandcastle_if,
 )
-from torch_testing_ext._threads.group import ProcessLocalGroup as ProcessLocalGroup
 from torch_testing_ext._utils import stores as _stores
 from torch_testing_ext._utils.contexts import captured_output as captured_output
 from torch_testing_ext._utils.ddp_checks import (
@@ -123,6 +122,8 @@ from torch_testing_ext._utils.stores import (
 )
 
 if _typing.TYPE_CHECKING:
+    from torch_testing_ext._threads.group import ProcessLocalGroup as ProcessLocalGroup
+
     HAS_ACCELERATOR: bool
 
 _share(__name__, _ranked, "DEFAULT_WORLD_SIZE", "TIMEOUT_DEFAULT", "TIMEOUT_OVERRIDE")
@@ -141,6 +142,10 @@ def __getattr__(name: str) -> _typing.Any:
         return any(map(_flags.flag, ("TEST_CUDA", "TEST_HPU", "TEST_XPU")))
     if name == "tmp_dir":
         return _stores.tmp_dir
+    if name == "ProcessLocalGroup":
+        from torch_testing_ext._threads import group
+
+        return group.ProcessLocalGroup
     if name.startswith("DynamoDistributed"):
         from torch_testing_ext._cases import dynamo_bases
 

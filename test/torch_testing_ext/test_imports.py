@@ -123,6 +123,15 @@ class TestImporting(unittest.TestCase):
         new = set(within("torch", ours["modules"])) - set(torch_alone["modules"])
         self.assertEqual(new, set())
 
+    def test_the_mirror_imports_nothing_that_only_some_tests_need(self):
+        """Ranks that fail, hang, are sanitized, persist or are threads: the first of them pays."""
+        later = ("_collectives.findings", "_collectives.proof", "_sanitizer.log", "_threads.group")
+        later += tuple(f"launch.{name}" for name in ("hang", "judging", "persistent_ranks", "probes", "sanitizer_logs"))
+        names = {f"torch_testing_ext.{name}" for name in later}
+        self.assertEqual(names - set(MODULES), set())
+        found = state_after_importing(*(f"torch_testing_ext.{name}" for name in MIRROR_MODULES))
+        self.assertEqual(names & set(found["modules"]), set())
+
 
 class TestSources(unittest.TestCase):
     def test_sources_are_found(self):

@@ -40,6 +40,7 @@ from .state_left_changed import GlobalStateWarning
 from .verdicts import RankError, raise_verdict, without_our_traceback
 
 if TYPE_CHECKING:
+    from torch_testing_ext.launch.persistent_ranks import PersistentRanks, Task
     from torch_testing_ext.launch.rounds import Round
 
 __unittest = True  # keeps these frames out of unittest's tracebacks
@@ -72,10 +73,14 @@ class MultiProcContinuousTest(ProcessRanksTestCase):
     isolated: bool = False
 
     # Read through `vars(cls)`: each class has its own and must not inherit them.
-    _persistent_ranks: ClassVar[launch.PersistentRanks | None] = None
+    _persistent_ranks: ClassVar[PersistentRanks | None] = None
     _failures_of_ranks: ClassVar[list[str]] = []
     _ends_by_cleanup: ClassVar[bool] = False
     processes: ClassVar[list[RankProcess]] = []
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        from torch_testing_ext.launch import persistent_ranks  # noqa: F401 (its ranks inherit the module)
 
     # -- for subclasses to override
 
@@ -170,6 +175,8 @@ class MultiProcContinuousTest(ProcessRanksTestCase):
         if not vars(cls).get("_ends_by_cleanup"):
             cls._ends_by_cleanup = True
             cls.addClassCleanup(cls._end_class)  # a subclass's tearDownClass may raise, or not call super()
+        from torch_testing_ext.launch.persistent_ranks import PersistentRanks
+
         directory = launch.new_directory(cls.__qualname__)
         cls.rdvz_file = str(directory / "store")
         job = cls._job(
@@ -181,7 +188,7 @@ class MultiProcContinuousTest(ProcessRanksTestCase):
             fast_exit=bool(cls.fast_exit),
             sanitize=sanitize_with(kinds_on(cls)),
         )
-        cls._persistent_ranks = launch.PersistentRanks(job)
+        cls._persistent_ranks = PersistentRanks(job)
         cls.processes = [RankProcess(cls._persistent_ranks.run, rank) for rank in range(world_size)]
 
     @classmethod
@@ -294,8 +301,8 @@ class MultiProcContinuousTest(ProcessRanksTestCase):
         self._files = ranks.start(self.id(), self._sanitize())
         self.addCleanup(self._abandon_task, ranks)
 
-    def _running_ranks(self) -> launch.PersistentRanks:
-        ranks: launch.PersistentRanks | None = vars(type(self)).get("_persistent_ranks")
+    def _running_ranks(self) -> PersistentRanks:
+        ranks: PersistentRanks | None = vars(type(self)).get("_persistent_ranks")
         if ranks is None:
             raise self._error(f"no ranks were started: {type(self).__qualname__}.setUp() must call super().setUp()")
         return ranks
@@ -335,7 +342,7 @@ class MultiProcContinuousTest(ProcessRanksTestCase):
         begin = f"{self._short_name()} left global state changed in"
         return [f"{begin} {where[note]}: {note}; the next test gets fresh ranks" for note in by_note]
 
-    def _abandon_task(self, ranks: launch.PersistentRanks) -> None:
+    def _abandon_task(self, ranks: PersistentRanks) -> None:
         """End ranks that are still busy: if a subclass's setUp fails, the parent never waits for them."""
         if not ranks.is_over and ranks.is_busy:
             ranks.end()
@@ -347,12 +354,13 @@ class MultiProcContinuousTest(ProcessRanksTestCase):
 
 def _run_rank(context: launch.RankContext, cls: type[MultiProcContinuousTest], rdvz_file: str) -> None:
     """The body of a rank."""
+    from torch_testing_ext.launch.persistent_ranks import tasks
 
     def body() -> None:
         cls.rank, cls.world_size = context.rank, context.world_size
         cls._let_ranks_share_devices(context.world_size)
         cls._init_pg(context.rank, context.world_size, rdvz_file)
-        for task in launch.tasks(context.directory, context.rank):
+        for task in tasks(context.directory, context.rank):
             _run_task(cls, task)
 
     run_rank(context, body, ends_process=False)
@@ -361,7 +369,7 @@ def _run_rank(context: launch.RankContext, cls: type[MultiProcContinuousTest], r
 launch.Named.of(_run_rank)
 
 
-def _run_task(cls: type[MultiProcContinuousTest], task: launch.Task) -> None:
+def _run_task(cls: type[MultiProcContinuousTest], task: Task) -> None:
     """Run one test, and note the global state that it changed."""
     cls._recorder = expectations.ExpectationRecorder(str(task.path), cls.rank)
     before = state_left_changed.snapshot()

@@ -38,7 +38,9 @@ def verdict(
     finally:
         watched.stopped = [rank for rank, process in enumerate(processes) if process.is_alive()]
         end(processes)
-    return launch.judge([watched.report(rank) for rank in range(len(processes))], timed_out, case, expected)
+    from torch_testing_ext.launch.judging import judge
+
+    return judge([watched.report(rank) for rank in range(len(processes))], timed_out, case, expected)
 
 
 def end(processes: Sequence[Any]) -> None:

@@ -18,8 +18,7 @@ from torch_testing_ext._machine import environment
 from torch_testing_ext._marks.needs import TEST_SKIPS, Skipped, TestSkip
 from torch_testing_ext._sanitizer.kinds import SanitizeKind
 from torch_testing_ext.launch import recording, this_launch
-from torch_testing_ext.launch.job import Sanitize
-from torch_testing_ext.launch.sanitizer_logs import log_of
+from torch_testing_ext.launch.job import Sanitize, log_of
 
 from . import accounting, group_creation, rank_life
 from .verdicts import rank_error, say

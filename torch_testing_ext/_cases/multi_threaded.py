@@ -13,13 +13,12 @@ import unittest
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch_testing_ext import launch
 from torch_testing_ext._marks.needs import Skipped, TestSkip
 from torch_testing_ext._marks.settings_of_tests import kinds_of_test, kinds_on, may_differ
 from torch_testing_ext._process.whole_files import source_file
-from torch_testing_ext._threads.thread_ranks import ExcInfo, RankThreads, process_group
 from torch_testing_ext.launch import settings
 from torch_testing_ext.launch.job import Sanitize
 
@@ -28,6 +27,9 @@ from .accounting import account_for
 from .rank_checks import sanitize_threads
 from .ranked import DEFAULT_WORLD_SIZE, PARENT, RankedTestCase, own_cleanups
 from .verdicts import RankError, RankFailure, raise_verdict
+
+if TYPE_CHECKING:
+    from torch_testing_ext._threads.thread_ranks import ExcInfo, RankThreads
 
 __unittest = True  # keeps these frames out of unittest's tracebacks
 __rank_frame__ = True  # and out of the tracebacks of ranks
@@ -46,6 +48,7 @@ def spawn_threads_and_init_comms(
     @functools.wraps(func)
     def wrapper(self: Any, *args: Any, **kwargs: Any) -> None:
         __tracebackhide__ = True
+        from torch_testing_ext._threads.thread_ranks import RankThreads, process_group
 
         def run_rank(rank: int) -> None:
             with process_group(rank, world_size, threads.store):
@@ -65,10 +68,12 @@ def spawn_threads_and_init_comms(
 def _verdict_on(
     threads: RankThreads, timeout: float | None, case: launch.Case, may_differ: bool = False
 ) -> launch.Verdict:
+    from torch_testing_ext.launch.judging import judge
+
     no_timeouts = settings.read().debug_rank is not None
     reports, timed_out = threads.join(None if no_timeouts else timeout, _told)
     case = replace(case, note=threads.note)
-    return launch.judge(reports, timed_out, case, launch.Expected(may_differ=may_differ), threads.finding)
+    return judge(reports, timed_out, case, launch.Expected(may_differ=may_differ), threads.finding)
 
 
 def _told() -> Iterator[tuple[int, ExcInfo]]:
@@ -78,7 +83,7 @@ def _told() -> Iterator[tuple[int, ExcInfo]]:
             yield MultiThreadedTestCase.exception_queue.get_nowait()
 
 
-class FailedRanks(list[tuple[int, ExcInfo]]):
+class FailedRanks(list["tuple[int, ExcInfo]"]):
     """The exceptions of the ranks of a test, and the verdict that follows from them."""
 
     def __init__(self, test: unittest.TestCase, ranks: RankThreads, verdict: launch.Verdict):
@@ -172,6 +177,8 @@ class MultiThreadedTestCase(RankedTestCase):
         self._skip = self._known_skip()
         if self._skip is not None:
             return
+        from torch_testing_ext._threads.thread_ranks import RankThreads
+
         size, name = self._checked_world_size(), self._current_test_name
         for _ in _told():
             pass  # of threads that have outlived their test
@@ -225,6 +232,8 @@ class MultiThreadedTestCase(RankedTestCase):
 
     def run_test_with_threaded_pg(self, test_name: str, rank: int, world_size: int) -> None:
         """Run the test with its thread's set-up and tear-down. The first exception is the rank's error."""
+        from torch_testing_ext._threads.thread_ranks import process_group
+
         has_group = False
         try:
             with process_group(rank, world_size, type(self).global_store):

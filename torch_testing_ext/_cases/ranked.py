@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, ClassVar
 
-from torch_testing_ext import launch
+# `_torch` comes first: it postpones the next full collection of garbage, which takes longer than all imports below.
+from torch_testing_ext import _torch, launch  # noqa: F401
 from torch_testing_ext._asserts import expectations
 from torch_testing_ext._marks.needs import TestSkip, first_unmet, is_ours
 from torch_testing_ext._marks.settings_of_tests import kinds_of_test, may_differ, timeout_of

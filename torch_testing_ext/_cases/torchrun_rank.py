@@ -68,8 +68,7 @@ class Recording:
             from torch_testing_ext import _torch
             from torch_testing_ext._process import messages
             from torch_testing_ext.launch import AccountWriter, RankContext, recording
-            from torch_testing_ext.launch.job import Sanitize
-            from torch_testing_ext.launch.sanitizer_logs import log_of
+            from torch_testing_ext.launch.job import Sanitize, log_of
         finally:
             sys.path.remove(package)
         if torch.distributed.is_available():

@@ -20,9 +20,10 @@ from torch_testing_ext._process import messages, reaping, shell, system
 from torch_testing_ext._process.exits import describe_exit
 from torch_testing_ext._process.logs import cut_middle
 from torch_testing_ext._sanitizer.kinds import SanitizeKind
-from torch_testing_ext.launch.job import Sanitize
+from torch_testing_ext.launch.job import Sanitize, log_of
+from torch_testing_ext.launch.judging import judge
 from torch_testing_ext.launch.rank_report import add_recorders
-from torch_testing_ext.launch.sanitizer_logs import Logs, log_of, records_of
+from torch_testing_ext.launch.sanitizer_logs import Logs, records_of
 
 from . import ranked
 from .rank_checks import sanitize_with
@@ -137,4 +138,4 @@ class _Left:
             )
         reports = [launch.RankReport(rank, launch.RankEnding.PASSED, seconds, launch.now()) for rank in self._ranks]
         reports = add_recorders(self._logs.complete(reports), self._left)
-        return launch.judge(reports, False, launch.Case(script.name, file=str(script), note=self._note))
+        return judge(reports, False, launch.Case(script.name, file=str(script), note=self._note))

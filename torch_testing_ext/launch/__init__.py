@@ -4,7 +4,8 @@ run = launch(Job(...))            start the ranks, in milliseconds; each runs a 
 result = watch(run, ...)          watch them until all have ended
 verdict = result.verdict(Case())  judge them: one outcome and one message for all ranks
 
-ranks = PersistentRanks(Job(...)) ranks that run one task after another
+`judging` explains failures, `persistent_ranks` has ranks that run one task after another: import them where they are
+needed, since a test that passes on ranks of its own does without.
 """
 
 from .account_writer import AccountWriter as AccountWriter, format_error as format_error, summarize as summarize
@@ -31,7 +32,6 @@ from .client import (
 from .context import RankContext as RankContext, current_context as current_context
 from .job import Job as Job, Named as Named, ProcessContext as ProcessContext
 from .launchers import Launched as Launched, this_launch as this_launch
-from .persistent_ranks import PersistentRanks as PersistentRanks, Task as Task, tasks as tasks
 from .rank_report import (
     Exit as Exit,
     RankReport as RankReport,
@@ -44,6 +44,5 @@ from .verdict import (
     Outcome as Outcome,
     Verdict as Verdict,
     failed_by_itself as failed_by_itself,
-    judge as judge,
 )
 from .watch import end as end, watch as watch

@@ -15,6 +15,8 @@ from torch_testing_ext._process.loop import EventLoop
 
 from . import meeting
 from .accounts import RankAccount
+from .job import log_of
+from .judging import judge
 from .launchers import Launched
 from .rank_report import add_recorders, now
 from .rounds import (
@@ -33,8 +35,8 @@ from .rounds import (
     RoundStarts,
     RoundState,
 )
-from .sanitizer_logs import Logs, log_of
-from .verdict import Expected, failed_by_itself, judge
+from .sanitizer_logs import Logs
+from .verdict import Expected, failed_by_itself
 
 _STACKS_TIMEOUT = 0.5
 

@@ -214,9 +214,13 @@ class Job:
         return self.directory / f"rank{rank}.recorder"
 
     def sanitizer_log(self, rank: int) -> Path:
-        """The log of all that the rank issues, if it is sanitized."""
-        return self.directory / f"rank{rank}.sanitizer"
+        return log_of(self.directory, rank)
 
     def probe(self, rank: int) -> Path:
         """The answer of the rank to a probe, while its test runs."""
         return self.directory / f"rank{rank}.probe"
+
+
+def log_of(directory: str | Path, rank: int) -> Path:
+    """The sanitizer's log of all that a rank issues, if it is sanitized."""
+    return Path(directory, f"rank{rank}.sanitizer")

@@ -14,7 +14,6 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from torch_testing_ext._collectives.findings import first_mismatch, is_uneven
 from torch_testing_ext._collectives.raw import agree, unpack
 from torch_testing_ext._process import messages
 
@@ -23,9 +22,8 @@ from .account_writer import AccountWriter
 from .accounts import AccountFile, RankAccount, RankEnding, read_account
 from .job import Job, Sanitize
 from .rank_report import Exit, now
-from .sanitizer_logs import Logs
 from .verdict import Expected
-from .watch import RankWatcher, WatchResult, watch
+from .watch import RankWatcher, WatchResult, logs_of, watch
 
 _CHUNK = 1 << 14
 
@@ -228,7 +226,7 @@ class _TaskWatcher(RankWatcher):
     def __init__(self, ranks: PersistentRanks, expected: Expected):
         super().__init__(ranks.run, expected, ranks._began)
         self._ranks = ranks
-        self.logs = Logs([_log(ranks.directory, rank, ranks.number) for rank in ranks._ranks()], ranks.sanitize)
+        self.logs = logs_of([_log(ranks.directory, rank, ranks.number) for rank in ranks._ranks()], ranks.sanitize)
 
     def take_endings(self) -> None:
         for rank in sorted(self._ranks.done() - self.accounts.keys()):
@@ -258,6 +256,8 @@ class _TaskWatcher(RankWatcher):
         left = [unpack(self._left(rank)) for rank in range(self.run.job.world_size)]
         if agree(left):
             return True
+        from torch_testing_ext._collectives.findings import first_mismatch, is_uneven
+
         records = [raw.record(rank) for rank, raw in enumerate(left) if raw is not None]
         return first_mismatch(records) is None and not is_uneven(records)
 

@@ -1,8 +1,8 @@
-"""Finds ranks that disagree or wait for each other while they run: by probes, and in the logs of sanitized ranks.
+"""Probes of ranks that have run for a while without news.
 
-Ranks that have run for a while without news are asked for their collectives. They write these; nothing waits for the
-answers. A probe costs ranks and parent some milliseconds. While a rank computes, the others may well wait for it: then
-it is seldom asked. Those that are idle meanwhile are asked as often as ever, since two of them may disagree.
+Each rank is asked for its collectives. The ranks write them; nothing waits for the answers. A probe costs ranks and
+parent some milliseconds. While a rank computes, the others may well wait for it: then it is seldom asked. Those that
+are idle meanwhile are asked as often as ever, since two of them may disagree.
 
 The states are pure: each says when it is due, and the time is a parameter.
 """
@@ -21,7 +21,7 @@ from torch_testing_ext._process import system
 from torch_testing_ext._process.logs import content_of
 
 from .client import Run
-from .sanitizer_logs import LiveLogs, Logs
+from .sanitizer_logs import Logs
 
 # Between two looks at the CPU time of ranks, which costs much less than to ask them.
 IDLE_INTERVAL = 0.15
@@ -152,7 +152,7 @@ def _has_used_more(most: float, before: float | None, after: float | None) -> bo
 class Prober:
     """Probes the ranks of a run again and again, at growing intervals."""
 
-    def __init__(self, run: Run, rules: ProofRules, logs: Logs, now: float, idleness: Idleness | None = None):
+    def __init__(self, run: Run, rules: ProofRules, logs: Logs | None, now: float, idleness: Idleness | None = None):
         self._run = run
         self._rules = rules
         self._logs = logs
@@ -212,8 +212,8 @@ class Prober:
             self._state = longer
             return None
         left: Mapping[int, RankRecord | None] = {rank: read_raw(rank, data) for rank, (_, data) in ended.items()}
-        if self._logs:
-            running, left = self._from_logs(running)
+        if self._logs is not None:
+            running, left = self._from_logs(self._logs, running)
         conclusion = conclude(
             self._evidence, running, left, {rank: how for rank, (how, _) in ended.items()}, self._rules
         )
@@ -232,43 +232,17 @@ class Prober:
         record = read_raw(rank, content_of(self._run.job.probe(rank)))
         return record if record is not None and record.at >= since else None
 
-    def _from_logs(self, running: Mapping[int, RankRecord]) -> tuple[dict[int, RankRecord], dict[int, RankRecord]]:
+    def _from_logs(
+        self, logs: Logs, running: Mapping[int, RankRecord]
+    ) -> tuple[dict[int, RankRecord], dict[int, RankRecord]]:
         """The records of the logs: of the ranks that have answered, with their state, and of all others.
 
         A log has sends and receives, too: that a rank has issued some does not speak against a proof.
         """
-        records = self._logs.records()
+        records = logs.records()
         seen = {}
         for rank, answer in running.items():
             state = answer.state and replace(answer.state, p2p=False)
             if rank in records:
                 seen[rank] = replace(records[rank], state=state, at=answer.at)
         return seen, {rank: record for rank, record in records.items() if rank not in running}
-
-
-class Detector:
-    """Reads the logs often, which costs the ranks nothing, and probes the ranks seldom."""
-
-    def __init__(self, run: Run, rules: ProofRules, is_checked: bool, logs: Logs, now: float):
-        """`is_checked`: torch compares the calls itself."""
-        self._prober = Prober(run, rules, logs, now)
-        in_logs = replace(rules, may_differ=rules.may_differ or is_checked)
-        self._live = LiveLogs(logs, in_logs, now) if logs else None
-
-    @property
-    def due(self) -> float:
-        """The moment at which `step` is to be called next."""
-        return self._prober.due if self._live is None else min(self._prober.due, self._live.due)
-
-    def on_news(self, now: float) -> None:
-        """A rank has ended: the others may end soon."""
-        self._prober.on_news(now)
-
-    def step(self, now: float, pending: Sequence[int], ended: Mapping[int, tuple[str, bytes]]) -> Finding | None:
-        """Look for a fault now. `ended`: for each rank that has ended, how, and what it has left."""
-        if self._live is None or self._prober.due <= self._live.due:
-            return self._prober.step(now, pending, ended)
-        finding = self._live.step(now, pending, {rank: how for rank, (how, _) in ended.items()})
-        if self._live.has_new_suspects:
-            self._prober.probe_now(now)
-        return finding

@@ -7,13 +7,16 @@ import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-from torch_testing_ext._collectives.findings import Finding
 from torch_testing_ext._collectives.raw import RawRecord, agree
 from torch_testing_ext._process.exits import describe_exit
 
 from .accounts import OwnWarning, RankAccount, RankEnding
 from .causes import Cause
+
+if TYPE_CHECKING:
+    from torch_testing_ext._collectives.findings import Finding
 
 
 @dataclass(frozen=True)

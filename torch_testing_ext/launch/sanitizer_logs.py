@@ -27,11 +27,6 @@ CONFIRMATION = 0.04
 AWAITED_TIMEOUT = 0.5
 
 
-def log_of(directory: str | Path, rank: int) -> Path:
-    """The log of a rank, if it is sanitized."""
-    return Path(directory, f"rank{rank}.sanitizer")
-
-
 class Logs:
     """The logs of all ranks of a run, by rank; of a run that is not sanitized, none."""
 

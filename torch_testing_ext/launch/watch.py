@@ -7,22 +7,27 @@ another grace period by SIGKILL.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from torch_testing_ext._collectives.findings import Finding
-from torch_testing_ext._collectives.proof import ProofRules
 from torch_testing_ext._collectives.raw import unpack
 from torch_testing_ext._process import grace, reaping
 from torch_testing_ext._process.logs import content_of, tail, text_of
 
-from . import client, device_memory, hang, ras
+from . import client, device_memory, ras
 from .accounts import RankAccount, RankEnding, read_account
 from .client import Run
-from .probes import Detector
+from .detector import Detector
+from .job import Sanitize
 from .rank_report import Exit, RankReport, add_recorders, all_passed, assemble_report, now
-from .sanitizer_logs import Logs
-from .verdict import Case, Expected, Verdict, ended, judge
+from .verdict import Case, Expected, Outcome, Verdict, ended, nothing_to_judge
+
+if TYPE_CHECKING:
+    from torch_testing_ext._collectives.findings import Finding
+
+    from .sanitizer_logs import Logs
 
 
 @dataclass(frozen=True)
@@ -38,6 +43,10 @@ class WatchResult:
     nccl: str = ""  # what NCCL said of ranks that hung
 
     def verdict(self, case: Case) -> Verdict:
+        if self.finding is None and not self.timed_out and nothing_to_judge(self.reports, self.expected):
+            return Verdict(Outcome.PASSED)
+        from .judging import judge  # with all that explains failures
+
         case = replace(case, note="\n\n".join(note for note in (case.note, self.note) if note))
         verdict = judge(self.reports, self.timed_out, case, self.expected, self.finding)
         if self.nccl and verdict.message:
@@ -116,8 +125,7 @@ class RankWatcher:
         self.grace = Grace(expected)
         self.finding: Finding | None = None
         self.nccl = ""
-        job = run.job
-        self.logs = Logs([job.sanitizer_log(rank) for rank in range(job.world_size)], job.sanitize)
+        self.logs = logs_of([run.job.sanitizer_log(rank) for rank in range(run.job.world_size)], run.job.sanitize)
 
     @property
     def pending(self) -> list[int]:
@@ -152,7 +160,7 @@ class RankWatcher:
     def _detector(self, endless: float) -> Detector:
         # With DETAIL, torch compares the calls itself, and a test may expect its error.
         is_checked = self.run.job.context.environ.get("TORCH_DISTRIBUTED_DEBUG", "").upper() == "DETAIL"
-        return Detector(self.run, ProofRules(endless, self.expected.may_differ), is_checked, self.logs, now())
+        return Detector(self.run, endless, self.expected.may_differ, is_checked, self.logs, now())
 
     def _ended(self) -> dict[int, tuple[str, bytes]]:
         """For each rank that has ended: how, and the collectives that it left."""
@@ -208,7 +216,7 @@ class RankWatcher:
         known = self.answers.keys() | self.run.exits.keys()
         reports = [self._report(rank) if rank in known else self._lost(rank) for rank in ranks]
         quiet = all_passed(reports)
-        if self.logs:
+        if self.logs is not None:
             reports = self.logs.complete(reports)
             self.logs.remove()
         if quiet:
@@ -242,6 +250,8 @@ class RankWatcher:
         output = tail(job.log(rank), start=self.log_start(rank))
         if report.ending not in (RankEnding.STOPPED, RankEnding.KILLED):
             return replace(report, output=output)
+        from . import hang
+
         return replace(report, output=output, stacks=hang.tidy(text_of(job.stacks(rank))))
 
     def _lost(self, rank: int) -> RankReport:
@@ -250,3 +260,12 @@ class RankWatcher:
         if account is not None and account.ending is not RankEnding.PASSED:
             return assemble_report(rank, account, Exit(account.code << 8, now()), self.began, stopped=now())
         return RankReport(rank, RankEnding.LOST, now() - self.began, now(), summary=self.run.lost or "")
+
+
+def logs_of(paths: Sequence[Path], sanitize: Sanitize | None) -> Logs | None:
+    """The logs of ranks that are sanitized."""
+    if sanitize is None or not sanitize.kinds:
+        return None
+    from .sanitizer_logs import Logs
+
+    return Logs(paths, sanitize)

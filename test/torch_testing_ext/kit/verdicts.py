@@ -4,7 +4,8 @@ import signal
 import unittest
 from dataclasses import replace
 
-from torch_testing_ext.launch import Case, Cause, Expected, Outcome, RankEnding, RankReport, Verdict, judge
+from torch_testing_ext.launch import Case, Cause, Expected, Outcome, RankEnding, RankReport, Verdict
+from torch_testing_ext.launch.judging import judge
 
 CASE = Case("TestThing.test_x", "python test_thing.py TestThing.test_x", "/home/me/test_thing.py")
 

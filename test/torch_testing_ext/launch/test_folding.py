@@ -5,7 +5,8 @@ from dataclasses import replace
 
 from kit.verdicts import CASE, failed, passed, raised, stopped, victim, world
 
-from torch_testing_ext.launch import folding, judge
+from torch_testing_ext.launch import folding
+from torch_testing_ext.launch.judging import judge
 
 
 def message_of(*reports):

@@ -8,7 +8,8 @@ import torch_testing_ext
 from torch_testing_ext._collectives.findings import differences
 from torch_testing_ext._collectives.records import GroupRecord, read_record, text_of
 from torch_testing_ext.common_utils import run_tests
-from torch_testing_ext.launch import Case, Outcome, RankEnding, RankReport, hang, judge
+from torch_testing_ext.launch import Case, Outcome, RankEnding, RankReport, hang
+from torch_testing_ext.launch.judging import judge
 
 PACKAGE = Path(torch_testing_ext.__file__).parent
 TEST = "/home/me/test_thing.py"

@@ -28,7 +28,7 @@ def setUpModule() -> None:
 def run_tasks(context: launch.RankContext) -> None:
     """Run tasks named after a function here: `fail` on all ranks, or `fail of 1` on rank 1 alone."""
     rank = context.rank
-    for task in launch.tasks(context.directory, rank):
+    for task in persistent_ranks.tasks(context.directory, rank):
         function, _, only = task.name.partition(" of ")
         if not only or int(only) == rank:
             globals()[function](rank, task)
@@ -36,37 +36,37 @@ def run_tasks(context: launch.RankContext) -> None:
             task.account.passed()
 
 
-def write_pid(rank: int, task: launch.Task) -> None:
+def write_pid(rank: int, task: persistent_ranks.Task) -> None:
     Path(f"{task.path}.{rank}").write_text(str(os.getpid()))
 
 
-def fail(rank: int, task: launch.Task) -> None:
+def fail(rank: int, task: persistent_ranks.Task) -> None:
     task.account.failed(AssertionError("as requested"), assertion=True)
 
 
-def skip(rank: int, task: launch.Task) -> None:
+def skip(rank: int, task: persistent_ranks.Task) -> None:
     task.account.skipped("not today", 86)
 
 
-def die(rank: int, task: launch.Task) -> None:
+def die(rank: int, task: persistent_ranks.Task) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def close_all_descriptors(rank: int, task: launch.Task) -> None:
+def close_all_descriptors(rank: int, task: persistent_ranks.Task) -> None:
     os.closerange(3, 4096)
 
 
-def wait_for_ever(rank: int, task: launch.Task) -> None:
+def wait_for_ever(rank: int, task: persistent_ranks.Task) -> None:
     write_pid(rank, task)
     threading.Event().wait()
 
 
-def interrupt_the_parent(rank: int, task: launch.Task) -> None:
+def interrupt_the_parent(rank: int, task: persistent_ranks.Task) -> None:
     os.kill(int(os.environ["PARENT"]), signal.SIGINT)
     threading.Event().wait()
 
 
-def stop_itself(rank: int, task: launch.Task) -> None:
+def stop_itself(rank: int, task: persistent_ranks.Task) -> None:
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
@@ -79,7 +79,7 @@ class PersistentRanksTest(unittest.TestCase):
     def setUp(self) -> None:
         self.ranks = self.make()
 
-    def make(self) -> launch.PersistentRanks:
+    def make(self) -> persistent_ranks.PersistentRanks:
         directory = launch.new_directory("persistent")
         job = launch.Job(
             body=launch.Named.of(run_tasks),
@@ -87,7 +87,7 @@ class PersistentRanksTest(unittest.TestCase):
             directory=directory,
             context=launch.ProcessContext.here({"PARENT": str(os.getpid())}),
         )
-        made = launch.PersistentRanks(job)
+        made = persistent_ranks.PersistentRanks(job)
         self.addCleanup(made.end)
         return made
 

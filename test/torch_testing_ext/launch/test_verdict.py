@@ -23,7 +23,8 @@ from kit.verdicts import (
 )
 
 from torch_testing_ext.common_utils import run_tests
-from torch_testing_ext.launch import Case, Cause, Expected, Outcome, RankEnding, Verdict, judge
+from torch_testing_ext.launch import Case, Cause, Expected, Outcome, RankEnding, Verdict
+from torch_testing_ext.launch.judging import judge
 from torch_testing_ext.launch.verdict import is_victim
 
 
