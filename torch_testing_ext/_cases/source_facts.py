@@ -6,8 +6,8 @@ Never imports torch.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from torch_testing_ext._process.logs import text_of
 
@@ -24,8 +24,7 @@ _TEST = re.compile(r"^\s*(?:async )?def test", re.MULTILINE)
 _GENERATES = re.compile(r"\binstantiate_\w+_tests\b|\bparametriz|\bsetattr\(|\bload_tests\b")
 
 
-@dataclass(frozen=True)
-class SourceFacts:
+class SourceFacts(NamedTuple):
     """Facts that the source of a file tells."""
 
     fsdp: bool = False

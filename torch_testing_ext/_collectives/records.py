@@ -68,8 +68,7 @@ class GroupRecord:
         return f"group {named}"
 
 
-@dataclass(frozen=True)
-class Site:
+class Site(NamedTuple):
     """The line of the program that issued a collective."""
 
     file: str

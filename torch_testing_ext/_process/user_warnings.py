@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import sys
 from contextlib import suppress
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True)
-class KitWarning:
+class KitWarning(NamedTuple):
     """Something that the user should know although the test passes."""
 
     text: str

@@ -8,15 +8,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from .rank_report import RankReport
 
 Peaks = tuple[tuple[int, int, int], ...]  # of each device: its number, bytes in tensors, bytes that torch has reserved
 
 
-@dataclass(frozen=True)
-class DevicePeak:
+class DevicePeak(NamedTuple):
     """The most memory that one test has had on one device; of several devices, on the one where that was most."""
 
     allocated: int  # bytes in tensors

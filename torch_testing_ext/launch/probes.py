@@ -1,8 +1,8 @@
-"""Probes of ranks that have run for a while without news.
+"""Finds ranks that disagree or wait for each other while they run: by probes, and in the logs of sanitized ranks.
 
-Each rank is asked for its collectives. The ranks write them; nothing waits for the answers. A probe costs ranks and
-parent some milliseconds. While a rank computes, the others may well wait for it: then it is seldom asked. Those that
-are idle meanwhile are asked as often as ever, since two of them may disagree.
+Ranks that have run for a while without news are asked for their collectives. They write these; nothing waits for the
+answers. A probe costs ranks and parent some milliseconds. While a rank computes, the others may well wait for it: then
+it is seldom asked. Those that are idle meanwhile are asked as often as ever, since two of them may disagree.
 
 The states are pure: each says when it is due, and the time is a parameter.
 """
@@ -21,7 +21,7 @@ from torch_testing_ext._process import system
 from torch_testing_ext._process.logs import content_of
 
 from .client import Run
-from .sanitizer_logs import Logs
+from .sanitizer_logs import LiveLogs, Logs
 
 # Between two looks at the CPU time of ranks, which costs much less than to ask them.
 IDLE_INTERVAL = 0.15
@@ -212,7 +212,7 @@ class Prober:
             self._state = longer
             return None
         left: Mapping[int, RankRecord | None] = {rank: read_raw(rank, data) for rank, (_, data) in ended.items()}
-        if self._logs is not None:
+        if self._logs:
             running, left = self._from_logs(self._logs, running)
         conclusion = conclude(
             self._evidence, running, left, {rank: how for rank, (how, _) in ended.items()}, self._rules
@@ -246,3 +246,31 @@ class Prober:
             if rank in records:
                 seen[rank] = replace(records[rank], state=state, at=answer.at)
         return seen, {rank: record for rank, record in records.items() if rank not in running}
+
+
+class Detector:
+    """Reads the logs often, which costs the ranks nothing, and probes the ranks seldom."""
+
+    def __init__(self, run: Run, rules: ProofRules, is_checked: bool, logs: Logs | None, now: float):
+        """`is_checked`: torch compares the calls itself."""
+        self._prober = Prober(run, rules, logs, now)
+        in_logs = replace(rules, may_differ=rules.may_differ or is_checked)
+        self._live = LiveLogs(logs, in_logs, now) if logs else None
+
+    @property
+    def due(self) -> float:
+        """The moment at which `step` is to be called next."""
+        return self._prober.due if self._live is None else min(self._prober.due, self._live.due)
+
+    def on_news(self, now: float) -> None:
+        """A rank has ended: the others may end soon."""
+        self._prober.on_news(now)
+
+    def step(self, now: float, pending: Sequence[int], ended: Mapping[int, tuple[str, bytes]]) -> Finding | None:
+        """Look for a fault now. `ended`: for each rank that has ended, how, and what it has left."""
+        if self._live is None or self._prober.due <= self._live.due:
+            return self._prober.step(now, pending, ended)
+        finding = self._live.step(now, pending, {rank: how for rank, (how, _) in ended.items()})
+        if self._live.has_new_suspects:
+            self._prober.probe_now(now)
+        return finding

@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch_testing_ext._machine.device_locks import LEASED
 from torch_testing_ext._machine.sharing import RANKS_PER_GPU, ranks_per_device
@@ -39,8 +39,7 @@ class Settings:
         return Sanitize(self.sanitize | kinds_of(kinds), self.fails_for_order, self.shake)
 
 
-@dataclass(frozen=True)
-class _Setting:
+class _Setting(NamedTuple):
     field: str
     values: str
     parse: Callable[[str], Any]

@@ -19,7 +19,6 @@ from torch_testing_ext._process.logs import content_of, tail, text_of
 from . import client, device_memory, ras
 from .accounts import RankAccount, RankEnding, read_account
 from .client import Run
-from .detector import Detector
 from .job import Sanitize
 from .rank_report import Exit, RankReport, add_recorders, all_passed, assemble_report, now
 from .verdict import Case, Expected, Outcome, Verdict, ended, nothing_to_judge
@@ -27,7 +26,12 @@ from .verdict import Case, Expected, Outcome, Verdict, ended, nothing_to_judge
 if TYPE_CHECKING:
     from torch_testing_ext._collectives.findings import Finding
 
+    from .probes import Detector
     from .sanitizer_logs import Logs
+
+# Seconds without news until ranks that are not sanitized are looked at for the first time: when the prober is due. Most
+# tests are over by then, and have not imported it.
+_FIRST_LOOK = 0.75
 
 
 @dataclass(frozen=True)
@@ -139,17 +143,23 @@ class RankWatcher:
         themselves; unless given, it is that of the test. Without a time-out, ranks are not probed.
         """
         deadline = None if timeout is None else self.began + timeout
-        detector = None if timeout is None else self._detector(endless or timeout)
+        endless = None if timeout is None else endless or timeout
+        detector, since = None, now()
+        first_look = 0.0 if self.logs else _FIRST_LOOK
         self.take_endings()
         while self.pending:
-            probe = None if detector is None or self.grace.has_failed else detector.due
-            ends = [end for end in (deadline, self.grace.ends, probe) if end is not None]
+            due = detector.due if detector is not None else since + first_look
+            look = None if endless is None or self.grace.has_failed else due
+            ends = [end for end in (deadline, self.grace.ends, look) if end is not None]
             if self.run.wait_for_event(min(ends, default=None)):
                 known = len(self.accounts)
                 self.take_endings()
-                if detector is not None and len(self.accounts) > known:
-                    detector.on_news(now())
-            elif detector is not None and probe == min(ends):
+                if len(self.accounts) > known:
+                    since = now()
+                    if detector is not None:
+                        detector.on_news(since)
+            elif endless is not None and look == min(ends):
+                detector = detector or self._detector(endless, since)
                 self.finding = detector.step(now(), self.pending, self._ended())
                 if self.finding is not None:
                     return False
@@ -157,10 +167,14 @@ class RankWatcher:
                 return self.grace.ends is None or (deadline is not None and deadline <= self.grace.ends)
         return False
 
-    def _detector(self, endless: float) -> Detector:
+    def _detector(self, endless: float, since: float) -> Detector:
+        from torch_testing_ext._collectives.proof import ProofRules
+
+        from .probes import Detector
+
         # With DETAIL, torch compares the calls itself, and a test may expect its error.
         is_checked = self.run.job.context.environ.get("TORCH_DISTRIBUTED_DEBUG", "").upper() == "DETAIL"
-        return Detector(self.run, endless, self.expected.may_differ, is_checked, self.logs, now())
+        return Detector(self.run, ProofRules(endless, self.expected.may_differ), is_checked, self.logs, since)
 
     def _ended(self) -> dict[int, tuple[str, bytes]]:
         """For each rank that has ended: how, and the collectives that it left."""
