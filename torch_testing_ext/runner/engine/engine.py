@@ -32,7 +32,7 @@ from .live_view import LiveView
 from .memory_return import HeldDevice, MemoryReturn, with_held
 from .other_runs import OtherRuns
 from .place import LostUnitListener, Place
-from .results import Results
+from .run_results import Results
 from .running_unit import UnitHandle
 from .signals_and_keys import signals_and_keys
 from .unit_log import EndCause
