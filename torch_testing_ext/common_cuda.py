@@ -6,8 +6,10 @@ Importing this module touches no accelerator: a condition asks for the device wh
 import functools as _functools
 import typing as _typing
 
-from torch_testing_ext._machine import cuda as _cuda, cuda_libraries as _libraries, flags as _flags
+from torch_testing_ext._machine import cuda as _cuda, flags as _flags
 from torch_testing_ext._machine.cuda import (
+    BF16X9_API_SUPPORTED as BF16X9_API_SUPPORTED,
+    BF16X9_SUPPORTED as BF16X9_SUPPORTED,
     CUDA_ALREADY_INITIALIZED_ON_IMPORT as CUDA_ALREADY_INITIALIZED_ON_IMPORT,
     DEVICE_ASSERT_MARKERS as DEVICE_ASSERT_MARKERS,
     IS_JETSON as IS_JETSON,
@@ -20,6 +22,7 @@ from torch_testing_ext._machine.cuda import (
     PLATFORM_FUSED_ATTENTION_SUPPORTS_HDIM512 as PLATFORM_FUSED_ATTENTION_SUPPORTS_HDIM512,
     PLATFORM_SUPPORTS_BF16 as PLATFORM_SUPPORTS_BF16,
     PLATFORM_SUPPORTS_BF16_ATOMICS as PLATFORM_SUPPORTS_BF16_ATOMICS,
+    PLATFORM_SUPPORTS_CK_SDPA as PLATFORM_SUPPORTS_CK_SDPA,
     PLATFORM_SUPPORTS_CUDNN_ATTENTION as PLATFORM_SUPPORTS_CUDNN_ATTENTION,
     PLATFORM_SUPPORTS_FLASH_ATTENTION as PLATFORM_SUPPORTS_FLASH_ATTENTION,
     PLATFORM_SUPPORTS_FLASH_ATTENTION_XPU as PLATFORM_SUPPORTS_FLASH_ATTENTION_XPU,
@@ -28,13 +31,17 @@ from torch_testing_ext._machine.cuda import (
     PLATFORM_SUPPORTS_FP8_SPARSE as PLATFORM_SUPPORTS_FP8_SPARSE,
     PLATFORM_SUPPORTS_FUSED_ATTENTION as PLATFORM_SUPPORTS_FUSED_ATTENTION,
     PLATFORM_SUPPORTS_FUSED_SDPA as PLATFORM_SUPPORTS_FUSED_SDPA,
+    PLATFORM_SUPPORTS_GREEN_CONTEXT as PLATFORM_SUPPORTS_GREEN_CONTEXT,
     PLATFORM_SUPPORTS_HALF_ATOMICS as PLATFORM_SUPPORTS_HALF_ATOMICS,
     PLATFORM_SUPPORTS_MEM_EFF_ATTENTION as PLATFORM_SUPPORTS_MEM_EFF_ATTENTION,
     PLATFORM_SUPPORTS_MX_GEMM as PLATFORM_SUPPORTS_MX_GEMM,
     PLATFORM_SUPPORTS_MXFP8_GROUPED_GEMM as PLATFORM_SUPPORTS_MXFP8_GROUPED_GEMM,
+    PLATFORM_SUPPORTS_WORKQUEUE_CONFIG as PLATFORM_SUPPORTS_WORKQUEUE_CONFIG,
     ROCM_VERSION as ROCM_VERSION,
+    TEST_CUDA_GRAPH_TOOLS_ID as TEST_CUDA_GRAPH_TOOLS_ID,
     TEST_CUDNN as TEST_CUDNN,
     TEST_CUDNN_VERSION as TEST_CUDNN_VERSION,
+    TEST_CUPTI_V13_3 as TEST_CUPTI_V13_3,
     CDNA2OrLater as CDNA2OrLater,
     CDNA3OrLater as CDNA3OrLater,
     CDNA5OrLater as CDNA5OrLater,
@@ -52,35 +59,26 @@ from torch_testing_ext._machine.cuda import (
     evaluate_platform_sdpa_supports_hdim512 as evaluate_platform_sdpa_supports_hdim512,
     evaluate_platform_supports_bf16 as evaluate_platform_supports_bf16,
     evaluate_platform_supports_bf16_atomics as evaluate_platform_supports_bf16_atomics,
+    evaluate_platform_supports_ck_sdpa as evaluate_platform_supports_ck_sdpa,
     evaluate_platform_supports_cudnn_attention as evaluate_platform_supports_cudnn_attention,
     evaluate_platform_supports_efficient_attention as evaluate_platform_supports_efficient_attention,
     evaluate_platform_supports_flash_attention as evaluate_platform_supports_flash_attention,
     evaluate_platform_supports_fp8 as evaluate_platform_supports_fp8,
     evaluate_platform_supports_fp8_grouped_gemm as evaluate_platform_supports_fp8_grouped_gemm,
     evaluate_platform_supports_fp8_sparse as evaluate_platform_supports_fp8_sparse,
+    evaluate_platform_supports_green_context as evaluate_platform_supports_green_context,
     evaluate_platform_supports_half_atomics as evaluate_platform_supports_half_atomics,
     evaluate_platform_supports_hipsparselt as evaluate_platform_supports_hipsparselt,
     evaluate_platform_supports_mx_gemm as evaluate_platform_supports_mx_gemm,
     evaluate_platform_supports_mxfp8_grouped_gemm as evaluate_platform_supports_mxfp8_grouped_gemm,
-    has_device_side_assert as has_device_side_assert,
-    hipsparselt_supported_archs as hipsparselt_supported_archs,
-    magma_version as _get_magma_version,  # noqa: F401
-    rocm_version as _get_torch_rocm_version,  # noqa: F401
-)
-from torch_testing_ext._machine.cuda_libraries import (
-    BF16X9_API_SUPPORTED as BF16X9_API_SUPPORTED,
-    BF16X9_SUPPORTED as BF16X9_SUPPORTED,
-    PLATFORM_SUPPORTS_CK_SDPA as PLATFORM_SUPPORTS_CK_SDPA,
-    PLATFORM_SUPPORTS_GREEN_CONTEXT as PLATFORM_SUPPORTS_GREEN_CONTEXT,
-    PLATFORM_SUPPORTS_WORKQUEUE_CONFIG as PLATFORM_SUPPORTS_WORKQUEUE_CONFIG,
-    TEST_CUDA_GRAPH_TOOLS_ID as TEST_CUDA_GRAPH_TOOLS_ID,
-    TEST_CUPTI_V13_3 as TEST_CUPTI_V13_3,
-    evaluate_platform_supports_ck_sdpa as evaluate_platform_supports_ck_sdpa,
-    evaluate_platform_supports_green_context as evaluate_platform_supports_green_context,
     evaluate_platform_supports_workqueue_config as evaluate_platform_supports_workqueue_config,
     gfx_arch_supports_opportunistic_fastatomics as gfx_arch_supports_opportunistic_fastatomics,
+    has_device_side_assert as has_device_side_assert,
     hipblaslt_version as _get_torch_hipblaslt_version,  # noqa: F401
+    hipsparselt_supported_archs as hipsparselt_supported_archs,
+    magma_version as _get_magma_version,  # noqa: F401
     rocm_mx_swizzle as rocm_mx_swizzle,
+    rocm_version as _get_torch_rocm_version,  # noqa: F401
 )
 from torch_testing_ext._machine.lazy import LazyVal as LazyVal
 from torch_testing_ext._marks.hardware import (
@@ -112,7 +110,7 @@ _FLAGS = (
 _COMPUTED: dict[str, _typing.Callable[[], _typing.Any]] = {
     **{name: _functools.partial(_flags.flag, name) for name in _FLAGS},
     "CUDA_DEVICE": _cuda.first_device,
-    "TEST_CUPTI": _libraries.has_cupti,
+    "TEST_CUPTI": _cuda.has_cupti,
     "TEST_NUMBA_CUDA": _cuda.numba_supports_cuda,
 }
 

@@ -36,17 +36,10 @@ from torch_testing_ext._fsdp.forward_inputs import (
     SaveForwardInputsModule as SaveForwardInputsModule,
 )
 from torch_testing_ext._machine import flags as _flags
-from torch_testing_ext._machine.lazy import LazyVal as LazyVal
+from torch_testing_ext._machine.lazy import LazyVal as LazyVal, share as _share
 from torch_testing_ext._machine.ports import (
     find_free_port as find_free_port,
     retry_on_connect_failures as retry_on_connect_failures,
-)
-from torch_testing_ext._machine.settable import share as _share
-from torch_testing_ext._marks.device_needs import (
-    requires_memory as requires_memory,
-    requires_nvlink as requires_nvlink,
-    requires_peer_access as requires_peer_access,
-    requires_sm as requires_sm,
 )
 from torch_testing_ext._marks.distributed import (
     ACCELERATOR_DIST_BACKENDS as ACCELERATOR_DIST_BACKENDS,
@@ -81,6 +74,10 @@ from torch_testing_ext._marks.needs import (
     TestSkip as TestSkip,
     needs_of as needs_of,
     requires as requires,
+    requires_memory as requires_memory,
+    requires_nvlink as requires_nvlink,
+    requires_peer_access as requires_peer_access,
+    requires_sm as requires_sm,
 )
 from torch_testing_ext._marks.platforms import (
     PLATFORM_SUPPORTS_SYMM_MEM as PLATFORM_SUPPORTS_SYMM_MEM,

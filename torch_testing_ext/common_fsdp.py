@@ -61,8 +61,8 @@ from torch_testing_ext._fsdp.patches import (
     reduce_scatter_with_assert as reduce_scatter_with_assert,
 )
 from torch_testing_ext._machine import flags as _flags
+from torch_testing_ext._machine.lazy import share as _share
 from torch_testing_ext._machine.seeds import set_rng_seed as set_rng_seed
-from torch_testing_ext._machine.settable import share as _share
 from torch_testing_ext._marks.hardware import get_cycles_per_ms as get_cycles_per_ms
 from torch_testing_ext._marks.needs import TEST_SKIPS as TEST_SKIPS, TestSkip as TestSkip
 from torch_testing_ext._utils.stores import FILE_SCHEMA as FILE_SCHEMA

@@ -142,17 +142,30 @@ from torch_testing_ext._utils.contexts import (
     set_warn_always_context as set_warn_always_context,
 )
 from torch_testing_ext._utils.helpers import (
+    GRADCHECK_NONDET_TOL as GRADCHECK_NONDET_TOL,
     BytesIOContext as BytesIOContext,
     clone_input_helper as clone_input_helper,
+    compare_equal_outs_and_grads as compare_equal_outs_and_grads,
     copy_func as copy_func,
+    dtype2prec_DONTUSE as dtype2prec_DONTUSE,
+    get_function_arglist as get_function_arglist,
+    get_tensors_from as get_tensors_from,
     gradcheck as gradcheck,
     gradgradcheck as gradgradcheck,
+    has_corresponding_torch_dtype as has_corresponding_torch_dtype,
+    is_iterable as is_iterable,
+    is_iterable_of_tensors as is_iterable_of_tensors,
+    iter_indices as iter_indices,
     load_tests as load_tests,
     mock_wrapper as mock_wrapper,
     noncontiguous_like as noncontiguous_like,
+    numpy_to_torch_dtype as numpy_to_torch_dtype,
+    numpy_to_torch_dtypes as _numpy_to_torch_dtypes,
+    outs_and_grads as outs_and_grads,
     patch_test_members as patch_test_members,
     raise_on_run_directly as raise_on_run_directly,
     to_gpu as to_gpu,
+    torch_to_numpy_dtypes as _torch_to_numpy_dtypes,
 )
 from torch_testing_ext._utils.retries import (
     SwapTensorsGuard as SwapTensorsGuard,
@@ -165,21 +178,6 @@ from torch_testing_ext._utils.retries import (
     wrapSwapTensorsTest as wrapSwapTensorsTest,
 )
 from torch_testing_ext._utils.stores import FILE_SCHEMA as FILE_SCHEMA
-from torch_testing_ext._utils.values import (
-    GRADCHECK_NONDET_TOL as GRADCHECK_NONDET_TOL,
-    compare_equal_outs_and_grads as compare_equal_outs_and_grads,
-    dtype2prec_DONTUSE as dtype2prec_DONTUSE,
-    get_function_arglist as get_function_arglist,
-    get_tensors_from as get_tensors_from,
-    has_corresponding_torch_dtype as has_corresponding_torch_dtype,
-    is_iterable as is_iterable,
-    is_iterable_of_tensors as is_iterable_of_tensors,
-    iter_indices as iter_indices,
-    numpy_to_torch_dtype as numpy_to_torch_dtype,
-    numpy_to_torch_dtypes as _numpy_to_torch_dtypes,
-    outs_and_grads as outs_and_grads,
-    torch_to_numpy_dtypes as _torch_to_numpy_dtypes,
-)
 
 _COMPUTED = {
     "NATIVE_DEVICES": _native_devices,

@@ -39,7 +39,6 @@ KNOWN_PRIVATE_NAMES = {
     "_spmd/lower/graphs.py": {"torch._ops"},
     "_spmd/lower/lowering.py": {"torch.ops._c10d_functional"},
     "_dtensor/converter.py": {"torch.utils._pytree"},
-    "_dtensor/op_checks.py": {"torch.utils._pytree"},
     "_dtensor/sharding_rules.py": {"torch.utils._pytree"},
     "upstream/mapping.py": {
         "torch._dynamo",

@@ -1,18 +1,21 @@
-"""DTensorConverter, which places the tensor arguments of a call on a mesh in all ways."""
+"""DTensorConverter, which places the tensor arguments of a call on a mesh in all ways, and checks with it."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import Placement, Replicate, Shard, distribute_tensor
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from torch_testing_ext import _torch
+
+__unittest = True
+__rank_frame__ = True
 
 
 class DTensorConverter:
@@ -86,3 +89,32 @@ class DTensorConverter:
             placements = [Replicate()] * mesh.ndim
         distributed = distribute_tensor(t, mesh, placements)
         return nn.Parameter(distributed, t.requires_grad) if isinstance(t, nn.Parameter) else distributed
+
+
+# -- checks that compare an operation on DTensors with the same operation on full tensors
+
+
+def check_all_placements(test: Any, mesh: DeviceMesh, op: Callable[..., Any], args: Any, kwargs: Any) -> None:
+    expected = op(*args, **kwargs)
+    converter = DTensorConverter(mesh, args, kwargs)
+    for dist_args, dist_kwargs in converter:
+        placed = [leaf.placements for leaf in tree_leaves((dist_args, dist_kwargs)) if isinstance(leaf, DTensor)]
+        where = f"with arguments placed as {placed}"
+        test.assertTrue(converter.successful(), f"not every tensor argument could become a DTensor, {where}")
+        test.assertEqual(op(*dist_args, **dist_kwargs).full_tensor(), expected, msg=_after(where))
+
+
+def check_dtensors(test: Any, op: Callable[..., Any], args: Any, kwargs: Any) -> None:
+    full_args, full_kwargs = tree_map(_full_copy, (args, kwargs))
+    expected = tree_leaves(op(*full_args, **full_kwargs))
+    got = [leaf.full_tensor() for leaf in tree_leaves(op(*args, **kwargs))]
+    test.assertEqual(got, expected)
+
+
+def _full_copy(leaf: Any) -> Any:
+    """Copy the full tensor before the operation, which may work in place."""
+    return leaf.full_tensor().detach().clone() if isinstance(leaf, DTensor) else leaf
+
+
+def _after(text: str) -> Callable[[str], str]:
+    return lambda difference: f"{difference}\n{text}"

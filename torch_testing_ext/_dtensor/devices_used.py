@@ -7,7 +7,7 @@ from typing import Any
 import torch.distributed as dist
 
 from torch_testing_ext._machine import accelerators, sharing
-from torch_testing_ext._machine.settable import ComputedNames
+from torch_testing_ext._machine.lazy import ComputedNames
 
 DEFAULT_RANKS = 4
 

@@ -114,15 +114,15 @@ class DTensorTestMixin:
 
     def _test_op(self, mesh: DeviceMesh, op_call: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
         """Assert that `op_call` returns the same result for its tensors and for all their placements on `mesh`."""
-        from . import op_checks
+        from . import converter
 
-        op_checks.check_all_placements(self, mesh, op_call, args, kwargs)
+        converter.check_all_placements(self, mesh, op_call, args, kwargs)
 
     def _test_op_on_dtensor(self, op_call: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
         """Assert that `op_call` returns the same result for these DTensors and for the full tensors."""
-        from . import op_checks
+        from . import converter
 
-        op_checks.check_dtensors(self, op_call, args, kwargs)
+        converter.check_dtensors(self, op_call, args, kwargs)
 
 
 class DTensorTestBase(DTensorTestMixin, MultiProcessTestCase):

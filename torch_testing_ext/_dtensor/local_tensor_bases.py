@@ -33,7 +33,7 @@ class _SimulatedRanks:
     @property
     def rank(self) -> Any:
         """A symbolic integer whose value in each rank is that rank's number."""
-        return _torch.local_tensor.local_ranks(int(self.world_size))
+        return _torch.dtensor.local_ranks(int(self.world_size))
 
     @rank.setter
     def rank(self, rank: int) -> None: ...
@@ -54,15 +54,15 @@ class _SimulatedRanks:
     def setUp(self: Any) -> None:
         super().setUp()  # type: ignore[misc]
         # Autograd's events for profilers cannot contain local tensors.
-        _torch.local_tensor.record_autograd(False)
-        self.addCleanup(_torch.local_tensor.record_autograd, True)
+        _torch.dtensor.record_autograd(False)
+        self.addCleanup(_torch.dtensor.record_autograd, True)
         self.addCleanup(_torch.dtensor.forget_dtensor_rng)
 
     def run_test(self, test_name: str, parent_pipe: Any) -> None:
         getattr(self, test_name)()
 
     def build_device_mesh(self) -> DeviceMesh:
-        with _torch.local_tensor.without_local_tensors():
+        with _torch.dtensor.without_local_tensors():
             mesh: DeviceMesh = super().build_device_mesh()  # type: ignore[misc]
         return mesh
 
@@ -74,7 +74,7 @@ class _SimulatedRanks:
         self.skipTest(msg)
 
     def _get_local_tensor_mode(self) -> Any:
-        return _torch.local_tensor.local_tensor_mode(int(self.world_size))
+        return _torch.dtensor.local_tensor_mode(int(self.world_size))
 
 
 class _GroupPerTest:
@@ -163,16 +163,16 @@ def make_wrapped(fn: Callable[..., Any], ctxs: Iterable[Any]) -> Callable[..., A
 
 def reduce_local_int(val: Any, func: Callable[[dict[int, int]], Any]) -> Any:
     """Call `func` with a dictionary from rank to the value of this integer."""
-    return func(_torch.local_tensor.local_ints(val))
+    return func(_torch.dtensor.local_ints(val))
 
 
-@_torch.local_tensor.for_each_local_rank
+@_torch.dtensor.for_each_local_rank
 def map_local_tensor_for_rank(tensor: Any, rank: Any, func: Callable[[Any, Any], Any]) -> Any:
     """Call `func(tensor, rank)` as each rank would, and combine the results to a local tensor."""
     return func(tensor, rank)
 
 
-@_torch.local_tensor.for_each_local_rank
+@_torch.dtensor.for_each_local_rank
 def map_local_for_rank(rank: Any, func: Callable[[Any], Any]) -> Any:
     """Call `func(rank)` as each rank would, and combine the results to a local tensor."""
     return func(rank)

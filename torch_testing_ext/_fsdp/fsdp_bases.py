@@ -25,7 +25,7 @@ from torch_testing_ext._machine import accelerators
 from torch_testing_ext._marks.needs import TEST_SKIPS, Skipped, TestSkip, most_needed, needs_of, too_few_devices
 from torch_testing_ext._utils.stores import FILE_SCHEMA
 
-from . import fsdp_device, fsdp_rank
+from . import fsdp_device
 from .parity import FSDPTestMixin
 
 
@@ -90,7 +90,7 @@ class FSDPTest(FSDPTestMixin, MultiProcessTestCase):
         if skip is not None:
             sys.exit(account_for(account_behind(pipe), Skipped(skip)))
         fsdp_device.use(self.device_type)
-        fsdp_rank.run_in_group(self, test_name, pipe, bool(kwargs.get("fake_pg")))
+        fsdp_device.run_in_group(self, test_name, pipe, bool(kwargs.get("fake_pg")))
 
 
 def _test_function(test: FSDPTest) -> Any:

@@ -12,11 +12,14 @@ from enum import Enum, auto
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
+from torch_testing_ext import _torch
 from torch_testing_ext._cases import shared_devices
 from torch_testing_ext._machine import accelerators, sharing
-from torch_testing_ext._machine.settable import ComputedNames
+from torch_testing_ext._machine.lazy import ComputedNames
+from torch_testing_ext._machine.seeds import set_rng_seed
 from torch_testing_ext._marks import hardware
 
 _chosen: str | None = None
@@ -93,3 +96,37 @@ def delay(milliseconds: float) -> None:
         hardware.device_sleep("cuda", int(milliseconds * hardware.get_cycles_per_ms()))
     else:
         time.sleep(milliseconds / 1000)
+
+
+# -- a test in a fresh rank
+
+
+def run_in_group(test: Any, test_name: str, pipe: Any, fake: bool) -> None:
+    """Run a test in the default group, which has no communication if it is `fake`."""
+    device = compute_device(test.rank)
+    if device.type != "cpu":
+        torch.accelerator.set_device_index(device.index)
+    _init_process_group(test, fake)
+    # No rank may skip and exit while others still connect to it or need its answers.
+    _barrier(device)
+    _torch.launch.reset_dynamo()
+    set_rng_seed()
+    test.run_test(test_name, pipe)
+    _torch.launch.reset_dynamo()
+    _barrier(device)
+    dist.destroy_process_group()
+
+
+def _init_process_group(test: Any, fake: bool) -> None:
+    size = int(test.world_size)
+    if fake:
+        from torch_testing_ext._utils.fake_group import FakeStore
+
+        dist.init_process_group(backend="fake", world_size=size, rank=test.rank, store=FakeStore())
+        return
+    backend = backend_for(size)
+    dist.init_process_group(backend, init_method=test.init_method, world_size=size, rank=test.rank)
+
+
+def _barrier(device: torch.device) -> None:
+    dist.barrier(device_ids=None if device.type == "cpu" else [device.index])

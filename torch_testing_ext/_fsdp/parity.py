@@ -25,7 +25,7 @@ from torch_testing_ext._cases.distributed_base import run_subtests
 from torch_testing_ext._cases.rank_process import account_behind
 from torch_testing_ext._marks.needs import Skipped, too_few_devices
 
-from . import fsdp_device, fsdp_rank
+from . import fsdp_device
 from .fsdp_device import DEVICEInitMode
 from .model_state import _zero_model, get_full_params
 from .models import FSDPInitMode, FSDPTestModel
@@ -46,7 +46,7 @@ class FSDPTestMixin:
         if fsdp_device.device_type() != "cpu" and fsdp_device.most_ranks_here() < int(self.world_size):
             skip = Skipped(too_few_devices(int(self.world_size)))
             sys.exit(account_for(account_behind(pipe), skip))
-        fsdp_rank.run_in_group(self, test_name, pipe, bool(kwargs.get("fake_pg")))
+        fsdp_device.run_in_group(self, test_name, pipe, bool(kwargs.get("fake_pg")))
 
     def run_subtests(self: Any, *args: Any, **kwargs: Any) -> Any:
         return run_subtests(self, *args, **kwargs)

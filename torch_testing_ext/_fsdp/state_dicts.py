@@ -24,8 +24,8 @@ class VerifyStateDictMixin:
     """Compares state dicts of a distributed model (`dist_...`) with those of the same model on one device."""
 
     def _compare_tensor(self: Any, orig_tensor: Any, dist_tensor: Any, offload_to_cpu: bool = False) -> None:
-        if _torch.state_dict.is_sharded(dist_tensor):
-            dist_tensor = _torch.state_dict.gathered({"it": dist_tensor})["it"]
+        if _torch.fsdp.is_sharded(dist_tensor):
+            dist_tensor = _torch.fsdp.gathered({"it": dist_tensor})["it"]
         if offload_to_cpu:
             orig_tensor, dist_tensor = orig_tensor.cpu(), dist_tensor.cpu()
         self.assertIsInstance(dist_tensor, torch.Tensor)
@@ -78,7 +78,7 @@ class VerifyStateDictMixin:
         dist_osd: dict[str, Any],
     ) -> None:
         """Load the distributed state dict into `new_optim`, for the same model; it must then equal `optim`."""
-        whole = _torch.state_dict.gathered(dist_osd)
+        whole = _torch.fsdp.gathered(dist_osd)
         set_state_dict(model, optimizers=new_optim, model_state_dict={}, optim_state_dict=whole)
         self.assertEqual(optim.state_dict(), new_optim.state_dict())
 
@@ -108,7 +108,7 @@ class FusionEmbeddingWithHook(FusionEmbedding):
 
     def __init__(self, vocab_size: int, fusion_vocab_size: int, embed_dim: int) -> None:
         super().__init__(vocab_size, fusion_vocab_size, embed_dim)
-        _torch.state_dict.on_state_dict(self, _after_saving, _before_loading)
+        _torch.fsdp.on_state_dict(self, _after_saving, _before_loading)
 
 
 def _after_saving(module: nn.Module, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:

@@ -27,7 +27,7 @@ from torch_testing_ext._sanitizer.kinds import SanitizeKind
 from torch_testing_ext.launch import Cause
 
 from . import collectives
-from .arguments import agreement, finish_on_device, tensors_of, written_and_read
+from .collectives import agreement, finish_on_device, tensors_of, written_and_read
 
 if TYPE_CHECKING:
     from .waits import ThreadWaits

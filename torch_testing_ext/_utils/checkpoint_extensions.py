@@ -8,7 +8,7 @@ from typing import IO, Any, cast
 from torch_testing_ext import _torch
 
 
-class Rot13Example(_torch.state_dict.stream_extension_class()):  # type: ignore[misc]
+class Rot13Example(_torch.fsdp.stream_extension_class()):  # type: ignore[misc]
     """Swaps the case of the ASCII letters in what it writes, and back in what it reads, as PyTorch's does."""
 
     def __init__(self, chunk_size: int = io.DEFAULT_BUFFER_SIZE) -> None:
@@ -79,6 +79,6 @@ class _SwappingReader(io.RawIOBase):
 
 def get_test_extension_registry() -> Any:
     """Return a table of extensions with `Rot13Example`."""
-    registry = _torch.state_dict.new_extension_registry()
+    registry = _torch.fsdp.new_extension_registry()
     registry.register(Rot13Example)
     return registry

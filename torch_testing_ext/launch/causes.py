@@ -67,8 +67,8 @@ def cause_in(summary: str) -> Cause:
         return Cause.OWN
     from torch_testing_ext import _torch
 
-    if _torch.errors.says_port_is_in_use(summary):
+    if _torch.launch.says_port_is_in_use(summary):
         return Cause.PORT_IN_USE
-    if _torch.errors.says_peer_is_lost(summary):
+    if _torch.launch.says_peer_is_lost(summary):
         return Cause.LOST_PEER
-    return Cause.TIMED_OUT if _torch.errors.says_wait_timed_out(summary) else Cause.OWN
+    return Cause.TIMED_OUT if _torch.launch.says_wait_timed_out(summary) else Cause.OWN

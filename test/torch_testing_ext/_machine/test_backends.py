@@ -15,7 +15,7 @@ from torch_testing_ext import common_distributed
 from torch_testing_ext._cases import sharded_tensor
 from torch_testing_ext._cases.distributed_base import DistributedTestBase
 from torch_testing_ext._dtensor.dtensor_bases import DTensorTestBase
-from torch_testing_ext._fsdp import fsdp_device, fsdp_rank
+from torch_testing_ext._fsdp import fsdp_device
 from torch_testing_ext._machine import accelerators, backends
 from torch_testing_ext._marks.needs import needs_of
 
@@ -110,9 +110,9 @@ class TestNames(unittest.TestCase):
                 two_devices() as done,
                 mock.patch.object(fsdp_device, "compute_device", lambda rank: torch.device("cuda", rank)),
                 mock.patch.object(fsdp_device, "backend_for", lambda size, name=name: name),
-                mock.patch.object(fsdp_rank.dist, "destroy_process_group", lambda: None),
+                mock.patch.object(fsdp_device.dist, "destroy_process_group", lambda: None),
             ):
-                fsdp_rank.run_in_group(test, "test_it", None, fake=False)
+                fsdp_device.run_in_group(test, "test_it", None, fake=False)
             self.assertEqual([("device", 1), ("group", name, None)], done)
 
     def test_sharded_tensor(self):

@@ -25,7 +25,7 @@ from torch_testing_ext._dtensor.dtensor_bases import (
     with_comms as with_comms,
 )
 from torch_testing_ext._machine import flags as _flags
-from torch_testing_ext._machine.settable import share as _share
+from torch_testing_ext._machine.lazy import share as _share
 from torch_testing_ext._marks.distributed import (
     ACCELERATOR_DIST_BACKENDS as ACCELERATOR_DIST_BACKENDS,
     skip_if_lt_x_gpu as skip_if_lt_x_gpu,
