@@ -101,11 +101,9 @@ from torch_testing_ext._marks.skips import (
 )
 from torch_testing_ext._utils import stores as _stores
 from torch_testing_ext._utils.contexts import captured_output as captured_output
-from torch_testing_ext._utils.ddp_checks import (
+from torch_testing_ext._utils.distributed_helpers import (
     simple_sparse_reduce_tests as simple_sparse_reduce_tests,
     verify_ddp_error_logged as verify_ddp_error_logged,
-)
-from torch_testing_ext._utils.distributed_environment import (
     with_dist_debug_levels as with_dist_debug_levels,
     with_nccl_blocking_wait as with_nccl_blocking_wait,
 )

@@ -11,8 +11,9 @@ import torch
 import torch.distributed as dist
 
 from torch_testing_ext import _torch
-from torch_testing_ext._machine import accelerators, environment, sharing
+from torch_testing_ext._machine import accelerators, sharing
 from torch_testing_ext._machine.backends import need_accelerators
+from torch_testing_ext._utils.contexts import changed_environment
 
 from . import shared_devices
 from .multi_process import MultiProcessTestCase
@@ -29,7 +30,7 @@ class DistributedTestBase(MultiProcessTestCase):
 
     def setUp(self) -> None:
         super().setUp()
-        setting = environment.changed(WORLD_SIZE=str(self.world_size))
+        setting = changed_environment(WORLD_SIZE=str(self.world_size))
         setting.__enter__()
         self.addCleanup(setting.__exit__, None, None, None)
         self._spawn_processes()

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch_testing_ext import launch
-from torch_testing_ext._machine import environment
 from torch_testing_ext._marks.needs import TEST_SKIPS, Skipped, TestSkip
 from torch_testing_ext._sanitizer.kinds import SanitizeKind
+from torch_testing_ext._utils.contexts import changed_environment
 from torch_testing_ext.launch import recording, this_launch
 from torch_testing_ext.launch.job import Sanitize, log_of
 
@@ -168,7 +168,7 @@ def _variables(together: Round) -> Iterator[None]:
     }
     if "TORCHELASTIC_USE_AGENT_STORE" in os.environ:
         own["TORCHELASTIC_USE_AGENT_STORE"] = "False"
-    with environment.changed(**own):
+    with changed_environment(**own):
         yield
 
 

@@ -1,1 +1,1 @@
-"""The machine that tests run on: accelerators, flags, ports, environment variables and seeds."""
+"""The machine that tests run on: accelerators, flags, ports and seeds."""

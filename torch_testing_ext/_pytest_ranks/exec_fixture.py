@@ -11,10 +11,10 @@ import pytest
 from torch_testing_ext import launch
 from torch_testing_ext._cases import spawning
 from torch_testing_ext._cases.distributed_exec import DistributedFixture
-from torch_testing_ext._machine import environment
 from torch_testing_ext._marks import needs
 from torch_testing_ext._marks.settings_of_tests import kinds_on, may_differ
 from torch_testing_ext._process.whole_files import source_file
+from torch_testing_ext._utils.contexts import changed_environment
 
 from . import dist_env
 from .marks import RankSpec, settings_of, spec_for
@@ -43,7 +43,7 @@ def run(cls: type[DistributedFixture], request: Any, given: dict[str, Any]) -> D
 
 
 def _in_rank(rank: int, instance: DistributedFixture, given: dict[str, Any], spec: RankSpec, directory: Path) -> None:
-    with environment.changed(**dict(spec.environ)):
+    with changed_environment(**dict(spec.environ)):
         group = dist_env.make(spec, directory, rank)
         if instance.init_distributed:
             next(group)

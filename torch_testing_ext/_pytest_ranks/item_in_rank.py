@@ -22,9 +22,9 @@ import pytest
 
 from torch_testing_ext import launch
 from torch_testing_ext._cases.rank_life import run_rank
-from torch_testing_ext._machine import environment
 from torch_testing_ext._marks.needs import TEST_SKIPS
 from torch_testing_ext._process import messages
+from torch_testing_ext._utils.contexts import changed_environment
 
 from . import debugging, dist_env, passed_warnings, pytest_internals, reports
 from .marks import RankSpec
@@ -116,7 +116,7 @@ def _run_and_judge(item: Any, account: launch.AccountWriter, judges_again: bool 
     """Run the test and let pytest's plugins judge it. `judges_again`: they will in this process, when it is over."""
     known = len(item.user_properties)
     _, test = _here()
-    with warnings.catch_warnings(record=True) as seen, environment.changed(**dict(test.spec.environ)):
+    with warnings.catch_warnings(record=True) as seen, changed_environment(**dict(test.spec.environ)):
         call = pytest.CallInfo.from_call(lambda: _run_item(item, account), "call")
     parent_knows_xfail = pytest_internals.is_marked_xfail(item)
     if not parent_knows_xfail:

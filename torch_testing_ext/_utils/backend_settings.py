@@ -14,6 +14,8 @@ import torch
 from torch_testing_ext import _torch
 from torch_testing_ext._machine import accelerators
 
+from .contexts import within
+
 Function = Callable[..., Any]
 _backends: Any = torch.backends  # untyped in torch
 
@@ -51,20 +53,20 @@ def _precision_kept() -> Iterator[None]:
 
 def recover_orig_fp32_precision(fn: Function) -> Function:
     """Restore all settings of the precision of float32 after the test."""
-    return _precision_kept()(fn)
+    return within(_precision_kept)(fn)
+
+
+@contextlib.contextmanager
+def _ieee_products() -> Iterator[None]:
+    with _precision_kept():
+        _backends.cuda.matmul.fp32_precision = "ieee"
+        _backends.mkldnn.matmul.fp32_precision = "ieee"
+        yield
 
 
 def with_ieee_matmul_precision(f: Function) -> Function:
     """Run a test whose matrix products are exact in float32."""
-
-    @functools.wraps(f)
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        with _precision_kept():
-            _backends.cuda.matmul.fp32_precision = "ieee"
-            _backends.mkldnn.matmul.fp32_precision = "ieee"
-            return f(*args, **kwargs)
-
-    return wrapper
+    return within(_ieee_products)(f)
 
 
 @contextlib.contextmanager
@@ -132,13 +134,7 @@ def tf32_enabled() -> Iterator[None]:
 
 def with_tf32_off(f: Function) -> Function:
     """Run a test without TF32."""
-
-    @functools.wraps(f)
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        with tf32_off():
-            return f(*args, **kwargs)
-
-    return wrapper
+    return within(tf32_off)(f)
 
 
 def tf32_on_and_off(tf32_precision: float = 1e-5, *, only_if: bool = True) -> Callable[[Function], Function]:
@@ -178,38 +174,32 @@ def _may_use_tf32(given: dict[str, Any]) -> bool:
 @contextlib.contextmanager
 def blas_library_context(backend: Any) -> Iterator[None]:
     """Prefer a library for linear algebra on CUDA."""
-    before = _backends.cuda.preferred_blas_library()
-    _backends.cuda.preferred_blas_library(backend)
+    with _choice_kept("preferred_blas_library"):
+        _backends.cuda.preferred_blas_library(backend)
+        yield
+
+
+@contextlib.contextmanager
+def _choice_kept(preferred: str) -> Iterator[None]:
+    choose = getattr(_backends.cuda, preferred)
+    before = choose()
     try:
         yield
     finally:
-        _backends.cuda.preferred_blas_library(before)
+        choose(before)
 
 
-def _restoring(preferred: str, afterwards: Callable[[], None] = lambda: None) -> Callable[[Function], Function]:
-    """A decorator: restore the preferred library after the test, which may change it."""
-
-    def decorate(fn: Function) -> Function:
-        @functools.wraps(fn)
-        def wrapper(*args: Any, **kwargs: Any) -> None:
-            choose = getattr(_backends.cuda, preferred)
-            before = choose()
-            try:
-                fn(*args, **kwargs)
-            finally:
-                choose(before)
-                afterwards()
-
-        return wrapper
-
-    return decorate
+@contextlib.contextmanager
+def _blas_kept() -> Iterator[None]:
+    try:
+        with _choice_kept("preferred_blas_library"):
+            yield
+    finally:
+        if _backends.cuda.is_built():
+            _torch.cuda_state.forget_blas_workspaces()
 
 
-def _forget_workspaces() -> None:
-    if _backends.cuda.is_built():
-        _torch.cuda_state.forget_blas_workspaces()
-
-
-setLinalgBackendsToDefaultFinally = _restoring("preferred_linalg_library")
-setBlasBackendsToDefaultFinally = _restoring("preferred_blas_library", _forget_workspaces)
-setSdpaBackendsToDefaultFinally = _restoring("preferred_rocm_fa_library")
+# Decorators: restore the preferred library after the test, which may change it.
+setLinalgBackendsToDefaultFinally = within(lambda: _choice_kept("preferred_linalg_library"))
+setBlasBackendsToDefaultFinally = within(_blas_kept)
+setSdpaBackendsToDefaultFinally = within(lambda: _choice_kept("preferred_rocm_fa_library"))

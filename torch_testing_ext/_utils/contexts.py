@@ -3,16 +3,36 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import io
 import os
 import sys
 import tempfile
 import warnings
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeVar
 
 import torch
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def within(context: Callable[[], contextlib.AbstractContextManager[Any]]) -> Callable[[F], F]:
+    """Decorator: run each call of a function in a context of its own.
+
+    Unlike contextlib's own, the wrapper is a function of this package: the needs of a test below it stay certain.
+    """
+
+    def decorate(func: F) -> F:
+        @functools.wraps(func)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            with context():
+                return func(*args, **kwargs)
+
+        return wrapper  # type: ignore[return-value]
+
+    return decorate
 
 
 class DeterministicGuard:
@@ -153,3 +173,22 @@ def captured_output() -> Iterator[tuple[io.StringIO, io.StringIO]]:
         yield out, err
     finally:
         sys.stdout, sys.stderr = before
+
+
+@contextlib.contextmanager
+def changed_environment(**values: str | None) -> Iterator[None]:
+    """Set variables (None: unset) for the length of a `with`, then restore them."""
+    before = {name: os.environ.get(name) for name in values}
+    _set(values)
+    try:
+        yield
+    finally:
+        _set(before)
+
+
+def _set(values: Mapping[str, str | None]) -> None:
+    for name, value in values.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value

@@ -5,13 +5,14 @@ Use it for code that reads its rank and the world size but does not communicate.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
+
+from .contexts import within
 
 _ProcessGroup: Any = dist.ProcessGroup
 _HashStore: Any = dist.HashStore  # type: ignore[attr-defined, unused-ignore]  # from C++
@@ -57,12 +58,5 @@ def with_dist(rank: int = 0, world_size: int = 2) -> Iterator[None]:
 
 def with_fake_comms(func: Any = None, rank: int = 0, world_size: int = 2) -> Any:
     """Decorator, with or without arguments: run a test method as rank `rank` of `world_size`."""
-    if func is None:
-        return functools.partial(with_fake_comms, rank=rank, world_size=world_size)
-
-    @functools.wraps(func)
-    def wrapper(self: Any, *args: Any, **kwargs: Any) -> None:
-        with with_dist(rank, world_size):
-            func(self, *args, **kwargs)
-
-    return wrapper
+    decorate = within(lambda: with_dist(rank, world_size))
+    return decorate if func is None else decorate(func)

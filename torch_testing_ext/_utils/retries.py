@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-import os
 import threading
 import time
 import unittest
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import torch
 
 from torch_testing_ext import _torch
 
-from .contexts import DeterministicGuard, set_default_dtype
+from .contexts import DeterministicGuard, changed_environment, set_default_dtype, within
 
 
 def retry(
@@ -125,36 +125,20 @@ class SwapTensorsGuard:
 
 def wrapSwapTensorsTest(swap: bool | None = None) -> Callable[[Callable[..., Any]], Callable[..., None]]:
     """Run a test with a `SwapTensorsGuard`."""
-
-    def decorate(fn: Callable[..., Any]) -> Callable[..., None]:
-        @functools.wraps(fn)
-        def wrapper(*args: Any, **kwargs: Any) -> None:
-            with SwapTensorsGuard(swap):
-                fn(*args, **kwargs)
-
-        return wrapper
-
-    return decorate
+    return within(lambda: SwapTensorsGuard(swap))
 
 
 def wrapDeterministicFlagAPITest(fn: Callable[..., Any]) -> Callable[..., None]:
     """Keep what a test does to the flags of deterministic algorithms, and configure cuBLAS for them."""
-    variable = "CUBLAS_WORKSPACE_CONFIG"
+    return within(_deterministic_flags_kept)(fn)
 
-    @functools.wraps(fn)
-    def wrapper(*args: Any, **kwargs: Any) -> None:
-        before = os.environ.get(variable)
-        flags = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-        with DeterministicGuard(flags[0], warn_only=flags[1]):
-            os.environ[variable] = ":4096:8"
-            try:
-                fn(*args, **kwargs)
-            finally:
-                os.environ.pop(variable, None)
-                if before is not None:
-                    os.environ[variable] = before
 
-    return wrapper
+@contextlib.contextmanager
+def _deterministic_flags_kept() -> Iterator[None]:
+    flags = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    guard = DeterministicGuard(flags[0], warn_only=flags[1])
+    with guard, changed_environment(CUBLAS_WORKSPACE_CONFIG=":4096:8"):
+        yield
 
 
 def runWithoutCompiledAutograd(
@@ -162,16 +146,7 @@ def runWithoutCompiledAutograd(
 ) -> Callable[[Callable[..., Any]], Callable[..., None]]:
     if not isinstance(msg, str):
         raise AssertionError("write @runWithoutCompiledAutograd() or @runWithoutCompiledAutograd('reason')")
-
-    def decorate(fn: Callable[..., Any]) -> Callable[..., None]:
-        @functools.wraps(fn)
-        def wrapper(*args: Any, **kwargs: Any) -> None:
-            with _torch.process_state.without_compiled_autograd():
-                fn(*args, **kwargs)
-
-        return wrapper
-
-    return decorate
+    return within(_torch.process_state.without_compiled_autograd)
 
 
 def find_library_location(lib_name: str) -> Path:

@@ -1,11 +1,15 @@
-"""Checks and inputs that several of PyTorch's distributed suites share."""
+"""Checks, inputs and settings that several of PyTorch's distributed suites share."""
 
 from __future__ import annotations
 
 import functools
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 
 import torch
+import torch.distributed as dist
+
+from .contexts import changed_environment, within
 
 
 def verify_ddp_error_logged(model_DDP: Any, err_substr: str) -> None:
@@ -40,3 +44,37 @@ def _sparse_input(number: int, total: int, sparse_dims: int, dense_dims: int) ->
     if sparse_dims == 1:
         shape = [total, *[2] * dense_dims]
     return torch.sparse_coo_tensor(indices, torch.ones(count, *[2] * dense_dims), shape)
+
+
+# -- settings of torch.distributed while a test runs
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+c10d: Any = dist  # its type stubs lack what comes from C++
+
+
+def with_nccl_blocking_wait(func: F) -> F:
+    """Run the test with blocking NCCL waits and without asynchronous error handling."""
+    variables = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": None, "TORCH_NCCL_BLOCKING_WAIT": "1"}
+    return within(lambda: changed_environment(**variables))(func)
+
+
+def with_dist_debug_levels(levels: Iterable[str]) -> Callable[[F], F]:
+    """Run the test once at each level of TORCH_DISTRIBUTED_DEBUG. The test must not destroy its process group."""
+
+    def decorate(func: F) -> F:
+        @functools.wraps(func)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            result = None
+            for level in levels:
+                with changed_environment(TORCH_DISTRIBUTED_DEBUG=level):
+                    c10d.set_debug_level_from_env()
+                    result = func(*args, **kwargs)
+                    c10d.barrier()
+            c10d.set_debug_level_from_env()
+            return result
+
+        return wrapper  # type: ignore[return-value]
+
+    return decorate
