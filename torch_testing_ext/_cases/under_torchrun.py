@@ -17,7 +17,6 @@ from torch_testing_ext._collectives.findings import Finding, first_mismatch
 from torch_testing_ext._collectives.raw import RawRecord, unpack
 from torch_testing_ext._collectives.records import list_of
 from torch_testing_ext._process import messages, reaping, shell, system
-from torch_testing_ext._process.exits import describe_exit
 from torch_testing_ext._process.logs import cut_middle
 from torch_testing_ext._sanitizer.kinds import SanitizeKind
 from torch_testing_ext.launch.job import Sanitize, log_of
@@ -48,7 +47,7 @@ def run(script: Path, words: list[str], size: int, env: Mapping[str, str], timeo
     try:
         output, how = _output_of(script, words, size, env, timeout or ranked.TIMEOUT_DEFAULT, directory, sanitize)
         left = _Left(directory, size, sanitize)
-        if how != describe_exit(0):
+        if how != reaping.describe_exit(0):
             finding = left.mismatch()
             why = f"\n\n{finding.text}" if finding is not None else ""
             again = shell.join(["torchrun", f"--nproc-per-node={size}", str(script), *words])
@@ -91,7 +90,7 @@ def _output_of(
             start_new_session=True,
         )
     try:
-        how = describe_exit(process.wait(limit))
+        how = reaping.describe_exit(process.wait(limit))
     except subprocess.TimeoutExpired:
         _end(process)
         how = f"was ended after {limit:.1f} s, its time limit"

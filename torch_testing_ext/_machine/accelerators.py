@@ -24,7 +24,6 @@ import torch
 
 from torch_testing_ext import _torch
 from torch_testing_ext._process import fork_safety, reaping, system
-from torch_testing_ext._process.exits import describe_exit
 from torch_testing_ext._process.loop import wait_readable
 
 from . import sharing
@@ -317,7 +316,7 @@ def _ask_new_interpreter(question: str) -> Any:
             child.kill()
             raise _no_answer()
         text = pipe.read()
-    ended = describe_exit(child.wait())
+    ended = reaping.describe_exit(child.wait())
     answer = _parse(text)
     if answer is None:
         raise RuntimeError(f"cannot count the accelerators: the interpreter started to ask {ended}")

@@ -22,8 +22,8 @@ from torch_testing_ext import launch
 from torch_testing_ext._cases import ranked
 from torch_testing_ext._cases.verdicts import RankError, RankFailure
 from torch_testing_ext._process import messages, system
-from torch_testing_ext._process.exits import describe_exit
 from torch_testing_ext._process.logs import cut_middle
+from torch_testing_ext._process.reaping import describe_exit
 
 from . import passed_warnings, pytest_internals
 from .marks import SPEC

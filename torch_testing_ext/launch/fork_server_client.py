@@ -13,7 +13,6 @@ from typing import Any, NoReturn
 from torch_testing_ext._machine import ports
 from torch_testing_ext._process import child, fork_safety, interpreter, reaping
 from torch_testing_ext._process.channel import Channel, socket_pair
-from torch_testing_ext._process.exits import describe_exit
 from torch_testing_ext._process.loop import EventLoop
 from torch_testing_ext._process.messages import unexpected
 
@@ -164,7 +163,7 @@ class ForkServerClient:
         """Wait until it has ended. Returns how it ended."""
         code = reaping.wait_for_exit(self.pid) if self._popen is None else self._popen.wait()
         self._reaped = code is not None
-        return "ended" if code is None else describe_exit(code)
+        return "ended" if code is None else reaping.describe_exit(code)
 
     def close(self) -> None:
         """End the server and everything that it started. It would also end when the connection closes."""

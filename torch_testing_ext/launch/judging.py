@@ -20,8 +20,8 @@ from torch_testing_ext._collectives.findings import (
     waits,
 )
 from torch_testing_ext._collectives.records import RankRecord, all_agree, list_of, read_record
-from torch_testing_ext._process.exits import describe_exit, signal_name
 from torch_testing_ext._process.logs import cut_middle
+from torch_testing_ext._process.reaping import describe_exit, signal_name
 
 from . import folding, hang
 from .accounts import RankEnding

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from torch_testing_ext._collectives.raw import RawRecord, agree
-from torch_testing_ext._process.exits import describe_exit
+from torch_testing_ext._process.reaping import describe_exit
 
 from .accounts import OwnWarning, RankAccount, RankEnding
 from .causes import Cause

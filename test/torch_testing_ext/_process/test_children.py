@@ -14,8 +14,8 @@ from pathlib import Path
 from unittest import mock
 
 from torch_testing_ext._process import child, logs, reaping, signals, system, whole_files
-from torch_testing_ext._process.exits import describe_exit, signal_name
 from torch_testing_ext._process.loop import EventLoop, wait_readable
+from torch_testing_ext._process.reaping import describe_exit, signal_name
 from torch_testing_ext._process.signals import SignalReader
 from torch_testing_ext.common_utils import run_tests
 

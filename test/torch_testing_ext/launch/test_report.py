@@ -14,8 +14,8 @@ from unittest import mock
 
 import torch_testing_ext
 from torch_testing_ext._process import messages
-from torch_testing_ext._process.exits import signal_name
 from torch_testing_ext._process.logs import cut_middle, tail
+from torch_testing_ext._process.reaping import signal_name
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.launch import RankEnding, RankReport
 from torch_testing_ext.launch.account_writer import AccountWriter

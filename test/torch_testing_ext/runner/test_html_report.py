@@ -21,7 +21,7 @@ from torch_testing_ext.runner.model import (
     TestId,
     TestOutcome,
 )
-from torch_testing_ext.runner.report import html_page, timeline
+from torch_testing_ext.runner.report import html_page
 from torch_testing_ext.runner.report.history import Recorder
 from torch_testing_ext.runner.report.text import printable
 
@@ -161,7 +161,7 @@ class InABrowserTest(unittest.TestCase):
         left, width, top = self.ask(place)
         self.assertAlmostEqual(left, 0.4, places=2)
         self.assertAlmostEqual(width, 0.4, places=2)
-        self.assertTrue(timeline.LANE < top < 2 * timeline.LANE, "it ran on the second device")
+        self.assertTrue(html_page.LANE < top < 2 * html_page.LANE, "it ran on the second device")
 
     def test_sorting(self):
         times = {"test_slow": (9.0, 3.0), "test_fast": (0.5, 1.0), "test_middle": (1.5, 2.0), "test_10": (1.0, 5.0)}
@@ -315,10 +315,10 @@ class TextTest(unittest.TestCase):
         self.assertEqual(page.count("characters cut here"), 3)
 
     def test_ticks_are_round_and_few(self):
-        self.assertEqual([timeline.tick(length) for length in (0.4, 8, 9, 59, 3600)], [0.05, 1, 2, 10, 500])
+        self.assertEqual([html_page.tick(length) for length in (0.4, 8, 9, 59, 3600)], [0.05, 1, 2, 10, 500])
 
     def test_every_attempt_has_its_bars(self):
-        svg = timeline.timeline(history_of(every_outcome()), {})
+        svg = html_page.timeline(history_of(every_outcome()), {})
         bars = [one for one in svg.iter("rect") if one.get("class", "").startswith("bar")]
         ran = [each for one in every_outcome() for each in one.attempts]
         self.assertEqual(len(bars), sum(len(one.lease.slots) for one in ran))

@@ -11,7 +11,6 @@ from socket import socket
 
 from torch_testing_ext._process import reaping
 from torch_testing_ext._process.channel import socket_pair
-from torch_testing_ext._process.exits import describe_exit
 from torch_testing_ext._process.logs import tail
 from torch_testing_ext._process.loop import EventLoop
 
@@ -75,7 +74,7 @@ class CommandLauncher:
         if process is None:
             return "it was given back"
         try:
-            how = f"its agent {describe_exit(process.wait(END_TIMEOUT))}"
+            how = f"its agent {reaping.describe_exit(process.wait(END_TIMEOUT))}"
         except subprocess.TimeoutExpired:
             how = "its agent closed the connection"
         said = tail(self._log(name), lines=5)

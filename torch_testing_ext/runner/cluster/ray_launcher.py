@@ -16,7 +16,6 @@ from socket import socket
 
 from torch_testing_ext._process import reaping
 from torch_testing_ext._process.channel import Channel, socket_pair
-from torch_testing_ext._process.exits import describe_exit
 from torch_testing_ext._process.logs import tail
 from torch_testing_ext._process.loop import EventLoop, Timer, wait_readable
 from torch_testing_ext._process.messages import unexpected
@@ -100,7 +99,7 @@ class RayLauncher:
         except EOFError:
             self._loop.forget(self._channel)
             self._deadline.cancel()
-            how = describe_exit(self._process.wait() if self._process is not None else None)
+            how = reaping.describe_exit(self._process.wait() if self._process is not None else None)
             self.failure = self.failure or f"the process that speaks with Ray {how}: {tail(self.log, 5)}"
             return
         for message in received:

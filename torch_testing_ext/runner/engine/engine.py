@@ -27,12 +27,12 @@ from ..options.options import Options
 from ..scheduling.inventory import Inventory
 from ..scheduling.plan import Plan
 from ..scheduling.policy import Queue, RunLeases
+from .attempts import Results
 from .dispatcher import Dispatcher
 from .live_view import LiveView
 from .memory_return import HeldDevice, MemoryReturn, with_held
 from .other_runs import OtherRuns
 from .place import LostUnitListener, Place
-from .run_results import Results
 from .running_unit import UnitHandle
 from .signals_and_keys import signals_and_keys
 from .unit_log import EndCause

@@ -10,8 +10,8 @@ import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from torch_testing_ext._process.exits import describe_exit
 from torch_testing_ext._process.messages import unexpected
+from torch_testing_ext._process.reaping import describe_exit
 from torch_testing_ext._process.user_warnings import KitWarning
 
 from ..model import COUNTS_AS, Category, DeviceMemory, TestOutcome, Unit

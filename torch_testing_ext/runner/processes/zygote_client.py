@@ -22,7 +22,6 @@ from typing import Any, TypeVar
 from torch_testing_ext._cases.source_facts import facts_of
 from torch_testing_ext._process import interpreter, reaping, system
 from torch_testing_ext._process.channel import Channel, socket_pair
-from torch_testing_ext._process.exits import describe_exit
 from torch_testing_ext._process.logs import tail
 from torch_testing_ext._process.loop import EventLoop, Timer
 from torch_testing_ext._process.messages import unexpected
@@ -211,7 +210,7 @@ class ZygoteClient:
         self._deadline.cancel()
         code = self._end_process(self.quit_timeout)
         reaping.end_children(self._known)
-        how = describe_exit(code)
+        how = reaping.describe_exit(code)
         self._deaths += 1
         self._failed_starts += not self._ready
         never_ready = not self._ready and self.starts == self._failed_starts

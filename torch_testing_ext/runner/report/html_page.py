@@ -12,9 +12,8 @@ from string import Template
 
 from ..model import Attempt, Category, FinishedTest, Summary, TestId, TestOutcome
 from . import text
-from .history import History
-from .timeline import css, names, timeline
-from .tree import node
+from .history import History, Lane, lanes
+from .text import node
 
 HERE = Path(__file__).parent / "page"
 ORDER = (Category.FAILED, Category.PASSED, Category.SKIPPED)  # the most important first
@@ -25,6 +24,8 @@ SORTS = {
     "began": "in the order of their start",
     "name": "by name",
 }
+LANE, BAR, AXIS = 22, 14, 24  # heights in the timeline, in pixels
+MOST_TICKS = 8
 
 
 def render(history: History, command: str = "python run_test.py") -> str:
@@ -131,7 +132,7 @@ class _Page:
         head = node(
             "div", node("h2", "Timeline: what ran where, and when"), node("label", "zoom ", zoom), class_="head"
         )
-        lanes = node("div", *(node("div", name, title=name) for name in names(self._history)), class_="lanes")
+        lanes = node("div", *(node("div", name, title=name) for name in lane_names(self._history)), class_="lanes")
         links = {key: f"#{anchor}" for key, anchor in self._anchors.items()}
         drawing = node("div", node("div", timeline(self._history, links), class_="zoomed"), class_="scroll")
         return node("section", head, node("div", lanes, drawing, class_="chart"), class_="card")
@@ -245,3 +246,86 @@ def _attempt_to_explain(one: FinishedTest) -> Attempt:
 
 def _key(one: FinishedTest) -> tuple[TestId, int]:
     return one.test.id, one.last.repetition
+
+
+# -- the timeline
+
+
+def timeline(history: History, links: dict[tuple[TestId, int], str]) -> ET.Element:
+    """An SVG element with a bar for each test on each of its lanes.
+
+    `links` has the address of each test in the page, by test and repetition. Positions on the time axis are
+    percentages, so that the timeline fits any width without distorting its text.
+    """
+    rows = lanes(history)
+    length = max([history.summary.seconds, *(span.ended for span in history.spans)], default=0.0) or 1.0
+    height = len(rows) * LANE + AXIS
+    draw = _Timeline(length, height, history.run.repetitions, links)
+    parts = [*draw.axis(), *(part for number, lane in enumerate(rows) for part in draw.lane(lane, number))]
+    return node("svg", *parts, class_="timeline", width="100%", height=height, role="group", aria_label="timeline")
+
+
+def lane_names(history: History) -> list[str]:
+    """The names of the lanes, for a column next to the timeline that stays visible when the timeline scrolls."""
+    return [lane.name for lane in lanes(history)]
+
+
+class _Timeline:
+    """Draws the parts of the timeline, at the scale of the run."""
+
+    def __init__(self, length: float, height: int, repetitions: int, links: dict[tuple[TestId, int], str]):
+        self._length = length
+        self._height = height
+        self._repetitions = repetitions
+        self._links = links
+
+    def axis(self) -> Iterator[ET.Element]:
+        step = tick(self._length)
+        for number in range(int(self._length * 0.97 / step) + 1):  # a label at the very end would be cut off
+            x = self._percent(number * step)
+            yield node("line", class_="tick", x1=x, x2=x, y1=0, y2=self._height - AXIS + 4)
+            yield node("text", _seconds(number * step), class_="axis", x=x, y=self._height - 6)
+
+    def lane(self, lane: Lane, number: int) -> Iterator[ET.Element]:
+        y = number * LANE
+        yield node("line", class_="lane", x1=0, x2="100%", y1=y + LANE, y2=y + LANE)
+        for span in lane.spans:
+            yield self._bar(span.began, span.ended, y, "unit")
+        for attempt in lane.attempts:
+            yield self._test(attempt, y)
+
+    def _test(self, attempt: Attempt, y: float) -> ET.Element:
+        bar = self._bar(attempt.began, attempt.began + attempt.seconds, y, f"bar {css(attempt.outcome.value)}")
+        bar.append(node("title", self._caption(attempt)))
+        link = self._links.get((attempt.test.id, attempt.repetition))
+        return node("a", bar, href=link) if link else bar
+
+    def _caption(self, attempt: Attempt) -> str:
+        took = f"{attempt.outcome.value}, {text.duration(attempt.seconds)} on {text.place(attempt.lease)}"
+        return f"{text.name(attempt, self._repetitions)}\n{took}"
+
+    def _bar(self, began: float, ended: float, y: float, class_: str) -> ET.Element:
+        width = self._percent(max(0.0, ended - began))
+        return node("rect", class_=class_, x=self._percent(began), y=y + (LANE - BAR) / 2, width=width, height=BAR)
+
+    def _percent(self, seconds: float) -> str:
+        return f"{seconds / self._length * 100:.4f}%"
+
+
+def css(outcome: str) -> str:
+    """The CSS class of an outcome."""
+    return outcome.replace(" ", "-")
+
+
+def tick(length: float) -> float:
+    """A round step (1, 2 or 5 times a power of ten) that gives an axis at most MOST_TICKS labels."""
+    step = 1e-3
+    while True:
+        for factor in 1, 2, 5:
+            if length <= step * factor * MOST_TICKS:
+                return step * factor
+        step *= 10
+
+
+def _seconds(value: float) -> str:
+    return f"{value:g} s" if value < 120 else f"{value / 60:g} min"

@@ -16,7 +16,7 @@ from datetime import datetime, timezone
 from ..model import Attempt, Category, FinishedTest, Policy, Summary, Test, TestOutcome
 from . import text
 from .history import History
-from .tree import node
+from .text import node
 
 # Outcomes that are a `failure` in JUnit XML; all others that do not pass are an `error`.
 FAILURES = (TestOutcome.FAILED, TestOutcome.UNEXPECTED_SUCCESS, TestOutcome.FLAKY, TestOutcome.LEAKED)

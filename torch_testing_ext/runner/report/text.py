@@ -1,8 +1,9 @@
-"""Wording and number formats that all reports share."""
+"""Wording, number formats and elements of XML that all reports share."""
 
 from __future__ import annotations
 
 import re
+import xml.etree.ElementTree as ET
 from collections import Counter
 from collections.abc import Iterator
 
@@ -165,3 +166,30 @@ def header_facts(header: RunHeader) -> list[tuple[str, str]]:
         ("devices", header.devices),
     ]
     return [(name, value) for name, value in facts if value]
+
+
+# -- elements of XML and HTML
+
+
+def node(tag: str, *children: ET.Element | str | None, **attributes: object) -> ET.Element:
+    """Creates an element whose text is printable. Example: node("p", "1 < 2", class_="x").
+
+    Omits attributes that are None; `class_` stands for class, and `data_x` for data-x.
+    """
+    element = ET.Element(tag)
+    for name, value in attributes.items():
+        if value is not None:
+            element.set(name.rstrip("_").replace("_", "-"), printable(str(value)))
+    for child in children:
+        if child is not None:
+            _append(element, child)
+    return element
+
+
+def _append(element: ET.Element, child: ET.Element | str) -> None:
+    if not isinstance(child, str):
+        element.append(child)
+    elif len(element):
+        element[-1].tail = (element[-1].tail or "") + printable(child)
+    else:
+        element.text = (element.text or "") + printable(child)
