@@ -6,24 +6,29 @@ import argparse
 import os
 import subprocess
 import sys
+import traceback
 import unittest
-from collections.abc import Iterator, Sequence
-from contextlib import redirect_stdout
-from typing import Any, cast
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import redirect_stdout, suppress
+from types import FrameType
+from typing import Any, NoReturn, cast
 
 from torch_testing_ext import _torch
 from torch_testing_ext._machine import seeds
 from torch_testing_ext._process import shell, signals
 
 from . import invocation
-from .exit_guard import EXIT_FAILED, ExitGuard
 from .fixtures import FixtureSuite
 from .hardware_classes import HardwareClassification, HardwareClassificationTestLoader, filter_by_hw_classification
 
+__unittest = True  # keeps these frames out of unittest's tracebacks
+
 Hardware = set[HardwareClassification] | None
 
+EXIT_FAILED = 1
 EXIT_NO_TESTS = 5  # as in unittest since Python 3.12
 EXIT_INTERRUPTED = 130
+_ENDING = ("_exit", "execv", "execve")  # the other exec functions call one of these two
 
 
 def run_tests(argv: Sequence[str] | None = None) -> None:
@@ -274,3 +279,58 @@ def _run_each_alone(argv: list[str], seed: int | None, hardware: Hardware) -> in
         print(f"failed: {name}; to run it alone: {shell.join([*command, name])}", file=sys.stderr)
     print(f"Ran {len(names)} tests, each in a process of its own: {len(failed)} failed.", file=sys.stderr)
     return EXIT_FAILED if failed else 0
+
+
+# -- the end of the process
+
+
+class ExitGuard:
+    """Keeps a test from ending `python test_file.py` as if it had passed.
+
+    Only the exit code of that process says how its tests ended, and os._exit(0) in a test, a tear-down or an atexit
+    function would replace it. So this stands in for the functions of `os` that end or replace a process, from `install`
+    to the end of the process. A child that a test forks ends as it likes. run_test.py needs no guard: it asks the
+    processes of its tests whether everything was over.
+    """
+
+    def __init__(self) -> None:
+        self.running = ""  # the test or fixture that is running
+        self.code: int | None = 0  # of the process, unless it exits with another; None while tests run
+        self._pid = os.getpid()
+        self._originals = {name: getattr(os, name) for name in _ENDING}
+
+    def install(self) -> None:
+        for name, original in self._originals.items():
+            setattr(os, name, self._instead_of(name, original))
+
+    def _instead_of(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        def guarded(*arguments: Any, **options: Any) -> Any:
+            if os.getpid() != self._pid:
+                return original(*arguments, **options)
+            if self.code is None:
+                self._explain(name)
+            elif name != "_exit":
+                return original(*arguments, **options)
+            status = arguments[0] if name == "_exit" and arguments else options.get("status", 0)
+            self._exit(status or (EXIT_FAILED if self.code is None else self.code))
+
+        return guarded
+
+    def _exit(self, code: int) -> NoReturn:
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(Exception):
+                stream.flush()
+        self._originals["_exit"](code)
+        raise AssertionError("the process has ended")
+
+    def _explain(self, name: str) -> None:
+        where = f" in {self.running}" if self.running else ""
+        frames = [one for one in traceback.walk_stack(sys._getframe()) if not _is_ours(one[0])]
+        stack = "".join(reversed(traceback.StackSummary.extract(frames).format()))
+        text = f"\nos.{name}() ended the tests before they were over{where}. It was called here:\n{stack}\n"
+        with suppress(OSError):
+            os.write(2, text.encode(errors="backslashreplace"))
+
+
+def _is_ours(frame: FrameType) -> bool:
+    return "__unittest" in frame.f_globals or frame.f_globals.get("__name__", "").startswith("torch_testing_ext.")

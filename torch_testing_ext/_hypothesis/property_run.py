@@ -16,8 +16,7 @@ from hypothesis import Phase
 from hypothesis.errors import Flaky
 
 from . import hypothesis_internals, search
-from .connections import Connections
-from .groups import Groups
+from .groups import Connections, Groups
 from .links import PeerLost, PeerLostElsewhere, connect_ranks
 from .outcome import ExampleKind, PropertyResult
 from .participants import Abandoned, Body, Follower, Leader, Participant, PropertyFailure

@@ -18,7 +18,7 @@ from typing import Any
 from torch_testing_ext._process.channel import Channel, socket_pair
 from torch_testing_ext._process.loop import EventLoop
 
-from .connections import Connections
+from .groups import Connections
 from .links import ExampleLeft, InterruptExample, StopWatching, WatchdogMessage
 
 # Other ranks usually leave the same example by themselves a moment later, and their own outcome says more than an

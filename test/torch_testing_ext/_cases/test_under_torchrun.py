@@ -12,7 +12,7 @@ from unittest import mock
 
 from kit.processes import wait_until_gone
 
-from torch_testing_ext._cases import under_torchrun, verdicts
+from torch_testing_ext._cases import scripts, verdicts
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.ranks import run_script
 
@@ -104,7 +104,7 @@ class EndTest(unittest.TestCase):
         with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
             self.assertEqual(process.stdout.readline(), b"ready\n")
             process.stdout.readline()
-            under_torchrun._end(process)
+            scripts._end_torchrun(process)
             left = [int(pid) for pid in process.stdout.read().split()]
         self.assertEqual(len(left), 2)
         self.assertEqual(wait_until_gone(left, 10), [])
