@@ -76,7 +76,7 @@ def begin(
 ) -> Round:
     """Begin a test together with all ranks, or raise why that is not possible. Skips a test of another world size."""
     __tracebackhide__ = True
-    from torch_testing_ext.launch.meeting import WrongRound
+    from torch_testing_ext.launch.hub import WrongRound
 
     if why := wrong_size(world_size):
         raise Skipped(TestSkip(TEST_SKIPS["small_worldsize"].exit_code, why))

@@ -17,7 +17,7 @@ from torch_testing_ext._process.whole_files import source_file
 from torch_testing_ext._utils.contexts import changed_environment
 
 from . import dist_env
-from .marks import RankSpec, settings_of, spec_for
+from .marks import RankSpec, checked_class, spec_for
 
 __rank_frame__ = True
 
@@ -25,8 +25,7 @@ __rank_frame__ = True
 def run(cls: type[DistributedFixture], request: Any, given: dict[str, Any]) -> DistributedFixture:
     """Start the ranks of a fixture, from pytest's process. Its class has been checked at collection."""
     __tracebackhide__ = True
-    settings = settings_of(cls)
-    spec = spec_for(cls.world_size, {}, settings)
+    spec = spec_for(cls.world_size, {}, checked_class(cls))
     if (where := launch.this_launch()) is not None:
         pytest.skip(f"{cls.__name__} starts ranks of its own, and a launcher has started {where.world_size}")
     if spec.devices and (skip := needs.devices(spec.devices).unmet()) is not None:

@@ -52,17 +52,6 @@ class RankSpec:
 
 
 @dataclass(frozen=True)
-class ExecSettings:
-    """The attributes of a DistributedTest or DistributedFixture, checked."""
-
-    backend: Any
-    timeout: Any
-    init_distributed: bool
-    set_dist_env: bool
-    requires_cuda_env: bool
-
-
-@dataclass(frozen=True)
 class Standalone:
     """The mark `standalone` of a test, checked."""
 
@@ -91,14 +80,14 @@ def sizes_of(mark: pytest.Mark) -> list[int]:
     return sizes
 
 
-def spec_for(size: int, keywords: Mapping[str, Any], of_class: ExecSettings | None) -> RankSpec:
+def spec_for(size: int, keywords: Mapping[str, Any], of_class: type[DistributedExec] | None) -> RankSpec:
     """Check the keywords of a mark, and add what the class of the test says. Raises BadMark."""
     known = {"backend", "devices", "timeout", "isolated"}
     if unknown := sorted(keywords.keys() - known):
         raise BadMark(f"unknown: {', '.join(unknown)}. Known are: {', '.join(sorted(known))}")
     environ: dict[str, str | None] = {}
     if of_class is not None:
-        keywords = {"backend": of_class.backend, "timeout": of_class.timeout, **keywords}
+        keywords = {"backend": of_class.backend, "timeout": of_class.exec_timeout, **keywords}
         environ = {"LOCAL_SIZE": str(size)} if of_class.set_dist_env else dict.fromkeys(_RENDEZVOUS)
     backend, devices, timeout = (keywords.get(name) for name in ("backend", "devices", "timeout"))
     if backend is not None and (not isinstance(backend, str) or not backend):
@@ -129,8 +118,11 @@ def _has_accelerators() -> bool:
     return accelerators.device_count() > 0
 
 
-def settings_of(cls: Any) -> ExecSettings | None:
-    """Check the attributes of a class; None if it is no DistributedTest or DistributedFixture. Raises BadMark."""
+def checked_class(cls: Any) -> type[DistributedExec] | None:
+    """Return a class whose attributes are valid; None if it is no DistributedTest or DistributedFixture.
+
+    Raises BadMark.
+    """
     if not (isinstance(cls, type) and issubclass(cls, DistributedExec)):
         return None
     names = (*_NOT_CALLED, *(() if issubclass(cls, DistributedFixture) else ("run",)))
@@ -141,14 +133,10 @@ def settings_of(cls: Any) -> ExecSettings | None:
                 f"{cls.__name__} overrides {name}, which is not called here. Set world_size, backend, exec_timeout or "
                 f"init_distributed, or let a fixture that asks for {DIST_ENV} do what has to be done in the ranks"
             )
-    flags = {}
     for name in ("init_distributed", "set_dist_env", "requires_cuda_env", "reuse_dist_env", "non_daemonic_procs"):
-        flags[name] = getattr(cls, name)
-        if not isinstance(flags[name], bool):
-            raise BadMark(f"{cls.__name__}.{name} is {flags[name]!r}; it must be True or False")
-    return ExecSettings(
-        cls.backend, cls.exec_timeout, flags["init_distributed"], flags["set_dist_env"], flags["requires_cuda_env"]
-    )
+        if not isinstance(flag := getattr(cls, name), bool):
+            raise BadMark(f"{cls.__name__}.{name} is {flag!r}; it must be True or False")
+    return cls
 
 
 def expand(metafunc: pytest.Metafunc) -> None:
@@ -184,7 +172,7 @@ def spec_of(item: pytest.Function) -> RankSpec | None:
         if PARAMETER not in parameters:
             raise BadMark("a list of world sizes needs a test that pytest can parametrize; here, give one number")
         size = parameters[PARAMETER]
-    spec = spec_for(size, mark.kwargs, settings_of(item.cls))
+    spec = spec_for(size, mark.kwargs, checked_class(item.cls))
     _check_function(item)
     _check_fixtures(item)
     return spec
@@ -276,7 +264,7 @@ def _check_fixtures_in_ranks(item: pytest.Function) -> None:
             if isinstance(cls.world_size, (list, tuple)):
                 raise BadMark(f"its world size is {cls.world_size!r}; it runs once, so it must be one number of ranks")
             (size,) = sizes_of(pytest.mark.world_size(cls.world_size).mark)
-            spec_for(size, {}, settings_of(cls))
+            spec_for(size, {}, checked_class(cls))
         except BadMark as error:
             raise BadMark(f"its fixture {cls.__name__}: {error}") from None
 

@@ -24,10 +24,9 @@ from torch_testing_ext._process.channel import Channel
 
 from . import hub, recording
 from .accounts import RankAccount
-from .hub import Hub
+from .hub import Hub, HubAddress, WrongRound, connect
 from .job import Sanitize
 from .launchers import Launched, this_launch
-from .meeting import HubAddress, WrongRound, connect
 from .rank_report import now
 from .rounds import (
     HAS_LEFT,

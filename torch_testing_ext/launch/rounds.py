@@ -33,7 +33,7 @@ class Round:
 
 @dataclass(frozen=True)
 class RankJoined:
-    """The first message of a connection. `token`: see meeting.py."""
+    """The first message of a connection. `token`: see hub.py."""
 
     rank: int
     token: str

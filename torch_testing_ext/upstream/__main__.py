@@ -108,10 +108,10 @@ def _run(options: argparse.Namespace) -> NoReturn:
 
 
 def _import(options: argparse.Namespace) -> int:
-    from . import importing
+    from . import patching
 
     complete = True
-    for imported in importing.import_files(options.files, options.to, options.force):
+    for imported in patching.import_files(options.files, options.to, options.force):
         print(f"{imported.file} -> {imported.target}")
         for problem in imported.problems():
             print(f"{imported.file}: {problem}", file=sys.stderr)

@@ -1,11 +1,15 @@
-"""Send test files to PyTorch: `python -m torch_testing_ext.upstream patch --pytorch CHECKOUT [FILES] [-o out.patch]`.
+"""Send test files to PyTorch and import them from there.
 
-Each file is rewritten to PyTorch's imports and compared with the checkout's version. The result is one patch in mail
-format. The checkout is only read. git computes the diff and checks that the patch applies.
+`python -m torch_testing_ext.upstream patch --pytorch CHECKOUT [FILES] [-o out.patch]`: each file is rewritten to
+PyTorch's imports and compared with the checkout's version. The result is one patch in mail format. The checkout is only
+read. git computes the diff and checks that the patch applies.
+
+`python -m torch_testing_ext.upstream import FILE... [--to test/]`: each file is rewritten to our imports.
 """
 
 from __future__ import annotations
 
+import importlib
 import os
 import shutil
 import tempfile
@@ -16,8 +20,8 @@ from email.utils import formatdate
 from pathlib import Path
 
 from . import checkouts, names
-from .mapping import THEIR_KIT, Side, UserError, instead_of, module_on, moved, source_of
-from .rewriting import STAR, Use, only_of_their_side, rewrite
+from .mapping import PACKAGE, THEIR_KIT, Side, UserError, instead_of, module_on, moved, source_of
+from .rewriting import STAR, RewrittenFile, Use, only_of_their_side, rewrite
 
 DIFF = ("diff", "--src-prefix=a/", "--dst-prefix=b/", "--no-color", "--no-ext-diff", "--no-textconv", "--no-relative")
 
@@ -155,3 +159,51 @@ def _mail(subject: str) -> str:
 def _configured(key: str, default: str) -> str:
     value = _git(["config", "--get", key], Path.cwd(), ok=(0, 1)).decode().strip()
     return value or default
+
+
+# -- files of PyTorch
+
+
+@dataclass(frozen=True)
+class ImportedFile:
+    """A PyTorch test file, rewritten for this tree, and the path it gets here."""
+
+    file: Path
+    target: Path
+    rewritten: RewrittenFile
+
+    def problems(self) -> Iterator[str]:
+        """The differences that keep the file from running here as it does in PyTorch."""
+        yield from self.rewritten.notes
+        for use in self.rewritten.uses:
+            if use.name in ("", STAR):
+                continue
+            if not _is_here(use):
+                where = moved(f"{module_on(Side.THEIRS, use.module)}.{use.name}")
+                yield f"line {use.line}: {use.module} has no {use.name}" + (f" ({where})" if where else "")
+        for use in only_of_their_side(self.rewritten.uses, Side.OURS):
+            dotted = f"{use.module}.{use.name}".rstrip(".")
+            yield f"line {use.line}: {dotted} stays PyTorch's, since it has no counterpart here"
+
+
+def _is_here(use: Use) -> bool:
+    if source_of(use.module, PACKAGE.parent) is None:
+        return True  # not a module of ours: reported by only_of_their_side
+    return hasattr(importlib.import_module(use.module), use.name)
+
+
+def import_files(files: Sequence[Path], to: Path, force: bool = False) -> list[ImportedFile]:
+    """Write the rewritten files below `to`: all of them, or none if one cannot be written."""
+    imported = [ImportedFile(file, to / checkouts.below_tests(file), _rewritten(file)) for file in files]
+    for file in imported:
+        differs = file.target.exists() and file.target.read_bytes() != file.rewritten.source
+        if differs and not force:
+            raise UserError(f"{file.target} already exists and differs: move it away, or use --force")
+    for file in imported:
+        file.target.parent.mkdir(parents=True, exist_ok=True)
+        file.target.write_bytes(file.rewritten.source)
+    return imported
+
+
+def _rewritten(file: Path) -> RewrittenFile:
+    return rewrite(checkouts.read(file), Side.OURS, file)

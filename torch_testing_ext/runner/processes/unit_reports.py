@@ -41,7 +41,7 @@ class UnitReports:
 
     def test_ended(self, number: int, outcome: TestOutcome, message: str, want: str | None) -> None:
         """A failure names the command that runs the test alone."""
-        command = self.unit.commands[number]
+        command, memory = self.unit.commands[number], device_memory.take()
         if COUNTS_AS[outcome] is Category.FAILED and message and command not in message:
             message += f"\n\nTo run it alone:\n  {command}"
         self._send(
@@ -53,7 +53,7 @@ class UnitReports:
                 want,
                 self._length_of_log(),
                 self._new_rank_directories(),
-                _most_device_memory(),
+                memory and DeviceMemory(*memory),
                 take_warnings(),
                 self._port_in_use,
             )
@@ -87,9 +87,3 @@ class UnitReports:
             new = sorted(set(os.listdir(self.unit.ranks)) - self._ranks_seen)
         self._ranks_seen.update(new)
         return tuple(new)
-
-
-def _most_device_memory() -> DeviceMemory | None:
-    """The most device memory that the test has had, in its ranks and in this process."""
-    peak = device_memory.take()
-    return None if peak is None else DeviceMemory(peak.allocated, peak.reserved, peak.processes)
