@@ -286,22 +286,15 @@ def _need_of(name: str, definitions: dict[str, tuple[Any, ...]]) -> str:
 
 def faults(nodes: Iterable[Any]) -> Iterator[str]:
     """Give each marked test its RankSpec; yield what is wrong with those that cannot run."""
+    marks: Any = ((NAME, spec_of, SPEC), ("standalone", standalone_of, STANDALONE))  # the second needs the first
     for node in nodes:
         if isinstance(node, pytest.Function):
-            try:
-                spec = spec_of(node)
-            except BadMark as error:
-                yield f"{node.nodeid}: @pytest.mark.{NAME}: {error}."
-            else:
-                if spec is not None:
-                    node.stash[SPEC] = spec
-            try:
-                standalone = standalone_of(node)
-            except BadMark as error:
-                yield f"{node.nodeid}: @pytest.mark.standalone: {error}."
-            else:
-                if standalone is not None:
-                    node.stash[STANDALONE] = standalone
+            for name, read, key in marks:
+                try:
+                    if (found := read(node)) is not None:
+                        node.stash[key] = found
+                except BadMark as error:
+                    yield f"{node.nodeid}: @pytest.mark.{name}: {error}."
 
 
 def _is_isolated(item: pytest.Function) -> bool:

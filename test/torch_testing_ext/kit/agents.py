@@ -14,7 +14,7 @@ from kit.processes import clean_environ
 from kit.project import EventRecorder, FinishedRun
 from torch_testing_ext.runner import events
 from torch_testing_ext.runner.cluster.agent_messages import PrepareNode
-from torch_testing_ext.runner.cluster.cluster_place import ClusterPlace
+from torch_testing_ext.runner.cluster.cluster_site import ClusterPlace
 from torch_testing_ext.runner.cluster.commands import CommandLauncher
 from torch_testing_ext.runner.engine.engine import Engine
 from torch_testing_ext.runner.model import NodeOfRun

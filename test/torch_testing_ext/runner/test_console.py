@@ -30,8 +30,7 @@ from torch_testing_ext.runner.model import FinishedTest, Lease, Policy, TestId, 
 from torch_testing_ext.runner.options.options import Options, Verbosity
 from torch_testing_ext.runner.report import github, make_reporters, text
 from torch_testing_ext.runner.report.console import Console
-from torch_testing_ext.runner.report.layout import ConsoleLayout
-from torch_testing_ext.runner.report.terminal import Styler, TerminalStream, make_styler
+from torch_testing_ext.runner.report.terminal import ConsoleLayout, Styler, TerminalStream, make_styler
 from torch_testing_ext.runner.scheduling.forecast import Estimate
 
 ROOT = Path(torch_testing_ext.__file__).parents[1]

@@ -15,8 +15,7 @@ from torch_testing_ext.runner.events import TestBegan, TestFinished
 from torch_testing_ext.runner.model import Lease, TestOutcome, Unit
 from torch_testing_ext.runner.options.options import Verbosity
 from torch_testing_ext.runner.report import terminal
-from torch_testing_ext.runner.report.layout import ConsoleLayout, cut, width
-from torch_testing_ext.runner.report.terminal import TerminalStream
+from torch_testing_ext.runner.report.terminal import ConsoleLayout, TerminalStream, cut, width
 from torch_testing_ext.runner.scheduling.forecast import Estimate
 
 

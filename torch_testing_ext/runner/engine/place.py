@@ -1,6 +1,6 @@
 """The place where units run: the seam between the engine, which decides, and the processes. LocalPlace is this machine.
 
-A cluster is another place (runner/cluster/cluster_place.py): on each of its nodes, an agent has a LocalPlace.
+A cluster is another place (runner/cluster/cluster_site.py): on each of its nodes, an agent has a LocalPlace.
 """
 
 from __future__ import annotations

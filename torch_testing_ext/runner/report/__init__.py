@@ -21,8 +21,7 @@ from . import html_page, journal, json_results, junit, perfetto
 from .console import Console
 from .github import GitHub
 from .history import Files, Render
-from .layout import ConsoleLayout
-from .terminal import LineWriter, TerminalStream, columns, is_terminal, make_styler
+from .terminal import ConsoleLayout, LineWriter, TerminalStream, columns, is_terminal, make_styler
 
 if TYPE_CHECKING:
     from .live import Live

@@ -29,8 +29,7 @@ from ..model import Attempt, Category, FinishedTest, Policy, Summary, TestId, Te
 from ..options.options import Verbosity
 from . import text
 from .final_summary import failure_details, final_summary
-from .layout import ConsoleLayout
-from .terminal import STYLE_OF, LineWriter, Style, Styler
+from .terminal import STYLE_OF, ConsoleLayout, LineWriter, Style, Styler
 
 
 @dataclass

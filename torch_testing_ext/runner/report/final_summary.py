@@ -10,8 +10,7 @@ from torch_testing_ext.launch.folding import without_accidents
 
 from ..model import Attempt, Category, FinishedTest, Policy, Summary, TestOutcome
 from . import text
-from .layout import ConsoleLayout
-from .terminal import STYLE_OF, Style, Styler
+from .terminal import STYLE_OF, ConsoleLayout, Style, Styler
 
 LAST_LINES = 20
 # With more names, the command would be too long to read.

@@ -18,8 +18,7 @@ from ..events import AttemptEnded, Event, RunBegan, RunEnded, TestBegan, TestFin
 from ..model import Category, Lease, Policy, Test, TestId
 from ..scheduling.forecast import Estimate
 from . import text
-from .layout import ConsoleLayout
-from .terminal import TerminalStream
+from .terminal import ConsoleLayout, TerminalStream
 
 # More running tests would push everything else off the screen.
 MOST_TESTS = 8
