@@ -24,7 +24,7 @@ from torch_testing_ext._asserts import expectations
 from torch_testing_ext._machine.seeds import set_rng_seed
 from torch_testing_ext._marks.needs import SKIP_BY_CODE, Skipped, TestSkip
 
-from . import foreign_ranks, invocation, launched_ranks, ranked
+from . import foreign_ranks, invocation, launched_ranks
 from .accounting import account_for
 from .process_case import ProcessRanksTestCase
 from .rank_life import leave_process_group, run_rank
@@ -66,10 +66,6 @@ class MultiProcessTestCase(ProcessRanksTestCase):
         return self.join_or_run(test)
 
     # -- for subclasses to override
-
-    @property
-    def world_size(self) -> int:
-        return ranked.DEFAULT_WORLD_SIZE
 
     @property
     def destroy_pg_upon_exit(self) -> bool:

@@ -131,10 +131,6 @@ class MultiThreadedTestCase(RankedTestCase):
     # -- for subclasses to override
 
     @property
-    def world_size(self) -> int:
-        return ranked.DEFAULT_WORLD_SIZE
-
-    @property
     def _current_test_name(self) -> str:
         return self.id().split(".")[-1]
 

@@ -83,6 +83,10 @@ class RankedTestCase(TestCase):
         """Return the method that replaces a test: in the parent it waits for the ranks, in a rank it runs the test."""
         raise NotImplementedError
 
+    @property
+    def world_size(self) -> int:
+        return DEFAULT_WORLD_SIZE
+
     def _is_rank(self) -> bool:
         return getattr(self, "rank", PARENT) != PARENT
 
@@ -120,7 +124,7 @@ class RankedTestCase(TestCase):
         return rank_error(launch.Verdict(launch.Outcome.ERROR, message), self)
 
     def _checked_world_size(self) -> int:
-        return checked_world_size(self.world_size, f"{type(self).__qualname__}.world_size")  # type: ignore[attr-defined]
+        return checked_world_size(self.world_size, f"{type(self).__qualname__}.world_size")
 
     def _case(self) -> launch.Case:
         return launch.Case(self._short_name(), command_of(self, self._result), source_file(type(self)))

@@ -1,4 +1,4 @@
-"""Files that are written completely or not at all, and the files of source code."""
+"""Files: written completely or not at all, behind a descriptor that a test may close, or of source code."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+DESCRIPTORS_CLOSED = "the test closed file descriptors of its process that were not its own (os.close, os.closerange)"
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -37,6 +39,15 @@ def source_file(of: Any) -> str:
         return inspect.getsourcefile(of) or ""
     except (OSError, TypeError):
         return ""
+
+
+def file_behind(fd: int) -> tuple[int, int] | None:
+    """Identify the file of a descriptor; None if it is closed. Another file may have got its number since."""
+    try:
+        found = os.fstat(fd)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _umask() -> int:

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 
-from torch_testing_ext._process import descriptors
 from torch_testing_ext._process.logs import cut_middle
+from torch_testing_ext._process.whole_files import DESCRIPTORS_CLOSED
 
 from . import device_memory
 from .accounts import ERROR_EXIT_CODE, AccountFile, OwnWarning, RankAccount, RankEnding
@@ -124,7 +124,7 @@ def _closed_descriptors(account: RankAccount) -> RankAccount:
     return replace(
         account,
         ending=RankEnding.ERROR,
-        summary=descriptors.CLOSED,
+        summary=DESCRIPTORS_CLOSED,
         traceback=earlier,
         code=ERROR_EXIT_CODE,
         cause=Cause.OWN,

@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from torch_testing_ext._process import descriptors, messages
+from torch_testing_ext._process import messages
 from torch_testing_ext._process.logs import cut_middle
+from torch_testing_ext._process.whole_files import file_behind
 
 from .causes import Cause
 
@@ -80,7 +81,7 @@ class AccountFile:
     def __init__(self, fd: int, path: Path):
         self.fd = fd
         self._path = path
-        self._file = descriptors.identity(fd)
+        self._file = file_behind(fd)
         self._size = 0
 
     @classmethod
@@ -99,7 +100,7 @@ class AccountFile:
 
     def is_open(self) -> bool:
         """False if the test has closed the descriptor; another file may have its number by now."""
-        return descriptors.identity(self.fd) == self._file
+        return file_behind(self.fd) == self._file
 
     def reopen(self) -> None:
         self.fd = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)

@@ -154,14 +154,14 @@ class UnitLog:
             end = replace(end, cause=EndCause.LOST, lost=f"the process that watched it was lost: {end.lost}")
         if end.cause is EndCause.NOT_STARTED:
             results = self._so_far(end, self.aftermath)
-            results += [self._not_started(test, end) for test in self._rest(results)]
+            results += [_not_run(test, f"it was not run: {end.lost}", end) for test in self._rest(results)]
             return self._with_end(results, self.aftermath, end), []
         in_order = self._ended_in_order(end)
         cut_short = [] if in_order else self._cut_short(end)
         aftermath = self.aftermath if in_order or cut_short else self._aftermath_of(end)
         results = self._so_far(end, aftermath) + cut_short
         if self.all_over:
-            results += [self._forgotten(test, end) for test in self._rest(results)]
+            results += [_not_run(test, "unittest did not run it", end) for test in self._rest(results)]
         elif not results and (rest := self._rest(results)):
             # Another process may get further; but each new unit must have fewer tests.
             results = self._prevented(rest, "", self.started, end)
@@ -174,8 +174,9 @@ class UnitLog:
 
     def _so_far(self, end: WorkerExit, aftermath: Aftermath) -> list[AttemptResult]:
         """Results of tests that are over, as far as they have not been handed out."""
+        gone = "was listed, but does not exist when the file is imported again"
         return [
-            *(self._missing(test, end) for test in self.missing),
+            *(_not_run(test, f"{self.names[test]} {gone}", end) for test in self.missing),
             *(_left_out(one) for one in self.not_run.values()),
             *(self._reported(test, aftermath) for test in list(self.ended)[self._given :]),
         ]
@@ -234,7 +235,7 @@ class UnitLog:
         failed = AttemptResult(first, outcome, self._with_details(title, end, first), began, end.at)
         why = f"not run: {title} (see {self.names[first]})"
         hung = end.cause is EndCause.DEADLINE
-        return [failed, *(AttemptResult(test, TestOutcome.ERROR, why, end.at, end.at) for test in others if hung)]
+        return [failed, *(_not_run(test, why, end) for test in others if hung)]
 
     def _explain(self, what: str, end: WorkerExit, seconds: float) -> tuple[TestOutcome, str]:
         """The outcome and the title for a worker that ended within a test or fixture; "": before its first test."""
@@ -278,17 +279,7 @@ class UnitLog:
         alone = f"To run it alone:\n  {self.commands[test]}" if test is not None else ""
         return "\n\n".join(part for part in (title, stacks, alone) if part)
 
-    # -- other ends
-
-    def _missing(self, test: int, end: WorkerExit) -> AttemptResult:
-        message = f"{self.names[test]} was listed, but does not exist when the file is imported again"
-        return AttemptResult(test, TestOutcome.ERROR, message, end.at, end.at)
-
-    def _forgotten(self, test: int, end: WorkerExit) -> AttemptResult:
-        return AttemptResult(test, TestOutcome.ERROR, "unittest did not run it", end.at, end.at)
-
-    def _not_started(self, test: int, end: WorkerExit) -> AttemptResult:
-        return AttemptResult(test, TestOutcome.ERROR, f"it was not run: {end.lost}", end.at, end.at)
+    # -- any end
 
     def _with_end(self, results: list[AttemptResult], aftermath: Aftermath, end: WorkerExit) -> list[AttemptResult]:
         """Attribute to the last test what belongs to no other: failures before the first, processes left running."""
@@ -301,6 +292,10 @@ class UnitLog:
             last = replace(last, outcome=TestOutcome.LEAKED, message=f"left running (now terminated):\n{left}")
         evicted = end.evicted and COUNTS_AS[last.outcome] is Category.FAILED
         return [*others, replace(last, leftovers=end.leftovers, evicted=evicted)]
+
+
+def _not_run(test: int, why: str, end: WorkerExit) -> AttemptResult:
+    return AttemptResult(test, TestOutcome.ERROR, why, end.at, end.at)
 
 
 def _left_out(one: NotRun) -> AttemptResult:

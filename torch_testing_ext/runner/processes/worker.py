@@ -15,9 +15,9 @@ from typing import Any, NoReturn
 
 from torch_testing_ext import launch
 from torch_testing_ext._marks.settings_of_tests import TIMEOUT
-from torch_testing_ext._process import child, descriptors, fork_safety, messages, signals, system
+from torch_testing_ext._process import child, fork_safety, messages, signals, system
 from torch_testing_ext._process.channel import Channel
-from torch_testing_ext._process.whole_files import write_atomically
+from torch_testing_ext._process.whole_files import DESCRIPTORS_CLOSED, file_behind, write_atomically
 from torch_testing_ext.launch import client
 
 from ..model import TestOutcome
@@ -54,13 +54,13 @@ class Reports:
         self._channel = channel
         self._unit = unit
         self._pid = os.getpid()
-        self._socket = descriptors.identity(channel.fileno())
+        self._socket = file_behind(channel.fileno())
 
     def send(self, message: FromWorker) -> None:
         if os.getpid() != self._pid:
             return  # a child that a test forked and that runs on: only the test's own process knows how it ends
-        if descriptors.identity(self._channel.fileno()) != self._socket:
-            raise DescriptorsClosed(f"{descriptors.CLOSED}, so it could not report how it ended{_so_far(message)}")
+        if file_behind(self._channel.fileno()) != self._socket:
+            raise DescriptorsClosed(f"{DESCRIPTORS_CLOSED}, so it could not report how it ended{_so_far(message)}")
         self._channel.send(message)
 
     def send_by_file(self, message: WorkerBroke) -> None:
