@@ -20,8 +20,11 @@ from typing import Any
 
 from torch_testing_ext._cases import invocation
 from torch_testing_ext._process import interpreter
+from torch_testing_ext.launch import ERROR_EXIT_CODE, Expected, Outcome, RankEnding, RankReport, Verdict
 
-from . import mapping, names, originals, rebase, stricter
+from . import mapping, names, originals, rebase
+
+SKIP_CODES = frozenset(range(72, 90))
 
 
 def install() -> None:
@@ -34,7 +37,7 @@ def install() -> None:
     sys.meta_path.insert(0, _Finder())
     originals.after_loading.append(rebase.rebase_classes)
     interpreter.RUN_FIRST.append(f"from {__name__} import install; install()")
-    invocation.verdict_note = stricter.remark
+    invocation.verdict_note = remark
     for pair in mapping.mirrored_here():
         if pair.theirs in sys.modules:
             _replace(pair)
@@ -218,3 +221,29 @@ class _RebasingLoader(importlib.abc.Loader):
 def _is_theirs_alone(name: str) -> bool:
     below = name.startswith(f"{mapping.THEIR_KIT}.") and mapping.module_on(mapping.Side.OURS, name) is None
     return below or name in mapping.OTHER_TEST_BASES
+
+
+# -- what PyTorch's base would have said
+
+
+def remark(reports: Sequence[RankReport], expected: Expected, verdict: Verdict) -> str:
+    """The text to add to a failure that PyTorch's base, which judges by exit codes, would not have reported; or ""."""
+    if verdict.outcome in (Outcome.PASSED, Outcome.SKIPPED):
+        return ""
+    theirs = outcome_of_pytorch(reports, expected)
+    if theirs not in (Outcome.PASSED, Outcome.SKIPPED):
+        return ""
+    return f"This is stricter than PyTorch, where the test would have {theirs.value}: its base judges by rank 0 alone."
+
+
+def outcome_of_pytorch(reports: Sequence[RankReport], expected: Expected) -> Outcome:
+    """The outcome that PyTorch's MultiProcessTestCase gives a test whose ranks end like this."""
+    if any(report.ending in (RankEnding.STOPPED, RankEnding.LOST) for report in reports):
+        return Outcome.TIMEOUT  # PyTorch waits for such a rank
+    if any(report.code == ERROR_EXIT_CODE for report in reports):
+        return Outcome.ERROR
+    if expected.any_code:
+        return Outcome.PASSED
+    if reports[0].code in SKIP_CODES:
+        return Outcome.SKIPPED
+    return Outcome.PASSED if reports[0].code == (expected.code or 0) else Outcome.FAILED

@@ -176,9 +176,7 @@ class ImportedFile:
         """The differences that keep the file from running here as it does in PyTorch."""
         yield from self.rewritten.notes
         for use in self.rewritten.uses:
-            if use.name in ("", STAR):
-                continue
-            if not _is_here(use):
+            if use.name not in ("", STAR) and not _is_here(use):
                 where = moved(f"{module_on(Side.THEIRS, use.module)}.{use.name}")
                 yield f"line {use.line}: {use.module} has no {use.name}" + (f" ({where})" if where else "")
         for use in only_of_their_side(self.rewritten.uses, Side.OURS):
@@ -194,7 +192,10 @@ def _is_here(use: Use) -> bool:
 
 def import_files(files: Sequence[Path], to: Path, force: bool = False) -> list[ImportedFile]:
     """Write the rewritten files below `to`: all of them, or none if one cannot be written."""
-    imported = [ImportedFile(file, to / checkouts.below_tests(file), _rewritten(file)) for file in files]
+    imported = []
+    for file in files:
+        rewritten = rewrite(checkouts.read(file), Side.OURS, file)
+        imported.append(ImportedFile(file, to / checkouts.below_tests(file), rewritten))
     for file in imported:
         differs = file.target.exists() and file.target.read_bytes() != file.rewritten.source
         if differs and not force:
@@ -203,7 +204,3 @@ def import_files(files: Sequence[Path], to: Path, force: bool = False) -> list[I
         file.target.parent.mkdir(parents=True, exist_ok=True)
         file.target.write_bytes(file.rewritten.source)
     return imported
-
-
-def _rewritten(file: Path) -> RewrittenFile:
-    return rewrite(checkouts.read(file), Side.OURS, file)

@@ -28,7 +28,7 @@ from torch_testing_ext.runner.events import (
 )
 from torch_testing_ext.runner.model import FinishedTest, Lease, Policy, TestId, TestOutcome
 from torch_testing_ext.runner.options.options import Options, Verbosity
-from torch_testing_ext.runner.report import github, make_reporters, text
+from torch_testing_ext.runner.report import console, make_reporters, text
 from torch_testing_ext.runner.report.console import Console
 from torch_testing_ext.runner.report.terminal import ConsoleLayout, Styler, TerminalStream, make_styler
 from torch_testing_ext.runner.scheduling.forecast import Estimate
@@ -331,7 +331,7 @@ class StreamTest(unittest.TestCase):
         self.assertEqual(lines({"GITHUB_ACTIONS": "true"}), [f"::error {where},{title}::100%25 wrong%0Areally"])
         self.assertEqual(lines({}), [])
         bad = finished_test("test_bad", TestOutcome.FAILED, message="x" * 1_000_000)
-        self.assertLess(len(github.annotation(bad)), 5000)
+        self.assertLess(len(console.annotation(bad)), 5000)
 
     def test_a_report_that_cannot_be_written_is_a_warning_above_the_last_line(self):
         with tempfile.TemporaryDirectory() as folder:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch_testing_ext.common_utils import TestCase, instantiate_parametrized_tests, parametrize, run_tests, subtest
 from torch_testing_ext.launch import Case, Expected, Outcome, RankEnding, RankReport
 from torch_testing_ext.launch.judging import judge
-from torch_testing_ext.upstream.stricter import outcome_of_pytorch, remark
+from torch_testing_ext.upstream.drop_in import outcome_of_pytorch, remark
 
 PASSED = (RankEnding.PASSED, 0)
 SKIPPED = (RankEnding.SKIPPED, 86)

@@ -18,8 +18,7 @@ from ..model import Policy
 from ..options.options import Options, Verbosity
 from ..scheduling.earlier_runs import make_cache_folder
 from . import html_page, journal, json_results, junit, perfetto
-from .console import Console
-from .github import GitHub
+from .console import Console, GitHub
 from .history import Files, Render
 from .terminal import ConsoleLayout, LineWriter, TerminalStream, columns, is_terminal, make_styler
 

@@ -1,6 +1,7 @@
 """The scrolling console report: one line per test, failures as they happen, and a summary at the end.
 
-Each failure is printed once in full: when it happens, or with -q at the end. In the other place it is one line.
+Each failure is printed once in full: when it happens, or with -q at the end. In the other place it is one line. In a
+workflow of GitHub, it gets an annotation, too.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from torch_testing_ext._process.logs import cut_middle
 from torch_testing_ext.launch.folding import without_accidents
 
 from ..events import (
@@ -30,6 +32,11 @@ from ..options.options import Verbosity
 from . import text
 from .final_summary import failure_details, final_summary
 from .terminal import STYLE_OF, ConsoleLayout, LineWriter, Style, Styler
+
+# GitHub shows at most this many per step.
+MOST_ANNOTATIONS = 10
+# Characters of a message.
+LONGEST_ANNOTATION = 4_000
 
 
 @dataclass
@@ -188,3 +195,30 @@ def _running_test(running: Running) -> str:
     line = f"  {text.duration(running.seconds):>9}  {running.test.id}  on {text.place(running.lease) or 'no slot'}"
     stacks = textwrap.indent(text.printable(running.stacks).rstrip(), " " * 6)
     return f"{line}\n{stacks}" if stacks else line
+
+
+# -- annotations on GitHub
+
+
+@dataclass
+class GitHub:
+    """Writes an annotation for each failure, which GitHub shows next to the source, in a GitHub workflow."""
+
+    writer: LineWriter
+
+    def on_event(self, event: Event) -> None:
+        if isinstance(event, RunEnded):
+            self.writer.write("".join(map(annotation, event.summary.failures[:MOST_ANNOTATIONS])))
+
+
+def annotation(one: FinishedTest) -> str:
+    """The workflow command that creates the annotation of a failure."""
+    test = one.test
+    facts = {"file": test.id.file, "line": str(test.line or 1), "title": f"{one.outcome.value}: {test.id}"}
+    where = ",".join(f"{name}={_escape(value, inside=',:')}" for name, value in facts.items())
+    message = cut_middle(text.printable(one.last.message).strip(), LONGEST_ANNOTATION)
+    return f"::error {where}::{_escape(message or one.outcome.value)}\n"
+
+
+def _escape(words: str, inside: str = "") -> str:
+    return "".join(f"%{ord(letter):02X}" if letter in "%\r\n" + inside else letter for letter in words)
