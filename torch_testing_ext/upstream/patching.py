@@ -193,9 +193,9 @@ def _is_here(use: Use) -> bool:
 def import_files(files: Sequence[Path], to: Path, force: bool = False) -> list[ImportedFile]:
     """Write the rewritten files below `to`: all of them, or none if one cannot be written."""
     imported = []
-    for file in files:
-        rewritten = rewrite(checkouts.read(file), Side.OURS, file)
-        imported.append(ImportedFile(file, to / checkouts.below_tests(file), rewritten))
+    for path in files:
+        rewritten = rewrite(checkouts.read(path), Side.OURS, path)
+        imported.append(ImportedFile(path, to / checkouts.below_tests(path), rewritten))
     for file in imported:
         differs = file.target.exists() and file.target.read_bytes() != file.rewritten.source
         if differs and not force:

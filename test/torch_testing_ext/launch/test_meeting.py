@@ -7,8 +7,7 @@ from unittest import mock
 from torch_testing_ext._machine.ports import leased_port
 from torch_testing_ext._process.channel import Channel
 from torch_testing_ext.common_utils import TestCase, run_tests
-from torch_testing_ext.launch import hub
-from torch_testing_ext.launch.hub import Hub
+from torch_testing_ext.launch.hub import Hub, WrongRound, connect
 from torch_testing_ext.launch.launchers import Launched
 from torch_testing_ext.launch.rounds import FromHub, RankJoined
 
@@ -25,7 +24,7 @@ class SeveralMachinesTest(TestCase):
         self.addCleanup(ours.close)
         hub = Hub(RANK_0, theirs)
         hub.start()
-        connection, address = hub.connect(RANK_1)
+        connection, address = connect(RANK_1)
         self.assertEqual(address, hub.address)
         self.assertEqual(len(address.token), 32)
         connection.settimeout(60)
@@ -37,8 +36,8 @@ class SeveralMachinesTest(TestCase):
 
     def test_without_a_place_to_meet(self):
         del os.environ["MASTER_PORT"]
-        with self.assertRaisesRegex(hub.WrongRound, "set them to the machine of rank 0 and a port that is free"):
-            hub.connect(RANK_1)
+        with self.assertRaisesRegex(WrongRound, "set them to the machine of rank 0 and a port that is free"):
+            connect(RANK_1)
 
 
 if __name__ == "__main__":
