@@ -31,7 +31,7 @@ from torch_testing_ext._cases.verdicts import (
     RankError as RankError,
     RankFailure as RankFailure,
 )
-from torch_testing_ext._fsdp.forward_inputs import (
+from torch_testing_ext._fsdp.plain_models import (
     SaveForwardInputsModel as SaveForwardInputsModel,
     SaveForwardInputsModule as SaveForwardInputsModule,
 )

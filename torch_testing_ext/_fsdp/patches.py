@@ -65,10 +65,8 @@ def patch_post_backward(new_post_backward: AnyFunction) -> contextlib.AbstractCo
     return _replaced(_torch.fsdp.param_group_module().FSDPParamGroup, "post_backward", new_post_backward)
 
 
-@contextlib.contextmanager
-def patch_register_post_backward_hook_backward(new_backward: AnyFunction) -> Iterator[None]:
-    with _replaced(_torch.fsdp.param_group_module().RegisterPostBackwardFunction, "backward", new_backward):
-        yield
+def patch_register_post_backward_hook_backward(new_backward: AnyFunction) -> contextlib.AbstractContextManager[None]:
+    return _replaced(_torch.fsdp.param_group_module().RegisterPostBackwardFunction, "backward", new_backward)
 
 
 def reduce_scatter_with_assert(

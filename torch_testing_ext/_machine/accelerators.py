@@ -105,7 +105,7 @@ def cuda_libraries() -> dict[str, Any]:
 
 def xpu_device_id() -> int:
     """Return the PCI number of the first XPU device's model; 0 without one."""
-    found = _answer("ask_xpu_device_id", _masks()) if accelerator_type() == "xpu" else 0
+    found = _answer("ask_xpu_id", _masks()) if accelerator_type() == "xpu" else 0
     return int(found or 0)
 
 
@@ -237,19 +237,12 @@ def _answered(ask: Callable[[], Any]) -> Any:
         return None
 
 
-def ask_xpu_device_id() -> int:
+def ask_xpu_id() -> int:
     return int(torch.xpu.get_device_capability()["device_id"])
 
 
-QUESTIONS: dict[str, Callable[[], Any]] = {
-    "ask_devices": ask_devices,
-    "ask_uuids": ask_uuids,
-    "ask_peer_access": ask_peer_access,
-    "ask_cuda_properties": ask_cuda_properties,
-    "ask_facts": ask_facts,
-    "ask_cuda_libraries": ask_cuda_libraries,
-    "ask_xpu_device_id": ask_xpu_device_id,
-}
+_ASKING = (ask_devices, ask_uuids, ask_peer_access, ask_cuda_properties, ask_facts, ask_cuda_libraries, ask_xpu_id)
+QUESTIONS: dict[str, Callable[[], Any]] = {ask.__name__: ask for ask in _ASKING}
 
 
 # -- ways to ask them

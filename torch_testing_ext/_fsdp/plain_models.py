@@ -1,4 +1,4 @@
-"""Models for tests of composable wrappers (`replicate`, `fully_shard`, `checkpoint`).
+"""Plain models for tests of wrappers, composable ones (`replicate`, `fully_shard`, `checkpoint`) and others.
 
 They nest modules, and some have parameters and buffers of their own next to those of their submodules.
 """
@@ -108,4 +108,39 @@ class NestedSequentialModel(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         output: torch.Tensor = self.seq2(self.lin(self.seq1(x)))
+        return output
+
+
+# -- models that record the inputs of their forward
+
+
+class SaveForwardInputsModule(nn.Module):
+    """A linear layer that records its input, with itself as the key, and may cast it to its weight's dtype."""
+
+    def __init__(self, forward_inputs: dict[nn.Module, torch.Tensor], cast_forward_inputs: bool) -> None:
+        super().__init__()
+        self.l = nn.Linear(100, 100)
+        self.forward_inputs = forward_inputs
+        self.cast_forward_inputs = cast_forward_inputs
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.forward_inputs[self] = x
+        if self.cast_forward_inputs:
+            x = x.to(self.l.weight.dtype)
+        output: torch.Tensor = self.l(x)
+        return output
+
+
+class SaveForwardInputsModel(nn.Module):
+    """Two SaveForwardInputsModules, one after the other; the model records its own input, too."""
+
+    def __init__(self, forward_inputs: dict[nn.Module, torch.Tensor], cast_forward_inputs: bool) -> None:
+        super().__init__()
+        self.c1 = SaveForwardInputsModule(forward_inputs, cast_forward_inputs)
+        self.c2 = SaveForwardInputsModule(forward_inputs, cast_forward_inputs)
+        self.forward_inputs = forward_inputs
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.forward_inputs[self] = x
+        output: torch.Tensor = self.c2(self.c1(x))
         return output
