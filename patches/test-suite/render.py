@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from torch_testing_ext.upstream import patching, places
+from torch_testing_ext.upstream import checkouts, patching
 from torch_testing_ext.upstream.mapping import UserError
 
 HERE = Path(__file__).parent
@@ -83,7 +83,7 @@ class Edit(NamedTuple):
 
     def patch(self, checkout: Path) -> bytes:
         """The patch for a checkout, which git has checked against it."""
-        old = places.read(checkout / self.file).decode()
+        old = checkouts.read(checkout / self.file).decode()
         source = Source(old, str(self.file))
         self.change(source)
         ast.parse(source.text)
