@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from torch_testing_ext import _torch
-from torch_testing_ext._cases import shared_devices
+from torch_testing_ext._cases import group_creation, shared_devices
 from torch_testing_ext._cases.continuous import MultiProcContinuousTest
 from torch_testing_ext._cases.distributed_base import run_subtests
 from torch_testing_ext._cases.multi_process import MultiProcessTestCase
@@ -75,6 +75,7 @@ def with_comms(eager_init: Any = False, backend: str | None = None) -> Any:
 
 def _destroy_after_error() -> None:
     """Destroy the group without a barrier, as its peers may wait in another collective; keep the original error."""
+    group_creation.wait_for_peers()
     with suppress(Exception):
         _destroy()
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 import unittest
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -15,6 +17,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
+from torch_testing_ext._cases import group_creation
 from torch_testing_ext._machine import accelerators
 from torch_testing_ext.common_distributed import needs_of
 from torch_testing_ext.common_utils import TestCase, instantiate_parametrized_tests, parametrize, run_tests
@@ -25,6 +28,9 @@ from torch_testing_ext.distributed._tensor.common_dtensor import (
     skip_unless_torch_gpu,
     with_comms,
 )
+
+# A rank that does not wait for its peers has destroyed its group much sooner.
+A_WHILE = 0.5
 
 
 @contextmanager
@@ -170,6 +176,24 @@ class InRanksTest(DTensorTestBase):
             self.assertIs(self.ends(raises(error), number), error)
         self.assertIsNone(self.ends(lambda _: dist.barrier(), len(errors)))
         self.assertIsNone(self.ends(lambda _: dist.destroy_process_group(), len(errors) + 1))
+
+    def test_group_stays_while_a_peer_creates_it(self) -> None:
+        creates, gone = (Path(f"{self.file_name}.{name}") for name in ("creates", "gone"))
+
+        def body(_: Any) -> None:
+            with group_creation._creating("a group"):
+                if self.rank == 0:
+                    creates.touch()
+                    until = time.monotonic() + A_WHILE
+                    while time.monotonic() < until:
+                        self.assertFalse(gone.exists())
+                        time.sleep(0.01)
+                while not creates.exists():
+                    time.sleep(0.001)
+            raise ValueError("the test's")
+
+        self.assertRegex(str(self.ends(body, 0)), "the test's")
+        gone.touch()
 
     def test_error_of_the_test_is_reported_not_that_of_cleaning_up(self) -> None:
         def body(_: Any) -> None:
