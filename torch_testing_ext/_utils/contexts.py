@@ -24,11 +24,11 @@ def within(context: Callable[[], contextlib.AbstractContextManager[Any]]) -> Cal
     Unlike contextlib's own, the wrapper is a function of this package: the needs of a test below it stay certain.
     """
 
-    def decorate(func: F) -> F:
-        @functools.wraps(func)
+    def decorate(fn: F) -> F:
+        @functools.wraps(fn)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
             with context():
-                return func(*args, **kwargs)
+                return fn(*args, **kwargs)
 
         return wrapper  # type: ignore[return-value]
 
