@@ -14,7 +14,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -261,7 +260,7 @@ def device_may_exist(dev: Path = Path("/dev"), environ: Mapping[str, str] = os.e
 
 
 def _may_fork() -> bool:
-    return hasattr(os, "fork") and threading.active_count() == 1
+    return hasattr(os, "fork") and not fork_safety.other_threads()
 
 
 def _ask_forked(question: str, timeout: float = FORK_TIMEOUT) -> Any:

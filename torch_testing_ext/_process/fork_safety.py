@@ -34,13 +34,17 @@ def prepare_to_fork() -> str | None:
     if threading.current_thread() is not threading.main_thread():
         # The parent-death signal is sent when the thread that forked the child ends, not the whole process.
         return "ranks are being started from a thread that is not the main one"
-    main = threading.main_thread()
-    others = [one.name for one in threading.enumerate() if one is not main and not _is_of_plugin(one)]
-    if others:
+    if others := other_threads():
         return f"it runs other threads ({', '.join(others[:3])})"
     if system.threads() > 1:
         release_openmp()
     return None
+
+
+def other_threads() -> list[str]:
+    """The names of Python's threads that a forked child would miss."""
+    main = threading.main_thread()
+    return [one.name for one in threading.enumerate() if one is not main and not _is_of_plugin(one)]
 
 
 def _is_of_plugin(thread: threading.Thread) -> bool:
