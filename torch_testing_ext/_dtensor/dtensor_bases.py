@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from torch_testing_ext import _torch
-from torch_testing_ext._cases import group_creation, shared_devices
+from torch_testing_ext._cases import rank_life, shared_devices
 from torch_testing_ext._cases.continuous import MultiProcContinuousTest
 from torch_testing_ext._cases.distributed_base import run_subtests
 from torch_testing_ext._cases.multi_process import MultiProcessTestCase
@@ -75,14 +75,8 @@ def with_comms(eager_init: Any = False, backend: str | None = None) -> Any:
 
 def _destroy_after_error() -> None:
     """Destroy the group without a barrier, as its peers may wait in another collective; keep the original error."""
-    group_creation.wait_for_peers()
     with suppress(Exception):
-        _destroy()
-
-
-def _destroy() -> None:
-    if dist.is_initialized():
-        dist.destroy_process_group()
+        rank_life.leave_process_group(fast=False)
 
 
 # -- bases
@@ -177,7 +171,7 @@ class DTensorTestBase(DTensorTestMixin, MultiProcessTestCase):
         except BaseException:
             _destroy_after_error()
             raise
-        _destroy()
+        dist.destroy_process_group()
 
     def _barrier(self, device_id: int | None) -> None:
         if self.device_type == "cpu":

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch.distributed as dist
 from kit.outcomes import outcome_of
 from kit.processes import is_alive
-from kit.ranks import Ranks, outcome_and_told
+from kit.ranks import Ranks, outcome_and_told, wait_for
 
 from torch_testing_ext._cases import group_creation
 from torch_testing_ext._cases.group_creation import GroupCreation
@@ -107,11 +107,6 @@ class FourRanks(Things):
 
 class InFull(FourRanks):
     fast_exit = False
-
-
-def wait_for(condition) -> None:
-    while not condition():
-        time.sleep(0.001)
 
 
 @unittest.skipUnless(Path("/proc/self/stat").exists(), "reads the state of a process from /proc")

@@ -7,16 +7,16 @@ import os
 import signal
 import sys
 import threading
-import time
 import traceback
 import unittest
+from pathlib import Path
 from typing import ClassVar
 from unittest import mock
 
 import torch
 import torch.distributed as dist
 from kit.outcomes import outcome_of
-from kit.ranks import Ranks, outcome_and_told, ranks_told
+from kit.ranks import Ranks, outcome_and_told, ranks_told, wait_for
 
 from torch_testing_ext._cases import ranked
 from torch_testing_ext._cases.rank_process import PipeToParent
@@ -322,8 +322,7 @@ class AsksAtTheTimeOut(Things):
         super().setUp()
         if self._testMethodName == "hangs_in_one":
             self.processes[0].join()
-            while not os.path.exists(f"{self.file_name}.hangs"):
-                time.sleep(0.01)
+            wait_for(Path(f"{self.file_name}.hangs").exists)
 
     def _get_timedout_process_traceback(self):
         self.asked = {}

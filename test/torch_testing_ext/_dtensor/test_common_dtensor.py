@@ -14,6 +14,7 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
+from kit.ranks import wait_for
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
@@ -193,8 +194,7 @@ class InRanksTest(DTensorTestBase):
                     while time.monotonic() < until:
                         self.assertFalse(gone.exists())
                         time.sleep(0.01)
-                while not creates.exists():
-                    time.sleep(0.001)
+                wait_for(creates.exists)
             raise ValueError("the test's")
 
         self.assertRegex(str(self.ends(body, 0)), "the test's")

@@ -3,6 +3,8 @@
 import json
 import os
 import tempfile
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -34,6 +36,12 @@ class Ranks(MultiProcessTestCase):
 
 class FourRanks(Ranks):
     world_size = 4
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    """In a rank: wait for something that another rank does. The time-out of the test ends a wait in vain."""
+    while not condition():
+        time.sleep(0.001)
 
 
 def local_class() -> type[FourRanks]:

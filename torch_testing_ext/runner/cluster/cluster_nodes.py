@@ -78,15 +78,8 @@ class _Node:
 class ClusterNodes:
     """The nodes with an agent of ours: before the run those that it begins with, then also those that join."""
 
-    def __init__(
-        self,
-        launcher: NodeLauncher,
-        leases: NodeLeases,
-        loop: EventLoop,
-        say: Callable[[str], object],
-        warn: Callable[[str], object],
-    ):
-        self.warn = warn
+    def __init__(self, launcher: NodeLauncher, leases: NodeLeases, loop: EventLoop, say: Callable[[str], object]):
+        self.warn: Callable[[str], object] = lambda text: None  # until the run has a reporter
         self.warnings: list[str] = []
         self.lost: list[str] = []  # how nodes were lost
         self.refused = ""  # why the run cannot begin

@@ -42,7 +42,7 @@ def on_cluster(options: Options, root: Path) -> Iterator[ClusterSite]:
     leases = NodeLeases()
     with TemporaryDirectory(prefix="torch_testing_ext_run_", ignore_cleanup_errors=True) as name:
         launcher = _launcher(options, root, Path(name), warnings)
-        with ClusterPlace(launcher, leases, options.cluster_timeout, _say, lambda text: None) as place:
+        with ClusterPlace(launcher, leases, options.cluster_timeout, _say) as place:
             yield ClusterSite(place, leases, warnings)
 
 
@@ -137,17 +137,10 @@ def _say(text: str) -> None:
 class ClusterPlace:
     """The nodes of a run, on which tests are found and units run: `with ClusterPlace(...) as place:`."""
 
-    def __init__(
-        self,
-        launcher: NodeLauncher,
-        leases: NodeLeases,
-        timeout: float,
-        say: Callable[[str], object],
-        warn: Callable[[str], object],
-    ):
+    def __init__(self, launcher: NodeLauncher, leases: NodeLeases, timeout: float, say: Callable[[str], object]):
         """`timeout`: how long to wait for nodes, in seconds."""
         self.loop = EventLoop()
-        self.nodes = ClusterNodes(launcher, leases, self.loop, say, warn)
+        self.nodes = ClusterNodes(launcher, leases, self.loop, say)
         self._launcher = launcher
         self._timeout = timeout
         self._say = say
