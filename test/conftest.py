@@ -7,7 +7,10 @@ from unittest import mock
 import pytest
 
 
-def pytest_configure():
+def pytest_configure(config):
+    # Where .ci/run keeps the durations. Not an option for pytest: runs that tests start would write the same file.
+    if "CI_JUNIT" in os.environ:
+        config.option.xmlpath = os.environ.pop("CI_JUNIT")
     os.environ.pop("COLUMNS", None)  # from pytest-xdist: what tests start would take it for the width of a terminal
     # Whoever starts pytest in the background may ignore these, and what tests start would inherit that.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
