@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 
 from torch_testing_ext._machine.sharing import RANKS_PER_GPU, ranks_per_device
 
-from .options import ALL_CPUS, Options, UsageError, is_checkout, nearest
+from .options import ALL_CPUS, Options, UsageError, is_checkout, nearest, program
 from .table import OPTION_GROUPS, OPTION_TABLE, OptionSpec, boolean
 
 SECTION = "torch_testing_ext"
@@ -296,7 +296,7 @@ def _flags() -> list[str]:
 
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
-        prog="run_test.py",
+        prog=program(),
         description="Run distributed tests in parallel on the available devices and cores.",
         usage="%(prog)s [options] [NAME ...]",
         epilog=EXIT_CODES,

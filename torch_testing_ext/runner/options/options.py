@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import enum
 import os
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -162,7 +163,7 @@ class Options:
         """The command that reruns a test whose name is appended to it."""
         root = self.drop_in_root
         places = (root,) if root is not None and is_checkout(root) else self.drop_in
-        words = ["python run_test.py"]
+        words = [program()]
         words += [f"--cluster {shell.quote(self.cluster)}"] if self.cluster is not None else []
         words += [f"--drop-in {shell.quote(str(place))}" for place in places]
         words += [f"--sanitize={self.sanitize}"] if self.sanitize is not None else []
@@ -191,6 +192,12 @@ class Options:
     @property
     def policy(self) -> Policy:
         return Policy(fail_flaky=self.flaky is CountAs.FAIL, fail_leaked=self.leaked is CountAs.FAIL)
+
+
+def program() -> str:
+    """The command that the user gave: a script of the project, or this package as a module."""
+    as_module = sys.argv[0] == str(Path(__file__).parents[1] / "__main__.py")
+    return "python -m torch_testing_ext.runner" if as_module else "python run_test.py"
 
 
 def is_checkout(folder: Path) -> bool:
