@@ -1,4 +1,4 @@
-"""The only module that uses undocumented parts of Hypothesis. Checked with 6.170; the names exist since 6.100.
+"""The only module that uses undocumented parts of Hypothesis. Checked with 6.131 and 6.170.
 
 Only the constants that Hypothesis collects from code are younger.
 """
