@@ -1,5 +1,6 @@
 """The documentation's examples run, its commands parse, and the settings it names are exactly the existing ones."""
 
+import ast
 import os
 import re
 import shlex
@@ -74,13 +75,32 @@ class DocsTest(unittest.TestCase):
                     config.read_options(shlex.split(arguments), environ, ROOT, ROOT)
 
     def test_links_lead_somewhere(self):
-        for page in [*PAGES, *MOVING, ROOT / "CHANGELOG.md", ROOT / "benchmarks" / "README.md"]:
+        others = [
+            ROOT / "CHANGELOG.md",
+            *(ROOT / name / "README.md" for name in ("benchmarks", "docs/found", "examples")),
+        ]
+        for page in [*PAGES, *MOVING, *others]:
             for link in LINK.finditer(page.read_text(encoding="utf-8")):
                 with self.subTest(page=page.name, link=link.group()):
                     target = page.parent / link["file"] if link["file"] else page
                     self.assertTrue(target.exists(), f"there is no file {target}")
                     if link["section"]:
                         self.assertIn(link["section"], sections(target))
+
+    def test_every_page_is_on_the_site(self):
+        """mkdocs checks that too, but where it is not installed nobody would notice. It reads tags of its own."""
+        listed = re.findall(r"^ *- (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
+        pages = {str(page.relative_to(ROOT)) for page in [*PAGES, *MOVING]}
+        others = {name for name in listed if not (ROOT / name).is_file()}
+        self.assertEqual((pages - set(listed), others), (set(), set()))
+
+    def test_every_fault_is_listed(self):
+        """docs/found/README.md has the first line of each file."""
+        page = (ROOT / "docs" / "found" / "README.md").read_text(encoding="utf-8")
+        for file in sorted((ROOT / "docs" / "found").glob("*.py")):
+            first = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))).splitlines()[0]
+            with self.subTest(file=file.name):
+                self.assertIn(f"| [{file.name}]({file.name}) | {first} |\n", page)
 
     def test_sources_named_in_the_tour_exist(self):
         """Paths may leave out the package's folder; those of the runner its folder too."""

@@ -1,0 +1,66 @@
+"""Gives mkdocs the pages of the project at their own places, and a page of reference for each public module.
+
+A hook of mkdocs (`hooks` in mkdocs.yml). mkdocs knows one folder of pages; README.md, CONTRIBUTING.md and the pages of
+examples/ are outside of docs/, and their links are relative to where they are.
+"""
+
+import ast
+import json
+from pathlib import Path
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "torch_testing_ext"
+PAGES = ("*.md", "docs/**/*.md", "examples/*", "benchmarks/*.md", "patches/**/*.md")
+# Links lead to these files, which are shown as they are.
+OTHERS = ("LICENSE", "docs/found/*.py")
+NOT_HERE = {"SECURITY.md"}  # for GitHub's own pages
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Replace the files of docs/ by all pages, and keep those of the theme."""
+    for file in [*files]:
+        if file.src_dir == config.docs_dir:
+            files.remove(file)
+    for path in sorted({path for pattern in (*PAGES, *OTHERS) for path in ROOT.glob(pattern) if path.is_file()}):
+        name = path.relative_to(ROOT).as_posix()
+        if name not in NOT_HERE:
+            files.append(File.generated(config, name, abs_src_path=str(path)))
+    modules = public_modules()
+    for module in modules:
+        files.append(File.generated(config, f"reference/{module}.md", content=page_of(module)))
+    config.nav = [reference(entry, modules) for entry in config.nav]
+    return files
+
+
+def public_modules() -> list[str]:
+    """The modules that users import: the mirror of PyTorch's, and our own beside them."""
+    files = [*PACKAGE.glob("*.py"), *(PACKAGE / "distributed").rglob("*.py")]
+    names = [".".join(file.relative_to(ROOT).with_suffix("").parts) for file in files if file.name != "__init__.py"]
+    return sorted(names)
+
+
+def page_of(module: str) -> str:
+    """The page of reference of a module."""
+    names = public_names(ast.parse((ROOT / f"{module.replace('.', '/')}.py").read_text(encoding="utf-8")))
+    options = f"    options:\n      members: {json.dumps(names)}\n"
+    return f"# {module}\n\n::: {module}\n{options}"
+
+
+def public_names(tree: ast.Module) -> list[str]:
+    """The names that a module defines for others, or imports for them (`import x as x`) from our own modules."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(PACKAGE.name):
+            found |= {alias.name for alias in node.names if alias.asname == alias.name}
+    found |= {node.name for node in tree.body if isinstance(node, (ast.ClassDef, ast.FunctionDef))}
+    return sorted(name for name in found if not name.startswith("_"))
+
+
+def reference(entry: object, modules: list[str]) -> object:
+    """Fill the entry of the navigation that stands for all pages of reference."""
+    if isinstance(entry, dict) and "Reference" in entry:
+        return {"Reference": [f"reference/{module}.md" for module in modules]}
+    return entry
