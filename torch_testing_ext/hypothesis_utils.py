@@ -17,9 +17,10 @@ from hypothesis import (
 )
 from hypothesis.strategies import data as data
 
-from torch_testing_ext._hypothesis.example_values import Blueprint as Blueprint
+from torch_testing_ext._hypothesis.example_values import Blueprint as Blueprint, PerRank as PerRank
 from torch_testing_ext._hypothesis.given import given as given, note as note, target as target
 from torch_testing_ext._hypothesis.participants import PropertyFailure as PropertyFailure
+from torch_testing_ext._hypothesis.replay import replay as replay
 from torch_testing_ext._hypothesis.strategies.meshes import (
     MeshPlan as MeshPlan,
     PartitionPlan as PartitionPlan,
@@ -38,6 +39,12 @@ from torch_testing_ext._hypothesis.strategies.placements import (
 )
 from torch_testing_ext._hypothesis.strategies.programs import (
     Program as Program,
+    Step as Step,
     collective_programs as collective_programs,
 )
-from torch_testing_ext._hypothesis.strategies.tensors import dtypes as dtypes, shapes as shapes, tensors as tensors
+from torch_testing_ext._hypothesis.strategies.tensors import (
+    dtypes as dtypes,
+    shapes as shapes,
+    tensors as tensors,
+    whole_numbers as whole_numbers,
+)

@@ -1,10 +1,11 @@
 """Compare every collective of gloo with a model in plain Python: sizes, roots, reductions, layouts, groups, orders."""
 
+import c10d_examples as examples
 from hypothesis import strategies as st
 
 from torch_testing_ext.common_distributed import MultiProcessTestCase, requires_gloo
 from torch_testing_ext.common_utils import run_tests
-from torch_testing_ext.hypothesis_utils import collective_programs, given, partitions, per_rank, settings
+from torch_testing_ext.hypothesis_utils import collective_programs, given, partitions, per_rank, replay, settings
 
 PROFILE = settings(max_examples=60, database=None, derandomize=True)
 # The groups of a partition differ in size, and each needs a program for its size.
@@ -27,12 +28,14 @@ class TestCollectives(MultiProcessTestCase):
         self._spawn_processes()
 
     @PROFILE
+    @replay(examples.OVER_THE_WORLD)
     @given(program=collective_programs())
     def test_programs_over_the_world(self, program):
         got = [lists(step) for step in program.run()]
         self.assertEqual(got, program.expected(self.rank, self.world_size))
 
     @PROFILE
+    @replay(examples.IN_GROUPS)
     @given(partition=partitions(), programs=PROGRAMS_BY_SIZE)
     def test_programs_in_every_group_of_a_partition(self, partition, programs):
         program, members = programs[len(partition.members)], partition.members
@@ -40,6 +43,7 @@ class TestCollectives(MultiProcessTestCase):
         self.assertEqual(got, program.expected(members.index(self.rank), len(members)))
 
     @PROFILE
+    @replay(examples.OBJECTS)
     @given(size=st.sampled_from([0, 1, 2, 5]), mine=per_rank(st.integers(-5, 5)))
     def test_objects_of_each_rank_reach_every_rank(self, size, mine):
         import torch.distributed as dist

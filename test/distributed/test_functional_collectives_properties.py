@@ -1,101 +1,18 @@
 """Compare functional collectives with their gradients, and groups with options, with a model of all ranks in one."""
 
-import functools
-import math
-from dataclasses import dataclass
-from datetime import timedelta
-
+import functional_collectives_examples as examples
 import torch
 import torch.distributed as dist
-import torch.distributed._functional_collectives as functional
+from functional_calls import OLD, REDUCTIONS, Call, GroupOptions
 from hypothesis import strategies as st
 from torch.distributed.device_mesh import DeviceMesh
 
 from torch_testing_ext.common_distributed import MultiProcessTestCase, requires_gloo
 from torch_testing_ext.common_utils import run_tests
-from torch_testing_ext.hypothesis_utils import given, partitions, settings
+from torch_testing_ext.hypothesis_utils import given, partitions, replay, settings
 
 PROFILE = settings(max_examples=60, database=None, derandomize=True)
 RANKS = 3
-REDUCTIONS = {"sum": torch.add, "product": torch.mul, "max": torch.maximum, "min": torch.minimum}
-# Before torch 2.13, two functions have another name, all_reduce has no gradient, and new_group always sorts the ranks.
-OLD = torch.__version__ < (2, 13)
-SUFFIX, COALESCED = ("tensor", "into_tensor") if OLD else ("single", "single")
-
-
-@dataclass(frozen=True)
-class Call:
-    """A functional collective with its arguments."""
-
-    op: str
-    shape: tuple[int, ...]
-    dim: int
-    reduce: str
-    root: int  # in a permutation: how far each rank sends
-    splits: tuple[tuple[int, ...], ...]  # how many rows each rank sends to each
-    transposed: bool
-
-    @property
-    def axis(self):
-        return self.dim % len(self.shape)
-
-    def input(self, rank, size, number=0):
-        """Return what a member of the group passes in."""
-        shape = list(self.shape)
-        if self.op == "reduce_scatter":
-            shape[self.axis] *= size
-        elif self.op == "all_to_all":
-            shape[0] = sum(self.splits[rank][:size])
-        elif self.op == "permute":
-            shape = [math.prod(shape)]
-        numbers = torch.arange(math.prod(shape), dtype=torch.double)
-        values = ((numbers * 5 + rank * 3 + number) % 7 - 3) / 2
-        return (
-            values.reshape(shape[::-1]).permute(*range(len(shape))[::-1]) if self.transposed else values.reshape(shape)
-        )
-
-    def expected(self, inputs):
-        """Return what each member gets."""
-        size = len(inputs)
-        match self.op:
-            case "all_reduce":
-                return [functools.reduce(REDUCTIONS[self.reduce], inputs)] * size
-            case "reduce_scatter":
-                return functools.reduce(REDUCTIONS[self.reduce], inputs).tensor_split(size, self.axis)
-            case "all_gather":
-                return [torch.cat(inputs, self.axis)] * size
-            case "all_to_all":
-                parts = [one.split(row[:size]) for one, row in zip(inputs, self.splits, strict=False)]
-                return [torch.cat([part[rank] for part in parts]) for rank in range(size)]
-            case "broadcast":
-                return [inputs[self.root % size]] * size
-        return [inputs[(rank - self.root) % size] for rank in range(size)]
-
-    def run(self, mine, group, rank, size):
-        end = "_autograd" if mine.requires_grad else ""
-        match self.op:
-            case "all_reduce":
-                return functional.all_reduce(mine, self.reduce, group)
-            case "reduce_scatter":
-                return getattr(functional, f"reduce_scatter_{SUFFIX}{end}")(mine, self.reduce, self.axis, group)
-            case "all_gather":
-                return getattr(functional, f"all_gather_{SUFFIX}{end}")(mine, self.axis, group)
-            case "all_to_all":
-                received, sent = [row[rank] for row in self.splits[:size]], list(self.splits[rank][:size])
-                return getattr(functional, f"all_to_all_single{end}")(mine, received, sent, group)
-            case "broadcast":
-                return functional.broadcast(mine, self.root % size, group)
-        return functional.permute_tensor(mine, [(one + self.root) % size for one in range(size)], group)
-
-    def run_coalesced(self, tensors, group):
-        match self.op:
-            case "all_reduce":
-                return functional.all_reduce_coalesced(tensors, self.reduce, group)
-            case "reduce_scatter":
-                dims = [self.axis] * len(tensors)
-                run = getattr(functional, f"reduce_scatter_{SUFFIX}_coalesced")
-                return run(tensors, self.reduce, dims, group)
-        return getattr(functional, f"all_gather_{COALESCED}_coalesced")(tensors, group)
 
 
 def calls(*ops, reductions=tuple(REDUCTIONS), dims=(0, 1, -1)):
@@ -130,6 +47,7 @@ class TestFunctionalCollectives(MultiProcessTestCase):
         self._spawn_processes()
 
     @PROFILE
+    @replay(examples.RESULTS)
     @given(
         partition=partitions(),
         call=calls("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "permute"),
@@ -144,6 +62,7 @@ class TestFunctionalCollectives(MultiProcessTestCase):
         self.assertEqual(mine, inputs[rank], msg="the input")
 
     @PROFILE
+    @replay(examples.COALESCED)
     @given(
         partition=partitions(),
         call=calls("all_reduce", "reduce_scatter", "all_gather", dims=(0,)),
@@ -157,6 +76,7 @@ class TestFunctionalCollectives(MultiProcessTestCase):
         self.assertEqual([one + 0 for one in got], wanted)
 
     @PROFILE
+    @replay(examples.GRADIENTS)
     @given(
         partition=partitions(),
         call=calls(*["all_reduce"][OLD:], "reduce_scatter", "all_gather", "all_to_all", reductions=["sum"]),
@@ -176,29 +96,6 @@ class TestFunctionalCollectives(MultiProcessTestCase):
         self.assertEqual(mine.grad, inputs[rank].grad)
 
 
-@dataclass(frozen=True)
-class GroupOptions:
-    """The arguments of new_group."""
-
-    ranks: tuple[int, ...]
-    description: str | None
-    sort: bool
-
-    def create(self):
-        options = {} if OLD else {"sort_ranks": self.sort}
-        return dist.new_group(
-            list(self.ranks),
-            timeout=timedelta(seconds=60),
-            backend="gloo",
-            group_desc=self.description,
-            **options,
-        )
-
-    @property
-    def members(self):
-        return sorted(self.ranks) if self.sort or OLD else list(self.ranks)
-
-
 GROUP_OPTIONS = st.builds(
     GroupOptions,
     ranks=st.lists(st.integers(0, RANKS - 1), unique=True, min_size=1).map(tuple),
@@ -216,6 +113,7 @@ class TestGroups(MultiProcessTestCase):
         self._spawn_processes()
 
     @PROFILE
+    @replay(examples.GROUPS)
     @given(plans=st.lists(GROUP_OPTIONS, min_size=1, max_size=3), root=st.integers(0, RANKS - 1))
     def test_groups_with_options(self, plans, root):
         groups = [plan.create() for plan in plans]

@@ -6,7 +6,7 @@ Only the constants that Hypothesis collects from code are younger.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 from unittest import mock
@@ -20,11 +20,13 @@ T = TypeVar("T")
 
 _SETTINGS = "_hypothesis_internal_use_settings"
 _SEED = "_hypothesis_internal_use_seed"
-_ATTRIBUTES = ("_hypothesis_internal_", "hypothesis_explicit_examples")
+_EXAMPLES = "hypothesis_explicit_examples"
+REPLAYED = "torch_testing_ext_replayed"  # our own, which @replay sets
+_ATTRIBUTES = ("_hypothesis_internal_", _EXAMPLES, REPLAYED)
 
 
 def copy_decorations(source: Callable[..., Any], target: Callable[..., Any]) -> None:
-    """Copy the attributes that @settings, @seed, @example and @reproduce_failure set from a wrapper to its property."""
+    """Copy what @settings, @seed, @example, @replay and @reproduce_failure set from a wrapper to its property."""
     for name, value in vars(source).items():
         if name.startswith(_ATTRIBUTES):
             setattr(target, name, value)
@@ -40,6 +42,13 @@ def settings_of(prop: Callable[..., Any]) -> hypothesis.settings:
 def set_settings(prop: Callable[..., Any], chosen: hypothesis.settings) -> None:
     """Replace the settings of a property."""
     setattr(prop, _SETTINGS, chosen)
+
+
+def add_examples(prop: Callable[..., Any], examples: Sequence[Mapping[str, Any]]) -> None:
+    """Add examples to those that @example gave a property. They run in their order, and in this run only."""
+    setattr(prop, _EXAMPLES, [*getattr(prop, _EXAMPLES, ())])
+    for arguments in reversed(examples):  # the last one runs first
+        hypothesis.example(**arguments)(prop)
 
 
 def choose_seed(prop: Callable[..., Any]) -> int | None:

@@ -116,6 +116,7 @@ class Leader(Participant):
         self.last: JudgedExample | None = None
         self.last_failed: JudgedExample | None = None
         self.failed_example = ""  # the example of `last_failed`, as a call of the test
+        self.arguments: dict[str, Any] = {}  # those of the latest example, before each rank takes its share
         self.count = 0
 
     def run_example(self, body: Body, drawn: dict[str, Any]) -> None:
@@ -124,6 +125,7 @@ class Leader(Participant):
             self.recreate_groups()
         self.number += 1
         self.count += 1
+        self.arguments = drawn
         self.watchdog.begin(self.number)
         describe_it = functools.partial(describe, body, drawn)
         interactive = {name: value for name, value in drawn.items() if isinstance(value, st.DataObject)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import time
 import unittest
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -15,7 +15,7 @@ import torch.distributed as dist
 from hypothesis import Phase
 from hypothesis.errors import Flaky
 
-from . import hypothesis_internals, search
+from . import hypothesis_internals, replay
 from .groups import Connections, Groups
 from .links import PeerLost, PeerLostElsewhere, connect_ranks
 from .outcome import ExampleKind, PropertyResult
@@ -33,26 +33,27 @@ _SURVIVOR_DELAY = 0.1
 
 def run(test: Any, prop: Callable[..., None], body: Body) -> None:
     """Run a property in this rank. `prop` is the body after `hypothesis.given`."""
-    chosen = _settings_for_ranks(hypothesis_internals.settings_of(prop))
+    examples = replay.replayed(prop, int(test.world_size))
+    chosen = _settings_for_ranks(replay.settings_for(hypothesis_internals.settings_of(prop), examples))
     deadline = chosen.deadline.total_seconds() if isinstance(chosen.deadline, timedelta) else None
     with _participant(test, deadline) as participant:
         if isinstance(participant, Leader):
             hypothesis_internals.set_settings(prop, hypothesis.settings(chosen, deadline=None))
-            _lead(participant, test, prop)
+            hypothesis_internals.add_examples(prop, [arguments for _, arguments in examples or ()])
+            _lead(participant, test, prop, examples)
         else:
             assert isinstance(participant, Follower)
             _follow(participant, body)
 
 
 def _settings_for_ranks(chosen: hypothesis.settings) -> hypothesis.settings:
-    """Adapt the test's settings to several ranks, and to a search.
+    """Adapt the test's settings to several ranks.
 
     The deadline limits a hang, and there is none unless the test sets one: Hypothesis' own deadline would compare times
     that only one rank knows. The explain phase traces the lines of only one process. Several bugs cannot be told apart,
     because every failure is a PropertyFailure.
     """
     default = hypothesis.settings.get_profile("default").deadline
-    chosen = search.enlarged(chosen)
     return hypothesis.settings(
         chosen,
         deadline=None if chosen.deadline == default else chosen.deadline,
@@ -102,7 +103,7 @@ def _backend(test: Any) -> str:
     return chosen if isinstance(chosen, str) else "gloo"
 
 
-def _lead(leader: Leader, test: Any, prop: Callable[..., None]) -> None:
+def _lead(leader: Leader, test: Any, prop: Callable[..., None], examples: Sequence[replay.Example] | None) -> None:
     seed = hypothesis_internals.choose_seed(prop)
     lines: list[str] = []
     result = PropertyResult()
@@ -112,7 +113,8 @@ def _lead(leader: Leader, test: Any, prop: Callable[..., None]) -> None:
         if leader.needs_new_groups:
             leader.recreate_groups()  # for the rest of the test
     except PropertyFailure as failure:
-        result = _failed(leader, failure, [*lines, *getattr(failure, "__notes__", ())], seed)
+        lines += getattr(failure, "__notes__", ())
+        result = _failed(leader, failure, lines, seed, replay.phrase_of(leader.arguments, examples))
     except Flaky:
         if leader.last_failed is None:
             raise
@@ -134,18 +136,23 @@ def _abandoned(leader: Leader, abandoned: Abandoned) -> PropertyResult:
     )
 
 
-def _failed(leader: Leader, failure: PropertyFailure, lines: list[str], seed: int | None) -> PropertyResult:
+def _failed(
+    leader: Leader, failure: PropertyFailure, lines: list[str], seed: int | None, phrase: str | None
+) -> PropertyResult:
     judged = failure.judged
     assert judged is not None
     title = f"{_shortened(leader.failed_example)} {judged.headline()}"
+    is_explicit = any(line.startswith("Falsifying explicit example") for line in lines)
     found = f"the smallest that Hypothesis found, in {leader.count} runs of the test"
+    if is_explicit:
+        found = "one that every run has" if phrase is None else f"one that every run has: {phrase}"
     parts = [
         title,
         "\n".join(_without_self(lines)),
         f"In this example ({found}):\n{judged.describe()}",
         judged.notes(),
         judged.tracebacks(),
-        _how_to_repeat(seed),
+        "" if is_explicit else _how_to_repeat(seed),
     ]
     return PropertyResult(judged.culprits, "\n\n".join(part for part in parts if part))
 

@@ -26,12 +26,17 @@ def choose(name: str) -> None:
     os.environ[VARIABLE] = name
 
 
+def is_chosen() -> bool:
+    """Is this run a search?"""
+    return os.environ.get(VARIABLE) == NAME
+
+
 def enlarged(chosen: hypothesis.settings) -> hypothesis.settings:
     """Return the settings of a property for a search, if one was chosen; else the same ones.
 
     A search draws examples also for a property that has only fixed ones otherwise.
     """
-    if os.environ.get(VARIABLE) != NAME:
+    if not is_chosen():
         return chosen
     phases = {*chosen.phases, Phase.generate, Phase.shrink}
     return hypothesis.settings(chosen, max_examples=FACTOR * chosen.max_examples, derandomize=False, phases=phases)

@@ -1,8 +1,9 @@
-"""The strategy that writes random training programs out of fragments."""
+"""Writes training programs out of fragments, and draws random ones."""
 
 from __future__ import annotations
 
 import textwrap
+from dataclasses import dataclass
 from typing import Any
 
 from hypothesis import strategies as st
@@ -106,9 +107,65 @@ SECTIONS: dict[str, list[Fragment]] = {
 _ODD = [*SECTIONS, "sizes", "sizes", "layers", "gradients", "changes", "changes"]
 
 
+@dataclass(frozen=True)
+class Recipe:
+    """The fragments of a training program, by value, and how it is called."""
+
+    layers: tuple[tuple[str, str], ...]  # what each layer needs in __init__, and its code in forward
+    size: str  # Python on sizes
+    size_at: int | None  # the number of layers before it; None: in the step, before the model is called
+    head: str
+    loss: str
+    optimizer: str
+    sizes: tuple[tuple[int, ...], ...]  # of the batches of each call
+    batch: str = "return x, y"
+    setup: str = "x, y = batch"
+    zeroing: str = "optimizer.zero_grad()"
+    backward: str = "loss.backward()"
+    gradients: str = "pass"
+    update: str = "optimizer.step()"
+    after: str = "pass"
+    result: str = "return loss"
+    changes: tuple[tuple[int, str], ...] = ()  # before which call, and the code
+    width: int = 4
+    style: str = "replicate"
+    options: tuple[tuple[str, Any], ...] = ()
+    odd: tuple[str, ...] = ()  # the fragments that are not of the mainstream
+    fsdp: bool = False
+
+    def program(self) -> TrainingProgram:
+        numbered = [
+            (init.replace("{i}", str(i)), code.replace("{i}", str(i))) for i, (init, code) in enumerate(self.layers)
+        ]
+        forward = [code for _, code in numbered]
+        size = [self.size]
+        if self.size_at is not None:
+            forward.insert(self.size_at, self.size)
+            size = []
+        step = [
+            self.setup, self.zeroing, *size, "out = model(x)", self.loss, self.backward, self.gradients, self.update,
+            self.after, self.result,
+        ]  # fmt: skip
+        changes = [f"if call == {call}:\n{_indented([code], 1)}" for call, code in self.changes] or ["pass"]
+        classes = "".join(text for name, text in OPTIMIZER_CLASSES.items() if name in self.optimizer)
+        source = (
+            PREAMBLE.format(width=self.width)
+            + classes
+            + TEMPLATE.format(
+                init=_indented([init for init, _ in numbered], 3),
+                forward=_indented([*forward, self.head], 3),
+                optimizer=self.optimizer,
+                step=_indented(step, 2),
+                batch=_indented([self.batch], 2),
+                change=_indented(changes, 2),
+            )
+        )
+        return TrainingProgram(source, self.sizes, self.width, self.style, self.options, self.odd, self.fsdp)
+
+
 @st.composite
-def training_programs(draw: Any, max_odd: int = 3) -> TrainingProgram:
-    """Random programs, most of whose fragments are of the mainstream."""
+def recipes(draw: Any, max_odd: int = 3) -> Recipe:
+    """Recipes of random programs, most of whose fragments are of the mainstream."""
     width, style = draw(st.sampled_from([4, 3, 5])), draw(st.sampled_from(["replicate", "fully_shard"]))
     odd_sections = draw(st.lists(st.sampled_from(_ODD), max_size=max_odd, unique=True))
     used: list[Fragment] = []
@@ -120,47 +177,18 @@ def training_programs(draw: Any, max_odd: int = 3) -> TrainingProgram:
         return used[-1]
 
     layers = [pick("layers", number == 0) for number in range(draw(st.integers(1, 3)))]
-    numbered = [
-        (f.init.replace("{i}", str(number)), f.code.replace("{i}", str(number))) for number, f in enumerate(layers)
-    ]
-    forward = [code for _, code in numbered]
     sizes_in_step = draw(st.booleans())
-    size = [pick("sizes").code.replace("self.training", "model.training" if sizes_in_step else "self.training")]
-    if not sizes_in_step:
-        forward.insert(draw(st.integers(0, len(forward))), size[0])
+    size = pick("sizes").code.replace("self.training", "model.training" if sizes_in_step else "self.training")
+    size_at = None if sizes_in_step else draw(st.integers(0, len(layers)))
     batch = pick("batch")
     head = pick("head")
-    step = [
-        batch.setup,
-        pick("zeroing").code,
-        *(size if sizes_in_step else []),
-        "out = model(x)",
-        pick("loss").code,
-        pick("backward").code,
-        pick("gradients").code,
-        pick("update").code,
-        pick("after").code if "after" in odd_sections else "pass",
-        pick("result").code,
-    ]
-    optimizer = pick("optimizer").code
+    zeroing, loss, backward, gradients, update = map(pick, ("zeroing", "loss", "backward", "gradients", "update"))
+    after = pick("after").code if "after" in odd_sections else "pass"
+    result, optimizer = pick("result"), pick("optimizer")
     calls = draw(st.integers(3, 4))
     changes = {call: pick("changes").code for call in range(1, calls)}
     if "changes" not in odd_sections:
         changes = {call: code for call, code in changes.items() if draw(st.booleans())}
-    change_lines = [f"if call == {call}:\n{_indented([code], 1)}" for call, code in changes.items()] or ["pass"]
-    classes = "".join(text for name, text in OPTIMIZER_CLASSES.items() if name in optimizer)
-    source = (
-        PREAMBLE.format(width=width)
-        + classes
-        + TEMPLATE.format(
-            init=_indented([init for init, _ in numbered], 3),
-            forward=_indented([*forward, head.code], 3),
-            optimizer=optimizer,
-            step=_indented(step, 2),
-            batch=_indented([batch.code], 2),
-            change=_indented(change_lines, 2),
-        )
-    )
     one_size = st.sampled_from([4, 3, 2, 5, 6, 1, 8])
     # A batch of one, which some modules refuse, comes to all ranks: DDP would hang if one of them raised.
     own_size = st.sampled_from([4, 3, 2, 5, 6, 8])
@@ -171,4 +199,26 @@ def training_programs(draw: Any, max_odd: int = 3) -> TrainingProgram:
             [(), (), (), (("bucket_mb", 0.0001),), (("reshard_after_forward", True), ("bucket_mb", 0.0001))]
         )
     )
-    return TrainingProgram(source, sizes, width, style, options, strange, not strange and draw(st.booleans()))
+    return Recipe(
+        layers=tuple((f.init, f.code) for f in layers),
+        size=size,
+        size_at=size_at,
+        head=head.code,
+        loss=loss.code,
+        optimizer=optimizer.code,
+        sizes=sizes,
+        batch=batch.code,
+        setup=batch.setup,
+        zeroing=zeroing.code,
+        backward=backward.code,
+        gradients=gradients.code,
+        update=update.code,
+        after=after,
+        result=result.code,
+        changes=tuple(changes.items()),
+        width=width,
+        style=style,
+        options=options,
+        odd=strange,
+        fsdp=not strange and draw(st.booleans()),
+    )

@@ -1,26 +1,24 @@
 """Random training programs: the compiled step does what the eager step does under DDP or FSDP2, or is refused.
 
-In CI the programs are always the same. To search for others:
+A run takes the programs of spmd_examples.py. To search for others, for hours:
 
-    SPMD_SEARCH=2000 python test/distributed/_spmd/test_spmd_properties.py
+    export DISTRIBUTED_TESTS_DEFAULT_TIMEOUT=9000
+    python test/distributed/_spmd/test_spmd_properties.py --hypothesis-profile=search
 """
 
-import os
-
-from hypothesis import HealthCheck, Phase, Verbosity
-from spmd_programs import training_programs
+import spmd_examples as examples
+from hypothesis import HealthCheck, Verbosity
+from spmd_programs import recipes
 from spmd_truth import INVALID, REFUSED, RIGHT, check
 
 from torch_testing_ext.common_distributed import MultiProcessTestCase, requires_gloo
 from torch_testing_ext.common_utils import run_tests
-from torch_testing_ext.hypothesis_utils import assume, given, settings
+from torch_testing_ext.hypothesis_utils import assume, given, note, replay, settings
 
-COUNT = int(os.environ.get("SPMD_SEARCH", "0"))
 PROFILE = settings(
-    max_examples=COUNT or 8,
-    derandomize=not COUNT,
+    max_examples=8,
     database=None,
-    phases=[Phase.generate, Phase.shrink] if COUNT else [Phase.generate],  # to shrink a program takes minutes
+    derandomize=True,
     suppress_health_check=list(HealthCheck),
     verbosity=Verbosity.normal,
 )
@@ -34,6 +32,7 @@ class ProgramsTestCase(MultiProcessTestCase):
         self._spawn_processes()
 
     def check(self, program):
+        note(f"{program}")
         outcome = check(program)
         assume(outcome.kind != INVALID)
         allowed = (RIGHT, REFUSED) if program.odd else (RIGHT,)
@@ -45,24 +44,27 @@ class TestProgramsOnTwoRanks(ProgramsTestCase):
     world_size = 2
 
     @PROFILE
-    @given(program=training_programs())
-    def test_right_or_refused(self, program):
-        self.check(program)
+    @replay(examples.ON_TWO_RANKS)
+    @given(recipe=recipes())
+    def test_right_or_refused(self, recipe):
+        self.check(recipe.program())
 
-    @settings(PROFILE, max_examples=COUNT or 6)
-    @given(program=training_programs(max_odd=0))
-    def test_mainstream_is_right(self, program):
-        self.check(program)
+    @PROFILE
+    @replay(examples.OF_THE_MAINSTREAM)
+    @given(recipe=recipes(max_odd=0))
+    def test_mainstream_is_right(self, recipe):
+        self.check(recipe.program())
 
 
 @requires_gloo()
 class TestProgramsOnFourRanks(ProgramsTestCase):
     world_size = 4
 
-    @settings(PROFILE, max_examples=COUNT or 3)
-    @given(program=training_programs())
-    def test_right_or_refused(self, program):
-        self.check(program)
+    @PROFILE
+    @replay(examples.ON_FOUR_RANKS)
+    @given(recipe=recipes())
+    def test_right_or_refused(self, recipe):
+        self.check(recipe.program())
 
 
 if __name__ == "__main__":

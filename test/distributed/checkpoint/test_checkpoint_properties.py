@@ -3,6 +3,7 @@
 import os
 import shutil
 
+import checkpoint_examples as examples
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
@@ -16,6 +17,7 @@ from torch_testing_ext.hypothesis_utils import (
     distribute,
     given,
     placements,
+    replay,
     settings,
     shapes,
     tensors,
@@ -69,6 +71,7 @@ class TestCheckpoints(MultiProcessTestCase):
             shutil.rmtree(directory)
 
     @PROFILE
+    @replay(examples.ON_ANOTHER_MESH)
     @given(case=CASE)
     def test_load_on_another_mesh(self, case):
         full, saved, mesh, chosen = case
@@ -80,6 +83,7 @@ class TestCheckpoints(MultiProcessTestCase):
         self.removed(directory)
 
     @PROFILE
+    @replay(examples.AS_A_PLAIN_TENSOR)
     @given(case=CASE)
     def test_load_as_a_plain_tensor_and_back(self, case):
         full, saved, mesh, chosen = case
@@ -95,6 +99,7 @@ class TestCheckpoints(MultiProcessTestCase):
         self.removed(directory_of_plain)
 
     @PROFILE
+    @replay(examples.NESTED_STATES)
     @given(cases=st.lists(CASE, min_size=1, max_size=3), number=st.integers(), text=st.text(max_size=3))
     def test_nested_states(self, cases, number, text):
         def state(tensors, number, text):

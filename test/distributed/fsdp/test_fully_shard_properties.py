@@ -1,43 +1,23 @@
 """Train random models under fully_shard: outputs, gradients and parameters are those of one device on all batches."""
 
 import copy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from unittest import mock
 
+import fully_shard_examples as examples
 import torch
 import torch.distributed as dist
+from fully_shard_models import Layer, batch_of, model_of
 from hypothesis import strategies as st
-from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor
 
 from torch_testing_ext.common_distributed import MultiProcessTestCase
 from torch_testing_ext.common_utils import run_tests
-from torch_testing_ext.hypothesis_utils import device_meshes, given, settings
+from torch_testing_ext.hypothesis_utils import device_meshes, given, replay, settings
 
 PROFILE = settings(max_examples=15, database=None, derandomize=True)
 SIZES = (1, 2, 3, 4, 5, 8)
-ROWS = 2  # of each rank's batch
-
-
-@dataclass(frozen=True)
-class Layer:
-    """A part of a random model, and how fully_shard treats it."""
-
-    size: int
-    bias: bool
-    activation: str
-    frozen: bool
-    wrapped: bool
-    reshard: bool
-    last_dim: bool  # shard along the last dim of each parameter whose size allows it
-
-    def placement(self, world_size):
-        def choose(parameter):
-            last = parameter.dim() - 1
-            return Shard(last) if self.last_dim and parameter.shape[last] % world_size == 0 else None
-
-        return choose
 
 
 LAYERS = st.builds(
@@ -63,26 +43,6 @@ POLICIES = st.fixed_dictionaries(
         "cast_forward_inputs": st.booleans(),
     }
 )
-
-
-def model_of(inputs, layers):
-    """A model in double precision, with the same values in every rank."""
-    modules = []
-    for layer in layers:
-        linear = nn.Linear(inputs, layer.size, bias=layer.bias, dtype=torch.double)
-        with torch.no_grad():
-            for number, parameter in enumerate(linear.parameters()):
-                values = torch.arange(parameter.numel(), dtype=torch.double) + number + len(modules)
-                parameter.copy_(((values * 7) % 11 - 5).reshape(parameter.shape) / 8)
-                parameter.requires_grad_(not layer.frozen)
-        modules.append(nn.Sequential(linear, getattr(nn, layer.activation)()))
-        inputs = layer.size
-    return nn.Sequential(*modules)
-
-
-def batch_of(rank, step, inputs):
-    values = torch.arange(ROWS * inputs, dtype=torch.double) + 3 * rank + 5 * step
-    return ((values * 5) % 7 - 3).reshape(ROWS, inputs) / 4
 
 
 class TestFullyShard(MultiProcessTestCase):
@@ -114,6 +74,7 @@ class TestFullyShard(MultiProcessTestCase):
                 self.assertEqual(self.full(parameter.grad), wanted.grad, msg=f"gradient of {name}")
 
     @PROFILE
+    @replay(examples.TRAINING)
     @given(
         mesh=device_meshes(max_dims=2),
         inputs=st.sampled_from(SIZES),
@@ -146,6 +107,7 @@ class TestFullyShard(MultiProcessTestCase):
         self.check_same(model, reference)
 
     @settings(PROFILE, max_examples=10)
+    @replay(examples.MIXED_PRECISION)
     @given(
         mesh=device_meshes(max_dims=1),
         inputs=st.sampled_from(SIZES),

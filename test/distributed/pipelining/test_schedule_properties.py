@@ -1,18 +1,19 @@
 """Train random models under every pipeline schedule: outputs, losses and gradients are those of one device."""
 
 import copy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+import schedule_examples as examples
 import torch
 import torch.distributed as dist
 from hypothesis import strategies as st
-from torch import nn
+from schedule_models import Part, run_all, stages_of, values
 from torch.distributed import pipelining
 from torch.distributed.pipelining import PipelineStage
 
 from torch_testing_ext.common_distributed import MultiProcessTestCase
 from torch_testing_ext.common_utils import run_tests
-from torch_testing_ext.hypothesis_utils import given, settings
+from torch_testing_ext.hypothesis_utils import given, replay, settings
 
 PROFILE = settings(max_examples=40, database=None, derandomize=True)
 SIZES = (1, 2, 3, 5)
@@ -26,17 +27,6 @@ SPLIT = ("ScheduleInterleavedZeroBubble", *V_SHAPED)
 OLD = torch.__version__ < (2, 13)
 
 
-@dataclass(frozen=True)
-class Part:
-    """A kind of stage."""
-
-    size: int
-    bias: bool
-    activation: str
-    outputs: int  # tensors that it passes on; the last stage has one
-    frozen: bool
-
-
 PARTS = st.builds(
     Part,
     size=st.sampled_from(SIZES),
@@ -45,49 +35,6 @@ PARTS = st.builds(
     outputs=st.integers(1, 2),
     frozen=st.booleans(),
 )
-
-
-def values(shape, start):
-    """Return numbers in double precision that are the same in every rank."""
-    count = torch.Size(shape).numel()
-    return (((torch.arange(count, dtype=torch.double) + start) * 7) % 11 - 5).reshape(shape) / 8
-
-
-class Stage(nn.Module):
-    def __init__(self, inputs, part, number, outputs):
-        super().__init__()
-        self.linear = nn.Linear(inputs, part.size, bias=part.bias, dtype=torch.double)
-        self.activation = getattr(nn, part.activation)()
-        self.outputs = outputs
-        with torch.no_grad():
-            for parameter in self.parameters():
-                parameter.copy_(values(parameter.shape, number + parameter.dim()))
-                parameter.requires_grad_(not part.frozen)
-
-    def forward(self, tensor, shift=0, scale=None):
-        hidden = self.activation(self.linear(tensor) + shift)
-        if scale is not None:
-            hidden = hidden * scale
-        return hidden if self.outputs == 1 else (hidden, hidden.sum(dim=-1, keepdim=True))
-
-
-def stages_of(count, inputs, parts):
-    """Return the stages of a model, which repeats the parts."""
-    stages = []
-    for number in range(count):
-        part = parts[number % len(parts)]
-        outputs = 1 if number == count - 1 else part.outputs
-        stages.append(Stage(inputs, part, number, outputs))
-        inputs = part.size
-    return stages
-
-
-def run_all(stages, batch, options):
-    tensors = (batch,)
-    for stage in stages:
-        outputs = stage(*tensors, **options)
-        tensors = outputs if isinstance(outputs, tuple) else (outputs,)
-    return tensors[0]
 
 
 def squares(output, target):
@@ -132,6 +79,7 @@ class TestSchedules(MultiProcessTestCase):
                     self.assertEqual(parameter.grad, wanted.grad, msg=f"gradient of {message}")
 
     @PROFILE
+    @replay(examples.TRAINING)
     @given(
         schedule=st.sampled_from(SINGLE + LOOPED + (() if OLD else V_SHAPED)),
         stages_per_rank=st.integers(1, 3),

@@ -6,6 +6,7 @@ the listed messages.
 
 import re
 
+import dtensor_ops_examples as examples
 import torch
 from dtensor_ops_support import (
     OF_TWO,
@@ -30,6 +31,7 @@ from torch_testing_ext.hypothesis_utils import (
     given,
     placements,
     reject,
+    replay,
     settings,
     shapes,
     tensors,
@@ -97,21 +99,25 @@ class TestOps(MultiProcessTestCase):
         self.assertEqual(got, op(*full_ones))
 
     @settings(PROFILE, suppress_health_check=[HealthCheck.filter_too_much])
+    @replay(examples.POINTWISE)
     @given(name=st.sampled_from(sorted(POINTWISE)), case=ARGUMENTS.flatmap(with_full))
     def test_pointwise(self, name, case):
         self.check(name, POINTWISE[name], *case)
 
     @settings(PROFILE, suppress_health_check=[HealthCheck.filter_too_much])
+    @replay(examples.REDUCTIONS)
     @given(name=st.sampled_from(sorted(REDUCTIONS)), case=ARGUMENTS.flatmap(with_full))
     def test_reductions(self, name, case):
         self.check(name, REDUCTIONS[name], *case)
 
     @settings(PROFILE, suppress_health_check=[HealthCheck.filter_too_much])
+    @replay(examples.VIEWS)
     @given(name=st.sampled_from(sorted(VIEWS)), case=ARGUMENTS.flatmap(with_full))
     def test_views(self, name, case):
         self.check(name, VIEWS[name], *case)
 
     @PROFILE
+    @replay(examples.OF_TWO)
     @given(
         name=st.sampled_from(sorted(OF_TWO)),
         case=shapes(1, 3, SIZES).flatmap(broadcastable).flatmap(two_arguments),
@@ -120,6 +126,7 @@ class TestOps(MultiProcessTestCase):
         self.check(name, OF_TWO[name], *case)
 
     @settings(PROFILE, suppress_health_check=[HealthCheck.filter_too_much])
+    @replay(examples.MATMUL)
     @given(case=st.tuples(*[st.sampled_from(SIZES)] * 4).flatmap(factors).flatmap(two_arguments))
     def test_matmul(self, case):
         arguments, full_ones = case

@@ -1,5 +1,6 @@
 """Redistribute any placements to any others and back: the full tensor stays the same, and each rank has its shard."""
 
+import redistribute_examples as examples
 import torch
 import torch.distributed as dist
 from hypothesis import strategies as st
@@ -17,6 +18,7 @@ from torch_testing_ext.hypothesis_utils import (
     in_order,
     note,
     placements,
+    replay,
     settings,
     shapes,
     tensors,
@@ -91,16 +93,19 @@ class TestRedistribute(MultiProcessTestCase):
             self.assertEqual(tensor.to_local(), local_part(full, dim, tensor.device_mesh, sharding))
 
     @PROFILE
+    @replay(examples.ON_1D_MESHES)
     @given(case=dtensors(device_meshes(max_dims=1)).flatmap(with_other_placements))
     def test_on_1d_meshes(self, case):
         self.check_there_and_back(case)
 
     @PROFILE
+    @replay(examples.ON_2D_MESHES)
     @given(case=dtensors(device_meshes(2, 2)).flatmap(with_other_placements))
     def test_on_2d_meshes(self, case):
         self.check_there_and_back(case)
 
     @PROFILE
+    @replay(examples.IN_ANOTHER_ORDER)
     @given(case=st.tuples(device_meshes(2, 3), FULL).flatmap(sharded_in_any_order))
     def test_strided_shards(self, case):
         """Strided shards express another order of mesh dims: the second one first, say, as in FSDP after TP."""

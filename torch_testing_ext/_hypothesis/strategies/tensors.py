@@ -51,7 +51,7 @@ def _make(shape: tuple[int, ...], dtype: torch.dtype, layout: str, start: int) -
     return lay_out(whole_numbers(shape, dtype, start), layout)
 
 
-def whole_numbers(shape: Sequence[int], dtype: torch.dtype, start: int = 0) -> torch.Tensor:
+def whole_numbers(shape: Sequence[int], dtype: torch.dtype = torch.float32, start: int = 0) -> torch.Tensor:
     """Return start, start + 1, ... in row-major order, modulo a number up to which sums stay exact."""
     values = (torch.arange(math.prod(shape)) + start) % _LARGEST
     return (values % 2 if dtype is torch.bool else values).reshape(tuple(shape)).to(dtype)

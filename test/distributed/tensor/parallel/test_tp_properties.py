@@ -7,6 +7,7 @@ import copy
 import itertools
 
 import torch
+import tp_property_examples as examples
 from hypothesis import strategies as st
 from torch import nn
 from torch.distributed.tensor import DTensor
@@ -15,7 +16,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch_testing_ext.common_distributed import MultiProcessTestCase
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.distributed._tensor.common_dtensor import ModelArgs, Transformer
-from torch_testing_ext.hypothesis_utils import assume, device_meshes, given, settings
+from torch_testing_ext.hypothesis_utils import assume, device_meshes, given, replay, settings
 
 PROFILE = settings(max_examples=25, database=None, derandomize=True)
 WIDTHS = st.sampled_from([4, 1, 2, 3, 5, 8, 13])
@@ -57,6 +58,7 @@ class TestTensorParallel(MultiProcessTestCase):
         self._spawn_processes()
 
     @PROFILE
+    @replay(examples.MLP)
     @given(
         mesh=device_meshes(max_dims=1),
         widths=st.lists(WIDTHS, min_size=3, max_size=5),
@@ -73,6 +75,7 @@ class TestTensorParallel(MultiProcessTestCase):
         self.check_equal(model, parallel, inputs)
 
     @settings(PROFILE, max_examples=12)
+    @replay(examples.TRANSFORMER)
     @given(
         mesh=device_meshes(max_dims=2),
         args=transformer_args(),

@@ -1,0 +1,57 @@
+"""Examples that are data: a property runs these in every run, and draws new ones only in a search."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import hypothesis
+from hypothesis import Phase
+
+from . import hypothesis_internals, search
+
+Test = TypeVar("Test", bound=Callable[..., None])
+# A phrase that says what the example is there for, and the arguments by name.
+Example = tuple[str, Mapping[str, Any]]
+
+
+def replay(examples: Sequence[Example] | Mapping[int, Sequence[Example]]) -> Callable[[Test], Test]:
+    """Have a property run these examples, and draw others only in a search.
+
+    Examples that depend on the number of ranks are a mapping from this number to a sequence.
+    """
+
+    def decorate(test: Test) -> Test:
+        setattr(test, hypothesis_internals.REPLAYED, examples)
+        return test
+
+    return decorate
+
+
+def replayed(prop: Callable[..., None], world_size: int) -> Sequence[Example] | None:
+    """Return what a property replays in a world of this size; None if it draws its examples."""
+    examples = getattr(prop, hypothesis_internals.REPLAYED, None)
+    if examples is None:
+        return None
+    found: Sequence[Example] = examples.get(world_size, ()) if isinstance(examples, Mapping) else examples
+    if not found:
+        raise ValueError(f"replay() has no example for {world_size} ranks: the test would pass without having run")
+    return found
+
+
+def settings_for(chosen: hypothesis.settings, examples: Sequence[Example] | None) -> hypothesis.settings:
+    """Return the settings for a search, if one was chosen; else those that draw nothing if the property replays."""
+    if examples is None:
+        return search.enlarged(chosen)
+    if search.is_chosen():  # a replayed example that fails would end the search, and cannot shrink
+        chosen = search.enlarged(chosen)
+        return hypothesis.settings(chosen, phases=[one for one in chosen.phases if one is not Phase.explicit])
+    return hypothesis.settings(chosen, phases=[Phase.explicit])
+
+
+def phrase_of(arguments: Mapping[str, Any], examples: Sequence[Example] | None) -> str | None:
+    """Return what a replayed example is there for; None for another example."""
+    for phrase, wanted in examples or ():
+        if all(arguments.get(name) is value for name, value in wanted.items()):
+            return phrase
+    return None
