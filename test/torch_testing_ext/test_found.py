@@ -5,16 +5,17 @@ we know, its test fails until then; in a newer one, which we have not looked at 
 """
 
 import runpy
-import warnings
+import sys
 from pathlib import Path
 
 import torch
 
+from torch_testing_ext._torch.known_versions import ALL, repaired
 from torch_testing_ext.common_distributed import MultiProcessTestCase
 from torch_testing_ext.common_utils import instantiate_parametrized_tests, parametrize, run_tests
 
-FIRST_UNKNOWN = (2, 16)  # the first version that we have not looked at
 FOUND = Path(__file__).parents[2] / "docs" / "found"
+sys.path.append(str(Path(__file__).parents[1] / "distributed" / "tensor"))  # for the tables of its suites
 # The first version of torch that is right; None if no version is.
 FIXED_IN = {
     "amax_of_a_rank_without_elements": None,
@@ -69,13 +70,22 @@ class TestFound(MultiProcessTestCase):
     def test_every_file_is_listed(self):
         self.assertEqual({file.stem for file in FOUND.glob("*.py")} - NOT_RUN, set(FIXED_IN))
 
+    def test_suites_leave_a_fault_out_in_its_versions(self):
+        """The tables of the suites have the versions of the pages."""
+        from dtensor_opinfo_support import KNOWN_FAULTS
+        from dtensor_ops_support import WRONG
+
+        for entry in (*KNOWN_FAULTS, *WRONG):
+            page = getattr(entry, "page", None) or entry.message
+            since, until = entry.versions
+            with self.subTest(page):
+                self.assertEqual(None if until == ALL[1] else until, FIXED_IN[page])
+                self.assertEqual(None if since == ALL[0] else since, WRONG_SINCE.get(page))
+
     @parametrize("name", sorted(set(FIXED_IN) - set(FIXED)))
     def test_is_wrong(self, name):
-        if not self.is_right(name):
-            return
-        news = f"torch {torch.__version__} has not the bug of docs/found/{name}.py: list it in FIXED_IN"
-        self.assertGreaterEqual(torch.__version__, FIRST_UNKNOWN, news)
-        warnings.warn(news, stacklevel=1)
+        if self.is_right(name):
+            repaired(f"has not the bug of docs/found/{name}.py: list it in FIXED_IN")
 
     @parametrize("name", sorted(FIXED))
     def test_is_fixed(self, name):

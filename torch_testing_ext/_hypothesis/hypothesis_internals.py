@@ -13,7 +13,6 @@ from unittest import mock
 
 import hypothesis
 from hypothesis import Phase, control, reporting, strategies as st
-from hypothesis.internal.conjecture import providers
 from hypothesis.internal.entropy import deterministic_PRNG
 
 T = TypeVar("T")
@@ -30,6 +29,7 @@ def copy_decorations(source: Callable[..., Any], target: Callable[..., Any]) -> 
     for name, value in vars(source).items():
         if name.startswith(_ATTRIBUTES):
             setattr(target, name, value)
+    setattr(target, _EXAMPLES, [*getattr(source, _EXAMPLES, ())])  # without those that earlier runs replayed
 
 
 def settings_of(prop: Callable[..., Any]) -> hypothesis.settings:
@@ -46,7 +46,6 @@ def set_settings(prop: Callable[..., Any], chosen: hypothesis.settings) -> None:
 
 def add_examples(prop: Callable[..., Any], examples: Sequence[Mapping[str, Any]]) -> None:
     """Add examples to those that @example gave a property. They run in their order, and in this run only."""
-    setattr(prop, _EXAMPLES, [*getattr(prop, _EXAMPLES, ())])
     for arguments in reversed(examples):  # the last one runs first
         hypothesis.example(**arguments)(prop)
 
@@ -70,16 +69,21 @@ def examples_of_the_seed() -> Iterator[None]:
     Hypothesis also draws constants that it finds in the code of local modules. So what else a process has imported, or
     a change in any of these modules, would lead to other examples.
     """
-    constants, cache = getattr(providers, "Constants", None), getattr(providers, "CONSTANTS_CACHE", None)
-    if constants is None or cache is None:
+    try:
+        from hypothesis.internal.conjecture.providers import (  # type: ignore[attr-defined]  # it imports one of them
+            CONSTANTS_CACHE,
+            Constants,
+            HypothesisProvider,
+        )
+    except ImportError:
         yield
         return
-    cache.cache.clear()
+    CONSTANTS_CACHE.cache.clear()
     try:
-        with mock.patch.object(providers.HypothesisProvider, "_local_constants", constants()):
+        with mock.patch.object(HypothesisProvider, "_local_constants", Constants()):
             yield
     finally:
-        cache.cache.clear()
+        CONSTANTS_CACHE.cache.clear()
 
 
 @contextmanager

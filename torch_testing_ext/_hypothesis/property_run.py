@@ -142,7 +142,7 @@ def _failed(
     judged = failure.judged
     assert judged is not None
     title = f"{_shortened(leader.failed_example)} {judged.headline()}"
-    is_explicit = any(line.startswith("Falsifying explicit example") for line in lines)
+    is_explicit = any("explicit example" in line.partition(":")[0] for line in lines)  # versions begin it differently
     found = f"the smallest that Hypothesis found, in {leader.count} runs of the test"
     if is_explicit:
         found = "one that every run has" if phrase is None else f"one that every run has: {phrase}"

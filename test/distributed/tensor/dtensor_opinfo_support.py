@@ -8,7 +8,7 @@ import torch
 from dtensor_ops_support import ArgumentLayout
 from torch.utils import _pytree as pytree
 
-from torch_testing_ext._torch import known_versions
+from torch_testing_ext._torch.known_versions import ALL, is_in
 
 
 @dataclass(frozen=True)
@@ -72,12 +72,12 @@ class KnownFault:
     page: str
     when: object
     titles: tuple
-    versions: tuple = known_versions.ALL
+    versions: tuple = ALL
 
     def concerns(self, mesh, call):
         title = call.title.removeprefix("Tensor.")
         return (
-            known_versions.is_in(self.versions)
+            is_in(self.versions)
             and any(fnmatchcase(title, pattern) for pattern in self.titles)
             and any(map(self.when, call.layouts(mesh)))
         )

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
+from torch_testing_ext._torch.known_versions import ALL, is_in
+
 # -- operations by name. Each must give the same result for a DTensor as for the full tensor.
 
 POINTWISE = {
@@ -234,11 +236,10 @@ class KnownIssue:
     ops: tuple
     when: object
     message: str
-    versions: tuple = ((2, 0), (99, 0))
+    versions: tuple = ALL
 
     def concerns(self, op):
-        since, until = self.versions
-        return op in self.ops and since <= torch.__version__ < until
+        return op in self.ops and is_in(self.versions)
 
     def expects(self, layout):
         if not layout.is_plain():

@@ -1,0 +1,126 @@
+"""Properties that replay examples: what they run by default and in a search, and that nothing else decides it."""
+
+import json
+import os
+import tempfile
+import unittest
+from pathlib import Path
+from unittest import mock
+
+from hypothesis import strategies as st
+from kit.processes import clean_environ, output_of_python, run_python
+from kit.ranks import Ranks
+
+from torch_testing_ext.common_utils import TestCase, run_tests
+from torch_testing_ext.hypothesis_utils import example, given, replay, settings
+
+LIST_EXAMPLES = Path(__file__).with_name("list_examples.py")
+OTHER_HYPOTHESIS = "6.100.0"
+PROFILE = settings(max_examples=3, database=None, derandomize=True)
+
+
+class Subjects:
+    """The tests that the tests below run. They are nested so that no test loader collects them."""
+
+    class Replaying(Ranks):
+        @PROFILE
+        @replay([("the largest", {"n": 9}), ("the smallest", {"n": 5})])
+        @given(n=st.integers(0, 3))
+        def check(self, n):
+            self.seen = [*getattr(self, "seen", ()), n]
+
+        def runs(self):
+            self.check()
+            self.assertEqual(self.seen, [9, 5])
+            self.check()
+            self.assertEqual(self.seen, [9, 5, 9, 5])
+
+        def searches(self):
+            self.check()
+            self.assertLessEqual(set(self.seen), {0, 1, 2, 3})
+
+        @PROFILE
+        @replay([("the largest", {"n": 9})])
+        @example(n=7)
+        @given(n=st.integers(0, 3))
+        def check_with_another(self, n):
+            self.seen = [*getattr(self, "seen", ()), n]
+
+        def runs_an_example_of_its_own_too(self):
+            self.check_with_another()
+            self.assertEqual(sorted(self.seen), [7, 9])
+
+        @PROFILE
+        @replay({2: [("on two ranks", {"n": 2})], 4: [("on four ranks", {"n": 4})]})
+        @given(n=st.integers(0, 3))
+        def runs_those_of_its_ranks(self, n):
+            self.assertEqual(n, self.world_size)
+
+        @PROFILE
+        @replay([("that all is well", {"n": 0}), ("that 1 is odd", {"n": 1})])
+        @given(n=st.integers(0, 3))
+        def fails(self, n):
+            self.assertEqual(n % 2, 0)
+
+    class OnFourRanks(Replaying):
+        world_size = 4
+
+    class OnThreeRanks(Replaying):
+        world_size = 3
+
+
+def failure_of(test):
+    result = unittest.TestResult()
+    test.run(result)
+    texts = [text for _, text in result.failures + result.errors]
+    return texts[0] if texts else None
+
+
+class TestReplay(TestCase):
+    def test_runs_its_examples_in_order_and_no_others(self):
+        for name in ("runs", "runs_an_example_of_its_own_too"):
+            with self.subTest(name):
+                self.assertIsNone(failure_of(Subjects.Replaying(name)))
+
+    def test_draws_others_in_a_search(self):
+        with mock.patch.dict(os.environ, HYPOTHESIS_PROFILE="search"):
+            self.assertIsNone(failure_of(Subjects.Replaying("searches")))
+            self.assertIn("AssertionError", failure_of(Subjects.Replaying("runs")))
+
+    def test_examples_of_the_number_of_ranks(self):
+        self.assertIsNone(failure_of(Subjects.OnFourRanks("runs_those_of_its_ranks")))
+        self.assertIn("no example for 3 ranks", failure_of(Subjects.OnThreeRanks("runs_those_of_its_ranks")))
+
+    def test_report_says_what_the_example_is_there_for(self):
+        report = failure_of(Subjects.Replaying("fails"))
+        self.assertIn("fails(n=1) fails on ranks 0, 1", report)
+        self.assertIn("In this example (one that every run has: that 1 is odd):", report)
+        self.assertNotIn("To repeat", report)
+
+
+class TestSuites(TestCase):
+    """What the property suites run by default is in this repository."""
+
+    def examples(self, *options, **variables):
+        return json.loads(output_of_python(str(LIST_EXAMPLES), *options, **variables))
+
+    def test_every_property_has_examples_whatever_the_generator_and_the_database(self):
+        plain = self.examples()
+        self.assertGreater(len(plain), 30)
+        self.assertEqual([name for name, examples in plain.items() if not examples], [])
+        self.assertEqual(self.examples("--without-generator", "--without-database"), plain)
+
+    def test_another_version_of_hypothesis_with_network(self):
+        with tempfile.TemporaryDirectory() as folder:
+            other = f"hypothesis=={OTHER_HYPOTHESIS}"
+            installed = run_python("-m", "pip", "install", "--quiet", "--target", folder, other)
+            if installed.returncode:
+                self.skipTest(f"pip cannot install {other} here: {installed.stderr[-200:]}")
+            path = os.pathsep.join([folder, clean_environ()["PYTHONPATH"]])
+            version = output_of_python("-c", "import hypothesis; print(hypothesis.__version__)", PYTHONPATH=path)
+            self.assertEqual(version.strip(), OTHER_HYPOTHESIS)
+            self.assertEqual(self.examples(PYTHONPATH=path), self.examples())
+
+
+if __name__ == "__main__":
+    run_tests()
