@@ -45,35 +45,6 @@ ON_TWO_RANKS = [
         },
     ),
     (
-        "self.l{i} = nn.Linear(D, D).requires_grad_(False): x = self.l{i}(x), self.l{i} = nn.Parameter(torch.randn(D)): x = x * self.l{i} + 1, before a call: optimizer.param_groups[-1]['weight_decay'] = 0.2",
-        {
-            "recipe": Recipe(
-                (
-                    ("self.l{i} = nn.Linear(D, D, bias=False)", "x = torch.tanh(self.l{i}(x))"),
-                    ("self.l{i} = nn.Parameter(torch.randn(D))", "x = x * self.l{i} + 1"),
-                    ("self.l{i} = nn.Linear(D, D).requires_grad_(False)", "x = self.l{i}(x)"),
-                ),
-                "x = x + torch.ones(len(x), D)",
-                3,
-                "x = self.head(x)",
-                "loss = F.cross_entropy(out, y.argmax(-1))",
-                "torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, maximize=True, dampening=0.1)",
-                ((2,), (8, 4, 8, 2), (3,), (3, 6, 2, 4)),
-                gradients="torch.nn.utils.clip_grad_value_(model.parameters(), 0.01)",
-                result="return loss, out.detach().mean()",
-                changes=(
-                    (1, "optimizer.param_groups[-1]['weight_decay'] = 0.2"),
-                    (2, "optimizer.param_groups[0]['lr'] *= 0.5"),
-                    (3, "optimizer.load_state_dict(optimizer.state_dict())"),
-                ),
-                width=3,
-                style="fully_shard",
-                options=(("reshard_after_forward", True), ("bucket_mb", 0.0001)),
-                fsdp=True,
-            )
-        },
-    ),
-    (
         "size: x = x * (1.0 / len(x)), update: optimizer.step()\nfor e, p in zip(averages, model.parameters()):\n    e.lerp_(p.detach(), 0.1), backward: torch.autograd.backward(loss, inputs=[p for p in model.parameters() if p.requires_grad])",
         {
             "recipe": Recipe(
@@ -104,35 +75,6 @@ ON_TWO_RANKS = [
                     "torch.autograd.backward(loss, inputs=[p for p in model.parameters() if p.requires_grad])",
                     "optimizer.step()\nfor e, p in zip(averages, model.parameters()):\n    e.lerp_(p.detach(), 0.1)",
                 ),
-            )
-        },
-    ),
-    (
-        "before a call: losses.clear(), result: return Pair(loss, out), size: x = torch.where(x > 0, x, 0.1 * x)",
-        {
-            "recipe": Recipe(
-                (
-                    (
-                        "self.l{i} = nn.ParameterList([torch.randn(D), torch.randn(2, 3)])",
-                        "x = sum(p.sum() for p in self.l{i}) * x",
-                    ),
-                    ("self.l{i} = dict(a=[1.5])", "x = x * self.l{i}['a'][0]"),
-                ),
-                "x = torch.where(x > 0, x, 0.1 * x)",
-                None,
-                "x = self.head(x)",
-                "loss = F.kl_div(out.log_softmax(-1), y.softmax(-1), reduction='batchmean')",
-                "torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)",
-                ((6,), (5,), (6,)),
-                setup="x, y = batch\nx.mul_(2)",
-                zeroing="model.zero_grad()",
-                gradients="norm = sum(p.grad.pow(2).sum() for p in model.parameters() if p.grad is not None)",
-                result="return Pair(loss, out)",
-                changes=((1, "torch.manual_seed(3)"), (2, "losses.clear()")),
-                width=3,
-                style="fully_shard",
-                options=(("reshard_after_forward", True), ("bucket_mb", 0.0001)),
-                odd=("return Pair(loss, out)", "torch.manual_seed(3)", "losses.clear()"),
             )
         },
     ),
@@ -312,42 +254,6 @@ OF_THE_MAINSTREAM = [
 ]
 ON_FOUR_RANKS = [
     (
-        "5 odd fragments, before a call: optimizer.param_groups[0]['lr'] = torch.tensor(0.05), update: optimizer.step()\noptimizer.zero_grad(set_to_none=False)",
-        {
-            "recipe": Recipe(
-                (
-                    ("self.l{i} = nn.LSTM(D, D, batch_first=True)", "x = self.l{i}(x.unsqueeze(1))[0][:, -1]"),
-                    ("self.l{i} = nn.Bilinear(D, D, D)", "x = self.l{i}(x, x)"),
-                    ("self.l{i} = types.SimpleNamespace(a=1.5)", "x = x * self.l{i}.a"),
-                ),
-                "x = x[torch.randperm(x.shape[0])]",
-                None,
-                "x = x @ self.head.weight.T + (0 if self.head.bias is None else self.head.bias)",
-                "loss = (out - y).pow(2).mean() + 0.1 * sum(p.pow(2).sum() for p in model.parameters())",
-                "torch.optim.AdamW(model.parameters(), lr=0.01)",
-                ((2, 5, 8, 5), (3,), (1,), (8, 4, 2, 2)),
-                batch="return x, y, x[0]",
-                setup="x, y, k = batch\nx = x + k",
-                zeroing="optimizer.zero_grad(set_to_none=False)",
-                backward="(loss * 0.5).backward()",
-                update="optimizer.step()\noptimizer.zero_grad(set_to_none=False)",
-                result="return {'loss': loss, 'out': out}",
-                changes=(
-                    (1, "model.act = nn.ReLU()"),
-                    (2, "optimizer.param_groups[0]['lr'] = torch.tensor(0.05)"),
-                    (3, "model.options['gain'] = 3.0"),
-                ),
-                odd=(
-                    "x = x @ self.head.weight.T + (0 if self.head.bias is None else self.head.bias)",
-                    "optimizer.step()\noptimizer.zero_grad(set_to_none=False)",
-                    "model.act = nn.ReLU()",
-                    "optimizer.param_groups[0]['lr'] = torch.tensor(0.05)",
-                    "model.options['gain'] = 3.0",
-                ),
-            )
-        },
-    ),
-    (
         "self.l{i} = nn.Linear(D, D).requires_grad_(False): x = self.l{i}(x), self.l{i} = nn.Parameter(torch.randn(D)): x = x * self.l{i} + 1, before a call: optimizer.param_groups[-1]['weight_decay'] = 0.2",
         {
             "recipe": Recipe(
@@ -373,6 +279,35 @@ ON_FOUR_RANKS = [
                 style="fully_shard",
                 options=(("reshard_after_forward", True), ("bucket_mb", 0.0001)),
                 fsdp=True,
+            )
+        },
+    ),
+    (
+        "before a call: losses.clear(), result: return Pair(loss, out), size: x = torch.where(x > 0, x, 0.1 * x)",
+        {
+            "recipe": Recipe(
+                (
+                    (
+                        "self.l{i} = nn.ParameterList([torch.randn(D), torch.randn(2, 3)])",
+                        "x = sum(p.sum() for p in self.l{i}) * x",
+                    ),
+                    ("self.l{i} = dict(a=[1.5])", "x = x * self.l{i}['a'][0]"),
+                ),
+                "x = torch.where(x > 0, x, 0.1 * x)",
+                None,
+                "x = self.head(x)",
+                "loss = F.kl_div(out.log_softmax(-1), y.softmax(-1), reduction='batchmean')",
+                "torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)",
+                ((6,), (5,), (6,)),
+                setup="x, y = batch\nx.mul_(2)",
+                zeroing="model.zero_grad()",
+                gradients="norm = sum(p.grad.pow(2).sum() for p in model.parameters() if p.grad is not None)",
+                result="return Pair(loss, out)",
+                changes=((1, "torch.manual_seed(3)"), (2, "losses.clear()")),
+                width=3,
+                style="fully_shard",
+                options=(("reshard_after_forward", True), ("bucket_mb", 0.0001)),
+                odd=("return Pair(loss, out)", "torch.manual_seed(3)", "losses.clear()"),
             )
         },
     ),
