@@ -21,5 +21,6 @@
 | `nvml` | machines with GPUs that do not exist |
 | `checkout` | `CheckoutCase`: a fake PyTorch checkout |
 | `junit`, `browser` | readers of the reports: the schema of JUnit files, a headless Chromium |
+| `drawing` | random cases of fixed seeds, for tests of pure code |
 | `sources` | which module of the package imports which, names and docstrings |
 """

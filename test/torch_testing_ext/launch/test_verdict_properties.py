@@ -1,24 +1,33 @@
 """Tests properties that every verdict has, however the ranks ended."""
 
+import functools
 import re
 
-from hypothesis import HealthCheck, given, settings, strategies as st
+from kit.drawing import Drawer, seeds
 from kit.verdicts import ABORTS, ANY_CODE, CASE, ONE_OF_EACH, VerdictTestCase, skipped, victim
 
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.launch import Expected, Outcome, RankEnding
 
-ENDS = st.sampled_from([*ONE_OF_EACH, victim(), skipped("another reason", 72)])
-WORLDS = st.lists(ENDS, min_size=1, max_size=6)
-# The same examples each time, without a database of past ones. Each --repeat makes new instances of the test.
-steady = settings(
-    derandomize=True,
-    database=None,
-    deadline=None,
-    max_examples=150,
-    suppress_health_check=[HealthCheck.differing_executors],
-)
-EXPECTATIONS = st.sampled_from([Expected(), ANY_CODE, ABORTS, Expected(code=3), Expected(True, 0)])
+ENDS = [*ONE_OF_EACH, victim(), skipped("another reason", 72)]
+EXPECTATIONS = [Expected(), ANY_CODE, ABORTS, Expected(code=3), Expected(True, 0)]
+
+
+def in_many_worlds(check):
+    """Have a test get the reports of some ranks, whether it timed out, what it expected, and a source of randomness."""
+
+    @functools.wraps(check)
+    def test(self):
+        for seed in seeds(600):
+            draw = Drawer(seed)
+            # Ranks that all pass, or all skip, would be rare if each ended in any way.
+            kinds = draw.several(lambda draw: draw.one_of(ENDS), 1, 2) if draw.one_of([True, False]) else ENDS
+            reports = draw.several(lambda draw, kinds=kinds: draw.one_of(kinds), 1, 6)
+            with self.subTest(seed=seed):
+                check(self, reports, draw.one_of([False, True]), draw.one_of(EXPECTATIONS), draw)
+
+    del test.__wrapped__  # pytest would take the arguments for fixtures
+    return test
 
 
 def read_numbers(text):
@@ -28,9 +37,8 @@ def read_numbers(text):
 
 
 class TestProperties(VerdictTestCase):
-    @steady
-    @given(WORLDS, st.booleans(), EXPECTATIONS)
-    def test_a_pass_needs_every_rank(self, reports, timed_out, expected):
+    @in_many_worlds
+    def test_a_pass_needs_every_rank(self, reports, timed_out, expected, _):
         if self.judge(*reports, timed_out=timed_out, expected=expected).outcome is not Outcome.PASSED:
             return
         self.assertFalse(timed_out)
@@ -42,16 +50,14 @@ class TestProperties(VerdictTestCase):
             self.assertEqual(reports[0].code, expected.code)
         self.assertLessEqual({report.ending for report in reports}, allowed)
 
-    @steady
-    @given(WORLDS, st.booleans(), EXPECTATIONS)
-    def test_a_skip_needs_every_rank(self, reports, timed_out, expected):
+    @in_many_worlds
+    def test_a_skip_needs_every_rank(self, reports, timed_out, expected, _):
         if self.judge(*reports, timed_out=timed_out, expected=expected).outcome is Outcome.SKIPPED:
             self.assertFalse(timed_out)
             self.assertEqual({report.ending for report in reports}, {RankEnding.SKIPPED})
 
-    @steady
-    @given(WORLDS, st.booleans(), EXPECTATIONS)
-    def test_every_failure_is_explained(self, reports, timed_out, expected):
+    @in_many_worlds
+    def test_every_failure_is_explained(self, reports, timed_out, expected, _):
         verdict = self.judge(*reports, timed_out=timed_out, expected=expected)
         if verdict.outcome in (Outcome.PASSED, Outcome.SKIPPED):
             return
@@ -65,18 +71,16 @@ class TestProperties(VerdictTestCase):
             else:
                 self.assertIn(f"  rank {rank}: {report.line()}", verdict.message)
 
-    @steady
-    @given(WORLDS, st.randoms(use_true_random=False), st.booleans())
-    def test_the_order_of_ranks_does_not_matter(self, reports, random, any_code):
-        shuffled = random.sample(reports, len(reports))
-        before, after = (self.judge(*order, expected=Expected(any_code)).outcome for order in (reports, shuffled))
+    @in_many_worlds
+    def test_the_order_of_ranks_does_not_matter(self, reports, any_code, _, draw):
+        orders = reports, draw.shuffled(reports)
+        before, after = (self.judge(*order, expected=Expected(any_code)).outcome for order in orders)
         good = (Outcome.PASSED, Outcome.SKIPPED)
         self.assertEqual(before if before in good else "bad", after if after in good else "bad")
 
-    @steady
-    @given(WORLDS, st.booleans(), st.booleans())
-    def test_the_culprit_did_not_pass(self, reports, timed_out, any_code):
-        verdict = self.judge(*reports, timed_out=timed_out, expected=Expected(any_code))
+    @in_many_worlds
+    def test_the_culprit_did_not_pass(self, reports, timed_out, _, draw):
+        verdict = self.judge(*reports, timed_out=timed_out, expected=Expected(draw.one_of([False, True])))
         if verdict.culprit is not None:
             self.assertIsNot(reports[verdict.culprit].ending, RankEnding.PASSED)
 

@@ -2,7 +2,7 @@
 
 import unittest
 
-from hypothesis import given, settings, strategies as st
+from kit.drawing import Drawer, seeds
 from kit.invented import make_unit
 
 from torch_testing_ext.runner.scheduling.forecast import forecast
@@ -114,12 +114,15 @@ class NodeLeasesTest(unittest.TestCase):
         leases.give_back(again)
         self.assertEqual(leases.free_devices, 2)
 
-    units = st.lists(st.tuples(st.integers(0, 4), st.integers(1, 6), st.floats(0.1, 9.0)), min_size=1, max_size=30)
-    nodes = st.lists(st.tuples(st.integers(0, 4), st.integers(1, 4)), min_size=1, max_size=4)
+    def test_every_unit_starts_once(self):
+        for seed in seeds(200):
+            with self.subTest(seed=seed):
+                draw = Drawer(seed)
+                units = draw.several(lambda draw: (draw.whole(0, 4), draw.whole(1, 6), draw.number(0.1, 9.0)), 1, 30)
+                nodes = draw.several(lambda draw: (draw.whole(0, 4), draw.whole(1, 4)), 1, 4)
+                self.check_starts(units, nodes)
 
-    @settings(max_examples=200, deadline=None)
-    @given(units, nodes)
-    def test_every_unit_starts_once(self, units, nodes):
+    def check_starts(self, units, nodes):
         most = max(devices for devices, _ in nodes)
         made = [make_unit(n, min(devices, most), ranks, s) for n, (devices, ranks, s) in enumerate(units)]
         leases, queue = make(made, *nodes)

@@ -7,7 +7,7 @@ import tempfile
 import unittest
 from pathlib import Path
 
-from hypothesis import given, strategies as st
+from kit.drawing import Drawer, seeds
 from kit.invented import finished_test, make_test, make_unit
 
 from torch_testing_ext.runner.model import Attempt, FinishedTest, NodeOfRun, Policy, Summary, TestId, TestOutcome
@@ -93,8 +93,14 @@ class WithoutResultTest(unittest.TestCase):
 
 
 class ShardTest(unittest.TestCase):
-    @given(st.lists(st.tuples(st.sampled_from("abc"), st.none() | st.floats(0, 99)), max_size=40), st.integers(1, 6))
-    def test_every_test_is_in_one_shard(self, drawn, count):
+    def test_every_test_is_in_one_shard(self):
+        for seed in seeds(100):
+            with self.subTest(seed=seed):
+                draw = Drawer(seed)
+                drawn = draw.several(lambda draw: (draw.one_of("abc"), draw.one_of([None, draw.number(0, 99)])), 0, 40)
+                self.check_shards(drawn, draw.whole(1, 6))
+
+    def check_shards(self, drawn, count):
         tests = [make_test(f"test_{n}", together=name.strip("a")) for n, (name, _) in enumerate(drawn)]
         known = {test.id: seconds for test, (_, seconds) in zip(tests, drawn, strict=True)}
         parts = [shard(tests, ShardSpec(index, count), known.get) for index in range(1, count + 1)]

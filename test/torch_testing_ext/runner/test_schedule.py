@@ -2,7 +2,7 @@
 
 import unittest
 
-from hypothesis import given, strategies as st
+from kit.drawing import Drawer, seeds
 from kit.invented import make_unit
 
 from torch_testing_ext.runner.scheduling.leases import Leases
@@ -131,23 +131,28 @@ class LeasesTest(unittest.TestCase):
             Leases(("0", "0"), 1)
 
 
-@st.composite
-def machines(draw):
+def machine(draw):
     """A machine, the units that wait at first, and those that arrive while others run."""
-    devices, slots = draw(st.integers(0, 8)), draw(st.integers(1, 6))
-    seconds = st.none() | st.floats(0, 100)
-    on_devices = st.builds(lambda n, s: (n, 1, s), st.integers(1, max(devices, 1)), seconds)
-    on_slots = st.builds(lambda n, s: (0, n, s), st.integers(1, 10), seconds)
-    needs = draw(st.lists(on_devices | on_slots if devices else on_slots, max_size=30))
-    units = [make_unit(number, *need) for number, need in enumerate(needs)]
-    first = draw(st.integers(0, len(units)))
+    devices, slots = draw.whole(0, 8), draw.whole(1, 6)
+
+    def needs(draw):
+        seconds = draw.one_of([None, draw.number(0, 100)])
+        on_devices = devices and draw.one_of([True, False])
+        return (draw.whole(1, devices), 1, seconds) if on_devices else (0, draw.whole(1, 10), seconds)
+
+    units = [make_unit(number, *need) for number, need in enumerate(draw.several(needs, 0, 30))]
+    first = draw.whole(0, len(units))
     return devices, slots, units[:first], units[first:]
 
 
 class ArrivalsTest(unittest.TestCase):
-    @given(machines(), st.data())
-    def test_leases_never_overlap_and_all_units_run(self, machine, data):
-        devices, slots, waiting, arriving = machine
+    def test_leases_never_overlap_and_all_units_run(self):
+        for seed in seeds(100):
+            with self.subTest(seed=seed):
+                draw = Drawer(seed)
+                self.check_leases(draw, *machine(draw))
+
+    def check_leases(self, draw, devices, slots, waiting, arriving):
         names = tuple(f"device{number}" for number in range(devices))
         leases = Leases(names, slots)
         queue = Queue(waiting, leases)
@@ -161,10 +166,10 @@ class ArrivalsTest(unittest.TestCase):
                 self.check(running, unit, lease, names, slots)
             if not running and not arriving:
                 self.assertEqual(len(queue), 0, "nothing runs, and no waiting unit starts")
-            elif arriving and (not running or data.draw(st.booleans(), label="one more arrives")):
+            elif arriving and (not running or draw.one_of([True, False])):
                 queue.add(arriving.pop())
             else:
-                leases.give_back(running.pop(data.draw(st.integers(0, len(running) - 1), label="ends")))
+                leases.give_back(running.pop(draw.whole(0, len(running) - 1)))
         self.assertEqual(sorted(started), sorted(expected))
         self.assertEqual((leases.free_devices, leases.free_slots), (devices, slots))
 
@@ -176,23 +181,27 @@ class ArrivalsTest(unittest.TestCase):
             self.assertEqual(len(held), len(set(held)), f"two leases share {resource}")
             self.assertLessEqual(set(held), set(known))
 
-    @given(st.integers(1, 4), st.data())
-    def test_no_unit_starves(self, devices, data):
+    def test_no_unit_starves(self):
         """A unit starts after the units before it and a bounded number of later arrivals."""
-        wide = st.integers(1, devices)
-        before = data.draw(st.lists(wide, max_size=6))
-        victim = make_unit(-1, data.draw(wide), seconds=data.draw(st.floats(0, 10)))
+        for seed in seeds(100):
+            with self.subTest(seed=seed):
+                self.check_that_one_starts(Drawer(seed))
+
+    def check_that_one_starts(self, draw):
+        devices = draw.whole(1, 4)
+        before = draw.several(lambda draw: draw.whole(1, devices), 0, 6)
+        victim = make_unit(-1, draw.whole(1, devices), seconds=draw.number(0, 10))
         leases, running = leases_of(devices, 1), []
         queue = Queue([*(make_unit(-2 - n, width) for n, width in enumerate(before)), victim], leases)
         most = MOST_OVERTAKEN * devices
         bound = (len(before) + most + 1) * (most + 1)  # units that may start before it, each overtaken as often as it
         for number in range(bound + 1):
             while (unit := queue.take(leases.free_devices, 1)) is None:
-                leases.give_back(running.pop(data.draw(st.integers(0, len(running) - 1))))
+                leases.give_back(running.pop(draw.whole(0, len(running) - 1)))
             if unit is victim:
                 return
             running.append(leases.take(unit))
-            queue.add(make_unit(number, data.draw(wide), seconds=data.draw(st.floats(0, 1000))))
+            queue.add(make_unit(number, draw.whole(1, devices), seconds=draw.number(0, 1000)))
         self.fail(f"{bound} units started before it")
 
 
