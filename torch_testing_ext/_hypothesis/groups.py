@@ -76,6 +76,7 @@ class Groups:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 dist.destroy_process_group()
+        _torch.flight_recorder.forget_groups()  # ranks left the last example at different collectives
 
 
 # -- the connections
