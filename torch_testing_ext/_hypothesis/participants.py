@@ -117,7 +117,7 @@ class Leader(Participant):
         self.last_failed: JudgedExample | None = None
         self.failed_example = ""  # the example of `last_failed`, as a call of the test
         self.arguments: dict[str, Any] = {}  # those of the latest example, before each rank takes its share
-        self.count = 0
+        self.count = self.passed = 0
 
     def run_example(self, body: Body, drawn: dict[str, Any]) -> None:
         """Run one example in all ranks, and return or raise so that Hypothesis sees their combined outcome."""
@@ -159,6 +159,7 @@ class Leader(Participant):
         self.last = judged
         self.needs_new_groups = judged.is_damaging or self.watchdog.interrupted == self.number
         if judged.kind is ExampleKind.PASSED:
+            self.passed += 1
             for label, score in judged.scores().items():
                 hypothesis.target(score, label=label)
             return

@@ -13,7 +13,7 @@ from typing import Any
 import hypothesis
 import torch.distributed as dist
 from hypothesis import Phase
-from hypothesis.errors import Flaky
+from hypothesis.errors import Flaky, Unsatisfiable
 
 from . import hypothesis_internals, replay
 from .groups import Connections, Groups
@@ -110,6 +110,8 @@ def _lead(leader: Leader, test: Any, prop: Callable[..., None], examples: Sequen
     try:
         with hypothesis_internals.capture_reports(lines), hypothesis_internals.examples_of_the_seed():
             prop(test)
+        if examples is not None and not leader.passed:  # Hypothesis refuses this of examples that it draws
+            raise Unsatisfiable(f"the property rejected all {leader.count} examples: it has tested nothing")
         if leader.needs_new_groups:
             leader.recreate_groups()  # for the rest of the test
     except PropertyFailure as failure:

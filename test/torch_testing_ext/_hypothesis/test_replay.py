@@ -1,7 +1,9 @@
 """Properties that replay examples: what they run by default and in a search, and that nothing else decides it."""
 
+import functools
 import json
 import os
+import re
 import tempfile
 import unittest
 from pathlib import Path
@@ -12,10 +14,11 @@ from kit.processes import clean_environ, output_of_python, run_python
 from kit.ranks import Ranks
 
 from torch_testing_ext.common_utils import TestCase, run_tests
-from torch_testing_ext.hypothesis_utils import example, given, replay, settings
+from torch_testing_ext.hypothesis_utils import assume, example, given, replay, settings
 
+ROOT = Path(__file__).parents[3]
 LIST_EXAMPLES = Path(__file__).with_name("list_examples.py")
-OTHER_HYPOTHESIS = "6.100.0"
+OLDEST = re.compile("^(hypothesis==(.*))$", re.MULTILINE)  # of the versions that we promise
 PROFILE = settings(max_examples=3, database=None, derandomize=True)
 
 
@@ -62,6 +65,12 @@ class Subjects:
         def fails(self, n):
             self.assertEqual(n % 2, 0)
 
+        @PROFILE
+        @replay([("too small", {"n": 0}), ("too large", {"n": 3})])
+        @given(n=st.integers(0, 3))
+        def rejects_all(self, n):
+            assume(0 < n < 3)
+
     class OnFourRanks(Replaying):
         world_size = 4
 
@@ -91,6 +100,10 @@ class TestReplay(TestCase):
         self.assertIsNone(failure_of(Subjects.OnFourRanks("runs_those_of_its_ranks")))
         self.assertIn("no example for 3 ranks", failure_of(Subjects.OnThreeRanks("runs_those_of_its_ranks")))
 
+    def test_all_examples_may_not_be_rejected(self):
+        report = failure_of(Subjects.Replaying("rejects_all"))
+        self.assertIn("Unsatisfiable: the property rejected all 2 examples", report)
+
     def test_report_says_what_the_example_is_there_for(self):
         report = failure_of(Subjects.Replaying("fails"))
         self.assertIn("fails(n=1) fails on ranks 0, 1", report)
@@ -98,28 +111,30 @@ class TestReplay(TestCase):
         self.assertNotIn("To repeat", report)
 
 
+@functools.cache  # it imports every suite
+def examples_of_suites(*options, **variables):
+    return json.loads(output_of_python(str(LIST_EXAMPLES), *options, **variables))
+
+
 class TestSuites(TestCase):
     """What the property suites run by default is in this repository."""
 
-    def examples(self, *options, **variables):
-        return json.loads(output_of_python(str(LIST_EXAMPLES), *options, **variables))
-
     def test_every_property_has_examples_whatever_the_generator_and_the_database(self):
-        plain = self.examples()
+        plain = examples_of_suites()
         self.assertGreater(len(plain), 30)
         self.assertEqual([name for name, examples in plain.items() if not examples], [])
-        self.assertEqual(self.examples("--without-generator", "--without-database"), plain)
+        self.assertEqual(examples_of_suites("--without-generator", "--without-database"), plain)
 
     def test_another_version_of_hypothesis_with_network(self):
         with tempfile.TemporaryDirectory() as folder:
-            other = f"hypothesis=={OTHER_HYPOTHESIS}"
+            other, number = OLDEST.search((ROOT / ".ci" / "oldest.txt").read_text()).groups()
             installed = run_python("-m", "pip", "install", "--quiet", "--target", folder, other)
             if installed.returncode:
                 self.skipTest(f"pip cannot install {other} here: {installed.stderr[-200:]}")
             path = os.pathsep.join([folder, clean_environ()["PYTHONPATH"]])
             version = output_of_python("-c", "import hypothesis; print(hypothesis.__version__)", PYTHONPATH=path)
-            self.assertEqual(version.strip(), OTHER_HYPOTHESIS)
-            self.assertEqual(self.examples(PYTHONPATH=path), self.examples())
+            self.assertEqual(version.strip(), number)
+            self.assertEqual(examples_of_suites(PYTHONPATH=path), examples_of_suites())
 
 
 if __name__ == "__main__":
