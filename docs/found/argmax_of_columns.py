@@ -1,7 +1,8 @@
 """DTensor: if columns are sharded, argmax over all elements does not return the first of several maxima.
 
 Seen on torch 2.13.0, 2.14.1 and 2.15.0. It returns the maximum of the lowest rank, while torch.argmax promises the
-first one. Found by test/distributed/tensor/test_dtensor_ops_properties.py.
+first one. Torch 2.11.0 raises an error in gloo instead. Found by
+test/distributed/tensor/test_dtensor_ops_properties.py.
 
 Run this file: it prints what torch returns and what is right, and exits with 1 if they differ.
 """

@@ -41,10 +41,16 @@ FIXED_IN = {
 }
 # The first version that is wrong, where an earlier one, which we support, is right.
 WRONG_SINCE = {
-    "cross_product_of_broadcast_rows": (2, 15),
-    "fft_of_a_rank_without_rows": (2, 13),
-    "local_synchronization_and_group_names": (2, 15),
-    "pipeline_gradient_of_a_view": (2, 13),
+    "cross_product_of_broadcast_rows": (2, 14),
+    "fft_of_a_rank_without_rows": (2, 12),
+    "local_synchronization_and_group_names": (2, 14),
+    "pipeline_gradient_of_a_view": (2, 12),
+    "pipeline_split_backward_of_frozen_inputs": (2, 12),
+}
+# Before this version, the file ends with an error of torch.
+RAISED_BEFORE = {
+    "argmax_of_columns": (2, 12),
+    "convolution_of_sharded_weights": (2, 12),
     "pipeline_split_backward_of_frozen_inputs": (2, 13),
 }
 # A bug that shows only in some runs, or only in how long a call takes, cannot be an expected failure.
@@ -97,6 +103,10 @@ class TestFound(MultiProcessTestCase):
             runpy.run_path(str(FOUND / f"{name}.py"), run_name="__main__")
         except SystemExit as exit_request:
             return not exit_request.code
+        except RuntimeError:
+            if torch.__version__ >= RAISED_BEFORE.get(name, (0, 0)):
+                raise
+            return False
         return True
 
 
