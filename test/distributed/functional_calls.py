@@ -12,6 +12,8 @@ import torch.distributed._functional_collectives as functional
 REDUCTIONS = {"sum": torch.add, "product": torch.mul, "max": torch.maximum, "min": torch.minimum}
 # Before torch 2.13, two functions have another name, all_reduce has no gradient, and new_group always sorts the ranks.
 OLD = torch.__version__ < (2, 13)
+# Before torch 2.12, gathering and scattering take contiguous tensors only.
+ONLY_CONTIGUOUS = torch.__version__ < (2, 12)
 SUFFIX, COALESCED = ("tensor", "into_tensor") if OLD else ("single", "single")
 
 
@@ -42,9 +44,9 @@ class Call:
             shape = [math.prod(shape)]
         numbers = torch.arange(math.prod(shape), dtype=torch.double)
         values = ((numbers * 5 + rank * 3 + number) % 7 - 3) / 2
-        return (
-            values.reshape(shape[::-1]).permute(*range(len(shape))[::-1]) if self.transposed else values.reshape(shape)
-        )
+        if self.transposed and not ONLY_CONTIGUOUS:
+            return values.reshape(shape[::-1]).permute(*range(len(shape))[::-1])
+        return values.reshape(shape)
 
     def expected(self, inputs):
         """Return what each member gets."""

@@ -19,7 +19,7 @@ class Call:
     placements: tuple
     args: tuple = ()
     kwargs: dict = field(default_factory=dict)
-    must_answer = True  # it may not be refused
+    must_answer = True  # it may not be refused by a torch that supports the operation
 
     @property
     def function(self):
@@ -117,7 +117,7 @@ KNOWN_FAULTS = (
         "fft_of_a_rank_without_rows",
         ArgumentLayout.may_leave_a_rank_empty,
         ("fft.*",),
-        ((2, 13), (2, 15)),
+        ((2, 12), (2, 15)),
     ),
     KnownFault(
         "flatten_of_a_dim_sharded_twice",
@@ -141,7 +141,7 @@ KNOWN_FAULTS = (
     ),
     # These two need a sharded dim that may come about by redistribution only.
     KnownFault("argmax_of_columns", is_distributed, ("argmax", "argmin", "masked.argmax", "masked.argmin")),
-    KnownFault("cross_product_of_broadcast_rows", is_distributed, ("cross", "linalg.cross"), ((2, 15), (99, 0))),
+    KnownFault("cross_product_of_broadcast_rows", is_distributed, ("cross", "linalg.cross"), ((2, 14), (99, 0))),
     KnownFault("embedding_rank_without_rows", is_distributed, ("nn.functional.embedding",)),
     KnownFault("cumsum_of_a_sharded_dim", is_distributed, ("cumprod", "cumsum", "logcumsumexp"), ((2, 0), (2, 14))),
 )
@@ -149,3 +149,59 @@ KNOWN_FAULTS = (
 
 def is_known_to_fail(mesh, call):
     return any(fault.concerns(mesh, call) for fault in KNOWN_FAULTS)
+
+
+# -- what torch has not always answered
+
+# The first version of torch that answers. Earlier ones lack the operation or a strategy for it, or do not redistribute.
+ANSWERED_SINCE = {
+    (2, 12): (
+        "addr",
+        "complex",
+        "cross",
+        "cummax",
+        "diagonal_scatter",
+        "fft.fftshift",
+        "fft.ifftshift",
+        "flatten",
+        "flip",
+        "fliplr",
+        "gcd",
+        "grid_sampler_3d",
+        "index_reduce",
+        "kron",
+        "lcm",
+        "linalg.cross",
+        "linalg.det",
+        "linalg.householder_product",
+        "linalg.pinv",
+        "linalg.slogdet",
+        "linalg.solve_ex",
+        "linalg.solve_triangular",
+        "linalg.tensorinv",
+        "linalg.tensorsolve",
+        "linalg.vander",
+        "lu_solve",
+        "masked.cumprod",
+        "masked.median",
+        "matrix_exp",
+        "mode",
+        "native_batch_norm",
+        "ne",
+        "nn.functional.adaptive_avg_pool2d",
+        "nn.functional.batch_norm",
+        "nn.functional.cosine_similarity",
+        "nn.functional.grid_sample",
+        "nn.functional.instance_norm",
+        "nn.functional.local_response_norm",
+        "nn.functional.max_unpool1d",
+        "nn.functional.max_unpool2d",
+        "nn.functional.max_unpool3d",
+    ),
+    (2, 13): ("native_group_norm", "nn.functional.group_norm", "nn.functional.linear_cross_entropy"),
+}
+
+
+def may_be_refused(call):
+    too_old = (titles for since, titles in ANSWERED_SINCE.items() if is_in(((0, 0), since)))
+    return not call.must_answer or any(call.title in titles for titles in too_old)

@@ -230,7 +230,8 @@ class ExpectedResult(enum.Enum):
 class KnownIssue:
     """A refusal or a wrong result of torch. `message` is a pattern of its error, or the file in docs/found.
 
-    `when`: for which plain layouts. `versions`: from the first version of torch up to, but excluding, the second.
+    `when`: for which plain layouts; None if we do not know. `versions`: from the first version of torch up to, but
+    excluding, the second.
     """
 
     ops: tuple
@@ -242,13 +243,25 @@ class KnownIssue:
         return op in self.ops and is_in(self.versions)
 
     def expects(self, layout):
-        if not layout.is_plain():
+        if self.when is None or not layout.is_plain():
             return ExpectedResult.EITHER
         return ExpectedResult.REFUSAL if self.when(layout) else ExpectedResult.ANSWER
 
 
 _UNEVEN = "would remove or reshape sharded dimension|Cannot (flatten|shard) unevenly"
+_BEFORE_2_12 = ((2, 0), (2, 12))
+# The first entry for an operation and a version is the one that holds.
 REFUSALS = [
+    KnownIssue(
+        ("cummax", "cumprod", "flip", "kthvalue", "median", "nansum", "roll", "threshold"),
+        lambda layout: True,
+        "does not have a sharding strategy registered",
+        _BEFORE_2_12,
+    ),
+    KnownIssue(("argmax", "argmin"), None, "Expected reduction dim to be|invalid size of output tensor", _BEFORE_2_12),
+    KnownIssue(("max of a dim",), None, "Expected reduction dim .* to have non-zero size", _BEFORE_2_12),
+    KnownIssue(("pad",), None, "list index out of range", _BEFORE_2_12),
+    KnownIssue(("matmul of a batch and a matrix",), None, "Attempted to flatten", _BEFORE_2_12),
     # A rank without elements fails in its part of the reduction, while the others do not.
     KnownIssue(
         ("amax", "amin", "argmax", "argmin", "max", "min", "norm inf"),
