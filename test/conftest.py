@@ -1,10 +1,11 @@
-"""Starts from a known state, and prints the counts of passed, failed and skipped tests as the last line of a run."""
+"""Starts from a known state, marks slow tests, and prints how many passed, failed and were skipped as the last line."""
 
 import os
 import signal
 from unittest import mock
 
 import pytest
+from slow_tests import is_slow
 
 
 def pytest_configure(config):
@@ -18,6 +19,11 @@ def pytest_configure(config):
     for ignored in (signal.SIGHUP, signal.SIGQUIT):
         if signal.getsignal(ignored) is signal.SIG_IGN:
             signal.signal(ignored, signal.SIG_DFL)
+
+
+def pytest_itemcollected(item):
+    if is_slow(item.nodeid):
+        item.add_marker("slow")
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -33,6 +33,8 @@ class CIRunTest(unittest.TestCase):
 
     def ran(self, *parts, lint=0, contributing="", **commands):
         """Run .ci/run and return its exit code and its lines."""
+        if not contributing:
+            commands.setdefault("slow", self.counts(0, 0, 0))
         commands["test"] = f"{MAKE_TOOLS.format(lint=lint)} && {commands.get('test', 'true')}"
         pages = [f"<!-- command: {name} -->\n```\n{command}\n```\n" for name, command in commands.items()]
         (self.project / "README.md").write_text("# Title\n\n" + "\nMore.\n\n".join(pages))
@@ -61,6 +63,7 @@ class CIRunTest(unittest.TestCase):
             ({"test": good}, "5 passed, 1 failed, 1 skipped"),
             ({"main": good, "test": good, "lint": 1}, "10 passed, 1 failed, 2 skipped"),
             ({"main": good, "test": good, "slow": "false"}, "10 passed, 1 failed, 2 skipped"),
+            ({"main": good, "test": good, "slow": bad}, "14 passed, 1 failed, 3 skipped"),
         ):
             with self.subTest(**commands):
                 code, lines = self.ran(**commands)
@@ -75,6 +78,23 @@ class CIRunTest(unittest.TestCase):
         self.assertEqual((code, lines[-1]), (0, "2 passed, 0 failed, 0 skipped"), lines)
         self.assertEqual(self.ran("tests")[0], 4)
 
+    def test_a_part_that_has_no_command_is_a_failure(self):
+        code, lines = self.ran(main=self.counts(1, 0, 0), test=self.counts(1, 0, 0), contributing="no command")
+        self.assertEqual((code, lines[-1]), (1, "2 passed, 1 failed, 0 skipped"), lines)
+
+    def test_slow_without_test_makes_its_environment(self):
+        (self.tools / "python3").write_text("#!/bin/sh\nmkdir -p .venv/bin && printf '#!/bin/sh\\n' > .venv/bin/pip\n")
+        (self.tools / "python3").chmod(0o755)
+        slow = f"ls .venv/bin && {self.counts(1, 0, 0)}"
+        code, lines = self.ran("slow", slow=slow)
+        self.assertEqual(code, 1, lines)  # that pip cannot be executed
+        self.assertNotIn("1 passed, 0 failed, 0 skipped", lines)
+        (self.tools / "python3").write_text(
+            "#!/bin/sh\nmkdir -p .venv/bin && printf '#!/bin/sh\\n' > .venv/bin/pip && chmod +x .venv/bin/pip\n"
+        )
+        code, lines = self.ran("slow", slow=slow)
+        self.assertEqual((code, lines[-1]), (0, "1 passed, 0 failed, 0 skipped"), lines)
+
     def test_each_part_has_its_folder_and_its_versions(self):
         said = 'echo "$PIP_CONSTRAINT|$TORCH_TESTING_EXT_RUN_JUNIT|$CI_JUNIT" && touch made && ls'
         self.ran("main", "test", main=said, test=said)
@@ -86,7 +106,8 @@ class CIRunTest(unittest.TestCase):
     def test_a_run_keeps_durations(self):
         """test/conftest.py has pytest write them where CI_JUNIT says, but not the runs that tests start."""
         (self.project / "test_it.py").write_text("import os\nassert 'CI_JUNIT' not in os.environ\n")
-        (self.project / "conftest.py").write_bytes((ROOT / "test" / "conftest.py").read_bytes())
+        for name in ("conftest.py", "slow_tests.py"):
+            (self.project / name).write_bytes((ROOT / "test" / name).read_bytes())
         environ = {**os.environ, "CI_JUNIT": str(self.project / "it.xml")}
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--collect-only", "test_it.py"]
         subprocess.run(command, env=environ, cwd=self.project, stdout=subprocess.DEVNULL)
