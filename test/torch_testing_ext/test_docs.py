@@ -4,12 +4,12 @@ import ast
 import os
 import re
 import shlex
-import subprocess
-import sys
 import tempfile
 import unittest
 from pathlib import Path
 from unittest import mock
+
+from kit.warm import run_warm
 
 import torch_testing_ext
 from torch_testing_ext.launch import settings
@@ -53,10 +53,8 @@ class DocsTest(unittest.TestCase):
         environ = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
         is_for_pytest = "pytest.mark" in file.read_text(encoding="utf-8")
         runner = ["-m", "pytest", "-p", "torch_testing_ext.pytest_plugin", "-p", "no:cacheprovider"]
-        command = [sys.executable, *(runner if is_for_pytest else []), file.name]
-        done = subprocess.run(
-            command, cwd=file.parent, env={**environ, "PYTHONPATH": path}, capture_output=True, text=True
-        )
+        command = [*(runner if is_for_pytest else []), file.name]
+        done = run_warm(*command, cwd=file.parent, env={**environ, "PYTHONPATH": path})
         self.assertEqual(done.returncode, 0, f"{file.name} failed:\n{done.stdout}{done.stderr}")
 
     def test_settings_are_known_and_documented(self):

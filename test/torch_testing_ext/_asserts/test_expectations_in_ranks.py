@@ -4,7 +4,8 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from kit.processes import run_python
+from kit.processes import clean_environ
+from kit.warm import run_warm
 
 from torch_testing_ext.common_distributed import MultiProcessTestCase, RankFailure
 from torch_testing_ext.common_utils import TestCase, run_tests
@@ -48,7 +49,8 @@ ACCEPTED = ('"""\\\nx\ny\nz"""', '"""\\\none\ntwo\nthree"""', '"""b"""', '"""onl
 
 class TestAccept(TestCase):
     def run_subject(self, *words: object, **environ: str) -> subprocess.CompletedProcess:
-        return run_python(*words, **{"EXPECTTEST_ACCEPT": "", **environ})
+        environ = clean_environ(**{"EXPECTTEST_ACCEPT": "", **environ})
+        return run_warm(*map(str, words), cwd=Path.cwd(), env=environ)
 
     def write(self, disagree: bool) -> Path:
         directory = tempfile.TemporaryDirectory()

@@ -7,6 +7,8 @@ import tempfile
 import unittest
 from pathlib import Path
 
+from kit.warm import run_warm
+
 from torch_testing_ext._marks.settings_of_tests import kinds_of_test, sanitize
 from torch_testing_ext._sanitizer.kinds import ALL, DEFAULT, SanitizeKind, read_kinds
 from torch_testing_ext.common_utils import run_tests
@@ -62,9 +64,11 @@ class SanitizeOptionsTest(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             Path(folder, "test_it.py").write_text(text)
             env = {**os.environ, "PYTHONPATH": str(ROOT)}
-            done = subprocess.run(
-                [sys.executable, "-m", *command], cwd=folder, env=env, capture_output=True, text=True, timeout=300
-            )
+            if command[0] == "pytest":
+                done = run_warm("-m", *command, cwd=folder, env=env)
+            else:
+                words = [sys.executable, "-m", *command]
+                done = subprocess.run(words, cwd=folder, env=env, capture_output=True, text=True, timeout=300)
         return done.returncode, done.stdout + done.stderr
 
     def test_pytest(self):

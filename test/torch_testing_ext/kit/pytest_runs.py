@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kit.processes import ROOT, clean_environ
+from kit.warm import run_warm
 from torch_testing_ext._machine.ports import leased_port
 
 PACKAGE = ROOT / "torch_testing_ext"
@@ -47,14 +48,8 @@ def run_pytest(
         report = Path(temporary, "junit", "report.xml")
         words = ["-p", "no:cacheprovider", "-q", f"--junitxml={report}", f"--rootdir={where}", "-c", os.devnull]
         words += ["-o", "junit_logging=all", "-o", "junit_family=xunit1"]
-        done = subprocess.run(
-            [sys.executable, "-m", "pytest", *plugin, *words, *options],
-            cwd=where,
-            env=clean_environ(**more),
-            capture_output=True,
-            text=True,
-            timeout=RUN_TIMEOUT,
-        )
+        command = ("-m", "pytest", *plugin, *words, *options)
+        done = run_warm(*command, cwd=where, env=clean_environ(**more), timeout=RUN_TIMEOUT)
         cases = list(ElementTree.parse(report).iter("testcase")) if report.exists() else []
     run = PytestRun(done.returncode, done.stdout, done.stderr)
     for case in cases:

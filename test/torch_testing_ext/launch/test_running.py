@@ -15,6 +15,7 @@ from pathlib import Path
 
 from kit.files import write
 from kit.processes import ROOT, start_python
+from kit.warm import run_warm
 
 from torch_testing_ext.common_utils import TestCase, run_tests
 
@@ -63,10 +64,10 @@ class RunningTest(TestCase):
         self.file = write(self.directory, "test_it.py", FILE)
 
     def run_python(self, *arguments, code=0, **environment):
-        main = start_python(*arguments, cwd=self.directory, **environment)
-        printed, _ = main.communicate(timeout=120)
-        self.assertEqual(main.returncode, code, printed)
-        return printed
+        environ = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
+        done = run_warm(*arguments, cwd=self.directory, env=environ, timeout=120, together=True)
+        self.assertEqual(done.returncode, code, done.stdout)
+        return done.stdout
 
     def run_all(self, *runs):
         """What these runs return. Two run at once: most of their time is one core's, for importing torch."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import tempfile
 import textwrap
 from pathlib import Path
 
-from kit.processes import run_python
+from kit.processes import clean_environ, run_python
+from kit.warm import run_warm
 
 from torch_testing_ext.common_utils import TestCase, instantiate_parametrized_tests, parametrize, run_tests, subtest
 
@@ -187,8 +189,11 @@ class DropInTest(TestCase):
         file.write_text(textwrap.dedent(text).format(**parts) if parts else textwrap.dedent(text))
         return file
 
+    def run_program(self, *words: object, **environ: str) -> subprocess.CompletedProcess[str]:
+        return run_warm(*map(str, words), cwd=Path.cwd(), env=clean_environ(**environ))
+
     def run_file(self, *words: object, code: int = 0, **environ: str) -> str:
-        done = run_python("-m", "torch_testing_ext.upstream", "run", *words, **environ)
+        done = self.run_program("-m", "torch_testing_ext.upstream", "run", *words, **environ)
         output = done.stdout + done.stderr
         self.assertEqual(done.returncode, code, output)
         return output
@@ -200,11 +205,11 @@ class DropInTest(TestCase):
     @parametrize("before", [False, True])
     def test_other_modules_of_a_package(self, before: bool) -> None:
         """Those that are not mirrored are PyTorch's, also if they were imported before."""
-        done = run_python(self.file(PACKAGE), *(["before"] if before else []))
+        done = self.run_program(self.file(PACKAGE), *(["before"] if before else []))
         self.assertEqual(done.returncode, 0, done.stderr)
 
     def test_modules_imported_before(self) -> None:
-        done = run_python(self.file(ALREADY_IMPORTED))
+        done = self.run_program(self.file(ALREADY_IMPORTED))
         self.assertEqual(done.returncode, 0, done.stderr)
         for line in (
             "  Plain: our launch, through our DistributedTestBase",
