@@ -46,6 +46,9 @@ SLOW = {
         f"{OURS}runner/test_shared_leases.py::*::test_many_runs_that_need_several_devices",
         f"{OURS}runner/test_zygote_dies.py::*::test_more_often_than_once_for_each_of_many_tests",
     ),
+    "a whole product; test_same_outcome_for_values_of_every_kind stays": (
+        f"{OURS}_asserts/test_assert_equal.py::*::test_same_outcome_for_every_pair_of_values",
+    ),
     "a cluster of Ray": (f"{OURS}runner/test_cluster.py::TestOnRay::*",),
     "daemons of Slurm": (f"{OURS}runner/test_slurm.py::*Allocation*::*",),
     "end to end on ranks, one row of a table each; of the two styles, `replicate` stays": (

@@ -2,11 +2,15 @@
 
 The script runs in a process of its own, since PyTorch's test package changes global state when imported. It prints,
 as JSON, how many comparisons were made and on which of them the two test cases do not agree.
+
+With the word `chosen` it compares by equivalence classes: every two values of one kind, every value with the first one
+of every other kind, and with options those values of each kind that differ in what the options change.
 """
 
 import collections
 import dataclasses
 import enum
+import itertools
 import json
 import sys
 import warnings
@@ -199,6 +203,24 @@ OPTIONS = {
     "stride": {"exact_stride": True},
 }
 
+# Kinds of values, by their types. The first one of each kind stands for it in comparisons with other kinds.
+KINDS = {
+    "truth": (bool, np.bool_, type(None)),
+    "number": (int, float, complex, np.number, enum.Enum),
+    "tensor": (torch.Tensor,),
+    "array": (np.ndarray,),
+    "text": (str, bytes, bytearray),
+    "sequence": (list, tuple, range, collections.deque, torch.nn.ModuleList, torch.nn.ParameterList),
+    "set": (set, frozenset),
+    "mapping": (dict, torch.nn.ParameterDict),
+    "other": (object,),
+}
+# One for each thing that an option changes: tolerance, dtype, NaN, device, layout and stride.
+CHOSEN = """
+    1, 1+1e-4, nan, 1+0j, np.float64, deep, 0-d nan, ones, ones far, nans, ones double, ones bool, ones float8,
+    ones 2x2 strided, meta, sparse, csr, quantized, jagged, array
+"""
+
 # Values for which the options matter.
 NUMERIC = """
     1, 1.0, 1+1e-6, 1+1e-4, nan, inf, 1+0j, nan+0j, np.float64, [1], deep, 0-d, 0-d nan, ones, ones close, ones far,
@@ -232,33 +254,65 @@ def outcome(case, first, second, options):
     return "equal"
 
 
-def disagreements(ours, theirs, values, options):
-    for first_name, first in values.items():
-        for second_name, second in values.items():
-            mine = outcome(ours, first(), second(), options)
-            reference = outcome(theirs, first(), second(), options)
+class Comparisons:
+    """Counts comparisons by both test cases, and yields those on which they do not agree."""
+
+    def __init__(self, ours, theirs):
+        self.count = 0
+        self.ours, self.theirs = ours, theirs
+
+    def disagreements(self, values, pairs, options):
+        for first, second in pairs:
+            self.count += 1
+            mine = outcome(self.ours, values[first](), values[second](), options)
+            reference = outcome(self.theirs, values[first](), values[second](), options)
             if mine != reference:
-                yield first_name, second_name, mine, reference
+                yield first, second, mine, reference
 
 
-def main():
+def every_pair(names):
+    return list(itertools.product(names, repeat=2))
+
+
+def chosen_pairs(names):
+    """Every pair of one kind, and every value with the first one of each other kind, in both orders."""
+    kinds = {name: kind_of(VALUES[name]()) for name in names}
+    first_ones = {kinds[name]: name for name in reversed(names)}.values()
+    return [
+        (one, other)
+        for one, other in every_pair(names)
+        if kinds[one] == kinds[other] or one in first_ones or other in first_ones
+    ]
+
+
+def kind_of(value):
+    return next(kind for kind, types in KINDS.items() if isinstance(value, types))
+
+
+def names_in(text):
+    return text.strip().replace("\n    ", " ").split(", ")
+
+
+def main(chosen):
     from torch.testing._internal.common_utils import TestCase as Theirs
 
     from torch_testing_ext.common_utils import TestCase as Ours
 
     warnings.simplefilter("ignore")
-    numeric = {name: VALUES[name] for name in NUMERIC.strip().replace("\n    ", " ").split(", ")}
-    found = {"default": list(disagreements(Ours(), Theirs(), VALUES, {}))}
+    pairs = chosen_pairs(list(VALUES)) if chosen else every_pair(VALUES)
+    numeric = every_pair(names_in(CHOSEN if chosen else NUMERIC))
+    default = Comparisons(Ours(), Theirs())
+    found = {"default": list(default.disagreements(VALUES, pairs, {}))}
     for name, options in OPTIONS.items():
-        found[name] = list(disagreements(Ours(), Theirs(), numeric, options))
-    ours, theirs = Ours(), Theirs()
-    ours.precision = theirs.precision = 1e-2
-    ours.rel_tol = theirs.rel_tol = 1e-3
-    found["precision"] = list(disagreements(ours, theirs, numeric, {}))
-    found["dtensor"] = list(disagreements(Ours(), Theirs(), dtensors(), {}))
+        found[name] = list(default.disagreements(VALUES, numeric, options))
+    other = Comparisons(Ours(), Theirs())
+    for case in (other.ours, other.theirs):
+        case.precision, case.rel_tol = 1e-2, 1e-3
+    found["precision"] = list(other.disagreements(VALUES, numeric, {}))
+    values = dtensors()
+    found["dtensor"] = list(default.disagreements(values, every_pair(values), {}))
     dist.destroy_process_group()  # threads of a group that is still there at exit may abort the process
-    count = len(VALUES) ** 2 + (len(OPTIONS) + 1) * len(numeric) ** 2 + len(DTENSORS) ** 2
-    json.dump({"count": count, "disagreements": found}, sys.stdout)
+    json.dump({"count": default.count + other.count, "disagreements": found}, sys.stdout)
 
 
 def dtensors():
@@ -270,4 +324,4 @@ def dtensors():
 
 
 if __name__ == "__main__":
-    main()
+    main("chosen" in sys.argv[1:])

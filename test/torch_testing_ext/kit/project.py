@@ -67,7 +67,9 @@ class Project:
 
     def __init__(self, root: Path | None = None, preloaded: Sequence[str] = (), drop_in: bool = False) -> None:
         self.root = root or Path(tempfile.mkdtemp(prefix="torch_testing_ext_test_")).resolve()
-        self.zygote = FileProcesses(self.root, WarmUp((*ALWAYS, *preloaded)), drop_in).__enter__()
+        # Files of tests are few and small: what collapsing saves with each fork is less than it takes.
+        warm_up = WarmUp((*ALWAYS, *preloaded), collapse=False)
+        self.zygote = FileProcesses(self.root, warm_up, drop_in).__enter__()
         self._files = 0
 
     @classmethod
