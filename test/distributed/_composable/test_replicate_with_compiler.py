@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import os
 import shutil
 import unittest
@@ -40,6 +41,10 @@ from torch_testing_ext.common_distributed import MultiProcessTestCase, skip_if_l
 from torch_testing_ext.common_utils import lazy_skip_if, run_tests
 
 BACKEND = "inductor"
+# A pool of compile workers would import torch once more for each rank. Without one, inductor starts no thread when it
+# is imported, so that ranks inherit it from this process instead of importing it in each test.
+torch._inductor.config.compile_threads = 1
+importlib.import_module("torch._inductor.compile_fx")
 
 # A layer's weight is 16 MB, so that buckets of at most 25 MB split four layers into three.
 DIM = 2000
