@@ -100,7 +100,7 @@ def test_plain():
             path = f"{PACKAGE.parent}:{folder}"
             for plugin in ((), ("-p", "torch_testing_ext.pytest_plugin")):
                 with self.subTest(plugin=plugin):
-                    run = run_pytest({"test_x.py": source}, plugin=plugin, folder=folder, PYTHONPATH=path)
+                    run = run_pytest({"test_x.py": source}, plugin=plugin, folder=folder, cold=True, PYTHONPATH=path)
                     self.assertOutcomes(run, {"test_plain": "passed"})
 
     def test_the_mark_is_explained(self) -> None:

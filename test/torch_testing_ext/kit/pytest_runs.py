@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kit.processes import ROOT, clean_environ
-from kit.warm import run_warm
+from kit.warm import run_cold, run_warm
 from torch_testing_ext._machine.ports import leased_port
 
 PACKAGE = ROOT / "torch_testing_ext"
@@ -36,9 +36,17 @@ class PytestRun:
 
 
 def run_pytest(
-    files: Mapping[str, str], *options: str, plugin: tuple[str, ...] = PLUGIN, folder: str | None = None, **more: str
+    files: Mapping[str, str],
+    *options: str,
+    plugin: tuple[str, ...] = PLUGIN,
+    folder: str | None = None,
+    cold: bool = False,
+    **more: str,
 ) -> PytestRun:
-    """Run pytest on these files, by name, in a folder of their own. `more`: environment variables."""
+    """Run pytest on these files, by name, in a folder of their own. `more`: environment variables.
+
+    `cold`: in a new interpreter, which has not imported torch.
+    """
     with tempfile.TemporaryDirectory() as temporary:
         # With a fixed name: pytest's -k matches that of the folder too, and a random one has any two letters some day.
         where = Path(folder) if folder else Path(temporary, "files")
@@ -49,14 +57,15 @@ def run_pytest(
         words = ["-p", "no:cacheprovider", "-q", f"--junitxml={report}", f"--rootdir={where}", "-c", os.devnull]
         words += ["-o", "junit_logging=all", "-o", "junit_family=xunit1"]
         command = ("-m", "pytest", *plugin, *words, *options)
-        done = run_warm(*command, cwd=where, env=clean_environ(**more), timeout=RUN_TIMEOUT)
+        run = run_cold if cold else run_warm
+        done = run(*command, cwd=where, env=clean_environ(**more), timeout=RUN_TIMEOUT)
         cases = list(ElementTree.parse(report).iter("testcase")) if report.exists() else []
-    run = PytestRun(done.returncode, done.stdout, done.stderr)
+    ended = PytestRun(done.returncode, done.stdout, done.stderr)
     for case in cases:
         name, outcome, message = _result_of(case)
-        run.outcomes[name], run.messages[name] = outcome, message
-        run.outputs[name] = "".join(each.text or "" for each in case if each.tag.startswith("system-"))
-    return run
+        ended.outcomes[name], ended.messages[name] = outcome, message
+        ended.outputs[name] = "".join(each.text or "" for each in case if each.tag.startswith("system-"))
+    return ended
 
 
 def run_under_torchrun(folder: Path, source: str, *options: str, **more: str) -> PytestRun:

@@ -21,7 +21,7 @@ import threading
 from collections.abc import Mapping
 from pathlib import Path
 
-PRELOADED = ("torch", "expecttest", "hypothesis", "numpy", "pytest")
+PRELOADED = ("torch", "expecttest", "numpy", "pytest")
 # Variables that an interpreter, or torch, reads only once, when it starts.
 _READ_AT_START = ("PYTHON", "TORCH", "PYTORCH", "OMP_", "MKL_", "CUDA_", "HIP_", "LD_")
 _READ_LATER = ("PYTHONPATH", "TORCH_TESTING_EXT_", "PYTORCH_TEST")
@@ -35,29 +35,35 @@ def run_warm(
     *words: str, cwd: Path | str, env: Mapping[str, str], timeout: float = 300, together: bool = False
 ) -> subprocess.CompletedProcess[str]:
     """Run `python *words` to its end. The first word is a file or `-m`. `together`: stderr goes to stdout."""
+    if not _would_start_alike(env):
+        return run_cold(*words, cwd=cwd, env=env, timeout=timeout, together=together)
     global _server
+    with _starting:
+        if _server is None or _server.owner != os.getpid():
+            _server = _Server()
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as errors:
-        streams = (out, out if together else errors)
-        if not _would_start_alike(env):
-            done = subprocess.run(
-                [sys.executable, *words],
-                cwd=cwd,
-                env=dict(env),
-                stdin=subprocess.DEVNULL,
-                stdout=streams[0],
-                stderr=streams[1],
-                timeout=timeout,
-                check=False,
-            )
-            code = done.returncode
-        else:
-            with _starting:
-                if _server is None or _server.owner != os.getpid():
-                    _server = _Server()
-            code = _server.run(words, cwd, env, timeout, tuple(stream.fileno() for stream in streams))
+        streams = (out.fileno(), out.fileno() if together else errors.fileno())
+        code = _server.run(words, cwd, env, timeout, streams)
         for stream in (out, errors):
             stream.seek(0)
         return subprocess.CompletedProcess(words, code, out.read(), errors.read())
+
+
+def run_cold(
+    *words: str, cwd: Path | str, env: Mapping[str, str], timeout: float = 300, together: bool = False
+) -> subprocess.CompletedProcess[str]:
+    """The same in a new interpreter."""
+    return subprocess.run(
+        [sys.executable, *words],
+        cwd=cwd,
+        env=dict(env),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT if together else subprocess.PIPE,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
 
 
 def _would_start_alike(env: Mapping[str, str]) -> bool:
