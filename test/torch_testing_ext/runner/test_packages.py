@@ -1,14 +1,13 @@
 """A file inside a package is imported as a member of it, in every process; any other file as a program."""
 
 import os
-import subprocess
-import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from unittest import mock
 
 from kit.project import Project
+from kit.warm import run_warm
 
 import torch_testing_ext
 from torch_testing_ext.common_utils import TestCase, run_tests
@@ -200,13 +199,8 @@ class MainModuleTest(PackagesCase):
         self.write("pkg/test_main.py", MAIN.format(expected=expected))
 
     def run_main(self, start):
-        return subprocess.run(
-            [sys.executable, "-m", "pkg.test_main"],
-            cwd=self.folder,
-            env={**os.environ, "PYTHONPATH": str(ROOT), "TORCH_TESTING_EXT_START": start},
-            capture_output=True,
-            text=True,
-        )
+        environ = {**os.environ, "PYTHONPATH": str(ROOT), "TORCH_TESTING_EXT_START": start}
+        return run_warm("-m", "pkg.test_main", cwd=self.folder, env=environ)
 
     def test_python_m(self):
         """Ranks import the main module as a member of its package, too."""
