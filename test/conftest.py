@@ -7,6 +7,10 @@ from unittest import mock
 import pytest
 from slow_tests import is_slow
 
+# One thread of torch for each rank, as under torchrun: on two cores, those of several ranks wait for each other, which
+# took a third of the time of tests that compute. torch reads this when it is imported, here, by xdist and in programs.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 
 def pytest_configure(config):
     # Where .ci/run keeps the durations. Not an option for pytest: runs that tests start would write the same file.
