@@ -83,8 +83,13 @@ def leave_process_group(fast: bool) -> None:
 
 
 def _imported_since(count: int) -> tuple[str, ...]:
-    """Return the modules of torch imported since there were `count` modules, if they are worth a preload hint."""
+    """Return the modules of torch imported since there were `count` modules, if they are worth a preload hint.
+
+    Modules that code has made, such as inductor's kernels, have no spec, and nothing could import them.
+    """
     # From the end: reading all names would copy the memory pages that hold them.
     latest = list(itertools.islice(reversed(sys.modules), max(0, len(sys.modules) - count)))
-    new = tuple(name for name in reversed(latest) if name.startswith("torch."))
+    new = tuple(
+        name for name in reversed(latest) if name.startswith("torch.") and getattr(sys.modules[name], "__spec__", None)
+    )
     return new if len(new) >= _WORTH_A_HINT else ()

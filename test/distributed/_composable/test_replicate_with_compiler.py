@@ -46,8 +46,10 @@ BACKEND = "inductor"
 torch._inductor.config.compile_threads = 1
 importlib.import_module("torch._inductor.compile_fx")
 
-# A layer's weight is 16 MB, so that buckets of at most 25 MB split four layers into three.
-DIM = 2000
+# A layer's weight is 1 MB, so that four layers make three buckets: the first is full with 1 MB, the others with 2.
+# PyTorch's tests have the same plan with layers of 16 MB and buckets of 25, which takes three times as long.
+DIM = 512
+BUCKET_MB = 2
 BUCKETS = 3
 
 COALESCED = ["fuse_ddp_with_coalesced_op", "schedule_comm_wait"]
@@ -204,7 +206,11 @@ class ReplicateTest(CompilerTestCase):
 
     def _trainings(self, net: Net, comm_hook: Callable | None, compile_forward: bool) -> list[Training]:
         nets = net, deepcopy(net), deepcopy(net)
-        models = eager, replicated, ddp = replicate(nets[0]), replicate(nets[1]), DDP(nets[2])
+        models = eager, replicated, ddp = (
+            replicate(nets[0], bucket_cap_mb=BUCKET_MB),
+            replicate(nets[1], bucket_cap_mb=BUCKET_MB),
+            DDP(nets[2], bucket_cap_mb=BUCKET_MB),
+        )
         if comm_hook is not None:
             for model in models:
                 model.register_comm_hook(None, comm_hook)
@@ -320,7 +326,7 @@ class ReplicateTest(CompilerTestCase):
         torch.manual_seed(0)
         net = Net(DIM)
         for grads_exist in (False, True):
-            model = torch.compile(replicate(deepcopy(net)), backend=BACKEND, fullgraph=False)
+            model = torch.compile(replicate(deepcopy(net), bucket_cap_mb=BUCKET_MB), backend=BACKEND, fullgraph=False)
             code = self._backward_code(model, grads_exist)
             self.assertEqual(counters["inductor"]["ddp_buckets"], BUCKETS, msg=f"{grads_exist=}")
             order = FileCheck()
@@ -366,7 +372,7 @@ class DDP_TP_Test(CompilerTestCase):
         nets = deepcopy(net), deepcopy(net)
         for parallel in nets:
             parallelize_module(parallel, mesh["tp"], {name: style() for name, style in self.PLAN.items()})
-        eager, compiled = (replicate(parallel, device_mesh=mesh["dp"]) for parallel in nets)
+        eager, compiled = (replicate(parallel, device_mesh=mesh["dp"], bucket_cap_mb=BUCKET_MB) for parallel in nets)
         compiled = torch.compile(compiled, backend=BACKEND, dynamic=False)
 
         dp_rank = mesh.get_local_rank("dp")

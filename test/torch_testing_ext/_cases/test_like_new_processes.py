@@ -1,11 +1,13 @@
 """Ranks are like new processes: they see nothing of setUp, and end by exit codes as those do."""
 
+import importlib.util
 import os
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+import types
 from typing import ClassVar
 from unittest import mock
 
@@ -14,7 +16,7 @@ from kit.outcomes import outcome_of
 from kit.ranks import Ranks, outcome_and_told, ranks_told
 
 from torch_testing_ext import launch
-from torch_testing_ext._cases import process_case, ranked
+from torch_testing_ext._cases import process_case, rank_life, ranked
 from torch_testing_ext._cases.process_case import expected_imports
 from torch_testing_ext.common_distributed import (
     TEST_SKIPS,
@@ -249,6 +251,15 @@ class TestExpectedImports(TestCase):
 
         with mock.patch.object(Run, "wait_until", resume_and_wait):
             self.assertEqual(ranks_told(Imports("tells")), [True] * 2)
+
+    def test_only_of_modules_that_can_be_imported(self):
+        """inductor puts each kernel into sys.modules, below a module that is no package."""
+        made = {f"torch.made_by_code_{i}": types.ModuleType("made") for i in range(20)}
+        spec = importlib.util.find_spec("tabnanny")
+        found = {f"torch.found_{i}": importlib.util.module_from_spec(spec) for i in range(20)}
+        before = len(sys.modules)
+        with mock.patch.dict(sys.modules, made | found):
+            self.assertEqual(rank_life._imported_since(before), tuple(found))
 
     def test_a_preload_that_fails_is_named(self):
         """Each rank then imports the module itself, and its test says more if that fails, too."""
