@@ -8,10 +8,11 @@ from types import SimpleNamespace
 from torch_testing_ext._collectives.proof import ProofRules
 from torch_testing_ext._collectives.raw import pack
 from torch_testing_ext.common_utils import run_tests
-from torch_testing_ext.launch import probes, watch
+from torch_testing_ext.launch import probes
 from torch_testing_ext.launch.job import Sanitize
 from torch_testing_ext.launch.probes import Asked, Confirming, Pace, Prober, Waiting
 from torch_testing_ext.launch.sanitizer_logs import Logs
+from torch_testing_ext.launch.watch import _FIRST_LOOK
 
 
 def child(code):
@@ -146,7 +147,7 @@ class TestProber(unittest.TestCase):
         return subject.found
 
     def test_watcher_looks_when_the_first_prober_is_due(self):
-        self.assertEqual(watch._FIRST_LOOK, Waiting.begin(Pace.first(0.0), 0.0).due)
+        self.assertEqual(_FIRST_LOOK, Waiting.begin(Pace.first(0.0), 0.0).due)
 
     def test_idle_ranks_are_asked_after_a_second(self):
         found = self.asked(lambda rank, time: True, 10.0)
