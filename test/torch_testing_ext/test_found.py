@@ -1,9 +1,10 @@
-"""Bugs that our suites found in torch, kept in docs/found: they still exist.
+"""Bugs that we found in torch, kept in docs/found: they still exist.
 
 If torch has fixed one, add the version here, and make the exceptions for it in the suites end there. In a version that
 we know, its test fails until then; in a newer one, which we have not looked at yet, a warning says so.
 """
 
+import re
 import runpy
 import sys
 from pathlib import Path
@@ -20,6 +21,9 @@ sys.path.append(str(Path(__file__).parents[1] / "distributed" / "tensor"))  # fo
 FIXED_IN = {
     "amax_of_a_rank_without_elements": None,
     "argmax_of_columns": None,
+    "compiled_random_values_twice": (2, 14),
+    "compiled_read_of_a_missing_attribute": None,
+    "compiled_write_to_a_float64_scalar": (2, 14),
     "convolution_of_sharded_weights": None,
     "cross_product_of_broadcast_rows": None,
     "cumsum_of_a_sharded_dim": (2, 14),
@@ -56,6 +60,10 @@ RAISED_BEFORE = {
 # A bug that shows only in some runs, or only in how long a call takes, cannot be an expected failure.
 NOT_RUN = {"endless_search_for_attention", "gloo_abort_at_exit"}
 
+
+# Drafts of issues. Each has a short program that ends with an assertion, which fails where torch is wrong.
+DRAFTS = sorted(file.stem for file in (FOUND / "issues").glob("*.md"))
+PROGRAM = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 FIXED = [
     name
@@ -96,6 +104,20 @@ class TestFound(MultiProcessTestCase):
     @parametrize("name", sorted(FIXED))
     def test_is_fixed(self, name):
         self.assertTrue(self.is_right(name), "torch is still wrong")
+
+    @parametrize("name", DRAFTS)
+    def test_program_of_the_draft(self, name):
+        [program] = PROGRAM.findall((FOUND / "issues" / f"{name}.md").read_text(encoding="utf-8"))
+        self.assertLessEqual(len(program.splitlines()), 15)
+        try:
+            exec(program, {"__name__": "program"})
+            is_right = True
+        except AssertionError:
+            is_right = False
+        if name in FIXED:
+            self.assertTrue(is_right, "torch is still wrong")
+        elif is_right:
+            repaired(f"has not the bug of docs/found/issues/{name}.md")
 
     def is_right(self, name):
         """Run a file as a program: its exit code tells whether torch is right."""
