@@ -4,6 +4,7 @@ import unittest
 
 import torch
 from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.nn import functional as F
 
 OPERATIONS = {
@@ -60,7 +61,7 @@ class RandomOperationsTest(unittest.TestCase):
             return (weight.exp() + weight.exp()).sum()
 
         torch._dynamo.reset()
-        backend = aot_autograd(fw_compiler=keep)
+        backend = aot_autograd(fw_compiler=keep, partition_fn=min_cut_rematerialization_partition)
         torch.compile(twice, backend=backend)(torch.ones(3, requires_grad=True))
         exponentials = [node for node in graphs[0].graph.nodes if node.target is torch.ops.aten.exp.default]
         self.assertEqual(len(exponentials), 1)
