@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 import select
-import subprocess
-import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from kit.files import FolderCase
 from kit.processes import ROOT as ROOT, clean_environ
+from kit.warm import start_cold, start_warm
 
 RUN_TEST = """
 import sys
@@ -23,7 +23,7 @@ sys.exit(main(sys.argv[1:], Path(__file__).resolve().parent))
 REPORTS = ("--junit=x.xml", "--html=x.html", "--trace=trace.json", "--results=results.json")
 
 
-def _end(process: subprocess.Popen[str]) -> None:
+def _end(process: Any) -> None:
     process.kill()
     process.wait()
     for pipe in process.stdout, process.stderr:
@@ -44,27 +44,31 @@ class RunsCase(FolderCase):
         """Have run_test.py execute this code before it starts."""
         self.write("run_test.py", RUN_TEST.format(before=code))
 
-    def start(self, *argv: str, **more: Any) -> subprocess.Popen[str]:
-        environ = clean_environ(**{"TMPDIR": str(self.temporary), **more.pop("environ", {})})
-        more = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **more}
-        process = subprocess.Popen(
-            [*more.pop("before", ()), sys.executable, "run_test.py", *argv],
-            cwd=self.root,
-            env=environ,
-            stdin=subprocess.DEVNULL,
-            text=True,
-            **more,
-        )
+    def start(
+        self,
+        *argv: str,
+        before: Sequence[str] = (),
+        environ: Mapping[str, str] | None = None,
+        cold: bool = False,
+        **streams: Any,
+    ) -> Any:
+        """Start run_test.py. `cold`: in a new interpreter, and its zygote, too; also if other words come before it."""
+        env = clean_environ(**{"TMPDIR": str(self.temporary), **(environ or {})})
+        words = ("run_test.py", *argv)
+        if cold or before:
+            process = start_cold(*words, before=before, cwd=self.root, env=env, **streams)
+        else:
+            process = start_warm(*words, cwd=self.root, env=env, **streams)
         self.addCleanup(_end, process)
         return process
 
-    def finish(self, process: subprocess.Popen[str], *codes: int) -> str:
+    def finish(self, process: Any, *codes: int) -> str:
         out, err = process.communicate()
         self.assertIn(process.returncode, codes, f"{out}\n{err}")
         self.stderr = err
         return out or ""
 
-    def wait_for_writer(self, fifo: str, process: subprocess.Popen[str]) -> None:
+    def wait_for_writer(self, fifo: str, process: Any) -> None:
         """Wait until something has opened the FIFO and closed it; fails if the run ends before."""
         reading, ended = os.open(self.root / fifo, os.O_RDONLY | os.O_NONBLOCK), os.pidfd_open(process.pid)
         try:

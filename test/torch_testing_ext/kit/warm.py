@@ -1,31 +1,39 @@
 """Runs programs in forks of an interpreter that has imported torch and pytest, but nothing of this tree.
 
-That saves two seconds of a core for each. It is for programs that run to their end, and that do not look at how their
-interpreter was started.
+That saves two seconds of a core for each. It is for programs that do not look at how their interpreter was started.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import gc
 import json
 import os
 import runpy
+import select
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping
+import traceback
+import types
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import IO, NoReturn
 
 PRELOADED = ("torch", "expecttest", "numpy", "pytest")
 # Variables that an interpreter, or torch, reads only once, when it starts.
 _READ_AT_START = ("PYTHON", "TORCH", "PYTORCH", "OMP_", "MKL_", "CUDA_", "HIP_", "LD_")
 _READ_LATER = ("PYTHONPATH", "TORCH_TESTING_EXT_", "PYTORCH_TEST")
 _MOST = 1 << 20  # bytes of a request
+AGENT = "torch_testing_ext.runner.agent"
+_END = b"end"  # asks a keeper to kill what its program has left
+_SET_CHILD_SUBREAPER = 36  # of prctl()
 
 _starting = threading.Lock()
 _server: _Server | None = None
@@ -37,13 +45,13 @@ def run_warm(
     """Run `python *words` to its end. The first word is a file or `-m`. `together`: stderr goes to stdout."""
     if not _would_start_alike(env):
         return run_cold(*words, cwd=cwd, env=env, timeout=timeout, together=together)
-    global _server
-    with _starting:
-        if _server is None or _server.owner != os.getpid():
-            _server = _Server()
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as errors:
         streams = (out.fileno(), out.fileno() if together else errors.fileno())
-        code = _server.run(words, cwd, env, timeout, streams)
+        process = _the_server().start(words, cwd, env, streams)
+        try:
+            code = process.wait(timeout)
+        finally:
+            process.end()
         for stream in (out, errors):
             stream.seek(0)
         return subprocess.CompletedProcess(words, code, out.read(), errors.read())
@@ -64,6 +72,123 @@ def run_cold(
         timeout=timeout,
         check=False,
     )
+
+
+def start_warm(
+    *words: str,
+    cwd: Path | str,
+    env: Mapping[str, str],
+    stdout: int | IO[str] = subprocess.PIPE,
+    stderr: int | IO[str] = subprocess.PIPE,
+) -> WarmProcess | subprocess.Popen[str]:
+    """Start `python *words`. Where it is run_test.py, its zygote is a fork of it, too, which has imported torch."""
+    given = [stream if isinstance(stream, int) else stream.fileno() for stream in (stdout, stderr)]
+    if any(stream >= 0 and os.isatty(stream) for stream in given) or not _would_start_alike(env):
+        return start_cold(*words, cwd=cwd, env=env, stdout=stdout, stderr=stderr)
+    pipes: list[IO[str] | None] = [None, None]
+    to_close = []
+    for number, stream in enumerate(given):
+        if stream == subprocess.PIPE:
+            reading, given[number] = os.pipe()
+            pipes[number] = open(reading)  # noqa: SIM115
+            to_close.append(given[number])
+    try:
+        process = _the_server().start(words, cwd, env, (given[0], given[1]))
+    finally:
+        for fd in to_close:
+            os.close(fd)
+    process.stdout, process.stderr = pipes
+    return process
+
+
+def start_cold(
+    *words: str,
+    before: Sequence[str] = (),
+    cwd: Path | str,
+    env: Mapping[str, str],
+    stdout: int | IO[str] = subprocess.PIPE,
+    stderr: int | IO[str] = subprocess.PIPE,
+) -> subprocess.Popen[str]:
+    """The same in a new interpreter. `before`: a program that starts it, with its words."""
+    return subprocess.Popen(
+        [*before, sys.executable, *words],
+        cwd=cwd,
+        env=dict(env),
+        stdin=subprocess.DEVNULL,
+        stdout=stdout,
+        stderr=stderr,
+        text=True,
+    )
+
+
+def _the_server() -> _Server:
+    global _server
+    with _starting:
+        if _server is None or _server.owner != os.getpid():
+            _server = _Server()
+        return _server
+
+
+class WarmProcess:
+    """A program in a fork of the server: of `subprocess.Popen`, the part that tests use."""
+
+    stdout: IO[str] | None = None
+    stderr: IO[str] | None = None
+
+    def __init__(self, words: Sequence[str], keeper: socket.socket):
+        self.args = list(words)
+        self.returncode: int | None = None
+        self._keeper = keeper
+        self.pid = int(keeper.recv(32))
+
+    def wait(self, timeout: float | None = None) -> int:
+        if self.returncode is None:
+            self._keeper.settimeout(timeout)
+            try:
+                self.returncode = int(self._keeper.recv(32))
+            except (TimeoutError, BlockingIOError):
+                raise subprocess.TimeoutExpired(self.args, timeout or 0.0) from None
+            self._keeper.close()  # until now, the pid was that of a zombie at least
+        return self.returncode
+
+    def poll(self) -> int | None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.wait(0)
+        return self.returncode
+
+    def communicate(self) -> tuple[str | None, str | None]:
+        """Wait for the end, and return all output that was not read before."""
+
+        def read(pipe: IO[str] | None) -> str | None:
+            if pipe is None:
+                return None
+            with pipe:
+                return pipe.read()
+
+        with ThreadPoolExecutor(2) as pool:
+            out, errors = pool.map(read, (self.stdout, self.stderr))
+        self.wait()
+        return out, errors
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def end(self) -> None:
+        """Kill the program, unless it has ended, and then all processes that it has left."""
+        if self.returncode is None:
+            self._keeper.settimeout(None)
+            self._keeper.send(_END)
+            os.kill(self.pid, signal.SIGKILL)
+            self.returncode = int(self._keeper.recv(32))
+            self._keeper.recv(32)  # nothing: the keeper has ended
+            self._keeper.close()
 
 
 def _would_start_alike(env: Mapping[str, str]) -> bool:
@@ -96,24 +221,14 @@ class _Server:
             )
         atexit.register(self.close)
 
-    def run(
-        self, words: tuple[str, ...], cwd: Path | str, env: Mapping[str, str], timeout: float, streams: tuple[int, int]
-    ) -> int:
-        """Run a program and return its exit code."""
+    def start(
+        self, words: Sequence[str], cwd: Path | str, env: Mapping[str, str], streams: tuple[int, int]
+    ) -> WarmProcess:
         request = json.dumps({"words": words, "cwd": str(cwd), "env": dict(env)}).encode()
-        mine, theirs = socket.socketpair()
-        with mine:
-            with theirs:
-                socket.send_fds(self._socket, [request], [theirs.fileno(), *streams])
-            pid = int(mine.recv(32))
-            mine.settimeout(timeout)
-            try:
-                answer = mine.recv(32)
-            except TimeoutError:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-                raise subprocess.TimeoutExpired(list(words), timeout) from None
-        return int(answer)
+        mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            socket.send_fds(self._socket, [request], [theirs.fileno(), *streams])
+        return WarmProcess(words, mine)
 
     def close(self) -> None:
         if os.getpid() == self.owner:
@@ -126,14 +241,15 @@ class _Server:
 
 def _serve(requests: socket.socket) -> list[str]:
     """Start a program for each request. Returns in a program, with the words of its command line."""
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the keepers
     while True:
         data, descriptors, _, _ = socket.recv_fds(requests, _MOST, 3)
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:  # keepers
+                pass
         if not data:
             os._exit(0)
         if os.fork() == 0:
             requests.close()
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             return _keep(json.loads(data), *descriptors)
         for descriptor in descriptors:
             os.close(descriptor)
@@ -154,25 +270,119 @@ def _keep(request: dict, reply: int, out: int, errors: int) -> list[str]:
         return request["words"]
     for descriptor in (out, errors):
         os.close(descriptor)
-    with contextlib.suppress(BrokenPipeError):
-        os.write(reply, str(pid).encode())
-        _, status = os.waitpid(pid, 0)
-        os.write(reply, str(os.waitstatus_to_exitcode(status)).encode())
+    ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # it gets what the program leaves
+    with contextlib.suppress(BrokenPipeError), socket.socket(fileno=reply) as client:
+        client.send(str(pid).encode())
+        code = _code_of(pid)
+        client.send(str(code).encode())
+        if client.recv(32) == _END:
+            _kill_children()
+        else:
+            os.waitpid(pid, 0)
     os._exit(0)
+
+
+def _code_of(pid: int) -> int:
+    """Wait for the end of a child, and let it be a zombie."""
+    while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)) is not None and ended.si_pid != pid:
+        os.waitpid(ended.si_pid, 0)
+    assert ended is not None
+    return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+
+
+def _kill_children() -> None:
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split():
+                os.kill(int(pid), signal.SIGKILL)
+            os.waitpid(-1, 0)
+
+
+# -- in a program
 
 
 def _become(words: list[str]) -> None:
     """Run a program as `python *words` does."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    sys.orig_argv[1:] = words
     added = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     is_module = words[0] == "-m"
     first = os.getcwd() if is_module else str(Path(words[0]).parent.absolute())
     sys.path[:1] = [first, *(path or os.getcwd() for path in added if path)]
     sys.argv = words[1:] if is_module else words
+    if Path(words[0]).name == "run_test.py" or words[:2] == ["-m", AGENT]:
+        _fork_zygotes()
     if is_module:
         runpy.run_module(words[1], run_name="__main__", alter_sys=True)
     else:
         runpy.run_path(words[0], run_name="__main__")
+
+
+def _fork_zygotes() -> None:
+    """Have run_test.py fork its zygote."""
+    from torch_testing_ext.runner.processes import zygote_client
+
+    substitute = types.SimpleNamespace(**{**vars(subprocess), "Popen": _ForkedZygote})
+    zygote_client.subprocess = substitute  # type: ignore[attr-defined]
+
+
+class _ForkedZygote:
+    """The process of a zygote: of `subprocess.Popen`, the part that run_test.py uses for it."""
+
+    def __init__(
+        self, command: list[str], *, stdin: int, stdout: IO[bytes], stderr: IO[bytes], pass_fds: list[int], env: dict
+    ):
+        assert stdin == subprocess.DEVNULL and stderr is stdout, "not as it was when this was written"
+        self.returncode: int | None = None
+        gc.collect()  # what is closed in the child must not be closed once more when it is collected
+        self.pid = os.fork()
+        if self.pid == 0:
+            _become_zygote(command, stdout.fileno(), pass_fds, env)
+        self._ended = os.pidfd_open(self.pid)
+
+    def wait(self, timeout: float | None = None) -> int:
+        if self.returncode is None:
+            if not select.select([self._ended], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired("a zygote", timeout or 0.0)
+            os.close(self._ended)
+            self.returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        return self.returncode
+
+    def kill(self) -> None:
+        if self.returncode is None:
+            os.kill(self.pid, signal.SIGKILL)
+
+
+def _become_zygote(command: list[str], log: int, kept: list[int], env: dict) -> NoReturn:
+    """Run `python -c CODE WORDS...` as a new interpreter would."""
+    try:
+        signal.set_wakeup_fd(-1)
+        for number in signal.valid_signals():
+            if callable(signal.getsignal(number)):
+                signal.signal(number, signal.SIG_DFL)
+        if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        null = os.open(os.devnull, os.O_RDONLY)
+        for source, target in ((null, 0), (log, 1), (log, 2)):
+            os.dup2(source, target)
+        for name in os.listdir("/proc/self/fd"):
+            if int(name) not in (0, 1, 2, *kept):
+                with contextlib.suppress(OSError):  # it was the listing's own
+                    os.close(int(name))
+        sys.stdout, sys.stderr = (open(fd, "w", closefd=False) for fd in (1, 2))  # noqa: SIM115
+        os.environ.clear()
+        os.environ.update(env)
+        code, *sys.argv[1:] = command[command.index("-c") + 1 :]
+        sys.argv[0] = "-c"
+        sys.modules["__main__"] = types.ModuleType("__main__")
+        from torch_testing_ext._process import fork_safety
+
+        fork_safety.mark_fork_safe()
+        exec(code, vars(sys.modules["__main__"]))
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(1)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
 """Runs unchanged files that are written for PyTorch's own classes with run_test.py."""
 
 import os
-import subprocess
-import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+from kit.warm import run_warm
 
 from torch_testing_ext.common_utils import TestCase, run_tests
 
@@ -44,13 +44,8 @@ if __name__ == "__main__":
 
 class DropInRunTest(TestCase):
     def run_dropped_in(self, directory, *words):
-        return subprocess.run(
-            [sys.executable, str(ROOT / "run_test.py"), "--cache", str(directory / "cache"), "--drop-in", *words],
-            cwd=directory,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-            capture_output=True,
-            text=True,
-        )
+        words = ("--cache", str(directory / "cache"), "--drop-in", *words)
+        return run_warm(str(ROOT / "run_test.py"), *words, cwd=directory, env={**os.environ, "PYTHONPATH": str(ROOT)})
 
     def test_two_files_of_a_checkout(self):
         with tempfile.TemporaryDirectory() as temporary:

@@ -1,14 +1,13 @@
 """Files whose tests are not, or not all, tests of unittest: what run_test.py says and how it exits."""
 
 import json
-import os
 import tempfile
 import unittest
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from kit.junit import read_junit
-from test_project import ROOT, run_test
+from test_project import run_test
 
 from torch_testing_ext.runner.model import ExitCode
 
@@ -44,15 +43,13 @@ class NothingToRunTest(unittest.TestCase):
         return run
 
     def without_pytest(self):
-        """The environment of a Python that has no pytest."""
-        (self.root / "without").mkdir()
-        (self.root / "without/sitecustomize.py").write_text("import sys\nsys.modules['pytest'] = None\n")
-        return {"PYTHONPATH": os.pathsep.join([str(self.root / "without"), str(ROOT)])}
+        """From here on, pytest cannot be imported by run_test.py, nor by the zygote that is forked from it."""
+        (self.root / "run_test.py").write_text("import sys\nsys.modules['pytest'] = None\n" + RUN_TEST)
 
     def test_tests_for_pytest_without_pytest(self):
         self.write(test_both=BOTH, test_good=CASE)
-        environ = self.without_pytest()
-        run = self.run_test(ExitCode.FAILED, "2 passed, 2 failed, 0 skipped", **environ)
+        self.without_pytest()
+        run = self.run_test(ExitCode.FAILED, "2 passed, 2 failed, 0 skipped")
         names = (
             "test/distributed/test_both.py::test_function",
             "test/distributed/test_both.py::TestPlain::test_method",
@@ -68,9 +65,9 @@ class NothingToRunTest(unittest.TestCase):
 
         # A test of unittest beside them can be green by itself.
         with ThreadPoolExecutor(2) as two_at_once:
-            alone = two_at_once.submit(run_test, self.root, "test_both::CaseTest", **environ)
-            function = two_at_once.submit(run_test, self.root, "test_both::test_function", **environ)
-            listing = two_at_once.submit(run_test, self.root, "--list", "--json", **environ)
+            alone = two_at_once.submit(run_test, self.root, "test_both::CaseTest")
+            function = two_at_once.submit(run_test, self.root, "test_both::test_function")
+            listing = two_at_once.submit(run_test, self.root, "--list", "--json")
         for run, code, last_line in (
             (alone.result(), ExitCode.PASSED, "1 passed, 0 failed, 0 skipped"),
             (function.result(), ExitCode.FAILED, "0 passed, 1 failed, 0 skipped"),
@@ -81,9 +78,10 @@ class NothingToRunTest(unittest.TestCase):
 
     def test_shards_share_what_cannot_be_run(self):
         self.write(test_both=BOTH)
-        environ, seen = self.without_pytest(), []
+        self.without_pytest()
+        seen = []
         for part in ("1/2", "2/2"):
-            run_test(self.root, "--shard", part, "--results", "results.json", **environ)
+            run_test(self.root, "--shard", part, "--results", "results.json")
             seen += [test["id"] for test in json.loads((self.root / "results.json").read_text())["tests"]]
         self.assertEqual(len(seen), 3)
         self.assertEqual(len(set(seen)), 3)

@@ -8,8 +8,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
-import sys
 import tempfile
 import unittest
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +16,7 @@ from pathlib import Path
 
 from kit.browser import Browser, needs_chromium
 from kit.junit import read_junit
+from kit.warm import run_warm
 from project_model import ONCE, RETRIES, copy_to, expected, last_line
 
 import torch_testing_ext
@@ -45,9 +44,8 @@ def run_test(folder: Path, *arguments: str, **environ: str) -> Run:
     """`python run_test.py` in a project of its own."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("TORCH_TESTING_EXT_")}
     environ = {**inherited, "PYTHONPATH": str(ROOT), "PROJECT_ATTEMPTS": str(folder / "attempts"), **environ}
-    command = [sys.executable, "run_test.py", *arguments]
-    done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, stdin=subprocess.DEVNULL)
-    return Run(folder, done.returncode, done.stdout.decode(), done.stderr.decode())
+    done = run_warm("run_test.py", *arguments, cwd=folder, env=environ)
+    return Run(folder, done.returncode, done.stdout, done.stderr)
 
 
 def project(folder: Path) -> Path:

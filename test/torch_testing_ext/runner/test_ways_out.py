@@ -296,7 +296,7 @@ console.Console._test_finished = broken
     def test_a_zygote_that_cannot_start(self):
         self.write(FILE, SIMPLE)
         self.write("torch.py", "import os; os._exit(9)\n")  # the zygote finds it before torch
-        out = self.finish(self.start(*REPORTS), 3)
+        out = self.finish(self.start(*REPORTS, cold=True), 3)
         self.assertEqual(out.splitlines()[-1], "0 passed, 1 failed, 0 skipped")
         self.assertIn("exited with code 9", (self.root / "x.xml").read_text())
         self.assertIn("exited with code 9", self.stderr)
@@ -313,10 +313,11 @@ class StreamsTest(WaysOutCase):
 
     def test_closed_at_the_start(self):
         self.write(FILE, SIMPLE)
-        shell = ["sh", "-c", 'exec "$@" {}', "sh"]
-        for closed in ">&-", "2>&-", ">&- 2>&-", "<&- >&- 2>&-":
+        self.check(self.start(*REPORTS, before=["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh"]))
+        for closed in ({"stdout": 1}, {"stderr": 2}, {"stdout": 1, "stderr": 2}):
             with self.subTest(closed):
-                self.check(self.start(*REPORTS, before=[word.format(closed) for word in shell]))
+                self.break_by(f"import os\nfor name, fd in {closed}.items(): os.close(fd); setattr(sys, name, None)")
+                self.check(self.start(*REPORTS))
 
     def test_full(self):
         self.write(FILE, SIMPLE)
@@ -353,6 +354,9 @@ class StreamsTest(WaysOutCase):
             self.finish(self.start("--list", stdout=full), 3)
 
 
+CLONE_NEWNS = 0x20000  # of unshare(): another namespace for mounts
+
+
 def may_mount():
     command = ["unshare", "-m", "mount", "-t", "tmpfs", "none", "/mnt"]
     return sys.platform == "linux" and subprocess.run(command, capture_output=True, check=False).returncode == 0
@@ -362,9 +366,15 @@ def may_mount():
 class FullTemporaryFolderTest(WaysOutCase):
     """A file system for temporary files that is full, of bytes or of files."""
 
-    def start_on(self, options, *argv, before_run=""):
-        script = f'mount -t tmpfs -o {options} none "$TMPDIR" && {{ {before_run or ":"} ; }} && exec "$@"'
-        return self.start("-j1", *argv, *REPORTS, before=("unshare", "-m", "sh", "-c", script, "sh"))
+    def start_on(self, options, before_run=":"):
+        """Start with a file system of its own, which it mounts in a namespace of its own."""
+        mount = f'mount --make-rprivate / && mount -t tmpfs -o {options} none "$TMPDIR"'
+        self.break_by(
+            f"import ctypes, subprocess\n"
+            f"assert ctypes.CDLL(None).unshare({CLONE_NEWNS}) == 0\n"
+            f"subprocess.run({f'{mount} && {{ {before_run}; }}'!r}, shell=True, check=True)"
+        )
+        return self.start("-j1", *REPORTS)
 
     FILLS = """
 import os, tempfile, unittest
