@@ -7,11 +7,14 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from socket import socket
 from typing import Any
 
 from kit.files import write
 from kit.processes import clean_environ
 from kit.project import EventRecorder, FinishedRun
+from kit.warm import start_agent
+from torch_testing_ext._process.channel import socket_pair
 from torch_testing_ext.runner import events
 from torch_testing_ext.runner.cluster.agent_messages import PrepareNode
 from torch_testing_ext.runner.cluster.cluster_site import ClusterPlace
@@ -25,6 +28,18 @@ from torch_testing_ext.runner.scheduling.plan import plan
 from torch_testing_ext.runner.scheduling.policy import Queue
 
 AGENT = (sys.executable, "-m", "torch_testing_ext.runner.agent")
+
+
+class WarmLauncher(CommandLauncher):
+    """Starts the usual agents in forks that have imported torch."""
+
+    def _start(self, name: str, command: Sequence[str]) -> socket:
+        if tuple(command) != AGENT:
+            return super()._start(name, command)
+        ours, theirs = socket_pair()
+        with theirs, self._log(name).open("wb") as log:
+            self._processes[name] = start_agent(theirs, log, self.environ)  # type: ignore[assignment]
+        return ours
 
 
 def prepare_for(root: Path, **more: Any) -> PrepareNode:
@@ -49,7 +64,7 @@ class Nodes:
         self.root = Path(tempfile.mkdtemp(prefix="torch_testing_ext_test_")).resolve()
         self.logs = self.root / "logs"
         self.logs.mkdir()
-        self.launcher = CommandLauncher(
+        self.launcher = WarmLauncher(
             dict.fromkeys(names, command),
             prepare_for(self.root, **prepare),
             self.logs,

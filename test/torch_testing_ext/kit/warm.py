@@ -46,7 +46,7 @@ def run_warm(
     if not _would_start_alike(env):
         return run_cold(*words, cwd=cwd, env=env, timeout=timeout, together=together)
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as errors:
-        streams = (out.fileno(), out.fileno() if together else errors.fileno())
+        streams = (None, out.fileno(), out.fileno() if together else errors.fileno())
         process = _the_server().start(words, cwd, env, streams)
         try:
             code = process.wait(timeout)
@@ -93,12 +93,18 @@ def start_warm(
             pipes[number] = open(reading)  # noqa: SIM115
             to_close.append(given[number])
     try:
-        process = _the_server().start(words, cwd, env, (given[0], given[1]))
+        process = _the_server().start(words, cwd, env, (None, given[0], given[1]))
     finally:
         for fd in to_close:
             os.close(fd)
     process.stdout, process.stderr = pipes
     return process
+
+
+def start_agent(stream: socket.socket, errors: IO[bytes], env: Mapping[str, str]) -> WarmProcess:
+    """Start the agent of a node on a stream, in a session of its own. Its zygote is a fork of it, too."""
+    streams = (stream.fileno(), stream.fileno(), errors.fileno())
+    return _the_server().start(["-m", AGENT], Path.cwd(), env, streams, session=True)
 
 
 def start_cold(
@@ -222,12 +228,19 @@ class _Server:
         atexit.register(self.close)
 
     def start(
-        self, words: Sequence[str], cwd: Path | str, env: Mapping[str, str], streams: tuple[int, int]
+        self,
+        words: Sequence[str],
+        cwd: Path | str,
+        env: Mapping[str, str],
+        streams: tuple[int | None, int, int],
+        session: bool = False,
     ) -> WarmProcess:
-        request = json.dumps({"words": words, "cwd": str(cwd), "env": dict(env)}).encode()
+        """Start a program. `streams`: for 0, 1 and 2; without one for 0, it is empty. `session`: in one of its own."""
+        request = json.dumps({"words": words, "cwd": str(cwd), "env": dict(env), "session": session}).encode()
         mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            socket.send_fds(self._socket, [request], [theirs.fileno(), *streams])
+        with theirs, open(os.devnull) as empty:
+            first = empty.fileno() if streams[0] is None else streams[0]
+            socket.send_fds(self._socket, [request], [theirs.fileno(), first, *streams[1:]])
         return WarmProcess(words, mine)
 
     def close(self) -> None:
@@ -242,7 +255,7 @@ class _Server:
 def _serve(requests: socket.socket) -> list[str]:
     """Start a program for each request. Returns in a program, with the words of its command line."""
     while True:
-        data, descriptors, _, _ = socket.recv_fds(requests, _MOST, 3)
+        data, descriptors, _, _ = socket.recv_fds(requests, _MOST, 4)
         with contextlib.suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:  # keepers
                 pass
@@ -255,20 +268,22 @@ def _serve(requests: socket.socket) -> list[str]:
             os.close(descriptor)
 
 
-def _keep(request: dict, reply: int, out: int, errors: int) -> list[str]:
+def _keep(request: dict, reply: int, *streams: int) -> list[str]:
     """Fork the program, and tell its pid and then its exit code."""
     pid = os.fork()
     if pid == 0:
         os.close(reply)
-        os.dup2(out, 1)
-        os.dup2(errors, 2)
-        for descriptor in (out, errors):
+        for number, descriptor in enumerate(streams):
+            os.dup2(descriptor, number)
+        for descriptor in streams:
             os.close(descriptor)
+        if request["session"]:
+            os.setsid()
         os.environ.clear()
         os.environ.update(request["env"])
         os.chdir(request["cwd"])
         return request["words"]
-    for descriptor in (out, errors):
+    for descriptor in streams:
         os.close(descriptor)
     ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # it gets what the program leaves
     with contextlib.suppress(BrokenPipeError), socket.socket(fileno=reply) as client:

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from kit.agents import AGENT, Nodes, prepare_for
 from kit.processes import clean_environ, descendants, is_alive
+from kit.warm import start_agent
 
 from torch_testing_ext._process.messages import to_line
 from torch_testing_ext.common_utils import run_tests
@@ -300,13 +301,16 @@ class StreamTest(unittest.TestCase):
         self.root = self.nodes.root
         self.errors = self.root / "errors"
 
-    def start(self):
+    def start(self, cold=False):
         ours, theirs = socket.socketpair()
         self.addCleanup(ours.close)
         with theirs, self.errors.open("wb") as errors:
-            self.agent = subprocess.Popen(
-                AGENT, stdin=theirs, stdout=theirs, stderr=errors, env=clean_environ(), start_new_session=True
-            )
+            if cold:
+                self.agent = subprocess.Popen(
+                    AGENT, stdin=theirs, stdout=theirs, stderr=errors, env=clean_environ(), start_new_session=True
+                )
+            else:
+                self.agent = start_agent(theirs, errors, clean_environ())
         self.addCleanup(self.agent.wait)
         self.addCleanup(self.agent.kill)
         self.stream = ours
@@ -350,7 +354,7 @@ class StreamTest(unittest.TestCase):
         self.assertEqual(self.agent.wait(), 0)
 
     def test_the_stream_ends_before_torch_is_imported(self):
-        self.start()
+        self.start(cold=True)
         self.stream.sendall(to_line(prepare_for(self.root)))
         while not (pids := descendants(self.agent.pid)):
             self.received += self.reader.receive()  # signs of life
