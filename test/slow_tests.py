@@ -49,6 +49,9 @@ SLOW = {
     "a whole product; test_same_outcome_for_values_of_every_kind stays": (
         f"{OURS}_asserts/test_assert_equal.py::*::test_same_outcome_for_every_pair_of_values",
     ),
+    "installs another Hypothesis from an index; the same test without the generator stays": (
+        f"{OURS}_hypothesis/test_replay.py::*::test_another_version_of_hypothesis_with_network",
+    ),
     "a cluster of Ray": (f"{OURS}runner/test_cluster.py::TestOnRay::*",),
     "daemons of Slurm": (f"{OURS}runner/test_slurm.py::*Allocation*::*",),
     "end to end on ranks, one row of a table each; of the two styles, `replicate` stays": (

@@ -50,26 +50,47 @@ KNOWN_PRIVATE_NAMES = {
 MIRROR_MODULES = ["common_utils", "common_distributed", "distributed.fake_pg"]
 
 PROBE = """
-import json, sys
+import json, os, sys
 sys.path.insert(0, sys.argv[1])
-for name in sys.argv[2:]:
+first, *others = json.loads(sys.argv[2])
+for name in first:
     __import__(name)
-torch = sys.modules.get("torch")
-print(json.dumps({
-    "modules": sorted(sys.modules),
-    "initialised": [name for name in ("cuda", "xpu") if torch and getattr(torch, name).is_initialized()],
-    "threads": len(__import__("os").listdir("/proc/self/task")) if sys.platform == "linux" else 1,
-}))
+for names in others:
+    pid = os.fork()
+    if pid == 0:
+        for name in names:
+            __import__(name)
+        torch = sys.modules.get("torch")
+        print(json.dumps({
+            "modules": sorted(sys.modules),
+            "initialised": [name for name in ("cuda", "xpu") if torch and getattr(torch, name).is_initialized()],
+            "threads": len(os.listdir("/proc/self/task")) if sys.platform == "linux" else 1,
+        }), flush=True)
+        os._exit(0)
+    os.waitpid(pid, 0)
 """
 
 
-@functools.cache
+def states_after_importing(first, *others):
+    """What a new interpreter holds that has imported the modules `first`, after it has imported each of `others`."""
+    words = [str(PACKAGE.parent), json.dumps([first, *others])]
+    done = subprocess.run([sys.executable, "-c", PROBE, *words], stdout=subprocess.PIPE, text=True, check=True)
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(found) == len(others)
+    return found
+
+
 def state_after_importing(*names):
     """What a new interpreter holds after it has imported these modules."""
-    done = subprocess.run(
-        [sys.executable, "-c", PROBE, str(PACKAGE.parent), *names], stdout=subprocess.PIPE, text=True, check=True
-    )
-    return json.loads(done.stdout)
+    return states_after_importing((), names)[0]
+
+
+@functools.cache
+def states_of_the_mirror():
+    """What an interpreter holds that has imported torch, and then each module of the mirror; last, all of them."""
+    ours = [f"torch_testing_ext.{name}" for name in MIRROR_MODULES]
+    found = states_after_importing(("torch", "torch.distributed"), (), *([name] for name in ours), ours)
+    return dict(zip(("torch alone", *MIRROR_MODULES, "all"), found, strict=True))
 
 
 def within(package, modules):
@@ -105,10 +126,11 @@ class TestImporting(unittest.TestCase):
         self.assertEqual(within("torch", found["modules"]), [])
 
     def test_the_mirror(self):
-        torch_alone = state_after_importing("torch", "torch.distributed")
+        states = states_of_the_mirror()
+        torch_alone = states["torch alone"]
         for name in MIRROR_MODULES:
             with self.subTest(module=name):
-                found = state_after_importing(f"torch_testing_ext.{name}")
+                found = states[name]
                 self.assertEqual(found["initialised"], [])
                 self.assertLessEqual(found["threads"], torch_alone["threads"])
                 for heavy in ("torch.testing._internal", "torch._dynamo", "torch._inductor"):
@@ -117,8 +139,8 @@ class TestImporting(unittest.TestCase):
 
     def test_the_mirror_adds_little_to_torch(self):
         """Every test file pays for each module that the mirror imports."""
-        torch_alone = state_after_importing("torch", "torch.distributed")
-        ours = state_after_importing("torch_testing_ext.common_distributed")
+        states = states_of_the_mirror()
+        torch_alone, ours = states["torch alone"], states["common_distributed"]
         new = set(within("torch", ours["modules"])) - set(torch_alone["modules"])
         self.assertEqual(new, set())
 
@@ -128,7 +150,8 @@ class TestImporting(unittest.TestCase):
         later += tuple(f"launch.{name}" for name in ("hang", "judging", "persistent_ranks", "probes", "sanitizer_logs"))
         names = {f"torch_testing_ext.{name}" for name in later}
         self.assertEqual(names - set(MODULES), set())
-        found = state_after_importing(*(f"torch_testing_ext.{name}" for name in MIRROR_MODULES))
+        found = states_of_the_mirror()["all"]
+        self.assertIn("torch_testing_ext.distributed.fake_pg", found["modules"])
         self.assertEqual(names & set(found["modules"]), set())
 
 

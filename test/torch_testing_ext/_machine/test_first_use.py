@@ -4,14 +4,13 @@ CUDA is a fake (see `fake_cuda.py`). The check `fork-survives` of benchmarks/gpu
 """
 
 import os
-import subprocess
-import sys
 import tempfile
 import unittest
 from pathlib import Path
 
 from kit.files import FolderCase
 from kit.processes import ROOT
+from kit.warm import start_cold, start_warm
 
 HERE = Path(__file__).parent
 
@@ -25,18 +24,13 @@ class FirstUseCase(FolderCase):
         used.unlink(missing_ok=True)
         environment = {key: value for key, value in os.environ.items() if key != "PYTORCH_NVML_BASED_CUDA_CHECK"}
         environment.update({"PYTHONPATH": path, "FAKE_CUDA_USED": str(used), **environ})
-        process = subprocess.Popen(
-            [sys.executable, *words],
-            cwd=self.root,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL,
-            text=True,
-        )
-        with process:
-            output = process.stdout.read()
-        self.assertEqual(code, process.returncode, output)
+        start = start_cold if words[0] == "-c" else start_warm
+        with tempfile.TemporaryFile("w+") as file:
+            process = start(*words, cwd=self.root, env=environment, stdout=file, stderr=file)
+            returncode = process.wait()
+            file.seek(0)
+            output = file.read()
+        self.assertEqual(code, returncode, output)
         users = used.read_text().splitlines() if used.exists() else []
         self.used_in_parent = [line for line in users if line.split()[1] == str(process.pid)]
         return output

@@ -29,7 +29,7 @@ from typing import IO, NoReturn
 PRELOADED = ("torch", "expecttest", "numpy", "pytest")
 # Variables that an interpreter, or torch, reads only once, when it starts.
 _READ_AT_START = ("PYTHON", "TORCH", "PYTORCH", "OMP_", "MKL_", "CUDA_", "HIP_", "LD_")
-_READ_LATER = ("PYTHONPATH", "TORCH_TESTING_EXT_", "PYTORCH_TEST")
+_READ_LATER = ("PYTHONPATH", "TORCH_TESTING_EXT_", "PYTORCH_TEST", "PYTORCH_NVML_BASED_CUDA_CHECK")
 _MOST = 1 << 20  # bytes of a request
 AGENT = "torch_testing_ext.runner.agent"
 _END = b"end"  # asks a keeper to kill what its program has left
