@@ -4,6 +4,7 @@ Each wait lasts until the parent has looked at the ranks several times, so that 
 """
 
 import contextlib
+import importlib
 import io
 import os
 import signal
@@ -21,8 +22,12 @@ from kit import ranks
 from torch_testing_ext._cases import ranked
 from torch_testing_ext.common_distributed import collectives_may_differ
 from torch_testing_ext.common_utils import run_tests
+from torch_testing_ext.launch import probes
 
 LOOKS = 3
+# Seconds without news until the parent looks. The next looks follow in times that grow from there.
+FIRST_LOOK = 0.3
+watch = importlib.import_module("torch_testing_ext.launch.watch")  # the package has a function of this name
 
 
 class Ranks(ranks.Ranks):
@@ -256,7 +261,12 @@ class NoFalseAlarmTest(unittest.TestCase):
     def check(self, name):
         result, said = unittest.TestResult(), io.StringIO()
         # Below the time-out of gloo's groups: a wait in them counts as endless.
-        with mock.patch.object(ranked, "TIMEOUT_DEFAULT", 1000.0), contextlib.redirect_stderr(said):
+        with (
+            mock.patch.object(ranked, "TIMEOUT_DEFAULT", 1000.0),
+            mock.patch.object(probes, "FIRST_PROBE", FIRST_LOOK),
+            mock.patch.object(watch, "_FIRST_LOOK", FIRST_LOOK / 2),
+            contextlib.redirect_stderr(said),
+        ):
             Ranks(name).run(result)
         self.assertEqual([text for _, text in result.errors + result.failures], [])
         self.assertEqual(result.skipped, [])

@@ -32,6 +32,7 @@ _READ_AT_START = ("PYTHON", "TORCH", "PYTORCH", "OMP_", "MKL_", "CUDA_", "HIP_",
 _READ_LATER = ("PYTHONPATH", "TORCH_TESTING_EXT_", "PYTORCH_TEST", "PYTORCH_NVML_BASED_CUDA_CHECK")
 _MOST = 1 << 20  # bytes of a request
 AGENT = "torch_testing_ext.runner.agent"
+_OF_PYTEST = ("pytest", "_pytest", "pluggy", "iniconfig")
 _END = b"end"  # asks a keeper to kill what its program has left
 _SET_CHILD_SUBREAPER = 36  # of prctl()
 
@@ -334,7 +335,10 @@ def _become(words: list[str]) -> None:
 
 
 def _fork_zygotes() -> None:
-    """Have run_test.py fork its zygote."""
+    """Have run_test.py fork its zygote, which has not imported pytest: that tells it which files need pytest."""
+    for name in [*sys.modules]:
+        if name.partition(".")[0] in _OF_PYTEST:
+            del sys.modules[name]
     from torch_testing_ext.runner.processes import zygote_client
 
     substitute = types.SimpleNamespace(**{**vars(subprocess), "Popen": _ForkedZygote})

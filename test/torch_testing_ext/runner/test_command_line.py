@@ -133,7 +133,7 @@ class InterruptedTest(CommandLineCase):
             os.mkfifo(self.root / name)
         ignored = (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
         before = {number: signal.signal(number, signal.SIG_IGN) for number in ignored}
-        run = self.start()
+        run = self.start(cold=True)
         for number, handler in before.items():
             signal.signal(number, handler)
         (self.root / "running").read_bytes()

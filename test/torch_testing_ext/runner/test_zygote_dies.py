@@ -41,8 +41,12 @@ if os.path.exists({marker!r}):
 class ZygoteCase(TestCase):
     def setUp(self):
         super().setUp()
-        self.project = Project()
-        self.addCleanup(self.project.close)
+        self.project = self.make_project()
+
+    def make_project(self):
+        project = Project()
+        self.addCleanup(project.close)
+        return project
 
     def kill_zygote(self):
         while not self.project.zygote._ready:
@@ -168,6 +172,16 @@ class RefusedTest(ZygoteCase):
     """The system refuses what a unit needs."""
 
     SOURCE = "import unittest\nclass T(unittest.TestCase):\n    def test_a(self): pass\n    def test_b(self): pass\n"
+    PROJECT: Project
+
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        cls.PROJECT = Project()
+        cls.addClassCleanup(cls.PROJECT.close)
+
+    def make_project(self):
+        return self.PROJECT
 
     def test_a_folder(self):
         start = place.RunningUnit
@@ -203,6 +217,7 @@ class RefusedTest(ZygoteCase):
             file_processes.FileProcesses(self.project.root).__enter__()
 
     def test_the_zygote(self):
+        self.project = super().make_project()  # it is of no use to others afterwards
         with mock.patch.object(subprocess, "Popen", side_effect=BlockingIOError(errno.EAGAIN, "no more processes")):
             self.kill_zygote()
             ran = self.project.run(file := self.project.write(self.SOURCE))
