@@ -73,14 +73,8 @@ def run_under_torchrun(folder: Path, source: str, *options: str, **more: str) ->
     Path(folder, "test_x.py").write_text(source)
     report = Path(folder, "report.xml")
     words = [*PLUGIN, "-p", "no:cacheprovider", f"--rootdir={folder}", f"--junitxml={report}"]
-    done = subprocess.run(
-        [sys.executable, *TORCHRUN, "-m", "pytest", *words, "-o", "junit_family=xunit1", *options, "test_x.py"],
-        cwd=folder,
-        env=clean_environ(**more),
-        capture_output=True,
-        text=True,
-        timeout=RUN_TIMEOUT,
-    )
+    command = (*TORCHRUN, "-m", "pytest", *words, "-o", "junit_family=xunit1", *options, "test_x.py")
+    done = run_warm(*command, cwd=folder, env=clean_environ(**more), timeout=RUN_TIMEOUT)
     run = PytestRun(done.returncode, done.stdout, done.stderr)
     for case in ElementTree.parse(report).iter("testcase") if report.exists() else ():
         name, outcome, message = _result_of(case)
