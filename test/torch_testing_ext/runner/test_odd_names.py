@@ -3,12 +3,12 @@
 import json
 import os
 import subprocess
-import sys
 import unittest
 
 from kit.files import FolderCase
 from kit.invented import make_test
 from kit.processes import ROOT, clean_environ
+from kit.warm import run_warm
 
 from torch_testing_ext._process import shell
 from torch_testing_ext.runner.options.options import Options
@@ -49,6 +49,8 @@ TESTS = (
     "::",
     "~!\\",
 )
+# The console is strict about what it can encode.
+STRICT = b'import sys\n\nsys.stdout.reconfigure(encoding="utf-8", errors="strict")\n'
 SOURCE = """
 import unittest
 class T(unittest.TestCase):
@@ -59,24 +61,31 @@ class T(unittest.TestCase):
 class OddNamesCase(FolderCase):
     def setUp(self):
         super().setUp()
-        (self.root / "run_test.py").write_bytes((ROOT / "run_test.py").read_bytes())
+        (self.root / "run_test.py").write_bytes(STRICT + (ROOT / "run_test.py").read_bytes())
+        self.words = self.root / "words"
         python = self.root / "bin/python"
         python.parent.mkdir()
-        python.write_text(f'#!/bin/sh\nexec {shell.quote(sys.executable)} "$@"\n')
+        python.write_text(f"#!/bin/sh\nprintf '%s\\0' \"$@\" > {shell.quote(str(self.words))}\n")
         python.chmod(0o755)
 
     def write(self, name, source=SOURCE):
         return super().write(name, source)
 
     def bash(self, command, code=1):
-        """The output of a command in the project's folder. The console is strict about what it can encode."""
+        """The output of a command in the project's folder. If it starts Python, that gets its words in a warm fork."""
         path = f"{self.root / 'bin'}:{os.environ['PATH']}"
-        environ = clean_environ(PATH=path, PYTHONIOENCODING="utf-8:strict")
+        environ = clean_environ(PATH=path)
+        self.words.unlink(missing_ok=True)
         done = subprocess.run(
             ["bash", "-c", command], cwd=self.root, env=environ, stdin=subprocess.DEVNULL, capture_output=True
         )
-        out = os.fsdecode(done.stdout)
-        self.assertEqual(done.returncode, code, f"{command}\n{out}{done.stderr.decode()}")
+        out, errors, returncode = os.fsdecode(done.stdout), done.stderr.decode(), done.returncode
+        if self.words.exists():
+            self.assertEqual((out, errors, returncode), ("", "", 0), command)
+            words = os.fsdecode(self.words.read_bytes()).split("\0")[:-1]
+            run = run_warm(*words, cwd=self.root, env=environ)
+            out, errors, returncode = run.stdout, run.stderr, run.returncode
+        self.assertEqual(returncode, code, f"{command}\n{out}{errors}")
         return out
 
     def ran(self, command):
