@@ -1,0 +1,74 @@
+"""The header: a few numbers that all ranks exchange before the first averaging of a call, to see that they agree.
+
+It is the first thing that a call sends, and it always has the same size: ranks that do different things meet here, and
+not in collectives that do not fit together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass, fields
+
+OK, REFUSED, FAILED = 0, 1, 2
+
+
+@dataclass(frozen=True)
+class CallHeader:
+    """One rank's view of the call that it is in."""
+
+    step: int = 0  # the compiled step, in the order of their first calls
+    call: int = 0
+    place: int = 0  # 0: when the call begins; n: before its n-th backward; LEAVING: after it
+    new: int = 0  # the number of parameters and optimizers that the call found for the first time
+    params: int = 0
+    status: int = OK
+    checksum: int = 0
+
+    def numbers(self) -> tuple[int, ...]:
+        return astuple(self)
+
+
+SIZE = len(fields(CallHeader))
+LEAVING = -1
+
+
+def disagreement(headers: Sequence[Sequence[int]]) -> tuple[str, str] | None:
+    """The problem and its remedy, if the ranks' headers differ or if one of them tells of an error."""
+    ranks = [CallHeader(*numbers) for numbers in headers]
+    for rank, header in enumerate(ranks):
+        if header.status == REFUSED:
+            return f"Rank {rank} refused the step: see its error.", "Fix the step or its arguments on that rank."
+        if header.status == FAILED:
+            return f"The step raised an error on rank {rank}.", "Let all ranks raise, or none of them."
+    first = ranks[0]
+    for rank, header in enumerate(ranks[1:], 1):
+        found = _difference(first, header, rank)
+        if found is not None:
+            return found
+    return None
+
+
+def _difference(first: CallHeader, other: CallHeader, rank: int) -> tuple[str, str] | None:
+    same_calls = "Call the same steps on every rank, and as many backwards in each of them."
+    if first.step != other.step:
+        return f"Rank 0 is in compiled step {first.step}, rank {rank} in step {other.step}.", same_calls
+    if (first.call, first.place) != (other.call, other.place):
+        places = " and ".join(f"{_place(h)} (rank {r})" for r, h in ((0, first), (rank, other)))
+        return f"The ranks ran different numbers of calls or backwards: they are {places}.", same_calls
+    if (first.new, first.params) != (other.new, other.params):
+        return (
+            f"Rank 0 has {first.params} parameters ({first.new} new objects), rank {rank} {other.params} ({other.new}).",
+            "Build and change the same model and optimizers on every rank, in the same calls.",
+        )
+    if first.checksum != other.checksum:
+        return (
+            f"The parameters of rank {rank} differ from those of rank 0.",
+            "Let every update use averaged gradients: those of backward(), of modules and optimizers that the step's "
+            "arguments, closure or globals hold. Average others, such as those of torch.autograd.grad, in the step.",
+        )
+    return None
+
+
+def _place(header: CallHeader) -> str:
+    where = {0: "at the start", LEAVING: "at the end"}.get(header.place, f"in backward {header.place}")
+    return f"{where} of call {header.call}"

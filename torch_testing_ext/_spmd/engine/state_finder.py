@@ -1,0 +1,158 @@
+"""Finds the modules and optimizers that a step works on.
+
+They are in its arguments, in attributes of arguments, in closures and default values, and in the globals that the code
+of the step names. Shallow places come first, and every rank finds the same objects in the same order.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+import weakref
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+DEPTH = 4  # step -> self -> trainer -> model
+LONGEST = 256  # a container with more elements holds data
+_OWN_OF_MODULE = frozenset(vars(nn.Module()))
+_LEAVES = (torch.device, torch.dtype, torch.Generator, types.BuiltinFunctionType, type(None), int, float, str, bytes)
+
+
+@dataclass
+class FoundState:
+    """The objects that a step works on: modules that no other found module contains, optimizers, and other tensors."""
+
+    modules: list[nn.Module] = field(default_factory=list)
+    optimizers: list[Optimizer] = field(default_factory=list)
+    tensors: list[torch.Tensor] = field(default_factory=list)
+
+
+def find_state(step: Any, args: Any = (), kwargs: Any = None) -> FoundState:
+    """Find what `step(*args, **kwargs)` works on."""
+    found = FoundState()
+    seen: set[int] = set()
+    waiting = deque((value, DEPTH) for value in (*args, *(kwargs or {}).values(), step))
+    while waiting:
+        value, depth = waiting.popleft()
+        if isinstance(value, _LEAVES) or id(value) in seen:
+            continue
+        seen.add(id(value))
+        if isinstance(value, torch.Tensor):
+            found.tensors.append(value)
+            continue
+        if isinstance(value, nn.Module):
+            found.modules.append(value)
+        elif isinstance(value, Optimizer):
+            found.optimizers.append(value)
+            continue
+        if depth:
+            waiting.extend((inner, depth - 1) for inner in _inside(value))
+    found.modules = _roots(found.modules)
+    return found
+
+
+def _roots(modules: list[nn.Module]) -> list[nn.Module]:
+    """The modules that are part of no other one."""
+    if len(modules) < 2:
+        return modules
+    inner = {id(part) for module in modules for part in module.modules() if part is not module}
+    return [module for module in modules if id(module) not in inner]
+
+
+def _inside(value: Any) -> Iterable[Any]:
+    """The objects to which `value` leads in one step."""
+    if isinstance(value, nn.Module):
+        return [inner for name, inner in vars(value).items() if name not in _OWN_OF_MODULE]
+    if isinstance(value, dict):
+        return [*value.values()] if len(value) <= LONGEST else ()
+    if isinstance(value, (list, tuple, deque)):
+        return [*value] if len(value) <= LONGEST else ()
+    if isinstance(value, (set, frozenset)):
+        return _only_one(value)
+    if isinstance(value, types.FunctionType):
+        return _of_function(value)
+    if isinstance(value, types.MethodType):
+        return value.__self__, value.__func__
+    if isinstance(value, (functools.partial, functools.partialmethod)):
+        return value.func, *value.args, *value.keywords.values()
+    if isinstance(value, weakref.ReferenceType):
+        return (value(),)
+    if isinstance(value, types.CellType):
+        return _cell(value)
+    return _attributes(value)
+
+
+def _only_one(values: Iterable[Any]) -> list[Any]:
+    """The state in a set, unless there are several objects: their order would differ between ranks."""
+    state = [value for value in values if isinstance(value, (nn.Module, Optimizer))]
+    return state if len(state) == 1 else []
+
+
+def _cell(cell: types.CellType) -> tuple[Any, ...]:
+    try:
+        return (cell.cell_contents,)
+    except ValueError:  # not assigned yet
+        return ()
+
+
+def _of_function(function: types.FunctionType) -> Iterator[Any]:
+    if _is_of_torch(function.__module__):
+        return
+    for cell in function.__closure__ or ():
+        yield from _cell(cell)
+    yield from function.__defaults__ or ()
+    yield from (function.__kwdefaults__ or {}).values()
+    yield from vars(function).values()
+    names = list(names_in(function.__code__))
+    for name in names:
+        if name in function.__globals__:
+            yield from _named(function.__globals__[name], names)
+
+
+def names_in(code: types.CodeType) -> Iterator[str]:
+    """The names of globals and attributes in a piece of code, and in the functions that it defines."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from names_in(constant)
+
+
+def _named(value: Any, names: list[str], levels: int = 3) -> Iterator[Any]:
+    """A global; of a Python module, what the code may mean by `module.name`."""
+    if not isinstance(value, types.ModuleType):
+        yield value
+    elif levels and not _is_of_torch(value.__name__):
+        for name in names:
+            if name in vars(value):
+                yield from _named(vars(value)[name], names, levels - 1)
+
+
+def _attributes(value: Any) -> Iterator[Any]:
+    """The attributes of an object or a class that a user wrote, those of its classes too."""
+    if isinstance(value, types.ModuleType):
+        return
+    is_class = isinstance(value, type)
+    kind = value if is_class else type(value)
+    if _is_of_torch(kind.__module__) and not isinstance(value, LRScheduler):
+        return
+    if not is_class:
+        yield from list(getattr(value, "__dict__", {}).values())
+    for base in kind.__mro__:
+        if base.__module__ == "builtins" or _is_of_torch(base.__module__):
+            continue
+        for name, inner in list(vars(base).items()):
+            if isinstance(inner, types.MemberDescriptorType) and not is_class:
+                yield getattr(value, name, None)
+            elif isinstance(inner, (nn.Module, Optimizer, dict, list, tuple)) and not name.startswith("__"):
+                yield inner
+
+
+def _is_of_torch(module: str | None) -> bool:
+    return module is not None and (module == "torch" or module.startswith(("torch.", "torch_testing_ext.")))
