@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch.distributed.tensor import Replicate, Shard
@@ -38,6 +38,10 @@ class Layout:
         """This rank's rows: the first, and the one after the last."""
         start = min(self.rank * self.chunk, self.shape[0])
         return start, min(start + self.chunk, self.shape[0])
+
+    def of_rank(self, rank: int) -> Layout:
+        """The layout from the point of view of another rank."""
+        return replace(self, rank=rank)
 
     @property
     def local_shape(self) -> torch.Size:

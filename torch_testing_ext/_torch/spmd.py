@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -299,3 +300,27 @@ def at_end_of_backward(function: Callable[[], None]) -> None:
     """Call `function` when the backward that runs on this thread has ended (torch 1.0 to 2.15)."""
     engine: Any = torch.autograd.Variable._execution_engine
     engine.queue_callback(function)
+
+
+def roots_of_backward() -> list[Any]:
+    """The tensors from which the backward started whose end calls this function (torch 2.4 to 2.15).
+
+    The engine does not tell them; the frame of torch's own function has them.
+    """
+    from torch.autograd import graph
+
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is graph._engine_run_backward.__code__:
+            outputs = frame.f_locals["t_outputs"]
+            return [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
+        frame = frame.f_back  # type: ignore[assignment]
+    return []
+
+
+def gather_into(into: torch.Tensor, mine: torch.Tensor, group: Any) -> Any:
+    """Start to gather tensors of one size into a flat one, under the name that does not warn (torch 2.11 to 2.15)."""
+    import torch.distributed as dist
+
+    gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    return gather(into, mine, group=group, async_op=True)

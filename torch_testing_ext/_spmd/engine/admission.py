@@ -1,0 +1,43 @@
+"""Which modules and optimizers the engine admits, and why not others. Reads, and changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from ..spmd_errors import SPMDError
+
+# Recognized by name: importing the FSDP packages for an isinstance check would cost every rank half a second.
+_WRAPPERS = {
+    "DistributedDataParallel": "wrapped in DistributedDataParallel",
+    "FullyShardedDataParallel": "sharded by FSDP",
+    "FSDPModule": "sharded by FSDP",
+}
+
+
+def admit_modules(roots: Iterable[nn.Module]) -> None:
+    """Refuse modules that are data parallel already."""
+    for root in roots:
+        for module in root.modules():
+            for base in type(module).__mro__:
+                if base.__name__ in _WRAPPERS and base.__module__.startswith("torch."):
+                    raise SPMDError(
+                        f"{type(module).__name__} is {_WRAPPERS[base.__name__]}: it would be averaged twice.",
+                        remedy="Pass the plain module: the step averages and shards by itself.",
+                    )
+
+
+def admit_tensor(name: str, tensor: torch.Tensor) -> None:
+    """Refuse parameters and buffers without values, and DTensors of other meshes."""
+    if isinstance(tensor, (nn.parameter.UninitializedParameter, nn.parameter.UninitializedBuffer)):
+        raise SPMDError(f"{name} is not initialized.", remedy="Run the lazy module once before the first call.")
+    if tensor.is_meta:
+        raise SPMDError(
+            f"{name} is on the meta device and has no values.",
+            remedy='Materialize the model before the first call: model.to_empty(device="cpu"), then initialize it.',
+        )
+    if isinstance(tensor, DTensor) and not isinstance(tensor, nn.Parameter):
+        raise SPMDError(f"{name} is a DTensor, but no parameter.", remedy="Register it as a plain buffer.")

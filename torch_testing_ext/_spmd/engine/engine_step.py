@@ -1,0 +1,25 @@
+"""A step that the engine runs."""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable
+from typing import Any
+
+from ..parallel_modes import DataParallel
+from .engine_core import current_engine
+
+
+class EngineStep:
+    """A train step whose state is data parallel. Calling it runs the user's Python."""
+
+    def __init__(self, function: Callable[..., Any], mode: DataParallel) -> None:
+        functools.update_wrapper(self, function)
+        self.function, self.mode = function, mode
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        return self if instance is None else types.MethodType(self, instance)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return current_engine().call(self, self.mode, args, kwargs)

@@ -1,0 +1,122 @@
+"""Buckets of gradients, which travel as one flat tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from .bucket_plan import BucketProgress, bucket_limit, bucket_numbers, plan_buckets
+from .managed_params import ManagedParam
+from .wire import Wire
+
+
+class GradientBucket:
+    """Gradients of one dtype and device in one flat tensor. Its last element is a flag, for the last bucket."""
+
+    def __init__(self, params: Sequence[ManagedParam]) -> None:
+        self.params = tuple(params)
+        self._flat: torch.Tensor | None = None
+        self._views: list[torch.Tensor] = []
+        self._work: Any = None
+
+    @property
+    def nbytes(self) -> int:
+        return sum(managed.plain.numel() * managed.plain.element_size() for managed in self.params)
+
+    def start(self, wire: Wire, flag: bool) -> None:
+        """Start to average the gradients as they are now."""
+        flat = self._filled(1 / wire.world)
+        flat[-1] = float(flag)
+        self._work = wire.add(flat)
+
+    def wait(self) -> None:
+        if self._work is not None:
+            self._work.wait()
+            self._work = None
+
+    def flagged(self) -> bool:
+        """Whether any rank has set the flag."""
+        assert self._flat is not None
+        return bool(self._flat[-1] != 0)
+
+    def write_back(self, wanted: Callable[[ManagedParam], bool] | None = None) -> None:
+        """Overwrite gradients with their means."""
+        for managed, view in zip(self.params, self._views, strict=True):
+            if wanted is None or wanted(managed):
+                _set_gradient(managed, view)
+
+    def release(self) -> None:
+        """Free the memory."""
+        self._flat, self._views = None, []
+
+    def _filled(self, scale: float) -> torch.Tensor:
+        if self._flat is None:
+            like = self.params[0].plain
+            sizes = [managed.plain.numel() for managed in self.params]
+            self._flat = torch.empty(sum(sizes) + 1, dtype=like.dtype, device=like.device)
+            pieces = self._flat.split([*sizes, 1])
+            self._views = [p.view(m.plain.shape) for m, p in zip(self.params, pieces, strict=False)]
+        for managed, view in zip(self.params, self._views, strict=True):
+            grad = managed.plain.grad
+            if grad is None:
+                view.zero_()
+            else:
+                torch.mul(grad if grad.layout is torch.strided else grad.to_dense(), scale, out=view)
+            if managed.kept is not None:  # the rank's rows of a mean that the other ranks do not have
+                managed.rows(view).add_(managed.kept)
+        return self._flat
+
+
+def _set_gradient(managed: ManagedParam, mean: torch.Tensor) -> None:
+    managed.kept = None
+    plain = managed.plain
+    grad = plain.grad
+    if grad is None:
+        plain.grad = torch.empty_like(plain).copy_(mean)
+    elif grad.layout is torch.strided:
+        grad.copy_(mean)
+    else:
+        plain.grad = mean.to_sparse(grad.sparse_dim())
+
+
+class BackwardPlan:
+    """The gradients that one backward of a call averages, in buckets, in the order in which they are expected."""
+
+    def __init__(
+        self, order: Sequence[int], buckets: Sequence[GradientBucket], numbers: Sequence[Sequence[int]]
+    ) -> None:
+        self.expected = frozenset(order)
+        self.buckets, self._numbers = buckets, numbers
+        self.overlaps = True  # with the backward
+
+    def progress(self) -> BucketProgress:
+        return BucketProgress(bucket_numbers(self._numbers), [len(bucket) for bucket in self._numbers])
+
+
+class BucketStore:
+    """Makes buckets of the parameters of a roster. Plans with the same bucket share its memory."""
+
+    def __init__(self, params: Sequence[ManagedParam], limit: int | None) -> None:
+        self.params, self._limit = params, limit
+        self._buckets: dict[tuple[int, ...], GradientBucket] = {}
+
+    def plan(self, order: Sequence[int]) -> BackwardPlan:
+        """Plan buckets for the parameters of these numbers."""
+        plains = [self.params[i].plain for i in order]
+        sizes = [plain.numel() * plain.element_size() for plain in plains]
+        limit = self._limit or bucket_limit(sum(sizes), bool(plains) and plains[0].device.type != "cpu")
+        kinds = [(plain.dtype, plain.device) for plain in plains]
+        numbers = [tuple([order[i] for i in bucket]) for bucket in plan_buckets(sizes, kinds, limit)]
+        return BackwardPlan(order, [self._bucket(some) for some in numbers], numbers)
+
+    def _bucket(self, numbers: tuple[int, ...]) -> GradientBucket:
+        if numbers not in self._buckets:
+            self._buckets[numbers] = GradientBucket([self.params[i] for i in numbers])
+        return self._buckets[numbers]
+
+    def release(self) -> None:
+        """Free the memory of all buckets."""
+        for bucket in self._buckets.values():
+            bucket.release()

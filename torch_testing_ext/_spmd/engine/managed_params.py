@@ -1,0 +1,99 @@
+"""Parameters that the engine manages, and the hook by which each tells that a backward has reached it."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, Protocol
+
+import torch
+from torch.utils.weak import WeakIdKeyDictionary
+
+from ..param_layout import Layout
+
+_NOWHERE = -1
+
+
+class Listener(Protocol):
+    """A place where parameters report gradients."""
+
+    def touch(self, managed: ManagedParam) -> None: ...
+
+
+class ManagedParam:
+    """One parameter of a data-parallel step.
+
+    `plain` is the whole tensor that the step sees. `rest` is the DTensor that model and optimizers hold between calls,
+    or None if they keep `plain`.
+    """
+
+    def __init__(self, plain: torch.Tensor, layout: Layout, name: str, rest: Any = None) -> None:
+        self._plain = weakref.ref(plain)
+        self._strong = plain if rest is not None else None
+        self._rest = weakref.ref(rest) if rest is not None else None
+        self.layout, self.name = layout, name
+        self.index, self.listener = _NOWHERE, None  # type: int, Listener | None
+        self.kept: torch.Tensor | None = None  # the rank's rows of a gradient from an earlier call
+        self.hooked = False
+
+    @property
+    def plain(self) -> Any:
+        return self._strong if self._strong is not None else self._plain()
+
+    @property
+    def rest(self) -> Any:
+        """The tensor that the model holds between calls."""
+        return self._rest() if self._rest is not None else self.plain
+
+    @property
+    def rests_as_dtensor(self) -> bool:
+        return self._rest is not None
+
+    @property
+    def sharded(self) -> bool:
+        return self.layout.sharded
+
+    def set_rest(self, rest: Any) -> None:
+        """Hold another DTensor between calls, for example one of another dtype."""
+        self._rest = weakref.ref(rest)
+        _known[rest] = lambda: self
+
+    def rows(self, whole: torch.Tensor, rank: int | None = None) -> torch.Tensor:
+        """A view of the rows of a whole tensor that belong to a rank, by default this one."""
+        start, end = self.layout.rows if rank is None else self.layout.of_rank(rank).rows
+        return whole[start:end]
+
+    def hook(self) -> None:
+        """Report every gradient that a backward accumulates, for ever."""
+        if self.hooked:
+            return
+        self.hooked = True
+        itself, plain = weakref.ref(self), self.plain
+        trainable = plain.requires_grad
+
+        def report(_: torch.Tensor) -> None:
+            managed = itself()
+            if managed is not None and managed.listener is not None:
+                managed.listener.touch(managed)
+
+        plain.requires_grad_(True)  # a frozen parameter cannot get a hook, and the step may make it trainable
+        plain.register_post_accumulate_grad_hook(report)
+        plain.requires_grad_(trainable)
+
+
+# A record that keeps `plain` alive must not be kept alive by it: such a record lives as long as its `rest`.
+_known: Any = WeakIdKeyDictionary()
+
+
+def managed_by(tensor: torch.Tensor) -> ManagedParam | None:
+    """The record of a parameter, in either of its forms."""
+    find = _known.get(tensor)
+    return None if find is None else find()
+
+
+def manage(plain: torch.Tensor, layout: Layout, name: str, rest: Any = None) -> ManagedParam:
+    """Create the record of a parameter."""
+    managed = ManagedParam(plain, layout, name, rest)
+    _known[plain] = weakref.ref(managed) if rest is not None else lambda: managed
+    if rest is not None:
+        _known[rest] = lambda: managed
+    return managed

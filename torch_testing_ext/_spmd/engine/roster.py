@@ -1,0 +1,92 @@
+"""The roster: all parameters, buffers and optimizers of one call, in an order that is the same on every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from .gradient_buckets import BackwardPlan, BucketStore
+from .managed_params import ManagedParam
+
+
+class ParamSlot(NamedTuple):
+    """A place in a module where a parameter is registered."""
+
+    module: nn.Module
+    name: str
+    value: torch.Tensor
+
+
+def registered(roots: Iterable[nn.Module]) -> tuple[list[ParamSlot], list[torch.Tensor]]:
+    """The slots of all parameters of some modules, and their buffers, each once."""
+    slots: list[ParamSlot] = []
+    buffers: dict[int, torch.Tensor] = {}
+    seen: set[int] = set()
+    waiting = [*roots][::-1]
+    while waiting:
+        module = waiting.pop()
+        if id(module) in seen:
+            continue
+        seen.add(id(module))
+        slots += [ParamSlot(module, name, value) for name, value in module._parameters.items() if value is not None]
+        for buffer in module._buffers.values():
+            if buffer is not None:
+                buffers[id(buffer)] = buffer
+        waiting.extend([inner for inner in module._modules.values() if inner is not None][::-1])
+    return slots, [*buffers.values()]
+
+
+def tensors_of(slots: Iterable[ParamSlot], optimizers: Iterable[Optimizer]) -> list[torch.Tensor]:
+    """All parameters, each once: those in slots, then those that only optimizers hold."""
+    found = {id(slot.value): slot.value for slot in slots}
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            for param in group["params"]:
+                found.setdefault(id(param), param)
+    return [*found.values()]
+
+
+def slot_names(roots: Iterable[nn.Module]) -> Iterator[tuple[str, torch.Tensor]]:
+    """The name of each parameter and buffer, in the words of `named_parameters`."""
+    several = [*roots]
+    for number, root in enumerate(several):
+        prefix = "" if len(several) == 1 else f"{type(root).__name__}#{number}"
+        yield from root.named_parameters(prefix)
+        yield from root.named_buffers(prefix)
+
+
+@dataclass
+class Roster:
+    """What a step found in a call. The next call of the step uses it again, if it finds the same."""
+
+    params: list[ManagedParam]
+    tensors: list[torch.Tensor]  # as they were found: they keep the identities valid
+    optimizers: list[Optimizer]
+    store: BucketStore
+    plans: dict[str, list[BackwardPlan | None]] = field(default_factory=dict)
+
+    def matches(self, tensors: list[torch.Tensor], optimizers: list[Optimizer]) -> bool:
+        return _same(self.tensors, tensors) and _same(self.optimizers, optimizers)
+
+    def plan_of(self, phase: str, turn: int) -> BackwardPlan | None:
+        """What the backward number `turn` of a phase averages, if the last call had one."""
+        plans = self.plans.get(phase, ())
+        return plans[turn] if turn < len(plans) else None
+
+    def remember(self, phase: str, turn: int, plan: BackwardPlan | None) -> None:
+        plans = self.plans.setdefault(phase, [])
+        plans += [None] * (turn + 1 - len(plans))
+        plans[turn] = plan
+
+    def forget_after(self, phase: str, turns: int) -> None:
+        """Forget all backwards after the first `turns` of a phase."""
+        del self.plans.setdefault(phase, [])[turns:]
+
+
+def _same(known: list[torch.Tensor] | list[Optimizer], now: list[torch.Tensor] | list[Optimizer]) -> bool:
+    return len(known) == len(now) and all([a is b for a, b in zip(known, now, strict=True)])
