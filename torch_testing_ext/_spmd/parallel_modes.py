@@ -18,6 +18,7 @@ from .trace.tracing import TracedStep
 from .trace.train_state import StateEntry, StepState
 
 DataParallelStyle = Literal["replicate", "fully_shard", "default"]
+Between = Literal["plain", "dtensor"]
 
 
 class ParallelMode(ABC):
@@ -50,6 +51,8 @@ class DataParallel(ParallelMode):
         ranks, without a new trace (except for sizes 0 and 1, which each need a trace of their own).
     custom_passes: called with the final graph module; changes it in place or returns another.
     bucket_mb: the size limit of a bucket, in MiB of gradients or parameters. None chooses it by their total.
+    between: the form of replicated parameters between calls: "plain" tensors, or a "dtensor" on the same memory.
+        Sharded parameters, and those of a recorded program, are DTensors in any case.
     reshard_after_forward: with "fully_shard", gather parameters again for backward instead of keeping them whole.
     """
 
@@ -61,6 +64,7 @@ class DataParallel(ParallelMode):
         custom_passes: Callable[[fx.GraphModule], fx.GraphModule | None] | None = None,
         bucket_mb: float | None = None,
         reshard_after_forward: bool = False,
+        between: Between = "plain",
     ) -> None:
         if parallel_style not in get_args(DataParallelStyle):
             raise SPMDError(
@@ -77,12 +81,18 @@ class DataParallel(ParallelMode):
         self.batch_dim = input_batch_dim
         self.custom_passes = custom_passes
         self.bucket_bytes = None if bucket_mb is None else int(bucket_mb * 1024 * 1024)
+        if between not in get_args(Between):
+            raise SPMDError(
+                f"Unknown between {between!r}.", remedy=f"Use one of {', '.join(map(repr, get_args(Between)))}."
+            )
+        self.between = between
         self.reshard_after_forward = reshard_after_forward
 
     def layouts(self, state: StepState, rank: int, world: int) -> list[Layout]:
-        return [self._layout(ref.name, ref.value, rank, world) for ref in state.params]
+        return [self.layout_of(ref.name, ref.value, rank, world) for ref in state.params]
 
-    def _layout(self, name: str, param: torch.Tensor, rank: int, world: int) -> Layout:
+    def layout_of(self, name: str, param: torch.Tensor, rank: int, world: int) -> Layout:
+        """The layout of one parameter."""
         sharded = self.parallel_style == "fully_shard" and param.dim() > 0 and param.numel() > 0
         if isinstance(param, DTensor):
             is_sharded = isinstance(param.placements[0], Shard)

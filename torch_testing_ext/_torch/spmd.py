@@ -324,3 +324,46 @@ def gather_into(into: torch.Tensor, mine: torch.Tensor, group: Any) -> Any:
 
     gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
     return gather(into, mine, group=group, async_op=True)
+
+
+def dtensor_like(dtensor: Any, local: torch.Tensor) -> Any:
+    """A DTensor with the shape and placements of another one, without the cost of `from_local` (torch 2.5 to 2.15)."""
+    from torch.distributed.tensor import DTensor
+
+    if local.dtype != dtensor.dtype:
+        mesh, placements = dtensor.device_mesh, dtensor.placements
+        shape, stride = dtensor.shape, dtensor.stride()
+        return DTensor.from_local(local, mesh, placements, run_check=False, shape=shape, stride=stride)
+    return DTensor(local, dtensor._spec, requires_grad=False)
+
+
+def function_mode_class() -> type:
+    """`TorchFunctionMode`, the base of modes that see every function of torch (torch 2.0 to 2.15)."""
+    from torch.overrides import TorchFunctionMode
+
+    return TorchFunctionMode
+
+
+def is_innermost_function_mode(mode: Any) -> bool:
+    """Whether `mode` is the function mode that was entered last (torch 2.0 to 2.15)."""
+    from torch.overrides import _get_current_function_mode
+
+    return _get_current_function_mode() is mode
+
+
+def optimizer_has_hooks(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether hooks run before or after each step of an optimizer (torch 2.0 to 2.15)."""
+    from torch.optim import optimizer as module
+
+    hooks = (
+        optimizer._optimizer_step_pre_hooks,
+        optimizer._optimizer_step_post_hooks,
+        module._global_optimizer_pre_hooks,
+        module._global_optimizer_post_hooks,
+    )
+    return any(hooks)
+
+
+def gradient_hooks(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has hooks on its gradient (torch 2.1 to 2.15)."""
+    return bool(tensor._backward_hooks) or bool(getattr(tensor, "_post_accumulate_grad_hooks", None))

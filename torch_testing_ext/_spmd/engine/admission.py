@@ -8,6 +8,8 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from torch_testing_ext._torch.spmd import storage_key
+
 from ..spmd_errors import SPMDError
 
 # Recognized by name: importing the FSDP packages for an isinstance check would cost every rank half a second.
@@ -41,3 +43,28 @@ def admit_tensor(name: str, tensor: torch.Tensor) -> None:
         )
     if isinstance(tensor, DTensor) and not isinstance(tensor, nn.Parameter):
         raise SPMDError(f"{name} is a DTensor, but no parameter.", remedy="Register it as a plain buffer.")
+
+
+def admit_sharing(sharded: Iterable[tuple[str, torch.Tensor]], others: Iterable[tuple[str, torch.Tensor]]) -> None:
+    """Refuse sharded parameters that share memory with another tensor: rows would no longer be shared."""
+    owners: dict[int, tuple[str, torch.Tensor]] = {}
+    for name, tensor in sharded:
+        if isinstance(tensor, DTensor):
+            continue
+        key = storage_key(tensor)
+        if key in owners:
+            _refuse_sharing(owners[key][0], name)
+        owners[key] = name, tensor
+    for name, tensor in others:
+        if tensor.layout is not torch.strided or isinstance(tensor, DTensor):
+            continue
+        owner, param = owners.get(storage_key(tensor), ("", tensor))
+        if param is not tensor:
+            _refuse_sharing(owner, name)
+
+
+def _refuse_sharing(one: str, other: str) -> None:
+    raise SPMDError(
+        f"{one} and {other} share memory, but are not the same tensor. Shards cannot share it.",
+        remedy='Tie weights by the same Parameter (b.weight = a.weight), or use DataParallel("replicate").',
+    )

@@ -19,6 +19,7 @@ from .gradient_buckets import BackwardPlan
 from .graph_leaves import unmanaged_parameters
 from .managed_params import ManagedParam
 from .meeting_point import MeetingPoint
+from .read_watch import ReadWatch
 from .roster import Roster
 from .wire import Wire
 
@@ -40,8 +41,8 @@ class _Backward:
 class Averager:
     """Averages the gradients of the parameters of a roster at the end of each backward."""
 
-    def __init__(self, wire: Wire, meeting: MeetingPoint) -> None:
-        self.wire, self.meeting = wire, meeting
+    def __init__(self, wire: Wire, meeting: MeetingPoint, watch: ReadWatch) -> None:
+        self.wire, self.meeting, self.watch = wire, meeting, watch
         self.roster: Roster | None = None
         self.phase, self.turn = AFTER, 0
         self.backward: _Backward | None = None
@@ -96,7 +97,7 @@ class Averager:
             return
         for number in backward.progress.arrive(index):
             if backward.plan.overlaps:
-                with torch.no_grad():
+                with torch.no_grad(), self.watch.pausing():
                     backward.plan.buckets[number].start(self.wire, False)
 
     def _enlist(self, managed: ManagedParam) -> int:
@@ -124,10 +125,11 @@ class Averager:
         assert self.roster is not None
         self.backward, self.broken = None, True
         self.meeting.check()
-        if backward.plan is None:
-            self._discover(backward, presence)
-        else:
-            self._average(backward, backward.plan, presence)
+        with self.watch.pausing():
+            if backward.plan is None:
+                self._discover(backward, presence)
+            else:
+                self._average(backward, backward.plan, presence)
         self.turn += 1
         self.broken = False
 

@@ -40,9 +40,11 @@ def agreed_order(positions: Sequence[Sequence[int]]) -> list[int]:
     """
     if not positions:
         return []
-    keys = {}
-    for param, places in enumerate(zip(*positions, strict=True)):
-        keys |= {param: (rank, place) for rank, place in reversed([*enumerate(places)]) if place}
+    keys: dict[int, tuple[int, int]] = {}
+    for rank, places in enumerate(positions):
+        for param, place in enumerate(places):
+            if place:
+                keys.setdefault(param, (rank, place))
     # Places on different ranks are comparable: they are the distance from the loss.
     return sorted(keys, key=lambda param: (keys[param][1], keys[param][0], param))
 

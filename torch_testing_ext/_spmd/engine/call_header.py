@@ -57,7 +57,8 @@ def _difference(first: CallHeader, other: CallHeader, rank: int) -> tuple[str, s
         return f"The ranks ran different numbers of calls or backwards: they are {places}.", same_calls
     if (first.new, first.params) != (other.new, other.params):
         return (
-            f"Rank 0 has {first.params} parameters ({first.new} new objects), rank {rank} {other.params} ({other.new}).",
+            f"Rank 0 has {first.params} parameters ({first.new} new objects), "
+            f"rank {rank} has {other.params} ({other.new}).",
             "Build and change the same model and optimizers on every rank, in the same calls.",
         )
     if first.checksum != other.checksum:

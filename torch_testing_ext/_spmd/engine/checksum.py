@@ -37,7 +37,7 @@ def sample(tensor: torch.Tensor, turn: int) -> torch.Tensor:
     """A view of some elements of a tensor, as integers."""
     tensor = tensor.detach()
     if tensor.is_complex():
-        tensor = torch.view_as_real(tensor.resolve_conj())
+        tensor = torch.view_as_real(tensor.conj() if tensor.is_conj() else tensor)
     if not tensor.is_contiguous():
         tensor = tensor.as_strided(_span(tensor), (1,))
     flat = tensor.view(-1)
@@ -58,3 +58,8 @@ def _by_kind(views: list[torch.Tensor]) -> list[list[torch.Tensor]]:
     for view in views:
         kinds.setdefault((view.dtype, view.device), []).append(view)
     return [*kinds.values()]
+
+
+def sum_of(tensors: Sequence[torch.Tensor], turn: int = 0) -> torch.Tensor | None:
+    """The checksum of tensors that will not be summed again."""
+    return Checksum().of([tensor for tensor in tensors if tensor.layout is torch.strided], turn)

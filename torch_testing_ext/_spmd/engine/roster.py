@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -70,6 +71,15 @@ class Roster:
     store: BucketStore
     plans: dict[str, list[BackwardPlan | None]] = field(default_factory=dict)
 
+    @property
+    def rests(self) -> bool:
+        """Whether the model holds DTensors between calls."""
+        return any(managed.rests_as_dtensor for managed in self.params)
+
+    @property
+    def shards(self) -> bool:
+        return any(managed.sharded for managed in self.params)
+
     def matches(self, tensors: list[torch.Tensor], optimizers: list[Optimizer]) -> bool:
         return _same(self.tensors, tensors) and _same(self.optimizers, optimizers)
 
@@ -89,4 +99,4 @@ class Roster:
 
 
 def _same(known: list[torch.Tensor] | list[Optimizer], now: list[torch.Tensor] | list[Optimizer]) -> bool:
-    return len(known) == len(now) and all([a is b for a, b in zip(known, now, strict=True)])
+    return len(known) == len(now) and all(map(operator.is_, known, now))

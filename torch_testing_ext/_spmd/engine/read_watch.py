@@ -1,0 +1,116 @@
+"""Sees when the step reads what is not gathered yet: gradients of earlier calls, and parameters after an update.
+
+Both are gathered only if something reads them. A mode that sees all functions of torch runs while there are any.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from torch_testing_ext._torch.spmd import function_mode_class, is_innermost_function_mode, storage_key
+
+from .managed_params import ManagedParam
+
+if TYPE_CHECKING:
+    from torch.overrides import TorchFunctionMode as Mode
+else:
+    Mode = function_mode_class()
+
+_DESCRIPTIONS = """
+    grad requires_grad shape dtype device layout is_leaf grad_fn ndim names is_cuda is_sparse is_quantized is_meta size
+    dim numel nelement stride is_floating_point is_complex is_contiguous is_conj is_neg element_size requires_grad_
+    register_hook register_post_accumulate_grad_hook __hash__ has_names get_device
+"""
+_HARMLESS = frozenset(_DESCRIPTIONS.split())  # they do not look at values
+_PROPERTIES = frozenset(("__get__", "__set__", "__delete__"))
+
+
+class ReadWatch(Mode):
+    """Gathers before a read. `kept` are gradients of earlier calls; `stale` are parameters whose rows are newer."""
+
+    def __init__(self, gather_kept: Callable[[], None], gather_stale: Callable[[], None]) -> None:
+        super().__init__()
+        self.kept: dict[int, ManagedParam] = {}
+        self.stale: dict[int, ManagedParam] = {}
+        self.paused = 0
+        self._gather_kept, self._gather_stale = gather_kept, gather_stale
+        self._is_on = False
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if self.paused:
+            return func(*args, **kwargs)
+        if self.kept and getattr(func, "__self__", None) is torch.Tensor.grad:
+            managed = self.kept.get(id(args[0]))
+            if managed is not None and managed.kept is not None:
+                if func.__name__ == "__get__":
+                    if _only_drops():
+                        return torch.empty(0)  # only asks whether there is a gradient
+                    with self.pausing():
+                        self._gather_kept()
+                else:
+                    self.drop([managed])
+        if self.stale and _reads(func) and any(storage_key(t) in self.stale for t in _tensors((args, kwargs))):
+            with self.pausing():
+                self._gather_stale()
+        return func(*args, **kwargs)
+
+    @contextmanager
+    def pausing(self) -> Iterator[None]:
+        """Let the engine's own reads pass."""
+        self.paused += 1
+        try:
+            yield
+        finally:
+            self.paused -= 1
+
+    def drop(self, params: Iterable[ManagedParam]) -> None:
+        """Forget the gradients that these parameters have kept."""
+        for managed in params:
+            managed.kept = None
+            self.kept.pop(id(managed.plain), None)
+
+    def start(self) -> None:
+        """Watch, if there is a reason."""
+        if not self._is_on and (self.kept or self.stale):
+            self._is_on = True
+            self.__enter__()
+
+    def stop(self) -> None:
+        """Stop at the end of a call."""
+        self.kept, self.stale = {}, {}
+        if self._is_on and is_innermost_function_mode(self):
+            self._is_on = False
+            self.__exit__(None, None, None)
+
+
+def _reads(func: Any) -> bool:
+    name = getattr(func, "__name__", "")
+    if name in _PROPERTIES:
+        name = getattr(getattr(func, "__self__", None), "__name__", "")
+    return name not in _HARMLESS
+
+
+def _tensors(value: Any) -> Iterable[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        if value.layout is torch.strided:
+            yield value
+    elif isinstance(value, (tuple, list)):
+        for inner in value:
+            yield from _tensors(inner)
+    elif isinstance(value, dict):
+        for inner in value.values():
+            yield from _tensors(inner)
+
+
+def _only_drops() -> bool:
+    """Whether the caller is torch's own `zero_grad`, which only sets gradients to None."""
+    frame = sys._getframe(2)
+    code = frame.f_code
+    is_torch = frame.f_globals.get("__name__", "").startswith("torch.")
+    return is_torch and code.co_name == "zero_grad" and bool(frame.f_locals.get("set_to_none"))

@@ -1,0 +1,266 @@
+"""The state between calls: the model and its optimizers hold DTensors; in a call they hold whole, plain parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+from torch_testing_ext._torch.spmd import dtensor_like, gradient_hooks, local_tensor, set_local_tensor
+
+from ..param_layout import Layout
+from ..spmd_errors import SPMDError
+from .checksum import sum_of
+from .managed_params import ManagedParam, manage, managed_by
+from .optimizer_kinds import why_whole
+from .read_watch import ReadWatch
+from .roster import ParamSlot, Roster, registered
+from .row_gathers import RowGather, gather_rows
+from .row_optimizers import RowOptimizer
+from .wire import Wire
+
+
+def distribute(plain: torch.Tensor, layout: Layout, name: str, mesh: DeviceMesh) -> tuple[ManagedParam, DTensor]:
+    """Create the DTensor that stands for a parameter between calls."""
+    values = plain.detach().resolve_conj().resolve_neg()
+    local = layout.local_part(values) if layout.sharded else plain.detach()
+    rest = nn.Parameter(wrap(local, layout, plain, mesh), requires_grad=plain.requires_grad)
+    rest.__dict__.update(plain.__dict__)
+    managed = manage(plain, layout, name, rest)
+    if plain.grad is not None:
+        dense = plain.grad if plain.grad.layout is torch.strided else plain.grad.to_dense()
+        rest.grad = dtensor_like(rest, layout.local_part(dense))
+    return managed, rest  # type: ignore[return-value]
+
+
+def adopt(rest: DTensor, layout: Layout, name: str) -> ManagedParam:
+    """Create the plain parameter for a DTensor that the engine has not made."""
+    local = local_tensor(rest)
+    whole = local if not layout.sharded else local.new_empty(0)
+    return manage(nn.Parameter(whole, requires_grad=rest.requires_grad), layout, name, rest)
+
+
+def wrap(local: torch.Tensor, layout: Layout, like: torch.Tensor, mesh: DeviceMesh) -> DTensor:
+    """A DTensor of the shape of `like` with this part."""
+    return DTensor.from_local(
+        local, mesh, [layout.placement], run_check=False, shape=torch.Size(like.shape), stride=like.stride()
+    )
+
+
+def put_parameter(module: nn.Module, name: str, value: Any) -> None:
+    """Register a parameter, also in the second list of weights that recurrent modules keep."""
+    module._parameters[name] = value
+    if isinstance(module, nn.RNNBase) and "_flat_weights" in module.__dict__:
+        module._flat_weights = [module._parameters[n] for n in module._flat_weights_names]
+
+
+class RestingState:
+    """Changes the state of one roster from its form between calls to that of a call, and back."""
+
+    def __init__(self, wire: Wire) -> None:
+        self.wire = wire
+        self.watch = ReadWatch(self._gather_kept, self._gather_stale)
+        self.sums: list[torch.Tensor] = []  # of whole values in the last call: ranks must agree
+        self.roster: Roster | None = None
+        self.rests: list[Any] = []
+        self._steps: list[RowOptimizer] = []
+        self.bytes: dict[str, int] = {}
+
+    # -- into a call
+
+    def refuse_hooks(self, params: Iterable[ManagedParam]) -> None:
+        """Refuse gradient hooks that were put on a DTensor between calls: the step does not use it."""
+        for managed in params:
+            if managed.rests_as_dtensor and managed.rest is not None and gradient_hooks(managed.rest):
+                raise SPMDError(
+                    f"Parameter {managed.name} got a gradient hook between calls, on its DTensor.",
+                    remedy="Register it before the first call or in the step, on the plain parameter.",
+                )
+
+    @torch.no_grad()
+    def enter(self, roster: Roster, slots: Iterable[ParamSlot]) -> None:
+        """Let modules and optimizers hold whole, plain parameters."""
+        self.roster, self.sums, self.bytes = roster, [], {}
+        resting = [managed for managed in roster.params if managed.rests_as_dtensor]
+        self.rests = [managed.rest for managed in resting]
+        self._fill(resting)
+        for managed, rest in zip(resting, self.rests, strict=True):
+            self._take_gradient(managed, rest)
+        for slot in slots:
+            found = managed_by(slot.value)
+            if found is not None and found.rests_as_dtensor:
+                put_parameter(slot.module, slot.name, found.plain)
+        for optimizer in roster.optimizers:
+            self._enter_optimizer(optimizer)
+        self.watch.start()
+
+    def _fill(self, resting: list[ManagedParam]) -> None:
+        gathers = []
+        for managed, rest in zip(resting, self.rests, strict=True):
+            plain, local = managed.plain, local_tensor(rest)
+            plain.requires_grad_(rest.requires_grad)
+            if len(rest.__dict__) > 1:
+                plain.__dict__.update({k: v for k, v in rest.__dict__.items() if k != "_is_param"})
+            if managed.sharded:
+                whole = torch.empty_strided(rest.shape, rest.stride(), dtype=local.dtype, device=local.device)
+                gathers.append(RowGather(managed, local, whole))
+                plain.data = whole
+            elif plain.data_ptr() != local.data_ptr():
+                plain.data = local
+        self._count("gather of parameters", gathers)
+        gather_rows(self.wire, gathers)
+
+    def _take_gradient(self, managed: ManagedParam, rest: Any) -> None:
+        grad = rest.grad
+        if grad is None:
+            managed.plain.grad = None
+            return
+        local = local_tensor(grad) if isinstance(grad, DTensor) else grad
+        if managed.sharded:
+            managed.kept = local
+            self.watch.kept[id(managed.plain)] = managed
+        else:
+            managed.plain.grad = local
+
+    def _enter_optimizer(self, optimizer: Optimizer) -> None:
+        rekey(optimizer, lambda managed: managed.plain)
+        if any(managed_by(p).sharded for group in optimizer.param_groups for p in group["params"]):  # type: ignore[union-attr]
+            whole = why_whole(optimizer)
+            if whole is not None:
+                _make_states_whole(optimizer)
+            else:
+                step = RowOptimizer(self, optimizer)
+                step.install()
+                self._steps.append(step)
+
+    # -- reads in a call
+
+    def _gather_kept(self) -> None:
+        assert self.roster is not None
+        gathers = []
+        for managed in [m for m in self.roster.params if m.kept is not None]:
+            whole = torch.empty_like(managed.plain, dtype=managed.kept.dtype)  # type: ignore[union-attr]
+            gathers.append(RowGather(managed, managed.kept, whole))  # type: ignore[arg-type]
+        with torch.inference_mode(False), torch.no_grad():
+            self._count("gather of kept gradients", gathers)
+            gather_rows(self.wire, gathers)
+            for gather in gathers:
+                grad = gather.managed.plain.grad
+                gather.managed.plain.grad = gather.whole if grad is None else gather.whole.add_(grad)
+        self.watch.drop([gather.managed for gather in gathers])
+
+    def _gather_stale(self) -> None:
+        stale, self.watch.stale = self.watch.stale, {}
+        with torch.inference_mode(False), torch.no_grad():
+            gathers = []
+            for managed in stale.values():
+                whole = managed.plain.detach()
+                gathers.append(RowGather(managed, managed.rows(whole).clone(), whole))
+            self._count("gather of updated parameters", gathers)
+            gather_rows(self.wire, gathers)
+
+    def _count(self, title: str, gathers: list[RowGather]) -> None:
+        size = sum(gather.whole.numel() * gather.whole.element_size() for gather in gathers)
+        if size:
+            self.bytes[title] = self.bytes.get(title, 0) + size
+
+    # -- out of a call
+
+    @torch.no_grad()
+    def leave(self, roots: Iterable[nn.Module]) -> None:
+        """Let modules and optimizers hold DTensors again, with the values of now."""
+        roster = self.roster
+        assert roster is not None
+        stale = {id(managed) for managed in self.watch.stale.values()}
+        self.watch.paused += 1
+        try:
+            for step in self._steps:
+                step.uninstall()
+            self._steps = []
+            resting = [managed for managed in roster.params if managed.rests_as_dtensor]
+            settled = [m.plain for m in resting if m.sharded and id(m) not in stale]
+            self.sums += [total for total in [sum_of(settled)] if total is not None]
+            for position, managed in enumerate(resting):
+                self.rests[position] = self._leave_param(managed, self.rests[position])
+            for slot in registered(roots)[0]:
+                found = managed_by(slot.value)
+                if found is not None and found.rests_as_dtensor and slot.value is not found.rest:
+                    put_parameter(slot.module, slot.name, found.rest)
+            for optimizer in roster.optimizers:
+                rekey(optimizer, lambda managed: managed.rest)
+            for managed in resting:
+                _empty(managed)
+        finally:
+            self.watch.stop()
+            self.watch.paused -= 1
+            roster.tensors = [managed.rest for managed in roster.params]
+            self.rests, self.roster = [], None
+
+    def _leave_param(self, managed: ManagedParam, rest: Any) -> Any:
+        plain, local = managed.plain, local_tensor(rest)
+        data = plain.detach()
+        if data.shape != rest.shape or data.dtype != local.dtype or data.device != local.device:
+            rest = self._replace_rest(managed, rest, data)
+        elif managed.sharded:
+            local.copy_(managed.rows(data))
+        elif data.data_ptr() != local.data_ptr():
+            set_local_tensor(rest, data)
+        if len(plain.__dict__):
+            rest.__dict__.update(plain.__dict__)
+        rest.requires_grad_(plain.requires_grad)
+        self._leave_gradient(managed, rest)
+        return rest
+
+    def _leave_gradient(self, managed: ManagedParam, rest: Any) -> None:
+        grad = managed.plain.grad
+        if grad is not None:
+            dense = grad.detach() if grad.layout is torch.strided else grad.detach().to_dense()
+            rest.grad = dtensor_like(rest, managed.rows(dense).clone() if managed.sharded else dense)
+        elif managed.kept is None:
+            rest.grad = None
+        managed.kept = None
+
+    def _replace_rest(self, managed: ManagedParam, old: Any, data: torch.Tensor) -> Any:
+        """Create another DTensor: the step has given the parameter another shape or dtype."""
+        layout = managed.layout
+        managed.layout = Layout(torch.Size(data.shape), layout.sharded and data.dim() > 0, layout.rank, layout.world)
+        local = managed.layout.local_part(data)
+        rest = nn.Parameter(wrap(local, managed.layout, data, old.device_mesh), requires_grad=old.requires_grad)
+        managed.set_rest(rest)
+        return rest
+
+
+def _empty(managed: ManagedParam) -> None:
+    """Free the memory of a whole parameter. Its graph, if any is left, can no longer be used."""
+    if managed.sharded:
+        plain = managed.plain
+        plain.grad = None
+        plain.data = plain.new_empty(0)
+
+
+def rekey(optimizer: Optimizer, form: Any) -> None:
+    """Put one form of each managed parameter into an optimizer: `form(managed)`."""
+
+    def of(param: Any) -> Any:
+        managed = managed_by(param) if isinstance(param, torch.Tensor) else None
+        return param if managed is None else form(managed)
+
+    for group in optimizer.param_groups:
+        group["params"][:] = [of(param) for param in group["params"]]
+    items = [(of(key), value) for key, value in optimizer.state.items()]
+    optimizer.state.clear()
+    optimizer.state.update(items)
+
+
+def _make_states_whole(optimizer: Optimizer) -> None:
+    """Gather states that are sharded, for an optimizer that runs whole."""
+    for values in optimizer.state.values():
+        if isinstance(values, dict):
+            for name, value in values.items():
+                if isinstance(value, DTensor):
+                    values[name] = value.full_tensor()

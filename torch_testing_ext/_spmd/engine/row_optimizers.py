@@ -1,0 +1,137 @@
+"""Runs an elementwise optimizer of torch on the rank's rows of parameters, gradients and states."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+from torch_testing_ext._torch.spmd import dtensor_like, local_tensor, storage_key
+
+from .checksum import sum_of
+from .managed_params import ManagedParam, managed_by
+
+if TYPE_CHECKING:
+    from .resting_state import RestingState
+
+
+class RowOptimizer:
+    """Stands for `optimizer.step` in a call. Between updates the states are DTensors."""
+
+    def __init__(self, state: RestingState, optimizer: Optimizer) -> None:
+        self.state, self.optimizer = state, optimizer
+        self._had_own = "step" in optimizer.__dict__
+        self._inner: Callable[..., Any] = optimizer.step
+        self._active = False
+
+    def install(self) -> None:
+        """Replace the optimizer's step."""
+
+        def step(closure: Any = None, *args: Any, **kwargs: Any) -> Any:
+            return self._step(closure, *args, **kwargs)
+
+        for name in ("_wrapped_by_lr_sched",):
+            if hasattr(self._inner, name):
+                setattr(step, name, True)
+        self._ours = step
+        self._active = True
+        self.optimizer.__dict__["step"] = step
+
+    def uninstall(self) -> None:
+        """Restore the optimizer's step, unless something has wrapped ours meanwhile: then ours passes calls on."""
+        self._active = False
+        if self.optimizer.__dict__.get("step") is self._ours:
+            if self._had_own:
+                self.optimizer.__dict__["step"] = self._inner
+            else:
+                del self.optimizer.__dict__["step"]
+
+    def _step(self, closure: Any, *args: Any, **kwargs: Any) -> Any:
+        if not self._active:
+            return self._inner(*args, **kwargs) if closure is None else self._inner(closure, *args, **kwargs)
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        watch = self.state.watch
+        watch.paused += 1
+        try:
+            with self._rows():
+                result = self._inner(*args, **kwargs)
+        finally:
+            watch.paused -= 1
+        watch.start()
+        return loss if closure is not None else result
+
+    @contextmanager
+    def _rows(self) -> Iterator[None]:
+        """Let parameters, gradients and states be the rank's rows."""
+        params = [managed_by(p) for group in self.optimizer.param_groups for p in group["params"]]
+        rows = [_Rows(managed, self.optimizer) for managed in params if managed is not None and managed.sharded]
+        stale = {id(managed) for managed in self.state.watch.stale.values()}
+        with torch.no_grad():
+            fresh = [r.managed.plain for r in rows if id(r.managed) not in stale]
+            grads = [r.managed.plain.grad for r in rows if r.managed.plain.grad is not None]
+            sums = sum_of(fresh), sum_of([grad for grad in grads if grad.layout is torch.strided])
+            self.state.sums += [total for total in sums if total is not None]
+            for each in rows:
+                each.enter()
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for each in rows:
+                    if each.leave():
+                        self.state.watch.stale[storage_key(each.whole)] = each.managed
+
+
+class _Rows:
+    """One parameter while its optimizer runs on rows."""
+
+    def __init__(self, managed: ManagedParam, optimizer: Optimizer) -> None:
+        self.managed, self.optimizer = managed, optimizer
+        self.whole: torch.Tensor = managed.plain.data
+        self._grad: torch.Tensor | None = None
+        self._states: dict[str, DTensor] = {}
+        self._had_gradient = False
+
+    def enter(self) -> None:
+        plain, managed = self.managed.plain, self.managed
+        self._grad = plain.grad
+        rows = managed.kept
+        if self._grad is not None:
+            rows = managed.rows(self._grad if self._grad.layout is torch.strided else self._grad.to_dense())
+        plain.grad = None
+        plain.data = managed.rows(self.whole)
+        plain.grad = rows
+        self._had_gradient = rows is not None
+        values = self.optimizer.state.get(plain)
+        for name, value in (values or {}).items():
+            if isinstance(value, DTensor):
+                self._states[name] = value
+                values[name] = local_tensor(value)
+            elif self._is_whole(value):
+                values[name] = managed.layout.local_part(value)
+
+    def _is_whole(self, value: Any) -> bool:
+        return isinstance(value, torch.Tensor) and value.dim() > 0 and value.shape == self.whole.shape
+
+    def leave(self) -> bool:
+        """Return to the whole tensors, and say whether the rank's rows may have changed."""
+        plain, rest = self.managed.plain, self.managed.rest
+        shape = plain.shape
+        plain.grad = None
+        plain.data = self.whole
+        plain.grad = self._grad
+        values = self.optimizer.state.get(plain)
+        for name, value in (values or {}).items():
+            before = self._states.get(name)
+            if before is not None and local_tensor(before) is value:
+                values[name] = before
+            elif isinstance(value, torch.Tensor) and value.dim() and value.shape == shape:
+                values[name] = dtensor_like(rest, value)
+        return self._had_gradient
