@@ -51,8 +51,9 @@ class DataParallel(ParallelMode):
         ranks, without a new trace (except for sizes 0 and 1, which each need a trace of their own).
     custom_passes: called with the final graph module; changes it in place or returns another.
     bucket_mb: the size limit of a bucket, in MiB of gradients or parameters. None chooses it by their total.
-    between: the form of replicated parameters between calls: "plain" tensors, or a "dtensor" on the same memory.
-        Sharded parameters, and those of a recorded program, are DTensors in any case.
+    between: the form of replicated parameters between calls: "plain" tensors, the default, or a "dtensor" on the same
+        memory, the default under the names that PyTorch's compiler had. Sharded parameters, and those of a recorded
+        program, are DTensors in any case.
     reshard_after_forward: with "fully_shard", gather parameters again for backward instead of keeping them whole.
     """
 
@@ -64,7 +65,7 @@ class DataParallel(ParallelMode):
         custom_passes: Callable[[fx.GraphModule], fx.GraphModule | None] | None = None,
         bucket_mb: float | None = None,
         reshard_after_forward: bool = False,
-        between: Between = "plain",
+        between: Between | None = None,
     ) -> None:
         if parallel_style not in get_args(DataParallelStyle):
             raise SPMDError(
@@ -81,7 +82,7 @@ class DataParallel(ParallelMode):
         self.batch_dim = input_batch_dim
         self.custom_passes = custom_passes
         self.bucket_bytes = None if bucket_mb is None else int(bucket_mb * 1024 * 1024)
-        if between not in get_args(Between):
+        if between is not None and between not in get_args(Between):
             raise SPMDError(
                 f"Unknown between {between!r}.", remedy=f"Use one of {', '.join(map(repr, get_args(Between)))}."
             )

@@ -334,7 +334,7 @@ def dtensor_like(dtensor: Any, local: torch.Tensor) -> Any:
         mesh, placements = dtensor.device_mesh, dtensor.placements
         shape, stride = dtensor.shape, dtensor.stride()
         return DTensor.from_local(local, mesh, placements, run_check=False, shape=shape, stride=stride)
-    return DTensor(local, dtensor._spec, requires_grad=False)
+    return DTensor(local, dtensor._spec, requires_grad=False)  # type: ignore[no-untyped-call]
 
 
 def function_mode_class() -> type:
@@ -348,7 +348,7 @@ def is_innermost_function_mode(mode: Any) -> bool:
     """Whether `mode` is the function mode that was entered last (torch 2.0 to 2.15)."""
     from torch.overrides import _get_current_function_mode
 
-    return _get_current_function_mode() is mode
+    return _get_current_function_mode() is mode  # type: ignore[no-untyped-call]
 
 
 def optimizer_has_hooks(optimizer: torch.optim.Optimizer) -> bool:

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from spmd_training import Case, compare, compare_models, normal_batch, to_device
+from spmd_training import Case, capture, compare, compare_models, normal_batch, to_device
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from torch_testing_ext.distributed._spmd import DataParallel, SPMDError, compile
+from torch_testing_ext.distributed._spmd import DataParallel, SPMDError
 
 
 def small() -> nn.Module:
@@ -66,7 +66,7 @@ def play(test: Any, scenario: Scenario, style: str, verify: Any = "first") -> An
     sides = [Side(model, scenario.optimizer(model.parameters())) for model in (mine, reference)]
     steps = [scenario.step(side) for side in sides]
     wrapped = DistributedDataParallel(reference, device_ids=devices)
-    compiled = compile(parallel_mode=DataParallel(style), verify=verify)(steps[0])  # type: ignore[arg-type]
+    compiled = capture(parallel_mode=DataParallel(style), verify=verify)(steps[0])  # type: ignore[arg-type]
     case = Case(style, scenario.model, normal_batch(6, 10), tolerance=scenario.tolerance)
     for i in range(scenario.calls):
         for side in sides:

@@ -17,6 +17,13 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils.parametrizations import weight_norm
 
+from torch_testing_ext.distributed._spmd import compile
+
+
+def capture(*arguments: Any, **options: Any) -> Any:
+    """Compile a step into a recorded program, which these tests are about."""
+    return compile(*arguments, **{"backend": "capture", **options})
+
 
 class MLP(nn.Module):
     """Linear layers of the given sizes, with relu in between and sigmoid at the end."""

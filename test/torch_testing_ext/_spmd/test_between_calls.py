@@ -11,6 +11,7 @@ from spmd_training import (
     Case,
     Mixed,
     Tied,
+    capture,
     compare_models,
     normal_batch,
     step,
@@ -28,7 +29,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from torch_testing_ext.common_utils import instantiate_parametrized_tests, parametrize, run_tests
-from torch_testing_ext.distributed._spmd import DataParallel, compile
+from torch_testing_ext.distributed._spmd import DataParallel
 from torch_testing_ext.distributed._tensor.common_dtensor import DTensorTestBase, with_comms
 
 mlp = functools.partial(MLP, (10, 8, 4))
@@ -73,7 +74,7 @@ class TestBetweenCalls(DTensorTestBase):
         wrapped = DistributedDataParallel(reference, device_ids=devices)
         options = {"lr": 0.1, "momentum": 0.9, **options}
         optimizers = [torch.optim.SGD(m.parameters(), **options) for m in (mine, reference)]
-        compiled = compile(parallel_mode=DataParallel(style), verify=verify)(function)
+        compiled = capture(parallel_mode=DataParallel(style), verify=verify)(function)
 
         def both(i, batch=None):
             batch = to_device(batch or normal_batch(6, 10)(self.rank, i), self.device_type)
@@ -152,7 +153,7 @@ class TestBetweenCalls(DTensorTestBase):
         _, _, mine, reference, optimizers = self._pair(style, fused=True)
         wrapped = DistributedDataParallel(reference, device_ids=None if self.device_type == "cpu" else [self.rank])
         seconds = [torch.optim.SGD(model.parameters(), lr=0.1, fused=True) for model in (mine, reference)]
-        compiled = compile(parallel_mode=DataParallel(style), verify="off")(function)
+        compiled = capture(parallel_mode=DataParallel(style), verify="off")(function)
         case = Case("two fused optimizers", mlp, normal_batch(6, 10), tolerance=1e-6)
         for i in range(4):
             batch = to_device(normal_batch(6, 10)(self.rank, i), self.device_type)
@@ -253,7 +254,7 @@ class TestBetweenCalls(DTensorTestBase):
         model = dropping().to(self.device_type)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
         batch = to_device(normal_batch(6, 10)(self.rank, 0), self.device_type)
-        compiled = compile(parallel_mode=DataParallel(style))(step)
+        compiled = capture(parallel_mode=DataParallel(style))(step)
         losses = [compiled(model, optimizer, batch) for _ in range(4)]
         self.assertEqual(len({loss.item() for loss in losses}), 4)
         torch.manual_seed(7)
@@ -292,7 +293,7 @@ class TestBetweenCalls(DTensorTestBase):
         torch.manual_seed(self.rank)
         model = Tied().to(self.device_type)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        compile(parallel_mode=DataParallel(style))(step)(
+        capture(parallel_mode=DataParallel(style))(step)(
             model, optimizer, to_device(token_batch(self.rank, 0), self.device_type)
         )
         self.assertIs(model.embed.weight, model.out.weight)
@@ -305,7 +306,7 @@ class TestBetweenCalls(DTensorTestBase):
         theirs = copy.deepcopy(mine)
         fully_shard(theirs)
         optimizers = [torch.optim.Adam(m.parameters(), lr=0.01) for m in (mine, theirs)]
-        compiled = compile(parallel_mode=DataParallel("fully_shard"))(step)
+        compiled = capture(parallel_mode=DataParallel("fully_shard"))(step)
         for i in range(3):
             batch = to_device(normal_batch(6, 10)(self.rank, i), self.device_type)
             self.assertEqual(compiled(mine, optimizers[0], batch), step(theirs, optimizers[1], batch).detach())
@@ -340,8 +341,8 @@ class TestBetweenCalls(DTensorTestBase):
             torch.optim.SGD(reference.layers[0].parameters(), lr=0.5),
         ]
         wrapped = DistributedDataParallel(reference, device_ids=None if self.device_type == "cpu" else [self.rank])
-        compiled = compile(parallel_mode=DataParallel("fully_shard"))(distil)
-        again = compile(parallel_mode=DataParallel("default"))(step)
+        compiled = capture(parallel_mode=DataParallel("fully_shard"))(distil)
+        again = capture(parallel_mode=DataParallel("default"))(step)
         for i in range(2):
             batch = to_device(normal_batch(6, 10)(self.rank, i), self.device_type)
             found = compiled(model, teacher, [optimizer, other], x=batch[0])
@@ -374,7 +375,7 @@ class TestWorldSizes(DTensorTestBase):
                 tolerance=1e-6,
                 iterations=2,
             )
-            train_both(self, case, compile(parallel_mode=DataParallel(style)))
+            train_both(self, case, capture(parallel_mode=DataParallel(style)))
 
 
 def _with_world_size(size):

@@ -15,6 +15,7 @@ from spmd_training import (
     Normed,
     Recurrent,
     Tied,
+    capture,
     encoder,
     normal_batch,
     sum_step,
@@ -25,7 +26,7 @@ from spmd_training import (
 from torch.utils.checkpoint import checkpoint
 
 from torch_testing_ext.common_utils import instantiate_parametrized_tests, parametrize, run_tests
-from torch_testing_ext.distributed._spmd import DataParallel, compile
+from torch_testing_ext.distributed._spmd import DataParallel
 from torch_testing_ext.distributed._tensor.common_dtensor import DTensorContinuousTestBase
 
 optim = torch.optim
@@ -222,7 +223,7 @@ class TestEquality(DTensorContinuousTestBase):
         return 2
 
     def _compare(self, name, style):
-        train_both(self, BY_NAME[name], compile(parallel_mode=DataParallel(style)))
+        train_both(self, BY_NAME[name], capture(parallel_mode=DataParallel(style)))
 
     @STYLES
     @parametrize("name", [case.name for case in OPTIMIZERS])

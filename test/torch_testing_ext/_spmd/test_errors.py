@@ -8,14 +8,14 @@ import inspect
 
 import torch
 import torch.distributed as dist
-from spmd_training import MLP, normal_batch, step
+from spmd_training import MLP, capture, normal_batch, step
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from torch_testing_ext.common_utils import instantiate_parametrized_tests, parametrize, run_tests
-from torch_testing_ext.distributed._spmd import DataParallel, SPMDError, compile
+from torch_testing_ext.distributed._spmd import DataParallel, SPMDError
 from torch_testing_ext.distributed._tensor.common_dtensor import DTensorTestBase, with_comms
 
 mlp = functools.partial(MLP, (10, 8, 4))
@@ -180,17 +180,17 @@ class TestErrors(DTensorTestBase):
         function, problem, remedy = STEPS[name]
         model, optimizer = self._model(momentum=0.9)
         step(model, optimizer, self._batch())  # creates states and gradients, which must not change
-        compiled = compile(parallel_mode=DataParallel(style))(function)
+        compiled = capture(parallel_mode=DataParallel(style))(function)
         error = self._refused(compiled, model, optimizer, problem, remedy)
         if "# THE LINE" in inspect.getsource(function):
             self.assertIn("THE LINE", error.where)
             self.assertIn(__file__, error.where)
         # The model is intact: another step compiles and runs.
-        compile(parallel_mode=DataParallel(style))(step)(model, optimizer, self._batch())
+        capture(parallel_mode=DataParallel(style))(step)(model, optimizer, self._batch())
 
     @with_comms
     def test_modules(self):
-        compiled = compile()(step)
+        compiled = capture()(step)
         model, optimizer = self._model()
         self._refused(compiled, DistributedDataParallel(model), optimizer, "DistributedDataParallel", "plain module")
         self._refused(compiled, torch.compile(model), optimizer, "torch.compile", "plain module")
@@ -198,7 +198,7 @@ class TestErrors(DTensorTestBase):
         with self.assertRaisesRegex(SPMDError, "sharded by FSDP"):
             compiled(sharded, torch.optim.SGD(sharded.parameters(), lr=0.1), self._batch())
         with self.assertRaisesRegex(SPMDError, "without a module"):
-            compile()(lambda optimizer, batch: step(model, optimizer, batch))(optimizer, self._batch())
+            capture()(lambda optimizer, batch: step(model, optimizer, batch))(optimizer, self._batch())
 
         foreign = nn.Parameter(torch.zeros(3, device=self.device_type))
         theirs = torch.optim.SGD([*model.parameters(), foreign], lr=0.1)
@@ -211,7 +211,7 @@ class TestErrors(DTensorTestBase):
 
         for style in ("replicate", "fully_shard"):
             error = self._refused(
-                compile(parallel_mode=DataParallel(style))(capturing), model, optimizer, "captured", "Pass the module"
+                capture(parallel_mode=DataParallel(style))(capturing), model, optimizer, "captured", "Pass the module"
             )
             self.assertTrue(error.where)
 
@@ -224,59 +224,59 @@ class TestErrors(DTensorTestBase):
         model, _ = self._model()
         optimizer = CountingSGD(model.parameters(), lr=0.1)
         step(model, optimizer, self._batch())
-        self._refused(compile()(step), model, optimizer, "'calls'", "changes in each step", "0-d tensor")
+        self._refused(capture()(step), model, optimizer, "'calls'", "changes in each step", "0-d tensor")
 
     @with_comms
     def test_inputs(self):
         model, optimizer = self._model()
         x, y = self._batch()
-        compiled = compile(parallel_mode=DataParallel(input_batch_dim=2))(step)
+        compiled = capture(parallel_mode=DataParallel(input_batch_dim=2))(step)
         self._refused(compiled, model, optimizer, "input_batch_dim is 2", "(6, 10)")
-        self._refused(compile()(step), model, optimizer, "requires a gradient", batch=(x.requires_grad_(), y))
+        self._refused(capture()(step), model, optimizer, "requires a gradient", batch=(x.requires_grad_(), y))
 
     @with_comms
     def test_ranks_that_differ(self):
         torch.manual_seed(0)
         model = MLP((10, 8 + self.rank, 4)).to(self.device_type)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        self._refused(compile()(step), model, optimizer, "differ in their parameters", "(8, 10)", "(9, 10)", "Rank 1")
+        self._refused(capture()(step), model, optimizer, "differ in their parameters", "(8, 10)", "(9, 10)", "Rank 1")
 
         # If one rank fails, the others raise an error instead of waiting.
         model, optimizer = self._model()
         x, y = self._batch()
-        compiled = compile()(step if self.rank == 0 else branching_step)
+        compiled = capture()(step if self.rank == 0 else branching_step)
         problem = "data-dependent" if self.rank == 1 else "Rank 1 could not compile the step"
         self._refused(compiled, model, optimizer, problem, batch=(x, y))
 
         # An error in user code is raised unchanged.
         before = snapshot(model, optimizer)
         with self.assertRaisesRegex(RuntimeError, "reduction dim|shape|size"):
-            compile()(step)(model, optimizer, (x[:, :3], y))
+            capture()(step)(model, optimizer, (x[:, :3], y))
         self.assertEqual(before, snapshot(model, optimizer))
 
     @with_comms
     def test_other_style_after_distribution(self):
         model, optimizer = self._model()
-        compile(parallel_mode=DataParallel("fully_shard"))(step)(model, optimizer, self._batch())
-        self._refused(compile()(step), model, optimizer, "already distributed", "parallel_style")
-        compile(parallel_mode=DataParallel("default"))(step)(model, optimizer, self._batch())
+        capture(parallel_mode=DataParallel("fully_shard"))(step)(model, optimizer, self._batch())
+        self._refused(capture()(step), model, optimizer, "already distributed", "parallel_style")
+        capture(parallel_mode=DataParallel("default"))(step)(model, optimizer, self._batch())
 
     @with_comms
     def test_no_process_group(self):
         dist.destroy_process_group()
         model, optimizer = self._model()
-        self._refused(compile()(step), model, optimizer, "no process group", "init_process_group")
+        self._refused(capture()(step), model, optimizer, "no process group", "init_process_group")
         for make, message in (
             (lambda: DataParallel("zero"), "Unknown parallel_style 'zero'"),
             (lambda: DataParallel(input_batch_dim=-1), "input_batch_dim is -1"),
             (lambda: DataParallel(bucket_mb=0), "bucket_mb is 0"),
-            (lambda: compile(backend="jit"), "Unknown backend 'jit'"),
-            (lambda: compile(parallel_mode="replicate"), "parallel_mode is 'replicate'"),
+            (lambda: capture(backend="jit"), "Unknown backend 'jit'"),
+            (lambda: capture(parallel_mode="replicate"), "parallel_mode is 'replicate'"),
         ):
             with self.assertRaisesRegex(SPMDError, message):
                 make()
         with self.assertRaisesRegex(SPMDError, "has not been called"):
-            compile()(step).report()
+            capture()(step).report()
 
 
 instantiate_parametrized_tests(TestErrors)

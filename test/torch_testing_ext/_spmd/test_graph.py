@@ -10,11 +10,11 @@ from contextlib import redirect_stdout
 import torch
 import torch.distributed as dist
 from kit.graph_memory import peak_bytes
-from spmd_training import MLP, Case, Normed, normal_batch, step, to_device, train_both
+from spmd_training import MLP, Case, Normed, capture, normal_batch, step, to_device, train_both
 from torch import nn
 
 from torch_testing_ext.common_utils import run_tests
-from torch_testing_ext.distributed._spmd import DataParallel, Override, compile
+from torch_testing_ext.distributed._spmd import DataParallel, Override
 from torch_testing_ext.distributed._tensor.common_dtensor import DTensorContinuousTestBase
 
 mlp = functools.partial(MLP, (10, 8, 4))
@@ -35,7 +35,7 @@ class TestGraph(DTensorContinuousTestBase):
         torch.manual_seed(self.rank)
         net = model().to(self.device_type)
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
-        compiled = compile(parallel_mode=mode, **options)(function)
+        compiled = capture(parallel_mode=mode, **options)(function)
         for i in range(calls):
             compiled(net, optimizer, to_device((batch or normal_batch(6, 10))(self.rank, i), self.device_type))
         return compiled
@@ -128,7 +128,7 @@ class TestGraph(DTensorContinuousTestBase):
             for bucket_mb in (1e-6, 0.02, None):
                 out = 3 if model is square else 64
                 case = Case(f"{model.__name__} {bucket_mb}", model, normal_batch(4, 64, out=(out,)), tolerance=0)
-                compiled = train_both(self, case, compile(parallel_mode=DataParallel(bucket_mb=bucket_mb)))
+                compiled = train_both(self, case, capture(parallel_mode=DataParallel(bucket_mb=bucket_mb)))
                 targets = [str(node.target) for node in compiled.graph.graph.nodes]
                 written = targets.count("aten.mm.out")
                 self.assertEqual(written, (2 if model is square else written) if on_cpu else 0)
@@ -167,7 +167,7 @@ class TestGraph(DTensorContinuousTestBase):
         torch.manual_seed(self.rank)
         model = mlp().to(self.device_type)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        compiled = compile()(looking_step)
+        compiled = capture()(looking_step)
         for i in range(2):
             found = compiled(model, optimizer, to_device(normal_batch(6, 10)(self.rank, i), self.device_type))
             before, through_view, after = (value.item() for value in found)
@@ -190,7 +190,7 @@ class TestGraph(DTensorContinuousTestBase):
         for reshard in (False, True):
             mode = DataParallel("fully_shard", bucket_mb=0.017, reshard_after_forward=reshard)
             case = Case(f"reshard {reshard}", deep, batch)
-            compiled = train_both(self, case, compile(parallel_mode=mode))
+            compiled = train_both(self, case, capture(parallel_mode=mode))
             peaks.append(peak_bytes(compiled.graph.graph))
             reports.append(compiled.report())
         gathers = [report.collectives["all_gather_into_tensor"] for report in reports]
@@ -241,7 +241,7 @@ class TestGraph(DTensorContinuousTestBase):
         x, y = to_device(normal_batch(6, 10)(self.rank, 0), self.device_type)
         expected = (torch.sigmoid(2 * original(torch.relu(model.layers[0](x)))) - y).pow(2).mean()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        loss = compile(module_override=[DoubleLast()])(step)(model, optimizer, (x, y))
+        loss = capture(module_override=[DoubleLast()])(step)(model, optimizer, (x, y))
         self.assertEqual(loss, expected.detach())
         self.assertIs(model.layers[1], original)
         self.assertEqual(DoubleLast.transformed, 4)

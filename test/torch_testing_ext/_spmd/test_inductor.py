@@ -10,11 +10,11 @@ os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
 import torch
 import torch._inductor.compile_fx
-from spmd_training import MLP, Case, normal_batch, train_both
+from spmd_training import MLP, Case, capture, normal_batch, train_both
 from torch import nn
 
 from torch_testing_ext.common_utils import instantiate_parametrized_tests, parametrize, run_tests
-from torch_testing_ext.distributed._spmd import DataParallel, compile
+from torch_testing_ext.distributed._spmd import DataParallel
 from torch_testing_ext.distributed._tensor.common_dtensor import DTensorTestBase, with_comms
 
 
@@ -54,7 +54,7 @@ class TestInductor(DTensorTestBase):
         case = Case(
             optimizer, model, growing_batch, lambda params: make(params), clipped_step, tolerance=2e-6, iterations=4
         )
-        step = train_both(self, case, compile(parallel_mode=DataParallel(style), backend="inductor"))
+        step = train_both(self, case, capture(parallel_mode=DataParallel(style), backend="inductor"))
         # The first call creates the states and is not worth compiling: it runs by fx, and the second call traces again.
         self.assertEqual((step.traces, step.report().backend), (2, "inductor"))
 
@@ -66,7 +66,7 @@ class TestInductor(DTensorTestBase):
             return nn.Sequential(nn.Conv2d(1, 2, 3), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(18, 4))
 
         case = Case("pooling", make, normal_batch(6, 1, 8, 8), tolerance=2e-6, iterations=2)
-        step = train_both(self, case, compile(backend="inductor"))
+        step = train_both(self, case, capture(backend="inductor"))
         self.assertEqual(step.report().backend, "inductor")
 
 

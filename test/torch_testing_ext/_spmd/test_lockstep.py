@@ -6,11 +6,11 @@ import sys
 import threading
 
 import torch
-from spmd_training import normal_batch, whole
+from spmd_training import capture, normal_batch, whole
 from torch import nn
 
 from torch_testing_ext.common_utils import instantiate_parametrized_tests, parametrize, run_tests
-from torch_testing_ext.distributed._spmd import DataParallel, SPMDError, compile
+from torch_testing_ext.distributed._spmd import DataParallel, SPMDError
 from torch_testing_ext.distributed._tensor.common_dtensor import DTensorTestBase, with_comms
 
 
@@ -107,7 +107,7 @@ class Lockstep(DTensorTestBase):
         self.model = Branching(normed).to(self.device_type)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
         self.mode = DataParallel(style, bucket_mb=bucket_mb)
-        self.step = compile(parallel_mode=self.mode)(step)
+        self.step = capture(parallel_mode=self.mode)(step)
         self.calls = 0
 
     def _batch(self):
@@ -156,7 +156,7 @@ class TestLockstep(Lockstep):
     @with_comms
     def test_later_trace_fails_on_one_rank(self, variant):
         self._start(variant)
-        looking = compile(parallel_mode=self.mode)(looking_step)
+        looking = capture(parallel_mode=self.mode)(looking_step)
         self.step(self.model, self.optimizer, self._batch(), True)
         mine, theirs = "data-dependent control flow", "Rank 1 could not compile the step"
         expected = mine if self.rank == 1 else theirs
@@ -182,12 +182,12 @@ class TestLockstep(Lockstep):
     @with_comms
     def test_different_steps(self, variant):
         self._start(variant)
-        looking = compile(parallel_mode=self.mode)(looking_step)
+        looking = capture(parallel_mode=self.mode)(looking_step)
         self.step(self.model, self.optimizer, self._batch(), False)
         looking(self.model, self.optimizer, self._batch(), False)
         mine = looking if self.rank == 1 else self.step
         self._refused(lambda: mine(self.model, self.optimizer, self._batch(), False), "differ in their collectives")
-        other = compile(parallel_mode=self.mode)(step) if self.rank == 1 else looking
+        other = capture(parallel_mode=self.mode)(step) if self.rank == 1 else looking
         model = Branching(False).to(self.device_type) if self.rank == 1 else self.model
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1) if self.rank == 1 else self.optimizer
         self._refused(lambda: other(model, optimizer, self._batch(), False), "first call", "later call")
@@ -201,7 +201,7 @@ class TestLockstep(Lockstep):
     @with_comms
     def test_sizes_that_lead_to_other_updates(self, body, later, variant):
         self._start(variant)
-        each = compile(parallel_mode=self.mode)(body)
+        each = capture(parallel_mode=self.mode)(body)
         sizes = [(4, 4), (6, 6)] if later else []
         for size in sizes:
             each(self.model, self.optimizer, self._sized(*size))
@@ -216,7 +216,7 @@ class TestLockstep(Lockstep):
     @with_comms
     def test_updates_without_collectives(self, variant):
         self._start(variant)
-        decaying = compile(parallel_mode=self.mode)(decaying_step)
+        decaying = capture(parallel_mode=self.mode)(decaying_step)
         self._refused(lambda: decaying(self.model, self.optimizer, self._sized(3, 5)), "The ranks differ in their")
         decaying(self.model, self.optimizer, self._sized(4, 5))  # after which the ranks have the same weights
         before = self._weights()
@@ -227,7 +227,7 @@ class TestLockstep(Lockstep):
     @with_comms
     def test_sizes_that_lead_to_the_same_updates(self, variant):
         self._start(variant)
-        each = compile(parallel_mode=self.mode)(step)
+        each = capture(parallel_mode=self.mode)(step)
         for size in [(4, 6), (1, 6), (6, 1), (1, 1)]:
             each(self.model, self.optimizer, self._sized(*size), True)
 
@@ -249,7 +249,7 @@ class TestLockstep(Lockstep):
             thread.start()
         try:
             for body in (step, accumulating_step):
-                each = compile(parallel_mode=self.mode)(body)
+                each = capture(parallel_mode=self.mode)(body)
                 for branch in (False, True):
                     each(self.model, self.optimizer, self._batch(), branch)
         finally:
@@ -260,7 +260,7 @@ class TestLockstep(Lockstep):
     @with_comms
     def test_no_agreement_during_accumulation(self):
         self._start("replicate")
-        each = compile(parallel_mode=self.mode, verify="off")(accumulating_step)
+        each = capture(parallel_mode=self.mode, verify="off")(accumulating_step)
         for i in range(12):
             each(self.model, self.optimizer, self._batch(), i % 4 == 3)
         lockstep, changes = each.last.lockstep, []
@@ -280,7 +280,7 @@ class TestLockstep(Lockstep):
     @with_comms
     def test_programs_without_collectives_may_differ_in_number(self):
         self._start("replicate")
-        evaluate = compile(parallel_mode=self.mode)(evaluation)
+        evaluate = capture(parallel_mode=self.mode)(evaluation)
         for i in range(3):
             self.step(self.model, self.optimizer, self._batch(), True)
             for _ in range(1 + self.rank + i):
@@ -289,7 +289,7 @@ class TestLockstep(Lockstep):
     @with_comms
     def test_no_agreement_while_programs_repeat(self):
         self._start("replicate")
-        looking = compile(parallel_mode=self.mode)(looking_step)
+        looking = capture(parallel_mode=self.mode)(looking_step)
         for _ in range(3):
             self.step(self.model, self.optimizer, self._batch(), False)
             looking(self.model, self.optimizer, self._batch(), False)

@@ -6,13 +6,13 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 import torch.nn.functional as F
-from spmd_training import MLP, Case, normal_batch, train_both
+from spmd_training import MLP, Case, capture, normal_batch, train_both
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from torch_testing_ext.common_utils import instantiate_parametrized_tests, parametrize, run_tests
-from torch_testing_ext.distributed._spmd import DataParallel, SPMDError, compile
+from torch_testing_ext.distributed._spmd import DataParallel, SPMDError
 from torch_testing_ext.distributed._tensor.common_dtensor import DTensorContinuousTestBase
 
 STYLES = parametrize("style", ["replicate", "fully_shard"])
@@ -226,7 +226,7 @@ class TestRefusals(DTensorContinuousTestBase):
         model, optimizer = self._model()
         before = [p.clone() for p in model.parameters()]
         with self.assertRaises(SPMDError) as caught:
-            compile(parallel_mode=DataParallel(style))(step)(model, optimizer, normal_batch(6, 10)(self.rank, 0))
+            capture(parallel_mode=DataParallel(style))(step)(model, optimizer, normal_batch(6, 10)(self.rank, 0))
         for fragment in (*fragments, "THE LINE"):
             self.assertIn(fragment, str(caught.exception))
         self.assertEqual(before, list(model.parameters()), rtol=0, atol=0)
@@ -235,7 +235,7 @@ class TestRefusals(DTensorContinuousTestBase):
     @STYLES
     @parametrize("name", list(RIGHT))
     def test_right(self, name, style):
-        train_both(self, RIGHT[name], compile(parallel_mode=DataParallel(style)))
+        train_both(self, RIGHT[name], capture(parallel_mode=DataParallel(style)))
 
     def test_change_of_the_shape_of_a_sharded_gradient(self):
         def step(model, optimizer, batch):
@@ -245,7 +245,7 @@ class TestRefusals(DTensorContinuousTestBase):
 
         model, optimizer = self._model()
         with self.assertRaisesRegex(SPMDError, r"(?s)changes the shape of a tensor that is sharded, by t_.*THE LINE"):
-            compile(parallel_mode=DataParallel("fully_shard"))(step)(
+            capture(parallel_mode=DataParallel("fully_shard"))(step)(
                 model, optimizer, normal_batch(6, 10)(self.rank, 0)
             )
 
@@ -253,20 +253,20 @@ class TestRefusals(DTensorContinuousTestBase):
         model, optimizer = self._model()
         x, y = normal_batch(6, 10)(self.rank, 0)
         with self.assertRaisesRegex(SPMDError, "(?s)is sparse.*to_dense"):
-            compile()(train)(model, optimizer, (x.to_sparse(), y))
+            capture()(train)(model, optimizer, (x.to_sparse(), y))
         with self.assertRaisesRegex(SPMDError, "(?s)is sparse.*to_dense"):
-            compile()(train)(model, optimizer, (x.to_sparse_csr(), y))
+            capture()(train)(model, optimizer, (x.to_sparse_csr(), y))
         model = nn.Sequential(nn.Embedding(12, 4, sparse=True))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         for style in ("replicate", "fully_shard"):
             with self.assertRaisesRegex(SPMDError, "(?s)gradient of 0.weight is sparse.*sparse=False"):
-                compile(parallel_mode=DataParallel(style))(train)(model, optimizer, (torch.arange(6), y))
+                capture(parallel_mode=DataParallel(style))(train)(model, optimizer, (torch.arange(6), y))
 
     def test_dropout_between_recurrent_layers(self):
         model = nn.ModuleDict({"lstm": nn.LSTM(10, 4, 2, dropout=0.5)})
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
-        @compile()
+        @capture()
         def recurrent_step(model, optimizer, batch):
             return finish(optimizer, (model["lstm"](batch[0])[0] - batch[1]).pow(2).mean())
 
@@ -300,7 +300,7 @@ class TestRefusals(DTensorContinuousTestBase):
             return Both([torch.optim.SGD(params, lr=0.1, fused=True), torch.optim.Adam(params, lr=0.1, fused=True)])
 
         case = Case("two fused", mlp, normal_batch(6, 10), optimizers, both_step, tolerance=1e-6, iterations=5)
-        compiled = compile(parallel_mode=DataParallel(style))(
+        compiled = capture(parallel_mode=DataParallel(style))(
             lambda model, optimizers, batch: both_step(model, optimizers, batch)
         )
         train_both(self, case, lambda step: lambda model, both, batch: compiled(model, [*both], batch))

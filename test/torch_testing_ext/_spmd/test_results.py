@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import torch
 from guarded import momentum, small
-from spmd_training import normal_batch
+from spmd_training import capture, normal_batch
 
 from torch_testing_ext.common_utils import instantiate_parametrized_tests, parametrize, run_tests
-from torch_testing_ext.distributed._spmd import DataParallel, SPMDError, compile
+from torch_testing_ext.distributed._spmd import DataParallel, SPMDError
 from torch_testing_ext.distributed._tensor.common_dtensor import DTensorContinuousTestBase
 
 
@@ -83,7 +83,7 @@ class TestResults(DTensorContinuousTestBase):
     world_size = 2
 
     def step_that_returns(self, make, style):
-        @compile(parallel_mode=DataParallel(style))
+        @capture(parallel_mode=DataParallel(style))
         def step(model, optimizer, batch):
             optimizer.zero_grad()
             out = model(batch[0])
@@ -132,7 +132,7 @@ class TestResults(DTensorContinuousTestBase):
     def test_an_object_that_was_passed_in_may_be_returned(self):
         holder = Holder(None)
 
-        @compile(parallel_mode=DataParallel("replicate"))
+        @capture(parallel_mode=DataParallel("replicate"))
         def step(model, optimizer, batch, holder):
             model(batch[0]).sum().backward()
             optimizer.step()

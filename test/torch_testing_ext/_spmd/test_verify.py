@@ -5,7 +5,7 @@ import unittest
 from unittest import mock
 
 import torch
-from spmd_training import MLP, Mixed, Normed, normal_batch, step, to_device
+from spmd_training import MLP, Mixed, Normed, capture, normal_batch, step, to_device
 from torch.distributed.tensor import DTensor
 
 from torch_testing_ext._spmd.lower import buckets, schedule
@@ -13,7 +13,7 @@ from torch_testing_ext._spmd.run import verify
 from torch_testing_ext._spmd.run.exchange import ExchangeSchedule
 from torch_testing_ext._spmd.trace.substitution import reinstated
 from torch_testing_ext.common_utils import instantiate_parametrized_tests, parametrize, run_tests
-from torch_testing_ext.distributed._spmd import DataParallel, SPMDError, compile
+from torch_testing_ext.distributed._spmd import DataParallel, SPMDError
 from torch_testing_ext.distributed._tensor.common_dtensor import DTensorContinuousTestBase
 
 STYLES = parametrize("style", ["replicate", "fully_shard"])
@@ -48,7 +48,7 @@ class TestVerify(DTensorContinuousTestBase):
         torch.manual_seed(self.rank)
         self.model = model().to(self.device_type)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
-        self.step = compile(parallel_mode=DataParallel(style), **options)(function)
+        self.step = capture(parallel_mode=DataParallel(style), **options)(function)
 
     def call(self, number, size=6):
         batch = normal_batch(size, 3, 9) if isinstance(self.model, Normed) else normal_batch(size, 10)
@@ -172,7 +172,7 @@ class TestVerify(DTensorContinuousTestBase):
 
     def test_unknown_mode(self):
         with self.assertRaisesRegex(SPMDError, "'first', 'always', 'off'"):
-            compile(verify="never")
+            capture(verify="never")
 
 
 instantiate_parametrized_tests(TestVerify)

@@ -9,12 +9,12 @@ import math
 
 import torch
 import torch.nn.functional as F
-from spmd_training import MLP, Case, normal_batch, train_both
+from spmd_training import MLP, Case, capture, normal_batch, train_both
 from torch import nn
 from torch.nn.utils.parametrizations import spectral_norm
 
 from torch_testing_ext.common_utils import instantiate_parametrized_tests, parametrize, run_tests
-from torch_testing_ext.distributed._spmd import DataParallel, compile
+from torch_testing_ext.distributed._spmd import DataParallel
 from torch_testing_ext.distributed._tensor.common_dtensor import DTensorContinuousTestBase
 
 
@@ -259,12 +259,12 @@ class TestWholeParameters(DTensorContinuousTestBase):
     @STYLES
     @parametrize("name", [*CASES])
     def test_step(self, name, style):
-        train_both(self, CASES[name], compile(parallel_mode=DataParallel(style)))
+        train_both(self, CASES[name], capture(parallel_mode=DataParallel(style)))
 
     @STYLES
     @parametrize("name", [*OTHERS])
     def test_model_or_optimizer(self, name, style):
-        train_both(self, OTHERS[name], compile(parallel_mode=DataParallel(style)))
+        train_both(self, OTHERS[name], capture(parallel_mode=DataParallel(style)))
 
 
 class TestWholeParametersOnFourRanks(DTensorContinuousTestBase):
@@ -278,7 +278,7 @@ class TestWholeParametersOnFourRanks(DTensorContinuousTestBase):
     def test_step(self, name):
         case = CASES[name]
         case.tolerance = 1e-6
-        train_both(self, case, compile(parallel_mode=DataParallel("fully_shard", reshard_after_forward=True)))
+        train_both(self, case, capture(parallel_mode=DataParallel("fully_shard", reshard_after_forward=True)))
 
 
 instantiate_parametrized_tests(TestWholeParameters)

@@ -200,7 +200,7 @@ def _refuse_later_backward(result: Any) -> None:
 
     for leaf in tree().tree_leaves(result):
         if isinstance(leaf, torch.Tensor) and leaf.requires_grad and leaf.grad_fn is not None:
-            leaf.register_hook(refuse)
+            leaf.register_hook(refuse)  # type: ignore[no-untyped-call]
 
 
 _engines: weakref.WeakKeyDictionary[Any, Engine] = weakref.WeakKeyDictionary()

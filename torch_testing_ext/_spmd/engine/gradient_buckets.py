@@ -56,7 +56,7 @@ class GradientBucket:
             like = self.params[0].plain
             sizes = [managed.plain.numel() for managed in self.params]
             self._flat = torch.empty(sum(sizes) + 1, dtype=like.dtype, device=like.device)
-            pieces = self._flat.split([*sizes, 1])
+            pieces = self._flat.split([*sizes, 1])  # type: ignore[no-untyped-call]
             self._views = [p.view(m.plain.shape) for m, p in zip(self.params, pieces, strict=False)]
         for managed, view in zip(self.params, self._views, strict=True):
             grad = managed.plain.grad

@@ -79,14 +79,14 @@ class ReadWatch(Mode):
         """Watch, if there is a reason."""
         if not self._is_on and (self.kept or self.stale):
             self._is_on = True
-            self.__enter__()
+            self.__enter__()  # type: ignore[no-untyped-call]
 
     def stop(self) -> None:
         """Stop at the end of a call."""
         self.kept, self.stale = {}, {}
         if self._is_on and is_innermost_function_mode(self):
             self._is_on = False
-            self.__exit__(None, None, None)
+            self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
 
 def _reads(func: Any) -> bool:

@@ -109,8 +109,8 @@ class _Rows:
         plain.data = managed.rows(self.whole)
         plain.grad = rows
         self._had_gradient = rows is not None
-        values = self.optimizer.state.get(plain)
-        for name, value in (values or {}).items():
+        values = self.optimizer.state.get(plain) or {}
+        for name, value in list(values.items()):
             if isinstance(value, DTensor):
                 self._states[name] = value
                 values[name] = local_tensor(value)
@@ -127,8 +127,8 @@ class _Rows:
         plain.grad = None
         plain.data = self.whole
         plain.grad = self._grad
-        values = self.optimizer.state.get(plain)
-        for name, value in (values or {}).items():
+        values = self.optimizer.state.get(plain) or {}
+        for name, value in list(values.items()):
             before = self._states.get(name)
             if before is not None and local_tensor(before) is value:
                 values[name] = before

@@ -56,7 +56,7 @@ class Wire:
         if self.rank == 0:
             return
         sizes = [tensor.numel() * tensor.element_size() for tensor in tensors]
-        for tensor, piece in zip(tensors, flat.split(sizes), strict=True):
+        for tensor, piece in zip(tensors, flat.split(sizes), strict=True):  # type: ignore[no-untyped-call]
             tensor.copy_(piece.view(tensor.dtype).view(tensor.shape))
 
 
