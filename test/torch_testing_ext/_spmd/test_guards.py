@@ -11,6 +11,7 @@ import types
 import numpy
 import torch
 from guarded import Scenario, between, change_at, keep_params, plain_step, play, small
+from spmd_training import capture
 from torch import nn
 
 from torch_testing_ext.common_utils import instantiate_parametrized_tests, parametrize, run_tests
@@ -410,7 +411,6 @@ class TestGuards(DTensorContinuousTestBase):
 
     def test_superseded_parameter(self):
         from torch_testing_ext.distributed._spmd import SPMDError
-from spmd_training import capture
 
         torch.manual_seed(self.rank)
         model = small().to(self.device_type)

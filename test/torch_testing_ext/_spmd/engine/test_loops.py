@@ -1,0 +1,41 @@
+"""Ordinary training loops give the same numbers by the engine as under DDP, whatever Python state they read."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import torch
+from loops import LOOPS, ByEngine, Parallel
+
+from torch_testing_ext.common_utils import instantiate_parametrized_tests, parametrize, run_tests
+from torch_testing_ext.distributed._tensor.common_dtensor import DTensorContinuousTestBase
+
+leaves = torch.utils._pytree.tree_leaves
+
+
+class TestLoops(DTensorContinuousTestBase):
+    """All loops, on two persistent ranks."""
+
+    world_size = 2
+
+    @parametrize("style", ["replicate", "fully_shard"])
+    @parametrize("name", [*LOOPS])
+    def test_equals_ddp(self, name, style):
+        torch.manual_seed(self.rank)
+        expected = LOOPS[name](Parallel(self.rank))
+        torch.manual_seed(self.rank)
+        found = LOOPS[name](ByEngine(self.rank, style))
+        mine, theirs = (
+            [getattr(leaf, "full_tensor", lambda leaf=leaf: leaf)() for leaf in leaves(each)]
+            for each in (found, expected)
+        )
+        self.assertEqual(len(mine), len(theirs))
+        for number, (one, other) in enumerate(zip(mine, theirs, strict=True)):
+            self.assertEqual(one, other, rtol=1e-5, atol=1e-6, msg=f"{name}, rank {self.rank}: value {number}")
+
+
+instantiate_parametrized_tests(TestLoops)
+
+if __name__ == "__main__":
+    run_tests()
