@@ -86,7 +86,7 @@ def state(*models: Any) -> list[torch.Tensor]:
 
 def whole(tensor: Any) -> torch.Tensor:
     tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
-    return tensor.detach().clone()
+    return (tensor if tensor.layout is torch.strided else tensor.to_dense()).detach().clone()
 
 
 LOOPS: dict[str, Callable[[Any], Any]] = {}
@@ -293,7 +293,7 @@ def gan_in_one_step(parallel):
 @loop
 def scaler(parallel):
     model = parallel.model(net())
-    optimizer, scaler = adam(model), torch.amp.GradScaler("cpu", init_scale=2.0**130)
+    optimizer, scaler = adam(model), torch.amp.GradScaler("cpu", init_scale=2.0**127)
 
     @parallel.step
     def step(batch):
