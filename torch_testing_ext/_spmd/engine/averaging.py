@@ -77,10 +77,10 @@ class Averager:
 
     def touch(self, managed: ManagedParam) -> None:
         """Note that a gradient has been accumulated."""
-        if self.wire.world == 1 or not self.wire.is_open():
-            return
         backward = self.backward
         if backward is None:
+            if self.wire.world == 1 or not self.wire.is_open():
+                return
             backward = self.backward = self._open()
             at_end_of_backward(self._finish)
         index = managed.index
@@ -115,9 +115,9 @@ class Averager:
 
     def _finish(self) -> None:
         backward = self.backward
-        if backward is None:
+        if backward is None or self.roster is None:
             return
-        self.strangers += unmanaged_parameters(roots_of_backward())
+        self.strangers += unmanaged_parameters(roots_of_backward(), self.roster.plains)
         self._close(backward, PRESENT)
 
     @torch.no_grad()

@@ -7,13 +7,12 @@ not in collectives that do not fit together.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass, fields
+from typing import NamedTuple
 
 OK, REFUSED, FAILED = 0, 1, 2
 
 
-@dataclass(frozen=True)
-class CallHeader:
+class CallHeader(NamedTuple):
     """One rank's view of the call that it is in."""
 
     step: int = 0  # the compiled step, in the order of their first calls
@@ -24,11 +23,7 @@ class CallHeader:
     status: int = OK
     checksum: int = 0
 
-    def numbers(self) -> tuple[int, ...]:
-        return astuple(self)
 
-
-SIZE = len(fields(CallHeader))
 LEAVING = -1
 
 

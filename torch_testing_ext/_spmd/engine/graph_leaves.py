@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from torch import nn
@@ -10,8 +10,11 @@ from torch import nn
 from .managed_params import managed_by
 
 
-def unmanaged_parameters(roots: Iterable[Any]) -> list[nn.Parameter]:
-    """Parameters among the leaves of a graph that the engine does not manage. Other leaves are the rank's own."""
+def unmanaged_parameters(roots: Iterable[Any], known: Collection[int]) -> list[nn.Parameter]:
+    """Parameters among the leaves of a graph that the engine does not manage. Other leaves are the rank's own.
+
+    `known` are the identities of parameters that it does manage.
+    """
     found = []
     seen = set()
     waiting = [getattr(root, "grad_fn", None) or getattr(root, "node", None) for root in roots]
@@ -20,9 +23,10 @@ def unmanaged_parameters(roots: Iterable[Any]) -> list[nn.Parameter]:
         if node is None or node in seen:
             continue
         seen.add(node)
-        leaf = getattr(node, "variable", None)
-        if leaf is None:
+        if type(node).__name__ != "AccumulateGrad":
             waiting += [following for following, _ in node.next_functions]
-        elif isinstance(leaf, nn.Parameter) and managed_by(leaf) is None:
+            continue
+        leaf = node.variable
+        if id(leaf) not in known and isinstance(leaf, nn.Parameter) and managed_by(leaf) is None:
             found.append(leaf)
     return found

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import torch
 
@@ -45,7 +44,7 @@ class MeetingPoint:
         """Send this rank's header, if the call has not yet, without waiting for the others."""
         if not self._has_met and self.wire.world > 1:
             self._has_met = True
-            self._send(replace(self.header, params=params), self._checksum())
+            self._send(self.header._replace(params=params), self._checksum())
 
     def check(self) -> None:
         """Wait for the headers that are on their way, and compare them."""
@@ -69,7 +68,7 @@ class MeetingPoint:
         if self.wire.world == 1 or self._has_met:
             return
         self._has_met = True
-        self._send(replace(self.header, status=REFUSED), None)
+        self._send(self.header._replace(status=REFUSED), None)
         assert self._pending is not None
         self._pending.rows()
         self._pending = None
@@ -78,11 +77,13 @@ class MeetingPoint:
     def confirm(self, place: int, params: int, phase: str) -> None:
         """Meet before a backward that this rank has not planned, or that differs from the plan."""
         place += 0 if phase == "inside" else _AFTER
-        self._send(replace(self.header, place=place, params=params), None)
+        self._send(self.header._replace(place=place, params=params), None)
         self.check()
 
     def _send(self, header: CallHeader, checksum: torch.Tensor | None) -> None:
-        numbers = torch.tensor(header.numbers(), device=self.device)
-        if checksum is not None:
-            numbers[-1] = checksum
+        if checksum is not None and checksum.device.type == "cpu":
+            header = header._replace(checksum=int(checksum))
+        numbers = torch.tensor(header, device=self.device)
+        if checksum is not None and checksum.device.type != "cpu":
+            numbers[-1] = checksum  # without a wait for the device
         self._pending = self.wire.gather_numbers(numbers)

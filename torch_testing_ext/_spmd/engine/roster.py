@@ -71,14 +71,10 @@ class Roster:
     store: BucketStore
     plans: dict[str, list[BackwardPlan | None]] = field(default_factory=dict)
 
-    @property
-    def rests(self) -> bool:
-        """Whether the model holds DTensors between calls."""
-        return any(managed.rests_as_dtensor for managed in self.params)
-
-    @property
-    def shards(self) -> bool:
-        return any(managed.sharded for managed in self.params)
+    def __post_init__(self) -> None:
+        self.rests = any(managed.rests_as_dtensor for managed in self.params)  # the model holds DTensors between calls
+        self.shards = any(managed.sharded for managed in self.params)
+        self.plains = {id(managed.plain) for managed in self.params}
 
     def matches(self, tensors: list[torch.Tensor], optimizers: list[Optimizer]) -> bool:
         return _same(self.tensors, tensors) and _same(self.optimizers, optimizers)

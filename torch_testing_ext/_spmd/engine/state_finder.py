@@ -22,6 +22,7 @@ from torch.optim.lr_scheduler import LRScheduler
 DEPTH = 4  # step -> self -> trainer -> model
 LONGEST = 256  # a container with more elements holds data
 _OWN_OF_MODULE = frozenset(vars(nn.Module()))
+_SIMPLE = frozenset((int, float, str, bytes, bool, type(None)))
 _LEAVES = (torch.device, torch.dtype, torch.Generator, types.BuiltinFunctionType, type(None), int, float, str, bytes)
 
 
@@ -41,7 +42,7 @@ def find_state(step: Any, args: Any = (), kwargs: Any = None) -> FoundState:
     waiting = deque((value, DEPTH) for value in (*args, *(kwargs or {}).values(), step))
     while waiting:
         value, depth = waiting.popleft()
-        if isinstance(value, _LEAVES) or id(value) in seen:
+        if type(value) in _SIMPLE or id(value) in seen or isinstance(value, _LEAVES):
             continue
         seen.add(id(value))
         if isinstance(value, torch.Tensor):
@@ -110,10 +111,15 @@ def _of_function(function: types.FunctionType) -> Iterator[Any]:
     yield from function.__defaults__ or ()
     yield from (function.__kwdefaults__ or {}).values()
     yield from vars(function).values()
-    names = list(names_in(function.__code__))
+    names = _names_in(function.__code__)
     for name in names:
         if name in function.__globals__:
             yield from _named(function.__globals__[name], names)
+
+
+@functools.lru_cache(1024)
+def _names_in(code: types.CodeType) -> list[str]:
+    return list(dict.fromkeys(names_in(code)))
 
 
 def names_in(code: types.CodeType) -> Iterator[str]:
