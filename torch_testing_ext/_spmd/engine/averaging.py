@@ -98,7 +98,10 @@ class Averager:
         for number in backward.progress.arrive(index):
             if backward.plan.overlaps:
                 with torch.no_grad(), self.watch.pausing():
-                    backward.plan.buckets[number].start(self.wire, False)
+                    self._start(backward.plan, number, False)
+
+    def _start(self, plan: BackwardPlan, number: int, flag: bool) -> None:
+        plan.buckets[number].start(self.wire, flag, 0 if number else self.meeting.hash(self.turn + 1, self.phase))
 
     def _enlist(self, managed: ManagedParam) -> int:
         """Add a parameter that another step manages."""
@@ -109,8 +112,9 @@ class Averager:
 
     def _open(self) -> _Backward:
         assert self.roster is not None
-        self.meeting.arrive(len(self.roster.params))
         plan = self.roster.plan_of(self.phase, self.turn)
+        if plan is None or self.roster.opens_with_header:
+            self.meeting.arrive()
         return _Backward(plan, None if plan is None else plan.progress())
 
     def _finish(self) -> None:
@@ -139,9 +143,11 @@ class Averager:
         same = same and len(backward.touched) == len(plan.expected)
         first = backward.progress.next if plan.overlaps else 0
         for number in range(first, len(plan.buckets)):
-            plan.buckets[number].start(self.wire, not same and number == len(plan.buckets) - 1)
+            self._start(plan, number, not same and number == len(plan.buckets) - 1)
         for bucket in plan.buckets:
             bucket.wait()
+        if not plan.buckets[0].hashes_agree(self.wire.world):
+            self.meeting.explain()
         if not plan.buckets[-1].flagged():
             for bucket in plan.buckets:
                 bucket.write_back()
@@ -152,7 +158,8 @@ class Averager:
         """Find out what any rank has touched, average it, and remember it. `plan` has been averaged already."""
         roster = self.roster
         assert roster is not None
-        self.meeting.confirm(self.turn + 1, len(roster.params), self.phase)
+        if plan is not None or self.turn or self.phase == AFTER:
+            self.meeting.confirm(self.turn + 1, len(roster.params), self.phase, together=plan is not None)
         touched, again, presences = self._exchange(backward, presence)
         self._compare_presence(presences)
         order = agreed_order(touched)

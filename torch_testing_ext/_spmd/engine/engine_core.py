@@ -115,7 +115,8 @@ class Engine:
         new = 0 if roster is not None else self.maker.count_new(tensors, found.optimizers)
         device = tensors[0].device if tensors else torch.device("cpu")
         header = CallHeader(record.number, record.calls, 0, new, len(tensors))
-        self.meeting.begin(header, device, lambda: self._checksum(record))
+        opening = record.rosters[-1].opening if record.rosters else None
+        self.meeting.begin(header, device, lambda: self._checksum(record), opening)
         record.calls += 1
         try:
             plan = None if roster is not None else self.maker.admit(mode, found, slots, buffers, tensors)

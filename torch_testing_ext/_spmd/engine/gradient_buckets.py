@@ -9,27 +9,42 @@ import torch
 
 from .bucket_plan import BucketProgress, bucket_limit, bucket_numbers, plan_buckets
 from .managed_params import ManagedParam
-from .wire import Wire
+from .wire import Wire, real
+
+_BITS = 32  # of a hash, each of which is one element: sums over ranks tell whether all have the same
 
 
 class GradientBucket:
-    """Gradients of one dtype and device in one flat tensor. Its last element is a flag, for the last bucket."""
+    """Gradients of one dtype and device in one flat tensor. At its end are a flag and the bits of a hash."""
 
     def __init__(self, params: Sequence[ManagedParam]) -> None:
         self.params = tuple(params)
         self._flat: torch.Tensor | None = None
         self._views: list[torch.Tensor] = []
+        self._tail = torch.empty(0)
         self._work: Any = None
 
     @property
     def nbytes(self) -> int:
         return sum(managed.plain.numel() * managed.plain.element_size() for managed in self.params)
 
-    def start(self, wire: Wire, flag: bool) -> None:
+    def start(self, wire: Wire, flag: bool, number: int = 0) -> None:
         """Start to average the gradients as they are now."""
-        flat = self._filled(1 / wire.world)
-        flat[-1] = float(flag)
-        self._work = wire.add(flat)
+        self._fill(1 / wire.world)
+        self._start(wire, flag, number)
+
+    def start_empty(self, wire: Wire, number: int) -> None:
+        """Take part in a collective of this shape, without gradients."""
+        self._allocate()
+        self._start(wire, False, number)
+
+    def _start(self, wire: Wire, flag: bool, number: int) -> None:
+        assert self._flat is not None
+        if flag or number:
+            self._tail.copy_(torch.tensor([float(flag), *bits(number)]))
+        else:
+            self._tail.zero_()
+        self._work = wire.add(self._flat)
 
     def wait(self) -> None:
         if self._work is not None:
@@ -38,8 +53,11 @@ class GradientBucket:
 
     def flagged(self) -> bool:
         """Whether any rank has set the flag."""
-        assert self._flat is not None
-        return bool(self._flat[-1] != 0)
+        return bool(self._tail[0] != 0)
+
+    def hashes_agree(self, world: int) -> bool:
+        """Whether all ranks have sent the same number."""
+        return all(total in (0, world) for total in real(self._tail)[1:].flatten().tolist())
 
     def write_back(self, wanted: Callable[[ManagedParam], bool] | None = None) -> None:
         """Overwrite gradients with their means."""
@@ -51,13 +69,16 @@ class GradientBucket:
         """Free the memory."""
         self._flat, self._views = None, []
 
-    def _filled(self, scale: float) -> torch.Tensor:
+    def _allocate(self) -> None:
         if self._flat is None:
             like = self.params[0].plain
             sizes = [managed.plain.numel() for managed in self.params]
-            self._flat = torch.empty(sum(sizes) + 1, dtype=like.dtype, device=like.device)
-            pieces = self._flat.split([*sizes, 1])  # type: ignore[no-untyped-call]
-            self._views = [p.view(m.plain.shape) for m, p in zip(self.params, pieces, strict=False)]
+            self._flat = torch.empty(sum(sizes) + 1 + _BITS, dtype=like.dtype, device=like.device)
+            *pieces, self._tail = self._flat.split([*sizes, 1 + _BITS])  # type: ignore[no-untyped-call]
+            self._views = [piece.view(m.plain.shape) for m, piece in zip(self.params, pieces, strict=True)]
+
+    def _fill(self, scale: float) -> None:
+        self._allocate()
         for managed, view in zip(self.params, self._views, strict=True):
             grad = managed.plain.grad
             if grad is None:
@@ -66,7 +87,11 @@ class GradientBucket:
                 torch.mul(grad if grad.layout is torch.strided else grad.to_dense(), scale, out=view)
             if managed.kept is not None:  # the rank's rows of a mean that the other ranks do not have
                 managed.rows(view).add_(managed.kept)
-        return self._flat
+
+
+def bits(number: int) -> list[float]:
+    """The lowest bits of a number, each as 0 or 1."""
+    return [float(number >> place & 1) for place in range(_BITS)]
 
 
 def _set_gradient(managed: ManagedParam, mean: torch.Tensor) -> None:

@@ -1,4 +1,8 @@
-"""The place where ranks compare their headers: once per call, and before a backward that they have not planned."""
+"""The place where ranks compare their headers: once per call, and before a backward that they have not planned.
+
+A step whose gradients are planned sends a hash of the header with its first bucket, which costs nothing. Others send
+the header before anything else. If hashes differ, all ranks send their headers, and know why.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ import torch
 
 from ..spmd_errors import SPMDError
 from .call_header import REFUSED, CallHeader, disagreement
+from .gradient_buckets import BackwardPlan
 from .wire import PendingNumbers, Wire
 
 _AFTER = 1000  # the places of backwards that run after a call
@@ -20,70 +25,124 @@ class MeetingPoint:
         self.wire = wire
         self.device = torch.device("cpu")
         self.header = CallHeader()
-        self.error: str | None = None  # why this rank refuses the call
+        self.plan: BackwardPlan | None = None  # whose first bucket opens the call
         self._checksum: Callable[[], torch.Tensor | None] = lambda: None
         self._pending: PendingNumbers | None = None
         self._has_met = False
 
-    def begin(self, header: CallHeader, device: torch.device, checksum: Callable[[], torch.Tensor | None]) -> None:
+    def begin(
+        self,
+        header: CallHeader,
+        device: torch.device,
+        checksum: Callable[[], torch.Tensor | None],
+        plan: BackwardPlan | None,
+    ) -> None:
         """Begin a call: its first meeting is due."""
-        self.header, self.device, self._checksum = header, device, checksum
-        self._pending, self._has_met, self.error = None, False, None
+        self.header, self.device, self._checksum, self.plan = header, device, checksum, plan
+        self._pending, self._has_met = None, False
 
-    def meet(self) -> None:
+    def meet(self, checksum: bool = True) -> None:
         """Meet now, if this call has not."""
-        self.arrive(self.header.params)
-        self.check()
+        if self._has_met or self.wire.world == 1:
+            self.check()
+            return
+        if not checksum:
+            self._checksum = lambda: None
+        self._stamp()
+        self._contact()
 
-    def meet_without_checksum(self) -> None:
-        """Meet before the call knows all its parameters."""
-        self._checksum = lambda: None
-        self.meet()
+    def arrive(self) -> None:
+        """Send this rank's header, if the call has not yet and will not with a bucket, and do not wait."""
+        if not self._has_met and self.plan is None and self.wire.world > 1:
+            self._stamp()
+            self._send()
 
-    def arrive(self, params: int) -> None:
-        """Send this rank's header, if the call has not yet, without waiting for the others."""
-        if not self._has_met and self.wire.world > 1:
-            self._has_met = True
-            self._send(self.header._replace(params=params), self._checksum())
+    def hash(self, place: int, phase: str) -> int:
+        """The hash of this rank's header, to be sent with the first bucket of a backward."""
+        if not self._has_met:
+            self._stamp()
+        self.header = self.header._replace(place=_place(place, phase))
+        return hash(self.header)
 
     def check(self) -> None:
         """Wait for the headers that are on their way, and compare them."""
         pending, self._pending = self._pending, None
-        if pending is None:
+        if pending is not None:
+            self._compare(pending.rows(), None)
+
+    def explain(self, error: str | None = None) -> None:
+        """Exchange headers, because hashes differ, and raise an error that names the difference."""
+        self._send()
+        assert self._pending is not None
+        rows = self._pending.rows()
+        self._pending = None
+        self._compare(rows, error)
+        raise SPMDError(
+            "The ranks are in different places of a step.",
+            remedy="Call the same steps in the same order on every rank.",
+        )
+
+    def refuse(self, error: BaseException) -> None:
+        """Tell the other ranks, when they meet, that this rank does not take part in the call."""
+        if self.wire.world == 1 or self._has_met:
             return
-        rows = pending.rows()
+        self._has_met = True
+        self.header = self.header._replace(status=REFUSED)
+        try:
+            self._contact(f"{type(error).__name__}: {error}")
+        except SPMDError:
+            return  # the caller raises its own
+
+    def confirm(self, place: int, params: int, phase: str, together: bool) -> None:
+        """Meet before a backward that is not planned, or, `together`, after one that differed from its plan."""
+        self.header = self.header._replace(place=_place(place, phase), params=params)
+        if together:
+            self._send()
+            self.check()
+        else:
+            self._contact()
+
+    def _stamp(self) -> None:
+        """Add the checksum to the header, once per call."""
+        self._has_met = True
+        checksum = self._checksum()
+        if checksum is not None:
+            self.header = self.header._replace(checksum=int(checksum))
+
+    def _contact(self, error: str | None = None) -> None:
+        """Meet the other ranks wherever they are: at the start of a call, or in its first bucket."""
+        if self.plan is None:
+            self._send()
+            assert self._pending is not None
+            rows = self._pending.rows()
+            self._pending = None
+            self._compare(rows, error)
+            return
+        first, *others = self.plan.buckets
+        first.start_empty(self.wire, hash(self.header))
+        first.wait()
+        if first.hashes_agree(self.wire.world) and error is None:
+            return
+        for bucket in others:  # the other ranks look at the hash when all buckets have arrived
+            bucket.start_empty(self.wire, 0)
+        for bucket in others:
+            bucket.wait()
+        self.explain(error)
+
+    def _compare(self, rows: list[list[int]], error: str | None) -> None:
         found = disagreement(rows)
         if found is None:
             return
         problem, remedy = found
-        if any(row[5] == REFUSED for row in rows):
-            errors = self.wire.gather_objects(self.error)
-            rank = next(rank for rank, error in enumerate(errors) if error is not None)
-            problem, remedy = f"Rank {rank} refused the step: {errors[rank]}", "This rank has changed nothing."
+        if any(CallHeader(*row).status == REFUSED for row in rows):
+            errors = self.wire.gather_objects(error)
+            rank = next(rank for rank, text in enumerate(errors) if text is not None)
+            problem, remedy = f"Rank {rank} refused the step: {errors[rank]}", "This rank has not updated anything."
         raise SPMDError(problem, remedy=remedy)
 
-    def refuse(self, error: BaseException) -> None:
-        """Tell the other ranks, when they meet, that this rank does not take part in the call."""
-        self.error = f"{type(error).__name__}: {error}"
-        if self.wire.world == 1 or self._has_met:
-            return
-        self._has_met = True
-        self._send(self.header._replace(status=REFUSED), None)
-        assert self._pending is not None
-        self._pending.rows()
-        self._pending = None
-        self.wire.gather_objects(self.error)
+    def _send(self) -> None:
+        self._pending = self.wire.gather_numbers(torch.tensor(self.header, device=self.device))
 
-    def confirm(self, place: int, params: int, phase: str) -> None:
-        """Meet before a backward that this rank has not planned, or that differs from the plan."""
-        place += 0 if phase == "inside" else _AFTER
-        self._send(self.header._replace(place=place, params=params), None)
-        self.check()
 
-    def _send(self, header: CallHeader, checksum: torch.Tensor | None) -> None:
-        if checksum is not None and checksum.device.type == "cpu":
-            header = header._replace(checksum=int(checksum))
-        numbers = torch.tensor(header, device=self.device)
-        if checksum is not None and checksum.device.type != "cpu":
-            numbers[-1] = checksum  # without a wait for the device
-        self._pending = self.wire.gather_numbers(numbers)
+def _place(place: int, phase: str) -> int:
+    return place if phase == "inside" else place + _AFTER

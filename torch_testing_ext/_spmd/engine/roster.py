@@ -69,11 +69,13 @@ class Roster:
     tensors: list[torch.Tensor]  # as they were found: they keep the identities valid
     optimizers: list[Optimizer]
     store: BucketStore
+    has_buffers: bool = False
     plans: dict[str, list[BackwardPlan | None]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.rests = any(managed.rests_as_dtensor for managed in self.params)  # the model holds DTensors between calls
         self.shards = any(managed.sharded for managed in self.params)
+        self.opens_with_header = self.rests or self.has_buffers  # because something is sent before the first bucket
         self.plains = {id(managed.plain) for managed in self.params}
 
     def matches(self, tensors: list[torch.Tensor], optimizers: list[Optimizer]) -> bool:
@@ -83,6 +85,11 @@ class Roster:
         """What the backward number `turn` of a phase averages, if the last call had one."""
         plans = self.plans.get(phase, ())
         return plans[turn] if turn < len(plans) else None
+
+    @property
+    def opening(self) -> BackwardPlan | None:
+        """The plan of the first backward, if its first bucket opens a call."""
+        return None if self.opens_with_header else self.plan_of("inside", 0)
 
     def remember(self, phase: str, turn: int, plan: BackwardPlan | None) -> None:
         plans = self.plans.setdefault(phase, [])

@@ -95,7 +95,7 @@ class RosterMaker:
         """Let the ranks agree, then change the state."""
         fresh = [optimizer for optimizer in plan.optimizers if optimizer not in self.optimizers]
         if is_new and self.wire.world > 1:
-            self.meeting.meet_without_checksum()
+            self.meeting.meet(checksum=False)
             params = [*zip(plan.names, plan.tensors, strict=True)]
             compare_facts(self.wire.gather_objects(facts_of(params, plan.buffers, fresh)))
             self._take_over(plan, fresh)
@@ -106,7 +106,11 @@ class RosterMaker:
         ]
         params_ = [managed for managed, _ in pairs]
         return Roster(
-            params_, [rest for _, rest in pairs], plan.optimizers, BucketStore(params_, plan.mode.bucket_bytes)
+            params_,
+            [rest for _, rest in pairs],
+            plan.optimizers,
+            BucketStore(params_, plan.mode.bucket_bytes),
+            bool(plan.buffers),
         )
 
     @torch.no_grad()
