@@ -19,6 +19,7 @@ from ..spmd_errors import SPMDError
 from .averaging import Averager
 from .call_header import CallHeader
 from .checksum import Checksum
+from .engine_report import EngineReport, report_of
 from .meeting_point import MeetingPoint
 from .resting_state import RestingState
 from .roster import Roster, registered, tensors_of
@@ -32,13 +33,16 @@ class StepRecord:
 
     def __init__(self, number: int) -> None:
         self.number, self.calls = number, 0
-        self.rosters: list[Roster] = []
+        self.rosters: list[Roster] = []  # the last one is that of the last call
+        self.gathered: dict[str, int] = {}
 
     def roster_of(self, tensors: list[torch.Tensor], optimizers: list[Optimizer]) -> Roster | None:
         return next((r for r in reversed(self.rosters) if r.matches(tensors, optimizers)), None)
 
     def add(self, roster: Roster) -> None:
-        self.rosters = [*self.rosters[-3:], roster]
+        """Note the roster of a call."""
+        if not self.rosters or self.rosters[-1] is not roster:
+            self.rosters = [*[known for known in self.rosters if known is not roster][-3:], roster]
 
 
 class CallStack:
@@ -50,6 +54,10 @@ class CallStack:
 
     def __bool__(self) -> bool:
         return bool(self._running)
+
+    @property
+    def outermost(self) -> Any:
+        return self._running[0]
 
     @contextmanager
     def entered(self, step: Any) -> Iterator[None]:
@@ -104,6 +112,13 @@ class Engine:
             _refuse_later_backward(result)
         return result
 
+    def report(self, step: Any) -> EngineReport:
+        """Summarize the last call of a step."""
+        record = self.records.get(step)
+        if record is None or not record.rosters:
+            raise SPMDError("The step has not been called yet.", remedy="Call it once.")
+        return report_of(step.__name__, self.wire.world, record.calls, record.rosters[-1], record.gathered)
+
     # -- before the step
 
     def _enter(self, step: Any, mode: DataParallel, args: Any, kwargs: Any) -> tuple[Roster, FoundState]:
@@ -128,7 +143,7 @@ class Engine:
         if roster is None:
             assert plan is not None
             roster = self.maker.make(plan, new > 0)
-            record.add(roster)
+        record.add(roster)
         self.averager.begin(roster)
         self._share_buffers(found, buffers)
         if roster.rests:
@@ -170,6 +185,7 @@ class Engine:
             self.averager.end(failed)
         finally:
             if roster.rests:
+                self._record_of(self.stack.outermost).gathered = self.resting.bytes
                 self.resting.leave(found.modules)
                 roster.store.release()
         self._name_strangers(failed)

@@ -9,6 +9,7 @@ from typing import Any
 
 from ..parallel_modes import DataParallel
 from .engine_core import current_engine
+from .engine_report import EngineReport
 
 
 class EngineStep:
@@ -23,3 +24,7 @@ class EngineStep:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return current_engine().call(self, self.mode, args, kwargs)
+
+    def report(self) -> EngineReport:
+        """Summarize the last call: what is averaged and gathered, in which buckets, and what runs whole."""
+        return current_engine().report(self)
