@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from torch_testing_ext._torch.spmd import storage_key
+from torch_testing_ext._torch.spmd import gradient_hooks, storage_key
 
 from ..spmd_errors import SPMDError
 
@@ -68,3 +68,13 @@ def _refuse_sharing(one: str, other: str) -> None:
         f"{one} and {other} share memory, but are not the same tensor. Shards cannot share it.",
         remedy='Tie weights by the same Parameter (b.weight = a.weight), or use DataParallel("replicate").',
     )
+
+
+def admit_hooks(tensors: Iterable[torch.Tensor]) -> None:
+    """Refuse gradient hooks that were put on a DTensor between calls: the step does not use it."""
+    for tensor in tensors:
+        if isinstance(tensor, DTensor) and gradient_hooks(tensor):
+            raise SPMDError(
+                f"A parameter of shape {tuple(tensor.shape)} got a gradient hook between calls, on its DTensor.",
+                remedy="Register the hook before the first call or in the step, on the plain parameter.",
+            )

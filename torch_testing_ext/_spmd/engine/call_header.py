@@ -47,15 +47,15 @@ def _difference(first: CallHeader, other: CallHeader, rank: int) -> tuple[str, s
     same_calls = "Call the same steps on every rank, and as many backwards in each of them."
     if first.step != other.step:
         return f"Rank 0 is in compiled step {first.step}, rank {rank} in step {other.step}.", same_calls
-    if (first.call, first.place) != (other.call, other.place):
-        places = " and ".join(f"{_place(h)} (rank {r})" for r, h in ((0, first), (rank, other)))
-        return f"The ranks ran different numbers of calls or backwards: they are {places}.", same_calls
-    if (first.new, first.params) != (other.new, other.params):
+    if first.call == other.call and (first.new, first.params) != (other.new, other.params):
         return (
             f"Rank 0 has {first.params} parameters ({first.new} new objects), "
             f"rank {rank} has {other.params} ({other.new}).",
             "Build and change the same model and optimizers on every rank, in the same calls.",
         )
+    if (first.call, first.place) != (other.call, other.place):
+        places = " and ".join(f"{_place(h)} (rank {r})" for r, h in ((0, first), (rank, other)))
+        return f"The ranks ran different numbers of calls or backwards: they are {places}.", same_calls
     if first.checksum != other.checksum:
         return (
             f"The parameters of rank {rank} differ from those of rank 0.",

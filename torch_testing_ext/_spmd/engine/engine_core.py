@@ -16,6 +16,7 @@ from torch_testing_ext._torch.spmd import tree
 
 from ..parallel_modes import DataParallel
 from ..spmd_errors import SPMDError
+from .admission import admit_hooks
 from .averaging import Averager
 from .call_header import CallHeader
 from .checksum import Checksum
@@ -25,6 +26,7 @@ from .resting_state import RestingState
 from .roster import Roster, registered, tensors_of
 from .roster_maker import RosterMaker
 from .state_finder import FoundState, find_state
+from .use_watch import UseWatch
 from .wire import Wire
 
 
@@ -103,13 +105,23 @@ class Engine:
             roster, found = self._enter(step, mode, args, kwargs)
         failed = True
         try:
-            result = step.function(*args, **kwargs)
+            result = self._run_python(step, roster, args, kwargs)
             failed = False
         finally:
             with torch.inference_mode(False):
                 self._leave(roster, found, failed)
         if roster.shards:
             _refuse_later_backward(result)
+        return result
+
+    def _run_python(self, step: Any, roster: Roster, args: Any, kwargs: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return _run_without_grad(step, args, kwargs)
+        if any(managed.plain.requires_grad for managed in roster.params):
+            return step.function(*args, **kwargs)
+        with UseWatch() as watch:  # type: ignore[no-untyped-call]
+            result = step.function(*args, **kwargs)
+        self.averager.strangers += watch.with_gradients()
         return result
 
     def report(self, step: Any) -> EngineReport:
@@ -128,15 +140,15 @@ class Engine:
         tensors = tensors_of(slots, found.optimizers)
         roster = record.roster_of(tensors, found.optimizers)
         new = 0 if roster is not None else self.maker.count_new(tensors, found.optimizers)
-        device = tensors[0].device if tensors else torch.device("cpu")
+        device = next((tensor.device for tensor in tensors if not tensor.is_meta), torch.device("cpu"))
         header = CallHeader(record.number, record.calls, 0, new, len(tensors))
         opening = record.rosters[-1].opening if record.rosters else None
         self.meeting.begin(header, device, lambda: self._checksum(record), opening)
         record.calls += 1
         try:
             plan = None if roster is not None else self.maker.admit(mode, found, slots, buffers, tensors)
-            if roster is not None and roster.rests:
-                self.resting.refuse_hooks(roster.params)
+            if roster is None or roster.rests:
+                admit_hooks(tensors)
         except Exception as error:
             self.meeting.refuse(error)
             raise
@@ -204,6 +216,19 @@ class Engine:
                 f"of shapes {', '.join(map(str, left[:4]))}. Their gradients were not averaged.",
                 remedy="Pass the module that owns them to the step, or hold it in a variable that the step names.",
             )
+
+
+def _run_without_grad(step: Any, args: Any, kwargs: Any) -> Any:
+    """Run a step that may only evaluate."""
+    try:
+        return step.function(*args, **kwargs)
+    except RuntimeError as error:
+        if "does not require grad" not in str(error):
+            raise
+        raise SPMDError(
+            "The step was called under no_grad or inference_mode, but it calls backward().",
+            remedy="Call it outside of that context.",
+        ) from error
 
 
 def _refuse_later_backward(result: Any) -> None:

@@ -11,10 +11,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from torch_testing_ext._torch.spmd import dtensor_like, gradient_hooks, local_tensor, set_local_tensor
+from torch_testing_ext._torch.spmd import dtensor_like, local_tensor, set_local_tensor
 
 from ..param_layout import Layout
-from ..spmd_errors import SPMDError
 from .checksum import sum_of
 from .managed_params import ManagedParam, manage, managed_by
 from .optimizer_kinds import why_whole
@@ -72,15 +71,6 @@ class RestingState:
         self.bytes: dict[str, int] = {}
 
     # -- into a call
-
-    def refuse_hooks(self, params: Iterable[ManagedParam]) -> None:
-        """Refuse gradient hooks that were put on a DTensor between calls: the step does not use it."""
-        for managed in params:
-            if managed.rests_as_dtensor and managed.rest is not None and gradient_hooks(managed.rest):
-                raise SPMDError(
-                    f"Parameter {managed.name} got a gradient hook between calls, on its DTensor.",
-                    remedy="Register it before the first call or in the step, on the plain parameter.",
-                )
 
     @torch.no_grad()
     def enter(self, roster: Roster, slots: Iterable[ParamSlot]) -> None:
