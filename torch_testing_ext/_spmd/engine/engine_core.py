@@ -121,7 +121,8 @@ class Engine:
             return step.function(*args, **kwargs)
         with UseWatch() as watch:  # type: ignore[no-untyped-call]
             result = step.function(*args, **kwargs)
-        self.averager.strangers += watch.with_gradients()
+        watch.close()
+        self.averager.strangers += watch.reached
         return result
 
     def report(self, step: Any) -> EngineReport:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,15 +21,21 @@ class UseWatch(Mode):
 
     def __init__(self) -> None:
         super().__init__()
-        self._used: dict[int, torch.nn.Parameter] = {}
+        self._hooks: dict[int, Any] = {}
+        self.reached: list[torch.Tensor] = []  # by a backward
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         for value in (*args, *(kwargs or {}).values()):
             for each in value if isinstance(value, (list, tuple)) else (value,):
-                if isinstance(each, torch.nn.Parameter) and id(each) not in self._used and managed_by(each) is None:
-                    self._used[id(each)] = each
+                if isinstance(each, torch.nn.Parameter) and each.requires_grad and id(each) not in self._hooks:
+                    self._watch(each)
         return func(*args, **(kwargs or {}))
 
-    def with_gradients(self) -> Iterator[torch.Tensor]:
-        """The parameters of which a backward has computed gradients."""
-        return (param for param in self._used.values() if param.grad is not None)
+    def _watch(self, param: torch.nn.Parameter) -> None:
+        if managed_by(param) is None:
+            self._hooks[id(param)] = param.register_post_accumulate_grad_hook(self.reached.append)
+
+    def close(self) -> None:
+        """Remove the hooks."""
+        for hook in self._hooks.values():
+            hook.remove()
