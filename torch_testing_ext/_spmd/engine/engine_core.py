@@ -175,7 +175,7 @@ class Engine:
         roster = self.averager.roster
         assert roster is not None
         found = self.checksum.of([managed.plain for managed in roster.params if not managed.sharded], record.calls)
-        sums = [*self.resting.sums, *([] if found is None else [found])]
+        sums = [*self.resting.take_sums(), *([] if found is None else [found])]
         return sum(sums[1:], start=sums[0]) if sums else None
 
     def _hook(self, roster: Roster) -> None:
