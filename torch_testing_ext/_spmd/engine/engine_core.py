@@ -21,6 +21,7 @@ from .averaging import Averager
 from .call_header import CallHeader
 from .checksum import Checksum
 from .engine_report import EngineReport, report_of
+from .gradient_buckets import BackwardPlan
 from .meeting_point import MeetingPoint
 from .resting_state import RestingState
 from .roster import Roster, registered, tensors_of
@@ -28,6 +29,9 @@ from .roster_maker import RosterMaker
 from .state_finder import FoundState, find_state
 from .use_watch import UseWatch
 from .wire import Wire
+
+# In the first calls of a step, where mistakes show, ranks meet before it runs: an error leaves the state as it was.
+_EARLY = 8
 
 
 class StepRecord:
@@ -40,6 +44,10 @@ class StepRecord:
 
     def roster_of(self, tensors: list[torch.Tensor], optimizers: list[Optimizer]) -> Roster | None:
         return next((r for r in reversed(self.rosters) if r.matches(tensors, optimizers)), None)
+
+    def opening(self) -> BackwardPlan | None:
+        """The plan whose first bucket opens the next call, if ranks do not meet before."""
+        return self.rosters[-1].opening if self.rosters else None
 
     def add(self, roster: Roster) -> None:
         """Note the roster of a call."""
@@ -143,8 +151,9 @@ class Engine:
         new = 0 if roster is not None else self.maker.count_new(tensors, found.optimizers)
         device = next((tensor.device for tensor in tensors if not tensor.is_meta), torch.device("cpu"))
         header = CallHeader(record.number, record.calls, 0, new, len(tensors))
-        opening = record.rosters[-1].opening if record.rosters else None
-        self.meeting.begin(header, device, lambda: self._checksum(record), opening)
+        opening = record.opening()
+        is_early = opening is not None and record.calls < _EARLY
+        self.meeting.begin(header, device, lambda: self._checksum(record), None if is_early else opening)
         record.calls += 1
         try:
             plan = None if roster is not None else self.maker.admit(mode, found, slots, buffers, tensors)
@@ -158,6 +167,8 @@ class Engine:
             roster = self.maker.make(plan, new > 0)
         record.add(roster)
         self.averager.begin(roster)
+        if is_early:
+            self.meeting.meet()
         self._share_buffers(found, buffers)
         if roster.rests:
             self.meeting.meet()
