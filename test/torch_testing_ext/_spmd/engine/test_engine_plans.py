@@ -55,7 +55,11 @@ class TestEnginePlans(TestCase):
         self.assertEqual(agreed_order(positions), expected)
 
     def test_limit(self):
-        for total, accelerator, expected in ((100, False, MIB), (12 * MIB, False, 3 * MIB), (999 * MIB, False, 8 * MIB)):
+        for total, accelerator, expected in (
+            (100, False, MIB),
+            (12 * MIB, False, 3 * MIB),
+            (999 * MIB, False, 8 * MIB),
+        ):
             self.assertEqual(bucket_limit(total, accelerator), expected)
         self.assertEqual(bucket_limit(999 * MIB, True), 25 * MIB)
 
