@@ -186,7 +186,7 @@ class Engine:
         roster = self.averager.roster
         assert roster is not None
         found = self.checksum.of([managed.plain for managed in roster.params if not managed.sharded], record.calls)
-        sums = [*self.resting.take_sums(), *([] if found is None else [found])]
+        sums = [*roster.take_sums(), *([] if found is None else [found])]
         return sum(sums[1:], start=sums[0]) if sums else None
 
     def _hook(self, roster: Roster) -> None:
@@ -207,10 +207,15 @@ class Engine:
     def _leave(self, roster: Roster, found: FoundState, failed: bool) -> None:
         try:
             self.averager.end(failed)
+        except BaseException:
+            failed = True
+            raise
         finally:
             if roster.rests:
                 self._record_of(self.stack.outermost).gathered = self.resting.bytes
                 self.resting.leave(found.modules)
+                if failed:
+                    roster.take_sums()  # ranks may have failed at different points
                 roster.store.release()
         self._name_strangers(failed)
 

@@ -64,23 +64,17 @@ class RestingState:
     def __init__(self, wire: Wire) -> None:
         self.wire = wire
         self.watch = ReadWatch(self._gather_kept, self._gather_stale)
-        self.sums: list[torch.Tensor] = []  # of whole values in the last call: ranks must agree
         self.roster: Roster | None = None
         self.rests: list[Any] = []
         self._steps: list[RowOptimizer] = []
         self.bytes: dict[str, int] = {}
-
-    def take_sums(self) -> list[torch.Tensor]:
-        """The checksums of the last call, once: an error that they cause is raised once."""
-        sums, self.sums = self.sums, []
-        return sums
 
     # -- into a call
 
     @torch.no_grad()
     def enter(self, roster: Roster, slots: Iterable[ParamSlot]) -> None:
         """Let modules and optimizers hold whole, plain parameters."""
-        self.roster, self.sums, self.bytes = roster, [], {}
+        self.roster, self.bytes = roster, {}
         resting = [managed for managed in roster.params if managed.rests_as_dtensor]
         self.rests = [managed.rest for managed in resting]
         self._fill(resting)
@@ -159,6 +153,12 @@ class RestingState:
             self._count("gather of updated parameters", gathers)
             gather_rows(self.wire, gathers)
 
+    def add_sums(self, tensors: list[torch.Tensor]) -> None:
+        """Sum whole values, which must be the same on all ranks: the next call compares them."""
+        found = sum_of(tensors)
+        if found is not None and self.roster is not None:
+            self.roster.sums.append(found)
+
     def _count(self, title: str, gathers: list[RowGather]) -> None:
         size = sum(gather.whole.numel() * gather.whole.element_size() for gather in gathers)
         if size:
@@ -179,7 +179,7 @@ class RestingState:
             self._steps = []
             resting = [managed for managed in roster.params if managed.rests_as_dtensor]
             settled = [m.plain for m in resting if m.sharded and id(m) not in stale]
-            self.sums += [total for total in [sum_of(settled)] if total is not None]
+            self.add_sums(settled)
             for position, managed in enumerate(resting):
                 self.rests[position] = self._leave_param(managed, self.rests[position])
             for slot in registered(roots)[0]:

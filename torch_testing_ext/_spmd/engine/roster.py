@@ -70,6 +70,7 @@ class Roster:
     optimizers: list[Optimizer]
     store: BucketStore
     has_buffers: bool = False
+    sums: list[torch.Tensor] = field(default_factory=list)  # of whole values in the last call
     plans: dict[str, list[BackwardPlan | None]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -77,6 +78,11 @@ class Roster:
         self.shards = any(managed.sharded for managed in self.params)
         self.opens_with_header = self.rests or self.has_buffers  # because something is sent before the first bucket
         self.plains = {id(managed.plain) for managed in self.params}
+
+    def take_sums(self) -> list[torch.Tensor]:
+        """The checksums of the last call, once: an error that they cause is raised once."""
+        sums, self.sums = self.sums, []
+        return sums
 
     def matches(self, tensors: list[torch.Tensor], optimizers: list[Optimizer]) -> bool:
         return _same(self.tensors, tensors) and _same(self.optimizers, optimizers)

@@ -12,7 +12,6 @@ from torch.optim import Optimizer
 
 from torch_testing_ext._torch.spmd import dtensor_like, local_tensor, storage_key
 
-from .checksum import sum_of
 from .managed_params import ManagedParam, managed_by
 
 if TYPE_CHECKING:
@@ -76,8 +75,8 @@ class RowOptimizer:
         with torch.no_grad():
             fresh = [r.managed.plain for r in rows if id(r.managed) not in stale]
             grads = [r.managed.plain.grad for r in rows if r.managed.plain.grad is not None]
-            sums = sum_of(fresh), sum_of([grad for grad in grads if grad.layout is torch.strided])
-            self.state.sums += [total for total in sums if total is not None]
+            self.state.add_sums(fresh)
+            self.state.add_sums(grads)
             for each in rows:
                 each.enter()
         try:

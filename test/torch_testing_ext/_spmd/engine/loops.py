@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import collections
 import copy
+import itertools
 import math
 import types
 from collections.abc import Callable
@@ -59,7 +60,7 @@ class ByEngine(Parallel):
 def net(*sizes: int) -> nn.Sequential:
     sizes = sizes or (6, 7, 3)
     layers: list[nn.Module] = []
-    for a, b in zip(sizes, sizes[1:], strict=False):
+    for a, b in itertools.pairwise(sizes):
         layers += [nn.Linear(a, b), nn.Tanh()]
     return nn.Sequential(*layers[:-1])
 

@@ -83,7 +83,7 @@ def closure():
 
 def unbound():
     def step():
-        return later
+        return later  # noqa: F821
 
     later = GLOBAL
     del later
