@@ -127,7 +127,7 @@ class Engine:
             return _run_without_grad(step, args, kwargs)
         if any(managed.plain.requires_grad for managed in roster.params):
             return step.function(*args, **kwargs)
-        with UseWatch() as watch:  # type: ignore[no-untyped-call]
+        with UseWatch() as watch:
             result = step.function(*args, **kwargs)
         watch.close()
         self.averager.strangers += watch.reached

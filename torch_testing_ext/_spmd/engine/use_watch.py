@@ -33,7 +33,8 @@ class UseWatch(Mode):
 
     def _watch(self, param: torch.nn.Parameter) -> None:
         if managed_by(param) is None:
-            self._hooks[id(param)] = param.register_post_accumulate_grad_hook(self.reached.append)
+            hook = param.register_post_accumulate_grad_hook(self.reached.append)  # type: ignore[no-untyped-call]
+            self._hooks[id(param)] = hook
 
     def close(self) -> None:
         """Remove the hooks."""
