@@ -1,4 +1,4 @@
-"""Which modules and optimizers the engine admits, and why not others. Reads, and changes nothing."""
+"""The checks of modules, parameters and buffers before the engine takes them. They change nothing."""
 
 from __future__ import annotations
 

@@ -34,8 +34,8 @@ from .wire import Wire
 _EARLY = 8
 
 
-class StepRecord:
-    """What the engine remembers of one compiled step."""
+class StepHistory:
+    """The calls of one compiled step so far."""
 
     def __init__(self, number: int) -> None:
         self.number, self.calls = number, 0
@@ -88,7 +88,7 @@ class CallStack:
             self._running.pop()
 
 
-class Engine:
+class StateEngine:
     """Makes the state of steps data parallel, for the ranks of the default group."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
@@ -98,7 +98,7 @@ class Engine:
         self.averager = Averager(self.wire, self.meeting, self.resting.watch)
         self.maker = RosterMaker(self.wire, self.meeting)
         self.checksum = Checksum()
-        self.records: weakref.WeakKeyDictionary[Any, StepRecord] = weakref.WeakKeyDictionary()
+        self.records: weakref.WeakKeyDictionary[Any, StepHistory] = weakref.WeakKeyDictionary()
         self.count = 0
         self.stack = CallStack()
 
@@ -176,13 +176,13 @@ class Engine:
         self._hook(roster)
         return roster, found
 
-    def _record_of(self, step: Any) -> StepRecord:
+    def _record_of(self, step: Any) -> StepHistory:
         if step not in self.records:
-            self.records[step] = StepRecord(self.count)
+            self.records[step] = StepHistory(self.count)
             self.count += 1
         return self.records[step]
 
-    def _checksum(self, record: StepRecord) -> torch.Tensor | None:
+    def _checksum(self, record: StepHistory) -> torch.Tensor | None:
         roster = self.averager.roster
         assert roster is not None
         found = self.checksum.of([managed.plain for managed in roster.params if not managed.sharded], record.calls)
@@ -262,14 +262,14 @@ def _refuse_later_backward(result: Any) -> None:
             leaf.register_hook(refuse)  # type: ignore[no-untyped-call]
 
 
-_engines: weakref.WeakKeyDictionary[Any, Engine] = weakref.WeakKeyDictionary()
+_engines: weakref.WeakKeyDictionary[Any, StateEngine] = weakref.WeakKeyDictionary()
 
 
-def current_engine() -> Engine:
+def current_engine() -> StateEngine:
     """The engine of the default group."""
     if not dist.is_initialized():
         raise SPMDError("There is no process group.", remedy="Call torch.distributed.init_process_group first.")
     group = dist.group.WORLD
     if group not in _engines:
-        _engines[group] = Engine(group)  # type: ignore[arg-type]
+        _engines[group] = StateEngine(group)  # type: ignore[arg-type]
     return _engines[group]

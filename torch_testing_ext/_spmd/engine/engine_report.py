@@ -26,7 +26,7 @@ class BucketLine:
 
 @dataclass(frozen=True)
 class EngineReport:
-    """What the last call of a step has averaged and gathered. `str()` of it is for people."""
+    """A summary of the last call of a step. `str()` of it is for people."""
 
     name: str
     world: int

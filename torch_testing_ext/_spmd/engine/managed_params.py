@@ -13,7 +13,7 @@ from ..param_layout import Layout
 _NOWHERE = -1
 
 
-class Listener(Protocol):
+class GradientListener(Protocol):
     """A place where parameters report gradients."""
 
     def touch(self, managed: ManagedParam) -> None: ...
@@ -31,7 +31,7 @@ class ManagedParam:
         self._strong = plain if rest is not None else None
         self._rest = weakref.ref(rest) if rest is not None else None
         self.layout, self.name = layout, name
-        self.index, self.listener = _NOWHERE, None  # type: int, Listener | None
+        self.index, self.listener = _NOWHERE, None  # type: int, GradientListener | None
         self.kept: torch.Tensor | None = None  # the rank's rows of a gradient from an earlier call
         self.hooked = False
 

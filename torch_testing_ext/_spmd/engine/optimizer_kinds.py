@@ -1,4 +1,4 @@
-"""Which optimizers may run on a rank's rows: those that compute each element of an update from that element alone."""
+"""Tells the optimizers that may run on a rank's rows: each element of their updates depends on that element alone."""
 
 from __future__ import annotations
 

@@ -123,7 +123,7 @@ class RestingState:
             if whole is not None:
                 _make_states_whole(optimizer)
             else:
-                step = RowOptimizer(self, optimizer)
+                step = RowOptimizer(optimizer, self.watch, self.add_sums)
                 step.install()
                 self._steps.append(step)
 

@@ -63,7 +63,7 @@ def slot_names(roots: Iterable[nn.Module]) -> Iterator[tuple[str, torch.Tensor]]
 
 @dataclass
 class Roster:
-    """What a step found in a call. The next call of the step uses it again, if it finds the same."""
+    """The state that a step found in a call. The next call of the step uses it again, if it finds the same."""
 
     params: list[ManagedParam]
     tensors: list[torch.Tensor]  # as they were found: they keep the identities valid
@@ -88,7 +88,7 @@ class Roster:
         return _same(self.tensors, tensors) and _same(self.optimizers, optimizers)
 
     def plan_of(self, phase: str, turn: int) -> BackwardPlan | None:
-        """What the backward number `turn` of a phase averages, if the last call had one."""
+        """The plan of the backward number `turn` of a phase, if the last call had one."""
         plans = self.plans.get(phase, ())
         return plans[turn] if turn < len(plans) else None
 

@@ -28,7 +28,7 @@ from .wire import Wire
 
 @dataclass
 class RosterPlan:
-    """What a roster will hold, before anything is changed."""
+    """The contents of a roster to be, before anything is changed."""
 
     mode: DataParallel
     names: list[str]

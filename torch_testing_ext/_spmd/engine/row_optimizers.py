@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor
@@ -13,16 +13,14 @@ from torch.optim import Optimizer
 from torch_testing_ext._torch.spmd import dtensor_like, local_tensor, storage_key
 
 from .managed_params import ManagedParam, managed_by
-
-if TYPE_CHECKING:
-    from .resting_state import RestingState
+from .read_watch import ReadWatch
 
 
 class RowOptimizer:
     """Stands for `optimizer.step` in a call. Between updates the states are DTensors."""
 
-    def __init__(self, state: RestingState, optimizer: Optimizer) -> None:
-        self.state, self.optimizer = state, optimizer
+    def __init__(self, optimizer: Optimizer, watch: ReadWatch, add_sums: Callable[[list[torch.Tensor]], None]) -> None:
+        self.optimizer, self.watch, self._add_sums = optimizer, watch, add_sums
         self._had_own = "step" in optimizer.__dict__
         self._inner: Callable[..., Any] = optimizer.step
         self._active = False
@@ -56,14 +54,9 @@ class RowOptimizer:
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        watch = self.state.watch
-        watch.paused += 1
-        try:
-            with self._rows():
-                result = self._inner(*args, **kwargs)
-        finally:
-            watch.paused -= 1
-        watch.start()
+        with self.watch.pausing(), self._rows():
+            result = self._inner(*args, **kwargs)
+        self.watch.start()
         return loss if closure is not None else result
 
     @contextmanager
@@ -71,12 +64,12 @@ class RowOptimizer:
         """Let parameters, gradients and states be the rank's rows."""
         params = [managed_by(p) for group in self.optimizer.param_groups for p in group["params"]]
         rows = [_Rows(managed, self.optimizer) for managed in params if managed is not None and managed.sharded]
-        stale = {id(managed) for managed in self.state.watch.stale.values()}
+        stale = {id(managed) for managed in self.watch.stale.values()}
         with torch.no_grad():
             fresh = [r.managed.plain for r in rows if id(r.managed) not in stale]
             grads = [r.managed.plain.grad for r in rows if r.managed.plain.grad is not None]
-            self.state.add_sums(fresh)
-            self.state.add_sums(grads)
+            self._add_sums(fresh)
+            self._add_sums(grads)
             for each in rows:
                 each.enter()
         try:
@@ -85,7 +78,7 @@ class RowOptimizer:
             with torch.no_grad():
                 for each in rows:
                     if each.leave():
-                        self.state.watch.stale[storage_key(each.whole)] = each.managed
+                        self.watch.stale[storage_key(each.whole)] = each.managed
 
 
 class _Rows:
