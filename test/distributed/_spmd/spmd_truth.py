@@ -184,6 +184,8 @@ class AveragedTraining(Training):
 
     def prepare(self, number: int) -> None:
         for module in self.modules.values():
+            for buffer in module.buffers():  # as DDP does
+                dist.broadcast(buffer, 0)
             for param in module.parameters():
                 if param.requires_grad and param not in self.hooked:
                     self.hooked.add(param)

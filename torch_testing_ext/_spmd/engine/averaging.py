@@ -182,7 +182,7 @@ class Averager:
             roster.forget_after(self.phase, self.turn)
 
     def _exchange(self, backward: _Backward, presence: int) -> tuple[list[list[int]], set[int], list[int]]:
-        """Tell the others what this rank has touched. Returns that of each rank, what any has touched twice, and presences."""
+        """Tell all what this rank has touched. Returns that of each rank, what any touched twice, and presences."""
         assert self.roster is not None
         count = len(self.roster.params)
         mine = [backward.touched.get(index, 0) for index in range(count)]

@@ -169,7 +169,7 @@ class StateEngine:
         self.averager.begin(roster)
         if is_early:
             self.meeting.meet()
-        self._share_buffers(found, buffers)
+        self._share_buffers(roster, found, buffers)
         if roster.rests:
             self.meeting.meet()
             self.resting.enter(roster, slots)
@@ -195,9 +195,10 @@ class StateEngine:
                 if not managed.hooked and (managed.plain.is_floating_point() or managed.plain.is_complex()):
                     managed.hook()
 
-    def _share_buffers(self, found: FoundState, buffers: list[torch.Tensor]) -> None:
-        """Give all ranks rank 0's buffers before a training step, as DDP does."""
-        if buffers and self.wire.world > 1 and any(module.training for module in found.modules):
+    def _share_buffers(self, roster: Roster, found: FoundState, buffers: list[torch.Tensor]) -> None:
+        """Give all ranks rank 0's buffers before a step that trains, as DDP does."""
+        trains = roster.plan_of("inside", 0) is not None or any(module.training for module in found.modules)
+        if buffers and self.wire.world > 1 and trains:
             self.meeting.meet()
             with torch.no_grad():
                 self.wire.broadcast(buffers, self.meeting.device)
