@@ -367,3 +367,9 @@ def optimizer_has_hooks(optimizer: torch.optim.Optimizer) -> bool:
 def gradient_hooks(tensor: torch.Tensor) -> bool:
     """Whether a tensor has hooks on its gradient (torch 2.1 to 2.15)."""
     return bool(tensor._backward_hooks) or bool(getattr(tensor, "_post_accumulate_grad_hooks", None))
+
+
+def copy_all(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
+    """Copy each source to its target, in one call (torch 2.1 to 2.15)."""
+    if targets:
+        torch._foreach_copy_(targets, sources)

@@ -7,9 +7,11 @@ from typing import Any
 
 import torch
 
+from torch_testing_ext._torch.spmd import copy_all
+
 from .bucket_plan import BucketProgress, bucket_limit, bucket_numbers, plan_buckets
 from .managed_params import ManagedParam
-from .wire import Wire, real
+from .wire import Wire
 
 _BITS = 32  # of a hash, each of which is one element: sums over ranks tell whether all have the same
 
@@ -21,7 +23,7 @@ class GradientBucket:
         self.params = tuple(params)
         self._flat: torch.Tensor | None = None
         self._views: list[torch.Tensor] = []
-        self._tail = torch.empty(0)
+        self._tail, self._told = torch.empty(0), [0.0]
         self._work: Any = None
 
     @property
@@ -50,20 +52,22 @@ class GradientBucket:
         if self._work is not None:
             self._work.wait()
             self._work = None
+            self._told = (self._tail.real if self._tail.is_complex() else self._tail).tolist()
 
     def flagged(self) -> bool:
         """Whether any rank has set the flag."""
-        return bool(self._tail[0] != 0)
+        return self._told[0] != 0
 
     def hashes_agree(self, world: int) -> bool:
         """Whether all ranks have sent the same number."""
-        return all(total in (0, world) for total in real(self._tail)[1:].flatten().tolist())
+        return {0.0, float(world)}.issuperset(self._told[1:])
 
     def write_back(self, wanted: Callable[[ManagedParam], bool] | None = None) -> None:
         """Overwrite gradients with their means."""
-        for managed, view in zip(self.params, self._views, strict=True):
-            if wanted is None or wanted(managed):
-                _set_gradient(managed, view)
+        pairs = zip(self.params, self._views, strict=True)
+        some = [(m, view) for m, view in pairs if wanted is None or wanted(m)]
+        copied = [(grad, view) for m, view in some if (grad := _dense_gradient(m, view)) is not None]
+        copy_all([grad for grad, _ in copied], [view for _, view in copied])
 
     def release(self) -> None:
         """Free the memory."""
@@ -94,16 +98,18 @@ def bits(number: int) -> list[float]:
     return [float(number >> place & 1) for place in range(_BITS)]
 
 
-def _set_gradient(managed: ManagedParam, mean: torch.Tensor) -> None:
+def _dense_gradient(managed: ManagedParam, mean: torch.Tensor) -> torch.Tensor | None:
+    """The gradient into which a mean is to be copied, unless it has been set here."""
     managed.kept = None
     plain = managed.plain
     grad = plain.grad
     if grad is None:
         plain.grad = torch.empty_like(plain).copy_(mean)
     elif grad.layout is torch.strided:
-        grad.copy_(mean)
+        return grad  # type: ignore[no-any-return]
     else:
         plain.grad = mean.to_sparse(grad.sparse_dim())
+    return None
 
 
 class BackwardPlan:
